@@ -1,0 +1,246 @@
+"""Number formats: each a row of facts, with everything else derived from them.
+
+A format ExMy splits a code into a sign, x exponent bits and y mantissa bits. Exponent field 0 holds zero and the
+subnormals; what the highest codes mean is the format's `specials`. The named formats are those of OCP OFP8 v1.0 (e4m3,
+e5m2), OCP MX v1.0 (e2m1, e3m2, e2m3, e8m0) and IEEE 754 (fp16, fp32; bf16 and e3m4 follow its rules).
+
+All of it is exact: a Python float holds every value of every format. `code_of` is the slow, readable rounding that the
+fast kernels are tested against.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from types import MappingProxyType
+from typing import Final, Literal, get_args
+
+Specials = Literal["none", "nan", "ieee"]
+Overflow = Literal["saturate", "nan", "inf"]
+
+_LIMITS = "1 ≤ X ≤ 8, 1 ≤ Y ≤ 21; 2 ≤ X with infinities, X ≤ 7 without"
+_BEYOND_LIMITS = {(8, 23, "ieee", True), (8, 0, "nan", False)}  # fp32 and e8m0
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """A number grid. Get one with `Format.parse("e4m3")`; two spellings of the same facts give the same object."""
+
+    name: str
+    exponent_bits: int
+    mantissa_bits: int
+    bias: int
+    specials: Specials  # none: every code is a number; nan: only S.11…1 is NaN; ieee: the top exponent is inf and NaN
+    signed: bool = True
+
+    def __post_init__(self) -> None:
+        e, m = self.exponent_bits, self.mantissa_bits
+        if self.specials not in get_args(Specials):
+            valid = ", ".join(get_args(Specials))
+            raise ValueError(f"specials {self.specials!r} of format {self.name!r}: valid are {valid}")
+        within = 1 <= e <= 8 and 1 <= m <= 21 and (e >= 2 or not self.has_inf)
+        if not within and (e, m, self.specials, self.signed) not in _BEYOND_LIMITS:
+            raise ValueError(f"format {self.name!r} is beyond the limits: valid are eXmY with {_LIMITS}")
+        if self.emax > 127 or self.emin - m < -149:
+            range_ = f"2^{self.emin - m} to 2^{self.emax}"
+            raise ValueError(
+                f"format {self.name!r} reaches from {range_}, beyond float32: valid are eXmY with {_LIMITS}"
+            )
+
+    def __str__(self) -> str:
+        return self.name
+
+    @staticmethod
+    def parse(name: str) -> Format:
+        """The format of that name: a row of `TABLE`, an alias, or any `eXmY`.
+
+        A suffix says what the highest codes mean. `ieee`: infinities and NaN. `fn`: no infinity, and NaN in the last
+        code; with fewer than 8 bits no NaN either, as in others' float4_e2m1fn. `finite`: every code is a number.
+        A bare eXmY outside the table is finite with fewer than 8 bits and ieee with 8 or more.
+        """
+        return _parse(name)
+
+    # What the codes mean
+
+    @property
+    def bits(self) -> int:
+        return self.signed + self.exponent_bits + self.mantissa_bits
+
+    @property
+    def has_nan(self) -> bool:
+        return self.specials != "none"
+
+    @property
+    def has_inf(self) -> bool:
+        return self.specials == "ieee"
+
+    @property
+    def has_zero(self) -> bool:
+        """Without mantissa bits (e8m0), exponent field 0 is one more power of two, neither zero nor subnormal."""
+        return self.mantissa_bits > 0
+
+    @property
+    def max_code(self) -> int:
+        """The code of the largest finite value."""
+        if self.has_inf:
+            return self._inf_code - 1
+        return (1 << self.exponent_bits + self.mantissa_bits) - (2 if self.has_nan else 1)
+
+    @property
+    def _inf_code(self) -> int:
+        return (1 << self.exponent_bits) - 1 << self.mantissa_bits
+
+    @property
+    def _nan_code(self) -> int:
+        quiet = self._inf_code | 1 << self.mantissa_bits >> 1
+        return quiet if self.has_inf else self.max_code + 1
+
+    # What the numbers are
+
+    @property
+    def emax(self) -> int:
+        """Exponent of the largest finite value (the emax_elem of OCP MX v1.0)."""
+        return (self.max_code >> self.mantissa_bits) - self.bias
+
+    @property
+    def emin(self) -> int:
+        """Exponent of the smallest normal value."""
+        return (1 if self.has_zero else 0) - self.bias
+
+    @property
+    def max(self) -> float:
+        return self.decode(self.max_code)
+
+    @property
+    def min_normal(self) -> float:
+        return math.ldexp(1.0, self.emin)
+
+    @property
+    def min_subnormal(self) -> float:
+        """The smallest positive value, and the step between values up to 2·min_normal."""
+        return math.ldexp(1.0, self.emin - self.mantissa_bits)
+
+    @property
+    def spread(self) -> float:
+        """max / min_normal: how far apart magnitudes can be and all stay normal (MoR eq. 4)."""
+        return self.max / self.min_normal
+
+    @property
+    def overflows(self) -> tuple[Overflow, ...]:
+        """What may become of values beyond max: always saturate; nan and inf where the format has them."""
+        return ("saturate", *(("nan",) if self.has_nan else ()), *(("inf",) if self.has_inf else ()))
+
+    # Codes to numbers and back
+
+    def decode(self, code: int) -> float:
+        """The value of a code."""
+        if not 0 <= code < 1 << self.bits:
+            raise ValueError(f"code {code} is not one of {self.name}: 0 to {(1 << self.bits) - 1}")
+        negative, magnitude = divmod(code, 1 << self.exponent_bits + self.mantissa_bits)
+        field, significand = divmod(magnitude, 1 << self.mantissa_bits)
+        if magnitude > self.max_code:
+            value = math.inf if self.has_inf and magnitude == self._inf_code else math.nan
+        elif field == 0 and self.has_zero:
+            value = math.ldexp(significand, self.emin - self.mantissa_bits)
+        else:
+            value = math.ldexp(significand + (1 << self.mantissa_bits), field - self.bias - self.mantissa_bits)
+        return -value if negative else value
+
+    def values(self) -> tuple[float, ...]:
+        """The value of every code, in order of code; for formats of at most 16 bits."""
+        if self.bits > 16:
+            raise ValueError(f"{self.name} has 2^{self.bits} values; values() lists formats of at most 16 bits")
+        return _values(self)
+
+    def code_of(self, value: float, overflow: Overflow = "saturate") -> int:
+        """The code nearest to value, ties to even.
+
+        What rounds beyond ±max, infinities included, becomes ±max (saturate), NaN (nan) or ±inf (inf). The sign is
+        kept, of zero and NaN too. A format without NaN refuses it. e8m0 has no zero and takes it to its smallest value;
+        it refuses negatives.
+        """
+        if overflow not in self.overflows:
+            raise ValueError(f"overflow {overflow!r} with {self.name}: valid are {', '.join(self.overflows)}")
+        negative = math.copysign(1.0, value) < 0
+        if math.isnan(value):
+            if not self.has_nan:
+                raise ValueError(f"{self.name} has no code for NaN")
+            magnitude = self._nan_code
+        elif negative and not self.signed:
+            raise ValueError(f"{self.name} is unsigned and has no code for {value!r}")
+        else:
+            magnitude = self._nearest(abs(value))
+            if magnitude > self.max_code:
+                magnitude = {"saturate": self.max_code, "nan": self._nan_code, "inf": self._inf_code}[overflow]
+        return magnitude | (negative and self.signed) << self.bits - 1
+
+    def _nearest(self, value: float) -> int:
+        """The code that value ≥ 0 would have if codes never ended. Exact: scaling by 2^k is, and so is round()."""
+        if value == 0:
+            return 0
+        if math.isinf(value):
+            return self.max_code + 1
+        exponent = max(math.frexp(value)[1] - 1, self.emin)
+        steps = round(math.ldexp(value, self.mantissa_bits - exponent))  # round() takes ties to even
+        # Codes count the steps of the grid, 2^M per binade, so a carry walks into the next binade by itself.
+        code = steps + (exponent - self.emin << self.mantissa_bits)
+        return code if self.has_zero else max(code - 1, 0)
+
+
+# fmt: off
+_ROWS = (
+    #      name    E   M  bias specials
+    Format("e4m3", 4,  3,   7, "nan"),  # what others call e4m3fn
+    Format("e5m2", 5,  2,  15, "ieee"),
+    Format("e2m1", 2,  1,   1, "none"),
+    Format("e3m2", 3,  2,   3, "none"),
+    Format("e2m3", 2,  3,   1, "none"),
+    Format("e3m4", 3,  4,   3, "ieee"),
+    Format("e8m0", 8,  0, 127, "nan", signed=False),  # holds scales: powers of two
+    Format("bf16", 8,  7, 127, "ieee"),
+    Format("fp16", 5, 10,  15, "ieee"),
+    Format("fp32", 8, 23, 127, "ieee"),
+)
+# fmt: on
+
+TABLE: Final[Mapping[str, Format]] = MappingProxyType({row.name: row for row in _ROWS})
+ALIASES: Final[Mapping[str, str]] = MappingProxyType(
+    {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32"}
+)
+_BY_FACTS = {(row.exponent_bits, row.mantissa_bits, row.specials): row for row in _ROWS}
+_SUFFIXES: dict[str, Specials] = {"fn": "nan", "ieee": "ieee", "finite": "none"}
+_SUFFIX_OF = {specials: suffix for suffix, specials in _SUFFIXES.items()}
+
+
+@cache
+def _parse(name: str) -> Format:
+    row = TABLE.get(ALIASES.get(name, name))
+    if row:
+        return row
+    match = re.fullmatch(r"e([1-9][0-9]{0,2})m([1-9][0-9]{0,2})(fn|ieee|finite)?", name)
+    if not match:
+        raise ValueError(
+            f"unknown format {name!r}: valid are {', '.join(TABLE)}, or any eXmY ({_LIMITS}), "
+            f"optionally with a suffix: {', '.join(_SUFFIXES)}"
+        )
+    e, m, suffix = int(match[1]), int(match[2]), match[3]
+    default: Specials = "none" if 1 + e + m < 8 else "ieee"
+    specials = _SUFFIXES.get(suffix, default)
+    if suffix == "fn" and default == "none":
+        specials = "none"
+    row = _BY_FACTS.get((e, m, specials))
+    if row:
+        return row
+    bare = f"e{e}m{m}"
+    canonical = bare if specials == default and bare not in TABLE else bare + _SUFFIX_OF[specials]
+    if canonical != name:
+        return _parse(canonical)
+    return Format(name, e, m, bias=(1 << e - 1) - 1, specials=specials)
+
+
+@cache
+def _values(grid: Format) -> tuple[float, ...]:
+    return tuple(grid.decode(code) for code in range(1 << grid.bits))

@@ -1,0 +1,408 @@
+"""What to quantize to, as frozen values: Block, Quantizer and Mixture, each with a spelling for people.
+
+A quantizer is `format[:block:scaling]`, then any of `nearest|stochastic`, `rhtN`, `signs=te|none|SEED`,
+`overflow=saturate|nan|inf`, `group=tensor|row`:
+
+    bf16                                naive cast: no scale, hence no blocks
+    e4m3:128x128:gam                    one GAM scale per 128x128 block
+    e2m1:1x16:nvfp4:stochastic:rht16    NVFP4, rounded stochastically after a random Hadamard transform of size 16
+
+A mixture lists quantizers in order of preference. Each but the last carries the test under which it is taken; the last
+is what remains. `per` says what one decision covers: `tensor`, `block` (that of the first entry that has blocks),
+`channel` or `RxC`:
+
+    e4m3:128x128:gam @ error<0.045 | bf16 ; per=tensor
+    e4m3:128x128:gam @ error<e5m2:128x128:gam | e5m2:128x128:gam @ spread<normal | bf16 ; per=block
+
+`str()` gives the shortest spelling; parsing that gives an equal value. There are no tensors here: specs are data.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal, get_args
+
+from fewbits.kernels.formats import TABLE, Format, Overflow
+
+Scaling = Literal["none", "amax", "gam", "e8m0", "mx", "nvfp4"]
+Rounding = Literal["nearest", "stochastic"]
+Group = Literal["tensor", "row"]
+Signs = Literal["te", "none"]
+
+SCALINGS: tuple[Scaling, ...] = get_args(Scaling)
+ROUNDINGS: tuple[Rounding, ...] = get_args(Rounding)
+GROUPS: tuple[Group, ...] = get_args(Group)
+HADAMARD_SIZES = (2, 4, 8, 16, 32, 64, 128)
+
+_BLOCKS = "tensor, channel or RxC such as 128x128"
+_OPTIONS = "nearest, stochastic, rhtN, signs=te|none|SEED, overflow=saturate|nan|inf, group=tensor|row"
+_TESTS = "error<NUMBER, error<QUANTIZER, spread<normal, spread<NUMBER"
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """The part of a tensor that shares one scale: rows × cols, None meaning the whole dimension."""
+
+    rows: int | None = None
+    cols: int | None = None
+
+    def __post_init__(self) -> None:
+        sides = (self.rows, self.cols)
+        if sides not in ((None, None), (1, None)) and not all(type(n) is int and 1 <= n < 1 << 31 for n in sides):
+            raise ValueError(f"block of {self.rows} rows and {self.cols} columns: valid are {_BLOCKS} with R, C ≥ 1")
+
+    def __str__(self) -> str:
+        if self.cols is None:
+            return "tensor" if self.rows is None else "channel"
+        return f"{self.rows}x{self.cols}"
+
+    @staticmethod
+    def parse(text: str) -> Block:
+        """`tensor`, `channel` (a whole vector along the dot-product axis) or `RxC`."""
+        if text in ("tensor", "channel"):
+            return Block(None if text == "tensor" else 1, None)
+        match = re.fullmatch(r"([1-9][0-9]{0,9})x([1-9][0-9]{0,9})", text)
+        if not match:
+            raise ValueError(f"unknown block {text!r}: valid are {_BLOCKS} with R, C ≥ 1")
+        return Block(int(match[1]), int(match[2]))
+
+    def resolve(self, rows: int, cols: int, axis: int = -1) -> tuple[int, int]:
+        """Its shape in a 2-D view of rows × cols. With axis=0 it lies transposed: 1x16 runs 16 down the rows."""
+        if axis not in (-1, 0):
+            raise ValueError(f"axis {axis!r}: valid are -1 (along the rows) and 0 (down the rows)")
+        r, c = (self.rows, self.cols) if axis == -1 else (self.cols, self.rows)
+        return (max(rows, 1) if r is None else r, max(cols, 1) if c is None else c)
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Quantizer:
+    """Format × block × scaling × rounding, and the Hadamard transform before them.
+
+    scaling: `none` is the naive cast; `amax` an FP32 scale that takes the block's maximum to the format's; `gam` MoR's
+        algorithm 1; `e8m0` a power of two that never saturates; `mx` OCP MX v1.0's floor rule, which may; `nvfp4` an
+        E4M3 block scale × an FP32 tensor scale.
+    hadamard: size of the random Hadamard transform along the axis, or None.
+    signs: of that transform: `te` (TransformerEngine's vector, for size 16, where it is the default), `none`, or a seed
+        (0 is the default of the other sizes).
+    overflow: what becomes of values beyond the format's maximum.
+    group: what shares one GAM mantissa, the tensor or a row of blocks.
+    """
+
+    format: Format
+    block: Block
+    scaling: Scaling
+    rounding: Rounding
+    hadamard: int | None
+    signs: Signs | int | None
+    overflow: Overflow
+    group: Group
+
+    def __init__(
+        self,
+        format: Format | str = "e4m3",  # noqa: A002, the word of the field
+        block: Block | str = "tensor",
+        scaling: Scaling = "none",
+        rounding: Rounding = "nearest",
+        hadamard: int | None = None,
+        signs: Signs | int | None = None,
+        overflow: Overflow = "saturate",
+        group: Group = "tensor",
+    ) -> None:
+        if hadamard is not None and signs is None:
+            signs = "te" if hadamard == 16 else 0
+        fields = {
+            "format": _element_format(format),
+            "block": block if isinstance(block, Block) else Block.parse(str(block)),
+            "scaling": scaling,
+            "rounding": rounding,
+            "hadamard": hadamard,
+            "signs": signs,
+            "overflow": overflow,
+            "group": group,
+        }
+        for name, value in fields.items():
+            object.__setattr__(self, name, value)
+        self._check()
+
+    def _check(self) -> None:
+        _one_of("scaling", self.scaling, SCALINGS)
+        _one_of("rounding", self.rounding, ROUNDINGS)
+        _one_of("group", self.group, GROUPS)
+        _one_of(f"overflow with format {self.format}", self.overflow, self.format.overflows)
+        if self.scaling == "none" and self.block != Block():
+            raise ValueError(
+                f"block {self.block} needs a scaling: {', '.join(SCALINGS[1:])} (a naive cast has no blocks)"
+            )
+        if self.format.name == "fp32" and self.scaling != "none":
+            raise ValueError(f"scaling {self.scaling!r} with format fp32: valid is none")
+        if self.group == "row" and self.scaling != "gam":
+            raise ValueError(f"group 'row' with scaling {self.scaling!r}: only gam has groups")
+        if self.hadamard is None:
+            if self.signs is not None:
+                raise ValueError(f"signs {self.signs!r} without hadamard: give a size, rht16 say, or leave signs out")
+            return
+        if type(self.hadamard) is not int or self.hadamard not in HADAMARD_SIZES:
+            raise ValueError(f"hadamard {self.hadamard!r}: valid are {', '.join(map(str, HADAMARD_SIZES))}")
+        seeded = type(self.signs) is int and 0 <= self.signs < 1 << 63
+        if not seeded and (self.signs not in get_args(Signs) or (self.signs == "te" and self.hadamard != 16)):
+            te = "te, " if self.hadamard == 16 else ""
+            raise ValueError(
+                f"signs {self.signs!r} with hadamard {self.hadamard}: valid are {te}none or a seed from 0 to 2^63 - 1"
+            )
+
+    def __str__(self) -> str:
+        default_signs = "te" if self.hadamard == 16 else 0
+        parts = [
+            self.format.name,
+            f"{self.block}:{self.scaling}" if self.scaling != "none" else "",
+            "stochastic" if self.rounding == "stochastic" else "",
+            f"rht{self.hadamard}" if self.hadamard else "",
+            f"signs={self.signs}" if self.hadamard and self.signs != default_signs else "",
+            f"overflow={self.overflow}" if self.overflow != "saturate" else "",
+            f"group={self.group}" if self.group != "tensor" else "",
+        ]
+        return ":".join(part for part in parts if part)
+
+    @staticmethod
+    def parse(text: str) -> Quantizer:
+        """The quantizer spelled `format[:block:scaling]` and options, as at the head of this file; cached."""
+        return _parse_quantizer(text)
+
+    @property
+    def needs_seed(self) -> bool:
+        return self.rounding == "stochastic"
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorBelow:
+    """Mean relative error over non-zeros < threshold (MoR eq. 2)."""
+
+    threshold: float
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "threshold", _positive("error threshold", self.threshold))
+
+    def __str__(self) -> str:
+        return f"error<{_spell(self.threshold)}"
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorBelowOther:
+    """Relative error less than that of another quantizer, the yardstick (MoR eq. 3)."""
+
+    other: Quantizer
+
+    def __str__(self) -> str:
+        return f"error<{self.other}"
+
+
+@dataclass(frozen=True, slots=True)
+class SpreadBelow:
+    """Largest / smallest non-zero magnitude < limit, by default the spread of the entry's own format (MoR eq. 4)."""
+
+    limit: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.limit is not None:
+            object.__setattr__(self, "limit", _positive("spread limit", self.limit))
+
+    def __str__(self) -> str:
+        return f"spread<{'normal' if self.limit is None else _spell(self.limit)}"
+
+    def limit_for(self, quantizer: Quantizer) -> float:
+        return quantizer.format.spread if self.limit is None else self.limit
+
+
+Test = ErrorBelow | ErrorBelowOther | SpreadBelow
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A quantizer and the test under which a mixture takes it; None: always."""
+
+    quantizer: Quantizer
+    test: Test | None = None
+
+    def __str__(self) -> str:
+        return f"{self.quantizer} @ {self.test}" if self.test else f"{self.quantizer}"
+
+
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """Entries in order of preference, and what one decision covers: tensor, block, channel or RxC."""
+
+    entries: tuple[Entry, ...]
+    per: str = "tensor"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "entries", tuple(self.entries))
+        if not self.entries:
+            raise ValueError("a mixture needs at least one entry")
+        for i, entry in enumerate(self.entries[:-1], start=1):
+            if entry.test is None:
+                raise ValueError(f"entry {i}, {str(entry)!r}, has no test: all but the last need one of {_TESTS}")
+        if self.entries[-1].test is not None:
+            raise ValueError(f"the last entry, {str(self.entries[-1])!r}, is what remains and takes no test")
+        first, *others = self.quantizers
+        for other in others:
+            if (other.hadamard, other.signs) != (first.hadamard, first.signs):
+                raise ValueError(
+                    f"{str(other)!r} and {str(first)!r} differ in hadamard or signs: values of different bases can be "
+                    "neither mixed nor compared, so give every entry and yardstick the same"
+                )
+        _ = self.decision_block  # fails here rather than later where per is wrong
+
+    def __str__(self) -> str:
+        entries = " | ".join(map(str, self.entries))
+        return entries if self.per == "tensor" else f"{entries} ; per={self.per}"
+
+    @staticmethod
+    def parse(text: str) -> Mixture:
+        """The mixture spelled `QUANTIZER @ TEST | … | QUANTIZER ; per=…`, as at the head of this file; cached."""
+        return _parse_mixture(text)
+
+    @property
+    def quantizers(self) -> tuple[Quantizer, ...]:
+        """Every quantizer it may run, yardsticks included, each once, in order of appearance."""
+        found: dict[Quantizer, None] = {}
+        for entry in self.entries:
+            found[entry.quantizer] = None
+            if isinstance(entry.test, ErrorBelowOther):
+                found[entry.test.other] = None
+        return tuple(found)
+
+    @property
+    def decision_block(self) -> Block:
+        """The part of the tensor that one decision covers."""
+        if self.per != "block":
+            try:
+                return Block.parse(self.per)
+            except ValueError:
+                raise ValueError(f"unknown per={self.per!r}: valid are block, {_BLOCKS}") from None
+        for entry in self.entries:
+            if entry.quantizer.scaling != "none":
+                return entry.quantizer.block
+        raise ValueError(f"per='block', but no entry has blocks: valid are {_BLOCKS}")
+
+    @property
+    def needs_seed(self) -> bool:
+        return any(q.needs_seed for q in self.quantizers)
+
+
+# Parsing. Options are words or key=value; errors say in which text they stood.
+
+
+@lru_cache(maxsize=1024)
+def _parse_quantizer(text: str) -> Quantizer:
+    with _standing_in("quantizer", text):
+        name, *rest = (part.strip() for part in text.split(":"))
+        fields: dict[str, str | int] = {}
+        if rest and _option(rest[0]) is None:
+            fields["block"] = block = rest.pop(0)
+            try:
+                Block.parse(block)
+            except ValueError:
+                raise ValueError(f"{block!r} is neither a block ({_BLOCKS}) nor an option ({_OPTIONS})") from None
+            if not rest or rest[0] not in SCALINGS:
+                found = f"found {rest[0]!r}" if rest else "found the end"
+                raise ValueError(
+                    f"a scaling is missing after block {block!r}, {found}: valid are {', '.join(SCALINGS)}"
+                )
+            fields["scaling"] = rest.pop(0)
+        for part in rest:
+            option = _option(part)
+            if option is None:
+                raise ValueError(f"unknown option {part!r}: valid are {_OPTIONS}")
+            field, value = option
+            if field in fields:
+                raise ValueError(f"{part!r} gives {field} a second time")
+            fields[field] = value
+        return Quantizer(name, **fields)  # type: ignore[arg-type]  # the constructor checks every value
+
+
+def _option(part: str) -> tuple[str, str | int] | None:
+    """The field an option sets and to what; None if it is no option."""
+    if part in ROUNDINGS:
+        return "rounding", part
+    if match := re.fullmatch(r"rht([0-9]{1,4})", part):
+        return "hadamard", int(match[1])
+    if match := re.fullmatch(r"signs=([0-9]{1,20})", part):
+        return "signs", int(match[1])
+    if match := re.fullmatch(r"(signs|overflow|group)=(.*)", part):
+        return match[1], match[2]
+    return None
+
+
+@lru_cache(maxsize=1024)
+def _parse_mixture(text: str) -> Mixture:
+    with _standing_in("mixture", text):
+        listed, *options = text.split(";")
+        key, _, per = (part.strip() for part in "".join(options).partition("="))
+        if options and (len(options) > 1 or key != "per"):
+            raise ValueError(f"unknown {';'.join(options)!r} after ';': valid is per=, one of block, {_BLOCKS}")
+        entries = tuple(_parse_entry(entry) for entry in listed.split("|"))
+        return Mixture(entries, per if options else "tensor")
+
+
+def _parse_entry(text: str) -> Entry:
+    quantizer, at, test = (part.strip() for part in text.partition("@"))
+    return Entry(Quantizer.parse(quantizer), _parse_test(test) if at else None)
+
+
+def _parse_test(text: str) -> Test:
+    kind, _, limit = (part.strip() for part in text.partition("<"))
+    number = _number(limit)
+    if kind == "error" and limit:
+        return ErrorBelowOther(Quantizer.parse(limit)) if number is None else ErrorBelow(number)
+    if kind == "spread" and (number is not None or limit == "normal"):
+        return SpreadBelow(number)
+    raise ValueError(f"unknown test {text!r}: valid are {_TESTS}")
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def _spell(number: float) -> str:
+    return repr(number).removesuffix(".0")
+
+
+@contextmanager
+def _standing_in(what: str, text: str) -> Iterator[None]:
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{error} (in {what} {text!r})") from None
+
+
+# Checks
+
+
+def _element_format(given: Format | str) -> Format:
+    named = Format.parse(str(given))
+    if isinstance(given, Format) and named != given:
+        raise ValueError(f"{given!r} is not the format of that name: {named!r} is")
+    if not named.signed:
+        valid = ", ".join(name for name, row in TABLE.items() if row.signed)
+        raise ValueError(f"{named} holds scales; element formats are {valid}, or any eXmY")
+    return named
+
+
+def _one_of(what: str, value: object, valid: tuple[str, ...]) -> None:
+    if value not in valid:
+        raise ValueError(f"unknown {what} {value!r}: valid are {', '.join(valid)}")
+
+
+def _positive(what: str, value: float) -> float:
+    number = float(value)
+    if not (math.isfinite(number) and number > 0):
+        raise ValueError(f"{what} {value!r}: valid are finite numbers > 0")
+    return number

@@ -1,0 +1,314 @@
+"""Specs: what they default to, how they are spelled, and what they refuse."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fewbits.kernels.formats import TABLE, Format
+from fewbits.kernels.quantizer import (
+    HADAMARD_SIZES,
+    ROUNDINGS,
+    SCALINGS,
+    Block,
+    Entry,
+    ErrorBelow,
+    ErrorBelowOther,
+    Mixture,
+    Quantizer,
+    SpreadBelow,
+)
+
+TENSOR_LEVEL = "e4m3:128x128:gam @ error<0.045 | bf16"
+THREE_WAY = "e4m3:128x128:gam @ error<e5m2:128x128:gam | e5m2:128x128:gam @ spread<normal | bf16 ; per=block"
+
+sizes = st.integers(1, 300)
+blocks = st.sampled_from([Block(), Block(1)]) | st.builds(Block, sizes, sizes)
+formats = st.sampled_from([*(f for f in TABLE.values() if f.signed), *map(Format.parse, ("e4m3ieee", "e5m3", "e3m1"))])
+bases: st.SearchStrategy[tuple[Any, Any]] = st.one_of(
+    st.just((None, None)),
+    st.tuples(st.sampled_from(HADAMARD_SIZES), st.none() | st.just("none") | st.integers(0, 2**63 - 1)),
+    st.just((16, "te")),
+)
+
+
+@st.composite
+def quantizers(draw: st.DrawFn, basis: tuple[Any, Any] | None = None) -> Quantizer:
+    element = draw(formats)
+    scaling = draw(st.sampled_from(SCALINGS)) if element.name != "fp32" else "none"
+    hadamard, signs = draw(bases) if basis is None else basis
+    return Quantizer(
+        format=element,
+        block=draw(blocks) if scaling != "none" else "tensor",
+        scaling=scaling,
+        rounding=draw(st.sampled_from(ROUNDINGS)),
+        hadamard=hadamard,
+        signs=signs,
+        overflow=draw(st.sampled_from(element.overflows)),
+        group=draw(st.sampled_from(["tensor", "row"])) if scaling == "gam" else "tensor",
+    )
+
+
+@st.composite
+def mixtures(draw: st.DrawFn) -> Mixture:
+    some = quantizers(basis=draw(bases))
+    positive = st.floats(0, exclude_min=True, allow_nan=False, allow_infinity=False)
+    tests = st.builds(ErrorBelow, positive) | st.builds(ErrorBelowOther, some) | st.builds(SpreadBelow, positive)
+    entries = draw(st.lists(st.builds(Entry, some, tests | st.just(SpreadBelow())), max_size=3))
+    entries.append(Entry(draw(some)))
+    scaled = any(entry.quantizer.scaling != "none" for entry in entries)
+    return Mixture(tuple(entries), per=draw(blocks.map(str) | st.just("block" if scaled else "tensor")))
+
+
+# Round trips
+
+
+@given(quantizers())
+def test_parsing_what_a_quantizer_prints_gives_it_back(q: Quantizer) -> None:
+    assert Quantizer.parse(str(q)) == q
+
+
+@given(mixtures())
+def test_parsing_what_a_mixture_prints_gives_it_back(m: Mixture) -> None:
+    assert Mixture.parse(str(m)) == m
+    assert Mixture.parse(str(m).replace("|", "\n|  ").replace("@", "  @ ").replace("<", " < ")) == m
+
+
+@pytest.mark.parametrize(
+    ("spelled", "shortest"),
+    [
+        ("e4m3", "e4m3"),
+        ("bfloat16", "bf16"),
+        ("e4m3fn:tensor:none:nearest", "e4m3"),
+        ("e4m3:overflow=saturate:group=tensor", "e4m3"),
+        ("e2m1:1x16:nvfp4:signs=te:rht16:stochastic", "e2m1:1x16:nvfp4:stochastic:rht16"),
+        (" e2m1 : 1x32 : mx : rht32 : signs=0 ", "e2m1:1x32:mx:rht32"),
+        ("e4m3:channel:gam:group=row:overflow=nan", "e4m3:channel:gam:overflow=nan:group=row"),
+        ("bf16:rht16:signs=none", "bf16:rht16:signs=none"),
+        ("bf16:rht16:signs=0", "bf16:rht16:signs=0"),
+    ],
+)
+def test_the_shortest_spelling_is_canonical(spelled: str, shortest: str) -> None:
+    assert str(Quantizer.parse(spelled)) == shortest
+    assert Quantizer.parse(shortest) == Quantizer.parse(spelled)
+
+
+def test_a_mixture_prints_as_it_is_written_for_people() -> None:
+    assert str(Mixture.parse(TENSOR_LEVEL + ";per=tensor")) == TENSOR_LEVEL
+    assert str(Mixture.parse(THREE_WAY.replace(" ", ""))) == THREE_WAY
+    assert str(Mixture.parse("e4m3@spread<1e6|bf16")) == "e4m3 @ spread<1000000 | bf16"
+
+
+# Quantizer
+
+
+def test_a_quantizer_is_a_naive_e4m3_cast_unless_told_otherwise() -> None:
+    q = Quantizer()
+    assert (q.format, q.block, q.scaling, q.rounding) == (Format.parse("e4m3"), Block(), "none", "nearest")
+    assert (q.hadamard, q.signs, q.overflow, q.group) == (None, None, "saturate", "tensor")
+
+
+def test_words_and_objects_give_equal_quantizers() -> None:
+    words = Quantizer(format="float16", block="1x16", scaling="amax")
+    assert words == Quantizer(Format.parse("fp16"), Block(1, 16), "amax") == Quantizer.parse("fp16:1x16:amax")
+    assert hash(words) == hash(Quantizer.parse("fp16:1x16:amax"))
+
+
+def test_signs_default_to_te_for_16_and_to_seed_0_for_other_sizes() -> None:
+    assert Quantizer(hadamard=16).signs == "te"
+    assert Quantizer(hadamard=32).signs == 0
+    assert Quantizer(hadamard=16, signs=0) != Quantizer(hadamard=16)
+
+
+def test_stochastic_rounding_alone_needs_a_seed() -> None:
+    assert Quantizer.parse("e2m1:1x16:nvfp4:stochastic").needs_seed
+    assert not Quantizer.parse("e2m1:1x16:nvfp4:rht16:signs=7").needs_seed
+
+
+def test_parsing_is_cached() -> None:
+    assert Quantizer.parse("e5m2:channel:amax") is Quantizer.parse("e5m2:channel:amax")
+    assert Mixture.parse(THREE_WAY) is Mixture.parse(THREE_WAY)
+
+
+def test_specs_pickle_and_replace() -> None:
+    m = Mixture.parse(THREE_WAY)
+    assert pickle.loads(pickle.dumps(m)) == m
+    assert str(replace(Quantizer.parse("e4m3:1x32:mx"), rounding="stochastic")) == "e4m3:1x32:mx:stochastic"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "unknown format ''.* e4m3, e5m2, e2m1"),
+        ("e4m4x:128x128:gam", "unknown format 'e4m4x'"),
+        ("e8m0:1x32:mx", "e8m0 holds scales; element formats are e4m3, e5m2, .*or any eXmY"),
+        ("e4m3:128x128", "scaling is missing after block '128x128'.*none, amax, gam, e8m0, mx, nvfp4"),
+        ("e4m3:128x128:stochastic", "scaling is missing after block '128x128', found 'stochastic': .*gam"),
+        ("e4m3:tensor", "scaling is missing after block 'tensor'"),
+        ("e4m3:128x128:gma", "found 'gma': valid are none, amax, gam"),
+        ("e4m3:128x128:none", "block 128x128 needs a scaling: amax, gam.*naive cast has no blocks"),
+        ("e4m3:0x16:amax", "'0x16' is neither a block .tensor, channel or RxC.* nor an option"),
+        ("e4m3:rth16", "'rth16' is neither a block .* nor an option .*rhtN"),
+        ("e4m3:", "'' is neither a block"),
+        ("e4m3:1x16:amax:rounded", "unknown option 'rounded': valid are nearest, stochastic, rhtN"),
+        ("e4m3:nearest:1x16:amax", "unknown option '1x16'"),
+        ("e4m3:nearest:stochastic", "'stochastic' gives rounding a second time"),
+        ("e4m3:rht16:rht16", "'rht16' gives hadamard a second time"),
+        ("fp32:tensor:amax", "scaling 'amax' with format fp32: valid is none"),
+        ("e4m3:rht24", "hadamard 24: valid are 2, 4, 8, 16, 32, 64, 128"),
+        ("e4m3:rht1", "hadamard 1: valid are 2"),
+        ("e4m3:signs=te", "signs 'te' without hadamard"),
+        ("e4m3:rht32:signs=te", "signs 'te' with hadamard 32: valid are none or a seed"),
+        ("e4m3:rht16:signs=-1", "signs '-1' with hadamard 16: valid are te, none or a seed"),
+        ("e4m3:rht16:signs=9223372036854775808", "a seed from 0 to 2.63 - 1"),
+        ("e4m3:overflow=inf", "unknown overflow with format e4m3 'inf': valid are saturate, nan"),
+        ("e2m1:overflow=nan", "unknown overflow with format e2m1 'nan': valid are saturate"),
+        ("e4m3:1x16:amax:group=row", "group 'row' with scaling 'amax': only gam"),
+        ("e4m3:1x16:gam:group=rows", "unknown group 'rows': valid are tensor, row"),
+    ],
+)
+def test_a_bad_quantizer_is_told_what_where_and_what_would_be_right(text: str, says: str) -> None:
+    with pytest.raises(ValueError, match=says) as error:
+        Quantizer.parse(text)
+    assert f"(in quantizer {text!r})" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"format": None}, "unknown format 'None'"),
+        ({"format": Format("e4m3", 4, 3, 11, "nan")}, "is not the format of that name"),
+        ({"block": "128"}, "unknown block '128': valid are tensor, channel or RxC"),
+        ({"block": "1x16"}, "needs a scaling"),
+        ({"scaling": "floor"}, "unknown scaling 'floor': valid are none, amax"),
+        ({"rounding": "up"}, "unknown rounding 'up': valid are nearest, stochastic"),
+        ({"hadamard": 16.0}, "hadamard 16.0: valid are 2"),
+        ({"hadamard": 16, "signs": True}, "signs True"),
+        ({"signs": 3}, "signs 3 without hadamard"),
+    ],
+)
+def test_the_constructor_checks_as_parse_does(fields: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        Quantizer(**fields)
+
+
+# Block
+
+
+@pytest.mark.parametrize(
+    ("text", "along_rows", "down_rows"),
+    [
+        ("tensor", (100, 60), (100, 60)),
+        ("channel", (1, 60), (100, 1)),
+        ("128x128", (128, 128), (128, 128)),
+        ("1x16", (1, 16), (16, 1)),
+        ("3x5", (3, 5), (5, 3)),
+    ],
+)
+def test_axis_0_lays_a_block_down_the_rows(text: str, along_rows: tuple[int, int], down_rows: tuple[int, int]) -> None:
+    assert Block.parse(text).resolve(100, 60, axis=-1) == along_rows
+    assert Block.parse(text).resolve(100, 60, axis=0) == down_rows
+
+
+@pytest.mark.parametrize("axis", [-1, 0])
+def test_blocks_of_empty_tensors_are_not_empty(axis: int) -> None:
+    assert all(min(Block.parse(text).resolve(0, 0, axis)) >= 1 for text in ("tensor", "channel", "1x16"))
+
+
+@pytest.mark.parametrize(
+    "text", ["", "0x1", "1x0", "-1x4", "16", "16x", "axb", "1x1x1", "01x16", "1 x16", "99999999999x1"]
+)
+def test_an_unknown_block_is_told_the_valid_ones(text: str) -> None:
+    with pytest.raises(ValueError, match="valid are tensor, channel or RxC"):
+        Block.parse(text)
+
+
+@pytest.mark.parametrize("sides", [(None, 16), (2, None), (0, 1), (1, 2**31), (True, 4), (1.0, 4)])
+def test_a_block_that_cannot_be_spelled_cannot_be_built(sides: tuple[Any, Any]) -> None:
+    with pytest.raises(ValueError, match="valid are tensor, channel or RxC"):
+        Block(*sides)
+
+
+def test_an_axis_out_of_range_is_told_the_valid_ones() -> None:
+    with pytest.raises(ValueError, match=r"axis 2: valid are -1 .* and 0"):
+        Block().resolve(4, 4, axis=2)
+
+
+# Mixture
+
+
+def test_mixtures_parse_to_what_dataclasses_say() -> None:
+    e4m3, e5m2 = Quantizer("e4m3", "128x128", "gam"), Quantizer("e5m2", "128x128", "gam")
+    bf16 = Entry(Quantizer("bf16"))
+    assert Mixture.parse(TENSOR_LEVEL) == Mixture((Entry(e4m3, ErrorBelow(0.045)), bf16))
+    three_way = Mixture((Entry(e4m3, ErrorBelowOther(e5m2)), Entry(e5m2, SpreadBelow()), bf16), per="block")
+    assert Mixture.parse(THREE_WAY) == three_way
+    assert three_way.quantizers == (e4m3, e5m2, bf16.quantizer)
+
+
+@pytest.mark.parametrize(
+    ("per", "block"),
+    [("tensor", Block()), ("block", Block(128, 128)), ("channel", Block(1)), ("64x64", Block(64, 64))],
+)
+def test_per_says_what_one_decision_covers(per: str, block: Block) -> None:
+    assert Mixture.parse(f"{TENSOR_LEVEL} ; per={per}").decision_block == block
+
+
+def test_per_block_is_that_of_the_first_entry_that_has_blocks() -> None:
+    text = "e4m3 @ error<0.01 | e2m1:1x16:nvfp4 @ error<0.1 | e4m3:1x32:mx @ error<0.1 | bf16 ; per=block"
+    assert Mixture.parse(text).decision_block == Block(1, 16)
+
+
+def test_the_spread_limit_is_that_of_the_entrys_own_format() -> None:
+    e5m2 = Quantizer("e5m2", "128x128", "gam")
+    assert SpreadBelow().limit_for(e5m2) == 57344 * 2**14
+    assert SpreadBelow(1e6).limit_for(e5m2) == 1e6
+
+
+def test_a_mixture_needs_a_seed_if_any_of_its_quantizers_or_yardsticks_does() -> None:
+    assert not Mixture.parse(THREE_WAY).needs_seed
+    assert Mixture.parse(TENSOR_LEVEL + ":stochastic").needs_seed
+    assert Mixture.parse("e4m3 @ error<e5m2:stochastic | bf16").needs_seed
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "unknown format ''"),
+        ("e4m3 | bf16", "entry 1, 'e4m3', has no test: .*error<NUMBER"),
+        ("e4m3 @ error<0.1", "last entry, 'e4m3 @ error<0.1', is what remains and takes no test"),
+        ("e4m3 @ | bf16", "unknown test '': valid are error<NUMBER"),
+        ("e4m3 @ err<0.1 | bf16", "unknown test 'err<0.1': valid are error<NUMBER"),
+        ("e4m3 @ error< | bf16", "unknown test 'error<'"),
+        ("e4m3 @ spread<wide | bf16", "unknown test 'spread<wide'"),
+        ("e4m3 @ error<0 | bf16", "error threshold 0.0: valid are finite numbers > 0"),
+        ("e4m3 @ error<nan | bf16", "error threshold nan: valid are finite"),
+        ("e4m3 @ spread<inf | bf16", "spread limit inf: valid are finite"),
+        ("e4m3 @ error<e5m2:1x16 | bf16", "scaling is missing after block '1x16'.*in quantizer 'e5m2:1x16'"),
+        ("e4m3 @ error<0.1 | bf16 ; per=row", "unknown per='row': valid are block, tensor, channel or RxC"),
+        ("e4m3 @ error<0.1 | bf16 ; per=", "unknown per='': valid are block"),
+        ("e4m3 @ error<0.1 | bf16 ;", "after ';': valid is per="),
+        ("e4m3 @ error<0.1 | bf16 ; by=block", "unknown ' by=block' after ';': valid is per="),
+        ("e4m3 @ error<0.1 | bf16 ; per=block ; per=block", "after ';': valid is per="),
+        ("e4m3 @ error<0.1 | bf16 ; per=block", "per='block', but no entry has blocks: valid are tensor"),
+        ("e4m3:rht16 @ error<0.1 | bf16", "'bf16' and 'e4m3:rht16' differ in hadamard or signs"),
+        ("e4m3:rht16 @ error<0.1 | bf16:rht16:signs=3", "differ in hadamard or signs"),
+        ("e4m3 @ error<e5m2:rht16 | bf16", "'e5m2:rht16' and 'e4m3' differ in hadamard or signs"),
+    ],
+)
+def test_a_bad_mixture_is_told_what_where_and_what_would_be_right(text: str, says: str) -> None:
+    with pytest.raises(ValueError, match=says) as error:
+        Mixture.parse(text)
+    assert f"(in mixture {text!r})" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_mixture_of_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least one entry"):
+        Mixture(())
