@@ -1,0 +1,42 @@
+# Everything runs from .venv, activated or not. Another Python: make setup PYTHON=python3.12
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+# Stamps: a set-up that is done is not done again; one that was interrupted has left none.
+INSTALLED := $(VENV)/.installed
+BUILT := $(VENV)/.kernels-built
+
+.DEFAULT_GOAL := help
+.PHONY: help setup test lint bench clean
+
+help: ## Show this list
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1	/p' $(firstword $(MAKEFILE_LIST)) | expand -t 16
+
+setup: $(BUILT) ## Make .venv, install fewbits with its tools, build the CPU kernels
+
+test: lint ## Run everything CI runs: lint, types and all tests
+	$(BIN)/python -m pytest
+
+lint: setup ## Check style, format and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: setup ## Measure the kernels beside their peers
+	$(BIN)/fewbits bench kernels
+
+clean: ## Remove .venv, caches and build products; runs/ and reports/ stay
+	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# torch first and by itself: asked for together with packages that also want it, pip may settle on another build of it.
+$(INSTALLED): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --constraint constraints.txt torch
+	$(BIN)/python -m pip install --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+$(BUILT): $(INSTALLED) kernels/build.py $(wildcard kernels/csrc/*)
+	$(BIN)/python -m fewbits.kernels.build
+	touch $@

@@ -1,0 +1,67 @@
+"""Low-precision pre-training papers, reproduced. This module is the public face: what users and notebooks import.
+
+Names load when they are first used, so that `import fewbits` costs nothing and pulls in no torch. Code inside the
+rooms does not come through here: it imports from the module that defines a thing.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fewbits.kernels.api import QuantStats, fake_quantize, fake_quantize_both, mix
+    from fewbits.kernels.formats import Format
+    from fewbits.kernels.noise import gaussian_noise, sample_weight, uniform_noise, unpack_noise
+    from fewbits.kernels.packed import Packed, decode, encode
+    from fewbits.kernels.quantizer import Mixture, Quantizer
+    from fewbits.kernels.seeds import derive_seed
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Format",
+    "Mixture",
+    "Packed",
+    "QuantStats",
+    "Quantizer",
+    "decode",
+    "derive_seed",
+    "encode",
+    "fake_quantize",
+    "fake_quantize_both",
+    "gaussian_noise",
+    "mix",
+    "sample_weight",
+    "uniform_noise",
+    "unpack_noise",
+]
+
+_DEFINED_IN = {
+    "Format": "fewbits.kernels.formats",
+    "Mixture": "fewbits.kernels.quantizer",
+    "Packed": "fewbits.kernels.packed",
+    "QuantStats": "fewbits.kernels.api",
+    "Quantizer": "fewbits.kernels.quantizer",
+    "decode": "fewbits.kernels.packed",
+    "derive_seed": "fewbits.kernels.seeds",
+    "encode": "fewbits.kernels.packed",
+    "fake_quantize": "fewbits.kernels.api",
+    "fake_quantize_both": "fewbits.kernels.api",
+    "gaussian_noise": "fewbits.kernels.noise",
+    "mix": "fewbits.kernels.api",
+    "sample_weight": "fewbits.kernels.noise",
+    "uniform_noise": "fewbits.kernels.noise",
+    "unpack_noise": "fewbits.kernels.noise",
+}
+
+if not TYPE_CHECKING:  # a type checker that saw this would take every misspelt name for an object
+
+    def __getattr__(name: str) -> object:
+        if name not in _DEFINED_IN:
+            raise AttributeError(f"module 'fewbits' has no attribute {name!r}")
+        value = getattr(import_module(_DEFINED_IN[name]), name)
+        globals()[name] = value  # found at once from now on
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
