@@ -1,0 +1,103 @@
+"""The `fewbits` command: finds the command that the words name, hands it the rest, and turns errors into one line.
+
+A command is a row of `COMMANDS`: its words and the module whose `main(argv)` owns its options and returns the exit
+status. That module is imported only when its command runs, so the command line starts in a fraction of a second.
+
+Exit status 2 is wrong input: a `ValueError`, said in one line on stderr (`python -X dev -m fewbits.cli …` shows where
+it came from); 130 is Ctrl-C; 141 a pipe whose reader has gone.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from itertools import takewhile
+from typing import NoReturn
+
+from fewbits import __version__
+
+
+@dataclass(frozen=True)
+class Command:
+    words: tuple[str, ...]
+    module: str
+    summary: str
+
+    @property
+    def name(self) -> str:
+        return " ".join(self.words)
+
+
+COMMANDS = (
+    Command(("doctor",), "fewbits.doctor", "what this machine has, which kernels run on it, and what to mend"),
+    Command(("bench", "kernels"), "fewbits.kernels.bench", "speed and memory of the kernels beside their peers"),
+)
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose errors are ValueErrors: one line on stderr, without the usage in front of it."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(f"{self.prog.removeprefix('fewbits ')}: {message}")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line `argv` (that of the process, if None) and return the exit status."""
+    try:
+        try:
+            return _dispatch(tuple(sys.argv[1:] if argv is None else argv))
+        finally:
+            sys.stdout.flush()  # here, where a reader that has gone is handled
+    except ValueError as error:
+        if sys.flags.dev_mode:
+            raise
+        print(f"fewbits: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("fewbits: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # The interpreter flushes stdout once more on its way out: let that go nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+
+
+def _dispatch(argv: tuple[str, ...]) -> int:
+    for command in COMMANDS:
+        words = command.words
+        if argv[: len(words)] == words:
+            status: int = import_module(command.module).main(argv[len(words) :])
+            return status
+    if argv == ("--version",):
+        print(f"fewbits {__version__}")
+        return 0
+    words = tuple(takewhile(lambda word: not word.startswith("-"), argv))
+    below = [command for command in COMMANDS if command.words[: len(words)] == words]
+    if below and (not argv or argv[len(words) :] in (("-h",), ("--help",))):
+        print(_help(below))
+        return 0
+    names = ", ".join(command.name for command in below or COMMANDS)
+    raise ValueError(f"no command {' '.join(argv)!r}; choose from: {names}")
+
+
+def _help(commands: list[Command]) -> str:
+    width = max(len(command.name) for command in commands)
+    rows = [f"  {command.name:{width}}  {command.summary}" for command in commands]
+    return "\n".join(
+        [
+            "usage: fewbits [--help] [--version] COMMAND …",
+            "",
+            "Low-precision pre-training papers, reproduced.",
+            "",
+            "commands:",
+            *rows,
+            "",
+            "fewbits COMMAND --help says more of each. Example: fewbits doctor --json",
+        ]
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,229 @@
+"""`fewbits doctor`: what this machine has, which kernel backend runs on it and why, and what to do about what is amiss.
+
+Every fact is read from files and package metadata, so the answer comes at once, and comes where torch is missing or
+broken. `--test` then loads torch and lets the kernels prove themselves on this machine.
+"""
+
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal
+
+from fewbits import __version__
+from fewbits.cli import Parser
+from fewbits.kernels import build
+
+BACKENDS = ("reference", "cpu", "cuda")
+OLDEST_TORCH = (2, 11)
+CUPY = ("cupy-cuda13x", "cupy-cuda12x", "cupy")  # one package under several names
+VECTORS = {  # widest first
+    "avx512": {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"},
+    "avx2": {"avx2", "fma", "bmi2"},
+    "sse2": {"sse2"},
+    "sve": {"sve"},
+    "neon": {"asimd"},
+}
+MARKS = {"ok": " ", "note": "-", "problem": "!"}
+
+
+@dataclass(frozen=True)
+class Fact:
+    """One thing found. A note is worth knowing; a problem keeps something from working. Both say what to do."""
+
+    name: str
+    value: str | int | None
+    detail: str = ""
+    status: Literal["ok", "note", "problem"] = "ok"
+    fix: str = ""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One result of the kernels' self-test."""
+
+    name: str
+    passed: bool
+    detail: str
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = Parser(
+        prog="fewbits doctor",
+        description="Say what this machine has, which kernels run on it and why, and what to do about what is amiss. "
+        "Exit status 1 if something is.",
+        epilog="example: fewbits doctor --test",
+    )
+    parser.add_argument("--json", action="store_true", help="the same facts as JSON")
+    parser.add_argument("--test", action="store_true", help="also run the kernels' self-test (loads torch)")
+    options = parser.parse_args(argv)
+
+    found = facts()
+    checks = self_test() if options.test else None
+    well = all(fact.status != "problem" for fact in found) and all(check.passed for check in checks or ())
+    print(as_json(found, checks, well) if options.json else as_text(found, checks))
+    return 0 if well else 1
+
+
+def as_text(found: Sequence[Fact], checks: Sequence[Check] | None) -> str:
+    lines = []
+    for fact in found:
+        said = ", ".join(str(part) for part in (fact.value, fact.detail) if part not in (None, ""))
+        lines.append(f"{MARKS[fact.status]} {fact.name:10}{said}")
+        if fact.fix:
+            lines.append(f"  {'':10}→ {fact.fix}")
+    for check in checks or ():
+        lines.append(f"{'pass' if check.passed else 'FAIL'}  {check.name}{check.detail and ': '}{check.detail}")
+    return "\n".join(lines)
+
+
+def as_json(found: Sequence[Fact], checks: Sequence[Check] | None, well: bool) -> str:
+    answer: dict[str, object] = {"well": well, "facts": {fact.name: _without_name(fact) for fact in found}}
+    if checks is not None:
+        answer["self_test"] = [asdict(check) for check in checks]
+    return json.dumps(answer, indent=2)
+
+
+def _without_name(fact: Fact) -> dict[str, object]:
+    return {key: value for key, value in asdict(fact).items() if key != "name"}
+
+
+def self_test() -> list[Check]:
+    """What the kernels say of themselves on this machine."""
+    try:
+        from fewbits.kernels import selftest
+    except (ImportError, OSError) as error:  # a torch that is missing, or that misses a library of its own
+        return [Check("import torch", False, str(error))]
+    return [Check(*result) for result in selftest.run()]
+
+
+def facts() -> list[Fact]:
+    """Everything that can be told without importing torch."""
+    cpuinfo = _read(Path("/proc/cpuinfo"))
+    compiler, library, gpu = _compiler(), _library(), _gpu()
+    has_gpu = gpu.value is not None
+    return [
+        Fact("fewbits", __version__, str(Path(__file__).parent)),
+        Fact("python", platform.python_version(), sys.executable),
+        _torch(has_gpu),
+        _cpu(cpuinfo),
+        _vectors(cpuinfo),
+        _cores(),
+        compiler,
+        library,
+        gpu,
+        _cupy(has_gpu),
+        _backend(compiler, library),
+    ]
+
+
+def _torch(has_gpu: bool) -> Fact:
+    version = _version_of("torch")
+    oldest = ".".join(map(str, OLDEST_TORCH))
+    if version is None:
+        return Fact("torch", None, "not installed", "problem", f"pip install 'torch>={oldest}'")
+    if tuple(int(number) for number in re.findall(r"\d+", version)[:2]) < OLDEST_TORCH:
+        return Fact("torch", version, f"older than {oldest}", "problem", f"pip install 'torch>={oldest}'")
+    if has_gpu and version.endswith("+cpu"):
+        return Fact("torch", version, "cannot use the GPU", "note", "install a build of torch with CUDA")
+    return Fact("torch", version)
+
+
+def _cpu(cpuinfo: str) -> Fact:
+    model = re.search(r"^model name\s*:\s*(.+)$", cpuinfo, re.MULTILINE)
+    return Fact("cpu", model[1] if model else platform.processor() or platform.machine())
+
+
+def _vectors(cpuinfo: str) -> Fact:
+    """The widest vector instructions, which the compiled kernels will use."""
+    listed = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", cpuinfo, re.MULTILINE)
+    flags = set(listed[1].split()) if listed else set()
+    widest = next((name for name, needed in VECTORS.items() if needed <= flags), None)
+    if widest == "sse2":
+        return Fact("vectors", widest, "no AVX2", "note", "the kernels run, but several times slower than with AVX2")
+    return Fact("vectors", widest, "" if widest else f"unknown on {platform.system()} {platform.machine()}")
+
+
+def _cores() -> Fact:
+    total = os.cpu_count()
+    ours = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else total
+    return Fact("cores", ours, "" if ours == total else f"of {total}")
+
+
+def _compiler() -> Fact:
+    path = build.compiler()
+    if path is None:
+        return Fact("compiler", None, "none found", "note", "install g++ for the fast CPU kernels (apt install g++)")
+    return Fact("compiler", path, _first_line_of(path, "--version"))
+
+
+def _library() -> Fact:
+    path = build.library_path()
+    if path.is_file():
+        return Fact("library", str(path), "built")
+    return Fact(
+        "library", None, f"not built yet: {path}", "note", "the first use builds it, or python -m fewbits.kernels.build"
+    )
+
+
+def _gpu() -> Fact:
+    driver = Path("/proc/driver/nvidia")
+    about = "\n".join(_read(path) for path in sorted(driver.glob("gpus/*/information")))
+    names = re.findall(r"^Model:\s*(.+)$", about, re.MULTILINE)
+    version = re.search(r"\s(\d+\.\d+(?:\.\d+)?)\s", _read(driver / "version"))
+    if names and version:
+        return Fact("gpu", ", ".join(names), f"driver {version[1]}")
+    return Fact("gpu", None, f"none under driver {version[1]}" if version else f"none found: no {driver}")
+
+
+def _cupy(has_gpu: bool) -> Fact:
+    if find_spec("cupy"):
+        return Fact("cupy", next((version for name in CUPY if (version := _version_of(name))), "unknown version"))
+    if has_gpu:
+        return Fact("cupy", None, "not installed", "note", "for the CUDA kernels: pip install 'fewbits[cuda]'")
+    return Fact("cupy", None, "not installed; only the CUDA kernels need it")
+
+
+def _backend(compiler: Fact, library: Fact) -> Fact:
+    """Which backend serves CPU tensors, and why."""
+    forced = os.environ.get("FEWBITS_BACKEND")
+    can_run = library.value is not None or compiler.value is not None
+    if forced and forced not in BACKENDS:
+        fix = f"set it to one of {', '.join(BACKENDS)}, or unset it"
+        return Fact("backend", forced, "FEWBITS_BACKEND is wrong", "problem", fix)
+    if forced == "cpu" and not can_run:
+        return Fact("backend", forced, "FEWBITS_BACKEND forces it, but nothing can build it", "problem", compiler.fix)
+    if forced:
+        return Fact("backend", forced, "FEWBITS_BACKEND forces it")
+    if not can_run:
+        return Fact("backend", "reference", "exact but slow, for lack of a compiler", "note", compiler.fix)
+    return Fact("backend", "cpu", "its library is built" if library.value else "the compiler will build it")
+
+
+def _version_of(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _first_line_of(*command: str) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"does not answer: {error}"
+    return done.stdout.partition("\n")[0]
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text("utf-8", errors="replace")
+    except OSError:
+        return ""

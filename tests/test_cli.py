@@ -1,0 +1,223 @@
+"""The command line: it starts at once, says what it can do, and says in one line what is wrong."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from fewbits import __version__, cli, doctor
+from fewbits.kernels import build
+
+COMMAND = [sys.executable, "-m", "fewbits.cli"]
+
+
+def fewbits(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    env = {key: value for key, value in os.environ.items() if key != "FEWBITS_BACKEND"} | environment
+    return subprocess.run([*COMMAND, *words], capture_output=True, text=True, env=env, check=False)
+
+
+def test_help_lists_every_command() -> None:
+    for words in ([], ["--help"], ["-h"]):
+        answer = fewbits(*words)
+        assert answer.returncode == 0
+        assert all(command.name in answer.stdout and command.summary in answer.stdout for command in cli.COMMANDS)
+
+
+def test_help_of_a_group_lists_its_commands_alone() -> None:
+    answer = fewbits("bench", "--help")
+    assert answer.returncode == 0
+    assert "bench kernels" in answer.stdout
+    assert "doctor" not in answer.stdout.partition("commands:")[2].partition("\n\n")[0]
+
+
+@pytest.mark.parametrize("command", cli.COMMANDS, ids=lambda command: command.name)
+def test_help_of_a_command_has_an_example(command: cli.Command, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        cli.main([*command.words, "--help"])
+    assert not stop.value.code
+    said = capsys.readouterr().out
+    assert f"fewbits {command.name}" in said
+    assert "example" in said.lower()
+
+
+def test_version() -> None:
+    assert fewbits("--version").stdout == f"fewbits {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["trian"], ["trian", "doctor", "bench kernels"]),
+        (["trian", "--help"], ["trian", "doctor"]),
+        (["bench"], ["bench kernels"]),
+        (["bench", "kernel"], ["bench kernel", "bench kernels"]),
+        (["--jsn"], ["--jsn", "doctor"]),
+        (["doctor", "--jsn"], ["doctor", "--jsn"]),
+        (["doctor", "now"], ["doctor", "now"]),
+        (["bench", "kernels", "--no-such-option"], ["--no-such-option"]),
+    ],
+)
+def test_wrong_input_is_one_line_and_status_2(words: list[str], named: list[str]) -> None:
+    answer = fewbits(*words)
+    assert answer.returncode == 2
+    assert answer.stdout == ""
+    assert answer.stderr.startswith("fewbits: ")
+    assert answer.stderr.count("\n") == 1
+    assert all(name in answer.stderr for name in named)
+
+
+@pytest.fixture
+def command_that(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], int]], None]:
+    """Make `fewbits made-up` run a function."""
+
+    def install(run: Callable[[], int]) -> None:
+        module = ModuleType("made_up")
+        module.main = lambda argv: run()  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, "made_up", module)
+        monkeypatch.setattr(cli, "COMMANDS", (cli.Command(("made-up",), "made_up", "made up"),))
+
+    return install
+
+
+def test_a_value_error_is_a_user_error(
+    command_that: Callable[[Callable[[], int]], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run() -> int:
+        raise ValueError("unknown block '3y3': valid are\n  tensor, channel or RxC")
+
+    command_that(run)
+    assert cli.main(["made-up"]) == 2
+    assert capsys.readouterr().err == "fewbits: unknown block '3y3': valid are tensor, channel or RxC\n"
+
+
+def test_ctrl_c_is_status_130(
+    command_that: Callable[[Callable[[], int]], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run() -> int:
+        raise KeyboardInterrupt
+
+    command_that(run)
+    assert cli.main(["made-up"]) == 130
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_a_bug_keeps_its_traceback(command_that: Callable[[Callable[[], int]], None]) -> None:
+    def run() -> int:
+        raise RuntimeError("a bug")
+
+    command_that(run)
+    with pytest.raises(RuntimeError, match="a bug"):
+        cli.main(["made-up"])
+
+
+@pytest.mark.parametrize("words", [["--help"], ["doctor"], ["doctor", "--help"]])
+def test_a_pipe_whose_reader_has_gone_is_silent(words: list[str]) -> None:
+    env = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "w") as gone:
+        answer = subprocess.run(
+            [*COMMAND, *words], stdout=gone, stderr=subprocess.PIPE, text=True, env=env, check=False
+        )
+    assert answer.returncode == 141
+    assert answer.stderr == ""
+
+
+# doctor
+
+
+def test_doctor_answers_in_half_a_second() -> None:
+    seconds = []
+    for _ in range(5):
+        start = time.perf_counter()
+        fewbits("doctor")
+        seconds.append(time.perf_counter() - start)
+    assert min(seconds) < 0.5
+
+
+@pytest.mark.parametrize("words", [["--help"], ["doctor"]])
+def test_the_command_line_imports_no_heavy_library(words: list[str]) -> None:
+    probe = f"import sys; from fewbits.cli import main; main({words}); print(*sys.modules, file=sys.stderr)"
+    loaded = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=False).stderr.split()
+    assert "fewbits.cli" in loaded
+    assert not {"torch", "numpy", "cupy", "ray", "mlflow", "hydra"} & set(loaded)
+
+
+def test_doctor_says_the_same_in_text_and_json() -> None:
+    text, answer = fewbits("doctor"), json.loads(fewbits("doctor", "--json").stdout)
+    lines = text.stdout.splitlines()
+    assert set(answer["facts"]) >= {"python", "torch", "cpu", "cores", "compiler", "library", "gpu", "cupy", "backend"}
+    for name, fact in answer["facts"].items():
+        (line,) = [line for line in lines if line[2:].startswith(f"{name} ")]
+        assert str(fact["value"] or "") in line
+        assert fact["detail"] in line
+        assert line[0] == {"ok": " ", "note": "-", "problem": "!"}[fact["status"]]
+        assert fact["fix"] in text.stdout
+        assert bool(fact["fix"]) == (fact["status"] != "ok")
+    assert answer["well"] == (text.returncode == 0)
+
+
+@pytest.mark.parametrize("backend", doctor.BACKENDS)
+def test_doctor_tells_that_a_backend_is_forced(backend: str) -> None:
+    fact = json.loads(fewbits("doctor", "--json", FEWBITS_BACKEND=backend).stdout)["facts"]["backend"]
+    assert fact["value"] == backend
+    assert "FEWBITS_BACKEND" in fact["detail"]
+
+
+def test_doctor_finds_a_backend_that_does_not_exist() -> None:
+    answer = fewbits("doctor", FEWBITS_BACKEND="fast")
+    assert answer.returncode == 1
+    assert "! backend" in answer.stdout
+    assert all(backend in answer.stdout for backend in doctor.BACKENDS)
+
+
+def test_without_a_compiler_doctor_says_reference_and_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("FEWBITS_BACKEND", raising=False)
+    monkeypatch.setattr(build, "compiler", lambda: None)
+    monkeypatch.setattr(build, "library_path", lambda: tmp_path / "missing.so")
+    found = {fact.name: fact for fact in doctor.facts()}
+    assert found["backend"].value == "reference"
+    assert found["backend"].status == "note"
+    assert "g++" in found["compiler"].fix
+
+    monkeypatch.setenv("FEWBITS_BACKEND", "cpu")
+    found = {fact.name: fact for fact in doctor.facts()}
+    assert found["backend"].status == "problem"
+
+
+@pytest.mark.parametrize(
+    ("version", "status"),
+    [(None, "problem"), ("2.4.1", "problem"), ("2.11.0", "ok"), ("2.13.0+cu130", "ok"), ("3.0.0a1", "ok")],
+)
+def test_doctor_judges_the_version_of_torch(monkeypatch: pytest.MonkeyPatch, version: str | None, status: str) -> None:
+    monkeypatch.setattr(doctor, "_version_of", lambda package: version)
+    found = {fact.name: fact for fact in doctor.facts()}
+    assert found["torch"].status == status
+
+
+def test_doctor_test_runs_the_self_test_of_the_kernels(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["doctor", "--test"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("pass  ") for line in lines)
+    assert not any(line.startswith("FAIL") for line in lines)
+
+
+def test_a_failed_self_test_is_status_1(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    selftest = import_module("fewbits.kernels.selftest")
+    results = [("round trip", True, ""), ("stochastic mean", False, "0.0 instead of 0.3")]
+    monkeypatch.setattr(selftest, "run", lambda: results)
+    assert cli.main(["doctor", "--test"]) == 1
+    assert "FAIL  stochastic mean: 0.0 instead of 0.3" in capsys.readouterr().out
+    assert cli.main(["doctor", "--test", "--json"]) == 1
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["well"] is False
+    assert answer["self_test"][1] == {"name": "stochastic mean", "passed": False, "detail": "0.0 instead of 0.3"}
