@@ -1,0 +1,161 @@
+"""The import rule: analysis → sweeps → experiments → models → kernels, never back up, and no circle.
+
+Read off the syntax trees, so that an import inside a function, behind `if TYPE_CHECKING` or by `import_module` counts
+like any other.
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+ROOMS = ("kernels", "models", "experiments", "sweeps", "analysis")  # from the ground up
+
+# What a floor does not know: models neither read configs nor track runs, and one trial does not know of Ray.
+FOREIGN = {
+    "kernels": {"ray", "mlflow", "hydra", "omegaconf"},
+    "models": {"ray", "mlflow", "hydra", "omegaconf"},
+    "experiments": {"ray"},
+}
+MODULE = re.compile(rf"fewbits\.({'|'.join(ROOMS)})(\.\w+)*")
+
+
+def files(root: Path) -> Iterator[tuple[str, Path]]:
+    """The name and file of every module in the rooms."""
+    for room in ROOMS:
+        for file in sorted((root / room).rglob("*.py")):
+            yield ".".join(("fewbits", *file.relative_to(root).with_suffix("").parts)), file
+
+
+def imports(module: str, tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Line and absolute name of everything a module imports; of `from a import b` both a and a.b, b may be a module."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom):
+            source = absolute("." * node.level + (node.module or ""), module)
+            for alias in node.names:
+                yield node.lineno, f"{source}.{alias.name}"
+        elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+            called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            name = node.args[0].value
+            if called in ("import_module", "__import__") and isinstance(name, str):
+                yield node.lineno, absolute(name, module)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and MODULE.fullmatch(node.value):
+            yield node.lineno, node.value  # a module's name in a table, say, to be imported later
+
+
+def absolute(name: str, module: str) -> str:
+    """`..models` as seen from a module of fewbits.kernels is fewbits.models."""
+    level = len(name) - len(name.lstrip("."))
+    if level == 0:
+        return name
+    return ".".join(part for part in (*module.split(".")[:-level], name[level:]) if part)
+
+
+def breach(module: str, name: str) -> str | None:
+    """What is wrong with a module importing that name, if anything."""
+    room = module.split(".")[1]
+    top, *rest = name.split(".")
+    if top in FOREIGN.get(room, ()):
+        return f"{room} does not know {top}"
+    if top in ROOMS:
+        return f"rooms are imported as fewbits.{top}"
+    if top != "fewbits" or rest == ["__version__"]:
+        return None
+    if not rest or rest[0] not in ROOMS:
+        return "inside the rooms, import from the module that defines the thing"
+    if ROOMS.index(rest[0]) > ROOMS.index(room):
+        return f"{room} does not know {rest[0]}"
+    return None
+
+
+def violations(root: Path) -> list[str]:
+    trees = {module: (file, ast.parse(file.read_text("utf-8"), str(file))) for module, file in files(root)}
+    found, graph = [], {}
+    for module, (file, tree) in trees.items():
+        names = sorted(set(imports(module, tree)))
+        for line, name in names:
+            if wrong := breach(module, name):
+                found.append(f"{file.relative_to(root)}:{line}: imports {name}: {wrong}")
+        graph[module] = {n for _, name in names for n in (name, name.rpartition(".")[0]) if n in trees} - {module}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        found.append(f"a circle: {' → '.join(reversed(error.args[1]))}")
+    return found
+
+
+def test_the_rooms_hold_the_import_rule() -> None:
+    assert violations(ROOT) == []
+    assert any(True for _ in files(ROOT)), "no module was looked at"
+
+
+@pytest.mark.parametrize(
+    ("file", "source"),
+    [
+        ("kernels/a.py", "import fewbits.models.gpt2"),
+        ("kernels/a.py", "from fewbits.models import gpt2"),
+        ("kernels/a.py", "from fewbits.models.gpt2 import GPT"),
+        ("kernels/a.py", "from fewbits import models"),
+        ("kernels/a.py", "from ..models import gpt2"),
+        ("kernels/a.py", "from .. import sweeps"),
+        ("kernels/deep/a.py", "from ...experiments.train import loop"),
+        ("models/a.py", "def f():\n    from fewbits.experiments import data"),
+        ("models/a.py", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import fewbits.sweeps.plan"),
+        ("experiments/a.py", "import importlib\nimportlib.import_module('fewbits.sweeps.store')"),
+        ("experiments/a.py", "from importlib import import_module\nimport_module('..analysis.report', __package__)"),
+        ("sweeps/a.py", "__import__('fewbits.analysis')"),
+        ("sweeps/a.py", "TABLE = {'report': 'fewbits.analysis.report'}"),
+        ("kernels/a.py", "import ray"),
+        ("kernels/a.py", "from mlflow.tracking import MlflowClient"),
+        ("kernels/a.py", "import hydra.utils as u"),
+        ("kernels/a.py", "from omegaconf import DictConfig"),
+        ("experiments/a.py", "import ray"),
+        ("analysis/a.py", "from models import gpt2"),
+        ("models/a.py", "from fewbits import Quantizer"),
+        ("models/a.py", "import fewbits"),
+        ("analysis/a.py", "import fewbits.cli"),
+        ("analysis/a.py", "from importlib import import_module\nimport_module('fewbits.cli')"),
+    ],
+)
+def test_an_import_up_the_house_is_found(tmp_path: Path, file: str, source: str) -> None:
+    write(tmp_path, file, source)
+    found = violations(tmp_path)
+    assert found
+    assert all(line.startswith(f"{file}:{len(source.splitlines())}: ") for line in found)
+
+
+def test_imports_down_the_house_are_fine(tmp_path: Path) -> None:
+    write(tmp_path, "kernels/formats.py", "import torch\nfrom dataclasses import dataclass\nrange(3)")
+    write(tmp_path, "models/gpt2.py", "from fewbits.kernels.formats import Format\nfrom fewbits.kernels import formats")
+    write(tmp_path, "sweeps/plan.py", "import ray, mlflow, hydra\nfrom fewbits import __version__")
+    source = """
+        '''fewbits.analysis.report is a name in a docstring here, and fewbits.kernels below is not.'''
+        import fewbits.sweeps.plan
+        from fewbits.models.gpt2 import GPT
+        log, me = getLogger("fewbits.report"), getLogger("fewbits.analysis.report")
+        """
+    write(tmp_path, "analysis/report.py", dedent(source))
+    assert violations(tmp_path) == []
+
+
+def test_a_circle_is_found(tmp_path: Path) -> None:
+    write(tmp_path, "kernels/a.py", "from fewbits.kernels.b import x")
+    write(tmp_path, "kernels/b.py", "def f():\n    from fewbits.kernels import c")
+    write(tmp_path, "kernels/c.py", "import fewbits.kernels.a")
+    (found,) = violations(tmp_path)
+    assert found.startswith("a circle: ")
+    assert all(f"fewbits.kernels.{name}" in found for name in "abc")
+
+
+def write(root: Path, file: str, source: str) -> None:
+    path = root / file
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(source)

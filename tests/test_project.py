@@ -1,0 +1,169 @@
+"""The project: its layout, what its wheel carries, its make targets, and that its README is true."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import fewbits
+
+ROOT = Path(__file__).parents[1]
+ROOMS = ("kernels", "models", "experiments", "sweeps", "analysis")
+PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md")
+
+
+# Layout
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_is_reached_through_a_relative_link(room: str) -> None:
+    link = ROOT / "src" / "fewbits" / room
+    assert os.readlink(link) == f"../../{room}"
+    assert link.resolve() == ROOT / room
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_has_a_page_and_no_init(room: str) -> None:
+    assert (ROOT / room / "README.md").is_file()
+    assert not list((ROOT / room).rglob("__init__.py"))
+
+
+# The public face
+
+
+def test_every_public_name_resolves_to_the_thing_of_that_name() -> None:
+    assert sorted(fewbits._DEFINED_IN) == sorted(fewbits.__all__)
+    for name in fewbits.__all__:
+        assert getattr(fewbits, name).__name__ == name
+    assert set(fewbits.__all__) <= set(dir(fewbits))
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="has no attribute 'fake_quantise'"):
+        fewbits.fake_quantise  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_importing_fewbits_loads_no_torch() -> None:
+    probe = "import sys, fewbits; fewbits.Quantizer.parse('e4m3:128x128:gam'); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", probe], check=False).returncode == 0
+
+
+# The wheel
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wheel, built from a copy of the tree: setuptools leaves its products where it builds."""
+    tmp = tmp_path_factory.mktemp("wheel")
+    unwanted = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "build", "dist", "runs", "reports")
+    shutil.copytree(ROOT, tmp / "tree", symlinks=True, ignore=unwanted)
+    script = "import sys; from setuptools import build_meta; build_meta.build_wheel(sys.argv[1])"
+    command = [sys.executable, "-W", "ignore", "-c", script, str(tmp)]
+    done = subprocess.run(command, cwd=tmp / "tree", capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return next(tmp.glob("fewbits-*.whl"))
+
+
+def test_the_wheel_carries_every_source_of_every_room_and_nothing_else(wheel: Path) -> None:
+    carried = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    package = ROOT / "src" / "fewbits"
+    wanted = {"fewbits/py.typed"} | {f"fewbits/{file.name}" for file in package.glob("*.py")}
+    for room in ROOMS:
+        sources = [*(ROOT / room).rglob("*.py"), *(ROOT / room).rglob("csrc/*")]
+        wanted |= {f"fewbits/{file.relative_to(ROOT)}" for file in sources if file.is_file()}
+    assert carried == wanted
+    assert "fewbits/kernels/formats.py" in carried
+    assert any(name.startswith("fewbits/kernels/csrc/") for name in carried)
+
+
+def test_the_wheel_works_where_it_lies(wheel: Path, tmp_path: Path) -> None:
+    zipfile.ZipFile(wheel).extractall(tmp_path)
+    probe = """
+import fewbits, fewbits.kernels.build as build, fewbits.kernels.formats as formats
+fewbits.Quantizer.parse("e4m3:128x128:gam")
+build.library_path()
+print(fewbits.__file__, formats.__file__, build.__file__)
+"""
+    env = os.environ | {"PYTHONPATH": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", probe], env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count(f"{tmp_path}/fewbits/") == 3
+
+
+# Make
+
+
+def make(*words: str, cwd: Path = ROOT) -> str:
+    env = {key: value for key, value in os.environ.items() if not key.startswith("MAKE")}
+    return subprocess.run(["make", *words], cwd=cwd, env=env, capture_output=True, text=True, check=True).stdout
+
+
+def test_make_test_sets_up_in_order_and_runs_every_check() -> None:
+    commands = make("--dry-run", "--always-make", "test")
+    steps = [
+        "-m venv .venv",
+        "pip install --constraint constraints.txt torch",
+        "pip install --constraint constraints.txt --editable '.[dev]'",
+        "fewbits.kernels.build",
+        "ruff check",
+        "ruff format --check",
+        "mypy",
+        "pytest",
+    ]
+    places = [commands.index(step) for step in steps]
+    assert places == sorted(places)
+
+
+def test_setup_runs_again_only_when_what_it_depends_on_has_changed(tmp_path: Path) -> None:
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    needed = ["pyproject.toml", "constraints.txt", "kernels/build.py", "kernels/csrc/round.h"]
+    stamps = [".venv/.installed", ".venv/.kernels-built"]
+    for second, name in enumerate([*needed, *stamps]):
+        file = tmp_path / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+        os.utime(file, (second, second))
+    assert "python" not in make("--dry-run", "setup", cwd=tmp_path)
+    for name, installs in zip(needed, [True, True, False, False], strict=True):
+        os.utime(tmp_path / name, (100, 100))
+        commands = make("--dry-run", "setup", cwd=tmp_path)
+        assert ("pip install" in commands) == installs
+        assert "fewbits.kernels.build" in commands
+        os.utime(tmp_path / name, (0, 0))
+
+
+def test_ci_runs_make_test() -> None:
+    script = ROOT / ".ci" / "run"
+    assert os.access(script, os.X_OK)
+    assert "\nmake test\n" in script.read_text()
+
+
+# The pages
+
+
+def test_every_make_target_that_a_page_names_exists() -> None:
+    listed = set(re.findall(r"^  make (\S+)", make(), re.MULTILINE))
+    named = {target for page in PAGES for target in re.findall(r"^make (\S+)|`make ([\w-]+)", page.read_text(), re.M)}
+    targets = {target for pair in named for target in pair if target}
+    assert {"setup", "test"} <= targets <= listed
+
+
+def test_the_python_of_the_readme_runs() -> None:
+    blocks = re.findall(r"^```python\n(.*?)^```", PAGES[0].read_text(), re.DOTALL | re.MULTILINE)
+    assert blocks
+    names: dict[str, object] = {}
+    for block in blocks:
+        exec(compile(block, "README.md", "exec"), names)
+
+
+def test_what_doctor_asks_of_torch_is_what_the_package_requires() -> None:
+    from fewbits.doctor import OLDEST_TORCH
+
+    required = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    assert "torch>={}.{}".format(*OLDEST_TORCH) in required
