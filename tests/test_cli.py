@@ -164,11 +164,19 @@ def test_doctor_says_the_same_in_text_and_json() -> None:
     assert answer["well"] == (text.returncode == 0)
 
 
-@pytest.mark.parametrize("backend", doctor.BACKENDS)
-def test_doctor_tells_that_a_backend_is_forced(backend: str) -> None:
-    fact = json.loads(fewbits("doctor", "--json", FEWBITS_BACKEND=backend).stdout)["facts"]["backend"]
-    assert fact["value"] == backend
-    assert "FEWBITS_BACKEND" in fact["detail"]
+@pytest.mark.parametrize("forced", ["", *doctor.BACKENDS])
+def test_doctor_names_the_backend_that_the_kernels_choose(monkeypatch: pytest.MonkeyPatch, forced: str) -> None:
+    from fewbits.kernels import backends
+
+    assert backends.NAMES == doctor.BACKENDS
+    monkeypatch.setenv("FEWBITS_BACKEND", forced)
+    fact = {fact.name: fact for fact in doctor.facts()}["backend"]
+    assert ("FEWBITS_BACKEND" in fact.detail) == bool(forced)
+    if fact.status == "problem":
+        with pytest.raises(RuntimeError, match=f"FEWBITS_BACKEND={forced}"):
+            backends.backend_for("cpu")
+    else:
+        assert backends.backend_for("cpu").__name__ == f"fewbits.kernels.{fact.value}"
 
 
 def test_doctor_finds_a_backend_that_does_not_exist() -> None:

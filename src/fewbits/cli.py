@@ -87,7 +87,7 @@ def _help(commands: list[Command]) -> str:
     rows = [f"  {command.name:{width}}  {command.summary}" for command in commands]
     return "\n".join(
         [
-            "usage: fewbits [--help] [--version] COMMAND …",
+            "usage: fewbits [--help] [--version] COMMAND ...",
             "",
             "Low-precision pre-training papers, reproduced.",
             "",

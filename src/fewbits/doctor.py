@@ -78,7 +78,7 @@ def as_text(found: Sequence[Fact], checks: Sequence[Check] | None) -> str:
         said = ", ".join(str(part) for part in (fact.value, fact.detail) if part not in (None, ""))
         lines.append(f"{MARKS[fact.status]} {fact.name:10}{said}")
         if fact.fix:
-            lines.append(f"  {'':10}→ {fact.fix}")
+            lines.append(f"  {'':10}do: {fact.fix}")
     for check in checks or ():
         lines.append(f"{'pass' if check.passed else 'FAIL'}  {check.name}{check.detail and ': '}{check.detail}")
     return "\n".join(lines)
@@ -108,18 +108,17 @@ def facts() -> list[Fact]:
     """Everything that can be told without importing torch."""
     cpuinfo = _read(Path("/proc/cpuinfo"))
     compiler, library, gpu = _compiler(), _library(), _gpu()
-    has_gpu = gpu.value is not None
     return [
         Fact("fewbits", __version__, str(Path(__file__).parent)),
         Fact("python", platform.python_version(), sys.executable),
-        _torch(has_gpu),
+        _torch(has_gpu=gpu.value is not None),
         _cpu(cpuinfo),
         _vectors(cpuinfo),
         _cores(),
         compiler,
         library,
         gpu,
-        _cupy(has_gpu),
+        _cupy(),
         _backend(compiler, library),
     ]
 
@@ -147,7 +146,7 @@ def _vectors(cpuinfo: str) -> Fact:
     flags = set(listed[1].split()) if listed else set()
     widest = next((name for name, needed in VECTORS.items() if needed <= flags), None)
     if widest == "sse2":
-        return Fact("vectors", widest, "no AVX2", "note", "the kernels run, but several times slower than with AVX2")
+        return Fact("vectors", widest, "no AVX2", "note", "use a CPU with AVX2 where speed matters")
     return Fact("vectors", widest, "" if widest else f"unknown on {platform.system()} {platform.machine()}")
 
 
@@ -169,7 +168,7 @@ def _library() -> Fact:
     if path.is_file():
         return Fact("library", str(path), "built")
     return Fact(
-        "library", None, f"not built yet: {path}", "note", "the first use builds it, or python -m fewbits.kernels.build"
+        "library", None, f"not built yet: {path}", "note", "wait for the first use, or: python -m fewbits.kernels.build"
     )
 
 
@@ -179,27 +178,31 @@ def _gpu() -> Fact:
     names = re.findall(r"^Model:\s*(.+)$", about, re.MULTILINE)
     version = re.search(r"\s(\d+\.\d+(?:\.\d+)?)\s", _read(driver / "version"))
     if names and version:
-        return Fact("gpu", ", ".join(names), f"driver {version[1]}")
+        kernels = "no CUDA kernels in this version: the reference serves CUDA tensors"
+        return Fact("gpu", ", ".join(names), f"driver {version[1]}; {kernels}")
     return Fact("gpu", None, f"none under driver {version[1]}" if version else f"none found: no {driver}")
 
 
-def _cupy(has_gpu: bool) -> Fact:
-    if find_spec("cupy"):
-        return Fact("cupy", next((version for name in CUPY if (version := _version_of(name))), "unknown version"))
-    if has_gpu:
-        return Fact("cupy", None, "not installed", "note", "for the CUDA kernels: pip install 'fewbits[cuda]'")
-    return Fact("cupy", None, "not installed; only the CUDA kernels need it")
+def _cupy() -> Fact:
+    if not find_spec("cupy"):
+        return Fact("cupy", None, "not installed; only the CUDA kernels need it")
+    return Fact("cupy", next((version for name in CUPY if (version := _version_of(name))), "unknown version"))
 
 
 def _backend(compiler: Fact, library: Fact) -> Fact:
-    """Which backend serves CPU tensors, and why."""
+    """Which backend serves CPU tensors, and why: what kernels/backends.py will choose, told without loading torch."""
     forced = os.environ.get("FEWBITS_BACKEND")
     can_run = library.value is not None or compiler.value is not None
     if forced and forced not in BACKENDS:
-        fix = f"set it to one of {', '.join(BACKENDS)}, or unset it"
-        return Fact("backend", forced, "FEWBITS_BACKEND is wrong", "problem", fix)
+        fix = f"set FEWBITS_BACKEND to one of {', '.join(BACKENDS)}, or unset it"
+        return Fact("backend", forced, "FEWBITS_BACKEND asks for it: there is no such backend", "problem", fix)
+    if forced == "cuda":
+        fix = "unset FEWBITS_BACKEND"
+        return Fact("backend", forced, "FEWBITS_BACKEND forces it: no CUDA kernels in this version", "problem", fix)
     if forced == "cpu" and not can_run:
-        return Fact("backend", forced, "FEWBITS_BACKEND forces it, but nothing can build it", "problem", compiler.fix)
+        return Fact(
+            "backend", forced, "FEWBITS_BACKEND forces it: there is no compiler to build it", "problem", compiler.fix
+        )
     if forced:
         return Fact("backend", forced, "FEWBITS_BACKEND forces it")
     if not can_run:
