@@ -1,0 +1,53 @@
+"""Which implementation runs: `reference` (torch, anywhere), `cpu` (compiled) or `cuda`, by device and availability.
+
+FEWBITS_BACKEND forces one. A fallback is announced once.
+"""
+
+import os
+import warnings
+from functools import cache
+from types import ModuleType
+
+from fewbits.kernels import build, reference
+
+NAMES = ("reference", "cpu", "cuda")
+
+
+def backend_for(device_type: str) -> ModuleType:
+    return _choose(os.environ.get("FEWBITS_BACKEND") or None, device_type)
+
+
+@cache
+def _choose(forced: str | None, device_type: str) -> ModuleType:
+    if forced is not None and forced not in NAMES:
+        raise ValueError(f"FEWBITS_BACKEND={forced}: valid are {', '.join(NAMES)}")
+    if forced == "reference":
+        return reference
+    if forced == "cuda":
+        raise RuntimeError("FEWBITS_BACKEND=cuda: this version has no CUDA kernels; unset it to use the reference")
+    if device_type != "cpu":
+        if forced == "cpu":
+            raise RuntimeError(f"FEWBITS_BACKEND=cpu, but the tensor is on {device_type}: move it, or unset the variable")
+        _warn(f"fewbits has no kernels for {device_type} in this version: the reference serves, many times slower")
+        return reference
+    if forced is None and build.compiler() is None and not build.library_path().exists():
+        _warn("fewbits found no C++ compiler: the reference serves, many times slower; install g++ for the fast kernels")
+        return reference
+    return _compiled(forced)
+
+
+def _compiled(forced: str | None) -> ModuleType:
+    from fewbits.kernels import cpu
+
+    try:
+        cpu.library()
+    except (build.BuildError, OSError) as error:
+        if forced == "cpu":
+            raise
+        _warn(f"the fewbits CPU kernels do not work here, so the reference serves, many times slower: {error}")
+        return reference
+    return cpu
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, RuntimeWarning, stacklevel=2)

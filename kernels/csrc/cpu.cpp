@@ -1,0 +1,644 @@
+// The CPU backend: walks a matrix in tiles, finds the scales of the blocks in each, and hands runs of elements to
+// lanes.h. One or two quantizers share a walk, so a tensor wanted along both axes is read once.
+#include <algorithm>
+#include <numeric>
+#include <vector>
+#include "hadamard.h"
+#include "lanes.h"
+#include "parallel.h"
+
+namespace fb {
+
+// These mirror the ctypes structures of cpu.py field by field.
+struct Quant {
+  Grid grid;
+  int32_t scaling, stochastic, group_by_row, hadamard, down;  // down: vectors run down the rows (axis 0)
+  Signs signs;
+  int64_t block_rows, block_cols;  // as they lie in the matrix
+  uint64_t seed;
+};
+struct Request {
+  Quant quant;
+  void *out;                        // null: statistics only
+  Tally *tally;                     // null: none; one for each tally block
+  uint32_t *amax;                   // null: none; float32 bits, one for each tally block
+  int64_t tally_rows, tally_cols;   // the partition that statistics and `skip` speak of
+  const uint8_t *skip;              // null: none; tally blocks to leave alone
+  uint16_t *codes;                  // null: none; element codes instead of values
+  uint32_t *scale_codes;            // with codes: one for each block
+  uint32_t *group_scales;           // with codes: float32 bits, one for each group
+  uint32_t sign_shift, nan_code, inf_code;
+};
+
+constexpr int64_t TILE_ROWS = 256, TILE_COLS = 16384, TILE_ELEMENTS = 1 << 21, ROTATED_ELEMENTS = 1 << 16;
+
+template <class D> using Cell = typename D::Storage;
+template <class D> uint32_t float_bits(Cell<D> s) { return bits(D::widen(s)); }
+
+inline void raise_to(uint32_t *target, uint32_t v) {  // atomic maximum
+  uint32_t seen = __atomic_load_n(target, __ATOMIC_RELAXED);
+  while (seen < v && !__atomic_compare_exchange_n(target, &seen, v, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+  }
+}
+inline void lower_to(uint32_t *target, uint32_t v) {  // atomic minimum
+  uint32_t seen = __atomic_load_n(target, __ATOMIC_RELAXED);
+  while (seen > v && !__atomic_compare_exchange_n(target, &seen, v, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+  }
+}
+inline void add_to(Tally *target, const Tally &t) {
+  const int64_t *from = &t.error;
+  int64_t *to = &target->error;
+  for (int i = 0; i < 6; i++) __atomic_fetch_add(to + i, from[i], __ATOMIC_RELAXED);
+}
+
+// Past the caches a store should not read its line first. `aligned` runs go around them, the rest do not.
+inline void put(void *to, const void *from, size_t bytes, bool around) {
+#ifdef __AVX512F__
+  if (around && !(bytes % 64) && !(uintptr_t(to) % 64)) {
+    for (size_t i = 0; i < bytes; i += 64)
+      _mm512_stream_si512((__m512i *)((char *)to + i), _mm512_loadu_si512((const char *)from + i));
+    return;
+  }
+#elif defined(__SSE2__)
+  if (around && !(bytes % 16) && !(uintptr_t(to) % 16)) {
+    for (size_t i = 0; i < bytes; i += 16)
+      _mm_stream_si128((__m128i *)((char *)to + i), _mm_loadu_si128((const __m128i *)((const char *)from + i)));
+    return;
+  }
+#endif
+  (void)around;
+  memcpy(to, from, bytes);
+}
+
+// ---------------------------------------------------------------------------------------------------- rotation
+
+template <int H> inline F32x16 butterfly16(F32x16 v) {
+  I32x16 flip;
+  for (int i = 0; i < 16; i++) flip[i] = i & H ? int32_t(SIGN) : 0;
+  F32x16 other = FB_SHUFFLE(v, v, 0 ^ H, 1 ^ H, 2 ^ H, 3 ^ H, 4 ^ H, 5 ^ H, 6 ^ H, 7 ^ H, 8 ^ H, 9 ^ H, 10 ^ H, 11 ^ H,
+                            12 ^ H, 13 ^ H, 14 ^ H, 15 ^ H);
+  return other + (F32x16)((I32x16)v ^ flip);
+}
+inline void butterflies_in_lanes(float *t, int size) {  // on 16 values, size <= 16
+  F32x16 v;
+  memcpy(&v, t, sizeof v);
+  v = butterfly16<1>(v);
+  if (size > 2) v = butterfly16<2>(v);
+  if (size > 4) v = butterfly16<4>(v);
+  if (size > 8) v = butterfly16<8>(v);
+  memcpy(t, &v, sizeof v);
+}
+
+template <class D> struct Rotation {
+  int size;
+  Signs signs;
+  float sign_and_factor[128];
+
+  explicit Rotation(const Quant &q) : size(q.hadamard), signs(q.signs) {
+    for (int i = 0; i < size; i++) sign_and_factor[i] = signs.apply(first_factor(size), i);
+  }
+  void finish(const float *t, int n, bool root, Cell<D> *y) const {
+    for (int i = 0; i < n; i++) y[i] = D::narrow(root ? t[i] * ROOT_HALF : t[i]);
+  }
+  // One row of n columns, a multiple of `size` but at the matrix's edge.
+  void along(const Cell<D> *x, int64_t n, Cell<D> *y) const {
+    constexpr int BATCH = 128;
+    float t[BATCH];
+    int64_t whole = n / size * size;
+    for (int64_t start = 0; start < whole; start += BATCH) {
+      int run = int(std::min<int64_t>(BATCH, whole - start));
+      for (int i = 0; i < run; i += size)
+        for (int k = 0; k < size; k++) t[i + k] = D::widen(x[start + i + k]) * sign_and_factor[k];
+      int inner = std::min(size, 16);
+      if (run % 16 == 0) {
+        for (int i = 0; i < run; i += 16) butterflies_in_lanes(t + i, inner);
+      } else {
+        for (int i = 0; i < run; i += inner) butterflies(t + i, inner, 1);
+      }
+      for (int h = 16; h < size; h *= 2)
+        for (int i = 0; i < run; i += 2 * h)
+          for (int k = i; k < i + h; k++) {
+            float a = t[k], b = t[k + h];
+            t[k] = a + b;
+            t[k + h] = a - b;
+          }
+      finish(t, run, odd_power(size), y + start);
+    }
+    for (int64_t start = whole, in_chunk = 0; start < n;) {
+      int piece = largest_power(int(n - start));
+      for (int k = 0; k < piece; k++)
+        t[k] = signs.apply(D::widen(x[start + k]), int(in_chunk) + k) * first_factor(piece);
+      butterflies(t, piece, 1);
+      finish(t, piece, odd_power(piece), y + start);
+      start += piece, in_chunk += piece;
+    }
+  }
+  // `rows` rows of n columns, a multiple of `size` but at the matrix's edge.
+  void down(const Cell<D> *x, int64_t x_stride, int64_t rows, int64_t n, Cell<D> *y, int64_t y_stride) const {
+    constexpr int LANE = 64;
+    float t[128 * LANE];
+    for (int64_t first = 0; first < rows;) {
+      int64_t left = rows - first, in_chunk = first % size;
+      int piece = left + in_chunk >= size ? size : largest_power(int(left));
+      for (int64_t c = 0; c < n; c += LANE) {
+        int width = int(std::min<int64_t>(LANE, n - c));
+        for (int k = 0; k < piece; k++) {
+          float factor = signs.apply(first_factor(piece), int(in_chunk) + k);
+          const Cell<D> *from = x + (first + k) * x_stride + c;
+          for (int i = 0; i < width; i++) t[k * LANE + i] = D::widen(from[i]) * factor;
+        }
+        for (int h = 1; h < piece; h *= 2)
+          for (int k = 0; k < piece; k++)
+            if (!(k & h))
+              for (int i = 0; i < LANE; i++) {
+                float a = t[k * LANE + i], b = t[(k + h) * LANE + i];
+                t[k * LANE + i] = a + b;
+                t[(k + h) * LANE + i] = a - b;
+              }
+        for (int k = 0; k < piece; k++)
+          finish(t + k * LANE, width, odd_power(piece), y + (first + k) * y_stride + c);
+      }
+      first += piece;
+    }
+  }
+};
+
+// ---------------------------------------------------------------------------------------------------- one quantizer
+
+enum Kind : uint32_t { ORDINARY, CAREFUL, POISONED };
+
+struct Tile {
+  int64_t r0, r1, c0, c1;
+};
+
+template <class D> struct Scratch {  // one for each thread
+  std::vector<Cell<D>> rotated, maxima;
+  std::vector<uint32_t> amax, code, kind;
+  std::vector<float> block_encode, block_decode, block_outer, encode, decode;
+  std::vector<uint16_t> high;
+};
+
+// Scales and kinds of n blocks, as arrays so that the loop vectorises. `ordinary` is the largest amax of that kind.
+struct BlockScales {
+  float *encode, *decode;
+  uint32_t *code, *kind;
+};
+template <int SCALING>
+void scales(const uint32_t *amax, int64_t n, float max, const Group &group, float ordinary, const BlockScales &to) {
+  constexpr bool DIVIDE = SCALING == AMAX || SCALING == GAM;
+  for (int64_t i = 0; i < n; i++) {
+    float a = value(amax[i]);
+    Scale s = make_scale(SCALING, max, a, group);
+    to.encode[i] = s.encode, to.decode[i] = s.decode, to.code[i] = s.code;
+    uint32_t plain = a <= ordinary;
+    if (DIVIDE) plain &= uint32_t(s.encode > 8.6e-19f) & uint32_t(s.encode < 1.15e18f);  // 2^-60, 2^60: see `quotient`
+    if (SCALING == NVFP4) plain &= uint32_t(s.code != 0) | uint32_t(a == 0.0f);
+    uint32_t poisoned = SCALING != NONE && amax[i] >= INF;
+    to.kind[i] = plain ? ORDINARY : poisoned ? POISONED : CAREFUL;
+  }
+}
+
+template <class D> struct Plan {
+  const Request &request;
+  const Quant &q;
+  const Cell<D> *x;
+  int64_t rows, cols, R, C, block_count_rows, block_count_cols;
+  bool lookup = false;  // blocks are larger than tiles: their amaxes come from a first walk
+  bool grouped;         // blocks share a scale: their group's amax comes from a first walk
+  bool around;          // the output goes past the caches
+  std::vector<uint32_t> block_amax, group_amax;
+  Rotation<D> rotation;
+
+  Plan(const Request &r, const Cell<D> *x, int64_t rows, int64_t cols)
+      : request(r), q(r.quant), x(x), rows(rows), cols(cols), R(q.scaling == NONE ? 1 : q.block_rows),
+        C(q.scaling == NONE ? PIECE : q.block_cols), block_count_rows((rows + R - 1) / R),
+        block_count_cols((cols + C - 1) / C), grouped(q.scaling == GAM || q.scaling == NVFP4), rotation(q) {
+    around = double(rows) * double(cols) * sizeof(Cell<D>) > double(16 << 20);
+  }
+  bool first_walk() const { return lookup || grouped; }
+  int64_t group_count() const { return !q.group_by_row ? 1 : q.down ? block_count_cols : block_count_rows; }
+  int64_t group_of(int64_t block_row, int64_t block_col) const {
+    return !q.group_by_row ? 0 : q.down ? block_col : block_row;
+  }
+  void allocate() {
+    if (lookup) block_amax.assign(size_t(block_count_rows * block_count_cols), 0);
+    if (grouped) group_amax.assign(size_t(group_count()), 0);
+  }
+
+  // The tile's values: the matrix itself, or its rotation.
+  const Cell<D> *source(const Tile &t, Scratch<D> &s, int64_t *stride) const {
+    const Cell<D> *from = x + t.r0 * cols + t.c0;
+    if (!q.hadamard) {
+      *stride = cols;
+      return from;
+    }
+    int64_t n = t.c1 - t.c0;
+    s.rotated.resize(size_t((t.r1 - t.r0) * n));
+    if (q.down) {
+      rotation.down(from, cols, t.r1 - t.r0, n, s.rotated.data(), n);
+    } else {
+      for (int64_t r = 0; r < t.r1 - t.r0; r++) rotation.along(from + r * cols, n, s.rotated.data() + r * n);
+    }
+    *stride = n;
+    return s.rotated.data();
+  }
+
+  // Amaxes (float32 bits) of the parts of one row of blocks that lie in columns [c0, c1) and the given rows.
+  void amaxes(const Cell<D> *from, int64_t stride, int64_t height, int64_t c0, int64_t c1, Scratch<D> &s) const {
+    int64_t n = c1 - c0, first = c0 / C, count = (c1 - 1) / C - first + 1;
+    s.amax.resize(size_t(count));
+    s.maxima.resize(size_t(n));
+    const Cell<D> *line = from;
+    if (height > 1) {
+      std::fill(s.maxima.begin(), s.maxima.end(), Cell<D>(0));
+      for (int64_t r = 0; r < height; r++) column_maxima<D>(from + r * stride, n, s.maxima.data());
+      line = s.maxima.data();
+    }
+    if (C == 1) {
+      for (int64_t b = 0; b < count; b++) s.amax[b] = float_bits<D>(Cell<D>(line[b] & D::magnitude_mask));
+    } else if (C % GROUP == 0 && c0 % GROUP == 0) {
+      group_maxima<D>(line, n, s.maxima.data());
+      for (int64_t b = 0; b < count; b++) {
+        int64_t from_group = (std::max((first + b) * C, c0) - c0) / GROUP;
+        int64_t to_group = (std::min((first + b + 1) * C, c1) - c0 + GROUP - 1) / GROUP;
+        Cell<D> m = 0;
+        for (int64_t g = from_group; g < to_group; g++) m = std::max(m, s.maxima[g]);
+        s.amax[b] = float_bits<D>(m);
+      }
+    } else {
+      for (int64_t b = 0; b < count; b++) {
+        int64_t from_col = std::max((first + b) * C, c0) - c0, to_col = std::min((first + b + 1) * C, c1) - c0;
+        Cell<D> m = 0;
+        for (int64_t c = from_col; c < to_col; c++) m = std::max(m, Cell<D>(line[c] & D::magnitude_mask));
+        s.amax[b] = float_bits<D>(m);
+      }
+    }
+  }
+
+  void first_walk(const Tile &t, Scratch<D> &s) {
+    int64_t stride;
+    const Cell<D> *from = source(t, s, &stride);
+    for (int64_t r = t.r0; r < t.r1;) {
+      int64_t block_row = r / R, end = std::min(t.r1, (block_row + 1) * R);
+      const Cell<D> *at = from + (r - t.r0) * stride;
+      if (!lookup && !q.group_by_row) {  // one group, whole blocks: if all is finite the blocks need not be told apart
+        if (R == 1) end = t.r1;
+        Cell<D> m = 0;
+        for (int64_t k = 0; k < end - r; k++) {
+          Cell<D> row = 0;
+          const Cell<D> *line = at + k * stride;
+          for (int64_t c = 0; c < t.c1 - t.c0; c++) row = std::max(row, Cell<D>(line[c] & D::magnitude_mask));
+          m = std::max(m, row);
+        }
+        if (m < D::inf) {
+          raise_to(&group_amax[0], float_bits<D>(m));
+          r = end;
+          continue;
+        }
+        end = std::min(t.r1, (block_row + 1) * R);
+      }
+      amaxes(at, stride, end - r, t.c0, t.c1, s);
+      int64_t first = t.c0 / C;
+      for (size_t b = 0; b < s.amax.size(); b++) {
+        if (lookup) {
+          raise_to(&block_amax[size_t(block_row * block_count_cols + first + int64_t(b))], s.amax[b]);
+        } else if (s.amax[b] < INF) {
+          raise_to(&group_amax[size_t(group_of(block_row, first + int64_t(b)))], s.amax[b]);
+        }
+      }
+      r = end;
+    }
+  }
+  void after_first_walk() {
+    if (lookup && grouped)
+      for (int64_t i = 0; i < block_count_rows; i++)
+        for (int64_t j = 0; j < block_count_cols; j++) {
+          uint32_t a = block_amax[size_t(i * block_count_cols + j)];
+          if (a < INF) raise_to(&group_amax[size_t(group_of(i, j))], a);
+        }
+    if (request.group_scales)
+      for (size_t g = 0; g < group_amax.size(); g++) {
+        Group group = make_group(q.scaling, q.grid.max, value(group_amax[g]));
+        request.group_scales[g] = q.scaling == GAM ? mantissa(group.encode) | 0x3f800000u : bits(group.decode);
+      }
+  }
+
+  // Scales of one row of blocks between columns c0 and c1, for each block and then for each column.
+  void find_scales(const Cell<D> *from, int64_t stride, int64_t height, int64_t block_row, const Tile &t,
+                   Scratch<D> &s) const {
+    int64_t first = t.c0 / C, n = t.c1 - t.c0;
+    if (lookup) {
+      int64_t count = (t.c1 - 1) / C - first + 1;
+      const uint32_t *known = &block_amax[size_t(block_row * block_count_cols + first)];
+      s.amax.assign(known, known + count);
+    } else {
+      amaxes(from, stride, height, t.c0, t.c1, s);
+    }
+    size_t count = s.amax.size();
+    s.block_encode.resize(count), s.block_decode.resize(count), s.block_outer.resize(count);
+    s.code.resize(count), s.kind.resize(count);
+    s.encode.resize(size_t(n)), s.decode.resize(size_t(n));
+    float max = q.grid.max, *encode = s.block_encode.data(), *decode = s.block_decode.data();
+    float ordinary = q.grid.wide ? -1.0f : q.scaling == NONE ? std::min(D::max / 4, 2 * max) : D::max / 4;
+    bool varies = q.group_by_row && q.down;
+    for (size_t b = 0; b < count; b += varies ? 1 : count) {
+      Group g = make_group(q.scaling, max, grouped ? value(group_amax[size_t(group_of(block_row, first + int64_t(b)))]) : 0);
+      int64_t m = varies ? 1 : int64_t(count);
+      const uint32_t *amax = s.amax.data() + b;
+      BlockScales to{encode + b, decode + b, s.code.data() + b, s.kind.data() + b};
+      switch (q.scaling) {
+        case AMAX: scales<AMAX>(amax, m, max, g, ordinary, to); break;
+        case GAM: scales<GAM>(amax, m, max, g, ordinary, to); break;
+        case E8M0: scales<E8M0>(amax, m, max, g, ordinary, to); break;
+        case MX: scales<MX>(amax, m, max, g, ordinary, to); break;
+        case NVFP4: scales<NVFP4>(amax, m, max, g, ordinary, to); break;
+        default: scales<NONE>(amax, m, max, g, ordinary, to);
+      }
+      std::fill(s.block_outer.begin() + int64_t(b), s.block_outer.begin() + int64_t(b) + m, q.scaling == NVFP4 ? g.decode : 1.0f);
+    }
+    if (C == 1) {
+      std::copy(s.block_encode.begin(), s.block_encode.end(), s.encode.begin());
+      std::copy(s.block_decode.begin(), s.block_decode.end(), s.decode.begin());
+    } else if (C == GROUP && n % GROUP == 0) {
+      for (size_t b = 0; b < count; b++)
+        for (int i = 0; i < GROUP; i++) {
+          s.encode[b * GROUP + size_t(i)] = encode[b];
+          s.decode[b * GROUP + size_t(i)] = decode[b];
+        }
+    } else {
+      for (size_t b = 0; b < count; b++) {
+        int64_t from_col = std::max((first + int64_t(b)) * C, t.c0), to_col = std::min((first + int64_t(b) + 1) * C, t.c1);
+        std::fill(s.encode.begin() + (from_col - t.c0), s.encode.begin() + (to_col - t.c0), encode[b]);
+        std::fill(s.decode.begin() + (from_col - t.c0), s.decode.begin() + (to_col - t.c0), decode[b]);
+      }
+    }
+  }
+
+  Scale scale_at(const Scratch<D> &s, size_t b) const {
+    return Scale{s.block_encode[b], s.block_decode[b], s.block_outer[b], s.code[b]};
+  }
+
+  // n columns from c of one row, element by element.
+  void carefully(const Cell<D> *from, int64_t r, int64_t c, int n, int64_t first_block, const Scratch<D> &s, Cell<D> *to,
+                 uint16_t *codes, Tally *tally) const {
+    for (int i = 0; i < n; i++) {
+      size_t b = size_t((c + i) / C - first_block);
+      float was = D::widen(from[i]);
+      uint64_t index = uint64_t(r * cols + c + i);
+      Element e{value(NAN_BITS), value(NAN_BITS), false};
+      if (s.kind[b] != POISONED) e = element<D>(was, q.grid, scale_at(s, b), q.scaling, q.stochastic, index, q.seed);
+      to[i] = D::narrow(e.y);
+      if (codes) {
+        uint32_t code = finite(e.q) ? magnitude_code(e.q, q.grid)
+                        : s.kind[b] == POISONED ? 0
+                        : bits(magnitude(e.q)) == INF ? request.inf_code : request.nan_code;
+        codes[i] = uint16_t(code | (bits(e.q) >> 31) << request.sign_shift);
+      }
+      if (tally) {
+        float back = D::widen(to[i]);
+        bool capped;
+        uint32_t units = error_units(was, back, &capped);
+        bool some = was != 0.0f;
+        tally->error += some ? units : 0;
+        tally->nonzero += some;
+        tally->flushed += some && back == 0.0f;
+        tally->saturated += e.saturated && back != 0.0f;
+        tally->capped += capped;
+        tally->nonfinite += !finite(was);
+      }
+    }
+  }
+
+  template <bool DIVIDE, bool STOCHASTIC, bool STATS> void row(const Cell<D> *from, int64_t r, const Tile &t, Scratch<D> &s,
+                                                            bool all_plain, int64_t ahead, Tally *tallies) const {
+    int64_t TC = request.tally_cols ? request.tally_cols : cols, TR = request.tally_rows ? request.tally_rows : rows;
+    int64_t tally_count_cols = (cols + TC - 1) / TC, first_block = t.c0 / C;
+    Cell<D> *out = (Cell<D> *)request.out;
+    const uint16_t *high = nullptr;
+    if (STOCHASTIC) {
+      uint64_t index = uint64_t(r * cols + t.c0), start = index & ~uint64_t(7);
+      s.high.resize(size_t(t.c1 - t.c0 + 2 * PIECE));
+      fill_high(start, t.c1 - t.c0 + int64_t(index - start), q.seed, s.high.data());
+      high = s.high.data() + (index - start);
+    }
+    for (int64_t c = t.c0; c < t.c1;) {
+      int64_t tally_col = c / TC;
+      int64_t stop = std::min(std::min(c + PIECE, t.c1), (tally_col + 1) * TC);
+      int n = int(stop - c);
+      if (request.skip && request.skip[r / TR * tally_count_cols + tally_col]) {
+        c = stop;
+        continue;
+      }
+      alignas(64) Cell<D> piece_out[PIECE];
+      const Cell<D> *in = from + (c - t.c0);
+      if (ahead)
+        for (int i = 0; i < n; i += int(64 / sizeof(Cell<D>))) __builtin_prefetch(x + (r * cols + c + i) + ahead, 0, 2);
+      Tally *tally = STATS ? tallies + (tally_col - t.c0 / TC) : nullptr;
+      bool plain = all_plain;
+      if (!plain) {
+        plain = true;
+        for (int64_t b = c / C; b <= (stop - 1) / C; b++) plain = plain && s.kind[size_t(b - first_block)] == ORDINARY;
+      }
+      if (plain) {
+        Counts k = piece<D, DIVIDE, STOCHASTIC, STATS>(in, piece_out, n, s.encode.data() + (c - t.c0), s.decode.data() + (c - t.c0),
+                                                    s.block_outer[size_t(c / C - first_block)], q.grid,
+                                                    STOCHASTIC ? high + (c - t.c0) : nullptr);
+        if (k.again) {
+          plain = false;
+        } else if (STATS) {
+          int64_t nonzero = k.packed & 0xff, zeros = k.packed >> 8 & 0xff;
+          tally->error += k.error;
+          tally->nonzero += nonzero;
+          tally->flushed += zeros - (n - nonzero);
+          tally->saturated += k.packed >> 16 & 0xff;
+          tally->capped += k.packed >> 24;
+        }
+      }
+      if (!plain) carefully(in, r, c, n, first_block, s, piece_out, nullptr, tally);
+      if (out) put(out + r * cols + c, piece_out, size_t(n) * sizeof(Cell<D>), around);
+      c = stop;
+    }
+  }
+
+  // The amax of each tally block's part in the given rows: those of the blocks where the partitions agree.
+  void note_amax(const Cell<D> *from, int64_t stride, int64_t height, int64_t tally_row, const Tile &t, Scratch<D> &s) const {
+    int64_t TC = request.tally_cols, TR = request.tally_rows, across = (cols + TC - 1) / TC;
+    uint32_t *row = request.amax + tally_row * across;
+    bool skips = request.skip != nullptr;
+    if (!skips && ((TC >= cols && TR >= rows) || (TC == C && TR == R))) {
+      for (size_t b = 0; b < s.amax.size(); b++) raise_to(row + (t.c0 / C + int64_t(b)) * C / TC, s.amax[b]);
+      return;
+    }
+    for (int64_t b = t.c0 / TC; b * TC < t.c1; b++) {
+      if (skips && request.skip[tally_row * across + b]) continue;
+      Cell<D> m = 0;
+      for (int64_t r = 0; r < height; r++)
+        for (int64_t c = std::max(b * TC, t.c0); c < std::min((b + 1) * TC, t.c1); c++)
+          m = std::max(m, Cell<D>(from[r * stride + c - t.c0] & D::magnitude_mask));
+      raise_to(row + b, float_bits<D>(m));
+    }
+  }
+
+  // `ahead`: elements to the tile this thread does next, to be fetched meanwhile; 0 where there is none.
+  void second_walk(const Tile &t, int64_t ahead, Scratch<D> &s) const {
+    int64_t stride, TC = request.tally_cols ? request.tally_cols : cols, TR = request.tally_rows ? request.tally_rows : rows;
+    int64_t tally_count_cols = (cols + TC - 1) / TC, first_tally = t.c0 / TC;
+    const Cell<D> *from = source(t, s, &stride);
+    std::vector<Tally> tallies(request.tally ? size_t((t.c1 - 1) / TC - first_tally + 1) : 0);
+    bool divide = q.scaling == AMAX || q.scaling == GAM;
+    for (int64_t r = t.r0; r < t.r1;) {
+      int64_t block_row = r / R, block_end = std::min(t.r1, (block_row + 1) * R);
+      find_scales(from + (r - t.r0) * stride, stride, block_end - r, block_row, t, s);
+      uint32_t kinds = 0;
+      for (uint32_t k : s.kind) kinds |= k;
+      bool all_plain = kinds == ORDINARY;
+      if (request.scale_codes) {
+        for (size_t b = 0; b < s.code.size(); b++) {
+          uint32_t poisoned = q.scaling == AMAX ? NAN_BITS : q.scaling == NVFP4 ? 0x7fu : 0xffu;
+          request.scale_codes[block_row * block_count_cols + t.c0 / C + int64_t(b)] = s.kind[b] == POISONED ? poisoned : s.code[b];
+        }
+      }
+      while (r < block_end) {
+        int64_t end = std::min(block_end, (r / TR + 1) * TR), tally_row = r / TR;
+        std::fill(tallies.begin(), tallies.end(), Tally{});
+        if (request.amax) note_amax(from + (r - t.r0) * stride, stride, end - r, tally_row, t, s);
+        for (; r < end; r++) {
+          const Cell<D> *line = from + (r - t.r0) * stride;
+          if (request.codes) {
+            Cell<D> ignored[PIECE];
+            for (int64_t c = t.c0; c < t.c1; c += PIECE)
+              carefully(line + (c - t.c0), r, c, int(std::min<int64_t>(PIECE, t.c1 - c)), t.c0 / C, s, ignored,
+                        request.codes + r * cols + c, nullptr);
+            continue;
+          }
+          Tally *k = tallies.data();
+          if (request.tally) {
+            if (q.stochastic) divide ? row<true, true, true>(line, r, t, s, all_plain, ahead, k) : row<false, true, true>(line, r, t, s, all_plain, ahead, k);
+            else divide ? row<true, false, true>(line, r, t, s, all_plain, ahead, k) : row<false, false, true>(line, r, t, s, all_plain, ahead, k);
+          } else {
+            if (q.stochastic) divide ? row<true, true, false>(line, r, t, s, all_plain, ahead, k) : row<false, true, false>(line, r, t, s, all_plain, ahead, k);
+            else divide ? row<true, false, false>(line, r, t, s, all_plain, ahead, k) : row<false, false, false>(line, r, t, s, all_plain, ahead, k);
+          }
+        }
+        for (size_t b = 0; b < tallies.size(); b++)
+          add_to(&request.tally[tally_row * tally_count_cols + first_tally + int64_t(b)], tallies[b]);
+      }
+    }
+  }
+};
+
+// ---------------------------------------------------------------------------------------------------- the walk
+
+struct Walk {
+  int64_t tile_rows = 1, tile_cols = GROUP;
+
+  // Tiles hold whole transforms, and whole blocks where these are small; larger blocks are looked up.
+  template <class D> Walk(std::vector<Plan<D>> &plans, int64_t rows, int64_t cols, int threads) {
+    bool rotated = false;
+    for (auto &p : plans)
+      if (p.q.hadamard) {
+        rotated = true;
+        (p.q.down ? tile_rows : tile_cols) = std::lcm(p.q.down ? tile_rows : tile_cols, int64_t(p.q.hadamard));
+      }
+    int64_t unit_rows = tile_rows, unit_cols = tile_cols;
+    for (auto &p : plans) {
+      int64_t r = p.R >= rows ? (rows + tile_rows - 1) / tile_rows * tile_rows : std::lcm(tile_rows, p.R);
+      int64_t c = p.C >= cols ? (cols + tile_cols - 1) / tile_cols * tile_cols : std::lcm(tile_cols, p.C);
+      p.lookup = r > TILE_ROWS || c > TILE_COLS;
+      if (!p.lookup) tile_rows = unit_rows = r, tile_cols = unit_cols = c;
+    }
+    int64_t limit = rotated ? ROTATED_ELEMENTS : TILE_ELEMENTS;
+    int64_t widest = std::max(unit_cols, std::min(TILE_COLS, limit / tile_rows) / unit_cols * unit_cols);
+    tile_cols = std::min(widest, (cols + unit_cols - 1) / unit_cols * unit_cols);
+    while (tile_rows < rows && tile_rows * tile_cols * 2 <= limit / 4 && tile_rows * 2 <= TILE_ROWS) tile_rows *= 2;
+    while (count(rows, cols) < threads && tile_rows > unit_rows && tile_rows % (2 * unit_rows) == 0) tile_rows /= 2;
+    while (count(rows, cols) < threads && tile_cols > unit_cols)
+      tile_cols = (tile_cols / unit_cols + 1) / 2 * unit_cols;
+  }
+  int64_t count(int64_t rows, int64_t cols) const {
+    return ((rows + tile_rows - 1) / tile_rows) * ((cols + tile_cols - 1) / tile_cols);
+  }
+  Tile tile(int64_t i, int64_t rows, int64_t cols) const {
+    int64_t across = (cols + tile_cols - 1) / tile_cols, r = i / across * tile_rows, c = i % across * tile_cols;
+    return Tile{r, std::min(rows, r + tile_rows), c, std::min(cols, c + tile_cols)};
+  }
+};
+
+template <class D> void quantize(const void *x, int64_t rows, int64_t cols, const Request *requests, int n, int threads) {
+  std::vector<Plan<D>> plans;
+  plans.reserve(size_t(n));
+  for (int i = 0; i < n; i++) plans.emplace_back(requests[i], (const Cell<D> *)x, rows, cols);
+  if (!rows || !cols) return;
+  Walk walk(plans, rows, cols, threads);
+  int64_t tiles = walk.count(rows, cols);
+  threads = int(std::min<int64_t>(threads, tiles));
+  bool first = false;
+  for (auto &p : plans) p.allocate(), first = first || p.first_walk();
+  if (first) {
+    in_parallel(tiles, threads, [&](int64_t count) {
+      Scratch<D> s;
+#pragma omp for schedule(static)
+      for (int64_t i = 0; i < count; i++)
+        for (auto &p : plans)
+          if (p.first_walk()) p.first_walk(walk.tile(i, rows, cols), s);
+    });
+    for (auto &p : plans) p.after_first_walk();
+  }
+  in_parallel(tiles, threads, [&](int64_t count) {
+    Scratch<D> s;
+#pragma omp for schedule(static)
+    for (int64_t i = 0; i < count; i++) {  // last tile first: its input is what the first walk left in the cache
+      Tile t = walk.tile(first ? count - 1 - i : i, rows, cols);
+      Tile next = walk.tile(first ? count - 2 - i : i + 1, rows, cols);
+      bool follows = (first ? i + 1 < count : next.r1 == next.r0 + t.r1 - t.r0) && next.r0 >= 0;
+      int64_t ahead = follows ? (next.r0 - t.r0) * cols + next.c0 - t.c0 : 0;
+      for (auto &p : plans) p.second_walk(t, ahead, s), ahead = 0;
+    }
+  });
+}
+
+// Largest and smallest non-zero magnitude (float32 bits; infinity if all is zero) of each part of a partition.
+template <class D>
+void extent(const void *x, int64_t rows, int64_t cols, int64_t R, int64_t C, uint32_t *amax, uint32_t *amin, int threads) {
+  int64_t across = (cols + C - 1) / C;
+  in_parallel(rows, threads, [&](int64_t count) {
+#pragma omp for schedule(static)
+    for (int64_t r = 0; r < count; r++)
+      for (int64_t b = 0; b < across; b++) {
+        const Cell<D> *line = (const Cell<D> *)x + r * cols;
+        Cell<D> largest = 0, smallest = D::inf;
+        for (int64_t c = b * C; c < std::min(cols, (b + 1) * C); c++) {
+          Cell<D> m = line[c] & D::magnitude_mask;
+          Cell<D> some = m ? m : Cell<D>(D::inf);
+          largest = m > largest ? m : largest, smallest = some < smallest ? some : smallest;
+        }
+        raise_to(&amax[r / R * across + b], float_bits<D>(largest));
+        lower_to(&amin[r / R * across + b], float_bits<D>(smallest));
+      }
+  });
+}
+
+}  // namespace fb
+
+extern "C" {
+
+enum Dtype { BF16 = 0, FP16 = 1, FP32 = 2 };
+
+void fb_quantize(const void *x, int dtype, int64_t rows, int64_t cols, const fb::Request *requests, int n, int threads) {
+  switch (dtype) {
+    case BF16: return fb::quantize<fb::Bf16>(x, rows, cols, requests, n, threads);
+    case FP16: return fb::quantize<fb::Fp16>(x, rows, cols, requests, n, threads);
+    default: return fb::quantize<fb::Fp32>(x, rows, cols, requests, n, threads);
+  }
+}
+
+// amin starts at infinity, amax at 0.
+void fb_extent(const void *x, int dtype, int64_t rows, int64_t cols, int64_t R, int64_t C, uint32_t *amax, uint32_t *amin,
+               int threads) {
+  switch (dtype) {
+    case BF16: return fb::extent<fb::Bf16>(x, rows, cols, R, C, amax, amin, threads);
+    case FP16: return fb::extent<fb::Fp16>(x, rows, cols, R, C, amax, amin, threads);
+    default: return fb::extent<fb::Fp32>(x, rows, cols, R, C, amax, amin, threads);
+  }
+}
+}

@@ -1,0 +1,244 @@
+// Noise on the CPU: the packed GaussWS generator, DiffQ's uniform, Box-Muller for comparison, and weight sampling.
+#include <math.h>
+#include <algorithm>
+#include <vector>
+#include "lanes.h"
+#include "noise.h"
+#include "parallel.h"
+
+namespace fb {
+namespace {
+
+constexpr int64_t BATCH = 2048;  // counters
+
+void gaussian(uint64_t first, int64_t words, uint64_t seed, uint32_t *out) {
+  const U32x16 order = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  for (int64_t i = 0; i < words; i += 16) {
+    U32x16 c0, c1;
+    counters(first + uint64_t(i), order, c0, c1);
+    Words16 r = philox16(c0, c1, NOISE, seed);
+    U32x16 packed = gaussian_word(r.w[0], r.w[1], r.w[2], r.w[3]);
+    if (words - i >= 16) {
+      memcpy(out + i, &packed, sizeof packed);
+    } else {
+      memcpy(out + i, &packed, size_t(words - i) * 4);
+    }
+  }
+}
+
+// R of elements [first, first + n) as float32.
+void gaussian_values(uint64_t first, int64_t n, uint64_t seed, float *out, std::vector<uint32_t> &words) {
+  uint64_t counter = first / 8, last = (first + uint64_t(n) + 7) / 8;
+  words.resize(size_t(last - counter));
+  gaussian(counter, int64_t(last - counter), seed, words.data());
+  uint64_t skipped = first - counter * 8;
+  for (int64_t i = 0; i < n; i++) {
+    uint64_t e = skipped + uint64_t(i);
+    out[i] = gaussian_value(words[size_t(e >> 3)], uint32_t(e & 7));
+  }
+}
+void uniform_values(uint64_t first, int64_t n, uint64_t seed, float *out, std::vector<uint16_t> &high) {
+  uint64_t start = first & ~uint64_t(7);
+  high.resize(size_t(n) + 2 * PIECE);
+  fill_high(start, n + int64_t(first - start), seed, high.data(), NOISE);
+  const uint16_t *from = high.data() + (first - start);
+  for (int64_t i = 0; i < n; i++) out[i] = uniform_value(from[i]);
+}
+
+// round(z / 2) of a Box-Muller pair, with polynomials good to about 2e-7, so that it vectorises: what the paper's
+// "bm" generator does on a GPU with fast intrinsics. Only timed, never trained with.
+FB_HD void box_muller(uint32_t a, uint32_t b, float *z0, float *z1) {
+  float u = (float(int32_t(a >> 8)) + 0.5f) * 5.9604645e-08f;
+  uint32_t ub = bits(u);
+  float m = value((ub & 0x7fffffu) | 0x3f800000u);
+  float e = float(int32_t(ub >> 23) - 127);
+  bool big = m > 1.41421356f;
+  m = big ? m * 0.5f : m;
+  e = big ? e + 1.0f : e;
+  float t = (m - 1.0f) / (m + 1.0f), t2 = t * t;
+  float log_m = t * (2.0f + t2 * (0.66666667f + t2 * (0.4f + t2 * (0.28571429f + t2 * 0.22222222f))));
+  float radius = sqrtf(-2.0f * (e * 0.69314718f + log_m)) * 0.5f;
+  float turn = float(int32_t(b >> 8)) * 5.9604645e-08f * 4.0f;  // quarters
+  float quarter = float(int32_t(turn + 0.5f)), x = (turn - quarter) * 1.57079633f, x2 = x * x;
+  float s = x * (1.0f + x2 * (-0.16666667f + x2 * (0.0083333310f + x2 * -0.00019840874f)));
+  float c = 1.0f + x2 * (-0.5f + x2 * (0.041666638f + x2 * (-0.0013888397f + x2 * 2.4760495e-05f)));
+  int32_t q = int32_t(quarter);
+  float sine = q & 1 ? c : s, cosine = q & 1 ? s : c;
+  *z0 = radius * (q == 1 || q == 2 ? -cosine : cosine);
+  *z1 = radius * (q == 2 || q == 3 ? -sine : sine);
+}
+FB_HD uint32_t nibble(float z) {
+  float r = (magnitude(z) + 12582912.0f) - 12582912.0f;
+  uint32_t size = uint32_t(int32_t(r));
+  return size | (size ? (bits(z) >> 31) << 3 : 0u);
+}
+
+template <class D> struct Weight {
+  const typename D::Storage *w;
+  int64_t rows, cols, block;
+  const float *bits;
+  int64_t across() const { return (cols + block - 1) / block; }
+
+  // max|w| of the squares of one row of squares, as float32.
+  void amaxes(int64_t r0, int64_t r1, std::vector<typename D::Storage> &columns, std::vector<float> &amax) const {
+    columns.assign(size_t(cols), 0);
+    for (int64_t r = r0; r < r1; r++) column_maxima<D>(w + r * cols, cols, columns.data());
+    amax.resize(size_t(across()));
+    for (int64_t b = 0; b < across(); b++) {
+      typename D::Storage m = 0;
+      for (int64_t c = b * block; c < std::min(cols, (b + 1) * block); c++) m = std::max(m, columns[size_t(c)]);
+      amax[size_t(b)] = D::widen(m);
+    }
+  }
+};
+
+struct NoiseScratch {
+  std::vector<uint32_t> words;
+  std::vector<uint16_t> high;
+  std::vector<float> amax, scale, r, sums;
+  void fill(bool uniform, uint64_t first, int64_t n, uint64_t seed) {
+    r.resize(size_t(n));
+    uniform ? uniform_values(first, n, seed, r.data(), high) : gaussian_values(first, n, seed, r.data(), words);
+  }
+};
+
+template <class D, class O>
+void sample(const Weight<D> &weight, uint64_t seed, bool uniform, typename O::Storage *out, int threads) {
+  int64_t rows = weight.rows, cols = weight.cols, block = weight.block, bands = (rows + block - 1) / block;
+  in_parallel(bands, threads, [&](int64_t count) {
+    NoiseScratch s;
+    std::vector<typename D::Storage> columns;
+#pragma omp for schedule(static)
+    for (int64_t band = 0; band < count; band++) {
+      int64_t r0 = band * block, r1 = std::min(rows, r0 + block), across = weight.across();
+      weight.amaxes(r0, r1, columns, s.amax);
+      s.scale.resize(size_t(cols));
+      for (int64_t b = 0; b < across; b++) {
+        float factor = noise_scale(weight.bits[band * across + b], s.amax[size_t(b)]);
+        std::fill(s.scale.begin() + b * block, s.scale.begin() + std::min(cols, (b + 1) * block), factor);
+      }
+      for (int64_t r = r0; r < r1; r++) {
+        s.fill(uniform, uint64_t(r * cols), cols, seed);
+        const typename D::Storage *w = weight.w + r * cols;
+        typename O::Storage *to = out + r * cols;
+        const float *noise = s.r.data(), *scale = s.scale.data();
+        for (int64_t c = 0; c < cols; c++) to[c] = O::narrow(D::widen(w[c]) + noise[c] * scale[c]);
+      }
+    }
+  });
+}
+
+template <class D, class G>
+void sample_backward(const Weight<D> &weight, const typename G::Storage *grad, uint64_t seed, bool uniform, float *out,
+                     int threads) {
+  int64_t rows = weight.rows, cols = weight.cols, block = weight.block, bands = (rows + block - 1) / block;
+  in_parallel(bands, threads, [&](int64_t count) {
+    NoiseScratch s;
+    std::vector<typename D::Storage> columns;
+#pragma omp for schedule(static)
+    for (int64_t band = 0; band < count; band++) {
+      int64_t r0 = band * block, r1 = std::min(rows, r0 + block), across = weight.across();
+      weight.amaxes(r0, r1, columns, s.amax);
+      s.sums.assign(size_t(across * block), 0.0f);
+      for (int64_t r = r0; r < r1; r++) {
+        s.fill(uniform, uint64_t(r * cols), cols, seed);
+        const typename G::Storage *g = grad + r * cols;
+        for (int64_t c = 0; c < cols; c++) s.sums[size_t(c)] += G::widen(g[c]) * s.r[size_t(c)];
+      }
+      for (int64_t b = 0; b < across; b++) {
+        float *v = s.sums.data() + b * block;
+        for (int64_t half = block / 2; half > 0; half /= 2)
+          for (int64_t c = 0; c < half; c++) v[c] += v[c + half];
+        float factor = noise_scale(weight.bits[band * across + b], s.amax[size_t(b)]);
+        out[band * across + b] = (-0.6931471805599453f * factor) * v[0];
+      }
+    }
+  });
+}
+
+template <class F> void with_dtype(int dtype, F f) {
+  switch (dtype) {
+    case 0: return f(Bf16{});
+    case 1: return f(Fp16{});
+    default: return f(Fp32{});
+  }
+}
+
+}  // namespace
+}  // namespace fb
+
+extern "C" {
+
+void fb_gaussian_noise(int64_t words, uint64_t seed, uint32_t *out, int threads) {
+  fb::in_parallel((words + fb::BATCH - 1) / fb::BATCH, threads, [&](int64_t count) {
+#pragma omp for schedule(static)
+    for (int64_t i = 0; i < count; i++)
+      fb::gaussian(uint64_t(i * fb::BATCH), std::min(fb::BATCH, words - i * fb::BATCH), seed, out + i * fb::BATCH);
+  });
+}
+
+void fb_uniform_noise(int64_t n, uint64_t seed, uint16_t *out, int threads) {
+  fb::in_parallel((n + fb::BATCH - 1) / fb::BATCH, threads, [&](int64_t count) {
+    uint16_t high[fb::BATCH + 2 * fb::PIECE];
+#pragma omp for schedule(static)
+    for (int64_t i = 0; i < count; i++) {
+      int64_t m = std::min(fb::BATCH, n - i * fb::BATCH);
+      fb::fill_high(uint64_t(i * fb::BATCH), m, seed, high, fb::NOISE);
+      for (int64_t k = 0; k < m; k++) out[i * fb::BATCH + k] = fb::Bf16::narrow(fb::uniform_value(high[k]));
+    }
+  });
+}
+
+void fb_box_muller(int64_t words, uint64_t seed, uint32_t *out, int threads) {
+  fb::in_parallel((words + fb::BATCH - 1) / fb::BATCH, threads, [&](int64_t count) {
+    const fb::U32x16 order = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+#pragma omp for schedule(static)
+    for (int64_t i = 0; i < count; i++) {
+      int64_t m = std::min(fb::BATCH, words - i * fb::BATCH);
+      for (int64_t k = 0; k < m; k += 16) {  // two Philox outputs, four pairs, make the eight values of a word
+        uint32_t u[8][16], packed[16];
+        for (int half = 0; half < 2; half++) {
+          fb::U32x16 c0, c1;
+          fb::counters(uint64_t(i * fb::BATCH + k), order, c0, c1);
+          fb::Words16 r = fb::philox16(c0, c1 + (uint32_t(half) << 31), fb::NOISE, seed);
+          memcpy(u[4 * half], &r, sizeof r);
+        }
+        for (int lane = 0; lane < 16; lane++) {
+          uint32_t word = 0;
+          for (int pair = 0; pair < 4; pair++) {
+            float z0, z1;
+            fb::box_muller(u[2 * pair][lane], u[2 * pair + 1][lane], &z0, &z1);
+            word |= fb::nibble(z0) << (8 * pair) | fb::nibble(z1) << (8 * pair + 4);
+          }
+          packed[lane] = word;
+        }
+        memcpy(out + i * fb::BATCH + k, packed, size_t(std::min<int64_t>(16, m - k)) * 4);
+      }
+    }
+  });
+}
+
+void fb_sample_weight(const void *w, int dtype, int64_t rows, int64_t cols, int64_t block, const float *bits, uint64_t seed,
+                      int uniform, void *out, int out_dtype, int threads) {
+  fb::with_dtype(dtype, [&](auto d) {
+    fb::with_dtype(out_dtype, [&](auto o) {
+      typedef decltype(d) D;
+      typedef decltype(o) O;
+      fb::Weight<D> weight{(const typename D::Storage *)w, rows, cols, block, bits};
+      fb::sample<D, O>(weight, seed, uniform, (typename O::Storage *)out, threads);
+    });
+  });
+}
+
+void fb_sample_weight_backward(const void *grad, int grad_dtype, const void *w, int dtype, int64_t rows, int64_t cols,
+                               int64_t block, const float *bits, uint64_t seed, int uniform, float *out, int threads) {
+  fb::with_dtype(dtype, [&](auto d) {
+    fb::with_dtype(grad_dtype, [&](auto g) {
+      typedef decltype(d) D;
+      typedef decltype(g) G;
+      fb::Weight<D> weight{(const typename D::Storage *)w, rows, cols, block, bits};
+      fb::sample_backward<D, G>(weight, (const typename G::Storage *)grad, seed, uniform, out, threads);
+    });
+  });
+}
+}

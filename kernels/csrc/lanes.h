@@ -1,0 +1,215 @@
+// Loops over runs of elements, written so that g++ vectorises them: fixed trip counts, no branches, integer sums.
+// `piece` quantizes up to 128 ordinary elements; `element` does one of any kind. Both call numeric.h, and tests hold
+// them to the same bits.
+#pragma once
+#include "philox.h"
+#include "scale.h"
+
+namespace fb {
+
+constexpr int PIECE = 128;  // elements; their statistics fit 32-bit sums
+constexpr int GROUP = 16;   // columns that share one scale in the fast layout
+constexpr float ERROR_ONE = 8388608.0f;  // relative errors are summed in units of 2^-23
+
+struct Tally {
+  int64_t error, nonzero, flushed, saturated, capped, nonfinite;
+  void add(const Tally &t) {
+    error += t.error, nonzero += t.nonzero, flushed += t.flushed;
+    saturated += t.saturated, capped += t.capped, nonfinite += t.nonfinite;
+  }
+};
+
+// |x - y| / |x| as a whole number of 2^-23 (nearest even), at most 1.
+FB_HD uint32_t error_units(float x, float y, bool *capped) {
+  float r = magnitude(x - y) / magnitude(x);
+  *capped = r > 1.0f;
+  return bits((r < 1.0f ? r : 1.0f) + 1.0f) - 0x3f800000u;
+}
+
+// One element of any kind: wide grids, naive casts of huge or non-finite values, scales at the end of float32.
+struct Element {
+  float q;  // on the grid
+  float y;  // what the tensor receives, before narrowing
+  bool saturated;
+};
+template <class D>
+FB_HD Element element(float x, const Grid &g, const Scale &s, int scaling, bool stochastic, uint64_t index, uint64_t seed) {
+  if (!finite(x)) {  // only reached under `none`: a value that is no number never becomes one
+    float kept = bits(magnitude(x)) == INF && g.inf ? x : value(NAN_BITS);
+    return Element{kept, kept, false};
+  }
+  float v = bounded(x * s.encode, g), q;
+  if (!finite(v)) v = with_sign(FLOAT_MAX, v);
+  if (!stochastic) {
+    q = g.wide ? nearest<true>(v, g) : nearest<false>(v, g);
+  } else {
+    uint32_t high = rounding_high(index, seed);
+    if (g.wide) {
+      Drawn<true> d = draw<true>(v, g);
+      Move m = decide(d, high);
+      q = m == GO || (m == ASK && goes(d, high, rounding_low(index, seed))) ? moved(d, g, v) : d.near;
+    } else {
+      Drawn<false> d = draw<false>(v, g);
+      Move m = decide(d, high);
+      q = m == GO || (m == ASK && goes(d, high, rounding_low(index, seed))) ? moved(d) : d.near;
+    }
+  }
+  bool over = magnitude(q) > g.max;
+  q = with_sign(limited(q, g), x);
+  float y = scaling == AMAX || scaling == GAM ? q / s.encode : (q * s.decode) * s.outer;
+  if (s.decode == 0.0f) y = with_sign(0.0f, x);  // nvfp4: the block's scale is 0
+  if (finite(q) && magnitude(y) > D::max) y = with_sign(D::max, y);  // finite in, finite out
+  return Element{q, y, over};
+}
+
+// Uniform 16-bit variates of elements first … first + count - 1, first a multiple of 8.
+// Sixteen Philox counters run side by side; their order in the lanes is the one that a 4x4 transposition undoes.
+typedef uint32_t U32x16 __attribute__((vector_size(64)));
+typedef int32_t I32x16 __attribute__((vector_size(64)));
+typedef float F32x16 __attribute__((vector_size(64)));
+#ifdef __clang__
+#define FB_SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define FB_SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (I32x16){__VA_ARGS__})
+#endif
+
+struct Words16 {
+  U32x16 w[4];
+};
+inline __attribute__((always_inline)) void multiply(U32x16 a, uint32_t m, U32x16 &high, U32x16 &low) {
+  typedef uint64_t U64x8 __attribute__((vector_size(64)));
+  U64x8 even = (U64x8)a & 0xffffffffu, odd = (U64x8)a >> 32;
+  even *= m;
+  odd *= m;
+  high = (U32x16)((even >> 32) | (odd & 0xffffffff00000000u));
+  low = (U32x16)((even & 0xffffffffu) | (odd << 32));
+}
+inline __attribute__((always_inline)) Words16 philox16(U32x16 c0, U32x16 c1, uint32_t stream, uint64_t seed) {
+  U32x16 c2 = {}, c3 = {};
+  c2 += stream;
+  uint32_t k0 = uint32_t(seed), k1 = uint32_t(seed >> 32);
+  for (int round = 0; round < 10; round++) {
+    U32x16 h0, l0, h1, l1;
+    multiply(c0, 0xD2511F53u, h0, l0);
+    multiply(c2, 0xCD9E8D57u, h1, l1);
+    c0 = h1 ^ c1 ^ k0;
+    c1 = l1;
+    c2 = h0 ^ c3 ^ k1;
+    c3 = l0;
+    k0 += 0x9E3779B9u;
+    k1 += 0xBB67AE85u;
+  }
+  return Words16{{c0, c1, c2, c3}};
+}
+inline void counters(uint64_t first, const U32x16 &order, U32x16 &c0, U32x16 &c1) {
+  c0 = order + uint32_t(first);
+  U32x16 wrapped = (U32x16)(c0 < uint32_t(first)) & 1;  // -1 where true
+  c1 = wrapped + uint32_t(first >> 32);
+}
+inline void fill_high(uint64_t first, int64_t count, uint64_t seed, uint16_t *out, uint32_t stream = ROUND_HIGH) {
+  const U32x16 order = {0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15};
+  for (int64_t i = 0; i < count; i += PIECE) {
+    U32x16 c0, c1;
+    counters((first + uint64_t(i)) >> 3, order, c0, c1);
+    Words16 r = philox16(c0, c1, stream, seed);
+    U32x16 a = FB_SHUFFLE(r.w[0], r.w[1], 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29);
+    U32x16 b = FB_SHUFFLE(r.w[0], r.w[1], 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31);
+    U32x16 c = FB_SHUFFLE(r.w[2], r.w[3], 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29);
+    U32x16 d = FB_SHUFFLE(r.w[2], r.w[3], 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31);
+    U32x16 lines[4] = {FB_SHUFFLE(a, c, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29),
+                       FB_SHUFFLE(a, c, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31),
+                       FB_SHUFFLE(b, d, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29),
+                       FB_SHUFFLE(b, d, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31)};
+    memcpy(out + i, lines, sizeof lines);  // the caller leaves room for a whole piece
+  }
+}
+
+// The largest magnitude of each run of 16, as the storage's bits (whose order is the order of magnitudes).
+template <class D>
+inline void group_maxima(const typename D::Storage *x, int64_t n, typename D::Storage *out) {
+  typedef typename D::Storage S;
+  int64_t whole = n / GROUP;
+  for (int64_t b = 0; b < whole; b++) {
+    S m = 0;
+    for (int i = 0; i < GROUP; i++) {
+      S v = S(x[b * GROUP + i] & D::magnitude_mask);
+      m = v > m ? v : m;
+    }
+    out[b] = m;
+  }
+  if (n % GROUP) {
+    S m = 0;
+    for (int64_t i = whole * GROUP; i < n; i++) {
+      S v = S(x[i] & D::magnitude_mask);
+      m = v > m ? v : m;
+    }
+    out[whole] = m;
+  }
+}
+template <class D>
+inline void column_maxima(const typename D::Storage *x, int64_t n, typename D::Storage *out) {
+  typedef typename D::Storage S;
+  for (int64_t i = 0; i < n; i++) {
+    S v = S(x[i] & D::magnitude_mask);
+    out[i] = v > out[i] ? v : out[i];
+  }
+}
+
+struct Counts {  // of one piece
+  uint32_t error;
+  uint32_t packed;  // a byte each, from the lowest: non-zeros, zeros returned, saturated, capped
+  bool again;       // an element needs what this loop leaves out, so the piece is to be done one by one
+};
+
+// Up to 128 ordinary elements: finite, away from the ends of float32 and of the dtype, on a grid that is not wide.
+// Every column has its own scale, which costs nothing (the loads are operands) and makes all block shapes one loop.
+// With DIVIDE (amax, gam) nearest rounding cannot overflow; without stochastic rounding an error above 1 is rare.
+template <class D, bool DIVIDE, bool STOCHASTIC, bool STATS>
+inline __attribute__((always_inline)) Counts run(const typename D::Storage *__restrict x, typename D::Storage *__restrict y,
+                                                 int n, const float *__restrict encode, const float *__restrict decode,
+                                                 float outer, const Grid &grid, const uint16_t *__restrict high) {
+  constexpr bool LIMIT = STOCHASTIC || !DIVIDE;
+  const Grid g = grid;
+  uint32_t error = 0, packed = 0, ask = 0, worst = 0;
+  for (int i = 0; i < n; i++) {
+    float from = D::widen(x[i]), v = from * encode[i], q;
+    if (STOCHASTIC) {
+      Drawn<false> d = draw<false>(v, g);
+      bool go = surely_goes(d.gap, d.step, high[i]);
+      ask |= uint32_t(may_go(d.gap, d.step, high[i])) & ~uint32_t(go);
+      q = go ? moved(d) : d.near;
+    } else {
+      q = nearest<false>(v, g);
+    }
+    bool over = LIMIT && magnitude(q) > g.max;
+    if (LIMIT) q = over ? with_sign(g.overflow, q) : q;
+    float back_to = DIVIDE ? quotient(q, encode[i], decode[i]) : (q * decode[i]) * outer;
+    typename D::Storage to = D::narrow(with_sign(back_to, from));
+    y[i] = to;
+    if (STATS) {
+      float back = D::widen(to);
+      uint32_t zero_free = bits(magnitude(from)) > 1u ? bits(magnitude(from)) : 1u;  // 0 / smallest is 0
+      float r = magnitude(from - back) / value(zero_free);
+      uint32_t some = from != 0.0f, none = back == 0.0f;
+      packed += some + (none << 8);
+      if (LIMIT) packed += (uint32_t(over) & ~none) << 16;
+      if (STOCHASTIC) {
+        uint32_t capped = r > 1.0f;
+        r = r <= 1.0f ? r : 1.0f;
+        packed += capped << 24;
+      } else {
+        worst = bits(r) > worst ? bits(r) : worst;
+      }
+      error += bits(r + 1.0f) - 0x3f800000u;
+    }
+  }
+  return Counts{error, packed, ask != 0 || worst > 0x3f800000u};
+}
+template <class D, bool DIVIDE, bool STOCHASTIC, bool STATS>
+inline Counts piece(const typename D::Storage *x, typename D::Storage *y, int n, const float *encode, const float *decode,
+                    float outer, const Grid &g, const uint16_t *high) {
+  if (n == PIECE) return run<D, DIVIDE, STOCHASTIC, STATS>(x, y, PIECE, encode, decode, outer, g, high);
+  return run<D, DIVIDE, STOCHASTIC, STATS>(x, y, n, encode, decode, outer, g, high);
+}
+
+}  // namespace fb

@@ -1,0 +1,192 @@
+// Number grids: how one float32 value moves onto an ExMy grid, nearest or stochastic, and how a tensor's
+// dtype is read and written. Every backend compiles these functions; none restates them.
+//
+// All arithmetic is IEEE float32 with subnormals, no contraction and no reassociation (see build.py's flags).
+#pragma once
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__CUDACC__) || defined(__CUDACC_RTC__)
+#define FB_HD __host__ __device__ __forceinline__
+#else
+#define FB_HD inline __attribute__((always_inline))
+#endif
+
+namespace fb {
+
+constexpr uint32_t SIGN = 0x80000000u, MAGNITUDE = 0x7fffffffu, INF = 0x7f800000u, NAN_BITS = 0x7fc00000u;
+constexpr float FLOAT_MAX = 3.4028234663852886e38f, FLOAT_MIN_NORMAL = 1.1754943508222875e-38f;
+
+FB_HD uint32_t bits(float v) {
+#ifdef __CUDA_ARCH__
+  return __float_as_uint(v);
+#else
+  uint32_t u;
+  memcpy(&u, &v, 4);
+  return u;
+#endif
+}
+FB_HD float value(uint32_t u) {
+#ifdef __CUDA_ARCH__
+  return __uint_as_float(u);
+#else
+  float v;
+  memcpy(&v, &u, 4);
+  return v;
+#endif
+}
+FB_HD float magnitude(float v) { return value(bits(v) & MAGNITUDE); }
+FB_HD float with_sign(float v, float sign) { return value((bits(v) & MAGNITUDE) | (bits(sign) & SIGN)); }
+FB_HD float smaller(float a, float b) { return a < b ? a : b; }
+FB_HD float fused(float a, float b, float c) {  // a * b + c, rounded once
+#ifdef __CUDA_ARCH__
+  return __fmaf_rn(a, b, c);
+#else
+  return __builtin_fmaf(a, b, c);
+#endif
+}
+FB_HD bool finite(float v) { return (bits(v) & MAGNITUDE) < INF; }
+FB_HD int exponent(uint32_t normal) { return int((normal >> 23) & 0xff) - 127; }
+FB_HD float power_of_two(int e) {  // 2^e for -149 <= e <= 127, subnormals included
+  return e >= -126 ? value(uint32_t(e + 127) << 23) : value(1u << (e + 149));
+}
+
+// A dtype is its storage and its exact widening and nearest-even narrowing.
+struct Bf16 {
+  typedef uint16_t Storage;
+  static constexpr float max = 3.3895313892515355e38f;
+  static constexpr uint32_t magnitude_mask = 0x7fff, inf = 0x7f80;
+  FB_HD static float widen(uint16_t s) { return value(uint32_t(s) << 16); }
+  FB_HD static uint16_t narrow(float v) {
+    uint32_t u = bits(v);
+    return uint16_t((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
+  }
+};
+struct Fp16 {
+  typedef uint16_t Storage;
+  static constexpr float max = 65504.0f;
+  static constexpr uint32_t magnitude_mask = 0x7fff, inf = 0x7c00;
+  FB_HD static float widen(uint16_t s) {
+    uint32_t magnitude = s & 0x7fffu;
+    float scaled = value(magnitude << 13) * 5.192296858534828e33f;  // 2^112 turns fp16's bias into float32's
+    uint32_t u = magnitude >= inf ? INF | (magnitude << 13) : bits(scaled);
+    return value(u | (uint32_t(s & 0x8000u) << 16));
+  }
+  FB_HD static uint16_t narrow(float v) {
+    uint32_t u = bits(v), sign = (u & SIGN) >> 16, mag = u & MAGNITUDE;
+    uint32_t e = mag & INF, floor_e = uint32_t(-14 + 127) << 23;
+    float step_up = value((e > floor_e ? e : floor_e) + (13u << 23) + 0x400000u);
+    float rounded = (value(mag) + step_up) - step_up;  // onto the fp16 grid, subnormals included
+    uint32_t code = bits(rounded * 1.925929944387236e-34f) >> 13;  // times 2^-112: exact
+    return uint16_t(sign | (mag >= 0x477ff000u ? (mag > INF ? 0x7e00u : 0x7c00u) : code));  // from 65520 up: inf
+  }
+};
+struct Fp32 {
+  typedef uint32_t Storage;
+  static constexpr float max = FLOAT_MAX;
+  static constexpr uint32_t magnitude_mask = 0x7fffffff, inf = 0x7f800000;
+  FB_HD static float widen(uint32_t s) { return value(s); }
+  FB_HD static uint32_t narrow(float v) { return bits(v); }
+};
+
+// An element grid. `wide` grids share float32's exponent range and are rounded on the bits; all others are rounded
+// by adding and subtracting a constant whose unit in the last place is the grid's step.
+struct Grid {
+  uint32_t min_exponent;  // float32 bits of the smallest normal
+  uint32_t dropped;       // mantissa bits that float32 has and the grid has not
+  float max;              // largest finite value
+  float overflow;         // what an overflow becomes: max, inf or NaN
+  uint32_t wide;
+  uint32_t inf;           // the grid has infinities
+};
+
+struct Step {  // the grid's spacing around one value
+  uint32_t exponent;
+  FB_HD float constant(const Grid &g) const { return value(exponent + (g.dropped << 23) + 0x400000u); }
+  FB_HD float size(const Grid &g) const { return value(exponent - ((23u - g.dropped) << 23)); }
+};
+FB_HD Step step_at(float v, const Grid &g) {
+  uint32_t e = bits(v) & INF;
+  return Step{e > g.min_exponent ? e : g.min_exponent};
+}
+
+// Nearest, ties to even, as though the exponent had no upper end. A zero may lose its sign: whoever needs it puts it
+// back at the end. |v| must stay below 4 * max on grids that are not wide; `bounded` sees to it.
+template <bool WIDE> FB_HD float nearest(float v, const Grid &g) {
+  if (WIDE) {
+    uint32_t u = bits(v), mag = u & MAGNITUDE;
+    if (g.dropped == 0) return v;
+    uint32_t up = (1u << (g.dropped - 1)) - 1u + ((mag >> g.dropped) & 1u);
+    return value((u & SIGN) | ((mag + up) & ~((1u << g.dropped) - 1u)));
+  }
+  float c = step_at(v, g).constant(g);
+  return (v + c) - c;
+}
+FB_HD float bounded(float v, const Grid &g) {
+  if (g.wide) return v;
+  float limit = 4.0f * g.max, mag = magnitude(v);
+  return with_sign(mag < limit ? mag : limit, v);
+}
+// The code of a value that lies on the grid, without its sign: the value's bits once the exponent biases agree.
+FB_HD uint32_t magnitude_code(float q, const Grid &g) {
+  float aligned = g.wide ? magnitude(q) : magnitude(q) * value((254u << 23) - g.min_exponent) * FLOAT_MIN_NORMAL;
+  return bits(aligned) >> g.dropped;
+}
+FB_HD float limited(float q, const Grid &g) { return magnitude(q) > g.max ? with_sign(g.overflow, q) : q; }
+
+// Stochastic rounding starts at the nearest grid value and moves on to the neighbour on the other side of v with
+// probability |v - nearest| / step. The uniform variate has 48 bits: `high` (16 bits, eight elements share a Philox
+// output) decides all but one case in 65,536, and only then are 32 more bits (`low`) drawn. So the probability is
+// exact to 2^-48 and small values are not flushed more often than they should be.
+enum Move { STAY = 0, GO = 1, ASK = 2 };
+
+template <bool WIDE> struct Drawn {
+  float near;
+  float gap;      // signed distance v - near                      (not wide)
+  float step;     //                                               (not wide)
+  uint32_t part;  // |v - near| / step as a 32-bit fraction        (wide)
+};
+template <bool WIDE> FB_HD Drawn<WIDE> draw(float v, const Grid &g) {
+  Drawn<WIDE> d{};
+  d.near = nearest<WIDE>(v, g);
+  if (WIDE) {
+    if (g.dropped) {
+      uint32_t rest = bits(v) & ((1u << g.dropped) - 1u), whole = 1u << g.dropped;
+      bool up = (bits(d.near) & MAGNITUDE) > (bits(v) & MAGNITUDE);
+      d.part = (up ? whole - rest : rest) << (32 - g.dropped);
+    }
+  } else {
+    d.gap = v - d.near;
+    d.step = step_at(v, g).size(g);
+  }
+  return d;
+}
+// The two tests on the high bits, without branches so that loops over them vectorise.
+FB_HD bool surely_goes(float gap, float step, uint32_t high) {
+  return magnitude(gap) >= (float(int32_t(high)) + 1.0f) * (step * 1.52587890625e-05f);
+}
+FB_HD bool may_go(float gap, float step, uint32_t high) {
+  return magnitude(gap) > float(int32_t(high)) * (step * 1.52587890625e-05f);
+}
+FB_HD Move decide(const Drawn<false> &d, uint32_t high) {
+  return surely_goes(d.gap, d.step, high) ? GO : may_go(d.gap, d.step, high) ? ASK : STAY;
+}
+FB_HD Move decide(const Drawn<true> &d, uint32_t high) {
+  uint64_t u = uint64_t(high) << 16;
+  return d.part >= u + 65536u ? GO : d.part > u ? ASK : STAY;
+}
+FB_HD bool goes(const Drawn<false> &d, uint32_t high, uint32_t low) {
+  double u = double((uint64_t(high) << 32) | low) * 3.552713678800501e-15;  // 2^-48
+  return u * double(d.step) < double(magnitude(d.gap));
+}
+FB_HD bool goes(const Drawn<true> &d, uint32_t high, uint32_t low) {
+  return ((uint64_t(high) << 32) | low) < (uint64_t(d.part) << 16);
+}
+FB_HD float moved(const Drawn<false> &d) { return d.near + with_sign(d.step, d.gap); }
+FB_HD float moved(const Drawn<true> &d, const Grid &g, float v) {
+  uint32_t near = bits(d.near) & MAGNITUDE, step = 1u << g.dropped;
+  bool up = near > (bits(v) & MAGNITUDE);
+  return with_sign(value(up ? near - step : near + step), v);
+}
+
+}  // namespace fb

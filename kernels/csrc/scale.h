@@ -1,0 +1,86 @@
+// Block scales: from a block's amax (and its group's) to the factor that encodes and the factors that decode.
+// The order of operations is the specification; it stands here once.
+#pragma once
+#include "numeric.h"
+
+namespace fb {
+
+enum Scaling { NONE = 0, AMAX = 1, GAM = 2, E8M0 = 3, MX = 4, NVFP4 = 5 };
+
+// x is quantized as q = round(x * encode) and comes back as
+//   amax, gam:            q / encode               (decode is 1 / encode, for `quotient`)
+//   none, e8m0, mx:       (q * decode) * outer   with outer = 1: exact, a power of two
+//   nvfp4:                (q * decode) * outer   with decode the E4M3 scale and outer the tensor's: one rounding
+struct Scale {
+  float encode, decode, outer;
+  uint32_t code;  // what is stored for the block: E8M0 or E4M3 code, or the float32 bits for amax
+};
+// q / encode, correctly rounded, without a division (Markstein 1990): decode is the rounded reciprocal, and one step
+// with the exact remainder ends at the nearest value (a zero may lose its sign). Encode and q / encode must be well inside float32's range.
+FB_HD float quotient(float q, float encode, float decode) {
+  float t = q * decode;
+  return fused(fused(-t, encode, q), decode, t);
+}
+
+// What a group of blocks shares: gam's ideal scale (its mantissa counts), or nvfp4's pair of tensor scales.
+struct Group {
+  float encode, decode;
+};
+
+FB_HD float clamped(float scale) {  // to normal float32, so that its mantissa and exponent are its bits
+  return scale < FLOAT_MIN_NORMAL ? FLOAT_MIN_NORMAL : smaller(scale, FLOAT_MAX);
+}
+FB_HD float ideal(float max, float amax) { return amax == 0.0f ? 1.0f : clamped(max / amax); }
+FB_HD uint32_t mantissa(float v) { return bits(v) & 0x7fffffu; }
+// A positive value as its binade's power of two and its fraction in [1, 2), subnormals included, exact.
+FB_HD float normalized(float v) { return v < FLOAT_MIN_NORMAL ? v * 8388608.0f : v; }
+FB_HD int floor_log2(float v) { return exponent(bits(normalized(v))) - (v < FLOAT_MIN_NORMAL ? 23 : 0); }
+
+// OCP E4M3 of a value that is not negative, nearest even, saturating.
+FB_HD float to_e4m3(float v) {
+  Grid e4m3{uint32_t(127 - 6) << 23, 20, 448.0f, 448.0f, 0, 0};
+  return smaller(nearest<false>(smaller(v, 448.0f), e4m3), 448.0f);
+}
+FB_HD uint32_t e4m3_code(float v) { return bits(v * 7.52316384526264e-37f) >> 20; }  // 2^-120 aligns the biases
+
+FB_HD Group make_group(int scaling, float max, float amax) {
+  if (scaling == GAM) return Group{ideal(max, amax), 1.0f};  // of which blocks use the mantissa
+  if (scaling == NVFP4) {  // TransformerEngine: max and the E4M3 maximum are reached together by the tensor's amax
+    float s = amax == 0.0f ? 1.0f : smaller((max * 448.0f) / amax, FLOAT_MAX);
+    return Group{s, 1.0f / s};
+  }
+  return Group{1.0f, 1.0f};
+}
+
+FB_HD Scale power_scale(int e) {  // encode by 2^e; what is stored is the decode exponent
+  e = e < -127 ? -127 : e > 127 ? 127 : e;
+  return Scale{power_of_two(e), power_of_two(-e), 1.0f, uint32_t(127 - e)};
+}
+
+FB_HD Scale make_scale(int scaling, float max, float amax, const Group &group) {
+  if (scaling == AMAX) {
+    float s = ideal(max, amax);
+    return Scale{s, 1.0f / s, 1.0f, bits(s)};
+  }
+  if (scaling == GAM) {  // MoR algorithm 1: the group's mantissa, the block's exponent, rounded down so as not to saturate
+    float s = amax == 0.0f ? group.encode : ideal(max, amax);
+    int e = exponent(bits(s)) - (mantissa(s) < mantissa(group.encode) ? 1 : 0);
+    e = e < -126 ? -126 : e;
+    s = value(uint32_t(e + 127) << 23 | mantissa(group.encode));
+    return Scale{s, 1.0f / s, 1.0f, uint32_t(e + 127)};
+  }
+  if (scaling == E8M0) {  // the ideal scale's exponent, floored: the largest power of two that cannot saturate
+    int e = floor_log2(max) - floor_log2(amax) - (mantissa(normalized(amax)) > mantissa(max) ? 1 : 0);
+    return power_scale(amax == 0.0f ? 0 : e);
+  }
+  if (scaling == MX) {  // OCP MX v1.0: floor(log2 amax) - emax; an amax in the top of its binade saturates
+    return power_scale(amax == 0.0f ? 0 : floor_log2(max) - floor_log2(amax));
+  }
+  if (scaling == NVFP4) {
+    float s8 = to_e4m3(amax * (group.encode * (1.0f / max)));
+    return Scale{smaller(1.0f / (s8 * group.decode), FLOAT_MAX), s8, group.decode, e4m3_code(s8)};
+  }
+  return Scale{1.0f, 1.0f, 1.0f, 0};
+}
+
+}  // namespace fb

@@ -1,0 +1,77 @@
+"""Mixtures (MoR algorithm 2): each decision block takes the first entry whose test it passes.
+
+Every entry quantizes the whole tensor by its own blocks and scales; only what a decision block keeps is chosen here, so
+entries may have blocks of any size. One walk per entry, over what is still undecided; a backend supplies the walks.
+"""
+
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from fewbits.kernels.quantizer import Entry, ErrorBelow, ErrorBelowOther, Mixture, SpreadBelow
+
+ERROR_ONE = 1 << 23
+ERROR, NONZERO, NONFINITE = 0, 1, 5
+
+
+def mix_matrix(
+    backend: ModuleType, x: Tensor, mixture: Mixture, axis: int, seed: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """-> values, choice (index of the entry), and the first entry's counts and amax, for each decision block."""
+    partition = _partition(x, mixture, axis)
+    out = torch.empty_like(x)
+    last = len(mixture.entries) - 1
+    _, first_counts, amax = counts = backend.quantize(
+        x, mixture.entries[0].quantizer, axis, seed, out=out, want_stats=True, partition=partition
+    )
+    choice = torch.full(amax.shape, last, dtype=torch.int8, device=x.device)
+    undecided = torch.ones(amax.shape, dtype=torch.bool, device=x.device)
+    for index, entry in enumerate(mixture.entries):
+        if index and bool(undecided.any()):
+            counts = backend.quantize(
+                *(x, entry.quantizer, axis, seed),
+                out=out,
+                want_stats=index != last,
+                partition=partition,
+                skip=~undecided,
+            )
+        if index == last or not bool(undecided.any()):
+            break
+        accepted = undecided & _passes(backend, x, entry, counts[1], axis, seed, partition, ~undecided)
+        choice.masked_fill_(accepted, index)
+        undecided &= ~accepted
+    return out, choice, first_counts, amax
+
+
+def _partition(x: Tensor, mixture: Mixture, axis: int) -> tuple[int, int]:
+    rows, cols = x.shape
+    r, c = mixture.decision_block.resolve(rows, cols, axis)
+    return max(1, r), max(1, c)
+
+
+def _passes(
+    backend: ModuleType,
+    x: Tensor,
+    entry: Entry,
+    counts: Tensor,
+    axis: int,
+    seed: int,
+    partition: tuple[int, int],
+    skip: Tensor,
+) -> Tensor:
+    """Which decision blocks the entry may take. Exact comparisons, so that every backend decides alike."""
+    error = counts[..., ERROR]
+    if isinstance(entry.test, ErrorBelow):
+        accepted = error.double() < entry.test.threshold * counts[..., NONZERO].double() * ERROR_ONE
+    elif isinstance(entry.test, ErrorBelowOther):
+        _, other, _ = backend.quantize(
+            *(x, entry.test.other, axis, seed), want_values=False, want_stats=True, partition=partition, skip=skip
+        )
+        accepted = error < other[..., ERROR]
+    else:
+        assert isinstance(entry.test, SpreadBelow)
+        source = backend.rotate(x, entry.quantizer, axis) if entry.quantizer.hadamard else x
+        amax, amin = backend.extent(source, partition)
+        return (amax / amin).double() < entry.test.limit_for(entry.quantizer)
+    return (accepted | (error == 0)) & (counts[..., NONFINITE] == 0)

@@ -1,0 +1,236 @@
+"""The torch operators: what `torch.compile`, autograd and `opcheck` see. Public functions are thin over these.
+
+An operator takes a quantizer as its spelling, sees its tensor as a matrix, and asks the backend of the device.
+Gradients pass straight through rounding; a rotation is turned back.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fewbits.kernels.backends import backend_for
+from fewbits.kernels.mixing import mix_matrix
+from fewbits.kernels.quantizer import Mixture, Quantizer
+
+_LIBRARY = torch.library.Library("fewbits", "DEF")
+DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+
+
+def matrix(x: Tensor) -> Tensor:
+    """x as a contiguous matrix (−1, last dim) that the backends take; float64 is rounded to float32."""
+    x = x.to(torch.float32) if x.dtype == torch.float64 else x
+    cols = x.shape[-1] if x.dim() else 1
+    return x.reshape(x.numel() // cols if cols else _product(x.shape[:-1]), cols).contiguous()
+
+
+def like(values: Tensor, x: Tensor) -> Tensor:
+    """A backend's matrix in x's shape and dtype."""
+    return values.to(x.dtype).view(x.shape)
+
+
+def _product(sizes: Sequence[int]) -> int:
+    result = 1
+    for size in sizes:
+        result *= size
+    return result
+
+
+def _ceil(n: int, d: int) -> int:
+    return (n + d - 1) // d
+
+
+def _grid(x: Tensor, partition: Sequence[int] | None) -> tuple[int, int]:
+    rows, cols = _shape(x)
+    r, c = partition or (rows, cols)
+    return _ceil(rows, max(r, 1)), _ceil(cols, max(c, 1))
+
+
+def _shape(x: Tensor) -> tuple[int, int]:
+    return _product(x.shape[:-1]), x.shape[-1] if x.dim() else 1
+
+
+def _define(schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> None:
+    name = schema.split("(")[0]
+    _LIBRARY.define(schema)
+    for key in ("CPU", "CUDA"):
+        _LIBRARY.impl(name, run, key)
+    torch.library.register_fake(f"fewbits::{name}", fake, lib=_LIBRARY)
+
+
+# ------------------------------------------------------------------------------------------------ fake quantization
+
+
+def _quantize(x: Tensor, spec: str, axis: int, seed: int) -> Tensor:
+    values, _, _ = backend_for(x.device.type).quantize(matrix(x), Quantizer.parse(spec), axis, seed)
+    return like(values, x)
+
+
+def _quantize_out(x: Tensor, spec: str, axis: int, seed: int, out: Tensor) -> None:
+    backend, q = backend_for(x.device.type), Quantizer.parse(spec)
+    if x.dtype != torch.float64 and out.is_contiguous():
+        backend.quantize(matrix(x), q, axis, seed, out=matrix(out))
+    else:
+        out.copy_(like(backend.quantize(matrix(x), q, axis, seed)[0], x))
+
+
+def _quantize_stats(
+    x: Tensor, spec: str, axis: int, seed: int, partition: Sequence[int] | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    values, counts, amax = backend_for(x.device.type).quantize(
+        matrix(x), Quantizer.parse(spec), axis, seed, want_stats=True, partition=tuple(partition) if partition else None
+    )
+    return like(values, x), counts, amax
+
+
+def _quantize_stats_fake(
+    x: Tensor, spec: str, axis: int, seed: int, partition: Sequence[int] | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    grid = _grid(x, partition)
+    return _empty(x), x.new_empty((*grid, 6), dtype=torch.int64), x.new_empty(grid, dtype=torch.float32)
+
+
+def _quantize_both(x: Tensor, row: str, column: str, row_seed: int, column_seed: int) -> tuple[Tensor, Tensor]:
+    along, down = backend_for(x.device.type).quantize_both(
+        matrix(x), Quantizer.parse(row), Quantizer.parse(column), row_seed, column_seed
+    )
+    return like(along, x), like(down, x)
+
+
+def _mix(x: Tensor, spec: str, axis: int, seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    values, choice, counts, amax = mix_matrix(
+        backend_for(x.device.type), matrix(x), Mixture.parse(spec), axis, seed
+    )
+    return like(values, x), choice, counts, amax
+
+
+def _mix_fake(x: Tensor, spec: str, axis: int, seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    rows, cols = _shape(x)
+    grid = _grid(x, Mixture.parse(spec).decision_block.resolve(rows, cols, axis))
+    return (
+        _empty(x),
+        x.new_empty(grid, dtype=torch.int8),
+        x.new_empty((*grid, 6), dtype=torch.int64),
+        x.new_empty(grid, dtype=torch.float32),
+    )
+
+
+def _unrotate(grad: Tensor, spec: str, axis: int) -> Tensor:
+    return like(backend_for(grad.device.type).rotate(matrix(grad), Quantizer.parse(spec), axis, inverse=True), grad)
+
+
+def _empty(x: Tensor) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+_define("quantize(Tensor x, str spec, int axis, int seed) -> Tensor", _quantize, lambda x, *_: _empty(x))
+_define("quantize_out(Tensor x, str spec, int axis, int seed, Tensor(a!) out) -> ()", _quantize_out, lambda *_: None)
+_define(
+    "quantize_stats(Tensor x, str spec, int axis, int seed, SymInt[]? partition) -> (Tensor, Tensor, Tensor)",
+    _quantize_stats,
+    _quantize_stats_fake,
+)
+_define(
+    "quantize_both(Tensor x, str row, str column, int row_seed, int column_seed) -> (Tensor, Tensor)",
+    _quantize_both,
+    lambda x, *_: (_empty(x), _empty(x)),
+)
+_define("mix(Tensor x, str spec, int axis, int seed) -> (Tensor, Tensor, Tensor, Tensor)", _mix, _mix_fake)
+_define("unrotate(Tensor grad, str spec, int axis) -> Tensor", _unrotate, lambda grad, *_: _empty(grad))
+
+
+def _turned_back(grad: Tensor | None, spec: str, axis: int) -> Tensor | None:
+    """The straight-through gradient of a quantizer: that of its rotation, if it has one."""
+    if grad is None or "rht" not in spec:
+        return grad
+    return torch.ops.fewbits.unrotate(grad, spec, axis)
+
+
+def _keep_spec(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    _, ctx.spec, ctx.axis, *_ = inputs
+    if isinstance(output, tuple):
+        ctx.mark_non_differentiable(*output[1:])
+
+
+def _keep_specs(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    _, ctx.row, ctx.column, *_ = inputs
+
+
+def _both_backward(ctx: Any, along: Tensor | None, down: Tensor | None) -> tuple[Tensor | None, ...]:
+    parts = [g for g in (_turned_back(along, ctx.row, -1), _turned_back(down, ctx.column, 0)) if g is not None]
+    return (sum(parts[1:], parts[0]) if parts else None, None, None, None, None)
+
+
+for _name, _others in (("quantize", 3), ("quantize_stats", 4), ("mix", 3)):
+    torch.library.register_autograd(
+        f"fewbits::{_name}",
+        lambda ctx, grad, *_, others=_others: (_turned_back(grad, ctx.spec, ctx.axis), *[None] * others),
+        setup_context=_keep_spec,
+        lib=_LIBRARY,
+    )
+torch.library.register_autograd("fewbits::quantize_both", _both_backward, setup_context=_keep_specs, lib=_LIBRARY)
+
+
+# ------------------------------------------------------------------------------------------------ packed storage
+
+
+def _encode(x: Tensor, spec: str, axis: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    codes, scales, groups = backend_for(x.device.type).encode(matrix(x), Quantizer.parse(spec), axis, seed)
+    return codes, scales, groups
+
+
+def _encode_fake(x: Tensor, spec: str, axis: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    q, (rows, cols) = Quantizer.parse(spec), _shape(x)
+    grid = _grid(x, q.block.resolve(rows, cols, axis))
+    groups = 0 if q.scaling not in ("gam", "nvfp4") else 1 if q.group == "tensor" else grid[1 if axis == 0 else 0]
+    return (
+        x.new_empty((rows, cols), dtype=torch.int32),
+        x.new_empty(grid, dtype=torch.int32),
+        x.new_empty(groups, dtype=torch.float32),
+    )
+
+
+_define("encode(Tensor x, str spec, int axis, int seed) -> (Tensor, Tensor, Tensor)", _encode, _encode_fake)
+
+
+# ------------------------------------------------------------------------------------------------ noise
+
+
+def _sample_weight(w: Tensor, bits: Tensor, seed: int, noise: str, block: int, dtype: torch.dtype) -> Tensor:
+    m = matrix(w)
+    return backend_for(w.device.type).sample_weight(m, bits.contiguous(), seed, noise, block, dtype).view(w.shape)
+
+
+def _sample_weight_backward(grad: Tensor, w: Tensor, bits: Tensor, seed: int, noise: str, block: int) -> Tensor:
+    backend = backend_for(w.device.type)
+    return backend.sample_weight_backward(matrix(grad), matrix(w), bits.contiguous(), seed, noise, block)
+
+
+_define(
+    "sample_weight(Tensor w, Tensor bits, int seed, str noise, int block, ScalarType dtype) -> Tensor",
+    _sample_weight,
+    lambda w, bits, seed, noise, block, dtype: _empty(w).to(dtype),
+)
+_define(
+    "sample_weight_backward(Tensor grad, Tensor w, Tensor bits, int seed, str noise, int block) -> Tensor",
+    _sample_weight_backward,
+    lambda grad, w, bits, *_: _empty(bits),
+)
+
+
+def _keep_weight(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    w, bits, ctx.seed, ctx.noise, ctx.block, _ = inputs
+    ctx.save_for_backward(w, bits)
+
+
+def _weight_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    w, bits = ctx.saved_tensors
+    to_w, to_bits, *_ = ctx.needs_input_grad
+    for_bits = (
+        torch.ops.fewbits.sample_weight_backward(grad, w, bits, ctx.seed, ctx.noise, ctx.block) if to_bits else None
+    )
+    return grad.to(w.dtype) if to_w else None, for_bits, None, None, None, None
+
+
+torch.library.register_autograd("fewbits::sample_weight", _weight_backward, setup_context=_keep_weight, lib=_LIBRARY)
