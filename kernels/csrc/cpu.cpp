@@ -392,7 +392,7 @@ template <class D> struct Plan {
         uint32_t code = finite(e.q) ? magnitude_code(e.q, q.grid)
                         : s.kind[b] == POISONED ? 0
                         : bits(magnitude(e.q)) == INF ? request.inf_code : request.nan_code;
-        codes[i] = uint16_t(code | (bits(e.q) >> 31) << request.sign_shift);
+        codes[i] = uint16_t(code | (e.q == e.q ? (bits(e.q) >> 31) << request.sign_shift : 0));  // NaN has no sign
       }
       if (tally) {
         float back = D::widen(to[i]);
