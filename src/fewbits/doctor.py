@@ -107,7 +107,8 @@ def self_test() -> list[Check]:
 def facts() -> list[Fact]:
     """Everything that can be told without importing torch."""
     cpuinfo = _read(Path("/proc/cpuinfo"))
-    compiler, library, gpu = _compiler(), _library(), _gpu()
+    compiler, gpu = _compiler(), _gpu()
+    library = _library(compiler)
     return [
         Fact("fewbits", __version__, str(Path(__file__).parent)),
         Fact("python", platform.python_version(), sys.executable),
@@ -163,13 +164,14 @@ def _compiler() -> Fact:
     return Fact("compiler", path, _first_line_of(path, "--version"))
 
 
-def _library() -> Fact:
+def _library(compiler: Fact) -> Fact:
     path = build.library_path()
     if path.is_file():
         return Fact("library", str(path), "built")
-    return Fact(
-        "library", None, f"not built yet: {path}", "note", "wait for the first use, or: python -m fewbits.kernels.build"
-    )
+    if compiler.value is None:
+        return Fact("library", None, f"no {path}, and no compiler to build it", "note", compiler.fix)
+    fix = "wait for the first use to build it, or: python -m fewbits.kernels.build"
+    return Fact("library", None, f"not built yet: {path}", "note", fix)
 
 
 def _gpu() -> Fact:
