@@ -1,0 +1,177 @@
+"""Adversarial matrices by name, and the comparison that forgives nothing: what the tests of this room share.
+
+Every input is a function of its name, shape, dtype and seed. `FINITE` names hold no NaN or infinity.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from hypothesis import settings
+from torch import Generator, Tensor
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+ODD = ((1, 1), (1, 17), (64, 1), (3, 5), (16, 16), (7, 33), (33, 130), (5, 300), (300, 5), (129, 127))
+EMPTY = ((0, 5), (5, 0), (0, 0))
+
+_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_TOPS = (6.0, 448.0, 57344.0, 28.0, 7.5)  # the largest values of e2m1, e4m3, e5m2, e3m2, e2m3
+
+
+def settled(examples: int) -> settings:
+    """Hypothesis with the same examples in every run, so that CI fails for a reason."""
+    return settings(max_examples=examples, derandomize=True, deadline=None, database=None)
+
+
+def make(name: str, shape: tuple[int, int], dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+    """The matrix of that name; finite where the name is one of FINITE, whatever the dtype."""
+    rows, cols = shape
+    x = KINDS[name](rows, cols, dtype, generator(seed))
+    if name in FINITE and x.dtype != dtype:
+        limit = torch.finfo(dtype).max
+        x = x.clamp(-limit, limit)
+    return x.to(dtype)
+
+
+def generator(seed: int) -> Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def bits(x: Tensor) -> Tensor:
+    """Floats as integers, one pattern for all NaN; others as they are."""
+    if not x.is_floating_point():
+        return x
+    return torch.where(x.isnan(), -1, x.contiguous().view(_WORDS[x.element_size()]).long())  # all ones is a NaN
+
+
+def same(got: Tensor, want: Tensor) -> bool:
+    """Equal bit for bit: −0.0 differs from 0.0, and a NaN equals any other."""
+    return got.dtype == want.dtype and got.shape == want.shape and bool((bits(got) == bits(want)).all())
+
+
+def assert_same(got: Tensor, want: Tensor, what: str = "") -> None:
+    assert (got.dtype, got.shape) == (want.dtype, want.shape), what
+    differ = bits(got) != bits(want)
+    if bool(differ.any()):
+        at = [tuple(i) for i in differ.nonzero()[:3].tolist()]
+        shown = [f"at {i} got {got[i].item()!r}, want {want[i].item()!r}" for i in at]
+        raise AssertionError(f"{what}: {int(differ.sum())} of {got.numel()} differ: {'; '.join(shown)}")
+
+
+# Each takes rows, cols, the dtype it is for and a generator.
+
+
+def _normal(r: int, c: int, _: torch.dtype, g: Generator) -> Tensor:
+    return torch.randn(r, c, generator=g)
+
+
+def _lognormal(r: int, c: int, _: torch.dtype, g: Generator) -> Tensor:
+    return torch.randn(r, c, generator=g) * torch.randn(r, c, generator=g).mul(4).exp()
+
+
+def _squared_relu(r: int, c: int, _: torch.dtype, g: Generator) -> Tensor:
+    """Of a t(3) variable: what MoR meets in the input of the second MLP layer."""
+    chi_square = torch.randn(3, r, c, generator=g).square().sum(0)
+    return (torch.randn(r, c, generator=g) * (3 / chi_square).sqrt()).relu().square()
+
+
+def _ties(r: int, c: int, _: torch.dtype, g: Generator) -> Tensor:
+    """Midpoints of many grids. Every eighth value is a format's largest one, so that its scales are powers of two."""
+    x = torch.randint(-64, 65, (r, c), generator=g) * 0.125 * 2.0 ** torch.randint(-3, 4, (r, c), generator=g)
+    top = torch.tensor(_TOPS)[torch.randint(len(_TOPS), (r, 1), generator=g)]
+    x = x.clamp(-top, top)
+    x[:, ::8] = top
+    return x
+
+
+def _below_powers(r: int, c: int, dtype: torch.dtype, g: Generator) -> Tensor:
+    powers = (2.0 ** torch.randint(-12, 13, (r, c), generator=g)).to(dtype)
+    return (powers.view(_WORDS[dtype.itemsize]) - 1).view(dtype) * _signs(r, c, g).to(dtype)
+
+
+def _subnormal(r: int, c: int, dtype: torch.dtype, g: Generator) -> Tensor:
+    low, mantissa_bits = torch.finfo(dtype), round(-math.log2(torch.finfo(dtype).eps))
+    steps = torch.randint(-(1 << mantissa_bits) + 1, 1 << mantissa_bits, (r, c), generator=g)
+    return (steps.double() * (low.smallest_normal * low.eps)).to(dtype)
+
+
+def _tiny(r: int, c: int, dtype: torch.dtype, g: Generator) -> Tensor:
+    """Around the smallest normal number."""
+    return (torch.randn(r, c, generator=g).double() * torch.finfo(dtype).smallest_normal).to(dtype)
+
+
+def _huge(r: int, c: int, dtype: torch.dtype, g: Generator) -> Tensor:
+    """1e38, and all else up to the dtype's largest."""
+    largest = torch.finfo(dtype).max
+    x = (torch.randn(r, c, generator=g).clamp(-3, 3).double() * largest / 3).to(dtype)
+    x[:, ::7] = min(1e38, largest)
+    return x
+
+
+def _sparse(r: int, c: int, _: torch.dtype, g: Generator) -> Tensor:
+    """Mostly zeros, half of them negative: some blocks hold nothing else."""
+    kept = torch.rand(r, c, generator=g) < 0.02
+    return torch.where(kept, torch.randn(r, c, generator=g), 0.0) * _signs(r, c, g)
+
+
+def _zero_blocks(r: int, c: int, _: torch.dtype, g: Generator) -> Tensor:
+    live = torch.rand(-(-r // 16), -(-c // 16), generator=g) < 0.5
+    return torch.randn(r, c, generator=g) * live.repeat_interleave(16, 0)[:r].repeat_interleave(16, 1)[:, :c]
+
+
+def _zeros(r: int, c: int, _: torch.dtype, g: Generator) -> Tensor:
+    return torch.zeros(r, c)
+
+
+def _negative_zeros(r: int, c: int, _: torch.dtype, g: Generator) -> Tensor:
+    return -torch.zeros(r, c)
+
+
+def _constant(r: int, c: int, _: torch.dtype, g: Generator) -> Tensor:
+    return torch.full((r, c), 0.7)
+
+
+def _wide(r: int, c: int, dtype: torch.dtype, g: Generator) -> Tensor:
+    """Random finite bit patterns: every magnitude of the dtype alike."""
+    x = _patterns(r, c, dtype, g)
+    return torch.where(x.isfinite(), x, 0)
+
+
+def _patterns(r: int, c: int, dtype: torch.dtype, g: Generator) -> Tensor:
+    top = 1 << 8 * dtype.itemsize - 1
+    return torch.randint(-top, top, (r, c), generator=g).to(_WORDS[dtype.itemsize]).view(dtype)
+
+
+def _one_bad(r: int, c: int, dtype: torch.dtype, g: Generator) -> Tensor:
+    x = torch.randn(r, c, generator=g)
+    if x.numel():
+        bad = torch.tensor([math.nan, math.inf, -math.inf])[torch.randint(3, (), generator=g)]
+        x.view(-1)[torch.randint(x.numel(), (), generator=g)] = bad
+    return x
+
+
+def _signs(r: int, c: int, g: Generator) -> Tensor:
+    return torch.randint(0, 2, (r, c), generator=g) * 2.0 - 1
+
+
+KINDS: dict[str, Callable[[int, int, torch.dtype, Generator], Tensor]] = {
+    "normal": _normal,
+    "lognormal": _lognormal,
+    "squared relu": _squared_relu,
+    "ties": _ties,
+    "below powers of two": _below_powers,
+    "subnormal": _subnormal,
+    "tiny": _tiny,
+    "huge": _huge,
+    "sparse": _sparse,
+    "zero blocks": _zero_blocks,
+    "zeros": _zeros,
+    "negative zeros": _negative_zeros,
+    "constant": _constant,
+    "wide": _wide,
+    "bit patterns": _patterns,
+    "one bad": _one_bad,
+}
+FINITE = tuple(name for name in KINDS if name not in ("bit patterns", "one bad"))
