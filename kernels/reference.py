@@ -113,7 +113,7 @@ def round_to_grid(v: Tensor, grid: Format, draws: Tensor | None = None) -> Tenso
 
 
 def codes_of(values: Tensor, grid: Format) -> Tensor:
-    """The codes of grid values, as Format.code_of gives them: a sign above the steps counted from zero."""
+    """The codes of grid values: a sign above the steps counted from zero. As Format.code_of, but NaN has no sign."""
     magnitude = torch.where(values.isfinite(), values.abs(), 0)
     exponent = split(magnitude)[1].clamp(min=grid.emin)
     steps = magnitude.double() / power_of_two(exponent - grid.mantissa_bits)
@@ -210,7 +210,7 @@ def encode_factors(scales: Scales, q: Quantizer, axis: int) -> Tensor:
         case "amax":
             return codes.view(torch.float32)
         case "gam":
-            s = (across(scales, axis) * power_of_two(codes - 127)).clamp(min=FLT_MIN)
+            s = across(scales, axis) * power_of_two(codes - 127)  # ≥ 2^-126, as no ideal in a group is below its own
             return torch.where(codes == 0xFF, math.nan, s).float()
         case "e8m0" | "mx":
             return torch.where(codes == 0xFF, math.nan, power_of_two(127 - codes)).float()
@@ -304,7 +304,7 @@ def round_matrix(x: Tensor, q: Quantizer, axis: int, seed: int) -> Rounded:
     beyond = {"saturate": q.format.max, "nan": math.nan, "inf": math.inf}[q.overflow]
     values = torch.where(overflowed, torch.copysign(torch.full_like(rounded, beyond), rounded), rounded)
     if not q.format.has_inf:  # an infinity left is the source's own, uncast
-        values = torch.where(values.isinf(), torch.copysign(torch.full_like(values, math.nan), values), values)
+        values = torch.where(values.isinf(), math.nan, values)
     return Rounded(source, scales, values.float(), overflowed)
 
 
