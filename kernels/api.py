@@ -93,7 +93,7 @@ def fake_quantize(
     """Quantize and de-quantize: values of q's grid, in x's dtype and shape; a Hadamard rotation is kept.
 
     axis: -1, blocks along the last dimension, or 0, down the rows of x seen as (−1, last dim).
-    seed: for stochastic rounding, from 0 to 2^63 − 1; element i of the row-major tensor always gets the same bits of it.
+    seed: for stochastic rounding, from 0 to 2^63 − 1; element i, row-major, always gets the same bits of it.
     out: receives the result (may be x) instead of a new tensor.
     stats: True also returns QuantStats of the tensor, "block" those of each block.
 
@@ -137,7 +137,9 @@ def fake_quantize_both(
     """
     row, column = as_quantizer(row), as_quantizer(column)
     check_tensor(x, -1)
-    return torch.ops.fewbits.quantize_both(x, str(row), str(column), seed_for(row, row_seed), seed_for(column, column_seed))
+    return torch.ops.fewbits.quantize_both(
+        x, str(row), str(column), seed_for(row, row_seed), seed_for(column, column_seed)
+    )
 
 
 @overload
@@ -169,7 +171,11 @@ def mix(
     check_tensor(x, axis)
     values, choice, counts, amax = torch.ops.fewbits.mix(x, str(mixture), axis, seed_for(mixture, seed))
     if mixture.per == "tensor":
-        choice, counts, amax = choice.flatten()[0] if choice.numel() else choice.new_zeros(()), counts.sum((0, 1)), amax.sum()
+        choice, counts, amax = (
+            choice.flatten()[0] if choice.numel() else choice.new_zeros(()),
+            counts.sum((0, 1)),
+            amax.sum(),
+        )
     return (values, choice, QuantStats(counts, amax)) if stats else (values, choice)
 
 

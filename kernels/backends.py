@@ -27,11 +27,15 @@ def _choose(forced: str | None, device_type: str) -> ModuleType:
         raise RuntimeError("FEWBITS_BACKEND=cuda: this version has no CUDA kernels; unset it to use the reference")
     if device_type != "cpu":
         if forced == "cpu":
-            raise RuntimeError(f"FEWBITS_BACKEND=cpu, but the tensor is on {device_type}: move it, or unset the variable")
+            raise RuntimeError(
+                f"FEWBITS_BACKEND=cpu, but the tensor is on {device_type}: move it, or unset the variable"
+            )
         _warn(f"fewbits has no kernels for {device_type} in this version: the reference serves, many times slower")
         return reference
     if forced is None and build.compiler() is None and not build.library_path().exists():
-        _warn("fewbits found no C++ compiler: the reference serves, many times slower; install g++ for the fast kernels")
+        _warn(
+            "fewbits found no C++ compiler: the reference serves, many times slower; install g++ for the fast kernels"
+        )
         return reference
     return _compiled(forced)
 

@@ -122,5 +122,6 @@ def _processor() -> str:
 
 if __name__ == "__main__":
     if compiler() is None:
-        sys.exit("no C++ compiler found, so the reference will serve: install g++ for the fast kernels")
-    print(build())
+        print("no C++ compiler found, so the reference will serve: install g++ for the fast kernels", file=sys.stderr)
+    else:
+        print(build())

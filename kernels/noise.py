@@ -1,4 +1,4 @@
-"""Noise on weights (GaussWS, DiffQ): packed generators, and the weight that they perturb with its bit-width gradient."""
+"""Noise on weights (GaussWS, DiffQ): packed generators, and the weight they perturb with the gradient of its bits."""
 
 from typing import Literal
 
@@ -65,7 +65,7 @@ def sample_weight(
     grid = tuple(-(-n // block) for n in w.shape)
     if tuple(bits.shape) != grid or bits.dtype != torch.float32 or bits.device != w.device:
         raise ValueError(
-            f"bits are {tuple(bits.shape)} {bits.dtype} on {bits.device}: {grid} torch.float32 on {w.device} is expected, "
+            f"bits are {tuple(bits.shape)} {bits.dtype} on {bits.device}: expected {grid} torch.float32 on {w.device}, "
             f"one for each {block}x{block} square of w"
         )
     return torch.ops.fewbits.sample_weight(w, bits, check_seed(seed), noise, block, dtype)

@@ -99,9 +99,7 @@ def _quantize_both(x: Tensor, row: str, column: str, row_seed: int, column_seed:
 
 
 def _mix(x: Tensor, spec: str, axis: int, seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    values, choice, counts, amax = mix_matrix(
-        backend_for(x.device.type), matrix(x), Mixture.parse(spec), axis, seed
-    )
+    values, choice, counts, amax = mix_matrix(backend_for(x.device.type), matrix(x), Mixture.parse(spec), axis, seed)
     return like(values, x), choice, counts, amax
 
 

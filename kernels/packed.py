@@ -51,7 +51,9 @@ def encode(x: Tensor, q: Quantizer | str, *, axis: int = -1, seed: int | None = 
     if q.scaling == "none" and not q.format.has_nan and not bool(x.isfinite().all()):
         raise ValueError(f"{q.format} has no code for NaN: encode finite values, or give {q} a scaling")
     codes, scales, groups = torch.ops.fewbits.encode(x, str(q), axis, seed_for(q, seed))
-    stored = None if q.scaling == "none" else scales.view(torch.float32) if q.scaling == "amax" else scales.to(torch.uint8)
+    stored = (
+        None if q.scaling == "none" else scales.view(torch.float32) if q.scaling == "amax" else scales.to(torch.uint8)
+    )
     return Packed(
         codes=pack(codes, q.format.bits),
         scales=stored,
@@ -83,9 +85,11 @@ def pack(codes: Tensor, bits: int) -> Tensor:
         return codes.to(torch.int16).view(torch.uint8).view(rows, 2 * cols)
     padded = torch.nn.functional.pad(codes, (0, -cols % 8)).view(rows, -1, 8).long()
     words = (padded << torch.arange(8, device=codes.device) * bits).sum(-1)
-    return (words[..., None] >> torch.arange(bits, device=codes.device) * 8 & 0xFF).to(torch.uint8).flatten(1)[
-        :, : (cols * bits + 7) // 8
-    ]
+    return (
+        (words[..., None] >> torch.arange(bits, device=codes.device) * 8 & 0xFF)
+        .to(torch.uint8)
+        .flatten(1)[:, : (cols * bits + 7) // 8]
+    )
 
 
 def unpack(data: Tensor, bits: int, cols: int) -> Tensor:

@@ -305,6 +305,10 @@ def round_matrix(x: Tensor, q: Quantizer, axis: int, seed: int) -> Rounded:
     values = torch.where(overflowed, torch.copysign(torch.full_like(rounded, beyond), rounded), rounded)
     if not q.format.has_inf:  # an infinity left is the source's own, uncast
         values = torch.where(values.isinf(), math.nan, values)
+    if q.scaling == "nvfp4":  # nothing is left of a block whose scale is 0
+        values = torch.where(
+            spread(scales.codes == 0, block, x.shape), torch.zeros_like(values).copysign(source), values
+        )
     return Rounded(source, scales, values.float(), overflowed)
 
 

@@ -29,13 +29,19 @@ def run(device: str = "cpu") -> list[tuple[str, bool, str]]:
     backend = backend_for(device)
     name = backend.__name__.rsplit(".", 1)[-1]
     generator = torch.Generator().manual_seed(0)
-    x = (torch.randn(256, 384, generator=generator) * torch.randn(256, 1, generator=generator).exp()).bfloat16().to(device)
+    x = (
+        (torch.randn(256, 384, generator=generator) * torch.randn(256, 1, generator=generator).exp())
+        .bfloat16()
+        .to(device)
+    )
     results = []
     for spec in SPECS:
         q = Quantizer.parse(spec)
         ours, expected = fake_quantize(x, q, seed=7), reference.quantize(x, q, -1, 7)[0]
         differ = int((ours.view(torch.int16) != expected.view(torch.int16)).sum())
-        results.append((f"{name} equals the reference: {spec}", differ == 0, f"{differ} of {x.numel()} elements differ"))
+        results.append(
+            (f"{name} equals the reference: {spec}", differ == 0, f"{differ} of {x.numel()} elements differ")
+        )
         same = bool((decode(encode(x, q, seed=7)) == ours).all())
         results.append((f"stored and read back: {spec}", same, ""))
 
@@ -47,7 +53,9 @@ def run(device: str = "cpu") -> list[tuple[str, bool, str]]:
     bits = torch.full((2, 2), 5.0, device=device, requires_grad=True)
     sample_weight(w, bits, 11, dtype=torch.float32).square().sum().backward()
     moved = bits.grad is not None and bool((bits.grad != 0).all())
-    results.append(("the gradient of bit widths is not zero", moved, "" if bits.grad is None else f"{bits.grad.tolist()}"))
+    results.append(
+        ("the gradient of bit widths is not zero", moved, "" if bits.grad is None else f"{bits.grad.tolist()}")
+    )
 
     share = float((unpack_noise(gaussian_noise(1 << 16, 5, device=device)) == 0).float().mean())
     results.append(("noise is zero as often as it should be", abs(share - 46966 / 65536) < 0.01, f"{share:.4f}"))

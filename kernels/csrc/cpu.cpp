@@ -30,7 +30,7 @@ struct Request {
   uint32_t sign_shift, nan_code, inf_code;
 };
 
-constexpr int64_t TILE_ROWS = 256, TILE_COLS = 16384, TILE_ELEMENTS = 1 << 21, ROTATED_ELEMENTS = 1 << 16;
+constexpr int64_t TILE_ROWS = 256, TILE_COLS = 16384, TILE_ELEMENTS = 1 << 21, ROTATED_ELEMENTS = 1 << 14, DRAWN = 1024;
 
 template <class D> using Cell = typename D::Storage;
 template <class D> uint32_t float_bits(Cell<D> s) { return bits(D::widen(s)); }
@@ -133,6 +133,29 @@ template <class D> struct Rotation {
       start += piece, in_chunk += piece;
     }
   }
+  // A whole chunk of the usual size, sixteen columns at a time, in registers.
+  void down_sixteen(const Cell<D> *x, int64_t x_stride, Cell<D> *y, int64_t y_stride) const {
+    F32x16 v[16];
+    for (int k = 0; k < 16; k++) {
+      float line[16];
+      for (int i = 0; i < 16; i++) line[i] = D::widen(x[k * x_stride + i]) * sign_and_factor[k];
+      memcpy(&v[k], line, sizeof line);
+    }
+#pragma GCC unroll 4
+    for (int h = 1; h < 16; h *= 2)
+#pragma GCC unroll 16
+      for (int k = 0; k < 16; k++)
+        if (!(k & h)) {
+          F32x16 a = v[k], b = v[k + h];
+          v[k] = a + b;
+          v[k + h] = a - b;
+        }
+    for (int k = 0; k < 16; k++) {
+      float line[16];
+      memcpy(line, &v[k], sizeof line);
+      for (int i = 0; i < 16; i++) y[k * y_stride + i] = D::narrow(line[i]);
+    }
+  }
   // `rows` rows of n columns, a multiple of `size` but at the matrix's edge.
   void down(const Cell<D> *x, int64_t x_stride, int64_t rows, int64_t n, Cell<D> *y, int64_t y_stride) const {
     constexpr int LANE = 64;
@@ -140,7 +163,10 @@ template <class D> struct Rotation {
     for (int64_t first = 0; first < rows;) {
       int64_t left = rows - first, in_chunk = first % size;
       int piece = left + in_chunk >= size ? size : largest_power(int(left));
-      for (int64_t c = 0; c < n; c += LANE) {
+      int64_t c = 0;
+      if (size == 16 && piece == 16)
+        for (; c + 16 <= n; c += 16) down_sixteen(x + first * x_stride + c, x_stride, y + first * y_stride + c, y_stride);
+      for (; c < n; c += LANE) {
         int width = int(std::min<int64_t>(LANE, n - c));
         for (int k = 0; k < piece; k++) {
           float factor = signs.apply(first_factor(piece), int(in_chunk) + k);
@@ -165,17 +191,21 @@ template <class D> struct Rotation {
 
 // ---------------------------------------------------------------------------------------------------- one quantizer
 
-enum Kind : uint32_t { ORDINARY, CAREFUL, POISONED };
+enum Kind : uint32_t { ORDINARY = 0, CAREFUL = 1, POISONED = 2 };
 
 struct Tile {
   int64_t r0, r1, c0, c1;
 };
 
+inline void put_sixteen(float *to, float v) {
+  F32x16 all = F32x16{} + v;
+  memcpy(to, &all, sizeof all);
+}
+
 template <class D> struct Scratch {  // one for each thread
   std::vector<Cell<D>> rotated, maxima;
   std::vector<uint32_t> amax, code, kind;
   std::vector<float> block_encode, block_decode, block_outer, encode, decode;
-  std::vector<uint16_t> high;
 };
 
 // Scales and kinds of n blocks, as arrays so that the loop vectorises. `ordinary` is the largest amax of that kind.
@@ -186,15 +216,19 @@ struct BlockScales {
 template <int SCALING>
 void scales(const uint32_t *amax, int64_t n, float max, const Group &group, float ordinary, const BlockScales &to) {
   constexpr bool DIVIDE = SCALING == AMAX || SCALING == GAM;
+  const Group g = group;
+  const uint32_t *__restrict from = amax;
+  float *__restrict encode = to.encode, *__restrict decode = to.decode;
+  uint32_t *__restrict code = to.code, *__restrict kind = to.kind;
   for (int64_t i = 0; i < n; i++) {
-    float a = value(amax[i]);
-    Scale s = make_scale(SCALING, max, a, group);
-    to.encode[i] = s.encode, to.decode[i] = s.decode, to.code[i] = s.code;
-    uint32_t plain = a <= ordinary;
+    float a = value(from[i]);
+    Scale s = make_scale(SCALING, max, a, g);
+    encode[i] = s.encode, decode[i] = s.decode, code[i] = s.code;
+    uint32_t plain = a <= ordinary;  // which no amax of a poisoned block is
     if (DIVIDE) plain &= uint32_t(s.encode > 8.6e-19f) & uint32_t(s.encode < 1.15e18f);  // 2^-60, 2^60: see `quotient`
-    if (SCALING == NVFP4) plain &= uint32_t(s.code != 0) | uint32_t(a == 0.0f);
-    uint32_t poisoned = SCALING != NONE && amax[i] >= INF;
-    to.kind[i] = plain ? ORDINARY : poisoned ? POISONED : CAREFUL;
+    if (SCALING == NVFP4) plain &= uint32_t((s.code | uint32_t(a == 0.0f)) != 0);
+    uint32_t poisoned = SCALING != NONE ? from[i] >= INF : 0u;
+    kind[i] = (plain ^ 1u) + poisoned;
   }
 }
 
@@ -258,11 +292,18 @@ template <class D> struct Plan {
       for (int64_t b = 0; b < count; b++) s.amax[b] = float_bits<D>(Cell<D>(line[b] & D::magnitude_mask));
     } else if (C % GROUP == 0 && c0 % GROUP == 0) {
       group_maxima<D>(line, n, s.maxima.data());
+      int64_t per_block = C / GROUP, groups = (n + GROUP - 1) / GROUP;
+      if (c0 % C == 0 && n % C == 0 && !(per_block & (per_block - 1))) {  // halve until one is left of each block
+        Cell<D> *m = s.maxima.data();
+        for (int64_t left = groups; left > count; left /= 2)
+          for (int64_t i = 0; i < left / 2; i++) m[i] = m[2 * i] > m[2 * i + 1] ? m[2 * i] : m[2 * i + 1];
+        for (int64_t b = 0; b < count; b++) s.amax[b] = float_bits<D>(m[b]);
+        return;
+      }
       for (int64_t b = 0; b < count; b++) {
-        int64_t from_group = (std::max((first + b) * C, c0) - c0) / GROUP;
-        int64_t to_group = (std::min((first + b + 1) * C, c1) - c0 + GROUP - 1) / GROUP;
+        int64_t g = std::max<int64_t>(0, ((first + b) * C - c0) / GROUP), end = std::min(((first + b + 1) * C - c0) / GROUP, groups);
         Cell<D> m = 0;
-        for (int64_t g = from_group; g < to_group; g++) m = std::max(m, s.maxima[g]);
+        for (; g < end; g++) m = std::max(m, s.maxima[g]);
         s.amax[b] = float_bits<D>(m);
       }
     } else {
@@ -339,7 +380,8 @@ template <class D> struct Plan {
     s.code.resize(count), s.kind.resize(count);
     s.encode.resize(size_t(n)), s.decode.resize(size_t(n));
     float max = q.grid.max, *encode = s.block_encode.data(), *decode = s.block_decode.data();
-    float ordinary = q.grid.wide ? -1.0f : q.scaling == NONE ? std::min(D::max / 4, 2 * max) : D::max / 4;
+    bool exact_only = q.grid.wide || q.grid.overflow != q.grid.max;
+    float ordinary = exact_only ? -1.0f : q.scaling == NONE ? std::min(D::max / 4, 2 * max) : D::max / 4;
     bool varies = q.group_by_row && q.down;
     for (size_t b = 0; b < count; b += varies ? 1 : count) {
       Group g = make_group(q.scaling, max, grouped ? value(group_amax[size_t(group_of(block_row, first + int64_t(b)))]) : 0);
@@ -359,18 +401,26 @@ template <class D> struct Plan {
     if (C == 1) {
       std::copy(s.block_encode.begin(), s.block_encode.end(), s.encode.begin());
       std::copy(s.block_decode.begin(), s.block_decode.end(), s.decode.begin());
-    } else if (C == GROUP && n % GROUP == 0) {
-      for (size_t b = 0; b < count; b++)
-        for (int i = 0; i < GROUP; i++) {
-          s.encode[b * GROUP + size_t(i)] = encode[b];
-          s.decode[b * GROUP + size_t(i)] = decode[b];
-        }
     } else {
-      for (size_t b = 0; b < count; b++) {
-        int64_t from_col = std::max((first + int64_t(b)) * C, t.c0), to_col = std::min((first + int64_t(b) + 1) * C, t.c1);
-        std::fill(s.encode.begin() + (from_col - t.c0), s.encode.begin() + (to_col - t.c0), encode[b]);
-        std::fill(s.decode.begin() + (from_col - t.c0), s.decode.begin() + (to_col - t.c0), decode[b]);
-      }
+      spread_out(t, first, s);
+    }
+  }
+  // One scale per block becomes one per column.
+  void spread_out(const Tile &t, int64_t first, Scratch<D> &s) const {
+    const float *__restrict encode = s.block_encode.data(), *__restrict decode = s.block_decode.data();
+    float *__restrict to_encode = s.encode.data(), *__restrict to_decode = s.decode.data();
+    int64_t count = int64_t(s.block_encode.size()), n = t.c1 - t.c0;
+    if (C % GROUP == 0 && t.c0 % C == 0 && n % C == 0) {
+      for (int64_t b = 0, c = 0; b < count; b++)
+        for (int64_t end = c + C; c < end; c += GROUP) {
+          put_sixteen(to_encode + c, encode[b]);
+          put_sixteen(to_decode + c, decode[b]);
+        }
+      return;
+    }
+    for (int64_t b = 0; b < count; b++) {
+      int64_t c = std::max((first + b) * C, t.c0), end = std::min((first + b + 1) * C, t.c1);
+      for (; c < end; c++) to_encode[c - t.c0] = encode[b], to_decode[c - t.c0] = decode[b];
     }
   }
 
@@ -410,17 +460,12 @@ template <class D> struct Plan {
   }
 
   template <bool DIVIDE, bool STOCHASTIC, bool STATS> void row(const Cell<D> *from, int64_t r, const Tile &t, Scratch<D> &s,
-                                                            bool all_plain, int64_t ahead, Tally *tallies) const {
+                                                            bool all_plain, const Cell<D> *fetch, Tally *tallies) const {
     int64_t TC = request.tally_cols ? request.tally_cols : cols, TR = request.tally_rows ? request.tally_rows : rows;
     int64_t tally_count_cols = (cols + TC - 1) / TC, first_block = t.c0 / C;
     Cell<D> *out = (Cell<D> *)request.out;
-    const uint16_t *high = nullptr;
-    if (STOCHASTIC) {
-      uint64_t index = uint64_t(r * cols + t.c0), start = index & ~uint64_t(7);
-      s.high.resize(size_t(t.c1 - t.c0 + 2 * PIECE));
-      fill_high(start, t.c1 - t.c0 + int64_t(index - start), q.seed, s.high.data());
-      high = s.high.data() + (index - start);
-    }
+    uint16_t high[STOCHASTIC ? DRAWN + 2 * PIECE : 1];
+    int64_t drawn_from = 0, drawn_to = t.c0;  // the columns whose bits are at high[0] …
     for (int64_t c = t.c0; c < t.c1;) {
       int64_t tally_col = c / TC;
       int64_t stop = std::min(std::min(c + PIECE, t.c1), (tally_col + 1) * TC);
@@ -431,27 +476,32 @@ template <class D> struct Plan {
       }
       alignas(64) Cell<D> piece_out[PIECE];
       const Cell<D> *in = from + (c - t.c0);
-      if (ahead)
-        for (int i = 0; i < n; i += int(64 / sizeof(Cell<D>))) __builtin_prefetch(x + (r * cols + c + i) + ahead, 0, 2);
+      if (fetch)
+        for (int i = 0; i < n; i += int(64 / sizeof(Cell<D>))) __builtin_prefetch(fetch + (c - t.c0) + i, 0, 2);
       Tally *tally = STATS ? tallies + (tally_col - t.c0 / TC) : nullptr;
       bool plain = all_plain;
       if (!plain) {
         plain = true;
         for (int64_t b = c / C; b <= (stop - 1) / C; b++) plain = plain && s.kind[size_t(b - first_block)] == ORDINARY;
       }
+      if (STOCHASTIC && stop > drawn_to) {
+        uint64_t index = uint64_t(r * cols + c), skipped = index % 8;
+        drawn_to = std::min(t.c1, c + DRAWN);
+        drawn_from = c - int64_t(skipped);
+        fill_high(index - skipped, drawn_to - drawn_from, q.seed, high);
+      }
       if (plain) {
         Counts k = piece<D, DIVIDE, STOCHASTIC, STATS>(in, piece_out, n, s.encode.data() + (c - t.c0), s.decode.data() + (c - t.c0),
                                                     s.block_outer[size_t(c / C - first_block)], q.grid,
-                                                    STOCHASTIC ? high + (c - t.c0) : nullptr);
+                                                    STOCHASTIC ? high + (c - drawn_from) : nullptr);
         if (k.again) {
           plain = false;
         } else if (STATS) {
-          int64_t nonzero = k.packed & 0xff, zeros = k.packed >> 8 & 0xff;
           tally->error += k.error;
-          tally->nonzero += nonzero;
-          tally->flushed += zeros - (n - nonzero);
-          tally->saturated += k.packed >> 16 & 0xff;
-          tally->capped += k.packed >> 24;
+          tally->nonzero += k.nonzero;
+          tally->flushed += k.zeros - (uint32_t(n) - k.nonzero);
+          tally->saturated += k.saturated;
+          tally->capped += k.capped;
         }
       }
       if (!plain) carefully(in, r, c, n, first_block, s, piece_out, nullptr, tally);
@@ -479,13 +529,30 @@ template <class D> struct Plan {
     }
   }
 
-  // `ahead`: elements to the tile this thread does next, to be fetched meanwhile; 0 where there is none.
-  void second_walk(const Tile &t, int64_t ahead, Scratch<D> &s) const {
+  // Where the line lies that should come into the cache while row r is worked on: the next row of blocks, here or in the
+  // tile this thread does next; null where there is none.
+  const Cell<D> *fetch_for(int64_t r, const Tile &t, const Tile &next) const {
+    int64_t target = q.hadamard ? t.r1 + (r - t.r0) : r + (lookup ? 2 : R);
+    if (target < t.r1) return x + target * cols + t.c0;
+    target = next.r0 + (target - t.r1);
+    return target < next.r1 ? x + target * cols + next.c0 : nullptr;
+  }
+
+  typedef void (Plan::*Row)(const Cell<D> *, int64_t, const Tile &, Scratch<D> &, bool, const Cell<D> *, Tally *) const;
+  Row chosen_row() const {
+    static constexpr Row rows_of[2][2][2] = {
+        {{&Plan::row<false, false, false>, &Plan::row<false, false, true>}, {&Plan::row<false, true, false>, &Plan::row<false, true, true>}},
+        {{&Plan::row<true, false, false>, &Plan::row<true, false, true>}, {&Plan::row<true, true, false>, &Plan::row<true, true, true>}}};
+    return rows_of[q.scaling == AMAX || q.scaling == GAM][q.stochastic != 0][request.tally != nullptr];
+  }
+
+  // `next` is the tile that this thread does next; empty where there is none.
+  void second_walk(const Tile &t, const Tile &next, Scratch<D> &s) const {
     int64_t stride, TC = request.tally_cols ? request.tally_cols : cols, TR = request.tally_rows ? request.tally_rows : rows;
     int64_t tally_count_cols = (cols + TC - 1) / TC, first_tally = t.c0 / TC;
     const Cell<D> *from = source(t, s, &stride);
     std::vector<Tally> tallies(request.tally ? size_t((t.c1 - 1) / TC - first_tally + 1) : 0);
-    bool divide = q.scaling == AMAX || q.scaling == GAM;
+    Row run_row = chosen_row();
     for (int64_t r = t.r0; r < t.r1;) {
       int64_t block_row = r / R, block_end = std::min(t.r1, (block_row + 1) * R);
       find_scales(from + (r - t.r0) * stride, stride, block_end - r, block_row, t, s);
@@ -511,14 +578,7 @@ template <class D> struct Plan {
                         request.codes + r * cols + c, nullptr);
             continue;
           }
-          Tally *k = tallies.data();
-          if (request.tally) {
-            if (q.stochastic) divide ? row<true, true, true>(line, r, t, s, all_plain, ahead, k) : row<false, true, true>(line, r, t, s, all_plain, ahead, k);
-            else divide ? row<true, false, true>(line, r, t, s, all_plain, ahead, k) : row<false, false, true>(line, r, t, s, all_plain, ahead, k);
-          } else {
-            if (q.stochastic) divide ? row<true, true, false>(line, r, t, s, all_plain, ahead, k) : row<false, true, false>(line, r, t, s, all_plain, ahead, k);
-            else divide ? row<true, false, false>(line, r, t, s, all_plain, ahead, k) : row<false, false, false>(line, r, t, s, all_plain, ahead, k);
-          }
+          (this->*run_row)(line, r, t, s, all_plain, fetch_for(r, t, next), tallies.data());
         }
         for (size_t b = 0; b < tallies.size(); b++)
           add_to(&request.tally[tally_row * tally_count_cols + first_tally + int64_t(b)], tallies[b]);
@@ -589,10 +649,8 @@ template <class D> void quantize(const void *x, int64_t rows, int64_t cols, cons
 #pragma omp for schedule(static)
     for (int64_t i = 0; i < count; i++) {  // last tile first: its input is what the first walk left in the cache
       Tile t = walk.tile(first ? count - 1 - i : i, rows, cols);
-      Tile next = walk.tile(first ? count - 2 - i : i + 1, rows, cols);
-      bool follows = (first ? i + 1 < count : next.r1 == next.r0 + t.r1 - t.r0) && next.r0 >= 0;
-      int64_t ahead = follows ? (next.r0 - t.r0) * cols + next.c0 - t.c0 : 0;
-      for (auto &p : plans) p.second_walk(t, ahead, s), ahead = 0;
+      Tile next = i + 1 < count ? walk.tile(first ? count - 2 - i : i + 1, rows, cols) : Tile{};
+      for (auto &p : plans) p.second_walk(t, &p == &plans[0] ? next : Tile{}, s);
     }
   });
 }

@@ -55,9 +55,8 @@ FB_HD Element element(float x, const Grid &g, const Scale &s, int scaling, bool 
     }
   }
   bool over = magnitude(q) > g.max;
-  q = with_sign(limited(q, g), x);
+  q = with_sign(s.decode == 0.0f ? 0.0f : limited(q, g), x);  // nvfp4: nothing is left of a block whose scale is 0
   float y = scaling == AMAX || scaling == GAM ? q / s.encode : (q * s.decode) * s.outer;
-  if (s.decode == 0.0f) y = with_sign(0.0f, x);  // nvfp4: the block's scale is 0
   if (finite(q) && magnitude(y) > D::max) y = with_sign(D::max, y);  // finite in, finite out
   return Element{q, y, over};
 }
@@ -156,9 +155,8 @@ inline void column_maxima(const typename D::Storage *x, int64_t n, typename D::S
 }
 
 struct Counts {  // of one piece
-  uint32_t error;
-  uint32_t packed;  // a byte each, from the lowest: non-zeros, zeros returned, saturated, capped
-  bool again;       // an element needs what this loop leaves out, so the piece is to be done one by one
+  uint32_t error, nonzero, zeros, saturated, capped;  // zeros: returned
+  bool again;  // an element needs what this loop leaves out, so the piece is to be done one by one
 };
 
 // Up to 128 ordinary elements: finite, away from the ends of float32 and of the dtype, on a grid that is not wide.
@@ -168,11 +166,14 @@ template <class D, bool DIVIDE, bool STOCHASTIC, bool STATS>
 inline __attribute__((always_inline)) Counts run(const typename D::Storage *__restrict x, typename D::Storage *__restrict y,
                                                  int n, const float *__restrict encode, const float *__restrict decode,
                                                  float outer, const Grid &grid, const uint16_t *__restrict high) {
+  typedef typename D::Storage S;
   constexpr bool LIMIT = STOCHASTIC || !DIVIDE;
   const Grid g = grid;
   uint32_t error = 0, packed = 0, ask = 0, worst = 0;
-  for (int i = 0; i < n; i++) {
-    float from = D::widen(x[i]), v = from * encode[i], q;
+  S nonzero = 0, zeros = 0;
+  for (int i = 0; i < n; i++) {  // on magnitudes; the sign, that of zero too, is put back at the end
+    S size = S(x[i] & D::magnitude_mask), sign = S(x[i] ^ size);
+    float from = D::widen(size), v = from * encode[i], q;
     if (STOCHASTIC) {
       Drawn<false> d = draw<false>(v, g);
       bool go = surely_goes(d.gap, d.step, high[i]);
@@ -181,29 +182,28 @@ inline __attribute__((always_inline)) Counts run(const typename D::Storage *__re
     } else {
       q = nearest<false>(v, g);
     }
-    bool over = LIMIT && magnitude(q) > g.max;
-    if (LIMIT) q = over ? with_sign(g.overflow, q) : q;
-    float back_to = DIVIDE ? quotient(q, encode[i], decode[i]) : (q * decode[i]) * outer;
-    typename D::Storage to = D::narrow(with_sign(back_to, from));
-    y[i] = to;
+    uint32_t over = LIMIT && q > g.max;
+    if (LIMIT) q = smaller(q, g.max);
+    S to = D::narrow(DIVIDE ? quotient(q, encode[i], decode[i]) : (q * decode[i]) * outer);
+    y[i] = S(to | sign);
     if (STATS) {
       float back = D::widen(to);
-      uint32_t zero_free = bits(magnitude(from)) > 1u ? bits(magnitude(from)) : 1u;  // 0 / smallest is 0
+      uint32_t zero_free = bits(from) > 1u ? bits(from) : 1u;  // 0 / smallest is 0
       float r = magnitude(from - back) / value(zero_free);
-      uint32_t some = from != 0.0f, none = back == 0.0f;
-      packed += some + (none << 8);
-      if (LIMIT) packed += (uint32_t(over) & ~none) << 16;
+      nonzero = S(nonzero + S(size != 0));
+      zeros = S(zeros + S(to == 0));
+      if (LIMIT) packed += over & uint32_t(to != 0);
       if (STOCHASTIC) {
-        uint32_t capped = r > 1.0f;
-        r = r <= 1.0f ? r : 1.0f;
-        packed += capped << 24;
+        packed += uint32_t(r > 1.0f) << 16;
+        r = smaller(r, 1.0f);
       } else {
         worst = bits(r) > worst ? bits(r) : worst;
       }
-      error += bits(r + 1.0f) - 0x3f800000u;
+      error += bits(r + 1.0f);
     }
   }
-  return Counts{error, packed, ask != 0 || worst > 0x3f800000u};
+  error -= uint32_t(n) * 0x3f800000u;  // the sums wrap, and come back
+  return Counts{error, nonzero, zeros, packed & 0xffffu, packed >> 16, ask != 0 || worst > 0x3f800000u};
 }
 template <class D, bool DIVIDE, bool STOCHASTIC, bool STATS>
 inline Counts piece(const typename D::Storage *x, typename D::Storage *y, int n, const float *encode, const float *decode,

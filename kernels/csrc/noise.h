@@ -27,20 +27,24 @@ FB_HD float uniform_value(uint32_t high) {
   return Bf16::widen(Bf16::narrow((float(int32_t(high)) + 0.5f) * 1.52587890625e-05f - 0.5f));
 }
 
-// 2^t to float32 by a fixed sequence of double operations, so that every backend has the same bits.
-FB_HD float exp2_fixed(float t) {
-  double wide = t;
-  if (!(wide > -1000.0)) return t == t ? 0.0f : t;
-  if (wide > 1000.0) return value(INF);
-  double shifted = wide + 6755399441055744.0;  // 1.5 * 2^52: rounds to an integer, ties to even
-  double n = shifted - 6755399441055744.0, f = (wide - n) * 0.6931471805599453, p = 1.0;
-  for (int k = 13; k > 0; k--) p = 1.0 + p * f / double(k);
+// 2^t to float32 by a fixed sequence of double operations, so that every backend has the same bits: the nearest power
+// of two times the Taylor polynomial of the rest.
+FB_HD float exp2_fixed(double t) {
+  const double inverse_factorial[14] = {1.0, 1.0, 1.0 / 2, 1.0 / 6, 1.0 / 24, 1.0 / 120, 1.0 / 720, 1.0 / 5040,
+                                        1.0 / 40320, 1.0 / 362880, 1.0 / 3628800, 1.0 / 39916800, 1.0 / 479001600,
+                                        1.0 / 6227020800.0};
+  if (!(t - t == 0.0)) return value(NAN_BITS);
+  if (t < -1000.0) return 0.0f;
+  if (t > 1000.0) return value(INF);
+  double n = (t + 6755399441055744.0) - 6755399441055744.0;  // 1.5 * 2^52: rounds to an integer, ties to even
+  double x = (t - n) * 0.69314718055994530942, p = 0.0;
+  for (int k = 13; k >= 0; k--) p = p * x + inverse_factorial[k];
   uint64_t power = uint64_t(int64_t(n) + 1023) << 52;
   double scale;
   memcpy(&scale, &power, 8);
   return float(p * scale);
 }
-// The noise's factor in a square: max|w| * 2^(1 - bits).
-FB_HD float noise_scale(float bits, float amax) { return exp2_fixed(1.0f - bits) * amax; }
+// The noise's factor in a square: 2^(1 - bits) * max|w|.
+FB_HD float noise_scale(float bits, float amax) { return exp2_fixed(1.0 - double(bits)) * amax; }
 
 }  // namespace fb

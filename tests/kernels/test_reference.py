@@ -645,8 +645,6 @@ def test_what_is_decoded_is_what_quantize_returns(text: str, dtype: torch.dtype)
             assert codes.shape == x.shape
             assert groups.dtype == torch.float32
             y, decoded = quantize(source, q, axis, 11)[0], decode(codes, scale_codes, groups, q, axis, dtype)
-            if q.scaling == "nvfp4" and q.overflow == "nan":  # the next test says why
-                y, decoded = y + 0.0, decoded + 0.0
             assert_same(decoded, y)
             if q.scaling != "none" and not q.needs_seed and q.format.bits <= 16:
                 assert set((codes.long() & (1 << q.format.bits) - 1).flatten().tolist()) <= set(
@@ -654,15 +652,12 @@ def test_what_is_decoded_is_what_quantize_returns(text: str, dtype: torch.dtype)
                 )
 
 
-SIGN_LOST = "what overflows to NaN is stored without its sign, which the zeros of a block whose s8 is 0 then lack"
-
-
 @pytest.mark.parametrize(
     "text",
     [
         "e2m1:1x4:nvfp4",
         "e5m2:1x4:nvfp4:overflow=inf",
-        pytest.param("e4m3:1x4:nvfp4:overflow=nan", marks=pytest.mark.xfail(reason=SIGN_LOST)),
+        "e4m3:1x4:nvfp4:overflow=nan",
     ],
 )
 def test_decoding_keeps_the_signs_of_an_nvfp4_block_with_scale_0(text: str) -> None:
