@@ -3,8 +3,17 @@
 //
 // All arithmetic is IEEE float32 with subnormals, no contraction and no reassociation (see build.py's flags).
 #pragma once
+#ifdef __CUDACC_RTC__  // NVRTC has no standard headers, and memcpy built in
+typedef unsigned char uint8_t;
+typedef unsigned short uint16_t;
+typedef unsigned int uint32_t;
+typedef unsigned long long uint64_t;
+typedef int int32_t;
+typedef long long int64_t;
+#else
 #include <stdint.h>
 #include <string.h>
+#endif
 
 #if defined(__CUDACC__) || defined(__CUDACC_RTC__)
 #define FB_HD __host__ __device__ __forceinline__
