@@ -1,0 +1,166 @@
+"""How the benchmark measures: seconds, a call beside the copy, seconds per element in the caches, peak memory.
+
+Whatever is compared takes turns, A B A B …, and ratios are taken within a turn: the machine's speed drifts (other
+programs, clock rates), and a drift that both sides see cancels. It knows nothing of what it measures.
+"""
+
+import ctypes
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from torch import Tensor
+
+Call = Callable[[], object]
+
+# glibc's mallopt. LEARNT is where its own adjustment of the threshold ends in a process that frees large tensors.
+TRIM_THRESHOLD, MMAP_THRESHOLD, MMAP_MAX = -1, -3, -4
+LEARNT, DEFAULT_MMAPS = 32 << 20, 1 << 16
+
+BURST = 12  # calls in a row on a tensor in the caches, some of them undisturbed by other programs
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """The middle and the ends of some ratios."""
+
+    median: float
+    low: float
+    high: float
+
+    @staticmethod
+    def of(numerators: Sequence[float], denominators: Sequence[float]) -> "Ratio":
+        ratios = [a / b for a, b in zip(numerators, denominators, strict=True)]
+        return Ratio(median(ratios), min(ratios), max(ratios))
+
+
+def seconds(call: Call) -> float:
+    """Of one call; its result is let go of after the clock has stopped."""
+    start = time.perf_counter()
+    result = call()
+    stop = time.perf_counter()
+    del result
+    return stop - start
+
+
+def take_turns(calls: Sequence[Call], runs: int) -> list[list[float]]:
+    """Seconds of each call in each turn, after one turn that does not count."""
+    turns = [[seconds(call) for call in calls] for _ in range(1 + runs)]
+    return [list(times) for times in zip(*turns[1:], strict=True)]
+
+
+def beside_cache(copy: Call, call: Call, small: Call, double: Call, runs: int) -> list[list[float]]:
+    """Seconds of copy, of call, and of the best of some calls in a row on two tensors that stay in the caches.
+
+    One of these is the double of the other: their difference is time per element without what a call costs on however
+    small a tensor (dispatch, waking threads).
+    """
+    turns = [[seconds(copy), seconds(call), _burst(small), _burst(double)] for _ in range(1 + runs)]
+    return [list(times) for times in zip(*turns[1:], strict=True)]
+
+
+def _burst(call: Call) -> float:
+    call()  # fetches the tensor
+    return min(seconds(call) for _ in range(BURST))
+
+
+# ------------------------------------------------------------------------------------------------ memory
+
+
+def _mallopt(*settings: tuple[int, int]) -> None:
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):  # not glibc
+        return
+    for parameter, value in settings:
+        mallopt(parameter, value)
+
+
+def trim() -> None:
+    """Give memory that was freed back to the system, where the C library can."""
+    try:
+        ctypes.CDLL(None).malloc_trim(0)
+    except (OSError, AttributeError):
+        return
+
+
+def settle_allocator() -> None:
+    """Put glibc where it arrives by itself after a while, so that the order of the cases does not matter."""
+    _mallopt((MMAP_MAX, DEFAULT_MMAPS), (MMAP_THRESHOLD, LEARNT), (TRIM_THRESHOLD, 2 * LEARNT))
+
+
+@contextmanager
+def kept_memory() -> Iterator[None]:
+    """Within: what is freed is kept and used again, so that a call without out= writes into touched memory too."""
+    _mallopt((MMAP_MAX, 0), (TRIM_THRESHOLD, -1))
+    try:
+        yield
+    finally:
+        settle_allocator()
+        trim()
+
+
+def peak_memory(call: Call) -> int | None:
+    """Bytes by which the process grew at most during a call, less the tensors it returned. None where Linux is not.
+
+    The kernel keeps the peak (VmHWM) and resets it on request; where it may not, a thread looks every half millisecond.
+    Call it warm: a first call also loads code.
+    """
+    if not Path("/proc/self/statm").exists():
+        return None
+    trim()
+    if _reset_peak():
+        before = _peak()
+        result = call()
+        grown = _peak() - before
+    else:
+        with _sampling() as resident:
+            result = call()
+        grown = max(resident) - resident[0]
+    return max(0, grown - _bytes(result))
+
+
+def _bytes(result: object) -> int:
+    if isinstance(result, Tensor):
+        return result.nbytes
+    return sum(map(_bytes, result)) if isinstance(result, (tuple, list)) else 0
+
+
+def _reset_peak() -> bool:
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return False
+    return True
+
+
+def _peak() -> int:
+    status = Path("/proc/self/status").read_text()
+    return 1024 * int(status.partition("VmHWM:")[2].split()[0])
+
+
+def _resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@contextmanager
+def _sampling() -> Iterator[list[int]]:
+    resident, done = [_resident()], threading.Event()
+
+    def look() -> None:
+        while not done.wait(0.0005):
+            resident.append(_resident())
+
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    try:
+        yield resident
+    finally:
+        resident.append(_resident())
+        done.set()
+        thread.join()
