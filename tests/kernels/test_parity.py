@@ -202,6 +202,18 @@ def test_both_axes_in_one_reading_are_two_calls(
     assert_same(down, run(cpu, x, column, 0, seed // 2)[0], f"{column} down, beside {row}")
 
 
+@pytest.mark.parametrize("name", ["bf16", "e8m15"])
+@pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
+def test_what_scaling_takes_beyond_float32_overflows(name: str, rounding: str) -> None:
+    """448 times the largest value of these formats is no float32, so nvfp4's scales are as large as they can be.
+
+    The scale of 1.05 rounds down to 1, so the largest values leave float32 when they are scaled.
+    """
+    for overflow, dtype in product(("saturate", "inf", "nan"), DTYPES):
+        x = make("ties", (64, 64), dtype).clamp(-1, 1) * 1.05
+        check(x, Quantizer.parse(f"{name}:tensor:nvfp4:{rounding}:overflow={overflow}"), -1)
+
+
 # Tiles end at 256 rows and 16384 columns; blocks beyond are looked up.
 @pytest.mark.parametrize(
     ("text", "shape"),
