@@ -1,0 +1,267 @@
+"""What must hold of every quantizer whatever the numbers: laws, on adversarial inputs, through the public face."""
+
+from __future__ import annotations
+
+import math
+from itertools import product
+
+import pytest
+import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from fewbits import Format, Quantizer, encode, fake_quantize
+from fewbits.kernels.quantizer import HADAMARD_SIZES
+from tests.kernels.inputs import DTYPES, FINITE, KINDS, ODD, assert_same, generator, make, settled
+
+ELEMENTS = ("e4m3", "e5m2", "e2m1", "e3m2", "e2m3", "e3m4")
+SCALINGS = ("amax", "gam", "e8m0", "mx", "nvfp4")
+SQUARE = ("16x16", "32x32", "64x64", "128x128", "tensor")
+ULP = 2.0**-23
+
+blocks = st.sampled_from([*SQUARE, "channel", "1x128", "1x32", "1x16", "1x1", "3x5", "17x40"])
+elements = st.sampled_from([*ELEMENTS, "bf16", "fp16"])
+shapes = st.tuples(st.integers(1, 70), st.integers(1, 140))
+
+
+@st.composite
+def finite(draw: st.DrawFn, dtypes: tuple[torch.dtype, ...] = DTYPES) -> Tensor:
+    name, dtype = draw(st.sampled_from(FINITE)), draw(st.sampled_from(dtypes))
+    return make(name, draw(shapes), dtype, draw(st.integers(0, 2**32)))
+
+
+def block_of(x: Tensor, block: str) -> tuple[int, int]:
+    return Quantizer("e4m3", block, "amax").block.resolve(x.shape[0], x.shape[1])
+
+
+def amax_of(x: Tensor, block: str) -> Tensor:
+    """By the slowest route, in float64."""
+    r, c = block_of(x, block)
+    return torch.tensor([[float(b.abs().max()) for b in band.split(c, 1)] for band in x.split(r)], dtype=torch.float64)
+
+
+# Scales
+
+
+@pytest.mark.parametrize("scaling", ["amax", "gam", "e8m0"])
+@settled(400)
+@given(finite(), elements, blocks)
+def test_these_scalings_saturate_nothing(scaling: str, x: Tensor, element: str, block: str) -> None:
+    """Rounded to nearest; a product rounded up by an ulp still rounds back to the largest value."""
+    values, stats = fake_quantize(x, f"{element}:{block}:{scaling}", stats=True)
+    assert int(stats.saturated) == 0
+    assert values.isfinite().all()
+
+
+@settled(400)
+@given(finite(), elements, blocks, st.integers(0, 2**63 - 1))
+def test_e8m0_saturates_nothing_when_rounding_stochastically(x: Tensor, element: str, block: str, seed: int) -> None:
+    """Its products are exact, and neighbours of what is not beyond the largest value are not beyond it."""
+    _, stats = fake_quantize(x, f"{element}:{block}:e8m0:stochastic", seed=seed, stats=True)
+    assert int(stats.saturated) == 0
+
+
+@settled(400)
+@given(finite(), st.sampled_from(ELEMENTS), blocks, st.sampled_from(["", ":group=row"]))
+def test_gam_uses_more_than_half_of_the_range_and_all_of_it_where_the_groups_largest_is(
+    x: Tensor, element: str, block: str, group: str
+) -> None:
+    """MoR, algorithm 1: amax · scale / max in (½, 1], up to the ulp by which the division was rounded.
+
+    Where the ideal scale is no float32 number, amaxes below max / FLT_MAX, it is the largest and uses less.
+    """
+    packed, top = encode(x, f"{element}:{block}:gam{group}"), Format.parse(element).max
+    amax = amax_of(x, block)
+    assume(bool(((amax == 0) | (amax > top * 2.0**-127)).all()))
+    assert packed.scales is not None
+    assert packed.group_scales is not None
+    scale = packed.group_scales.double()[:, None] * torch.exp2(packed.scales.double() - 127)
+    use = (amax * scale / top)[amax > 0]
+    assert ((use > 0.5 * (1 - ULP)) & (use <= 1 + ULP)).all()
+    values = fake_quantize(x.float(), packed.quantizer).double()
+    rows = block_of(x, block)[0] if group else len(x)
+    for before, after in zip(x.split(rows), values.split(rows), strict=True):
+        assert math.isclose(float(after.abs().max()), float(before.abs().max()), rel_tol=ULP)
+
+
+@pytest.mark.parametrize("text", ["e4m3", *(f"{f}:16x16:{s}" for f in ELEMENTS for s in SCALINGS)])
+def test_zeros_stay_zeros_with_their_signs(text: str) -> None:
+    for name, dtype, rounding in product(("zeros", "negative zeros"), DTYPES, ("", ":stochastic")):
+        x = make(name, (33, 40), dtype)
+        values, stats = fake_quantize(x, text + rounding, seed=1, stats=True)
+        assert_same(values, x, f"{text} {name}")
+        assert stats.counts.tolist() == [0] * 6
+        assert float(stats.error) == 0
+
+
+@settled(400)
+@given(finite(), elements, st.sampled_from(SCALINGS))
+def test_a_block_of_zeros_stays_zero_beside_others(x: Tensor, element: str, scaling: str) -> None:
+    x[:16, :16] = 0
+    assert_same(fake_quantize(x, f"{element}:16x16:{scaling}")[:16, :16], x[:16, :16])
+
+
+# Axes
+
+
+@pytest.mark.parametrize("scaling", SCALINGS)
+@settled(100)
+@given(finite(), elements, st.sampled_from(SQUARE))
+def test_square_blocks_commute_with_transposition(scaling: str, x: Tensor, element: str, block: str) -> None:
+    q = f"{element}:{block}:{scaling}"
+    assert_same(fake_quantize(x.t(), q), fake_quantize(x, q).t(), q)
+
+
+def test_blocks_along_a_row_do_not_commute_with_transposition() -> None:
+    """Weights quantized along different axes for two GEMMs differ by an eighth: why NVFP4 uses squares for them."""
+    w = torch.randn(1024, 1024, generator=generator(0))
+    along, down = (fake_quantize(w, "e2m1:1x16:nvfp4", axis=axis) for axis in (-1, 0))
+    assert float((along - down).norm() / w.norm()) == pytest.approx(0.130, abs=5e-4)
+    assert_same(fake_quantize(w, "e2m1:16x16:nvfp4"), fake_quantize(w, "e2m1:16x16:nvfp4", axis=0))
+
+
+@settled(400)
+@given(finite(), elements, blocks, st.sampled_from(SCALINGS))
+def test_axis_0_is_the_last_axis_of_the_transpose(x: Tensor, element: str, block: str, scaling: str) -> None:
+    q = f"{element}:{block}:{scaling}"
+    assert_same(fake_quantize(x, q, axis=0), fake_quantize(x.t(), q).t(), q)
+
+
+# Rounding
+
+
+@pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
+@settled(100)
+@given(finite(), elements, blocks, st.sampled_from(["none", "e8m0", "mx"]))
+def test_quantizing_again_changes_nothing(rounding: str, x: Tensor, element: str, block: str, scaling: str) -> None:
+    """It must with naive casts and powers of two: what comes back lies on the grid, and on that of any smaller scale.
+
+    It need not with nvfp4: a block's largest value moves by rounding, so its E4M3 scale may round differently the next
+    time (3 · 2^-9 of the tensor scale is a tie: the whole block goes to zero). Nor after a rotation, which turns again.
+    """
+    q = f"{element}:{rounding}" if scaling == "none" else f"{element}:{block}:{scaling}:{rounding}"
+    once = fake_quantize(x, q, seed=1)
+    assert_same(fake_quantize(once, q, seed=2), once, q)
+
+
+@settled(400)
+@given(finite((torch.bfloat16, torch.float32)), st.sampled_from(ELEMENTS), blocks, st.sampled_from(["amax", "gam"]))
+def test_quantizing_again_changes_nothing_with_scales_that_are_quotients(
+    x: Tensor, element: str, block: str, scaling: str
+) -> None:
+    """max / (max / (max / a)) is max / a in float32, although max / (max / a) is not always a.
+
+    It need not hold in fp16: its subnormals round a block's largest value, and with it gam's exponent, anew.
+    """
+    q = f"{element}:{block}:{scaling}"
+    once = fake_quantize(x, q)
+    assert_same(fake_quantize(once, q), once, q)
+
+
+def test_nvfp4_is_not_idempotent_and_we_say_so() -> None:
+    """The example above: a block at 3 · 2^-9 of the tensor's scale goes to zero when it returns."""
+    x = torch.zeros(2, 16)
+    x[0] = 6 * 448.0
+    x[1] = 3.3 * 2.0**-9
+    once = fake_quantize(x, "e2m1:1x16:nvfp4")
+    assert (once[1] == 3 * 2.0**-9).all()
+    assert (fake_quantize(once, "e2m1:1x16:nvfp4")[1] == 0).all()
+
+
+@settled(400)
+@given(finite(), elements, st.sampled_from(["none", *SCALINGS]))
+def test_rounding_to_nearest_keeps_the_order_within_a_block(x: Tensor, element: str, scaling: str) -> None:
+    rows = x.float().sort(dim=1).values.to(x.dtype)
+    q = element if scaling == "none" else f"{element}:channel:{scaling}"
+    y = fake_quantize(rows, q).double()
+    assert (y.diff(dim=1) >= 0).all(), q
+
+
+@settled(100)
+@given(
+    finite(),
+    elements,
+    st.sampled_from(["none", *SCALINGS]),
+    st.sampled_from(["", ":stochastic"]),
+)
+def test_negation_commutes_with_quantization(x: Tensor, element: str, scaling: str, rounding: str) -> None:
+    q = f"{element}{rounding}" if scaling == "none" else f"{element}:1x16:{scaling}{rounding}"
+    assert_same(fake_quantize(-x, q, seed=5), -fake_quantize(x, q, seed=5), q)
+
+
+@pytest.mark.parametrize(
+    "text", ["e4m3:1x16:amax", "e4m3:16x16:gam", "e2m1:1x32:e8m0", "e2m1:1x32:mx", "e2m1:1x16:nvfp4"]
+)
+@pytest.mark.parametrize("name", KINDS)
+def test_statistics_do_not_depend_on_how_they_are_cut(text: str, name: str) -> None:
+    """Totals are sums over blocks, and counting is not touched by a second call or by stats= itself."""
+    for shape, dtype in product(ODD, DTYPES):
+        x = make(name, shape, dtype)
+        values, total = fake_quantize(x, text, stats=True)
+        again, each = fake_quantize(x, text, stats="block")
+        assert_same(values, fake_quantize(x, text), text)
+        assert_same(values, again, text)
+        assert_same(total.counts, each.counts.sum((0, 1)))
+        if name in FINITE:
+            assert int(total.nonzeros) == int(x.count_nonzero())
+            assert int(total.flushed) == int(((x != 0) & (values == 0)).sum())
+            assert_same(total.amax, x.float().abs().max())
+            assert_same(each.amax.double(), amax_of(x, text.split(":")[1]))
+
+
+# Rotation: `fp32:rhtN` rotates and rounds nothing
+
+
+@pytest.mark.parametrize(("size", "signs"), [*product(HADAMARD_SIZES, ("none", "0", "12345678901234567")), (16, "te")])
+def test_rotating_both_operands_leaves_products_as_they_are(size: int, signs: str) -> None:
+    """A·Bᵀ of NVFP4's Wgrad, eq. 6: H·Hᵀ = 1, for lengths that are no multiple of the size too."""
+    q = f"fp32:rht{size}:signs={signs}"
+    for length in (1, 2, 3, size - 1, size, size + 1, 2 * size, 5 * size + size // 2 + 1, 333):
+        a, b = make("normal", (9, length), seed=size), make("lognormal", (7, length), seed=length)
+        b = b / b.norm(dim=1, keepdim=True)
+        want = a.double() @ b.double().t()
+        along = fake_quantize(a, q).double() @ fake_quantize(b, q).double().t()
+        torch.testing.assert_close(along, want, rtol=0, atol=3e-6 * float(a.norm(dim=1).max()))
+        down = fake_quantize(a.t(), q, axis=0).double().t() @ fake_quantize(b.t(), q, axis=0).double()
+        torch.testing.assert_close(down, want, rtol=0, atol=3e-6 * float(a.norm(dim=1).max()))
+
+
+def crest(x: Tensor) -> Tensor:
+    """Largest magnitude over root mean square of each 16 values."""
+    chunks = x.view(-1, 16)
+    return chunks.abs().amax(1) / chunks.square().mean(1).sqrt()
+
+
+def test_signs_keep_a_constant_from_becoming_one_spike() -> None:
+    """Without them all of it lands in the first of 16 values, a crest of √16; with them it is spread."""
+    ones = torch.ones(4, 64)
+    assert_same(crest(fake_quantize(ones, "fp32:rht16:signs=none")), torch.full((16,), 4.0))
+    assert_same(crest(fake_quantize(ones, "fp32:rht16")), torch.full((16,), 2.0))
+    nearly = 1 + torch.randn(512, 512, generator=generator(0)) / 30
+    assert float(crest(fake_quantize(nearly, "fp32:rht16:signs=none")).mean()) == pytest.approx(3.998, abs=1e-3)
+    assert float(crest(fake_quantize(nearly, "fp32:rht16")).mean()) == pytest.approx(2.02, abs=5e-3)
+
+
+# What it costs to store
+
+
+@pytest.mark.parametrize(
+    ("text", "bits"),
+    [
+        ("e2m1:1x16:nvfp4", 4.5 + 32 / 65536),
+        ("e2m1:16x16:nvfp4", 4 + 8 / 256 + 32 / 65536),
+        ("e2m1:1x32:e8m0", 4.25),
+        ("e2m1:1x32:mx", 4.25),
+        ("e4m3:1x32:mx", 8.25),
+        ("e3m2:1x32:mx", 6.25),
+        # GAM: 8 bits of exponent for each block, and for the group its mantissa of 23 bits, which we store as a float32
+        # and so count as 32.
+        ("e4m3:128x128:gam", 8 + 8 / 16384 + 32 / 65536),
+        ("e4m3:128x128:gam:group=row", 8 + 8 / 16384 + 2 * 32 / 65536),
+        ("e4m3:128x128:amax", 8 + 32 / 16384),
+        ("bf16", 16),
+    ],
+)
+def test_metadata_costs_what_the_papers_say(text: str, bits: float) -> None:
+    assert encode(torch.randn(256, 256), text).bits_per_element == bits

@@ -1,0 +1,163 @@
+"""Stochastic rounding is fair, independent and repeatable: z-tests on what the public face returns.
+
+Seeds are fixed, so a test that passes goes on passing; its bounds are five standard deviations, which a sound
+generator meets at almost any seed, and a biased or correlated one does not.
+"""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from fewbits import Format, encode, fake_quantize
+from tests.kernels.inputs import DTYPES, assert_same, generator, make
+
+SIGMAS = 5.0
+MANY = 1 << 20
+
+
+def z_of_share(hits: int, count: int, share: float) -> float:
+    return (hits - count * share) / math.sqrt(count * share * (1 - share))
+
+
+@pytest.mark.parametrize(
+    ("name", "low", "step"),
+    [
+        ("e4m3", 0.0, 2.0**-9),
+        ("e4m3", 1.0, 0.125),
+        ("e4m3", -30.0, 2.0),
+        ("e4m3", 416.0, 32.0),
+        ("e2m1", 0.0, 0.5),
+        ("e2m1", 3.0, 1.0),
+        ("e2m1", -6.0, 2.0),
+        ("bf16", 1.0, 2.0**-7),
+        ("bf16", 1.25 * 2.0**-126, 2.0**-133),
+        ("e8m3", -15.0, 1.0),
+    ],
+)
+@pytest.mark.parametrize("share", [0.5, 0.3, 0.99, 2**-4, 2**-8, 2**-13])
+def test_the_share_that_goes_up_is_the_distance_covered(name: str, low: float, step: float, share: float) -> None:
+    """Of a value between neighbours low and high: (x − low) / (high − low) of the elements become high."""
+    x = torch.tensor(low + share * step, dtype=torch.float32)
+    share = (float(x) - low) / step  # as float32 has it
+    y = fake_quantize(x.expand(1024, MANY // 1024), f"{name}:stochastic", seed=11)
+    high = y == low + step
+    assert (high | (y == low)).all()
+    assert abs(z_of_share(int(high.sum()), MANY, share)) < SIGMAS
+
+
+@pytest.mark.parametrize("exponent", [-14, -17, -20])
+@pytest.mark.parametrize("text", ["e4m3:stochastic", "e2m1:stochastic"])
+def test_tiny_values_are_kept_on_average(text: str, exponent: int) -> None:
+    """Far below what 16 random bits resolve: 2^-20 of the smallest step still comes through once in 2^20."""
+    step = 2.0**-9 if text.startswith("e4m3") else 0.5
+    count = 1 << 24
+    y = fake_quantize(torch.full((4096, count // 4096), step * 2.0**exponent), text, seed=3)
+    hits = int(y.count_nonzero())
+    assert float(y.max()) == step
+    assert abs(z_of_share(hits, count, 2.0**exponent)) < SIGMAS
+
+
+@pytest.mark.parametrize(
+    ("text", "dtype"),
+    [
+        *(("e4m3:1x32:e8m0", dtype) for dtype in DTYPES),
+        *(("e2m1:1x32:e8m0", dtype) for dtype in DTYPES),
+        # These also round the quotient to the tensor's dtype, to nearest, which in 16 bits is a bias of its own.
+        ("e4m3:tensor:amax", torch.float32),
+        ("e4m3:32x32:gam", torch.float32),
+        ("e2m1:1x16:nvfp4", torch.float32),
+        ("e2m1:16x16:nvfp4", torch.float32),
+    ],
+)
+def test_the_mean_of_many_roundings_is_the_value(text: str, dtype: torch.dtype) -> None:
+    """In steps of the grid, an element's error is one draw less its probability: so count, in each tenth by magnitude.
+
+    Apart from the values that NVFP4 takes beyond 6 where its E4M3 scale was rounded down: those are clipped.
+    """
+    x, grid, seeds = make("lognormal", (64, 128), dtype, seed=4), Format.parse(text.split(":")[0]), 64
+    scaled = x.double() * encode_factor(x, text)
+    inside = (scaled.abs() <= grid.max) & (x != 0)
+    step = torch.exp2(scaled.abs().log2().floor().clamp(min=grid.emin) - grid.mantissa_bits)
+    share = (scaled / step).frac().abs()
+    errors = torch.zeros_like(scaled)
+    for seed in range(seeds):
+        errors += (fake_quantize(x, f"{text}:stochastic", seed=seed).double() - x.double()) * (
+            scaled / x.double() / step
+        )
+    for tenth in scaled[inside].abs().argsort().tensor_split(10):
+        variance = seeds * (share * (1 - share))[inside][tenth].sum()
+        assert abs(float(errors[inside][tenth].sum() / variance.clamp(min=0.1).sqrt())) < SIGMAS
+
+
+def encode_factor(x: Tensor, text: str) -> Tensor:
+    """What each element is multiplied by, from what is stored."""
+    packed = encode(x, text)
+    assert packed.scales is not None
+    groups = packed.group_scales.double() if packed.group_scales is not None else torch.ones(1).double()
+    if "nvfp4" in text:
+        factors = 1 / (packed.scales.view(torch.float8_e4m3fn).double() * groups)
+    elif "amax" in text:
+        factors = packed.scales.double()
+    else:
+        exponent = packed.scales.double() - 127
+        factors = groups * torch.exp2(exponent if "gam" in text else -exponent)
+    rows, cols = (-(-n // m) for n, m in zip(x.shape, factors.shape, strict=True))
+    return factors.repeat_interleave(rows, 0).repeat_interleave(cols, 1)
+
+
+def moves(seed: int, count: int = MANY, text: str = "e2m1:stochastic") -> Tensor:
+    """+1 or −1 for each element, halfway between two values."""
+    return fake_quantize(torch.full((count,), 0.25), text, seed=seed) * 4 - 1
+
+
+@pytest.mark.parametrize("lag", [1, 2, 3, 4, 5, 7, 8, 16, 31, 32, 64, 128, 1024])
+def test_neighbours_are_rounded_independently(lag: int) -> None:
+    """Lags 1, 2, 4 and 8 lie within one Philox output, or at the same place of two."""
+    up = moves(1).double()
+    assert abs(float((up[lag:] * up[:-lag]).sum()) / math.sqrt(MANY - lag)) < SIGMAS
+
+
+@pytest.mark.parametrize("other", [0, 2, 3, 1 + (1 << 32), 1 + (1 << 62), (1 << 63) - 1])
+def test_seeds_are_independent(other: int) -> None:
+    """Neighbouring seeds, and those that differ in the key's high word only."""
+    assert abs(float((moves(1) * moves(other)).double().sum()) / math.sqrt(MANY)) < SIGMAS
+
+
+@pytest.mark.parametrize(
+    "text", ["e4m3:stochastic", "bf16:stochastic", "e4m3:1x16:e8m0:stochastic", "e2m1:1x8:mx:stochastic"]
+)
+def test_an_elements_draw_is_a_function_of_the_seed_and_its_row_major_index(text: str) -> None:
+    """So neither what follows, nor the axis, nor how a tensor is folded, nor threads, have a part in it."""
+    x = make("normal", (96, 160), torch.float32, seed=1)
+    y = fake_quantize(x, text, seed=9)
+    assert_same(fake_quantize(x, text, seed=9), y)
+    assert_same(fake_quantize(x[:31], text, seed=9), y[:31])
+    assert_same(fake_quantize(x.view(4, 24, 160), text, seed=9), y.view(4, 24, 160))
+    assert_same(fake_quantize(x.t().contiguous().t(), text, seed=9), y)
+    assert not torch.equal(fake_quantize(x, text, seed=10), y)
+    if ":1x" not in text:
+        assert_same(fake_quantize(x, text, seed=9, axis=0), y)
+        assert_same(fake_quantize(x.view(-1), text, seed=9), y.view(-1))
+
+
+def test_threads_have_no_part_in_a_draw() -> None:
+    x, before = torch.randn(512, 300, generator=generator(2)), torch.get_num_threads()
+    try:
+        results = []
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            results.append(fake_quantize(x, "e2m1:1x16:nvfp4:stochastic:rht16", seed=5))
+    finally:
+        torch.set_num_threads(before)
+    assert_same(results[1], results[0])
+    assert_same(results[2], results[0])
+
+
+def test_a_value_on_the_grid_never_moves() -> None:
+    for text in ("e4m3", "e2m1", "e5m2", "bf16"):
+        x = fake_quantize(torch.randn(256, 256, generator=generator(8)), text)
+        assert_same(fake_quantize(x, f"{text}:stochastic", seed=1), x, text)
