@@ -30,7 +30,7 @@ struct Request {
   uint32_t sign_shift, nan_code, inf_code;
 };
 
-constexpr int64_t TILE_ROWS = 256, TILE_COLS = 16384, TILE_ELEMENTS = 1 << 21, ROTATED_ELEMENTS = 1 << 14, DRAWN = 1024;
+constexpr int64_t TILE_ROWS = 256, TILE_COLS = 16384, TILE_ELEMENTS = 1 << 21, ROTATED_ELEMENTS = 1 << 14, CHUNK = 1024;
 
 template <class D> using Cell = typename D::Storage;
 template <class D> uint32_t float_bits(Cell<D> s) { return bits(D::widen(s)); }
@@ -197,26 +197,26 @@ struct Tile {
   int64_t r0, r1, c0, c1;
 };
 
-inline void put_sixteen(float *to, float v) {
-  F32x16 all = F32x16{} + v;
-  memcpy(to, &all, sizeof all);
-}
-
 template <class D> struct Scratch {  // one for each thread
   std::vector<Cell<D>> rotated, maxima;
   std::vector<uint32_t> amax, code, kind;
   std::vector<float> block_encode, block_decode, block_outer, encode, decode;
 };
 
-// Scales and kinds of n blocks, as arrays so that the loop vectorises. `ordinary` is the largest amax of that kind.
+// Scales and kinds of n blocks, as arrays so that the loop vectorises. Blocks of zeros, and those whose amax lies between
+// the two bounds, are ordinary.
+struct Bounds {
+  float least, most;
+};
 struct BlockScales {
   float *encode, *decode;
   uint32_t *code, *kind;
 };
 template <int SCALING>
-void scales(const uint32_t *amax, int64_t n, float max, const Group &group, float ordinary, const BlockScales &to) {
+void scales(const uint32_t *amax, int64_t n, float max, const Group &group, const Bounds &bounds, const BlockScales &to) {
   constexpr bool DIVIDE = SCALING == AMAX || SCALING == GAM;
   const Group g = group;
+  const Bounds ordinary = bounds;
   const uint32_t *__restrict from = amax;
   float *__restrict encode = to.encode, *__restrict decode = to.decode;
   uint32_t *__restrict code = to.code, *__restrict kind = to.kind;
@@ -224,7 +224,7 @@ void scales(const uint32_t *amax, int64_t n, float max, const Group &group, floa
     float a = value(from[i]);
     Scale s = make_scale(SCALING, max, a, g);
     encode[i] = s.encode, decode[i] = s.decode, code[i] = s.code;
-    uint32_t plain = a <= ordinary;  // which no amax of a poisoned block is
+    uint32_t plain = uint32_t(a <= ordinary.most) & (uint32_t(a >= ordinary.least) | uint32_t(a == 0.0f));
     if (DIVIDE) plain &= uint32_t(s.encode > 8.6e-19f) & uint32_t(s.encode < 1.15e18f);  // 2^-60, 2^60: see `quotient`
     if (SCALING == NVFP4) plain &= uint32_t((s.code | uint32_t(a == 0.0f)) != 0);
     uint32_t poisoned = SCALING != NONE ? from[i] >= INF : 0u;
@@ -364,10 +364,19 @@ template <class D> struct Plan {
       }
   }
 
+  // Amaxes whose blocks `piece` may do: nothing overflows, and nothing but zero comes back below normal float32.
+  Bounds ordinary_bounds() const {
+    bool exact_only = q.grid.wide || q.grid.overflow != q.grid.max;
+    float smallest = value(q.grid.min_exponent) * power_of_two(int(q.grid.dropped) - 23), max = q.grid.max;
+    float most = q.scaling == NONE ? std::min(D::max / 4, 2 * max) : D::max / 4;
+    float least = q.scaling == NONE ? 0.0f : FLOAT_MIN_NORMAL * 4 * (max / smallest);
+    return Bounds{least, exact_only ? -1.0f : most};
+  }
+
   // Scales of one row of blocks between columns c0 and c1, for each block and then for each column.
   void find_scales(const Cell<D> *from, int64_t stride, int64_t height, int64_t block_row, const Tile &t,
                    Scratch<D> &s) const {
-    int64_t first = t.c0 / C, n = t.c1 - t.c0;
+    int64_t first = t.c0 / C;
     if (lookup) {
       int64_t count = (t.c1 - 1) / C - first + 1;
       const uint32_t *known = &block_amax[size_t(block_row * block_count_cols + first)];
@@ -378,10 +387,8 @@ template <class D> struct Plan {
     size_t count = s.amax.size();
     s.block_encode.resize(count), s.block_decode.resize(count), s.block_outer.resize(count);
     s.code.resize(count), s.kind.resize(count);
-    s.encode.resize(size_t(n)), s.decode.resize(size_t(n));
     float max = q.grid.max, *encode = s.block_encode.data(), *decode = s.block_decode.data();
-    bool exact_only = q.grid.wide || q.grid.overflow != q.grid.max;
-    float ordinary = exact_only ? -1.0f : q.scaling == NONE ? std::min(D::max / 4, 2 * max) : D::max / 4;
+    Bounds ordinary = ordinary_bounds();
     bool varies = q.group_by_row && q.down;
     for (size_t b = 0; b < count; b += varies ? 1 : count) {
       Group g = make_group(q.scaling, max, grouped ? value(group_amax[size_t(group_of(block_row, first + int64_t(b)))]) : 0);
@@ -398,29 +405,25 @@ template <class D> struct Plan {
       }
       std::fill(s.block_outer.begin() + int64_t(b), s.block_outer.begin() + int64_t(b) + m, q.scaling == NVFP4 ? g.decode : 1.0f);
     }
-    if (C == 1) {
-      std::copy(s.block_encode.begin(), s.block_encode.end(), s.encode.begin());
-      std::copy(s.block_decode.begin(), s.block_decode.end(), s.decode.begin());
-    } else {
-      spread_out(t, first, s);
-    }
   }
-  // One scale per block becomes one per column.
-  void spread_out(const Tile &t, int64_t first, Scratch<D> &s) const {
+
+  Layout layout() const {
+    bool whole_groups = C % GROUP == 0 && (!request.tally_cols || request.tally_cols >= cols || request.tally_cols % GROUP == 0);
+    return C >= PIECE ? UNIFORM : whole_groups ? BY_SIXTEEN : BY_COLUMN;
+  }
+  // One scale per block becomes one for every 16 columns, or one for each, of [c0, c1).
+  void spread_out(int64_t c0, int64_t c1, int64_t first, Scratch<D> &s) const {
+    s.encode.resize(CHUNK), s.decode.resize(CHUNK);
     const float *__restrict encode = s.block_encode.data(), *__restrict decode = s.block_decode.data();
     float *__restrict to_encode = s.encode.data(), *__restrict to_decode = s.decode.data();
-    int64_t count = int64_t(s.block_encode.size()), n = t.c1 - t.c0;
-    if (C % GROUP == 0 && t.c0 % C == 0 && n % C == 0) {
-      for (int64_t b = 0, c = 0; b < count; b++)
-        for (int64_t end = c + C; c < end; c += GROUP) {
-          put_sixteen(to_encode + c, encode[b]);
-          put_sixteen(to_decode + c, decode[b]);
-        }
-      return;
-    }
-    for (int64_t b = 0; b < count; b++) {
-      int64_t c = std::max((first + b) * C, t.c0), end = std::min((first + b + 1) * C, t.c1);
-      for (; c < end; c++) to_encode[c - t.c0] = encode[b], to_decode[c - t.c0] = decode[b];
+    int64_t step = layout() == BY_SIXTEEN ? GROUP : 1;
+    if (C == step) {
+      std::copy(encode + (c0 / C - first), encode + ((c1 - 1) / C + 1 - first), to_encode);
+      std::copy(decode + (c0 / C - first), decode + ((c1 - 1) / C + 1 - first), to_decode);
+    } else {
+      for (int64_t b = c0 / C, c = c0, i = 0; c < c1; b++)
+        for (int64_t end = std::min((b + 1) * C, c1); c < end; c += step, i++)
+          to_encode[i] = encode[b - first], to_decode[i] = decode[b - first];
     }
   }
 
@@ -459,16 +462,19 @@ template <class D> struct Plan {
     }
   }
 
-  template <bool DIVIDE, bool STOCHASTIC, bool STATS> void row(const Cell<D> *from, int64_t r, const Tile &t, Scratch<D> &s,
-                                                            bool all_plain, const Cell<D> *fetch, Tally *tallies) const {
+  // Columns [c0, c1) of one row; `from` is where the tile's row begins.
+  template <bool DIVIDE, bool STOCHASTIC, bool STATS, Layout LAYOUT>
+  void row(const Cell<D> *from, int64_t r, int64_t c0, int64_t c1, const Tile &t, const Scratch<D> &s, bool all_plain,
+           const Cell<D> *fetch, Tally *tallies) const {
     int64_t TC = request.tally_cols ? request.tally_cols : cols, TR = request.tally_rows ? request.tally_rows : rows;
     int64_t tally_count_cols = (cols + TC - 1) / TC, first_block = t.c0 / C;
     Cell<D> *out = (Cell<D> *)request.out;
-    uint16_t high[STOCHASTIC ? DRAWN + 2 * PIECE : 1];
-    int64_t drawn_from = 0, drawn_to = t.c0;  // the columns whose bits are at high[0] …
-    for (int64_t c = t.c0; c < t.c1;) {
-      int64_t tally_col = c / TC;
-      int64_t stop = std::min(std::min(c + PIECE, t.c1), (tally_col + 1) * TC);
+    uint16_t high[STOCHASTIC ? CHUNK + 2 * PIECE : 1];
+    int64_t drawn_from = 0, drawn_to = c0;  // the columns whose bits are at high[0] …
+    for (int64_t c = c0; c < c1;) {
+      int64_t tally_col = c / TC, block = c / C;
+      int64_t stop = std::min(std::min(c + PIECE, c1), (tally_col + 1) * TC);
+      if (LAYOUT == UNIFORM) stop = std::min(stop, (block + 1) * C);
       int n = int(stop - c);
       if (request.skip && request.skip[r / TR * tally_count_cols + tally_col]) {
         c = stop;
@@ -482,18 +488,21 @@ template <class D> struct Plan {
       bool plain = all_plain;
       if (!plain) {
         plain = true;
-        for (int64_t b = c / C; b <= (stop - 1) / C; b++) plain = plain && s.kind[size_t(b - first_block)] == ORDINARY;
+        for (int64_t b = block; b <= (stop - 1) / C; b++) plain = plain && s.kind[size_t(b - first_block)] == ORDINARY;
       }
       if (STOCHASTIC && stop > drawn_to) {
         uint64_t index = uint64_t(r * cols + c), skipped = index % 8;
-        drawn_to = std::min(t.c1, c + DRAWN);
+        drawn_to = std::min(c1, c + CHUNK);
         drawn_from = c - int64_t(skipped);
         fill_high(index - skipped, drawn_to - drawn_from, q.seed, high);
       }
       if (plain) {
-        Counts k = piece<D, DIVIDE, STOCHASTIC, STATS>(in, piece_out, n, s.encode.data() + (c - t.c0), s.decode.data() + (c - t.c0),
-                                                    s.block_outer[size_t(c / C - first_block)], q.grid,
-                                                    STOCHASTIC ? high + (c - drawn_from) : nullptr);
+        size_t b = size_t(block - first_block);
+        int64_t at = LAYOUT == BY_SIXTEEN ? (c - c0) / GROUP : c - c0;
+        const float *encode = LAYOUT == UNIFORM ? &s.block_encode[b] : &s.encode[size_t(at)];
+        const float *decode = LAYOUT == UNIFORM ? &s.block_decode[b] : &s.decode[size_t(at)];
+        Counts k = piece<D, DIVIDE, STOCHASTIC, STATS, LAYOUT>(in, piece_out, n, encode, decode, s.block_outer[b], q.grid,
+                                                                STOCHASTIC ? high + (c - drawn_from) : nullptr);
         if (k.again) {
           plain = false;
         } else if (STATS) {
@@ -538,12 +547,26 @@ template <class D> struct Plan {
     return target < next.r1 ? x + target * cols + next.c0 : nullptr;
   }
 
-  typedef void (Plan::*Row)(const Cell<D> *, int64_t, const Tile &, Scratch<D> &, bool, const Cell<D> *, Tally *) const;
-  Row chosen_row() const {
-    static constexpr Row rows_of[2][2][2] = {
-        {{&Plan::row<false, false, false>, &Plan::row<false, false, true>}, {&Plan::row<false, true, false>, &Plan::row<false, true, true>}},
-        {{&Plan::row<true, false, false>, &Plan::row<true, false, true>}, {&Plan::row<true, true, false>, &Plan::row<true, true, true>}}};
-    return rows_of[q.scaling == AMAX || q.scaling == GAM][q.stochastic != 0][request.tally != nullptr];
+  typedef void (Plan::*Row)(const Cell<D> *, int64_t, int64_t, int64_t, const Tile &, const Scratch<D> &, bool,
+                            const Cell<D> *, Tally *) const;
+  template <bool DIVIDE, bool STOCHASTIC, bool STATS> Row row_for() const {
+    switch (layout()) {
+      case UNIFORM: return &Plan::row<DIVIDE, STOCHASTIC, STATS, UNIFORM>;
+      case BY_SIXTEEN: return &Plan::row<DIVIDE, STOCHASTIC, STATS, BY_SIXTEEN>;
+      default: return &Plan::row<DIVIDE, STOCHASTIC, STATS, BY_COLUMN>;
+    }
+  }
+  template <bool DIVIDE> Row row_for() const {
+    if (q.stochastic) return request.tally ? row_for<DIVIDE, true, true>() : row_for<DIVIDE, true, false>();
+    return request.tally ? row_for<DIVIDE, false, true>() : row_for<DIVIDE, false, false>();
+  }
+  Row chosen_row() const { return q.scaling == AMAX || q.scaling == GAM ? row_for<true>() : row_for<false>(); }
+
+  void store_codes(const Cell<D> *from, int64_t r, int64_t c0, int64_t c1, int64_t first_block, const Scratch<D> &s) const {
+    Cell<D> ignored[PIECE];
+    for (int64_t c = c0; c < c1; c += PIECE)
+      carefully(from + (c - c0), r, c, int(std::min<int64_t>(PIECE, c1 - c)), first_block, s, ignored,
+                request.codes + r * cols + c, nullptr);
   }
 
   // `next` is the tile that this thread does next; empty where there is none.
@@ -569,17 +592,20 @@ template <class D> struct Plan {
         int64_t end = std::min(block_end, (r / TR + 1) * TR), tally_row = r / TR;
         std::fill(tallies.begin(), tallies.end(), Tally{});
         if (request.amax) note_amax(from + (r - t.r0) * stride, stride, end - r, tally_row, t, s);
-        for (; r < end; r++) {
-          const Cell<D> *line = from + (r - t.r0) * stride;
-          if (request.codes) {
-            Cell<D> ignored[PIECE];
-            for (int64_t c = t.c0; c < t.c1; c += PIECE)
-              carefully(line + (c - t.c0), r, c, int(std::min<int64_t>(PIECE, t.c1 - c)), t.c0 / C, s, ignored,
-                        request.codes + r * cols + c, nullptr);
-            continue;
+        int64_t chunk = layout() == UNIFORM ? t.c1 - t.c0 : CHUNK / C * C;
+        for (int64_t c0 = t.c0; c0 < t.c1; c0 += chunk) {
+          int64_t c1 = std::min(t.c1, c0 + chunk);
+          if (layout() != UNIFORM) spread_out(c0, c1, t.c0 / C, s);
+          for (int64_t k = r; k < end; k++) {
+            const Cell<D> *line = from + (k - t.r0) * stride;
+            if (request.codes) {
+              store_codes(line + (c0 - t.c0), k, c0, c1, t.c0 / C, s);
+            } else {
+              (this->*run_row)(line, k, c0, c1, t, s, all_plain, fetch_for(k, t, next), tallies.data());
+            }
           }
-          (this->*run_row)(line, r, t, s, all_plain, fetch_for(r, t, next), tallies.data());
         }
+        r = end;
         for (size_t b = 0; b < tallies.size(); b++)
           add_to(&request.tally[tally_row * tally_count_cols + first_tally + int64_t(b)], tallies[b]);
       }
@@ -625,6 +651,7 @@ struct Walk {
 };
 
 template <class D> void quantize(const void *x, int64_t rows, int64_t cols, const Request *requests, int n, int threads) {
+  Ieee ieee;
   std::vector<Plan<D>> plans;
   plans.reserve(size_t(n));
   for (int i = 0; i < n; i++) plans.emplace_back(requests[i], (const Cell<D> *)x, rows, cols);

@@ -2,6 +2,10 @@
 // `piece` quantizes up to 128 ordinary elements; `element` does one of any kind. Both call numeric.h, and tests hold
 // them to the same bits.
 #pragma once
+#include <type_traits>
+#ifdef __AVX512BF16__
+#include <immintrin.h>
+#endif
 #include "philox.h"
 #include "scale.h"
 
@@ -154,62 +158,98 @@ inline void column_maxima(const typename D::Storage *x, int64_t n, typename D::S
   }
 }
 
+// n magnitudes, zero or normal float32, narrowed; with the signs that x has.
+template <class D>
+inline __attribute__((always_inline)) void narrow_run(const float *__restrict v, const typename D::Storage *__restrict x,
+                                                      typename D::Storage *__restrict y, int n) {
+  typedef typename D::Storage S;
+  int i = 0;
+#ifdef __AVX512BF16__  // the instruction flushes subnormals, which is why there must be none
+  if (std::is_same<D, Bf16>::value)
+    for (; i + 32 <= n; i += 32) {
+      __m512i size = (__m512i)_mm512_cvtne2ps_pbh(_mm512_loadu_ps(v + i + 16), _mm512_loadu_ps(v + i));
+      __m512i sign = _mm512_and_si512(_mm512_loadu_si512(x + i), _mm512_set1_epi16(int16_t(0x8000)));
+      _mm512_storeu_si512(y + i, _mm512_or_si512(size, sign));
+    }
+#endif
+  for (; i < n; i++) y[i] = S(D::narrow(v[i]) | (x[i] & S(~D::magnitude_mask)));
+}
+
+// How a piece finds its scales: one for all, one for every 16 columns, or one for each.
+enum Layout { UNIFORM, BY_SIXTEEN, BY_COLUMN };
+
 struct Counts {  // of one piece
   uint32_t error, nonzero, zeros, saturated, capped;  // zeros: returned
-  bool again;  // an element needs what this loop leaves out, so the piece is to be done one by one
+  bool again;  // an element needs what these loops leave out, so the piece is to be done one by one
 };
 
 // Up to 128 ordinary elements: finite, away from the ends of float32 and of the dtype, on a grid that is not wide.
-// Every column has its own scale, which costs nothing (the loads are operands) and makes all block shapes one loop.
+// It works on magnitudes; the sign, that of zero too, is put back at the end.
 // With DIVIDE (amax, gam) nearest rounding cannot overflow; without stochastic rounding an error above 1 is rare.
-template <class D, bool DIVIDE, bool STOCHASTIC, bool STATS>
+template <class D, bool DIVIDE, bool STOCHASTIC, bool STATS, Layout LAYOUT>
 inline __attribute__((always_inline)) Counts run(const typename D::Storage *__restrict x, typename D::Storage *__restrict y,
                                                  int n, const float *__restrict encode, const float *__restrict decode,
                                                  float outer, const Grid &grid, const uint16_t *__restrict high) {
   typedef typename D::Storage S;
   constexpr bool LIMIT = STOCHASTIC || !DIVIDE;
   const Grid g = grid;
-  uint32_t error = 0, packed = 0, ask = 0, worst = 0;
-  S nonzero = 0, zeros = 0;
-  for (int i = 0; i < n; i++) {  // on magnitudes; the sign, that of zero too, is put back at the end
-    S size = S(x[i] & D::magnitude_mask), sign = S(x[i] ^ size);
-    float from = D::widen(size), v = from * encode[i], q;
-    if (STOCHASTIC) {
-      Drawn<false> d = draw<false>(v, g);
-      bool go = surely_goes(d.gap, d.step, high[i]);
-      ask |= uint32_t(may_go(d.gap, d.step, high[i])) & ~uint32_t(go);
-      q = go ? moved(d) : d.near;
-    } else {
-      q = nearest<false>(v, g);
+  alignas(64) float back_wide[PIECE];
+  uint32_t over = 0, ask = 0;
+  constexpr int STRIDE = 2 * GROUP;  // two groups at a time fill a vector of 16-bit elements
+  for (int start = 0; start < n; start += STRIDE) {
+    int end = n == PIECE || n - start > STRIDE ? STRIDE : n - start;
+    int left = LAYOUT == BY_SIXTEEN ? start / GROUP : 0, right = LAYOUT == BY_SIXTEEN && end > GROUP ? left + 1 : left;
+    const float left_encode = encode[left], right_encode = encode[right];
+    const float left_decode = decode[left], right_decode = decode[right];
+    for (int k = 0; k < end; k++) {
+      int i = start + k;
+      float e = LAYOUT == BY_COLUMN ? encode[i] : LAYOUT == UNIFORM || k < GROUP ? left_encode : right_encode;
+      float d = LAYOUT == BY_COLUMN ? decode[i] : LAYOUT == UNIFORM || k < GROUP ? left_decode : right_decode;
+      float v = D::widen(S(x[i] & D::magnitude_mask)) * e, q;
+      if (STOCHASTIC) {
+        Drawn<false> drawn = draw<false>(v, g);
+        bool go = surely_goes(drawn.gap, drawn.step, high[i]);
+        ask |= uint32_t(may_go(drawn.gap, drawn.step, high[i])) & ~uint32_t(go);
+        q = go ? moved(drawn) : drawn.near;
+      } else {
+        q = nearest<false>(v, g);
+      }
+      if (STATS && LIMIT) over += q > g.max;
+      if (LIMIT) q = smaller(q, g.max);
+      back_wide[i] = DIVIDE ? quotient(q, e, d) : (q * d) * outer;
     }
-    uint32_t over = LIMIT && q > g.max;
-    if (LIMIT) q = smaller(q, g.max);
-    S to = D::narrow(DIVIDE ? quotient(q, encode[i], decode[i]) : (q * decode[i]) * outer);
-    y[i] = S(to | sign);
-    if (STATS) {
-      float back = D::widen(to);
+  }
+  narrow_run<D>(back_wide, x, y, n);
+  Counts counts{0, 0, 0, over, 0, ask != 0};
+  if (STATS) {
+    uint32_t error = 0, capped = 0, worst = 0;
+    S nonzero = 0, zeros = 0;
+    for (int i = 0; i < n; i++) {
+      S size = S(x[i] & D::magnitude_mask), to = S(y[i] & D::magnitude_mask);
+      float from = D::widen(size), back = D::widen(to);
       uint32_t zero_free = bits(from) > 1u ? bits(from) : 1u;  // 0 / smallest is 0
       float r = magnitude(from - back) / value(zero_free);
       nonzero = S(nonzero + S(size != 0));
       zeros = S(zeros + S(to == 0));
-      if (LIMIT) packed += over & uint32_t(to != 0);
       if (STOCHASTIC) {
-        packed += uint32_t(r > 1.0f) << 16;
+        capped += r > 1.0f;
         r = smaller(r, 1.0f);
       } else {
         worst = bits(r) > worst ? bits(r) : worst;
       }
       error += bits(r + 1.0f);
     }
+    counts.error = error - uint32_t(n) * 0x3f800000u;  // the sums wrap, and come back
+    counts.nonzero = nonzero, counts.zeros = zeros, counts.capped = capped;
+    counts.again = counts.again || worst > 0x3f800000u;
   }
-  error -= uint32_t(n) * 0x3f800000u;  // the sums wrap, and come back
-  return Counts{error, nonzero, zeros, packed & 0xffffu, packed >> 16, ask != 0 || worst > 0x3f800000u};
+  return counts;
 }
-template <class D, bool DIVIDE, bool STOCHASTIC, bool STATS>
+template <class D, bool DIVIDE, bool STOCHASTIC, bool STATS, Layout LAYOUT>
 inline Counts piece(const typename D::Storage *x, typename D::Storage *y, int n, const float *encode, const float *decode,
                     float outer, const Grid &g, const uint16_t *high) {
-  if (n == PIECE) return run<D, DIVIDE, STOCHASTIC, STATS>(x, y, PIECE, encode, decode, outer, g, high);
-  return run<D, DIVIDE, STOCHASTIC, STATS>(x, y, n, encode, decode, outer, g, high);
+  if (n == PIECE) return run<D, DIVIDE, STOCHASTIC, STATS, LAYOUT>(x, y, PIECE, encode, decode, outer, g, high);
+  return run<D, DIVIDE, STOCHASTIC, STATS, LAYOUT>(x, y, n, encode, decode, outer, g, high);
 }
 
 }  // namespace fb
