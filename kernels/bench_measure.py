@@ -22,6 +22,7 @@ Call = Callable[[], object]
 TRIM_THRESHOLD, MMAP_THRESHOLD, MMAP_MAX = -1, -3, -4
 LEARNT, DEFAULT_MMAPS = 32 << 20, 1 << 16
 
+PATIENCE = 6.0  # seconds for the turns of one case, where a call or the machine is very slow
 BURST = 12  # calls in a row on a tensor in the caches, some of them undisturbed by other programs
 
 
@@ -50,8 +51,7 @@ def seconds(call: Call) -> float:
 
 def take_turns(calls: Sequence[Call], runs: int) -> list[list[float]]:
     """Seconds of each call in each turn, after one turn that does not count."""
-    turns = [[seconds(call) for call in calls] for _ in range(1 + runs)]
-    return [list(times) for times in zip(*turns[1:], strict=True)]
+    return _turns(lambda: [seconds(call) for call in calls], runs)
 
 
 def beside_cache(copy: Call, call: Call, small: Call, double: Call, runs: int) -> list[list[float]]:
@@ -60,8 +60,16 @@ def beside_cache(copy: Call, call: Call, small: Call, double: Call, runs: int) -
     One of these is the double of the other: their difference is time per element without what a call costs on however
     small a tensor (dispatch, waking threads).
     """
-    turns = [[seconds(copy), seconds(call), _burst(small), _burst(double)] for _ in range(1 + runs)]
-    return [list(times) for times in zip(*turns[1:], strict=True)]
+    return _turns(lambda: [seconds(copy), seconds(call), _burst(small), _burst(double)], runs)
+
+
+def _turns(turn: Callable[[], list[float]], runs: int) -> list[list[float]]:
+    """`runs` turns, or as many as end in PATIENCE: one at least."""
+    turn()
+    start, turns = time.perf_counter(), [turn()]
+    while len(turns) < runs and time.perf_counter() - start < PATIENCE:
+        turns.append(turn())
+    return [list(times) for times in zip(*turns, strict=True)]
 
 
 def _burst(call: Call) -> float:

@@ -16,7 +16,7 @@ import torch
 from fewbits import __version__
 from fewbits.kernels import build
 from fewbits.kernels.backends import backend_for
-from fewbits.kernels.bench_measure import Ratio
+from fewbits.kernels.bench_measure import PATIENCE, Ratio
 from fewbits.kernels.bench_peers import GENERATORS, PEERS
 
 SMALL = 64 << 20  # bytes of a tensor and its copy that large caches may hold
@@ -107,7 +107,8 @@ def as_json(bench: Bench) -> str:
 # ------------------------------------------------------------------------------------------------ text
 
 NOTES = """\
-copy   out.copy_(x) time / ours, both into touched memory, in turns A B A B: median and range over {runs} turns.
+copy   out.copy_(x) time / ours, both into touched memory, in turns A B A B: median and range over {runs} turns
+       (fewer where they take more than {patience:g} s).
        Statistics are timed at the backend; both axes, mix, weights and noise have no out=, so the allocator is made to
        give their results memory that was used before.
 mem    share that bytes alone allow. Counted: each element once per read and per write; a scale of the whole tensor is
@@ -142,7 +143,7 @@ def as_text(bench: Bench) -> str:
         if found:
             header = (*LEFT, *(SHORT.get(name, f"×{name}") for name in shown), *(["ns each"] if noise else []))
             lines += ["", *_table([header, *(_row(m, shown) for m in found)])]
-    lines += ["", "All but × in %.", NOTES.format(runs=bench.runs)]
+    lines += ["", "All but × in %.", NOTES.format(runs=bench.runs, patience=PATIENCE)]
     return "\n".join([*lines, *(_peer_lines(bench)), *bench.notes])
 
 

@@ -30,7 +30,7 @@ struct Request {
   uint32_t sign_shift, nan_code, inf_code;
 };
 
-constexpr int64_t TILE_ROWS = 256, TILE_COLS = 16384, TILE_ELEMENTS = 1 << 21, ROTATED_ELEMENTS = 1 << 14, CHUNK = 1024;
+constexpr int64_t TILE_ROWS = 256, TILE_COLS = 16384, TILE_ELEMENTS = 1 << 21, ROTATED_ELEMENTS = 1 << 14, CHUNK = 1024, FEW = 256;
 
 template <class D> using Cell = typename D::Storage;
 template <class D> uint32_t float_bits(Cell<D> s) { return bits(D::widen(s)); }
@@ -240,6 +240,7 @@ template <class D> struct Plan {
   bool lookup = false;  // blocks are larger than tiles: their amaxes come from a first walk
   bool grouped;         // blocks share a scale: their group's amax comes from a first walk
   bool around;          // the output goes past the caches
+  bool staged;          // the first walk leaves the rotated matrix in the output, and the second works on that
   std::vector<uint32_t> block_amax, group_amax;
   Rotation<D> rotation;
 
@@ -249,7 +250,8 @@ template <class D> struct Plan {
         block_count_cols((cols + C - 1) / C), grouped(q.scaling == GAM || q.scaling == NVFP4), rotation(q) {
     around = double(rows) * double(cols) * sizeof(Cell<D>) > double(16 << 20);
   }
-  bool first_walk() const { return lookup || grouped; }
+  bool needs_first_walk() const { return lookup || grouped; }
+  void settle() { staged = q.hadamard && needs_first_walk() && request.out && !request.skip; }
   int64_t group_count() const { return !q.group_by_row ? 1 : q.down ? block_count_cols : block_count_rows; }
   int64_t group_of(int64_t block_row, int64_t block_col) const {
     return !q.group_by_row ? 0 : q.down ? block_col : block_row;
@@ -260,11 +262,12 @@ template <class D> struct Plan {
   }
 
   // The tile's values: the matrix itself, or its rotation.
-  const Cell<D> *source(const Tile &t, Scratch<D> &s, int64_t *stride) const {
+  const Cell<D> *second_source() const { return staged ? (const Cell<D> *)request.out : x; }
+  const Cell<D> *source(const Tile &t, Scratch<D> &s, int64_t *stride, bool second) const {
     const Cell<D> *from = x + t.r0 * cols + t.c0;
-    if (!q.hadamard) {
+    if (!q.hadamard || (staged && second)) {
       *stride = cols;
-      return from;
+      return second ? second_source() + t.r0 * cols + t.c0 : from;
     }
     int64_t n = t.c1 - t.c0;
     s.rotated.resize(size_t((t.r1 - t.r0) * n));
@@ -318,7 +321,10 @@ template <class D> struct Plan {
 
   void first_walk(const Tile &t, Scratch<D> &s) {
     int64_t stride;
-    const Cell<D> *from = source(t, s, &stride);
+    const Cell<D> *from = source(t, s, &stride, false);
+    if (staged)
+      for (int64_t r = t.r0; r < t.r1; r++)
+        put((Cell<D> *)request.out + r * cols + t.c0, from + (r - t.r0) * stride, size_t(t.c1 - t.c0) * sizeof(Cell<D>), around);
     for (int64_t r = t.r0; r < t.r1;) {
       int64_t block_row = r / R, end = std::min(t.r1, (block_row + 1) * R);
       const Cell<D> *at = from + (r - t.r0) * stride;
@@ -541,10 +547,10 @@ template <class D> struct Plan {
   // Where the line lies that should come into the cache while row r is worked on: the next row of blocks, here or in the
   // tile this thread does next; null where there is none.
   const Cell<D> *fetch_for(int64_t r, const Tile &t, const Tile &next) const {
-    int64_t target = q.hadamard ? t.r1 + (r - t.r0) : r + (lookup ? 2 : R);
-    if (target < t.r1) return x + target * cols + t.c0;
+    int64_t target = q.hadamard && !staged ? t.r1 + (r - t.r0) : r + (lookup ? 2 : R);
+    if (target < t.r1) return second_source() + target * cols + t.c0;
     target = next.r0 + (target - t.r1);
-    return target < next.r1 ? x + target * cols + next.c0 : nullptr;
+    return target < next.r1 ? second_source() + target * cols + next.c0 : nullptr;
   }
 
   typedef void (Plan::*Row)(const Cell<D> *, int64_t, int64_t, int64_t, const Tile &, const Scratch<D> &, bool,
@@ -573,7 +579,7 @@ template <class D> struct Plan {
   void second_walk(const Tile &t, const Tile &next, Scratch<D> &s) const {
     int64_t stride, TC = request.tally_cols ? request.tally_cols : cols, TR = request.tally_rows ? request.tally_rows : rows;
     int64_t tally_count_cols = (cols + TC - 1) / TC, first_tally = t.c0 / TC;
-    const Cell<D> *from = source(t, s, &stride);
+    const Cell<D> *from = source(t, s, &stride, true);
     std::vector<Tally> tallies(request.tally ? size_t((t.c1 - 1) / TC - first_tally + 1) : 0);
     Row run_row = chosen_row();
     for (int64_t r = t.r0; r < t.r1;) {
@@ -630,8 +636,9 @@ struct Walk {
     for (auto &p : plans) {
       int64_t r = p.R >= rows ? (rows + tile_rows - 1) / tile_rows * tile_rows : std::lcm(tile_rows, p.R);
       int64_t c = p.C >= cols ? (cols + tile_cols - 1) / tile_cols * tile_cols : std::lcm(tile_cols, p.C);
-      p.lookup = r > TILE_ROWS || c > TILE_COLS;
-      if (!p.lookup) tile_rows = unit_rows = r, tile_cols = unit_cols = c;
+      bool fits = r <= TILE_ROWS && c <= TILE_COLS;
+      if (fits) tile_rows = unit_rows = r, tile_cols = unit_cols = c;
+      p.lookup = !fits || (p.grouped && p.R * p.C >= FEW);  // a first walk that there is anyway may note the amaxes
     }
     int64_t limit = rotated ? ROTATED_ELEMENTS : TILE_ELEMENTS;
     int64_t widest = std::max(unit_cols, std::min(TILE_COLS, limit / tile_rows) / unit_cols * unit_cols);
@@ -660,14 +667,14 @@ template <class D> void quantize(const void *x, int64_t rows, int64_t cols, cons
   int64_t tiles = walk.count(rows, cols);
   threads = int(std::min<int64_t>(threads, tiles));
   bool first = false;
-  for (auto &p : plans) p.allocate(), first = first || p.first_walk();
+  for (auto &p : plans) p.allocate(), p.settle(), first = first || p.needs_first_walk();
   if (first) {
     in_parallel(tiles, threads, [&](int64_t count) {
       Scratch<D> s;
 #pragma omp for schedule(static)
       for (int64_t i = 0; i < count; i++)
         for (auto &p : plans)
-          if (p.first_walk()) p.first_walk(walk.tile(i, rows, cols), s);
+          if (p.needs_first_walk()) p.first_walk(walk.tile(i, rows, cols), s);
     });
     for (auto &p : plans) p.after_first_walk();
   }

@@ -3,7 +3,7 @@
 // them to the same bits.
 #pragma once
 #include <type_traits>
-#ifdef __AVX512BF16__
+#ifdef __AVX512F__
 #include <immintrin.h>
 #endif
 #include "philox.h"
@@ -43,8 +43,9 @@ FB_HD Element element(float x, const Grid &g, const Scale &s, int scaling, bool 
     return Element{kept, kept, false};
   }
   float v = bounded(x * s.encode, g), q;
-  if (!finite(v)) v = with_sign(FLOAT_MAX, v);
-  if (!stochastic) {
+  if (!finite(v)) {
+    q = v;  // scaled beyond float32: an overflow
+  } else if (!stochastic) {
     q = g.wide ? nearest<true>(v, g) : nearest<false>(v, g);
   } else {
     uint32_t high = rounding_high(index, seed);
@@ -82,8 +83,13 @@ struct Words16 {
 inline __attribute__((always_inline)) void multiply(U32x16 a, uint32_t m, U32x16 &high, U32x16 &low) {
   typedef uint64_t U64x8 __attribute__((vector_size(64)));
   U64x8 even = (U64x8)a & 0xffffffffu, odd = (U64x8)a >> 32;
+#ifdef __AVX512F__  // an instruction for 32 x 32 -> 64 bits; the plain product is of 64 x 64
+  even = (U64x8)_mm512_maskz_mul_epu32(0xff, (__m512i)a, _mm512_set1_epi64(m));
+  odd = (U64x8)_mm512_maskz_mul_epu32(0xff, (__m512i)odd, _mm512_set1_epi64(m));
+#else
   even *= m;
   odd *= m;
+#endif
   high = (U32x16)((even >> 32) | (odd & 0xffffffff00000000u));
   low = (U32x16)((even & 0xffffffffu) | (odd << 32));
 }
@@ -208,9 +214,9 @@ inline __attribute__((always_inline)) Counts run(const typename D::Storage *__re
       float v = D::widen(S(x[i] & D::magnitude_mask)) * e, q;
       if (STOCHASTIC) {
         Drawn<false> drawn = draw<false>(v, g);
-        bool go = surely_goes(drawn.gap, drawn.step, high[i]);
-        ask |= uint32_t(may_go(drawn.gap, drawn.step, high[i])) & ~uint32_t(go);
-        q = go ? moved(drawn) : drawn.near;
+        uint32_t t = threshold(drawn);
+        ask |= t == high[i];
+        q = high[i] < t ? moved(drawn) : drawn.near;
       } else {
         q = nearest<false>(v, g);
       }

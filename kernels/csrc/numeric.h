@@ -170,15 +170,15 @@ template <bool WIDE> FB_HD Drawn<WIDE> draw(float v, const Grid &g) {
   }
   return d;
 }
-// The two tests on the high bits, without branches so that loops over them vectorise.
-FB_HD bool surely_goes(float gap, float step, uint32_t high) {
-  return magnitude(gap) >= (float(int32_t(high)) + 1.0f) * (step * 1.52587890625e-05f);
-}
-FB_HD bool may_go(float gap, float step, uint32_t high) {
-  return magnitude(gap) > float(int32_t(high)) * (step * 1.52587890625e-05f);
+// The test on the high bits: the whole part of |gap| / step * 2^16, exact, is compared with them. Equal means that the
+// low bits decide (or that |gap| / step has no more bits; asking does no harm).
+FB_HD uint32_t threshold(const Drawn<false> &d) {
+  float per_step = value((254u << 23) + (16u << 23) - bits(d.step));  // 2^16 / step
+  return uint32_t(int32_t(magnitude(d.gap) * per_step));
 }
 FB_HD Move decide(const Drawn<false> &d, uint32_t high) {
-  return surely_goes(d.gap, d.step, high) ? GO : may_go(d.gap, d.step, high) ? ASK : STAY;
+  uint32_t t = threshold(d);
+  return high < t ? GO : high == t ? ASK : STAY;
 }
 FB_HD Move decide(const Drawn<true> &d, uint32_t high) {
   uint64_t u = uint64_t(high) << 16;

@@ -258,6 +258,13 @@ def test_a_share_is_printed_with_its_range_and_limit() -> None:
     assert "small tensor" not in table
 
 
+def test_turns_end_when_patience_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench_measure, "PATIENCE", 0.0)
+    assert len(bench_measure.take_turns([lambda: None], runs=5)[0]) == 1
+    monkeypatch.setattr(bench_measure, "PATIENCE", 60.0)
+    assert len(bench_measure.take_turns([lambda: None], runs=5)[0]) == 5
+
+
 def test_ratios_are_taken_within_a_turn() -> None:
     assert Ratio.of([1, 20, 3], [2, 10, 1]) == Ratio(2, 0.5, 3)
 
