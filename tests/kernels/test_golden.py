@@ -1,0 +1,221 @@
+"""Figures that were computed once, elsewhere, or follow from theory: errors of quantizers on known distributions.
+
+A quantizer can be self-consistent and wrong; its mean squared error on N(0, 1) is not easily right by chance.
+Tolerances are standard errors of the sample, found from its bands of rows, and half a unit of the last digit printed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import cache
+
+import pytest
+import torch
+from torch import Tensor
+
+from fewbits import fake_quantize
+from tests.kernels.inputs import assert_same, generator
+
+SHAPE = (2048, 4096)
+SIGMAS = 4
+
+
+def normal(seed: int = 0) -> Tensor:
+    return torch.randn(SHAPE, generator=generator(seed))
+
+
+def laplace(seed: int = 0) -> Tensor:
+    u = torch.rand(SHAPE, generator=generator(seed), dtype=torch.float64) - 0.5
+    return (-u.sign() * torch.log1p(-2 * u.abs())).float()
+
+
+def student(degrees: int, shape: tuple[int, int] = SHAPE, seed: int = 0) -> Tensor:
+    g = generator(seed)
+    chi_square = sum((torch.randn(shape, generator=g).square() for _ in range(degrees)), torch.zeros(()))
+    return torch.randn(shape, generator=g) / (chi_square / degrees).sqrt()
+
+
+@cache
+def sample(name: str) -> Tensor:
+    draw: dict[str, Callable[[], Tensor]] = {"normal": normal, "laplace": laplace, "t4": lambda: student(4)}
+    return draw[name]()
+
+
+def ratio(numerator: Tensor, denominator: Tensor) -> tuple[float, float]:
+    """Σ numerator / Σ denominator and its standard error, taking bands of 16 rows as independent."""
+    a, b = (t.double().view(-1, 16 * t.shape[-1]).sum(1) for t in (numerator, denominator))
+    r = float(a.sum() / b.sum())
+    return r, float((a - r * b).std() / b.mean() / math.sqrt(len(a)))
+
+
+# Relative mean squared error, E(x − x̂)² / E x², 2048 × 4096 independent values
+# fmt: off
+TABLE = [
+    # quantizer                     N(0, 1)  Laplace  t(4)
+    ("e2m1:1x16:nvfp4",             .00905,  .00859,  .00844),
+    ("e2m1:16x16:nvfp4",            .01240,  .01675,  .02278),
+    ("e2m1:1x16:nvfp4:stochastic",  .01886,  .01827,  .01808),
+    ("e2m1:1x32:nvfp4",             .01033,  .01070,  .01087),
+    ("e2m1:1x32:e8m0",              .01332,  .01745,  .01942),
+    ("e2m1:1x32:mx",                .01322,  .01604,  .01724),
+    ("e2m1:1x16:e8m0",              .01272,  .01516,  .01591),
+    ("e2m1:1x32:e8m0:stochastic",   .02710,  .03549,  .03942),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize("name", ["normal", "laplace", "t4"])
+@pytest.mark.parametrize("row", TABLE, ids=lambda row: row[0])
+def test_relative_mean_squared_errors(row: tuple[str, float, float, float], name: str) -> None:
+    text, *golden = row
+    x = sample(name)
+    found, error = ratio((x - fake_quantize(x, text, seed=1)).square(), x.square())
+    expected = golden[["normal", "laplace", "t4"].index(name)]
+    # Both samples err: the golden figure came from one of the same size.
+    assert found == pytest.approx(expected, abs=SIGMAS * math.sqrt(2) * error + 5e-6)
+    assert error < 0.01 * found  # or it would show nothing
+
+
+def test_an_e4m3_scale_beats_a_power_of_two_by_one_and_a_half_decibels() -> None:
+    x = sample("normal")
+    nvfp4, e8m0 = (float((x - fake_quantize(x, f"e2m1:1x16:{s}")).square().sum()) for s in ("nvfp4", "e8m0"))
+    assert 10 * math.log10(e8m0 / nvfp4) == pytest.approx(1.5, abs=0.05)
+
+
+# Relative error, mean of |x − x̂| / |x|
+
+
+def relative_error(mantissa_bits: int) -> tuple[float, float]:
+    """Of nearest rounding in a binade, integrated exactly: for log-uniform and for uniform mantissas."""
+    steps = 2**mantissa_bits
+    log_uniform = uniform = 0.0
+    for i in range(steps + 1):
+        near, half = 1 + i / steps, 0.5 / steps
+        for far in [near + half] * (i < steps) + [near - half] * (i > 0):
+            log_uniform += abs(math.log(far / near) + near / far - 1)
+            uniform += abs(half - near * abs(math.log(far / near)))
+    return log_uniform / math.log(2), uniform
+
+
+@pytest.mark.parametrize(("name", "low", "high", "mantissa_bits"), [("e4m3", -6, 8, 3), ("e5m2", -14, 15, 2)])
+def test_relative_error_of_values_within_range(name: str, low: int, high: int, mantissa_bits: int) -> None:
+    g, count = generator(0), (512, 4096)
+    exponent = torch.randint(low, high, count, generator=g, dtype=torch.float64)
+    fraction = torch.rand(count, generator=g, dtype=torch.float64)
+    inputs = torch.exp2(exponent + fraction), torch.exp2(exponent) * (1 + fraction)
+    for x, expected in zip(inputs, relative_error(mantissa_bits), strict=True):
+        values, stats = fake_quantize(x.float(), name, stats=True)
+        spread = float(((values.double() - x).abs() / x).std())
+        assert float(stats.error) == pytest.approx(expected, abs=SIGMAS * spread / math.sqrt(x.numel()))
+
+
+def test_what_is_said_of_these_errors_holds_to_first_order() -> None:
+    """2.254 % and 2.166 % for E4M3, twice that for E5M2: a quarter of a step times the mean of 1 / x. MoR takes 4.5 %."""
+    for mantissa_bits in (3, 2):
+        step = 2.0**-mantissa_bits
+        first_order = step / 4 * 0.5 / math.log(2), step / 4 * math.log(2)
+        assert relative_error(mantissa_bits) == pytest.approx(first_order, rel=0.005)
+    assert relative_error(3) == pytest.approx((0.02254, 0.02166), rel=0.002)
+
+
+@pytest.mark.parametrize("name", ["normal", "laplace"])
+@pytest.mark.parametrize("block", ["tensor", "channel", "128x128", "64x64", "1x128"])
+def test_light_tails_give_the_same_error_under_every_partition(name: str, block: str) -> None:
+    """2.25 %, half of MoR's threshold: such tensors never fall back."""
+    _, stats = fake_quantize(sample(name)[:512].contiguous(), f"e4m3:{block}:gam", stats=True)
+    assert float(stats.error) == pytest.approx(0.0225, abs=3e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "golden"),
+    [("lognormal", (0.040, 0.031, 0.026, 0.023)), ("squared relu", (0.073, 0.054, 0.042, 0.032))],
+)
+def test_heavy_tails_are_why_partitions_matter(name: str, golden: tuple[float, ...]) -> None:
+    """tensor > 128x128 > 64x64 > channel of 1024 > 1x128, for lognormal (σ = 2) and for a squared ReLU of t(3).
+
+    Of the whole tensor the error hangs on its one largest value, so only the order is asked of it.
+    """
+    shape = (2048, 1024)
+    lognormal = (2 * torch.randn(shape, generator=generator(0))).exp()
+    x = lognormal if name == "lognormal" else student(3, shape).relu().square()
+    tensor, *parts = (
+        float(fake_quantize(x, f"e4m3:{block}:amax", stats=True)[1].error)
+        for block in ("tensor", "128x128", "64x64", "channel", "1x128")
+    )
+    assert parts == pytest.approx(golden, rel=0.04)
+    assert [tensor, *parts] == sorted([tensor, *parts], reverse=True)
+    assert tensor > 2 * parts[0]
+
+
+# Block maxima: one value in 16 (NVFP4) or in 32 (MXFP4)
+
+
+def at_maxima(x: Tensor, y: Tensor, block: int) -> Tensor:
+    """(y − x) / x of the largest value of each block."""
+    x, y = (t.view(-1, block).double() for t in (x, y))
+    where = x.abs().argmax(1, keepdim=True)
+    return (y / x - 1).gather(1, where)
+
+
+@pytest.mark.parametrize(
+    ("text", "block", "mean", "worst"),
+    [("e2m1:1x16:nvfp4", 16, 0.0226, 0.059), ("e2m1:1x32:e8m0", 32, 0.095, 0.200)],
+)
+def test_block_maxima_are_nearly_fp8_in_nvfp4_and_not_in_mxfp4(
+    text: str, block: int, mean: float, worst: float
+) -> None:
+    error = at_maxima(sample("normal"), fake_quantize(sample("normal"), text), block).abs()
+    assert float(error.mean()) == pytest.approx(mean, rel=0.01)
+    assert float(error.max()) == pytest.approx(worst, rel=0.01)
+
+
+def test_stochastic_rounding_is_biased_at_the_block_maxima_of_nvfp4_alone() -> None:
+    """−1.1 %: where the E4M3 scale rounds down, the largest values are clipped to 6."""
+    x = sample("normal")
+    y = fake_quantize(x, "e2m1:1x16:nvfp4:stochastic", seed=1)
+    assert float(at_maxima(x, y, 16).mean()) == pytest.approx(-0.0114, abs=5e-4)
+    smaller = x.view(-1, 16).abs() < 0.9 * x.view(-1, 16).abs().amax(1, keepdim=True)
+    outward = ((y - x) * x.sign()).view(-1, 16)[smaller].double()
+    assert abs(float(outward.mean() / outward.std())) * math.sqrt(outward.numel()) < 5
+
+
+def test_a_rotation_trades_zeros_for_error() -> None:
+    """One value in a hundred 20 times as large: the rotation halves the zeros and raises the error. So the error is the
+    wrong measure of its success."""
+    g = generator(0)
+    outlier = torch.rand(SHAPE, generator=g) < 0.01
+    x = torch.where(outlier, 20.0, 1.0) * torch.randn(SHAPE, generator=g)
+    rotated = fake_quantize(x, "fp32:rht16")
+    for source, text, crest, zeros, error in (
+        (x, "e2m1:1x16:nvfp4", 2.32, 0.121, 0.0083),
+        (rotated, "e2m1:1x16:nvfp4:rht16", 2.03, 0.061, 0.0124),
+    ):
+        y, chunks = fake_quantize(x, text), source.view(-1, 16)
+        assert float((chunks.abs().amax(1) / chunks.square().mean(1).sqrt()).mean()) == pytest.approx(crest, abs=0.006)
+        assert float((y == 0).double().mean()) == pytest.approx(zeros, abs=1e-3)
+        assert ratio((source - y).square(), source.square())[0] == pytest.approx(error, rel=0.02)
+
+
+# The mixed-precision blog's tables of naive casts, as it prints them
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("bf16", (-1.50781, 0.412109, -0.347656, -1.17969)),
+        ("fp16", (-1.51074, 0.412842, -0.348389, -1.17578)),
+        ("e4m3", (-1.5, 0.40625, -0.34375, -1.125)),
+    ],
+)
+def test_naive_casts(text: str, expected: tuple[float, ...]) -> None:
+    found = fake_quantize(torch.tensor([-1.51039, 0.412776, -0.348471, -1.17588]), text)
+    assert [f"{v:.6g}" for v in found.tolist()] == [f"{v:.6g}" for v in expected]
+
+
+def test_naive_casts_overflow_to_nan_where_asked_and_underflow_to_zero() -> None:
+    large = torch.tensor([2438.37, -440.6, 857.116, 129.765])
+    assert_same(fake_quantize(large, "e4m3:overflow=nan"), torch.tensor([math.nan, -448, math.nan, 128]))
+    assert_same(fake_quantize(large, "e4m3"), torch.tensor([448.0, -448, 448, 128]))
+    small = torch.tensor([0.000719602, -0.000107368, 0.000573265, 0.00208493])
+    assert_same(fake_quantize(small, "e4m3"), torch.tensor([0.0, -0.0, 0.0, 2.0**-9]))
