@@ -111,7 +111,7 @@ def test_relative_error_of_values_within_range(name: str, low: int, high: int, m
 
 
 def test_what_is_said_of_these_errors_holds_to_first_order() -> None:
-    """2.254 % and 2.166 % for E4M3, twice that for E5M2: a quarter of a step times the mean of 1 / x. MoR takes 4.5 %."""
+    """2.254 % and 2.166 % for E4M3, twice that for E5M2: a quarter step times the mean of 1 / x. MoR takes 4.5 %."""
     for mantissa_bits in (3, 2):
         step = 2.0**-mantissa_bits
         first_order = step / 4 * 0.5 / math.log(2), step / 4 * math.log(2)
