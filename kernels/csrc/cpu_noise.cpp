@@ -158,9 +158,12 @@ void sample_backward(const Weight<D> &weight, const typename G::Storage *grad, u
 
 template <class F> void with_dtype(int dtype, F f) {
   switch (dtype) {
-    case 0: return f(Bf16{});
-    case 1: return f(Fp16{});
-    default: return f(Fp32{});
+    case 0:
+      return f(Bf16{});
+    case 1:
+      return f(Fp16{});
+    default:
+      return f(Fp32{});
   }
 }
 
@@ -218,8 +221,8 @@ void fb_box_muller(int64_t words, uint64_t seed, uint32_t *out, int threads) {
   });
 }
 
-void fb_sample_weight(const void *w, int dtype, int64_t rows, int64_t cols, int64_t block, const float *bits, uint64_t seed,
-                      int uniform, void *out, int out_dtype, int threads) {
+void fb_sample_weight(const void *w, int dtype, int64_t rows, int64_t cols, int64_t block, const float *bits,
+                      uint64_t seed, int uniform, void *out, int out_dtype, int threads) {
   fb::with_dtype(dtype, [&](auto d) {
     fb::with_dtype(out_dtype, [&](auto o) {
       typedef decltype(d) D;

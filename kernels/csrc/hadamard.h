@@ -8,9 +8,7 @@ namespace fb {
 
 struct Signs {
   uint32_t negative[4];  // bit i: the chunk's element i changes sign
-  FB_HD float apply(float v, int i) const {
-    return value(bits(v) ^ ((negative[(i >> 5) & 3] >> (i & 31)) << 31));
-  }
+  FB_HD float apply(float v, int i) const { return value(bits(v) ^ ((negative[(i >> 5) & 3] >> (i & 31)) << 31)); }
 };
 
 // 2^-(k/2) for n = 2^k: the power of two goes first, which is exact, and the root of two last.

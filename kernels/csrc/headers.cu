@@ -33,6 +33,7 @@ extern "C" __global__ void every_header(const fb::Grid *grid, const float *x, fl
   fb::butterflies(chunk, fb::largest_power(16), 1);
   float noise = fb::gaussian_value(fb::gaussian_word(i >> 3, seed), i & 7) + fb::uniform_value(uint32_t(i) & 0xffffu);
   y[i] = fb::quotient(q, s.encode, s.decode) + chunk[i & 15] * (fb::odd_power(16) ? fb::ROOT_HALF : 1.0f) +
-         noise * fb::noise_scale(bits, amax) + fb::stored<fb::Bf16>(q) + fb::stored<fb::Fp16>(q) + fb::stored<fb::Fp32>(q);
+         noise * fb::noise_scale(bits, amax) + fb::stored<fb::Bf16>(q) + fb::stored<fb::Fp16>(q) +
+         fb::stored<fb::Fp32>(q);
   codes[i] = fb::magnitude_code(q, g) | s.code << 16 | uint32_t(fb::finite(q));
 }

@@ -13,7 +13,6 @@ namespace fb {
 
 constexpr int PIECE = 128;  // elements; their statistics fit 32-bit sums
 constexpr int GROUP = 16;   // columns that share one scale in the fast layout
-constexpr float ERROR_ONE = 8388608.0f;  // relative errors are summed in units of 2^-23
 
 struct Tally {
   int64_t error, nonzero, flushed, saturated, capped, nonfinite;
@@ -37,7 +36,8 @@ struct Element {
   bool saturated;
 };
 template <class D>
-FB_HD Element element(float x, const Grid &g, const Scale &s, int scaling, bool stochastic, uint64_t index, uint64_t seed) {
+FB_HD Element element(float x, const Grid &g, const Scale &s, int scaling, bool stochastic, uint64_t index,
+                      uint64_t seed) {
   if (!finite(x)) {  // only reached under `none`: a value that is no number never becomes one
     float kept = bits(magnitude(x)) == INF && g.inf ? x : value(NAN_BITS);
     return Element{kept, kept, false};
@@ -134,8 +134,7 @@ inline void fill_high(uint64_t first, int64_t count, uint64_t seed, uint16_t *ou
 }
 
 // The largest magnitude of each run of 16, as the storage's bits (whose order is the order of magnitudes).
-template <class D>
-inline void group_maxima(const typename D::Storage *x, int64_t n, typename D::Storage *out) {
+template <class D> inline void group_maxima(const typename D::Storage *x, int64_t n, typename D::Storage *out) {
   typedef typename D::Storage S;
   int64_t whole = n / GROUP;
   for (int64_t b = 0; b < whole; b++) {
@@ -155,8 +154,7 @@ inline void group_maxima(const typename D::Storage *x, int64_t n, typename D::St
     out[whole] = m;
   }
 }
-template <class D>
-inline void column_maxima(const typename D::Storage *x, int64_t n, typename D::Storage *out) {
+template <class D> inline void column_maxima(const typename D::Storage *x, int64_t n, typename D::Storage *out) {
   typedef typename D::Storage S;
   for (int64_t i = 0; i < n; i++) {
     S v = S(x[i] & D::magnitude_mask);
@@ -166,7 +164,8 @@ inline void column_maxima(const typename D::Storage *x, int64_t n, typename D::S
 
 // n magnitudes, zero or normal float32, narrowed; with the signs that x has.
 template <class D>
-inline __attribute__((always_inline)) void narrow_run(const float *__restrict v, const typename D::Storage *__restrict x,
+inline __attribute__((always_inline)) void narrow_run(const float *__restrict v,
+                                                      const typename D::Storage *__restrict x,
                                                       typename D::Storage *__restrict y, int n) {
   typedef typename D::Storage S;
   int i = 0;
@@ -184,7 +183,7 @@ inline __attribute__((always_inline)) void narrow_run(const float *__restrict v,
 // How a piece finds its scales: one for all, one for every 16 columns, or one for each.
 enum Layout { UNIFORM, BY_SIXTEEN, BY_COLUMN };
 
-struct Counts {  // of one piece
+struct Counts {                                       // of one piece
   uint32_t error, nonzero, zeros, saturated, capped;  // zeros: returned
   bool again;  // an element needs what these loops leave out, so the piece is to be done one by one
 };
@@ -193,8 +192,9 @@ struct Counts {  // of one piece
 // It works on magnitudes; the sign, that of zero too, is put back at the end.
 // With DIVIDE (amax, gam) nearest rounding cannot overflow; without stochastic rounding an error above 1 is rare.
 template <class D, bool DIVIDE, bool STOCHASTIC, bool STATS, Layout LAYOUT>
-inline __attribute__((always_inline)) Counts run(const typename D::Storage *__restrict x, typename D::Storage *__restrict y,
-                                                 int n, const float *__restrict encode, const float *__restrict decode,
+inline __attribute__((always_inline)) Counts run(const typename D::Storage *__restrict x,
+                                                 typename D::Storage *__restrict y, int n,
+                                                 const float *__restrict encode, const float *__restrict decode,
                                                  float outer, const Grid &grid, const uint16_t *__restrict high) {
   typedef typename D::Storage S;
   constexpr bool LIMIT = STOCHASTIC || !DIVIDE;
@@ -252,8 +252,8 @@ inline __attribute__((always_inline)) Counts run(const typename D::Storage *__re
   return counts;
 }
 template <class D, bool DIVIDE, bool STOCHASTIC, bool STATS, Layout LAYOUT>
-inline Counts piece(const typename D::Storage *x, typename D::Storage *y, int n, const float *encode, const float *decode,
-                    float outer, const Grid &g, const uint16_t *high) {
+inline Counts piece(const typename D::Storage *x, typename D::Storage *y, int n, const float *encode,
+                    const float *decode, float outer, const Grid &g, const uint16_t *high) {
   if (n == PIECE) return run<D, DIVIDE, STOCHASTIC, STATS, LAYOUT>(x, y, PIECE, encode, decode, outer, g, high);
   return run<D, DIVIDE, STOCHASTIC, STATS, LAYOUT>(x, y, n, encode, decode, outer, g, high);
 }

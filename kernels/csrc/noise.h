@@ -30,9 +30,9 @@ FB_HD float uniform_value(uint32_t high) {
 // 2^t to float32 by a fixed sequence of double operations, so that every backend has the same bits: the nearest power
 // of two times the Taylor polynomial of the rest.
 FB_HD float exp2_fixed(double t) {
-  const double inverse_factorial[14] = {1.0, 1.0, 1.0 / 2, 1.0 / 6, 1.0 / 24, 1.0 / 120, 1.0 / 720, 1.0 / 5040,
-                                        1.0 / 40320, 1.0 / 362880, 1.0 / 3628800, 1.0 / 39916800, 1.0 / 479001600,
-                                        1.0 / 6227020800.0};
+  const double inverse_factorial[14] = {
+      1.0,        1.0,         1.0 / 2,      1.0 / 6,       1.0 / 24,       1.0 / 120,       1.0 / 720,
+      1.0 / 5040, 1.0 / 40320, 1.0 / 362880, 1.0 / 3628800, 1.0 / 39916800, 1.0 / 479001600, 1.0 / 6227020800.0};
   if (!(t - t == 0.0)) return value(NAN_BITS);
   if (t < -1000.0) return 0.0f;
   if (t > 1000.0) return value(INF);

@@ -85,7 +85,7 @@ struct Fp16 {
     uint32_t u = bits(v), sign = (u & SIGN) >> 16, mag = u & MAGNITUDE;
     uint32_t e = mag & INF, floor_e = uint32_t(-14 + 127) << 23;
     float step_up = value((e > floor_e ? e : floor_e) + (13u << 23) + 0x400000u);
-    float rounded = (value(mag) + step_up) - step_up;  // onto the fp16 grid, subnormals included
+    float rounded = (value(mag) + step_up) - step_up;              // onto the fp16 grid, subnormals included
     uint32_t code = bits(rounded * 1.925929944387236e-34f) >> 13;  // times 2^-112: exact
     return uint16_t(sign | (mag >= 0x477ff000u ? (mag > INF ? 0x7e00u : 0x7c00u) : code));  // from 65520 up: inf
   }
@@ -106,7 +106,7 @@ struct Grid {
   float max;              // largest finite value
   float overflow;         // what an overflow becomes: max, inf or NaN
   uint32_t wide;
-  uint32_t inf;           // the grid has infinities
+  uint32_t inf;  // the grid has infinities
 };
 
 struct Step {  // the grid's spacing around one value

@@ -16,7 +16,8 @@ struct Scale {
   uint32_t code;  // what is stored for the block: E8M0 or E4M3 code, or the float32 bits for amax
 };
 // q / encode, correctly rounded, without a division (Markstein 1990): decode is the rounded reciprocal, and one step
-// with the exact remainder ends at the nearest value (a zero may lose its sign). Encode and q / encode must be well inside float32's range.
+// with the exact remainder ends at the nearest value (a zero may lose its sign). Encode and q / encode must be well
+// inside float32's range.
 FB_HD float quotient(float q, float encode, float decode) {
   float t = q * decode;
   return fused(fused(-t, encode, q), decode, t);
@@ -62,7 +63,8 @@ FB_HD Scale make_scale(int scaling, float max, float amax, const Group &group) {
     float s = ideal(max, amax);
     return Scale{s, 1.0f / s, 1.0f, bits(s)};
   }
-  if (scaling == GAM) {  // MoR algorithm 1: the group's mantissa, the block's exponent, rounded down so as not to saturate
+  if (scaling ==
+      GAM) {  // MoR algorithm 1: the group's mantissa, the block's exponent, rounded down so as not to saturate
     float s = amax == 0.0f ? group.encode : ideal(max, amax);
     int e = exponent(bits(s)) - (mantissa(s) < mantissa(group.encode) ? 1 : 0);
     e = e < -126 ? -126 : e;

@@ -1,0 +1,49 @@
+// Shared results and streaming stores of the CPU backend.
+#pragma once
+#include <string.h>
+#ifdef __SSE2__
+#include <immintrin.h>
+#endif
+#include "lanes.h"
+
+namespace fb {
+
+template <class D> using Cell = typename D::Storage;
+template <class D> uint32_t float_bits(Cell<D> s) { return bits(D::widen(s)); }
+
+inline void raise_to(uint32_t *target, uint32_t v) {  // atomic maximum
+  uint32_t seen = __atomic_load_n(target, __ATOMIC_RELAXED);
+  while (seen < v && !__atomic_compare_exchange_n(target, &seen, v, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+  }
+}
+inline void lower_to(uint32_t *target, uint32_t v) {  // atomic minimum
+  uint32_t seen = __atomic_load_n(target, __ATOMIC_RELAXED);
+  while (seen > v && !__atomic_compare_exchange_n(target, &seen, v, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+  }
+}
+inline void add_to(Tally *target, const Tally &t) {
+  const int64_t *from = &t.error;
+  int64_t *to = &target->error;
+  for (int i = 0; i < 6; i++) __atomic_fetch_add(to + i, from[i], __ATOMIC_RELAXED);
+}
+
+// Past the caches a store should not read its line first. `aligned` runs go around them, the rest do not.
+inline void put(void *to, const void *from, size_t bytes, bool around) {
+#ifdef __AVX512F__
+  if (around && !(bytes % 64) && !(uintptr_t(to) % 64)) {
+    for (size_t i = 0; i < bytes; i += 64)
+      _mm512_stream_si512((__m512i *)((char *)to + i), _mm512_loadu_si512((const char *)from + i));
+    return;
+  }
+#elif defined(__SSE2__)
+  if (around && !(bytes % 16) && !(uintptr_t(to) % 16)) {
+    for (size_t i = 0; i < bytes; i += 16)
+      _mm_stream_si128((__m128i *)((char *)to + i), _mm_loadu_si128((const __m128i *)((const char *)from + i)));
+    return;
+  }
+#endif
+  (void)around;
+  memcpy(to, from, bytes);
+}
+
+}  // namespace fb
