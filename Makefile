@@ -22,6 +22,7 @@ lint: setup ## Check style, format and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run --Werror kernels/csrc/*.h kernels/csrc/*.cpp kernels/csrc/*.cu
 
 bench: setup ## Measure the kernels beside their peers
 	$(BIN)/fewbits bench kernels

@@ -56,7 +56,7 @@ FB_HD Element element(float x, const Grid &g, const Scale &s, int scaling, bool 
     } else {
       Drawn<false> d = draw<false>(v, g);
       Move m = decide(d, high);
-      q = m == GO || (m == ASK && goes(d, high, rounding_low(index, seed))) ? moved(d) : d.near;
+      q = m == GO || (m == ASK && goes(d, high, rounding_low(index, seed))) ? moved(d, g, v) : d.near;
     }
   }
   bool over = magnitude(q) > g.max;
@@ -162,15 +162,15 @@ template <class D> inline void column_maxima(const typename D::Storage *x, int64
   }
 }
 
-// n magnitudes, zero or normal float32, narrowed; with the signs that x has.
-template <class D>
+// n magnitudes narrowed, with the signs that x has. NORMAL: none is below normal float32 but zero.
+template <class D, bool NORMAL>
 inline __attribute__((always_inline)) void narrow_run(const float *__restrict v,
                                                       const typename D::Storage *__restrict x,
                                                       typename D::Storage *__restrict y, int n) {
   typedef typename D::Storage S;
   int i = 0;
-#ifdef __AVX512BF16__  // the instruction flushes subnormals, which is why there must be none
-  if (std::is_same<D, Bf16>::value)
+#ifdef __AVX512BF16__  // the instruction flushes subnormals
+  if (NORMAL && std::is_same<D, Bf16>::value)
     for (; i + 32 <= n; i += 32) {
       __m512i size = (__m512i)_mm512_cvtne2ps_pbh(_mm512_loadu_ps(v + i + 16), _mm512_loadu_ps(v + i));
       __m512i sign = _mm512_and_si512(_mm512_loadu_si512(x + i), _mm512_set1_epi16(int16_t(0x8000)));
@@ -188,10 +188,10 @@ struct Counts {                                       // of one piece
   bool again;  // an element needs what these loops leave out, so the piece is to be done one by one
 };
 
-// Up to 128 ordinary elements: finite, away from the ends of float32 and of the dtype, on a grid that is not wide.
+// Up to 128 ordinary elements: finite, away from the ends of float32 and of the dtype; on a WIDE grid only naive casts.
 // It works on magnitudes; the sign, that of zero too, is put back at the end.
 // With DIVIDE (amax, gam) nearest rounding cannot overflow; without stochastic rounding an error above 1 is rare.
-template <class D, bool DIVIDE, bool STOCHASTIC, bool STATS, Layout LAYOUT>
+template <class D, bool DIVIDE, bool STOCHASTIC, bool STATS, Layout LAYOUT, bool WIDE>
 inline __attribute__((always_inline)) Counts run(const typename D::Storage *__restrict x,
                                                  typename D::Storage *__restrict y, int n,
                                                  const float *__restrict encode, const float *__restrict decode,
@@ -213,19 +213,19 @@ inline __attribute__((always_inline)) Counts run(const typename D::Storage *__re
       float d = LAYOUT == BY_COLUMN ? decode[i] : LAYOUT == UNIFORM || k < GROUP ? left_decode : right_decode;
       float v = D::widen(S(x[i] & D::magnitude_mask)) * e, q;
       if (STOCHASTIC) {
-        Drawn<false> drawn = draw<false>(v, g);
+        Drawn<WIDE> drawn = draw<WIDE>(v, g);
         uint32_t t = threshold(drawn);
         ask |= t == high[i];
-        q = high[i] < t ? moved(drawn) : drawn.near;
+        q = high[i] < t ? moved(drawn, g, v) : drawn.near;
       } else {
-        q = nearest<false>(v, g);
+        q = nearest<WIDE>(v, g);
       }
       if (STATS && LIMIT) over += q > g.max;
       if (LIMIT) q = smaller(q, g.max);
       back_wide[i] = DIVIDE ? quotient(q, e, d) : (q * d) * outer;
     }
   }
-  narrow_run<D>(back_wide, x, y, n);
+  narrow_run<D, !WIDE>(back_wide, x, y, n);
   Counts counts{0, 0, 0, over, 0, ask != 0};
   if (STATS) {
     uint32_t error = 0, capped = 0, worst = 0;
@@ -251,11 +251,11 @@ inline __attribute__((always_inline)) Counts run(const typename D::Storage *__re
   }
   return counts;
 }
-template <class D, bool DIVIDE, bool STOCHASTIC, bool STATS, Layout LAYOUT>
+template <class D, bool DIVIDE, bool STOCHASTIC, bool STATS, Layout LAYOUT, bool WIDE>
 inline Counts piece(const typename D::Storage *x, typename D::Storage *y, int n, const float *encode,
                     const float *decode, float outer, const Grid &g, const uint16_t *high) {
-  if (n == PIECE) return run<D, DIVIDE, STOCHASTIC, STATS, LAYOUT>(x, y, PIECE, encode, decode, outer, g, high);
-  return run<D, DIVIDE, STOCHASTIC, STATS, LAYOUT>(x, y, n, encode, decode, outer, g, high);
+  if (n == PIECE) return run<D, DIVIDE, STOCHASTIC, STATS, LAYOUT, WIDE>(x, y, PIECE, encode, decode, outer, g, high);
+  return run<D, DIVIDE, STOCHASTIC, STATS, LAYOUT, WIDE>(x, y, n, encode, decode, outer, g, high);
 }
 
 }  // namespace fb

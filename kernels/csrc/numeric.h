@@ -170,19 +170,16 @@ template <bool WIDE> FB_HD Drawn<WIDE> draw(float v, const Grid &g) {
   }
   return d;
 }
-// The test on the high bits: the whole part of |gap| / step * 2^16, exact, is compared with them. Equal means that the
-// low bits decide (or that |gap| / step has no more bits; asking does no harm).
+// The test on the high bits: they are compared with the whole part of |gap| / step * 2^16, exact. Equal means that the
+// low bits decide (or that there are no more bits to it; asking does no harm).
 FB_HD uint32_t threshold(const Drawn<false> &d) {
   float per_step = value((254u << 23) + (16u << 23) - bits(d.step));  // 2^16 / step
   return uint32_t(int32_t(magnitude(d.gap) * per_step));
 }
-FB_HD Move decide(const Drawn<false> &d, uint32_t high) {
+FB_HD uint32_t threshold(const Drawn<true> &d) { return d.part >> 16; }
+template <bool WIDE> FB_HD Move decide(const Drawn<WIDE> &d, uint32_t high) {
   uint32_t t = threshold(d);
   return high < t ? GO : high == t ? ASK : STAY;
-}
-FB_HD Move decide(const Drawn<true> &d, uint32_t high) {
-  uint64_t u = uint64_t(high) << 16;
-  return d.part >= u + 65536u ? GO : d.part > u ? ASK : STAY;
 }
 FB_HD bool goes(const Drawn<false> &d, uint32_t high, uint32_t low) {
   double u = double((uint64_t(high) << 32) | low) * 3.552713678800501e-15;  // 2^-48
@@ -191,7 +188,7 @@ FB_HD bool goes(const Drawn<false> &d, uint32_t high, uint32_t low) {
 FB_HD bool goes(const Drawn<true> &d, uint32_t high, uint32_t low) {
   return ((uint64_t(high) << 32) | low) < (uint64_t(d.part) << 16);
 }
-FB_HD float moved(const Drawn<false> &d) { return d.near + with_sign(d.step, d.gap); }
+FB_HD float moved(const Drawn<false> &d, const Grid &, float) { return d.near + with_sign(d.step, d.gap); }
 FB_HD float moved(const Drawn<true> &d, const Grid &g, float v) {
   uint32_t near = bits(d.near) & MAGNITUDE, step = 1u << g.dropped;
   bool up = near > (bits(v) & MAGNITUDE);

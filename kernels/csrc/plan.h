@@ -190,9 +190,9 @@ template <class D> struct Plan {
 
   // Amaxes whose blocks `piece` may do: nothing overflows, and nothing but zero comes back below normal float32.
   Bounds ordinary_bounds() const {
-    bool exact_only = q.grid.wide || q.grid.overflow != q.grid.max;
+    bool exact_only = q.grid.overflow != q.grid.max || (q.grid.wide && q.scaling != NONE);
     float smallest = value(q.grid.min_exponent) * power_of_two(int(q.grid.dropped) - 23), max = q.grid.max;
-    float most = q.scaling == NONE ? std::min(D::max / 4, 2 * max) : D::max / 4;
+    float most = q.scaling != NONE ? D::max / 4 : std::min(D::max / 4, q.grid.wide ? max / 2 : 2 * max);
     float least = q.scaling == NONE ? 0.0f : FLOAT_MIN_NORMAL * 4 * (max / smallest);
     return Bounds{least, exact_only ? -1.0f : most};
   }
@@ -302,7 +302,7 @@ template <class D> struct Plan {
   }
 
   // Columns [c0, c1) of one row; `from` is where the tile's row begins.
-  template <bool DIVIDE, bool STOCHASTIC, bool STATS, Layout LAYOUT>
+  template <bool DIVIDE, bool STOCHASTIC, bool STATS, Layout LAYOUT, bool WIDE>
   void row(const Cell<D> *from, int64_t r, int64_t c0, int64_t c1, const Tile &t, const Scratch<D> &s, bool all_plain,
            const Cell<D> *fetch, Tally *tallies) const {
     int64_t TC = request.tally_cols ? request.tally_cols : cols, TR = request.tally_rows ? request.tally_rows : rows;
@@ -340,8 +340,8 @@ template <class D> struct Plan {
         int64_t at = LAYOUT == BY_SIXTEEN ? (c - c0) / GROUP : c - c0;
         const float *encode = LAYOUT == UNIFORM ? &s.block_encode[b] : &s.encode[size_t(at)];
         const float *decode = LAYOUT == UNIFORM ? &s.block_decode[b] : &s.decode[size_t(at)];
-        Counts k = piece<D, DIVIDE, STOCHASTIC, STATS, LAYOUT>(in, piece_out, n, encode, decode, s.block_outer[b],
-                                                               q.grid, STOCHASTIC ? high + (c - drawn_from) : nullptr);
+        Counts k = piece<D, DIVIDE, STOCHASTIC, STATS, LAYOUT, WIDE>(
+            in, piece_out, n, encode, decode, s.block_outer[b], q.grid, STOCHASTIC ? high + (c - drawn_from) : nullptr);
         if (k.again) {
           plain = false;
         } else if (STATS) {
@@ -390,13 +390,14 @@ template <class D> struct Plan {
   typedef void (Plan::*Row)(const Cell<D> *, int64_t, int64_t, int64_t, const Tile &, const Scratch<D> &, bool,
                             const Cell<D> *, Tally *) const;
   template <bool DIVIDE, bool STOCHASTIC, bool STATS> Row row_for() const {
+    if (q.grid.wide) return &Plan::row<false, STOCHASTIC, STATS, UNIFORM, true>;
     switch (layout()) {
       case UNIFORM:
-        return &Plan::row<DIVIDE, STOCHASTIC, STATS, UNIFORM>;
+        return &Plan::row<DIVIDE, STOCHASTIC, STATS, UNIFORM, false>;
       case BY_SIXTEEN:
-        return &Plan::row<DIVIDE, STOCHASTIC, STATS, BY_SIXTEEN>;
+        return &Plan::row<DIVIDE, STOCHASTIC, STATS, BY_SIXTEEN, false>;
       default:
-        return &Plan::row<DIVIDE, STOCHASTIC, STATS, BY_COLUMN>;
+        return &Plan::row<DIVIDE, STOCHASTIC, STATS, BY_COLUMN, false>;
     }
   }
   template <bool DIVIDE> Row row_for() const {
