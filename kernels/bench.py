@@ -8,7 +8,6 @@ many times longer the peers take. bench_report.py says with the table what is co
 import argparse
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from statistics import median
 from typing import NoReturn
@@ -26,7 +25,7 @@ DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch
 IN_CACHE_ROWS = 256  # for each thread; all in all more than a tile of the CPU kernels, so that every thread has work
 IN_CACHE = 128 << 10  # bytes for each thread of the smaller tensor; the double one with its result is half a MiB
 PEER_TURNS = 3
-PEER_SECONDS = 0.5  # a slow peer gets the rows that it can do in about this time
+PEER_SECONDS = 0.3  # a slow peer gets the rows that it can do in about this time
 PEER_UNIT = 128  # peers take whole blocks: rows and columns must be multiples of this
 
 
@@ -52,7 +51,7 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--cols", type=_positive, metavar="C", help="columns, if not N")
     parser.add_argument("--dtype", choices=DTYPES, default="bfloat16", help="of the tensor (default: bfloat16)")
     parser.add_argument("--threads", type=_positive, metavar="N", help="threads for all (default: torch's)")
-    parser.add_argument("--runs", type=_positive, default=7, metavar="N", help="turns of each case (default: 7)")
+    parser.add_argument("--runs", type=_positive, default=5, metavar="N", help="turns of each case (default: 5)")
     parser.add_argument("--only", default="", metavar="SUBSTRING", help="cases with this in their name")
     parser.add_argument("--no-peers", action="store_true", help="ours and the copy alone: under a minute")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write everything, single times included, here")
@@ -89,7 +88,6 @@ def main(argv: Sequence[str]) -> int:
 
 def _bench(options: argparse.Namespace) -> Bench:
     """All of ours first, then the peers, whose compilers and memory would disturb it."""
-    measure.settle_allocator()
     cases, rows, cols = _chosen(options.only), options.rows or options.size, options.cols or options.size
     bench = Bench(machine(), options.dtype, rows, cols, options.runs)
     tensors = _Tensors(rows, cols, DTYPES[options.dtype])
@@ -136,14 +134,14 @@ def _normal(rows: int, cols: int, dtype: torch.dtype) -> Tensor:
 def _measure(case: Case, tensors: _Tensors, runs: int) -> Measured:
     tensors.become(case.dtype)
     x, out = tensors.x, tensors.out
-    with _touched(case.has_out):
-        copy, into, small, double = measure.beside_cache(
-            lambda: out.copy_(x),
-            lambda: case.into(x, out),
-            lambda: case.into(*tensors.small),
-            lambda: case.into(*tensors.double),
-            runs,
-        )
+    into_touched = _touching(case)
+    copy, into, small, double = measure.beside_cache(
+        lambda: out.copy_(x),
+        lambda: into_touched(x, out),
+        lambda: into_touched(*tensors.small),
+        lambda: into_touched(*tensors.double),
+        runs,
+    )
     clone, fresh = measure.take_turns([x.clone, lambda: case.fresh(x)], runs)
     extra = measure.peak_memory(lambda: case.into(x, out))
     elements = tensors.double[0].numel() - tensors.small[0].numel()
@@ -163,8 +161,17 @@ def _measure(case: Case, tensors: _Tensors, runs: int) -> Measured:
     )
 
 
-def _touched(has_out: bool) -> AbstractContextManager[None]:
-    return nullcontext() if has_out else measure.kept_memory()
+def _touching(case: Case) -> Callable[[Tensor, Tensor], object]:
+    """case.into, its results in touched memory even if it makes them itself."""
+    if case.has_out:
+        return case.into
+    memory = measure.TouchedMemory()
+
+    def into(x: Tensor, out: Tensor) -> object:
+        with memory:
+            return case.into(x, out)
+
+    return into
 
 
 # ------------------------------------------------------------------------------------------------ peers
@@ -200,9 +207,9 @@ def _compare_one(peer: Peer, case: Case, tensors: _Tensors) -> Compared | None:
     _progress(f"{peer.name}: {case.name}")
     tensors.become(case.dtype)
     x = tensors.x[: _rows_for(work, tensors.x)] if peer.slow else tensors.x
-    ours: Callable[[Tensor], object] = (lambda x: case.into(x, x)) if isinstance(case, Noise) else case.fresh
-    with _touched(has_out=not isinstance(case, Noise)):
-        theirs_seconds, our_seconds = measure.take_turns([lambda: work(x), lambda: ours(x)], PEER_TURNS)
+    into = _touching(case)
+    ours = (lambda: into(x, x)) if isinstance(case, Noise) else (lambda: case.fresh(x))
+    theirs_seconds, our_seconds = measure.take_turns([lambda: work(x), ours], PEER_TURNS)
     extra = measure.peak_memory(lambda: work(x))
     return Compared(
         longer=Ratio.of(theirs_seconds, our_seconds),

@@ -1,8 +1,8 @@
 """What the benchmark measures of ours: each case's calls, and the bytes that a perfect kernel would move for it.
 
-`into` writes into touched memory: the buffer it is given, or (`has_out` false) a result of its own, which the benchmark
-then places in memory that was used before. `fresh` is the public call that returns new tensors. Statistics and sampled
-weights are asked of the backend in `into`, as the public calls for them have no out=.
+`fresh` is the public call, which returns new tensors. `into` writes into touched memory: into the buffer it is given,
+or (`has_out` false) into a result of its own, for which the benchmark then provides memory that was used before. What
+has no public call with out= is asked of the backend in `into`.
 """
 
 from dataclasses import dataclass
@@ -11,9 +11,9 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fewbits.kernels import cpu
 from fewbits.kernels.api import fake_quantize, fake_quantize_both, mix
 from fewbits.kernels.backends import backend_for
+from fewbits.kernels.mixing import mix_matrix
 from fewbits.kernels.noise import gaussian_noise, sample_weight, uniform_noise
 from fewbits.kernels.quantizer import Mixture, Quantizer
 
@@ -78,7 +78,7 @@ class Both:
         return (max(reads(self.q, axis) for axis in (-1, 0)) + 2) / 2
 
     def into(self, x: Tensor, out: Tensor) -> object:
-        return self.fresh(x)
+        return backend_for("cpu").quantize_both(x, self.q, self.q, SEED, SEED)
 
     def fresh(self, x: Tensor) -> object:
         return fake_quantize_both(x, self.q, self.q, row_seed=SEED, column_seed=SEED)
@@ -100,7 +100,7 @@ class Mix:
         return (max(reads(q, -1) for q in self.mixture.quantizers) + 1) / 2
 
     def into(self, x: Tensor, out: Tensor) -> object:
-        return self.fresh(x)
+        return mix_matrix(backend_for("cpu"), x, self.mixture, -1, SEED)
 
     def fresh(self, x: Tensor) -> object:
         return mix(x, self.mixture, seed=SEED)
@@ -123,12 +123,14 @@ class Sample:
     def traffic(self, itemsize: int) -> float:
         return 1.0
 
+    def widths(self, x: Tensor) -> Tensor:
+        return torch.full([-(-n // self.block) for n in x.shape], self.bits)
+
     def into(self, x: Tensor, out: Tensor) -> object:
-        return self.fresh(x)
+        return backend_for("cpu").sample_weight(x, self.widths(x), SEED, self.noise, self.block, x.dtype)
 
     def fresh(self, x: Tensor) -> object:
-        bits = torch.full([-(-n // self.block) for n in x.shape], self.bits)
-        return sample_weight(x, bits, SEED, noise=self.noise, block=self.block, dtype=x.dtype)
+        return sample_weight(x, self.widths(x), SEED, noise=self.noise, block=self.block, dtype=x.dtype)
 
 
 @dataclass(frozen=True)
@@ -147,7 +149,8 @@ class Noise:
         return {"gaussian": 0.5, "uniform": 2.0}[self.kind] / (2 * itemsize)
 
     def into(self, x: Tensor, out: Tensor) -> object:
-        return self.fresh(x)
+        backend = backend_for("cpu")
+        return {"gaussian": backend.gaussian_noise, "uniform": backend.uniform_noise}[self.kind](x.numel(), SEED, CPU)
 
     def fresh(self, x: Tensor) -> object:
         return {"gaussian": gaussian_noise, "uniform": uniform_noise}[self.kind](x.numel(), SEED)
@@ -190,8 +193,3 @@ CASES: tuple[Case, ...] = (
     Noise("gaussian"),
     Noise("uniform"),
 )
-
-
-def box_muller(count: int) -> Tensor:
-    """The generator that GaussWS replaces, in our C++: round(N(0, 1) / 2), packed like gaussian_noise."""
-    return cpu.box_muller(count, SEED)

@@ -13,17 +13,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import Any
 
+import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 Call = Callable[[], object]
 
-# glibc's mallopt. LEARNT is where its own adjustment of the threshold ends in a process that frees large tensors.
-TRIM_THRESHOLD, MMAP_THRESHOLD, MMAP_MAX = -1, -3, -4
-LEARNT, DEFAULT_MMAPS = 32 << 20, 1 << 16
-
-PATIENCE = 6.0  # seconds for the turns of one case, where a call or the machine is very slow
-BURST = 12  # calls in a row on a tensor in the caches, some of them undisturbed by other programs
+PATIENCE = 5.0  # seconds for the turns of one case, where a call or the machine is very slow
+BURST, BURST_PATIENCE = 12, 0.03  # calls in a row on a tensor in the caches, or as many as start in these seconds
 
 
 @dataclass(frozen=True)
@@ -74,19 +73,38 @@ def _turns(turn: Callable[[], list[float]], runs: int) -> list[list[float]]:
 
 def _burst(call: Call) -> float:
     call()  # fetches the tensor
-    return min(seconds(call) for _ in range(BURST))
+    times = [seconds(call)]
+    while len(times) < BURST and sum(times) < BURST_PATIENCE:
+        times.append(seconds(call))
+    return min(times)
 
 
 # ------------------------------------------------------------------------------------------------ memory
 
 
-def _mallopt(*settings: tuple[int, int]) -> None:
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (OSError, AttributeError):  # not glibc
-        return
-    for parameter, value in settings:
-        mallopt(parameter, value)
+class TouchedMemory(TorchFunctionMode):
+    """Within: torch.empty and torch.empty_like give memory that has been written before: that of the last time.
+
+    So a call without out= can be timed like one that has it. A result is good until the memory is entered again.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._kept: dict[tuple[int, torch.Size, torch.dtype], Tensor] = {}
+        self._given = 0
+
+    def __enter__(self) -> "TouchedMemory":
+        self._given = 0
+        super().__enter__()
+        return self
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func not in (torch.empty, torch.empty_like):
+            return result
+        self._given += 1
+        key = (self._given, result.shape, result.dtype)
+        return self._kept[key] if key in self._kept else self._kept.setdefault(key, result.zero_())
 
 
 def trim() -> None:
@@ -95,22 +113,6 @@ def trim() -> None:
         ctypes.CDLL(None).malloc_trim(0)
     except (OSError, AttributeError):
         return
-
-
-def settle_allocator() -> None:
-    """Put glibc where it arrives by itself after a while, so that the order of the cases does not matter."""
-    _mallopt((MMAP_MAX, DEFAULT_MMAPS), (MMAP_THRESHOLD, LEARNT), (TRIM_THRESHOLD, 2 * LEARNT))
-
-
-@contextmanager
-def kept_memory() -> Iterator[None]:
-    """Within: what is freed is kept and used again, so that a call without out= writes into touched memory too."""
-    _mallopt((MMAP_MAX, 0), (TRIM_THRESHOLD, -1))
-    try:
-        yield
-    finally:
-        settle_allocator()
-        trim()
 
 
 def peak_memory(call: Call) -> int | None:

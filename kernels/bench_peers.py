@@ -20,8 +20,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fewbits.kernels import reference
-from fewbits.kernels.bench_cases import Both, Case, Mix, Noise, Quantize, Sample, box_muller
+from fewbits.kernels import cpu, reference
+from fewbits.kernels.bench_cases import SEED, Both, Case, Mix, Noise, Quantize, Sample
+from fewbits.kernels.bench_measure import TouchedMemory
 from fewbits.kernels.quantizer import ErrorBelow, Mixture, Quantizer
 
 Work = Callable[[Tensor], object]
@@ -264,7 +265,16 @@ def randn(case: Case) -> Work | None:
 
 
 def own_box_muller(case: Case) -> Work | None:
-    return (lambda x: box_muller(x.numel())) if isinstance(case, Noise) else None
+    """The generator that GaussWS replaces, in our C++: round(N(0, 1) / 2), packed like gaussian_noise."""
+    if not isinstance(case, Noise):
+        return None
+    memory = TouchedMemory()
+
+    def fill(x: Tensor) -> None:
+        with memory:
+            cpu.box_muller(x.numel(), SEED)
+
+    return fill
 
 
 PEERS = (

@@ -109,8 +109,8 @@ def as_json(bench: Bench) -> str:
 NOTES = """\
 copy   out.copy_(x) time / ours, both into touched memory, in turns A B A B: median and range over {runs} turns
        (fewer where they take more than {patience:g} s).
-       Statistics are timed at the backend; both axes, mix, weights and noise have no out=, so the allocator is made to
-       give their results memory that was used before.
+       Statistics, both axes, mix, weights and noise have no public out=: they are timed at the backend, and torch is
+       made to give their results memory that was used before.
 mem    share that bytes alone allow. Counted: each element once per read and per write; a scale of the whole tensor is
        a second read (67), a second result a second write. Lines that a store fetches are not counted, nor what a cache
        saves of the second read. The generators write only; the copy is that of as many elements of the tensor.
@@ -137,6 +137,10 @@ def as_text(bench: Bench) -> str:
     nbytes = bench.rows * bench.cols * getattr(torch, bench.dtype).itemsize
     if 2 * nbytes < SMALL:
         lines.append("small tensor: the copy may run in the caches, so no share here says anything of large tensors")
+    if float(facts["load"]) > float(facts["cores"]) / 2:
+        lines.append(
+            "other programs were running: they disturb every figure here, most of all where threads wait for each other"
+        )
     for noise, peers in ((False, PEERS), (True, GENERATORS)):
         found = [m for m in bench.measured if m.noise == noise]
         shown = [peer.name for peer in peers if peer.name in bench.peers and any(peer.name in m.peers for m in found)]
