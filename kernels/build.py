@@ -20,9 +20,18 @@ from pathlib import Path
 SOURCES = Path(__file__).parent / "csrc"
 UNITS = ("cpu.cpp", "cpu_noise.cpp")
 
-# -fno-trapping-math lets comparisons inside loops vectorise; -ffp-contract=off keeps a*b+c at two roundings, as the
+# -fno-trapping-math and -fno-math-errno let comparisons and roots inside loops vectorise; -ffp-contract=off keeps a*b+c at two roundings, as the
 # reference has them. Nothing here may reorder floating point.
-FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fopenmp", "-fno-trapping-math", "-ffp-contract=off", "-Wno-psabi")
+FLAGS = (
+    "-std=c++17",
+    "-O3",
+    "-fPIC",
+    "-fopenmp",
+    "-fno-trapping-math",
+    "-fno-math-errno",
+    "-ffp-contract=off",
+    "-Wno-psabi",
+)
 NATIVE = {"x86_64": ("-march=native", "-mprefer-vector-width=512"), "aarch64": ("-mcpu=native",)}
 
 

@@ -26,23 +26,31 @@ void gaussian(uint64_t first, int64_t words, uint64_t seed, uint32_t *out) {
   }
 }
 
-// R of elements [first, first + n) as float32.
-void gaussian_values(uint64_t first, int64_t n, uint64_t seed, float *out, std::vector<uint32_t> &words) {
-  uint64_t counter = first / 8, last = (first + uint64_t(n) + 7) / 8;
-  words.resize(size_t(last - counter));
-  gaussian(counter, int64_t(last - counter), seed, words.data());
-  uint64_t skipped = first - counter * 8;
-  for (int64_t i = 0; i < n; i++) {
-    uint64_t e = skipped + uint64_t(i);
-    out[i] = gaussian_value(words[size_t(e >> 3)], uint32_t(e & 7));
-  }
+// R of elements [first, first + n) as float32; where it begins in `out`, which is filled from a multiple of 8 on.
+const float *gaussian_values(uint64_t first, int64_t n, uint64_t seed, std::vector<float> &out,
+                             std::vector<uint32_t> &words) {
+  uint64_t counter = first / 8, skipped = first % 8;
+  int64_t count = (int64_t(skipped) + n + 7) / 8;
+  words.resize(size_t(count));
+  out.resize(size_t(8 * count));
+  gaussian(counter, count, seed, words.data());
+  const uint32_t *__restrict from = words.data();
+  float *__restrict to = out.data();
+  for (int64_t i = 0; i < count; i++)
+    for (uint32_t k = 0; k < 8; k++) to[8 * i + k] = gaussian_value(from[i], k);
+  return to + skipped;
 }
-void uniform_values(uint64_t first, int64_t n, uint64_t seed, float *out, std::vector<uint16_t> &high) {
-  uint64_t start = first & ~uint64_t(7);
-  high.resize(size_t(n) + 2 * PIECE);
-  fill_high(start, n + int64_t(first - start), seed, high.data(), NOISE);
-  const uint16_t *from = high.data() + (first - start);
-  for (int64_t i = 0; i < n; i++) out[i] = uniform_value(from[i]);
+const float *uniform_values(uint64_t first, int64_t n, uint64_t seed, std::vector<float> &out,
+                            std::vector<uint16_t> &high) {
+  uint64_t skipped = first % 8;
+  int64_t count = int64_t(skipped) + n;
+  high.resize(size_t(count) + PIECE);
+  out.resize(size_t(count));
+  fill_high(first - skipped, count, seed, high.data(), NOISE);
+  const uint16_t *__restrict from = high.data();
+  float *__restrict to = out.data();
+  for (int64_t i = 0; i < count; i++) to[i] = uniform_value(from[i]);
+  return to + skipped;
 }
 
 // round(z / 2) of a Box-Muller pair, with polynomials good to about 2e-7, so that it vectorises: what the paper's
@@ -64,13 +72,14 @@ FB_HD void box_muller(uint32_t a, uint32_t b, float *z0, float *z1) {
   float c = 1.0f + x2 * (-0.5f + x2 * (0.041666638f + x2 * (-0.0013888397f + x2 * 2.4760495e-05f)));
   int32_t q = int32_t(quarter);
   float sine = q & 1 ? c : s, cosine = q & 1 ? s : c;
-  *z0 = radius * (q == 1 || q == 2 ? -cosine : cosine);
-  *z1 = radius * (q == 2 || q == 3 ? -sine : sine);
+  // Quarter turns change signs as (+, +), (-, +), (-, -), (+, -).
+  *z0 = value(bits(radius * cosine) ^ (uint32_t((q + 1) & 2) << 30));
+  *z1 = value(bits(radius * sine) ^ (uint32_t(q & 2) << 30));
 }
 FB_HD uint32_t nibble(float z) {
   float r = (magnitude(z) + 12582912.0f) - 12582912.0f;
   uint32_t size = uint32_t(int32_t(r));
-  return size | (size ? (bits(z) >> 31) << 3 : 0u);
+  return size | ((bits(z) >> 31) << 3 & (0u - uint32_t(size != 0)));
 }
 
 template <class D> struct Weight {
@@ -96,9 +105,8 @@ struct NoiseScratch {
   std::vector<uint32_t> words;
   std::vector<uint16_t> high;
   std::vector<float> amax, scale, r, sums;
-  void fill(bool uniform, uint64_t first, int64_t n, uint64_t seed) {
-    r.resize(size_t(n));
-    uniform ? uniform_values(first, n, seed, r.data(), high) : gaussian_values(first, n, seed, r.data(), words);
+  const float *noise(bool uniform, uint64_t first, int64_t n, uint64_t seed) {
+    return uniform ? uniform_values(first, n, seed, r, high) : gaussian_values(first, n, seed, r, words);
   }
 };
 
@@ -118,10 +126,10 @@ void sample(const Weight<D> &weight, uint64_t seed, bool uniform, typename O::St
         std::fill(s.scale.begin() + b * block, s.scale.begin() + std::min(cols, (b + 1) * block), factor);
       }
       for (int64_t r = r0; r < r1; r++) {
-        s.fill(uniform, uint64_t(r * cols), cols, seed);
-        const typename D::Storage *w = weight.w + r * cols;
-        typename O::Storage *to = out + r * cols;
-        const float *noise = s.r.data(), *scale = s.scale.data();
+        const float *__restrict noise = s.noise(uniform, uint64_t(r * cols), cols, seed);
+        const float *__restrict scale = s.scale.data();
+        const typename D::Storage *__restrict w = weight.w + r * cols;
+        typename O::Storage *__restrict to = out + r * cols;
         for (int64_t c = 0; c < cols; c++) to[c] = O::narrow(D::widen(w[c]) + noise[c] * scale[c]);
       }
     }
@@ -141,9 +149,10 @@ void sample_backward(const Weight<D> &weight, const typename G::Storage *grad, u
       weight.amaxes(r0, r1, columns, s.amax);
       s.sums.assign(size_t(across * block), 0.0f);
       for (int64_t r = r0; r < r1; r++) {
-        s.fill(uniform, uint64_t(r * cols), cols, seed);
-        const typename G::Storage *g = grad + r * cols;
-        for (int64_t c = 0; c < cols; c++) s.sums[size_t(c)] += G::widen(g[c]) * s.r[size_t(c)];
+        const float *__restrict noise = s.noise(uniform, uint64_t(r * cols), cols, seed);
+        const typename G::Storage *__restrict g = grad + r * cols;
+        float *__restrict sums = s.sums.data();
+        for (int64_t c = 0; c < cols; c++) sums[c] += G::widen(g[c]) * noise[c];
       }
       for (int64_t b = 0; b < across; b++) {
         float *v = s.sums.data() + b * block;
@@ -199,22 +208,19 @@ void fb_box_muller(int64_t words, uint64_t seed, uint32_t *out, int threads) {
     for (int64_t i = 0; i < count; i++) {
       int64_t m = std::min(fb::BATCH, words - i * fb::BATCH);
       for (int64_t k = 0; k < m; k += 16) {  // two Philox outputs, four pairs, make the eight values of a word
-        uint32_t u[8][16], packed[16];
-        for (int half = 0; half < 2; half++) {
+        uint32_t u[8][16], packed[16] = {};
+        for (uint32_t half = 0; half < 2; half++) {
           fb::U32x16 c0, c1;
           fb::counters(uint64_t(i * fb::BATCH + k), order, c0, c1);
-          fb::Words16 r = fb::philox16(c0, c1 + (uint32_t(half) << 31), fb::NOISE, seed);
+          fb::Words16 r = fb::philox16(c0, c1 + (half << 31), fb::NOISE, seed);
           memcpy(u[4 * half], &r, sizeof r);
         }
-        for (int lane = 0; lane < 16; lane++) {
-          uint32_t word = 0;
-          for (int pair = 0; pair < 4; pair++) {
+        for (int pair = 0; pair < 4; pair++)
+          for (int lane = 0; lane < 16; lane++) {
             float z0, z1;
             fb::box_muller(u[2 * pair][lane], u[2 * pair + 1][lane], &z0, &z1);
-            word |= fb::nibble(z0) << (8 * pair) | fb::nibble(z1) << (8 * pair + 4);
+            packed[lane] |= fb::nibble(z0) << (8 * pair) | fb::nibble(z1) << (8 * pair + 4);
           }
-          packed[lane] = word;
-        }
         memcpy(out + i * fb::BATCH + k, packed, size_t(std::min<int64_t>(16, m - k)) * 4);
       }
     }
