@@ -1,0 +1,264 @@
+"""Packed storage: what decodes is what the fake path gives, bit for bit, and the bits lie where standards put them."""
+
+from __future__ import annotations
+
+import math
+from itertools import product
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from fewbits import Format, Packed, Quantizer, decode, encode, fake_quantize
+from fewbits.kernels.quantizer import SCALINGS
+from tests.kernels.inputs import DTYPES, EMPTY, FINITE, KINDS, ODD, assert_same, make, settled
+
+FORMATS = ("e4m3", "e5m2", "e2m1", "e3m2", "e2m3", "e3m4", "bf16", "fp16", "e4m3ieee", "e1m1", "e2m2", "e4m7", "e8m3")
+VARIANTS = ("", ":stochastic", ":rht16", ":stochastic:rht8", ":rht64:signs=3")
+
+
+def spell(name: str, block: str, scaling: str, variant: str = "") -> str:
+    return f"{name}{variant}" if scaling == "none" else f"{name}:{block}:{scaling}{variant}"
+
+
+def check(x: Tensor, text: str, axis: int = -1, seed: int = 3) -> Packed:
+    packed = encode(x, text, axis=axis, seed=seed)
+    assert_same(decode(packed), fake_quantize(x, text, axis=axis, seed=seed), f"{text}, {axis=}, {tuple(x.shape)}")
+    return packed
+
+
+def codes_of(packed: Packed) -> Tensor:
+    """Codes [rows, cols], read bit by bit: a row's codes from the lowest bit of its first byte up."""
+    cols, width = packed.shape[-1], packed.quantizer.format.bits
+    width = width if width <= 8 else 16
+    bits = (packed.codes.long()[..., None] >> torch.arange(8) & 1).flatten(1)[:, : cols * width]
+    return (bits.view(len(bits), cols, width) << torch.arange(width)).sum(-1)
+
+
+# Round trips
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("scaling", SCALINGS)
+def test_what_decodes_is_what_the_fake_path_gives(name: str, scaling: str) -> None:
+    for i, (shape, axis) in enumerate(product(ODD, (-1, 0)), start=FORMATS.index(name)):
+        block = ("1x16", "16x16", "tensor", "channel", "3x5", "1x32", "128x128")[i % 7]
+        x = make(FINITE[i % len(FINITE)], shape, DTYPES[i % 3], seed=i)
+        x = x / 128 if scaling == "none" else x  # so that no rotation overflows to what a format may have no code for
+        check(x, spell(name, block, scaling, VARIANTS[i % len(VARIANTS)]), axis)
+
+
+names = st.sampled_from(FORMATS)
+blocks = st.sampled_from(["tensor", "channel", "16x16", "1x16", "32x1"]) | st.builds(
+    "{}x{}".format, st.integers(1, 20), st.integers(1, 40)
+)
+
+
+@settled(300)
+@given(
+    st.sampled_from(list(KINDS)),
+    st.sampled_from(DTYPES),
+    st.tuples(st.integers(1, 40), st.integers(1, 70)),
+    names,
+    blocks,
+    st.sampled_from([s for s in SCALINGS if s != "none"]),
+    st.sampled_from(VARIANTS),
+    st.sampled_from([-1, 0]),
+)
+def test_anything_with_a_scale_round_trips(
+    name: str, dtype: torch.dtype, shape: tuple[int, int], grid: str, block: str, scaling: str, variant: str, axis: int
+) -> None:
+    """NaN and infinities too: their block is NaN by its scale."""
+    check(make(name, shape, dtype, seed=sum(shape)), spell(grid, block, scaling, variant), axis)
+
+
+@pytest.mark.parametrize(
+    "text", ["e4m3", "e5m2:overflow=inf", "e4m3:overflow=nan", "bf16", "fp16:overflow=inf", "e3m4"]
+)
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float64], ids=str)
+def test_naive_casts_round_trip_with_their_infinities_and_nan(text: str, dtype: torch.dtype) -> None:
+    for name in KINDS:
+        check(make(name, (9, 50)).to(dtype), text)
+
+
+def test_scalars_vectors_and_more_dimensions_keep_their_shape_and_dtype() -> None:
+    for shape, dtype in product(((), (7,), (2, 3, 20), (1, 1, 1, 5)), (*DTYPES, torch.float64)):
+        x = torch.ones(shape, dtype=dtype) * 1.3
+        for text in ("e2m1:1x16:nvfp4", "e4m3:16x16:gam", "e3m2"):
+            packed = check(x, text)
+            assert (packed.shape, packed.dtype, packed.axis) == (x.shape, dtype, -1)
+
+
+@pytest.mark.parametrize(
+    "text", ["e4m3", "e2m1", "bf16", "e2m1:1x16:nvfp4", "e4m3:8x8:gam:group=row", "e4m3:1x32:mx"]
+)
+@pytest.mark.parametrize("shape", [*EMPTY, (2, 0, 3), (0,)])
+def test_nothing_is_stored_as_nothing(text: str, shape: tuple[int, ...]) -> None:
+    for axis in (-1, 0):
+        packed = check(torch.zeros(shape), text, axis)
+        assert packed.codes.numel() == 0
+
+
+# Layout
+
+
+def test_the_even_column_lies_in_the_low_nibble() -> None:
+    values = torch.tensor([[0.5, 6.0, -1.0, 0.0, 1.5]])
+    assert encode(values, "e2m1").codes.tolist() == [[0x71, 0x0A, 0x03]]
+
+
+def test_codes_of_e2m1_ascend_with_its_values_and_then_those_with_a_sign() -> None:
+    values = torch.tensor([[0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]])
+    codes = codes_of(encode(torch.cat([values, -values], 1), "e2m1"))
+    assert codes.tolist() == [list(range(16))]
+
+
+@pytest.mark.parametrize("name", [n for n in FORMATS if Format.parse(n).bits <= 8])
+def test_every_code_is_stored_as_itself(name: str) -> None:
+    f = Format.parse(name)
+    finite = [(code, value) for code, value in enumerate(f.values()) if math.isfinite(value)]
+    packed = encode(torch.tensor([[value for _, value in finite]]), name)
+    assert codes_of(packed)[0].tolist() == [code for code, _ in finite]
+    assert packed.codes.shape == (1, -(-len(finite) * f.bits // 8))
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [("e4m3", torch.float8_e4m3fn), ("e5m2", torch.float8_e5m2), ("bf16", torch.bfloat16), ("fp16", torch.float16)],
+)
+def test_codes_are_those_of_torch(name: str, dtype: torch.dtype) -> None:
+    x = fake_quantize(make("normal", (33, 20)), name)
+    assert_same(encode(x, name).codes.view(dtype).float(), x)
+
+
+@pytest.mark.parametrize(
+    ("text", "scales", "groups"),
+    [
+        ("e4m3", None, None),
+        ("e4m3:16x16:amax", torch.float32, None),
+        ("e4m3:16x16:gam", torch.uint8, torch.float32),
+        ("e2m1:1x32:e8m0", torch.uint8, None),
+        ("e2m1:1x32:mx", torch.uint8, None),
+        ("e2m1:1x16:nvfp4", torch.uint8, torch.float32),
+    ],
+)
+def test_scales_are_stored_as_the_papers_say(text: str, scales: torch.dtype | None, groups: torch.dtype | None) -> None:
+    for axis in (-1, 0):
+        packed = encode(torch.randn(33, 50), text, axis=axis)
+        assert packed.codes.dtype == torch.uint8
+        assert (packed.scales.dtype if packed.scales is not None else None) == scales
+        assert (packed.group_scales.dtype if packed.group_scales is not None else None) == groups
+        if packed.scales is not None:
+            r, c = packed.quantizer.block.resolve(33, 50, axis)
+            assert packed.scales.shape == (-(-33 // r), -(-50 // c))
+        stored = [t for t in (packed.codes, packed.scales, packed.group_scales) if t is not None]
+        assert packed.nbytes == sum(t.numel() * t.itemsize for t in stored)
+        assert packed.bits_per_element == 8 * packed.nbytes / (33 * 50)
+
+
+def test_group_scales_are_one_or_one_for_each_row_of_blocks() -> None:
+    x = torch.randn(33, 50)
+    for axis, count in ((-1, 3), (0, 4)):
+        packed = encode(x, "e4m3:16x16:gam:group=row", axis=axis)
+        assert packed.group_scales is not None
+        assert packed.group_scales.shape == (count,)
+        assert ((packed.group_scales >= 1) & (packed.group_scales < 2)).all()
+
+
+# Scales by torch's own types
+
+
+def spread(scales: Tensor, block: tuple[int, int], shape: torch.Size) -> Tensor:
+    rows, cols = (torch.arange(n) // m for n, m in zip(shape, block, strict=True))
+    return scales[rows[:, None], cols]
+
+
+@pytest.mark.parametrize("text", ["e2m1:1x32:e8m0", "e2m1:1x32:mx", "e4m3:1x32:mx"])
+def test_e8m0_scales_are_float8_e8m0fnu_and_multiply(text: str) -> None:
+    x = make("lognormal", (40, 100))
+    packed = encode(x, text)
+    assert packed.scales is not None
+    grid = torch.tensor(packed.quantizer.format.values())[codes_of(packed)]
+    scales = packed.scales.view(torch.float8_e8m0fnu).float()
+    assert_same(grid * spread(scales, (1, 32), x.shape), fake_quantize(x, text))
+
+
+@pytest.mark.parametrize("text", ["e2m1:1x16:nvfp4", "e2m1:16x16:nvfp4"])
+def test_nvfp4_scales_are_float8_e4m3fn_times_one_float(text: str) -> None:
+    x = make("lognormal", (40, 100))
+    packed = encode(x, text)
+    assert packed.scales is not None
+    assert packed.group_scales is not None
+    grid = torch.tensor(packed.quantizer.format.values())[codes_of(packed)]
+    scales = spread(packed.scales.view(torch.float8_e4m3fn).float(), packed.quantizer.block.resolve(40, 100), x.shape)
+    assert_same(grid * scales * packed.group_scales, fake_quantize(x, text))
+    assert float(scales.max()) == 448  # of the block that holds the tensor's largest
+    assert float(packed.group_scales) == pytest.approx(float(x.abs().max()) / (6 * 448), rel=2.0**-22)
+
+
+def test_gam_scales_are_the_groups_mantissa_times_a_power_and_divide() -> None:
+    x = make("lognormal", (40, 100))
+    packed = encode(x, "e4m3:16x16:gam")
+    assert packed.scales is not None
+    assert packed.group_scales is not None
+    scales = packed.group_scales * torch.exp2(packed.scales.float() - 127)
+    grid = torch.tensor(packed.quantizer.format.values())[codes_of(packed)]
+    assert_same(grid / spread(scales, (16, 16), x.shape), fake_quantize(x, "e4m3:16x16:gam"))
+
+
+# NaN and what cannot be stored
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [("e4m3:1x16:gam", 0xFF), ("e2m1:1x16:e8m0", 0xFF), ("e2m1:1x16:mx", 0xFF), ("e2m1:1x16:nvfp4", 0x7F)],
+)
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_block_that_is_not_finite_has_a_nan_scale_and_codes_of_zero(text: str, code: int, bad: float) -> None:
+    x = torch.randn(2, 48)
+    x[1, 20] = bad
+    packed = check(x, text)
+    assert packed.scales is not None
+    assert (packed.scales == code).tolist() == [[False] * 3, [False, True, False]]
+    assert not codes_of(packed)[1, 16:32].any()
+    assert decode(packed)[1, 16:32].isnan().all()
+    amax = encode(x, text.rsplit(":", 1)[0] + ":amax").scales
+    assert amax is not None
+    assert amax.isnan().tolist() == [[False] * 3, [False, True, False]]
+
+
+def test_a_stored_nan_has_no_sign() -> None:
+    x = torch.tensor([[math.nan, -math.nan, math.inf, -math.inf, 1000.0, -1000.0]])
+    assert codes_of(encode(x, "e4m3")).tolist() == [[0x7F, 0x7F, 0x7F, 0x7F, 0x7E, 0xFE]]
+    assert codes_of(encode(x, "e4m3:overflow=nan")).tolist() == [[0x7F] * 6]
+    assert codes_of(encode(x * 1000, "e5m2:overflow=inf"))[0, 2:].tolist() == [0x7C, 0xFC, 0x7C, 0xFC]
+
+
+@pytest.mark.parametrize("name", ["e2m1", "e3m2", "e2m3"])
+def test_a_naive_cast_to_a_format_without_nan_refuses_to_store_it(name: str) -> None:
+    for bad in (math.nan, math.inf):
+        with pytest.raises(ValueError, match="no code for NaN"):
+            encode(torch.tensor([[1.0, bad]]), name)
+
+
+def test_a_rotation_that_overflows_is_not_stored_as_zero() -> None:
+    """Finite values whose rotation is not: the fake path gives NaN, which these formats cannot hold."""
+    x = torch.full((1, 16), 3e38)
+    assert fake_quantize(x, "e2m1:rht16:signs=none").isnan().any()
+    with pytest.raises(ValueError, match="no code for NaN"):
+        encode(x, "e2m1:rht16:signs=none")
+
+
+def test_formats_of_more_than_16_bits_are_refused() -> None:
+    for name in ("fp32", "e8m15"):
+        with pytest.raises(ValueError, match="at most 16"):
+            encode(torch.ones(2, 2), name)
+
+
+def test_quantizers_by_object_and_by_name_store_alike() -> None:
+    x = torch.randn(20, 40)
+    named, built = encode(x, "e2m1:1x16:nvfp4"), encode(x, Quantizer("e2m1", "1x16", "nvfp4"))
+    assert_same(named.codes, built.codes)
+    assert named.quantizer == built.quantizer
