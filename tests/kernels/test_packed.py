@@ -91,9 +91,7 @@ def test_scalars_vectors_and_more_dimensions_keep_their_shape_and_dtype() -> Non
             assert (packed.shape, packed.dtype, packed.axis) == (x.shape, dtype, -1)
 
 
-@pytest.mark.parametrize(
-    "text", ["e4m3", "e2m1", "bf16", "e2m1:1x16:nvfp4", "e4m3:8x8:gam:group=row", "e4m3:1x32:mx"]
-)
+@pytest.mark.parametrize("text", ["e4m3", "e2m1", "bf16", "e2m1:1x16:nvfp4", "e4m3:8x8:gam:group=row", "e4m3:1x32:mx"])
 @pytest.mark.parametrize("shape", [*EMPTY, (2, 0, 3), (0,)])
 def test_nothing_is_stored_as_nothing(text: str, shape: tuple[int, ...]) -> None:
     for axis in (-1, 0):
