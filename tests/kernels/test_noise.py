@@ -1,0 +1,248 @@
+"""Noise on weights: its distribution, its repeatability, the sampled weight and both of its gradients."""
+
+from __future__ import annotations
+
+import math
+from itertools import product
+from typing import Literal
+
+import pytest
+import torch
+from torch import Tensor
+
+from fewbits import gaussian_noise, sample_weight, uniform_noise, unpack_noise
+from fewbits.kernels import build, cpu, reference
+from tests.kernels.inputs import DTYPES, FINITE, ODD, assert_same, generator, make
+
+Noise = Literal["gaussian", "uniform"]
+NOISES: tuple[Noise, ...] = ("gaussian", "uniform")
+SEEDS = (0, 1, 0xFFFF_FFFF, 1 << 32, (1 << 63) - 1)
+COUNTS = (0, 1, 7, 8, 9, 127, 128, 129, 2048 * 8, 2048 * 8 + 1, 40_001)
+needs_compiler = pytest.mark.skipif(build.compiler() is None, reason="there is no C++ compiler, hence no cpu backend")
+
+
+def noise_of(shape: tuple[int, int], seed: int, noise: Noise) -> Tensor:
+    """R as float64."""
+    count = shape[0] * shape[1]
+    r = unpack_noise(gaussian_noise(count, seed), count) if noise == "gaussian" else uniform_noise(count, seed)
+    return r.double().view(shape)
+
+
+def per_element(grid: Tensor, block: int, shape: tuple[int, int]) -> Tensor:
+    return grid.repeat_interleave(block, 0)[: shape[0]].repeat_interleave(block, 1)[:, : shape[1]]
+
+
+def maxima(w: Tensor, block: int) -> Tensor:
+    rows = [[b.abs().max() for b in band.split(block, 1)] for band in w.detach().double().split(block)]
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+def composed(w: Tensor, bits: Tensor, r: Tensor, block: int) -> Tensor:
+    """ŵ of GaussWS eq. 3, differentiable, with the maxima as constants (eq. 4)."""
+    scale = maxima(w, block) * torch.exp2(1 - bits)
+    return w + r * per_element(scale, block, (w.shape[0], w.shape[1]))
+
+
+def bits_for(w: Tensor, block: int = 32, low: float = 2, high: float = 9, seed: int = 0) -> Tensor:
+    grid = [-(-n // block) for n in w.shape]
+    return torch.empty(grid).uniform_(low, high, generator=generator(seed))
+
+
+# The generators
+
+
+@needs_compiler
+@pytest.mark.parametrize("seed", SEEDS)
+def test_reference_and_cpu_draw_the_same(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu, "SMALL", 0)
+    device, before = torch.device("cpu"), torch.get_num_threads()
+    for count, threads in product(COUNTS, (1, 2, 3)):
+        torch.set_num_threads(threads)
+        assert_same(cpu.gaussian_noise(count, seed, device), reference.gaussian_noise(count, seed, device))
+        assert_same(cpu.uniform_noise(count, seed, device), reference.uniform_noise(count, seed, device))
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_what_is_returned_for_a_count(count: int) -> None:
+    words, uniform = gaussian_noise(count, 1), uniform_noise(count, 1)
+    assert (words.dtype, words.shape) == (torch.int32, (-(-count // 8),))
+    assert (uniform.dtype, uniform.shape) == (torch.bfloat16, (count,))
+    values = unpack_noise(words, count)
+    assert (values.dtype, values.shape) == (torch.int8, (count,))
+    assert_same(unpack_noise(words)[:count], values)
+    assert_same(values, unpack_noise(gaussian_noise(count + 100, 1), count))  # an element knows only its index
+    assert_same(uniform, uniform_noise(count + 100, 1)[:count])
+
+
+def test_a_nibble_is_sign_and_magnitude() -> None:
+    words = torch.tensor([0x0000_A921], dtype=torch.int32)
+    assert unpack_noise(words).tolist() == [1, 2, -1, -2, 0, 0, 0, 0]
+    assert unpack_noise(words, 3).tolist() == [1, 2, -1]
+
+
+def test_gaussian_noise_has_the_distribution_of_equation_10() -> None:
+    """χ² of 2^22 draws against −2: 96, −1: 9189, 0: 46966, 1: 9189, 2: 96 of 65536, for several seeds."""
+    expected = torch.tensor([96, 9189, 46966, 9189, 96]).double() / 65536
+    count = 1 << 22
+    for seed in SEEDS:
+        values = unpack_noise(gaussian_noise(count, seed))
+        found = torch.bincount(values.long() + 2, minlength=5).double()
+        chi_square = float(((found - expected * count).square() / (expected * count)).sum())
+        assert chi_square < 25  # 4 degrees of freedom: one in 20,000
+        assert float(values.double().var()) == pytest.approx(0.292145, abs=1.5e-3)
+
+
+@pytest.mark.parametrize("place", range(8))
+def test_every_nibble_of_a_word_has_it(place: int) -> None:
+    """A shift by a wrong amount would show in some only."""
+    values = unpack_noise(gaussian_noise(1 << 22, 7)).view(-1, 8)[:, place]
+    share = float((values != 0).double().mean())
+    assert share == pytest.approx(1 - 46966 / 65536, abs=5 * math.sqrt(0.2 / len(values)))
+
+
+def test_uniform_noise_is_uniform() -> None:
+    """χ² over 64 cells of 2^20 draws against what bf16 makes of 65536 equally likely values; symmetric."""
+    r = uniform_noise(1 << 20, 3)
+    equally = ((torch.arange(65536) + 0.5) / 65536 - 0.5).bfloat16()
+    expected = torch.histc(equally.double(), 64, -0.5, 0.5) * len(r) / 65536
+    found = torch.histc(r.double(), 64, -0.5, 0.5)
+    assert float(found.sum()) == len(r)
+    assert float(((found - expected).square() / expected).sum()) < 63 + 5 * math.sqrt(2 * 63)
+    assert float(r.double().mean()) == pytest.approx(0, abs=5 * math.sqrt(1 / 12 / len(r)))
+    assert float(r.double().std()) == pytest.approx(1 / math.sqrt(12), abs=1e-3)
+
+
+@pytest.mark.parametrize("noise", NOISES)
+def test_seeds_and_elements_are_independent(noise: Noise) -> None:
+    r = noise_of((1, 1 << 20), 1, noise)[0]
+    size = math.sqrt(len(r)) * float(r.var())
+    for other in (0, 2, 1 + (1 << 32), 1 + (1 << 62)):
+        assert abs(float((r * noise_of((1, len(r)), other, noise)[0]).sum())) < 5 * size
+    for lag in (1, 2, 4, 7, 8, 9, 16, 32, 64):
+        assert abs(float((r[lag:] * r[:-lag]).sum())) < 5 * size
+
+
+# The sampled weight
+
+
+@needs_compiler
+@pytest.mark.parametrize("noise", NOISES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_reference_and_cpu_sample_the_same(noise: Noise, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu, "SMALL", 0)
+    before, names = torch.get_num_threads(), FINITE
+    for i, (shape, block) in enumerate(product((*ODD, (70, 100), (0, 5), (5, 0)), (32, 8, 128))):
+        w, grad = make(names[i % len(names)], shape, dtype, i), make("normal", shape, DTYPES[i % 3], i)
+        bits, out = bits_for(w, block, -2, 30), DTYPES[(i // 3) % 3]
+        want = reference.sample_weight(w, bits, i, noise, block, out)
+        slope = reference.sample_weight_backward(grad, w, bits, i, noise, block)
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            what = f"{noise} {shape} {dtype} {names[i % len(names)]} block {block}"
+            assert_same(cpu.sample_weight(w, bits, i, noise, block, out), want, what)
+            assert_same(cpu.sample_weight_backward(grad, w, bits, i, noise, block), slope, what)
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("noise", NOISES)
+@pytest.mark.parametrize("block", [32, 16, 1])
+def test_a_sampled_weight_is_equation_3(noise: Noise, block: int) -> None:
+    w = make("lognormal", (70, 45))
+    bits = bits_for(w, block)
+    got = sample_weight(w, bits, 5, noise=noise, block=block, dtype=torch.float32)
+    want = composed(w.double(), bits.double(), noise_of((70, 45), 5, noise), block)
+    # The noise is rounded three times, the sum once.
+    assert ((got.double() - want).abs() <= 2.0**-24 * (3 * (want - w).abs() + want.abs())).all()
+    assert sample_weight(w, bits, 5, noise=noise, block=block).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("noise", NOISES)
+@pytest.mark.parametrize("shape", [(70, 45), (64, 64), (5, 3), (1, 100)])
+def test_gradients_are_those_of_autograd_with_constant_maxima(noise: Noise, shape: tuple[int, int]) -> None:
+    """The backward pass draws R again from the seed: with other noise than forward's, b's gradient would be another."""
+    w = make("normal", shape).requires_grad_()
+    bits = bits_for(w).requires_grad_()
+    grad = torch.randn(shape, generator=generator(9))
+    sample_weight(w, bits, 11, noise=noise, dtype=torch.float32).backward(grad)
+
+    exact_w, exact_b = w.detach().double().requires_grad_(), bits.detach().double().requires_grad_()
+    composed(exact_w, exact_b, noise_of(shape, 11, noise), 32).backward(grad.double())
+    assert w.grad is not None
+    assert bits.grad is not None
+    assert exact_b.grad is not None
+    assert_same(w.grad, grad)
+    scale = float(exact_b.grad.abs().max())
+    torch.testing.assert_close(bits.grad.double(), exact_b.grad, rtol=1e-5, atol=2e-6 * scale)
+
+
+def test_a_gradient_by_differences_agrees() -> None:
+    """No derivation at all: ŵ is exponential in b."""
+    w, step = make("normal", (40, 40)), 2.0**-8
+    bits, grad = bits_for(w, high=5), torch.randn(40, 40, generator=generator(3)).double()
+    parameter = bits.clone().requires_grad_()
+    sample_weight(w, parameter, 2, dtype=torch.float32).backward(grad.float())
+    assert parameter.grad is not None
+    for i, j in product(range(2), range(2)):
+        up, down = bits.clone(), bits.clone()
+        up[i, j] += step
+        down[i, j] -= step
+        difference = sample_weight(w, up, 2, dtype=torch.float32) - sample_weight(w, down, 2, dtype=torch.float32)
+        slope = float((difference.double() * grad).sum()) / (2 * step)
+        assert float(parameter.grad[i, j]) == pytest.approx(slope, rel=1e-3, abs=1e-3)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_gradient_has_its_parameters_dtype(dtype: torch.dtype) -> None:
+    w = torch.randn(40, 40).to(dtype).requires_grad_()
+    bits = bits_for(w).requires_grad_()
+    sample_weight(w, bits, 1).sum().backward()
+    assert w.grad is not None
+    assert bits.grad is not None
+    assert (w.grad.dtype, bits.grad.dtype) == (dtype, torch.float32)
+
+
+@pytest.mark.parametrize("noise", NOISES)
+def test_the_seed_alone_decides(noise: Noise) -> None:
+    w = make("normal", (64, 64))
+    bits = bits_for(w)
+    assert_same(sample_weight(w, bits, 5, noise=noise), sample_weight(w, bits, 5, noise=noise))
+    assert not torch.equal(sample_weight(w, bits, 5, noise=noise), sample_weight(w, bits, 6, noise=noise))
+    assert_same(
+        sample_weight(w.t(), bits.t(), 5, noise=noise),
+        sample_weight(w.t().contiguous(), bits.t().contiguous(), 5, noise=noise),
+    )
+
+
+def test_a_square_of_zeros_gets_no_noise() -> None:
+    w = torch.randn(64, 64)
+    w[:32, 32:] = 0
+    assert not sample_weight(w, torch.full((2, 2), 3.0), 1)[:32, 32:].any()
+
+
+# Lemma 1 of GaussWS: for weights on the grid of bf16, noise of b_t < m + 2 = 9 bits never vanishes in the cast
+
+
+def survival(bits: float, w: Tensor) -> float:
+    """Among elements with R ≠ 0, the share whose weight the cast to bf16 leaves changed."""
+    r = noise_of((w.shape[0], w.shape[1]), 3, "gaussian")
+    grid = torch.full([-(-n // 32) for n in w.shape], bits)
+    return float((sample_weight(w, grid, 3) != w.bfloat16())[r != 0].double().mean())
+
+
+@pytest.mark.parametrize("bits", [2.0, 4.0, 6.0, 8.0, 8.5, 8.99])
+def test_noise_below_nine_bits_survives_in_bf16(bits: float) -> None:
+    w = torch.randn(256, 256, generator=generator(0)).bfloat16().float()
+    assert survival(bits, w) == 1
+    assert survival(bits, torch.ones(64, 64)) == 1
+
+
+def test_noise_of_nine_bits_ties_back_to_a_power_of_two() -> None:
+    """1 + 2^-8 is halfway to bf16's next value and goes back to the even 1; 1 − 2^-8 is that of the binade below."""
+    w = torch.ones(256, 256)
+    r = noise_of((256, 256), 3, "gaussian")
+    changed = sample_weight(w, torch.full((8, 8), 9.0), 3) != 1
+    assert not changed[r == 1].any()
+    assert changed[r == -1].all()
+    assert changed[r == 2].all()
+    assert survival(12.0, w) == 0
