@@ -145,13 +145,14 @@ def _measure(case: Case, tensors: _Tensors, runs: int) -> Measured:
     clone, fresh = measure.take_turns([x.clone, lambda: case.fresh(x)], runs)
     extra = measure.peak_memory(lambda: case.into(x, out))
     elements = tensors.double[0].numel() - tensors.small[0].numel()
-    in_cache = (min(double) - min(small)) / elements  # a limit is the best that was seen
+    # A limit is the best that was seen.
+    in_cache = measure.seconds_per_element(min(small), min(double), elements, min(into) / x.numel())
     return Measured(
         case=case.name,
         noise=isinstance(case, Noise),
         share=Ratio.of(copy, into),
         memory=1 / case.traffic(x.dtype.itemsize),
-        arithmetic=min(copy) / x.numel() / in_cache if in_cache > 0 else None,
+        arithmetic=min(copy) / x.numel() / in_cache if in_cache else None,
         allocating=Ratio.of(clone, fresh),
         temporary=None if extra is None else extra / x.nbytes,
         copy_bytes_per_second=2 * x.nbytes / median(copy),

@@ -79,6 +79,17 @@ def _burst(call: Call) -> float:
     return min(times)
 
 
+def seconds_per_element(small: float, double: float, elements: int, in_memory: float) -> float | None:
+    """In the caches, from the seconds of the two tensors; `elements` is by how many they differ.
+
+    None where other programs were in the way: then twice the elements do not take between one and two times as long, or
+    an element takes much longer than one of the large tensor, `in_memory`.
+    """
+    each = (double - small) / elements
+    plausible = 0.45 * double < small < 0.9 * double and each < 1.3 * in_memory
+    return each if plausible else None
+
+
 # ------------------------------------------------------------------------------------------------ memory
 
 

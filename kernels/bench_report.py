@@ -114,7 +114,8 @@ copy   out.copy_(x) time / ours, both into touched memory, in turns A B A B: med
 mem    share that bytes alone allow. Counted: each element once per read and per write; a scale of the whole tensor is
        a second read (67), a second result a second write. Lines that a store fetches are not counted, nor what a cache
        saves of the second read. The generators write only; the copy is that of as many elements of the tensor.
-arith  share if memory were free: the copy's time per element / ours on tensors that stay in the caches, best of all.
+arith  share if memory were free: the copy's time per element / ours on tensors that stay in the caches, best of all
+       (– where other programs were in the way).
 limit  the lower of the two; at: how much of it is reached, %.
 new    x.clone() time / ours when both return new tensors; letting go of them is not timed.
 temp   peak memory during a call beyond x and what it returns, % of the tensor's bytes.

@@ -261,6 +261,14 @@ def test_a_share_is_printed_with_its_range_and_limit() -> None:
     assert "other programs" not in table
 
 
+def test_time_in_the_caches_is_a_difference_and_none_where_it_was_disturbed() -> None:
+    seconds = bench_measure.seconds_per_element
+    assert seconds(small=15e-6, double=25e-6, elements=10_000, in_memory=2e-9) == pytest.approx(1e-9)
+    assert seconds(small=15e-6, double=25e-6, elements=10_000, in_memory=0.5e-9) is None
+    assert seconds(small=8e-3, double=8.1e-3, elements=10_000, in_memory=2e-9) is None
+    assert seconds(small=15e-6, double=8e-3, elements=10_000, in_memory=2e-9) is None
+
+
 def test_a_busy_machine_is_told() -> None:
     assert "other programs were running" in as_text(told(cores=4, load=2.1))
 
