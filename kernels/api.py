@@ -20,7 +20,7 @@ class QuantStats:
     until a number is asked for.
     """
 
-    counts: Tensor  # [..., 6]: error in units of 2^-23, non-zeros, flushed, saturated, capped, non-finite
+    counts: Tensor  # [..., 7]: error in units of 2^-23, non-zeros, flushed, saturated, capped, non-finite, lost
     amax: Tensor
 
     @property
@@ -54,7 +54,13 @@ class QuantStats:
 
     @property
     def nonfinite(self) -> Tensor:
+        """Elements that were NaN or infinite before."""
         return self.counts[..., 5]
+
+    @property
+    def lost(self) -> Tensor:
+        """Elements that came back as NaN or infinity: those, and what shared a block with them."""
+        return self.counts[..., 6]
 
 
 @overload

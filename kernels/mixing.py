@@ -12,7 +12,7 @@ from torch import Tensor
 from fewbits.kernels.quantizer import Entry, ErrorBelow, ErrorBelowOther, Mixture, SpreadBelow
 
 ERROR_ONE = 1 << 23
-ERROR, NONZERO, NONFINITE = 0, 1, 5
+ERROR, NONZERO, LOST = 0, 1, 6
 
 
 def mix_matrix(
@@ -61,7 +61,7 @@ def _passes(
     skip: Tensor,
 ) -> Tensor:
     """Which decision blocks the entry may take. Exact comparisons, so that every backend decides alike."""
-    error = counts[..., ERROR]
+    error, whole = counts[..., ERROR], counts[..., LOST] == 0
     if isinstance(entry.test, ErrorBelow):
         accepted = error.double() < entry.test.threshold * counts[..., NONZERO].double() * ERROR_ONE
     elif isinstance(entry.test, ErrorBelowOther):
@@ -73,5 +73,5 @@ def _passes(
         assert isinstance(entry.test, SpreadBelow)
         source = backend.rotate(x, entry.quantizer, axis) if entry.quantizer.hadamard else x
         amax, amin = backend.extent(source, partition)
-        return (amax / amin).double() < entry.test.limit_for(entry.quantizer)
-    return (accepted | (error == 0)) & (counts[..., NONFINITE] == 0)
+        return whole & ((amax / amin).double() < entry.test.limit_for(entry.quantizer))
+    return whole & (accepted | (error == 0))

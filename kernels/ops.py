@@ -15,6 +15,7 @@ from fewbits.kernels.mixing import mix_matrix
 from fewbits.kernels.quantizer import Mixture, Quantizer
 
 _LIBRARY = torch.library.Library("fewbits", "DEF")
+COUNTS = 7  # statistics of a part: see README.md
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 
@@ -88,7 +89,7 @@ def _quantize_stats_fake(
     x: Tensor, spec: str, axis: int, seed: int, partition: Sequence[int] | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     grid = _grid(x, partition)
-    return _empty(x), x.new_empty((*grid, 6), dtype=torch.int64), x.new_empty(grid, dtype=torch.float32)
+    return _empty(x), x.new_empty((*grid, COUNTS), dtype=torch.int64), x.new_empty(grid, dtype=torch.float32)
 
 
 def _quantize_both(x: Tensor, row: str, column: str, row_seed: int, column_seed: int) -> tuple[Tensor, Tensor]:
@@ -109,7 +110,7 @@ def _mix_fake(x: Tensor, spec: str, axis: int, seed: int) -> tuple[Tensor, Tenso
     return (
         _empty(x),
         x.new_empty(grid, dtype=torch.int8),
-        x.new_empty((*grid, 6), dtype=torch.int64),
+        x.new_empty((*grid, COUNTS), dtype=torch.int64),
         x.new_empty(grid, dtype=torch.float32),
     )
 

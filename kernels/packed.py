@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fewbits.kernels import reference
-from fewbits.kernels.api import as_quantizer, check_tensor, seed_for
+from fewbits.kernels.api import as_quantizer, check_tensor, fake_quantize, seed_for
 from fewbits.kernels.quantizer import Quantizer
 
 
@@ -48,7 +48,11 @@ def encode(x: Tensor, q: Quantizer | str, *, axis: int = -1, seed: int | None = 
     check_tensor(x, axis)
     if q.format.bits > 16:
         raise ValueError(f"{q.format} has {q.format.bits} bits: encode stores formats of at most 16")
-    if q.scaling == "none" and not q.format.has_nan and not bool(x.isfinite().all()):
+    if (
+        q.scaling == "none"
+        and not q.format.has_nan
+        and not bool(fake_quantize(x, q, axis=axis, seed=seed).isfinite().all())
+    ):
         raise ValueError(f"{q.format} has no code for NaN: encode finite values, or give {q} a scaling")
     codes, scales, groups = torch.ops.fewbits.encode(x, str(q), axis, seed_for(q, seed))
     stored = (
@@ -83,7 +87,7 @@ def pack(codes: Tensor, bits: int) -> Tensor:
     rows, cols = codes.shape
     if bits > 8:
         return codes.to(torch.int16).view(torch.uint8).view(rows, 2 * cols)
-    padded = torch.nn.functional.pad(codes, (0, -cols % 8)).view(rows, -1, 8).long()
+    padded = torch.nn.functional.pad(codes, (0, -cols % 8)).view(rows, (cols + 7) // 8, 8).long()
     words = (padded << torch.arange(8, device=codes.device) * bits).sum(-1)
     return (
         (words[..., None] >> torch.arange(bits, device=codes.device) * 8 & 0xFF)
@@ -97,7 +101,7 @@ def unpack(data: Tensor, bits: int, cols: int) -> Tensor:
     rows = data.shape[0]
     if bits > 8:
         return data.contiguous().view(torch.int16).view(rows, cols).to(torch.int32) & 0xFFFF
-    padded = torch.nn.functional.pad(data, (0, -data.shape[1] % bits)).view(rows, -1, bits).long()
+    padded = torch.nn.functional.pad(data, (0, -data.shape[1] % bits)).view(rows, (cols + 7) // 8, bits).long()
     words = (padded << torch.arange(bits, device=data.device) * 8).sum(-1)
     codes = words[..., None] >> torch.arange(8, device=data.device) * bits & (1 << bits) - 1
     return codes.to(torch.int32).flatten(1)[:, :cols]

@@ -345,7 +345,7 @@ def quantize(
 
 
 def count(rounded: Rounded, y: Tensor, part: Part) -> Tensor:
-    """int64 [parts down, parts across, 6]: error in 2^-23, non-zeros, flushed, saturated, capped, non-finite."""
+    """int64 [parts down, parts across, 7]: error in 2^-23, non-zeros, flushed, saturated, capped, non-finite, lost."""
     source, y = rounded.source, y.float()
     error = (source - y).abs() / source.abs()
     nonzero = source != 0
@@ -354,7 +354,7 @@ def count(rounded: Rounded, y: Tensor, part: Part) -> Tensor:
     units = torch.where(nonzero, (error.double() * 2**23).round(), 0)
     flushed = nonzero & (y == 0)
     saturated = rounded.overflowed & (y != 0)
-    each = (units, nonzero, flushed, saturated, capped, ~source.isfinite())
+    each = (units, nonzero, flushed, saturated, capped, ~source.isfinite(), ~y.isfinite())
     return torch.stack([fold(what.long(), part).sum((1, 3)) for what in each], dim=-1)
 
 

@@ -15,11 +15,7 @@ constexpr int PIECE = 128;  // elements; their statistics fit 32-bit sums
 constexpr int GROUP = 16;   // columns that share one scale in the fast layout
 
 struct Tally {
-  int64_t error, nonzero, flushed, saturated, capped, nonfinite;
-  void add(const Tally &t) {
-    error += t.error, nonzero += t.nonzero, flushed += t.flushed;
-    saturated += t.saturated, capped += t.capped, nonfinite += t.nonfinite;
-  }
+  int64_t error, nonzero, flushed, saturated, capped, nonfinite, lost;
 };
 
 // |x - y| / |x| as a whole number of 2^-23 (nearest even), at most 1.

@@ -24,7 +24,7 @@ inline void lower_to(uint32_t *target, uint32_t v) {  // atomic minimum
 inline void add_to(Tally *target, const Tally &t) {
   const int64_t *from = &t.error;
   int64_t *to = &target->error;
-  for (int i = 0; i < 6; i++) __atomic_fetch_add(to + i, from[i], __ATOMIC_RELAXED);
+  for (int i = 0; i < int(sizeof(Tally) / sizeof(int64_t)); i++) __atomic_fetch_add(to + i, from[i], __ATOMIC_RELAXED);
 }
 
 // Past the caches a store should not read its line first. `aligned` runs go around them, the rest do not.

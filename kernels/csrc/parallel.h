@@ -7,12 +7,15 @@
 
 namespace fb {
 
-// Subnormals count, and rounding is to nearest, whatever the calling program has set.
+// While it lives, subnormals count and rounding is to nearest, whatever the calling program has set.
 struct Ieee {
 #ifdef __SSE2__
   unsigned before = _mm_getcsr();
   Ieee() { _mm_setcsr(0x1f80); }
-  ~Ieee() { _mm_setcsr(before); }
+  ~Ieee() {
+    _mm_sfence();  // streaming stores are seen by whoever comes next
+    _mm_setcsr(before);
+  }
 #endif
 };
 

@@ -297,6 +297,7 @@ template <class D> struct Plan {
         tally->saturated += e.saturated && back != 0.0f;
         tally->capped += capped;
         tally->nonfinite += !finite(was);
+        tally->lost += !finite(back);
       }
     }
   }

@@ -91,7 +91,7 @@ def test_zeros_stay_zeros_with_their_signs(text: str) -> None:
         x = make(name, (33, 40), dtype)
         values, stats = fake_quantize(x, text + rounding, seed=1, stats=True)
         assert_same(values, x, f"{text} {name}")
-        assert stats.counts.tolist() == [0] * 6
+        assert not stats.counts.any()
         assert float(stats.error) == 0
 
 

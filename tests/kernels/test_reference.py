@@ -736,9 +736,10 @@ def test_encoding_nan_without_blocks_needs_a_code_for_it() -> None:
 
 def scalar_counts(source: list[float], y: list[float], overflowed: list[bool]) -> list[int]:
     f = np.float32
-    counts = [0] * 6
+    counts = [0] * 7
     for x, value, over in zip(map(f, source), map(f, y), overflowed, strict=True):
         counts[5] += not np.isfinite(x)
+        counts[6] += not np.isfinite(value)
         if x == 0:
             continue
         error = abs(x - value) / abs(x)
