@@ -1,0 +1,258 @@
+"""What torch sees: operators that opcheck accepts, compile without graph breaks, gradients, and tensors of any kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._dynamo.testing import CompileCounterWithBackend
+
+from fewbits import Mixture, Quantizer, fake_quantize, fake_quantize_both, mix, sample_weight
+from tests.kernels.inputs import DTYPES, EMPTY, assert_same, generator, make
+
+FP4 = "e2m1:1x16:nvfp4:stochastic:rht16"
+GAM = Quantizer("e4m3", "16x16", "gam")
+ROTATED_MIX = "e4m3:16x16:gam:rht16 @ error<0.02 | bf16:rht16 ; per=block"
+THREE_WAY = Mixture.parse("e4m3:16x16:gam @ error<e5m2:16x16:gam | e5m2:16x16:gam @ spread<normal | bf16 ; per=block")
+X = torch.randn(33, 50, generator=generator(0))
+BITS = torch.full((2, 2), 5.0)
+
+OPERATORS: dict[str, list[tuple[Any, ...]]] = {
+    "quantize": [(X, FP4, -1, 3), (X, "e4m3:128x128:gam", 0, 0), (X.bfloat16(), "fp16", -1, 0)],
+    "quantize_out": [(X, "e4m3:16x16:gam", -1, 0, torch.empty(33, 50)), (X.t(), FP4, 0, 1, torch.empty(33, 50).t())],
+    "quantize_stats": [
+        (X, "e4m3:16x16:gam", 0, 0, [16, 16]),
+        (X, FP4, -1, 2, None),
+        (X.half(), "e5m2", -1, 0, [1, 50]),
+    ],
+    "quantize_both": [(X, "e2m1:1x16:nvfp4", FP4, 0, 4)],
+    "mix": [(X, "e4m3:16x16:gam @ error<0.02 | bf16 ; per=block", 0, 0), (X, ROTATED_MIX, -1, 0)],
+    "unrotate": [(X, "e4m3:rht16", 0), (X.bfloat16(), "e4m3:rht4", -1)],
+    "encode": [(X, "e4m3:16x16:gam:group=row", 0, 0), (X, FP4, -1, 5), (X.bfloat16(), "e2m1", -1, 0)],
+    "sample_weight": [(X, BITS, 3, "gaussian", 32, torch.bfloat16), (X.half(), BITS, 3, "uniform", 32, torch.float32)],
+    "sample_weight_backward": [(X, X, BITS, 3, "uniform", 32), (X.bfloat16(), X.half(), BITS, 3, "gaussian", 32)],
+}
+DIFFERENTIABLE = ("quantize", "quantize_stats", "quantize_both", "mix", "sample_weight")
+
+
+def test_every_operator_is_checked() -> None:
+    named = {name.split("::")[1].split(".")[0] for name in torch._C._dispatch_get_all_op_names() if "fewbits::" in name}
+    assert named == set(OPERATORS)
+
+
+@pytest.mark.parametrize(("name", "i"), [(name, i) for name, cases in OPERATORS.items() for i in range(len(cases))])
+def test_opcheck_accepts_the_operator(name: str, i: int) -> None:
+    """Schema, fake tensors, autograd registration and ahead-of-time dispatch with dynamic shapes."""
+    arguments = list(OPERATORS[name][i])
+    if name in DIFFERENTIABLE:
+        arguments[0] = arguments[0].detach().requires_grad_()
+    if name == "sample_weight":
+        arguments[1] = arguments[1].detach().requires_grad_()
+    torch.library.opcheck(getattr(torch.ops.fewbits, name).default, tuple(arguments))
+
+
+# torch.compile
+
+
+def stats_of(values: Tensor, stats: Any) -> list[Tensor]:
+    return [values, stats.error, stats.counts, stats.amax]
+
+
+COMPILED: dict[str, Callable[[Tensor, int], Any]] = {
+    "by name": lambda x, seed: fake_quantize(x, FP4, seed=seed),
+    "by object": lambda x, seed: fake_quantize(x, GAM, axis=0),
+    "between others": lambda x, seed: fake_quantize(x * 2, "e4m3:1x128:amax:stochastic", seed=seed) + 1,
+    "statistics": lambda x, seed: stats_of(*fake_quantize(x, GAM, stats=True)),
+    "of blocks": lambda x, seed: stats_of(*fake_quantize(x, "e4m3:16x16:gam", stats="block")),
+    "into out": lambda x, seed: fake_quantize(x, GAM, out=torch.empty_like(x)),
+    "both axes": lambda x, seed: fake_quantize_both(x, "e2m1:1x16:nvfp4", FP4, column_seed=seed),
+    "mixture": lambda x, seed: mix(x, "e4m3:16x16:gam @ error<0.02 | bf16"),
+    "mixture of blocks": lambda x, seed: mix(x, "e4m3:4x4:e8m0:stochastic @ error<0.03 | bf16 ; per=block", seed=seed),
+    "mixture by object": lambda x, seed: mix(x, THREE_WAY),
+    "sampled weight": lambda x, seed: sample_weight(x, x.new_full((-(-x.shape[0] // 32), 2), 5.0), seed),
+}
+
+
+def flat(result: Any) -> list[Tensor]:
+    return [result] if isinstance(result, Tensor) else list(result)
+
+
+@pytest.mark.parametrize("name", COMPILED)
+@pytest.mark.parametrize("compiler", ["aot_eager", "inductor"])
+def test_compiling_breaks_no_graph_and_changes_no_bit(name: str, compiler: str) -> None:
+    """Nor does a new seed compile again: one graph for the first, one for all others, one for other shapes."""
+    torch._dynamo.reset()
+    counter, run = CompileCounterWithBackend(compiler), COMPILED[name]
+    compiled = torch.compile(run, backend=counter, fullgraph=True)
+    for seed in (1, 2, 3, 1 << 40, (1 << 63) - 1, 0):
+        for got, want in zip(flat(compiled(X, seed)), flat(run(X, seed)), strict=True):
+            assert_same(got, want, f"{name}, {seed=}")
+    assert counter.frame_count <= 2
+    for rows in (40, 41, 64, 1):
+        x = make("lognormal", (rows, 50), seed=rows)
+        for got, want in zip(flat(compiled(x, 7)), flat(run(x, 7)), strict=True):
+            assert_same(got, want, f"{name}, {rows} rows")
+    assert counter.frame_count <= 4  # one row is a case of its own
+
+
+def test_a_compiled_training_step_has_the_gradients_of_an_eager_one() -> None:
+    w = torch.randn(48, 50, generator=generator(1))
+
+    def step(x: Tensor, w: Tensor, seed: int) -> Tensor:
+        noisy = sample_weight(w, w.new_full((2, 2), 6.0), seed, dtype=torch.float32)
+        return (fake_quantize(x, FP4, seed=seed) @ fake_quantize(noisy, "e2m1:1x16:nvfp4:rht16").t()).square().sum()
+
+    grads = []
+    for run in (step, torch.compile(step, backend="aot_eager", fullgraph=True)):
+        x, leaf = X.clone().requires_grad_(), w.clone().requires_grad_()
+        run(x, leaf, 9).backward()
+        assert x.grad is not None
+        assert leaf.grad is not None
+        grads.append((x.grad, leaf.grad))
+    assert_same(grads[1][0], grads[0][0])
+    assert_same(grads[1][1], grads[0][1])
+
+
+# Gradients
+
+
+def gradient(run: Callable[[Tensor], Tensor], x: Tensor, grad: Tensor) -> Tensor:
+    leaf = x.detach().clone().requires_grad_()
+    run(leaf).backward(grad)
+    assert leaf.grad is not None
+    return leaf.grad
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float64], ids=str)
+def test_a_gradient_passes_straight_through_rounding(dtype: torch.dtype) -> None:
+    x, grad = X.to(dtype), torch.randn(33, 50, generator=generator(2)).to(dtype)
+    for run in (
+        lambda t: fake_quantize(t, "e4m3:16x16:gam"),
+        lambda t: fake_quantize(t, "e2m1:1x16:nvfp4:stochastic", axis=0, seed=1),
+        lambda t: fake_quantize(t, "e2m1", stats=True)[0],
+        lambda t: mix(t, THREE_WAY)[0],
+        lambda t: fake_quantize_both(t, "e4m3:1x16:amax", "e4m3")[1],
+    ):
+        assert_same(gradient(run, x, grad), grad)
+
+
+@pytest.mark.parametrize("axis", [-1, 0])
+@pytest.mark.parametrize(
+    "text", ["fp32:rht16", "e2m1:1x16:nvfp4:rht16", "e4m3:rht128:signs=7", "e5m2:8x8:mx:rht4:signs=none"]
+)
+def test_a_gradient_is_rotated_back(text: str, axis: int) -> None:
+    """By the inverse of the rotation, which is its transpose: what autograd has for the rotation as a matrix."""
+    rotation = "fp32:rht" + text.split(":rht")[1]
+    length = X.shape[axis]
+    unit = torch.eye(length)
+    matrix = fake_quantize(unit, rotation)  # row i is what the i-th unit vector becomes
+    grad = torch.randn(33, 50, generator=generator(3))
+    got = gradient(lambda t: fake_quantize(t, text, axis=axis), X, grad)
+    want = grad.double() @ matrix.double().t() if axis == -1 else matrix.double() @ grad.double()
+    torch.testing.assert_close(got.double(), want, rtol=0, atol=2e-6)
+    assert_same(gradient(lambda t: fake_quantize_both(t, text, text)[axis + 1], X, grad), got)
+
+
+def test_the_gradient_of_both_axes_is_the_sum() -> None:
+    a, b = (torch.randn(33, 50, generator=generator(s)) for s in (4, 5))
+    row, column = "e2m1:1x16:nvfp4", "e2m1:1x16:nvfp4:rht16"
+    x = X.clone().requires_grad_()
+    along, down = fake_quantize_both(x, row, column)
+    torch.autograd.backward([along, down], [a, b])
+    assert x.grad is not None
+    want = a + gradient(lambda t: fake_quantize(t, column, axis=0), X, b)
+    torch.testing.assert_close(x.grad, want, rtol=0, atol=1e-6)
+
+
+def test_the_gradient_of_a_mixture_is_rotated_back() -> None:
+    grad = torch.randn(33, 50, generator=generator(6))
+    want = gradient(lambda t: fake_quantize(t, "e4m3:16x16:gam:rht16"), X, grad)
+    assert_same(gradient(lambda t: mix(t, ROTATED_MIX)[0], X, grad), want)
+
+
+def test_statistics_and_choices_have_no_gradient() -> None:
+    x = X.clone().requires_grad_()
+    values, stats = fake_quantize(x, GAM, stats="block")
+    _, choice, of_mix = mix(x, THREE_WAY, stats=True)
+    assert values.requires_grad
+    for t in (stats.counts, stats.amax, stats.error, choice, of_mix.counts, of_mix.amax):
+        assert not t.requires_grad
+
+
+# Kinds of tensors
+
+
+def test_views_give_what_copies_give() -> None:
+    whole = make("lognormal", (64, 96), torch.bfloat16)
+    views = (
+        whole.t(),
+        whole[::2, 1::3],
+        whole[:, 5:70],
+        whole[3:4].expand(40, 96),
+        whole.view(4, 16, 96).transpose(0, 1),
+    )
+    for view, text, axis in product(views, ("e4m3:16x16:gam", FP4), (-1, 0)):
+        assert not view.is_contiguous()
+        copy = fake_quantize(view.contiguous(), text, axis=axis, seed=1)
+        assert_same(fake_quantize(view, text, axis=axis, seed=1), copy)
+
+
+@pytest.mark.parametrize("axis", [-1, 0])
+def test_more_dimensions_are_rows_and_fewer_are_one(axis: int) -> None:
+    x, q, along = make("normal", (24, 50)), "e4m3:5x7:gam", "e4m3:1x16:amax"
+    matrix, of_matrix = fake_quantize(x, q, axis=axis, stats="block")
+    values, stats = fake_quantize(x.view(2, 3, 4, 50), q, axis=axis, stats="block")
+    assert_same(values, matrix.view(2, 3, 4, 50))
+    assert_same(stats.counts, of_matrix.counts)
+    assert_same(fake_quantize(x[0], along, axis=axis), fake_quantize(x[:1], along, axis=axis)[0])
+    assert_same(fake_quantize(x[0, 0], along, axis=axis), fake_quantize(x[:1, :1], along, axis=axis)[0, 0])
+
+
+@pytest.mark.parametrize("shape", [*EMPTY, (2, 0, 3), (0,)])
+def test_nothing_becomes_nothing(shape: tuple[int, ...]) -> None:
+    x = torch.zeros(shape)
+    for axis, text in product((-1, 0), ("e4m3:16x16:gam", FP4, "bf16", "e2m1:channel:mx")):
+        values, stats = fake_quantize(x, text, axis=axis, seed=1, stats=True)
+        assert_same(values, x)
+        assert not stats.counts.any()
+        assert float(stats.amax) == float(stats.error) == 0
+        _, of_blocks = fake_quantize(x, text, axis=axis, seed=1, stats="block")
+        assert of_blocks.amax.numel() == 0
+        assert_same(fake_quantize(x, text, axis=axis, seed=1, out=torch.zeros(shape)), x)
+        assert_same(fake_quantize_both(x, "e4m3", "e2m1:1x16:nvfp4")[1], x)
+
+
+@pytest.mark.parametrize("text", ["e4m3:16x16:gam", FP4, "bf16"])
+def test_float64_is_rounded_to_float32_first(text: str) -> None:
+    x = X.double() * (1 + 2.0**-40)
+    y = fake_quantize(x, text, seed=1)
+    assert y.dtype == torch.float64
+    assert_same(y, fake_quantize(x.float(), text, seed=1).double())
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float64], ids=str)
+def test_out_receives_the_result_whatever_its_layout(dtype: torch.dtype) -> None:
+    x = X.to(dtype)
+    want = fake_quantize(x, FP4, seed=1)
+    empty = torch.empty(66, 100, dtype=dtype)
+    outs = empty[:33, :50].contiguous(), empty.t()[:50, :33].contiguous().t(), empty[::2, ::2]
+    for out in outs:
+        assert fake_quantize(x, FP4, seed=1, out=out) is out
+        assert_same(out, want)
+    for source in (x.clone(), x.t().contiguous().t()):
+        assert fake_quantize(source, FP4, seed=1, out=source) is source
+        assert_same(source, want)
+
+
+def test_inputs_are_left_alone() -> None:
+    x, w = X.clone(), X.clone()
+    fake_quantize(x, FP4, seed=1, stats=True)
+    fake_quantize_both(x, FP4, FP4, row_seed=1, column_seed=2)
+    mix(x, ROTATED_MIX)
+    sample_weight(w, BITS, 1)
+    assert_same(x, X)
+    assert_same(w, X)
