@@ -20,8 +20,8 @@ from pathlib import Path
 SOURCES = Path(__file__).parent / "csrc"
 UNITS = ("cpu.cpp", "cpu_noise.cpp")
 
-# -fno-trapping-math and -fno-math-errno let comparisons and roots inside loops vectorise; -ffp-contract=off keeps a*b+c at two roundings, as the
-# reference has them. Nothing here may reorder floating point.
+# -fno-trapping-math and -fno-math-errno let comparisons and roots inside loops vectorise; -ffp-contract=off keeps
+# a*b+c at two roundings, as the reference has them. Nothing here may reorder floating point.
 FLAGS = (
     "-std=c++17",
     "-O3",
