@@ -258,7 +258,7 @@ def test_a_share_is_printed_with_its_range_and_limit() -> None:
     table = as_text(told(cores=4, load=0.2))
     assert "made up 60 30–120 100 80 arith 75 60 1" in re.sub(r" +", " ", table)
     assert "small tensor" not in table
-    assert "other programs" not in table
+    assert "they disturb every figure" not in table
 
 
 def test_time_in_the_caches_is_a_difference_and_none_where_it_was_disturbed() -> None:
@@ -270,7 +270,7 @@ def test_time_in_the_caches_is_a_difference_and_none_where_it_was_disturbed() ->
 
 
 def test_a_busy_machine_is_told() -> None:
-    assert "other programs were running" in as_text(told(cores=4, load=2.1))
+    assert "they disturb every figure" in as_text(told(cores=4, load=2.1))
 
 
 def test_turns_end_when_patience_does(monkeypatch: pytest.MonkeyPatch) -> None:
