@@ -1,0 +1,161 @@
+"""What cannot be done is refused where it is asked for: a ValueError names the value and what would be right."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from fewbits import (
+    Mixture,
+    Quantizer,
+    encode,
+    fake_quantize,
+    fake_quantize_both,
+    gaussian_noise,
+    mix,
+    sample_weight,
+    uniform_noise,
+    unpack_noise,
+)
+
+X = torch.randn(8, 32)
+BITS = torch.ones(1, 1)
+MIX = "e4m3 @ error<0.1 | bf16"
+SEED = "an integer from 0 to 2^63 - 1"
+AXIS = "valid are -1 (along the last dimension) and 0 (down the flattened rows)"
+DTYPE = "valid are torch.bfloat16, torch.float16, torch.float32"
+WORDS = torch.zeros(3, dtype=torch.int32)
+Anything: Any = None
+
+# What is done, and what the message says, word for word
+CASES: dict[str, tuple[Callable[[], object], str]] = {
+    "unknown format": (lambda: fake_quantize(X, "e4m3x"), "unknown format 'e4m3x': valid are e4m3, e5m2, e2m1"),
+    "no format": (lambda: fake_quantize(X, ""), "unknown format ''"),
+    "format of scales": (lambda: fake_quantize(X, "e8m0"), "e8m0 holds scales; element formats are e4m3"),
+    "block of nothing": (lambda: fake_quantize(X, "e4m3:0x4:gam"), "'0x4' is neither a block (tensor, channel or RxC"),
+    "block of one side": (lambda: fake_quantize(X, "e4m3:16:gam"), "'16' is neither a block (tensor, channel or RxC"),
+    "block without scaling": (lambda: fake_quantize(X, "e4m3:1x16"), "valid are none, amax, gam, e8m0, mx, nvfp4"),
+    "unknown scaling": (lambda: fake_quantize(X, "e4m3:1x16:max"), "valid are none, amax, gam, e8m0, mx, nvfp4"),
+    "unknown option": (lambda: fake_quantize(X, "e4m3:rounded"), "nearest, stochastic, rhtN, signs=te|none|SEED"),
+    "option given twice": (lambda: fake_quantize(X, "e4m3:nearest:stochastic"), "gives rounding a second time"),
+    "rotation of no power of two": (lambda: fake_quantize(X, "e4m3:rht24"), "valid are 2, 4, 8, 16, 32, 64, 128"),
+    "rotation too large": (lambda: fake_quantize(X, "e4m3:rht256"), "valid are 2, 4, 8, 16, 32, 64, 128"),
+    "overflow it has not": (lambda: fake_quantize(X, "e2m1:overflow=nan"), "valid are saturate"),
+    "group without gam": (lambda: fake_quantize(X, "e4m3:1x16:amax:group=row"), "only gam has groups"),
+    "no quantizer": (lambda: fake_quantize(X, Anything), "expected a Quantizer or its spelling"),
+    "mixture for a quantizer": (lambda: fake_quantize(X, MIX), f"(in quantizer {MIX!r})"),
+    "mixture object": (lambda: fake_quantize(X, _any(Mixture.parse(MIX))), "expected a Quantizer or its spelling"),
+    "quantizer for a mixture": (
+        lambda: mix(X, _any(Quantizer())),
+        "a Mixture or its spelling, not Quantizer",
+    ),
+    "number for a mixture": (lambda: mix(X, _any(3)), "a Mixture or its spelling, not int"),
+    "mixture without a last": (lambda: mix(X, "e4m3 @ error<0.1"), "is what remains and takes no test"),
+    "mixture without a test": (lambda: mix(X, "e4m3 | bf16"), "error<NUMBER, error<QUANTIZER, spread<normal"),
+    "unknown per": (lambda: mix(X, f"{MIX} ; per=row"), "valid are block, tensor, channel or RxC"),
+    "mixed bases": (lambda: mix(X, "e4m3:rht16 @ error<0.1 | bf16"), "give every entry and yardstick the same"),
+    "integers": (lambda: fake_quantize(X.int(), "e4m3"), DTYPE),
+    "complex numbers": (lambda: fake_quantize(X.to(torch.complex64), "e4m3"), DTYPE),
+    "fp8 itself": (lambda: fake_quantize(X.to(torch.float8_e4m3fn), "e4m3"), DTYPE),
+    "integers for both axes": (lambda: fake_quantize_both(X.int(), "e4m3", "e4m3"), DTYPE),
+    "integers to mix": (lambda: mix(X.int(), MIX), DTYPE),
+    "integers to encode": (lambda: encode(X.int(), "e4m3"), DTYPE),
+    "a list": (lambda: fake_quantize(_any([1.0]), "e4m3"), "expected a tensor, not list"),
+    "a number": (lambda: fake_quantize(_any(1.0), "e4m3"), "expected a tensor, not float"),
+    "axis 1": (lambda: fake_quantize(X, "e4m3", axis=1), AXIS),
+    "axis -2": (lambda: fake_quantize(X, "e4m3", axis=-2), AXIS),
+    "axis by name": (lambda: fake_quantize(X, "e4m3", axis=_any("row")), AXIS),
+    "axis that is no integer": (lambda: fake_quantize(X, "e4m3", axis=_any(0.0)), AXIS),
+    "axis of a mixture": (lambda: mix(X, MIX, axis=2), AXIS),
+    "axis to encode": (lambda: encode(X, "e4m3", axis=3), AXIS),
+    "no seed": (lambda: fake_quantize(X, "e4m3:stochastic"), f"needs seed=, {SEED}"),
+    "no seed for one axis": (lambda: fake_quantize_both(X, "e4m3", "e4m3:stochastic", row_seed=1), f"seed=, {SEED}"),
+    "no seed to mix": (lambda: mix(X, "e4m3:stochastic @ error<0.1 | bf16"), f"needs seed=, {SEED}"),
+    "no seed to encode": (lambda: encode(X, "e4m3:stochastic"), f"needs seed=, {SEED}"),
+    "negative seed": (lambda: fake_quantize(X, "e4m3", seed=-1), f"seed=-1: {SEED}"),
+    "seed too large": (lambda: fake_quantize(X, "e4m3", seed=1 << 63), SEED),
+    "seed that is a truth": (lambda: fake_quantize(X, "e4m3:stochastic", seed=True), f"seed=True: {SEED}"),
+    "seed that is a fraction": (lambda: fake_quantize(X, "e4m3", seed=_any(1.0)), f"seed=1.0: {SEED}"),
+    "unknown statistics": (lambda: fake_quantize(X, "e4m3", stats=_any("blocks")), "False, True and 'block'"),
+    "unknown statistics of a mixture": (lambda: mix(X, MIX, stats=_any("blocks")), "valid are False and True"),
+    "out of another shape": (lambda: fake_quantize(X, "e4m3", out=torch.empty(8, 31)), "must be (8, 32) torch.float32"),
+    "out of another dtype": (lambda: fake_quantize(X, "e4m3", out=X.half()), "must be (8, 32) torch.float32 on cpu"),
+    "out on another device": (
+        lambda: fake_quantize(X, "e4m3", out=X.to("meta")),
+        "must be (8, 32) torch.float32 on cpu",
+    ),
+    "out that is no tensor": (lambda: fake_quantize(X, "e4m3", out=_any(3)), "out is int: it must be (8, 32)"),
+    "out that overlaps": (lambda: _overlapping(X.clone()), "out overlaps x without being x"),
+    "out that overlaps itself": (
+        lambda: fake_quantize(X, "e4m3", out=torch.empty(1, 32).expand(8, 32)),
+        "out overlaps",
+    ),
+    "out and statistics": (lambda: fake_quantize(X, "e4m3", out=X.clone(), stats=_any(True)), "without out"),
+    "out and a gradient": (lambda: fake_quantize(_leaf(), "e4m3", out=X.clone()), "has no gradient"),
+    "encoding fp32": (lambda: encode(X, "fp32"), "fp32 has 32 bits: encode stores formats of at most 16"),
+    "encoding infinity to e2m1": (lambda: encode(X / 0, "e2m1"), "e2m1 has no code for NaN"),
+    "bits of another shape": (lambda: sample_weight(X, torch.ones(1, 2), 1), "(1, 1) torch.float32 on cpu"),
+    "bits of another dtype": (lambda: sample_weight(X, BITS.double(), 1), "(1, 1) torch.float32 on cpu"),
+    "bits that are a number": (lambda: sample_weight(X, _any(5.0), 1), "(1, 1) torch.float32 on cpu"),
+    "weight that is no matrix": (lambda: sample_weight(X[0], BITS, 1), "(32,): a matrix is expected"),
+    "weight in float64": (lambda: sample_weight(X.double(), BITS, 1), DTYPE),
+    "sample in float64": (lambda: sample_weight(X, BITS, 1, dtype=torch.float64), DTYPE),
+    "block of a weight": (lambda: sample_weight(X, BITS, 1, block=3), "block 3: valid are 1, 2, 4, 8, 16, 32, 64, 128"),
+    "unknown noise": (lambda: sample_weight(X, BITS, 1, noise=_any("normal")), "valid are gaussian, uniform"),
+    "negative seed of a weight": (lambda: sample_weight(X, BITS, -1), f"seed=-1: {SEED}"),
+    "no seed of a weight": (lambda: sample_weight(X, BITS, Anything), f"seed=None: {SEED}"),
+    "negative count": (lambda: gaussian_noise(-1, 1), "count=-1: it must not be negative"),
+    "negative count of uniform": (lambda: uniform_noise(-1, 1), "count=-1: it must not be negative"),
+    "negative seed of noise": (lambda: gaussian_noise(8, -1), f"seed=-1: {SEED}"),
+    "more than was drawn": (lambda: unpack_noise(WORDS, 25), "count=25: these words hold 24 values"),
+    "unpacking floats": (lambda: unpack_noise(WORDS.float()), "packed noise is a vector of int32 words"),
+}
+
+
+def _any(value: object) -> Any:
+    """Past the type checker, as a caller without one."""
+    return value
+
+
+def _overlapping(x: torch.Tensor) -> torch.Tensor:
+    return fake_quantize(x[:7], "e4m3", out=x[1:])
+
+
+def _leaf() -> torch.Tensor:
+    return X.clone().requires_grad_()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_bad_use_is_told_what_would_be_right(name: str) -> None:
+    attempt, says = CASES[name]
+    with pytest.raises(ValueError, match=re.escape(says)):
+        attempt()
+
+
+@pytest.mark.parametrize("forced", ["gpu", "CPU", "reference,cpu", " cpu"])
+def test_an_unknown_backend_is_told_the_valid_ones(forced: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEWBITS_BACKEND", forced)
+    with pytest.raises(ValueError, match=re.escape(f"FEWBITS_BACKEND={forced}: valid are reference, cpu, cuda")):
+        fake_quantize(X, "e4m3")
+
+
+def test_a_backend_that_is_not_there_is_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEWBITS_BACKEND", "cuda")
+    for attempt in (lambda: fake_quantize(X, "e4m3"), lambda: gaussian_noise(8, 1), lambda: mix(X, MIX)):
+        with pytest.raises(RuntimeError, match="FEWBITS_BACKEND=cuda"):
+            attempt()
+
+
+def test_the_cpu_backend_refuses_tensors_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEWBITS_BACKEND", "cpu")
+    with pytest.raises(RuntimeError, match="FEWBITS_BACKEND=cpu, but the tensor is on meta"):
+        gaussian_noise(8, 1, device="meta")
+
+
+def test_an_empty_choice_of_backend_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEWBITS_BACKEND", "")
+    assert fake_quantize(X, "e4m3").shape == X.shape
