@@ -5,6 +5,8 @@ interpreter lock while the library works.
 """
 
 import ctypes
+import os
+import threading
 from functools import cache
 
 import torch
@@ -240,7 +242,12 @@ def _run(x: Tensor, requests: tuple[_Request, ...]) -> None:
 
 
 def _threads(elements: int) -> int:
-    return 1 if elements < SMALL else torch.get_num_threads()
+    return 1 if elements < SMALL or _forked.is_set() else torch.get_num_threads()
+
+
+# OpenMP's threads do not survive a fork, and a child that asks for them waits for ever: it works alone.
+_forked = threading.Event()
+os.register_at_fork(after_in_child=_forked.set)
 
 
 def _grid(rows: int, cols: int, r: int, c: int) -> tuple[int, int]:

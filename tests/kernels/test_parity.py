@@ -6,6 +6,8 @@ shrink it when it fails. Rows and columns of one call are shared between threads
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from itertools import product
 from types import ModuleType
@@ -274,3 +276,19 @@ def test_a_caller_that_flushes_subnormals_changes_no_bit(family: str) -> None:
 
 def everything(x: Tensor, q: Quantizer) -> tuple[Tensor, ...]:
     return *run(cpu, x, q, -1, 3, want_stats=True), *(cpu.encode(x, q, -1, 3) if q.format.bits <= 16 else ())
+
+
+def test_a_forked_child_works_without_the_parents_threads() -> None:
+    code = (
+        "import os, torch\n"
+        "from fewbits import fake_quantize\n"
+        "torch.set_num_threads(2)\n"
+        "x = torch.arange(1 << 18, dtype=torch.float32).view(512, 512)\n"
+        "y = fake_quantize(x, 'e4m3:128x128:gam')\n"
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        "    z = fake_quantize(x, 'e4m3:128x128:gam')\n"
+        "    os._exit(0 if z.numpy().tobytes() == y.numpy().tobytes() else 1)\n"  # torch's own threads would hang
+        "raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
