@@ -1,0 +1,234 @@
+"""Building the CPU kernels: once for the same content, by one process at a time, and loudly where it cannot be done.
+
+The library is compiled once for this file, by four processes at a time, through a compiler that keeps a diary and the
+vectoriser's report.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from fewbits import fake_quantize, gaussian_noise
+from fewbits.kernels import build
+
+USE = """
+import hashlib, json, sys, warnings
+import torch
+from fewbits import fake_quantize, gaussian_noise, mix
+from fewbits.kernels import build
+x = torch.linspace(-3, 3, 4096).view(64, 64)
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    results = [fake_quantize(x, "e2m1:1x16:nvfp4:stochastic:rht16", seed=3), gaussian_noise(4096, 3)]
+    mix(x, "e4m3:16x16:gam @ error<0.03 | bf16")
+    fake_quantize(x, "bf16", axis=0)
+print(json.dumps({
+    "digest": hashlib.sha256(b"".join(r.numpy().tobytes() for r in results)).hexdigest(),
+    "warnings": [str(w.message) for w in caught],
+    "library": str(build.library_path()),
+}))
+"""
+needs_gcc = pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++")
+
+
+def command_and_environment(cache: Path, **changes: str) -> dict[str, Any]:
+    kept = {k: v for k, v in os.environ.items() if k not in ("CXX", "FEWBITS_BACKEND", "FEWBITS_CACHE")}
+    return {"args": [sys.executable, "-c", USE], "env": kept | {"FEWBITS_CACHE": str(cache)} | changes, "text": True}
+
+
+def use(cache: Path, **changes: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(**command_and_environment(cache, **changes), capture_output=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def digest() -> str:
+    """What USE computes, by the backend that has been chosen here."""
+    x = torch.linspace(-3, 3, 4096).view(64, 64)
+    results = [fake_quantize(x, "e2m1:1x16:nvfp4:stochastic:rht16", seed=3), gaussian_noise(4096, 3)]
+    return hashlib.sha256(b"".join(r.numpy().tobytes() for r in results)).hexdigest()
+
+
+class Built(NamedTuple):
+    cache: Path
+    compiler: Path
+    diary: Path
+    reports: Path
+    said: list[str]
+    complaints: list[str]
+
+    def compilations(self) -> Counter[str]:
+        """How often each unit was compiled, and `-shared` for linking."""
+        calls = [line for line in self.diary.read_text().splitlines() if "--version" not in line]
+        named = [re.search(r"\S*/(\w+\.cpp)|-shared", call) for call in calls]
+        return Counter((found[1] or found[0]) if found else "?" for found in named)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    folder = tmp_path_factory.mktemp("build")
+    cache, compiler, diary, reports = (folder / name for name in ("cache", "compiler", "diary", "reports"))
+    reports.mkdir()
+    compiler.write_text(f'#!/bin/sh\necho "$@" >> {diary}\nexec g++ "-fopt-info-vec-optimized={reports}/$$" "$@"\n')
+    compiler.chmod(0o755)
+    asked = command_and_environment(cache, CXX=str(compiler), FEWBITS_BACKEND="cpu")
+    running = [subprocess.Popen(**asked, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for _ in range(4)]
+    heard = [process.communicate() for process in running]
+    return Built(cache, compiler, diary, reports, [out for out, _ in heard], [err for _, err in heard])
+
+
+# Once
+
+
+@needs_gcc
+def test_four_processes_at_once_build_one_library_and_all_work(built: Built, digest: str) -> None:
+    assert all(built.said), built.complaints
+    answers = [json.loads(said) for said in built.said]
+    assert [answer["digest"] for answer in answers] == [digest] * 4
+    assert not any(answer["warnings"] for answer in answers)
+    assert built.compilations() == Counter([*build.UNITS, "-shared"])
+    left = sorted(path.suffix for path in built.cache.iterdir())
+    assert left == [".lock", ".so"]
+    assert {answer["library"] for answer in answers} == {str(next(built.cache.glob("*.so")))}
+
+
+@needs_gcc
+def test_a_second_build_is_instant(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEWBITS_CACHE", str(built.cache))
+    monkeypatch.setenv("CXX", str(built.compiler))
+    before = built.compilations()
+    build.library_path()  # asks the compiler for its version, once in a process
+    start = time.monotonic()
+    library = build.build()
+    assert time.monotonic() - start < 0.5
+    assert library.parent == built.cache
+    assert built.compilations() == before
+
+
+def test_a_library_is_named_by_what_it_is_made_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contents of every source, and flags: not their place or their age."""
+    original = build.library_path()
+    copy = tmp_path / "elsewhere"
+    shutil.copytree(build.SOURCES, copy)
+    monkeypatch.setattr(build, "SOURCES", copy)
+    assert build.library_path() == original
+    names = {original}
+    for source in sorted(copy.glob("*.[hc]*")):
+        text = source.read_text()
+        source.write_text(text + "// edited\n")
+        names.add(build.library_path())
+        source.write_text(text)
+        assert build.library_path() == original
+    assert len(names) == 1 + len(list(copy.glob("*.[hc]*")))
+    monkeypatch.setattr(build, "FLAGS", (*build.FLAGS, "-DEDITED"))
+    assert build.library_path() not in names
+
+
+def test_another_compiler_makes_another_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = set()
+    for version in ("1.0", "2.0"):
+        compiler = tmp_path / f"c++-{version}"
+        compiler.write_text(f"#!/bin/sh\necho {version}\n")
+        compiler.chmod(0o755)
+        monkeypatch.setenv("CXX", str(compiler))
+        assert build.compiler() == str(compiler)
+        names.add(build.library_path())
+    assert len(names) == 2
+
+
+# Not at all
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [({"CXX": "false"}, "do not work here"), ({"PATH": ""}, "found no C\\+\\+ compiler")],
+    ids=["broken", "none"],
+)
+def test_without_a_compiler_the_reference_serves_after_one_warning(
+    changes: dict[str, str], says: str, tmp_path: Path, digest: str
+) -> None:
+    answer = use(tmp_path, **changes)
+    assert answer.returncode == 0, answer.stderr
+    said = json.loads(answer.stdout)
+    assert len(said["warnings"]) == 1
+    assert re.search(says, said["warnings"][0])
+    assert "reference" in said["warnings"][0]
+    assert said["digest"] == digest
+    assert not list(tmp_path.glob("*.so"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [({"CXX": "false"}, "false .*failed with status 1"), ({"PATH": ""}, "no C\\+\\+ compiler found: install g\\+\\+")],
+    ids=["broken", "none"],
+)
+def test_a_backend_that_was_asked_for_fails_loudly(changes: dict[str, str], says: str, tmp_path: Path) -> None:
+    answer = use(tmp_path, FEWBITS_BACKEND="cpu", **changes)
+    assert answer.returncode != 0
+    assert answer.stdout == ""
+    assert re.search(rf"BuildError: .*{says}", answer.stderr)
+
+
+def test_a_compiler_that_fails_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = tmp_path / "compiler"
+    compiler.write_text("#!/bin/sh\necho no room on the disk\nexit 3\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    monkeypatch.setenv("FEWBITS_CACHE", str(tmp_path / "cache"))
+    with pytest.raises(build.BuildError, match=r"failed with status 3:\nno room on the disk"):
+        build.build()
+    assert not list((tmp_path / "cache").glob("*.so"))
+    assert not list((tmp_path / "cache").glob("build-*"))
+
+
+def test_a_library_that_was_cut_short_is_not_taken_for_a_good_one(tmp_path: Path) -> None:
+    """A disk may have been full: the file is there and cannot be loaded, and the reference serves."""
+    named = json.loads(use(tmp_path, CXX="false").stdout)["library"]
+    Path(named).write_bytes(b"\x7fELF")
+    answer = use(tmp_path, CXX="false")
+    assert answer.returncode == 0, answer.stderr
+    assert len(json.loads(answer.stdout)["warnings"]) == 1
+
+
+# Fast
+
+
+def line_of(source: Path, function: str, loop: str) -> int:
+    """The line on which a loop stands, in the definition of a function."""
+    lines = source.read_text().splitlines()
+    start = next(i for i, line in enumerate(lines) if re.search(rf"\b{function}\(", line))
+    end = next(i for i in range(start, len(lines)) if lines[i] == "}")
+    (found,) = [i for i in range(start, end) if lines[i].lstrip().startswith(f"for ({loop}")]
+    return found + 1
+
+
+@needs_gcc
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the report is read for x86_64 only")
+@pytest.mark.parametrize(
+    ("function", "loop", "times"),
+    [
+        ("run", "int k = 0; k < end", 24),  # rounds: 3 dtypes, dividing or not, stochastic or not, counting or not
+        ("run", "int i = 0; i < n", 12),  # counts
+        ("narrow_run", "; i < n", 12),
+        ("column_maxima", "int64_t i = 0; i < n", 2),
+        ("group_maxima", "int64_t b = 0; b < whole", 2),
+    ],
+)
+def test_the_hot_loops_are_vectorised(built: Built, function: str, loop: str, times: int) -> None:
+    """A branch or a call too many and a loop is scalar: an order of magnitude slower, with the same results."""
+    report = "".join(path.read_text() for path in built.reports.iterdir())
+    line = line_of(build.SOURCES / "lanes.h", function, loop)
+    assert len(re.findall(rf"lanes\.h:{line}:\d+: optimized: +loop vectorized", report)) >= times
