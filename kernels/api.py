@@ -106,8 +106,7 @@ def fake_quantize(
     >>> y = fake_quantize(x, Quantizer.parse("e4m3:128x128:gam"))
     >>> y, stats = fake_quantize(x, "e2m1:1x16:nvfp4:stochastic", axis=0, seed=7, stats=True)
     """
-    q = as_quantizer(q)
-    spec, seed = str(q), seed_for(q, seed)
+    spec, seed = spelling(q, Quantizer), given(seed)
     check_tensor(x, axis)
     if stats not in (False, True, "block"):
         raise ValueError(f"stats={stats!r}: valid are False, True and 'block'")
@@ -119,11 +118,7 @@ def fake_quantize(
         return out
     if not stats:
         return torch.ops.fewbits.quantize(x, spec, axis, seed)
-    partition = None
-    if stats == "block":
-        rows, cols = x.numel() // max(1, _last(x)), _last(x)
-        partition = q.block.resolve(rows, cols, axis)
-    values, counts, amax = torch.ops.fewbits.quantize_stats(x, spec, axis, seed, partition)
+    values, counts, amax = torch.ops.fewbits.quantize_stats(x, spec, axis, seed, stats == "block")
     if stats == "block":
         return values, QuantStats(counts, amax)
     return values, QuantStats(counts.sum((0, 1)), amax.amax() if amax.numel() else amax.new_zeros(()))
@@ -141,10 +136,9 @@ def fake_quantize_both(
 
     What a linear layer needs of an operand that two GEMMs contract along different axes.
     """
-    row, column = as_quantizer(row), as_quantizer(column)
     check_tensor(x, -1)
     return torch.ops.fewbits.quantize_both(
-        x, str(row), str(column), seed_for(row, row_seed), seed_for(column, column_seed)
+        x, spelling(row, Quantizer), spelling(column, Quantizer), given(row_seed), given(column_seed)
     )
 
 
@@ -171,42 +165,37 @@ def mix(
 
     >>> y, choice = mix(x, Mixture.parse("e4m3:128x128:gam @ error<0.045 | bf16 ; per=tensor"))
     """
-    mixture = Mixture.parse(mixture) if isinstance(mixture, str) else mixture
-    if not isinstance(mixture, Mixture):
-        raise ValueError(f"mix takes a Mixture or its spelling, not {type(mixture).__name__}")
+    spec, seed = spelling(mixture, Mixture), given(seed)
     check_tensor(x, axis)
-    values, choice, counts, amax = torch.ops.fewbits.mix(x, str(mixture), axis, seed_for(mixture, seed))
-    if mixture.per == "tensor":
-        choice, counts, amax = (
-            choice.flatten()[0] if choice.numel() else choice.new_zeros(()),
-            counts.sum((0, 1)),
-            amax.sum(),
-        )
+    if stats not in (False, True):
+        raise ValueError(f"stats={stats!r}: valid are False and True, whose statistics are of decision blocks")
+    values, choice, counts, amax = torch.ops.fewbits.mix(x, spec, axis, seed)
+    if "per=" not in spec:  # one decision for the tensor
+        choice = choice.flatten()[0] if choice.numel() else choice.new_zeros(())
+        counts, amax = counts.sum((0, 1)), amax.sum()
     return (values, choice, QuantStats(counts, amax)) if stats else (values, choice)
 
 
-def as_quantizer(q: Quantizer | str) -> Quantizer:
-    if isinstance(q, str):
-        return Quantizer.parse(q)
-    if not isinstance(q, Quantizer):
-        raise ValueError(f"expected a Quantizer or its spelling, e4m3:128x128:gam say, not {type(q).__name__}")
-    return q
+def spelling(spec: Quantizer | Mixture | str, kind: type[Quantizer] | type[Mixture]) -> str:
+    """How operators are told what to do. A spelling is checked here, but under torch.compile only when it runs."""
+    if isinstance(spec, kind):
+        return spec.spelling
+    if not isinstance(spec, str):
+        raise ValueError(f"expected a {kind.__name__} or its spelling, not {type(spec).__name__}")
+    return spec if torch.compiler.is_compiling() else kind.parse(spec).spelling
 
 
-def seed_for(q: Quantizer | Mixture, seed: int | None) -> int:
-    if seed is None:
-        if q.needs_seed:
-            raise ValueError(f"{q} rounds stochastically and needs seed=, an integer from 0 to 2^63 - 1")
-        return 0
-    return check_seed(seed)
+def given(seed: int | None) -> int:
+    """-1 stands for a seed not given, which is right where nothing is rounded stochastically."""
+    return -1 if seed is None else check_seed(seed)
 
 
 def check_seed(seed: int) -> int:
-    if isinstance(seed, bool) or not isinstance(seed, (int, torch.SymInt)):
+    if isinstance(seed, bool) or not (isinstance(seed, (int, torch.SymInt)) or hasattr(seed, "__index__")):
         raise ValueError(f"seed={seed!r}: an integer from 0 to 2^63 - 1")
-    if not isinstance(seed, torch.SymInt) and not 0 <= seed < 1 << 63:
-        raise ValueError(f"seed={seed}: an integer from 0 to 2^63 - 1")
-    return seed
+    if not 0 <= seed < 1 << 63:
+        raise ValueError(f"seed={seed!r}: an integer from 0 to 2^63 - 1")
+    return seed if isinstance(seed, (int, torch.SymInt)) else int(seed)
 
 
 def check_tensor(x: Tensor, axis: int) -> None:
@@ -214,7 +203,7 @@ def check_tensor(x: Tensor, axis: int) -> None:
         raise ValueError(f"expected a tensor, not {type(x).__name__}")
     if x.dtype not in ops.DTYPES:
         raise ValueError(f"dtype {x.dtype}: valid are {', '.join(map(str, ops.DTYPES))}")
-    if axis not in (-1, 0):
+    if isinstance(axis, (bool, float)) or axis not in (-1, 0):
         raise ValueError(f"axis {axis!r}: valid are -1 (along the last dimension) and 0 (down the flattened rows)")
 
 
@@ -224,6 +213,8 @@ def _check_out(x: Tensor, out: Tensor) -> None:
         raise ValueError(f"out is {found}: it must be {tuple(x.shape)} {x.dtype} on {x.device}, like x")
     if torch.is_grad_enabled() and (x.requires_grad or out.requires_grad):
         raise ValueError("out= with a tensor that requires grad: a result written in place has no gradient")
+    if any(stride == 0 and size > 1 for size, stride in zip(out.shape, out.stride(), strict=True)):
+        raise ValueError("out overlaps itself (an expanded tensor): give one with memory for every element")
     if x is not out and torch._C._overlaps(x, out) and (x.data_ptr(), x.stride()) != (out.data_ptr(), out.stride()):
         raise ValueError("out overlaps x without being x: give x itself, or another tensor")
 

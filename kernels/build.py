@@ -1,7 +1,8 @@
 """Compiles the CPU kernels at first use and keeps the library under a name that says what it was made of.
 
-The name is a hash of sources, flags, compiler and processor: an edit rebuilds, and nodes of different types that
-share a home directory each find their own. One process builds under a lock; the file appears whole, by a rename.
+The name is a hash of sources, flags and processor, not of the compiler, whose choice changes no bit: an edit rebuilds,
+nodes of different types that share a home directory each find their own, and one without a compiler finds what another
+built. One process builds under a lock; the file appears whole, by a rename.
 This module imports neither torch nor numpy, so that `fewbits doctor` may ask it.
 """
 
@@ -58,7 +59,7 @@ def cache_folder() -> Path:
 def library_path() -> Path:
     """Where the compiled library lies, or would."""
     parts = [f"{path.name}\n{path.read_text()}" for path in sorted(SOURCES.glob("*.[hc]*"))]
-    parts += [*flags(), str(_openmp_of_torch()), _compiler_version(compiler() or ""), _processor()]
+    parts += [*flags(), str(_openmp_of_torch()), _processor()]
     return cache_folder() / f"cpu-{hashlib.sha256('|'.join(parts).encode()).hexdigest()[:16]}.so"
 
 
@@ -86,21 +87,22 @@ def _compile(command: str, folder: Path, target: Path) -> None:
         for unit, result in zip(UNITS, objects, strict=True)
         for step in [[command, *flags(), "-c", str(SOURCES / unit), "-o", str(result)]]
     ]
-    for step, process in running:
-        _finish(step, process)
+    outputs = [process.communicate()[0] for _, process in running]
+    for (step, process), output in zip(running, outputs, strict=True):
+        _check(step, process.returncode, output)
     # One OpenMP runtime in the process, torch's: two would keep twice the threads, spinning against each other.
     openmp = _openmp_of_torch()
     link = [str(openmp), f"-Wl,-rpath,{openmp.parent}"] if openmp else ["-fopenmp"]
     linked = folder / target.name
     step = [command, "-shared", *map(str, objects), *link, "-o", str(linked)]
-    _finish(step, subprocess.Popen(step, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
+    result = subprocess.run(step, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    _check(step, result.returncode, result.stdout)
     linked.rename(target)
 
 
-def _finish(step: list[str], process: "subprocess.Popen[str]") -> None:
-    output, _ = process.communicate()
-    if process.returncode:
-        raise BuildError(f"{' '.join(step)} failed with status {process.returncode}:\n{output}")
+def _check(step: list[str], status: int, output: str) -> None:
+    if status:
+        raise BuildError(f"{' '.join(step)} failed with status {status}:\n{output}")
 
 
 @cache
@@ -111,13 +113,6 @@ def _openmp_of_torch() -> Path | None:
     package = Path(spec.origin).parent
     found = sorted([*package.glob("lib/libgomp*.so*"), *package.parent.glob("torch.libs/libgomp*.so*")])
     return found[0] if found else None
-
-
-@cache
-def _compiler_version(command: str) -> str:
-    if not command:
-        return ""
-    return subprocess.run([command, "--version"], capture_output=True, text=True, check=False).stdout
 
 
 def _processor() -> str:

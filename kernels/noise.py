@@ -24,8 +24,8 @@ def gaussian_noise(count: int, seed: int, *, device: torch.device | str = "cpu")
 
 def unpack_noise(words: Tensor, count: int | None = None) -> Tensor:
     """The int8 values, −2 … 2, of packed noise."""
-    if words.dtype != torch.int32 or words.dim() != 1:
-        raise ValueError(f"packed noise is a vector of int32 words, not {tuple(words.shape)} {words.dtype}")
+    if not isinstance(words, Tensor) or words.dtype != torch.int32 or words.dim() != 1:
+        raise ValueError(f"packed noise is a vector of int32 words, not {words!r:.60}")
     available = 8 * words.numel()
     count = available if count is None else count
     if not 0 <= count <= available:
@@ -34,7 +34,7 @@ def unpack_noise(words: Tensor, count: int | None = None) -> Tensor:
 
 
 def uniform_noise(count: int, seed: int, *, device: torch.device | str = "cpu") -> Tensor:
-    """DiffQ's R: uniform on (−½, ½), in bfloat16."""
+    """DiffQ's R: uniform on [−½, ½], in bfloat16 (whose rounding reaches the ends)."""
     device = _checked(count, seed, device)
     return backend_for(device.type).uniform_noise(count, seed, device)
 
@@ -63,6 +63,10 @@ def sample_weight(
     if w.dim() != 2:
         raise ValueError(f"w has shape {tuple(w.shape)}: a matrix is expected")
     grid = tuple(-(-n // block) for n in w.shape)
+    if not isinstance(bits, Tensor):
+        raise ValueError(
+            f"bits are {type(bits).__name__}: a float32 tensor {grid} is expected, one for each square of w"
+        )
     if tuple(bits.shape) != grid or bits.dtype != torch.float32 or bits.device != w.device:
         raise ValueError(
             f"bits are {tuple(bits.shape)} {bits.dtype} on {bits.device}: expected {grid} torch.float32 on {w.device}, "
@@ -72,7 +76,10 @@ def sample_weight(
 
 
 def _checked(count: int, seed: int, device: torch.device | str) -> torch.device:
-    if count < 0:
-        raise ValueError(f"count={count}: it must not be negative")
+    if not isinstance(count, int) or isinstance(count, bool) or count < 0:
+        raise ValueError(f"count={count!r}: the number of elements, an integer from 0 up")
     check_seed(seed)
-    return torch.device(device)
+    device = torch.device(device)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device {device}: this torch sees no CUDA device; valid is cpu")
+    return device

@@ -63,44 +63,54 @@ def _define(schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> N
 # ------------------------------------------------------------------------------------------------ fake quantization
 
 
+def _seeded(what: Quantizer | Mixture, seed: int) -> int:
+    if seed < 0 and what.needs_seed:
+        raise ValueError(f"{what} rounds stochastically and needs seed=, an integer from 0 to 2^63 - 1")
+    return max(seed, 0)
+
+
 def _quantize(x: Tensor, spec: str, axis: int, seed: int) -> Tensor:
-    values, _, _ = backend_for(x.device.type).quantize(matrix(x), Quantizer.parse(spec), axis, seed)
+    q = Quantizer.parse(spec)
+    values, _, _ = backend_for(x.device.type).quantize(matrix(x), q, axis, _seeded(q, seed))
     return like(values, x)
 
 
 def _quantize_out(x: Tensor, spec: str, axis: int, seed: int, out: Tensor) -> None:
     backend, q = backend_for(x.device.type), Quantizer.parse(spec)
+    seed = _seeded(q, seed)
     if x.dtype != torch.float64 and out.is_contiguous():
         backend.quantize(matrix(x), q, axis, seed, out=matrix(out))
     else:
         out.copy_(like(backend.quantize(matrix(x), q, axis, seed)[0], x))
 
 
-def _quantize_stats(
-    x: Tensor, spec: str, axis: int, seed: int, partition: Sequence[int] | None
-) -> tuple[Tensor, Tensor, Tensor]:
+def _quantize_stats(x: Tensor, spec: str, axis: int, seed: int, per_block: bool) -> tuple[Tensor, Tensor, Tensor]:
+    q, m = Quantizer.parse(spec), matrix(x)
+    partition = q.block.resolve(m.shape[0], m.shape[1], axis) if per_block else None
     values, counts, amax = backend_for(x.device.type).quantize(
-        matrix(x), Quantizer.parse(spec), axis, seed, want_stats=True, partition=tuple(partition) if partition else None
+        m, q, axis, _seeded(q, seed), want_stats=True, partition=partition
     )
     return like(values, x), counts, amax
 
 
-def _quantize_stats_fake(
-    x: Tensor, spec: str, axis: int, seed: int, partition: Sequence[int] | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    grid = _grid(x, partition)
+def _quantize_stats_fake(x: Tensor, spec: str, axis: int, seed: int, per_block: bool) -> tuple[Tensor, Tensor, Tensor]:
+    grid = _grid(x, Quantizer.parse(spec).block.resolve(*_shape(x), axis) if per_block else None)
     return _empty(x), x.new_empty((*grid, COUNTS), dtype=torch.int64), x.new_empty(grid, dtype=torch.float32)
 
 
 def _quantize_both(x: Tensor, row: str, column: str, row_seed: int, column_seed: int) -> tuple[Tensor, Tensor]:
+    r, c = Quantizer.parse(row), Quantizer.parse(column)
     along, down = backend_for(x.device.type).quantize_both(
-        matrix(x), Quantizer.parse(row), Quantizer.parse(column), row_seed, column_seed
+        matrix(x), r, c, _seeded(r, row_seed), _seeded(c, column_seed)
     )
     return like(along, x), like(down, x)
 
 
 def _mix(x: Tensor, spec: str, axis: int, seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    values, choice, counts, amax = mix_matrix(backend_for(x.device.type), matrix(x), Mixture.parse(spec), axis, seed)
+    mixture = Mixture.parse(spec)
+    values, choice, counts, amax = mix_matrix(
+        backend_for(x.device.type), matrix(x), mixture, axis, _seeded(mixture, seed)
+    )
     return like(values, x), choice, counts, amax
 
 
@@ -126,7 +136,7 @@ def _empty(x: Tensor) -> Tensor:
 _define("quantize(Tensor x, str spec, int axis, int seed) -> Tensor", _quantize, lambda x, *_: _empty(x))
 _define("quantize_out(Tensor x, str spec, int axis, int seed, Tensor(a!) out) -> ()", _quantize_out, lambda *_: None)
 _define(
-    "quantize_stats(Tensor x, str spec, int axis, int seed, SymInt[]? partition) -> (Tensor, Tensor, Tensor)",
+    "quantize_stats(Tensor x, str spec, int axis, int seed, bool per_block) -> (Tensor, Tensor, Tensor)",
     _quantize_stats,
     _quantize_stats_fake,
 )
@@ -140,10 +150,11 @@ _define("unrotate(Tensor grad, str spec, int axis) -> Tensor", _unrotate, lambda
 
 
 def _turned_back(grad: Tensor | None, spec: str, axis: int) -> Tensor | None:
-    """The straight-through gradient of a quantizer: that of its rotation, if it has one."""
+    """The straight-through gradient of a quantizer, or of a mixture: that of its rotation, if it has one."""
     if grad is None or "rht" not in spec:
         return grad
-    return torch.ops.fewbits.unrotate(grad, spec, axis)
+    q = Mixture.parse(spec).quantizers[0] if "|" in spec else Quantizer.parse(spec)
+    return torch.ops.fewbits.unrotate(grad, q.spelling, axis)
 
 
 def _keep_spec(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -175,7 +186,8 @@ torch.library.register_autograd("fewbits::quantize_both", _both_backward, setup_
 
 
 def _encode(x: Tensor, spec: str, axis: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    codes, scales, groups = backend_for(x.device.type).encode(matrix(x), Quantizer.parse(spec), axis, seed)
+    q = Quantizer.parse(spec)
+    codes, scales, groups = backend_for(x.device.type).encode(matrix(x), q, axis, _seeded(q, seed))
     return codes, scales, groups
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fewbits.kernels import reference
-from fewbits.kernels.api import as_quantizer, check_tensor, fake_quantize, seed_for
+from fewbits.kernels.api import check_tensor, fake_quantize, given, spelling
 from fewbits.kernels.quantizer import Quantizer
 
 
@@ -44,7 +44,8 @@ def encode(x: Tensor, q: Quantizer | str, *, axis: int = -1, seed: int | None = 
     >>> packed = encode(x, "e2m1:1x16:nvfp4")
     >>> packed.codes.shape, packed.bits_per_element
     """
-    q = as_quantizer(q)
+    spec = spelling(q, Quantizer)
+    q = Quantizer.parse(spec)
     check_tensor(x, axis)
     if q.format.bits > 16:
         raise ValueError(f"{q.format} has {q.format.bits} bits: encode stores formats of at most 16")
@@ -54,7 +55,7 @@ def encode(x: Tensor, q: Quantizer | str, *, axis: int = -1, seed: int | None = 
         and not bool(fake_quantize(x, q, axis=axis, seed=seed).isfinite().all())
     ):
         raise ValueError(f"{q.format} has no code for NaN: encode finite values, or give {q} a scaling")
-    codes, scales, groups = torch.ops.fewbits.encode(x, str(q), axis, seed_for(q, seed))
+    codes, scales, groups = torch.ops.fewbits.encode(x, spec, axis, given(seed))
     stored = (
         None if q.scaling == "none" else scales.view(torch.float32) if q.scaling == "amax" else scales.to(torch.uint8)
     )
@@ -71,6 +72,8 @@ def encode(x: Tensor, q: Quantizer | str, *, axis: int = -1, seed: int | None = 
 
 def decode(packed: Packed) -> Tensor:
     """The values that `fake_quantize` gives, in the dtype and shape of the tensor that was encoded."""
+    if not isinstance(packed, Packed):
+        raise ValueError(f"decode takes what encode returns, a Packed, not {type(packed).__name__}")
     q, scales, groups = packed.quantizer, packed.scales, packed.group_scales
     cols = packed.shape[-1] if packed.shape else 1
     codes = unpack(packed.codes, q.format.bits, cols)

@@ -23,7 +23,7 @@ import math
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Literal, get_args
 
@@ -101,6 +101,9 @@ class Quantizer:
     signs: Signs | int | None
     overflow: Overflow
     group: Group
+    spelling: str = field(
+        init=False, compare=False, repr=False
+    )  # made once: torch.compile reads it, and traces no code
 
     def __init__(
         self,
@@ -128,6 +131,7 @@ class Quantizer:
         for name, value in fields.items():
             object.__setattr__(self, name, value)
         self._check()
+        object.__setattr__(self, "spelling", self._spell())
 
     def _check(self) -> None:
         _one_of("scaling", self.scaling, SCALINGS)
@@ -156,6 +160,9 @@ class Quantizer:
             )
 
     def __str__(self) -> str:
+        return self.spelling
+
+    def _spell(self) -> str:
         default_signs = "te" if self.hadamard == 16 else 0
         parts = [
             self.format.name,
@@ -170,7 +177,16 @@ class Quantizer:
 
     @staticmethod
     def parse(text: str) -> Quantizer:
-        """The quantizer spelled `format[:block:scaling]` and options, as at the head of this file; cached."""
+        """The quantizer spelled `format[:block:scaling]` and options; cached.
+
+        format: e4m3, e5m2, e2m1, e3m2, e2m3, e3m4, bf16, fp16, fp32 or any eXmY.
+        block: tensor, channel or RxC. scaling: amax, gam, e8m0, mx or nvfp4. A format alone is the naive cast.
+        options, in any order: stochastic, rhtN, signs=te|none|SEED, overflow=saturate|nan|inf, group=tensor|row.
+
+        >>> Quantizer.parse("e2m1:1x16:nvfp4:stochastic:rht16")
+        """
+        if not isinstance(text, str):
+            raise ValueError(f"a quantizer's spelling is a string, not {type(text).__name__}")
         return _parse_quantizer(text)
 
     @property
@@ -238,11 +254,15 @@ class Mixture:
 
     entries: tuple[Entry, ...]
     per: str = "tensor"
+    spelling: str = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "entries", tuple(self.entries))
         if not self.entries:
             raise ValueError("a mixture needs at least one entry")
+        for entry in self.entries:
+            if not isinstance(entry, Entry) or not isinstance(entry.quantizer, Quantizer):
+                raise ValueError(f"a mixture holds entries, Entry(quantizer, test), not {entry!r}")
         for i, entry in enumerate(self.entries[:-1], start=1):
             if entry.test is None:
                 raise ValueError(f"entry {i}, {str(entry)!r}, has no test: all but the last need one of {_TESTS}")
@@ -256,14 +276,26 @@ class Mixture:
                     "neither mixed nor compared, so give every entry and yardstick the same"
                 )
         _ = self.decision_block  # fails here rather than later where per is wrong
+        object.__setattr__(self, "spelling", self._spell())
 
     def __str__(self) -> str:
+        return self.spelling
+
+    def _spell(self) -> str:
         entries = " | ".join(map(str, self.entries))
         return entries if self.per == "tensor" else f"{entries} ; per={self.per}"
 
     @staticmethod
     def parse(text: str) -> Mixture:
-        """The mixture spelled `QUANTIZER @ TEST | … | QUANTIZER ; per=…`, as at the head of this file; cached."""
+        """The mixture spelled `QUANTIZER @ TEST | … | QUANTIZER ; per=…`, cached; per is tensor, block, channel or RxC.
+
+        Tests: error<NUMBER (mean relative error), error<QUANTIZER (less than that one's), spread<normal, spread<NUMBER
+        (largest / smallest non-zero magnitude; normal is the entry's own format's).
+
+        >>> Mixture.parse("e4m3:128x128:gam @ error<0.045 | bf16 ; per=tensor")
+        """
+        if not isinstance(text, str):
+            raise ValueError(f"a mixture's spelling is a string, not {type(text).__name__}")
         return _parse_mixture(text)
 
     @property

@@ -25,9 +25,9 @@ OPERATORS: dict[str, list[tuple[Any, ...]]] = {
     "quantize": [(X, FP4, -1, 3), (X, "e4m3:128x128:gam", 0, 0), (X.bfloat16(), "fp16", -1, 0)],
     "quantize_out": [(X, "e4m3:16x16:gam", -1, 0, torch.empty(33, 50)), (X.t(), FP4, 0, 1, torch.empty(33, 50).t())],
     "quantize_stats": [
-        (X, "e4m3:16x16:gam", 0, 0, [16, 16]),
-        (X, FP4, -1, 2, None),
-        (X.half(), "e5m2", -1, 0, [1, 50]),
+        (X, "e4m3:16x16:gam", 0, 0, True),
+        (X, FP4, -1, 2, False),
+        (X.half(), "e5m2", -1, 0, True),
     ],
     "quantize_both": [(X, "e2m1:1x16:nvfp4", FP4, 0, 4)],
     "mix": [(X, "e4m3:16x16:gam @ error<0.02 | bf16 ; per=block", 0, 0), (X, ROTATED_MIX, -1, 0)],
