@@ -63,14 +63,11 @@ def sample_weight(
     if w.dim() != 2:
         raise ValueError(f"w has shape {tuple(w.shape)}: a matrix is expected")
     grid = tuple(-(-n // block) for n in w.shape)
-    if not isinstance(bits, Tensor):
+    is_tensor = isinstance(bits, Tensor)
+    if not is_tensor or tuple(bits.shape) != grid or bits.dtype != torch.float32 or bits.device != w.device:
+        found = f"{tuple(bits.shape)} {bits.dtype} on {bits.device}" if is_tensor else type(bits).__name__
         raise ValueError(
-            f"bits are {type(bits).__name__}: a float32 tensor {grid} is expected, one for each square of w"
-        )
-    if tuple(bits.shape) != grid or bits.dtype != torch.float32 or bits.device != w.device:
-        raise ValueError(
-            f"bits are {tuple(bits.shape)} {bits.dtype} on {bits.device}: expected {grid} torch.float32 on {w.device}, "
-            f"one for each {block}x{block} square of w"
+            f"bits are {found}: expected {grid} torch.float32 on {w.device}, one for each {block}x{block} square of w"
         )
     return torch.ops.fewbits.sample_weight(w, bits, check_seed(seed), noise, block, dtype)
 

@@ -133,19 +133,19 @@ def _empty(x: Tensor) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
-_define("quantize(Tensor x, str spec, int axis, int seed) -> Tensor", _quantize, lambda x, *_: _empty(x))
-_define("quantize_out(Tensor x, str spec, int axis, int seed, Tensor(a!) out) -> ()", _quantize_out, lambda *_: None)
+_define("quantize(Tensor x, str spec, int axis, SymInt seed) -> Tensor", _quantize, lambda x, *_: _empty(x))
+_define("quantize_out(Tensor x, str spec, int axis, SymInt seed, Tensor(a!) out) -> ()", _quantize_out, lambda *_: None)
 _define(
-    "quantize_stats(Tensor x, str spec, int axis, int seed, bool per_block) -> (Tensor, Tensor, Tensor)",
+    "quantize_stats(Tensor x, str spec, int axis, SymInt seed, bool per_block) -> (Tensor, Tensor, Tensor)",
     _quantize_stats,
     _quantize_stats_fake,
 )
 _define(
-    "quantize_both(Tensor x, str row, str column, int row_seed, int column_seed) -> (Tensor, Tensor)",
+    "quantize_both(Tensor x, str row, str column, SymInt row_seed, SymInt column_seed) -> (Tensor, Tensor)",
     _quantize_both,
     lambda x, *_: (_empty(x), _empty(x)),
 )
-_define("mix(Tensor x, str spec, int axis, int seed) -> (Tensor, Tensor, Tensor, Tensor)", _mix, _mix_fake)
+_define("mix(Tensor x, str spec, int axis, SymInt seed) -> (Tensor, Tensor, Tensor, Tensor)", _mix, _mix_fake)
 _define("unrotate(Tensor grad, str spec, int axis) -> Tensor", _unrotate, lambda grad, *_: _empty(grad))
 
 
@@ -202,7 +202,7 @@ def _encode_fake(x: Tensor, spec: str, axis: int, seed: int) -> tuple[Tensor, Te
     )
 
 
-_define("encode(Tensor x, str spec, int axis, int seed) -> (Tensor, Tensor, Tensor)", _encode, _encode_fake)
+_define("encode(Tensor x, str spec, int axis, SymInt seed) -> (Tensor, Tensor, Tensor)", _encode, _encode_fake)
 
 
 # ------------------------------------------------------------------------------------------------ noise
@@ -219,12 +219,12 @@ def _sample_weight_backward(grad: Tensor, w: Tensor, bits: Tensor, seed: int, no
 
 
 _define(
-    "sample_weight(Tensor w, Tensor bits, int seed, str noise, int block, ScalarType dtype) -> Tensor",
+    "sample_weight(Tensor w, Tensor bits, SymInt seed, str noise, int block, ScalarType dtype) -> Tensor",
     _sample_weight,
     lambda w, bits, seed, noise, block, dtype: _empty(w).to(dtype),
 )
 _define(
-    "sample_weight_backward(Tensor grad, Tensor w, Tensor bits, int seed, str noise, int block) -> Tensor",
+    "sample_weight_backward(Tensor grad, Tensor w, Tensor bits, SymInt seed, str noise, int block) -> Tensor",
     _sample_weight_backward,
     lambda grad, w, bits, *_: _empty(bits),
 )

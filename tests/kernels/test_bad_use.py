@@ -108,8 +108,11 @@ CASES: dict[str, tuple[Callable[[], object], str]] = {
     "unknown noise": (lambda: sample_weight(X, BITS, 1, noise=_any("normal")), "valid are gaussian, uniform"),
     "negative seed of a weight": (lambda: sample_weight(X, BITS, -1), f"seed=-1: {SEED}"),
     "no seed of a weight": (lambda: sample_weight(X, BITS, Anything), f"seed=None: {SEED}"),
-    "negative count": (lambda: gaussian_noise(-1, 1), "count=-1: it must not be negative"),
-    "negative count of uniform": (lambda: uniform_noise(-1, 1), "count=-1: it must not be negative"),
+    "negative count": (lambda: gaussian_noise(-1, 1), "count=-1: the number of elements, an integer from 0 up"),
+    "negative count of uniform": (
+        lambda: uniform_noise(-1, 1),
+        "count=-1: the number of elements, an integer from 0 up",
+    ),
     "negative seed of noise": (lambda: gaussian_noise(8, -1), f"seed=-1: {SEED}"),
     "more than was drawn": (lambda: unpack_noise(WORDS, 25), "count=25: these words hold 24 values"),
     "unpacking floats": (lambda: unpack_noise(WORDS.float()), "packed noise is a vector of int32 words"),
