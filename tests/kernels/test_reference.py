@@ -803,7 +803,7 @@ def test_every_element_of_a_nan_block_that_is_not_zero_has_error_1() -> None:
     _, counts, amax = quantize(x, Quantizer.parse("e4m3:1x4:gam"), -1, 0, want_stats=True, partition=(1, 4))
     assert counts is not None
     assert amax is not None
-    assert counts.tolist() == [[[3 << 23, 3, 0, 0, 0, 1], [0, 3, 0, 0, 0, 0]]]
+    assert counts.tolist() == [[[3 << 23, 3, 0, 0, 0, 1, 4], [0, 3, 0, 0, 0, 0, 0]]]
     assert amax.tolist() == [[math.inf, 1.0]]
 
 
@@ -811,7 +811,7 @@ def test_what_a_zero_scale_flushes_is_not_saturated() -> None:
     x = torch.tensor([[1.0, 1.0, 1.0, 1.0, 1e-10, -1e-10, 0.0, -0.0]])
     _, counts, _ = quantize(x, Quantizer.parse("e2m1:1x4:nvfp4"), -1, 0, want_stats=True, partition=(1, 4))
     assert counts is not None
-    assert counts.tolist() == [[[0, 4, 0, 0, 0, 0], [2 << 23, 2, 2, 0, 0, 0]]]
+    assert counts.tolist() == [[[0, 4, 0, 0, 0, 0, 0], [2 << 23, 2, 2, 0, 0, 0, 0]]]
 
 
 def test_skipped_parts_are_left_alone_and_count_for_nothing() -> None:
