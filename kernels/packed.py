@@ -55,7 +55,7 @@ def encode(x: Tensor, q: Quantizer | str, *, axis: int = -1, seed: int | None = 
         and not bool(fake_quantize(x, q, axis=axis, seed=seed).isfinite().all())
     ):
         raise ValueError(f"{q.format} has no code for NaN: encode finite values, or give {q} a scaling")
-    codes, scales, groups = torch.ops.fewbits.encode(x, spec, axis, given(seed))
+    codes, scales, groups = torch.ops.fewbits.encode(x.detach(), spec, axis, given(seed))
     stored = (
         None if q.scaling == "none" else scales.view(torch.float32) if q.scaling == "amax" else scales.to(torch.uint8)
     )

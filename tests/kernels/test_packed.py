@@ -260,3 +260,11 @@ def test_quantizers_by_object_and_by_name_store_alike() -> None:
     named, built = encode(x, "e2m1:1x16:nvfp4"), encode(x, Quantizer("e2m1", "1x16", "nvfp4"))
     assert_same(named.codes, built.codes)
     assert named.quantizer == built.quantizer
+
+
+@pytest.mark.parametrize("text", ["e2m1:1x16:nvfp4", "e4m3:1x16:amax", "e4m3:16x16:gam", "e4m3"])
+def test_what_is_stored_of_a_parameter_has_no_gradient(text: str) -> None:
+    """Codes have none, so scales that had one would take a backward pass where nothing is."""
+    packed = encode(torch.nn.Parameter(torch.randn(32, 32)), text)
+    for stored in (packed.codes, packed.scales, packed.group_scales, decode(packed)):
+        assert stored is None or not stored.requires_grad
