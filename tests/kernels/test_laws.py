@@ -139,7 +139,9 @@ def test_quantizing_again_changes_nothing(rounding: str, x: Tensor, element: str
 
     It need not with nvfp4: a block's largest value moves by rounding, so its E4M3 scale may round differently the next
     time (3 · 2^-9 of the tensor scale is a tie: the whole block goes to zero). Nor after a rotation, which turns again.
+    Nor at the end of a dtype: what rounds up beyond its largest value becomes that, on the grid or not; hence the half.
     """
+    x = x / 2
     q = f"{element}:{rounding}" if scaling == "none" else f"{element}:{block}:{scaling}:{rounding}"
     once = fake_quantize(x, q, seed=1)
     assert_same(fake_quantize(once, q, seed=2), once, q)
