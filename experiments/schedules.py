@@ -1,0 +1,86 @@
+"""The learning rate over a trial, as a pure function: update `step` uses peak × `factor(config, step, steps)`.
+
+Updates are counted from 0 to steps − 1. With W updates of warm-up and a decay that starts at update D (at W for linear
+and cosine; for wsd where the last part of the trial begins):
+
+    warm-up   step < W        (step + 1) / (W + 1)
+    plateau   W ≤ step < D    1
+    decay     D ≤ step        f + (1 − f)·shape((step − D) / (steps − D)),    f = final_ratio, shape falls from 1 to 0
+
+The first update is thus never lost to a rate of 0, nor is the last: f is where the curve would arrive one update after
+it, and the last factor is f + (1 − f)·shape(1 − 1/(steps − D)). nanoGPT's cosine and torchtitan's linear schedule have
+this form. A branch that decays "to zero from here" is `ScheduleConfig(kind="linear")`: it starts at the peak.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+SHAPES: dict[str, Callable[[float], float]] = {
+    "linear": lambda done: 1 - done,
+    "cosine": lambda done: 0.5 * (1 + math.cos(math.pi * done)),
+    "sqrt": lambda done: 1 - math.sqrt(done),
+}
+KINDS = ("constant", "linear", "cosine", "wsd")
+
+
+@dataclass(frozen=True)
+class ScheduleConfig:
+    """A schedule for trials of any length. Of the two lengths of warm-up one may be set; neither means no warm-up."""
+
+    kind: str = "linear"
+    warmup_steps: int = 0
+    warmup_fraction: float = 0.0
+    final_ratio: float = 0.0  # the lowest rate over the peak
+    decay_fraction: float = 0.2  # wsd alone: the part of the trial that decays; NVFP4's 12B 0.2, its 8B and 1.2B 0.15
+    decay_shape: str = "linear"  # wsd alone; assumed: the NVFP4 paper does not state it
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ValueError(f"unknown schedule {self.kind!r}: valid are {', '.join(KINDS)}")
+        if self.decay_shape not in SHAPES:
+            raise ValueError(f"unknown decay_shape {self.decay_shape!r}: valid are {', '.join(SHAPES)}")
+        if self.warmup_steps < 0:
+            raise ValueError(f"warmup_steps={self.warmup_steps}: valid are numbers of updates, 0 or more")
+        if self.warmup_steps and self.warmup_fraction:
+            raise ValueError(
+                f"warmup_steps={self.warmup_steps} and warmup_fraction={self.warmup_fraction}: set only one of the two"
+            )
+        for name in ("warmup_fraction", "final_ratio", "decay_fraction"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name}={getattr(self, name)}: valid are numbers from 0 to 1")
+
+
+def factor(config: ScheduleConfig, step: int, steps: int) -> float:
+    """What the peak learning rate is multiplied by in update `step`, counted from 0, of `steps`."""
+    if not 0 <= step < steps:
+        raise ValueError(f"update {step} of a trial of {steps}: valid are 0 to {steps - 1}")
+    warmup, decay = phases(config, steps)
+    if step < warmup:
+        return (step + 1) / (warmup + 1)
+    if step < decay:
+        return 1.0
+    shape = SHAPES[config.decay_shape if config.kind == "wsd" else config.kind]
+    return config.final_ratio + (1 - config.final_ratio) * shape((step - decay) / (steps - decay))
+
+
+def phases(config: ScheduleConfig, steps: int) -> tuple[int, int]:
+    """The number of updates of warm-up, and the update at which decay starts (`steps` if there is none)."""
+    warmup = config.warmup_steps or _part(config.warmup_fraction, steps)
+    if config.kind == "constant":
+        decay = steps
+    elif config.kind == "wsd":
+        decay = steps - _part(config.decay_fraction, steps)
+    else:
+        decay = warmup
+    room = min(decay, steps - 1)
+    if warmup > room:
+        raise ValueError(f"{warmup} updates of warm-up in a trial of {steps} ({config.kind}): valid are 0 to {room}")
+    return warmup, decay
+
+
+def _part(fraction: float, steps: int) -> int:
+    """A fraction of a trial in updates: at least one if it is asked for at all, however short the trial."""
+    return max(1, round(fraction * steps)) if fraction else 0
