@@ -1,0 +1,40 @@
+"""Held-out loss: mean cross entropy in nats per token, of every window and of all of them.
+
+The windows are the same for every trial, so two trials are compared window by window: the difference of two vectors
+has far less noise than the difference of two means. Sums are exact (math.fsum rounds once), so they depend neither on
+the order nor on the batch; what is left is the model's own arithmetic. There the batch does count: a scale shared by a
+whole tensor is shared by the windows of a batch. Compare losses that were taken with one batch size.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from fewbits.experiments.evaluation.protocols import Corpus, Model, check_count, evaluating
+
+
+def evaluate_loss(model: Model, corpus: Corpus, split: str, *, windows: int, length: int, batch: int) -> float:
+    """Mean loss in nats per token on the first windows of a split."""
+    return mean_loss(evaluate_windows(model, corpus, split, windows=windows, length=length, batch=batch))
+
+
+def evaluate_windows(model: Model, corpus: Corpus, split: str, *, windows: int, length: int, batch: int) -> Tensor:
+    """The mean loss of each window, float64 [windows], for paired comparisons."""
+    for name, value in (("windows", windows), ("length", length), ("batch", batch)):
+        check_count(name, value)
+    inputs, targets = corpus.windows(split, windows, length)
+    if inputs.shape != (windows, length) or targets.shape != (windows, length):
+        shapes = f"{tuple(inputs.shape)} and {tuple(targets.shape)}"
+        raise ValueError(f"split {split!r} gives windows of {shapes}: asked for ({windows}, {length})")
+    means: list[float] = []
+    with evaluating(model) as device:
+        for x, y in zip(inputs.split(batch), targets.split(batch), strict=True):
+            losses = model.loss(x.to(device), y.to(device), reduction="none").reshape(x.shape)
+            means += [math.fsum(row) / length for row in losses.double().tolist()]
+    return torch.tensor(means, dtype=torch.float64)
+
+
+def mean_loss(each: Tensor) -> float:
+    """The mean over windows, which are of one length."""
+    return math.fsum(each.tolist()) / each.numel()
