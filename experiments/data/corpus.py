@@ -1,0 +1,112 @@
+"""Tokens to train and to judge on: splits, their order, and the fingerprint by which a checkpoint knows them again."""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fewbits.experiments.data import order
+from fewbits.experiments.data.folder import TokenFolder, Tokens
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """The splits `train`, `validation` (documents that train does not hold) and, where there is one, `ood`.
+
+    kind: of `DataConfig`.
+    folder: the tokens and what is known of them.
+    """
+
+    kind: str
+    folder: TokenFolder
+
+    @property
+    def vocab(self) -> int:
+        """Every token is below it."""
+        return self.folder.vocab
+
+    @property
+    def splits(self) -> Mapping[str, Tokens]:
+        return self.folder.splits
+
+    @property
+    def entropy(self) -> float | None:
+        """Of the source, in nats per token: no model's loss goes below it, but by luck. None where it is unknown."""
+        return self.folder.meta.entropy
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 of what the tokens are: the content of every split, their dtype and vocabulary, the tokenizer."""
+        meta = self.folder.meta
+        content = {name: found.sha256 for name, found in sorted(self.folder.surveys.items())}
+        what = [content, meta.dtype, self.vocab, meta.separator, meta.tokenizer_sha256]
+        return hashlib.sha256(json.dumps(what).encode()).hexdigest()
+
+    def tokens_in(self, split: str) -> int:
+        return int(self._tokens(split).size)
+
+    def bytes_per_token(self, split: str) -> float | None:
+        """Bytes of text behind a token; a document's separator counts as one. None where nobody knows.
+
+        A loss of x nats per token is x / (ln 2 · bytes_per_token) bits per byte.
+        """
+        size = self.folder.meta.text_bytes.get(split)
+        return None if size is None else size / self.tokens_in(split)
+
+    def batch(self, split: str, first: int, count: int, length: int, seed: int) -> tuple[Tensor, Tensor]:
+        """Inputs and targets, int64 [count, length], of windows number first … first+count−1 of the seed's stream."""
+        tokens = self._tokens(split)
+        return _cut(tokens, order.starts(first, count, tokens.size, length, seed), length)
+
+    def windows(self, split: str, count: int, length: int) -> tuple[Tensor, Tensor]:
+        """Inputs and targets of `count` windows spread evenly over the split: the same ones for every trial."""
+        tokens = self._tokens(split)
+        return _cut(tokens, order.evenly_spread(count, tokens.size, length), length)
+
+    def documents(self, split: str) -> Iterator[Tokens]:
+        """The split's documents in turn, without their separators; ValueError where those are not known."""
+        self._tokens(split)
+        return self.folder.documents(split)
+
+    def check(self, fingerprint: str, described: Mapping[str, object] | None = None) -> None:
+        """ValueError unless this is the corpus that had the fingerprint, and that description, when it was recorded."""
+        if fingerprint == self.fingerprint:
+            return
+        here = describe(self)
+        told = sorted(key for key in {*here, *(described or {})} if here.get(key) != (described or {}).get(key))
+        differ = "; ".join(f"{key}: {(described or {}).get(key)!r} then, {here.get(key)!r} now" for key in told)
+        what = f"What differs: {differ}" if described else f"Here are {json.dumps(here)}"
+        raise ValueError(
+            f"these are not the data of the checkpoint: their fingerprint is {self.fingerprint[:16]}…, its "
+            f"{fingerprint[:16]}…. Resume with the same data, Python and torch, or start another trial. {what}"
+        )
+
+    def _tokens(self, split: str) -> Tokens:
+        if split not in self.splits:
+            raise ValueError(f"no split {split!r} in data of kind {self.kind}; there are {', '.join(self.splits)}")
+        return self.splits[split]
+
+
+def describe(corpus: Corpus) -> dict[str, object]:
+    """What a run's provenance records of its data: flat, and all of it JSON."""
+    meta = corpus.folder.meta
+    facts: dict[str, object] = {"kind": corpus.kind, "fingerprint": corpus.fingerprint, "vocab": corpus.vocab}
+    for name in corpus.splits:
+        facts[f"{name}.tokens"] = corpus.tokens_in(name)
+        facts[f"{name}.bytes"] = meta.text_bytes.get(name)
+        facts[f"{name}.sha256"] = corpus.folder.surveys[name].sha256
+    facts |= {"tokenizer": meta.tokenizer, "separator": meta.separator, "entropy": meta.entropy}
+    return facts | {f"source.{key}": value for key, value in meta.source.items()}
+
+
+def _cut(tokens: Tokens, begins: order.Integers, length: int) -> tuple[Tensor, Tensor]:
+    inputs, targets = np.empty((2, len(begins), length), np.int64)
+    for row, begin in enumerate(begins.tolist()):
+        inputs[row] = tokens[begin : begin + length]
+        targets[row] = tokens[begin + 1 : begin + length + 1]
+    return torch.from_numpy(inputs), torch.from_numpy(targets)

@@ -1,0 +1,197 @@
+"""Tokens on disk: nanoGPT's folder of train.bin and val.bin, with what it leaves unsaid in an optional meta.json.
+
+A .bin file is the tokens' numbers one after another, little-endian, uint16 unless meta.json says uint8 or uint32. Ours
+may have a third one, ood.bin, out-of-domain text. The files are memory-mapped, never read whole. Every file is surveyed
+before use: its SHA-256, which goes into the corpus's fingerprint, and its largest token, which must be below the
+vocabulary. The survey of a large file is remembered under the file's size and time of change.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fewbits.experiments.data.once import Damaged
+
+Tokens = npt.NDArray[np.integer[Any]]
+
+FILES = {"train": "train.bin", "validation": "val.bin", "ood": "ood.bin"}
+DTYPES = ("uint8", "uint16", "uint32")
+META = "meta.json"
+
+REMEMBERED_FROM = 64 << 20  # bytes: reading a smaller file costs less than 0.1 s, so nothing needs to be remembered
+_CHUNK = 16 << 20
+
+
+@dataclass(frozen=True)
+class Meta:
+    """What meta.json may say of a folder.
+
+    dtype: of the numbers in the .bin files.
+    vocab: above every token; without it the largest token + 1.
+    separator: the token that follows every document.
+    tokenizer: what made the tokens, for people; tokenizer_sha256: of its tokenizer.json.
+    text_bytes: of each split, a separator counting as one, so that a loss can be put in bits per byte.
+    sha256: of each .bin file, which must still be so.
+    entropy: of the source in nats per token, where it is known.
+    source: what else is known of where the text came from.
+    """
+
+    dtype: str = "uint16"
+    vocab: int | None = None
+    separator: int | None = None
+    tokenizer: str | None = None
+    tokenizer_sha256: str | None = None
+    text_bytes: Mapping[str, int] = field(default_factory=dict)
+    sha256: Mapping[str, str] = field(default_factory=dict)
+    entropy: float | None = None
+    source: Mapping[str, object] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise ValueError(f"dtype {self.dtype!r}: valid are {', '.join(DTYPES)}")
+        limit = 1 << 8 * np.dtype(self.dtype).itemsize
+        for name, value, top in (
+            ("vocab", self.vocab, limit),
+            ("separator", self.separator, (self.vocab or limit) - 1),
+        ):
+            if value is not None and (type(value) is not int or not 0 <= value <= top):
+                raise ValueError(f"{name} {value!r} with dtype {self.dtype}: valid are whole numbers from 0 to {top}")
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What one pass over a .bin file finds."""
+
+    sha256: str
+    largest: int
+
+
+@dataclass(frozen=True)
+class TokenFolder:
+    meta: Meta
+    vocab: int
+    splits: Mapping[str, Tokens]
+    surveys: Mapping[str, Survey]
+
+    def documents(self, split: str) -> Iterator[Tokens]:
+        """The split's documents in turn, without their separators; ValueError where those are not known."""
+        if self.meta.separator is None:
+            raise ValueError(f"these data have no known ends of documents: no separator is named in {META}")
+        return _separated(self.splits[split], self.meta.separator)
+
+
+def smallest_dtype(vocab: int) -> str:
+    return next(dtype for dtype in DTYPES if vocab <= 1 << 8 * np.dtype(dtype).itemsize)
+
+
+def write_folder(folder: Path, splits: Mapping[str, Tokens], meta: Meta) -> None:
+    """Fill an empty folder; meta.json, with the files' checksums, comes last."""
+    for name, tokens in splits.items():
+        tokens.astype(np.dtype(meta.dtype).newbyteorder("<"), copy=False).tofile(folder / FILES[name])
+    write_meta(folder, meta)
+
+
+def write_meta(folder: Path, meta: Meta) -> None:
+    """Write meta.json for the .bin files that lie in the folder, with their checksums."""
+    sha256 = {name: survey(path, meta.dtype).sha256 for name, path in _files(folder).items()}
+    (folder / META).write_text(json.dumps({**asdict(meta), "sha256": sha256}, indent=1) + "\n")
+
+
+def read_meta(folder: Path) -> Meta:
+    path = folder / META
+    try:
+        written = json.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        return Meta()
+    except ValueError as error:
+        raise Damaged(f"{path} is not JSON: {error}") from None
+    known = [item.name for item in fields(Meta)]
+    if not isinstance(written, dict) or (unknown := sorted(set(written) - set(known))):
+        what = f"unknown {', '.join(unknown)}" if isinstance(written, dict) else "not an object"
+        raise ValueError(f"{path}: {what}; valid are {', '.join(known)}")
+    try:
+        return Meta(**written)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def open_folder(folder: Path, remembered: Path | None = None) -> TokenFolder:
+    """The folder's splits, memory-mapped and surveyed; `remembered` is where surveys of large files are kept.
+
+    FileNotFoundError if there is no such folder, `Damaged` if a file is not what meta.json says, ValueError for the
+    rest.
+    """
+    if not folder.is_dir():
+        raise FileNotFoundError(f"no folder {folder}")
+    meta, files = read_meta(folder), _files(folder)
+    for name in ("train", "validation"):
+        if name not in files:
+            raise Damaged(f"{folder} has no {FILES[name]}: a folder of tokens holds train.bin and val.bin")
+    splits = {name: _mapped(path, meta.dtype) for name, path in files.items()}
+    surveys = {name: survey(path, meta.dtype, remembered) for name, path in files.items()}
+    vocab = meta.vocab if meta.vocab is not None else 1 + max(found.largest for found in surveys.values())
+    for name, found in surveys.items():
+        if meta.sha256.get(name, found.sha256) != found.sha256:
+            raise Damaged(f"{files[name]} is not the file that {META} beside it describes: its SHA-256 differs")
+        if found.largest >= vocab:
+            raise ValueError(
+                f"{files[name]} holds token {found.largest}, but {META} says that the vocabulary has {vocab}"
+            )
+    return TokenFolder(meta, vocab, splits, surveys)
+
+
+def survey(path: Path, dtype: str, remembered: Path | None = None) -> Survey:
+    status = path.stat()
+    if remembered is None or status.st_size < REMEMBERED_FROM:
+        return _read_through(path, dtype)
+    identity = (str(path.resolve()), status.st_size, status.st_mtime_ns, status.st_ino, dtype)
+    note = remembered / f"{hashlib.sha256(repr(identity).encode()).hexdigest()[:32]}.json"
+    try:
+        return Survey(**json.loads(note.read_text("utf-8")))
+    except (FileNotFoundError, ValueError, TypeError):
+        found = _read_through(path, dtype)
+    remembered.mkdir(parents=True, exist_ok=True)
+    unfinished = note.with_suffix(f".{os.getpid()}")
+    unfinished.write_text(json.dumps(asdict(found)))
+    unfinished.replace(note)
+    return found
+
+
+def _read_through(path: Path, dtype: str) -> Survey:
+    digest, largest = hashlib.sha256(), -1
+    with open(path, "rb") as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+            largest = max(largest, int(np.frombuffer(chunk, np.dtype(dtype).newbyteorder("<")).max()))
+    return Survey(digest.hexdigest(), largest)
+
+
+def _mapped(path: Path, dtype: str) -> Tokens:
+    little, size = np.dtype(dtype).newbyteorder("<"), path.stat().st_size
+    if size == 0 or size % little.itemsize:
+        what = "is empty" if size == 0 else f"has {size} bytes, no whole number of {dtype}: it was cut off"
+        raise Damaged(f"{path} {what}")
+    # A plain array over the map: slicing np.memmap itself costs several times as much.
+    return np.asarray(np.memmap(path, little, mode="r"))
+
+
+def _files(folder: Path) -> dict[str, Path]:
+    return {name: folder / file for name, file in FILES.items() if (folder / file).is_file()}
+
+
+def _separated(tokens: Tokens, separator: int) -> Iterator[Tokens]:
+    begin = 0
+    for chunk in range(0, tokens.size, _CHUNK):
+        for end in (chunk + np.flatnonzero(tokens[chunk : chunk + _CHUNK] == separator)).tolist():
+            if end > begin:
+                yield tokens[begin:end]
+            begin = end + 1
+    if begin < tokens.size:
+        yield tokens[begin:]

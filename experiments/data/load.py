@@ -1,0 +1,75 @@
+"""From the config of data to a corpus: the kinds there are, and which settings each of them takes."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from functools import partial
+from pathlib import Path
+
+from fewbits.experiments.data.config import DataConfig
+from fewbits.experiments.data.corpus import Corpus
+from fewbits.experiments.data.folder import TokenFolder, open_folder
+from fewbits.experiments.data.once import Damaged, opened_or_made
+from fewbits.experiments.data.synthetic import SIZE, write_synthetic
+from fewbits.experiments.data.text import named, text_folder
+from fewbits.experiments.data.web import COLLECTIONS
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What data it is, which settings it takes besides `kind`, and how they become tokens, with a cache at hand."""
+
+    summary: str
+    takes: tuple[str, ...]
+    tokens: Callable[[DataConfig, Path], TokenFolder]
+
+
+def load(config: DataConfig, cache: Path) -> Corpus:
+    """The corpus; from the cache if it has been made before. ValueError for settings that make no sense."""
+    if config.kind not in KINDS:
+        raise ValueError(f"unknown kind of data {config.kind!r}: valid are {', '.join(KINDS)}")
+    kind = KINDS[config.kind]
+    for setting in fields(DataConfig):
+        value = getattr(config, setting.name)
+        if setting.name not in ("kind", *kind.takes) and value != setting.default:
+            takes = ", ".join(kind.takes)
+            raise ValueError(f"data.{setting.name}={value} with data.kind={config.kind}, which takes only {takes}")
+    if config.size is not None and config.size < 1:
+        raise ValueError(f"data.size={config.size}: a training split has at least 1 byte or token")
+    return Corpus(config.kind, kind.tokens(config, cache))
+
+
+def _text(config: DataConfig, cache: Path) -> TokenFolder:
+    return text_folder(config.kind, config.size, config.tokenizer, cache)
+
+
+def _synthetic(config: DataConfig, cache: Path) -> TokenFolder:
+    size = SIZE if config.size is None else config.size
+    folder = cache / f"synthetic-{named(str(size), str(config.seed))}"
+    return opened_or_made(folder, open_folder, partial(write_synthetic, size=size, seed=config.seed))
+
+
+def _tokens(config: DataConfig, cache: Path) -> TokenFolder:
+    if config.path is None:
+        raise ValueError("data.path is missing: data.kind=bin reads a folder of train.bin and val.bin")
+    return _opened(Path(config.path), cache, "a folder of train.bin and val.bin is expected")
+
+
+def _prepared(config: DataConfig, cache: Path) -> TokenFolder:
+    folder = cache / config.kind if config.path is None else Path(config.path)
+    return _opened(folder, cache, f"make it by fewbits data prepare {config.kind}")
+
+
+def _opened(folder: Path, cache: Path, remedy: str) -> TokenFolder:
+    try:
+        return open_folder(folder.expanduser(), remembered=cache / "surveys")
+    except (FileNotFoundError, Damaged) as error:
+        raise ValueError(f"{error}; {remedy}") from None
+
+
+KINDS = {
+    "python": Kind("the Python standard library's sources, here without a network", ("tokenizer", "size"), _text),
+    "torch": Kind("torch's sources: more, filtered, mostly annotated; same judges", ("tokenizer", "size"), _text),
+    "synthetic": Kind("a seeded source over bytes whose entropy is known exactly", ("size", "seed"), _synthetic),
+    "bin": Kind("a folder of tokens as nanoGPT writes them: train.bin and val.bin", ("path",), _tokens),
+    **{name: Kind(collection.what, ("path",), _prepared) for name, collection in COLLECTIONS.items()},
+}

@@ -1,0 +1,53 @@
+"""Things made once and kept in the cache, however many trials start at the same time.
+
+What is kept appears whole, by a rename, under a name that says what it was made from. One process makes it under a
+lock while the others wait; what a killed one has left half made is swept away by the next.
+"""
+
+import fcntl
+import shutil
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from fewbits.kernels.build import cache_folder
+
+T = TypeVar("T")
+
+
+class Damaged(ValueError):
+    """What was kept is not what was once made."""
+
+
+def default_cache() -> Path:
+    """Where corpora lie unless told otherwise: `data` in fewbits' cache (FEWBITS_CACHE, else ~/.cache/fewbits)."""
+    return cache_folder() / "data"
+
+
+def opened_or_made(folder: Path, open_: Callable[[Path], T], make: Callable[[Path], None]) -> T:
+    """`open_(folder)`; where it is not there or `Damaged`, after `make` has filled an empty folder in its place."""
+    try:
+        return open_(folder)
+    except (FileNotFoundError, Damaged):
+        pass
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with open(folder.with_name(f"{folder.name}.lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            return open_(folder)  # another process may have made it meanwhile
+        except FileNotFoundError:
+            pass
+        except Damaged as error:
+            warnings.warn(f"{error}; making it again", RuntimeWarning, stacklevel=2)
+            shutil.rmtree(folder)
+        making = folder.with_name(f"{folder.name}.making")
+        shutil.rmtree(making, ignore_errors=True)
+        making.mkdir()
+        try:
+            make(making)
+            making.rename(folder)
+        except BaseException:
+            shutil.rmtree(making, ignore_errors=True)
+            raise
+    return open_(folder)

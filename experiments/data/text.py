@@ -1,0 +1,69 @@
+"""The built-in corpora of text, in bytes or in subwords, made once and kept.
+
+The name of a corpus in bytes says which files it was made from, that of one in subwords which bytes and which
+tokenizer; both say by which version of this room's code.
+"""
+
+import hashlib
+from functools import partial
+from pathlib import Path
+
+from fewbits.experiments.data import python_sources
+from fewbits.experiments.data.folder import TokenFolder, open_folder
+from fewbits.experiments.data.once import opened_or_made
+from fewbits.experiments.data.tokenizing import (
+    Bytes,
+    bpe_size,
+    ready_tokenizer,
+    trained_tokenizer,
+    write_text,
+)
+
+SOURCES = {sources.name: sources for sources in (python_sources.PYTHON, python_sources.TORCH)}
+
+
+def text_folder(kind: str, size: int | None, tokenizer: str, cache: Path) -> TokenFolder:
+    """The corpus `python` or `torch`, `size` bytes to train on (None: its own), as tokens of the tokenizer spelled."""
+    sources = SOURCES[kind]
+    size = sources.size if size is None else size
+    vocab = bpe_size(tokenizer)
+    ready = None if vocab else ready_tokenizer(tokenizer)  # a wrong spelling is told before any work
+
+    made_from = [python_sources.stamp(sources), str(size)]
+    prose = None
+    if sources is not python_sources.PYTHON:  # its out-of-domain text is that of the corpus python
+        python = text_folder("python", None, "bytes", cache)
+        prose = _texts(python, "ood")
+        made_from.append(python.surveys["ood"].sha256)
+    in_bytes = opened_or_made(
+        cache / f"{kind}-{named(*made_from)}", open_folder, partial(_write_bytes, sources, size, prose)
+    )
+    if tokenizer == "bytes":
+        return in_bytes
+    content = [found.sha256 for _, found in sorted(in_bytes.surveys.items())]
+    identity = ready.sha256 if ready else tokenizer
+    return opened_or_made(
+        cache / f"{kind}-{named(*content, str(identity))}", open_folder, partial(_write_subwords, in_bytes, tokenizer)
+    )
+
+
+def _write_bytes(sources: python_sources.Sources, size: int, prose: list[str] | None, folder: Path) -> None:
+    texts = python_sources.collect(sources, size, prose)
+    write_text(folder, texts.documents, Bytes(), texts.source)
+
+
+def _write_subwords(in_bytes: TokenFolder, spelling: str, folder: Path) -> None:
+    documents = {split: _texts(in_bytes, split) for split in in_bytes.splits}
+    vocab = bpe_size(spelling)
+    tokenizer = trained_tokenizer(vocab, documents["train"]) if vocab else ready_tokenizer(spelling)
+    write_text(folder, documents, tokenizer, dict(in_bytes.meta.source))
+
+
+def _texts(in_bytes: TokenFolder, split: str) -> list[str]:
+    return [tokens.tobytes().decode() for tokens in in_bytes.documents(split)]
+
+
+def named(*made_from: str) -> str:
+    """Part of a folder's name: what its content was made from, this room's code included."""
+    code = [path.read_text("utf-8") for path in sorted(Path(__file__).parent.glob("*.py"))]
+    return hashlib.sha256("\0".join([*made_from, *code]).encode()).hexdigest()[:16]

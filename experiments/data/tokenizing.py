@@ -1,0 +1,174 @@
+"""From text to tokens and their vocabulary: bytes, or byte-level BPE by the package `tokenizers`.
+
+Spelled `bytes`, `bpe:N` (N tokens, trained on the training split), `file:PATH` of a tokenizer.json, or `hub:NAME`, the
+Hugging Face Hub's. Every vocabulary has a token that separates documents and stands nowhere else.
+"""
+
+import hashlib
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from fewbits.experiments.data.folder import Meta, Tokens, smallest_dtype, write_folder
+
+SPELLINGS = "bytes, bpe:N with N from 257 to 65536, file:PATH of a tokenizer.json"
+FILE = "tokenizer.json"
+
+# What ends a document in the vocabularies of GPT-2, Llama 3, Llama 1 and 2, and others.
+SEPARATORS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
+_AT_ONCE = 1000  # documents, so that their encodings stay small
+
+
+class Tokenizer(Protocol):
+    """`sha256` names what the tokens mean; `separator` is the token that follows every document."""
+
+    spelling: str
+    vocab: int
+    separator: int
+    sha256: str | None
+
+    def encode(self, texts: Sequence[str]) -> list[Tokens]:
+        """Each text's tokens, without separators."""
+
+    def save(self, folder: Path) -> None:
+        """Put beside the tokens what is needed to read them."""
+
+
+class Bytes:
+    """A token is a byte of UTF-8. NUL separates documents, and is left out of them."""
+
+    spelling, vocab, separator = "bytes", 256, 0
+    sha256: str | None = None
+
+    def encode(self, texts: Sequence[str]) -> list[Tokens]:
+        return [np.frombuffer(text.replace("\0", "").encode(errors="replace"), np.uint8) for text in texts]
+
+    def save(self, folder: Path) -> None:
+        """Bytes need nothing."""
+
+
+class Subwords:
+    """A tokenizer of the package `tokenizers`. Text that looks like a special token is text."""
+
+    def __init__(self, spelling: str, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        tokenizer.encode_special_tokens = True
+        numbers: dict[str, int] = tokenizer.get_vocab(with_added_tokens=True)
+        separator = next((numbers[name] for name in SEPARATORS if name in numbers), None)
+        if separator is None:
+            raise ValueError(f"tokenizer {spelling}: none of {', '.join(SEPARATORS)} is in it to separate documents")
+        self.spelling, self.separator, self.vocab = spelling, separator, 1 + max(numbers.values())
+        self.sha256: str | None = hashlib.sha256(tokenizer.to_str().encode()).hexdigest()
+
+    def encode(self, texts: Sequence[str]) -> list[Tokens]:
+        encoded = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [np.array(item.ids, smallest_dtype(self.vocab)) for item in encoded]
+
+    def save(self, folder: Path) -> None:
+        self._tokenizer.save(str(folder / FILE))
+
+
+def ready_tokenizer(spelling: str) -> Tokenizer:
+    """The tokenizer of a spelling that needs no training."""
+    form, _, rest = spelling.partition(":")
+    if spelling == "bytes":
+        return Bytes()
+    if form == "file" and rest:
+        if not Path(rest).is_file():
+            raise ValueError(f"tokenizer {spelling}: there is no file {rest}")
+        return Subwords(spelling, _read(spelling, Path(rest)))
+    if form == "hub" and rest:
+        return Subwords(spelling, _fetched(spelling, rest))
+    raise ValueError(f"unknown tokenizer {spelling!r}: valid are {SPELLINGS}")
+
+
+def bpe_size(spelling: str) -> int | None:
+    """N of `bpe:N`; None for the other spellings."""
+    if not spelling.startswith("bpe:"):
+        return None
+    if not re.fullmatch(r"bpe:[1-9][0-9]{2,4}", spelling) or not 257 <= int(spelling[4:]) <= 1 << 16:
+        raise ValueError(f"unknown tokenizer {spelling!r}: valid are {SPELLINGS}")
+    return int(spelling[4:])
+
+
+def trained_tokenizer(size: int, texts: Iterable[str]) -> Tokenizer:
+    """Byte-level BPE as GPT-2 has it: the bytes, the separator, and the most frequent merges up to this many tokens."""
+    spelling = f"bpe:{size}"
+    package = _package(spelling)
+    tokenizer = package.Tokenizer(package.models.BPE())
+    tokenizer.pre_tokenizer = package.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = package.decoders.ByteLevel()
+    alphabet = package.pre_tokenizers.ByteLevel.alphabet()
+    trainer = package.trainers.BpeTrainer(
+        vocab_size=size, special_tokens=[SEPARATORS[0]], initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return Subwords(spelling, tokenizer)
+
+
+def write_text(folder: Path, documents: dict[str, list[str]], tokenizer: Tokenizer, source: dict[str, object]) -> None:
+    """Fill an empty folder with the documents of each split as tokens, a separator after each."""
+    dtype = smallest_dtype(tokenizer.vocab)
+    splits = {name: joined(texts, tokenizer) for name, texts in documents.items()}
+    text_bytes = {name: text_size(texts) for name, texts in documents.items()}
+    tokenizer.save(folder)
+    write_folder(folder, splits, meta_of(tokenizer, dtype, text_bytes, source))
+
+
+def meta_of(tokenizer: Tokenizer, dtype: str, text_bytes: dict[str, int], source: dict[str, object]) -> Meta:
+    return Meta(
+        dtype,
+        tokenizer.vocab,
+        tokenizer.separator,
+        tokenizer.spelling,
+        tokenizer.sha256,
+        text_bytes=text_bytes,
+        source=source,
+    )
+
+
+def text_size(texts: Iterable[str]) -> int:
+    """Bytes of the texts, and one for each one's separator."""
+    return sum(len(text.encode(errors="replace")) + 1 for text in texts)
+
+
+def joined(texts: Sequence[str], tokenizer: Tokenizer) -> Tokens:
+    """The texts' tokens with a separator after each."""
+    dtype = smallest_dtype(tokenizer.vocab)
+    end, parts = np.array([tokenizer.separator], dtype), [np.empty(0, dtype)]
+    for begin in range(0, len(texts), _AT_ONCE):
+        for tokens in tokenizer.encode(texts[begin : begin + _AT_ONCE]):
+            parts += [tokens, end]
+    return np.concatenate(parts)
+
+
+def _read(spelling: str, path: Path) -> Any:
+    package = _package(spelling)
+    try:
+        return package.Tokenizer.from_file(str(path))
+    except Exception as error:  # the package raises bare Exceptions
+        raise ValueError(f"tokenizer {spelling}: no tokenizer.json: {error}") from None
+
+
+def _fetched(spelling: str, name: str) -> Any:
+    package = _package(spelling)
+    try:
+        return package.Tokenizer.from_pretrained(name)
+    except Exception as error:
+        said = str(error).strip().partition("\n")[0]
+        raise ValueError(
+            f"tokenizer {spelling} could not be fetched ({said}): download its tokenizer.json and give file:PATH"
+        ) from None
+
+
+def _package(spelling: str) -> Any:
+    try:
+        import tokenizers
+    except ImportError:
+        raise ValueError(f"tokenizer {spelling} needs the package tokenizers: pip install 'fewbits[bpe]'") from None
+    return tokenizers
