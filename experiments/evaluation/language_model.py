@@ -1,0 +1,171 @@
+"""A model of ours as lm-eval sees one. Importing this needs lm-eval (extra `eval`); `harness` does so when it is used.
+
+Everything is scored through windows: tokens to read, at most the context length of them, and the last of what they
+predict. Windows go by length and are padded on the right, where a causal model cannot see. A quantizer can: a scale
+that a tensor shares is shared by a batch and its padding; with batch=1 there is neither. The order of the batches
+depends on nothing but the requests, so at any batch results repeat exactly.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import TemplateLM
+from lm_eval.models.utils import normalize_gen_kwargs
+from lm_eval.utils import get_rolling_token_windows
+from torch import Tensor
+
+from fewbits.experiments.evaluation.protocols import Model, Tokenizer, check_count, evaluating
+
+
+class Window(NamedTuple):
+    """What the model reads, and what its last predictions are compared with."""
+
+    inputs: tuple[int, ...]
+    targets: tuple[int, ...]
+
+
+@dataclass
+class Answer:
+    """A text that is being generated: the prompt's tokens and those that followed."""
+
+    tokens: list[int]
+    prompt: int
+    limit: int
+    stops: list[str]
+
+
+class FewbitsLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
+    """`length` is the longest input; of longer contexts the last tokens are read. `end` is the token between
+    documents: it opens texts without context and closes generated ones; without one, a line break opens them."""
+
+    def __init__(
+        self, model: Model, tokenizer: Tokenizer, *, length: int, batch: int = 16, end: int | None = None
+    ) -> None:
+        super().__init__()
+        check_count("length", length)
+        check_count("batch", batch)
+        self._model, self._tokenizer, self._length, self._batch, self._end = model, tokenizer, length, batch, end
+        self._prefix = tokenizer.encode("\n")[-1] if end is None else end
+
+    @property
+    def eot_token_id(self) -> int:
+        return self._prefix
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
+        return list(self._tokenizer.encode(string))
+
+    # What lm-eval asks for
+
+    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+        """Of each (context, continuation), the continuation's log-likelihood and whether it is the greedy one."""
+        pairs = [request.args for request in requests]
+        return self._loglikelihood_tokens([(pair, *self._encoded(*pair)) for pair in pairs])
+
+    def _loglikelihood_tokens(
+        self, requests: list[tuple[tuple[str, str], list[int], list[int]]], **_: Any
+    ) -> list[tuple[float, bool]]:
+        return self._totals([self._windows(context, continuation) for _, context, continuation in requests])
+
+    def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
+        """The log-likelihood of whole texts, each token of which is predicted once."""
+        texts = [self.tok_encode(request.args[0]) for request in requests]
+        return [total for total, _ in self._totals([self._rolling([self._prefix], text) for text in texts])]
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
+        """Greedy text up to a stop, which is left out, or the limit. As it grows the window slides along.
+
+        Models keep no keys and values, so each token costs one forward over the window.
+        """
+        answers = [self._begun(*request.args) for request in requests]
+        order = sorted(range(len(answers)), key=lambda i: (-len(answers[i].tokens), i))
+        texts = [""] * len(answers)
+        with evaluating(self._model) as device:
+            for start in range(0, len(order), self._batch):
+                active = order[start : start + self._batch]
+                while active := [i for i in active if len(answers[i].tokens) - answers[i].prompt < answers[i].limit]:
+                    windows = [tuple(answers[i].tokens[-self._length :]) for i in active]
+                    going = []
+                    for i, logits in zip(active, self._logits(windows, device), strict=True):
+                        texts[i], done = self._grown(answers[i], int(logits[-1].argmax()))
+                        going += [] if done else [i]
+                    active = going
+        return texts
+
+    # Text to windows
+
+    def _encoded(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
+        """Both as tokens, split as lm-eval does: a context's last spaces belong to the continuation."""
+        if not context:
+            return [self._prefix], self.tok_encode(continuation)
+        before, after = self._encode_pair(context, continuation)
+        return before or [self._prefix], after
+
+    def _windows(self, context: list[int], continuation: list[int]) -> list[Window]:
+        """One window with as much context as fits; a continuation longer than the window rolls over several."""
+        if not continuation or len(continuation) > self._length:
+            return self._rolling(context, continuation)
+        return [Window(tuple((context + continuation)[-self._length - 1 : -1]), tuple(continuation))]
+
+    def _rolling(self, context: list[int], text: list[int]) -> list[Window]:
+        """lm-eval's windows over a text: one after the other, the last with the whole context length to read."""
+        pairs = get_rolling_token_windows(text, context[-1], max_seq_len=self._length, context_len=1)
+        return [Window(tuple(inputs), tuple(targets)) for inputs, targets in pairs]
+
+    def _begun(self, context: str, settings: dict[str, Any]) -> Answer:
+        wanted = normalize_gen_kwargs(settings)
+        if wanted["do_sample"]:
+            raise ValueError(f"generation settings {settings}: only greedy decoding is offered (do_sample: false)")
+        tokens = self.tok_encode(context) or [self._prefix]
+        return Answer(tokens, len(tokens), wanted["max_gen_toks"], [stop for stop in wanted["until"] if stop])
+
+    def _grown(self, answer: Answer, token: int) -> tuple[str, bool]:
+        """The answer's text with one more token, cut before the first stop; and whether it ends there."""
+        if token != self._end:
+            answer.tokens.append(token)
+        text = self._tokenizer.decode(answer.tokens[answer.prompt :])
+        stops = [at for stop in answer.stops if (at := text.find(stop)) >= 0]
+        return text[: min(stops, default=len(text))], token == self._end or bool(stops)
+
+    # Windows to numbers
+
+    def _totals(self, texts: Sequence[list[Window]]) -> list[tuple[float, bool]]:
+        scored = iter(self._scored([window for windows in texts for window in windows]))
+        totals = []
+        for windows in texts:
+            parts = [next(scored) for _ in windows]
+            totals.append((sum(total for total, _ in parts), all(greedy for _, greedy in parts)))
+        return totals
+
+    def _scored(self, windows: Sequence[Window]) -> list[tuple[float, bool]]:
+        """Equal inputs are read once: the choices of a question differ in their last token alone, often."""
+        readers: dict[tuple[int, ...], list[int]] = {}
+        for i, window in enumerate(windows):
+            readers.setdefault(window.inputs, []).append(i)
+        order = sorted(readers, key=lambda inputs: (-len(inputs), inputs))
+        scores = [(0.0, True)] * len(windows)
+        with evaluating(self._model) as device:
+            for start in range(0, len(order), self._batch):
+                batch = order[start : start + self._batch]
+                for inputs, logits in zip(batch, self._logits(batch, device), strict=True):
+                    for reader in readers[inputs]:
+                        scores[reader] = _score(logits, windows[reader].targets)
+        return scores
+
+    def _logits(self, batch: Sequence[tuple[int, ...]], device: torch.device) -> Iterator[Tensor]:
+        """Logits[t, V] of each input, which is padded with its own tokens: those a quantizer's scale has seen."""
+        longest = max(map(len, batch))
+        rows = [(inputs * -(-longest // len(inputs)))[:longest] for inputs in batch]
+        logits = self._model(torch.tensor(rows, device=device))
+        return (row[: len(inputs)] for row, inputs in zip(logits, batch, strict=True))
+
+
+def _score(logits: Tensor, targets: tuple[int, ...]) -> tuple[float, bool]:
+    """The log-likelihood of targets under the last logits, summed in double precision, and whether they are greedy."""
+    last = logits[-len(targets) :]
+    last = last.to(torch.promote_types(last.dtype, torch.float32))
+    wanted = torch.tensor(targets, device=last.device)
+    likelihoods = last.log_softmax(-1).gather(1, wanted[:, None])
+    return float(likelihoods.double().sum()), bool((last.argmax(-1) == wanted).all())

@@ -1,0 +1,112 @@
+"""The papers' downstream suites as data: lm-eval's tasks behind every row of their tables.
+
+What a paper does not say is not invented. `few_shot=None` means that the paper gives no number of examples: lm-eval's
+own is used, and is assumed. The metric is assumed throughout (accuracy normalised by length where lm-eval has it, as
+is usual). Where lm-eval offers nothing that is what the paper names, `differs` says what is run in its place.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+
+@dataclass(frozen=True)
+class Task:
+    """A row of a paper's table; its score is the mean of one metric over lm-eval tasks."""
+
+    title: str  # the row's name in the paper
+    names: tuple[str, ...]  # lm-eval's
+    metric: str  # lm-eval's key: metric,filter
+    few_shot: int | None = None  # None: not in the paper; lm-eval's own number, assumed
+    category: str = ""  # the paper's heading for some rows, whose own score is their unweighted mean
+    differs: str = ""
+
+    def score(self, results: Mapping[str, Mapping[str, float]]) -> float:
+        """This row from what `run_tasks` returned, between 0 and 1."""
+        return fmean(results[name][self.metric] for name in self.names)
+
+
+ACC, ACC_NORM = "acc,none", "acc_norm,none"
+LAST_NUMBER = "exact_match,flexible-extract"  # the last number of the answer, however it is phrased
+
+# Of MGSM the languages of its own paper; of Global MMLU those of lm-eval's lite set.
+MGSM_LANGUAGES = ("bn", "de", "en", "es", "fr", "ja", "ru", "sw", "te", "th", "zh")
+GLOBAL_MMLU_LANGUAGES = ("ar", "bn", "de", "en", "es", "fr", "hi", "id", "it", "ja", "ko", "pt", "sw", "yo", "zh")
+
+TASK_GROUPS: Mapping[str, tuple[Task, ...]] = {
+    # MoR tables 2 to 4. The shots of MMLU are in the text and figure 7; nothing is said of the others.
+    "mor": (
+        Task("MMLU", ("mmlu",), ACC, few_shot=5),
+        Task("WinoGrande", ("winogrande",), ACC),
+        Task("PIQA", ("piqa",), ACC_NORM),
+        Task("HellaSwag", ("hellaswag",), ACC_NORM),
+        Task("Arc-Easy", ("arc_easy",), ACC_NORM),
+        Task("Arc-Challenge", ("arc_challenge",), ACC_NORM),
+        Task("OpenBookQA", ("openbookqa",), ACC_NORM),
+        Task("SIQA", ("social_iqa",), ACC),
+        Task("CommonSenseQA", ("commonsense_qa",), ACC),
+    ),
+    # NVFP4 table 2. Only MMLU-Pro's shots are given there.
+    "nvfp4": (
+        Task("MMLU", ("mmlu",), ACC, category="General"),
+        Task("MMLU-Pro 5-shot", ("mmlu_pro",), "exact_match,custom-extract", few_shot=5, category="General"),
+        Task(
+            "AGIEval English CoT",
+            ("agieval_en",),
+            ACC,
+            category="General",
+            differs="the choices are scored at once; the paper lets the model reason first (CoT)",
+        ),
+        Task("GSM8k CoT", ("gsm8k_cot",), LAST_NUMBER, category="Math"),
+        # lm-eval's minerva_math, which reasons first, needs antlr4 4.11; Hydra's OmegaConf needs 4.9.
+        Task(
+            "MATH",
+            ("hendrycks_math",),
+            "exact_match,none",
+            category="Math",
+            differs="the prompt asks for the answer alone, with no worked examples",
+        ),
+        Task(
+            "Global MMLU",
+            tuple(f"global_mmlu_{language}" for language in GLOBAL_MMLU_LANGUAGES),
+            ACC,
+            category="Multilingual",
+            differs="Global-MMLU-Lite, all its languages; the paper says neither which set nor which languages",
+        ),
+        Task(
+            "MGSM",
+            tuple(f"mgsm_native_cot_{language}" for language in MGSM_LANGUAGES),
+            LAST_NUMBER,
+            category="Multilingual",
+            differs="reasoning is asked for in the question's language; the paper does not say in which",
+        ),
+        Task("HumanEval+", ("humaneval_plus",), "pass@1,create_test", category="Code"),
+        Task("MBPP+", ("mbpp_plus",), "pass_at_1,none", category="Code"),
+        Task("ARC Challenge", ("arc_challenge",), ACC_NORM, category="Commonsense Understanding"),
+        Task("HellaSwag", ("hellaswag",), ACC_NORM, category="Commonsense Understanding"),
+        Task("OpenBookQA", ("openbookqa",), ACC_NORM, category="Commonsense Understanding"),
+        Task("PIQA", ("piqa",), ACC_NORM, category="Commonsense Understanding"),
+        Task("Winogrande", ("winogrande",), ACC, category="Commonsense Understanding"),
+    ),
+}
+
+
+def shots(names: Sequence[str]) -> dict[str, int | None]:
+    """lm-eval's tasks that names ask for, each with its number of examples. A name is a group here or lm-eval's own."""
+    if not names:
+        raise ValueError(f"no tasks: valid are {', '.join(TASK_GROUPS)} and the names of lm-eval")
+    wanted: dict[str, int | None] = {}
+    for name in names:
+        group = TASK_GROUPS.get(name, (Task(name, (name,), ""),))
+        for task in group:
+            for each in task.names:
+                if wanted.setdefault(each, task.few_shot) != task.few_shot:
+                    raise ValueError(
+                        f"tasks {', '.join(names)} want {each} with different numbers of examples"
+                        f" ({_count(wanted[each])} and {_count(task.few_shot)}): run them apart"
+                    )
+    return wanted
+
+
+def _count(few_shot: int | None) -> str:
+    return "lm-eval's own" if few_shot is None else str(few_shot)

@@ -1,0 +1,104 @@
+"""The papers' suites as data: the rows of their tables, under names and metrics that the installed lm-eval has."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from fewbits.experiments.evaluation.tasks import TASK_GROUPS, Task, shots
+
+if TYPE_CHECKING:
+    from lm_eval.tasks import TaskManager
+
+EVERY = [(group, task) for group, tasks in TASK_GROUPS.items() for task in tasks]
+FOLDERS = (  # of lm-eval's 14,000 tasks, those that hold ours: all would take 10 seconds to read
+    *("agieval", "arc", "commonsense_qa", "global_mmlu/default", "gsm8k", "hellaswag", "hendrycks_math", "humaneval"),
+    *("mbpp", "mgsm", "mmlu/default", "mmlu_pro", "openbookqa", "piqa", "siqa", "winogrande"),
+)
+
+
+@pytest.fixture(scope="module")
+def manager() -> "TaskManager":
+    import lm_eval.tasks
+    from lm_eval.tasks import TaskManager
+
+    root = Path(lm_eval.tasks.__file__).parent
+    return TaskManager(include_path=[root / folder for folder in FOLDERS], include_defaults=False)
+
+
+def test_the_groups_hold_the_rows_of_the_papers_tables() -> None:
+    titles = {group: ", ".join(task.title for task in tasks) for group, tasks in TASK_GROUPS.items()}
+    assert titles == {
+        "mor": "MMLU, WinoGrande, PIQA, HellaSwag, Arc-Easy, Arc-Challenge, OpenBookQA, SIQA, CommonSenseQA",
+        "nvfp4": "MMLU, MMLU-Pro 5-shot, AGIEval English CoT, GSM8k CoT, MATH, Global MMLU, MGSM, HumanEval+, MBPP+, "
+        "ARC Challenge, HellaSwag, OpenBookQA, PIQA, Winogrande",
+    }
+    categories = [task.category for task in TASK_GROUPS["nvfp4"]]
+    assert {category: categories.count(category) for category in dict.fromkeys(categories)} == {
+        "General": 3,
+        "Math": 2,
+        "Multilingual": 2,
+        "Code": 2,
+        "Commonsense Understanding": 5,
+    }
+
+
+def test_numbers_of_examples_are_those_that_the_papers_state() -> None:
+    stated = {(group, task.title): task.few_shot for group, task in EVERY if task.few_shot is not None}
+    assert stated == {("mor", "MMLU"): 5, ("nvfp4", "MMLU-Pro 5-shot"): 5}
+
+
+def leaves(manager: "TaskManager", name: str) -> Iterator[dict[str, Any]]:
+    """The settings of a task, or of all that a group of lm-eval's or a tag holds."""
+    entry = manager.task_index[name]
+    held = entry.tags if entry.cfg is None else entry.cfg["task"]
+    if isinstance(held, str):
+        yield entry.cfg or {}
+    else:
+        for each in held:
+            yield from leaves(manager, each)
+
+
+@pytest.mark.parametrize(("group", "task"), EVERY, ids=lambda value: getattr(value, "title", value))
+def test_the_installed_lm_eval_has_every_task_and_its_metric(manager: "TaskManager", group: str, task: Task) -> None:
+    metric, filtered = task.metric.split(",")
+    if metric == "pass@1":
+        metric = "pass_at_k"  # the function, which names its values after the k that it is given
+    for name in task.names:
+        top = manager.task_index[name].cfg
+        assert top is not None, f"{name} is a tag: lm-eval pools no metric for it"
+        if isinstance(top["task"], list):
+            assert metric in [pooled["metric"] for pooled in top["aggregate_metric_list"]]
+        for leaf in leaves(manager, name):
+            metrics = [each["metric"].rpartition(".")[2] for each in leaf["metric_list"]]  # a function has a path
+            assert metric in metrics, f"{leaf['task']} has {metrics}"
+            filters = [each["name"] for each in leaf.get("filter_list", [{"name": "none"}])]
+            assert filtered in filters, f"{leaf['task']} has {filters}"
+
+
+def test_generated_answers_are_greedy_as_the_harness_wants_them(manager: "TaskManager") -> None:
+    settings = [
+        leaf.get("generation_kwargs") for _, task in EVERY for name in task.names for leaf in leaves(manager, name)
+    ]
+    generated = [each for each in settings if each is not None]
+    assert len(generated) > 20
+    assert not any(each.get("do_sample") for each in generated)
+
+
+def test_a_row_is_the_mean_over_its_tasks() -> None:
+    task = Task("Both", ("a", "b"), "acc,none")
+    assert task.score({"a": {"acc,none": 0.5}, "b": {"acc,none": 1.0, "acc_norm,none": 0.0}, "c": {}}) == 0.75
+
+
+def test_names_are_groups_or_lm_evals_own() -> None:
+    assert shots(["mor"]) == {name: 5 if name == "mmlu" else None for task in TASK_GROUPS["mor"] for name in task.names}
+    assert shots(["piqa", "boolq"]) == {"piqa": None, "boolq": None}
+    assert len(shots(["nvfp4"])) == 12 + 15 + 11
+    with pytest.raises(ValueError, match="no tasks: valid are mor, nvfp4 and the names of lm-eval"):
+        shots([])
+
+
+def test_one_task_with_two_numbers_of_examples_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"mor, nvfp4 want mmlu with .* \(5 and lm-eval's own\): run them apart"):
+        shots(["mor", "nvfp4"])
