@@ -1,0 +1,63 @@
+"""Frozen dataclasses from nested mappings, with errors that name the key and the valid choices."""
+
+import dataclasses
+import types
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+T = TypeVar("T")
+
+
+def from_dict(kind: type[T], data: Mapping[str, Any], where: str = "") -> T:
+    """`kind` from a mapping of its fields: nested dataclasses from mappings, tuples from lists, the rest checked."""
+    if not isinstance(data, Mapping):
+        raise ValueError(f"{where or kind.__name__}: a mapping of {_names(kind)} is expected, not {data!r}")
+    hints = get_type_hints(kind)
+    valid = [f.name for f in dataclasses.fields(kind)]  # type: ignore[arg-type]
+    for key in data:
+        if key not in valid:
+            raise ValueError(f"unknown key {_join(where, str(key))}: valid are {', '.join(valid)}")
+    try:
+        return kind(**{key: _value(hints[key], value, _join(where, key)) for key, value in data.items()})
+    except TypeError:
+        missing = [n for n in _required(kind) if n not in data]
+        raise ValueError(f"{where or kind.__name__}: missing {', '.join(missing)}") from None
+
+
+def one_of(what: str, value: object, valid: Iterable[str]) -> None:
+    valid = tuple(valid)
+    if value not in valid:
+        raise ValueError(f"{what} {value!r}: valid are {', '.join(valid)}")
+
+
+def _value(hint: Any, value: Any, where: str) -> Any:
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        return value if isinstance(value, hint) else from_dict(hint, value, where)
+    origin, args = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        if value is None and type(None) in args:
+            return None
+        (inner,) = [a for a in args if a is not type(None)]
+        return _value(inner, value, where)
+    if origin is tuple:
+        if isinstance(value, str) or not isinstance(value, Iterable):
+            raise ValueError(f"{where}: a list is expected, not {value!r}")
+        return tuple(_value(args[0], item, where) for item in value)
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if hint in (str, int, float, bool) and (type(value) is not hint):
+        raise ValueError(f"{where}: {hint.__name__} is expected, not {value!r}")
+    return value
+
+
+def _required(kind: type) -> list[str]:
+    missing = dataclasses.MISSING
+    return [f.name for f in dataclasses.fields(kind) if f.default is missing and f.default_factory is missing]
+
+
+def _names(kind: type) -> str:
+    return ", ".join(f.name for f in dataclasses.fields(kind))
+
+
+def _join(where: str, key: str) -> str:
+    return f"{where}.{key}" if where else key

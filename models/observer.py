@@ -1,0 +1,167 @@
+"""What quantization does to a model while it trains: relative errors, choices, flushed values, bit widths, by layer.
+
+The observer collects over a window of steps and then gives rows, one for each layer and slot and one for each layer's
+weight. Mixtures report every mini-batch, since they compute the error anyway; plain quantizers and the error of the
+weight gradient cost extra and are looked at every so many steps. Nothing is read back from the device before `settle`.
+
+Of a mixture, errors are those of its first entry, before the decision; `share_i` is how often entry i was taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fewbits.kernels.ops import COUNTS
+from fewbits.models.quantized_linear import SLOTS, QuantizedLinear
+
+ERROR_ONE = 1 << 23
+BINS = np.append(np.arange(0, 0.1001, 0.005), np.inf)  # of the mean relative error of a mini-batch; MoR's are unknown
+ENTRIES = 4  # of a mixture that are told apart; later ones count as the last
+PENDING = 512  # observations kept on the device before they are read
+TIERS = (5, 9, 12)  # GaussWS Fig. 5: bits up to which FP8, BF16 and FP16 hold a sampled weight
+
+_ERROR, _NONZERO, _FLUSHED, _SATURATED, _CAPPED, _NONFINITE, _LOST = range(COUNTS)
+
+
+@dataclass(frozen=True)
+class ObserverConfig:
+    enabled: bool = True
+    window: int = 50  # steps (MoR resets its histograms every 6000)
+    every: int = 10  # steps between looks at plain quantizers; 0: never
+    gradients_every: int = 50  # steps between measurements of the weight gradients' error; 0: never
+
+
+class Observer:
+    def __init__(self, config: ObserverConfig) -> None:
+        for name in ("window", "every", "gradients_every"):
+            if getattr(config, name) < (1 if name == "window" else 0):
+                raise ValueError(f"observer.{name} {getattr(config, name)!r}: a number of steps")
+        self.config = config
+        self.layers: list[tuple[str, int, str | None]] = []
+
+    def bind(self, layers: list[tuple[str, int, str | None]]) -> None:
+        """The layers to come: name, block and part, in the order of their indices."""
+        self.layers = layers
+        self._pending: list[tuple[int, Tensor, Tensor | None]] = []
+        self._gradients: list[tuple[int, Tensor]] = []
+        self._place = {name: i for i, (name, _, _) in enumerate(layers)}
+        self._clear()
+
+    def _clear(self) -> None:
+        keys = len(self.layers) * len(SLOTS)
+        self._histogram = np.zeros((keys, len(BINS) - 1), np.int64)
+        self._counts = np.zeros((keys, COUNTS), np.int64)
+        self._errors = np.zeros((keys, 2))  # sum and maximum of the mini-batches' mean errors
+        self._choices = np.zeros((keys, ENTRIES), np.int64)
+        self._gradient = np.zeros((len(self.layers), 3))  # times measured; sums of relative error and cosine
+
+    # ---- what the layers tell
+
+    def watches(self, step: int) -> bool:
+        return self.config.every > 0 and step % self.config.every == 0
+
+    def watches_gradients(self, step: int) -> bool:
+        return self.config.gradients_every > 0 and step % self.config.gradients_every == 0
+
+    def saw(self, layer: int, slot: str, counts: Tensor, choice: Tensor | None) -> None:
+        self._pending.append((layer * len(SLOTS) + SLOTS.index(slot), counts, choice))
+        if len(self._pending) >= PENDING:
+            self.settle()
+
+    def weight_gradient(self, name: str, quantized: Tensor, exact: Tensor) -> None:
+        """The weight gradient from quantized operands beside that from the same operands before quantization."""
+        q, e = quantized.float(), exact.float()
+        error = torch.linalg.vector_norm(q - e) / torch.linalg.vector_norm(e)
+        cosine = torch.nn.functional.cosine_similarity(q.flatten(), e.flatten(), dim=0)
+        self._gradients.append((self._place[name], torch.stack((torch.ones_like(error), error, cosine))))
+
+    def settle(self) -> None:
+        """Read what is still on the device."""
+        if self._pending:
+            keys = np.array([key for key, _, _ in self._pending])
+            counts = torch.stack([c.reshape(-1, COUNTS).sum(0) for _, c, _ in self._pending]).cpu().numpy()
+            errors = counts[:, _ERROR] / ERROR_ONE / np.maximum(counts[:, _NONZERO], 1)
+            np.add.at(self._counts, keys, counts)
+            np.add.at(self._histogram, (keys, np.searchsorted(BINS, errors, side="right") - 1), 1)
+            np.add.at(self._errors[:, 0], keys, errors)
+            np.maximum.at(self._errors[:, 1], keys, errors)
+            for key, _, choice in self._pending:
+                if choice is not None:
+                    taken = torch.bincount(choice.flatten().clamp(max=ENTRIES - 1), minlength=ENTRIES)
+                    self._choices[key] += taken.cpu().numpy()
+            self._pending = []
+        for layer, values in self._gradients:
+            self._gradient[layer] += values.double().cpu().numpy()
+        self._gradients = []
+
+    # ---- what it tells
+
+    def due(self, step: int) -> bool:
+        return (step + 1) % self.config.window == 0
+
+    def rows(self, step: int, layers: Sequence[QuantizedLinear]) -> list[dict[str, Any]]:
+        """The window that ends with `step`, whose gradients are still there; and begin the next one."""
+        self.settle()
+        rows = [row for layer in layers for row in (*self._slot_rows(step, layer), self._weight_row(step, layer))]
+        self._clear()
+        return rows
+
+    def _slot_rows(self, step: int, layer: QuantizedLinear) -> list[dict[str, Any]]:
+        rows = []
+        for i, (slot, resolved) in enumerate(layer.plans[layer.owner[0].moment.switched].operands.items()):
+            key = layer.index * len(SLOTS) + i
+            batches = int(self._histogram[key].sum())
+            if not batches:
+                continue
+            nonzero = max(int(self._counts[key, _NONZERO]), 1)
+            decisions = self._choices[key].sum()
+            rows.append(
+                self._labels(step, layer, slot)
+                | {
+                    "quantizer": str(resolved.spec),
+                    "batches": batches,
+                    "error": self._errors[key, 0] / batches,
+                    "error_max": self._errors[key, 1],
+                    "histogram": self._histogram[key].tolist(),
+                    "flushed": self._counts[key, _FLUSHED] / nonzero,
+                    "saturated": self._counts[key, _SATURATED] / nonzero,
+                    "capped": self._counts[key, _CAPPED] / nonzero,
+                    "lost": int(self._counts[key, _LOST]),
+                    **({f"share_{e}": n / decisions for e, n in enumerate(self._choices[key])} if decisions else {}),
+                }
+            )
+        return rows
+
+    def _weight_row(self, step: int, layer: QuantizedLinear) -> dict[str, Any]:
+        times, error, cosine = self._gradient[layer.index]
+        row = self._labels(step, layer, "weight") | {"weight_norm": float(layer.weight.detach().norm())}
+        if layer.weight.grad is not None:
+            row["gradient_norm"] = float(layer.weight.grad.norm())
+        if times:
+            row |= {"gradient_error": error / times, "gradient_cosine": cosine / times}
+        if (bits := layer.bits) is not None:
+            bits = bits.detach()
+            row |= {"bits_mean": float(bits.mean()), "bits_std": float(bits.std(correction=0))}
+            row |= {"bits_min": float(bits.min()), "bits_max": float(bits.max())}
+            row |= {f"bits_to_{tier}": float((bits <= tier).double().mean()) for tier in TIERS}
+        return row
+
+    def _labels(self, step: int, layer: QuantizedLinear, slot: str) -> dict[str, Any]:
+        return {"step": step, "layer": layer.name, "block": layer.block, "part": layer.part, "slot": slot}
+
+    # ---- checkpoints
+
+    def state(self) -> dict[str, Tensor]:
+        self.settle()
+        arrays = ("histogram", "counts", "errors", "choices", "gradient")
+        return {name: torch.from_numpy(getattr(self, f"_{name}").copy()) for name in arrays}
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        for name, values in state.items():
+            setattr(self, f"_{name}", values.numpy().copy())

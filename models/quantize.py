@@ -1,0 +1,261 @@
+"""`quantize(model, recipe)`: gives the linear layers of any module the operands that a recipe says.
+
+What counts as a layer: every nn.Linear inside the module's blocks, the outermost nn.ModuleList or nn.Sequential; its
+place there is its block's number, from 0. Linear layers outside (a head, a router before the blocks) stay as they are;
+a module without blocks is one block. A layer's part (qkv, out, up, down, in) is its attribute `part`, else what its
+name says in the table below, which knows the usual models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+
+import torch
+from torch import Tensor, nn
+
+from fewbits.models.observer import Observer
+from fewbits.models.quantized_linear import Moment, Plan, QuantizedLinear, Seen
+from fewbits.models.recipe import PARTS, Operands, Recipe, parts
+from fewbits.models.two_ways import TwoWays
+
+# The last word of a linear layer's name in Hugging Face's, torchtitan's and nanoGPT's models.
+PART_OF_NAME = {
+    **dict.fromkeys(("q_proj", "k_proj", "v_proj", "qkv_proj", "c_attn", "wq", "wk", "wv", "query_key_value"), "qkv"),
+    **dict.fromkeys(("o_proj", "wo", "out_proj"), "out"),
+    **dict.fromkeys(("gate_proj", "up_proj", "gate_up_proj", "w1", "w3", "c_fc", "fc1", "dense_h_to_4h"), "up"),
+    **dict.fromkeys(("down_proj", "w2", "fc2", "dense_4h_to_h"), "down"),
+    "in_proj": "in",
+}
+
+
+@dataclass(frozen=True)
+class Found:
+    """A linear layer in a block."""
+
+    name: str
+    block: int
+    part: str | None
+    linear: nn.Linear
+
+
+@dataclass
+class Quantization:
+    """What the quantized layers of one model share: the recipe, the moment, and who looks on.
+
+    A training loop says `begin(step, micro_batch)` before every forward: seeds are made of it, so that equal moments give
+    equal noise. A loop that does not can attach an optimizer: its updates and the model's forwards are counted instead.
+    """
+
+    recipe: Recipe
+    seed: int
+    blocks: int
+    layers: list[QuantizedLinear] = field(default_factory=list)
+    kept: list[str] = field(default_factory=list)  # names of the layers that the recipe keeps high
+    observer: Observer | None = None
+    moment: Moment = field(default_factory=Moment)
+    watching: bool = False  # statistics of every quantizer, not of mixtures alone
+    watching_gradients: bool = False  # the error of every weight gradient, for the price of another GEMM
+
+    def begin(self, step: int, micro_batch: int = 0, *, rank: int = 0, progress: float = 0.0) -> None:
+        """progress: the part of training that is done, from 0 to 1, which the recipe's switch goes by."""
+        self.moment = Moment(step, micro_batch, rank, switched=progress >= self.recipe.switch.at)
+        self._last_input = None
+        if self.observer is not None:
+            self.watching = self.observer.watches(step)
+            self.watching_gradients = self.observer.watches_gradients(step) and micro_batch == 0
+
+    def attach(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Count the optimizer's updates as steps, and the model's forwards in training between them as micro-batches."""
+        counted = Moment(self.moment.step, -1, self.moment.rank)
+
+        def forward(*_: object) -> None:
+            nonlocal counted
+            if model.training and torch.is_grad_enabled():
+                counted = replace(counted, micro_batch=counted.micro_batch + 1)
+                self.begin(counted.step, counted.micro_batch, rank=counted.rank)
+
+        def update(*_: object) -> None:
+            nonlocal counted
+            counted = replace(counted, step=counted.step + 1, micro_batch=-1)
+
+        model.register_forward_pre_hook(forward)
+        optimizer.register_step_post_hook(update)
+
+    def penalty(self) -> Tensor | None:
+        """λ Σ mean |b_t − b_target| over layers (GaussWS eq. 12), to be added to the loss; None without one."""
+        sampler = self.recipe.sampler
+        if not sampler.penalty:
+            return None
+        terms = [
+            (bits - sampler.target).abs().mean() for bits in (layer.bits for layer in self.layers) if bits is not None
+        ]
+        return sampler.penalty * torch.stack(terms).sum() if terms else None
+
+    # ---- called by the layers
+
+    def quantize_input(self, layer: QuantizedLinear, way: TwoWays, x: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """x for fprop and wgrad. Layers that read one tensor by one recipe (q, k, v) quantize it once, if without noise."""
+        last = self._last_input
+        if last is not None and last.x is x and last.version == x._version and last.way is way:
+            values, seen = last.values, last.seen
+        else:
+            seen = []
+            values = way(
+                rows,
+                lambda slot: layer.seed(self.moment, slot),
+                (lambda *statistics: seen.append(statistics)) if self.observer else None,
+                watch=self.watching,
+            )
+            self._last_input = None if way.needs_seed else _Input(x, x._version, way, values, seen)
+        self.record(layer, seen)
+        return values
+
+    def quantize_gradient(
+        self, layer: QuantizedLinear, way: TwoWays, dy: Tensor, moment: Moment, for_x: bool, for_weight: bool
+    ) -> tuple[Tensor, Tensor]:
+        """dy for dgrad and wgrad."""
+        seen: list[Seen] = []
+        record = (lambda *statistics: seen.append(statistics)) if self.observer else None
+
+        def seed(slot: str) -> int:
+            return layer.seed(moment, slot)
+
+        if for_x and for_weight:
+            values = way(dy, seed, record, watch=self.watching)
+        else:
+            one = way.one(0 if for_x else 1, dy, seed, record, watch=self.watching)
+            values = one, one
+        self.record(layer, seen)
+        return values
+
+    def record(self, layer: QuantizedLinear, seen: Iterable[Seen]) -> None:
+        if self.observer is not None:
+            for slot, counts, choice in seen:
+                self.observer.saw(layer.index, slot, counts, choice)
+
+    def __post_init__(self) -> None:
+        self._last_input: _Input | None = None
+
+
+@dataclass(frozen=True)
+class _Input:
+    x: Tensor
+    version: int
+    way: TwoWays
+    values: tuple[Tensor, Tensor]
+    seen: list[Seen]
+
+
+def quantize(model: nn.Module, recipe: Recipe, *, seed: int = 0, observer: Observer | None = None) -> Quantization:
+    """Swap the linear layers of the model's blocks, in place, for quantized ones over the same parameters.
+
+    Make optimizers afterwards: a sampler adds a parameter `bit_scale` to every layer that it works on.
+
+    >>> quantization = quantize(model, Recipe.from_dict({"fprop": {"x": "e4m3:1x128:amax", "w": "e4m3:128x128:amax"}}))
+    >>> quantization.attach(model, optimizer)   # or quantization.begin(step) before every forward
+    """
+    found = list(linear_layers(model))
+    if not found:
+        raise ValueError(f"{type(model).__name__} has no linear layer to quantize")
+    blocks = 1 + max(layer.block for layer in found)
+    quantization = Quantization(recipe, seed, blocks, observer=observer)
+    plans = _plans(recipe.operands, recipe.switched)
+    high = _plans(recipe.kept, recipe.kept)
+    sampled = parts(recipe.sampler.parts) if recipe.sampler.kind != "none" else frozenset()
+    kept = keep(recipe, found, blocks)
+    _check_parts(recipe, found)
+    for index, layer in enumerate(found):
+        is_kept = layer.name in kept
+        quantized = QuantizedLinear(
+            layer.linear,
+            quantization,
+            name=layer.name,
+            index=index,
+            block=layer.block,
+            plans=high if is_kept else plans,
+            sampler=recipe.sampler if layer.part in sampled and not is_kept else None,
+        )
+        quantized.part = layer.part
+        quantized.train(layer.linear.training)
+        parent, _, last = layer.name.rpartition(".")
+        setattr(model.get_submodule(parent), last, quantized)
+        quantization.layers.append(quantized)
+    quantization.kept = [layer.name for layer in found if layer.name in kept]
+    if observer is not None:
+        observer.bind([(layer.name, layer.block, layer.part) for layer in found])
+    return quantization
+
+
+def linear_layers(model: nn.Module) -> Iterator[Found]:
+    """The linear layers that a recipe speaks of, in the model's own order."""
+    if isinstance(model, nn.Linear):
+        raise ValueError(
+            "the model is itself a linear layer and cannot be swapped in place: put it into an nn.Sequential"
+        )
+    containers = [n for n, m in model.named_modules() if isinstance(m, (nn.ModuleList, nn.Sequential))]
+    outermost = [n for n in containers if not any(_inside(n, other) for other in containers if other != n)]
+    for name, module in model.named_modules():
+        if not isinstance(module, nn.Linear):
+            continue
+        around = next((n for n in outermost if _inside(name, n)), None)
+        if around is None and outermost:
+            continue
+        inner = name if around is None else name[len(around) :].lstrip(".")
+        block = 0 if around is None else int(inner.split(".")[0])
+        part = getattr(module, "part", None) or PART_OF_NAME.get(name.rpartition(".")[2])
+        yield Found(name, block, part, module)
+
+
+def keep(recipe: Recipe, found: Sequence[Found], blocks: int) -> frozenset[str]:
+    """The names of the layers that the recipe keeps high."""
+    k = recipe.keep
+    if k.first + k.last >= blocks and (k.first or k.last):
+        raise ValueError(
+            f"recipe {recipe.name} keeps the first {k.first} and last {k.last} blocks high, but the model has {blocks}: nothing "
+            "would be quantized; take a deeper model or keep fewer"
+        )
+    of_parts = parts(k.parts)
+    for glob in k.names:
+        if not any(fnmatchcase(layer.name, glob) for layer in found):
+            raise ValueError(
+                f"keep.names: no layer is called {glob!r}; there are {_some(layer.name for layer in found)}"
+            )
+    return frozenset(
+        layer.name
+        for layer in found
+        if layer.block < k.first
+        or layer.block >= blocks - k.last
+        or layer.part in of_parts
+        or any(fnmatchcase(layer.name, glob) for glob in k.names)
+    )
+
+
+def _plans(before: Operands, after: Operands) -> tuple[Plan, Plan]:
+    first = Plan(before)
+    return first, first if after == before else Plan(after)
+
+
+def _check_parts(recipe: Recipe, found: Sequence[Found]) -> None:
+    asked = parts(recipe.keep.parts)
+    if recipe.sampler.kind != "none":
+        asked |= parts(recipe.sampler.parts)
+    unknown = [layer.name for layer in found if layer.part is None]
+    if asked and unknown:
+        raise ValueError(
+            f"recipe {recipe.name} selects layers by part, but the part of {_some(unknown)} is not known: give the module an "
+            f"attribute `part`, one of {', '.join(PARTS)}"
+        )
+    if recipe.sampler.kind != "none" and not any(layer.part in parts(recipe.sampler.parts) for layer in found):
+        have = sorted({str(layer.part) for layer in found})
+        raise ValueError(f"sampler.parts {list(recipe.sampler.parts)}: the model has only {', '.join(have)}")
+
+
+def _inside(name: str, container: str) -> bool:
+    return container == "" or name.startswith(f"{container}.")
+
+
+def _some(names: Iterable[str]) -> str:
+    names = list(names)
+    return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")

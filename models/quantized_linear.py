@@ -1,0 +1,219 @@
+"""A linear layer whose three GEMMs read quantized operands.
+
+    forward    y  = Q(x) · Q(w)ᵀ            x: tokens × in, w: out × in, dy: tokens × out
+    backward   dx = Q(dy) · Q(w)            each Q is that operand's slot of the recipe
+               dw = Q(dy)ᵀ · Q(x)           rounded to the recipe's wgrad.output, then FP32
+
+x and w are quantized in the dtype the layer computes in (that of x, or autocast's); w's FP32 master copy is cast to it
+first, or, under a sampler, noise is added to the master copy before the cast. The quantized x of wgrad is made in
+forward and kept instead of x. w is quantized once for as long as it does not change, so once per optimizer step.
+The gradient passes straight through every rounding.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from fewbits.kernels.seeds import derive_seed
+from fewbits.models.gemm import product
+from fewbits.models.recipe import Operands, Sampler
+from fewbits.models.two_ways import TwoWays
+
+if TYPE_CHECKING:
+    from fewbits.models.quantize import Quantization
+
+SLOTS = ("fprop.x", "fprop.w", "dgrad.dy", "dgrad.w", "wgrad.dy", "wgrad.x")
+SAMPLE = len(SLOTS)  # the sampler's place beside the slots, in seeds
+NOISE = {"gaussws": "gaussian", "diffq": "uniform"}
+
+
+@dataclass(frozen=True)
+class Moment:
+    """When something is computed: what seeds are made of, and which operands are in force."""
+
+    step: int = 0
+    micro_batch: int = 0
+    rank: int = 0
+    switched: bool = False
+
+
+Seen = tuple[str, Tensor, Tensor | None]  # a slot, its counts (kernels/README.md), and a mixture's choices
+
+
+@dataclass
+class _Weights:
+    """The quantized weight, what it was made of, and statistics that nobody has taken yet."""
+
+    key: tuple[object, ...]
+    values: tuple[Tensor, Tensor]
+    seen: list[Seen]
+
+    def take(self) -> list[Seen]:
+        seen, self.seen = self.seen, []
+        return seen
+
+
+class Plan:
+    """The operands of a layer, paired by tensor."""
+
+    def __init__(self, operands: Operands) -> None:
+        o = operands
+        self.operands = o
+        self.x = TwoWays(o.fprop_x, o.wgrad_x, ("fprop.x", "wgrad.x"))
+        self.w = TwoWays(o.fprop_w, o.dgrad_w, ("fprop.w", "dgrad.w"))
+        self.dy = TwoWays(o.dgrad_dy, o.wgrad_dy, ("dgrad.dy", "wgrad.dy"))
+
+
+class QuantizedLinear(nn.Linear):
+    """Takes over the parameters of an nn.Linear. Made by `quantize`, which also knows the moment and the observer."""
+
+    bit_scale: nn.Parameter | None  # b_i of GaussWS eq. 11, one for each square
+
+    def __init__(
+        self,
+        linear: nn.Linear,
+        owner: Quantization,
+        *,
+        name: str,
+        index: int,
+        block: int,
+        plans: tuple[Plan, Plan],
+        sampler: Sampler | None,
+    ) -> None:
+        nn.Module.__init__(self)
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.weight, self.bias = linear.weight, linear.bias
+        self.name, self.index, self.block = name, index, block
+        self.part = getattr(linear, "part", None)
+        self.plans, self.sampler = plans, sampler
+        self.output = {"bf16": torch.bfloat16, "fp32": torch.float32}[owner.recipe.wgrad.output]
+        self.owner = [owner]  # in a list: no submodule, and no circle for copy and state_dict to follow
+        self.bit_scale = None
+        if sampler:
+            squares = [-(-n // sampler.block) for n in linear.weight.shape]
+            self.bit_scale = nn.Parameter(torch.ones(squares, device=linear.weight.device))
+        self._weights: _Weights | None = None
+
+    def extra_repr(self) -> str:
+        slots = ", ".join(f"{n}={s.spec or 'high'}" for n, s in self.plans[0].operands.items())
+        return f"{self.in_features} → {self.out_features}, {slots}"
+
+    @property
+    def bits(self) -> Tensor | None:
+        """b_t, one for each square of the weight (GaussWS eq. 11)."""
+        if self.sampler is None or self.bit_scale is None:
+            return None
+        return self.sampler.target + self.bit_scale * (self.sampler.init - self.sampler.target)
+
+    @torch.compiler.disable  # a graph break: what happens inside depends on the step, and is counted
+    def forward(self, x: Tensor) -> Tensor:
+        owner, moment = self.owner[0], self.owner[0].moment
+        plan = self.plans[moment.switched]
+        if torch.is_autocast_enabled(x.device.type):
+            x = x.to(torch.get_autocast_dtype(x.device.type))
+        rows = x.reshape(-1, self.in_features)
+        backward = torch.is_grad_enabled()
+        with torch.no_grad():
+            sampled = self.sampler is not None and (self.training or self.sampler.in_evaluation)
+            w_forward, w_backward = self._quantized_weight(plan, moment, x.dtype, sampled, backward)
+            if backward:
+                x_forward, x_backward = owner.quantize_input(self, plan.x, x, rows)
+            else:
+                x_forward = x_backward = plan.x.one(0, rows, lambda slot: self.seed(moment, slot))
+        y = _ThreeGemms.apply(
+            *(rows, self.weight, self.bit_scale if sampled else None),
+            *(x_forward, x_backward, w_forward, w_backward, self, plan, moment),
+        )
+        y = y.view(*x.shape[:-1], self.out_features)
+        return y if self.bias is None else y + self.bias.to(y.dtype)
+
+    def seed(self, moment: Moment, slot: str, *, weight: bool = False) -> int:
+        """Independent for every step, micro-batch, rank, layer and slot. A weight is one for all that share a step."""
+        micro_batch, rank = (0, 0) if weight else (moment.micro_batch, moment.rank)
+        return derive_seed(self.owner[0].seed, moment.step, micro_batch, rank, self.index, SLOTS.index(slot))
+
+    def sampler_seed(self, moment: Moment) -> int:
+        return derive_seed(self.owner[0].seed, moment.step, self.index, SAMPLE)
+
+    def _quantized_weight(
+        self, plan: Plan, moment: Moment, dtype: torch.dtype, sampled: bool, training: bool
+    ) -> tuple[Tensor, Tensor]:
+        """w for fprop and for dgrad. Statistics are kept beside it until training asks for it: evaluation leaves no trace."""
+        owner, w = self.owner[0], self.weight
+        key = (w._version, w.data_ptr(), dtype, moment.step, moment.switched, sampled, owner.watching)
+        if self.bit_scale is not None:
+            key = (*key, self.bit_scale._version)
+        if self._weights is None or self._weights.key != key:
+            self._weights = None  # frees the old ones before the new ones are made
+            source = self._sampled_weight(moment, dtype) if sampled else w.detach().to(dtype)
+            seen: list[Seen] = []
+            values = plan.w(
+                source,
+                lambda slot: self.seed(moment, slot, weight=True),
+                lambda *statistics: seen.append(statistics),
+                watch=owner.watching,
+            )
+            self._weights = _Weights(key, values, seen)
+        if training:
+            owner.record(self, self._weights.take())
+        return self._weights.values
+
+    def _sampled_weight(self, moment: Moment, dtype: torch.dtype) -> Tensor:
+        assert self.sampler is not None
+        noise = NOISE[self.sampler.kind]
+        bits = self.bits
+        return torch.ops.fewbits.sample_weight(
+            self.weight.detach(), bits, self.sampler_seed(moment), noise, self.sampler.block, dtype
+        )
+
+
+class _ThreeGemms(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bit_scale: Tensor | None,
+        x_forward: Tensor,
+        x_backward: Tensor,
+        w_forward: Tensor,
+        w_backward: Tensor,
+        layer: QuantizedLinear,
+        plan: Plan,
+        moment: Moment,
+    ) -> Tensor:
+        ctx.layer, ctx.plan, ctx.moment = layer, plan, moment
+        ctx.watched = layer.owner[0].watching_gradients
+        original = x if ctx.watched else None
+        ctx.save_for_backward(weight, bit_scale, x_backward, w_backward, original)
+        return product(x_forward, w_forward.t(), x_forward.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        weight, bit_scale, x, w, original = ctx.saved_tensors
+        layer, plan, moment = ctx.layer, ctx.plan, ctx.moment
+        owner = layer.owner[0]
+        for_x, for_weight = ctx.needs_input_grad[0], ctx.needs_input_grad[1] or ctx.needs_input_grad[2]
+        dy = dy.contiguous()
+        dy_dgrad, dy_wgrad = owner.quantize_gradient(layer, plan.dy, dy, moment, for_x, for_weight)
+        dx = product(dy_dgrad, w, dy.dtype) if for_x else None
+        if not for_weight:
+            return dx, *[None] * 9
+        dw = product(dy_wgrad.t(), x, layer.output)
+        if original is not None and owner.observer is not None:
+            owner.observer.weight_gradient(layer.name, dw, product(dy.t(), original, torch.float32))
+        d_scale = None
+        if bit_scale is not None and ctx.needs_input_grad[2]:
+            sampler, bits = layer.sampler, layer.bits
+            assert sampler is not None
+            d_bits = torch.ops.fewbits.sample_weight_backward(
+                dw, weight, bits, layer.sampler_seed(moment), NOISE[sampler.kind], sampler.block
+            )
+            d_scale = d_bits * (sampler.init - sampler.target)
+        return dx, dw.to(weight.dtype), d_scale, *[None] * 7

@@ -1,0 +1,62 @@
+"""A tensor that two GEMMs read, each along another axis: quantized as both need it, with as few passes as possible."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from fewbits.kernels.quantizer import Mixture
+from fewbits.models.recipe import Slot
+
+Record = Callable[[str, Tensor, Tensor | None], None]  # slot, counts, choice of a mixture
+
+
+class TwoWays:
+    """Quantizes a matrix for its first and its second GEMM.
+
+    seed(name): the seed for a slot's stochastic rounding. record(name, counts, choice): gets the statistics of every
+    mixture, which cost nothing more, and with `watch` those of every quantizer.
+    """
+
+    def __init__(self, first: Slot, second: Slot, names: tuple[str, str]) -> None:
+        self.first, self.second = first, second
+        self.names = names
+        self.shared = first.equals(second)
+        self.idle = self.shared and first.spec is None
+        self.needs_seed = any(slot.spec is not None and slot.spec.needs_seed for slot in (first, second))
+        plain = not isinstance(first.spec, Mixture) and not isinstance(second.spec, Mixture)
+        self._one_read = plain and not self.shared and (first.axis, second.axis) == (-1, 0)
+        if first.spec is None or second.spec is None:
+            self._one_read = False
+
+    def __call__(
+        self, x: Tensor, seed: Callable[[str], int], record: Record | None = None, *, watch: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        if self._one_read and not (record and watch):
+            assert self.first.spec is not None and self.second.spec is not None
+            return torch.ops.fewbits.quantize_both(
+                x, self.first.spec.spelling, self.second.spec.spelling, *map(seed, self.names)
+            )
+        values = self.one(0, x, seed, record, watch=watch)
+        return values, values if self.shared else self.one(1, x, seed, record, watch=watch)
+
+    def one(
+        self, which: int, x: Tensor, seed: Callable[[str], int], record: Record | None = None, *, watch: bool = False
+    ) -> Tensor:
+        """The values that the first GEMM (which=0) or the second (1) reads."""
+        slot, name = (self.first, self.second)[which], self.names[0 if self.shared else which]
+        spec = slot.spec
+        if spec is None:
+            return x
+        if isinstance(spec, Mixture):
+            values, choice, counts, _ = torch.ops.fewbits.mix(x, spec.spelling, slot.axis, seed(name))
+            if record:
+                record(name, counts, choice)
+            return values
+        if spec.spelling == "bf16" and x.dtype == torch.bfloat16:
+            return x  # its own cast
+        if record and watch:
+            values, counts, _ = torch.ops.fewbits.quantize_stats(x, spec.spelling, slot.axis, seed(name), False)
+            record(name, counts, None)
+            return values
+        return torch.ops.fewbits.quantize(x, spec.spelling, slot.axis, seed(name))
