@@ -4,7 +4,7 @@
     v ← β2·v + (1 − β2)·mean of g² over the part
     w ← w·(1 − lr·decay) − lr/(1 − β1^t) · m / (√v / √(1 − β2^t) + ε)
 
-How a parameter is partitioned is a value (fewbits.models.partition says it of every parameter of a model):
+How a parameter is partitioned is a value (fewbits.models.partition has it for every parameter of a model):
 
     "element"      every element is its own part: AdamW, for embeddings and the output head
     "tensor"       the whole tensor is one part
@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-Partition = str | tuple[int, ...]
+from fewbits.models.partition import Partition
 
 
 @dataclass(frozen=True, slots=True)

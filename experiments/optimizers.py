@@ -25,7 +25,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from fewbits.experiments.adam_mini import AdamMini, Partition
+from fewbits.experiments.adam_mini import AdamMini
+from fewbits.models.partition import Partition
 
 BITS = "bit_scale"
 RECURRENCE = ("A_log", "D", "dt_bias")  # Mamba-2 keeps weight decay from them, vectors or not
@@ -62,7 +63,8 @@ class OptimizerConfig:
 def make_optimizer(
     model: nn.Module, config: OptimizerConfig, *, partition: Mapping[str, Partition] | None = None
 ) -> torch.optim.Optimizer:
-    """`partition`, by parameter name, is Adam-mini's; bit widths need no entry: they are "element" (assumed)."""
+    """`partition` is Adam-mini's, by parameter name. Bit widths need no entry: they are "tensor" (assumed), as
+    everything that the published code does not know."""
     groups = parameter_groups(model, config)
     settings: dict[str, Any] = {"lr": config.lr, "betas": (config.beta1, config.beta2), "eps": config.eps}
     optimizer: torch.optim.Optimizer
@@ -104,7 +106,7 @@ def _by_parameter(model: nn.Module, partition: Mapping[str, Partition] | None) -
     rest = {name for name in params if name.rpartition(".")[2] == BITS}
     if missing := sorted(params.keys() - partition.keys() - rest):
         raise ValueError(f"the partition says nothing of {', '.join(missing)}")
-    return {param: partition.get(name, "element") for name, param in params.items()}
+    return {param: partition.get(name, "tensor") for name, param in params.items()}
 
 
 def _move_versions(optimizer: torch.optim.Optimizer, *_: Any) -> None:

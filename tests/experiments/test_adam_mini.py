@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fewbits.experiments.adam_mini import AdamMini, Partition
+from fewbits.experiments.adam_mini import AdamMini
+from fewbits.models.partition import Partition
 
 LR, BETAS, EPS, DECAY = 3e-3, (0.9, 0.95), 1e-8, 0.1
 HEADS, ROWS, COLS = 4, 24, 10

@@ -464,7 +464,7 @@ WRITER = """
 import os, random, signal, sys, time, warnings
 from pathlib import Path
 import torch
-from fewbits.experiments.checkpoints import newest, save
+from fewbits.experiments.checkpoints import load, newest, save
 
 torch.set_num_threads(1)
 folder, tensors = Path(sys.argv[1]), {"w": torch.zeros(400_000)}
@@ -497,7 +497,9 @@ def last_reported(read, otherwise):
 def check(at_least):
     found = newest(folder)
     assert found is not None and found.step in (at_least, at_least + 1), (found, at_least)
-    assert found.state == {"step": found.step} and (found.tensors()["w"] == found.step).all()
+    for path in folder.glob("step-*"):
+        one = load(path)
+        assert one.state == {"step": one.step} and (one.tensors()["w"] == one.step).all()
     return found.step
 
 

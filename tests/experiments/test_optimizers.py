@@ -13,7 +13,7 @@ import torch
 from omegaconf import OmegaConf
 from torch import Tensor, nn
 
-from fewbits.experiments.adam_mini import AdamMini, Partition
+from fewbits.experiments.adam_mini import AdamMini
 from fewbits.experiments.optimizers import (
     KINDS,
     OptimizerConfig,
@@ -23,6 +23,7 @@ from fewbits.experiments.optimizers import (
     optimizer_state,
     set_learning_rate,
 )
+from fewbits.models.partition import Partition
 
 
 class Sampled(nn.Linear):
@@ -292,7 +293,7 @@ def test_clipping_without_gradients_gives_a_norm_of_zero() -> None:
     assert clip_gradients([nn.Parameter(torch.ones(2))], 1.0) == 0
 
 
-def test_adam_mini_follows_the_partition_and_holds_bit_widths_elementwise() -> None:
+def test_adam_mini_follows_the_partition_and_takes_a_layers_bit_widths_together() -> None:
     model = Model()
     optimizer = build("adam-mini", model)
     train("adam-mini", model, optimizer, range(1))
@@ -301,7 +302,7 @@ def test_adam_mini_follows_the_partition_and_holds_bit_widths_elementwise() -> N
     assert sizes["up.weight"] == 10
     assert sizes["norm.weight"] == sizes["mixer.conv.weight"] == 1
     assert sizes["embed.weight"] == model.embed.weight.numel()
-    assert sizes["up.bit_scale"] == 3 * 2
+    assert sizes["up.bit_scale"] == 1
 
 
 @pytest.mark.parametrize(
