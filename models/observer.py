@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from fewbits.kernels.ops import COUNTS
-from fewbits.models.quantized_linear import SLOTS, QuantizedLinear
+from fewbits.models.quantized_linear import QuantizedLinear
+from fewbits.models.recipe import SLOTS
 
 ERROR_ONE = 1 << 23
 BINS = np.append(np.arange(0, 0.1001, 0.005), np.inf)  # of the mean relative error of a mini-batch; MoR's are unknown
@@ -50,7 +51,6 @@ class Observer:
         self.layers = layers
         self._pending: list[tuple[int, Tensor, Tensor | None]] = []
         self._gradients: list[tuple[int, Tensor]] = []
-        self._place = {name: i for i, (name, _, _) in enumerate(layers)}
         self._clear()
 
     def _clear(self) -> None:
@@ -74,12 +74,12 @@ class Observer:
         if len(self._pending) >= PENDING:
             self.settle()
 
-    def weight_gradient(self, name: str, quantized: Tensor, exact: Tensor) -> None:
+    def saw_weight_gradient(self, layer: int, quantized: Tensor, exact: Tensor) -> None:
         """The weight gradient from quantized operands beside that from the same operands before quantization."""
         q, e = quantized.float(), exact.float()
         error = torch.linalg.vector_norm(q - e) / torch.linalg.vector_norm(e)
         cosine = torch.nn.functional.cosine_similarity(q.flatten(), e.flatten(), dim=0)
-        self._gradients.append((self._place[name], torch.stack((torch.ones_like(error), error, cosine))))
+        self._gradients.append((layer, torch.stack((torch.ones_like(error), error, cosine))))
 
     def settle(self) -> None:
         """Read what is still on the device."""

@@ -44,8 +44,8 @@ class Found:
 class Quantization:
     """What the quantized layers of one model share: the recipe, the moment, and who looks on.
 
-    A training loop says `begin(step, micro_batch)` before every forward: seeds are made of it, so that equal moments give
-    equal noise. A loop that does not can attach an optimizer: its updates and the model's forwards are counted instead.
+    A training loop says `begin(step, micro_batch)` before every forward: seeds are made of it, so that equal moments
+    give equal noise. Another can attach an optimizer: its updates and the model's forwards are counted instead.
     """
 
     recipe: Recipe
@@ -57,6 +57,7 @@ class Quantization:
     moment: Moment = field(default_factory=Moment)
     watching: bool = False  # statistics of every quantizer, not of mixtures alone
     watching_gradients: bool = False  # the error of every weight gradient, for the price of another GEMM
+    _last_input: _Input | None = None
 
     def begin(self, step: int, micro_batch: int = 0, *, rank: int = 0, progress: float = 0.0) -> None:
         """progress: the part of training that is done, from 0 to 1, which the recipe's switch goes by."""
@@ -67,7 +68,7 @@ class Quantization:
             self.watching_gradients = self.observer.watches_gradients(step) and micro_batch == 0
 
     def attach(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Count the optimizer's updates as steps, and the model's forwards in training between them as micro-batches."""
+        """Count the optimizer's updates as steps, and forwards in training between them as micro-batches."""
         counted = Moment(self.moment.step, -1, self.moment.rank)
 
         def forward(*_: object) -> None:
@@ -96,7 +97,7 @@ class Quantization:
     # ---- called by the layers
 
     def quantize_input(self, layer: QuantizedLinear, way: TwoWays, x: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """x for fprop and wgrad. Layers that read one tensor by one recipe (q, k, v) quantize it once, if without noise."""
+        """x for fprop and wgrad. Layers that read one tensor alike (q, k, v) quantize it once, if without noise."""
         last = self._last_input
         if last is not None and last.x is x and last.version == x._version and last.way is way:
             values, seen = last.values, last.seen
@@ -130,13 +131,14 @@ class Quantization:
         self.record(layer, seen)
         return values
 
+    def record_weight_gradient(self, layer: QuantizedLinear, quantized: Tensor, exact: Tensor) -> None:
+        if self.observer is not None:
+            self.observer.saw_weight_gradient(layer.index, quantized, exact)
+
     def record(self, layer: QuantizedLinear, seen: Iterable[Seen]) -> None:
         if self.observer is not None:
             for slot, counts, choice in seen:
                 self.observer.saw(layer.index, slot, counts, choice)
-
-    def __post_init__(self) -> None:
-        self._last_input: _Input | None = None
 
 
 @dataclass(frozen=True)
@@ -213,8 +215,8 @@ def keep(recipe: Recipe, found: Sequence[Found], blocks: int) -> frozenset[str]:
     k = recipe.keep
     if k.first + k.last >= blocks and (k.first or k.last):
         raise ValueError(
-            f"recipe {recipe.name} keeps the first {k.first} and last {k.last} blocks high, but the model has {blocks}: nothing "
-            "would be quantized; take a deeper model or keep fewer"
+            f"recipe {recipe.name} keeps the first {k.first} and last {k.last} of {blocks} blocks high: "
+            "nothing would be quantized; take a deeper model or keep fewer"
         )
     of_parts = parts(k.parts)
     for glob in k.names:
@@ -244,8 +246,8 @@ def _check_parts(recipe: Recipe, found: Sequence[Found]) -> None:
     unknown = [layer.name for layer in found if layer.part is None]
     if asked and unknown:
         raise ValueError(
-            f"recipe {recipe.name} selects layers by part, but the part of {_some(unknown)} is not known: give the module an "
-            f"attribute `part`, one of {', '.join(PARTS)}"
+            f"recipe {recipe.name} selects layers by part, but the part of {_some(unknown)} is not known: give "
+            f"the module an attribute `part`, one of {', '.join(PARTS)}"
         )
     if recipe.sampler.kind != "none" and not any(layer.part in parts(recipe.sampler.parts) for layer in found):
         have = sorted({str(layer.part) for layer in found})

@@ -13,7 +13,7 @@ The gradient passes straight through every rounding.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -21,13 +21,9 @@ from torch.autograd.function import once_differentiable
 
 from fewbits.kernels.seeds import derive_seed
 from fewbits.models.gemm import product
-from fewbits.models.recipe import Operands, Sampler
+from fewbits.models.recipe import SLOTS, Operands, Recipe, Sampler
 from fewbits.models.two_ways import TwoWays
 
-if TYPE_CHECKING:
-    from fewbits.models.quantize import Quantization
-
-SLOTS = ("fprop.x", "fprop.w", "dgrad.dy", "dgrad.w", "wgrad.dy", "wgrad.x")
 SAMPLE = len(SLOTS)  # the sampler's place beside the slots, in seeds
 NOISE = {"gaussws": "gaussian", "diffq": "uniform"}
 
@@ -58,6 +54,28 @@ class _Weights:
         return seen
 
 
+class Owner(Protocol):
+    """What layers ask of the `Quantization` that they share (fewbits.models.quantize)."""
+
+    recipe: Recipe
+    seed: int
+    moment: Moment
+    watching: bool
+    watching_gradients: bool
+
+    def quantize_input(
+        self, layer: QuantizedLinear, way: TwoWays, x: Tensor, rows: Tensor
+    ) -> tuple[Tensor, Tensor]: ...
+
+    def quantize_gradient(
+        self, layer: QuantizedLinear, way: TwoWays, dy: Tensor, moment: Moment, for_x: bool, for_weight: bool
+    ) -> tuple[Tensor, Tensor]: ...
+
+    def record(self, layer: QuantizedLinear, seen: list[Seen]) -> None: ...
+
+    def record_weight_gradient(self, layer: QuantizedLinear, quantized: Tensor, exact: Tensor) -> None: ...
+
+
 class Plan:
     """The operands of a layer, paired by tensor."""
 
@@ -77,7 +95,7 @@ class QuantizedLinear(nn.Linear):
     def __init__(
         self,
         linear: nn.Linear,
-        owner: Quantization,
+        owner: Owner,
         *,
         name: str,
         index: int,
@@ -110,7 +128,7 @@ class QuantizedLinear(nn.Linear):
             return None
         return self.sampler.target + self.bit_scale * (self.sampler.init - self.sampler.target)
 
-    @torch.compiler.disable  # a graph break: what happens inside depends on the step, and is counted
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # what happens inside depends on the step
     def forward(self, x: Tensor) -> Tensor:
         owner, moment = self.owner[0], self.owner[0].moment
         plan = self.plans[moment.switched]
@@ -143,9 +161,17 @@ class QuantizedLinear(nn.Linear):
     def _quantized_weight(
         self, plan: Plan, moment: Moment, dtype: torch.dtype, sampled: bool, training: bool
     ) -> tuple[Tensor, Tensor]:
-        """w for fprop and for dgrad. Statistics are kept beside it until training asks for it: evaluation leaves no trace."""
+        """w for fprop and for dgrad. Statistics wait beside it until training asks: evaluation leaves no trace."""
         owner, w = self.owner[0], self.weight
-        key = (w._version, w.data_ptr(), dtype, moment.step, moment.switched, sampled, owner.watching)
+        key: tuple[object, ...] = (
+            w._version,
+            w.data_ptr(),
+            dtype,
+            moment.step,
+            moment.switched,
+            sampled,
+            owner.watching,
+        )
         if self.bit_scale is not None:
             key = (*key, self.bit_scale._version)
         if self._weights is None or self._weights.key != key:
@@ -206,8 +232,8 @@ class _ThreeGemms(torch.autograd.Function):
         if not for_weight:
             return dx, *[None] * 9
         dw = product(dy_wgrad.t(), x, layer.output)
-        if original is not None and owner.observer is not None:
-            owner.observer.weight_gradient(layer.name, dw, product(dy.t(), original, torch.float32))
+        if original is not None:
+            owner.record_weight_gradient(layer, dw, product(dy.t(), original, torch.float32))
         d_scale = None
         if bit_scale is not None and ctx.needs_input_grad[2]:
             sampler, bits = layer.sampler, layer.bits

@@ -28,9 +28,10 @@ from fewbits.models.from_dict import from_dict, one_of
 PARTS = ("qkv", "out", "up", "down", "in")
 PART_GROUPS = {"all": PARTS, "od": ("out", "down")}
 OUTPUTS = ("bf16", "fp32")
+SLOTS = ("fprop.x", "fprop.w", "dgrad.dy", "dgrad.w", "wgrad.dy", "wgrad.x")
 SAMPLERS = ("none", "gaussws", "diffq")
 PASSES = ("both", "forward", "backward")
-NEEDS_OTHER = "same"
+SAME = "same"
 HIGH = "high"
 
 
@@ -66,7 +67,7 @@ class Keep:
 
 @dataclass(frozen=True)
 class Sampler:
-    """Noise on the weights of some parts, with learned bit widths b_t = target + b_i · (init − target) (GaussWS eq. 11)."""
+    """Noise on the weights of some parts; learned bit widths b_t = target + b_i · (init − target) (GaussWS eq. 11)."""
 
     kind: str = "none"
     parts: tuple[str, ...] = ("all",)
@@ -201,7 +202,7 @@ def _resolve(fprop: Fprop, dgrad: Dgrad, wgrad: Wgrad) -> Operands:
     dy = Slot(parse_operand(dgrad.dy, "dgrad.dy"), along)
 
     def other(text: str, where: str, first: Slot) -> Slot:
-        return first if text == NEEDS_OTHER else Slot(parse_operand(text, where), down)
+        return first if text == SAME else Slot(parse_operand(text, where), down)
 
     return _checked(
         Operands(
@@ -232,8 +233,8 @@ def _checked(operands: Operands) -> Operands:
         turns = [_rotation(slot.spec) for slot in (a, b)]
         if turns[0] != turns[1]:
             raise ValueError(
-                f"{gemm}: {' and '.join(map(_say, (a, b)))} are rotated differently, which changes their product: give both "
-                "the same rhtN and signs"
+                f"{gemm}: {' and '.join(map(_say, (a, b)))} are rotated differently, which changes their product: "
+                "give both the same rhtN and signs"
             )
         if turns[0] is not None and (a.axis, b.axis) != (-1, -1):
             raise ValueError(f"{gemm}: a rotated operand cannot be the same as the other GEMM's, which sums elsewhere")

@@ -33,7 +33,8 @@ class TwoWays:
         self, x: Tensor, seed: Callable[[str], int], record: Record | None = None, *, watch: bool = False
     ) -> tuple[Tensor, Tensor]:
         if self._one_read and not (record and watch):
-            assert self.first.spec is not None and self.second.spec is not None
+            assert self.first.spec is not None
+            assert self.second.spec is not None
             return torch.ops.fewbits.quantize_both(
                 x, self.first.spec.spelling, self.second.spec.spelling, *map(seed, self.names)
             )
