@@ -78,12 +78,14 @@ class Corpus:
         if fingerprint == self.fingerprint:
             return
         here = describe(self)
-        told = sorted(key for key in {*here, *(described or {})} if here.get(key) != (described or {}).get(key))
-        differ = "; ".join(f"{key}: {(described or {}).get(key)!r} then, {here.get(key)!r} now" for key in told)
-        what = f"What differs: {differ}" if described else f"Here are {json.dumps(here)}"
+        if described is None:
+            told = ", ".join(f"{key} {here[key]}" for key in here if key in ("kind", "tokenizer") or "source." in key)
+        else:
+            differing = [key for key in {**here, **described} if here.get(key) != described.get(key)]
+            told = ", ".join(f"{key} {here.get(key)} (then {described.get(key)})" for key in differing)
         raise ValueError(
-            f"these are not the data of the checkpoint: their fingerprint is {self.fingerprint[:16]}…, its "
-            f"{fingerprint[:16]}…. Resume with the same data, Python and torch, or start another trial. {what}"
+            f"these are not the data of the checkpoint: their fingerprint is {self.fingerprint[:16]}…, not "
+            f"{fingerprint[:16]}…; here: {told}. Resume with the same data, Python and torch, or start another trial"
         )
 
     def _tokens(self, split: str) -> Tokens:

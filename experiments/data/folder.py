@@ -57,12 +57,12 @@ class Meta:
         if self.dtype not in DTYPES:
             raise ValueError(f"dtype {self.dtype!r}: valid are {', '.join(DTYPES)}")
         limit = 1 << 8 * np.dtype(self.dtype).itemsize
-        for name, value, top in (
-            ("vocab", self.vocab, limit),
-            ("separator", self.separator, (self.vocab or limit) - 1),
-        ):
-            if value is not None and (type(value) is not int or not 0 <= value <= top):
-                raise ValueError(f"{name} {value!r} with dtype {self.dtype}: valid are whole numbers from 0 to {top}")
+        self._whole("vocab", self.vocab, limit)
+        self._whole("separator", self.separator, (self.vocab or limit) - 1)
+
+    def _whole(self, name: str, value: int | None, top: int) -> None:
+        if value is not None and (type(value) is not int or not 0 <= value <= top):
+            raise ValueError(f"{name} {value!r} with dtype {self.dtype}: valid are whole numbers from 0 to {top}")
 
 
 @dataclass(frozen=True)
@@ -85,6 +85,10 @@ class TokenFolder:
         if self.meta.separator is None:
             raise ValueError(f"these data have no known ends of documents: no separator is named in {META}")
         return _separated(self.splits[split], self.meta.separator)
+
+    def texts(self, split: str) -> list[str]:
+        """The documents of a folder whose tokens are bytes of UTF-8."""
+        return [tokens.tobytes().decode() for tokens in self.documents(split)]
 
 
 def smallest_dtype(vocab: int) -> str:

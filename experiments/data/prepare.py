@@ -10,29 +10,23 @@ notes how far it is: the same command goes on from there after an interruption, 
 
 import argparse
 import fcntl
-import hashlib
-import json
-import os
 import shutil
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from typing import NoReturn
 
-import numpy as np
-
-from fewbits.experiments.data.folder import FILES, read_meta, smallest_dtype, write_meta
+from fewbits.experiments.data.folder import read_meta
 from fewbits.experiments.data.once import default_cache
 from fewbits.experiments.data.text import text_folder
-from fewbits.experiments.data.tokenizing import Tokenizer, joined, meta_of, ready_tokenizer, text_size
+from fewbits.experiments.data.tokenizing import Tokenizer, bpe_size, ready_tokenizer
+from fewbits.experiments.data.unfinished import SPLITS, Request, Unfinished
 from fewbits.experiments.data.web import COLLECTIONS, documents
 
-NOTE = "progress.json"
-SPLITS = ("train", "validation")
 VALIDATION = 0.0005  # nanoGPT's share
 _AT_ONCE = 1000  # documents between notes
 
@@ -47,7 +41,12 @@ def main(argv: Sequence[str]) -> int:
     collection = COLLECTIONS[options.collection]
     out: Path = (options.out or default_cache() / options.collection).expanduser().absolute()
     source: Path | None = options.source and options.source.expanduser().absolute()
-    tokenizer = ready_tokenizer(options.tokenizer or collection.tokenizer)
+    spelling = options.tokenizer or collection.tokenizer
+    if bpe_size(spelling):
+        raise ValueError(
+            f"data prepare: --tokenizer {spelling} would need training: valid are bytes, file:PATH, hub:NAME"
+        )
+    tokenizer = ready_tokenizer(spelling)
     request = Request(
         options.collection,
         str(source or collection.repository),
@@ -56,15 +55,16 @@ def main(argv: Sequence[str]) -> int:
         options.validation,
     )
     try:
-        if _is_done(out, request):
-            print(f"{out} is prepared already")
-            return 0
         with _alone(out):
+            if _is_done(out, request):
+                print(f"{out} is prepared already")
+                return 0
             stream = documents(collection, source)
             _prepare(out, request, tokenizer, stream, options.documents or collection.documents)
     except OSError as error:
         raise ValueError(f"data prepare: {out}: {error}; the same command goes on from where it was") from error
-    print(f"{out} is prepared: fewbits train data={options.collection}")
+    elsewhere = f" data.path={out}" if options.out else ""
+    print(f"{out} is prepared: fewbits train data={options.collection}{elsewhere}")
     return 0
 
 
@@ -117,23 +117,6 @@ def _fraction(text: str) -> float:
     return value
 
 
-@dataclass(frozen=True)
-class Request:
-    """What decides the result: two preparations of the same request are the same."""
-
-    collection: str
-    origin: str
-    tokenizer: str
-    limit: int | None
-    validation: float
-
-
-def is_held_out(text: str, share: float) -> bool:
-    """Whether a document is validation, for this share of them."""
-    digest = hashlib.sha256(text.encode(errors="replace")).digest()
-    return int.from_bytes(digest[:8], "big") < share * 2.0**64
-
-
 def _is_done(out: Path, request: Request) -> bool:
     if not out.exists():
         return False
@@ -157,78 +140,23 @@ def _alone(out: Path) -> Iterator[None]:
 
 
 def _prepare(out: Path, request: Request, tokenizer: Tokenizer, stream: Iterator[str], expected: int) -> None:
-    unfinished = _Unfinished.found(out.with_name(f"{out.name}.partial"), request, tokenizer)
+    unfinished = Unfinished.found(out.with_name(f"{out.name}.partial"), request, tokenizer)
     progress = _Progress(unfinished.documents, expected)
-    for batch in _batches(islice(stream, unfinished.documents, request.limit)):
-        unfinished.add(batch)
-        progress.show(unfinished.documents, sum(unfinished.tokens.values()))
-    progress.end()
+    try:
+        for batch in _batches(islice(stream, unfinished.documents, request.limit)):
+            unfinished.add(batch)
+            progress.show(unfinished.documents, sum(unfinished.tokens.values()))
+    finally:
+        progress.end()
     empty = [split for split in SPLITS if not unfinished.tokens[split]]
     if empty:
-        shutil.rmtree(unfinished.folder)
+        shutil.rmtree(unfinished.folder, ignore_errors=True)
         raise ValueError(
             f"data prepare: none of {unfinished.documents} documents fell to {' and '.join(empty)}: "
             f"with so few, choose another --validation than {request.validation}"
         )
-    unfinished.finish(out)
-
-
-class _Unfinished:
-    """The partial folder: .bin files that grow, and a note of how far they are valid."""
-
-    def __init__(self, folder: Path, request: Request, tokenizer: Tokenizer) -> None:
-        self.folder, self.request, self._tokenizer = folder, request, tokenizer
-        self.documents = 0
-        self.tokens = dict.fromkeys(SPLITS, 0)
-        self.text_bytes = dict.fromkeys(SPLITS, 0)
-        self._dtype = np.dtype(smallest_dtype(tokenizer.vocab)).newbyteorder("<")
-
-    @staticmethod
-    def found(folder: Path, request: Request, tokenizer: Tokenizer) -> "_Unfinished":
-        """As far as an earlier process came with the same request; else a new one."""
-        unfinished = _Unfinished(folder, request, tokenizer)
-        if (folder / NOTE).is_file():
-            note = json.loads((folder / NOTE).read_text("utf-8"))
-            if note.pop("request") != asdict(request):
-                raise ValueError(f"data prepare: {folder} was begun with other options: remove it or choose an --out")
-            unfinished.documents, unfinished.tokens, unfinished.text_bytes = note.values()
-        folder.mkdir(exist_ok=True)
-        for split in SPLITS:
-            with open(folder / FILES[split], "ab") as file:
-                file.truncate(unfinished.tokens[split] * unfinished._dtype.itemsize)
-        return unfinished
-
-    def add(self, batch: list[str]) -> None:
-        sides: dict[str, list[str]] = {split: [] for split in SPLITS}
-        for text in batch:
-            sides["validation" if is_held_out(text, self.request.validation) else "train"].append(text)
-        for split, texts in sides.items():
-            self.tokens[split] += self._append(split, texts)
-            self.text_bytes[split] += text_size(texts)
-        self.documents += len(batch)
-        note = {"documents": self.documents, "tokens": self.tokens, "text_bytes": self.text_bytes}
-        unfinished = self.folder / f"{NOTE}.new"
-        unfinished.write_text(json.dumps({**note, "request": asdict(self.request)}))
-        unfinished.replace(self.folder / NOTE)
-
-    def finish(self, out: Path) -> None:
-        code = text_folder("python", None, "bytes", default_cache())
-        texts = [tokens.tobytes().decode() for tokens in code.documents("validation")]
-        self._append("ood", texts)
-        self._tokenizer.save(self.folder)
-        sizes = {**self.text_bytes, "ood": text_size(texts)}
-        source = {"request": asdict(self.request), "documents": self.documents, "ood": dict(code.meta.source)}
-        write_meta(self.folder, meta_of(self._tokenizer, self._dtype.name, sizes, source))
-        (self.folder / NOTE).unlink()
-        self.folder.rename(out)
-
-    def _append(self, split: str, texts: Sequence[str]) -> int:
-        tokens = joined(texts, self._tokenizer)
-        with open(self.folder / FILES[split], "ab") as file:
-            file.write(tokens.astype(self._dtype, copy=False).tobytes())
-            file.flush()
-            os.fsync(file.fileno())  # the note that follows must not be ahead of the tokens
-        return int(tokens.size)
+    code = text_folder("python", None, "bytes", default_cache())
+    unfinished.finish(out, code.texts("validation"), {"ood": dict(code.meta.source)})
 
 
 def _batches(texts: Iterable[str]) -> Iterator[list[str]]:

@@ -112,24 +112,14 @@ def collect(sources: Sources, size: int, prose: Sequence[str] | None = None) -> 
 
     prose: the out-of-domain text; None: these sources' own docstrings, whatever the size.
     """
-    codes, docstrings, left = [], dict[str, None](), HELD_OUT + size
-    lines, foreign = set[str](), _telling_lines("\n".join(prose or ()))
-    for text, tree in _parsed(sources):
-        docstrings |= dict.fromkeys(map(inspect.cleandoc, _docstrings(tree)))
-        code = without_docstrings(text, tree)
-        telling = _telling_lines(code)
-        known = sum(map(len, telling & lines))
-        new = telling and 2 * known <= sum(map(len, telling))
-        if new and not telling & foreign and sources.accepts(text, tree):
-            lines |= telling
-            codes.append(code)
-            left -= len(code.encode())
-            if prose is not None and left <= 0:
-                break
+    lines, docstrings = set[str](), dict[str, None]()
+    codes = _codes(sources, _telling_lines("\n".join(prose or ())), lines, docstrings)
+    documents = {"validation": _cut(codes, HELD_OUT), "train": _cut(codes, size)}
     if prose is None:
+        for _ in codes:  # all files, so that this text does not depend on the size
+            pass
         prose = [text for text in docstrings if _is_prose(text) and not _telling_lines(text) & lines]
-    stream = iter(codes)
-    documents = {"validation": _cut(stream, HELD_OUT), "train": _cut(stream, size), "ood": _cut(prose, HELD_OUT)}
+    documents["ood"] = _cut(prose, HELD_OUT)
     for split, wanted in (("train", size), ("validation", HELD_OUT), ("ood", HELD_OUT)):
         there = sum(len(text.encode()) + 1 for text in documents[split])
         if there < wanted - 4:  # a cut may leave out one character
@@ -138,6 +128,22 @@ def collect(sources: Sources, size: int, prose: Sequence[str] | None = None) -> 
     if sources is TORCH:
         source["torch"] = version("torch")
     return Texts(documents, source)
+
+
+def _codes(sources: Sources, foreign: set[str], lines: set[str], docstrings: dict[str, None]) -> Iterator[str]:
+    """The code of each file that is accepted, mostly new, and has no foreign line.
+
+    On the way `lines` gathers what code has been given, and `docstrings` those of every file.
+    """
+    for text, tree in _parsed(sources):
+        docstrings |= dict.fromkeys(map(inspect.cleandoc, _docstrings(tree)))
+        code = without_docstrings(text, tree)
+        telling = _telling_lines(code)
+        known = sum(map(len, telling & lines))
+        new = telling and 2 * known <= sum(map(len, telling))
+        if new and not telling & foreign and sources.accepts(text, tree):
+            lines |= telling
+            yield code
 
 
 def without_docstrings(text: str, tree: ast.Module) -> str:

@@ -33,7 +33,7 @@ def text_folder(kind: str, size: int | None, tokenizer: str, cache: Path) -> Tok
     prose = None
     if sources is not python_sources.PYTHON:  # its out-of-domain text is that of the corpus python
         python = text_folder("python", None, "bytes", cache)
-        prose = _texts(python, "ood")
+        prose = python.texts("ood")
         made_from.append(python.surveys["ood"].sha256)
     in_bytes = opened_or_made(
         cache / f"{kind}-{named(*made_from)}", open_folder, partial(_write_bytes, sources, size, prose)
@@ -53,14 +53,10 @@ def _write_bytes(sources: python_sources.Sources, size: int, prose: list[str] | 
 
 
 def _write_subwords(in_bytes: TokenFolder, spelling: str, folder: Path) -> None:
-    documents = {split: _texts(in_bytes, split) for split in in_bytes.splits}
+    documents = {split: in_bytes.texts(split) for split in in_bytes.splits}
     vocab = bpe_size(spelling)
     tokenizer = trained_tokenizer(vocab, documents["train"]) if vocab else ready_tokenizer(spelling)
     write_text(folder, documents, tokenizer, dict(in_bytes.meta.source))
-
-
-def _texts(in_bytes: TokenFolder, split: str) -> list[str]:
-    return [tokens.tobytes().decode() for tokens in in_bytes.documents(split)]
 
 
 def named(*made_from: str) -> str:

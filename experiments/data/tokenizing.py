@@ -14,7 +14,7 @@ import numpy as np
 
 from fewbits.experiments.data.folder import Meta, Tokens, smallest_dtype, write_folder
 
-SPELLINGS = "bytes, bpe:N with N from 257 to 65536, file:PATH of a tokenizer.json"
+SPELLINGS = "bytes, bpe:N with N from 257 to 65536, file:PATH of a tokenizer.json, hub:NAME"
 FILE = "tokenizer.json"
 
 # What ends a document in the vocabularies of GPT-2, Llama 3, Llama 1 and 2, and others.
@@ -38,13 +38,13 @@ class Tokenizer(Protocol):
 
 
 class Bytes:
-    """A token is a byte of UTF-8. NUL separates documents, and is left out of them."""
+    """A token is a byte of UTF-8. NUL separates documents, so none may hold one."""
 
     spelling, vocab, separator = "bytes", 256, 0
     sha256: str | None = None
 
     def encode(self, texts: Sequence[str]) -> list[Tokens]:
-        return [np.frombuffer(text.replace("\0", "").encode(errors="replace"), np.uint8) for text in texts]
+        return [np.frombuffer(text.encode(), np.uint8) for text in texts]
 
     def save(self, folder: Path) -> None:
         """Bytes need nothing."""
@@ -134,7 +134,7 @@ def meta_of(tokenizer: Tokenizer, dtype: str, text_bytes: dict[str, int], source
 
 def text_size(texts: Iterable[str]) -> int:
     """Bytes of the texts, and one for each one's separator."""
-    return sum(len(text.encode(errors="replace")) + 1 for text in texts)
+    return sum(len(text.encode()) + 1 for text in texts)
 
 
 def joined(texts: Sequence[str], tokenizer: Tokenizer) -> Tokens:

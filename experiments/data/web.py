@@ -36,12 +36,15 @@ _READERS: dict[str, tuple[str, dict[str, str]]] = {
 
 
 def documents(collection: Collection, source: Path | None) -> Iterator[str]:
-    """Every document in turn; from `source`, a file or a folder of them, if given, else from the Hub."""
+    """Every document in turn; from `source`, a file or a folder of them, if given, else from the Hub.
+
+    NUL, which separates documents of bytes, is left out, and half a surrogate pair, which has no UTF-8, becomes `?`.
+    """
     for row in _rows(collection, source):
         text = row.get("text")
         if not isinstance(text, str):
             raise ValueError(f"{source}: a document has no string named 'text', but {', '.join(map(str, row))}")
-        yield text
+        yield text.encode(errors="replace").decode().replace("\0", "")
 
 
 def _rows(collection: Collection, source: Path | None) -> Iterator[dict[str, Any]]:

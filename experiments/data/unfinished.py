@@ -1,0 +1,98 @@
+"""A folder of tokens that grows a batch of documents at a time, and can be killed at any moment.
+
+After every batch it notes how far it is; what lies beyond the note is cut off when the work is taken up again. It gets
+its final name when all is there.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fewbits.experiments.data.folder import FILES, smallest_dtype, write_meta
+from fewbits.experiments.data.tokenizing import Tokenizer, joined, meta_of, text_size
+
+NOTE = "progress.json"
+SPLITS = ("train", "validation")
+_COUNTS = ("documents", "tokens", "text_bytes")
+
+
+@dataclass(frozen=True)
+class Request:
+    """What decides the result: two preparations of the same request are the same."""
+
+    collection: str
+    origin: str
+    tokenizer: str
+    limit: int | None
+    validation: float
+
+
+def is_held_out(text: str, share: float) -> bool:
+    """Whether a document is validation, for this share of them."""
+    digest = hashlib.sha256(text.encode()).digest()
+    return int.from_bytes(digest[:8], "big") < share * 2.0**64
+
+
+class Unfinished:
+    """The partial folder: .bin files that grow, and a note of how far they are valid."""
+
+    def __init__(self, folder: Path, request: Request, tokenizer: Tokenizer) -> None:
+        self.folder, self.request, self._tokenizer = folder, request, tokenizer
+        self.documents = 0
+        self.tokens = dict.fromkeys(SPLITS, 0)
+        self.text_bytes = dict.fromkeys(SPLITS, 0)
+        self._dtype = np.dtype(smallest_dtype(tokenizer.vocab)).newbyteorder("<")
+
+    @staticmethod
+    def found(folder: Path, request: Request, tokenizer: Tokenizer) -> "Unfinished":
+        """As far as an earlier process came with the same request; else a new one."""
+        unfinished = Unfinished(folder, request, tokenizer)
+        if not (folder / NOTE).is_file():
+            shutil.rmtree(folder, ignore_errors=True)
+            return unfinished
+        note = json.loads((folder / NOTE).read_text("utf-8"))
+        if note["request"] != asdict(request):
+            raise ValueError(f"data prepare: {folder} was begun with other options: remove it or choose an --out")
+        unfinished.documents, unfinished.tokens, unfinished.text_bytes = (note[name] for name in _COUNTS)
+        for split in SPLITS:
+            os.truncate(folder / FILES[split], unfinished.tokens[split] * unfinished._dtype.itemsize)
+        (folder / FILES["ood"]).unlink(missing_ok=True)
+        return unfinished
+
+    def add(self, batch: list[str]) -> None:
+        sides: dict[str, list[str]] = {split: [] for split in SPLITS}
+        for text in batch:
+            sides["validation" if is_held_out(text, self.request.validation) else "train"].append(text)
+        for split, texts in sides.items():
+            self.tokens[split] += self._append(split, texts)
+            self.text_bytes[split] += text_size(texts)
+        self.documents += len(batch)
+        note = {name: getattr(self, name) for name in _COUNTS}
+        unfinished = self.folder / f"{NOTE}.new"
+        unfinished.write_text(json.dumps({**note, "request": asdict(self.request)}))
+        unfinished.replace(self.folder / NOTE)
+
+    def finish(self, out: Path, ood: list[str], source: dict[str, object]) -> None:
+        """With these out-of-domain documents and what is known of the source, the folder under its final name."""
+        self._append("ood", ood)
+        self._tokenizer.save(self.folder)
+        sizes = {**self.text_bytes, "ood": text_size(ood)}
+        known = {"request": asdict(self.request), "documents": self.documents, **source}
+        write_meta(self.folder, meta_of(self._tokenizer, self._dtype.name, sizes, known))
+        self.folder.rename(out)
+        (out / NOTE).unlink()
+
+    def _append(self, split: str, texts: Sequence[str]) -> int:
+        tokens = joined(texts, self._tokenizer)
+        self.folder.mkdir(exist_ok=True)
+        with open(self.folder / FILES[split], "ab") as file:
+            file.write(tokens.astype(self._dtype, copy=False).tobytes())
+            file.flush()
+            os.fsync(file.fileno())  # the note that follows must not be ahead of the tokens
+        return int(tokens.size)

@@ -1,0 +1,42 @@
+"""What tests of data share: folders of tokens written by hand, and a cache in which built-in corpora are made once."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fewbits.experiments.data.config import DataConfig
+from fewbits.experiments.data.corpus import Corpus
+from fewbits.experiments.data.load import load
+
+
+def bin_folder(
+    folder: Path,
+    train: Sequence[int],
+    validation: Sequence[int] = range(100),
+    dtype: str = "<u2",
+    meta: Mapping[str, object] | None = None,
+) -> Path:
+    """A folder as nanoGPT's prepare scripts leave it, with our meta.json if one is given."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, tokens in (("train", train), ("val", validation)):
+        (folder / f"{name}.bin").write_bytes(np.array(tokens, dtype).tobytes())
+    if meta is not None:
+        (folder / "meta.json").write_text(json.dumps(meta))
+    return folder
+
+
+def bin_corpus(folder: Path, train: Sequence[int]) -> Corpus:
+    return load(DataConfig(kind="bin", path=str(bin_folder(folder, train))), folder / "cache")
+
+
+def shared_home(factory: pytest.TempPathFactory) -> Path:
+    """One FEWBITS_CACHE for all test files of a run: the corpus python takes seconds to make."""
+    return factory.getbasetemp() / "fewbits-cache"
+
+
+def shared_cache(factory: pytest.TempPathFactory) -> Path:
+    """Where corpora lie in it."""
+    return shared_home(factory) / "data"

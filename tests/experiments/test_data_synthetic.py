@@ -1,0 +1,108 @@
+"""The synthetic source: seeded, and its entropy is what its tokens have."""
+
+from collections import Counter
+from math import log
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fewbits.experiments.data.config import DataConfig
+from fewbits.experiments.data.corpus import Corpus
+from fewbits.experiments.data.load import load
+from fewbits.experiments.data.synthetic import weights
+
+SIZE = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+    return load(DataConfig(kind="synthetic", size=SIZE, seed=4), tmp_path_factory.mktemp("synthetic"))
+
+
+def zipf() -> list[float]:
+    weights = [rank**-2.0 for rank in range(1, 257)]
+    return [weight / sum(weights) for weight in weights]
+
+
+def test_the_entropy_is_that_of_the_distribution_drawn_from(corpus: Corpus) -> None:
+    drawn = weights().tolist()
+    assert sum(drawn) == 1 << 32
+    assert all(count > 0 for count in drawn)
+    assert corpus.entropy == pytest.approx(-sum(n / 2**32 * log(n / 2**32) for n in drawn), rel=1e-13)
+    assert corpus.entropy == pytest.approx(-sum(p * log(p) for p in zipf()), rel=1e-6)
+    assert corpus.vocab == 256
+    assert corpus.bytes_per_token("train") == 1.0
+
+
+def test_every_frequent_context_shows_the_same_probabilities_in_its_own_order(corpus: Corpus) -> None:
+    """Counted from bytes alone, without the source's classes: each pair of bytes determines its context."""
+    tokens = corpus.splits["train"].astype(np.int64)
+    pairs = tokens[:-2] * 256 + tokens[1:-1]
+    favourites = set()
+    for pair, count in Counter(pairs.tolist()).most_common(20):
+        following = np.bincount(tokens[2:][pairs == pair], minlength=256)
+        favourites.add(int(following.argmax()))
+        for rank, p in enumerate(zipf()[:4]):
+            share = np.sort(following)[::-1][rank] / count
+            assert abs(share - p) < 5 * (p * (1 - p) / count) ** 0.5, (pair, rank)
+    assert len(favourites) > 5
+
+
+def test_a_model_that_knows_the_source_has_the_entropy_as_its_loss(corpus: Corpus) -> None:
+    """A model with each frequent context's order, counted in train, and Zipf's probabilities."""
+    cost = [-log(p) for p in zipf()]
+    costs = {}
+    for pair, ranks in fitted(corpus, "train").items():
+        costs[pair] = dict(zip(ranks, cost, strict=True))
+    tokens = corpus.splits["validation"].tolist()
+    following = zip(tokens, tokens[1:], tokens[2:], strict=False)
+    surprises = [costs[older, newer][token] for older, newer, token in following if (older, newer) in costs]
+    assert corpus.entropy is not None
+    error = np.std(surprises) / len(surprises) ** 0.5
+    assert error < 0.01
+    assert -5 * error < np.mean(surprises) - corpus.entropy < 5 * error + 0.05  # rare ranks are counted badly
+
+
+def fitted(corpus: Corpus, split: str) -> dict[tuple[int, int], list[int]]:
+    """For the pairs of bytes seen often, the bytes that followed, the frequent ones first."""
+    tokens = corpus.splits[split].astype(np.int64)
+    pairs = tokens[:-2] * 256 + tokens[1:-1]
+    found = {}
+    for pair, count in Counter(pairs.tolist()).most_common(30):
+        following = np.bincount(tokens[2:][pairs == pair], minlength=256)
+        assert count > 1000
+        found[divmod(pair, 256)] = np.argsort(-following, kind="stable").tolist()
+    return found
+
+
+def test_one_token_of_context_is_not_enough(corpus: Corpus) -> None:
+    tokens = corpus.splits["train"].astype(np.int64)
+    joint = np.zeros((256, 256))
+    np.add.at(joint, (tokens[:-1], tokens[1:]), 1 / (SIZE - 1))
+    seen = joint[joint > 0]
+    first_order = -(seen * np.log(seen)).sum() + (joint.sum(1) * np.log(joint.sum(1))).sum()
+    assert corpus.entropy is not None
+    assert first_order > corpus.entropy + 0.3
+
+
+def test_out_of_domain_is_another_language_and_validation_the_same(corpus: Corpus) -> None:
+    train, validation, ood = (fitted_pairs(corpus, split) for split in ("train", "validation", "ood"))
+    assert len(train & validation) > 20
+    assert len(train & ood) < 10
+    assert not np.array_equal(corpus.splits["train"][:1000], corpus.splits["validation"][:1000])
+
+
+def fitted_pairs(corpus: Corpus, split: str) -> set[int]:
+    tokens = corpus.splits[split].astype(np.int64)
+    return {pair for pair, _ in Counter((tokens[:-1] * 256 + tokens[1:]).tolist()).most_common(30)}
+
+
+def test_a_seed_is_a_language(corpus: Corpus, tmp_path: Path) -> None:
+    again = load(DataConfig(kind="synthetic", size=SIZE, seed=4), tmp_path)
+    assert again.fingerprint == corpus.fingerprint
+    other = load(DataConfig(kind="synthetic", size=5000), tmp_path)
+    assert not np.array_equal(other.splits["train"], corpus.splits["train"][:5000])
+    assert other.entropy == corpus.entropy
+    longer = load(DataConfig(kind="synthetic", size=9000), tmp_path)
+    assert np.array_equal(longer.splits["train"][:5000], other.splits["train"]), "size only says where to stop"
