@@ -1,4 +1,4 @@
-"""What a trial trains on, as a frozen value with plain fields: a structured config as it stands."""
+"""What a trial trains on, as a frozen value of plain fields, which a config tree can fill."""
 
 from dataclasses import dataclass
 
@@ -8,8 +8,8 @@ class DataConfig:
     """A kind of data and its settings; each kind takes only some of them (`fewbits.experiments.data.load.KINDS`).
 
     kind: python, torch, synthetic, bin, openwebtext or c4.
-    tokenizer: of text that is here: `bytes`; `bpe:N`, byte-level BPE with N tokens trained on the training split; or
-        `file:PATH` of a tokenizer.json. Folders of tokens carry their own.
+    tokenizer: of text that is here: `bytes`; `bpe:N`, byte-level BPE with N tokens trained on the training split;
+        `file:PATH` of a tokenizer.json; or `hub:NAME`, the Hugging Face Hub's. Folders of tokens carry their own.
     path: the folder of tokens of bin, openwebtext and c4 (None, for the latter two: where `fewbits data prepare` puts
         it).
     size: of the training split of python and torch in bytes of text, of synthetic in tokens (None: the kind's own).

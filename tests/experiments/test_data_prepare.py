@@ -69,14 +69,12 @@ def test_every_kind_of_file_gives_the_same_tokens(tmp_path: Path) -> None:
     with gzip.open(tmp_path / "two.json.gz", "wt") as file:
         file.write("".join(json.dumps({"text": text}) + "\n" for text in documents))
     pq.write_table(pa.table({"text": documents}), tmp_path / "three.parquet")
-    for folder, write in (("four", jsonl), ("five", lambda path, texts: path.write_text(texts[0]))):
+    for folder in ("four", "five"):
         (tmp_path / folder).mkdir()
-        if folder == "four":
-            write(tmp_path / folder / "0.jsonl", documents[:half])
-            write(tmp_path / folder / "1.jsonl", documents[half:])
-        else:
-            for number, text in enumerate(documents):
-                write(tmp_path / folder / f"{number:03}.txt", [text])
+    jsonl(tmp_path / "four" / "0.jsonl", documents[:half])
+    jsonl(tmp_path / "four" / "1.jsonl", documents[half:])
+    for number, text in enumerate(documents):
+        (tmp_path / "five" / f"{number:03}.txt").write_text(text)
     contents = set()
     for name in ("one.jsonl", "two.json.gz", "three.parquet", "four", "five"):
         out = tmp_path / f"out-{name}"
