@@ -33,9 +33,7 @@ def _choose(forced: str | None, device_type: str) -> ModuleType:
         _warn(f"fewbits has no kernels for {device_type} in this version: the reference serves, many times slower")
         return reference
     if forced is None and build.compiler() is None and not build.library_path().exists():
-        _warn(
-            "fewbits found no C++ compiler: the reference serves, many times slower; install g++ for the fast kernels"
-        )
+        _warn(f"{build.no_compiler()}; until then the reference serves, many times slower")
         return reference
     return _compiled(forced)
 

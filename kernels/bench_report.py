@@ -79,7 +79,7 @@ def machine() -> dict[str, str | int | float]:
     compiler = build.compiler()
     version = ""
     if compiler:
-        answer = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False)
+        answer = subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=False)
         version = answer.stdout.partition("\n")[0]
     return {
         "cpu": model[1] if model else platform.processor() or platform.machine(),

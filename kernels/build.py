@@ -2,15 +2,18 @@
 
 The name is a hash of sources, flags and processor, not of the compiler, whose choice changes no bit: an edit rebuilds,
 nodes of different types that share a home directory each find their own, and one without a compiler finds what another
-built. One process builds under a lock; the file appears whole, by a rename.
+built. One process builds under a lock; the file appears whole, by a rename, and ends with the hash of what comes
+before: a disk may have been full or a node have lost its power, and to run half a library is to crash.
 This module imports neither torch nor numpy, so that `fewbits doctor` may ask it.
 """
 
+import ctypes
 import fcntl
 import hashlib
 import importlib.util
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
@@ -40,10 +43,16 @@ class BuildError(RuntimeError):
     """The compiler was there and failed."""
 
 
-def compiler() -> str | None:
-    """The C++ compiler: $CXX, g++, c++ or clang++, whichever is found first."""
-    candidates = [os.environ.get("CXX"), "g++", "c++", "clang++"]
-    return next((path for name in candidates if name and (path := shutil.which(name))), None)
+def compiler() -> tuple[str, ...] | None:
+    """The C++ compiler, as a command begins: $CXX ("ccache g++", say) where it is set, else g++, c++ or clang++."""
+    asked = shlex.split(os.environ.get("CXX", ""))
+    candidates = [asked] if asked else [["g++"], ["c++"], ["clang++"]]
+    return next(((path, *options) for name, *options in candidates if (path := shutil.which(name))), None)
+
+
+def no_compiler() -> str:
+    asked = os.environ.get("CXX")
+    return f"no C++ compiler found: {f'CXX={asked} is no program here' if asked else 'install g++, or set CXX'}"
 
 
 def flags() -> tuple[str, ...]:
@@ -63,46 +72,86 @@ def library_path() -> Path:
     return cache_folder() / f"cpu-{hashlib.sha256('|'.join(parts).encode()).hexdigest()[:16]}.so"
 
 
+def is_whole(library: Path) -> bool:
+    """Whether the file is as it was built: it ends with its hash, which the loader of libraries passes over."""
+    try:
+        content = library.read_bytes()
+    except OSError:
+        return False
+    return hashlib.sha256(content[:-32]).digest() == content[-32:]
+
+
 def build() -> Path:
     """The library's path, after compiling it if need be. BuildError if the compiler fails, or there is none."""
     target = library_path()
-    if target.exists():
+    if is_whole(target):
         return target
     command = compiler()
     if command is None:
-        raise BuildError("no C++ compiler found: install g++, or set CXX")
+        raise BuildError(f"{target} is damaged, and {no_compiler()}" if target.exists() else no_compiler())
     target.parent.mkdir(parents=True, exist_ok=True)
     with open(target.with_suffix(".lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not target.exists():
-            with tempfile.TemporaryDirectory(dir=target.parent, prefix="build-") as folder:
-                _compile(command, Path(folder), target)
+        if not is_whole(target):
+            folder = target.with_suffix(".build")
+            shutil.rmtree(folder, ignore_errors=True)  # of a process that was killed: who has the lock is alone
+            folder.mkdir()
+            try:
+                _compile(command, folder, target)
+            finally:
+                shutil.rmtree(folder, ignore_errors=True)
     return target
 
 
-def _compile(command: str, folder: Path, target: Path) -> None:
-    objects = [folder / f"{unit}.o" for unit in UNITS]
-    running = [
-        (step, subprocess.Popen(step, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
-        for unit, result in zip(UNITS, objects, strict=True)
-        for step in [[command, *flags(), "-c", str(SOURCES / unit), "-o", str(result)]]
-    ]
-    outputs = [process.communicate()[0] for _, process in running]
-    for (step, process), output in zip(running, outputs, strict=True):
-        _check(step, process.returncode, output)
+def complaint_of(command: tuple[str, ...]) -> str | None:
+    """What keeps this compiler from making libraries with our flags, tried on a line of code; None if it can."""
+    with tempfile.TemporaryDirectory() as folder:
+        source, result = Path(folder, "try.cpp"), Path(folder, "try.so")
+        source.write_text("#include <algorithm>\nint largest(int a, int b) { return std::max(a, b); }\n")
+        try:
+            _run([[*command, *flags(), "-shared", str(source), "-o", str(result)]])
+            _load(result)
+        except (BuildError, OSError) as error:
+            return str(error)
+    return None
+
+
+def _compile(command: tuple[str, ...], folder: Path, target: Path) -> None:
+    objects = [str(folder / f"{unit}.o") for unit in UNITS]
+    _run(
+        [
+            [*command, *flags(), "-c", str(SOURCES / unit), "-o", result]
+            for unit, result in zip(UNITS, objects, strict=True)
+        ]
+    )
     # One OpenMP runtime in the process, torch's: two would keep twice the threads, spinning against each other.
     openmp = _openmp_of_torch()
     link = [str(openmp), f"-Wl,-rpath,{openmp.parent}"] if openmp else ["-fopenmp"]
     linked = folder / target.name
-    step = [command, "-shared", *map(str, objects), *link, "-o", str(linked)]
-    result = subprocess.run(step, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
-    _check(step, result.returncode, result.stdout)
+    _run([[*command, "-shared", *objects, *link, "-o", str(linked)]])
+    _load(linked)
+    digest = hashlib.sha256(linked.read_bytes()).digest()
+    with open(linked, "ab") as file:
+        file.write(digest)
+        file.flush()
+        os.fsync(file.fileno())
     linked.rename(target)
 
 
-def _check(step: list[str], status: int, output: str) -> None:
-    if status:
-        raise BuildError(f"{' '.join(step)} failed with status {status}:\n{output}")
+def _run(steps: list[list[str]]) -> None:
+    """Commands beside each other. BuildError, with what it said, for the first that fails."""
+    running = [subprocess.Popen(step, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) for step in steps]
+    said = [process.communicate()[0].decode(errors="replace") for process in running]
+    for step, process, output in zip(steps, running, said, strict=True):
+        if process.returncode:
+            raise BuildError(f"{' '.join(step)} failed with status {process.returncode}:\n{output}")
+
+
+def _load(library: Path) -> None:
+    try:
+        ctypes.CDLL(str(library))
+    except OSError as error:
+        raise BuildError(f"what the compiler made is no library: {error}") from None
 
 
 @cache
@@ -126,6 +175,6 @@ def _processor() -> str:
 
 if __name__ == "__main__":
     if compiler() is None:
-        print("no C++ compiler found, so the reference will serve: install g++ for the fast kernels", file=sys.stderr)
+        print(f"{no_compiler()}; the reference will serve", file=sys.stderr)
     else:
         print(build())

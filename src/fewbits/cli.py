@@ -24,6 +24,7 @@ class Command:
     words: tuple[str, ...]
     module: str
     summary: str
+    example: str = ""
 
     @property
     def name(self) -> str:
@@ -31,8 +32,12 @@ class Command:
 
 
 COMMANDS = (
-    Command(("doctor",), "fewbits.doctor", "what this machine has, which kernels run on it, and what to mend"),
-    Command(("bench", "kernels"), "fewbits.kernels.bench", "speed and memory of the kernels beside their peers"),
+    Command(
+        ("doctor",), "fewbits.doctor", "what this machine has, which kernels run on it, and what to mend", "--json"
+    ),
+    Command(
+        ("bench", "kernels"), "fewbits.kernels.bench", "speed and memory of the kernels, and of peers", "--no-peers"
+    ),
 )
 
 
@@ -94,7 +99,7 @@ def _help(commands: list[Command]) -> str:
             "commands:",
             *rows,
             "",
-            "fewbits COMMAND --help says more of each. Example: fewbits doctor --json",
+            f"fewbits COMMAND --help says more of each. Example: fewbits {commands[0].name} {commands[0].example}",
         ]
     )
 

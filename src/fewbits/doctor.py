@@ -1,7 +1,8 @@
 """`fewbits doctor`: what this machine has, which kernel backend runs on it and why, and what to do about what is amiss.
 
-Every fact is read from files and package metadata, so the answer comes at once, and comes where torch is missing or
-broken. `--test` then loads torch and lets the kernels prove themselves on this machine.
+Facts are read from files and package metadata (and a compiler that has yet to build the kernels is tried on a line of
+code), so the answer comes at once, and comes where torch is missing or broken. `--test` then loads torch and lets the
+kernels prove themselves on this machine.
 """
 
 import json
@@ -158,18 +159,23 @@ def _cores() -> Fact:
 
 
 def _compiler() -> Fact:
-    path = build.compiler()
-    if path is None:
-        return Fact("compiler", None, "none found", "note", "install g++ for the fast CPU kernels (apt install g++)")
-    return Fact("compiler", path, _first_line_of(path, "--version"))
+    """The compiler; tried on a line of code if it has yet to build the kernels, for one that is found need not work."""
+    command, fix = build.compiler(), "install g++ for the fast CPU kernels (apt install g++)"
+    if command is None:
+        return Fact("compiler", None, build.no_compiler(), "note", fix)
+    complaint = None if build.is_whole(build.library_path()) else build.complaint_of(command)
+    if complaint is not None:
+        return Fact("compiler", None, " ".join(complaint.split()), "note", f"{fix}, or set CXX to one that works")
+    return Fact("compiler", " ".join(command), _first_line_of(*command, "--version"))
 
 
 def _library(compiler: Fact) -> Fact:
     path = build.library_path()
-    if path.is_file():
+    if build.is_whole(path):
         return Fact("library", str(path), "built")
     if compiler.value is None:
-        return Fact("library", None, f"no {path}, and no compiler to build it", "note", compiler.fix)
+        missing = f"{path} is damaged" if path.exists() else f"no {path}"
+        return Fact("library", None, f"{missing}, and no compiler to build it", "note", compiler.fix)
     fix = "wait for the first use to build it, or: python -m fewbits.kernels.build"
     return Fact("library", None, f"not built yet: {path}", "note", fix)
 

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -150,7 +151,7 @@ def test_a_library_is_found_without_the_compiler_that_made_it(tmp_path: Path, mo
 
 @pytest.mark.parametrize(
     ("changes", "says"),
-    [({"CXX": "false"}, "do not work here"), ({"PATH": ""}, "found no C\\+\\+ compiler")],
+    [({"CXX": "false"}, "do not work here"), ({"PATH": ""}, "no C\\+\\+ compiler found: install")],
     ids=["broken", "none"],
 )
 def test_without_a_compiler_the_reference_serves_after_one_warning(
@@ -187,16 +188,112 @@ def test_a_compiler_that_fails_is_quoted(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(build.BuildError, match=r"failed with status 3:\nno room on the disk"):
         build.build()
     assert not list((tmp_path / "cache").glob("*.so"))
-    assert not list((tmp_path / "cache").glob("build-*"))
+    assert not list((tmp_path / "cache").glob("*.build"))
 
 
-def test_a_library_that_was_cut_short_is_not_taken_for_a_good_one(tmp_path: Path) -> None:
-    """A disk may have been full: the file is there and cannot be loaded, and the reference serves."""
-    named = json.loads(use(tmp_path, CXX="false").stdout)["library"]
-    Path(named).write_bytes(b"\x7fELF")
-    answer = use(tmp_path, CXX="false")
+@pytest.fixture
+def quick(built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Another cache, and a compiler that hands out what g++ has made already, less the hash at its end."""
+    (library,) = built.cache.glob("*.so")
+    (tmp_path / "made.so").write_bytes(library.read_bytes()[:-32])
+    compiler, made = tmp_path / "quick", tmp_path / "made.so"
+    compiler.write_text(f'#!/bin/bash\n[[ "$1" = -shared ]] && cp {made} "${{@: -1}}" || : > "${{@: -1}}"\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    monkeypatch.setenv("FEWBITS_CACHE", str(tmp_path / "cache"))
+    return build.build()
+
+
+def cut_short(library: Path) -> None:
+    library.write_bytes(library.read_bytes()[:50_000])
+
+
+def empty(library: Path) -> None:
+    library.write_bytes(b"")
+
+
+def overwrite_its_middle(library: Path) -> None:
+    content = bytearray(library.read_bytes())
+    content[20_000:40_000] = bytes(20_000)
+    library.write_bytes(content)
+
+
+DAMAGES = (cut_short, empty, overwrite_its_middle)
+
+
+@needs_gcc
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_library_is_built_again(quick: Path, damage: Callable[[Path], None]) -> None:
+    """A disk may have been full. To load such a library ends the process with a bus error."""
+    good = quick.read_bytes()
+    damage(quick)
+    assert not build.is_whole(quick)
+    assert build.build().read_bytes() == good
+
+
+@needs_gcc
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_library_is_not_loaded_where_none_can_be_built(quick: Path, damage: Callable[[Path], None]) -> None:
+    damage(quick)
+    answer = use(quick.parent, CXX="none")
     assert answer.returncode == 0, answer.stderr
-    assert len(json.loads(answer.stdout)["warnings"]) == 1
+    (warning,) = json.loads(answer.stdout)["warnings"]
+    assert re.search("is damaged, and no C\\+\\+ compiler found: CXX=none is no program", warning)
+
+
+@needs_gcc
+def test_what_a_killed_build_has_left_is_cleared_away(quick: Path) -> None:
+    left = quick.with_suffix(".build")
+    left.mkdir()
+    (left / "cpu.cpp.o").write_text("half")
+    quick.unlink()
+    build.build()
+    assert sorted(path.suffix for path in quick.parent.iterdir()) == [".lock", ".so"]
+
+
+@pytest.mark.parametrize(
+    ("script", "says"),
+    [
+        ('for name; do :; done; echo garbage > "$name"', "what the compiler made is no library: .*file too short"),
+        ("exit 0", "what the compiler made is no library"),
+        (r"printf '\377 is no UTF-8'; exit 4", "failed with status 4:\n\ufffd is no UTF-8"),
+    ],
+)
+def test_a_compiler_that_lies_is_found_out(
+    script: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = tmp_path / "compiler"
+    compiler.write_text(f"#!/bin/bash\n{script}\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    monkeypatch.setenv("FEWBITS_CACHE", str(tmp_path / "cache"))
+    with pytest.raises(build.BuildError, match=says):
+        build.build()
+    assert [path.suffix for path in (tmp_path / "cache").iterdir()] == [".lock"]
+    found = build.complaint_of(build.compiler() or ())
+    assert found is not None
+    assert re.search(says, found)
+
+
+@needs_gcc
+def test_no_complaint_of_a_compiler_that_works() -> None:
+    assert build.complaint_of(("g++",)) is None
+
+
+def test_cxx_may_have_options_and_is_not_replaced_where_it_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("ccache", "g++"):
+        (tmp_path / name).write_text("#!/bin/sh\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CXX", "ccache g++ -O1")
+    assert build.compiler() == (str(tmp_path / "ccache"), "g++", "-O1")
+    monkeypatch.setenv("CXX", "icpx")
+    assert build.compiler() is None
+    assert build.no_compiler() == "no C++ compiler found: CXX=icpx is no program here"
+    monkeypatch.setenv("CXX", "")
+    assert build.compiler() == (str(tmp_path / "g++"),)
 
 
 # Fast
