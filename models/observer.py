@@ -126,14 +126,18 @@ class Observer:
                 | {
                     "quantizer": str(resolved.spec),
                     "batches": batches,
-                    "error": self._errors[key, 0] / batches,
-                    "error_max": self._errors[key, 1],
+                    "error": float(self._errors[key, 0] / batches),
+                    "error_max": float(self._errors[key, 1]),
                     "histogram": self._histogram[key].tolist(),
-                    "flushed": self._counts[key, _FLUSHED] / nonzero,
-                    "saturated": self._counts[key, _SATURATED] / nonzero,
-                    "capped": self._counts[key, _CAPPED] / nonzero,
+                    "flushed": float(self._counts[key, _FLUSHED] / nonzero),
+                    "saturated": float(self._counts[key, _SATURATED] / nonzero),
+                    "capped": float(self._counts[key, _CAPPED] / nonzero),
                     "lost": int(self._counts[key, _LOST]),
-                    **({f"share_{e}": n / decisions for e, n in enumerate(self._choices[key])} if decisions else {}),
+                    **(
+                        {f"share_{e}": float(n / decisions) for e, n in enumerate(self._choices[key])}
+                        if decisions
+                        else {}
+                    ),
                 }
             )
         return rows
@@ -144,7 +148,7 @@ class Observer:
         if layer.weight.grad is not None:
             row["gradient_norm"] = float(layer.weight.grad.norm())
         if times:
-            row |= {"gradient_error": error / times, "gradient_cosine": cosine / times}
+            row |= {"gradient_error": float(error / times), "gradient_cosine": float(cosine / times)}
         if (bits := layer.bits) is not None:
             bits = bits.detach()
             row |= {"bits_mean": float(bits.mean()), "bits_std": float(bits.std(correction=0))}

@@ -7,7 +7,7 @@
 x and w are quantized in the dtype the layer computes in (that of x, or autocast's); w's FP32 master copy is cast to it
 first, or, under a sampler, noise is added to the master copy before the cast. The quantized x of wgrad is made in
 forward and kept instead of x. w is quantized once for as long as it does not change, so once per optimizer step.
-The gradient passes straight through every rounding.
+The gradient passes straight through every rounding. A bias is added in FP32, before y is rounded, as in nn.Linear.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from fewbits.kernels.seeds import derive_seed
 from fewbits.models.gemm import product
@@ -38,6 +39,18 @@ class Moment:
     switched: bool = False
 
 
+class _Updates:
+    """Counts the updates of all optimizers: torch's fused ones, and those that write to `.data`, leave no other trace."""
+
+    count = 0
+
+    @classmethod
+    def add(cls, *_: object) -> None:
+        cls.count += 1
+
+
+register_optimizer_step_post_hook(_Updates.add)
+
 Seen = tuple[str, Tensor, Tensor | None]  # a slot, its counts (kernels/README.md), and a mixture's choices
 
 
@@ -46,6 +59,7 @@ class _Weights:
     """The quantized weight, what it was made of, and statistics that nobody has taken yet."""
 
     key: tuple[object, ...]
+    source: Tensor  # held, so that no other weight can come to lie at the address that the key names
     values: tuple[Tensor, Tensor]
     seen: list[Seen]
 
@@ -114,8 +128,12 @@ class QuantizedLinear(nn.Linear):
         self.bit_scale = None
         if sampler:
             squares = [-(-n // sampler.block) for n in linear.weight.shape]
-            self.bit_scale = nn.Parameter(torch.ones(squares, device=linear.weight.device))
+            self.bit_scale = nn.Parameter(torch.ones(squares, dtype=torch.float32, device=linear.weight.device))
         self._weights: _Weights | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and pickles: all but the quantized weight, which they make again."""
+        return {**self.__dict__, "_weights": None}
 
     def extra_repr(self) -> str:
         slots = ", ".join(f"{n}={s.spec or 'high'}" for n, s in self.plans[0].operands.items())
@@ -126,29 +144,30 @@ class QuantizedLinear(nn.Linear):
         """b_t, one for each square of the weight (GaussWS eq. 11)."""
         if self.sampler is None or self.bit_scale is None:
             return None
-        return self.sampler.target + self.bit_scale * (self.sampler.init - self.sampler.target)
+        return self.sampler.target + self.bit_scale.float() * (self.sampler.init - self.sampler.target)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # what happens inside depends on the step
     def forward(self, x: Tensor) -> Tensor:
         owner, moment = self.owner[0], self.owner[0].moment
         plan = self.plans[moment.switched]
-        if torch.is_autocast_enabled(x.device.type):
-            x = x.to(torch.get_autocast_dtype(x.device.type))
         rows = x.reshape(-1, self.in_features)
+        if torch.is_autocast_enabled(x.device.type):
+            rows = rows.to(torch.get_autocast_dtype(x.device.type))
         backward = torch.is_grad_enabled()
         with torch.no_grad():
             sampled = self.sampler is not None and (self.training or self.sampler.in_evaluation)
-            w_forward, w_backward = self._quantized_weight(plan, moment, x.dtype, sampled, backward)
+            w_forward, w_backward = self._quantized_weight(plan, moment, rows.dtype, sampled, backward)
             if backward:
                 x_forward, x_backward = owner.quantize_input(self, plan.x, x, rows)
             else:
                 x_forward = x_backward = plan.x.one(0, rows, lambda slot: self.seed(moment, slot))
-        y = _ThreeGemms.apply(
-            *(rows, self.weight, self.bit_scale if sampled else None),
-            *(x_forward, x_backward, w_forward, w_backward, self, plan, moment),
-        )
-        y = y.view(*x.shape[:-1], self.out_features)
-        return y if self.bias is None else y + self.bias.to(y.dtype)
+        bias = None if self.bias is None else self.bias.to(rows.dtype)
+        with torch.autocast(x.device.type, enabled=False):
+            y = _ThreeGemms.apply(
+                *(rows, self.weight, self.bit_scale if sampled else None, bias),
+                *(x_forward, x_backward, w_forward, w_backward, self, plan, moment),
+            )
+        return y.view(*x.shape[:-1], self.out_features)
 
     def seed(self, moment: Moment, slot: str, *, weight: bool = False) -> int:
         """Independent for every step, micro-batch, rank, layer and slot. A weight is one for all that share a step."""
@@ -164,6 +183,7 @@ class QuantizedLinear(nn.Linear):
         """w for fprop and for dgrad. Statistics wait beside it until training asks: evaluation leaves no trace."""
         owner, w = self.owner[0], self.weight
         key: tuple[object, ...] = (
+            _Updates.count,
             w._version,
             w.data_ptr(),
             dtype,
@@ -184,7 +204,7 @@ class QuantizedLinear(nn.Linear):
                 lambda *statistics: seen.append(statistics),
                 watch=owner.watching,
             )
-            self._weights = _Weights(key, values, seen)
+            self._weights = _Weights(key, w.detach(), values, seen)
         if training:
             owner.record(self, self._weights.take())
         return self._weights.values
@@ -205,6 +225,7 @@ class _ThreeGemms(torch.autograd.Function):
         x: Tensor,
         weight: Tensor,
         bit_scale: Tensor | None,
+        bias: Tensor | None,
         x_forward: Tensor,
         x_backward: Tensor,
         w_forward: Tensor,
@@ -217,6 +238,8 @@ class _ThreeGemms(torch.autograd.Function):
         ctx.watched = layer.owner[0].watching_gradients
         original = x if ctx.watched else None
         ctx.save_for_backward(weight, bit_scale, x_backward, w_backward, original)
+        if bias is not None:
+            return torch.addmm(bias, x_forward, w_forward.t())
         return product(x_forward, w_forward.t(), x_forward.dtype)
 
     @staticmethod
@@ -229,8 +252,9 @@ class _ThreeGemms(torch.autograd.Function):
         dy = dy.contiguous()
         dy_dgrad, dy_wgrad = owner.quantize_gradient(layer, plan.dy, dy, moment, for_x, for_weight)
         dx = product(dy_dgrad, w, dy.dtype) if for_x else None
+        d_bias = dy.sum(0) if ctx.needs_input_grad[3] else None
         if not for_weight:
-            return dx, *[None] * 9
+            return dx, None, None, d_bias, *[None] * 7
         dw = product(dy_wgrad.t(), x, layer.output)
         if original is not None:
             owner.record_weight_gradient(layer, dw, product(dy.t(), original, torch.float32))
@@ -242,4 +266,4 @@ class _ThreeGemms(torch.autograd.Function):
                 dw, weight, bits, layer.sampler_seed(moment), NOISE[sampler.kind], sampler.block
             )
             d_scale = d_bits * (sampler.init - sampler.target)
-        return dx, dw.to(weight.dtype), d_scale, *[None] * 7
+        return dx, dw.to(weight.dtype), d_scale, d_bias, *[None] * 7

@@ -1,20 +1,24 @@
 """A four-way cloze task cut from held-out text: which of four continuations follows this context?
 
-It stands in for downstream suites at sizes where those sit at chance (MoR's MMLU curves, NVFP4's Table 2). Chance is
-25 %. What is asked is whether the model uses the context, so nothing else may give the answer away:
+It stands in for downstream suites at sizes where those sit at chance (MoR's MMLU curves, NVFP4's table 2). Chance is
+25 %. What is asked is whether the model uses the context, so nothing else may give the answer away, nor hide it:
 
-* All continuations are real text of the same split and hold the same number of tokens: none is unlikely in itself, and
-  sums of log-likelihoods compare.
-* All begin where a line's text begins, after the same indentation, which is the end of the context. A cut in mid-word
-  would be solved by spelling alone; lines of other depth, by counting spaces.
-* Wrong ones lie elsewhere, mostly in other documents, and overlap neither the context nor the truth; they differ from
-  the truth and from each other. Text close by would often be a continuation as good as the true one.
+* All choices are real text of the same split and of the same number of tokens, so none is odd in itself and sums of
+  log-likelihoods compare.
+* All follow, where they stand, the token that ends the context: the same letter, or the same space. Cut anywhere else,
+  they would be told by whether they spell a word with what is before them; here that takes two tokens or more, and a
+  model of token pairs is at chance.
+* Of 64 such places the three are taken whose text surprises a model of token pairs about as much as the truth does. A
+  sum of log-likelihoods varies more between texts than a small model's knowledge of the context can make up for: with
+  places taken at random, plain words win and the model stays near chance for long.
+* They overlap neither the context nor the truth, and all four differ.
 
-A line goes on with the context's names, sentence and syntax, so a small byte model is well above chance after some
-training; a line of the same depth from elsewhere is often plausible too, so it stays well below certainty.
+Short continuations, in mid-word for the most part, are what a model of bytes learns first; those of eight tokens put
+one that is barely trained clearly above chance, and a good one is still often wrong. Cut at line ends, and over 16 to
+64 bytes, the same model was at chance.
 
-Items depend on the text, the seed and the count alone (never on the library's generators), so every trial sees the
-same, and the first items are the same whatever the count.
+Items depend on the text, the seed and the count alone (never on the libraries' generators), so every trial sees the
+same ones, and the first are the same whatever the count.
 """
 
 import math
@@ -26,12 +30,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fewbits.experiments.evaluation.protocols import Corpus, Model, Tokenizer, check_count, evaluating
+from fewbits.experiments.evaluation.protocols import Corpus, Model, check_count, evaluating
 from fewbits.kernels.seeds import derive_seed
 
 CHOICES = 4
 POOL = 1 << 22  # tokens of a split that items are cut from: enough for any count, and a split may be the web
-ATTEMPTS = 64  # draws for the wrong choices of one item, before its place is passed over
+DRAWS = 64  # places looked at for the wrong choices of one item
 
 Tokens = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -68,35 +72,24 @@ class ClozeScore:
 
 
 def cloze_items(
-    corpus: Corpus,
-    split: str,
-    tokenizer: Tokenizer | None,
-    *,
-    count: int,
-    context: int = 128,
-    continuation: int = 32,
-    seed: int = 0,
+    corpus: Corpus, split: str, *, count: int, context: int = 64, continuation: int = 8, seed: int = 0
 ) -> ClozeItems:
-    """Cut items with so many tokens of context and continuation. Without a tokenizer (symbols that are no text, which
-    have neither lines nor words) they begin anywhere."""
+    """Cut items with so many tokens of context and of continuation."""
     for name, value in (("count", count), ("context", context), ("continuation", continuation)):
         check_count(name, value)
-    tokens, starts = _pool(corpus, split)
-    places, kinds = _places(tokens, starts, tokenizer, context, continuation)
-    same = {kind: np.flatnonzero(kinds == kind) for kind in np.unique(kinds).tolist()}
+    pool = _Pool.of(corpus, split, context, continuation)
     contexts, choices = [], []
-    for chosen in _shuffled(len(places), seed):
-        place = int(places[chosen])
-        alike = places[same[int(kinds[chosen])]]
-        options = _options(tokens, place, alike, context, continuation, seed)
-        if options is not None:
-            contexts.append(tokens[place - context : place])
-            choices.append(options)
+    for drawn in _shuffled(len(pool.places), seed):
+        place = int(pool.places[drawn])
+        starts = pool.choices(place, seed)
+        if len(starts) == CHOICES:
+            contexts.append(pool.tokens[place - context : place])
+            choices.append(np.stack([pool.text(start) for start in starts]))
         if len(choices) == count:
             return ClozeItems(torch.from_numpy(np.stack(contexts)), torch.from_numpy(np.stack(choices)))
     raise ValueError(
         f"count={count}: split {split!r} holds {len(choices)} items of {context} + {continuation} tokens"
-        f" ({len(tokens)} tokens, {len(places)} places to cut)"
+        f" ({len(pool.tokens)} tokens, {len(pool.places)} places to cut)"
     )
 
 
@@ -115,43 +108,68 @@ def evaluate_cloze(model: Model, items: ClozeItems, *, batch: int = 8) -> ClozeS
     return ClozeScore(torch.cat(earned))
 
 
-def _pool(corpus: Corpus, split: str) -> tuple[Tokens, Tokens]:
-    """The split's first tokens, and for each of them where its document starts."""
-    documents, starts, size = [], [], 0
+@dataclass(frozen=True, eq=False)
+class _Pool:
+    """The text that items are cut from. A place is where a continuation may begin, its context before it."""
+
+    tokens: Tokens
+    places: Tokens
+    alike: dict[int, Tokens]  # the places after each token
+    surprise: Tokens  # of all tokens up to each one
+    context: int
+    continuation: int
+
+    @classmethod
+    def of(cls, corpus: Corpus, split: str, context: int, continuation: int) -> "_Pool":
+        tokens, document = _read(corpus, split)
+        places = np.arange(context, len(tokens) - continuation + 1)
+        places = places[document[places - context] == document[places + continuation - 1]]
+        before = tokens[places - 1]
+        by_token = places[np.argsort(before, kind="stable")]
+        kinds, first = np.unique(np.sort(before), return_index=True)
+        alike = dict(zip(kinds.tolist(), np.split(by_token, first[1:]), strict=False))
+        return cls(tokens, places, alike, np.cumsum(_surprise(tokens)), context, continuation)
+
+    def text(self, place: int) -> Tokens:
+        return self.tokens[place : place + self.continuation]
+
+    def choices(self, place: int, seed: int) -> list[int]:
+        """Where the truth and up to three wrong choices begin."""
+        alike, found = self.alike[int(self.tokens[place - 1])], [place]
+        for draw in range(DRAWS):
+            other = int(alike[derive_seed(seed, place, draw) % len(alike)])
+            apart = abs(other - place) >= self.context + self.continuation
+            if apart and not any(np.array_equal(self.text(other), self.text(start)) for start in found):
+                found.append(other)
+        return sorted(found, key=lambda start: abs(self._cost(start) - self._cost(place)))[:CHOICES]
+
+    def _cost(self, place: int) -> int:
+        return int(self.surprise[place + self.continuation - 1] - self.surprise[place - 1])
+
+
+def _read(corpus: Corpus, split: str) -> tuple[Tokens, Tokens]:
+    """The split's first tokens, and the number of each one's document."""
+    documents, size = [], 0
     for document in corpus.documents(split):
         documents.append(document[: POOL - size].astype(np.int64))
-        starts.append(np.full(len(documents[-1]), size))
         size += len(documents[-1])
         if size == POOL:
             break
     if not documents:
         raise ValueError(f"split {split!r} holds no documents: no cloze items can be cut")
-    return np.concatenate(documents), np.concatenate(starts)
+    return np.concatenate(documents), np.repeat(np.arange(len(documents)), [len(document) for document in documents])
 
 
-def _places(
-    tokens: Tokens, starts: Tokens, tokenizer: Tokenizer | None, context: int, continuation: int
-) -> tuple[Tokens, Tokens]:
-    """Where a continuation may begin, and for each place its kind: one for every depth of indentation."""
-    first, last = np.arange(len(tokens)) - context, np.arange(len(tokens)) + continuation - 1
-    fits = (first >= starts) & (last < len(tokens))
-    fits[fits] = starts[last[fits]] == starts[fits]  # both ends in one document
-    if tokenizer is None:
-        places = np.flatnonzero(fits)
-        return places, np.zeros_like(places)
-    words, token_words = np.unique(tokens, return_inverse=True)
-    texts = [tokenizer.decode([word]) for word in words.tolist()]
-    breaks = np.array(["\n" in text and not text.rpartition("\n")[2].strip() for text in texts])[token_words]
-    blank = np.array([not text.strip() for text in texts])[token_words] & ~breaks
-    index = np.arange(len(tokens))
-    line = np.maximum.accumulate(np.where(breaks, index, -1))  # the last line break up to here
-    word = np.maximum.accumulate(np.where(~breaks & ~blank, index, -1))  # and the last token that is neither
-    begins = np.zeros(len(tokens), dtype=bool)
-    begins[1:] = (word[1:] == index[1:]) & (line[:-1] > word[:-1])
-    places = np.flatnonzero(begins & fits)
-    indents = ["".join(texts[t] for t in token_words[line[p - 1] : p]).rpartition("\n")[2] for p in places.tolist()]
-    depth = {indent: kind for kind, indent in enumerate(dict.fromkeys(indents))}
-    return places, np.array([depth[indent] for indent in indents], dtype=np.int64)
+def _surprise(tokens: Tokens) -> Tokens:
+    """−log₂ of each token's share among those that follow the token before it, in whole 1024ths of a bit: integers add
+    up alike on every machine."""
+    surprise = np.zeros(len(tokens), dtype=np.int64)
+    if len(tokens) > 1:
+        before, after = tokens[:-1], tokens[1:]
+        _, pair, pairs = np.unique(before * (tokens.max() + 1) + after, return_inverse=True, return_counts=True)
+        share = pairs[pair] / np.bincount(before)[before]
+        surprise[1:] = np.rint(-1024 * np.log2(share)).astype(np.int64)
+    return surprise
 
 
 def _shuffled(size: int, seed: int) -> Iterator[int]:
@@ -161,17 +179,3 @@ def _shuffled(size: int, seed: int) -> Iterator[int]:
         j = i + derive_seed(seed, i) % (size - i)
         yield moved.get(j, j)
         moved[j] = moved.get(i, i)
-
-
-def _options(tokens: Tokens, place: int, alike: Tokens, context: int, continuation: int, seed: int) -> Tokens | None:
-    """The truth and three wrong choices, or None if too few were found."""
-    options = [tokens[place : place + continuation]]
-    for attempt in range(ATTEMPTS):
-        other = int(alike[derive_seed(seed, place, attempt) % len(alike)])
-        text = tokens[other : other + continuation]
-        apart = abs(other - place) >= context + continuation
-        if apart and not any(np.array_equal(text, option) for option in options):
-            options.append(text)
-        if len(options) == CHOICES:
-            return np.stack(options)
-    return None

@@ -36,6 +36,17 @@ COMMANDS = (
         ("doctor",), "fewbits.doctor", "what this machine has, which kernels run on it, and what to mend", "--json"
     ),
     Command(
+        ("train",),
+        "fewbits.experiments.train_command",
+        "one trial, here: model, recipe, data, scale by name",
+        "--config",
+    ),
+    Command(("models",), "fewbits.models.listing", "the models there are, with their parameters", "--json"),
+    Command(("recipes",), "fewbits.experiments.recipe_listing", "the recipes there are, with their operands", "--json"),
+    Command(
+        ("data", "prepare"), "fewbits.experiments.data.prepare", "web text to tokens: OpenWebText, C4", "openwebtext"
+    ),
+    Command(
         ("bench", "kernels"), "fewbits.kernels.bench", "speed and memory of the kernels, and of peers", "--no-peers"
     ),
 )

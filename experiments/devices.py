@@ -1,0 +1,92 @@
+"""The processes and devices of a trial: one, or as many as torchrun started."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from fewbits.experiments.trial import Runtime
+
+# Dense BF16 FLOP/s by a part of the device's name, for the share of them that training reaches.
+PEAK = {"H200": 989e12, "H100": 989e12, "B200": 2250e12, "A100": 312e12, "RTX 4090": 165e12}
+
+
+@dataclass(frozen=True)
+class World:
+    device: torch.device
+    rank: int = 0
+    ranks: int = 1
+
+    def means(self, values: Tensor) -> Tensor:
+        """Each number's mean over ranks."""
+        if self.ranks > 1:
+            dist.all_reduce(values)
+            values /= self.ranks
+        return values
+
+    def greatest(self, value: Tensor) -> Tensor:
+        if self.ranks > 1:
+            dist.all_reduce(value, dist.ReduceOp.MAX)
+        return value
+
+    def wait(self) -> None:
+        if self.ranks > 1:
+            dist.barrier()
+
+
+def choose(runtime: Runtime) -> World:
+    """Set up torch for the trial: threads, determinism, and the process group where torchrun made one."""
+    kind = runtime.device
+    if kind == "auto":
+        kind = "cuda" if torch.cuda.is_available() else "cpu"
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise ValueError("runtime.device cuda: this torch sees no CUDA device; valid are auto, cpu")
+    _be_deterministic()
+    if kind == "cpu":
+        torch.set_num_threads(runtime.threads)
+        _keep_memory()
+    rank, ranks, local = (int(os.environ.get(name, default)) for name, default in _TORCHRUN)
+    if ranks > 1 and not dist.is_initialized():
+        dist.init_process_group("nccl" if kind == "cuda" else "gloo")
+    device = torch.device(kind, local) if kind == "cuda" else torch.device("cpu")
+    if kind == "cuda":
+        torch.cuda.set_device(device)
+    return World(device, rank, ranks)
+
+
+def leave(world: World) -> None:
+    if world.ranks > 1 and dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def peak_flops(device: torch.device) -> float | None:
+    """What the device could do at most, if it is a known one."""
+    if device.type != "cuda":
+        return None
+    name = torch.cuda.get_device_name(device)
+    return next((flops for part, flops in PEAK.items() if part in name), None)
+
+
+_TORCHRUN = (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"))
+
+
+def _be_deterministic() -> None:
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # costs a pass over every new tensor
+
+
+def _keep_memory() -> None:
+    """Have glibc keep freed memory up to 32 MiB a piece: a step's tensors then cost no page faults."""
+    if sys.platform == "linux":
+        libc = ctypes.CDLL(None)
+        if hasattr(libc, "mallopt"):
+            m_trim_threshold, m_mmap_threshold = -1, -3
+            libc.mallopt(m_mmap_threshold, 32 << 20)
+            libc.mallopt(m_trim_threshold, 1 << 30)

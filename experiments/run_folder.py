@@ -1,0 +1,112 @@
+"""The folder of one run: who may write in it, what lies there, and how a finished one is known.
+
+    RUNS/<slug>-<hash8>/  config.yaml  provenance.json  metrics.parquet  numerics.parquet  checkpoints/  result.json
+
+A trial's folder is found by the hash alone, so that equal trials of other names share it. One process writes at a time.
+`result.json` is written last; where it is, the trial is over, be it done or diverged.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fewbits.experiments.atomic import remove_leftovers, write_atomically, write_json
+from fewbits.experiments.trial import Trial
+
+HASH = 8  # hexadecimal digits of the id in a folder's name
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    path: Path
+    id: str
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def kept(self) -> Path:
+        """Checkpoints that stay, for branches and probes."""
+        return self.path / "kept"
+
+    def result(self) -> dict[str, Any] | None:
+        return _json(self.path / "result.json")
+
+    def provenance(self) -> dict[str, Any] | None:
+        return _json(self.path / "provenance.json")
+
+    def begin(self, trial: Trial, provenance: Mapping[str, Any]) -> None:
+        """Say what this run is, before it trains. Only its writer may call this."""
+        for folder in (self.path, self.checkpoints, self.kept):
+            if folder.is_dir():
+                remove_leftovers(folder)
+        text = yaml.safe_dump(plain(trial.to_dict()), sort_keys=False, allow_unicode=True)
+        write_atomically(self.path / "config.yaml", text.encode())
+        write_json(self.path / "provenance.json", {"id": self.id, **provenance})
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """As its one writer; ValueError where another process is at it. A killed one leaves no lock behind."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        with (self.path / ".lock").open("a") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ValueError(f"{self.path}: another process is running this trial") from None
+            lock.truncate(0)
+            lock.write(str(os.getpid()))
+            lock.flush()
+            yield
+
+
+def find(runs: Path, slug: str, trial_id: str) -> RunFolder:
+    """Where the trial lies, or will lie."""
+    short = trial_id[:HASH]
+    for path in sorted(runs.glob(f"*-{short}")):
+        found = RunFolder(path, trial_id)
+        if (found.provenance() or {"id": trial_id})["id"] == trial_id:
+            return found
+        raise ValueError(f"{path} holds another trial whose id begins alike; move it away")
+    return RunFolder(runs / f"{slug}-{short}", trial_id)
+
+
+def opened(path: Path) -> RunFolder:
+    """A run that exists, a branch's parent say."""
+    provenance = _json(path / "provenance.json")
+    if provenance is None:
+        raise ValueError(f"{path} is no run: it has no provenance.json")
+    return RunFolder(path, provenance["id"])
+
+
+def saved_trial(path: Path) -> Trial:
+    """The trial of a run folder."""
+    try:
+        return Trial.from_dict(yaml.safe_load((path / "config.yaml").read_text()))
+    except OSError as error:
+        raise ValueError(f"{path} is no run: {error.strerror}: config.yaml") from None
+
+
+def _json(path: Path) -> dict[str, Any] | None:
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError:
+        return None
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path} is not JSON: {error}") from None
+
+
+def plain(value: Any) -> Any:
+    """With lists for tuples, as YAML and JSON have it."""
+    if isinstance(value, Mapping):
+        return {key: plain(item) for key, item in value.items()}
+    return [plain(item) for item in value] if isinstance(value, tuple) else value

@@ -1,0 +1,89 @@
+"""What has to fit together before a trial starts: the model and the corpus, the batch and the ranks, the recipe and
+the sizes. Each mistake is a ValueError that says which setting to change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from fewbits.experiments.data.corpus import Corpus
+from fewbits.experiments.trial import Trial
+from fewbits.kernels.quantizer import Block, Mixture, Quantizer
+from fewbits.models.quantize import keep, linear_layers
+from fewbits.models.recipe import Slot
+from fewbits.models.registry import MODELS, on_meta
+
+ROUND = 64  # vocabularies are padded to a multiple
+
+
+def corpus_model(trial: Trial, corpus: Corpus) -> Trial:
+    """The trial with the vocabulary that its data has, where the model is a nano one, which has none of its own."""
+    if trial.model.vocab >= corpus.vocab:
+        return trial
+    preset = MODELS.get(trial.model.name)
+    if preset is not None and preset.name.endswith("-nano") and trial.model.vocab == preset.vocab:
+        return replace(trial, model=replace(trial.model, vocab=-(-corpus.vocab // ROUND) * ROUND))
+    raise ValueError(
+        f"model.vocab {trial.model.vocab}: the data have {corpus.vocab} tokens; set model.vocab to that or more, or "
+        "choose another data.tokenizer"
+    )
+
+
+def check(trial: Trial, ranks: int = 1) -> None:
+    """ValueError where the trial cannot run, or would be another one than it is called."""
+    t = trial.training
+    if t.batch % (t.micro_batch * ranks):
+        raise ValueError(
+            f"training.batch {t.batch}: {ranks} ranks of training.micro_batch {t.micro_batch} need a multiple of "
+            f"{ranks * t.micro_batch}"
+        )
+    for problem in coincidences(trial):
+        raise ValueError(problem)
+
+
+def coincidences(trial: Trial) -> Iterator[str]:
+    """Blocks that at this size are the whole tensor, so that the arm would be another arm under its own name."""
+    recipe, model = trial.recipe, on_meta(trial.model)
+    found = list(linear_layers(model))
+    kept = keep(recipe, found, trial.model.layers)
+    tokens = trial.training.micro_batch * trial.training.length
+    seen: set[tuple[Any, ...]] = set()
+    for layer in found:
+        if layer.name in kept:
+            continue
+        out, inner = layer.linear.weight.shape
+        shapes = {"x": (tokens, inner), "w": (out, inner), "dy": (tokens, out)}
+        for name, slot in recipe.operands.items():
+            rows, cols = shape = shapes[name.partition(".")[2]]
+            for block in _blocks(slot):
+                if (shape, block, slot.axis) in seen or block in (Block(), Block(1, None)):
+                    continue
+                seen.add((shape, block, slot.axis))
+                r, c = block.resolve(rows, cols, slot.axis)
+                if r >= rows and c >= cols:
+                    yield (
+                        f"recipe {recipe.name} at this size is not itself: a {block} block covers all of {name} of "
+                        f"{layer.name} ({rows}x{cols}), as block `tensor` would; take a wider model, more tokens or "
+                        "smaller blocks"
+                    )
+
+
+def text_tokenizer(trial: Trial, corpus: Corpus) -> Any:
+    """encode and decode for the corpus's tokens, if they are text."""
+    return _Bytes() if corpus.folder.meta.tokenizer == "bytes" else None
+
+
+def _blocks(slot: Slot) -> Iterator[Block]:
+    spec = slot.spec
+    for q in spec.quantizers if isinstance(spec, Mixture) else [spec] if isinstance(spec, Quantizer) else []:
+        if q.scaling != "none":
+            yield q.block
+
+
+class _Bytes:
+    def encode(self, text: str, /) -> list[int]:
+        return list(text.encode())
+
+    def decode(self, tokens: Any, /) -> str:
+        return bytes(int(t) & 255 for t in tokens).decode(errors="replace")

@@ -1,0 +1,115 @@
+"""`fewbits train`: one trial, here and now, with a live line."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+EXAMPLES = """\
+examples:
+  fewbits train model=nemotron-nano recipe=mor/block data=python scale=cpu seed=1
+  fewbits train recipe=nvfp4 recipe.keep.last=2 recipe.rht=32 training.steps=500
+  fewbits train branch.parent=nemotron-nano-bf16-python-s0-1a2b3c4d recipe=mxfp4 schedule=linear
+  torchrun --nproc-per-node 8 -m fewbits.cli train model=gpt2-124m scale=gpu runtime.device=cuda
+
+Words are Hydra's: GROUP=NAME chooses (model, recipe, data, scale, optimizer, schedule), KEY.FIELD=VALUE sets.
+The same words again go on where an interrupted trial stopped; a finished one is shown."""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(f"train: {message}")
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = _Parser("fewbits train", description=__doc__, epilog=EXAMPLES, formatter_class=_formatter)
+    parser.add_argument("overrides", nargs="*", metavar="WORD", help="of the config, see below")
+    parser.add_argument("--config", action="store_true", help="print the resolved config and train nothing")
+    options = parser.parse_args(argv)
+
+    from fewbits.experiments.config import load_trial
+
+    trial, runtime = load_trial(options.overrides)
+    if options.config:
+        import yaml
+
+        from fewbits.experiments.run_folder import plain
+
+        print(yaml.safe_dump(plain(trial.to_dict()), sort_keys=False, allow_unicode=True), end="")
+        return 0
+
+    from fewbits.experiments.training import run
+
+    line = LiveLine()
+    try:
+        folder, result = run(trial, runtime, line)
+    except OSError as error:
+        line.end()
+        print(f"fewbits: {error.strerror or error}; run the same command again to go on", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        line.end()
+        print("fewbits: stopped; the same command goes on from the last checkpoint", file=sys.stderr)
+        return 130
+    line.end()
+    if result:
+        print(f"{folder.path}\n{summary(result)}")
+    return 0
+
+
+def summary(result: dict[str, Any]) -> str:
+    """What became of a trial, in a line or two."""
+    words = [f"{result['status']} at step {result['step']}"]
+    names = (("loss", "loss"), ("validation_loss", "validation"), ("ood_loss", "out of domain"))
+    words += [f"{name} {result[key]:.4f}" for key, name in names if result.get(key) is not None]
+    for split in ("validation", "ood"):
+        if score := result.get(f"{split}_cloze"):
+            words.append(f"{split} cloze {100 * score['accuracy']:.1f} ± {100 * score['error']:.1f} %")
+    return ", ".join(words)
+
+
+class LiveLine:
+    """Progress on stderr: one line that changes on a terminal, else a line for every twentieth of the trial."""
+
+    def __init__(self) -> None:
+        self._live = sys.stderr.isatty()
+        self._open = False
+        self._told = -1
+        self._began: tuple[float, int] | None = None
+        self._evaluated: float | None = None
+
+    def __call__(self, progress: Any) -> None:
+        now = time.monotonic()
+        if self._began is None:
+            self._began = now, progress.step
+        self._evaluated = progress.evaluated or self._evaluated
+        since, first = self._began
+        done = progress.step - first
+        left = (now - since) / done * (progress.steps - progress.step) if done else progress.seconds_left
+        text = f"step {progress.step}/{progress.steps}  loss {progress.loss:.4f}"
+        if self._evaluated is not None:
+            text += f"  validation {self._evaluated:.4f}"
+        text += f"  {progress.tokens_per_second:,.0f} tokens/s  {_clock(left)} left"
+        if self._live:
+            print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
+            self._open = True
+        elif (part := 20 * progress.step // progress.steps) != self._told:
+            self._told = part
+            print(text, file=sys.stderr, flush=True)
+
+    def end(self) -> None:
+        if self._open:
+            print(file=sys.stderr)
+            self._open = False
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}" if minutes >= 60 else f"{minutes}:{rest:02}"
+
+
+def _formatter(prog: str) -> argparse.HelpFormatter:
+    return argparse.RawDescriptionHelpFormatter(prog, width=110)

@@ -1,0 +1,114 @@
+"""A trial: one fully resolved training run, as frozen values. Its parts are the configs of the things it uses."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from fewbits.experiments.data.config import DataConfig
+from fewbits.experiments.optimizers import OptimizerConfig
+from fewbits.experiments.schedules import ScheduleConfig
+from fewbits.models.decoder import DecoderConfig
+from fewbits.models.from_dict import from_dict, one_of
+from fewbits.models.observer import ObserverConfig
+from fewbits.models.recipe import Recipe
+
+DTYPES = ("bf16", "fp32")
+TRACKING = ("none", "mlflow")
+
+
+@dataclass(frozen=True)
+class Training:
+    steps: int
+    batch: int  # sequences to an update, over all ranks
+    micro_batch: int  # sequences that one rank takes at once
+    length: int  # tokens to a sequence
+    dtype: str = "bf16"  # that the model computes in; its parameters are FP32
+    checkpoint_every: int = 100  # steps
+    blow_up: float = 3.0  # a loss above so many times that of guessing ends the trial as diverged (assumed)
+    rounding_seed: int | None = None  # of stochastic rounding and samplers; None: the trial's seed
+    compile: bool = False
+
+    def __post_init__(self) -> None:
+        one_of("training.dtype", self.dtype, DTYPES)
+        for name in ("steps", "batch", "micro_batch", "length", "checkpoint_every"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"training.{name} {getattr(self, name)}: 1 or more is expected")
+        if self.batch % self.micro_batch:
+            raise ValueError(f"training.batch {self.batch}: a multiple of training.micro_batch {self.micro_batch}")
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    every: int = 50  # steps; the last step is always evaluated
+    windows: int = 64  # of validation and out-of-domain text
+    cloze: int = 0  # items of the four-way cloze task, at the end; 0: none
+    tasks: tuple[str, ...] = ()  # lm-eval's names, at the end
+
+    def __post_init__(self) -> None:
+        if self.every < 1 or self.windows < 1 or self.cloze < 0:
+            raise ValueError(f"evaluation {self}: every and windows from 1, cloze from 0")
+
+
+@dataclass(frozen=True)
+class Branch:
+    """Where a trial starts: at another trial's checkpoint, with its weights, optimizer and place in the data."""
+
+    parent: str | None = None  # the run folder
+    step: int | None = None  # of the checkpoint; None: the newest
+
+
+@dataclass(frozen=True)
+class Trial:
+    model: DecoderConfig
+    recipe: Recipe
+    data: DataConfig
+    training: Training
+    seed: int = 0
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    evaluation: Evaluation = field(default_factory=Evaluation)
+    observer: ObserverConfig = field(default_factory=ObserverConfig)
+    branch: Branch = field(default_factory=Branch)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.seed < 1 << 63:
+            raise ValueError(f"seed {self.seed}: an integer from 0 to 2^63 - 1")
+        if self.model.positions == "learned" and self.training.length > self.model.context:
+            raise ValueError(
+                f"training.length {self.training.length}: model {self.model.name} has {self.model.context} positions"
+            )
+
+    @staticmethod
+    def from_dict(data: Mapping[str, Any]) -> Trial:
+        return from_dict(Trial, data)
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @property
+    def name(self) -> str:
+        """For people: which model, recipe, data and seed."""
+        words = (self.model.name, self.recipe.name.replace("/", "-"), self.data.kind, f"s{self.seed}")
+        return "-".join(words)
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """How and where a trial runs: nothing that its results should depend on, so no part of its id."""
+
+    device: str = "auto"  # auto, cpu or cuda
+    threads: int = 1  # on a CPU
+    runs: str = "runs"
+    cache: str | None = None  # of data; None: the user's cache folder
+    keep_checkpoints: int = 2
+    keep_every: int = 0  # steps between checkpoints that are kept for good, for branches and probes; 0: none
+    tracking: str = "none"
+
+    def __post_init__(self) -> None:
+        one_of("runtime.device", self.device, ("auto", "cpu", "cuda"))
+        one_of("runtime.tracking", self.tracking, TRACKING)
+        if self.threads < 1 or self.keep_checkpoints < 1 or self.keep_every < 0:
+            raise ValueError(f"runtime {self}: threads and keep_checkpoints from 1, keep_every from 0")
