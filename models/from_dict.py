@@ -2,7 +2,7 @@
 
 import dataclasses
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
@@ -17,17 +17,16 @@ def from_dict(kind: type[T], data: Mapping[str, Any], where: str = "") -> T:
     for key in data:
         if key not in valid:
             raise ValueError(f"unknown key {_join(where, str(key))}: valid are {', '.join(valid)}")
-    try:
-        return kind(**{key: _value(hints[key], value, _join(where, key)) for key, value in data.items()})
-    except TypeError:
-        missing = [n for n in _required(kind) if n not in data]
-        raise ValueError(f"{where or kind.__name__}: missing {', '.join(missing)}") from None
+    missing = [name for name in _required(kind) if name not in data]
+    if missing:
+        raise ValueError(f"{where or kind.__name__}: missing {', '.join(missing)}")
+    return kind(**{key: _value(hints[key], value, _join(where, key)) for key, value in data.items()})
 
 
-def one_of(what: str, value: object, valid: Iterable[str]) -> None:
+def one_of(what: str, value: object, valid: Iterable[object]) -> None:
     valid = tuple(valid)
     if value not in valid:
-        raise ValueError(f"{what} {value!r}: valid are {', '.join(valid)}")
+        raise ValueError(f"{what} {value!r}: valid are {', '.join(map(str, valid))}")
 
 
 def _value(hint: Any, value: Any, where: str) -> Any:
@@ -40,7 +39,7 @@ def _value(hint: Any, value: Any, where: str) -> Any:
         (inner,) = [a for a in args if a is not type(None)]
         return _value(inner, value, where)
     if origin is tuple:
-        if isinstance(value, str) or not isinstance(value, Iterable):
+        if isinstance(value, str) or not isinstance(value, Sequence):
             raise ValueError(f"{where}: a list is expected, not {value!r}")
         return tuple(_value(args[0], item, where) for item in value)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):

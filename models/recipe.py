@@ -17,6 +17,7 @@ quantized once, so forward and backward see the same codes and take one decision
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -30,6 +31,7 @@ PART_GROUPS = {"all": PARTS, "od": ("out", "down")}
 OUTPUTS = ("bf16", "fp32")
 SLOTS = ("fprop.x", "fprop.w", "dgrad.dy", "dgrad.w", "wgrad.dy", "wgrad.x")
 SAMPLERS = ("none", "gaussws", "diffq")
+SQUARES = (1, 2, 4, 8, 16, 32, 64, 128)  # sides that a sampler's squares can have
 PASSES = ("both", "forward", "backward")
 SAME = "same"
 HIGH = "high"
@@ -82,7 +84,7 @@ class Sampler:
 class Switch:
     """From a fraction of training on, the operands of the forward or backward GEMMs, or both, are taken by `to`."""
 
-    at: float = 1.0
+    at: float = 1.0  # never
     passes: str = "both"
     to: str = HIGH
 
@@ -139,6 +141,12 @@ class Recipe:
         for name in ("first", "last"):
             if getattr(self.keep, name) < 0:
                 raise ValueError(f"keep.{name} {getattr(self.keep, name)!r}: a number of blocks, 0 or more")
+        one_of("sampler.block", self.sampler.block, SQUARES)
+        for name in ("init", "target"):
+            if not math.isfinite(getattr(self.sampler, name)):
+                raise ValueError(f"sampler.{name} {getattr(self.sampler, name)!r}: a bit width, a finite number")
+        if not 0 <= self.sampler.penalty < math.inf:
+            raise ValueError(f"sampler.penalty {self.sampler.penalty!r}: λ, 0 or more")
         parts(self.sampler.parts, "sampler.parts")
         parts(self.keep.parts, "keep.parts")
         _ = self.operands, self.kept, self.switched
@@ -158,6 +166,11 @@ class Recipe:
     @cached_property
     def kept(self) -> Operands:
         return _everywhere(self.keep.by, "keep.by")
+
+    @cached_property
+    def switches(self) -> bool:
+        """Whether anything changes on the way."""
+        return self.switch.at < 1 and self.switched != self.operands
 
     @cached_property
     def switched(self) -> Operands:
