@@ -1,15 +1,16 @@
 """What quantization does to a model while it trains: relative errors, choices, flushed values, bit widths, by layer.
 
-The observer collects over a window of steps and then gives rows, one for each layer and slot and one for each layer's
-weight. Mixtures report every mini-batch, since they compute the error anyway; plain quantizers and the error of the
-weight gradient cost extra and are looked at every so many steps. Nothing is read back from the device before `settle`.
+The observer collects over a window of steps and then gives rows, one for each layer and slot (two where the recipe
+switches within the window, each with its quantizer) and one for each layer's weight. Mixtures report every mini-batch,
+since they compute the error anyway; plain quantizers and the error of the weight gradient cost extra and are looked at
+every so many steps. Nothing is read back from the device before `settle`.
 
 Of a mixture, errors are those of its first entry, before the decision; `share_i` is how often entry i was taken.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,7 +55,7 @@ class Observer:
         self._clear()
 
     def _clear(self) -> None:
-        keys = len(self.layers) * len(SLOTS)
+        keys = len(self.layers) * len(SLOTS) * 2  # before and after the recipe's switch
         self._histogram = np.zeros((keys, len(BINS) - 1), np.int64)
         self._counts = np.zeros((keys, COUNTS), np.int64)
         self._errors = np.zeros((keys, 2))  # sum and maximum of the mini-batches' mean errors
@@ -69,17 +70,19 @@ class Observer:
     def watches_gradients(self, step: int) -> bool:
         return self.config.gradients_every > 0 and step % self.config.gradients_every == 0
 
-    def saw(self, layer: int, slot: str, counts: Tensor, choice: Tensor | None) -> None:
-        self._pending.append((layer * len(SLOTS) + SLOTS.index(slot), counts, choice))
+    def saw(self, layer: int, slot: str, counts: Tensor, choice: Tensor | None, *, switched: bool = False) -> None:
+        self._pending.append((_key(layer, SLOTS.index(slot), switched), counts, choice))
         if len(self._pending) >= PENDING:
             self.settle()
 
     def saw_weight_gradient(self, layer: int, quantized: Tensor, exact: Tensor) -> None:
         """The weight gradient from quantized operands beside that from the same operands before quantization."""
         q, e = quantized.float(), exact.float()
-        error = torch.linalg.vector_norm(q - e) / torch.linalg.vector_norm(e)
+        norm = torch.linalg.vector_norm(e)
+        error = torch.linalg.vector_norm(q - e) / norm
         cosine = torch.nn.functional.cosine_similarity(q.flatten(), e.flatten(), dim=0)
-        self._gradients.append((layer, torch.stack((torch.ones_like(error), error, cosine))))
+        measured = torch.stack((torch.ones_like(error), error, cosine))
+        self._gradients.append((layer, torch.where(norm == 0, 0, measured)))  # a gradient of zeros has no direction
 
     def settle(self) -> None:
         """Read what is still on the device."""
@@ -112,35 +115,29 @@ class Observer:
         self._clear()
         return rows
 
-    def _slot_rows(self, step: int, layer: QuantizedLinear) -> list[dict[str, Any]]:
-        rows = []
-        for i, (slot, resolved) in enumerate(layer.plans[layer.owner[0].moment.switched].operands.items()):
-            key = layer.index * len(SLOTS) + i
-            batches = int(self._histogram[key].sum())
-            if not batches:
-                continue
-            nonzero = max(int(self._counts[key, _NONZERO]), 1)
-            decisions = self._choices[key].sum()
-            rows.append(
-                self._labels(step, layer, slot)
-                | {
-                    "quantizer": str(resolved.spec),
-                    "batches": batches,
-                    "error": float(self._errors[key, 0] / batches),
-                    "error_max": float(self._errors[key, 1]),
-                    "histogram": self._histogram[key].tolist(),
-                    "flushed": float(self._counts[key, _FLUSHED] / nonzero),
-                    "saturated": float(self._counts[key, _SATURATED] / nonzero),
-                    "capped": float(self._counts[key, _CAPPED] / nonzero),
-                    "lost": int(self._counts[key, _LOST]),
-                    **(
-                        {f"share_{e}": float(n / decisions) for e, n in enumerate(self._choices[key])}
-                        if decisions
-                        else {}
-                    ),
-                }
-            )
-        return rows
+    def _slot_rows(self, step: int, layer: QuantizedLinear) -> Iterator[dict[str, Any]]:
+        for switched, plan in enumerate(layer.plans):
+            for i, (name, slot) in enumerate(plan.operands.items()):
+                key = _key(layer.index, i, bool(switched))
+                if self._histogram[key].any():
+                    yield self._labels(step, layer, name) | {"quantizer": str(slot.spec)} | self._statistics(key)
+
+    def _statistics(self, key: int) -> dict[str, Any]:
+        batches = int(self._histogram[key].sum())
+        nonzero = max(int(self._counts[key, _NONZERO]), 1)
+        row: dict[str, Any] = {
+            "batches": batches,
+            "error": float(self._errors[key, 0] / batches),
+            "error_max": float(self._errors[key, 1]),
+            "histogram": self._histogram[key].tolist(),
+            "flushed": float(self._counts[key, _FLUSHED] / nonzero),
+            "saturated": float(self._counts[key, _SATURATED] / nonzero),
+            "capped": float(self._counts[key, _CAPPED] / nonzero),
+            "lost": int(self._counts[key, _LOST]),
+        }
+        if decisions := self._choices[key].sum():
+            row |= {f"share_{entry}": float(n / decisions) for entry, n in enumerate(self._choices[key])}
+        return row
 
     def _weight_row(self, step: int, layer: QuantizedLinear) -> dict[str, Any]:
         times, error, cosine = self._gradient[layer.index]
@@ -167,5 +164,13 @@ class Observer:
         return {name: torch.from_numpy(getattr(self, f"_{name}").copy()) for name in arrays}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
+        """Go on from `state`, of an observer of the same layers."""
+        expected, found = ({name: tuple(values.shape) for name, values in s.items()} for s in (self.state(), state))
+        if found != expected:
+            raise ValueError(f"the observer's state {found}: for these {len(self.layers)} layers it is {expected}")
         for name, values in state.items():
             setattr(self, f"_{name}", values.numpy().copy())
+
+
+def _key(layer: int, slot: int, switched: bool) -> int:
+    return (layer * len(SLOTS) + slot) * 2 + switched

@@ -1,31 +1,34 @@
 """`quantize(model, recipe)`: gives the linear layers of any module the operands that a recipe says.
 
-What counts as a layer: every nn.Linear inside the module's blocks, the outermost nn.ModuleList or nn.Sequential; its
-place there is its block's number, from 0. Linear layers outside (a head, a router before the blocks) stay as they are;
-a module without blocks is one block. A layer's part (qkv, out, up, down, in) is its attribute `part`, else what its
-name says in the table below, which knows the usual models.
+What counts as a layer: every nn.Linear inside the module's blocks, the outermost nn.ModuleList or nn.Sequential, or an
+nn.ModuleDict whose keys are numbers; its place there is its block's number, from 0. Linear layers outside (a head, a
+router before the blocks) stay as they are, and so does what nn.MultiheadAttention multiplies by itself; a module
+without blocks is one block. A layer's part (qkv, out, up, down,
+in) is its attribute `part`, else what its name says in the table below, which knows the usual models.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from fewbits.models.observer import Observer
 from fewbits.models.quantized_linear import Moment, Plan, QuantizedLinear, Seen
 from fewbits.models.recipe import PARTS, Operands, Recipe, parts
 from fewbits.models.two_ways import TwoWays
 
-# The last word of a linear layer's name in Hugging Face's, torchtitan's and nanoGPT's models.
+# The end of a linear layer's name in Hugging Face's, torchtitan's and nanoGPT's models.
 PART_OF_NAME = {
     **dict.fromkeys(("q_proj", "k_proj", "v_proj", "qkv_proj", "c_attn", "wq", "wk", "wv", "query_key_value"), "qkv"),
-    **dict.fromkeys(("o_proj", "wo", "out_proj"), "out"),
+    **dict.fromkeys(("o_proj", "wo", "out_proj", "attn.c_proj", "attention.dense"), "out"),
     **dict.fromkeys(("gate_proj", "up_proj", "gate_up_proj", "w1", "w3", "c_fc", "fc1", "dense_h_to_4h"), "up"),
-    **dict.fromkeys(("down_proj", "w2", "fc2", "dense_4h_to_h"), "down"),
+    **dict.fromkeys(("down_proj", "w2", "fc2", "mlp.c_proj", "dense_4h_to_h"), "down"),
     "in_proj": "in",
 }
 
@@ -61,25 +64,35 @@ class Quantization:
 
     def begin(self, step: int, micro_batch: int = 0, *, rank: int = 0, progress: float = 0.0) -> None:
         """progress: the part of training that is done, from 0 to 1, which the recipe's switch goes by."""
-        self.moment = Moment(step, micro_batch, rank, switched=progress >= self.recipe.switch.at)
+        switched = self.recipe.switches and progress >= self.recipe.switch.at
+        self.moment = Moment(step, micro_batch, rank, switched)
         self._last_input = None
         if self.observer is not None:
             self.watching = self.observer.watches(step)
             self.watching_gradients = self.observer.watches_gradients(step) and micro_batch == 0
 
-    def attach(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Count the optimizer's updates as steps, and forwards in training between them as micro-batches."""
-        counted = Moment(self.moment.step, -1, self.moment.rank)
+    def attach(self, model: nn.Module, optimizer: torch.optim.Optimizer, *, steps: int | None = None) -> None:
+        """Count the optimizer's updates as steps, and calls of the model in training between them as micro-batches.
+
+        steps: of the whole training; a recipe that switches on the way has to know.
+        """
+        if steps is None and self.recipe.switches:
+            raise ValueError(
+                f"recipe {self.recipe.name} switches at {self.recipe.switch.at} of training: give attach the steps of "
+                "the whole, or say begin(step, progress=…) yourself"
+            )
+        step, micro_batch, rank = self.moment.step, -1, self.moment.rank
 
         def forward(*_: object) -> None:
-            nonlocal counted
+            nonlocal micro_batch
             if model.training and torch.is_grad_enabled():
-                counted = replace(counted, micro_batch=counted.micro_batch + 1)
-                self.begin(counted.step, counted.micro_batch, rank=counted.rank)
+                micro_batch += 1
+                self.begin(step, micro_batch, rank=rank, progress=step / steps if steps else 0.0)
 
         def update(*_: object) -> None:
-            nonlocal counted
-            counted = replace(counted, step=counted.step + 1, micro_batch=-1)
+            nonlocal step, micro_batch
+            step, micro_batch = step + 1, -1
+            self.begin(step, rank=rank, progress=step / steps if steps else 0.0)
 
         model.register_forward_pre_hook(forward)
         optimizer.register_step_post_hook(update)
@@ -94,29 +107,37 @@ class Quantization:
         ]
         return sampler.penalty * torch.stack(terms).sum() if terms else None
 
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and pickles: all but an input that was just quantized."""
+        return {**self.__dict__, "_last_input": None}
+
     # ---- called by the layers
 
     def quantize_input(self, layer: QuantizedLinear, way: TwoWays, x: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
         """x for fprop and wgrad. Layers that read one tensor alike (q, k, v) quantize it once, if without noise."""
         last = self._last_input
-        if last is not None and last.x is x and last.version == x._version and last.way is way:
+        alike = last is not None and last.way is way and last.values[0].dtype == rows.dtype
+        if last is not None and alike and last.x is x and last.version == x._version:
             values, seen = last.values, last.seen
         else:
             seen = []
+            # Within backward it is activation checkpointing that computes again what has been seen.
+            observed = self.observer is not None and torch._C._current_graph_task_id() == -1
             values = way(
                 rows,
                 lambda slot: layer.seed(self.moment, slot),
-                (lambda *statistics: seen.append(statistics)) if self.observer else None,
+                (lambda *statistics: seen.append(statistics)) if observed else None,
                 watch=self.watching,
             )
             self._last_input = None if way.needs_seed else _Input(x, x._version, way, values, seen)
-        self.record(layer, seen)
+        self.record(layer, seen, self.moment)
         return values
 
     def quantize_gradient(
         self, layer: QuantizedLinear, way: TwoWays, dy: Tensor, moment: Moment, for_x: bool, for_weight: bool
     ) -> tuple[Tensor, Tensor]:
         """dy for dgrad and wgrad."""
+        self._last_input = None  # the forward is over
         seen: list[Seen] = []
         record = (lambda *statistics: seen.append(statistics)) if self.observer else None
 
@@ -128,17 +149,18 @@ class Quantization:
         else:
             one = way.one(0 if for_x else 1, dy, seed, record, watch=self.watching)
             values = one, one
-        self.record(layer, seen)
+        self.record(layer, seen, moment)
         return values
 
     def record_weight_gradient(self, layer: QuantizedLinear, quantized: Tensor, exact: Tensor) -> None:
         if self.observer is not None:
             self.observer.saw_weight_gradient(layer.index, quantized, exact)
 
-    def record(self, layer: QuantizedLinear, seen: Iterable[Seen]) -> None:
+    def record(self, layer: QuantizedLinear, seen: Iterable[Seen], moment: Moment) -> None:
         if self.observer is not None:
+            switched = moment.switched and layer.plans[0] is not layer.plans[1]
             for slot, counts, choice in seen:
-                self.observer.saw(layer.index, slot, counts, choice)
+                self.observer.saw(layer.index, slot, counts, choice, switched=switched)
 
 
 @dataclass(frozen=True)
@@ -196,18 +218,17 @@ def linear_layers(model: nn.Module) -> Iterator[Found]:
         raise ValueError(
             "the model is itself a linear layer and cannot be swapped in place: put it into an nn.Sequential"
         )
-    containers = [n for n, m in model.named_modules() if isinstance(m, (nn.ModuleList, nn.Sequential))]
+    containers = {n: list(m._modules) for n, m in model.named_modules() if _holds_blocks(m)}
     outermost = [n for n in containers if not any(_inside(n, other) for other in containers if other != n)]
     for name, module in model.named_modules():
-        if not isinstance(module, nn.Linear):
+        if not isinstance(module, nn.Linear) or isinstance(module, NonDynamicallyQuantizableLinear):
             continue
         around = next((n for n in outermost if _inside(name, n)), None)
         if around is None and outermost:
             continue
         inner = name if around is None else name[len(around) :].lstrip(".")
-        block = 0 if around is None else int(inner.split(".")[0])
-        part = getattr(module, "part", None) or PART_OF_NAME.get(name.rpartition(".")[2])
-        yield Found(name, block, part, module)
+        block = 0 if around is None else containers[around].index(inner.split(".")[0])
+        yield Found(name, block, getattr(module, "part", None) or _part_of(name), module)
 
 
 def keep(recipe: Recipe, found: Sequence[Found], blocks: int) -> frozenset[str]:
@@ -252,6 +273,17 @@ def _check_parts(recipe: Recipe, found: Sequence[Found]) -> None:
     if recipe.sampler.kind != "none" and not any(layer.part in parts(recipe.sampler.parts) for layer in found):
         have = sorted({str(layer.part) for layer in found})
         raise ValueError(f"sampler.parts {list(recipe.sampler.parts)}: the model has only {', '.join(have)}")
+
+
+def _holds_blocks(module: nn.Module) -> bool:
+    if isinstance(module, nn.ModuleDict):
+        return bool(module) and all(key.isdecimal() for key in module)
+    return isinstance(module, (nn.ModuleList, nn.Sequential))
+
+
+def _part_of(name: str) -> str | None:
+    words = name.split(".")
+    return PART_OF_NAME.get(".".join(words[-2:])) or PART_OF_NAME.get(words[-1])
 
 
 def _inside(name: str, container: str) -> bool:

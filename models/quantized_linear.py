@@ -40,7 +40,7 @@ class Moment:
 
 
 class _Updates:
-    """Counts the updates of all optimizers: torch's fused ones, and those that write to `.data`, leave no other trace."""
+    """Counts all optimizers' updates: torch's fused ones, and those that write to `.data`, leave no other trace."""
 
     count = 0
 
@@ -85,7 +85,7 @@ class Owner(Protocol):
         self, layer: QuantizedLinear, way: TwoWays, dy: Tensor, moment: Moment, for_x: bool, for_weight: bool
     ) -> tuple[Tensor, Tensor]: ...
 
-    def record(self, layer: QuantizedLinear, seen: list[Seen]) -> None: ...
+    def record(self, layer: QuantizedLinear, seen: list[Seen], moment: Moment) -> None: ...
 
     def record_weight_gradient(self, layer: QuantizedLinear, quantized: Tensor, exact: Tensor) -> None: ...
 
@@ -162,11 +162,10 @@ class QuantizedLinear(nn.Linear):
             else:
                 x_forward = x_backward = plan.x.one(0, rows, lambda slot: self.seed(moment, slot))
         bias = None if self.bias is None else self.bias.to(rows.dtype)
-        with torch.autocast(x.device.type, enabled=False):
-            y = _ThreeGemms.apply(
-                *(rows, self.weight, self.bit_scale if sampled else None, bias),
-                *(x_forward, x_backward, w_forward, w_backward, self, plan, moment),
-            )
+        y = _ThreeGemms.apply(
+            *(rows, self.weight, self.bit_scale if sampled else None, bias),
+            *(x_forward, x_backward, w_forward, w_backward, self, plan, moment),
+        )
         return y.view(*x.shape[:-1], self.out_features)
 
     def seed(self, moment: Moment, slot: str, *, weight: bool = False) -> int:
@@ -206,7 +205,7 @@ class QuantizedLinear(nn.Linear):
             )
             self._weights = _Weights(key, w.detach(), values, seen)
         if training:
-            owner.record(self, self._weights.take())
+            owner.record(self, self._weights.take(), moment)
         return self._weights.values
 
     def _sampled_weight(self, moment: Moment, dtype: torch.dtype) -> Tensor:
@@ -245,11 +244,15 @@ class _ThreeGemms(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        with torch.autocast(dy.device.type, enabled=False):  # which would round FP32 products, where it is on
+            return _ThreeGemms.gradients(ctx, dy.contiguous())
+
+    @staticmethod
+    def gradients(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         weight, bit_scale, x, w, original = ctx.saved_tensors
         layer, plan, moment = ctx.layer, ctx.plan, ctx.moment
         owner = layer.owner[0]
         for_x, for_weight = ctx.needs_input_grad[0], ctx.needs_input_grad[1] or ctx.needs_input_grad[2]
-        dy = dy.contiguous()
         dy_dgrad, dy_wgrad = owner.quantize_gradient(layer, plan.dy, dy, moment, for_x, for_weight)
         dx = product(dy_dgrad, w, dy.dtype) if for_x else None
         d_bias = dy.sum(0) if ctx.needs_input_grad[3] else None

@@ -22,7 +22,6 @@ class TwoWays:
         self.first, self.second = first, second
         self.names = names
         self.shared = first.equals(second)
-        self.idle = self.shared and first.spec is None
         self.needs_seed = any(slot.spec is not None and slot.spec.needs_seed for slot in (first, second))
         plain = not isinstance(first.spec, Mixture) and not isinstance(second.spec, Mixture)
         self._one_read = plain and not self.shared and (first.axis, second.axis) == (-1, 0)
