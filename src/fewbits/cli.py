@@ -47,6 +47,9 @@ COMMANDS = (
         ("data", "prepare"), "fewbits.experiments.data.prepare", "web text to tokens: OpenWebText, C4", "openwebtext"
     ),
     Command(
+        ("bench", "train"), "fewbits.experiments.bench", "what recipes cost in training, beside plain BF16", "--steps 5"
+    ),
+    Command(
         ("bench", "kernels"), "fewbits.kernels.bench", "speed and memory of the kernels, and of peers", "--no-peers"
     ),
 )
