@@ -59,7 +59,8 @@ def main(argv: Sequence[str]) -> int:
         config = replace(config, layers=options.layers, pattern=config.pattern[: options.layers])
     recipes = {name: load_recipe(name) for name in options.recipes.split(",")}
     rows = compare(config, recipes, world.device, options)
-    size = f"{config.layers} blocks, {parameters(config):,} parameters, {options.batch} x {options.length} tokens a step"
+    tokens = f"{options.batch} x {options.length} tokens a step"
+    size = f"{config.layers} blocks, {parameters(config):,} parameters, {tokens}"
     heading = f"{config.name}, {size}, {_where(world.device, options.threads)}"
     if options.json:
         print(json.dumps({"what": heading, "rows": [vars(row) for row in rows]}, indent=2))

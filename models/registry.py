@@ -149,15 +149,18 @@ def model(name: str) -> DecoderConfig:
 
 
 def build(
-    config: DecoderConfig,
+    config: DecoderConfig | str,
     *,
     seed: int,
     device: torch.device | str = "cpu",
     compute_dtype: torch.dtype = torch.bfloat16,
 ) -> Decoder:
-    """The model with its initial parameters: for a seed the same bits on any device, whatever was drawn before."""
+    """The model, by configuration or name, with its initial parameters.
+
+    For a seed they have the same bits on any device, whatever was drawn before.
+    """
     with torch.device(device):
-        decoder = Decoder(config, compute_dtype)
+        decoder = Decoder(model(config) if isinstance(config, str) else config, compute_dtype)
     initialise(decoder, seed)
     return decoder
 

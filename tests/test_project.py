@@ -75,11 +75,12 @@ def test_the_wheel_carries_every_source_of_every_room_and_nothing_else(wheel: Pa
     package = ROOT / "src" / "fewbits"
     wanted = {"fewbits/py.typed"} | {f"fewbits/{file.name}" for file in package.glob("*.py")}
     for room in ROOMS:
-        sources = [*(ROOT / room).rglob("*.py"), *(ROOT / room).rglob("csrc/*")]
+        sources = [*(ROOT / room).rglob("*.py"), *(ROOT / room).rglob("csrc/*"), *(ROOT / room).rglob("*.yaml")]
         wanted |= {f"fewbits/{file.relative_to(ROOT)}" for file in sources if file.is_file()}
     assert carried == wanted
     assert "fewbits/kernels/formats.py" in carried
     assert any(name.startswith("fewbits/kernels/csrc/") for name in carried)
+    assert "fewbits/experiments/config/recipe/mor/block.yaml" in carried
 
 
 def test_the_wheel_works_where_it_lies(wheel: Path, tmp_path: Path) -> None:

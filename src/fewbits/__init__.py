@@ -8,34 +8,55 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from fewbits.experiments.config import load_recipe, load_trial
     from fewbits.kernels.api import QuantStats, fake_quantize, fake_quantize_both, mix
     from fewbits.kernels.formats import Format
     from fewbits.kernels.noise import gaussian_noise, sample_weight, uniform_noise, unpack_noise
     from fewbits.kernels.packed import Packed, decode, encode
     from fewbits.kernels.quantizer import Mixture, Quantizer
     from fewbits.kernels.seeds import derive_seed
+    from fewbits.models.observer import Observer, ObserverConfig
+    from fewbits.models.quantize import Quantization, quantize
+    from fewbits.models.recipe import Recipe
+    from fewbits.models.registry import build
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Format",
     "Mixture",
+    "Observer",
+    "ObserverConfig",
     "Packed",
     "QuantStats",
+    "Quantization",
     "Quantizer",
+    "Recipe",
+    "build",
     "decode",
     "derive_seed",
     "encode",
     "fake_quantize",
     "fake_quantize_both",
     "gaussian_noise",
+    "load_recipe",
+    "load_trial",
     "mix",
+    "quantize",
     "sample_weight",
     "uniform_noise",
     "unpack_noise",
 ]
 
 _DEFINED_IN = {
+    "Observer": "fewbits.models.observer",
+    "ObserverConfig": "fewbits.models.observer",
+    "Quantization": "fewbits.models.quantize",
+    "Recipe": "fewbits.models.recipe",
+    "build": "fewbits.models.registry",
+    "load_recipe": "fewbits.experiments.config",
+    "load_trial": "fewbits.experiments.config",
+    "quantize": "fewbits.models.quantize",
     "Format": "fewbits.kernels.formats",
     "Mixture": "fewbits.kernels.quantizer",
     "Packed": "fewbits.kernels.packed",

@@ -47,10 +47,10 @@ COMMANDS = (
         ("data", "prepare"), "fewbits.experiments.data.prepare", "web text to tokens: OpenWebText, C4", "openwebtext"
     ),
     Command(
-        ("bench", "train"), "fewbits.experiments.bench", "what recipes cost in training, beside plain BF16", "--steps 5"
+        ("bench", "kernels"), "fewbits.kernels.bench", "speed and memory of the kernels, and of peers", "--no-peers"
     ),
     Command(
-        ("bench", "kernels"), "fewbits.kernels.bench", "speed and memory of the kernels, and of peers", "--no-peers"
+        ("bench", "train"), "fewbits.experiments.bench", "what recipes cost in training, beside plain BF16", "--steps 5"
     ),
 )
 
