@@ -13,9 +13,9 @@ It stands in for downstream suites at sizes where those sit at chance (MoR's MML
   places taken at random, plain words win and the model stays near chance for long.
 * They overlap neither the context nor the truth, and all four differ.
 
-Short continuations, in mid-word for the most part, are what a model of bytes learns first; those of eight tokens put
-one that is barely trained clearly above chance, and a good one is still often wrong. Cut at line ends, and over 16 to
-64 bytes, the same model was at chance.
+Continuations are short, in mid-word for the most part: that is what a model of bytes learns first. One of 1.9 M
+parameters that had read 2 MB of Python was right in 55 ± 2 % of items of eight bytes; of the first 16, 32 or 64 bytes
+of lines after the same indentation, with places taken at random, in 27 to 29 ± 2 %.
 
 Items depend on the text, the seed and the count alone (never on the libraries' generators), so every trial sees the
 same ones, and the first are the same whatever the count.
@@ -135,13 +135,13 @@ class _Pool:
 
     def choices(self, place: int, seed: int) -> list[int]:
         """Where the truth and up to three wrong choices begin."""
-        alike, found = self.alike[int(self.tokens[place - 1])], [place]
+        alike = self.alike[int(self.tokens[place - 1])]
+        found = {self.text(place).tobytes(): place}
         for draw in range(DRAWS):
             other = int(alike[derive_seed(seed, place, draw) % len(alike)])
-            apart = abs(other - place) >= self.context + self.continuation
-            if apart and not any(np.array_equal(self.text(other), self.text(start)) for start in found):
-                found.append(other)
-        return sorted(found, key=lambda start: abs(self._cost(start) - self._cost(place)))[:CHOICES]
+            if abs(other - place) >= self.context + self.continuation:
+                found.setdefault(self.text(other).tobytes(), other)
+        return sorted(found.values(), key=lambda start: abs(self._cost(start) - self._cost(place)))[:CHOICES]
 
     def _cost(self, place: int) -> int:
         return int(self.surprise[place + self.continuation - 1] - self.surprise[place - 1])

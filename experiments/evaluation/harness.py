@@ -66,6 +66,13 @@ def run_tasks(
     return {name: _numbers(metrics) for name, metrics in found["results"].items()}
 
 
+def check_tasks(tasks: Sequence[str], include_path: str | Path | None = None, run_code: bool = False) -> None:
+    """ValueError where `run_tasks` would end in one before it asks anything: for before a long training."""
+    wanted = shots(tasks)
+    _require_lm_eval()
+    _check_code(_manager(wanted, include_path), wanted, run_code)
+
+
 def _require_lm_eval() -> None:
     try:
         import lm_eval  # noqa: F401

@@ -14,7 +14,7 @@ class Model(Protocol):
 
     def __call__(self, tokens: Tensor, /) -> Tensor: ...
 
-    def loss(self, tokens: Tensor, targets: Tensor, reduction: Literal["mean", "none"] = "mean") -> Tensor:
+    def loss(self, tokens: Tensor, targets: Tensor, /, reduction: Literal["mean", "none"] = "mean") -> Tensor:
         """Cross entropy in nats: one number, or one for each target."""
 
     def modules(self) -> Iterator[nn.Module]: ...
