@@ -7,6 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fewbits.models.decoder import Decoder, DecoderConfig
+from fewbits.models.registry import build
+
 
 class LanguageModel(nn.Module):
     """The face that evaluation asks for, over any forward that gives logits[B, T, V]."""
@@ -48,6 +51,12 @@ class Recurrent(LanguageModel):
 
     def forward(self, tokens: Tensor) -> Tensor:
         return self.head(self.memory(self.embedding(tokens))[0])
+
+
+def decoder() -> Decoder:
+    """One of ours, as small as can be."""
+    config = DecoderConfig("tiny", vocab=256, width=16, layers=1, heads=2, kv_heads=2, head_dim=8, ffn=32, context=64)
+    return build(config, seed=0, compute_dtype=torch.float32)
 
 
 class Bytes:

@@ -17,8 +17,9 @@ from torch import Tensor
 
 from fewbits.experiments.evaluation.harness import run_tasks
 from fewbits.experiments.evaluation.language_model import FewbitsLM
+from fewbits.experiments.evaluation.protocols import Model
 from fewbits.experiments.evaluation.tasks import TASK_GROUPS
-from tests.experiments.evaluation_inputs import Bigram, Bytes, LanguageModel, Recurrent, successor
+from tests.experiments.evaluation_inputs import Bigram, Bytes, LanguageModel, Recurrent, decoder, successor
 
 BYTES = Bytes()
 LENGTH = 24
@@ -51,12 +52,12 @@ class Request:
         self.args = args
 
 
-def ask(model: LanguageModel, method: str, *requests: tuple[Any, ...], **settings: Any) -> list[Any]:
+def ask(model: Model, method: str, *requests: tuple[Any, ...], **settings: Any) -> list[Any]:
     lm = FewbitsLM(model, BYTES, **({"length": LENGTH, "batch": 3} | settings))
     return list(getattr(lm, method)([Request(*request) for request in requests]))
 
 
-def likelihood(model: LanguageModel, read: Sequence[int], wanted: Sequence[int]) -> tuple[float, bool]:
+def likelihood(model: Model, read: Sequence[int], wanted: Sequence[int]) -> tuple[float, bool]:
     """Of the last tokens wanted after what was read before them, one forward for each: slow and plain."""
     total, greedy = 0.0, True
     for i, token in enumerate(wanted):
@@ -90,6 +91,13 @@ def test_a_likelihood_is_the_sum_over_the_continuation_given_the_context(batch: 
     model = Recurrent()
     wanted = [likelihood(model, BYTES.encode(context), BYTES.encode(after)) for context, after in pairs(0)]
     same(ask(model, "loglikelihood", *pairs(0), batch=batch), wanted)
+
+
+def test_our_decoders_are_read() -> None:
+    model = decoder()
+    found = ask(model, "loglikelihood", *pairs(2))
+    wanted = [likelihood(model, BYTES.encode(context), BYTES.encode(after)) for context, after in pairs(2)]
+    assert [total for total, _ in found] == pytest.approx([total for total, _ in wanted], rel=1e-5)
 
 
 def test_greedy_means_that_every_token_is_the_likeliest() -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fewbits.experiments.evaluation.loss import evaluate_loss, evaluate_windows
-from tests.experiments.evaluation_inputs import Bigram, LanguageModel, Recurrent, Text
+from tests.experiments.evaluation_inputs import Bigram, LanguageModel, Recurrent, Text, decoder
 
 VOCAB = 7
 
@@ -40,6 +40,13 @@ def test_the_loss_is_the_mean_cross_entropy_in_nats(corpus: Text) -> None:
     inputs, targets = corpus.windows("validation", 10, 20)
     likelihoods = model(inputs).log_softmax(-1).gather(2, targets[..., None])
     assert evaluate_loss(model, corpus, "validation", **settings()) == pytest.approx(-likelihoods.mean().item(), 1e-12)
+
+
+def test_our_decoders_are_evaluated(corpus: Text) -> None:
+    model = decoder()
+    inputs, targets = corpus.windows("validation", 10, 20)
+    wanted = model.loss(inputs, targets).item()
+    assert evaluate_loss(model, corpus, "validation", **settings()) == pytest.approx(wanted, rel=1e-6)
 
 
 def test_each_window_has_its_own_mean(corpus: Text) -> None:
