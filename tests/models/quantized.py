@@ -1,0 +1,127 @@
+"""Small layers and models under a recipe, and what they ask of the kernels: shared by the tests of quantization."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fewbits.models.decoder import Decoder
+from fewbits.models.quantize import Quantization, quantize
+from fewbits.models.quantized_linear import QuantizedLinear
+from fewbits.models.recipe import SLOTS, Recipe
+from fewbits.models.registry import MODELS, build
+
+torch.set_num_threads(1)
+
+E4M3 = "e4m3:1x16:amax"
+MIXED = "e4m3:16x16:gam @ error<0.03 | bf16 ; per=block"
+NVFP4 = {
+    "fprop": {"x": "e2m1:1x16:nvfp4", "w": "e2m1:16x16:nvfp4"},
+    "dgrad": {"dy": "e2m1:1x16:nvfp4:stochastic", "w": "e2m1:16x16:nvfp4"},
+    "wgrad": {"dy": "e2m1:1x16:nvfp4:stochastic:rht16", "x": "e2m1:1x16:nvfp4:rht16", "output": "fp32"},
+}
+
+
+def recipe(*texts: str, output: str = "bf16", **others: Any) -> Recipe:
+    """One text for each of SLOTS, or one for all."""
+    named = dict(zip(SLOTS, texts * 6 if len(texts) == 1 else texts, strict=True))
+    gemms: dict[str, dict[str, str]] = {"fprop": {}, "dgrad": {}, "wgrad": {"output": output}}
+    for slot, text in named.items():
+        gemm, _, operand = slot.partition(".")
+        gemms[gemm][operand] = text
+    return Recipe.from_dict({**gemms, **others})
+
+
+def noisy(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Values of many magnitudes, so that mixtures have something to decide."""
+    g = torch.Generator().manual_seed(seed)
+    return (torch.randn(*shape, generator=g) * torch.randn(*shape, generator=g).mul(1.5).exp()).to(dtype)
+
+
+def linear(inner: int, out: int, *, bias: bool = False, seed: int = 0) -> nn.Linear:
+    layer = nn.Linear(inner, out, bias=bias)
+    with torch.no_grad():
+        layer.weight.copy_(noisy(out, inner, seed=seed))
+        if bias:
+            layer.bias.copy_(noisy(out, seed=seed + 1))
+    return layer
+
+
+def one_layer(
+    spec: Recipe, inner: int, out: int, *, bias: bool = False, seed: int = 0
+) -> tuple[QuantizedLinear, Quantization]:
+    quantization = quantize(nn.Sequential(linear(inner, out, bias=bias)), spec, seed=seed)
+    return quantization.layers[0], quantization
+
+
+def tiny(name: str, *, seed: int = 1, dtype: torch.dtype = torch.bfloat16, **changes: Any) -> Decoder:
+    """A nano model, smaller still."""
+    sizes = {"layers": 2, "width": 64, "heads": 2, "kv_heads": 2, "head_dim": 32, "ffn": 96, "context": 64}
+    return build(replace(MODELS[f"{name}-nano"], **{**sizes, **changes}), seed=seed, compute_dtype=dtype)
+
+
+def batch(seed: int) -> tuple[Tensor, Tensor]:
+    text = torch.randint(256, (2, 33), generator=torch.Generator().manual_seed(seed))
+    return text[:, :-1], text[:, 1:]
+
+
+def train(
+    model: Decoder,
+    quantization: Quantization | None,
+    *,
+    steps: int = 3,
+    micro_batches: int = 2,
+    evaluate: bool = False,
+    switch_from: float = 0.0,
+) -> list[Tensor]:
+    """Every loss and, of every step, every gradient."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    seen: list[Tensor] = []
+    for step in range(steps):
+        for micro_batch in range(micro_batches):
+            if quantization is not None:
+                quantization.begin(step, micro_batch, progress=step / steps + switch_from)
+            if evaluate:
+                look(model)
+            loss = model.loss(*batch(step * micro_batches + micro_batch))
+            loss.backward()
+            seen.append(loss.detach())
+        seen += [p.grad.clone() for p in model.parameters() if p.grad is not None]
+        optimizer.step()
+        optimizer.zero_grad()
+        if evaluate:
+            look(model)
+    return seen
+
+
+def look(model: Decoder) -> float:
+    """The loss on a batch of its own, as evaluation takes it."""
+    model.eval()
+    with torch.no_grad():
+        loss = float(model.loss(*batch(99)))
+    model.train()
+    return loss
+
+
+def equal(a: list[Tensor], b: list[Tensor]) -> bool:
+    return len(a) == len(b) and all(map(torch.equal, a, b))
+
+
+class Calls(TorchDispatchMode):
+    """What is asked of the kernels: an operator's name, the shape it was given and its other arguments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: list[tuple[str, tuple[int, ...], tuple[Any, ...]]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "fewbits":
+            self.made.append((func._opname, tuple(args[0].shape), args[1:]))
+        return func(*args, **(kwargs or {}))
+
+    def of(self, *shape: int) -> list[str]:
+        return [name for name, found, _ in self.made if found == shape]

@@ -1,0 +1,543 @@
+"""The quantized linear layer: three GEMMs of quantized operands to the bit, weights quantized once, seeds."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from fewbits.kernels.api import fake_quantize, mix
+from fewbits.kernels.seeds import derive_seed
+from fewbits.models.gemm import product
+from fewbits.models.observer import Observer, ObserverConfig
+from fewbits.models.quantize import Quantization, quantize
+from fewbits.models.quantized_linear import QuantizedLinear
+from fewbits.models.recipe import SLOTS, Recipe
+from tests.models.quantized import (
+    E4M3,
+    MIXED,
+    NVFP4,
+    Calls,
+    batch,
+    equal,
+    linear,
+    noisy,
+    one_layer,
+    recipe,
+    tiny,
+    train,
+)
+
+SR = f"{E4M3}:stochastic"
+SEED = 11
+OUTPUTS = {"bf16": torch.bfloat16, "fp32": torch.float32}
+
+# The six slots, and the tensors whose second GEMM reads what the first one read.
+CASES: dict[str, tuple[tuple[str, ...], str]] = {
+    "nothing": (("high",), "x w dy"),
+    "bf16": (("bf16",), "x w dy"),
+    "row blocks, nearest": ((E4M3,), ""),
+    "row blocks, stochastic": ((SR,), ""),
+    "square blocks": (("e4m3:16x16:e8m0",), "x w dy"),
+    "square blocks, stochastic": (("e5m2:16x16:amax:stochastic",), "x w dy"),
+    "whole tensor": (("e4m3:tensor:amax",), "x w dy"),
+    "channel": (("e4m3:channel:amax",), ""),
+    "gam by rows of blocks": (("e4m3:16x16:gam:group=row",), ""),
+    "naive": (("e3m2",), "x w dy"),
+    "mixture by tensor": (("e4m3:16x16:gam @ error<0.03 | bf16",), "x w dy"),
+    "mixture by block": ((MIXED,), "x w dy"),
+    "mixture by channel": (("e4m3:channel:gam @ error<0.03 | bf16 ; per=block",), ""),
+    "three-way mixture": (
+        ("e4m3:16x16:gam @ error<e5m2:16x16:gam | e5m2:16x16:gam @ spread<normal | bf16 ; per=block",),
+        "x w dy",
+    ),
+    "stochastic mixture": (("e4m3:1x16:gam:stochastic @ error<0.05 | bf16 ; per=block",), ""),
+    "nvfp4": (
+        (
+            *("e2m1:1x16:nvfp4", "e2m1:16x16:nvfp4", "e2m1:1x16:nvfp4:stochastic", "e2m1:16x16:nvfp4"),
+            *("e2m1:1x16:nvfp4:stochastic:rht16", "e2m1:1x16:nvfp4:rht16"),
+        ),
+        "w",
+    ),
+    "rotated mixture in wgrad": ((*("high",) * 4, *("e4m3:1x16:amax:rht8 @ error<0.03 | bf16:rht8",) * 2), ""),
+    "same": ((SR, SR, SR, "same", "same", "same"), "x w dy"),
+    "some": ((E4M3, "high", SR, E4M3, "high", MIXED), ""),
+    "one of two": (("high", E4M3, "high", "same", SR, "high"), "x w"),
+}
+
+
+def operand(text: str, tensor: Tensor, axis: int, seed: int) -> Tensor:
+    if text == "high":
+        return tensor
+    return (
+        mix(tensor, text, axis=axis, seed=seed)[0] if "|" in text else fake_quantize(tensor, text, axis=axis, seed=seed)
+    )
+
+
+def by_hand(
+    slots: dict[str, str], shared: str, x: Tensor, w: Tensor, dy: Tensor, *, step: int = 0, micro_batch: int = 0
+) -> dict[str, Tensor]:
+    """The values that each GEMM reads, from the public quantizers alone."""
+    tensors, first = {"x": x, "w": w, "dy": dy}, {"x": "fprop.x", "w": "fprop.w", "dy": "dgrad.dy"}
+    found: dict[str, Tensor] = {}
+    for place, (slot, text) in enumerate(slots.items()):
+        name = slot.partition(".")[2]
+        if slot != first[name] and name in shared.split():
+            found[slot] = found[first[name]]
+            continue
+        seed = derive_seed(SEED, step, 0 if name == "w" else micro_batch, 0, 0, place)
+        found[slot] = operand(text, tensors[name], -1 if slot == first[name] else 0, seed)
+    return found
+
+
+@pytest.mark.parametrize("shape", [(48, 32, 64), (2, 21, 37, 45)], ids=["even", "ragged, 3-D"])
+@pytest.mark.parametrize("output", OUTPUTS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("case", CASES)
+def test_the_three_gemms_read_what_the_recipe_says(
+    case: str, dtype: torch.dtype, output: str, shape: tuple[int, ...]
+) -> None:
+    texts, shared = CASES[case]
+    spec = recipe(*texts, output=output)
+    *batches, inner, out = shape
+    layer, quantization = one_layer(spec, inner, out, bias=True, seed=SEED)
+    quantization.begin(5, 3)
+    x, dy = noisy(*batches, inner, seed=1, dtype=dtype), noisy(*batches, out, seed=2, dtype=dtype)
+    x.requires_grad_()
+    y = layer(x)
+    y.backward(dy)
+
+    w, bias = layer.weight.detach().to(dtype), layer.bias.detach().to(dtype)
+    x_rows, dy_rows = x.detach().view(-1, inner), dy.view(-1, out)
+    slots = dict(zip(SLOTS, texts * 6 if len(texts) == 1 else texts, strict=True))
+    q = by_hand(slots, shared, x_rows, w, dy_rows, step=5, micro_batch=3)
+    assert torch.equal(y, torch.addmm(bias, q["fprop.x"], q["fprop.w"].t()).view_as(y))
+    assert x.grad is not None
+    assert torch.equal(x.grad, (q["dgrad.dy"] @ q["dgrad.w"]).view_as(x))
+    assert layer.weight.grad is not None
+    assert layer.weight.grad.dtype == torch.float32
+    assert torch.equal(layer.weight.grad, product(q["wgrad.dy"].t(), q["wgrad.x"], OUTPUTS[output]).float())
+    assert layer.bias.grad is not None
+    assert torch.equal(layer.bias.grad, dy_rows.sum(0).float())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_where_backward_reads_the_same_codes_gradients_are_autograds_of_the_composition(dtype: torch.dtype) -> None:
+    """Rounding passed straight through."""
+    x, dy = noisy(48, 32, seed=1, dtype=dtype), noisy(48, 40, seed=2, dtype=dtype)
+    layer, _ = one_layer(recipe(SR, MIXED, "high", "same", "high", "same", output="fp32"), 32, 40, seed=SEED)
+    composed = x.clone().requires_grad_(), layer.weight.detach().clone().requires_grad_()
+    q_x = fake_quantize(composed[0], SR, seed=derive_seed(SEED, 0, 0, 0, 0, 0))
+    expected = q_x @ mix(composed[1].to(dtype), MIXED)[0].t()
+    expected.backward(dy)
+    y = layer(x.requires_grad_())
+    y.backward(dy)
+    assert torch.equal(y, expected)
+    assert x.grad is not None
+    assert composed[0].grad is not None
+    assert torch.equal(x.grad, composed[0].grad)
+    assert layer.weight.grad is not None
+    assert composed[1].grad is not None
+    tolerance = {"rtol": 2**-8, "atol": 1e-3} if dtype == torch.bfloat16 else {"rtol": 0, "atol": 0}
+    torch.testing.assert_close(layer.weight.grad, composed[1].grad, **tolerance)  # theirs is rounded to BF16
+
+
+def test_outputs_and_gradients_of_a_biased_layer_left_high_are_those_of_nn_linear() -> None:
+    x, dy = noisy(2, 24, 32, seed=1, dtype=torch.bfloat16), noisy(2, 24, 40, seed=2, dtype=torch.bfloat16)
+    plain, (layer, _) = linear(32, 40, bias=True), one_layer(recipe("high"), 32, 40, bias=True)
+    expected = F.linear(x, plain.weight.bfloat16(), plain.bias.bfloat16())
+    expected.backward(dy)
+    y = layer(x)
+    y.backward(dy)
+    assert torch.equal(y, expected)
+    for got, want in ((layer.weight, plain.weight), (layer.bias, plain.bias)):
+        assert got.grad is not None
+        assert want.grad is not None
+        assert torch.equal(got.grad, want.grad)
+
+
+def test_the_output_of_wgrad_is_rounded_to_the_recipes_dtype() -> None:
+    x, dy = noisy(48, 32, seed=1, dtype=torch.bfloat16), noisy(48, 40, seed=2, dtype=torch.bfloat16)
+    gradients = {}
+    for output in OUTPUTS:
+        layer, _ = one_layer(recipe(E4M3, output=output), 32, 40)
+        layer(x).backward(dy)
+        assert layer.weight.grad is not None
+        gradients[output] = layer.weight.grad
+    assert torch.equal(gradients["bf16"], gradients["bf16"].bfloat16().float())
+    assert not torch.equal(gradients["fp32"], gradients["bf16"])
+    torch.testing.assert_close(gradients["fp32"], gradients["bf16"], rtol=2**-8, atol=0)
+
+
+@pytest.mark.parametrize("shape", [(0, 32), (3, 0, 32), (32,), (1, 32)], ids=str)
+def test_no_tokens_and_one_token_are_tokens(shape: tuple[int, ...]) -> None:
+    layer, _ = one_layer(Recipe.from_dict(NVFP4), 32, 48)
+    x = noisy(*shape, seed=1, dtype=torch.bfloat16).requires_grad_()
+    y = layer(x)
+    assert y.shape == (*shape[:-1], 48)
+    y.backward(torch.ones_like(y))
+    assert x.grad is not None
+    assert x.grad.shape == x.shape
+    assert layer.weight.grad is not None
+    assert bool(layer.weight.grad.isfinite().all())
+
+
+def test_strided_inputs_and_gradients_count_by_their_values() -> None:
+    layer, _ = one_layer(recipe(MIXED), 32, 48)
+    x, dy = noisy(32, 40, seed=1, dtype=torch.bfloat16), noisy(48, 40, seed=2, dtype=torch.bfloat16)
+    results: list[list[Tensor]] = []
+    for a, g in ((x.t(), dy.t()), (x.t().contiguous(), dy.t().contiguous())):
+        layer.weight.grad = None
+        a = a.detach().requires_grad_()
+        y = layer(a)
+        y.backward(g)
+        assert a.grad is not None
+        assert layer.weight.grad is not None
+        results.append([y.detach(), a.grad, layer.weight.grad])
+    assert equal(*results)
+
+
+def test_a_rotation_alone_leaves_products_as_they_are_up_to_rounding() -> None:
+    """N25, for sizes that fill the last chunk and for those that do not."""
+    for tokens in (64, 53):
+        x, dy = noisy(tokens, 32, seed=1), noisy(tokens, 48, seed=2)
+        exact = dy.t().double() @ x.double()
+        for text in ("fp32:rht16", "fp32:rht32", "fp32:rht8:signs=none"):
+            layer, _ = one_layer(recipe(*("high",) * 4, text, text, output="fp32"), 32, 48)
+            layer(x).backward(dy)
+            assert layer.weight.grad is not None
+            error = (layer.weight.grad - exact).norm() / exact.norm()
+            assert error < 1e-6, (tokens, text)
+            assert not torch.equal(layer.weight.grad, dy.t() @ x)  # it did rotate
+
+
+# ---- N19: forward and backward read the same weights, or not
+
+
+def weights_read(spec: Recipe) -> tuple[Tensor, Tensor]:
+    """The weight that fprop and the one that dgrad multiplies by, seen by passing the identity through both."""
+    layer, _ = one_layer(spec, 32, 48)
+    with torch.no_grad():
+        fprop = layer(torch.eye(32)).t()
+    x = torch.zeros(48, 32, requires_grad=True)
+    layer(x).backward(torch.eye(48))
+    assert x.grad is not None
+    return fprop, x.grad
+
+
+@pytest.mark.parametrize(
+    ("text", "backward", "equal_codes"),
+    [
+        ("e2m1:16x16:nvfp4", None, True),
+        ("e2m1:1x16:nvfp4", None, False),
+        ("e2m1:1x16:nvfp4", "same", True),
+        ("e4m3:16x16:gam @ error<0.02 | bf16 ; per=block", None, True),
+        ("e4m3:channel:gam", None, False),
+        ("e4m3:tensor:amax:stochastic", None, True),
+    ],
+)
+def test_forward_and_backward_read_identical_weights_where_blocks_are_square(
+    text: str, backward: str | None, equal_codes: bool
+) -> None:
+    fprop, dgrad = weights_read(recipe("high", text, "high", backward or text, "high", "high"))
+    assert torch.equal(fprop, dgrad) == equal_codes
+
+
+# ---- once
+
+
+def a_step(layer: nn.Module, quantization: Quantization, step: int, micro_batches: int = 3) -> None:
+    for micro_batch in range(micro_batches):
+        quantization.begin(step, micro_batch)
+        x = noisy(24, 32, seed=micro_batch, dtype=torch.bfloat16).requires_grad_()
+        layer(x).sum().backward()
+        with torch.no_grad():
+            layer(x)
+
+
+def test_a_weight_is_quantized_once_for_all_micro_batches_and_evaluations_of_a_step() -> None:
+    for text in (E4M3, SR, "e4m3:16x16:amax", MIXED):
+        layer, quantization = one_layer(recipe("high", text, "high", text, "high", "high"), 32, 48)
+        both = text in (E4M3, SR)
+        expected = "quantize_both" if both else "mix" if text == MIXED else "quantize"
+        for step in range(2):
+            with Calls() as calls:
+                a_step(layer, quantization, step)
+            assert calls.of(48, 32) == [expected], text
+
+
+def test_rows_and_columns_that_differ_are_quantized_in_one_reading_and_squares_once() -> None:
+    x = noisy(24, 32, seed=1, dtype=torch.bfloat16)
+    for text, expected in ((E4M3, ["quantize_both"]), ("e4m3:16x16:amax", ["quantize"]), (MIXED, ["mix"])):
+        layer, _ = one_layer(recipe(text), 32, 48)
+        with Calls() as calls:
+            layer(x.requires_grad_()).sum().backward()
+        assert [calls.of(*shape) for shape in ((24, 32), (48, 32), (24, 48))] == [expected] * 3
+    layer, _ = one_layer(recipe("e4m3:channel:amax @ error<0.03 | bf16 ; per=block"), 32, 48)
+    with Calls() as calls:
+        layer(x).sum().backward()
+    assert calls.of(24, 32) == ["mix", "mix"]
+
+
+def test_what_no_gemm_reads_is_not_quantized() -> None:
+    layer, _ = one_layer(recipe(E4M3), 32, 48)
+    x = noisy(24, 32, seed=1, dtype=torch.bfloat16)
+    with Calls() as calls, torch.no_grad():
+        layer(x)
+    assert calls.of(24, 32) == ["quantize"]  # for fprop alone
+    with Calls() as calls:
+        layer(x).sum().backward()  # no gradient of x is asked for
+    assert [(name, args[1]) for name, shape, args in calls.made if shape == (24, 48)] == [("quantize", 0)]
+
+
+class Writes(torch.optim.Optimizer):
+    """Writes behind autograd's back, as many published optimizers do."""
+
+    def __init__(self, params: list[nn.Parameter]) -> None:
+        super().__init__(params, {})
+
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.data.add_(p.grad, alpha=-0.1)
+
+
+OPTIMIZERS: dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]] = {
+    "AdamW, one by one": lambda p: torch.optim.AdamW(p, lr=0.1, foreach=False, fused=False),
+    "AdamW, foreach": lambda p: torch.optim.AdamW(p, lr=0.1, foreach=True),
+    "AdamW, fused": lambda p: torch.optim.AdamW(p, lr=0.1, fused=True),
+    "SGD": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+    "SGD, fused": lambda p: torch.optim.SGD(p, lr=0.1, fused=True),
+    "Adafactor": lambda p: torch.optim.Adafactor(p, lr=0.1),
+    "writes .data": Writes,
+}
+
+
+def assert_fresh(layer: QuantizedLinear, x: Tensor, text: str) -> None:
+    with torch.no_grad():
+        assert torch.equal(layer(x), x @ fake_quantize(layer.weight.to(x.dtype), text).t())
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_weight_is_quantized_anew_after_every_update(name: str) -> None:
+    """Evaluation right after the update sees it, though no step has begun."""
+    text = "e4m3:16x16:amax"
+    layer, quantization = one_layer(recipe("high", text, "high", text, "high", "high"), 32, 48)
+    optimizer = OPTIMIZERS[name](list(layer.parameters()))
+    x = noisy(24, 32, seed=1, dtype=torch.bfloat16)
+    for step in range(2):
+        quantization.begin(step)
+        layer(x).sum().backward()
+        before = layer.weight.detach().clone()
+        optimizer.step()
+        assert not torch.equal(layer.weight, before)
+        assert_fresh(layer, x, text)
+
+
+def test_a_weight_is_quantized_anew_when_it_is_loaded_or_replaced() -> None:
+    text = "e4m3:16x16:amax"
+    layer, _ = one_layer(recipe("high", text, "high", text, "high", "high"), 32, 48)
+    x = noisy(24, 32, seed=1, dtype=torch.bfloat16)
+    assert_fresh(layer, x, text)
+    layer.load_state_dict({"weight": noisy(48, 32, seed=8)})
+    assert_fresh(layer, x, text)
+    layer.load_state_dict({"weight": noisy(48, 32, seed=9)}, assign=True)
+    assert_fresh(layer, x, text)
+    for seed in range(10, 16):  # freed memory is given out again: an address alone says nothing
+        layer.weight.data = noisy(48, 32, seed=seed)
+        layer.weight.data = noisy(48, 32, seed=seed + 100)
+        assert_fresh(layer, x, text)
+    with torch.no_grad():
+        layer.weight.mul_(1.1)
+    assert_fresh(layer, x, text)
+    assert_fresh(layer, x.float(), text)  # in another dtype
+    layer.double()
+    assert_fresh(layer, x, text)
+
+
+def test_a_weight_quantized_in_inference_mode_serves_training_too() -> None:
+    layer, _ = one_layer(recipe(E4M3, E4M3, E4M3, "high", E4M3, E4M3), 32, 48)
+    x = noisy(24, 32, seed=1)
+    with torch.inference_mode():
+        layer(x)
+    layer(x.requires_grad_()).sum().backward()
+    assert x.grad is not None
+
+
+@pytest.mark.parametrize("text", [E4M3, "e4m3:16x16:amax", MIXED])
+def test_layers_that_read_one_tensor_alike_quantize_it_once(text: str) -> None:
+    model = tiny("llama2", layers=1)
+    quantization = quantize(model, recipe(text))
+    quantization.begin(0)
+    with Calls() as calls:
+        model.loss(*batch(0))
+    weights = sum(layer.weight.shape == (64, 64) for layer in quantization.layers)
+    assert weights == 4
+    assert len(calls.of(64, 64)) - weights == 3  # of q, k and v; of out; of gate and up
+
+
+def test_layers_that_read_one_tensor_with_noise_each_draw_their_own() -> None:
+    model = tiny("llama2", layers=1)
+    quantization = quantize(model, recipe(SR, "high", "high", "high", "high", SR))
+    with Calls() as calls:
+        model.loss(*batch(0))
+    assert [layer.in_features for layer in quantization.layers] == [64] * 6 + [96]
+    assert len({args for _, shape, args in calls.made if shape == (64, 64)}) == len(calls.of(64, 64)) == 6
+
+
+def test_layers_under_autocast_share_their_input_too() -> None:
+    class Fork(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList([linear(32, 40, seed=1), linear(32, 48, seed=2)])
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.cat([block(x) for block in self.blocks], -1)
+
+    model = Fork()
+    quantize(model, recipe(E4M3))
+    x = noisy(24, 32, seed=1)
+    with Calls() as calls, torch.autocast("cpu", torch.bfloat16):
+        y = model(x)
+    assert calls.of(24, 32) == ["quantize_both"]
+    with torch.no_grad():
+        assert torch.equal(y, model(x.bfloat16()))
+
+
+def test_an_input_changed_in_place_is_quantized_anew() -> None:
+    layer, _ = one_layer(recipe(E4M3), 32, 48)
+    x = noisy(24, 32, seed=1)
+    before = layer(x)
+    x.mul_(-1)
+    assert torch.equal(layer(x), -before)
+
+
+# ---- seeds
+
+
+def seeds(ranks: int = 2) -> tuple[list[int], list[int]]:
+    """Every seed that stochastic rounding used, of x and dy, and of w."""
+    model = nn.Sequential(linear(32, 48), linear(48, 40))
+    quantization = quantize(model, recipe(SR), seed=SEED)
+    with Calls() as calls:
+        for step in range(2):
+            for micro_batch in range(2):
+                for rank in range(ranks):
+                    quantization.begin(step, micro_batch, rank=rank)
+                    x = noisy(24, 32, seed=0, dtype=torch.bfloat16).requires_grad_()
+                    model(x).sum().backward()
+    of_weights: list[int] = []
+    others: list[int] = []
+    for name, shape, args in calls.made:
+        assert name == "quantize_both"
+        (of_weights if shape[0] != 24 else others).extend(args[-2:])
+    return others, of_weights
+
+
+def test_every_step_micro_batch_rank_layer_and_slot_has_its_own_noise_and_weights_one_for_a_step() -> None:
+    others, of_weights = seeds()
+    assert len(others) == len(set(others)) == 2 * 2 * 2 * 2 * 4  # steps, micro-batches, ranks, layers, slots
+    assert len(of_weights) == len(set(of_weights)) == 2 * 2 * 2  # steps, layers, slots
+    assert not set(others) & set(of_weights)
+    assert seeds() == (others, of_weights)
+
+
+def test_equal_moments_give_equal_bits_and_another_seed_gives_others() -> None:
+    runs = []
+    for seed in (1, 1, 2):
+        model = tiny("nemotron", layers=1)
+        runs.append(train(model, quantize(model, Recipe.from_dict(NVFP4), seed=seed)))
+    assert equal(runs[0], runs[1])
+    assert not equal(runs[0], runs[2])
+    assert torch.equal(runs[0][0], runs[2][0])  # the forward of the first micro-batch has no noise
+
+
+def test_evaluation_and_observation_change_no_bit_of_training() -> None:
+    observing = ObserverConfig(window=2, every=2, gradients_every=1)
+    for spec in (Recipe.from_dict(NVFP4), recipe(MIXED), recipe(SR, sampler={"kind": "gaussws"})):
+        runs = []
+        for observer, evaluate in (
+            (None, False),
+            (Observer(observing), False),
+            (None, True),
+            (Observer(observing), True),
+        ):
+            model = tiny("llama2", layers=1)
+            runs.append(train(model, quantize(model, spec, observer=observer), evaluate=evaluate))
+        assert all(equal(runs[0], run) for run in runs[1:])
+
+
+# ---- living with torch
+
+
+def test_activation_checkpointing_gives_the_same_bits() -> None:
+    spec = recipe(SR, SR, SR, SR, f"{SR}:rht16", f"{SR}:rht16", sampler={"kind": "gaussws"})
+    runs, rows = [], []
+    for recompute in (False, True):
+        model = nn.Sequential(
+            *(nn.Sequential(linear(32, 48, seed=i), nn.ReLU(), linear(48, 32, seed=i + 5)) for i in (1, 2))
+        )
+        for module in model.modules():
+            module.part = "up"  # type: ignore[assignment]
+        observer = Observer(ObserverConfig(every=1, gradients_every=1))
+        quantization = quantize(model, spec, observer=observer)
+        x = noisy(24, 32, seed=3, dtype=torch.bfloat16).requires_grad_()
+        for micro_batch in range(2):
+            quantization.begin(0, micro_batch)
+            y: Tensor = x
+            for block in model:
+                y = checkpoint(block, y, use_reentrant=False) if recompute else block(y)
+            y.square().sum().backward()
+        runs.append([y.detach(), *(p.grad for p in (x, *model.parameters()) if p.grad is not None)])
+        rows.append(observer.rows(0, quantization.layers))
+    assert equal(*runs)
+    assert rows[0] == rows[1]  # what is computed again is not seen again
+
+
+def test_autocast_computes_in_its_dtype_over_fp32_parameters() -> None:
+    x, dy = noisy(24, 32, seed=1), noisy(24, 48, seed=2, dtype=torch.bfloat16)
+    results = []
+    for autocast in (True, False):
+        layer, _ = one_layer(recipe(E4M3, output="fp32"), 32, 48, bias=True)
+        a = (x if autocast else x.bfloat16()).detach().requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            y = layer(a)
+            y.backward(dy)  # even here wgrad's FP32 product stays one
+        assert y.dtype == torch.bfloat16
+        assert a.grad is not None
+        assert layer.weight.grad is not None
+        results.append([y.detach(), a.grad.float(), layer.weight.grad])
+    assert equal(*results)
+
+
+def test_copies_and_pickles_compute_the_same_and_are_independent() -> None:
+    model = nn.Sequential(linear(32, 48, seed=1), linear(48, 32, seed=2))
+    quantization = quantize(model, recipe(SR), seed=SEED, observer=Observer(ObserverConfig(every=1)))
+    quantization.begin(3, 1)
+    x = noisy(24, 32, seed=1).requires_grad_()
+    expected = model(x)  # and now there is something that cannot be copied
+    for again in (copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))):
+        twin, its = again((model, quantization))
+        assert its.layers[0] is twin[0]
+        assert twin[0].owner[0] is its
+        assert torch.equal(twin(x), expected)
+        with torch.no_grad():
+            twin[0].weight.zero_()
+        assert torch.equal(model(x), expected)
+        its.begin(4)
+        assert quantization.moment.step == 3
+
+
+def test_state_dicts_are_those_of_the_plain_model() -> None:
+    plain, quantized = tiny("gpt2"), tiny("gpt2", seed=2)
+    quantize(quantized, recipe(MIXED))
+    assert quantized.state_dict().keys() == plain.state_dict().keys()
+    quantized.load_state_dict(plain.state_dict())
+    quantize(plain, recipe(MIXED))
+    assert equal(train(plain, None, steps=1), train(quantized, None, steps=1))

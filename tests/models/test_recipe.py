@@ -1,0 +1,207 @@
+"""Recipes: what their words mean, what they refuse, and that they survive a trip through YAML's types."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+
+from fewbits.kernels.noise import BLOCKS
+from fewbits.kernels.quantizer import Mixture, Quantizer
+from fewbits.models.recipe import PARTS, SLOTS, SQUARES, Operands, Recipe, Slot, parts
+from tests.models.quantized import NVFP4, recipe
+
+E4M3 = Quantizer.parse("e4m3:1x128:amax")
+SQUARE = Quantizer.parse("e4m3:128x128:gam")
+
+
+def axes(operands: Operands) -> dict[str, int]:
+    return {name: slot.axis for name, slot in operands.items()}
+
+
+def test_blocks_lie_along_the_dimension_that_the_gemm_sums_over() -> None:
+    """x and dy are tokens × features, w is out × in: fprop sums over in, dgrad over out, wgrad over tokens."""
+    expected = {"fprop.x": -1, "fprop.w": -1, "dgrad.dy": -1, "dgrad.w": 0, "wgrad.dy": 0, "wgrad.x": 0}
+    assert axes(recipe(str(E4M3)).operands) == expected
+    assert tuple(expected) == SLOTS
+
+
+def test_same_is_the_slot_of_the_other_gemm_blocks_and_all() -> None:
+    o = recipe("e4m3:1x128:amax", "e5m2:1x64:gam", "e4m3", "same", "same", "same").operands
+    assert (o.dgrad_w, o.wgrad_dy, o.wgrad_x) == (o.fprop_w, o.dgrad_dy, o.fprop_x)
+    assert o.dgrad_w.axis == -1
+
+
+def test_high_is_nothing_and_a_bar_makes_a_mixture() -> None:
+    o = recipe("high", "e4m3:128x128:gam @ error<0.045 | bf16", "high", "e4m3", "high", "high").operands
+    assert (o.fprop_x.spec, o.wgrad_dy.spec) == (None, None)
+    assert isinstance(o.fprop_w.spec, Mixture)
+    assert o.dgrad_w.spec == Quantizer.parse("e4m3")
+    assert Recipe().operands == recipe("high").operands
+
+
+ALIKE = {
+    "e4m3:128x128:gam": True,
+    "e4m3:tensor:amax": True,
+    "e4m3": True,
+    "e2m1:16x16:nvfp4": True,
+    "e2m1:16x16:nvfp4:stochastic": True,
+    "e4m3:1x1:amax": True,
+    "e4m3:1x128:amax": False,
+    "e4m3:channel:amax": False,
+    "e4m3:64x128:amax": False,
+    "e4m3:128x128:gam:group=row": False,
+    "e4m3:16x16:amax:rht16": False,
+    "e4m3:128x128:gam @ error<0.045 | bf16": True,
+    "e4m3:128x128:gam @ error<0.045 | bf16 ; per=channel": False,
+    "e4m3:128x128:gam @ error<0.045 | bf16 ; per=64x64": True,
+    "e4m3:128x128:gam @ error<e5m2:128x128:gam | e5m2:128x128:gam @ spread<normal | bf16 ; per=block": True,
+    "e4m3:128x128:gam @ error<e5m2:1x128:gam | bf16 ; per=block": False,
+    "e4m3:128x128:gam @ error<0.045 | e4m3:1x32:amax": False,
+}
+
+
+@pytest.mark.parametrize("text", ALIKE)
+def test_squares_look_alike_from_both_sides(text: str) -> None:
+    """G5. tests/models/test_quantized_linear.py holds that values then are equal."""
+    spec = Mixture.parse(text) if "|" in text else Quantizer.parse(text)
+    assert Slot(spec, -1).equals(Slot(spec, 0)) == ALIKE[text]
+    assert Slot(spec, -1).equals(Slot(spec, -1))
+    assert not Slot(spec, -1).equals(Slot(None, -1))
+
+
+def test_a_recipe_survives_json_and_equals_itself() -> None:
+    full = {
+        **NVFP4,
+        "name": "nvfp4",
+        "about": "of the paper",
+        "keep": {"first": 2, "last": 8, "parts": ["qkv"], "names": ["*.3.*"], "by": "bf16"},
+        "sampler": {"kind": "diffq", "parts": ["od"], "init": 8, "target": 6.5, "penalty": 1e-4, "block": 16},
+        "switch": {"at": 0.82, "passes": "forward", "to": "high"},
+    }
+    spec = Recipe.from_dict(full)
+    assert Recipe.from_dict(json.loads(json.dumps(spec.to_dict()))) == spec
+    assert Recipe.from_dict(spec.to_dict()) == spec
+    assert spec != Recipe.from_dict({**full, "name": "other"})
+    assert spec.sampler.init == 8.0
+    assert spec.keep.parts == ("qkv",)
+    assert hash(spec) == hash(Recipe.from_dict(full))
+
+
+# ---- the switch
+
+
+def specs(operands: Operands) -> dict[str, str]:
+    return {name: str(slot.spec) for name, slot in operands.items()}
+
+
+@pytest.mark.parametrize("passes", ["both", "forward", "backward"])
+def test_a_switch_takes_the_operands_of_its_passes(passes: str) -> None:
+    spec = Recipe.from_dict({**NVFP4, "switch": {"at": 0.82, "passes": passes, "to": "bf16"}})
+    before, after = specs(spec.operands), specs(spec.switched)
+    changed = {"both": SLOTS, "forward": SLOTS[:2], "backward": SLOTS[2:]}[passes]
+    assert {slot: after[slot] for slot in changed} == dict.fromkeys(changed, "bf16")
+    assert {slot: after[slot] for slot in after if slot not in changed} == {
+        slot: before[slot] for slot in before if slot not in changed
+    }
+    assert spec.switches
+
+
+def test_same_still_means_what_was_quantized_when_the_forward_alone_switches() -> None:
+    spec = recipe(str(E4M3), str(E4M3), "high", "same", "high", "same", switch={"at": 0.5, "passes": "forward"})
+    after = spec.switched
+    assert (after.fprop_x.spec, after.fprop_w.spec) == (None, None)
+    assert (after.dgrad_w, after.wgrad_x) == (Slot(E4M3, -1), Slot(E4M3, -1))
+
+
+def test_a_recipe_whose_switch_changes_nothing_does_not_switch() -> None:
+    assert not Recipe.from_dict(NVFP4).switches  # at 1, which is never
+    assert not recipe("high", switch={"at": 0.5}).switches
+    assert recipe(str(E4M3), switch={"at": 0.0}).switches
+
+
+def test_what_is_kept_is_taken_by_one_spelling_everywhere() -> None:
+    spec = recipe(str(E4M3), keep={"first": 1, "by": "bf16"})
+    assert set(specs(spec.kept).values()) == {"bf16"}
+    assert axes(spec.kept) == axes(spec.operands)
+
+
+def test_parts_spell_out_their_groups() -> None:
+    assert parts(("all",)) == frozenset(PARTS)
+    assert parts(("od",)) == {"out", "down"}
+    assert parts(("od", "qkv", "out")) == {"out", "down", "qkv"}
+    assert parts(()) == frozenset()
+
+
+def test_samplers_take_the_squares_that_the_kernels_take() -> None:
+    assert SQUARES == BLOCKS
+
+
+# ---- what is refused
+
+RHT = "e4m3:1x16:amax:rht16"
+PLAIN = "e4m3:1x16:amax"
+ROTATED = "are rotated differently, which changes their product: give both the same rhtN and signs"
+
+
+BAD: dict[str, tuple[dict[str, Any], str]] = {
+    "unknown key": ({"fprob": {}}, "unknown key recipe.fprob: valid are name, about, fprop, dgrad, wgrad, keep"),
+    "unknown slot": ({"fprop": {"dy": PLAIN}}, "unknown key recipe.fprop.dy: valid are x, w"),
+    "number for a slot": ({"fprop": {"x": 8}}, "recipe.fprop.x: str is expected, not 8"),
+    "unknown format": ({"fprop": {"x": "e9"}}, "fprop.x: unknown format 'e9'"),
+    "which words there are": (
+        {"dgrad": {"dy": "low"}},
+        "or the words high and, in dgrad.w, wgrad.dy and wgrad.x, same",
+    ),
+    "same where it is first": ({"fprop": {"w": "same"}}, "fprop.w: unknown format 'same'"),
+    "bad mixture": ({"wgrad": {"x": "e4m3 | bf16"}}, "wgrad.x: entry 1, 'e4m3', has no test"),
+    "bad output": ({"wgrad": {"output": "fp16"}}, "wgrad.output 'fp16': valid are bf16, fp32"),
+    "one operand rotated": ({"wgrad": {"dy": RHT, "x": PLAIN}}, f"wgrad: {RHT} and {PLAIN} {ROTATED}"),
+    "rotated beside high": ({"wgrad": {"dy": RHT}}, f"wgrad: {RHT} and high {ROTATED}"),
+    "rotated in fprop alone": ({"fprop": {"x": RHT}}, f"fprop: {RHT} and high {ROTATED}"),
+    "rotated in dgrad alone": ({"dgrad": {"w": RHT}}, f"dgrad: high and {RHT} {ROTATED}"),
+    "two sizes": ({"wgrad": {"dy": "bf16:rht16", "x": "bf16:rht32"}}, f"wgrad: bf16:rht16 and bf16:rht32 {ROTATED}"),
+    "two signs": (
+        {"wgrad": {"dy": "bf16:rht16", "x": "bf16:rht16:signs=none"}},
+        f"wgrad: bf16:rht16 and bf16:rht16:signs=none {ROTATED}",
+    ),
+    "rotated mixture beside none": ({"wgrad": {"dy": f"{RHT} @ error<0.1 | bf16:rht16"}}, ROTATED),
+    "the same as a rotated one": (
+        {"fprop": {"x": RHT, "w": RHT}, "dgrad": {"dy": RHT, "w": "same"}},
+        "dgrad: a rotated operand cannot be the same as the other GEMM's, which sums elsewhere",
+    ),
+    "switch of unknown passes": (
+        {"switch": {"at": 0.5, "passes": "nowhere"}},
+        "switch.passes 'nowhere': valid are both, forward, backward",
+    ),
+    "switch out of range": ({"switch": {"at": 1.5}}, "switch.at 1.5: a fraction of training, from 0 to 1"),
+    "switch at no number": ({"switch": {"at": float("nan")}}, "switch.at nan: a fraction"),
+    "switch to nothing known": ({"switch": {"to": "fp"}}, "switch.to: unknown format 'fp'"),
+    "switch to same": ({"switch": {"to": "same"}}, "switch.to: unknown format 'same'"),
+    "keep fewer than none": ({"keep": {"first": -1}}, "keep.first -1: a number of blocks, 0 or more"),
+    "keep last fewer than none": ({"keep": {"last": -2}}, "keep.last -2: a number of blocks, 0 or more"),
+    "keep by nothing known": ({"keep": {"by": "f8"}}, "keep.by: unknown format 'f8'"),
+    "keep unknown parts": ({"keep": {"parts": ["fc1"]}}, "keep.parts 'fc1': valid are qkv, out, up, down, in, all, od"),
+    "keep one part as text": ({"keep": {"parts": "qkv"}}, "recipe.keep.parts: a list is expected, not 'qkv'"),
+    "unknown sampler": ({"sampler": {"kind": "gauss"}}, "sampler.kind 'gauss': valid are none, gaussws, diffq"),
+    "sampler of unknown parts": ({"sampler": {"parts": ["q"]}}, "sampler.parts 'q': valid are qkv, out"),
+    "sampler of odd squares": ({"sampler": {"block": 24}}, "sampler.block 24: valid are 1, 2, 4, 8, 16, 32, 64, 128"),
+    "sampler from no number": ({"sampler": {"init": float("inf")}}, "sampler.init inf: a bit width, a finite number"),
+    "sampler to no number": ({"sampler": {"target": float("nan")}}, "sampler.target nan: a bit width"),
+    "reward for bits": ({"sampler": {"penalty": -1e-4}}, "sampler.penalty -0.0001: λ, 0 or more"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_cannot_be_is_refused_when_the_recipe_is_made(case: str) -> None:
+    data, message = BAD[case]
+    with pytest.raises(ValueError, match=re.escape(message)):
+        Recipe.from_dict(data)
+
+
+def test_operands_rotated_alike_are_welcome_in_every_gemm() -> None:
+    recipe(RHT)
+    recipe(*("high",) * 4, "e4m3:1x16:amax:stochastic:rht16", f"{RHT} @ error<0.1 | bf16:rht16")
+    Recipe.from_dict({"switch": {"at": 0.5, "to": "bf16:rht16"}, "keep": {"by": "e4m3:1x32:e8m0:rht32:signs=3"}})
