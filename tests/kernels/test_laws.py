@@ -212,6 +212,30 @@ def test_statistics_do_not_depend_on_how_they_are_cut(text: str, name: str) -> N
             assert_same(each.amax.double(), amax_of(x, text.split(":")[1]))
 
 
+def test_statistics_are_called_what_they_are() -> None:
+    """Each by a count of its own, from the values alone, where no two are equal."""
+    x = make("ties", (64, 128)).clamp(-3, 3)
+    x[:3, :7] = 7.5  # beyond e2m1's last tie, at 7: scales of 1
+    x[:, 7:9] = 2.0**-9
+    x[4:8, ::20] = 0.0
+    x[60, 5:25] = math.inf
+    values, stats = fake_quantize(x, "e2m1:16x16:mx", stats=True)
+    some = x != 0
+    assert int(stats.nonzeros) == int(some.sum())
+    assert int(stats.flushed) == int((some & (values == 0)).sum())
+    assert int(stats.saturated) == int((values - x == -1.5).sum()) == 21
+    assert int(stats.nonfinite) == int((~x.isfinite()).sum()) == 20
+    assert int(stats.lost) == int((~values.isfinite()).sum()) == 2 * 256
+    assert float(stats.amax) == math.inf
+    x = x[:48]
+    values, stats = fake_quantize(x, "e2m1:16x16:mx:stochastic", seed=1, stats=True)
+    errors = (x - values).abs()[x != 0] / x.abs()[x != 0]
+    assert int(stats.capped) == int((errors > 1).sum()) > 0
+    assert float(stats.error_sum) == pytest.approx(float(errors.clamp(max=1).double().sum()))
+    assert float(stats.error) == float(stats.error_sum) / int(stats.nonzeros)
+    assert float(stats.amax) == 7.5
+
+
 # Rotation: `fp32:rhtN` rotates and rounds nothing
 
 

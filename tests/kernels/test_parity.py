@@ -216,6 +216,29 @@ def test_what_scaling_takes_beyond_float32_overflows(name: str, rounding: str) -
         check(x, Quantizer.parse(f"{name}:tensor:nvfp4:{rounding}:overflow={overflow}"), -1)
 
 
+@pytest.mark.parametrize(
+    ("name", "low", "step", "seed", "index", "draw"),
+    [
+        ("e4m3", 0.0, 2.0**-9, 1674, 916, 0xD6B1E9),
+        ("e4m3", 0.0, 2.0**-9, 24367, 194, 0x9BD9F6),
+        ("e8m1", 1.0, 2.0**-1, 422221, 910, 0x537EE0000000),
+        ("e8m1", 1.0, 2.0**-1, 470821, 187, 0x03332C000000),
+    ],
+)
+def test_a_draw_goes_below_the_distance_and_stays_at_it(
+    name: str, low: float, step: float, seed: int, index: int, draw: int
+) -> None:
+    """Draws of 48 bits that float32 can stand beside, found by search: one in 2^24 is, and one in 2^26."""
+    distance = draw * 2.0**-48
+    assert float(reference.uniform(index + 1, seed, "cpu")[index]) == distance
+    x, q = torch.zeros(1, index + 1), Quantizer.parse(f"{name}:stochastic")
+    x[0, index] = low + step * distance
+    assert float(x[0, index].double() - low) == step * distance
+    for nudged, want in ((x, low), (x.nextafter(x + 1), low + step)):
+        for backend in (reference, cpu):
+            assert float(run(backend, nudged, q, -1, seed)[0][0, index]) == want
+
+
 # Tiles end at 256 rows and 16384 columns; blocks beyond are looked up.
 @pytest.mark.parametrize(
     ("text", "shape"),
