@@ -3,11 +3,15 @@ the sizes. Each mistake is a ValueError that says which setting to change."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fewbits.experiments.data.corpus import Corpus
+from fewbits.experiments.data.tokenizing import Tokenizer, saved_tokenizer
+from fewbits.experiments.evaluation.cloze import ClozeItems, cloze_items
+from fewbits.experiments.evaluation.harness import check_tasks
+from fewbits.experiments.schedules import phases
 from fewbits.experiments.trial import Trial
 from fewbits.kernels.quantizer import Block, Mixture, Quantizer
 from fewbits.models.quantize import keep, linear_layers
@@ -15,6 +19,8 @@ from fewbits.models.recipe import Slot
 from fewbits.models.registry import MODELS, on_meta
 
 ROUND = 64  # vocabularies are padded to a multiple
+CLOZE_CONTEXT, CLOZE_CONTINUATION = 64, 8  # tokens (assumed: the papers have no such task)
+SHORTEST_CLOZE = 2 * CLOZE_CONTINUATION
 
 
 def corpus_model(trial: Trial, corpus: Corpus) -> Trial:
@@ -38,6 +44,7 @@ def check(trial: Trial, ranks: int = 1) -> None:
             f"training.batch {t.batch}: {ranks} ranks of training.micro_batch {t.micro_batch} need a multiple of "
             f"{ranks * t.micro_batch}"
         )
+    phases(trial.schedule, t.steps)
     for problem in coincidences(trial):
         raise ValueError(problem)
 
@@ -69,9 +76,51 @@ def coincidences(trial: Trial) -> Iterator[str]:
                     )
 
 
-def text_tokenizer(trial: Trial, corpus: Corpus) -> Any:
-    """encode and decode for the corpus's tokens, if they are text."""
-    return _Bytes() if corpus.folder.meta.tokenizer == "bytes" else None
+def check_evaluation(trial: Trial, corpus: Corpus) -> None:
+    """ValueError, before any training, where the evaluation at its end could not be."""
+    e = trial.evaluation
+    cloze(trial, corpus)
+    if e.tasks:
+        if text_tokenizer(corpus) is None:
+            raise ValueError(f"evaluation.tasks need text: the tokenizer of data of kind {corpus.kind} is not known")
+        check_tasks(e.tasks, e.tasks_path, e.run_code)
+
+
+def cloze(trial: Trial, corpus: Corpus) -> dict[str, ClozeItems]:
+    """The items of each held-out split, none where none are asked for; a short model has them with less context."""
+    count, length = trial.evaluation.cloze, trial.training.length
+    if not count:
+        return {}
+    if length < SHORTEST_CLOZE:
+        raise ValueError(f"evaluation.cloze {count}: needs a training.length of {SHORTEST_CLOZE} or more, not {length}")
+    context = min(CLOZE_CONTEXT, length - CLOZE_CONTINUATION)
+    try:
+        return {
+            split: cloze_items(corpus, split, count=count, context=context, continuation=CLOZE_CONTINUATION)
+            for split in ("validation", "ood")
+            if split in corpus.splits
+        }
+    except ValueError as error:
+        raise ValueError(f"evaluation.cloze {count}: {error}") from None
+
+
+def text_tokenizer(corpus: Corpus) -> TextTokenizer | None:
+    """encode and decode for the corpus's tokens, if it is known what they spell."""
+    found = saved_tokenizer(corpus.folder)
+    return None if found is None else TextTokenizer(found)
+
+
+@dataclass(frozen=True)
+class TextTokenizer:
+    """One text at a time, as evaluation asks for it (fewbits.experiments.evaluation.protocols)."""
+
+    corpus: Tokenizer
+
+    def encode(self, text: str, /) -> list[int]:
+        return [int(token) for token in self.corpus.encode([text])[0]]
+
+    def decode(self, tokens: Sequence[int], /) -> str:
+        return self.corpus.decode(tokens)
 
 
 def _blocks(slot: Slot) -> Iterator[Block]:
@@ -79,11 +128,3 @@ def _blocks(slot: Slot) -> Iterator[Block]:
     for q in spec.quantizers if isinstance(spec, Mixture) else [spec] if isinstance(spec, Quantizer) else []:
         if q.scaling != "none":
             yield q.block
-
-
-class _Bytes:
-    def encode(self, text: str, /) -> list[int]:
-        return list(text.encode())
-
-    def decode(self, tokens: Any, /) -> str:
-        return bytes(int(t) & 255 for t in tokens).decode(errors="replace")

@@ -25,7 +25,8 @@ from fewbits.experiments.atomic import write_json, write_parquet
 from fewbits.experiments.data.corpus import Corpus, describe
 from fewbits.experiments.data.load import load
 from fewbits.experiments.data.once import default_cache
-from fewbits.experiments.evaluation.cloze import cloze_items, evaluate_cloze
+from fewbits.experiments.evaluation.cloze import evaluate_cloze
+from fewbits.experiments.evaluation.harness import run_tasks
 from fewbits.experiments.evaluation.loss import evaluate_loss
 from fewbits.experiments.identity import identity, provenance, trial_id
 from fewbits.experiments.optimizers import (
@@ -36,7 +37,7 @@ from fewbits.experiments.optimizers import (
     set_learning_rate,
 )
 from fewbits.experiments.schedules import factor
-from fewbits.experiments.setup import check, corpus_model, text_tokenizer
+from fewbits.experiments.setup import check, check_evaluation, cloze, corpus_model, text_tokenizer
 from fewbits.experiments.tracking import Tracker
 from fewbits.experiments.trial import Runtime, Trial
 from fewbits.kernels.seeds import derive_seed
@@ -99,6 +100,7 @@ def run(trial: Trial, runtime: Runtime, say: Say = lambda _: None) -> tuple[run_
     )
     if (done := folder.result()) is not None:
         return folder, done
+    check_evaluation(trial, corpus)
     with folder.alone() if world.rank == 0 else contextlib.nullcontext():
         if world.rank == 0:
             facts = {"data": describe(corpus), "threads": torch.get_num_threads(), "ranks": world.ranks}
@@ -289,21 +291,20 @@ def evaluate(trial: Trial, corpus: Corpus, model: Decoder) -> dict[str, float]:
 
 
 def final_evaluation(trial: Trial, corpus: Corpus, model: Decoder) -> dict[str, Any]:
-    e, found = trial.evaluation, {}
-    tokenizer = text_tokenizer(trial, corpus)
-    if e.cloze:
-        for split in ("validation", "ood"):
-            if split in corpus.splits:
-                length = min(trial.training.length, 160)
-                items = cloze_items(corpus, split, tokenizer, count=e.cloze, context=length - 32, continuation=32)
-                score = evaluate_cloze(model, items)
-                found[f"{split}_cloze"] = {"accuracy": score.accuracy, "error": score.standard_error, "items": e.cloze}
-    if e.tasks:
-        from fewbits.experiments.evaluation.harness import run_tasks
-
-        if tokenizer is None:
-            raise ValueError(f"evaluation.tasks need text: data of kind {trial.data.kind} has no tokenizer")
-        found["tasks"] = run_tasks(model, tokenizer, e.tasks, length=trial.training.length)
+    e = trial.evaluation
+    found: dict[str, Any] = {}
+    for split, items in cloze(trial, corpus).items():
+        score = evaluate_cloze(model, items)
+        found[f"{split}_cloze"] = {"accuracy": score.accuracy, "error": score.standard_error, "items": score.count}
+    if (tokenizer := text_tokenizer(corpus)) and e.tasks:
+        end, length = corpus.folder.meta.separator, trial.training.length
+        scores = run_tasks(
+            model, tokenizer, e.tasks, length=length, end=end, include_path=e.tasks_path, run_code=e.run_code
+        )
+        found["tasks"] = {
+            task: {key: value if math.isfinite(value) else None for key, value in metrics.items()}
+            for task, metrics in scores.items()
+        }
     return found
 
 

@@ -45,7 +45,9 @@ class Evaluation:
     every: int = 50  # steps; the last step is always evaluated
     windows: int = 64  # of validation and out-of-domain text
     cloze: int = 0  # items of the four-way cloze task, at the end; 0: none
-    tasks: tuple[str, ...] = ()  # lm-eval's names, at the end
+    tasks: tuple[str, ...] = ()  # names of lm-eval's or of our groups of them (mor, nvfp4), at the end
+    tasks_path: str | None = None  # a folder of further tasks, lm-eval's YAML files
+    run_code: bool = False  # let tasks run the code that the model writes: in a sandbox
 
     def __post_init__(self) -> None:
         if self.every < 1 or self.windows < 1 or self.cloze < 0:

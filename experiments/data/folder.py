@@ -75,6 +75,7 @@ class Survey:
 
 @dataclass(frozen=True)
 class TokenFolder:
+    path: Path
     meta: Meta
     vocab: int
     splits: Mapping[str, Tokens]
@@ -148,7 +149,7 @@ def open_folder(folder: Path, remembered: Path | None = None) -> TokenFolder:
             raise ValueError(
                 f"{files[name]} holds token {found.largest}, but {META} says that the vocabulary has {vocab}"
             )
-    return TokenFolder(meta, vocab, splits, surveys)
+    return TokenFolder(folder, meta, vocab, splits, surveys)
 
 
 def survey(path: Path, dtype: str, remembered: Path | None = None) -> Survey:

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from fewbits.experiments.data.folder import Meta, Tokens, smallest_dtype, write_folder
+from fewbits.experiments.data.folder import Meta, TokenFolder, Tokens, smallest_dtype, write_folder
 
 SPELLINGS = "bytes, bpe:N with N from 257 to 65536, file:PATH of a tokenizer.json, hub:NAME"
 FILE = "tokenizer.json"
@@ -33,6 +33,9 @@ class Tokenizer(Protocol):
     def encode(self, texts: Sequence[str]) -> list[Tokens]:
         """Each text's tokens, without separators."""
 
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Their text, without separators; what spells no letter becomes U+FFFD."""
+
     def save(self, folder: Path) -> None:
         """Put beside the tokens what is needed to read them."""
 
@@ -45,6 +48,9 @@ class Bytes:
 
     def encode(self, texts: Sequence[str]) -> list[Tokens]:
         return [np.frombuffer(text.encode(), np.uint8) for text in texts]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return bytes(token for token in tokens if 0 < token < self.vocab).decode(errors="replace")
 
     def save(self, folder: Path) -> None:
         """Bytes need nothing."""
@@ -69,6 +75,10 @@ class Subwords:
         encoded = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array(item.ids, smallest_dtype(self.vocab)) for item in encoded]
 
+    def decode(self, tokens: Sequence[int]) -> str:
+        text: str = self._tokenizer.decode(list(tokens), skip_special_tokens=True)
+        return text
+
     def save(self, folder: Path) -> None:
         self._tokenizer.save(str(folder / FILE))
 
@@ -85,6 +95,20 @@ def ready_tokenizer(spelling: str) -> Tokenizer:
     if form == "hub" and rest:
         return Subwords(spelling, _fetched(spelling, rest))
     raise ValueError(f"unknown tokenizer {spelling!r}: valid are {SPELLINGS}")
+
+
+def saved_tokenizer(folder: TokenFolder) -> Tokenizer | None:
+    """What made a folder's tokens; None where that is not known."""
+    meta, path = folder.meta, folder.path / FILE
+    if meta.tokenizer == Bytes.spelling:
+        return Bytes()
+    if not path.is_file():
+        return None
+    spelling = meta.tokenizer or f"file:{path}"
+    found = Subwords(spelling, _read(spelling, path))
+    if meta.tokenizer_sha256 not in (None, found.sha256):
+        raise ValueError(f"{path} is not the tokenizer that made the tokens beside it: its SHA-256 differs")
+    return found
 
 
 def bpe_size(spelling: str) -> int | None:

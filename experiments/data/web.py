@@ -51,7 +51,7 @@ def _rows(collection: Collection, source: Path | None) -> Iterator[dict[str, Any
     try:
         from datasets import load_dataset
     except ImportError:
-        raise ValueError("reading web text needs the package datasets: pip install datasets") from None
+        raise ValueError("reading web text needs the package datasets: pip install 'fewbits[data]'") from None
     reader, paths, options = _files(source) if source else ("", [], {})
     try:
         if source:
