@@ -217,6 +217,7 @@ def _train(
 
 def set_up(trial: Trial, device: torch.device) -> State:
     """Model, quantizers and optimizer at the beginning."""
+    torch.manual_seed(trial.seed)  # nothing here draws from torch's own generator; what a user adds may
     model = build(
         trial.model, seed=derive_seed(trial.seed, INITIAL), device=device, compute_dtype=DTYPES[trial.training.dtype]
     )
