@@ -14,22 +14,26 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fewbits.experiments.trial import Runtime, Trial
-from fewbits.models.from_dict import from_dict
-from fewbits.models.recipe import Recipe
+from fewbits.models.from_dict import from_dict, one_of
+from fewbits.models.recipe import SLOTS, Recipe
 from fewbits.models.registry import MODELS
 
 FOLDER = Path(__file__).parent / "config"
 ROOT = "trial"
+GROUPS = ("model", *sorted(folder.name for folder in FOLDER.iterdir() if folder.is_dir()))
+GEMMS = ("fprop", "dgrad", "wgrad")
 
 
 def load_trial(overrides: Sequence[str] = ()) -> tuple[Trial, Runtime]:
@@ -38,8 +42,9 @@ def load_trial(overrides: Sequence[str] = ()) -> tuple[Trial, Runtime]:
     >>> trial, runtime = load_trial(["model=nemotron-nano", "recipe=mor/block", "seed=1"])
     """
     data = resolved(overrides)
-    runtime = from_dict(Runtime, data.pop("runtime"), "runtime")
-    data["recipe"] = _recipe(data.get("recipe", {}))
+    runtime = from_dict(Runtime, data.pop("runtime", {}), "runtime")
+    if isinstance(data.get("recipe"), Mapping):
+        data["recipe"] = _recipe(data["recipe"])
     return Trial.from_dict(data), runtime
 
 
@@ -62,14 +67,15 @@ def names(group: str) -> list[str]:
 def resolved(overrides: Sequence[str]) -> dict[str, Any]:
     """The composed tree as plain values, interpolations resolved."""
     _prepare()
+    for text in overrides:
+        _check_word(text)
     try:
         with _hydra():
             config = compose(ROOT, overrides=list(overrides))
         data = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     except (HydraException, OmegaConfBaseException) as error:
         raise ValueError(_in_one_line(error, overrides)) from error
-    assert isinstance(data, dict)
-    return data  # type: ignore[return-value]
+    return cast(dict[str, Any], data)
 
 
 def _recipe(data: Mapping[str, Any]) -> Recipe:
@@ -89,6 +95,11 @@ def _prepare() -> None:
 
 def _options(slot: str, stochastic: Sequence[str], rotated: Sequence[str], size: int, signs: object) -> str:
     """`${options:wgrad.dy,…}`: how a slot's spelling ends, by what a recipe's settings say of rounding and rotation."""
+    for name, words, valid in (("stochastic", stochastic, SLOTS), ("rotated", rotated, GEMMS)):
+        if isinstance(words, str) or not isinstance(words, Sequence):
+            raise ValueError(f"recipe.{name} {words!r}: a list is expected, of {', '.join(valid)}")
+        for word in words:
+            one_of(f"recipe.{name}", word, valid)
     text = ":stochastic" if slot in stochastic else ""
     if slot.split(".")[0] in rotated and size:
         text += f":rht{size}" + (f":signs={signs}" if signs is not None else "")
@@ -121,35 +132,59 @@ def _spelled(value: object) -> str:
 # ------------------------------------------------------------------------------------------------ errors
 
 
+_OF_A_RESOLVER = "ValueError raised while resolving interpolation: "
+
+
+def _check_word(text: str) -> None:
+    """ValueError for what is not KEY=VALUE, and for choices that there are not."""
+    try:
+        word: Override = OverridesParser.create().parse_override(text)
+        key, value = word.key_or_group, word.value()
+        if not key:
+            raise HydraException("no key")
+    except HydraException:
+        raise ValueError(
+            f"{text!r} is not KEY=VALUE in Hydra's grammar; a value with spaces or any of @|{{}}[]:,= wants quotes of "
+            "its own: KEY='\"VALUE\"'"
+        ) from None
+    if word.is_sweep_override():
+        raise ValueError(f"{text!r}: a trial takes one value; for a list write {key}=[…], for a text {key}='\"…\"'")
+    group = key if word.package is None else ""
+    if not word.is_delete() and (valid := names(group) if group in GROUPS else None):
+        if value not in valid:
+            raise ValueError(f"no {group} {value!r}: valid are {_nearest_first(str(value), valid)}")
+    if re.match(r"hydra\b", key):
+        raise ValueError(f"unknown key {key!r}: Hydra's own settings have no effect on a trial")
+
+
 def _in_one_line(error: Exception, overrides: Sequence[str]) -> str:
-    text = " ".join(str(error).split())
-    if match := re.search(r"(?:Could not find|In '[^']*': Could not find) '([^']+)'", text):
-        group, _, name = match[1].partition("/")
-        if (valid := names(group)) and name:
-            return f"no {group} {name!r}: valid are {_nearest_first(name, valid)}"
+    text = " ".join(str(error).split()).removeprefix(_OF_A_RESOLVER).partition(" full_key:")
+    if str(error).startswith(_OF_A_RESOLVER):  # `_options` names the key itself
+        return text[0]
     for override in overrides:
         key = override.lstrip("+~").partition("=")[0]
-        if key and re.search(rf"'{re.escape(key)}'|full_key: {re.escape(key)}\b", text):
-            return _about_key(key, [o for o in overrides if o != override and "." not in o.partition("=")[0]])
-    return text
+        if key and re.search(rf"'{re.escape(key)}'|^ {re.escape(key)}\b", f"{text[0]}\n{text[2]}", re.MULTILINE):
+            choices = [o for o in overrides if o != override and "." not in o.partition("=")[0]]
+            return _about_key(key, choices) or f"{key}: {text[0]}"
+    return text[0]
 
 
-def _about_key(key: str, choices: Sequence[str]) -> str:
-    """Where in the tree, with those choices of groups, the key stops being known, and what there is."""
+def _about_key(key: str, choices: Sequence[str]) -> str | None:
+    """Where in the tree, with those choices of groups, the key stops being known, and what there is; None if it is."""
     node: Any = OmegaConf.create(resolved(choices))
     done: list[str] = []
-    for word in key.split("."):
+    words = key.split(".")
+    for word in words:
         if not isinstance(node, DictConfig) or word not in node:
             break
         node = node[word]
         done.append(word)
+    if len(done) == len(words):
+        return None
     where = ".".join(done) or "a trial"
-    valid = [str(k) for k in node] if isinstance(node, DictConfig) else []
-    if not valid:
-        return f"{where} is a value and has no {key[len(where) + 1 :]!r}"
-    if len(done) == len(key.split(".")):
-        return f"{key} cannot be set like this: it has the fields {', '.join(valid)}"
-    return f"unknown key {key!r}: {where} has {_nearest_first(key.split('.')[len(done)], valid)}"
+    if not isinstance(node, DictConfig):
+        return f"{where} is a value and has no {'.'.join(words[len(done) :])!r}"
+    return f"unknown key {key!r}: {where} has {_nearest_first(words[len(done)], [str(k) for k in node])}"
 
 
 def _nearest_first(word: str, valid: Sequence[str]) -> str:
