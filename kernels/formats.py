@@ -210,6 +210,20 @@ TABLE: Final[Mapping[str, Format]] = MappingProxyType({row.name: row for row in 
 ALIASES: Final[Mapping[str, str]] = MappingProxyType(
     {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32"}
 )
+_MEANT: Final[Mapping[str, str]] = MappingProxyType(  # names of families and recipes, and of dtypes elsewhere
+    {
+        "fp8": "e4m3 or e5m2",
+        "fp6": "e3m2 or e2m3",
+        "fp4": "e2m1",
+        "mxfp8": "e4m3:1x32:mx",
+        "mxfp6": "e3m2:1x32:mx",
+        "mxfp4": "e2m1:1x32:mx",
+        "nvfp4": "e2m1:1x16:nvfp4",
+        "float8_e4m3fn": "e4m3",
+        "float8_e5m2": "e5m2",
+        "float4_e2m1fn_x2": "e2m1",
+    }
+)
 _BY_FACTS = {(row.exponent_bits, row.mantissa_bits, row.specials): row for row in _ROWS}
 _SUFFIXES: dict[str, Specials] = {"fn": "nan", "ieee": "ieee", "finite": "none"}
 _SUFFIX_OF = {specials: suffix for suffix, specials in _SUFFIXES.items()}
@@ -222,8 +236,10 @@ def _parse(name: str) -> Format:
         return row
     match = re.fullmatch(r"e([1-9][0-9]{0,2})m([1-9][0-9]{0,2})(fn|ieee|finite)?", name)
     if not match:
+        meant = _MEANT.get(name.lower().removeprefix("torch."))
+        hint = f" (do you mean {meant}?)" if meant else ""
         raise ValueError(
-            f"unknown format {name!r}: valid are {', '.join(TABLE)}, or any eXmY ({_LIMITS}), "
+            f"unknown format {name!r}{hint}: valid are {', '.join(TABLE)}, or any eXmY ({_LIMITS}), "
             f"optionally with a suffix: {', '.join(_SUFFIXES)}"
         )
     e, m, suffix = int(match[1]), int(match[2]), match[3]

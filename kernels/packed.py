@@ -1,18 +1,19 @@
 """Packed storage: codes and scales as they would lie in memory, and back to the very values of the fake path."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from fewbits.kernels import reference
 from fewbits.kernels.api import check_tensor, fake_quantize, given, spelling
-from fewbits.kernels.quantizer import Quantizer
+from fewbits.kernels.formats import Format
+from fewbits.kernels.quantizer import Block, Quantizer
 
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """A quantized tensor in its own bits.
+    """A quantized tensor in its own bits. torch.save keeps it, and torch.load, which runs no code, brings it back.
 
     codes: uint8 [rows, bytes]; a row's codes lie one after the other from the lowest bit up, so that E2M1 has the even
         column in the low nibble. Formats of 9 to 16 bits take two bytes.
@@ -36,6 +37,14 @@ class Packed:
     def bits_per_element(self) -> float:
         """All that is stored, scales included: 4.5 + 32/N for NVFP4 on N elements."""
         return 8 * self.nbytes / max(1, self.shape.numel())
+
+    def to(self, device: torch.device | str) -> "Packed":
+        """The same bits on that device."""
+        scales, groups = (None if t is None else t.to(device) for t in (self.scales, self.group_scales))
+        return replace(self, codes=self.codes.to(device), scales=scales, group_scales=groups)
+
+
+torch.serialization.add_safe_globals([Packed, Quantizer, Format, Block])
 
 
 def encode(x: Tensor, q: Quantizer | str, *, axis: int = -1, seed: int | None = None) -> Packed:

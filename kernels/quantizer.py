@@ -108,7 +108,7 @@ class Quantizer:
     def __init__(
         self,
         format: Format | str = "e4m3",  # noqa: A002, the word of the field
-        block: Block | str = "tensor",
+        block: Block | str | tuple[int, int] = "tensor",
         scaling: Scaling = "none",
         rounding: Rounding = "nearest",
         hadamard: int | None = None,
@@ -120,7 +120,7 @@ class Quantizer:
             signs = "te" if hadamard == 16 else 0
         fields = {
             "format": _element_format(format),
-            "block": block if isinstance(block, Block) else Block.parse(str(block)),
+            "block": _block(block),
             "scaling": scaling,
             "rounding": rounding,
             "hadamard": hadamard,
@@ -426,6 +426,12 @@ def _element_format(given: Format | str) -> Format:
         valid = ", ".join(name for name, row in TABLE.items() if row.signed)
         raise ValueError(f"{named} holds scales; element formats are {valid}, or any eXmY")
     return named
+
+
+def _block(given: Block | str | tuple[int, int]) -> Block:
+    if isinstance(given, tuple) and len(given) == 2:
+        return Block(*given)
+    return given if isinstance(given, Block) else Block.parse(str(given))
 
 
 def _one_of(what: str, value: object, valid: tuple[str, ...]) -> None:

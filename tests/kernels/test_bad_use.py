@@ -34,6 +34,10 @@ Anything: Any = None
 # What is done, and what the message says, word for word
 CASES: dict[str, tuple[Callable[[], object], str]] = {
     "unknown format": (lambda: fake_quantize(X, "e4m3x"), "unknown format 'e4m3x': valid are e4m3, e5m2, e2m1"),
+    "family for a format": (lambda: fake_quantize(X, "FP8"), "unknown format 'FP8' (do you mean e4m3 or e5m2?): valid"),
+    "recipe for a format": (lambda: fake_quantize(X, "nvfp4"), "(do you mean e2m1:1x16:nvfp4?): valid are e4m3, e5m2"),
+    "recipe of MX": (lambda: encode(X, "mxfp4"), "(do you mean e2m1:1x32:mx?): valid are e4m3, e5m2"),
+    "dtype for a format": (lambda: Quantizer(_any(torch.float8_e4m3fn)), "(do you mean e4m3?): valid are e4m3"),
     "no format": (lambda: fake_quantize(X, ""), "unknown format ''"),
     "format of scales": (lambda: fake_quantize(X, "e8m0"), "e8m0 holds scales; element formats are e4m3"),
     "block of nothing": (lambda: fake_quantize(X, "e4m3:0x4:gam"), "'0x4' is neither a block (tensor, channel or RxC"),

@@ -192,6 +192,8 @@ def test_a_longer_list_takes_the_fewest_bits_that_pass() -> None:
         ((1.0, 1.0, 1.0, 0.1), "e2m1 @ error<0.25000001 | bf16", 0),
         ((8.0, 1.0), "e4m3 @ spread<8 | bf16", 1),
         ((7.96875, 1.0), "e4m3 @ spread<8 | bf16", 0),
+        # 3 - 2^-23, which float32 rounds to 3: the quotient is one of float32, not of doubles.
+        ((3 + 2.0**-22, 1 + 2.0**-23), "e4m3 @ spread<3 | bf16", 1),
         ((939524096.0, 1.0), "e5m2:tensor:amax @ spread<normal | bf16", 1),
         ((939524032.0, 1.0), "e5m2:tensor:amax @ spread<normal | bf16", 0),
         ((1.1, 1.0), "e4m3 @ error<e4m3 | bf16", 1),
@@ -201,6 +203,13 @@ def test_a_longer_list_takes_the_fewest_bits_that_pass() -> None:
 def test_limits_are_strict(backend: str, values: tuple[float, ...], text: str, expected: int) -> None:
     _, choice = mix(torch.tensor([values]), text)
     assert int(choice) == expected
+
+
+def test_an_entry_and_its_yardstick_draw_alike(backend: str) -> None:
+    """So a quantizer is never below itself, and what differs between two is the grid, not luck."""
+    q = "e2m1:1x8:mx:stochastic"
+    _, choice = mix(make("normal", (64, 64)), f"{q} @ error<{q} | bf16 ; per=block", seed=3)
+    assert choice.all()
 
 
 @pytest.mark.parametrize("text", [TENSOR_LEVEL, TWO_WAY, THREE_WAY, "e4m3 @ error<1e-30 | e4m3 @ error<e5m2 | bf16"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from itertools import product
+from pathlib import Path
 
 import pytest
 import torch
@@ -250,7 +251,7 @@ def test_a_rotation_that_overflows_is_not_stored_as_zero() -> None:
 
 
 def test_formats_of_more_than_16_bits_are_refused() -> None:
-    for name in ("fp32", "e8m15"):
+    for name in ("fp32", "e8m15", "e8m8", "e5m11"):
         with pytest.raises(ValueError, match="at most 16"):
             encode(torch.ones(2, 2), name)
 
@@ -268,3 +269,25 @@ def test_what_is_stored_of_a_parameter_has_no_gradient(text: str) -> None:
     packed = encode(torch.nn.Parameter(torch.randn(32, 32)), text)
     for stored in (packed.codes, packed.scales, packed.group_scales, decode(packed)):
         assert stored is None or not stored.requires_grad
+
+
+@pytest.mark.parametrize("text", ["e2m1:1x16:nvfp4:stochastic:rht16", "e4m3:16x16:gam:group=row", "e4m3", "bf16"])
+def test_what_is_stored_can_be_saved_and_loaded_without_running_code(text: str, tmp_path: Path) -> None:
+    x = make("lognormal", (33, 50), torch.bfloat16)
+    packed = check(x, text, axis=0)
+    torch.save({"weight": packed}, tmp_path / "weight.pt")
+    loaded = torch.load(tmp_path / "weight.pt", weights_only=True)["weight"]
+    assert_same(decode(loaded), decode(packed))
+    assert (loaded.quantizer, loaded.shape, loaded.axis) == (packed.quantizer, packed.shape, 0)
+    assert str(loaded.quantizer) == text
+    assert hash(loaded.quantizer) == hash(packed.quantizer)
+
+
+def test_what_is_stored_moves_between_devices() -> None:
+    for text in ("e2m1:1x16:nvfp4", "e4m3"):
+        packed = encode(make("normal", (33, 50)), text)
+        moved = packed.to("meta")
+        for tensor in (moved.codes, moved.scales, moved.group_scales):
+            assert tensor is None or tensor.device.type == "meta"
+        assert moved.nbytes == packed.nbytes
+        assert_same(decode(packed.to("cpu")), decode(packed))

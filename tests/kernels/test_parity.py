@@ -21,6 +21,7 @@ from torch import Tensor
 
 from fewbits.kernels import build, cpu, reference
 from fewbits.kernels.quantizer import HADAMARD_SIZES, ROUNDINGS, SCALINGS, Quantizer
+from fewbits.kernels.reference_noise import uniform
 from tests.kernels.inputs import DTYPES, EMPTY, KINDS, ODD, assert_same, generator, make, settled
 
 pytestmark = pytest.mark.skipif(build.compiler() is None, reason="there is no C++ compiler, hence no cpu backend")
@@ -230,7 +231,7 @@ def test_a_draw_goes_below_the_distance_and_stays_at_it(
 ) -> None:
     """Draws of 48 bits that float32 can stand beside, found by search: one in 2^24 is, and one in 2^26."""
     distance = draw * 2.0**-48
-    assert float(reference.uniform(index + 1, seed, "cpu")[index]) == distance
+    assert float(uniform(index + 1, seed, "cpu")[index]) == distance
     x, q = torch.zeros(1, index + 1), Quantizer.parse(f"{name}:stochastic")
     x[0, index] = low + step * distance
     assert float(x[0, index].double() - low) == step * distance

@@ -116,6 +116,7 @@ def test_a_quantizer_is_a_naive_e4m3_cast_unless_told_otherwise() -> None:
 def test_words_and_objects_give_equal_quantizers() -> None:
     words = Quantizer(format="float16", block="1x16", scaling="amax")
     assert words == Quantizer(Format.parse("fp16"), Block(1, 16), "amax") == Quantizer.parse("fp16:1x16:amax")
+    assert words == Quantizer("fp16", (1, 16), "amax")
     assert hash(words) == hash(Quantizer.parse("fp16:1x16:amax"))
 
 
@@ -233,6 +234,12 @@ def test_an_unknown_block_is_told_the_valid_ones(text: str) -> None:
 def test_a_block_that_cannot_be_spelled_cannot_be_built(sides: tuple[Any, Any]) -> None:
     with pytest.raises(ValueError, match="valid are tensor, channel or RxC"):
         Block(*sides)
+
+
+@pytest.mark.parametrize("sides", [(1,), (1, 16, 1), (0, 16), (1.0, 16)])
+def test_sides_that_make_no_block_are_told_the_valid_ones(sides: Any) -> None:
+    with pytest.raises(ValueError, match="valid are tensor, channel or RxC"):
+        Quantizer("e4m3", sides, "amax")
 
 
 def test_an_axis_out_of_range_is_told_the_valid_ones() -> None:
