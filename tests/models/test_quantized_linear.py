@@ -28,6 +28,7 @@ from tests.models.quantized import (
     equal,
     linear,
     noisy,
+    normal,
     one_layer,
     recipe,
     tiny,
@@ -50,7 +51,7 @@ CASES: dict[str, tuple[tuple[str, ...], str]] = {
     "channel": (("e4m3:channel:amax",), ""),
     "gam by rows of blocks": (("e4m3:16x16:gam:group=row",), ""),
     "naive": (("e3m2",), "x w dy"),
-    "mixture by tensor": (("e4m3:16x16:gam @ error<0.03 | bf16",), "x w dy"),
+    "mixture by tensor": (("e4m3:16x16:gam @ error<0.25 | bf16",), "x w dy"),
     "mixture by block": ((MIXED,), "x w dy"),
     "mixture by channel": (("e4m3:channel:gam @ error<0.03 | bf16 ; per=block",), ""),
     "three-way mixture": (
@@ -65,7 +66,10 @@ CASES: dict[str, tuple[tuple[str, ...], str]] = {
         ),
         "w",
     ),
-    "rotated mixture in wgrad": ((*("high",) * 4, *("e4m3:1x16:amax:rht8 @ error<0.03 | bf16:rht8",) * 2), ""),
+    "rotated mixture in wgrad": (
+        (*("high",) * 4, *("e4m3:1x16:amax:rht8 @ error<0.02 | bf16:rht8 ; per=block",) * 2),
+        "",
+    ),
     "same": ((SR, SR, SR, "same", "same", "same"), "x w dy"),
     "some": ((E4M3, "high", SR, E4M3, "high", MIXED), ""),
     "one of two": (("high", E4M3, "high", "same", SR, "high"), "x w"),
@@ -150,7 +154,7 @@ def test_where_backward_reads_the_same_codes_gradients_are_autograds_of_the_comp
 
 def test_outputs_and_gradients_of_a_biased_layer_left_high_are_those_of_nn_linear() -> None:
     x, dy = noisy(2, 24, 32, seed=1, dtype=torch.bfloat16), noisy(2, 24, 40, seed=2, dtype=torch.bfloat16)
-    plain, (layer, _) = linear(32, 40, bias=True), one_layer(recipe("high"), 32, 40, bias=True)
+    plain, (layer, _) = linear(32, 40, bias=True, draw=noisy), one_layer(recipe("high"), 32, 40, bias=True)
     expected = F.linear(x, plain.weight.bfloat16(), plain.bias.bfloat16())
     expected.backward(dy)
     y = layer(x)
@@ -206,7 +210,7 @@ def test_strided_inputs_and_gradients_count_by_their_values() -> None:
 def test_a_rotation_alone_leaves_products_as_they_are_up_to_rounding() -> None:
     """N25, for sizes that fill the last chunk and for those that do not."""
     for tokens in (64, 53):
-        x, dy = noisy(tokens, 32, seed=1), noisy(tokens, 48, seed=2)
+        x, dy = normal(tokens, 32, seed=1), normal(tokens, 48, seed=2)
         exact = dy.t().double() @ x.double()
         for text in ("fp32:rht16", "fp32:rht32", "fp32:rht8:signs=none"):
             layer, _ = one_layer(recipe(*("high",) * 4, text, text, output="fp32"), 32, 48)
@@ -487,7 +491,7 @@ def test_activation_checkpointing_gives_the_same_bits() -> None:
             module.part = "up"  # type: ignore[assignment]
         observer = Observer(ObserverConfig(every=1, gradients_every=1))
         quantization = quantize(model, spec, observer=observer)
-        x = noisy(24, 32, seed=3, dtype=torch.bfloat16).requires_grad_()
+        x = normal(24, 32, seed=3, dtype=torch.bfloat16).requires_grad_()
         for micro_batch in range(2):
             quantization.begin(0, micro_batch)
             y: Tensor = x

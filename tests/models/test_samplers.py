@@ -1,0 +1,294 @@
+"""Samplers in the model: noise on weights by step and layer, and bit widths that learn (GaussWS, DiffQ)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fewbits.kernels.api import mix
+from fewbits.kernels.noise import gaussian_noise, sample_weight, uniform_noise, unpack_noise
+from fewbits.kernels.seeds import derive_seed
+from fewbits.models.quantize import quantize
+from fewbits.models.quantized_linear import QuantizedLinear
+from fewbits.models.recipe import SLOTS, Recipe
+from tests.models.quantized import E4M3, MIXED, Calls, batch, linear, noisy, normal, one_layer, recipe, tiny
+
+SEED = 11
+NOISE = {"gaussws": "gaussian", "diffq": "uniform"}
+
+
+def sampled(inner: int, out: int, *, slots: Recipe | None = None, **sampler: Any) -> QuantizedLinear:
+    """One layer with noise on its weight."""
+    sampler = {"kind": "gaussws", "penalty": 1e-4, **sampler}
+    base = (slots or recipe("high", output="fp32")).to_dict()
+    model = nn.Sequential(linear(inner, out, draw=noisy if slots else normal))
+    model[0].part = "up"  # type: ignore[assignment]
+    return quantize(model, Recipe.from_dict({**base, "sampler": sampler}), seed=SEED).layers[0]
+
+
+def scale_of(layer: QuantizedLinear) -> nn.Parameter:
+    assert layer.bit_scale is not None
+    return layer.bit_scale
+
+
+def bits_of(layer: QuantizedLinear) -> Tensor:
+    assert layer.bits is not None
+    return layer.bits.detach()
+
+
+def grad_of(parameter: Tensor) -> Tensor:
+    assert parameter.grad is not None
+    return parameter.grad
+
+
+def weight_read(layer: nn.Module, inner: int, dtype: torch.dtype) -> Tensor:
+    with torch.no_grad():
+        return layer(torch.eye(inner, dtype=dtype)).t()
+
+
+def spread(grid: Tensor, like: Tensor, block: int) -> Tensor:
+    rows, cols = like.shape
+    return grid.repeat_interleave(block, 0)[:rows].repeat_interleave(block, 1)[:, :cols]
+
+
+def largest(w: Tensor, block: int) -> Tensor:
+    rows, cols = w.shape
+    padded = nn.functional.pad(w.abs(), (0, -cols % block, 0, -rows % block))
+    return padded.unflatten(1, (-1, block)).unflatten(0, (-1, block)).amax((1, 3))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("block", [16, 32])
+@pytest.mark.parametrize("kind", NOISE)
+def test_both_forward_and_dgrad_read_the_sampled_weight_of_the_step(kind: str, block: int, dtype: torch.dtype) -> None:
+    """GaussWS eq. 3, at sizes that do not divide into squares."""
+    layer = sampled(40, 70, kind=kind, block=block, init=5, target=3)
+    with torch.no_grad():
+        scale_of(layer).copy_(normal(*scale_of(layer).shape, seed=4))
+    for step in (0, 3):
+        layer.owner[0].moment = type(layer.owner[0].moment)(step)
+        expected = sample_weight(
+            *(layer.weight.detach(), bits_of(layer), derive_seed(SEED, step, 0, len(SLOTS))),
+            noise=NOISE[kind],  # type: ignore[arg-type]
+            block=block,
+            dtype=dtype,
+        )
+        assert not torch.equal(expected.float(), layer.weight.detach().to(dtype).float())
+        assert torch.equal(weight_read(layer, 40, dtype), expected)
+        x = torch.zeros(70, 40, dtype=dtype, requires_grad=True)
+        layer(x).backward(torch.eye(70, dtype=dtype))
+        assert torch.equal(grad_of(x), expected)
+
+
+@pytest.mark.parametrize("kind", NOISE)
+def test_the_gradient_of_bit_scale_is_autograds_with_the_maximum_detached(kind: str) -> None:
+    """G6, through b_t = target + b_i·(init − target) of eq. 11; the weight's passes straight."""
+    layer = sampled(40, 70, kind=kind, init=5.5, target=3)
+    with torch.no_grad():
+        scale_of(layer).copy_(1 + 0.2 * normal(*scale_of(layer).shape, seed=4))
+    x, dy = normal(48, 40, seed=1), normal(48, 70, seed=2)
+    layer(x).backward(dy)
+
+    w, b_i = layer.weight.detach().clone().requires_grad_(), scale_of(layer).detach().clone().requires_grad_()
+    seed = derive_seed(SEED, 0, 0, len(SLOTS))
+    if kind == "gaussws":
+        noise = unpack_noise(gaussian_noise(w.numel(), seed), w.numel()).float()
+    else:
+        noise = uniform_noise(w.numel(), seed).float()
+    steps = largest(w.detach(), 32) * torch.exp2(1 - (3 + b_i * (5.5 - 3)))
+    (x @ (w + noise.view_as(w) * spread(steps, w, 32)).t()).backward(dy)
+    torch.testing.assert_close(grad_of(scale_of(layer)), grad_of(b_i), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(grad_of(layer.weight), grad_of(w), rtol=1e-5, atol=1e-4)
+    assert bool((grad_of(b_i).abs() > 1e-2).all())
+
+
+def test_bits_learn_where_the_weight_is_frozen() -> None:
+    results = []
+    for frozen in (True, False):
+        layer = sampled(32, 48)
+        layer.weight.requires_grad_(not frozen)
+        layer(normal(24, 32, seed=1)).sum().backward()
+        assert (layer.weight.grad is None) == frozen
+        results.append(grad_of(scale_of(layer)))
+    assert torch.equal(*results)
+
+
+def test_the_penalty_is_lambda_times_the_sum_over_layers_of_mean_distance() -> None:
+    """Eq. 12."""
+    model = tiny("gpt2", layers=1)
+    sampler = {"kind": "gaussws", "penalty": 1e-2, "init": 6, "target": 4, "parts": ["od"]}
+    quantization = quantize(model, recipe("high", sampler=sampler))
+    penalty = quantization.penalty()
+    assert penalty is not None
+    assert penalty.item() == pytest.approx(1e-2 * 2 * 2)  # two layers, each 2 bits off
+    out, down = (layer for layer in quantization.layers if layer.bit_scale is not None)
+    with torch.no_grad():
+        scale_of(out).copy_(torch.tensor([[0.5, -0.5], [2.0, 0.25]]))
+    penalty = quantization.penalty()
+    assert penalty is not None
+    assert penalty.item() == pytest.approx(1e-2 * (2 * (0.5 + 0.5 + 2 + 0.25) / 4 + 2))
+    penalty.backward()
+    sign = torch.tensor([[1.0, -1.0], [1.0, 1.0]])
+    torch.testing.assert_close(grad_of(scale_of(out)), 1e-2 * 2 * sign / 4)
+    torch.testing.assert_close(grad_of(scale_of(down)), torch.full_like(scale_of(down), 1e-2 * 2 / 6))
+
+
+def test_there_is_no_penalty_without_lambda_or_sampler() -> None:
+    for sampler in ({}, {"kind": "gaussws"}, {"penalty": 1.0}):
+        assert quantize(tiny("gpt2", layers=1), recipe("high", sampler=sampler)).penalty() is None
+
+
+PARTS: dict[str, dict[str, str]] = {
+    "gpt2": {
+        "all": "attention.qkv attention.out ffn.up ffn.down",
+        "qkv": "attention.qkv",
+        "out": "attention.out",
+        "up": "ffn.up",
+        "down": "ffn.down",
+        "od": "attention.out ffn.down",
+    },
+    "llama2": {
+        "all": "attention.q attention.k attention.v attention.out ffn.gate ffn.up ffn.down",
+        "qkv": "attention.q attention.k attention.v",
+        "out": "attention.out",
+        "up": "ffn.gate ffn.up",
+        "down": "ffn.down",
+        "od": "attention.out ffn.down",
+    },
+    "hybrid": {
+        "all": "mamba.in_proj mamba.out_proj ffn.up ffn.down attention.qkv attention.out",
+        "qkv": "attention.qkv",
+        "out": "mamba.out_proj attention.out",
+        "up": "ffn.up",
+        "down": "ffn.down",
+        "od": "mamba.out_proj ffn.down attention.out",
+        "in": "mamba.in_proj",
+    },
+}
+
+
+@pytest.mark.parametrize(("family", "part"), [(family, part) for family, named in PARTS.items() for part in named])
+def test_parts_select_the_layers_that_are_sampled(family: str, part: str) -> None:
+    hybrid: dict[str, Any] = {"layers": 3, "pattern": "M-*", "mamba_head_dim": 32, "mamba_groups": 2}
+    model = tiny(family, **(hybrid if family == "hybrid" else {"layers": 1}))
+    quantization = quantize(model, recipe("high", sampler={"kind": "diffq", "parts": [part]}))
+    chosen = [layer.name.split(".", 2)[2] for layer in quantization.layers if layer.bit_scale is not None]
+    assert chosen == PARTS[family][part].split()
+    squares = {name: p.shape for name, p in model.named_parameters() if name.endswith("bit_scale")}
+    assert len(squares) == len(chosen)
+    for name, shape in squares.items():
+        weight = model.get_parameter(name.replace("bit_scale", "weight"))
+        assert tuple(shape) == tuple(-(-n // 32) for n in weight.shape)
+
+
+def test_layers_that_are_kept_are_not_sampled() -> None:
+    model = tiny("gpt2", layers=3)
+    spec = recipe("high", sampler={"kind": "gaussws"}, keep={"last": 1, "names": ["*.0.ffn.up"]})
+    quantization = quantize(model, spec)
+    without = [layer.name for layer in quantization.layers if layer.bit_scale is None]
+    assert without == quantization.kept
+    assert len(without) == 5
+
+
+def test_all_bits_begin_at_init_and_a_layer_without_noise_has_none() -> None:
+    layer = sampled(40, 70, init=6, target=4)
+    assert torch.equal(bits_of(layer), torch.full((3, 2), 6.0))
+    assert one_layer(recipe(E4M3), 32, 48)[0].bits is None
+
+
+def test_evaluation_is_without_noise_unless_the_recipe_says_so() -> None:
+    for in_evaluation in (False, True):
+        layer = sampled(32, 48, in_evaluation=in_evaluation)
+        training = weight_read(layer, 32, torch.float32)
+        layer.eval()
+        evaluated = weight_read(layer, 32, torch.float32)
+        assert torch.equal(evaluated, layer.weight) != in_evaluation
+        assert torch.equal(evaluated, training) == in_evaluation
+        layer.train()
+        assert torch.equal(weight_read(layer, 32, torch.float32), training)
+
+
+def test_noise_is_one_for_all_micro_batches_and_ranks_of_a_step_and_other_for_steps_and_layers() -> None:
+    model = nn.Sequential(linear(32, 48), linear(48, 40))
+    for layer in model:
+        layer.part = "up"  # type: ignore[assignment]
+    quantization = quantize(model, recipe("high", sampler={"kind": "gaussws"}), seed=SEED)
+    seeds: list[int] = []
+    for step in range(2):
+        with Calls() as calls:
+            for micro_batch, rank in ((0, 0), (1, 0), (0, 1), (1, 1)):
+                quantization.begin(step, micro_batch, rank=rank)
+                model(normal(24, 32, seed=1)).sum().backward()
+        assert [name for name, _, _ in calls.made].count("sample_weight") == 2  # once for each layer
+        drawn = {shape: args[1] for name, shape, args in calls.made if name == "sample_weight"}
+        assert drawn == {args[0].shape: args[2] for name, _, args in calls.made if name == "sample_weight_backward"}
+        seeds += drawn.values()
+    assert len(set(seeds)) == 4
+
+
+def test_a_weight_is_sampled_anew_when_its_bits_change() -> None:
+    layer = sampled(32, 48)
+    before = weight_read(layer, 32, torch.float32)
+    with torch.no_grad():
+        scale_of(layer).mul_(0.5)
+    after = weight_read(layer, 32, torch.float32)
+    error = (after - layer.weight).norm() / (before - layer.weight).norm()
+    assert error.item() == pytest.approx(2.0, rel=1e-4)  # from 6 bits to 5
+
+
+def test_a_mixture_decides_about_the_sampled_weight() -> None:
+    slots = recipe("high", MIXED, "high", MIXED, "high", "high")
+    layer = sampled(32, 48, slots=slots)
+    noisy_weight = sample_weight(layer.weight.detach(), bits_of(layer), derive_seed(SEED, 0, 0, len(SLOTS)))
+    expected, choice = mix(noisy_weight, MIXED)
+    assert 0 < float(choice.float().mean()) < 1  # there was something to decide
+    assert torch.equal(weight_read(layer, 32, torch.bfloat16), expected)
+
+
+@pytest.mark.parametrize(("lr", "steps", "expected"), [(6e-4, 600_000, 4.00), (6e-5, 600_000, 4.28)])
+def test_weight_decay_alone_takes_the_bits_from_init_to_target(lr: float, steps: int, expected: float) -> None:
+    """GPT2's schedules of GaussWS Table E.1 (linear, to a tenth; no warm-up), in strides of 2000 updates."""
+    layer = sampled(32, 32, init=6, target=4)
+    stride = 2000
+    optimizer = torch.optim.SGD([scale_of(layer)], lr=1.0, weight_decay=1.0)
+    for done in range(0, steps, stride):
+        rate = lr * (1 - 0.9 * (done + stride / 2) / steps)
+        optimizer.param_groups[0]["lr"] = 1 - (1 - rate * 0.1) ** stride
+        scale_of(layer).grad = torch.zeros_like(scale_of(layer))
+        optimizer.step()
+    assert float(bits_of(layer)) == pytest.approx(expected, abs=0.01)
+
+
+def test_bits_are_part_of_the_models_state_and_learn_with_it() -> None:
+    model, twin = tiny("gpt2", layers=1), tiny("gpt2", layers=1, seed=2)
+    for each in (model, twin):
+        quantize(each, recipe("bf16", sampler={"kind": "gaussws"}))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for step in range(2):
+        model.loss(*batch(step)).backward()
+        optimizer.step()
+    bits = [m.bits for m in model.modules() if isinstance(m, QuantizedLinear) and m.bits is not None]
+    assert len(bits) == 4
+    assert all(float(b.detach().std()) > 0 for b in bits)
+    assert sum(name.endswith("bit_scale") for name in model.state_dict()) == 4
+    twin.load_state_dict(model.state_dict())
+    assert torch.equal(model.loss(*batch(5)), twin.loss(*batch(5)))
+
+
+def test_a_model_cast_to_bf16_keeps_its_bits_meaning() -> None:
+    layer = sampled(32, 48)
+    before = weight_read(layer, 32, torch.bfloat16)
+    layer.bfloat16()
+    assert bits_of(layer).dtype == torch.float32
+    x = normal(24, 32, seed=1, dtype=torch.bfloat16)
+    layer(x).sum().backward()
+    assert grad_of(scale_of(layer)).dtype == torch.bfloat16
+    assert weight_read(layer, 32, torch.bfloat16).shape == before.shape
+
+
+def test_a_sampler_for_parts_that_the_model_lacks_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"sampler.parts \['in'\]: the model has only down, out, qkv, up"):
+        quantize(tiny("gpt2", layers=1), recipe("high", sampler={"kind": "gaussws", "parts": ["in"]}))
