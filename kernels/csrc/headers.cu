@@ -1,4 +1,5 @@
 // Every function of the shared headers in one kernel, so that compiling this file for a GPU compiles them all.
+#include "element.h"
 #include "hadamard.h"
 #include "noise.h"
 #include "philox.h"

@@ -67,8 +67,14 @@ struct Bf16 {
   static constexpr uint32_t magnitude_mask = 0x7fff, inf = 0x7f80;
   FB_HD static float widen(uint16_t s) { return value(uint32_t(s) << 16); }
   FB_HD static uint16_t narrow(float v) {
+#ifdef __CUDA_ARCH__  // an instruction; and the bits of the NaN that GPUs make would carry into the sign
+    uint16_t s;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(s) : "f"(v));
+    return s;
+#else
     uint32_t u = bits(v);
     return uint16_t((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
+#endif
   }
 };
 struct Fp16 {
@@ -76,18 +82,30 @@ struct Fp16 {
   static constexpr float max = 65504.0f;
   static constexpr uint32_t magnitude_mask = 0x7fff, inf = 0x7c00;
   FB_HD static float widen(uint16_t s) {
+#ifdef __CUDA_ARCH__
+    float v;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(v) : "h"(s));
+    return v;
+#else
     uint32_t magnitude = s & 0x7fffu;
     float scaled = value(magnitude << 13) * 5.192296858534828e33f;  // 2^112 turns fp16's bias into float32's
     uint32_t u = magnitude >= inf ? INF | (magnitude << 13) : bits(scaled);
     return value(u | (uint32_t(s & 0x8000u) << 16));
+#endif
   }
   FB_HD static uint16_t narrow(float v) {
+#ifdef __CUDA_ARCH__
+    uint16_t s;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(s) : "f"(v));
+    return s;
+#else
     uint32_t u = bits(v), sign = (u & SIGN) >> 16, mag = u & MAGNITUDE;
     uint32_t e = mag & INF, floor_e = uint32_t(-14 + 127) << 23;
     float step_up = value((e > floor_e ? e : floor_e) + (13u << 23) + 0x400000u);
     float rounded = (value(mag) + step_up) - step_up;              // onto the fp16 grid, subnormals included
     uint32_t code = bits(rounded * 1.925929944387236e-34f) >> 13;  // times 2^-112: exact
     return uint16_t(sign | (mag >= 0x477ff000u ? (mag > INF ? 0x7e00u : 0x7c00u) : code));  // from 65520 up: inf
+#endif
   }
 };
 struct Fp32 {
