@@ -43,6 +43,7 @@ COMMANDS = (
     ),
     Command(("models",), "fewbits.models.listing", "the models there are, with their parameters", "--json"),
     Command(("recipes",), "fewbits.experiments.recipe_listing", "the recipes there are, with their operands", "--json"),
+    Command(("studies",), "fewbits.sweeps.study_listing", "the papers there are, with their recipes", "--json"),
     Command(
         ("data", "prepare"), "fewbits.experiments.data.prepare", "web text to tokens: OpenWebText, C4", "openwebtext"
     ),
