@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
-from safetensors.torch import load_file
+from safetensors import safe_open
 from torch import Tensor
 
 from fewbits.experiments.atomic import folder_atomically, remove_folder, remove_leftovers, synced_file
@@ -72,8 +72,10 @@ class Checkpoint:
     step: int
     state: dict[str, Any]
 
-    def tensors(self, device: str | torch.device = "cpu") -> dict[str, Tensor]:
-        return load_file(self.path / TENSORS, device=str(device))
+    def tensors(self, device: str | torch.device = "cpu", *, under: str = "") -> dict[str, Tensor]:
+        """All of them, or those whose name begins so: `model.`, say, without the optimizer's."""
+        with safe_open(self.path / TENSORS, "pt", device=str(device)) as file:
+            return {name: file.get_tensor(name) for name in file.keys() if name.startswith(under)}  # noqa: SIM118
 
 
 def save(folder: Path, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any], *, keep: int = 2) -> Path:
@@ -113,6 +115,11 @@ def newest(folder: Path) -> Checkpoint | None:
         except DamagedCheckpoint as error:
             warnings.warn(f"damaged checkpoint passed over: {error}", stacklevel=2)
     return None
+
+
+def steps(folder: Path) -> dict[int, Path]:
+    """The checkpoints that lie in a folder by step, whole or not."""
+    return {step: path for (step, _), path in _found(folder)}
 
 
 def load(path: Path) -> Checkpoint:

@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
-from fewbits.experiments.config import load_recipe, names, resolved
+from fewbits.experiments.config import names, resolved
 from fewbits.models.recipe import HIGH, Keep, Recipe, Sampler, Switch
 
 WIDTH = 110
@@ -30,20 +30,28 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("name", nargs="?", metavar="NAME", help="of one recipe, mor/block say")
     parser.add_argument("--json", action="store_true", help="the same for programs: a list of objects")
     options = parser.parse_args(argv)
-    chosen = names("recipe") if options.name is None else [options.name]
-    rows = [described(name) for name in chosen]
+    found = {name: read(name) for name in (names("recipe") if options.name is None else [options.name])}
     if options.json:
+        rows = [described(name, recipe, settings) for name, (recipe, settings) in found.items()]
         print(json.dumps(rows, indent=2, ensure_ascii=False))
     elif options.name is None:
-        print("\n\n".join(_entry(name, load_recipe(name)) for name in chosen))
+        print("\n\n".join(_entry(name, recipe) for name, (recipe, _) in found.items()))
     else:
-        print("\n".join([_entry(options.name, load_recipe(options.name)), *_setting_lines(rows[0]["settings"])]))
+        recipe, settings = found[options.name]
+        print("\n".join([_entry(options.name, recipe), *_setting_lines(settings)]))
     return 0
 
 
-def described(name: str) -> dict[str, Any]:
-    """A recipe for programs: its operands in full, what else its fields say, and its settings."""
-    recipe = load_recipe(name)
+def read(name: str) -> tuple[Recipe, dict[str, Any]]:
+    """A recipe, and its settings: what its file defines beside a recipe's fields, for the operands to refer to."""
+    data = resolved([f"recipe={name}"])["recipe"]
+    fields = {field.name for field in dataclasses.fields(Recipe)}
+    recipe = Recipe.from_dict({key: value for key, value in data.items() if key in fields})
+    return recipe, {key: value for key, value in data.items() if key not in fields}
+
+
+def described(name: str, recipe: Recipe, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """For programs: the operands in full, what else the fields say, and the settings."""
     fields = recipe.to_dict()
     return {
         "name": name,
@@ -51,15 +59,8 @@ def described(name: str) -> dict[str, Any]:
         "operands": {slot: str(resolved.spec or HIGH) for slot, resolved in recipe.operands.items()},
         "output": recipe.wgrad.output,
         **{key: fields[key] for key in ("keep", "sampler", "switch")},
-        "settings": settings(name),
+        "settings": settings,
     }
-
-
-def settings(name: str) -> dict[str, Any]:
-    """What a recipe's file defines beside the fields of every recipe, for its operands to refer to."""
-    data: Mapping[str, Any] = resolved([f"recipe={name}"])["recipe"]
-    fields = {field.name for field in dataclasses.fields(Recipe)}
-    return {key: value for key, value in data.items() if key not in fields}
 
 
 def _entry(name: str, recipe: Recipe) -> str:

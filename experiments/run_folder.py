@@ -19,6 +19,7 @@ from typing import Any
 
 import yaml
 
+from fewbits.experiments import checkpoints
 from fewbits.experiments.atomic import remove_leftovers, write_atomically, write_json
 from fewbits.experiments.trial import Trial
 
@@ -38,6 +39,19 @@ class RunFolder:
     def kept(self) -> Path:
         """Checkpoints that stay, for branches and probes."""
         return self.path / "kept"
+
+    def checkpoint(self, step: int | None = None) -> checkpoints.Checkpoint:
+        """That of a step; without one, the newest that is whole."""
+        places = (self.checkpoints, self.kept)
+        if step is None:
+            found = [checkpoint for place in places if (checkpoint := checkpoints.newest(place)) is not None]
+            if found:
+                return max(found, key=lambda checkpoint: checkpoint.step)
+        there = {at: path for place in places for at, path in checkpoints.steps(place).items()}
+        if step not in there:
+            what = "whole checkpoint" if step is None else f"checkpoint of step {step}"
+            raise ValueError(f"{self.path} has no {what}; there are {', '.join(map(str, sorted(there))) or 'none'}")
+        return checkpoints.load(there[step])
 
     def result(self) -> dict[str, Any] | None:
         return _json(self.path / "result.json")
