@@ -22,7 +22,7 @@ from functools import cache
 from pathlib import Path
 
 SOURCES = Path(__file__).parent / "csrc"
-UNITS = ("cpu.cpp", "cpu_noise.cpp")
+UNITS = ("cpu.cpp", "cpu_noise.cpp", "cpu_gemm.cpp")
 
 # -fno-trapping-math and -fno-math-errno let comparisons and roots inside loops vectorise; -ffp-contract=off keeps
 # a*b+c at two roundings, as the reference has them. Nothing here may reorder floating point.

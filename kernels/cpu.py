@@ -20,6 +20,7 @@ SCALINGS = {"none": 0, "amax": 1, "gam": 2, "e8m0": 3, "mx": 4, "nvfp4": 5}
 NOISES = {"gaussian": 0, "uniform": 1}
 COUNTS = 7
 SMALL = 1 << 15  # elements under which a second thread costs more than it brings
+PRODUCTS_PER_ELEMENT = 64  # multiplications in a matrix product that take as long as an element elsewhere
 
 
 class _Grid(ctypes.Structure):  # csrc/numeric.h
@@ -84,6 +85,7 @@ def library() -> ctypes.CDLL:
     for name, arguments in signatures.items():
         function = getattr(lib, name)
         function.argtypes, function.restype = arguments, None
+    lib.fb_matmul_fp32.argtypes = [pointer, size, size, pointer, size, size, size, size, size, pointer, whole]
     return lib
 
 
@@ -184,6 +186,20 @@ def sample_weight_backward(grad: Tensor, w: Tensor, bits: Tensor, seed: int, noi
         *(seed, NOISES[noise], out.data_ptr(), _threads(w.numel())),
     )
     return out
+
+
+def matmul_fp32(a: Tensor, b: Tensor) -> Tensor:
+    """Torch's product of the widened operands where the processor has no AVX-512."""
+    (m, k), n = a.shape, b.shape[1]
+    if 0 in (m, n, k):
+        return torch.zeros(m, n)
+    a, b = (x if 1 in x.stride() else x.contiguous() for x in (a, b))
+    out = torch.empty(m, n)
+    done = library().fb_matmul_fp32(
+        *(a.data_ptr(), a.stride(0), a.stride(1), b.data_ptr(), b.stride(1), b.stride(0), m, n, k),
+        *(out.data_ptr(), _threads(m * n * k // PRODUCTS_PER_ELEMENT)),
+    )
+    return out if done else reference.matmul_fp32(a, b)
 
 
 # What is small or rare enough for torch.

@@ -245,3 +245,24 @@ def _weight_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 
 
 torch.library.register_autograd("fewbits::sample_weight", _weight_backward, setup_context=_keep_weight, lib=_LIBRARY)
+
+
+# ------------------------------------------------------------------------------------------------ products
+
+
+def _keep_operands(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _matmul_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    a, b = ctx.saved_tensors
+    for_a, for_b = ctx.needs_input_grad
+    return (grad @ b.t().float()).to(a.dtype) if for_a else None, (a.t().float() @ grad).to(b.dtype) if for_b else None
+
+
+_define(
+    "matmul_fp32(Tensor a, Tensor b) -> Tensor",
+    lambda a, b: backend_for(a.device.type).matmul_fp32(a, b),
+    lambda a, b: a.new_empty((a.shape[0], b.shape[1]), dtype=torch.float32),
+)
+torch.library.register_autograd("fewbits::matmul_fp32", _matmul_backward, setup_context=_keep_operands, lib=_LIBRARY)

@@ -35,8 +35,9 @@ OPERATORS: dict[str, list[tuple[Any, ...]]] = {
     "encode": [(X, "e4m3:16x16:gam:group=row", 0, 0), (X, FP4, -1, 5), (X.bfloat16(), "e2m1", -1, 0)],
     "sample_weight": [(X, BITS, 3, "gaussian", 32, torch.bfloat16), (X.half(), BITS, 3, "uniform", 32, torch.float32)],
     "sample_weight_backward": [(X, X, BITS, 3, "uniform", 32), (X.bfloat16(), X.half(), BITS, 3, "gaussian", 32)],
+    "matmul_fp32": [(X.bfloat16(), X.bfloat16().t()), (X.bfloat16().t(), X.bfloat16()[:, :7])],
 }
-DIFFERENTIABLE = ("quantize", "quantize_stats", "quantize_both", "mix", "sample_weight")
+DIFFERENTIABLE = ("quantize", "quantize_stats", "quantize_both", "mix", "sample_weight", "matmul_fp32")
 
 
 def test_every_operator_is_checked() -> None:

@@ -1,0 +1,242 @@
+"""The product of BF16 matrices in FP32: what its README.md promises of values, order, layouts and threads."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from itertools import product
+
+import pytest
+import torch
+from torch import Tensor
+from torch._dynamo.testing import CompileCounterWithBackend
+
+from fewbits.kernels.products import matmul_fp32
+from tests.kernels.inputs import assert_same, generator, make
+
+# Around the kernel's tiles (8 x 32), its transposition (16 pairs) and its blocks (512 deep, 1024 wide).
+SIZES = (1, 2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 47, 64, 97)
+DEPTHS = (1, 2, 3, 16, 31, 32, 33, 101, 511, 512, 513, 1025)
+LONG = ((1030, 40, 70), (40, 1030, 70), (1025, 1057, 33))
+
+Layout = Callable[[Tensor], Tensor]
+LAYOUTS: dict[str, Layout] = {
+    "rows": lambda x: x.contiguous(),
+    "columns": lambda x: x.t().contiguous().t(),
+    "part of rows": lambda x: _inside(x),
+    "part of columns": lambda x: _inside(x.t()).t(),
+    "neither": lambda x: _inside(x.repeat_interleave(2, 1))[:, ::2],
+}
+
+exact_order = pytest.mark.skipif(
+    not torch.cpu._is_avx512_supported() or os.environ.get("FEWBITS_BACKEND") == "reference",
+    reason="without AVX-512 the product is torch's, which promises no order",
+)
+
+
+def _inside(x: Tensor) -> Tensor:
+    """x as a part of a larger matrix that holds NaN elsewhere: what is read beyond the edge shows."""
+    larger = x.new_full((x.shape[0] + 2, x.shape[1] + 3), float("nan"))
+    larger[1:-1, 2:-1] = x
+    return larger[1:-1, 2:-1]
+
+
+def pair(m: int, n: int, k: int, kind: str = "normal") -> tuple[Tensor, Tensor]:
+    return make(kind, (m, k), torch.bfloat16, seed=k), make(kind, (k, n), torch.bfloat16, seed=n + 1)
+
+
+def assert_close(got: Tensor, a: Tensor, b: Tensor) -> None:
+    """Within the bound of a sum of k products in FP32, in any order: γ(k) · Σ|a||b|, subnormals counting as zero."""
+    assert got.dtype == torch.float32
+    k = a.shape[1]
+    a64, b64 = a.double(), b.double()
+    normal_a, normal_b = (torch.where(x.abs() < torch.finfo(torch.bfloat16).tiny, 0, x) for x in (a64, b64))
+    magnitudes = a64.abs() @ b64.abs()
+    lost = magnitudes - normal_a.abs() @ normal_b.abs()
+    gamma = k * 2.0**-24 / (1 - k * 2.0**-24)
+    bound = gamma * magnitudes + lost + 2 * k * torch.finfo(torch.float32).tiny
+    excess = (got.double() - a64 @ b64).abs() - bound - 1e-12 * magnitudes  # of float64 itself
+    assert not bool((excess > 0).any())
+
+
+@pytest.fixture
+def threads() -> Iterator[Callable[[int], None]]:
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+# Values
+
+
+def test_every_ragged_shape_is_within_the_bound_of_a_float32_sum() -> None:
+    for i, (m, n) in enumerate(product(SIZES, SIZES)):
+        k = DEPTHS[i % len(DEPTHS)]
+        a, b = pair(m, n, k)
+        left, right = list(LAYOUTS.values())[i % 5], list(LAYOUTS.values())[i // 5 % 5]
+        assert_close(matmul_fp32(left(a), right(b)), a, b)
+
+
+@pytest.mark.parametrize(("left", "right"), list(product(LAYOUTS, LAYOUTS)))
+def test_layouts_change_no_bit(left: str, right: str) -> None:
+    for m, n, k in ((33, 47, 513), (8, 32, 64), (1, 65, 37), (65, 1, 37), (5, 5, 1)):
+        a, b = pair(m, n, k)
+        got = matmul_fp32(LAYOUTS[left](a), LAYOUTS[right](b))
+        assert got.is_contiguous()
+        assert_close(got, a, b)
+        if torch.cpu._is_avx512_supported():
+            assert_same(got, matmul_fp32(a, b), f"{m=} {n=} {k=}")
+
+
+@pytest.mark.parametrize(("m", "n", "k"), LONG)
+def test_more_than_a_block_is_within_the_bound(m: int, n: int, k: int) -> None:
+    a, b = pair(m, n, k)
+    assert_close(matmul_fp32(a, b), a, b)
+    assert_close(matmul_fp32(LAYOUTS["columns"](a), LAYOUTS["columns"](b)), a, b)
+
+
+@pytest.mark.parametrize("kind", ["lognormal", "sparse", "ties", "tiny", "subnormal", "zeros", "negative zeros"])
+def test_only_subnormals_may_be_lost(kind: str) -> None:
+    for m, n, k in ((9, 33, 65), (17, 5, 600)):
+        a, b = pair(m, n, k, kind)
+        assert_close(matmul_fp32(a, b), a, b)
+        assert_close(matmul_fp32(a, pair(m, n, k)[1]), a, pair(m, n, k)[1])
+
+
+def test_integers_whose_sums_fit_are_exact() -> None:
+    for m, n, k in ((33, 65, 1025), (256, 40, 2000), (3, 3, 7)):
+        g = generator(k)
+        a = torch.randint(-64, 65, (m, k), generator=g)
+        b = torch.randint(-64, 65, (k, n), generator=g)
+        for left, right in product(("rows", "columns"), repeat=2):
+            got = matmul_fp32(LAYOUTS[left](a.bfloat16()), LAYOUTS[right](b.bfloat16()))
+            assert torch.equal(got.long(), a @ b)
+
+
+@pytest.mark.parametrize(("left", "right"), list(product(("rows", "columns"), repeat=2)))
+def test_nan_and_infinity_go_where_they_should_and_nowhere_else(left: str, right: str) -> None:
+    for m, n, k in ((9, 33, 65), (1, 1, 1), (8, 32, 2), (17, 70, 515)):
+        a, b = pair(m, n, k)
+        for bad, (i, p, j) in product((float("nan"), float("inf"), -float("inf")), ((0, 0, 0), (m - 1, k - 1, n - 1))):
+            x, y = a.clone(), b.clone()
+            x[i, p] = bad
+            y[p, :: max(1, n - 1)] = 0  # infinity times zero is NaN
+            for u, v in ((x, b), (x, y), (a, b.index_put((torch.tensor(p), torch.tensor(j)), b.new_tensor(bad)))):
+                want = (u.double() @ v.double()).float()
+                got = matmul_fp32(LAYOUTS[left](u), LAYOUTS[right](v))
+                assert torch.equal(got.isnan(), want.isnan())
+                assert torch.equal(got.isinf(), want.isinf())
+                assert torch.equal(got[want.isinf()], want[want.isinf()])
+                assert_close(got[want.isfinite().all(1)], u[want.isfinite().all(1)], v.where(v.isfinite(), 0))
+
+
+def test_a_sum_beyond_float32_is_infinite() -> None:
+    a = torch.full((3, 4), 2.0**100, dtype=torch.bfloat16)
+    assert bool((matmul_fp32(a, a.t()) == float("inf")).all())
+    assert bool((matmul_fp32(-a, a.t()) == -float("inf")).all())
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(0, 5, 3), (5, 0, 3), (5, 3, 0), (0, 0, 0), (0, 0, 7)])
+def test_an_empty_sum_is_zero(m: int, n: int, k: int) -> None:
+    for left, right in product(("rows", "columns"), repeat=2):
+        a, b = torch.ones(m, k, dtype=torch.bfloat16), torch.ones(k, n, dtype=torch.bfloat16)
+        assert_same(matmul_fp32(LAYOUTS[left](a), LAYOUTS[right](b)), torch.zeros(m, n))
+
+
+# Order
+
+
+@exact_order
+def test_products_are_added_in_the_written_order() -> None:
+    """Pair after pair, the odd one first, each rounded. Exponents are such that float64 adds without rounding."""
+    for m, n, k in ((9, 40, 1), (9, 40, 2), (21, 37, 1025), (3, 70, 600)):
+        g = generator(k)
+        a, b = (
+            torch.randint(128, 256, shape, generator=g) * 2.0 ** torch.randint(-4, 5, shape, generator=g) * 2.0**-7
+            for shape in ((m, k), (k, n))
+        )
+        a = a * (torch.randint(0, 2, (m, k), generator=g) * 2 - 1)
+        want = torch.zeros(m, n)
+        for first in range(0, k, 2):
+            for at in range(min(first + 1, k - 1), first - 1, -1):
+                want = (want.double() + a[:, at, None].double() * b[at].double()).float()
+        assert_same(matmul_fp32(a.bfloat16(), b.bfloat16()), want)
+
+
+@exact_order
+@pytest.mark.parametrize(("m", "n", "k"), [(300, 200, 601), (64, 1100, 300), (1100, 33, 129), (256, 256, 2048)])
+def test_threads_change_no_bit(m: int, n: int, k: int, threads: Callable[[int], None]) -> None:
+    for left, right in product(("rows", "columns"), repeat=2):
+        a, b = pair(m, n, k, "lognormal")
+        a, b = LAYOUTS[left](a), LAYOUTS[right](b)
+        threads(1)
+        want = matmul_fp32(a, b)
+        for count in (1, 2, 3):
+            threads(count)
+            assert_same(matmul_fp32(a, b), want, f"{count} threads")
+
+
+@exact_order
+def test_an_element_depends_on_its_row_and_column_alone() -> None:
+    a, b = pair(100, 90, 700)
+    whole = matmul_fp32(a, b)
+    for rows, columns in ((slice(0, 1), slice(None)), (slice(13, 60), slice(5, 6)), (slice(99, 100), slice(40, 90))):
+        assert_same(matmul_fp32(a[rows], b[:, columns]), whole[rows, columns])
+
+
+@exact_order
+def test_a_forked_child_works_without_the_parents_threads() -> None:
+    code = (
+        "import os, torch\n"
+        "from fewbits.kernels.products import matmul_fp32\n"
+        "torch.set_num_threads(2)\n"
+        "a = (torch.arange(1 << 18) % 97).bfloat16().view(512, 512)\n"
+        "c = matmul_fp32(a, a)\n"
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        "    d = matmul_fp32(a, a)\n"
+        "    os._exit(0 if d.numpy().tobytes() == c.numpy().tobytes() else 1)\n"  # torch's own threads would hang
+        "raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
+
+
+# What torch sees
+
+
+def test_inputs_of_other_kinds_are_widened() -> None:
+    a, b = torch.randn(7, 20, generator=generator(0)), torch.randn(20, 9, generator=generator(1))
+    for x, y in ((a, b), (a.half(), b.half()), (a.bfloat16(), b), (a, b.bfloat16()), (a.bfloat16(), b.half())):
+        assert_same(matmul_fp32(x, y), x.float() @ y.float())
+    assert matmul_fp32(a.bfloat16().to("meta"), b.bfloat16().to("meta")).shape == (7, 9)
+
+
+@pytest.mark.parametrize("shapes", [((3, 4), (3, 4)), ((3,), (3, 4)), ((2, 3, 4), (4, 5)), ((0, 4), (5, 0))])
+def test_shapes_that_do_not_meet_are_refused(shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
+    a, b = (torch.zeros(shape, dtype=torch.bfloat16) for shape in shapes)
+    with pytest.raises(ValueError, match=r"valid are \[M, K\] and \[K, N\]"):
+        matmul_fp32(a, b)
+
+
+def test_the_gradient_is_that_of_the_widened_product() -> None:
+    a, b = pair(9, 17, 33)
+    grad = torch.randn(9, 17, generator=generator(5))
+    leaves = [x.clone().requires_grad_() for x in (a, b)]
+    matmul_fp32(*leaves).backward(grad)
+    wanted = [x.clone().requires_grad_() for x in (a, b)]
+    (wanted[0].float() @ wanted[1].float()).backward(grad)
+    for leaf, want in zip(leaves, wanted, strict=True):
+        assert leaf.grad is not None
+        torch.testing.assert_close(leaf.grad, want.grad)
+
+
+def test_compiling_breaks_no_graph_and_changes_no_bit() -> None:
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(lambda a, b: matmul_fp32(a.t(), b) * 2, backend=counter, fullgraph=True)
+    for m, n, k in ((40, 33, 50), (41, 34, 51), (7, 9, 11)):
+        a, b = pair(k, n, m)[0].t().contiguous().t(), pair(m, n, k)[1]
+        assert_same(compiled(a, b), matmul_fp32(a.t(), b) * 2)
+    assert counter.frame_count <= 3
