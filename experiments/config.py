@@ -150,9 +150,8 @@ def _check_word(text: str) -> None:
     if word.is_sweep_override():
         raise ValueError(f"{text!r}: a trial takes one value; for a list write {key}=[…], for a text {key}='\"…\"'")
     group = key if word.package is None else ""
-    if not word.is_delete() and (valid := names(group) if group in GROUPS else None):
-        if value not in valid:
-            raise ValueError(f"no {group} {value!r}: valid are {_nearest_first(str(value), valid)}")
+    if group in GROUPS and not word.is_delete() and value not in names(group):
+        raise ValueError(f"no {group} {value!r}: valid are {_nearest_first(str(value), names(group))}")
     if re.match(r"hydra\b", key):
         raise ValueError(f"unknown key {key!r}: Hydra's own settings have no effect on a trial")
 

@@ -19,16 +19,18 @@ PEAK = {"H200": 989e12, "H100": 989e12, "B200": 2250e12, "A100": 312e12, "RTX 40
 
 @dataclass(frozen=True)
 class World:
+    """Where one process of a trial stands; `mean` and `greatest` are over all of them."""
+
     device: torch.device
     rank: int = 0
     ranks: int = 1
+    threads: int = 1  # on a CPU
 
-    def means(self, values: Tensor) -> Tensor:
-        """Each number's mean over ranks."""
+    def mean(self, value: Tensor) -> Tensor:
         if self.ranks > 1:
-            dist.all_reduce(values)
-            values /= self.ranks
-        return values
+            dist.all_reduce(value)
+            value /= self.ranks
+        return value
 
     def greatest(self, value: Tensor) -> Tensor:
         if self.ranks > 1:
@@ -57,7 +59,7 @@ def choose(runtime: Runtime) -> World:
     device = torch.device(kind, local) if kind == "cuda" else torch.device("cpu")
     if kind == "cuda":
         torch.cuda.set_device(device)
-    return World(device, rank, ranks)
+    return World(device, rank, ranks, runtime.threads)
 
 
 def leave(world: World) -> None:
@@ -79,7 +81,7 @@ _TORCHRUN = (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"))
 def _be_deterministic() -> None:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # costs a pass over every new tensor
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # saves a pass over each
 
 
 def _keep_memory() -> None:

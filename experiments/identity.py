@@ -1,8 +1,9 @@
 """What makes a trial the same trial: its id, and where it came from.
 
-The id is a hash of the resolved config, the data's fingerprint, the sources of the rooms that compute a trial, torch's
-version and the kernels' backend. Names and descriptions are not part of it, nor is anything of the runtime: two studies
-that ask for the same computation share one trial. The git commit is provenance alone.
+The id is a hash of all that decides a trial's bits: the resolved config, the data's fingerprint, the sources of the
+rooms that compute it, torch's version, the kernels' backend, and over how many processes and threads sums are spread.
+Names and descriptions are not part of it, nor is anything else of the runtime: two studies that ask for the same
+computation share one trial. The git commit is provenance alone.
 """
 
 import hashlib
@@ -18,6 +19,7 @@ from typing import Any
 
 import torch
 
+from fewbits.experiments.devices import World
 from fewbits.experiments.trial import Trial
 from fewbits.kernels.backends import backend_for
 
@@ -26,23 +28,30 @@ SOURCES = {".py", ".h", ".cpp", ".cu", ".cuh"}
 _HERE = Path(__file__).parent
 
 
-def trial_id(trial: Trial, data_fingerprint: str, device: str, parent: str | None) -> str:
-    """parent: the id of the trial that it branches from, with the step."""
-    return _digest(identity(trial, data_fingerprint, device, parent))
+def identity(trial: Trial, data_fingerprint: str, world: World, parent: str | None = None) -> dict[str, Any]:
+    """The parts that the id is a hash of, to be compared where two differ.
 
-
-def identity(trial: Trial, data_fingerprint: str, device: str, parent: str | None) -> dict[str, Any]:
-    """The parts that the id is a hash of, to be compared where two differ."""
+    parent: the id of the trial that it branches from, with the step.
+    """
     config = trial.to_dict()
     del config["model"]["name"], config["recipe"]["name"], config["recipe"]["about"], config["data"]
+    del config["training"]["checkpoint_every"]  # computes nothing
     config["branch"] = parent
+    device = world.device.type
     return {
         "config": config,
         "data": data_fingerprint,
         "sources": {room: sources_digest(room) for room in ROOMS},
         "torch": str(torch.__version__),
         "backend": f"{device}:{backend_name(device)}",
+        "ranks": world.ranks,  # each draws noise of its own
+        "threads": world.threads if device == "cpu" else None,  # torch spreads some sums over them
     }
+
+
+def trial_id(identity: Mapping[str, Any]) -> str:
+    text = json.dumps(identity, sort_keys=True, allow_nan=False, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 @cache
@@ -73,11 +82,6 @@ def provenance(identity: Mapping[str, Any], extra: Mapping[str, Any]) -> dict[st
         "process": os.getpid(),
         **extra,
     }
-
-
-def _digest(value: object) -> str:
-    text = json.dumps(value, sort_keys=True, allow_nan=False, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _git(*words: str) -> str | None:

@@ -14,7 +14,8 @@ from fewbits.experiments.evaluation.harness import check_tasks
 from fewbits.experiments.schedules import phases
 from fewbits.experiments.trial import Trial
 from fewbits.kernels.quantizer import Block, Mixture, Quantizer
-from fewbits.models.quantize import keep, linear_layers
+from fewbits.models.observer import Observer
+from fewbits.models.quantize import keep, linear_layers, quantize
 from fewbits.models.recipe import Slot
 from fewbits.models.registry import MODELS, on_meta
 
@@ -45,6 +46,7 @@ def check(trial: Trial, ranks: int = 1) -> None:
             f"{ranks * t.micro_batch}"
         )
     phases(trial.schedule, t.steps)
+    quantize(on_meta(trial.model), trial.recipe, observer=Observer(trial.observer))
     for problem in coincidences(trial):
         raise ValueError(problem)
 
@@ -74,6 +76,19 @@ def coincidences(trial: Trial) -> Iterator[str]:
                         f"{layer.name} ({rows}x{cols}), as block `tensor` would; take a wider model, more tokens or "
                         "smaller blocks"
                     )
+
+
+def check_data(trial: Trial, corpus: Corpus) -> None:
+    """ValueError, before any training, where the data are too few for it or for what it is judged by."""
+    t = trial.training
+    corpus.batch("train", 0, 1, t.length, 0)
+    for split in ("validation", "ood"):
+        if split in corpus.splits:
+            try:
+                corpus.windows(split, trial.evaluation.windows, t.length)
+            except ValueError as error:
+                raise ValueError(f"evaluation.windows: {error} in split {split}") from None
+    check_evaluation(trial, corpus)
 
 
 def check_evaluation(trial: Trial, corpus: Corpus) -> None:

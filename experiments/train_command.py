@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
 import time
+import warnings
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -44,20 +46,27 @@ def main(argv: Sequence[str]) -> int:
     from fewbits.experiments.training import run
 
     line = LiveLine()
+    warnings.showwarning = line.warn  # type: ignore[assignment]  # of what it is given, it says the message alone
     try:
         folder, result = run(trial, runtime, line)
     except OSError as error:
         line.end()
-        print(f"fewbits: {error.strerror or error}; run the same command again to go on", file=sys.stderr)
+        print(f"fewbits: {_told(error)}; the same command goes on from the last checkpoint", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         line.end()
         print("fewbits: stopped; the same command goes on from the last checkpoint", file=sys.stderr)
         return 130
-    line.end()
+    finally:
+        line.end()
     if result:
         print(f"{folder.path}\n{summary(result)}")
     return 0
+
+
+def _told(error: OSError) -> str:
+    reason = error.strerror or str(error)
+    return f"{error.filename}: {reason}" if error.filename else reason
 
 
 def summary(result: dict[str, Any]) -> str:
@@ -85,20 +94,27 @@ class LiveLine:
         now = time.monotonic()
         if self._began is None:
             self._began = now, progress.step
-        self._evaluated = progress.evaluated or self._evaluated
+        if progress.evaluated is not None:
+            self._evaluated = progress.evaluated
         since, first = self._began
         done = progress.step - first
-        left = (now - since) / done * (progress.steps - progress.step) if done else progress.seconds_left
+        each = (now - since) / done if done else progress.seconds_a_step
+        left = each * (progress.steps - progress.step)
         text = f"step {progress.step}/{progress.steps}  loss {progress.loss:.4f}"
         if self._evaluated is not None:
             text += f"  validation {self._evaluated:.4f}"
         text += f"  {progress.tokens_per_second:,.0f} tokens/s  {_clock(left)} left"
         if self._live:
-            print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
+            width = shutil.get_terminal_size().columns - 1  # a longer one would not go away
+            print(f"\r\033[K{text[:width]}", end="", file=sys.stderr, flush=True)
             self._open = True
         elif (part := 20 * progress.step // progress.steps) != self._told:
             self._told = part
             print(text, file=sys.stderr, flush=True)
+
+    def warn(self, message: Warning | str, *_: object) -> None:
+        self.end()
+        print(f"fewbits: {' '.join(str(message).split())}", file=sys.stderr, flush=True)
 
     def end(self) -> None:
         if self._open:

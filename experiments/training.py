@@ -10,10 +10,10 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pandas as pd
 import torch
@@ -22,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from fewbits.experiments import checkpoints, devices, run_folder
 from fewbits.experiments.atomic import write_json, write_parquet
+from fewbits.experiments.branches import Parent, find_parent
 from fewbits.experiments.data.corpus import Corpus, describe
 from fewbits.experiments.data.load import load
 from fewbits.experiments.data.once import default_cache
@@ -37,7 +38,7 @@ from fewbits.experiments.optimizers import (
     set_learning_rate,
 )
 from fewbits.experiments.schedules import factor
-from fewbits.experiments.setup import check, check_evaluation, cloze, corpus_model, text_tokenizer
+from fewbits.experiments.setup import check, check_data, cloze, corpus_model, text_tokenizer
 from fewbits.experiments.tracking import Tracker
 from fewbits.experiments.trial import Runtime, Trial
 from fewbits.kernels.seeds import derive_seed
@@ -60,17 +61,8 @@ class Progress:
     steps: int
     loss: float
     tokens_per_second: float
+    seconds_a_step: float
     evaluated: float | None = None
-
-    @property
-    def seconds_left(self) -> float:
-        return math.inf if not self.tokens_per_second else self._tokens_left / self.tokens_per_second
-
-    tokens_a_step: int = 0
-
-    @property
-    def _tokens_left(self) -> int:
-        return (self.steps - self.step) * self.tokens_a_step
 
 
 @dataclass
@@ -88,27 +80,31 @@ class State:
 
 
 def run(trial: Trial, runtime: Runtime, say: Say = lambda _: None) -> tuple[run_folder.RunFolder, dict[str, Any]]:
-    """Train, or go on training, or find it done: the folder and its result."""
+    """Train, or go on training, or find it done: the folder and its result. Ranks above 0 get no result."""
     world = devices.choose(runtime)
-    corpus = load(trial.data, Path(runtime.cache).expanduser() if runtime.cache else default_cache())
-    trial = corpus_model(trial, corpus)
-    check(trial, world.ranks)
-    parent = _parent(trial, Path(runtime.runs))
-    made_of = identity(trial, corpus.fingerprint, world.device.type, parent and parent[1])
-    folder = run_folder.find(
-        Path(runtime.runs), trial.name, trial_id(trial, corpus.fingerprint, world.device.type, parent and parent[1])
-    )
-    if (done := folder.result()) is not None:
-        return folder, done
-    check_evaluation(trial, corpus)
-    with folder.alone() if world.rank == 0 else contextlib.nullcontext():
-        if world.rank == 0:
-            facts = {"data": describe(corpus), "threads": torch.get_num_threads(), "ranks": world.ranks}
+    try:
+        runs = Path(runtime.runs).expanduser()
+        corpus = load(trial.data, Path(runtime.cache).expanduser() if runtime.cache else default_cache())
+        trial = corpus_model(trial, corpus)
+        check(trial, world.ranks)
+        parent = find_parent(trial.branch, runs)
+        made_of = identity(trial, corpus.fingerprint, world, parent.id if parent else None)
+        folder = run_folder.find(runs, trial.name, trial_id(made_of))
+        if (done := folder.result()) is not None:
+            return folder, done
+        check_data(trial, corpus)
+        if parent is not None and not checkpoints.steps(folder.checkpoints):
+            parent.check(trial, corpus)
+        if world.rank:
+            return folder, _train(trial, runtime, world, corpus, folder, parent, say)
+        with folder.alone():
+            if (done := folder.result()) is not None:  # by a process that has ended since
+                return folder, done
+            facts = {"data": describe(corpus), "parent": parent and str(parent.folder.path)}
             folder.begin(trial, provenance(made_of, facts))
-        try:
-            return folder, _train(trial, runtime, world, corpus, folder, parent and parent[0], say)
-        finally:
-            devices.leave(world)
+            return folder, _train(trial, runtime, world, corpus, folder, parent, say)
+    finally:
+        devices.leave(world)
 
 
 def _train(
@@ -117,99 +113,95 @@ def _train(
     world: devices.World,
     corpus: Corpus,
     folder: run_folder.RunFolder,
-    parent: checkpoints.Checkpoint | None,
+    parent: Parent | None,
     say: Say,
 ) -> dict[str, Any]:
-    t = trial.training
+    t, leads = trial.training, world.rank == 0
     state = set_up(trial, world.device)
-    resume(state, trial, corpus, folder, parent)
-    model, optimizer, quantization = state.model, state.optimizer, state.quantization
-    tracker = Tracker(trial, runtime, folder) if world.rank == 0 else None
+    resume(state, corpus, folder, parent)
+    model, optimizer, observer = state.model, state.optimizer, state.quantization.observer
+    tracker = Tracker(trial, runtime, folder) if leads else None
     loss_of = _loss_module(model, trial, world)
-    accumulation = t.batch // t.micro_batch // world.ranks
-    order_seed = derive_seed(trial.seed, ORDER)
-    tokens_a_step = t.batch * t.length
-    flops_a_token = 6 * linear_parameters(trial.model) + 12 * trial.model.layers * trial.model.width * t.length
-    peak = devices.peak_flops(world.device)
     hopeless = t.blow_up * math.log(trial.model.vocab) if t.blow_up else math.inf
-    timing: list[dict[str, float]] = []
-    status = "done"
+    peak = devices.peak_flops(world.device)
+    timing = read_timing(folder.path, state.step)
+    healthy = True
 
     model.train()
-    while state.step < t.steps:
+    while state.step < t.steps and healthy:
         step, began = state.step, time.perf_counter()
-        progress = step / t.steps
+        row = gradients(state, trial, corpus, world, loss_of)
+        healthy = _finite(row) and row["loss"] <= hopeless
+        if observer is not None and (observer.due(step) or step == t.steps - 1 or not healthy):
+            state.numerics += observer.rows(step, state.quantization.layers)
 
-        losses = []
-        for micro in range(accumulation):
-            first = state.position + (micro * world.ranks + world.rank) * t.micro_batch
-            inputs, targets = corpus.batch("train", first, t.micro_batch, t.length, order_seed)
-            quantization.begin(state.origin + step, micro, rank=world.rank, progress=progress)
-            last = micro == accumulation - 1
-            with contextlib.nullcontext() if last or world.ranks == 1 else loss_of.no_sync():  # type: ignore[operator]
-                loss = loss_of(inputs.to(world.device), targets.to(world.device))
-                penalty = quantization.penalty()
-                ((loss if penalty is None else loss + penalty) / accumulation).backward()
-            losses.append(loss.detach())
-        loss = world.means(torch.stack(losses).mean())
-        loss_max = world.greatest(torch.stack(losses).max())
-
-        norm = clip_gradients(model.parameters(), trial.optimizer.clip)
-        row = {
-            "step": step,
-            "tokens": (state.position + t.batch) * t.length,
-            "loss": loss.item(),
-            "loss_max": loss_max.item(),
-            "gradient_norm": norm.item(),
-            "learning_rate": trial.optimizer.lr * factor(trial.schedule, step, t.steps),
-        }
-        if penalty is not None:
-            row["penalty"] = penalty.item()
-        if not math.isfinite(row["loss"]) or not math.isfinite(row["gradient_norm"]) or row["loss"] > hopeless:
-            state.metrics.append(row)
-            status = "diverged"
-            break
-        observer = quantization.observer
-        if observer is not None and (observer.due(step) or step == t.steps - 1):
-            state.numerics += observer.rows(step, quantization.layers)
-
-        set_learning_rate(optimizer, factor(trial.schedule, step, t.steps))
-        optimizer.step()
+        if healthy:
+            set_learning_rate(optimizer, factor(trial.schedule, step, t.steps))
+            optimizer.step()
+            state.step, state.position = step + 1, state.position + t.batch
         optimizer.zero_grad(set_to_none=True)
-        state.step, state.position = step + 1, state.position + t.batch
         seconds = time.perf_counter() - began
 
-        if state.step % trial.evaluation.every == 0 or state.step == t.steps:
-            row |= evaluate(trial, corpus, model)
+        if healthy and (state.step % trial.evaluation.every == 0 or state.step == t.steps):
+            row |= evaluate(state, trial, corpus)
+            healthy = _finite(row)
         state.metrics.append(row)
-        speed = tokens_a_step / seconds
-        timing.append({"step": step, "seconds": seconds, "tokens_per_second": speed})
-        if peak:
-            timing[-1]["mfu"] = speed * flops_a_token / peak / world.ranks
+        if not tracker:
+            continue
 
-        if tracker:
-            tracker.log(row, speed)
-            say(Progress(state.step, t.steps, row["loss"], speed, row.get("validation_loss"), tokens_a_step))
-            kept = runtime.keep_every and state.step % runtime.keep_every == 0
-            if kept:
-                save(state, corpus, folder.kept, keep=10**6)
-            if state.step % t.checkpoint_every == 0 and state.step < t.steps:
-                save(state, corpus, folder.checkpoints, keep=runtime.keep_checkpoints)
-                write_tables(state, timing, folder.path)
-                tracker.flush()
+        speed = t.batch * t.length / seconds
+        timing.append({"step": step, "time": time.time(), "seconds": seconds, "tokens_per_second": speed})
+        if peak:
+            timing[-1]["mfu"] = speed * flops_a_token(trial) / peak / world.ranks
+        say(Progress(state.step, t.steps, row["loss"], speed, seconds, row.get("validation_loss")))
+        if healthy and runtime.keep_every and state.step % runtime.keep_every == 0:
+            save(state, corpus, folder.kept, keep=10**6)
+        if healthy and (state.step % t.checkpoint_every == 0 or state.step == t.steps):
+            write_tables(state, timing, folder.path)
+            save(state, corpus, folder.checkpoints, keep=runtime.keep_checkpoints)
+            tracker.send(state.metrics, timing)
 
     result: dict[str, Any] = {}
     if tracker:
-        if status == "done":
-            save(state, corpus, folder.checkpoints, keep=runtime.keep_checkpoints)
         write_tables(state, timing, folder.path)
+        status = "done" if healthy else "diverged"
         result = {"id": folder.id, "name": trial.name, "status": status, "step": state.step} | _final(state)
-        if status == "done":
-            result |= final_evaluation(trial, corpus, model)
+        if healthy:
+            result |= final_evaluation(state, trial, corpus)
+        tracker.end(state.metrics, timing, result)
         write_json(folder.path / "result.json", result)
-        tracker.end(result)
     world.wait()
     return result
+
+
+def gradients(state: State, trial: Trial, corpus: Corpus, world: devices.World, loss_of: nn.Module) -> dict[str, float]:
+    """Forward and backward of one update's batch, micro-batch by micro-batch; what there is to say of it."""
+    t, quantization = trial.training, state.quantization
+    accumulation = t.batch // t.micro_batch // world.ranks
+    order_seed = derive_seed(trial.seed, ORDER)
+    losses = []
+    for micro in range(accumulation):
+        first = state.position + (micro * world.ranks + world.rank) * t.micro_batch
+        inputs, targets = corpus.batch("train", first, t.micro_batch, t.length, order_seed)
+        quantization.begin(state.origin + state.step, micro, rank=world.rank, progress=state.step / t.steps)
+        last = micro == accumulation - 1
+        with contextlib.nullcontext() if last or world.ranks == 1 else loss_of.no_sync():  # type: ignore[operator]
+            loss = loss_of(inputs.to(world.device), targets.to(world.device))
+            penalty = quantization.penalty()
+            ((loss if penalty is None else loss + penalty) / accumulation).backward()
+        losses.append(loss.detach())
+    loss = world.mean(torch.stack(losses).mean())
+    loss_max = world.greatest(torch.stack(losses).max())
+    norm = clip_gradients(state.model.parameters(), trial.optimizer.clip)
+    row = {
+        "step": state.step,
+        "tokens": (state.position + t.batch) * t.length,
+        "loss": loss.item(),
+        "loss_max": loss_max.item(),
+        "gradient_norm": norm.item(),
+        "learning_rate": trial.optimizer.lr * factor(trial.schedule, state.step, t.steps),
+    }
+    return row if penalty is None else row | {"penalty": penalty.item()}
 
 
 # ------------------------------------------------------------------------------------------------ before and between
@@ -228,24 +220,18 @@ def set_up(trial: Trial, device: torch.device) -> State:
     return State(model, make_optimizer(model, trial.optimizer, partition=partition), quantization)
 
 
-def resume(
-    state: State,
-    trial: Trial,
-    corpus: Corpus,
-    folder: run_folder.RunFolder,
-    parent: checkpoints.Checkpoint | None,
-) -> None:
+def resume(state: State, corpus: Corpus, folder: run_folder.RunFolder, parent: Parent | None) -> None:
     """Go on from the newest whole checkpoint, or start where a branch's parent stood, or from the beginning."""
-    found = checkpoints.newest(folder.checkpoints)
-    checkpoint = found or parent
+    own = checkpoints.newest(folder.checkpoints)
+    checkpoint = own or (parent.checkpoint if parent else None)
     if checkpoint is None:
         return
     saved = checkpoints.unflatten(checkpoint.tensors(), checkpoint.state)
     corpus.check(saved["data"]["fingerprint"], saved["data"])
-    _load_weights(state.model, saved["model"], strict=found is not None)
+    _load_weights(state.model, saved["model"], strict=own is not None)
     load_optimizer_state(state.optimizer, saved["optimizer"])
     state.position = saved["position"]
-    if found is None:
+    if own is None:
         state.origin = saved["origin"] + saved["step"]
         return
     state.step, state.origin = saved["step"], saved["origin"]
@@ -274,25 +260,41 @@ def save(state: State, corpus: Corpus, folder: Path, *, keep: int) -> Path:
     return checkpoints.save(folder, state.step, tensors, rest, keep=keep)
 
 
-def write_tables(state: State, timing: list[dict[str, float]], folder: Path) -> None:
+def write_tables(state: State, timing: Sequence[Mapping[str, float]], folder: Path) -> None:
+    """Timing is a table of its own: of all that a trial writes it alone differs from run to run."""
     write_parquet(folder / "metrics.parquet", pd.DataFrame(state.metrics))
     write_parquet(folder / "numerics.parquet", pd.DataFrame(state.numerics))
     write_parquet(folder / "timing.parquet", pd.DataFrame(timing))
 
 
-def evaluate(trial: Trial, corpus: Corpus, model: Decoder) -> dict[str, float]:
+def read_timing(folder: Path, step: int) -> list[dict[str, float]]:
+    """Of the steps before this one, as far as an interrupted trial has left them."""
+    path = folder / "timing.parquet"
+    if not step or not path.is_file():
+        return []
+    frame = pd.read_parquet(path)
+    return cast(list[dict[str, float]], frame[frame["step"] < step].to_dict("records"))
+
+
+def evaluate(state: State, trial: Trial, corpus: Corpus) -> dict[str, float]:
     """What is measured between steps. Batches are of the training size: a tensor's scale may depend on it."""
     e, t = trial.evaluation, trial.training
+    _begin_evaluation(state, trial)
     found = {
-        f"{name}_loss": evaluate_loss(model, corpus, split, windows=e.windows, length=t.length, batch=t.micro_batch)
-        for name, split in (("validation", "validation"), ("ood", "ood"))
-        if split in corpus.splits
+        f"{name}_loss": evaluate_loss(
+            state.model, corpus, name, windows=e.windows, length=t.length, batch=t.micro_batch
+        )
+        for name in ("validation", "ood")
+        if name in corpus.splits
     }
-    return found | {"parameter_norm": float(torch.stack([p.detach().norm() for p in model.parameters()]).norm())}
+    norms = [parameter.detach().norm() for parameter in state.model.parameters()]
+    return found | {"parameter_norm": float(torch.stack(norms).norm())}
 
 
-def final_evaluation(trial: Trial, corpus: Corpus, model: Decoder) -> dict[str, Any]:
-    e = trial.evaluation
+def final_evaluation(state: State, trial: Trial, corpus: Corpus) -> dict[str, Any]:
+    """What is measured at the end alone."""
+    e, model = trial.evaluation, state.model
+    _begin_evaluation(state, trial)
     found: dict[str, Any] = {}
     for split, items in cloze(trial, corpus).items():
         score = evaluate_cloze(model, items)
@@ -309,28 +311,12 @@ def final_evaluation(trial: Trial, corpus: Corpus, model: Decoder) -> dict[str, 
     return found
 
 
+def _begin_evaluation(state: State, trial: Trial) -> None:
+    """With the operands and the noise that the next update would have: the same ones after an interruption."""
+    state.quantization.begin(state.origin + state.step, progress=state.step / trial.training.steps)
+
+
 # ------------------------------------------------------------------------------------------------ details
-
-
-def _parent(trial: Trial, runs: Path) -> tuple[checkpoints.Checkpoint, str] | None:
-    """The checkpoint that a branch starts from, and what identifies it."""
-    branch = trial.branch
-    if branch.parent is None:
-        if branch.step is not None:
-            raise ValueError(f"branch.step {branch.step} without branch.parent: the run folder that it is a step of")
-        return None
-    path = next((p for p in (Path(branch.parent).expanduser(), runs / branch.parent) if p.is_dir()), None)
-    if path is None:
-        raise ValueError(f"branch.parent {branch.parent}: no such run folder, here or in {runs}")
-    folder = run_folder.opened(path)
-    places = (folder.checkpoints, folder.kept)
-    steps = {
-        int(at.name[5:].partition(".")[0]): at for place in places if place.is_dir() for at in place.glob("step-*")
-    }
-    if not steps or branch.step not in (None, *steps):
-        raise ValueError(f"{path} has no checkpoint of step {branch.step}; there are {sorted(steps) or 'none'}")
-    step = max(steps) if branch.step is None else branch.step
-    return checkpoints.load(steps[step]), f"{folder.id}@{step}"
 
 
 def _load_weights(model: nn.Module, saved: dict[str, Tensor], *, strict: bool) -> None:
@@ -361,9 +347,19 @@ def _loss_module(model: Decoder, trial: Trial, world: devices.World) -> nn.Modul
     return module
 
 
+def flops_a_token(trial: Trial) -> float:
+    """Of the model, forward and backward: 6 for each weight of a matrix, the head's included, and attention's own."""
+    model = trial.model
+    matrices = linear_parameters(model) + model.width * model.vocab
+    attentions = model.pattern.count("*") if model.pattern else model.layers
+    return 6 * matrices + 12 * attentions * model.heads * model.head_dim * trial.training.length
+
+
+def _finite(row: Mapping[str, float]) -> bool:
+    return all(map(math.isfinite, row.values()))
+
+
 def _final(state: State) -> dict[str, float | None]:
     """The last numbers of every metric; None for what is not finite, which JSON cannot say."""
-    found: dict[str, float | None] = {}
-    for row in state.metrics:
-        found |= {key: value if math.isfinite(value) else None for key, value in row.items() if key != "step"}
-    return found
+    last = {key: value for row in state.metrics for key, value in row.items() if key != "step"}
+    return {key: value if math.isfinite(value) else None for key, value in last.items()}

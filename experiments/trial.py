@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +18,7 @@ from fewbits.models.recipe import Recipe
 
 DTYPES = ("bf16", "fp32")
 TRACKING = ("none", "mlflow")
+SEEDS = 1 << 63
 
 
 @dataclass(frozen=True)
@@ -34,8 +36,11 @@ class Training:
     def __post_init__(self) -> None:
         one_of("training.dtype", self.dtype, DTYPES)
         for name in ("steps", "batch", "micro_batch", "length", "checkpoint_every"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"training.{name} {getattr(self, name)}: 1 or more is expected")
+            at_least(f"training.{name}", getattr(self, name), 1)
+        if not 0 <= self.blow_up < math.inf:
+            raise ValueError(f"training.blow_up {self.blow_up}: 0 (never) or more is expected")
+        if self.rounding_seed is not None and not 0 <= self.rounding_seed < SEEDS:
+            raise ValueError(f"training.rounding_seed {self.rounding_seed}: an integer from 0 to 2^63 - 1, or null")
         if self.batch % self.micro_batch:
             raise ValueError(f"training.batch {self.batch}: a multiple of training.micro_batch {self.micro_batch}")
 
@@ -50,8 +55,8 @@ class Evaluation:
     run_code: bool = False  # let tasks run the code that the model writes: in a sandbox
 
     def __post_init__(self) -> None:
-        if self.every < 1 or self.windows < 1 or self.cloze < 0:
-            raise ValueError(f"evaluation {self}: every and windows from 1, cloze from 0")
+        for name, least in (("every", 1), ("windows", 1), ("cloze", 0)):
+            at_least(f"evaluation.{name}", getattr(self, name), least)
 
 
 @dataclass(frozen=True)
@@ -76,7 +81,7 @@ class Trial:
     branch: Branch = field(default_factory=Branch)
 
     def __post_init__(self) -> None:
-        if not 0 <= self.seed < 1 << 63:
+        if not 0 <= self.seed < SEEDS:
             raise ValueError(f"seed {self.seed}: an integer from 0 to 2^63 - 1")
         if self.model.positions == "learned" and self.training.length > self.model.context:
             raise ValueError(
@@ -99,7 +104,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Runtime:
-    """How and where a trial runs: nothing that its results should depend on, so no part of its id."""
+    """How and where a trial runs. Its bits depend on the device and, on a CPU, on the threads: these are in its id."""
 
     device: str = "auto"  # auto, cpu or cuda
     threads: int = 1  # on a CPU
@@ -112,5 +117,10 @@ class Runtime:
     def __post_init__(self) -> None:
         one_of("runtime.device", self.device, ("auto", "cpu", "cuda"))
         one_of("runtime.tracking", self.tracking, TRACKING)
-        if self.threads < 1 or self.keep_checkpoints < 1 or self.keep_every < 0:
-            raise ValueError(f"runtime {self}: threads and keep_checkpoints from 1, keep_every from 0")
+        for name, least in (("threads", 1), ("keep_checkpoints", 1), ("keep_every", 0)):
+            at_least(f"runtime.{name}", getattr(self, name), least)
+
+
+def at_least(what: str, value: int, least: int) -> None:
+    if value < least:
+        raise ValueError(f"{what} {value}: {least} or more is expected")
