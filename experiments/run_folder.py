@@ -19,8 +19,8 @@ from typing import Any
 
 import yaml
 
-from fewbits.experiments import checkpoints
 from fewbits.experiments.atomic import remove_leftovers, write_atomically, write_json
+from fewbits.experiments.checkpoints import Checkpoint, load, newest, steps
 from fewbits.experiments.trial import Trial
 
 HASH = 8  # hexadecimal digits of the id in a folder's name
@@ -40,18 +40,18 @@ class RunFolder:
         """Checkpoints that stay, for branches and probes."""
         return self.path / "kept"
 
-    def checkpoint(self, step: int | None = None) -> checkpoints.Checkpoint:
+    def checkpoint(self, step: int | None = None) -> Checkpoint:
         """That of a step; without one, the newest that is whole."""
         places = (self.checkpoints, self.kept)
         if step is None:
-            found = [checkpoint for place in places if (checkpoint := checkpoints.newest(place)) is not None]
+            found = [checkpoint for place in places if (checkpoint := newest(place)) is not None]
             if found:
                 return max(found, key=lambda checkpoint: checkpoint.step)
-        there = {at: path for place in places for at, path in checkpoints.steps(place).items()}
+        there = {at: path for place in places for at, path in steps(place).items()}
         if step not in there:
             what = "whole checkpoint" if step is None else f"checkpoint of step {step}"
             raise ValueError(f"{self.path} has no {what}; there are {', '.join(map(str, sorted(there))) or 'none'}")
-        return checkpoints.load(there[step])
+        return load(there[step])
 
     def result(self) -> dict[str, Any] | None:
         return _json(self.path / "result.json")
