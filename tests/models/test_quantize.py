@@ -1,0 +1,468 @@
+"""`quantize` on our models and on those of others: what is swapped, what is kept, when it switches, what is refused."""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from fewbits.kernels.api import fake_quantize
+from fewbits.models.decoder import Decoder
+from fewbits.models.observer import Observer, ObserverConfig
+from fewbits.models.quantize import Quantization, linear_layers, quantize
+from fewbits.models.quantized_linear import QuantizedLinear
+from fewbits.models.recipe import Recipe
+from fewbits.models.registry import MODELS, on_meta
+from tests.models.quantized import E4M3, MIXED, NVFP4, batch, equal, linear, normal, one_layer, recipe, tiny, train
+
+SQUARE = "e4m3:16x16:amax"
+SR = f"{E4M3}:stochastic"
+FAMILIES: dict[str, dict[str, Any]] = {
+    "gpt2": {},
+    "llama2": {},
+    "nemotron": {},
+    "hybrid": {"layers": 3, "pattern": "M-*", "mamba_head_dim": 32, "mamba_groups": 2},
+}
+
+
+# ---- nothing quantized, nothing changed
+
+
+@pytest.mark.parametrize(
+    ("text", "dtype"), [("high", torch.bfloat16), ("bf16", torch.bfloat16), ("high", torch.float32)]
+)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_recipe_that_quantizes_nothing_trains_exactly_as_the_plain_model(
+    family: str, text: str, dtype: torch.dtype
+) -> None:
+    runs = []
+    for quantized in (False, True):
+        model = tiny(family, dtype=dtype, **FAMILIES[family], bias=True)
+        spec = recipe(text, output="bf16" if dtype == torch.bfloat16 else "fp32")
+        runs.append(train(model, quantize(model, spec) if quantized else None))
+    assert equal(*runs)
+
+
+@pytest.mark.parametrize(
+    "spec", [recipe(E4M3), recipe(MIXED), Recipe.from_dict(NVFP4)], ids=["rows", "mixture", "nvfp4"]
+)
+def test_a_recipe_that_quantizes_changes_every_loss_and_still_learns(spec: Recipe) -> None:
+    plain, model = tiny("llama2"), tiny("llama2")
+    losses = [x for x in train(plain, None) if not x.ndim]
+    ours = [x for x in train(model, quantize(model, spec)) if not x.ndim]
+    assert not any(map(torch.equal, losses, ours))
+    model = tiny("llama2")
+    quantization = quantize(model, spec)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    seen: list[float] = []
+    for step in range(8):
+        quantization.begin(step)
+        optimizer.zero_grad()
+        loss = model.loss(*batch(0))
+        loss.backward()
+        optimizer.step()
+        seen.append(loss.item())
+    assert seen[-1] < 0.9 * seen[0]
+
+
+# ---- what is found
+
+
+def named(model: nn.Module) -> list[tuple[str, int, str | None]]:
+    return [(layer.name, layer.block, layer.part) for layer in linear_layers(model)]
+
+
+def test_the_layers_of_our_models_are_those_of_the_blocks_by_the_words_they_carry() -> None:
+    assert named(tiny("gpt2", layers=1)) == [
+        ("blocks.0.attention.qkv", 0, "qkv"),
+        ("blocks.0.attention.out", 0, "out"),
+        ("blocks.0.ffn.up", 0, "up"),
+        ("blocks.0.ffn.down", 0, "down"),
+    ]
+    assert [part for _, _, part in named(tiny("llama2", layers=1))] == ["qkv"] * 3 + ["out"] + ["up"] * 2 + ["down"]
+    assert [found[1:] for found in named(tiny("hybrid", **FAMILIES["hybrid"]))] == [
+        *((0, "in"), (0, "out"), (1, "up"), (1, "down"), (2, "qkv"), (2, "out"))
+    ]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_linear_layer_of_every_model_but_the_head_is_found_and_has_a_part(name: str) -> None:
+    model = on_meta(MODELS[name])
+    linears = {name for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    found = named(model)
+    assert {name for name, _, _ in found} == linears - {"head"}
+    assert all(part for _, _, part in found)
+    assert [block for _, block, _ in found] == sorted(block for _, block, _ in found)
+
+
+def hugging_face() -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=256,
+            hidden_size=64,
+            intermediate_size=96,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            max_position_embeddings=64,
+        )
+    )
+
+
+class NanoGptBlock(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attn = nn.ModuleDict({"c_attn": nn.Linear(8, 24), "c_proj": nn.Linear(8, 8)})
+        self.mlp = nn.ModuleDict({"c_fc": nn.Linear(8, 32), "c_proj": nn.Linear(32, 8)})
+
+
+class NanoGpt(nn.Module):
+    """Its blocks lie in a list in a dictionary."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.transformer = nn.ModuleDict(
+            {"wte": nn.Embedding(9, 8), "h": nn.ModuleList([NanoGptBlock(), NanoGptBlock()]), "ln_f": nn.LayerNorm(8)}
+        )
+        self.lm_head = nn.Linear(8, 9)
+
+
+class Titan(nn.Module):
+    """torchtitan's blocks lie in a dictionary by number; those of other pipeline stages are missing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        block = {"wq": nn.Linear(8, 8), "wo": nn.Linear(8, 8), "w1": nn.Linear(8, 8), "w2": nn.Linear(8, 8)}
+        self.layers = nn.ModuleDict({str(n): nn.ModuleDict(dict(block)) for n in (2, 3)})
+        self.output = nn.Linear(8, 9)
+
+
+def test_the_layers_of_others_models_are_found_with_their_parts_and_heads_left_alone() -> None:
+    llama = ["qkv"] * 3 + ["out"] + ["up"] * 2 + ["down"]
+    assert [found[1:] for found in named(hugging_face())] == [(block, part) for block in (0, 1) for part in llama]
+    assert [found[1:] for found in named(NanoGpt())] == [
+        (block, part) for block in (0, 1) for part in ("qkv", "out", "up", "down")
+    ]
+    assert named(Titan())[0] == ("layers.2.wq", 0, "qkv")
+    assert [found[1:] for found in named(Titan())][:4] == [(0, part) for part in ("qkv", "out", "up", "down")]
+
+
+def test_places_in_a_sequence_are_blocks_whatever_their_names() -> None:
+    model = nn.Sequential(OrderedDict(first=nn.Linear(4, 4), act=nn.ReLU(), last=nn.Sequential(nn.Linear(4, 2))))
+    assert named(model) == [("first", 0, None), ("last.0", 2, None)]
+
+
+def test_a_module_without_blocks_is_one_block() -> None:
+    class Plain(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc1, self.fc2 = nn.Linear(4, 4), nn.Linear(4, 2)
+
+    assert named(Plain()) == [("fc1", 0, "up"), ("fc2", 0, "down")]
+
+
+def test_what_multihead_attention_multiplies_by_itself_is_not_called_quantized() -> None:
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16), 2, enable_nested_tensor=False)
+    assert [name for name, _, _ in named(encoder)] == [f"layers.{block}.linear{n}" for block in (0, 1) for n in (1, 2)]
+
+
+def test_parameters_stay_the_same_objects() -> None:
+    model = tiny("llama2")
+    before = dict(model.named_parameters())
+    quantize(model, recipe(E4M3))
+    after = dict(model.named_parameters())
+    assert before.keys() == after.keys()
+    assert all(before[name] is after[name] for name in before)
+    assert not isinstance(model.head, QuantizedLinear)
+
+
+def test_a_quantized_model_can_be_quantized_by_another_recipe() -> None:
+    """So that recipes can be compared on one model."""
+    results = []
+    for earlier in (None, recipe(SR), Recipe.from_dict(NVFP4)):
+        model = tiny("gpt2")
+        if earlier is not None:
+            train(tiny("gpt2"), quantize(model, earlier), steps=1)
+        results.append(train(model, quantize(model, recipe(MIXED)), steps=1))
+    assert equal(results[0], results[1])
+    assert equal(results[0], results[2])
+
+
+# ---- what is kept
+
+
+def kept(model: nn.Module, **keep: Any) -> list[str]:
+    return quantize(model, recipe(E4M3, keep=keep)).kept
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "last", "blocks", "layers", "linears"),
+    [
+        ("hybrid-12b", 2, 8, 10, 62, (20, 124)),  # 16 %
+        ("hybrid-8b", 0, 8, 8, 52, (16, 104)),  # 15 %
+        ("nvfp4-1.2b", 0, 4, 4, 20, (16, 80)),  # 20 %
+        ("hybrid-12b", 1, 2, 3, 62, (6, 124)),  # of the FP8 baseline
+    ],
+)
+def test_the_layers_that_nvfp4s_models_keep_in_bf16(
+    name: str, first: int, last: int, blocks: int, layers: int, linears: tuple[int, int]
+) -> None:
+    """N26: 16 % of the linear layers of the 12B model, about 15 % of the 8B one's."""
+    model = on_meta(MODELS[name])
+    quantization = quantize(model, recipe(E4M3, keep={"first": first, "last": last}))
+    assert (len(quantization.kept), len(quantization.layers)) == linears
+    in_blocks = {layer.block for layer in quantization.layers if layer.name in quantization.kept}
+    assert quantization.blocks == layers
+    assert in_blocks == {*range(first), *range(layers - last, layers)}
+    assert len(in_blocks) == blocks
+
+
+def test_layers_are_kept_by_block_part_and_name() -> None:
+    every = [name for name, _, _ in named(tiny("gpt2", layers=3))]
+    assert kept(tiny("gpt2", layers=3)) == []
+    assert kept(tiny("gpt2", layers=3), first=1) == every[:4]
+    assert kept(tiny("gpt2", layers=3), last=2) == every[4:]
+    assert kept(tiny("gpt2", layers=3), parts=["od"]) == [name for name in every if name.endswith((".out", ".down"))]
+    assert kept(tiny("gpt2", layers=3), names=["*.1.ffn.*", "blocks.2.attention.qkv"]) == [*every[6:8], every[8]]
+    assert kept(tiny("gpt2", layers=3), first=1, parts=["up"]) == [*every[:4], every[6], every[10]]
+
+
+@pytest.mark.parametrize("by", ["high", "bf16", SQUARE])
+def test_what_is_kept_is_computed_as_the_recipe_says(by: str) -> None:
+    model = nn.Sequential(linear(32, 32, seed=1), linear(32, 32, seed=2))
+    first, last = quantize(model, recipe("e2m1", keep={"last": 1, "by": by})).layers
+    x = normal(24, 32, seed=1, dtype=torch.bfloat16)
+    for layer, text in ((first, "e2m1"), (last, by)):
+        w = layer.weight.detach().bfloat16()
+        expected = x @ w.t() if text == "high" else fake_quantize(x, text) @ fake_quantize(w, text).t()
+        with torch.no_grad():
+            assert torch.equal(layer(x), expected)
+
+
+# ---- the switch
+
+
+@pytest.mark.parametrize("passes", ["both", "forward", "backward"])
+def test_a_recipe_switches_the_passes_it_names_at_its_time_and_nothing_before(passes: str) -> None:
+    runs = []
+    for switch in ({}, {"at": 2 / 3, "passes": passes, "to": "bf16"}):
+        model = tiny("nemotron", layers=1)
+        runs.append(train(model, quantize(model, Recipe.from_dict({**NVFP4, "switch": switch})), micro_batches=1))
+    begins = len(runs[0]) * 2 // 3
+    never, switched = runs
+    assert equal(switched[:begins], never[:begins])
+    assert torch.equal(switched[begins], never[begins]) == (passes == "backward")  # the loss of the third step
+    assert not equal(switched[begins + 1 :], never[begins + 1 :])
+
+
+def test_after_switching_to_bf16_both_ways_a_step_is_one_in_bf16() -> None:
+    results = []
+    for given in ({**NVFP4, "switch": {"at": 0.5, "to": "bf16"}}, {"wgrad": {"output": "fp32"}}):
+        model = tiny("nemotron", layers=1)
+        results.append(train(model, quantize(model, Recipe.from_dict(given)), steps=1, switch_from=0.5))
+    assert equal(*results)
+
+
+def test_forward_alone_switched_leaves_backward_with_the_quantized_original() -> None:
+    """`same` and all: what dgrad and wgrad read does not change, what fprop reads does."""
+    spec = recipe(E4M3, E4M3, "high", "same", "high", "same", switch={"at": 0.5, "passes": "forward"})
+    layer, quantization = one_layer(spec, 32, 48)
+    x, dy = normal(24, 32, seed=1, dtype=torch.bfloat16), normal(24, 48, seed=2, dtype=torch.bfloat16)
+    outputs: list[Tensor] = []
+    gradients: list[list[Tensor]] = []
+    for progress in (0.4, 0.6):
+        quantization.begin(0, progress=progress)
+        y = layer(x.requires_grad_())
+        outputs.append(y.detach())
+        gradients.append(list(torch.autograd.grad(y, (x, layer.weight), dy)))
+    assert not torch.equal(*outputs)
+    assert torch.equal(outputs[1], x.detach() @ layer.weight.detach().bfloat16().t())
+    assert equal(*gradients)
+
+
+def test_a_switch_at_the_end_of_training_is_none() -> None:
+    quantization = quantize(nn.Sequential(linear(32, 48)), recipe(E4M3))
+    quantization.begin(10, progress=1.0)
+    assert not quantization.moment.switched
+
+
+def test_a_switch_happens_at_its_very_fraction() -> None:
+    quantization = quantize(nn.Sequential(linear(32, 48)), recipe(E4M3, switch={"at": 0.82}))
+    for step, switched in ((0, False), (81, False), (82, True), (100, True)):
+        quantization.begin(step, progress=step / 100)
+        assert quantization.moment.switched == switched
+
+
+# ---- models of others
+
+
+def foreign_training(spec: Recipe | None) -> tuple[list[Tensor], int]:
+    """Losses of four steps of two micro-batches, as anyone would write them; and how many slots were observed."""
+    model = hugging_face()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    observer, layers = Observer(ObserverConfig(window=4, every=1)), []
+    if spec is not None:
+        quantization = quantize(model, spec, observer=observer)
+        quantization.attach(model, optimizer)
+        layers = quantization.layers
+    losses: list[Tensor] = []
+    tokens, _ = batch(0)
+    for _ in range(4):
+        for _ in range(2):
+            loss = model(input_ids=tokens, labels=tokens).loss
+            loss.backward()
+            losses.append(loss.detach())
+        optimizer.step()
+        optimizer.zero_grad()
+    return losses, sum(row["slot"] != "weight" for row in observer.rows(3, layers)) if layers else 0
+
+
+def test_a_hugging_face_llama_trains_with_an_optimizer_attached() -> None:
+    plain, _ = foreign_training(None)
+    high, _ = foreign_training(recipe("high", output="fp32"))
+    assert equal(plain, high)
+    for spec, slots in ((recipe(MIXED), 3), (Recipe.from_dict(NVFP4), 5)):  # those quantized once are one
+        losses, observed = foreign_training(spec)
+        assert observed == 14 * slots
+        assert not any(map(torch.equal, losses, plain))
+        assert losses[-1] < losses[0] - 0.2
+        assert equal(losses, foreign_training(spec)[0])
+
+
+def test_an_attached_optimizer_counts_steps_and_calls_in_training_between_them() -> None:
+    model = nn.Sequential(linear(32, 48))
+    quantization = quantize(model, recipe(SR))
+    quantization.begin(7, rank=3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    quantization.attach(model, optimizer)
+    x, seen = normal(24, 32, seed=1), []
+    for _ in range(2):
+        for _ in range(2):
+            model(x)
+            seen.append((quantization.moment.step, quantization.moment.micro_batch, quantization.moment.rank))
+            with torch.no_grad():
+                model(x)
+            model.eval()(x)
+            model.train()
+        optimizer.step()
+    assert seen == [(7, 0, 3), (7, 1, 3), (8, 0, 3), (8, 1, 3)]
+
+
+def test_an_attached_optimizer_switches_by_the_steps_it_is_told() -> None:
+    spec = recipe(E4M3, switch={"at": 0.5, "to": "high"})
+    model = nn.Sequential(linear(32, 48))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    quantization = quantize(model, spec)
+    message = "switches at 0.5 of training: give attach the steps of the whole, or say begin(step, progress=…) yourself"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        quantization.attach(model, optimizer)
+    quantization.attach(model, optimizer, steps=4)
+    seen = []
+    for _ in range(4):
+        model(normal(24, 32, seed=1)).sum().backward()
+        seen.append(quantization.moment.switched)
+        optimizer.step()
+    assert seen == [False, False, True, True]
+
+
+def test_a_compiled_model_computes_what_the_plain_one_does_and_no_step_compiles_anew() -> None:
+    """Layers are left to eager, the rest is compiled: here only captured, as code would round in another order."""
+    runs = []
+    for compiled in (False, True):
+        torch._dynamo.reset()
+        model = tiny("nemotron", layers=2)
+        quantization = quantize(model, Recipe.from_dict(NVFP4))
+        loss_of = torch.compile(model.loss, backend="eager") if compiled else model.loss
+        seen: list[Tensor] = []
+        for step in range(3):
+            quantization.begin(step)
+            with torch._dynamo.config.patch(error_on_recompile=step > 0):
+                loss = loss_of(*batch(step))
+            loss.backward()
+            seen += [loss.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
+        runs.append(seen)
+    assert equal(*runs)
+
+
+def test_a_model_whose_layers_are_frozen_still_passes_gradients_through() -> None:
+    model = nn.Sequential(linear(32, 48), linear(48, 32))
+    quantize(model, recipe(E4M3))
+    model.requires_grad_(False)
+    x = normal(24, 32, seed=1).requires_grad_()
+    model(x).sum().backward()
+    assert x.grad is not None
+    assert float(x.grad.norm()) > 0
+
+
+# ---- what is refused
+
+
+def bad(model: nn.Module, **others: Any) -> Quantization:
+    return quantize(model, recipe(E4M3, name="mine", **others))
+
+
+def gpt2(layers: int = 2) -> Decoder:
+    return tiny("gpt2", layers=layers)
+
+
+def unknown_parts() -> nn.Module:
+    return nn.Sequential(*(nn.Linear(4, 4) for _ in range(8)))
+
+
+BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
+    "nothing to quantize": (lambda: nn.Sequential(nn.ReLU()), {}, "Sequential has no linear layer to quantize"),
+    "a linear layer itself": (lambda: nn.Linear(4, 4), {}, "cannot be swapped in place: put it into an nn.Sequential"),
+    "all blocks kept": (
+        gpt2,
+        {"keep": {"first": 1, "last": 1}},
+        "recipe mine keeps the first 1 and last 1 of 2 blocks high: nothing would be quantized; take a deeper model",
+    ),
+    "more blocks kept than there are": (gpt2, {"keep": {"last": 8}}, "keeps the first 0 and last 8 of 2 blocks high"),
+    "a name that no layer has": (
+        gpt2,
+        {"keep": {"names": ["*.ffn.gate"]}},
+        "keep.names: no layer is called '*.ffn.gate'; there are blocks.0.attention.qkv, blocks.0.attention.out, "
+        "blocks.0.ffn.up, blocks.0.ffn.down, blocks.1.attention.qkv, blocks.1.attention.out and 2 more",
+    ),
+    "parts kept of layers whose part is unknown": (
+        unknown_parts,
+        {"keep": {"parts": ["up"]}},
+        "recipe mine selects layers by part, but the part of 0, 1, 2, 3, 4, 5 and 2 more is not known: give the module "
+        "an attribute `part`, one of qkv, out, up, down, in",
+    ),
+    "a sampler for layers whose part is unknown": (
+        unknown_parts,
+        {"sampler": {"kind": "gaussws"}},
+        "recipe mine selects layers by part, but the part of 0, 1",
+    ),
+    "a sampler for parts that are not there": (
+        gpt2,
+        {"sampler": {"kind": "diffq", "parts": ["in"]}},
+        "sampler.parts ['in']: the model has only down, out, qkv, up",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_recipe_that_does_not_fit_the_model_is_refused_and_changes_nothing(case: str) -> None:
+    make, others, message = BAD[case]
+    model = make()
+    with pytest.raises(ValueError, match=re.escape(message)):
+        bad(model, **others)
+    assert not any(isinstance(module, QuantizedLinear) for module in model.modules())
+
+
+def test_a_layer_says_what_it_does() -> None:
+    model = nn.Sequential(linear(32, 48))
+    quantize(model, recipe(E4M3, "high", MIXED, "same", "high", SR))
+    x: Tensor | str = repr(model[0])
+    assert x == (
+        f"QuantizedLinear(32 → 48, fprop.x={E4M3}, fprop.w=high, dgrad.dy={MIXED}, dgrad.w=high, wgrad.dy=high, "
+        f"wgrad.x={SR})"
+    )
