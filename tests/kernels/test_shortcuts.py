@@ -77,11 +77,8 @@ int main() {
 def output_of(program: str, folder: Path) -> str:
     source, binary = folder / "program.cpp", folder / "program"
     source.write_text(program)
-    steps = [
-        [*(build.compiler() or ()), *build.flags(), "-I", str(build.SOURCES), str(source), "-o", str(binary)],
-        [binary],
-    ]
-    for step in steps:
+    options = [*build.flags(), "-I", str(build.SOURCES)]
+    for step in ([*(build.compiler() or ()), *options, str(source), "-o", str(binary)], [str(binary)]):
         done = subprocess.run(step, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
     return done.stdout
