@@ -41,9 +41,10 @@ class ObserverConfig:
 
 class Observer:
     def __init__(self, config: ObserverConfig) -> None:
-        for name in ("window", "every", "gradients_every"):
-            if getattr(config, name) < (1 if name == "window" else 0):
-                raise ValueError(f"observer.{name} {getattr(config, name)!r}: a number of steps")
+        for name, least in (("window", 1), ("every", 0), ("gradients_every", 0)):
+            if getattr(config, name) < least:
+                valid = "1 or more" if least else "0 (never) or more"
+                raise ValueError(f"observer.{name} {getattr(config, name)!r}: a number of steps, {valid}")
         self.config = config
         self.layers: list[tuple[str, int, str | None]] = []
 
