@@ -250,6 +250,15 @@ def test_a_format_refuses_what_it_has_no_code_for() -> None:
             Format.parse("e4m3").decode(code)
 
 
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [("bf16", 0x7FC0), ("fp16", 0x7E00), ("e5m2", 0x7E), ("e4m3", 0x7F), ("e3m4", 0x78), ("fp32", 0x7FC00000)],
+)
+def test_nan_is_the_quiet_one_of_ieee_754_or_the_only_one(name: str, code: int) -> None:
+    assert Format.parse(name).code_of(math.nan) == code
+    assert math.isnan(Format.parse(name).decode(code))
+
+
 def test_e8m0_rounds_as_ml_dtypes_and_torch_do_where_float32_is_normal() -> None:
     f = Format.parse("e8m0")
     x = every_bf16()
