@@ -19,7 +19,8 @@ def mix_matrix(
     backend: ModuleType, x: Tensor, mixture: Mixture, axis: int, seed: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """-> values, choice (index of the entry), and the first entry's counts and amax, for each decision block."""
-    partition = _partition(x, mixture, axis)
+    rows, cols = x.shape
+    partition = mixture.decision_block.resolve(rows, cols, axis)
     out = torch.empty_like(x)
     last = len(mixture.entries) - 1
     _, first_counts, amax = counts = backend.quantize(
@@ -28,7 +29,7 @@ def mix_matrix(
     choice = torch.full(amax.shape, last, dtype=torch.int8, device=x.device)
     undecided = torch.ones(amax.shape, dtype=torch.bool, device=x.device)
     for index, entry in enumerate(mixture.entries):
-        if index and bool(undecided.any()):
+        if index and _some(backend, undecided):
             counts = backend.quantize(
                 *(x, entry.quantizer, axis, seed),
                 out=out,
@@ -36,18 +37,12 @@ def mix_matrix(
                 partition=partition,
                 skip=~undecided,
             )
-        if index == last or not bool(undecided.any()):
+        if index == last or not _some(backend, undecided):
             break
         accepted = undecided & _passes(backend, x, entry, counts[1], axis, seed, partition, ~undecided)
         choice.masked_fill_(accepted, index)
         undecided &= ~accepted
     return out, choice, first_counts, amax
-
-
-def _partition(x: Tensor, mixture: Mixture, axis: int) -> tuple[int, int]:
-    rows, cols = x.shape
-    r, c = mixture.decision_block.resolve(rows, cols, axis)
-    return max(1, r), max(1, c)
 
 
 def _passes(
