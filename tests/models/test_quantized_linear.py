@@ -520,12 +520,25 @@ def test_autocast_computes_in_its_dtype_over_fp32_parameters() -> None:
     assert equal(*results)
 
 
+def test_backward_called_under_autocast_still_multiplies_in_the_layers_dtype() -> None:
+    x, dy = normal(24, 32, seed=1), normal(24, 48, seed=2)
+    results: list[list[Tensor]] = []
+    for autocast in (True, False):
+        layer, _ = one_layer(recipe(E4M3, output="fp32"), 32, 48)
+        y = layer(x.requires_grad_())
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            results.append(list(torch.autograd.grad(y, (x, layer.weight), dy)))
+    assert equal(*results)
+
+
 def test_copies_and_pickles_compute_the_same_and_are_independent() -> None:
     model = nn.Sequential(linear(32, 48, seed=1), linear(48, 32, seed=2))
     quantization = quantize(model, recipe(SR), seed=SEED, observer=Observer(ObserverConfig(every=1)))
     quantization.begin(3, 1)
     x = noisy(24, 32, seed=1).requires_grad_()
-    expected = model(x)  # and now there is something that cannot be copied
+    before = len(pickle.dumps((model, quantization)))
+    expected = model(x)  # and now there is something that cannot be copied, and something that need not be
+    assert len(pickle.dumps((model, quantization))) < 1.5 * before
     for again in (copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))):
         twin, its = again((model, quantization))
         assert its.layers[0] is twin[0]
