@@ -70,3 +70,8 @@ def _passes(
         amax, amin = backend.extent(source, partition)
         return whole & ((amax / amin).double() < entry.test.limit_for(entry.quantizer))
     return whole & (accepted | (error == 0))
+
+
+def _some(backend: ModuleType, undecided: Tensor) -> bool:
+    """Whether anything is left to decide."""
+    return bool(undecided.any())
