@@ -91,7 +91,10 @@ def decode(packed: Packed) -> Tensor:
     scales = scales.view(torch.int32) if scales.dtype == torch.float32 else scales.to(torch.int32)
     groups = groups if groups is not None else codes.new_zeros(0, dtype=torch.float32)
     dtype = torch.float32 if packed.dtype == torch.float64 else packed.dtype
-    return reference.decode(codes, scales, groups, q, packed.axis, dtype).to(packed.dtype).view(packed.shape)
+    every = torch.arange(1 << q.format.bits, device=codes.device)
+    values = reference.values_of(every, q.format)[codes]  # looked up: many times faster than made for each element
+    y = reference.restore(values, reference.Scales(scales, groups), q, packed.axis, dtype)
+    return y.to(packed.dtype).view(packed.shape)
 
 
 def pack(codes: Tensor, bits: int) -> Tensor:
