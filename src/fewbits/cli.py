@@ -41,6 +41,12 @@ COMMANDS = (
         "one trial, here: model, recipe, data, scale by name",
         "--config",
     ),
+    Command(
+        ("probe",),
+        "fewbits.experiments.probe_command",
+        "recipes compared at a checkpoint: loss, gradients, operands",
+        "RUN bf16 mor/block nvfp4",
+    ),
     Command(("models",), "fewbits.models.listing", "the models there are, with their parameters", "--json"),
     Command(("recipes",), "fewbits.experiments.recipe_listing", "the recipes there are, with their operands", "--json"),
     Command(("studies",), "fewbits.sweeps.study_listing", "the papers there are, with their recipes", "--json"),
