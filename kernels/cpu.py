@@ -192,9 +192,9 @@ def matmul_fp32(a: Tensor, b: Tensor) -> Tensor:
     """Torch's product of the widened operands where the processor has no AVX-512."""
     (m, k), n = a.shape, b.shape[1]
     if 0 in (m, n, k):
-        return torch.zeros(m, n)
+        return a.new_zeros((m, n), dtype=torch.float32)
     a, b = (x if 1 in x.stride() else x.contiguous() for x in (a, b))
-    out = torch.empty(m, n)
+    out = a.new_empty((m, n), dtype=torch.float32)
     done = library().fb_matmul_fp32(
         *(a.data_ptr(), a.stride(0), a.stride(1), b.data_ptr(), b.stride(1), b.stride(0), m, n, k),
         *(out.data_ptr(), _threads(m * n * k // PRODUCTS_PER_ELEMENT)),

@@ -16,7 +16,6 @@ namespace fb {
 // As measured on Zen 4, which multiplies one vector of pairs a cycle: 16 sums cover the latency, 8 rows divide most
 // layers, the panel of B stays in the first cache and the block of A in the second.
 constexpr int64_t ROWS = 8, VECTORS = 2, COLS = 16 * VECTORS, K_BLOCK = 512, LARGEST_BLOCK = 1024;
-constexpr int64_t SMALLEST_BLOCK = 64, BLOCKS_PER_THREAD = 2;
 constexpr int64_t RUN = 16;  // pairs packed before the next panel's turn: a cache line where k is contiguous
 
 struct alignas(64) Line {
@@ -140,28 +139,37 @@ void multiply(const Operand &a, const Operand &b, const Block &at, float *c, int
            at.ns - j, at.k == 0);
 }
 
+// The size of equal parts, a multiple of `unit`: `parts` of them, or so many times more that none exceeds the largest.
+inline int64_t part(int64_t size, int64_t parts, int64_t unit) {
+  return ceil_div(ceil_div(size, parts * ceil_div(size, parts * LARGEST_BLOCK)), unit) * unit;
+}
+
+// At least so many vectors, which a thread keeps for its next product: new memory costs as much as what is done in it.
+inline Line *room(int64_t size) {
+  static thread_local std::unique_ptr<Line[]> lines;
+  static thread_local int64_t kept = 0;
+  if (kept < size) lines.reset(), lines.reset(new Line[size_t(size)]), kept = size;
+  return lines.get();
+}
+
 // Threads share out blocks of C and pack for themselves: packing twice costs less than waiting for each other.
 void matmul(const Operand &a, const Operand &b, int64_t M, int64_t N, int64_t K, float *c, int threads) {
-  int64_t m_block = std::min(LARGEST_BLOCK, ceil_div(M, ROWS) * ROWS);
-  int64_t n_block = std::min(LARGEST_BLOCK, ceil_div(N, COLS) * COLS);
-  auto blocks = [&] { return ceil_div(M, m_block) * ceil_div(N, n_block); };
-  while (threads > 1 && blocks() < BLOCKS_PER_THREAD * threads && std::max(m_block, n_block) > SMALLEST_BLOCK) {
-    if (m_block >= n_block)
-      m_block = ceil_div(m_block, 2 * ROWS) * ROWS;
-    else
-      n_block = ceil_div(n_block, 2 * COLS) * COLS;
-  }
-  int64_t across = ceil_div(N, n_block), k_block = std::min(K_BLOCK, ceil_div(K, 2) * 2);
+  auto packed = [&](int64_t d) { return M / d + N / (threads / d); };  // by each thread, when d share out the rows
+  int down = 1;
+  for (int d = 2; d <= threads; d++)
+    if (threads % d == 0 && packed(d) < packed(down)) down = d;
+  int64_t m_block = part(M, down, ROWS), n_block = part(N, threads / down, COLS), across = ceil_div(N, n_block);
+  int64_t k_block = std::min(K_BLOCK, ceil_div(K, 2) * 2);
   int64_t left = ceil_div(m_block * k_block / 2, 16), right = ceil_div(n_block * k_block / 2, 16);
-  in_parallel(blocks(), threads, [&](int64_t count) {
+  in_parallel(ceil_div(M, m_block) * across, threads, [&](int64_t count) {
     _mm_setcsr(_mm_getcsr() | 0x8040);  // subnormals are zeros, see add_products
-    std::unique_ptr<Line[]> room(new Line[size_t(left + right)]);
-#pragma omp for schedule(dynamic) nowait
+    Line *lines = room(left + right);
+#pragma omp for schedule(static) nowait
     for (int64_t i = 0; i < count; i++) {
       int64_t m = i / across * m_block, n = i % across * n_block;
       for (int64_t k = 0; k < K; k += K_BLOCK) {
         Block at{m, n, k, std::min(m_block, M - m), std::min(n_block, N - n), std::min(K_BLOCK, K - k)};
-        multiply(a, b, at, c, N, room[0].pair, room[left].pair);
+        multiply(a, b, at, c, N, lines[0].pair, lines[left].pair);
       }
     }
   });

@@ -206,6 +206,17 @@ def test_a_forked_child_works_without_the_parents_threads() -> None:
 # What torch sees
 
 
+def test_the_result_is_float32_whatever_the_default() -> None:
+    a, b = pair(9, 33, 65)
+    want = matmul_fp32(a, b)
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert_same(matmul_fp32(a, b), want)
+        assert matmul_fp32(a[:, :0], b[:0]).dtype == torch.float32
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def test_inputs_of_other_kinds_are_widened() -> None:
     a, b = torch.randn(7, 20, generator=generator(0)), torch.randn(20, 9, generator=generator(1))
     for x, y in ((a, b), (a.half(), b.half()), (a.bfloat16(), b), (a, b.bfloat16()), (a.bfloat16(), b.half())):
