@@ -1,0 +1,382 @@
+// The quantization of a matrix on a GPU, a tile per CTA.
+//
+//   quantize   one pass where blocks lie in tiles: loads, rotates, finds amaxes and scales, rounds, counts, stores;
+//              one or two quantizers from the same reading
+//   measure    before it where scales span more: amaxes of large blocks, or of groups of small ones
+//   extent     largest and smallest non-zero magnitudes of the parts of a matrix
+//
+// Maxima are integers and sums are of integers, so no bit depends on the order in which threads come.
+#include "rotate.cuh"
+
+namespace fb {
+
+struct Maximum {
+  typedef uint32_t *Target;
+  uint32_t top;  // float32 bits
+  FB_D void join(const Maximum &m) { top = larger(top, m.top); }
+  FB_D Maximum shuffled(int distance) const { return Maximum{__shfl_xor_sync(ALL, top, distance)}; }
+  FB_D void hand_in(Target to, int64_t part) const { atomicMax(to + part, top); }
+};
+
+struct Extent {
+  struct Target {
+    uint32_t *top, *bottom;
+  };
+  uint32_t top, missing;  // missing: infinity less the smallest, so that nothing is 0 here too
+  FB_D void take(uint32_t magnitude) {
+    top = larger(top, magnitude);
+    if (magnitude && magnitude < INF) missing = larger(missing, INF - magnitude);
+  }
+  FB_D void join(const Extent &e) { top = larger(top, e.top), missing = larger(missing, e.missing); }
+  FB_D Extent shuffled(int distance) const {
+    return Extent{__shfl_xor_sync(ALL, top, distance), __shfl_xor_sync(ALL, missing, distance)};
+  }
+  FB_D void hand_in(const Target &to, int64_t part) const {
+    atomicMax(to.top + part, top);
+    atomicMin(to.bottom + part, INF - missing);
+  }
+};
+
+struct Counts {  // of at most 2^14 elements: halves of words hold two of them
+  struct Target {
+    int64_t *tally;
+    uint32_t *amax;
+  };
+  uint64_t error;
+  uint32_t nonzero_flushed, saturated_capped, nonfinite_lost, top;
+
+  FB_D void count(float was, float back, bool overflowed) {
+    bool capped, some = was != 0.0f;
+    uint32_t units = error_units(was, back, &capped);
+    error += some ? units : 0;
+    nonzero_flushed += uint32_t(some) | uint32_t(some && back == 0.0f) << 16;
+    saturated_capped += uint32_t(overflowed && back != 0.0f) | uint32_t(capped) << 16;
+    nonfinite_lost += uint32_t(!finite(was)) | uint32_t(!finite(back)) << 16;
+    top = larger(top, bits(was) & MAGNITUDE);
+  }
+  FB_D void join(const Counts &c) {
+    error += c.error, nonzero_flushed += c.nonzero_flushed, saturated_capped += c.saturated_capped;
+    nonfinite_lost += c.nonfinite_lost, top = larger(top, c.top);
+  }
+  FB_D Counts shuffled(int d) const {
+    uint64_t high = __shfl_xor_sync(ALL, uint32_t(error >> 32), d), low = __shfl_xor_sync(ALL, uint32_t(error), d);
+    return Counts{high << 32 | low, __shfl_xor_sync(ALL, nonzero_flushed, d), __shfl_xor_sync(ALL, saturated_capped, d),
+                  __shfl_xor_sync(ALL, nonfinite_lost, d), __shfl_xor_sync(ALL, top, d)};
+  }
+  FB_D void hand_in(const Target &to, int64_t part) const {
+    uint64_t each[7] = {error,
+                        nonzero_flushed & 0xffffu,
+                        nonzero_flushed >> 16,
+                        saturated_capped & 0xffffu,
+                        saturated_capped >> 16,
+                        nonfinite_lost & 0xffffu,
+                        nonfinite_lost >> 16};
+#pragma unroll
+    for (int i = 0; i < 7; i++)
+      if (each[i]) atomicAdd((unsigned long long *)to.tally + 7 * part + i, (unsigned long long)each[i]);
+    atomicMax(to.amax + part, top);
+  }
+};
+
+// ------------------------------------------------------------------------------------------------ scales
+
+FB_D int64_t group_index(const Spec &s, int64_t block_row, int64_t block_col) {
+  return !s.group_by_row ? 0 : s.down ? block_col : block_row;
+}
+
+struct Block {
+  Scale scale;
+  bool plain, poisoned;
+};
+template <class D> FB_D Block make_block(const Spec &s, const Request &r, uint32_t amax, int64_t row, int64_t col) {
+  Group group{1.0f, 1.0f};
+  if (grouped(s)) {
+    int64_t rows = s.source == LOOKUP ? r.blocks.rows : s.block_rows;
+    int64_t cols = s.source == LOOKUP ? r.blocks.cols : s.block_cols;
+    int64_t g = s.group_by_row ? group_index(s, row / rows, col / cols) : 0;
+    group = make_group(s.scaling, value(s.max), value(r.group_amax[g]));
+  }
+  Block b;
+  b.scale = make_scale(s.scaling, value(s.max), value(amax), group);
+  b.poisoned = s.scaling != NONE && amax >= INF;
+  b.plain = !exact_only(s) && !b.poisoned && ordinary<D>(s, amax, b.scale);
+  return b;
+}
+template <class D> FB_D Block looked_up(const Spec &s, const Request &r, int64_t row, int64_t col) {
+  const Parts &p = r.blocks;
+  return make_block<D>(s, r, r.block_amax[row / p.rows * p.across + col / p.cols], row, col);
+}
+
+// ------------------------------------------------------------------------------------------------ elements
+
+// The 16 bits of each of eight consecutive elements, two in a word.
+FB_D Words eight_draws(uint64_t first, uint32_t stream, uint64_t seed) {
+  Words a = philox(first >> 3, stream, seed);
+  uint32_t skew = uint32_t(first) & 7;
+  if (skew == 0) return a;
+  Words b = philox((first >> 3) + 1, stream, seed);
+  uint32_t w[8] = {a.w[0], a.w[1], a.w[2], a.w[3], b.w[0], b.w[1], b.w[2], b.w[3]};
+#pragma unroll
+  for (int i = 0; i < 6; i++) w[i] = skew & 4 ? w[i + 2] : w[i];
+#pragma unroll
+  for (int i = 0; i < 5; i++) w[i] = skew & 2 ? w[i + 1] : w[i];
+#pragma unroll
+  for (int i = 0; i < 4; i++) w[i] = skew & 1 ? w[i] >> 16 | w[i + 1] << 16 : w[i];
+  return Words{{w[0], w[1], w[2], w[3]}};
+}
+
+// Eight ordinary elements; false if a draw needs its low bits, and nothing was done.
+template <class D, bool WIDE>
+FB_D bool quickly(const Spec &s, const Vector<D> &x, const Block (&blocks)[WIDTH], const Split &split, uint64_t first,
+                  uint64_t seed, Vector<D> *y, Counts *counts) {
+  typedef typename D::Storage S;
+  const Grid g = grid_of(s);
+  Words draws{};
+  if (s.stochastic) draws = eight_draws(first, ROUND_HIGH, seed);
+  Counts now = *counts;
+  bool ask = false;
+#pragma unroll
+  for (int i = 0; i < WIDTH; i++) {
+    const Scale &scale = blocks[i / split.cols * split.cols].scale;
+    S was = x.get(i);
+    float size = D::widen(S(was & D::magnitude_mask)), v = size * scale.encode, q;
+    if (s.stochastic) {
+      Drawn<WIDE> d = draw<WIDE>(v, g);
+      uint32_t t = threshold(d), high = (draws.w[i / 2] >> (16 * (i % 2))) & 0xffffu;
+      ask = ask || t == high;
+      q = high < t ? moved(d, g, v) : d.near;
+    } else {
+      q = nearest<WIDE>(v, g);
+    }
+    bool over = q > g.max;
+    q = smaller(q, g.max);
+    float back = divides(s) ? quotient(q, scale.encode, scale.decode) : (q * scale.decode) * scale.outer;
+    S narrow = D::narrow(back);
+    y->set(i, S(narrow | (was & S(~D::magnitude_mask))));
+    if (s.stats) now.count(size, D::widen(narrow), over);
+  }
+  if (!ask) *counts = now;
+  return !ask;
+}
+
+// What is wanted of the codes of one element, and of its block and group if it is their first.
+FB_D void store_codes(const Spec &s, const Request &r, const Element &e, const Block &b, uint64_t index, int64_t row,
+                      int64_t col) {
+  const Grid g = grid_of(s);
+  uint32_t code = finite(e.q)                      ? magnitude_code(e.q, g)
+                  : b.poisoned                     ? 0
+                  : (bits(e.q) & MAGNITUDE) == INF ? r.inf_code
+                                                   : r.nan_code;
+  r.codes[index] = int32_t(code | (e.q == e.q ? (bits(e.q) >> 31) << r.sign_shift : 0));  // NaN has no sign
+  const Parts &p = r.blocks;
+  if (!r.scale_codes || row % p.rows || col % p.cols) return;
+  int64_t block_row = row / p.rows, block_col = col / p.cols;
+  uint32_t nan_code = s.scaling == AMAX ? NAN_BITS : s.scaling == NVFP4 ? 0x7fu : 0xffu;
+  r.scale_codes[block_row * p.across + block_col] = int32_t(b.poisoned ? nan_code : b.scale.code);
+  bool first = s.group_by_row ? (s.down ? block_row : block_col) == 0 : block_row + block_col == 0;
+  if (!r.group_scales || !first) return;
+  int64_t group = group_index(s, block_row, block_col);
+  Group shared = make_group(s.scaling, g.max, value(r.group_amax[group]));
+  r.group_scales[group] = s.scaling == GAM ? value(mantissa(shared.encode) | 0x3f800000u) : shared.decode;
+}
+
+// One slot, whatever is in it: element by element.
+template <class D> struct Careful {
+  const Spec s;
+  const Request &r;
+  const Tile &t;
+  int k;
+  const Vector<D> &x;
+  const Block (&blocks)[WIDTH];
+  int block_cols;  // of `blocks`
+  bool look_up;    // each element has its own block
+  Gathering<Counts> &gathering;
+  Vector<D> y;
+  uint32_t wanted;  // the elements to be stored
+
+  FB_D void element(int n) {
+    if (n >= t.valid(k)) return;
+    int64_t row = t.row(k), col = t.col(k) + n;
+    bool by_element = r.parts.piece == ELEMENTS && (s.stats || r.skip);
+    if (by_element && r.skip && r.skip[gathering.part(row, col)]) return;
+    Block b = blocks[0];
+#pragma unroll
+    for (int i = 1; i < WIDTH; i++)
+      if (block_cols <= i && n / block_cols * block_cols == i) b = blocks[i];
+    if (look_up) b = looked_up<D>(s, r, row, col);
+    uint64_t index = t.index(k) + uint64_t(n);
+    float was = D::widen(x.pick(n));
+    Element e{value(NAN_BITS), value(NAN_BITS), false};
+    if (!b.poisoned) e = fb::element<D>(was, grid_of(s), b.scale, s.scaling, s.stochastic, index, r.seed);
+    typename D::Storage narrow = D::narrow(e.y);
+    y.place(n, narrow);
+    wanted |= 1u << n;
+    if (s.stats) {
+      gathering.sum.count(was, D::widen(narrow), e.saturated);
+      if (by_element) gathering.hand_in(true, row, col);
+    }
+    if (s.encodes) store_codes(s, r, e, b, index, row, col);
+  }
+  FB_D void all() {
+    if (exact_only(s)) {
+#pragma unroll
+      for (int n = 0; n < WIDTH; n++) element(n);
+    } else {  // rare, so small
+#pragma unroll 1
+      for (int n = 0; n < WIDTH; n++) element(n);
+    }
+  }
+};
+
+// ------------------------------------------------------------------------------------------------ tiles
+
+template <class D> FB_D void quantize_tile(const Spec &s, const Request &r, const Tile &t, Vector<D> (&x)[SLOTS]) {
+  rotate<D>(s, r.signs, t, x);
+  const Split split(s);
+  uint32_t amax[SLOTS][WIDTH];
+  if (s.source == ON_CHIP) block_amaxes<D>(s, t, x, amax);
+  Gathering<Counts> gathering(r.parts, t, Counts::Target{r.tally, r.part_amax});
+  bool by_element = r.parts.piece == ELEMENTS && (s.stats || r.skip);
+  Block blocks[WIDTH];
+#pragma unroll
+  for (int k = 0; k < SLOTS; k++) {
+    bool inside = t.valid(k) > 0, look_up = false, plain = true;
+    if (s.source == LOOKUP) {
+      look_up = r.blocks.piece == ELEMENTS;
+      if (inside && (k == 0 || r.blocks.piece >= VECTORS) && !look_up)
+        blocks[0] = looked_up<D>(s, r, t.row(k), t.col(k));
+      plain = !look_up && blocks[0].plain;
+    } else {
+#pragma unroll
+      for (int i = 0; i < WIDTH; i++) {
+        if (split.starts(k, i)) {
+          typename D::Storage top = typename D::Storage(amax[k][i]);
+          blocks[i] = make_block<D>(s, r, bits(D::widen(top)), t.row(k), t.col(k) + i);
+        }
+        if (split.starts(0, i)) plain = plain && blocks[i].plain;
+      }
+    }
+    bool skipped = r.skip && !by_element && inside && r.skip[gathering.part(t.row(k), t.col(k))];
+    if (inside && !skipped) {
+      Vector<D> y = {};
+      uint32_t wanted = 0xffu;
+      bool done = false;
+      if (!exact_only(s) && plain && !by_element) {
+        done = s.wide ? quickly<D, true>(s, x[k], blocks, split, t.index(k), r.seed, &y, &gathering.sum)
+                      : quickly<D, false>(s, x[k], blocks, split, t.index(k), r.seed, &y, &gathering.sum);
+      }
+      if (!done) {
+        Careful<D> slot{s, r, t, k, x[k], blocks, split.cols, look_up, gathering, {}, 0};
+        slot.all();
+        y = slot.y, wanted = slot.wanted;
+      }
+      if (r.out) store<D>(r.out, t, k, y, wanted);
+    }
+    if (s.stats) gathering.after_vector(k);
+  }
+  if (s.stats) gathering.after_all();
+}
+
+// Nothing to do for anyone: one part, and it is to be left alone.
+FB_D bool all_skipped(const Call &call, const Request &r) {
+  return r.skip && r.parts.rows >= call.rows && r.parts.cols >= call.cols && r.skip[0];
+}
+
+template <class D> FB_D void quantize(const Call &call) {
+  if (spec_count() == 1 && all_skipped(call, call.requests[0])) return;
+  Tile t(call.rows, call.cols, call.aligned, call.backwards);
+  Vector<D> x[SLOTS];
+#pragma unroll
+  for (int k = 0; k < SLOTS; k++) x[k] = load<D>(call.x, t, k);
+  if (spec_count() == 1) {
+    quantize_tile<D>(spec<0>(), call.requests[0], t, x);
+  } else {
+    Vector<D> again[SLOTS];
+#pragma unroll
+    for (int k = 0; k < SLOTS; k++) again[k] = x[k];
+    quantize_tile<D>(spec<0>(), call.requests[0], t, x);
+    quantize_tile<D>(spec<1>(), call.requests[1], t, again);
+  }
+}
+
+template <class D> FB_D void measure_tile(const Spec &s, const Request &r, const Tile &t, Vector<D> (&x)[SLOTS]) {
+  if (s.source == ON_CHIP && !grouped(s)) return;
+  rotate<D>(s, r.signs, t, x);
+  if (s.source == LOOKUP) {
+    Gathering<Maximum> blocks(r.blocks, t, r.block_amax);
+#pragma unroll
+    for (int k = 0; k < SLOTS; k++) {
+#pragma unroll
+      for (int i = 0; i < WIDTH; i++) {
+        blocks.sum.top = larger(blocks.sum.top, bits(D::widen(x[k].get(i))) & MAGNITUDE);
+        blocks.after_element(k, i);
+      }
+      blocks.after_vector(k);
+    }
+    blocks.after_all();
+    return;
+  }
+  const Split split(s);
+  uint32_t amax[SLOTS][WIDTH];
+  block_amaxes<D>(s, t, x, amax);
+  Maximum finite{0};
+#pragma unroll
+  for (int k = 0; k < SLOTS; k++)
+#pragma unroll
+    for (int i = 0; i < WIDTH; i++)
+      if (split.starts(k, i) && amax[k][i] < D::inf) {
+        uint32_t top = bits(D::widen(typename D::Storage(amax[k][i])));
+        if (!s.group_by_row) {
+          finite.top = larger(finite.top, top);
+        } else if (t.valid(k) > i) {
+          atomicMax(&r.group_amax[group_index(s, t.row(k) / s.block_rows, (t.col(k) + i) / s.block_cols)], top);
+        }
+      }
+  if (s.group_by_row) return;
+  const Parts whole{int64_t(1) << 62, int64_t(1) << 62, 1, TILES, 1, 1, 0};
+  Gathering<Maximum> group(whole, t, r.group_amax);
+  group.sum = finite;
+  group.after_all();
+}
+
+template <class D> FB_D void measure(const Call &call) {
+  if (spec_count() == 1 && all_skipped(call, call.requests[0])) return;
+  Tile t(call.rows, call.cols, call.aligned, call.backwards);
+  Vector<D> x[SLOTS];
+#pragma unroll
+  for (int k = 0; k < SLOTS; k++) x[k] = load<D>(call.x, t, k);
+  if (spec_count() == 1) {
+    measure_tile<D>(spec<0>(), call.requests[0], t, x);
+  } else {
+    Vector<D> again[SLOTS];
+#pragma unroll
+    for (int k = 0; k < SLOTS; k++) again[k] = x[k];
+    measure_tile<D>(spec<0>(), call.requests[0], t, x);
+    measure_tile<D>(spec<1>(), call.requests[1], t, again);
+  }
+}
+
+template <class D> FB_D void extent(const Call &call) {
+  const Request &r = call.requests[0];
+  Tile t(call.rows, call.cols, call.aligned, call.backwards);
+  Gathering<Extent> parts(r.parts, t, Extent::Target{r.block_amax, r.group_amax});
+#pragma unroll
+  for (int k = 0; k < SLOTS; k++) {
+    Vector<D> x = load<D>(call.x, t, k);
+#pragma unroll
+    for (int i = 0; i < WIDTH; i++) {
+      parts.sum.take(bits(D::widen(x.get(i))) & MAGNITUDE);
+      parts.after_element(k, i);
+    }
+    parts.after_vector(k);
+  }
+  parts.after_all();
+}
+
+}  // namespace fb
+
+#ifndef FB_SIMT
+extern "C" __global__ void __launch_bounds__(fb::shape().threads) run(const __grid_constant__ fb::Call call) {
+  fb::FB_KERNEL<fb::FB_DTYPE>(call);
+}
+#endif

@@ -1,0 +1,129 @@
+// The Hadamard rotation of a tile in registers: butterflies within a thread's eight values, then among threads.
+#pragma once
+#include "tile.cuh"
+
+namespace fb {
+
+// The piece that position p belongs to when n values are cut into powers of two; 1 beyond them.
+FB_D int piece_size(int p, int n) {
+  int start = 0;
+  for (int b = 128; b > 0; b /= 2)
+    if (n & b) {
+      if (p < start + b) return b;
+      start += b;
+    }
+  return 1;
+}
+
+FB_D float partners(float v, int distance, int thread) {
+  if (distance < WARP) return __shfl_xor_sync(ALL, v, distance);
+#ifdef FB_SIMT
+  constexpr bool ever = true;
+#else
+  constexpr Shape sh = shape();
+  constexpr Spec a = spec<0>(), b = spec<1>();
+  constexpr bool ever =
+      (a.down ? a.hadamard : 0) / WIDTH * sh.lanes > WARP || (b.down ? b.hadamard : 0) / WIDTH * sh.lanes > WARP;
+#endif
+  __shared__ float exchanged[ever ? MAX_WARPS * WARP : 1];
+  if (!ever) return v;
+  exchanged[thread] = v;
+  __syncthreads();
+  float other = exchanged[thread ^ distance];
+  __syncthreads();
+  return other;
+}
+
+// Eight consecutive values along the axis, the first at position p of its chunk; the matrix has n from the chunk's
+// beginning. `step` is how far the thread with the next eight is. WHOLE: the matrix has all of every chunk.
+template <bool WHOLE>
+FB_D void turn(const Spec &s, float (&v)[8], uint32_t negative, int p, int n, int step, int thread) {
+  const int size = s.hadamard, inner = size < 8 ? size : 8;
+  int own[8];
+#pragma unroll
+  for (int j = 0; j < 8; j++) {
+    int left = n - (j & ~(inner - 1));  // of this value's chunk
+    own[j] = WHOLE ? size : piece_size((p + j) & (size - 1), left < 0 ? 0 : left < size ? left : size);
+    if (!s.inverse) v[j] = value(bits(v[j]) ^ (negative >> j << 31));
+    v[j] = v[j] * first_factor(own[j]);
+  }
+#pragma unroll
+  for (int h = 1; h < 8; h *= 2)
+    if (h < size) {
+#pragma unroll
+      for (int j = 0; j < 8; j++)
+        if (!(j & h) && h < own[j]) {
+          float a = v[j], b = v[j + h];
+          v[j] = a + b;
+          v[j + h] = a - b;
+        }
+    }
+#pragma unroll
+  for (int h = 8; h < 128; h *= 2)
+    if (h < size) {
+#pragma unroll
+      for (int j = 0; j < 8; j++) {
+        float other = partners(v[j], h / 8 * step, thread);
+        if (h < own[j]) v[j] = p & h ? other - v[j] : v[j] + other;
+      }
+    }
+#pragma unroll
+  for (int j = 0; j < 8; j++) {
+    if (odd_power(own[j])) v[j] = v[j] * ROOT_HALF;
+    if (s.inverse) v[j] = value(bits(v[j]) ^ (negative >> j << 31));
+  }
+}
+
+// The signs of the eight positions from p on, as bits.
+FB_D uint32_t eight_signs(const Spec &s, const Signs &signs, int p) {
+  if (s.hadamard >= 8) return signs.negative[p >> 5] >> (p & 31);
+  uint32_t few = signs.negative[0] & ((1u << s.hadamard) - 1u), all = 0;
+#pragma unroll
+  for (int j = 0; j < 8; j += 2)
+    if (j % s.hadamard == 0) all |= few << j;
+  return all;
+}
+
+FB_D int limited_to_128(int64_t n) { return n < 0 ? 0 : n < 128 ? int(n) : 128; }
+
+template <class D, bool WHOLE>
+FB_D void rotate_tile(const Spec &s, const Signs &signs, const Tile &t, Vector<D> (&x)[SLOTS]) {
+  const int size = s.hadamard;
+  if (s.down) {
+    int p = int(t.row0 % size);
+    int n = limited_to_128(t.rows - (t.row0 - p));
+    uint32_t negative = eight_signs(s, signs, p);
+#pragma unroll
+    for (int i = 0; i < WIDTH; i++) {
+      float v[8];
+#pragma unroll
+      for (int k = 0; k < SLOTS; k++) v[k] = D::widen(x[k].get(i));
+      turn<WHOLE>(s, v, negative, p, n, shape().lanes, t.thread);
+#pragma unroll
+      for (int k = 0; k < SLOTS; k++) x[k].set(i, D::narrow(v[k]));
+    }
+  } else {
+#pragma unroll
+    for (int k = 0; k < SLOTS; k++) {
+      int p = int(t.col(k) % size);
+      int n = limited_to_128(t.cols - (t.col(k) - p));
+      uint32_t negative = eight_signs(s, signs, p);
+      float v[8];
+#pragma unroll
+      for (int i = 0; i < WIDTH; i++) v[i] = D::widen(x[k].get(i));
+      turn<WHOLE>(s, v, negative, p, n, 1, t.thread);
+#pragma unroll
+      for (int i = 0; i < WIDTH; i++) x[k].set(i, D::narrow(v[i]));
+    }
+  }
+}
+template <class D> FB_D void rotate(const Spec &s, const Signs &signs, const Tile &t, Vector<D> (&x)[SLOTS]) {
+  if (!s.hadamard) return;
+  if ((s.down ? t.rows : t.cols) % s.hadamard == 0) {
+    rotate_tile<D, true>(s, signs, t, x);
+  } else {
+    rotate_tile<D, false>(s, signs, t, x);
+  }
+}
+
+}  // namespace fb

@@ -1,0 +1,109 @@
+// What a kernel is compiled for and what it is called with. device.py mirrors these structures field by field.
+//
+// A kernel is compiled for one Variant: the shape of its tiles and one or two quantizers, all constants, so that the
+// compiler leaves out what a variant has no use for. In tests the same sources run on the CPU, with variants that
+// are data (FB_SIMT, tests/kernels/simt/): so here constants are values and conditions are plain ifs.
+#pragma once
+#include "element.h"
+#include "hadamard.h"
+
+#ifdef FB_SIMT
+#define FB_D inline
+#else
+#define FB_D __device__ __forceinline__
+#endif
+
+namespace fb {
+
+// ON_CHIP: blocks lie in tiles, and their amaxes are found on the way. LOOKUP: a first pass has found them.
+enum Source { ON_CHIP = 0, LOOKUP = 1 };
+
+struct Spec {
+  uint32_t min_exponent, dropped, max, overflow, wide, inf;  // the Grid; floats as their bits
+  int32_t scaling, stochastic, group_by_row, hadamard, inverse, down, source;
+  int32_t block_rows, block_cols;  // ON_CHIP: powers of two, as they lie in the matrix
+  int32_t stats, encodes;
+};
+
+// How parts of the matrix (blocks, or a partition) lie to the work of threads: the largest piece that is always inside
+// one part decides how often a thread must hand in what it has gathered.
+enum Piece { TILES = 0, PATCHES = 1, VECTORS = 2, ELEMENTS = 3 };
+struct Parts {
+  int64_t rows, cols, across;  // of one; how many across
+  int32_t piece, lanes, groups,
+      unused;  // VECTORS, PATCHES: how many lanes along a row, and rows of lanes, share a part
+};
+
+struct Request {         // of one quantizer
+  void *out;             // null: none
+  int64_t *tally;        // with stats: seven for each part
+  uint32_t *part_amax;   // with stats: float32 bits of each part
+  const uint8_t *skip;   // null: none; parts to leave alone
+  int32_t *codes;        // with encodes: of elements,
+  int32_t *scale_codes;  // of blocks (null: they have none),
+  float *group_scales;   // and of groups (null: there are none)
+  uint32_t *block_amax;  // LOOKUP: of each block, float32 bits
+  uint32_t *group_amax;  // of each group's finite blocks, float32 bits
+  uint64_t seed;
+  Signs signs;
+  Parts parts, blocks;  // of statistics and skip; LOOKUP: the blocks
+  uint32_t sign_shift, nan_code, inf_code, unused;
+};
+
+struct Call {
+  const void *x;
+  int64_t rows, cols;
+  int32_t backwards;  // last tile first, where a first pass has left the end of the matrix in the cache
+  int32_t aligned;    // every row of every matrix begins at a multiple of 16 bytes
+  Request requests[2];
+};
+
+// A CTA's tile. Every thread holds eight slots of eight consecutive columns: eight rows below each other (its patch),
+// `lanes` threads side by side; or, `along`, vectors of one row, `threads` apart.
+struct Shape {
+  int32_t threads, lanes, along;
+};
+
+#ifdef FB_SIMT
+struct Variant {
+  Shape shape;
+  int32_t count;
+  Spec specs[2];
+};
+inline Variant variant;
+template <int I> inline Spec spec() { return variant.specs[I]; }
+inline Shape shape() { return variant.shape; }
+inline int spec_count() { return variant.count; }
+#else
+constexpr int COUNT = FB_COUNT;
+template <int I> FB_D constexpr Spec spec() {
+  constexpr Spec all[] = {FB_SPECS};
+  return all[I < COUNT ? I : 0];
+}
+FB_D constexpr Shape shape() { return Shape{FB_SHAPE}; }
+FB_D constexpr int spec_count() { return COUNT; }
+#endif
+
+FB_D Grid grid_of(const Spec &s) {
+  return Grid{s.min_exponent, s.dropped, value(s.max), value(s.overflow), s.wide, s.inf};
+}
+FB_D bool divides(const Spec &s) { return s.scaling == AMAX || s.scaling == GAM; }
+FB_D bool grouped(const Spec &s) { return s.scaling == GAM || s.scaling == NVFP4; }
+
+// Every element the long way: codes are wanted, overflow is not to saturate, or a wide grid is scaled.
+FB_D bool exact_only(const Spec &s) { return s.encodes || s.overflow != s.max || (s.wide && s.scaling != NONE); }
+
+// What the short way may do: blocks (or vectors, of a naive cast) of finite values, in which nothing overflows and
+// nothing but zero comes back below normal float32.
+template <class D> FB_D bool ordinary(const Spec &s, uint32_t amax, const Scale &scale) {
+  Grid g = grid_of(s);
+  float a = value(amax), smallest = value(g.min_exponent) * power_of_two(int(g.dropped) - 23);
+  float most = s.scaling != NONE ? D::max / 4 : smaller(D::max / 4, g.wide ? g.max / 2 : 2 * g.max);
+  float least = s.scaling == NONE ? 0.0f : FLOAT_MIN_NORMAL * 4 * (g.max / smallest);
+  bool plain = a <= most && (a >= least || a == 0.0f);
+  if (divides(s)) plain = plain && scale.encode > 8.6e-19f && scale.encode < 1.15e18f;  // 2^-60, 2^60: see `quotient`
+  if (s.scaling == NVFP4) plain = plain && (scale.code || a == 0.0f);
+  return plain;
+}
+
+}  // namespace fb

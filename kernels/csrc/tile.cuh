@@ -1,0 +1,215 @@
+// Where the elements of a tile lie among the threads, how they come and go, and how threads put together what each has
+// gathered of a part of the matrix.
+#pragma once
+#include "spec.cuh"
+
+namespace fb {
+
+constexpr int SLOTS = 8, WIDTH = 8, WARP = 32, MAX_WARPS = 32;
+constexpr uint32_t ALL = 0xffffffffu;
+
+// Eight elements as they are stored, in words so that they fill registers.
+template <class D> struct Vector {
+  typedef typename D::Storage S;
+  static constexpr int WORDS = int(WIDTH * sizeof(S) / 4), PER_WORD = WIDTH / WORDS;
+  uint32_t w[WORDS];
+
+  FB_D S get(int i) const { return PER_WORD == 1 ? S(w[i]) : S(w[i / PER_WORD] >> (16 * (i % PER_WORD))); }
+  FB_D void set(int i, S s) {
+    if (PER_WORD == 1) {
+      w[i] = s;
+    } else {
+      int shift = 16 * (i % PER_WORD);
+      w[i / PER_WORD] = (w[i / PER_WORD] & ~(0xffffu << shift)) | uint32_t(s) << shift;
+    }
+  }
+  // With an index that the compiler does not know: registers have no addresses.
+  FB_D S pick(int n) const {
+    S s = 0;
+#pragma unroll
+    for (int i = 0; i < WIDTH; i++) s = i == n ? get(i) : s;
+    return s;
+  }
+  FB_D void place(int n, S s) {
+#pragma unroll
+    for (int i = 0; i < WIDTH; i++) set(i, i == n ? s : get(i));
+  }
+};
+
+struct Tile {
+  int64_t rows, cols, row0, col0;  // of the matrix; of this thread's first slot
+  int thread, columns_apart, rows_apart;
+  bool aligned;  // whole vectors can be moved at once
+
+  FB_D Tile(int64_t rows, int64_t cols, bool aligned, bool backwards)
+      : rows(rows), cols(cols), thread(int(threadIdx.x)), aligned(aligned) {
+    Shape s = shape();
+    int64_t index = backwards ? int64_t(gridDim.x) - 1 - blockIdx.x : int64_t(blockIdx.x);
+    if (s.along) {
+      row0 = index, col0 = thread * WIDTH;
+      columns_apart = s.threads * WIDTH, rows_apart = 0;
+    } else {
+      int64_t across = (cols + s.lanes * WIDTH - 1) / (s.lanes * WIDTH), down = index / across;
+      row0 = (down * (s.threads / s.lanes) + thread / s.lanes) * SLOTS;
+      col0 = ((index - down * across) * s.lanes + thread % s.lanes) * WIDTH;
+      columns_apart = 0, rows_apart = 1;
+    }
+  }
+  FB_D int64_t row(int k) const { return row0 + k * rows_apart; }
+  FB_D int64_t col(int k) const { return col0 + k * columns_apart; }
+  FB_D int valid(int k) const {  // columns of the slot that the matrix has
+    int64_t left = cols - col(k);
+    return row(k) >= rows || left <= 0 ? 0 : left < WIDTH ? int(left) : WIDTH;
+  }
+  FB_D uint64_t index(int k) const { return uint64_t(row(k) * cols + col(k)); }
+};
+
+// What the matrix has not is zero, which counts for nothing.
+template <class D> FB_D Vector<D> load(const void *from, const Tile &t, int k) {
+  typedef typename D::Storage S;
+  Vector<D> v{};
+  int valid = t.valid(k);
+  const S *at = (const S *)from + t.index(k);
+  if (valid == WIDTH && t.aligned) {
+#pragma unroll
+    for (int i = 0; i < Vector<D>::WORDS; i += 4) {
+      uint4 q = __ldcs((const uint4 *)at + i / 4);
+      v.w[i] = q.x, v.w[i + 1] = q.y, v.w[i + 2] = q.z, v.w[i + 3] = q.w;
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < WIDTH; i++)
+      if (i < valid) v.set(i, at[i]);
+  }
+  return v;
+}
+template <class D> FB_D void store(void *to, const Tile &t, int k, const Vector<D> &v, uint32_t wanted) {
+  typedef typename D::Storage S;
+  int valid = t.valid(k);
+  S *at = (S *)to + t.index(k);
+  if (valid == WIDTH && t.aligned && wanted == 0xffu) {
+#pragma unroll
+    for (int i = 0; i < Vector<D>::WORDS; i += 4)
+      __stcs((uint4 *)at + i / 4, uint4{v.w[i], v.w[i + 1], v.w[i + 2], v.w[i + 3]});
+  } else {
+#pragma unroll
+    for (int i = 0; i < WIDTH; i++)
+      if (i < valid && (wanted >> i & 1)) at[i] = v.get(i);
+  }
+}
+
+FB_D uint32_t larger(uint32_t a, uint32_t b) { return a > b ? a : b; }
+
+// The largest magnitudes of the blocks that this thread's slots lie in, as storage bits, every thread its own blocks':
+// at [k][i] for the slots from k and columns from i on. Blocks are powers of two and lie in tiles.
+struct Split {  // of a thread's patch into parts of blocks
+  int rows, cols;
+  FB_D explicit Split(const Spec &s)
+      : rows(shape().along && s.scaling != NONE ? SLOTS
+             : s.block_rows < SLOTS             ? s.block_rows
+                                                : SLOTS),
+        cols(shape().along && s.scaling != NONE ? WIDTH
+             : s.block_cols < WIDTH             ? s.block_cols
+                                                : WIDTH) {}
+  FB_D bool starts(int k, int i) const { return k % rows == 0 && i % cols == 0; }
+};
+
+template <class D>
+FB_D void block_amaxes(const Spec &s, const Tile &t, const Vector<D> (&x)[SLOTS], uint32_t (&amax)[SLOTS][WIDTH]) {
+  const Split split(s);
+  const Shape sh = shape();
+#pragma unroll
+  for (int k = 0; k < SLOTS; k++)
+#pragma unroll
+    for (int i = 0; i < WIDTH; i++) {
+      if (split.starts(k, i)) amax[k][i] = 0;
+      uint32_t &m = amax[k / split.rows * split.rows][i / split.cols * split.cols];
+      m = larger(m, uint32_t(x[k].get(i) & D::magnitude_mask));
+    }
+  if (s.scaling == NONE) return;
+
+  int across = sh.along ? sh.threads : s.block_cols / WIDTH;  // threads that share a block, side by
+  int below = sh.along ? 1 : s.block_rows / SLOTS;            // side and below each other
+  int rows_in_warp = sh.along ? 1 : WARP / sh.lanes;
+#pragma unroll
+  for (int k = 0; k < SLOTS; k++)
+#pragma unroll
+    for (int i = 0; i < WIDTH; i++)
+      if (split.starts(k, i)) {
+#pragma unroll
+        for (int d = 1; d < WARP; d *= 2)
+          if (d < across) amax[k][i] = larger(amax[k][i], __shfl_xor_sync(ALL, amax[k][i], d));
+#pragma unroll
+        for (int d = 1; d < WARP; d *= 2)
+          if (d < below && d < rows_in_warp)
+            amax[k][i] = larger(amax[k][i], __shfl_xor_sync(ALL, amax[k][i], d * sh.lanes));
+      }
+
+  if (across <= WARP && below <= rows_in_warp) return;
+  constexpr int ROOM = 512;  // blocks of a tile that are taller than a warp's rows: 32x1, at the most
+  __shared__ uint32_t shared[ROOM];
+  int threads = sh.threads, tall = sh.along ? 1 : s.block_rows, tile_cols = sh.along ? WIDTH : sh.lanes * WIDTH;
+  int wide = sh.along ? WIDTH : s.block_cols, blocks_across = tile_cols / wide;
+  int first_row = sh.along ? 0 : t.thread / sh.lanes * SLOTS, first_col = sh.along ? 0 : t.thread % sh.lanes * WIDTH;
+  for (int b = t.thread; b < ROOM; b += threads) shared[b] = 0;
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < WIDTH; i++)
+    if (split.starts(0, i)) atomicMax(&shared[first_row / tall * blocks_across + (first_col + i) / wide], amax[0][i]);
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < WIDTH; i++)
+    if (split.starts(0, i)) amax[0][i] = shared[first_row / tall * blocks_across + (first_col + i) / wide];
+  __syncthreads();  // before anyone uses it again
+}
+
+// What a thread has gathered of a part: A has join(A), shuffled(distance) and hand_in(target, part).
+template <class A> struct Gathering {
+  const Parts &parts;
+  const Tile &t;
+  typename A::Target target;
+  A sum;
+
+  FB_D Gathering(const Parts &parts, const Tile &t, typename A::Target target)
+      : parts(parts), t(t), target(target), sum{} {}
+
+  FB_D int64_t part(int64_t row, int64_t col) const { return row / parts.rows * parts.across + col / parts.cols; }
+  FB_D void hand_in(bool inside, int64_t row, int64_t col) {
+    if (inside) sum.hand_in(target, part(row, col));
+    sum = A{};
+  }
+  FB_D void join(int lanes, int step) {
+#pragma unroll
+    for (int d = 1; d < WARP; d *= 2)
+      if (d < lanes) sum.join(sum.shuffled(d * step));
+  }
+  FB_D void after_element(int k, int i) {
+    if (parts.piece == ELEMENTS) hand_in(i < t.valid(k), t.row(k), t.col(k) + i);
+  }
+  FB_D void after_vector(int k) {  // by all threads of a warp together
+    if (parts.piece != VECTORS) return;
+    join(parts.lanes, 1);
+    hand_in(t.valid(k) > 0 && t.thread % parts.lanes == 0, t.row(k), t.col(k));
+  }
+  FB_D void after_all() {  // by all threads together
+    int lanes = shape().along ? WARP : shape().lanes;
+    if (parts.piece == PATCHES) {
+      join(parts.lanes, 1);
+      join(parts.groups, lanes);
+      hand_in(t.valid(0) > 0 && t.thread % lanes % parts.lanes == 0 && t.thread / lanes % parts.groups == 0, t.row0,
+              t.col0);
+    } else if (parts.piece == TILES) {
+      __shared__ A warps[MAX_WARPS];
+      join(WARP, 1);
+      if (t.thread % WARP == 0) warps[t.thread / WARP] = sum;
+      __syncthreads();
+      if (t.thread == 0) {
+        for (int i = 1; i < shape().threads / WARP; i++) sum.join(warps[i]);
+        hand_in(true, t.row0, t.col0);
+      }
+      __syncthreads();
+    }
+  }
+};
+
+}  // namespace fb

@@ -1,0 +1,209 @@
+// CUDA's execution model on one CPU thread, as far as the kernels use it, so that their sources run in tests as they
+// are. Each thread of a CTA is a fiber; a fiber runs until it must wait for others, at a barrier or a shuffle, and then
+// lets the next one run. A wait that cannot end (a barrier that some threads do not reach) is reported, as is a lane
+// that is missing in a shuffle; so divergence that would hang a GPU, or be undefined there, fails here.
+#pragma once
+#define FB_SIMT
+#define __shared__ static
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <ucontext.h>
+#include <functional>
+#include <vector>
+
+namespace simt {
+
+struct Dim {
+  unsigned x;
+};
+inline Dim thread, block, grid;
+
+constexpr int WARP = 32, MAX_THREADS = 1024;
+constexpr size_t STACK = 128 << 10;
+
+struct Fiber {
+  void *stack_pointer;
+  bool done;
+};
+struct Meeting {  // of the lanes of a warp, or of all threads
+  int expected, arrived;
+  unsigned turn;
+  uint32_t said[2][WARP];
+};
+
+inline Fiber fibers[MAX_THREADS];
+inline void *main_stack_pointer;
+inline char *stacks;
+inline Meeting warps[MAX_THREADS / WARP], everyone;
+inline int threads, running;
+inline long idle;  // times in a row that a fiber looked in vain
+inline const std::function<void()> *body;
+
+// Saves the callee-saved registers on the stack, keeps the stack's pointer in *from and goes on with the stack `to`.
+extern "C" void simt_switch(void **from, void *to);
+#ifdef __x86_64__
+asm(R"(
+.text
+.globl simt_switch
+simt_switch:
+  push %rbp
+  push %rbx
+  push %r12
+  push %r13
+  push %r14
+  push %r15
+  mov %rsp, (%rdi)
+  mov %rsi, %rsp
+  pop %r15
+  pop %r14
+  pop %r13
+  pop %r12
+  pop %rbx
+  pop %rbp
+  ret
+)");
+#elif defined(__aarch64__)
+asm(R"(
+.text
+.globl simt_switch
+simt_switch:
+  sub sp, sp, #160
+  stp x19, x20, [sp]
+  stp x21, x22, [sp, #16]
+  stp x23, x24, [sp, #32]
+  stp x25, x26, [sp, #48]
+  stp x27, x28, [sp, #64]
+  stp x29, x30, [sp, #80]
+  stp d8, d9, [sp, #96]
+  stp d10, d11, [sp, #112]
+  stp d12, d13, [sp, #128]
+  stp d14, d15, [sp, #144]
+  mov x9, sp
+  str x9, [x0]
+  mov sp, x1
+  ldp x19, x20, [sp]
+  ldp x21, x22, [sp, #16]
+  ldp x23, x24, [sp, #32]
+  ldp x25, x26, [sp, #48]
+  ldp x27, x28, [sp, #64]
+  ldp x29, x30, [sp, #80]
+  ldp d8, d9, [sp, #96]
+  ldp d10, d11, [sp, #112]
+  ldp d12, d13, [sp, #128]
+  ldp d14, d15, [sp, #144]
+  add sp, sp, #160
+  ret
+)");
+#else
+#error "fibers need a few lines of assembly for this processor"
+#endif
+
+[[noreturn]] inline void fail(const char *what) {
+  fprintf(stderr, "simt: %s (thread %u of block %u)\n", what, thread.x, block.x);
+  abort();
+}
+
+inline void go_to(int next) {
+  int from = running;
+  running = next;
+  thread.x = unsigned(next);
+  simt_switch(&fibers[from].stack_pointer, fibers[next].stack_pointer);
+}
+inline void let_others_run() {
+  int next = running;
+  do next = next + 1 == threads ? 0 : next + 1;
+  while (fibers[next].done && next != running);
+  if (++idle > 8l * threads) fail("threads wait for some that never come");
+  if (next != running) go_to(next);
+}
+inline void meet(Meeting &m) {
+  unsigned turn = m.turn;
+  if (++m.arrived == m.expected) {
+    m.arrived = 0, m.turn++, idle = 0;
+    return;
+  }
+  while (m.turn == turn) let_others_run();
+}
+inline void enter() {
+  (*body)();
+  fibers[running].done = true;
+  idle = 0;
+  for (int i = 0; i < threads; i++)
+    if (!fibers[i].done) go_to(i);
+  void *ended;
+  simt_switch(&ended, main_stack_pointer);
+}
+
+inline uint32_t shuffled(uint32_t v, int from) {
+  int lane = running % WARP;
+  Meeting &m = warps[running / WARP];
+  uint32_t *said = m.said[m.turn & 1];  // the next meeting has the other half: nobody is two meetings ahead
+  said[lane] = v;
+  meet(m);
+  return said[from < WARP ? from : lane];
+}
+
+inline void run(unsigned blocks, int thread_count, const std::function<void()> &kernel) {
+  if (thread_count % WARP || thread_count > MAX_THREADS) fail("threads come in warps, up to 1024");
+  if (!stacks) stacks = (char *)aligned_alloc(4096, STACK * MAX_THREADS);
+  body = &kernel, threads = thread_count, grid.x = blocks;
+  for (unsigned b = 0; b < blocks; b++) {
+    block.x = b, idle = 0;
+    everyone = Meeting{threads, 0, 0, {}};
+    for (int w = 0; w < threads / WARP; w++) warps[w] = Meeting{WARP, 0, 0, {}};
+    for (int i = 0; i < threads; i++) {
+      void **top = (void **)(stacks + STACK * size_t(i + 1)) - 3;  // 8 off 16, as on entry to a function
+#ifdef __x86_64__
+      *top = nullptr, *--top = (void *)enter;
+      top -= 6;
+#else
+      top = (void **)((char *)top - 8) - 20;
+      top[11] = (void *)enter;
+#endif
+      fibers[i] = Fiber{top, false};
+    }
+    running = 0, thread.x = 0;
+    simt_switch(&main_stack_pointer, fibers[0].stack_pointer);
+  }
+}
+
+}  // namespace simt
+
+#define threadIdx simt::thread
+#define blockIdx simt::block
+#define gridDim simt::grid
+
+struct uint4 {
+  uint32_t x, y, z, w;
+};
+inline uint4 __ldcs(const uint4 *p) {
+  if (uintptr_t(p) % 16) simt::fail("a load of 16 bytes that is not aligned");
+  return *p;
+}
+inline void __stcs(uint4 *p, uint4 v) {
+  if (uintptr_t(p) % 16) simt::fail("a store of 16 bytes that is not aligned");
+  *p = v;
+}
+inline void __syncthreads() { simt::meet(simt::everyone); }
+inline uint32_t __shfl_xor_sync(uint32_t, uint32_t v, int d) {
+  return simt::shuffled(v, simt::running % simt::WARP ^ d);
+}
+inline float __shfl_xor_sync(uint32_t mask, float v, int d) {
+  uint32_t u;
+  memcpy(&u, &v, 4);
+  u = __shfl_xor_sync(mask, u, d);
+  memcpy(&v, &u, 4);
+  return v;
+}
+inline float __shfl_down_sync(uint32_t, float v, int d) {
+  uint32_t u;
+  memcpy(&u, &v, 4);
+  u = simt::shuffled(u, simt::running % simt::WARP + d);
+  memcpy(&v, &u, 4);
+  return v;
+}
+inline void atomicMax(uint32_t *p, uint32_t v) { *p = *p > v ? *p : v; }
+inline void atomicMin(uint32_t *p, uint32_t v) { *p = *p < v ? *p : v; }
+inline void atomicAdd(unsigned long long *p, unsigned long long v) { *p += v; }

@@ -1,0 +1,144 @@
+"""cuda ≡ reference without a GPU: the kernels' own sources, run by a SIMT emulator, under the host code that GPUs get.
+
+What this cannot show: speed, races between threads (fibers take turns) and what NVIDIA's compiler and instructions do.
+"""
+
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from fewbits.kernels import build
+from fewbits.kernels.quantizer import HADAMARD_SIZES, Mixture, Quantizer
+from tests.kernels.device_checks import Checks
+from tests.kernels.emulated import emulated_device
+from tests.kernels.inputs import DTYPES, EMPTY, KINDS, ODD, generator, make, settled
+from tests.kernels.test_mix import MIXTURES
+from tests.kernels.test_parity import FAMILIES, VARIANTS, matrices, parts, quantizers
+
+pytestmark = pytest.mark.skipif(build.compiler() is None, reason="there is no C++ compiler for the emulator")
+
+
+@pytest.fixture(scope="module")
+def checks(tmp_path_factory: pytest.TempPathFactory) -> Checks:
+    device, _ = emulated_device(tmp_path_factory.mktemp("simt"))
+    return Checks(device, lambda t: t)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_gives_the_references_bits(checks: Checks, family: str, dtype: torch.dtype) -> None:
+    start = FAMILIES.index(family) * 7 + DTYPES.index(dtype) * 3
+    names = list(KINDS)
+    for i, (shape, axis) in enumerate(product(ODD, (-1, 0)), start=start):
+        q = Quantizer.parse(family + VARIANTS[i % len(VARIANTS)])
+        checks.quantizer(make(names[i % len(names)], shape, dtype, seed=i), q, axis, seed=i)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_every_input_gives_the_references_bits(checks: Checks, name: str) -> None:
+    """With rows of whole vectors, which the usual matrices have."""
+    texts = ("e4m3:1x16:amax", "e4m3:32x32:gam", "e2m1:1x32:e8m0", "e2m1:1x32:mx", "e2m1:1x16:nvfp4", "e5m2", "bf16")
+    for i, (text, rounding, dtype) in enumerate(product(texts, ("", ":stochastic"), DTYPES)):
+        checks.quantizer(make(name, (34, 48), dtype), Quantizer.parse(text + rounding), -(i % 2))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_nothing_gives_nothing(checks: Checks, family: str) -> None:
+    for shape, axis in product(EMPTY, (-1, 0)):
+        checks.quantizer(torch.zeros(shape, dtype=torch.bfloat16), Quantizer.parse(family), axis)
+
+
+@settled(60)
+@given(x=matrices(), q=quantizers(), axis=st.sampled_from([-1, 0]), seed=st.integers(0, 2**63 - 1))
+def test_any_quantizer_of_any_matrix(checks: Checks, x: Tensor, q: Quantizer, axis: int, seed: int) -> None:
+    checks.quantizer(x, q, axis, seed)
+
+
+@settled(60)
+@given(x=matrices(), q=quantizers(), axis=st.sampled_from([-1, 0]), part=parts, share=st.floats(0, 1))
+def test_any_partition_with_any_parts_left_out(
+    checks: Checks, x: Tensor, q: Quantizer, axis: int, part: tuple[int, int] | None, share: float
+) -> None:
+    part = part or q.block.resolve(x.shape[0], x.shape[1], axis)
+    grid = [-(-n // size) for n, size in zip(x.shape, part, strict=True)]
+    skip: dict[str, Any] = {"skip": torch.rand(grid, generator=generator(x.numel())) < share} if share else {}
+    checks.quantizer(x, q, axis, partition=part, **skip)
+
+
+@settled(40)
+@given(x=matrices(), row=quantizers(), column=quantizers(), seed=st.integers(0, 2**63 - 1))
+def test_both_axes_in_one_reading_are_two_calls(
+    checks: Checks, x: Tensor, row: Quantizer, column: Quantizer, seed: int
+) -> None:
+    checks.both(x, row, column, seed)
+
+
+# Tiles hold 128x128 elements, rows of up to 16384, or columns of up to 2048; powers of two alone fill them.
+@pytest.mark.parametrize(
+    ("text", "shape"),
+    [
+        ("e4m3:64x32:amax", (200, 264)),
+        ("e4m3:32x1:gam:stochastic", (260, 136)),
+        ("e4m3:128x2:amax", (130, 136)),
+        ("e4m3:1x1:gam", (40, 130)),
+        ("e4m3:2x4:mx", (40, 130)),
+        ("e4m3:300x2:amax:stochastic", (700, 130)),
+        ("e4m3:tensor:gam", (515, 130)),
+        ("e4m3:300x300:gam:group=row", (700, 610)),
+        ("e2m1:1x16:nvfp4:stochastic", (3, 33000)),
+        ("e4m3:channel:amax", (2, 17000)),
+        ("e4m3:channel:amax:rht64", (3, 2500)),
+        ("e4m3:channel:gam:stochastic", (3, 16384)),
+        ("e4m3:channel:gam:rht128", (2040, 24)),
+        ("e2m1:16x16:nvfp4:rht16", (300, 520)),
+        ("e4m3:tensor:amax:rht128", (390, 300)),
+        ("e5m2:257x1:mx:stochastic:rht8", (520, 70)),
+    ],
+)
+@pytest.mark.parametrize("axis", [-1, 0])
+def test_blocks_of_every_class(checks: Checks, text: str, shape: tuple[int, int], axis: int) -> None:
+    q = Quantizer.parse(text)
+    x = make("lognormal", shape, torch.bfloat16)
+    checks.quantizer(x, q, axis, partition=q.block.resolve(*shape, axis))
+    checks.quantizer(make("one bad", shape, torch.float32), q, axis)
+
+
+@pytest.mark.parametrize("size", HADAMARD_SIZES)
+def test_rotations_and_their_inverses(checks: Checks, size: int) -> None:
+    for i, (shape, axis) in enumerate(product((*ODD, (136, 264)), (-1, 0))):
+        x = make("lognormal", shape, DTYPES[i % 3], seed=i)
+        checks.rotation(x, Quantizer("fp32", hadamard=size, signs=i), axis)
+
+
+@pytest.mark.parametrize("part", [(1, 1), (1, 16), (16, 16), (3, 5), (8, 64), (128, 128), (1000, 8), (64, 1000)])
+def test_extents(checks: Checks, part: tuple[int, int]) -> None:
+    for i, name in enumerate(KINDS):
+        checks.extent(make(name, ((40, 72), (130, 33), (260, 300))[i % 3], DTYPES[i % 3], seed=i), part)
+
+
+@pytest.mark.parametrize("text", MIXTURES)
+@pytest.mark.parametrize("axis", [-1, 0])
+def test_mixtures_decide_as_the_reference_does_without_the_host(checks: Checks, text: str, axis: int) -> None:
+    for i, name in enumerate(KINDS):
+        shape = ((40, 70), (66, 150), (33, 16))[i % 3]
+        checks.mixture(make(name, shape, DTYPES[(i + axis) % 3], seed=i), Mixture.parse(text), axis)
+
+
+@pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 31, 32, 33, 8191, 8192, 20001])
+def test_noise(checks: Checks, count: int) -> None:
+    for seed in (0, 5, 2**63 - 1):
+        checks.noise(count, seed)
+
+
+@pytest.mark.parametrize("noise", ["gaussian", "uniform"])
+@pytest.mark.parametrize("block", [1, 2, 4, 8, 16, 32, 64, 128])
+def test_sampled_weights_and_the_gradient_of_their_bits(checks: Checks, block: int, noise: str) -> None:
+    for i, shape in enumerate(((64, 128), (33, 130), (1, 17), (130, 264))):
+        w, grad = make("lognormal", shape, DTYPES[i % 3], seed=i), make("normal", shape, DTYPES[(i + 1) % 3], seed=i)
+        bits = torch.rand(*(-(-n // block) for n in shape), generator=generator(i)) * 8 + 1
+        checks.sampled_weight(w, grad, bits, noise, block, DTYPES[(i + 2) % 3])
