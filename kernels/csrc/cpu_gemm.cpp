@@ -144,7 +144,7 @@ inline int64_t part(int64_t size, int64_t parts, int64_t unit) {
   return ceil_div(ceil_div(size, parts * ceil_div(size, parts * LARGEST_BLOCK)), unit) * unit;
 }
 
-// At least so many vectors, which a thread keeps for its next product: new memory costs as much as what is done in it.
+// At least so many vectors, 2 MiB at most, which a thread keeps: its next product does not wait for new pages.
 inline Line *room(int64_t size) {
   static thread_local std::unique_ptr<Line[]> lines;
   static thread_local int64_t kept = 0;

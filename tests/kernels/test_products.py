@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -13,6 +12,8 @@ import torch
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 
+from fewbits.kernels import reference
+from fewbits.kernels.backends import backend_for
 from fewbits.kernels.products import matmul_fp32
 from tests.kernels.inputs import assert_same, generator, make
 
@@ -30,10 +31,8 @@ LAYOUTS: dict[str, Layout] = {
     "neither": lambda x: _inside(x.repeat_interleave(2, 1))[:, ::2],
 }
 
-exact_order = pytest.mark.skipif(
-    not torch.cpu._is_avx512_supported() or os.environ.get("FEWBITS_BACKEND") == "reference",
-    reason="without AVX-512 the product is torch's, which promises no order",
-)
+ORDERED = torch.cpu._is_avx512_supported() and backend_for("cpu") is not reference
+exact_order = pytest.mark.skipif(not ORDERED, reason="the product is torch's here, which promises no order")
 
 
 def _inside(x: Tensor) -> Tensor:
@@ -86,7 +85,7 @@ def test_layouts_change_no_bit(left: str, right: str) -> None:
         got = matmul_fp32(LAYOUTS[left](a), LAYOUTS[right](b))
         assert got.is_contiguous()
         assert_close(got, a, b)
-        if torch.cpu._is_avx512_supported():
+        if ORDERED:
             assert_same(got, matmul_fp32(a, b), f"{m=} {n=} {k=}")
 
 
