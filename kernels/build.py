@@ -20,6 +20,7 @@ import sys
 import tempfile
 from functools import cache
 from pathlib import Path
+from typing import TextIO
 
 SOURCES = Path(__file__).parent / "csrc"
 UNITS = ("cpu.cpp", "cpu_noise.cpp", "cpu_gemm.cpp")
@@ -89,8 +90,7 @@ def build() -> Path:
     command = compiler()
     if command is None:
         raise BuildError(f"{target} is damaged, and {no_compiler()}" if target.exists() else no_compiler())
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with open(target.with_suffix(".lock"), "w") as lock:
+    with _opened(target.with_suffix(".lock")) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not is_whole(target):
             folder = target.with_suffix(".build")
@@ -101,6 +101,16 @@ def build() -> Path:
             finally:
                 shutil.rmtree(folder, ignore_errors=True)
     return target
+
+
+def _opened(lock: Path) -> TextIO:
+    try:
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        return lock.open("w")
+    except OSError as error:
+        raise BuildError(
+            f"nothing can be kept in {lock.parent} ({error}): set FEWBITS_CACHE to a folder for it"
+        ) from None
 
 
 def complaint_of(command: tuple[str, ...]) -> str | None:

@@ -179,6 +179,18 @@ def test_a_backend_that_was_asked_for_fails_loudly(changes: dict[str, str], says
     assert re.search(rf"BuildError: .*{says}", answer.stderr)
 
 
+def test_a_folder_that_cannot_be_written_is_named_with_what_to_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A container's user without a home, say."""
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("CXX", "true")
+    for folder in (tmp_path / "file", tmp_path / "file" / "below"):
+        monkeypatch.setenv("FEWBITS_CACHE", str(folder))
+        with pytest.raises(build.BuildError, match=rf"nothing can be kept in {folder} .*: set FEWBITS_CACHE"):
+            build.build()
+
+
 def test_a_compiler_that_fails_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compiler = tmp_path / "compiler"
     compiler.write_text("#!/bin/sh\necho no room on the disk\nexit 3\n")
