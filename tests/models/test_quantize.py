@@ -350,7 +350,9 @@ def test_an_attached_optimizer_counts_steps_and_calls_in_training_between_them()
                 model(x)
             model.eval()(x)
             model.train()
+        step = quantization.moment.step
         optimizer.step()
+        assert quantization.moment.step == step + 1  # also for what does not call the model
     assert seen == [(7, 0, 3), (7, 1, 3), (8, 0, 3), (8, 1, 3)]
 
 

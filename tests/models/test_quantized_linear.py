@@ -300,6 +300,15 @@ def test_what_no_gemm_reads_is_not_quantized() -> None:
     assert [(name, args[1]) for name, shape, args in calls.made if shape == (24, 48)] == [("quantize", 0)]
 
 
+def test_the_noise_of_squares_is_one_whichever_gemm_reads_them() -> None:
+    """So the first layer of a model, whose input has no gradient, reads what it would if it had one."""
+    x, dy = noisy(48, 32, seed=1, dtype=torch.bfloat16), noisy(48, 64, seed=2, dtype=torch.bfloat16)
+    layer, _ = one_layer(recipe("e4m3:16x16:amax:stochastic"), 32, 64)
+    (alone,) = torch.autograd.grad(layer(x), (layer.weight,), dy)
+    _, beside = torch.autograd.grad(layer(x.requires_grad_()), (x, layer.weight), dy)
+    assert torch.equal(alone, beside)
+
+
 class Writes(torch.optim.Optimizer):
     """Writes behind autograd's back, as many published optimizers do."""
 
@@ -395,15 +404,36 @@ def test_layers_that_read_one_tensor_with_noise_each_draw_their_own() -> None:
     assert len({args for _, shape, args in calls.made if shape == (64, 64)}) == len(calls.of(64, 64)) == 6
 
 
+class Fork(nn.Module):
+    """Two layers that read one tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([linear(32, 40, seed=1), linear(32, 48, seed=2)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([block(x) for block in self.blocks], -1)
+
+
+def test_layers_that_read_one_tensor_differently_each_quantize_it() -> None:
+    x = noisy(24, 32, seed=1)
+    for by in ("high", "e5m2:1x16:amax"):
+        model = Fork()
+        layers = quantize(model, recipe(E4M3, keep={"last": 1, "by": by})).layers
+        y = model(x)
+        for layer, text, part in zip(layers, (E4M3, by), y.split((40, 48), -1), strict=True):
+            assert torch.equal(part, operand(text, x, -1, 0) @ operand(text, layer.weight.detach(), -1, 0).t())
+
+
+def test_an_input_is_quantized_in_each_dtype_that_it_is_read_in() -> None:
+    model, x = Fork(), noisy(24, 32, seed=1)
+    quantize(model, recipe(E4M3))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert model.blocks[0](x).dtype == torch.bfloat16
+    assert model.blocks[1](x).dtype == torch.float32
+
+
 def test_layers_under_autocast_share_their_input_too() -> None:
-    class Fork(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.blocks = nn.ModuleList([linear(32, 40, seed=1), linear(32, 48, seed=2)])
-
-        def forward(self, x: Tensor) -> Tensor:
-            return torch.cat([block(x) for block in self.blocks], -1)
-
     model = Fork()
     quantize(model, recipe(E4M3))
     x = noisy(24, 32, seed=1)
@@ -531,9 +561,10 @@ def test_backward_called_under_autocast_still_multiplies_in_the_layers_dtype() -
     assert equal(*results)
 
 
-def test_copies_and_pickles_compute_the_same_and_are_independent() -> None:
+@pytest.mark.parametrize("text", [E4M3, SR])
+def test_copies_and_pickles_compute_the_same_and_are_independent(text: str) -> None:
     model = nn.Sequential(linear(32, 48, seed=1), linear(48, 32, seed=2))
-    quantization = quantize(model, recipe(SR), seed=SEED, observer=Observer(ObserverConfig(every=1)))
+    quantization = quantize(model, recipe(text), seed=SEED, observer=Observer(ObserverConfig(every=1)))
     quantization.begin(3, 1)
     x = noisy(24, 32, seed=1).requires_grad_()
     before = len(pickle.dumps((model, quantization)))
