@@ -15,9 +15,10 @@ The reference computes in the dtype that the trial computes in: what differs is 
 that leaves all operands high differs by exact zeros. `reference="fp32"` asks for FP32 throughout instead: it adds what
 BF16 costs by itself, which the recipe bf16 then shows.
 
-Batches of `train` are those that the trial would have seen next, with the noise that it would have drawn (seed 0): so
-the trial's own recipe gives the losses that the trial went on with, to the bit. Those of the other splits are windows
-spread evenly over held-out text. Every batch has the size of a micro-batch: a tensor's scale may depend on it.
+Batches of `train` are those that the trial would have seen next, with the noise that its first rank would have drawn
+(seed 0): on one rank, its own recipe gives the losses that the trial went on with, to the bit. Those of the other
+splits are windows spread evenly over held-out text. Every batch has the size of a micro-batch: a tensor's scale may
+depend on it.
 """
 
 from __future__ import annotations

@@ -151,7 +151,7 @@ def _records(frame: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def _text(found: Probe, layers: bool) -> str:
-    where = f"{found.batches} batches of {found.sequences}x{found.length} tokens of {found.split}"
+    where = f"{found.split}, {found.batches} × {found.sequences}x{found.length} tokens"
     lines = [f"{found.run} at step {found.step}: {where}, against {found.reference} unquantized", ""]
     rows = [("recipe", "loss increase", "cosine", "error %", "bias %", "noise %", "worst layer")]
     for row in found.summary().to_dict("records"):

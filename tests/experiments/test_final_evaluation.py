@@ -128,7 +128,7 @@ def test_an_evaluation_that_cannot_be_is_refused_before_training(
     cache: Path, tasks: Path, tmp_path: Path, asked: list[str], told: str
 ) -> None:
     place = [f"runtime.runs={tmp_path / 'runs'}", f"runtime.cache={cache}", f"evaluation.tasks_path={tasks}"]
-    few = bin_folder(tmp_path / "few", [1, 2, 0] * 100, meta={"separator": 0})
+    few = bin_folder(tmp_path / "few", [1, 2, 0] * 100, [1, 2, 0] * 100, meta={"separator": 0})
     data = [f"data.path={few}"] if "data=bin" in asked else [] if "data=synthetic" in asked else SUBWORDS
     trial, runtime = load_trial(words(*data, *place, *asked))
     with pytest.raises(ValueError, match=told):

@@ -359,7 +359,7 @@ def test_people_get_a_row_for_each_recipe_and_layer(nvfp4: Path, capsys: pytest.
     words = [nvfp4.name, "bf16", "nvfp4", "nvfp4", "stochastic=[]", "keep.last=0"]
     assert main([*words, "--runs", str(nvfp4.parent), "--batches", "2", "--seeds", "2", "--layers"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == f"{nvfp4.name} at step 24: 2 batches of 4x64 tokens of train, against bf16 unquantized"
+    assert lines[0] == f"{nvfp4.name} at step 24: train, 2 × 4x64 tokens, against bf16 unquantized"
     assert [line.split()[0] for line in lines[3:6]] == ["bf16", "nvfp4", "nvfp4"]
     assert " ".join(lines[3].split()) == "bf16 +0.000000 ± 0.000000 1.000000 0.000 +0.000 ± 0.000 0.000 –"
     assert lines[5].startswith("nvfp4 stochastic=[] keep.last=0  ")
