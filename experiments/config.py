@@ -109,14 +109,13 @@ def _options(slot: str, stochastic: Sequence[str], rotated: Sequence[str], size:
 @contextmanager
 def _hydra() -> Iterator[None]:
     """Hydra is one for the whole process: set up for one composition, and put back as it was."""
-    holder = GlobalHydra.instance()
-    before = holder.hydra
-    holder.clear()
+    before = GlobalHydra.instance().hydra
+    GlobalHydra.instance().clear()
     try:
         with initialize_config_dir(str(FOLDER), version_base=None):
             yield
     finally:
-        holder.hydra = before
+        GlobalHydra.instance().hydra = before  # another instance by now: Hydra puts back a copy
 
 
 def _spelled(value: object) -> str:
@@ -144,7 +143,7 @@ def _check_word(text: str) -> None:
             raise HydraException("no key")
     except HydraException:
         raise ValueError(
-            f"{text!r} is not KEY=VALUE in Hydra's grammar; a value with spaces or any of @|{{}}[]:,= wants quotes of "
+            f"{text!r} is not KEY=VALUE in Hydra's grammar; a value with special characters, < say, wants quotes of "
             "its own: KEY='\"VALUE\"'"
         ) from None
     if word.is_sweep_override():

@@ -153,7 +153,7 @@ def _train(
         timing.append({"step": step, "time": time.time(), "seconds": seconds, "tokens_per_second": speed})
         if peak:
             timing[-1]["mfu"] = speed * flops_a_token(trial) / peak / world.ranks
-        say(Progress(state.step, t.steps, row["loss"], speed, seconds, row.get("validation_loss")))
+        say(Progress(step + 1, t.steps, row["loss"], speed, seconds, row.get("validation_loss")))
         if healthy and runtime.keep_every and state.step % runtime.keep_every == 0:
             save(state, corpus, folder.kept, keep=10**6)
         if healthy and (state.step % t.checkpoint_every == 0 or state.step == t.steps):
