@@ -1,0 +1,337 @@
+"""The config tree: every file of it composes, the paper scales are the papers', and mistakes are one clear line."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from fewbits import cli
+from fewbits.experiments.config import FOLDER, GROUPS, load_recipe, load_trial, names, resolved
+from fewbits.experiments.trial import Runtime, Trial
+from fewbits.kernels.quantizer import Mixture, Quantizer
+from fewbits.models.recipe import SLOTS, Recipe
+from fewbits.models.registry import MODELS
+
+# ------------------------------------------------------------------------------------------------ what there is
+
+
+def test_every_file_is_the_choice_of_a_group_or_the_tree_itself() -> None:
+    choices = {f"{group}/{name}.yaml" for group in GROUPS if group != "model" for name in names(group)}
+    assert {file.relative_to(FOLDER).as_posix() for file in FOLDER.rglob("*.yaml")} == choices | {"trial.yaml"}
+    assert names("model") == list(MODELS)
+
+
+@pytest.mark.parametrize("choice", [f"{group}={name}" for group in GROUPS for name in names(group)])
+def test_every_choice_of_a_group_composes(choice: str) -> None:
+    trial, runtime = load_trial([choice])
+    assert Trial.from_dict(trial.to_dict()) == trial
+    assert runtime == Runtime()
+
+
+def test_with_no_words_a_trial_is_a_small_one_in_bf16() -> None:
+    trial, _ = load_trial()
+    assert trial.name == "nemotron-nano-bf16-python-s0"
+    assert trial.recipe == Recipe(about=trial.recipe.about)
+    assert trial.training.steps <= 50
+
+
+def test_a_recipe_is_loaded_by_name_with_settings() -> None:
+    assert load_recipe("nvfp4") == load_trial(["recipe=nvfp4"])[0].recipe
+    changed = load_recipe("nvfp4", {"rht": 32, "stochastic": ["fprop.x"], "keep": {"last": 3}, "about": "a 'b' \"c\""})
+    told = ["recipe=nvfp4", "recipe.rht=32", "recipe.stochastic=[fprop.x]", "recipe.keep.last=3"]
+    assert changed == load_trial([*told, 'recipe.about="a \'b\' \\"c\\""'])[0].recipe
+    with pytest.raises(ValueError, match="no recipe 'nvfp5': valid are nvfp4"):
+        load_recipe("nvfp5")
+
+
+def spellings(*words: str) -> dict[str, str]:
+    recipe = load_trial(words)[0].recipe
+    return {slot: str(resolved.spec or "high") for slot, resolved in recipe.operands.items()}
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["recipe=mor/block", "recipe.threshold=0.03"], "e4m3:128x128:gam @ error<0.03 | bf16 ; per=tensor"),
+        (["recipe=mor/channel"], "e4m3:channel:gam @ error<0.045 | bf16 ; per=tensor"),
+        (["recipe=mor/tensor", "recipe.scaling=amax"], "e4m3:tensor:amax @ error<0.045 | bf16 ; per=tensor"),
+        (["recipe=mor/block-64"], "e4m3:64x64:gam @ error<0.045 | bf16 ; per=tensor"),
+        (["recipe=mor/sub-channel"], "e4m3:1x128:gam @ error<0.045 | bf16 ; per=tensor"),
+        (["recipe=mor/e8m0"], "e4m3:128x128:e8m0 @ error<0.045 | bf16 ; per=tensor"),
+        (["recipe=mor/amax"], "e4m3:128x128:amax @ error<0.045 | bf16 ; per=tensor"),
+        (["recipe=mor/threshold-5"], "e4m3:128x128:gam @ error<0.05 | bf16 ; per=tensor"),
+        (["recipe=mor/two-way"], "e4m3:128x128:gam @ error<e5m2:128x128:gam | bf16 ; per=block"),
+        (
+            ["recipe=mor/three-way", "recipe.block=64x64"],
+            "e4m3:64x64:gam @ error<e5m2:64x64:gam | e5m2:64x64:gam @ spread<normal | bf16 ; per=block",
+        ),
+    ],
+)
+def test_mor_is_one_mixture_for_all_six_operands(words: list[str], expected: str) -> None:
+    assert spellings(*words) == dict.fromkeys(SLOTS, str(Mixture.parse(expected)))
+
+
+NVFP4 = {
+    "fprop.x": "e2m1:1x16:nvfp4",
+    "fprop.w": "e2m1:16x16:nvfp4",
+    "dgrad.dy": "e2m1:1x16:nvfp4:stochastic",
+    "dgrad.w": "e2m1:16x16:nvfp4",
+    "wgrad.dy": "e2m1:1x16:nvfp4:stochastic:rht16",
+    "wgrad.x": "e2m1:1x16:nvfp4:rht16",
+}
+
+
+@pytest.mark.parametrize(
+    ("words", "changed"),
+    [
+        (["recipe=nvfp4"], {}),
+        (["recipe=nvfp4", "recipe.weights=1x16"], {"fprop.w": "e2m1:1x16:nvfp4", "dgrad.w": "e2m1:1x16:nvfp4"}),
+        (
+            ["recipe=nvfp4", "recipe.rht=32", "recipe.signs=7"],
+            {
+                "wgrad.dy": "e2m1:1x16:nvfp4:stochastic:rht32:signs=7",
+                "wgrad.x": "e2m1:1x16:nvfp4:rht32:signs=7",
+            },
+        ),
+        (
+            ["recipe=nvfp4", "recipe.rotated=[]"],
+            {"wgrad.dy": "e2m1:1x16:nvfp4:stochastic", "wgrad.x": "e2m1:1x16:nvfp4"},
+        ),
+        (
+            ["recipe=nvfp4", "recipe.stochastic=[fprop.x]"],
+            {
+                "fprop.x": "e2m1:1x16:nvfp4:stochastic",
+                "dgrad.dy": "e2m1:1x16:nvfp4",
+                "wgrad.dy": "e2m1:1x16:nvfp4:rht16",
+            },
+        ),
+        (["recipe=nvfp4-base"], dict.fromkeys(SLOTS, "e2m1:1x16:nvfp4")),
+        (["recipe=mxfp8"], dict.fromkeys(SLOTS, "e4m3:1x32:mx")),
+        (["recipe=mxfp6"], dict.fromkeys(SLOTS, "e2m3:1x32:mx")),
+        (["recipe=mxfp6", "recipe.element=e3m2"], dict.fromkeys(SLOTS, "e3m2:1x32:mx")),
+        (
+            ["recipe=mxfp4"],
+            {
+                "fprop.x": "e2m1:1x32:e8m0",
+                "fprop.w": "e2m1:32x32:e8m0",
+                "dgrad.dy": "e2m1:1x32:e8m0:stochastic",
+                "dgrad.w": "e2m1:32x32:e8m0",
+                "wgrad.dy": "e2m1:1x32:e8m0:stochastic:rht32",
+                "wgrad.x": "e2m1:1x32:e8m0:rht32",
+            },
+        ),
+        (["recipe=fp8"], {slot: f"e4m3:{'128x128' if slot.endswith('w') else '1x128'}:amax" for slot in SLOTS}),
+        (["recipe=bf16"], dict.fromkeys(SLOTS, "high")),
+        (["recipe=gaussws"], dict.fromkeys(SLOTS, "high")),
+        (
+            ["recipe=bf16", 'recipe.fprop.x="e4m3:128x128:gam @ error<0.045 | bf16"'],
+            {**dict.fromkeys(SLOTS, "high"), "fprop.x": "e4m3:128x128:gam @ error<0.045 | bf16"},
+        ),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_each_operand_gets(words: list[str], changed: dict[str, str]) -> None:
+    expected = {**NVFP4, **changed}
+    assert spellings(*words) == {
+        slot: text if text == "high" else str(Mixture.parse(text) if "|" in text else Quantizer.parse(text))
+        for slot, text in expected.items()
+    }
+
+
+def test_samplers_and_what_is_kept_high() -> None:
+    sampler = load_recipe("gaussws").sampler
+    assert (sampler.kind, sampler.parts, sampler.init, sampler.target, sampler.block) == ("gaussws", ("all",), 6, 4, 32)
+    assert sampler.penalty == 1e-4
+    assert load_recipe("diffq").sampler.kind == "diffq"
+    hybrid = load_recipe("gaussws-mor", {"sampler": {"parts": ["od"], "penalty": 0}})
+    assert (hybrid.sampler.parts, hybrid.sampler.penalty) == (("od",), 0)
+    assert hybrid.operands == load_recipe("mor/block").operands
+    kept = {name: (load_recipe(name).keep.first, load_recipe(name).keep.last) for name in names("recipe")}
+    assert {name: ends for name, ends in kept.items() if ends != (0, 0)} == {
+        "nvfp4": (0, 1),
+        "mxfp4": (0, 1),
+        "mxfp4-ocp": (0, 1),
+        "fp8": (1, 2),
+    }
+
+
+# ------------------------------------------------------------------------------------------------ the papers' own
+
+# Model; sequences to an update, tokens to a sequence; updates, and tokens in all as the paper counts them; the highest
+# and lowest learning rate; the schedule, its warm-up in updates and the part that decays.
+PAPERS = {
+    # MoR's configurations: 1 T tokens, batches of 1024 and 1536; cosine. Rates and length are not stated.
+    "mor-config1": ("nemotron3-8b", 1024, 4096, 1e12, None, "cosine", None, None),
+    "mor-config2": ("nemotron3-8b", 1536, 4096, 1e12, None, "cosine", None, None),
+    # NVFP4: WSD; warm-up is not stated.
+    "nvfp4-12b": ("hybrid-12b", 736, 8192, 10e12, (4.5e-4, 4.5e-6), "wsd", None, 0.20),
+    "nvfp4-8b": ("hybrid-8b", 768, 8192, 1e12, (8.0e-4, 8.0e-6), "wsd", None, 0.15),
+    "nvfp4-1.2b": ("nvfp4-1.2b", 768, 8192, 1e12, (1.2e-3, 1.2e-5), "wsd", None, 0.15),
+    # GaussWS, table E.1: linear.
+    "gaussws-gpt2-124m": ("gpt2-124m", 12 * 5 * 8, 1024, 294912e6, (6e-4, 6e-5), "linear", 2000, None),
+    "gaussws-llama2-134m": ("llama2-134m", 12 * 1 * 8, 2048, 294912e6, (1e-5, 1e-6), "linear", 5000, None),
+    "gaussws-llama2-1b": ("llama2-1b", 8 * 1 * 8, 2048, 275251.2e6, (1e-5, 1e-6), "linear", 7000, None),
+}
+GAUSSWS_UPDATES = {"gaussws-gpt2-124m": 600_000, "gaussws-llama2-134m": 1_500_000, "gaussws-llama2-1b": 2_100_000}
+LOCAL_BATCH = {"gaussws-gpt2-124m": 12, "gaussws-llama2-134m": 12, "gaussws-llama2-1b": 8}
+DATA = {"gaussws-gpt2-124m": "openwebtext", "gaussws-llama2-134m": "c4", "gaussws-llama2-1b": "c4"}
+
+
+def test_every_paper_scale_is_in_the_table() -> None:
+    assert {f"paper/{name}" for name in PAPERS} == {name for name in names("scale") if name.startswith("paper/")}
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_a_paper_scale_has_the_papers_hyper_parameters(name: str) -> None:
+    model, batch, length, tokens, rates, kind, warmup, decay = PAPERS[name]
+    trial, _ = load_trial([f"scale=paper/{name}"])
+    t, optimizer, schedule = trial.training, trial.optimizer, trial.schedule
+    assert trial.model == MODELS[model]
+    assert (t.batch, t.length) == (batch, length)
+    assert t.steps * t.batch * t.length == pytest.approx(tokens, rel=1e-5)
+    assert (optimizer.beta1, optimizer.beta2, optimizer.weight_decay, optimizer.clip) == (0.9, 0.95, 0.1, 1.0)
+    assert schedule.kind == kind
+    if rates is not None:
+        assert (optimizer.lr, optimizer.lr * schedule.final_ratio) == pytest.approx(rates)
+    if warmup is not None:
+        assert (schedule.warmup_steps, schedule.warmup_fraction) == (warmup, 0)
+    if decay is not None:
+        assert schedule.decay_fraction == decay
+    if name in GAUSSWS_UPDATES:
+        assert (t.steps, t.micro_batch) == (GAUSSWS_UPDATES[name], LOCAL_BATCH[name])
+        assert trial.data.kind == DATA[name]
+        assert optimizer.decay_vectors == name.startswith("gaussws-llama2")  # torchtitan decays all, nanoGPT matrices
+    if name.startswith("mor"):
+        assert trial.observer.window == 6000
+
+
+# ------------------------------------------------------------------------------------------------ mistakes
+
+TINY = ["model.layers=2", "training.batch=2", "training.micro_batch=2", "training.steps=2", "evaluation.windows=2"]
+MISTAKES = {
+    # names
+    "model=gpt5": "no model 'gpt5': valid are gpt2-124m,",
+    "recipe=mor/blok": "no recipe 'mor/blok': valid are mor/block, mor/block-64,",
+    "recipe=": "no recipe ''",
+    "recipe=[mor/block]": "no recipe ['mor/block']",
+    "recipe=../trial": "no recipe '../trial'",
+    "data=pile": "no data 'pile': valid are bin, c4, openwebtext, python, synthetic, torch",
+    "optimizer=sgd": "no optimizer 'sgd': valid are adam-mini, adamw",
+    "schedule=poly": "no schedule 'poly': valid are constant, cosine, linear, wsd",
+    "scale=huge": "no scale 'huge': valid are cpu, gpu, paper/",
+    "data.kind=pile": "unknown kind of data 'pile': valid are",
+    "runtime.tracking=wandb": "runtime.tracking 'wandb': valid are none, mlflow",
+    "runtime.device=tpu": "runtime.device 'tpu': valid are auto, cpu, cuda",
+    "training.dtype=fp16": "training.dtype 'fp16': valid are bf16, fp32",
+    "model.activation=silu": "activation 'silu' of model 'nemotron-nano': valid are gelu, swiglu, relu2",
+    "recipe.switch.passes=sideways": "switch.passes 'sideways': valid are both, forward, backward",
+    # keys
+    "modle=gpt2-nano": "unknown key 'modle': a trial has model, ",
+    "training.step=3": "unknown key 'training.step': training has steps, ",
+    "recipe.fprop.z=bf16": "unknown key 'recipe.fprop.z': recipe.fprop has x, w",
+    "training.steps.x=3": "training.steps is a value and has no 'x'",
+    "recipe.threshold=0.1": "unknown key 'recipe.threshold': recipe has ",
+    "recipe=mor/block recipe.thresold=0.1": "unknown key 'recipe.thresold': recipe has threshold, ",
+    "+training.foo=3": "unknown key training.foo: valid are steps, ",
+    "hydra.run.dir=x": "unknown key 'hydra.run.dir'",
+    "~training.steps": "training: missing steps",
+    "~recipe": "missing recipe",
+    # types and ranges
+    "training.steps=abc": "training.steps: int is expected, not 'abc'",
+    "training.steps=1.5": "training.steps: int is expected, not 1.5",
+    "training.steps=null": "training.steps: int is expected, not None",
+    "training.steps=0": "training.steps 0: 1 or more is expected",
+    "training=3": "training: a mapping of steps, ",
+    "optimizer.lr=fast": "optimizer.lr: float is expected, not 'fast'",
+    "evaluation.tasks=piqa": "evaluation.tasks: a list is expected, not 'piqa'",
+    "seed=-1": "seed -1: an integer from 0",
+    "training.blow_up=-1": "training.blow_up -1.0",
+    "training.rounding_seed=-1": "training.rounding_seed -1",
+    "runtime.threads=0": "runtime.threads 0: 1 or more",
+    "evaluation.windows=0": "evaluation.windows 0: 1 or more",
+    "observer.window=0": "observer.window 0",
+    "recipe.switch.at=2": "switch.at 2.0: a fraction of training",
+    # grammar
+    "training.steps": "'training.steps' is not KEY=VALUE",
+    "=3": "'=3' is not KEY=VALUE",
+    "training..steps=3": "'training..steps=3' is not KEY=VALUE",
+    "training.steps=1,2": "'training.steps=1,2': a trial takes one value",
+    "recipe=bf16,nvfp4": "'recipe=bf16,nvfp4': a trial takes one value",
+    "recipe.fprop.x=e4m3:tensor:amax@error<0.1|bf16": "wants quotes of its own: KEY='\"VALUE\"'",
+    "training.steps=${nowhere}": "training.steps: Interpolation key 'nowhere' not found",
+    "+training.steps=3": "training.steps: Could not append",
+    "--steps": "train: unrecognized arguments: --steps",
+    # operands
+    "recipe.fprop.x=e9m9": "fprop.x: format 'e9m9'",
+    "recipe=mor/block recipe.threshold=much": "fprop.x: unknown format 'much'",
+    "recipe=nvfp4 recipe.rht=24": "hadamard 24: valid are",
+    "recipe=nvfp4 recipe.rht=big": "unknown option 'rhtbig'",
+    "recipe=nvfp4 recipe.signs=plus": "signs 'plus' with hadamard 16: valid are te, none or a seed",
+    "recipe=nvfp4 recipe.stochastic=[dy]": "recipe.stochastic 'dy': valid are fprop.x, ",
+    "recipe=nvfp4 recipe.stochastic=wgrad.dy": "recipe.stochastic 'wgrad.dy': a list is expected",
+    "recipe=nvfp4 recipe.rotated=[wgrad.dy]": "recipe.rotated 'wgrad.dy': valid are fprop, dgrad, wgrad",
+    # what does not fit together
+    "training.batch=5": "training.batch 5: a multiple of training.micro_batch 2",
+    "training.length=512 model=gpt2-nano": "training.length 512: model gpt2-nano has 256 positions",
+    "recipe.keep.last=2": "recipe bf16 keeps the first 0 and last 2 of 2 blocks high",
+    "recipe.keep.first=1 recipe.keep.last=1": "keeps the first 1 and last 1 of 2 blocks high",
+    "recipe.keep.names=[foo]": "keep.names: no layer is called 'foo'; there are blocks.0.",
+    "recipe=gaussws recipe.sampler.parts=[in]": "sampler.parts ['in']: the model has only down, out, qkv, up",
+    "recipe=mor/block model.width=128 model.heads=2 model.kv_heads=2 training.length=32": (
+        "recipe mor/block at this size is not itself: a 128x128 block covers all of fprop.x of"
+    ),
+    "schedule.warmup_steps=3": "warmup_steps=3 and warmup_fraction=0.05: set only one",
+    "schedule.warmup_steps=9 schedule.warmup_fraction=0": "9 updates of warm-up in a trial of 2",
+    "model.vocab=10": "model.vocab 10: the data have 256 tokens",
+    "evaluation.windows=100000": "evaluation.windows: 100000 windows of length 256 asked of",
+    "training.length=4000000": "tokens are too few for windows of length 4000000",
+    "data=bin": "data.path is missing",
+    "data=bin data.path=/nowhere": "no folder /nowhere; a folder of train.bin and val.bin is expected",
+    "data=openwebtext": "make it by fewbits data prepare openwebtext",
+    "data.path=/nowhere": "data.path=/nowhere with data.kind=python, which takes only",
+    "branch.parent=nowhere": "branch.parent nowhere: no such run folder",
+}
+
+
+@pytest.fixture
+def at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(("said", "told"), MISTAKES.items(), ids=MISTAKES)
+def test_a_mistake_is_one_line_and_leaves_nothing(
+    said: str, told: str, at_home: Path, cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = said.split(" ")
+    keys = {word.partition("=")[0] for word in words}
+    tiny = (
+        [] if keys & {"training", "~training.steps"} else [word for word in TINY if word.partition("=")[0] not in keys]
+    )
+    data = [] if any(key.startswith("data") for key in keys) else ["data.size=65536"]
+    assert cli.main(["train", f"runtime.cache={cache}", *tiny, *data, *words]) == 2
+    out, err = capsys.readouterr()
+    assert not out
+    assert err.startswith("fewbits: ")
+    assert err.count("\n") == 1
+    assert told in err
+    assert "Traceback" not in err
+    assert not list(at_home.iterdir())
+
+
+def test_settings_of_a_recipe_may_be_changed_in_any_order_of_words() -> None:
+    told = ["recipe.threshold=0.03", "recipe=mor/block", "seed=3"]
+    assert load_trial(told) == load_trial(told[::-1])
+
+
+def test_composing_leaves_hydra_as_it_was() -> None:
+    from hydra import compose, initialize_config_dir
+
+    with initialize_config_dir(str(FOLDER / "schedule"), version_base=None):
+        load_trial(["recipe=nvfp4"])
+        assert compose("cosine")["kind"] == "cosine"
+
+
+def test_what_is_resolved_is_plain() -> None:
+    data = resolved(["recipe=nvfp4"])
+    assert yaml.safe_load(yaml.safe_dump(data)) == data

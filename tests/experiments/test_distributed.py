@@ -1,0 +1,83 @@
+"""One trial over two processes, as torchrun starts them: here with gloo, on a CPU."""
+
+import os
+import socket
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.experiments.trial_inputs import ended, ending, left, leftovers, metric, only_run, started, train, words
+
+NOISY = ("recipe=nvfp4", "recipe.sampler.kind=gaussws", "recipe.sampler.penalty=0.0001", "training.steps=8")
+
+
+def two_processes(cache: Path, runs: Path, *more: str, stop: int | None = None) -> list[int]:
+    """Run the trial; their exit statuses. `stop` kills both once the checkpoint of that step is there."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with ExitStack() as stack:
+        processes = []
+        for rank in range(2):
+            environment = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+            environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+            process = started(
+                ["train", *words(cache, runs, *more)], runs.with_name(f"output-{rank}"), environment=environment
+            )
+            processes.append(stack.enter_context(ending(process)))
+        if stop is not None:
+            while processes[0].is_alive() and not list(runs.glob(f"*/checkpoints/step-{stop:08d}")):
+                processes[0].join(0.01)
+            for process in processes:
+                process.kill()
+        return [ended(process) for process in processes]
+
+
+@pytest.fixture(scope="module")
+def whole(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A noisy trial over two processes, undisturbed."""
+    runs = tmp_path_factory.mktemp("two") / "runs"
+    assert two_processes(cache, runs, *NOISY) == [0, 0]
+    return only_run(runs)
+
+
+def test_a_killed_trial_over_two_processes_gives_the_same_bytes(whole: Path, cache: Path, tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    assert two_processes(cache, runs, *NOISY, stop=3) == [-9, -9]
+    assert two_processes(cache, runs, *NOISY) == [0, 0]
+    assert left(only_run(runs)) == left(whole)
+    assert not leftovers(runs)
+    assert two_processes(cache, runs, *NOISY) == [0, 0]  # finished: both say so
+    said = [(tmp_path / f"output-{rank}").read_text() for rank in range(2)]
+    assert "done at step 8" in said[0]
+    assert "loss" not in said[1].partition("done at step 8")[0]  # one of them shows progress
+
+
+def test_ranks_draw_noise_of_their_own_and_are_part_of_the_id(whole: Path, cache: Path, tmp_path: Path) -> None:
+    """The same batches by one process: equal but for noise and for sums, and another trial."""
+    alone, _ = train(cache, tmp_path, *NOISY)
+    assert alone.path.name != whole.name
+    assert metric(alone, "tokens") == metric(whole, "tokens")
+    assert metric(alone, "loss")[0] == pytest.approx(metric(whole, "loss")[0], rel=1e-6)  # forward rounds to nearest
+    assert metric(alone, "gradient_norm")[0] != metric(whole, "gradient_norm")[0]
+
+
+def test_without_noise_two_processes_train_as_one(cache: Path, tmp_path: Path) -> None:
+    asked = ("training.dtype=fp32", "training.steps=4", "training.batch=8")  # two micro-batches for each of them
+    assert two_processes(cache, tmp_path / "runs", *asked) == [0, 0]
+    two = only_run(tmp_path / "runs")
+    one, result = train(cache, tmp_path / "one", *asked)
+    for name in ("loss", "loss_max", "gradient_norm"):
+        assert metric(two, name) == pytest.approx(metric(one, name), rel=2e-4)
+    assert metric(two, "loss_max")[0] == pytest.approx(metric(one, "loss_max")[0], rel=1e-6)
+    assert metric(two, "loss_max")[0] > metric(two, "loss")[0]
+    assert metric(two, "validation_loss")[-1] == pytest.approx(result["validation_loss"], rel=1e-4)
+
+
+def test_a_batch_that_two_processes_cannot_share_is_refused_by_both(cache: Path, tmp_path: Path) -> None:
+    assert two_processes(cache, tmp_path / "runs", "training.batch=2") == [2, 2]
+    said = (tmp_path / "output-1").read_text()
+    assert said == ("fewbits: training.batch 2: 2 ranks of training.micro_batch 2 need a multiple of 4\n")
+    assert not (tmp_path / "runs").exists()
+    assert "RANK" not in os.environ

@@ -1,0 +1,85 @@
+"""Divergence is a result with its step, not a crash."""
+
+import json
+import math
+import shutil
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+
+from fewbits.experiments import checkpoints
+from tests.experiments.trial_inputs import left, leftovers, metric, result_of, train, train_until
+
+HOPELESS = ("optimizer.lr=1e30", "optimizer.clip=null")
+
+
+def test_numbers_that_are_not_finite_end_a_trial_with_a_result(cache: Path, tmp_path: Path) -> None:
+    folder, result = train(cache, tmp_path, *HOPELESS, "recipe=mor/block")
+    assert result["status"] == "diverged"
+    assert result["step"] == 1  # the first update ruined the model
+    assert result["loss"] is None
+    assert result_of(folder.path) == result
+    losses = metric(folder, "loss")
+    assert len(losses) == 2
+    assert math.isfinite(losses[0])
+    assert not math.isfinite(losses[1])
+    numerics = pd.read_parquet(folder.path / "numerics.parquet")
+    assert set(numerics["step"]) == {1}  # the window in which it happened, as far as it went
+    assert not leftovers(folder.path)
+    assert train(cache, tmp_path, *HOPELESS, "recipe=mor/block") == (folder, result)
+
+
+def test_a_loss_far_above_guessing_ends_a_trial(cache: Path, tmp_path: Path) -> None:
+    folder, result = train(cache, tmp_path, "training.blow_up=0.5")
+    assert (result["status"], result["step"]) == ("diverged", 0)
+    assert result["loss"] == metric(folder, "loss")[0] > 0.5 * math.log(256)
+    assert not (folder.path / "checkpoints").exists()
+    _, patient = train(cache, tmp_path, "training.blow_up=0", "training.steps=2")
+    assert patient["status"] == "done"
+
+
+def test_a_model_that_is_ruined_by_its_last_update_has_diverged(cache: Path, tmp_path: Path) -> None:
+    folder, result = train(cache, tmp_path, *HOPELESS, "training.steps=1", "evaluation.cloze=0")
+    assert (result["status"], result["step"]) == ("diverged", 1)
+    assert math.isfinite(result["loss"])
+    assert result["parameter_norm"] is None
+    assert not (folder.path / "checkpoints").exists()
+
+
+def test_a_diverging_trial_that_is_interrupted_gives_the_same_bytes(cache: Path, tmp_path: Path) -> None:
+    """A rate that grows: some steps go well."""
+    growing = ("optimizer.lr=0.06", "schedule=linear", "schedule.warmup_steps=11", "optimizer.clip=null")
+    asked = (*growing, "training.blow_up=1.03", "recipe=nvfp4", "training.checkpoint_every=1")
+    undisturbed, result = train(cache, tmp_path / "undisturbed", *asked)
+    assert result["status"] == "diverged"
+    assert 1 < result["step"] < 12
+    train_until(result["step"] - 1, cache, tmp_path / "broken", *asked)
+    resumed, _ = train(cache, tmp_path / "broken", *asked)
+    assert left(resumed.path) == left(undisturbed.path)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_parent_with_numbers_that_are_not_finite_gives_branches_that_diverge_at_once(
+    bad: float, cache: Path, tmp_path: Path
+) -> None:
+    parent, _ = train(cache, tmp_path, "training.steps=2")
+    found = checkpoints.newest(parent.checkpoints)
+    assert found is not None
+    ruined = {name: value.clone() for name, value in found.tensors().items()}
+    ruined["model.blocks.1.ffn.down.weight"][3, 5] = bad
+    shutil.rmtree(parent.checkpoints)
+    checkpoints.save(parent.checkpoints, 2, ruined, found.state)
+    for recipe in ("bf16", "mor/block", "nvfp4", "gaussws"):
+        branch, result = train(cache, tmp_path, f"recipe={recipe}", f"branch.parent={parent.path}")
+        assert (result["status"], result["step"], result["loss"]) == ("diverged", 0, None)
+        assert len(metric(branch, "loss")) == 1
+        json.loads((branch.path / "result.json").read_text(), parse_constant=pytest.fail)
+
+
+def test_a_checkpoint_never_holds_a_ruined_model(cache: Path, tmp_path: Path) -> None:
+    folder, _ = train(cache, tmp_path, *HOPELESS, "training.checkpoint_every=1", "runtime.keep_every=1")
+    for path in (*checkpoints.steps(folder.checkpoints).values(), *checkpoints.steps(folder.kept).values()):
+        assert path.name == "step-00000001"
+    assert torch.tensor(metric(folder, "loss")).isfinite().tolist() == [True, False]

@@ -1,0 +1,228 @@
+"""A trial gives the same bytes twice, and when it is interrupted wherever it may be, and run again."""
+
+import os
+import random
+import shutil
+import signal
+import time
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+
+import pytest
+import torch
+
+from fewbits.experiments import training
+from fewbits.experiments.config import load_trial
+from fewbits.experiments.data.load import load
+from fewbits.experiments.run_folder import find, opened
+from tests.experiments.trial_inputs import (
+    Interrupted,
+    ended,
+    ending,
+    left,
+    leftovers,
+    only_run,
+    started,
+    train,
+    train_until,
+    words,
+)
+
+TRIALS = {
+    "mor, accumulated": ("recipe=mor/block",),
+    "nvfp4, rounded stochastically": ("recipe=nvfp4",),
+    "gaussws with its penalty": ("recipe=gaussws",),
+    "sampler, mixture, adam-mini": ("recipe=gaussws-mor", "optimizer=adam-mini"),
+    "mamba-2": ("recipe=nvfp4", "model=hybrid-nano", "model.layers=3", "model.pattern=M-*"),
+    "unobserved, stochastic forward, late switch": (
+        "recipe=nvfp4",
+        "recipe.stochastic=[fprop.x,fprop.w,dgrad.dy,wgrad.dy]",
+        "recipe.switch.at=0.5",
+        "recipe.switch.passes=forward",
+        "recipe.switch.to=e4m3:1x128:amax:stochastic",
+        "observer.enabled=false",
+    ),
+}
+
+
+@pytest.mark.parametrize("trial", TRIALS.values(), ids=TRIALS)
+def test_a_trial_gives_the_same_bytes_when_it_is_interrupted(
+    trial: tuple[str, ...], cache: Path, tmp_path: Path
+) -> None:
+    trial = ("training.steps=8", *trial)
+    undisturbed, result = train(cache, tmp_path / "undisturbed", *trial)
+    assert result["status"] == "done"
+    for step in (2, 5):
+        train_until(step, cache, tmp_path / "broken", *trial)
+    resumed, _ = train(cache, tmp_path / "broken", *trial)
+    assert left(resumed.path) == left(undisturbed.path)
+
+
+def test_a_trial_gives_the_same_bytes_twice(cache: Path, tmp_path: Path) -> None:
+    first, again = (train(cache, tmp_path / name, "recipe=gaussws-mor")[0] for name in ("first", "again"))
+    assert left(first.path) == left(again.path)
+
+
+def test_final_evaluations_are_the_same_where_only_they_are_left(cache: Path, tmp_path: Path) -> None:
+    trial = (*TRIALS["unobserved, stochastic forward, late switch"], "data=python", "data.size=65536")
+    trial += ("evaluation.cloze=8", "training.steps=4")
+    folder, result = train(cache, tmp_path, *trial)
+    assert 0 <= result["ood_cloze"]["accuracy"] <= 1
+    before = left(folder.path)
+    (folder.path / "result.json").unlink()
+    train(cache, tmp_path, *trial)
+    assert left(folder.path) == before
+
+
+def test_timing_goes_on_too(cache: Path, tmp_path: Path) -> None:
+    import pandas as pd
+
+    train_until(8, cache, tmp_path)
+    folder, _ = train(cache, tmp_path)
+    timing = pd.read_parquet(folder.path / "timing.parquet")
+    assert list(timing["step"]) == list(range(12))
+    assert (timing["seconds"] > 0).all()
+
+
+# ------------------------------------------------------------------------------------------------ killed
+
+KILLED = ("recipe=nvfp4", "recipe.sampler.kind=gaussws", "recipe.sampler.penalty=0.0001", "training.checkpoint_every=2")
+
+
+def _while_it_writes_a_checkpoint(process: ForkServerProcess, runs: Path) -> None:
+    while process.is_alive() and not list(runs.glob("*/checkpoints/.step-*.partial")):
+        time.sleep(0.0005)
+
+
+def test_a_trial_killed_at_ten_random_moments_gives_the_same_bytes(cache: Path, tmp_path: Path) -> None:
+    """Three of them while a checkpoint is being written. A trial that gets to its end before is begun anew."""
+    undisturbed, runs, output = tmp_path / "undisturbed", tmp_path / "killed", tmp_path / "output"
+    began = time.monotonic()
+    with ending(started(["train", *words(cache, undisturbed, *KILLED)], output)) as process:
+        assert ended(process) == 0, output.read_text()
+    whole = time.monotonic() - began
+    expected = left(only_run(undisturbed))
+
+    moments, kills, ends = random.Random(4), 0, 0
+    while kills < 10 or not ends:
+        with ending(started(["train", *words(cache, runs, *KILLED)], output)) as process:
+            if kills in (2, 5, 8):
+                _while_it_writes_a_checkpoint(process, runs)
+            elif kills < 10:
+                process.join(whole * moments.uniform(0.2, 0.9))
+            else:
+                process.join()
+            process.kill()
+            process.join()
+        if process.exitcode == -signal.SIGKILL:
+            kills += 1
+            continue
+        assert process.exitcode == 0, output.read_text()
+        assert left(only_run(runs)) == expected
+        assert not leftovers(runs)
+        shutil.rmtree(runs)
+        ends += 1
+
+
+def test_a_trial_stopped_by_ctrl_c_ends_with_130_and_goes_on(cache: Path, tmp_path: Path) -> None:
+    runs, output = tmp_path / "runs", tmp_path / "output"
+    with ending(started(["train", *words(cache, runs, *KILLED)], output)) as process:
+        while process.is_alive() and not list(runs.glob("*/checkpoints/step-*")):
+            time.sleep(0.001)
+        assert process.pid
+        os.kill(process.pid, signal.SIGINT)
+        assert ended(process) == 130
+    assert output.read_text().splitlines()[-1] == "fewbits: stopped; the same command goes on from the last checkpoint"
+    assert not leftovers(runs)
+    folder, _ = train(cache, runs, *KILLED)
+    undisturbed, _ = train(cache, tmp_path / "undisturbed", *KILLED)
+    assert left(folder.path) == left(undisturbed.path)
+
+
+def test_a_full_disk_is_said_in_one_line_and_gone_on_from(cache: Path, tmp_path: Path) -> None:
+    runs, output = tmp_path / "runs", tmp_path / "output"
+    with ending(started(["train", *words(cache, runs, *KILLED)], output, file_size=1 << 20)) as process:
+        assert ended(process) == 1
+    (told,) = (line for line in output.read_text().splitlines() if line.startswith("fewbits:"))
+    assert "checkpoint not written" in told
+    assert "bytes, " in told
+    folder = only_run(runs)
+    assert not leftovers(folder)
+    assert not list((folder / "checkpoints").glob("*"))
+    train(cache, runs, *KILLED)
+    undisturbed, _ = train(cache, tmp_path / "undisturbed", *KILLED)
+    assert left(folder) == left(undisturbed.path)
+
+
+# ------------------------------------------------------------------------------------------------ what else may happen
+
+
+def test_a_damaged_checkpoint_is_passed_over_with_a_warning(cache: Path, tmp_path: Path) -> None:
+    train_until(8, cache, tmp_path / "runs")
+    newest = only_run(tmp_path / "runs") / "checkpoints" / "step-00000006" / "tensors.safetensors"
+    content = bytearray(newest.read_bytes())
+    content[len(content) // 2] ^= 1
+    newest.write_bytes(content)
+    with pytest.warns(UserWarning, match=r"damaged checkpoint passed over: .*step-00000006.* SHA-256 differs"):
+        folder, _ = train(cache, tmp_path / "runs")
+    undisturbed, _ = train(cache, tmp_path / "undisturbed")
+    assert left(folder.path) == left(undisturbed.path)
+
+
+def test_a_finished_trial_is_not_run_again(cache: Path, tmp_path: Path) -> None:
+    folder, result = train(cache, tmp_path, "training.steps=3")
+    before = {path: path.stat().st_mtime_ns for path in folder.path.rglob("*")}
+
+    def say(_: object) -> None:
+        raise Interrupted
+
+    again, same = train(cache, tmp_path, "training.steps=3", say=say)
+    assert (again, same) == (folder, result)
+    assert {path: path.stat().st_mtime_ns for path in folder.path.rglob("*")} == before
+
+
+def test_a_trial_that_another_process_runs_is_refused(cache: Path, tmp_path: Path) -> None:
+    train_until(4, cache, tmp_path)
+    folder = opened(only_run(tmp_path))
+    with folder.alone(), pytest.raises(ValueError, match="another process is running this trial"):
+        train(cache, tmp_path)
+    _, result = train(cache, tmp_path)
+    assert result["status"] == "done"
+
+
+def test_two_processes_on_one_trial_leave_one_result(cache: Path, tmp_path: Path) -> None:
+    argv = ["train", *words(cache, tmp_path / "runs")]
+    with (
+        ending(started(argv, tmp_path / "one")) as one,
+        ending(started(argv, tmp_path / "two")) as two,
+    ):
+        statuses = sorted((ended(one), ended(two)))
+    said = (tmp_path / "one").read_text() + (tmp_path / "two").read_text()
+    assert statuses in ([0, 2], [0, 0])  # the second may come when the first is done
+    assert ("another process is running this trial" in said) == (statuses == [0, 2])
+    undisturbed, _ = train(cache, tmp_path / "undisturbed")
+    assert left(only_run(tmp_path / "runs")) == left(undisturbed.path)
+
+
+def test_what_is_not_finite_in_a_row_comes_back_from_a_checkpoint(cache: Path, tmp_path: Path) -> None:
+    """A weight gradient that is 0 has no direction: its error and cosine are NaN."""
+    trial, runtime = load_trial(words(cache, tmp_path, "training.steps=3"))
+    folder, _ = training.run(trial, runtime)
+    corpus = load(trial.data, cache)
+    state = training.set_up(trial, torch.device("cpu"))
+    training.resume(state, corpus, folder, None)
+    state.numerics[-1] |= {"gradient_error": float("nan"), "gradient_norm": float("inf")}
+    told = repr((state.metrics, state.numerics))
+    state.step = 4
+    training.save(state, corpus, folder.checkpoints, keep=1)
+    training.write_tables(state, [], folder.path)
+    again = training.set_up(trial, torch.device("cpu"))
+    training.resume(again, corpus, folder, None)
+    assert repr((again.metrics, again.numerics)) == told
+
+
+def test_a_folder_of_another_trial_whose_id_begins_alike_is_not_touched(tmp_path: Path) -> None:
+    (tmp_path / "name-0123abcd").mkdir()
+    (tmp_path / "name-0123abcd" / "provenance.json").write_text('{"id": "0123abcdff"}')
+    with pytest.raises(ValueError, match="begins alike"):
+        find(tmp_path, "name", "0123abcdee")

@@ -1,0 +1,209 @@
+"""What a trial computes, and what it writes of it."""
+
+import dataclasses
+import math
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+
+from fewbits.experiments.config import load_trial
+from fewbits.experiments.data.load import load
+from fewbits.experiments.optimizers import clip_gradients, make_optimizer, set_learning_rate
+from fewbits.experiments.schedules import factor
+from fewbits.experiments.training import INITIAL, ORDER, Progress, flops_a_token, run
+from fewbits.kernels.seeds import derive_seed
+from fewbits.models.registry import build
+from tests.experiments.trial_inputs import metric, train, words
+
+HIGH_BY_CAST = [f"recipe.{slot}=bf16" for slot in ("fprop.x", "fprop.w", "dgrad.dy", "dgrad.w", "wgrad.dy", "wgrad.x")]
+
+
+@pytest.mark.parametrize("model", ["nemotron-nano", "gpt2-nano", "llama2-nano"])
+def test_a_recipe_of_bf16_operands_is_the_unquantized_model(model: str, cache: Path, tmp_path: Path) -> None:
+    """Recipe bf16, operands cast to bf16, and a loop over the plain model with nothing of ours around its layers."""
+    asked = [f"model={model}", "training.steps=4", "schedule=linear", "schedule.warmup_fraction=0.25"]
+    high, _ = train(cache, tmp_path, *asked)
+    cast, _ = train(cache, tmp_path, *asked, *HIGH_BY_CAST)
+    assert high.path != cast.path
+
+    trial, _ = load_trial(words(cache, tmp_path, *asked))
+    t, corpus = trial.training, load(trial.data, cache)
+    plain = build(trial.model, seed=derive_seed(trial.seed, INITIAL))
+    optimizer = make_optimizer(plain, trial.optimizer)
+    losses, norms = [], []
+    for step in range(t.steps):
+        inputs, targets = corpus.batch("train", step * t.batch, t.batch, t.length, derive_seed(trial.seed, ORDER))
+        halves = [
+            plain.loss(x, y) for x, y in zip(inputs.split(t.micro_batch), targets.split(t.micro_batch), strict=True)
+        ]
+        for loss in halves:
+            (loss / len(halves)).backward()
+        losses.append(torch.stack(halves).mean().item())
+        norms.append(clip_gradients(plain.parameters(), 1.0).item())
+        set_learning_rate(optimizer, factor(trial.schedule, step, t.steps))
+        optimizer.step()
+        optimizer.zero_grad()
+    assert metric(high, "loss") == metric(cast, "loss") == losses
+    assert metric(high, "gradient_norm") == metric(cast, "gradient_norm") == norms
+
+
+def test_the_output_of_wgrad_is_the_recipes(cache: Path, tmp_path: Path) -> None:
+    rounded, _ = train(cache, tmp_path, "training.steps=3")
+    kept, _ = train(cache, tmp_path, "training.steps=3", "recipe.wgrad.output=fp32")
+    assert metric(rounded, "loss")[0] == metric(kept, "loss")[0]
+    assert metric(rounded, "gradient_norm")[0] != metric(kept, "gradient_norm")[0]
+
+
+def test_accumulating_gradients_is_one_large_batch(cache: Path, tmp_path: Path) -> None:
+    asked = ("training.steps=3", "training.dtype=fp32")
+    parts, _ = train(cache, tmp_path, *asked, "training.micro_batch=1")
+    whole, _ = train(cache, tmp_path, *asked, "training.micro_batch=4")
+    assert metric(parts, "loss") == pytest.approx(metric(whole, "loss"), rel=1e-4)
+    assert metric(parts, "gradient_norm")[0] == pytest.approx(metric(whole, "gradient_norm")[0], rel=1e-5)
+    assert metric(whole, "loss") == metric(whole, "loss_max")
+    assert all(most > mean for most, mean in zip(metric(parts, "loss_max"), metric(parts, "loss"), strict=True))
+
+
+def test_equal_seeds_share_weights_and_data_across_recipes_and_other_seeds_do_not(cache: Path, tmp_path: Path) -> None:
+    first = {
+        name: metric(train(cache, tmp_path, "training.steps=2", *asked)[0], "loss")[0]
+        for name, asked in {
+            "high": (),
+            "adam-mini": ("optimizer=adam-mini",),
+            "backward alone": ("recipe.wgrad.x=e2m1:1x16:nvfp4",),
+            "noise": ("training.rounding_seed=3",),
+            "other": ("seed=1",),
+        }.items()
+    }
+    assert first["high"] == first["adam-mini"] == first["backward alone"] == first["noise"] != first["other"]
+
+
+def test_noise_has_a_seed_of_its_own(cache: Path, tmp_path: Path) -> None:
+    asked = ("recipe=nvfp4", "training.steps=2")
+    of_trial, again, other = (
+        metric(train(cache, tmp_path, *asked, *more)[0], "gradient_norm")
+        for more in ((), ("training.rounding_seed=0",), ("training.rounding_seed=1",))
+    )
+    assert of_trial == again
+    assert of_trial[0] != other[0]
+
+
+def test_tables_and_result_say_what_happened(cache: Path, tmp_path: Path) -> None:
+    seen: list[Progress] = []
+    folder, result = train(cache, tmp_path, "recipe=gaussws-mor", "recipe.sampler.parts=[od]", say=seen.append)
+    metrics = pd.read_parquet(folder.path / "metrics.parquet")
+    assert list(metrics["step"]) == list(range(12))
+    assert list(metrics["tokens"]) == [4 * 128 * (step + 1) for step in range(12)]
+    assert set(metrics.columns) == {
+        *("step", "tokens", "loss", "loss_max", "gradient_norm", "learning_rate", "penalty"),
+        *("validation_loss", "ood_loss", "parameter_norm"),
+    }
+    assert list(metrics["validation_loss"].notna().to_numpy().nonzero()[0]) == [4, 9, 11]
+    assert metrics["loss"].iloc[-1] < metrics["loss"].iloc[0]
+    assert metrics["loss"].iloc[0] == pytest.approx(math.log(256), abs=0.5)
+    last = metrics.iloc[-1].to_dict()
+    assert result == {
+        "id": folder.id,
+        "name": "nemotron-nano-gaussws-mor-synthetic-s0",
+        "status": "done",
+        "step": 12,
+        **{key: value for key, value in last.items() if key != "step"},
+    }
+
+    numerics = pd.read_parquet(folder.path / "numerics.parquet")
+    assert sorted(set(numerics["step"])) == [4, 9, 11]
+    mixtures = numerics[numerics["slot"] != "weight"]
+    assert set(mixtures["slot"]) == {"fprop.x", "fprop.w", "dgrad.dy"}  # read twice, they are decided once
+    assert (mixtures["share_0"] + mixtures["share_1"] == 1).all()
+    assert (mixtures["batches"][mixtures["slot"] == "fprop.x"].groupby(numerics["step"]).first() == [10, 10, 4]).all()
+    weights = numerics[numerics["slot"] == "weight"]
+    assert set(weights["part"][weights["bits_mean"].notna()]) == {"out", "down"}
+    errors = weights["gradient_error"].dropna()  # measured every fourth step, so not in the last window of two
+    assert len(errors) == 2 * 8
+    assert errors.between(0.001, 0.2).all()
+
+    timing = pd.read_parquet(folder.path / "timing.parquet")
+    assert list(timing["step"]) == list(range(12))
+    assert (timing["tokens_per_second"] * timing["seconds"]).to_numpy() == pytest.approx(4 * 128)
+    assert [(p.step, p.steps) for p in seen] == [(step, 12) for step in range(1, 13)]
+    assert [p.loss for p in seen] == list(metrics["loss"])
+    assert not (folder.path / "kept").exists()
+
+
+def test_a_trial_without_observer_or_out_of_domain_text_leaves_readable_tables(cache: Path, tmp_path: Path) -> None:
+    from tests.experiments.data_inputs import bin_folder
+
+    tokens = bin_folder(tmp_path / "tokens", [7, 8, 9, 10] * 300, [7, 8, 9, 10] * 200)
+    asked = ("data=bin", "data.size=null", f"data.path={tokens}", "observer.enabled=false", "training.steps=2")
+    folder, result = train(cache, tmp_path / "runs", *asked)
+    assert pd.read_parquet(folder.path / "numerics.parquet").empty
+    assert "validation_loss" in result
+    assert "ood_loss" not in result
+
+
+def test_evaluating_more_often_changes_nothing_else(cache: Path, tmp_path: Path) -> None:
+    asked = ("recipe=gaussws-mor", "recipe.sampler.in_evaluation=true", "training.steps=6")
+    seldom, _ = train(cache, tmp_path, *asked, "evaluation.every=6")
+    often, _ = train(cache, tmp_path, *asked, "evaluation.every=1")
+    for name in ("loss", "gradient_norm"):
+        assert metric(seldom, name) == metric(often, name)
+    assert metric(seldom, "validation_loss")[-1] == metric(often, "validation_loss")[-1]
+    assert (seldom.path / "numerics.parquet").read_bytes() == (often.path / "numerics.parquet").read_bytes()
+
+
+def test_observing_changes_nothing(cache: Path, tmp_path: Path) -> None:
+    asked = ("recipe=nvfp4", "training.steps=4")
+    off, _ = train(cache, tmp_path, *asked, "observer.enabled=false")
+    on, _ = train(cache, tmp_path, *asked, "observer.every=1", "observer.gradients_every=1")
+    assert metric(off, "loss") == metric(on, "loss")
+    assert metric(off, "validation_loss")[-1] == metric(on, "validation_loss")[-1]
+
+
+def test_a_late_switch_changes_nothing_before_it(cache: Path, tmp_path: Path) -> None:
+    never, _ = train(cache, tmp_path, "recipe=nvfp4", "training.steps=8")
+    runs = {
+        passes: metric(
+            train(
+                cache,
+                tmp_path,
+                *("recipe=nvfp4", "training.steps=8", "recipe.switch.at=0.5", f"recipe.switch.passes={passes}"),
+            )[0],
+            "loss",
+        )
+        for passes in ("both", "forward", "backward")
+    }
+    losses = metric(never, "loss")
+    for switched in runs.values():
+        assert switched[:4] == losses[:4]
+        assert switched[5:] != losses[5:]
+    assert runs["forward"][4] == runs["both"][4] != losses[4]  # the first loss behind the switch knows of forward alone
+    assert runs["backward"][4] == losses[4]
+    assert len({tuple(losses) for losses in runs.values()}) == 3
+
+
+def test_compiled_training_is_close_to_eager(cache: Path, tmp_path: Path) -> None:
+    asked = ("recipe=nvfp4", "model.layers=1", "recipe.keep.last=0", "training.steps=3", "evaluation.windows=2")
+    eager, _ = train(cache, tmp_path, *asked)
+    compiled, result = train(cache, tmp_path, *asked, "training.compile=true")
+    assert result["status"] == "done"
+    assert compiled.path != eager.path
+    assert metric(compiled, "loss") == pytest.approx(metric(eager, "loss"), rel=5e-3)
+
+
+def test_flops_are_those_of_matrices_and_attention() -> None:
+    """nvfp4-1.2b: 1.0 B of linear weights and a head of 2048 x 131072, 20 blocks of attention over 8192 tokens."""
+    trial, _ = load_trial(["scale=paper/nvfp4-1.2b"])
+    linear = 20 * (2048 * 4096 + 2048 * 2048 + 2 * 2048 * 6144)
+    assert flops_a_token(trial) == 6 * (linear + 2048 * 131072) + 12 * 20 * 2048 * 8192
+    hybrid = load_trial(["model=hybrid-nano"])[0]
+    longer = dataclasses.replace(hybrid, training=dataclasses.replace(hybrid.training, length=257))
+    assert flops_a_token(longer) - flops_a_token(hybrid) == 12 * 256  # one block of attention, four heads of 64
+
+
+def test_a_trial_can_be_run_from_python(cache: Path, tmp_path: Path) -> None:
+    trial, runtime = load_trial(words(cache, tmp_path, "training.steps=2"))
+    folder, result = run(trial, dataclasses.replace(runtime, keep_every=1))
+    assert result["step"] == 2
+    assert sorted(path.name for path in folder.kept.iterdir()) == ["step-00000001", "step-00000002"]
