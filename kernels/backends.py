@@ -23,8 +23,8 @@ def _choose(forced: str | None, device_type: str) -> ModuleType:
         raise ValueError(f"FEWBITS_BACKEND={forced}: valid are {', '.join(NAMES)}")
     if forced == "reference":
         return reference
-    if forced == "cuda":
-        raise RuntimeError("FEWBITS_BACKEND=cuda: this version has no CUDA kernels; unset it to use the reference")
+    if forced == "cuda" or (forced is None and device_type == "cuda"):
+        return _on_gpus(forced, device_type)
     if device_type != "cpu":
         if forced == "cpu":
             raise RuntimeError(
@@ -36,6 +36,20 @@ def _choose(forced: str | None, device_type: str) -> ModuleType:
         _warn(f"{build.no_compiler()}; until then the reference serves, many times slower")
         return reference
     return _compiled(forced)
+
+
+def _on_gpus(forced: str | None, device_type: str) -> ModuleType:
+    from fewbits.kernels import cuda
+
+    complaint = cuda.complaint()
+    if forced and complaint:
+        raise RuntimeError(f"FEWBITS_BACKEND=cuda: {complaint}")
+    if device_type != "cuda":
+        raise RuntimeError(f"FEWBITS_BACKEND=cuda, but the tensor is on {device_type}: move it, or unset the variable")
+    if complaint:
+        _warn(f"the fewbits CUDA kernels do not work here, so the reference serves, many times slower: {complaint}")
+        return reference
+    return cuda
 
 
 def _compiled(forced: str | None) -> ModuleType:

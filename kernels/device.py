@@ -26,6 +26,7 @@ THREADS = 256
 LONGEST_ROW = 64 * THREADS  # columns that the threads of a CTA hold of one row
 TALL_THREADS = 512  # of a CTA that holds whole columns, sixteen side by side
 INFINITE = 0x7F800000
+MOST = (1 << 31) - (1 << 15)  # rows or columns: kernels count them in 32 bits
 
 
 # What kernels are compiled for: csrc/spec.cuh
@@ -64,7 +65,10 @@ class Spec(NamedTuple):
     block_rows: int
     block_cols: int
     stats: int
+    skips: int
     encodes: int
+    piece: int
+    block_piece: int
 
 
 @dataclass(frozen=True)
@@ -97,10 +101,7 @@ class Launcher(Protocol):
 
 
 class _Parts(ctypes.Structure):
-    _fields_ = [
-        *[(name, ctypes.c_int64) for name in ("rows", "cols", "across")],
-        *[(name, ctypes.c_int32) for name in ("piece", "lanes", "groups", "unused")],
-    ]
+    _fields_ = [(name, ctypes.c_int32) for name in ("rows", "cols", "across", "lanes", "groups")]
 
 
 class _Request(ctypes.Structure):
@@ -118,10 +119,7 @@ class _Request(ctypes.Structure):
 class _Call(ctypes.Structure):
     _fields_ = [
         ("x", ctypes.c_void_p),
-        ("rows", ctypes.c_int64),
-        ("cols", ctypes.c_int64),
-        ("backwards", ctypes.c_int32),
-        ("aligned", ctypes.c_int32),
+        *[(name, ctypes.c_int32) for name in ("rows", "cols", "backwards", "aligned")],
         ("requests", _Request * 2),
     ]
 
@@ -129,9 +127,9 @@ class _Call(ctypes.Structure):
 class _WeightCall(ctypes.Structure):
     _fields_ = [
         *[(name, ctypes.c_void_p) for name in ("w", "grad", "bits", "noise", "out")],
-        *[(name, ctypes.c_int64) for name in ("rows", "cols", "count")],
+        ("count", ctypes.c_int64),
         ("seed", ctypes.c_uint64),
-        *[(name, ctypes.c_int32) for name in ("block", "uniform", "aligned", "unused")],
+        *[(name, ctypes.c_int32) for name in ("rows", "cols", "block", "uniform", "aligned", "unused")],
     ]
 
 
@@ -210,13 +208,15 @@ class Device:
     def extent(self, x: Tensor, partition: tuple[int, int]) -> tuple[Tensor, Tensor]:
         grid = _grid(x, partition)
         amax, amin = torch.zeros(grid, device=x.device), torch.full(grid, float("inf"), device=x.device)
+        _check_size(x)
         if x.numel():
             shape = _usual_shape(x)
             call = _Call(x.data_ptr(), *x.shape, aligned=_aligned(x))
             request = call.requests[0]
             request.block_amax, request.group_amax = amax.data_ptr(), amin.data_ptr()
-            request.parts = _parts(x, partition, shape)
-            variant = Variant("quantize.cu", "extent", (DTYPES[x.dtype],), shape, (_spec(Quantizer("fp32"), -1),))
+            piece, request.parts = _parts(x, partition, shape)
+            spec = _spec(Quantizer("fp32"), -1)._replace(piece=piece)
+            variant = Variant("quantize.cu", "extent", (DTYPES[x.dtype],), shape, (spec,))
             self._launcher.launch(variant, _tiles(x, shape), call, x.device)
         return amax, amin
 
@@ -259,6 +259,7 @@ class Device:
     unpack_noise = staticmethod(reference.unpack_noise)
 
     def _run(self, x: Tensor, jobs: Sequence[_Job]) -> None:
+        _check_size(x)
         if not x.numel():
             return
         shape = _shape(x, jobs)
@@ -272,7 +273,7 @@ class Device:
         measured = any(spec.lookup or _grouped(job.q) for job, spec in zip(jobs, specs, strict=True))
         if measured:
             # Values are no concern of this pass: quantizers that differ in them share a kernel.
-            alike = tuple(spec._replace(stochastic=0, stats=0, encodes=0) for spec in specs)
+            alike = tuple(spec._replace(stochastic=0, stats=0, skips=0, encodes=0, piece=0) for spec in specs)
             self._launcher.launch(Variant("quantize.cu", "measure", names, shape, alike), tiles, call, x.device)
             for job, spec, (block_amax, group_amax) in zip(jobs, specs, held, strict=True):
                 if spec.lookup and _grouped(job.q):
@@ -293,6 +294,7 @@ class Device:
 
     def _weights(self, w: Tensor, bits: Tensor, noise: Tensor, out: Tensor, block: int) -> _WeightCall:
         call = _WeightCall(w=w.data_ptr(), bits=bits.data_ptr(), noise=noise.data_ptr(), out=out.data_ptr())
+        _check_size(w)
         call.rows, call.cols = w.shape
         call.block, call.uniform = block, noise.dtype == torch.bfloat16
         return call
@@ -361,8 +363,8 @@ def _tiles(x: Tensor, shape: Shape) -> int:
     return down * across
 
 
-def _parts(x: Tensor, part: tuple[int, int], shape: Shape) -> _Parts:
-    """How the parts lie to what a CTA, a thread and one of its loads hold."""
+def _parts(x: Tensor, part: tuple[int, int], shape: Shape) -> tuple[int, _Parts]:
+    """How the parts lie to what a CTA, a thread and one of its loads hold: csrc/spec.cuh's Piece, and the rest."""
     (rows, cols), (r, c) = x.shape, part
     all_rows, all_cols = r >= rows, c >= cols
     tiles, patches, vectors, elements = range(4)
@@ -376,7 +378,7 @@ def _parts(x: Tensor, part: tuple[int, int], shape: Shape) -> _Parts:
         lanes = lanes if all_cols else min(lanes, _twos(c // EDGE))
         piece = vectors if shape.along or not (all_rows or r % EDGE == 0) else patches
         groups = groups if all_rows else min(groups, _twos(r // EDGE)) if r % EDGE == 0 else 1
-    return _Parts(r, c, -(-cols // c), piece, lanes, groups, 0)
+    return piece, _Parts(min(r, MOST), min(c, MOST), -(-cols // c), lanes, groups)
 
 
 def _twos(n: int) -> int:
@@ -408,20 +410,27 @@ def _spec(q: Quantizer, axis: int) -> Spec:
         block_rows=1,
         block_cols=1,
         stats=0,
+        skips=0,
         encodes=0,
+        piece=0,
+        block_piece=0,
     )
 
 
 def _spec_for(job: _Job, x: Tensor, shape: Shape) -> Spec:
     block = _block_on_chip(job.q, job.axis, x, shape)
     rows, cols = block or (EDGE, EDGE)
+    counted = job.counts is not None or job.skip is not None
     return _spec(job.q, job.axis)._replace(
         inverse=int(job.inverse),
         lookup=int(block is None),
         block_rows=rows,
         block_cols=cols,
         stats=int(job.counts is not None),
+        skips=int(job.skip is not None),
         encodes=int(job.codes is not None),
+        piece=_parts(x, job.partition or _whole(x), shape)[0] if counted else 0,
+        block_piece=0 if block else _parts(x, _block(job.q, job.axis, x), shape)[0],
     )
 
 
@@ -456,8 +465,8 @@ def _fill(request: _Request, x: Tensor, job: _Job, spec: Spec, shape: Shape) -> 
     request.skip = _pointer(job.skip)
     request.block_amax, request.group_amax = block_amax.data_ptr(), group_amax.data_ptr()
     request.seed, request.signs = job.seed, (ctypes.c_uint32 * 4)(*_signs(job.q))
-    request.parts = _parts(x, job.partition or _whole(x), shape)
-    request.blocks = _parts(x, block, shape)
+    _, request.parts = _parts(x, job.partition or _whole(x), shape)
+    _, request.blocks = _parts(x, block, shape)
     if job.codes is not None:
         f, (codes, scale_codes, group_scales) = job.q.format, job.codes
         request.codes = codes.data_ptr()
@@ -484,6 +493,11 @@ def _group_amaxes(job: _Job, block_amax: Tensor, group_amax: Tensor) -> None:
 def _block(q: Quantizer, axis: int, x: Tensor) -> tuple[int, int]:
     rows, cols = x.shape
     return q.block.resolve(rows, cols, axis)
+
+
+def _check_size(x: Tensor) -> None:
+    if max(x.shape) >= MOST:
+        raise ValueError(f"a matrix of {x.shape[0]} x {x.shape[1]}: the CUDA kernels take up to {MOST - 1} of each")
 
 
 def _pointer(t: Tensor | None) -> int | None:

@@ -80,7 +80,7 @@ struct Counts {  // of at most 2^14 elements: halves of words hold two of them
 
 // ------------------------------------------------------------------------------------------------ scales
 
-FB_D int64_t group_index(const Spec &s, int64_t block_row, int64_t block_col) {
+FB_D int group_index(const Spec &s, int block_row, int block_col) {
   return !s.group_by_row ? 0 : s.down ? block_col : block_row;
 }
 
@@ -88,12 +88,12 @@ struct Block {
   Scale scale;
   bool plain, poisoned;
 };
-template <class D> FB_D Block make_block(const Spec &s, const Request &r, uint32_t amax, int64_t row, int64_t col) {
+template <class D> FB_D Block make_block(const Spec &s, const Request &r, uint32_t amax, int row, int col) {
   Group group{1.0f, 1.0f};
   if (grouped(s)) {
-    int64_t rows = s.source == LOOKUP ? r.blocks.rows : s.block_rows;
-    int64_t cols = s.source == LOOKUP ? r.blocks.cols : s.block_cols;
-    int64_t g = s.group_by_row ? group_index(s, row / rows, col / cols) : 0;
+    int rows = s.source == LOOKUP ? r.blocks.rows : s.block_rows;
+    int cols = s.source == LOOKUP ? r.blocks.cols : s.block_cols;
+    int g = s.group_by_row ? group_index(s, row / rows, col / cols) : 0;
     group = make_group(s.scaling, value(s.max), value(r.group_amax[g]));
   }
   Block b;
@@ -102,9 +102,8 @@ template <class D> FB_D Block make_block(const Spec &s, const Request &r, uint32
   b.plain = !exact_only(s) && !b.poisoned && ordinary<D>(s, amax, b.scale);
   return b;
 }
-template <class D> FB_D Block looked_up(const Spec &s, const Request &r, int64_t row, int64_t col) {
-  const Parts &p = r.blocks;
-  return make_block<D>(s, r, r.block_amax[row / p.rows * p.across + col / p.cols], row, col);
+template <class D> FB_D Block looked_up(const Spec &s, const Request &r, int row, int col) {
+  return make_block<D>(s, r, r.block_amax[r.blocks.at(row, col)], row, col);
 }
 
 // ------------------------------------------------------------------------------------------------ elements
@@ -160,8 +159,8 @@ FB_D bool quickly(const Spec &s, const Vector<D> &x, const Block (&blocks)[WIDTH
 }
 
 // What is wanted of the codes of one element, and of its block and group if it is their first.
-FB_D void store_codes(const Spec &s, const Request &r, const Element &e, const Block &b, uint64_t index, int64_t row,
-                      int64_t col) {
+FB_D void store_codes(const Spec &s, const Request &r, const Element &e, const Block &b, uint64_t index, int row,
+                      int col) {
   const Grid g = grid_of(s);
   uint32_t code = finite(e.q)                      ? magnitude_code(e.q, g)
                   : b.poisoned                     ? 0
@@ -170,60 +169,85 @@ FB_D void store_codes(const Spec &s, const Request &r, const Element &e, const B
   r.codes[index] = int32_t(code | (e.q == e.q ? (bits(e.q) >> 31) << r.sign_shift : 0));  // NaN has no sign
   const Parts &p = r.blocks;
   if (!r.scale_codes || row % p.rows || col % p.cols) return;
-  int64_t block_row = row / p.rows, block_col = col / p.cols;
+  int block_row = row / p.rows, block_col = col / p.cols;
   uint32_t nan_code = s.scaling == AMAX ? NAN_BITS : s.scaling == NVFP4 ? 0x7fu : 0xffu;
-  r.scale_codes[block_row * p.across + block_col] = int32_t(b.poisoned ? nan_code : b.scale.code);
+  r.scale_codes[p.at(row, col)] = int32_t(b.poisoned ? nan_code : b.scale.code);
   bool first = s.group_by_row ? (s.down ? block_row : block_col) == 0 : block_row + block_col == 0;
   if (!r.group_scales || !first) return;
-  int64_t group = group_index(s, block_row, block_col);
+  int group = group_index(s, block_row, block_col);
   Group shared = make_group(s.scaling, g.max, value(r.group_amax[group]));
   r.group_scales[group] = s.scaling == GAM ? value(mantissa(shared.encode) | 0x3f800000u) : shared.decode;
 }
 
-// One slot, whatever is in it: element by element.
+// What is not ordinary: slots whose blocks are not, or with a draw that needs its low bits. Rare, so it is written to
+// be small: everything is found again by index, and what goes wrong here costs the common way neither registers nor
+// code.
 template <class D> struct Careful {
-  const Spec s;
+  const Spec &s;
   const Request &r;
   const Tile &t;
-  int k;
-  const Vector<D> &x;
-  const Block (&blocks)[WIDTH];
-  int block_cols;  // of `blocks`
-  bool look_up;    // each element has its own block
+  const Vector<D> (&x)[SLOTS];
+  const uint32_t (&amax)[SLOTS][WIDTH];  // ON_CHIP: of the blocks
   Gathering<Counts> &gathering;
-  Vector<D> y;
-  uint32_t wanted;  // the elements to be stored
 
-  FB_D void element(int n) {
-    if (n >= t.valid(k)) return;
-    int64_t row = t.row(k), col = t.col(k) + n;
-    bool by_element = r.parts.piece == ELEMENTS && (s.stats || r.skip);
-    if (by_element && r.skip && r.skip[gathering.part(row, col)]) return;
-    Block b = blocks[0];
+  FB_D Vector<D> slot(int k) const {
+    Vector<D> v = x[0];
+#pragma unroll
+    for (int j = 1; j < SLOTS; j++)
+#pragma unroll
+      for (int i = 0; i < Vector<D>::WORDS; i++) v.w[i] = j == k ? x[j].w[i] : v.w[i];
+    return v;
+  }
+  struct Tops {
+    uint32_t of[WIDTH];
+  };
+  FB_D Tops tops(int k) const {  // of the blocks in a slot
+    const Split split(s);
+    Tops t{};
+    if (s.source == LOOKUP) return t;
+#pragma unroll
+    for (int j = 0; j < SLOTS; j++)
+#pragma unroll
+      for (int i = 0; i < WIDTH; i++)
+        if (split.starts(j, i)) t.of[i] = k >= j ? amax[j][i] : t.of[i];
+    return t;
+  }
+  FB_D Block block_of(const Tops &tops, int k, int n) const {
+    if (s.source == LOOKUP) return looked_up<D>(s, r, t.row(k), t.col(k) + n);
+    const Split split(s);
+    uint32_t top = tops.of[0];
 #pragma unroll
     for (int i = 1; i < WIDTH; i++)
-      if (block_cols <= i && n / block_cols * block_cols == i) b = blocks[i];
-    if (look_up) b = looked_up<D>(s, r, row, col);
+      if (split.starts(0, i)) top = n >= i ? tops.of[i] : top;
+    return make_block<D>(s, r, bits(D::widen(typename D::Storage(top))), t.row(k), t.col(k) + n);
+  }
+  FB_D void element(const Tops &tops, int k, int n, float was) {
+    int row = t.row(k), col = t.col(k) + n;
+    bool by_element = s.piece == ELEMENTS && (s.stats || s.skips);
+    if (by_element && s.skips && r.skip[r.parts.at(row, col)]) return;
+    Block b = block_of(tops, k, n);
     uint64_t index = t.index(k) + uint64_t(n);
-    float was = D::widen(x.pick(n));
     Element e{value(NAN_BITS), value(NAN_BITS), false};
     if (!b.poisoned) e = fb::element<D>(was, grid_of(s), b.scale, s.scaling, s.stochastic, index, r.seed);
     typename D::Storage narrow = D::narrow(e.y);
-    y.place(n, narrow);
-    wanted |= 1u << n;
+    if (r.out) ((typename D::Storage *)r.out)[index] = narrow;
     if (s.stats) {
       gathering.sum.count(was, D::widen(narrow), e.saturated);
       if (by_element) gathering.hand_in(true, row, col);
     }
     if (s.encodes) store_codes(s, r, e, b, index, row, col);
   }
-  FB_D void all() {
-    if (exact_only(s)) {
-#pragma unroll
-      for (int n = 0; n < WIDTH; n++) element(n);
-    } else {  // rare, so small
+  FB_D void all(uint32_t slots) {
 #pragma unroll 1
-      for (int n = 0; n < WIDTH; n++) element(n);
+    for (int k = 0; k < SLOTS; k++) {
+      if (!(slots >> k & 1)) continue;
+      Vector<D> v = slot(k);
+      const Tops of_blocks = tops(k);
+      int valid = t.valid(k);
+#pragma unroll 1
+      for (int n = 0; n < valid; n++) element(of_blocks, k, n, D::widen(v.pick(n)));
+      // Its part has been handed in with the slot's other vectors: this one comes by itself.
+      if (s.stats && s.piece == VECTORS) gathering.hand_in(true, t.row(k), t.col(k));
     }
   }
 };
@@ -235,45 +259,40 @@ template <class D> FB_D void quantize_tile(const Spec &s, const Request &r, cons
   const Split split(s);
   uint32_t amax[SLOTS][WIDTH];
   if (s.source == ON_CHIP) block_amaxes<D>(s, t, x, amax);
-  Gathering<Counts> gathering(r.parts, t, Counts::Target{r.tally, r.part_amax});
-  bool by_element = r.parts.piece == ELEMENTS && (s.stats || r.skip);
+  Gathering<Counts> gathering(s.piece, r.parts, t, Counts::Target{r.tally, r.part_amax});
+  bool by_element = s.piece == ELEMENTS && (s.stats || s.skips);
+  uint32_t careful = 0, ready = 0;  // a bit for each slot
   Block blocks[WIDTH];
 #pragma unroll
   for (int k = 0; k < SLOTS; k++) {
-    bool inside = t.valid(k) > 0, look_up = false, plain = true;
+    bool inside = t.valid(k) > 0, plain = true;
     if (s.source == LOOKUP) {
-      look_up = r.blocks.piece == ELEMENTS;
-      if (inside && (k == 0 || r.blocks.piece >= VECTORS) && !look_up)
-        blocks[0] = looked_up<D>(s, r, t.row(k), t.col(k));
-      plain = !look_up && blocks[0].plain;
+      plain = s.block_piece != ELEMENTS;
+      if (inside && plain && (k == 0 || s.block_piece == VECTORS)) blocks[0] = looked_up<D>(s, r, t.row(k), t.col(k));
     } else {
 #pragma unroll
-      for (int i = 0; i < WIDTH; i++) {
-        if (split.starts(k, i)) {
-          typename D::Storage top = typename D::Storage(amax[k][i]);
-          blocks[i] = make_block<D>(s, r, bits(D::widen(top)), t.row(k), t.col(k) + i);
-        }
-        if (split.starts(0, i)) plain = plain && blocks[i].plain;
-      }
+      for (int i = 0; i < WIDTH; i++)
+        if (split.starts(k, i))
+          blocks[i] = make_block<D>(s, r, bits(D::widen(typename D::Storage(amax[k][i]))), t.row(k), t.col(k) + i);
     }
-    bool skipped = r.skip && !by_element && inside && r.skip[gathering.part(t.row(k), t.col(k))];
+#pragma unroll
+    for (int i = 0; i < WIDTH; i++)
+      if (split.starts(0, i)) plain = plain && blocks[i].plain;
+    bool skipped = s.skips && !by_element && inside && r.skip[r.parts.at(t.row(k), t.col(k))];
     if (inside && !skipped) {
-      Vector<D> y = {};
-      uint32_t wanted = 0xffu;
       bool done = false;
       if (!exact_only(s) && plain && !by_element) {
+        Vector<D> y = {};
         done = s.wide ? quickly<D, true>(s, x[k], blocks, split, t.index(k), r.seed, &y, &gathering.sum)
                       : quickly<D, false>(s, x[k], blocks, split, t.index(k), r.seed, &y, &gathering.sum);
+        if (done) x[k] = y, ready |= 1u << k;
       }
-      if (!done) {
-        Careful<D> slot{s, r, t, k, x[k], blocks, split.cols, look_up, gathering, {}, 0};
-        slot.all();
-        y = slot.y, wanted = slot.wanted;
-      }
-      if (r.out) store<D>(r.out, t, k, y, wanted);
+      if (!done) careful |= 1u << k;
     }
     if (s.stats) gathering.after_vector(k);
   }
+  if (r.out) store<D>(r.out, t, x, ready);
+  if (careful) Careful<D>{s, r, t, x, amax, gathering}.all(careful);
   if (s.stats) gathering.after_all();
 }
 
@@ -286,8 +305,7 @@ template <class D> FB_D void quantize(const Call &call) {
   if (spec_count() == 1 && all_skipped(call, call.requests[0])) return;
   Tile t(call.rows, call.cols, call.aligned, call.backwards);
   Vector<D> x[SLOTS];
-#pragma unroll
-  for (int k = 0; k < SLOTS; k++) x[k] = load<D>(call.x, t, k);
+  load<D>(call.x, t, x);
   if (spec_count() == 1) {
     quantize_tile<D>(spec<0>(), call.requests[0], t, x);
   } else {
@@ -303,7 +321,7 @@ template <class D> FB_D void measure_tile(const Spec &s, const Request &r, const
   if (s.source == ON_CHIP && !grouped(s)) return;
   rotate<D>(s, r.signs, t, x);
   if (s.source == LOOKUP) {
-    Gathering<Maximum> blocks(r.blocks, t, r.block_amax);
+    Gathering<Maximum> blocks(s.block_piece, r.blocks, t, r.block_amax);
 #pragma unroll
     for (int k = 0; k < SLOTS; k++) {
 #pragma unroll
@@ -333,8 +351,8 @@ template <class D> FB_D void measure_tile(const Spec &s, const Request &r, const
         }
       }
   if (s.group_by_row) return;
-  const Parts whole{int64_t(1) << 62, int64_t(1) << 62, 1, TILES, 1, 1, 0};
-  Gathering<Maximum> group(whole, t, r.group_amax);
+  const Parts whole{0x7fffffff, 0x7fffffff, 1, 1, 1};
+  Gathering<Maximum> group(TILES, whole, t, r.group_amax);
   group.sum = finite;
   group.after_all();
 }
@@ -343,8 +361,7 @@ template <class D> FB_D void measure(const Call &call) {
   if (spec_count() == 1 && all_skipped(call, call.requests[0])) return;
   Tile t(call.rows, call.cols, call.aligned, call.backwards);
   Vector<D> x[SLOTS];
-#pragma unroll
-  for (int k = 0; k < SLOTS; k++) x[k] = load<D>(call.x, t, k);
+  load<D>(call.x, t, x);
   if (spec_count() == 1) {
     measure_tile<D>(spec<0>(), call.requests[0], t, x);
   } else {
@@ -359,13 +376,14 @@ template <class D> FB_D void measure(const Call &call) {
 template <class D> FB_D void extent(const Call &call) {
   const Request &r = call.requests[0];
   Tile t(call.rows, call.cols, call.aligned, call.backwards);
-  Gathering<Extent> parts(r.parts, t, Extent::Target{r.block_amax, r.group_amax});
+  Gathering<Extent> parts(spec<0>().piece, r.parts, t, Extent::Target{r.block_amax, r.group_amax});
+  Vector<D> x[SLOTS];
+  load<D>(call.x, t, x);
 #pragma unroll
   for (int k = 0; k < SLOTS; k++) {
-    Vector<D> x = load<D>(call.x, t, k);
 #pragma unroll
     for (int i = 0; i < WIDTH; i++) {
-      parts.sum.take(bits(D::widen(x.get(i))) & MAGNITUDE);
+      parts.sum.take(bits(D::widen(x[k].get(i))) & MAGNITUDE);
       parts.after_element(k, i);
     }
     parts.after_vector(k);
@@ -376,7 +394,8 @@ template <class D> FB_D void extent(const Call &call) {
 }  // namespace fb
 
 #ifndef FB_SIMT
-extern "C" __global__ void __launch_bounds__(fb::shape().threads) run(const __grid_constant__ fb::Call call) {
+extern "C" __global__ void __launch_bounds__(fb::shape().threads, 512 / fb::shape().threads)
+    run(const __grid_constant__ fb::Call call) {
   fb::FB_KERNEL<fb::FB_DTYPE>(call);
 }
 #endif

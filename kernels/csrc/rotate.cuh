@@ -84,7 +84,7 @@ FB_D uint32_t eight_signs(const Spec &s, const Signs &signs, int p) {
   return all;
 }
 
-FB_D int limited_to_128(int64_t n) { return n < 0 ? 0 : n < 128 ? int(n) : 128; }
+FB_D int limited_to_128(int n) { return n < 0 ? 0 : n < 128 ? n : 128; }
 
 template <class D, bool WHOLE>
 FB_D void rotate_tile(const Spec &s, const Signs &signs, const Tile &t, Vector<D> (&x)[SLOTS]) {

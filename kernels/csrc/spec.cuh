@@ -18,20 +18,22 @@ namespace fb {
 // ON_CHIP: blocks lie in tiles, and their amaxes are found on the way. LOOKUP: a first pass has found them.
 enum Source { ON_CHIP = 0, LOOKUP = 1 };
 
+// How parts of the matrix (blocks, or a partition) lie to the work of threads: the largest piece that is always inside
+// one part decides how often a thread must hand in what it has gathered.
+enum Piece { TILES = 0, PATCHES = 1, VECTORS = 2, ELEMENTS = 3 };
+
 struct Spec {
   uint32_t min_exponent, dropped, max, overflow, wide, inf;  // the Grid; floats as their bits
   int32_t scaling, stochastic, group_by_row, hadamard, inverse, down, source;
   int32_t block_rows, block_cols;  // ON_CHIP: powers of two, as they lie in the matrix
-  int32_t stats, encodes;
+  int32_t stats, skips, encodes;
+  int32_t piece, block_piece;  // of statistics and skip; LOOKUP: of the blocks
 };
 
-// How parts of the matrix (blocks, or a partition) lie to the work of threads: the largest piece that is always inside
-// one part decides how often a thread must hand in what it has gathered.
-enum Piece { TILES = 0, PATCHES = 1, VECTORS = 2, ELEMENTS = 3 };
 struct Parts {
-  int64_t rows, cols, across;  // of one; how many across
-  int32_t piece, lanes, groups,
-      unused;  // VECTORS, PATCHES: how many lanes along a row, and rows of lanes, share a part
+  int32_t rows, cols, across;  // of one; how many across
+  int32_t lanes, groups;       // VECTORS, PATCHES: how many lanes along a row, and rows of lanes, share a part
+  FB_D int64_t at(int row, int col) const { return int64_t(row / rows) * across + col / cols; }
 };
 
 struct Request {         // of one quantizer
@@ -52,9 +54,9 @@ struct Request {         // of one quantizer
 
 struct Call {
   const void *x;
-  int64_t rows, cols;
-  int32_t backwards;  // last tile first, where a first pass has left the end of the matrix in the cache
-  int32_t aligned;    // every row of every matrix begins at a multiple of 16 bytes
+  int32_t rows, cols;  // below 2^31 - 2^15, so that tiles may reach beyond
+  int32_t backwards;   // last tile first, where a first pass has left the end of the matrix in the cache
+  int32_t aligned;     // every row of every matrix begins at a multiple of 16 bytes
   Request requests[2];
 };
 

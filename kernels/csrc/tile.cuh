@@ -30,71 +30,83 @@ template <class D> struct Vector {
     for (int i = 0; i < WIDTH; i++) s = i == n ? get(i) : s;
     return s;
   }
-  FB_D void place(int n, S s) {
-#pragma unroll
-    for (int i = 0; i < WIDTH; i++) set(i, i == n ? s : get(i));
-  }
 };
 
 struct Tile {
-  int64_t rows, cols, row0, col0;  // of the matrix; of this thread's first slot
+  int rows, cols, row0, col0;  // of the matrix; of this thread's first slot
   int thread, columns_apart, rows_apart;
   bool aligned;  // whole vectors can be moved at once
 
-  FB_D Tile(int64_t rows, int64_t cols, bool aligned, bool backwards)
+  FB_D Tile(int rows, int cols, bool aligned, bool backwards)
       : rows(rows), cols(cols), thread(int(threadIdx.x)), aligned(aligned) {
     Shape s = shape();
-    int64_t index = backwards ? int64_t(gridDim.x) - 1 - blockIdx.x : int64_t(blockIdx.x);
+    int index = int(backwards ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
     if (s.along) {
       row0 = index, col0 = thread * WIDTH;
       columns_apart = s.threads * WIDTH, rows_apart = 0;
     } else {
-      int64_t across = (cols + s.lanes * WIDTH - 1) / (s.lanes * WIDTH), down = index / across;
+      int across = (cols + s.lanes * WIDTH - 1) / (s.lanes * WIDTH), down = index / across;
       row0 = (down * (s.threads / s.lanes) + thread / s.lanes) * SLOTS;
       col0 = ((index - down * across) * s.lanes + thread % s.lanes) * WIDTH;
       columns_apart = 0, rows_apart = 1;
     }
   }
-  FB_D int64_t row(int k) const { return row0 + k * rows_apart; }
-  FB_D int64_t col(int k) const { return col0 + k * columns_apart; }
+  FB_D int row(int k) const { return row0 + k * rows_apart; }
+  FB_D int col(int k) const { return col0 + k * columns_apart; }
   FB_D int valid(int k) const {  // columns of the slot that the matrix has
-    int64_t left = cols - col(k);
-    return row(k) >= rows || left <= 0 ? 0 : left < WIDTH ? int(left) : WIDTH;
+    int left = cols - col(k);
+    return row(k) >= rows || left <= 0 ? 0 : left < WIDTH ? left : WIDTH;
   }
-  FB_D uint64_t index(int k) const { return uint64_t(row(k) * cols + col(k)); }
+  FB_D bool all_whole() const {  // no slot is cut by the matrix's edge, or all are beyond it
+    return cols % WIDTH == 0;
+  }
+  FB_D uint64_t index(int k) const { return uint64_t(int64_t(row(k)) * cols + col(k)); }
 };
 
 // What the matrix has not is zero, which counts for nothing.
-template <class D> FB_D Vector<D> load(const void *from, const Tile &t, int k) {
+template <class D> FB_D void load(const void *from, const Tile &t, Vector<D> (&x)[SLOTS]) {
   typedef typename D::Storage S;
-  Vector<D> v{};
-  int valid = t.valid(k);
-  const S *at = (const S *)from + t.index(k);
-  if (valid == WIDTH && t.aligned) {
 #pragma unroll
-    for (int i = 0; i < Vector<D>::WORDS; i += 4) {
-      uint4 q = __ldcs((const uint4 *)at + i / 4);
-      v.w[i] = q.x, v.w[i + 1] = q.y, v.w[i + 2] = q.z, v.w[i + 3] = q.w;
+  for (int k = 0; k < SLOTS; k++) {
+    x[k] = Vector<D>{};
+    if (t.aligned && t.valid(k) == WIDTH) {
+      const uint4 *at = (const uint4 *)((const S *)from + t.index(k));
+#pragma unroll
+      for (int i = 0; i < Vector<D>::WORDS; i += 4) {
+        uint4 q = __ldcs(at + i / 4);
+        x[k].w[i] = q.x, x[k].w[i + 1] = q.y, x[k].w[i + 2] = q.z, x[k].w[i + 3] = q.w;
+      }
     }
-  } else {
-#pragma unroll
-    for (int i = 0; i < WIDTH; i++)
-      if (i < valid) v.set(i, at[i]);
   }
-  return v;
-}
-template <class D> FB_D void store(void *to, const Tile &t, int k, const Vector<D> &v, uint32_t wanted) {
-  typedef typename D::Storage S;
-  int valid = t.valid(k);
-  S *at = (S *)to + t.index(k);
-  if (valid == WIDTH && t.aligned && wanted == 0xffu) {
+  if (t.aligned && t.all_whole()) return;
 #pragma unroll
-    for (int i = 0; i < Vector<D>::WORDS; i += 4)
-      __stcs((uint4 *)at + i / 4, uint4{v.w[i], v.w[i + 1], v.w[i + 2], v.w[i + 3]});
-  } else {
+  for (int k = 0; k < SLOTS; k++) {
+    int valid = t.aligned && t.valid(k) == WIDTH ? 0 : t.valid(k);
+    const S *at = (const S *)from + t.index(k);
 #pragma unroll
     for (int i = 0; i < WIDTH; i++)
-      if (i < valid && (wanted >> i & 1)) at[i] = v.get(i);
+      if (i < valid) x[k].set(i, at[i]);
+  }
+}
+// The slots of which `wanted` has the bit.
+template <class D> FB_D void store(void *to, const Tile &t, const Vector<D> (&x)[SLOTS], uint32_t wanted) {
+  typedef typename D::Storage S;
+#pragma unroll
+  for (int k = 0; k < SLOTS; k++)
+    if (t.aligned && t.valid(k) == WIDTH && (wanted >> k & 1)) {
+      uint4 *at = (uint4 *)((S *)to + t.index(k));
+#pragma unroll
+      for (int i = 0; i < Vector<D>::WORDS; i += 4)
+        __stcs(at + i / 4, uint4{x[k].w[i], x[k].w[i + 1], x[k].w[i + 2], x[k].w[i + 3]});
+    }
+  if (t.aligned && t.all_whole()) return;
+#pragma unroll
+  for (int k = 0; k < SLOTS; k++) {
+    int valid = (t.aligned && t.valid(k) == WIDTH) || !(wanted >> k & 1) ? 0 : t.valid(k);
+    S *at = (S *)to + t.index(k);
+#pragma unroll
+    for (int i = 0; i < WIDTH; i++)
+      if (i < valid) at[i] = x[k].get(i);
   }
 }
 
@@ -165,17 +177,17 @@ FB_D void block_amaxes(const Spec &s, const Tile &t, const Vector<D> (&x)[SLOTS]
 
 // What a thread has gathered of a part: A has join(A), shuffled(distance) and hand_in(target, part).
 template <class A> struct Gathering {
+  const int piece;  // a constant
   const Parts &parts;
   const Tile &t;
   typename A::Target target;
   A sum;
 
-  FB_D Gathering(const Parts &parts, const Tile &t, typename A::Target target)
-      : parts(parts), t(t), target(target), sum{} {}
+  FB_D Gathering(int piece, const Parts &parts, const Tile &t, typename A::Target target)
+      : piece(piece), parts(parts), t(t), target(target), sum{} {}
 
-  FB_D int64_t part(int64_t row, int64_t col) const { return row / parts.rows * parts.across + col / parts.cols; }
-  FB_D void hand_in(bool inside, int64_t row, int64_t col) {
-    if (inside) sum.hand_in(target, part(row, col));
+  FB_D void hand_in(bool inside, int row, int col) {
+    if (inside) sum.hand_in(target, parts.at(row, col));
     sum = A{};
   }
   FB_D void join(int lanes, int step) {
@@ -184,21 +196,21 @@ template <class A> struct Gathering {
       if (d < lanes) sum.join(sum.shuffled(d * step));
   }
   FB_D void after_element(int k, int i) {
-    if (parts.piece == ELEMENTS) hand_in(i < t.valid(k), t.row(k), t.col(k) + i);
+    if (piece == ELEMENTS) hand_in(i < t.valid(k), t.row(k), t.col(k) + i);
   }
   FB_D void after_vector(int k) {  // by all threads of a warp together
-    if (parts.piece != VECTORS) return;
+    if (piece != VECTORS) return;
     join(parts.lanes, 1);
     hand_in(t.valid(k) > 0 && t.thread % parts.lanes == 0, t.row(k), t.col(k));
   }
   FB_D void after_all() {  // by all threads together
     int lanes = shape().along ? WARP : shape().lanes;
-    if (parts.piece == PATCHES) {
+    if (piece == PATCHES) {
       join(parts.lanes, 1);
       join(parts.groups, lanes);
       hand_in(t.valid(0) > 0 && t.thread % lanes % parts.lanes == 0 && t.thread / lanes % parts.groups == 0, t.row0,
               t.col0);
-    } else if (parts.piece == TILES) {
+    } else if (piece == TILES) {
       __shared__ A warps[MAX_WARPS];
       join(WARP, 1);
       if (t.thread % WARP == 0) warps[t.thread / WARP] = sum;

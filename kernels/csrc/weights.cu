@@ -10,9 +10,9 @@ struct WeightCall {
   const float *bits;      // one for each square
   const uint32_t *noise;  // packed nibbles, or bf16
   void *out;
-  int64_t rows, cols, count;  // count: of noise, in words or elements
+  int64_t count;  // of noise, in words or elements
   uint64_t seed;
-  int32_t block, uniform, aligned, unused;  // aligned: as in Call
+  int32_t rows, cols, block, uniform, aligned, unused;  // as in Call
 };
 
 constexpr int WORDS_EACH = 4;  // of noise by one thread: 16 bytes
@@ -73,32 +73,32 @@ template <class D, class O> FB_D void sample_weight(const WeightCall &call) {
   const Spec s = spec<0>();
   Tile t(call.rows, call.cols, call.aligned, false);
   Vector<D> x[SLOTS];
-#pragma unroll
-  for (int k = 0; k < SLOTS; k++) x[k] = load<D>(call.w, t, k);
+  load<D>(call.w, t, x);
   uint32_t amax[SLOTS][WIDTH];
   block_amaxes<D>(s, t, x, amax);
 
   const Split split(s);
-  int64_t across = (call.cols + call.block - 1) / call.block;
+  int across = (call.cols + call.block - 1) / call.block;
   float scale[WIDTH];
+  Vector<O> y[SLOTS];
 #pragma unroll
   for (int k = 0; k < SLOTS; k++) {
     int valid = t.valid(k);
 #pragma unroll
     for (int i = 0; i < WIDTH; i++)
       if (split.starts(k, i) && i < valid) {
-        float width = call.bits[t.row(k) / call.block * across + (t.col(k) + i) / call.block];
+        float width = call.bits[int64_t(t.row(k) / call.block) * across + (t.col(k) + i) / call.block];
         scale[i] = noise_scale(width, D::widen(typename D::Storage(amax[k][i])));
       }
+    y[k] = Vector<O>{};
     if (valid == 0) continue;
     float noise[WIDTH];
     eight_noises(call, t.index(k), valid, call.cols % WIDTH == 0, noise);
-    Vector<O> y{};
 #pragma unroll
     for (int i = 0; i < WIDTH; i++)
-      if (i < valid) y.set(i, O::narrow(D::widen(x[k].get(i)) + noise[i] * scale[i / split.cols * split.cols]));
-    store<O>(call.out, t, k, y, 0xffu);
+      if (i < valid) y[k].set(i, O::narrow(D::widen(x[k].get(i)) + noise[i] * scale[i / split.cols * split.cols]));
   }
+  store<O>(call.out, t, y, 0xffu);
 }
 
 // A thread for each column of a square; squares side by side in a CTA. Sums go down the column from the top and then
@@ -107,15 +107,15 @@ template <class D, class O> FB_D void sample_weight_backward(const WeightCall &c
   typedef typename D::Storage S;
   typedef typename O::Storage G;
   const int block = call.block, thread = int(threadIdx.x), threads = shape().threads;
-  int64_t across = (call.cols + threads - 1) / threads, band = blockIdx.x / across;
-  int64_t col = (blockIdx.x - band * across) * threads + thread, row0 = band * block;
-  int64_t row1 = row0 + block < call.rows ? row0 + block : call.rows;
+  int across = (call.cols + threads - 1) / threads, band = int(blockIdx.x) / across;
+  int col = (int(blockIdx.x) - band * across) * threads + thread, row0 = band * block;
+  int row1 = row0 + block < call.rows ? row0 + block : call.rows;
   float sum = 0.0f;
   uint32_t top = 0;
   if (col < call.cols) {
 #pragma unroll 4
-    for (int64_t row = row0; row < row1; row++) {
-      int64_t index = row * call.cols + col;
+    for (int row = row0; row < row1; row++) {
+      int64_t index = int64_t(row) * call.cols + col;
       sum = sum + O::widen(((const G *)call.grad)[index]) * noise_at(call, uint64_t(index));
       top = larger(top, uint32_t(((const S *)call.w)[index] & D::magnitude_mask));
     }
@@ -136,7 +136,7 @@ template <class D, class O> FB_D void sample_weight_backward(const WeightCall &c
       top = larger(top, __shfl_xor_sync(ALL, top, half));
     }
   if (in_square || col >= call.cols) return;
-  int64_t square = band * ((call.cols + block - 1) / block) + col / block;
+  int64_t square = int64_t(band) * ((call.cols + block - 1) / block) + col / block;
   float scale = noise_scale(call.bits[square], D::widen(S(top)));
   ((float *)call.out)[square] = (-0.6931471805599453f * scale) * sum;
 }
@@ -144,7 +144,8 @@ template <class D, class O> FB_D void sample_weight_backward(const WeightCall &c
 }  // namespace fb
 
 #ifndef FB_SIMT
-extern "C" __global__ void __launch_bounds__(fb::shape().threads) run(const __grid_constant__ fb::WeightCall call) {
+extern "C" __global__ void __launch_bounds__(fb::shape().threads, 512 / fb::shape().threads)
+    run(const __grid_constant__ fb::WeightCall call) {
   fb::FB_KERNEL<fb::FB_DTYPE, fb::FB_OTHER>(call);
 }
 #endif

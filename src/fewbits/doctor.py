@@ -24,6 +24,7 @@ from fewbits.kernels import build
 
 BACKENDS = ("reference", "cpu", "cuda")
 OLDEST_TORCH = (2, 11)
+OLDEST_DRIVER = 525  # CUDA 12; 580 is CUDA 13
 CUPY = ("cupy-cuda13x", "cupy-cuda12x", "cupy")  # one package under several names
 VECTORS = {  # widest first
     "avx512": {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"},
@@ -99,17 +100,20 @@ def _without_name(fact: Fact) -> dict[str, object]:
 def self_test() -> list[Check]:
     """What the kernels say of themselves on this machine."""
     try:
+        from torch.cuda import is_available
+
         from fewbits.kernels import selftest
     except (ImportError, OSError) as error:  # a torch that is missing, or that misses a library of its own
         return [Check("import torch", False, str(error))]
-    return [Check(*result) for result in selftest.run()]
+    devices = ("cpu", "cuda") if is_available() else ("cpu",)
+    return [Check(*result) for device in devices for result in selftest.run(device)]
 
 
 def facts() -> list[Fact]:
     """Everything that can be told without importing torch."""
     cpuinfo = _read(Path("/proc/cpuinfo"))
     compiler, gpu = _compiler(), _gpu()
-    library = _library(compiler)
+    library, cupy = _library(compiler), _cupy(gpu)
     return [
         Fact("fewbits", __version__, str(Path(__file__).parent)),
         Fact("python", platform.python_version(), sys.executable),
@@ -120,8 +124,8 @@ def facts() -> list[Fact]:
         compiler,
         library,
         gpu,
-        _cupy(),
-        _backend(compiler, library),
+        cupy,
+        _backend(compiler, library, gpu, cupy),
     ]
 
 
@@ -186,27 +190,36 @@ def _gpu() -> Fact:
     names = re.findall(r"^Model:\s*(.+)$", about, re.MULTILINE)
     version = re.search(r"\s(\d+\.\d+(?:\.\d+)?)\s", _read(driver / "version"))
     if names and version:
-        kernels = "no CUDA kernels in this version: the reference serves CUDA tensors"
-        return Fact("gpu", ", ".join(names), f"driver {version[1]}; {kernels}")
+        found = ", ".join(names)
+        if int(version[1].partition(".")[0]) < OLDEST_DRIVER:
+            fix = f"update NVIDIA's driver to {OLDEST_DRIVER} or newer"
+            return Fact("gpu", found, f"driver {version[1]}, too old for CUDA 12", "note", fix)
+        return Fact("gpu", found, f"driver {version[1]}")
     return Fact("gpu", None, f"none under driver {version[1]}" if version else f"none found: no {driver}")
 
 
-def _cupy() -> Fact:
+def _cupy(gpu: Fact) -> Fact:
     if not find_spec("cupy"):
+        if gpu.value is not None:
+            missing = "not installed: the reference serves CUDA tensors, many times slower"
+            return Fact(
+                "cupy", None, missing, "note", "pip install cupy-cuda13x (cupy-cuda12x for a torch with CUDA 12)"
+            )
         return Fact("cupy", None, "not installed; only the CUDA kernels need it")
     return Fact("cupy", next((version for name in CUPY if (version := _version_of(name))), "unknown version"))
 
 
-def _backend(compiler: Fact, library: Fact) -> Fact:
+def _backend(compiler: Fact, library: Fact, gpu: Fact, cupy: Fact) -> Fact:
     """Which backend serves CPU tensors, and why: what kernels/backends.py will choose, told without loading torch."""
     forced = os.environ.get("FEWBITS_BACKEND")
     can_run = library.value is not None or compiler.value is not None
     if forced and forced not in BACKENDS:
         fix = f"set FEWBITS_BACKEND to one of {', '.join(BACKENDS)}, or unset it"
         return Fact("backend", forced, "FEWBITS_BACKEND asks for it: there is no such backend", "problem", fix)
-    if forced == "cuda":
-        fix = "unset FEWBITS_BACKEND"
-        return Fact("backend", forced, "FEWBITS_BACKEND forces it: no CUDA kernels in this version", "problem", fix)
+    if forced == "cuda" and (gpu.value is None or cupy.value is None):
+        missing = gpu.detail if gpu.value is None else "CuPy is not installed"
+        fix = cupy.fix or "unset FEWBITS_BACKEND"
+        return Fact("backend", forced, f"FEWBITS_BACKEND forces it: {missing}", "problem", fix)
     if forced == "cpu" and not can_run:
         return Fact(
             "backend", forced, "FEWBITS_BACKEND forces it: there is no compiler to build it", "problem", compiler.fix

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from fewbits.kernels import build
-from fewbits.kernels.device import DTYPES, Device, Variant
+from fewbits.kernels.device import DTYPES, Device, Spec, Variant
 
 SIMT = Path(__file__).parent / "simt"
 KERNELS = {
@@ -21,7 +21,11 @@ FLAGS = "-std=c++17 -O1 -fPIC -shared -ffp-contract=off -fno-trapping-math -fno-
 
 
 class _Variant(ctypes.Structure):  # csrc/spec.cuh
-    _fields_ = [("shape", ctypes.c_int32 * 3), ("count", ctypes.c_int32), ("specs", (ctypes.c_uint32 * 17) * 2)]
+    _fields_ = [
+        ("shape", ctypes.c_int32 * 3),
+        ("count", ctypes.c_int32),
+        ("specs", (ctypes.c_uint32 * len(Spec._fields)) * 2),
+    ]
 
 
 class EmulatedLauncher:
@@ -36,7 +40,7 @@ class EmulatedLauncher:
         self.launches.append(variant)
         data = _Variant((ctypes.c_int32 * 3)(*variant.shape), len(variant.specs))
         for i, spec in enumerate(variant.specs):
-            data.specs[i] = (ctypes.c_uint32 * 17)(*spec)
+            data.specs[i] = (ctypes.c_uint32 * len(Spec._fields))(*spec)
         run = self._library.simt_quantize if variant.file == "quantize.cu" else self._library.simt_weights
         kernel = KERNELS[variant.file].index(variant.kernel)
         run(kernel, *map(NAMES.index, variant.dtypes), ctypes.byref(data), blocks, ctypes.byref(call))
