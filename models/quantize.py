@@ -61,12 +61,14 @@ class Quantization:
     watching: bool = False  # statistics of every quantizer, not of mixtures alone
     watching_gradients: bool = False  # the error of every weight gradient, for the price of another GEMM
     _last_input: _Input | None = None
+    _seen: set[int] = field(default_factory=set)  # layers whose input the observer has seen in this moment
 
     def begin(self, step: int, micro_batch: int = 0, *, rank: int = 0, progress: float = 0.0) -> None:
         """progress: the part of training that is done, from 0 to 1, which the recipe's switch goes by."""
         switched = self.recipe.switches and progress >= self.recipe.switch.at
         self.moment = Moment(step, micro_batch, rank, switched)
         self._last_input = None
+        self._seen.clear()
         if self.observer is not None:
             self.watching = self.observer.watches(step)
             self.watching_gradients = self.observer.watches_gradients(step) and micro_batch == 0
@@ -121,8 +123,11 @@ class Quantization:
             values, seen = last.values, last.seen
         else:
             seen = []
-            # Within backward it is activation checkpointing that computes again what has been seen.
-            observed = self.observer is not None and torch._C._current_graph_task_id() == -1
+            # Within backward it is activation checkpointing that computes again, what may have been seen before.
+            again = torch._C._current_graph_task_id() != -1 and layer.index in self._seen
+            observed = self.observer is not None and not again
+            if observed:
+                self._seen.add(layer.index)
             values = way(
                 rows,
                 lambda slot: layer.seed(self.moment, slot),

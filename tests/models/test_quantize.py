@@ -302,9 +302,14 @@ def test_a_switch_happens_at_its_very_fraction() -> None:
 # ---- models of others
 
 
-def foreign_training(spec: Recipe | None) -> tuple[list[Tensor], int]:
-    """Losses of four steps of two micro-batches, as anyone would write them; and how many slots were observed."""
+def foreign_training(
+    spec: Recipe | None, *, reentrant: bool | None = None
+) -> tuple[list[Tensor], list[dict[str, Any]]]:
+    """Losses of four steps of two micro-batches, as anyone would write them; and what was observed of the slots."""
     model = hugging_face()
+    if reentrant is not None:
+        model.activation_checkpointing_enable({"use_reentrant": reentrant})
+        model.train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     observer, layers = Observer(ObserverConfig(window=4, every=1)), []
     if spec is not None:
@@ -320,7 +325,7 @@ def foreign_training(spec: Recipe | None) -> tuple[list[Tensor], int]:
             losses.append(loss.detach())
         optimizer.step()
         optimizer.zero_grad()
-    return losses, sum(row["slot"] != "weight" for row in observer.rows(3, layers)) if layers else 0
+    return losses, [row for row in observer.rows(3, layers) if row["slot"] != "weight"] if layers else []
 
 
 def test_a_hugging_face_llama_trains_with_an_optimizer_attached() -> None:
@@ -328,11 +333,20 @@ def test_a_hugging_face_llama_trains_with_an_optimizer_attached() -> None:
     high, _ = foreign_training(recipe("high", output="fp32"))
     assert equal(plain, high)
     for spec, slots in ((recipe(MIXED), 3), (Recipe.from_dict(NVFP4), 5)):  # those quantized once are one
-        losses, observed = foreign_training(spec)
-        assert observed == 14 * slots
+        losses, rows = foreign_training(spec)
+        assert len(rows) == 14 * slots
         assert not any(map(torch.equal, losses, plain))
         assert losses[-1] < losses[0] - 0.2
         assert equal(losses, foreign_training(spec)[0])
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_activation_checkpointing_changes_neither_losses_nor_what_is_observed(reentrant: bool) -> None:
+    spec = Recipe.from_dict(NVFP4)
+    losses, rows = foreign_training(spec)
+    recomputed, their_rows = foreign_training(spec, reentrant=reentrant)
+    assert equal(losses, recomputed)
+    assert rows == their_rows
 
 
 def test_an_attached_optimizer_counts_steps_and_calls_in_training_between_them() -> None:

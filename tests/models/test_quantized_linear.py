@@ -212,12 +212,17 @@ def test_a_rotation_alone_leaves_products_as_they_are_up_to_rounding() -> None:
     for tokens in (64, 53):
         x, dy = normal(tokens, 32, seed=1), normal(tokens, 48, seed=2)
         exact = dy.t().double() @ x.double()
-        for text in ("fp32:rht16", "fp32:rht32", "fp32:rht8:signs=none"):
+        for text, most in (
+            ("fp32:rht16", 1e-6),
+            ("fp32:rht32", 1e-6),
+            ("fp32:rht8:signs=none", 1e-6),
+            ("bf16:rht16", 4e-3),
+        ):
             layer, _ = one_layer(recipe(*("high",) * 4, text, text, output="fp32"), 32, 48)
             layer(x).backward(dy)
             assert layer.weight.grad is not None
             error = (layer.weight.grad - exact).norm() / exact.norm()
-            assert error < 1e-6, (tokens, text)
+            assert error < most, (tokens, text)
             assert not torch.equal(layer.weight.grad, dy.t() @ x)  # it did rotate
 
 
