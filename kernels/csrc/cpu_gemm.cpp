@@ -1,9 +1,9 @@
 // C = A · B of BF16 matrices with an FP32 result, on processors with AVX-512.
 //
 // Goto's scheme. Both operands are packed, K_BLOCK of the summed dimension at a time, into panels of ROWS rows of A and
-// COLS columns of B: side by side lie the pairs (k, k + 1) that one instruction multiplies, zeros where the matrix ends.
-// A tile of ROWS x COLS sums stays in registers while a panel of A and one of B go by. Each sum takes its pairs in the
-// order of k whatever the tile, the block or the thread: they change no bit.
+// COLS columns of B: side by side lie the pairs (k, k + 1) that one instruction multiplies, zeros where the matrix
+// ends. A tile of ROWS x COLS sums stays in registers while a panel of A and one of B go by. Each sum takes its pairs
+// in the order of k whatever the tile, the block or the thread: they change no bit.
 #include <stdint.h>
 #include <algorithm>
 #include <memory>
@@ -56,7 +56,8 @@ inline void transpose(__m512i (&x)[16]) {
   }
 }
 
-// Pairs first … last - 1, at most RUN, of one panel; `present` of its WIDTH lines are in the matrix, `ks` elements each.
+// Pairs first … last - 1, at most RUN, of one panel; `present` of its WIDTH lines are in the matrix, `ks` elements
+// each.
 template <int64_t WIDTH>
 void pack_panel(const Operand &x, int64_t present, int64_t ks, int64_t first, int64_t last, uint32_t *out) {
   for (int64_t i = 0; i < WIDTH; i += RUN) {
@@ -135,8 +136,8 @@ void multiply(const Operand &a, const Operand &b, const Block &at, float *c, int
   pack<COLS>(b, at.n, at.ns, at.k, at.ks, right);
   for (int64_t j = 0; j < at.ns; j += COLS)
     for (int64_t i = 0; i < at.ms; i += ROWS)
-      tile(left + i * pairs, right + j * pairs, pairs, c + (at.m + i) * stride + at.n + j, stride, at.ms - i,
-           at.ns - j, at.k == 0);
+      tile(left + i * pairs, right + j * pairs, pairs, c + (at.m + i) * stride + at.n + j, stride, at.ms - i, at.ns - j,
+           at.k == 0);
 }
 
 // The size of equal parts, a multiple of `unit`: `parts` of them, or so many times more that none exceeds the largest.
