@@ -235,7 +235,7 @@ def resume(state: State, corpus: Corpus, folder: run_folder.RunFolder, parent: P
         state.origin = saved["origin"] + saved["step"]
         return
     state.step, state.origin = saved["step"], saved["origin"]
-    state.metrics, state.numerics = saved["metrics"], saved["numerics"]
+    state.metrics, state.numerics = _rows(saved["metrics"]), saved["numerics"]
     torch.set_rng_state(saved["rng"])
     if state.quantization.observer is not None:
         state.quantization.observer.load_state(saved["observer"])
@@ -252,7 +252,7 @@ def save(state: State, corpus: Corpus, folder: Path, *, keep: int) -> Path:
             "step": state.step,
             "position": state.position,
             "origin": state.origin,
-            "metrics": state.metrics,
+            "metrics": _columns(state.metrics),
             "numerics": state.numerics,
             "data": describe(corpus),
         }
@@ -325,6 +325,19 @@ def _load_weights(model: nn.Module, saved: dict[str, Tensor], *, strict: bool) -
     wrong = [name for name in (*missing, *unexpected) if strict or not name.endswith(".bit_scale")]
     if wrong:
         raise ValueError(f"the checkpoint is of another model: {', '.join(wrong[:5])} differ")
+
+
+def _columns(rows: list[dict[str, float]]) -> dict[str, Tensor]:
+    """A row for each step is much to write as text: at paper scale it would take longer than the model."""
+    frame = pd.DataFrame(rows, dtype="float64")
+    return {str(name): torch.from_numpy(frame[name].to_numpy(copy=True)) for name in frame}
+
+
+def _rows(columns: Mapping[str, Tensor]) -> list[dict[str, float]]:
+    """What is not finite is missing: such a row ends a trial and is in no checkpoint."""
+    values = zip(*(column.tolist() for column in columns.values()), strict=True)
+    rows = [{name: value for name, value in zip(columns, row, strict=True) if math.isfinite(value)} for row in values]
+    return [{**row, "step": int(row["step"]), "tokens": int(row["tokens"])} for row in rows]
 
 
 class _Loss(nn.Module):
