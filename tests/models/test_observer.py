@@ -331,6 +331,7 @@ def test_a_state_is_a_copy() -> None:
     before = {name: values.clone() for name, values in state.items()}
     for _ in range(2):  # what goes on changes neither the state that was taken nor the one that was loaded
         steps(observer, quantization, model, range(1, 3))
+        observer.settle()
         assert all(torch.equal(before[name], state[name]) for name in before)
         observer.load_state(state)
 
