@@ -15,6 +15,7 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
+from fewbits.kernels import bench_cuda, cuda
 from fewbits.kernels import bench_measure as measure
 from fewbits.kernels.bench_cases import CASES, Case, Noise
 from fewbits.kernels.bench_measure import Ratio
@@ -55,11 +56,12 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--only", default="", metavar="SUBSTRING", help="cases with this in their name")
     parser.add_argument("--no-peers", action="store_true", help="ours and the copy alone: under a minute")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write everything, single times included, here")
-    parser.add_argument("--device", default="cpu", help="cpu, the one there are kernels for (default: cpu)")
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="cpu or cuda (default: cpu)")
     options = parser.parse_args(argv)
 
-    if options.device != "cpu":
-        raise ValueError(f"bench kernels: --device {options.device}: this version has kernels for the cpu alone")
+    missing = cuda.complaint() if options.device == "cuda" else None
+    if missing:
+        raise ValueError(f"bench kernels: --device cuda: {missing}; valid here is cpu")
     if not _chosen(options.only):
         names = ", ".join(case.name for case in CASES)
         raise ValueError(f"bench kernels: --only {options.only!r} is in no case's name; there are {names}")
@@ -74,6 +76,13 @@ def _chosen(part: str) -> list[Case]:
 
 def main(argv: Sequence[str]) -> int:
     options = _options(argv)
+    if options.device == "cuda":
+        return bench_cuda.main(
+            _chosen(options.only),
+            *(options.rows or options.size, options.cols or options.size, DTYPES[options.dtype], options.runs),
+            peers=not options.no_peers,
+            json_file=options.json,
+        )
     threads_before = torch.get_num_threads()
     try:
         torch.set_num_threads(options.threads or threads_before)

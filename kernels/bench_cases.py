@@ -18,7 +18,6 @@ from fewbits.kernels.noise import gaussian_noise, sample_weight, uniform_noise
 from fewbits.kernels.quantizer import Mixture, Quantizer
 
 SEED = 1
-CPU = torch.device("cpu")
 
 
 def reads(q: Quantizer, axis: int) -> int:
@@ -50,7 +49,7 @@ class Quantize:
 
     def into(self, x: Tensor, out: Tensor) -> None:
         if self.stats:
-            backend_for("cpu").quantize(x, self.q, self.axis, SEED, out=out, want_stats=True)
+            backend_for(x.device.type).quantize(x, self.q, self.axis, SEED, out=out, want_stats=True)
         else:
             fake_quantize(x, self.q, axis=self.axis, seed=SEED, out=out)
 
@@ -78,7 +77,7 @@ class Both:
         return (max(reads(self.q, axis) for axis in (-1, 0)) + 2) / 2
 
     def into(self, x: Tensor, out: Tensor) -> object:
-        return backend_for("cpu").quantize_both(x, self.q, self.q, SEED, SEED)
+        return backend_for(x.device.type).quantize_both(x, self.q, self.q, SEED, SEED)
 
     def fresh(self, x: Tensor) -> object:
         return fake_quantize_both(x, self.q, self.q, row_seed=SEED, column_seed=SEED)
@@ -100,7 +99,7 @@ class Mix:
         return (max(reads(q, -1) for q in self.mixture.quantizers) + 1) / 2
 
     def into(self, x: Tensor, out: Tensor) -> object:
-        return mix_matrix(backend_for("cpu"), x, self.mixture, -1, SEED)
+        return mix_matrix(backend_for(x.device.type), x, self.mixture, -1, SEED)
 
     def fresh(self, x: Tensor) -> object:
         return mix(x, self.mixture, seed=SEED)
@@ -124,10 +123,10 @@ class Sample:
         return 1.0
 
     def widths(self, x: Tensor) -> Tensor:
-        return torch.full([-(-n // self.block) for n in x.shape], self.bits)
+        return torch.full([-(-n // self.block) for n in x.shape], self.bits, device=x.device)
 
     def into(self, x: Tensor, out: Tensor) -> object:
-        return backend_for("cpu").sample_weight(x, self.widths(x), SEED, self.noise, self.block, x.dtype)
+        return backend_for(x.device.type).sample_weight(x, self.widths(x), SEED, self.noise, self.block, x.dtype)
 
     def fresh(self, x: Tensor) -> object:
         return sample_weight(x, self.widths(x), SEED, noise=self.noise, block=self.block, dtype=x.dtype)
@@ -149,11 +148,13 @@ class Noise:
         return {"gaussian": 0.5, "uniform": 2.0}[self.kind] / (2 * itemsize)
 
     def into(self, x: Tensor, out: Tensor) -> object:
-        backend = backend_for("cpu")
-        return {"gaussian": backend.gaussian_noise, "uniform": backend.uniform_noise}[self.kind](x.numel(), SEED, CPU)
+        backend = backend_for(x.device.type)
+        return {"gaussian": backend.gaussian_noise, "uniform": backend.uniform_noise}[self.kind](
+            x.numel(), SEED, x.device
+        )
 
     def fresh(self, x: Tensor) -> object:
-        return {"gaussian": gaussian_noise, "uniform": uniform_noise}[self.kind](x.numel(), SEED)
+        return {"gaussian": gaussian_noise, "uniform": uniform_noise}[self.kind](x.numel(), SEED, device=x.device)
 
 
 Case = Quantize | Both | Mix | Sample | Noise

@@ -138,9 +138,9 @@ def _round(v: Tensor, q: Quantizer) -> Tensor:
 def _rotate(x: Tensor, q: Quantizer, axis: int) -> Tensor:
     if not q.hadamard:
         return x
-    matrix = torch.ones(1, 1)
+    matrix = torch.ones(1, 1, device=x.device)
     while matrix.shape[0] < q.hadamard:
-        matrix = torch.kron(matrix, torch.tensor([[1.0, 1.0], [1.0, -1.0]]))
+        matrix = torch.kron(matrix, torch.tensor([[1.0, 1.0], [1.0, -1.0]], device=x.device))
     signs = reference.hadamard_signs(q, x.device)
     matrix = (signs[:, None] * matrix / q.hadamard**0.5).to(x.dtype)
     if axis == 0:
@@ -150,7 +150,7 @@ def _rotate(x: Tensor, q: Quantizer, axis: int) -> Tensor:
 
 def _fake_quantize(x: Tensor, q: Quantizer, axis: int) -> Tensor:
     if q.scaling == "none" and q.format.name == "bf16" and q.needs_seed:  # the lower half of a float32 as the odds
-        odds = torch.randint(0, 1 << 16, x.shape, dtype=torch.int32)
+        odds = torch.randint(0, 1 << 16, x.shape, dtype=torch.int32, device=x.device)
         return (x.view(torch.int32) + odds & ~0xFFFF).view(torch.float32)
     if q.scaling == "none":
         return _round(x.float(), q).to(x.dtype)
@@ -198,7 +198,8 @@ def _sample(w: Tensor, case: Sample) -> Tensor:
     rows, cols = w.shape
     squares = w.float().view(rows // case.block, case.block, cols // case.block, case.block)
     scale = squares.abs().amax((1, 3), keepdim=True) * 2.0 ** (1 - case.bits)
-    noise = (torch.randn(squares.shape) / 2).round() if case.noise == "gaussian" else torch.rand(squares.shape) - 0.5
+    gaussian = case.noise == "gaussian"
+    noise = (torch.randn_like(squares) / 2).round() if gaussian else torch.rand_like(squares) - 0.5
     return (squares + noise * scale).view(w.shape).to(w.dtype)
 
 

@@ -59,6 +59,7 @@ class Spec(NamedTuple):
     stochastic: int
     group_by_row: int
     hadamard: int
+    ragged: int
     inverse: int
     down: int
     lookup: int
@@ -404,6 +405,7 @@ def _spec(q: Quantizer, axis: int) -> Spec:
         stochastic=int(q.needs_seed),
         group_by_row=int(q.group == "row"),
         hadamard=q.hadamard or 0,
+        ragged=0,
         inverse=0,
         down=int(axis == 0),
         lookup=0,
@@ -422,6 +424,7 @@ def _spec_for(job: _Job, x: Tensor, shape: Shape) -> Spec:
     rows, cols = block or (EDGE, EDGE)
     counted = job.counts is not None or job.skip is not None
     return _spec(job.q, job.axis)._replace(
+        ragged=int(job.q.hadamard is not None and x.shape[0 if job.axis == 0 else 1] % job.q.hadamard != 0),
         inverse=int(job.inverse),
         lookup=int(block is None),
         block_rows=rows,

@@ -305,15 +305,13 @@ template <class D> FB_D void quantize(const Call &call) {
   if (spec_count() == 1 && all_skipped(call, call.requests[0])) return;
   Tile t(call.rows, call.cols, call.aligned, call.backwards);
   Vector<D> x[SLOTS];
-  load<D>(call.x, t, x);
+  load<D>(call.x, t, spec_count() > 1, x);
   if (spec_count() == 1) {
     quantize_tile<D>(spec<0>(), call.requests[0], t, x);
   } else {
-    Vector<D> again[SLOTS];
-#pragma unroll
-    for (int k = 0; k < SLOTS; k++) again[k] = x[k];
     quantize_tile<D>(spec<0>(), call.requests[0], t, x);
-    quantize_tile<D>(spec<1>(), call.requests[1], t, again);
+    load<D>(call.x, t, false, x);  // still in the cache; registers for both would be too many
+    quantize_tile<D>(spec<1>(), call.requests[1], t, x);
   }
 }
 
@@ -361,15 +359,13 @@ template <class D> FB_D void measure(const Call &call) {
   if (spec_count() == 1 && all_skipped(call, call.requests[0])) return;
   Tile t(call.rows, call.cols, call.aligned, call.backwards);
   Vector<D> x[SLOTS];
-  load<D>(call.x, t, x);
+  load<D>(call.x, t, true, x);
   if (spec_count() == 1) {
     measure_tile<D>(spec<0>(), call.requests[0], t, x);
   } else {
-    Vector<D> again[SLOTS];
-#pragma unroll
-    for (int k = 0; k < SLOTS; k++) again[k] = x[k];
     measure_tile<D>(spec<0>(), call.requests[0], t, x);
-    measure_tile<D>(spec<1>(), call.requests[1], t, again);
+    load<D>(call.x, t, true, x);
+    measure_tile<D>(spec<1>(), call.requests[1], t, x);
   }
 }
 
@@ -378,7 +374,7 @@ template <class D> FB_D void extent(const Call &call) {
   Tile t(call.rows, call.cols, call.aligned, call.backwards);
   Gathering<Extent> parts(spec<0>().piece, r.parts, t, Extent::Target{r.block_amax, r.group_amax});
   Vector<D> x[SLOTS];
-  load<D>(call.x, t, x);
+  load<D>(call.x, t, true, x);
 #pragma unroll
   for (int k = 0; k < SLOTS; k++) {
 #pragma unroll
@@ -394,7 +390,7 @@ template <class D> FB_D void extent(const Call &call) {
 }  // namespace fb
 
 #ifndef FB_SIMT
-extern "C" __global__ void __launch_bounds__(fb::shape().threads, 512 / fb::shape().threads)
+extern "C" __global__ void __launch_bounds__(fb::shape().threads, fb::least_ctas())
     run(const __grid_constant__ fb::Call call) {
   fb::FB_KERNEL<fb::FB_DTYPE>(call);
 }

@@ -119,10 +119,10 @@ FB_D void rotate_tile(const Spec &s, const Signs &signs, const Tile &t, Vector<D
 }
 template <class D> FB_D void rotate(const Spec &s, const Signs &signs, const Tile &t, Vector<D> (&x)[SLOTS]) {
   if (!s.hadamard) return;
-  if ((s.down ? t.rows : t.cols) % s.hadamard == 0) {
-    rotate_tile<D, true>(s, signs, t, x);
-  } else {
+  if (s.ragged) {
     rotate_tile<D, false>(s, signs, t, x);
+  } else {
+    rotate_tile<D, true>(s, signs, t, x);
   }
 }
 

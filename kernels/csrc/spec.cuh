@@ -24,7 +24,8 @@ enum Piece { TILES = 0, PATCHES = 1, VECTORS = 2, ELEMENTS = 3 };
 
 struct Spec {
   uint32_t min_exponent, dropped, max, overflow, wide, inf;  // the Grid; floats as their bits
-  int32_t scaling, stochastic, group_by_row, hadamard, inverse, down, source;
+  int32_t scaling, stochastic, group_by_row, hadamard, ragged, inverse, down,
+      source;                      // ragged: some transforms are cut
   int32_t block_rows, block_cols;  // ON_CHIP: powers of two, as they lie in the matrix
   int32_t stats, skips, encodes;
   int32_t piece, block_piece;  // of statistics and skip; LOOKUP: of the blocks
@@ -84,6 +85,17 @@ template <int I> FB_D constexpr Spec spec() {
 }
 FB_D constexpr Shape shape() { return Shape{FB_SHAPE}; }
 FB_D constexpr int spec_count() { return COUNT; }
+
+// How many CTAs at least share a multiprocessor's registers: 512 threads' worth, but for the few variants that would
+// not do with 128 registers.
+FB_D constexpr bool heavy(const Spec &s) {
+  return (s.down && s.hadamard > (COUNT > 1 ? 0 : 16)) ||
+         (s.scaling != NONE && s.source == ON_CHIP && s.block_rows * s.block_cols < 4);
+}
+FB_D constexpr int least_ctas() {
+  int threads = heavy(spec<0>()) || heavy(spec<1>()) ? 256 : 512;
+  return threads > shape().threads ? threads / shape().threads : 1;
+}
 #endif
 
 FB_D Grid grid_of(const Spec &s) {

@@ -63,8 +63,8 @@ struct Tile {
   FB_D uint64_t index(int k) const { return uint64_t(int64_t(row(k)) * cols + col(k)); }
 };
 
-// What the matrix has not is zero, which counts for nothing.
-template <class D> FB_D void load(const void *from, const Tile &t, Vector<D> (&x)[SLOTS]) {
+// What the matrix has not is zero, which counts for nothing. `again`: it will be read once more, so caches may keep it.
+template <class D> FB_D void load(const void *from, const Tile &t, bool again, Vector<D> (&x)[SLOTS]) {
   typedef typename D::Storage S;
 #pragma unroll
   for (int k = 0; k < SLOTS; k++) {
@@ -73,7 +73,7 @@ template <class D> FB_D void load(const void *from, const Tile &t, Vector<D> (&x
       const uint4 *at = (const uint4 *)((const S *)from + t.index(k));
 #pragma unroll
       for (int i = 0; i < Vector<D>::WORDS; i += 4) {
-        uint4 q = __ldcs(at + i / 4);
+        uint4 q = again ? __ldca(at + i / 4) : __ldcs(at + i / 4);
         x[k].w[i] = q.x, x[k].w[i + 1] = q.y, x[k].w[i + 2] = q.z, x[k].w[i + 3] = q.w;
       }
     }

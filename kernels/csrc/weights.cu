@@ -73,7 +73,7 @@ template <class D, class O> FB_D void sample_weight(const WeightCall &call) {
   const Spec s = spec<0>();
   Tile t(call.rows, call.cols, call.aligned, false);
   Vector<D> x[SLOTS];
-  load<D>(call.w, t, x);
+  load<D>(call.w, t, false, x);
   uint32_t amax[SLOTS][WIDTH];
   block_amaxes<D>(s, t, x, amax);
 
@@ -144,7 +144,7 @@ template <class D, class O> FB_D void sample_weight_backward(const WeightCall &c
 }  // namespace fb
 
 #ifndef FB_SIMT
-extern "C" __global__ void __launch_bounds__(fb::shape().threads, 512 / fb::shape().threads)
+extern "C" __global__ void __launch_bounds__(fb::shape().threads, fb::least_ctas())
     run(const __grid_constant__ fb::WeightCall call) {
   fb::FB_KERNEL<fb::FB_DTYPE, fb::FB_OTHER>(call);
 }

@@ -49,6 +49,10 @@ class Checks:
             for what, a, b in zip(("codes", "scales", "groups"), there, stored, strict=True):
                 assert_same(a.cpu(), b, f"{what} of {where}")
 
+    def values(self, x: Tensor, q: Quantizer, axis: int, seed: int = 7) -> None:
+        got = self.backend.quantize(self.place(x), q, axis, seed)[0]
+        assert_same(got.cpu(), reference.quantize(x, q, axis, seed)[0], f"{q} of {tuple(x.shape)} {x.dtype}, {axis=}")
+
     def both(self, x: Tensor, row: Quantizer, column: Quantizer, seed: int) -> None:
         along, down = self.backend.quantize_both(self.place(x), row, column, seed, seed // 2)
         assert_same(along.cpu(), reference.quantize(x, row, -1, seed)[0], f"{row} along, beside {column}")

@@ -182,6 +182,7 @@ inline uint4 __ldcs(const uint4 *p) {
   if (uintptr_t(p) % 16) simt::fail("a load of 16 bytes that is not aligned");
   return *p;
 }
+inline uint4 __ldca(const uint4 *p) { return __ldcs(p); }
 inline void __stcs(uint4 *p, uint4 v) {
   if (uintptr_t(p) % 16) simt::fail("a store of 16 bytes that is not aligned");
   *p = v;
