@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
+import signal
 import sys
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 EXAMPLES = """\
@@ -48,7 +50,9 @@ def main(argv: Sequence[str]) -> int:
     line = LiveLine()
     warnings.showwarning = line.warn  # type: ignore[assignment]  # of what it is given, it says the message alone
     try:
-        folder, result = run(trial, runtime, line)
+        with Stop() as stop:
+            line.then = stop.wait_for_the_step
+            folder, result = run(trial, runtime, line, stop.asked)
     except OSError as error:
         line.end()
         print(f"fewbits: {_told(error)}; the same command goes on from the last checkpoint", file=sys.stderr)
@@ -62,6 +66,31 @@ def main(argv: Sequence[str]) -> int:
     if result:
         print(f"{folder.path}\n{summary(result)}")
     return 0
+
+
+class Stop:
+    """Ctrl-C while a trial trains: it ends after its step, at a checkpoint. Before that, or twice: at once."""
+
+    def __init__(self) -> None:
+        self._asked = self._training = False
+
+    def __enter__(self) -> Stop:
+        self._before = signal.signal(signal.SIGINT, self._interrupt)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.signal(signal.SIGINT, self._before)
+
+    def wait_for_the_step(self) -> None:
+        self._training = "RANK" not in os.environ  # among ranks, those that still wait for each other would hang
+
+    def asked(self) -> bool:
+        return self._asked
+
+    def _interrupt(self, *_: object) -> None:
+        if self._asked or not self._training:
+            raise KeyboardInterrupt
+        self._asked = True
 
 
 def _told(error: OSError) -> str:
@@ -84,6 +113,7 @@ class LiveLine:
     """Progress on stderr: one line that changes on a terminal, else a line for every twentieth of the trial."""
 
     def __init__(self) -> None:
+        self.then: Callable[[], None] = lambda: None
         self._live = sys.stderr.isatty()
         self._open = False
         self._told = -1
@@ -91,6 +121,7 @@ class LiveLine:
         self._evaluated: float | None = None
 
     def __call__(self, progress: Any) -> None:
+        self.then()
         now = time.monotonic()
         if self._began is None:
             self._began = now, progress.step

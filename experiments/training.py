@@ -79,8 +79,13 @@ class State:
     numerics: list[dict[str, Any]] = field(default_factory=list)
 
 
-def run(trial: Trial, runtime: Runtime, say: Say = lambda _: None) -> tuple[run_folder.RunFolder, dict[str, Any]]:
-    """Train, or go on training, or find it done: the folder and its result. Ranks above 0 get no result."""
+def run(
+    trial: Trial, runtime: Runtime, say: Say = lambda _: None, stop: Callable[[], bool] = lambda: False
+) -> tuple[run_folder.RunFolder, dict[str, Any]]:
+    """Train, or go on training, or find it done: the folder and its result. Ranks above 0 get no result.
+
+    stop: asked after every step; when true, the trial is left at a checkpoint with KeyboardInterrupt.
+    """
     world = devices.choose(runtime)
     try:
         runs = Path(runtime.runs).expanduser()
@@ -96,13 +101,13 @@ def run(trial: Trial, runtime: Runtime, say: Say = lambda _: None) -> tuple[run_
         if parent is not None and not checkpoints.steps(folder.checkpoints):
             parent.check(trial, corpus)
         if world.rank:
-            return folder, _train(trial, runtime, world, corpus, folder, parent, say)
+            return folder, _train(trial, runtime, world, corpus, folder, parent, say, stop)
         with folder.alone():
             if (done := folder.result()) is not None:  # by a process that has ended since
                 return folder, done
             facts = {"data": describe(corpus), "parent": parent and str(parent.folder.path)}
             folder.begin(trial, provenance(made_of, facts))
-            return folder, _train(trial, runtime, world, corpus, folder, parent, say)
+            return folder, _train(trial, runtime, world, corpus, folder, parent, say, stop)
     finally:
         devices.leave(world)
 
@@ -115,6 +120,7 @@ def _train(
     folder: run_folder.RunFolder,
     parent: Parent | None,
     say: Say,
+    stop: Callable[[], bool],
 ) -> dict[str, Any]:
     t, leads = trial.training, world.rank == 0
     state = set_up(trial, world.device)
@@ -156,10 +162,13 @@ def _train(
         say(Progress(step + 1, t.steps, row["loss"], speed, seconds, row.get("validation_loss")))
         if healthy and runtime.keep_every and state.step % runtime.keep_every == 0:
             save(state, corpus, folder.kept, keep=10**6)
-        if healthy and (state.step % t.checkpoint_every == 0 or state.step == t.steps):
+        stopping = stop()
+        if healthy and (state.step % t.checkpoint_every == 0 or state.step == t.steps or stopping):
             write_tables(state, timing, folder.path)
             save(state, corpus, folder.checkpoints, keep=runtime.keep_checkpoints)
             tracker.send(state.metrics, timing)
+        if stopping and healthy and state.step < t.steps:
+            raise KeyboardInterrupt
 
     result: dict[str, Any] = {}
     if tracker:

@@ -82,7 +82,7 @@ class Observer:
         norm = torch.linalg.vector_norm(e)
         error = torch.linalg.vector_norm(q - e) / norm
         cosine = torch.nn.functional.cosine_similarity(q.flatten(), e.flatten(), dim=0)
-        measured = torch.stack((torch.ones_like(error), error, cosine))
+        measured = torch.stack((torch.ones_like(error), error, cosine.clamp(-1, 1)))  # rounding may leave it beyond 1
         self._gradients.append((layer, torch.where(norm == 0, 0, measured)))  # a gradient of zeros has no direction
 
     def settle(self) -> None:

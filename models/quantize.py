@@ -43,7 +43,7 @@ class Found:
     linear: nn.Linear
 
 
-@dataclass
+@dataclass(repr=False)
 class Quantization:
     """What the quantized layers of one model share: the recipe, the moment, and who looks on.
 
@@ -62,6 +62,9 @@ class Quantization:
     watching_gradients: bool = False  # the error of every weight gradient, for the price of another GEMM
     _last_input: _Input | None = None
     _seen: set[int] = field(default_factory=set)  # layers whose input the observer has seen in this moment
+
+    def __repr__(self) -> str:
+        return f"<{self.recipe.name} on {len(self.layers)} linear layers, {len(self.kept)} of them kept high>"
 
     def begin(self, step: int, micro_batch: int = 0, *, rank: int = 0, progress: float = 0.0) -> None:
         """progress: the part of training that is done, from 0 to 1, which the recipe's switch goes by."""
