@@ -22,7 +22,7 @@ lint: setup ## Check style, format and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/clang-format --dry-run --Werror kernels/csrc/*.h kernels/csrc/*.cpp kernels/csrc/*.cu
+	$(BIN)/clang-format --dry-run --Werror kernels/csrc/*.h kernels/csrc/*.cpp kernels/csrc/*.cu kernels/csrc/*.cuh tests/kernels/simt/*
 
 bench: setup ## Measure the kernels beside their peers
 	$(BIN)/fewbits bench kernels
