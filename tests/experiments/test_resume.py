@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fewbits.experiments import training
+from fewbits.experiments import checkpoints, training
 from fewbits.experiments.config import load_trial
 from fewbits.experiments.data.load import load
 from fewbits.experiments.run_folder import find, opened
@@ -127,18 +127,22 @@ def test_a_trial_killed_at_ten_random_moments_gives_the_same_bytes(cache: Path, 
         ends += 1
 
 
-def test_a_trial_stopped_by_ctrl_c_ends_with_130_and_goes_on(cache: Path, tmp_path: Path) -> None:
+def test_ctrl_c_ends_a_trial_at_a_checkpoint_and_with_130(cache: Path, tmp_path: Path) -> None:
     runs, output = tmp_path / "runs", tmp_path / "output"
-    with ending(started(["train", *words(cache, runs, *KILLED)], output)) as process:
-        while process.is_alive() and not list(runs.glob("*/checkpoints/step-*")):
+    asked = (*KILLED, "training.checkpoint_every=100")
+    with ending(started(["train", *words(cache, runs, *asked)], output)) as process:
+        while process.is_alive() and (not output.exists() or "step 3/12" not in output.read_text()):
             time.sleep(0.001)
         assert process.pid
         os.kill(process.pid, signal.SIGINT)
         assert ended(process) == 130
     assert output.read_text().splitlines()[-1] == "fewbits: stopped; the same command goes on from the last checkpoint"
     assert not leftovers(runs)
-    folder, _ = train(cache, runs, *KILLED)
-    undisturbed, _ = train(cache, tmp_path / "undisturbed", *KILLED)
+    (step,) = checkpoints.steps(only_run(runs) / "checkpoints")
+    assert f"step {step}/12" in output.read_text()
+    assert f"step {step + 1}/12" not in output.read_text()
+    folder, _ = train(cache, runs, *asked)
+    undisturbed, _ = train(cache, tmp_path / "undisturbed", *asked)
     assert left(folder.path) == left(undisturbed.path)
 
 
