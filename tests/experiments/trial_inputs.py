@@ -47,7 +47,7 @@ FILES = ("metrics.parquet", "numerics.parquet", "result.json")
 
 def words(cache: Path, runs: Path, *more: str) -> list[str]:
     """The command line of a tiny trial; what is said in `more` replaces what is said here."""
-    settings = TINY | {"runtime.cache": cache, "runtime.runs": runs}
+    settings = TINY | {"runtime.device": "cpu", "runtime.cache": cache, "runtime.runs": runs}
     said = {word.partition("=")[0] for word in more}
     return [*(f"{key}={value}" for key, value in settings.items() if key not in said), *more]
 
