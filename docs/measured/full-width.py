@@ -26,7 +26,14 @@ MODELS = {
     "hybrid-12b": (*ONE_OF_EACH, BYTES),
     "llama2-70b-4l": ("model.layers=1", BYTES),  # two blocks with AdamW's states are 27 GB
 }
-SIZE = ("training.steps=2", "training.batch=4", "training.micro_batch=2", "training.length=128", "schedule=constant")
+SIZE = (
+    "training.steps=2",
+    "training.batch=4",
+    "training.micro_batch=2",
+    "training.length=128",
+    "schedule=constant",
+    "optimizer.lr=1e-5",
+)
 REST = ("training.checkpoint_every=1", "evaluation.windows=2", "observer.enabled=false", "runtime.keep_checkpoints=2")
 
 
