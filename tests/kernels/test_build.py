@@ -216,18 +216,24 @@ def quick(built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     return build.build()
 
 
+def put_in_its_place(library: Path, content: bytes) -> None:
+    """A new file: the one that was built is mapped into this process, which a change of it would end."""
+    library.unlink()
+    library.write_bytes(content)
+
+
 def cut_short(library: Path) -> None:
-    library.write_bytes(library.read_bytes()[:50_000])
+    put_in_its_place(library, library.read_bytes()[:50_000])
 
 
 def empty(library: Path) -> None:
-    library.write_bytes(b"")
+    put_in_its_place(library, b"")
 
 
 def overwrite_its_middle(library: Path) -> None:
     content = bytearray(library.read_bytes())
     content[20_000:40_000] = bytes(20_000)
-    library.write_bytes(content)
+    put_in_its_place(library, bytes(content))
 
 
 DAMAGES = (cut_short, empty, overwrite_its_middle)
