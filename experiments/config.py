@@ -7,12 +7,14 @@ ValueErrors of one line that say what would be right.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import difflib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,10 +22,11 @@ from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import Override, OverrideType
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from fewbits.experiments.trial import Runtime, Trial
 from fewbits.models.from_dict import from_dict, one_of
@@ -33,6 +36,7 @@ from fewbits.models.registry import MODELS
 FOLDER = Path(__file__).parent / "config"
 ROOT = "trial"
 GROUPS = ("model", *sorted(folder.name for folder in FOLDER.iterdir() if folder.is_dir()))
+_BASE_OF_FILES, _ROOT_OF_FILES = "fewbits_defaults", "fewbits_root"  # in Hydra's store, for `compose_file`
 GEMMS = ("fprop", "dgrad", "wgrad")
 
 
@@ -53,8 +57,37 @@ def load_recipe(name: str, settings: Mapping[str, Any] | None = None) -> Recipe:
 
     >>> load_recipe("mor/block", {"threshold": 0.05})
     """
-    changes = [f"recipe.{key}={_spelled(value)}" for key, value in (settings or {}).items()]
+    changes = [f"recipe.{key}={spelled(value)}" for key, value in (settings or {}).items()]
     return _recipe(resolved([f"recipe={name}", *changes])["recipe"])
+
+
+def compose_file(file: Path, base: Mapping[str, Any], overrides: Sequence[str], group: str) -> dict[str, Any]:
+    """A YAML file over default values, with changes to its keys; `group=NAME` takes in NAME.yaml of the folder of that
+    name beside the file, if there is one. As plain values, interpolations resolved."""
+    folder, words = file.parent / group, list(overrides)
+    defaults: list[Any] = [_BASE_OF_FILES, file.stem]
+    if folder.is_dir():
+        valid = sorted(choice.stem for choice in folder.glob("*.yaml"))
+        chosen = {group: base[group]} | dict(word.split("=", 1) for word in words if word.startswith(f"{group}="))
+        one_of(group, chosen[group], valid)
+        defaults.append({f"{group}@_global_": chosen[group]})
+        words = [word for word in words if not word.startswith(f"{group}=")]
+    store = ConfigStore.instance()
+    store.store(_BASE_OF_FILES, dict(base))
+    store.store(_ROOT_OF_FILES, {"defaults": [*defaults, "_self_"]})
+    for text in words:
+        key = str(_override(text).key_or_group).partition(".")[0]
+        if key not in base:
+            raise ValueError(f"unknown key {key!r}: valid are {_nearest_first(key, list(base))}")
+    try:
+        with _hydra(file.parent.resolve()):
+            config = compose(_ROOT_OF_FILES, overrides=words)
+    except YAMLError as error:
+        raise ValueError(f"{file.name}: {' '.join(str(error).split())}") from None
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ValueError(f"{file.name}: {' '.join(str(error).split())}") from error
+    data = _plain(config, words)
+    return data | {group: chosen[group]} if folder.is_dir() else data
 
 
 def names(group: str) -> list[str]:
@@ -65,17 +98,62 @@ def names(group: str) -> list[str]:
 
 
 def resolved(overrides: Sequence[str]) -> dict[str, Any]:
-    """The composed tree as plain values, interpolations resolved."""
+    """The composed tree as plain values, interpolations resolved.
+
+    Hydra takes a tenth of a second to compose, and a sweep has hundreds of trials. So a choice of groups is composed
+    once and values are set in a copy, as Hydra would; interpolations are resolved again where one reads such a value.
+    """
+    words = [_parsed(text) for text in overrides]
+    values = [word for word in words if word.sets]
+    composed = _composed(tuple(word.text for word in words if not word.sets))
+    data = copy.deepcopy(composed.data)
+    if not all(_set(data, word.keys, word.value) for word in values):
+        composed, values = _composed(tuple(overrides)), []
+        data = copy.deepcopy(composed.data)
+    if any(word.keys[-1] in composed.referred for word in values):
+        config = copy.deepcopy(composed.config)
+        for word in values:
+            OmegaConf.update(config, ".".join(word.keys), word.value)
+        data = _plain(config, overrides)
+    return data
+
+
+@dataclass(frozen=True)
+class _Composed:
+    config: DictConfig
+    data: dict[str, Any]  # the same, interpolations resolved
+    referred: frozenset[str]  # the last words of keys that interpolations read
+
+
+@lru_cache(maxsize=256)
+def _composed(overrides: tuple[str, ...]) -> _Composed:
     _prepare()
-    for text in overrides:
-        _check_word(text)
     try:
         with _hydra():
             config = compose(ROOT, overrides=list(overrides))
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ValueError(_in_one_line(error, overrides)) from error
+    interpolated = "\n".join(line for line in OmegaConf.to_yaml(config).splitlines() if "${" in line)
+    return _Composed(config, _plain(config, overrides), frozenset(re.findall(r"\w+", interpolated)))
+
+
+def _plain(config: DictConfig, overrides: Sequence[str]) -> dict[str, Any]:
+    try:
         data = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     except (HydraException, OmegaConfBaseException) as error:
         raise ValueError(_in_one_line(error, overrides)) from error
     return cast(dict[str, Any], data)
+
+
+def _set(data: dict[str, Any], keys: Sequence[str], value: object) -> bool:
+    """Set a leaf that there is; False where there is none."""
+    node: Any = data
+    for key in keys[:-1]:
+        node = node.get(key) if isinstance(node, dict) else None
+    if not isinstance(node, dict) or keys[-1] not in node or isinstance(node[keys[-1]], dict):
+        return False
+    node[keys[-1]] = value
+    return True
 
 
 def _recipe(data: Mapping[str, Any]) -> Recipe:
@@ -107,22 +185,28 @@ def _options(slot: str, stochastic: Sequence[str], rotated: Sequence[str], size:
 
 
 @contextmanager
-def _hydra() -> Iterator[None]:
+def _hydra(folder: Path = FOLDER) -> Iterator[None]:
     """Hydra is one for the whole process: set up for one composition, and put back as it was."""
     before = GlobalHydra.instance().hydra
     GlobalHydra.instance().clear()
     try:
-        with initialize_config_dir(str(FOLDER), version_base=None):
+        with initialize_config_dir(str(folder), version_base=None):
             yield
     finally:
         GlobalHydra.instance().hydra = before  # another instance by now: Hydra puts back a copy
 
 
-def _spelled(value: object) -> str:
+_WORDS_OF_ITS_OWN = ("null", "none", "true", "false", "yes", "no", "on", "off", "nan", "inf")
+
+
+def spelled(value: object) -> str:
+    """In Hydra's grammar."""
     if isinstance(value, str):
+        if re.fullmatch(r"[A-Za-z_][\w./-]*", value) and value.lower() not in _WORDS_OF_ITS_OWN:
+            return value
         return '"' + value.replace('"', '\\"') + '"'
     if isinstance(value, Mapping):
-        return "{" + ",".join(f"{k}:{_spelled(v)}" for k, v in value.items()) + "}"
+        return "{" + ",".join(f"{k}:{spelled(v)}" for k, v in value.items()) + "}"
     if isinstance(value, (list, tuple)):
         return "[" + ",".join(map(_spelled, value)) + "]"
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
@@ -134,25 +218,45 @@ def _spelled(value: object) -> str:
 _OF_A_RESOLVER = "ValueError raised while resolving interpolation: "
 
 
-def _check_word(text: str) -> None:
+@dataclass(frozen=True)
+class _Word:
+    """KEY=VALUE. `sets`: a value at a dotted key; else it chooses from a group, or adds, or removes."""
+
+    text: str
+    keys: tuple[str, ...] = ()
+    value: Any = None
+    sets: bool = False
+
+
+@lru_cache(maxsize=4096)
+def _parsed(text: str) -> _Word:
     """ValueError for what is not KEY=VALUE, and for choices that there are not."""
-    try:
-        word: Override = OverridesParser.create().parse_override(text)
-        key, value = word.key_or_group, word.value()
-        if not key:
-            raise HydraException("no key")
-    except HydraException:
-        raise ValueError(
-            f"{text!r} is not KEY=VALUE in Hydra's grammar; a value with special characters, < say, wants quotes of "
-            "its own: KEY='\"VALUE\"'"
-        ) from None
-    if word.is_sweep_override():
-        raise ValueError(f"{text!r}: a trial takes one value; for a list write {key}=[…], for a text {key}='\"…\"'")
+    word = _override(text)
+    key, value = word.key_or_group, word.value()
     group = key if word.package is None else ""
     if group in GROUPS and not word.is_delete() and value not in names(group):
         raise ValueError(f"no {group} {value!r}: valid are {_nearest_first(str(value), names(group))}")
     if re.match(r"hydra\b", key):
         raise ValueError(f"unknown key {key!r}: Hydra's own settings have no effect on a trial")
+    plain = word.type == OverrideType.CHANGE and word.package is None and key not in GROUPS and "/" not in key
+    return _Word(text, tuple(key.split(".")), value, plain and not isinstance(value, dict) and "${" not in text)
+
+
+def _override(text: str) -> Override:
+    try:
+        word: Override = OverridesParser.create().parse_override(text)
+        if not word.key_or_group:
+            raise HydraException("no key")
+        word.value()
+    except HydraException:
+        raise ValueError(
+            f"{text!r} is not KEY=VALUE in Hydra's grammar; a value with special characters, < say, wants quotes of "
+            "its own: KEY='\"VALUE\"'"
+        ) from None
+    key = word.key_or_group
+    if word.is_sweep_override():
+        raise ValueError(f"{text!r}: a trial takes one value; for a list write {key}=[…], for a text {key}='\"…\"'")
+    return word
 
 
 def _in_one_line(error: Exception, overrides: Sequence[str]) -> str:

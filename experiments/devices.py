@@ -44,11 +44,7 @@ class World:
 
 def choose(runtime: Runtime) -> World:
     """Set up torch for the trial: threads, determinism, and the process group where torchrun made one."""
-    kind = runtime.device
-    if kind == "auto":
-        kind = "cuda" if torch.cuda.is_available() else "cpu"
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise ValueError("runtime.device cuda: this torch sees no CUDA device; valid are auto, cpu")
+    kind = _kind(runtime)
     _be_deterministic()
     if kind == "cpu":
         torch.set_num_threads(runtime.threads)
@@ -60,6 +56,18 @@ def choose(runtime: Runtime) -> World:
     if kind == "cuda":
         torch.cuda.set_device(device)
     return World(device, rank, ranks, runtime.threads)
+
+
+def expected(runtime: Runtime, ranks: int = 1) -> World:
+    """The world of a trial that this process plans and another one runs."""
+    return World(torch.device(_kind(runtime)), ranks=ranks, threads=runtime.threads)
+
+
+def _kind(runtime: Runtime) -> str:
+    here = torch.cuda.is_available()
+    if runtime.device == "cuda" and not here:
+        raise ValueError("runtime.device cuda: this torch sees no CUDA device; valid are auto, cpu")
+    return ("cuda" if here else "cpu") if runtime.device == "auto" else runtime.device
 
 
 def leave(world: World) -> None:

@@ -3,6 +3,7 @@
 import dataclasses
 import types
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
@@ -12,7 +13,7 @@ def from_dict(kind: type[T], data: Mapping[str, Any], where: str = "") -> T:
     """`kind` from a mapping of its fields: nested dataclasses from mappings, tuples from lists, the rest checked."""
     if not isinstance(data, Mapping):
         raise ValueError(f"{where or kind.__name__}: a mapping of {_names(kind)} is expected, not {data!r}")
-    hints = get_type_hints(kind)
+    hints = _hints(kind)
     valid = [f.name for f in dataclasses.fields(kind)]  # type: ignore[arg-type]
     for key in data:
         if key not in valid:
@@ -42,11 +43,20 @@ def _value(hint: Any, value: Any, where: str) -> Any:
         if isinstance(value, str) or not isinstance(value, Sequence):
             raise ValueError(f"{where}: a list is expected, not {value!r}")
         return tuple(_value(args[0], item, where) for item in value)
+    if origin is dict:
+        if not isinstance(value, Mapping):
+            raise ValueError(f"{where}: a mapping is expected, not {value!r}")
+        return {str(key): _value(args[1], item, _join(where, str(key))) for key, item in value.items()}
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if hint in (str, int, float, bool) and (type(value) is not hint):
         raise ValueError(f"{where}: {hint.__name__} is expected, not {value!r}")
     return value
+
+
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind)
 
 
 def _required(kind: type) -> list[str]:

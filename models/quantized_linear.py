@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo  # torch.compiler.disable, but it loads the compiler at the first call
 from torch.autograd.function import once_differentiable
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
@@ -146,7 +147,7 @@ class QuantizedLinear(nn.Linear):
             return None
         return self.sampler.target + self.bit_scale.float() * (self.sampler.init - self.sampler.target)
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]  # what happens inside depends on the step
+    @_disable_dynamo  # what happens inside depends on the step
     def forward(self, x: Tensor) -> Tensor:
         owner, moment = self.owner[0], self.owner[0].moment
         plan = self.plans[moment.switched]

@@ -1,0 +1,136 @@
+"""What a sweep comes to: which trials, under which ids, in which folders, each with what it is in which sweep.
+
+Trials that are the same computation are one, however many sweeps or arms ask for them. Ids of branches follow from
+their parents', so the whole plan stands before anything has run.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from fewbits.experiments import devices, run_folder
+from fewbits.experiments.config import load_trial
+from fewbits.experiments.data.config import DataConfig
+from fewbits.experiments.data.corpus import Corpus
+from fewbits.experiments.data.load import load
+from fewbits.experiments.data.once import default_cache
+from fewbits.experiments.identity import identity, trial_id
+from fewbits.experiments.run_folder import RunFolder
+from fewbits.experiments.setup import check, check_data, corpus_model
+from fewbits.experiments.trial import Branch, Runtime, Trial
+from fewbits.sweeps.expand import Cell, expand
+from fewbits.sweeps.sweep import Resources, Sweep
+
+
+@dataclass
+class Planned:
+    """One trial of the plan."""
+
+    folder: RunFolder
+    trial: Trial
+    runtime: Runtime
+    made_of: dict[str, Any]  # what its id is a hash of
+    resources: Resources
+    parent: str | None = None  # the id of the trial that it branches from
+    keep: set[int] = field(default_factory=set)  # steps whose checkpoints others start from
+
+    @property
+    def id(self) -> str:
+        return self.folder.id
+
+
+@dataclass(frozen=True)
+class Member:
+    """A trial's place in a sweep."""
+
+    study: str
+    scale: str
+    cell: Cell
+    id: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    sweeps: tuple[Sweep, ...]
+    members: tuple[Member, ...]
+    trials: dict[str, Planned]  # by id; parents before the trials that branch from them
+
+
+def plan(sweeps: Sequence[Sweep], extra: tuple[str, ...] = ()) -> Plan:
+    """ValueError, naming the cell, where one of the trials could not be."""
+    trials: dict[str, Planned] = {}
+    members = []
+    for sweep in sweeps:
+        made: dict[Cell, Planned] = {}
+        for cell in expand(sweep, extra):
+            planned = _planned(cell, sweep, made, trials)
+            members.append(Member(sweep.study, sweep.scale, cell, planned.id))
+    if not members:
+        names = ", ".join(f"{sweep.name} at scale {sweep.scale}" for sweep in sweeps)
+        raise ValueError(f"nothing to run: {names} has no trials")
+    return Plan(tuple(sweeps), tuple(members), trials)
+
+
+def _planned(cell: Cell, sweep: Sweep, made: dict[Cell, Planned], trials: dict[str, Planned]) -> Planned:
+    """Its parent first; the same trial once."""
+    if cell in made:
+        return made[cell]
+    parent = None if cell.parent is None else _planned(cell.parent, sweep, made, trials)
+    try:
+        trial, runtime = load_trial(cell.words)
+        corpus = _corpus(trial.data, runtime.cache)
+        trial = corpus_model(trial, corpus)
+        start = None
+        if parent is not None:
+            step = _step(cell, parent.trial)
+            parent.keep.add(step)
+            start = f"{parent.id}@{step}"
+            trial = replace(trial, branch=Branch(str(parent.folder.path), step))
+        world = devices.expected(runtime, sweep.resources.ranks)
+        _checked(trial, world.ranks, corpus)
+        made_of = identity(trial, corpus.fingerprint, world, start)
+        folder = run_folder.find(Path(runtime.runs).expanduser().resolve(), trial.name, trial_id(made_of))
+    except ValueError as error:
+        place = ", ".join(f"{key} {value}" for key, value in cell.place.items())
+        raise ValueError(f"sweep {cell.sweep}, {place}: {error}") from error
+    found = trials.setdefault(
+        folder.id, Planned(folder, trial, runtime, made_of, sweep.resources, parent.id if parent else None)
+    )
+    made[cell] = found
+    return found
+
+
+def _step(cell: Cell, parent: Trial) -> int:
+    steps = parent.training.steps
+    at = 1.0 if cell.at is None else cell.at
+    step = round(at * steps) if at < 1 or cell.at is None else int(at)
+    if not 1 <= step <= steps:
+        raise ValueError(f"at {cell.at}: its parent has steps 1 to {steps}")
+    return step
+
+
+@cache
+def _corpus(data: DataConfig, cache_folder: str | None) -> Corpus:
+    return load(data, Path(cache_folder).expanduser() if cache_folder else default_cache())
+
+
+_seen: set[str] = set()
+
+
+def _checked(trial: Trial, ranks: int, corpus: Corpus) -> None:
+    """As a trial is before it starts, but once for all that differ in what this does not look at."""
+    parts = asdict(replace(trial, seed=0, optimizer=type(trial.optimizer)(), branch=Branch()))
+    key = json.dumps([parts, ranks, corpus.fingerprint], default=str)
+    if key not in _seen:
+        check(trial, ranks)
+        check_data(trial, corpus)
+        _seen.add(key)
+
+
+def folders(plan: Plan) -> Iterable[RunFolder]:
+    return (planned.folder for planned in plan.trials.values())

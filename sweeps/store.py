@@ -1,0 +1,86 @@
+"""What has become of the trials of a plan: read from their folders, where all of it lies.
+
+done, diverged   result.json says so
+running          a worker holds the lease
+failed           failure.json says how, until the trial is tried again
+planned          none of these; with checkpoints, it goes on from the newest
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from fewbits.experiments import checkpoints
+from fewbits.experiments.atomic import write_json
+from fewbits.experiments.run_folder import RunFolder
+from fewbits.sweeps import lease
+
+FAILURE, PROGRESS, LOG, STOP = "failure.json", "progress.json", "log.txt", "stop"
+
+
+class State(StrEnum):
+    PLANNED = "planned"
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+    DIVERGED = "diverged"
+
+
+OVER = (State.DONE, State.DIVERGED)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a trial stopped for which there is no result."""
+
+    reason: str  # in a line
+    wrong_input: bool  # it would be the same again
+    step: int
+    log: list[str]  # its last lines
+
+
+def state(folder: RunFolder) -> State:
+    """RUNNING before FAILED: what is tried again leaves its last failure until it succeeds or fails anew."""
+    if (result := folder.result()) is not None:
+        return State(result["status"])
+    if lease.holder(folder.path) is not None:
+        return State.RUNNING
+    return State.FAILED if (folder.path / FAILURE).exists() else State.PLANNED
+
+
+def failure(folder: RunFolder) -> Failure | None:
+    data = _json(folder.path / FAILURE)
+    return None if data is None else Failure(**data)
+
+
+def write_failure(folder: RunFolder, failure: Failure) -> None:
+    folder.path.mkdir(parents=True, exist_ok=True)
+    write_json(folder.path / FAILURE, asdict(failure))
+
+
+def progress(folder: RunFolder) -> dict[str, Any] | None:
+    """Of a trial that runs or was interrupted: step, steps, loss, tokens_per_second."""
+    return _json(folder.path / PROGRESS)
+
+
+def reached(folder: RunFolder) -> int:
+    """The step that it goes on from."""
+    return max(checkpoints.steps(folder.checkpoints), default=0)
+
+
+def last_lines(folder: RunFolder, count: int = 20) -> list[str]:
+    try:
+        return (folder.path / LOG).read_text(errors="replace").splitlines()[-count:]
+    except FileNotFoundError:
+        return []
+
+
+def _json(path: Path) -> dict[str, Any] | None:
+    try:
+        return json.loads(path.read_text())
+    except (FileNotFoundError, json.JSONDecodeError):
+        return None

@@ -1,0 +1,182 @@
+"""A sweep: trials described together, as a file says it. Hydra composes the file, these frozen values check it.
+
+    words: [model=nemotron-nano, data=python]      # of every trial, as for `fewbits train`
+    seeds: [0, 1, 2]
+    axes:
+      recipe.threshold: [0.03, 0.045]              # each value with each of the other axes'
+    zipped:
+      - {training.steps: [500, 1000], optimizer.lr: [1e-3, 5e-4]}   # these go together
+    arms:
+      trunk: {words: [recipe=bf16], axes: []}      # one arm may leave axes out: a baseline that all of them share
+      mor: {words: [recipe=mor/block], parent: trunk, at: 0.8}      # starts at that part of the parent's steps
+    exclude:
+      - {arm: mor, recipe.threshold: 0.03, seed: 2}
+
+An axis whose values are bundles of words has names for them: `axes: {data: {small: [data=python], …}}`.
+Beside the file there may be a folder `scale/`, from which `scale=NAME` chooses how big everything is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fewbits.experiments.config import compose_file, spelled
+from fewbits.experiments.run_folder import plain
+from fewbits.experiments.trial import SEEDS
+from fewbits.models.from_dict import from_dict, one_of
+from fewbits.sweeps.studies import STUDIES
+
+FOLDER = Path(__file__).parent / "config"
+ARM, SEED = "arm", "seed"  # what an exclusion may name beside axes
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One of the things compared."""
+
+    words: tuple[str, ...] = ()
+    axes: tuple[str, ...] | None = None  # that it has; None: all of the sweep's
+    parent: str | None = None  # the arm from whose checkpoint it starts, with the same seed and values of axes
+    at: float | None = None  # which: below 1 a part of the parent's steps, else a step; None: its end
+    scales: tuple[str, ...] | None = None  # at which it is run; None: all
+    about: str = ""
+
+    def __post_init__(self) -> None:
+        if self.at is not None and (self.parent is None or self.at <= 0 or (self.at > 1 and self.at % 1)):
+            raise ValueError(f"at {self.at}: of an arm with a parent, a part below 1 of its steps or a whole step")
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What one trial takes."""
+
+    cpus: float | None = None  # of each rank; None: as many as runtime.threads
+    gpus: float = 0.0  # of each rank
+    ranks: int = 1  # processes; on several GPUs as many
+    memory: float = 0.0  # GiB of each rank; 0: not reserved
+    hours: float = 0.0  # after which an attempt is ended; 0: never
+    attempts: int = 3  # without a step forward, before a trial counts as failed
+
+    def __post_init__(self) -> None:
+        for name, least in (("cpus", 0), ("gpus", 0), ("ranks", 1), ("memory", 0), ("hours", 0), ("attempts", 1)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ValueError(f"resources.{name} {value}: {least} or more is expected")
+
+
+@dataclass(frozen=True)
+class Sweep:
+    name: str
+    study: str = ""  # the experiment in MLflow that it belongs to; a sweep of your own may be its own study
+    about: str = ""
+    scale: str = "smoke"
+    scales: tuple[str, ...] | None = None  # at which it is run; None: all
+    words: tuple[str, ...] = ()
+    size: tuple[str, ...] = ("scale=${scale}",)  # further words, the scale's
+    seeds: tuple[int, ...] = (0,)
+    arms: dict[str, Arm] = field(default_factory=lambda: {"": Arm()})
+    axes: dict[str, Any] = field(default_factory=dict)
+    zipped: tuple[Any, ...] = ()
+    exclude: tuple[Any, ...] = ()
+    resources: Resources = Resources()
+
+    def __post_init__(self) -> None:
+        if not self.seeds:
+            raise ValueError(f"sweep {self.name}: seeds is empty, so that there is no trial")
+        for seed in self.seeds:
+            if not 0 <= seed < SEEDS or self.seeds.count(seed) > 1:
+                raise ValueError(f"sweep {self.name}: seeds {list(self.seeds)}: different integers from 0 to 2^63 - 1")
+        names = [name for group in self.groups for name in group]
+        for name in names:
+            if names.count(name) > 1 or name in (ARM, SEED):
+                raise ValueError(f"sweep {self.name}: axis {name} is given twice (arms and seeds are not axes)")
+        for name, arm in self.arms.items():
+            for axis in arm.axes or ():
+                one_of(f"sweep {self.name}: arms.{name}.axes:", axis, names)
+            if arm.parent is not None:
+                one_of(f"sweep {self.name}: arms.{name}.parent:", arm.parent, [a for a in self.arms if a != name])
+        for exclusion in self.exclude:
+            if not isinstance(exclusion, Mapping) or not exclusion:
+                raise ValueError(f"sweep {self.name}: exclude {exclusion!r}: a mapping of axes to values is expected")
+            for key in exclusion:
+                one_of(f"sweep {self.name}: exclude:", key, (ARM, SEED, *names))
+
+    @property
+    def groups(self) -> list[dict[str, dict[str, Any]]]:
+        """Axes that vary together, each with its values by name; one axis alone is a group too."""
+        found = [{axis: _values(self.name, axis, values)} for axis, values in self.axes.items()]
+        for zipped in self.zipped:
+            if not isinstance(zipped, Mapping) or not zipped:
+                raise ValueError(f"sweep {self.name}: zipped {zipped!r}: a mapping of axes to lists is expected")
+            group = {str(axis): _values(self.name, axis, values) for axis, values in zipped.items()}
+            if len({len(values) for values in group.values()}) > 1:
+                sizes = ", ".join(f"{axis} has {len(values)}" for axis, values in group.items())
+                raise ValueError(f"sweep {self.name}: zipped axes are of one length, but {sizes} values")
+            found.append(group)
+        return found
+
+    def runs_at(self, arm: str) -> bool:
+        """Whether the arm is part of the sweep at this scale."""
+        return all(scales is None or self.scale in scales for scales in (self.scales, self.arms[arm].scales))
+
+
+def load_sweeps(words: tuple[str, ...]) -> list[Sweep]:
+    """The sweeps that the words name: `study=NAME [sweep=NAME]`, or a file of one's own, with changes to their keys.
+
+    >>> load_sweeps(("study=mor", "scale=cpu", "seeds=[0,1]"))
+    """
+    chosen, changes = {}, []
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals and key.endswith((".yaml", ".yml")):
+            key, value = "file", word
+        if key in ("study", "sweep", "file"):
+            chosen[key] = value
+        else:
+            changes.append(word)
+    if "file" in chosen:
+        file = Path(chosen["file"]).expanduser()
+        if not file.is_file():
+            raise ValueError(f"no sweep file {file}")
+        return [_load(file, file.stem, changes)]
+    valid = [name for name in STUDIES if (FOLDER / name).is_dir()]
+    if "study" not in chosen:
+        raise ValueError(f"which sweep? study=NAME, valid are {', '.join(valid)}; or a file of your own, NAME.yaml")
+    one_of("study", chosen["study"], valid)
+    files = sorted((FOLDER / chosen["study"]).glob("*.yaml"))
+    if "sweep" in chosen:
+        one_of("sweep", chosen["sweep"], [file.stem for file in files])
+        files = [file for file in files if file.stem == chosen["sweep"]]
+    return [_load(file, chosen["study"], changes) for file in files]
+
+
+def _load(file: Path, study: str, changes: list[str]) -> Sweep:
+    data = compose_file(file, _BASE, changes, group="scale")
+    data["study"], data["arms"] = data["study"] or study, data["arms"] or {"": {}}
+    try:
+        return from_dict(Sweep, {"name": file.stem, **data})
+    except ValueError as error:
+        raise ValueError(f"{file.name}: {error}") from None
+
+
+_BASE = {**plain(dataclasses.asdict(Sweep(""))), "arms": {}}
+del _BASE["name"]
+
+
+def _values(sweep: str, axis: str, values: Any) -> dict[str, Any]:
+    """By name: for a list, what is said of an axis is `axis=value`; for a mapping, the words that belong to a name."""
+    if isinstance(values, Mapping) and values:
+        if all(isinstance(words, list | tuple) and all(isinstance(w, str) for w in words) for words in values.values()):
+            return {str(name): tuple(words) for name, words in values.items()}
+    elif isinstance(values, list | tuple) and values and not any(isinstance(v, Mapping) for v in values):
+        named = {spelled(value): (f"{axis}={spelled(value)}",) for value in values}
+        if len(named) == len(values):
+            return named
+    raise ValueError(
+        f"sweep {sweep}: axis {axis}: a list of different values is expected, or a mapping of names to lists of words, "
+        f"not {values!r}"
+    )
