@@ -208,7 +208,7 @@ def spelled(value: object) -> str:
     if isinstance(value, Mapping):
         return "{" + ",".join(f"{k}:{spelled(v)}" for k, v in value.items()) + "}"
     if isinstance(value, (list, tuple)):
-        return "[" + ",".join(map(_spelled, value)) + "]"
+        return "[" + ",".join(map(spelled, value)) + "]"
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 

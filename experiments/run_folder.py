@@ -11,7 +11,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import Any
 
 import yaml
 
-from fewbits.experiments.atomic import remove_leftovers, write_atomically, write_json
+from fewbits.experiments.atomic import remove_folder, remove_leftovers, write_atomically, write_json
 from fewbits.experiments.checkpoints import Checkpoint, load, newest, steps
 from fewbits.experiments.trial import Trial
 
@@ -52,6 +52,19 @@ class RunFolder:
             what = "whole checkpoint" if step is None else f"checkpoint of step {step}"
             raise ValueError(f"{self.path} has no {what}; there are {', '.join(map(str, sorted(there))) or 'none'}")
         return load(there[step])
+
+    def has(self, wanted: Collection[int]) -> bool:
+        """Whether there are checkpoints of these steps; none are expected of a trial that has diverged."""
+        there = {**steps(self.kept), **steps(self.checkpoints)}
+        return all(step in there for step in wanted) or (self.result() or {}).get("status") == "diverged"
+
+    def reopen(self, wanted: Collection[int]) -> None:
+        """Have a finished trial trained once more, for checkpoints that nobody asked to be kept at the time."""
+        (self.path / "result.json").unlink()
+        first = min(set(wanted) - set(steps(self.kept)))
+        for step, path in steps(self.checkpoints).items():
+            if step > first:
+                remove_folder(path)
 
     def result(self) -> dict[str, Any] | None:
         return _json(self.path / "result.json")

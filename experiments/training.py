@@ -65,6 +65,14 @@ class Progress:
     evaluated: float | None = None
 
 
+class OtherTrial(RuntimeError):
+    """What would be computed here is not what was planned elsewhere."""
+
+    def __init__(self, made_of: dict[str, Any]) -> None:
+        super().__init__("this machine would compute another trial than was planned")
+        self.made_of = made_of
+
+
 @dataclass
 class State:
     """Where a trial stands: all that a checkpoint holds."""
@@ -80,11 +88,16 @@ class State:
 
 
 def run(
-    trial: Trial, runtime: Runtime, say: Say = lambda _: None, stop: Callable[[], bool] = lambda: False
+    trial: Trial,
+    runtime: Runtime,
+    say: Say = lambda _: None,
+    stop: Callable[[], bool] = lambda: False,
+    expected: str | None = None,
 ) -> tuple[run_folder.RunFolder, dict[str, Any]]:
     """Train, or go on training, or find it done: the folder and its result. Ranks above 0 get no result.
 
     stop: asked after every step; when true, the trial is left at a checkpoint with KeyboardInterrupt.
+    expected: the id that the trial was planned with; OtherTrial where here it would be another one.
     """
     world = devices.choose(runtime)
     try:
@@ -95,7 +108,9 @@ def run(
         parent = find_parent(trial.branch, runs)
         made_of = identity(trial, corpus.fingerprint, world, parent.id if parent else None)
         folder = run_folder.find(runs, trial.name, trial_id(made_of))
-        if (done := folder.result()) is not None:
+        if expected not in (None, folder.id):
+            raise OtherTrial(made_of)
+        if (done := folder.result()) is not None and folder.has(runtime.keep_steps):
             return folder, done
         check_data(trial, corpus)
         if parent is not None and not checkpoints.steps(folder.checkpoints):
@@ -104,7 +119,9 @@ def run(
             return folder, _train(trial, runtime, world, corpus, folder, parent, say, stop)
         with folder.alone():
             if (done := folder.result()) is not None:  # by a process that has ended since
-                return folder, done
+                if folder.has(runtime.keep_steps):
+                    return folder, done
+                folder.reopen(runtime.keep_steps)
             facts = {"data": describe(corpus), "parent": parent and str(parent.folder.path)}
             folder.begin(trial, provenance(made_of, facts))
             return folder, _train(trial, runtime, world, corpus, folder, parent, say, stop)
@@ -160,7 +177,8 @@ def _train(
         if peak:
             timing[-1]["mfu"] = speed * flops_a_token(trial) / peak / world.ranks
         say(Progress(step + 1, t.steps, row["loss"], speed, seconds, row.get("validation_loss")))
-        if healthy and runtime.keep_every and state.step % runtime.keep_every == 0:
+        kept = state.step in runtime.keep_steps or (runtime.keep_every and state.step % runtime.keep_every == 0)
+        if healthy and kept:
             save(state, corpus, folder.kept, keep=10**6)
         stopping = stop()
         if healthy and (state.step % t.checkpoint_every == 0 or state.step == t.steps or stopping):

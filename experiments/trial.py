@@ -112,6 +112,7 @@ class Runtime:
     cache: str | None = None  # of data; None: the user's cache folder
     keep_checkpoints: int = 2
     keep_every: int = 0  # steps between checkpoints that are kept for good, for branches and probes; 0: none
+    keep_steps: tuple[int, ...] = ()  # further ones that are kept for good
     tracking: str = "none"
 
     def __post_init__(self) -> None:
