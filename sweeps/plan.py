@@ -98,8 +98,10 @@ def _planned(cell: Cell, sweep: Sweep, made: dict[Cell, Planned], trials: dict[s
     except ValueError as error:
         place = ", ".join(f"{key} {value}" for key, value in cell.place.items())
         raise ValueError(f"sweep {cell.sweep}, {place}: {error}") from error
+    cpus = runtime.threads if sweep.resources.cpus is None else sweep.resources.cpus
+    resources = replace(sweep.resources, cpus=float(cpus))
     found = trials.setdefault(
-        folder.id, Planned(folder, trial, runtime, made_of, sweep.resources, parent.id if parent else None)
+        folder.id, Planned(folder, trial, runtime, made_of, resources, parent.id if parent else None)
     )
     made[cell] = found
     return found

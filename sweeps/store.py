@@ -47,9 +47,14 @@ def state(folder: RunFolder) -> State:
     """RUNNING before FAILED: what is tried again leaves its last failure until it succeeds or fails anew."""
     if (result := folder.result()) is not None:
         return State(result["status"])
-    if lease.holder(folder.path) is not None:
+    if holder(folder) is not None:
         return State.RUNNING
     return State.FAILED if (folder.path / FAILURE).exists() else State.PLANNED
+
+
+def holder(folder: RunFolder) -> lease.Holder | None:
+    """Who works on the trial now."""
+    return lease.holder(folder.path) if folder.path.is_dir() else None
 
 
 def failure(folder: RunFolder) -> Failure | None:

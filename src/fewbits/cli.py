@@ -42,6 +42,12 @@ COMMANDS = (
         "--config",
     ),
     Command(
+        ("sweep",),
+        "fewbits.sweeps.sweep_command",
+        "many trials: those that are missing of a study's or of your own sweep",
+        "study=mor scale=smoke --dry-run",
+    ),
+    Command(
         ("probe",),
         "fewbits.experiments.probe_command",
         "recipes compared at a checkpoint: loss, gradients, operands",

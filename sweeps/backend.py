@@ -1,0 +1,35 @@
+"""Where trials are computed: the protocol that the driver knows, whatever is behind it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from fewbits.sweeps.sweep import Resources
+from fewbits.sweeps.worker import Job, Outcome
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A trial's process, or its group of them, is through. outcome None: it died; `why` says how, as far as known."""
+
+    id: str
+    outcome: Outcome | None
+    why: str = ""
+
+
+class Backend(Protocol):
+    def room(self, resources: Resources) -> bool:
+        """Whether to start one more of these now."""
+
+    def start(self, job: Job, resources: Resources) -> None:
+        """Begin, and come back at once."""
+
+    def wait(self, seconds: float) -> list[Ended]:
+        """What has ended, as soon as something has, or nothing after that time."""
+
+    def kill(self, trial: str) -> None:
+        """End its processes at once. `wait` reports it, as died."""
+
+    def close(self) -> None:
+        """End everything that was started here, and nothing else."""

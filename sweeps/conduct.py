@@ -1,0 +1,107 @@
+"""A whole sweep from its plan: the backend, the driver, the display and MLflow together, and Ctrl-C."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from fewbits.sweeps import store
+from fewbits.sweeps.backend import Backend
+from fewbits.sweeps.cost import Speeds
+from fewbits.sweeps.driver import Driver, Stage, Task, finished
+from fewbits.sweeps.plan import Plan
+from fewbits.sweeps.plans import save_plan
+from fewbits.sweeps.progress import Display
+from fewbits.sweeps.store import State
+
+SHOWN = 8  # lines of a failed trial's log
+AGAIN = "the same command goes on"
+
+
+def conduct(plan: Plan, backend: str = "ray", address: str | None = None, parallel: int | None = None) -> int:
+    """Run what is missing; the exit status."""
+    save_plan(plan)
+    missing = [planned for planned in plan.trials.values() if not finished(planned)]
+    driver: Driver | None = None
+    if missing:
+        display = Display()
+        with _interruptible(display) as interrupted:
+            chosen = _backend(backend, address, parallel)
+            try:
+                driver = Driver(plan, chosen, display)
+                interrupted.append(driver)
+                driver.run()
+            finally:
+                chosen.close()
+                display.end()
+        _remember_speeds(driver)
+    return _summary(plan, driver)
+
+
+def _backend(name: str, address: str | None, parallel: int | None) -> Backend:
+    if name == "local":
+        if address:
+            raise ValueError("sweep: --address is of a Ray cluster; --backend local is this machine")
+        from fewbits.sweeps.local import Local
+
+        return Local(parallel)
+    from fewbits.sweeps.on_ray import OnRay
+
+    return OnRay(address, parallel)
+
+
+@contextmanager
+def _interruptible(display: Display) -> Iterator[list[Driver]]:
+    """Ctrl-C, or SIGTERM: trials end at their next step, at a checkpoint. Twice: at once."""
+    drivers: list[Driver] = []
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        if not drivers or drivers[0].stopping:
+            raise KeyboardInterrupt
+        display.say("fewbits: stopping: trials end at a checkpoint (once more: at once)")
+        drivers[0].stop()
+
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield drivers
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _remember_speeds(driver: Driver) -> None:
+    for task in driver.tasks.values():
+        if task.speed is not None:
+            Speeds(task.planned.folder.path.parent).measured(task.planned, task.speed)
+
+
+def _summary(plan: Plan, driver: Driver | None) -> int:
+    states = {key: store.state(planned.folder) for key, planned in plan.trials.items()}
+    counts = {state: list(states.values()).count(state) for state in State}
+    print(f"{len(states)} trials: " + ", ".join(f"{count} {state}" for state, count in counts.items() if count))
+    for key, state in states.items():
+        if state is State.DIVERGED:
+            result = plan.trials[key].folder.result() or {}
+            print(f"diverged: {plan.trials[key].folder.path} at step {result.get('step')}")
+    failed = driver.of(Stage.FAILED, Stage.BLOCKED) if driver else []
+    for task in failed:
+        print(_failed(task), file=sys.stderr)
+    if driver is not None and driver.stopping:
+        print(f"fewbits: stopped; {AGAIN}", file=sys.stderr)
+        return 130
+    if failed:
+        print(f"fewbits: {len(failed)} trials failed; {AGAIN}, from their checkpoints", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def _failed(task: Task) -> str:
+    failure = task.failure
+    assert failure is not None
+    lines = [f"failed: {task.planned.folder.path}: {failure.reason}"]
+    if task.stage is Stage.FAILED:
+        lines += [f"    {line}" for line in failure.log[-SHOWN:]]
+        lines.append(f"    (the whole log: {task.planned.folder.path / store.LOG})")
+    return "\n".join(lines)

@@ -1,0 +1,182 @@
+"""Have a plan done: what is ready is given to the backend, what died goes on from its checkpoint, what is over counts.
+
+The driver holds nothing that files do not: killed at any time, its successor reads from the store what there is. Two
+drivers on one store share its trials through their leases.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from fewbits.experiments import checkpoints
+from fewbits.sweeps import store
+from fewbits.sweeps.backend import Backend, Ended
+from fewbits.sweeps.cost import work_of
+from fewbits.sweeps.plan import Plan, Planned
+from fewbits.sweeps.store import OVER, Failure, State
+from fewbits.sweeps.worker import Job
+
+TURN = 0.5  # seconds between looks around, while nothing ends
+PATIENCE = 60.0  # seconds that trials have to reach a checkpoint, once a stop is asked for
+
+
+class Stage(StrEnum):
+    WAITING = "waiting"  # for its parent, for room, or for another driver's worker
+    STARTED = "started"
+    OVER = "over"
+    FAILED = "failed"
+    BLOCKED = "blocked"  # its parent failed
+
+
+@dataclass
+class Task:
+    """A trial of the plan, as the driver knows it."""
+
+    planned: Planned
+    stage: Stage = Stage.WAITING
+    failure: Failure | None = None
+    attempts: int = 0  # since the last step forward
+    reached: int = 0
+    began: float = 0.0
+    late: bool = False  # ended by its time limit
+    speed: float | None = None
+
+    @property
+    def ended(self) -> bool:
+        return self.stage in (Stage.OVER, Stage.FAILED, Stage.BLOCKED)
+
+
+@dataclass
+class Driver:
+    plan: Plan
+    backend: Backend
+    look: Callable[[Driver], None] = lambda driver: None  # called every turn: the live line, MLflow
+    stopping: bool = False
+    tasks: dict[str, Task] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.tasks = {key: Task(planned) for key, planned in self.plan.trials.items()}
+        for task in self.tasks.values():
+            if finished(task.planned):
+                task.stage = Stage.OVER
+
+    def run(self) -> None:
+        """Until everything has ended, or, after `stop`, what runs has stopped."""
+        while not all(task.ended for task in self.tasks.values()):
+            if not self.stopping:
+                self._give_out()
+            for ended in self.backend.wait(TURN):
+                self._take_in(ended)
+            self._end_late_ones()
+            self.look(self)
+            if self.stopping and self._stopped():
+                return
+        self.look(self)
+
+    def stop(self) -> None:
+        """Ask every running trial to end at a checkpoint."""
+        self.stopping = True
+        self._stop_by = time.monotonic() + PATIENCE
+        for task in self.of(Stage.STARTED):
+            if store.holder(task.planned.folder):
+                (task.planned.folder.path / store.STOP).touch()
+
+    def of(self, *stages: Stage) -> list[Task]:
+        return [task for task in self.tasks.values() if task.stage in stages]
+
+    # -------------------------------------------------------------------------------------------- turns
+
+    def _give_out(self) -> None:
+        """The longest first, and before them what others wait for."""
+        ready = [task for task in self.of(Stage.WAITING) if self._ready(task)]
+        for task in sorted(ready, key=self._urgency, reverse=True):
+            planned = task.planned
+            if not self.backend.room(planned.resources):
+                return
+            if store.holder(planned.folder):  # of another driver, for as long as it lives
+                continue
+            if finished(planned):
+                task.stage = Stage.OVER
+                continue
+            task.stage, task.began, task.late = Stage.STARTED, time.monotonic(), False
+            task.reached = store.reached(planned.folder)
+            self.backend.start(job(planned), planned.resources)
+
+    def _ready(self, task: Task) -> bool:
+        if task.planned.parent is None:
+            return True
+        parent = self.tasks[task.planned.parent]
+        if parent.stage in (Stage.FAILED, Stage.BLOCKED):
+            self._block(task, f"its parent {parent.planned.folder.path.name} failed")
+        elif parent.stage is Stage.OVER:
+            step = task.planned.trial.branch.step
+            folder = parent.planned.folder
+            if step in {**checkpoints.steps(folder.kept), **checkpoints.steps(folder.checkpoints)}:
+                return True
+            self._block(task, f"its parent {folder.path.name} diverged before step {step}")
+        return False
+
+    def _block(self, task: Task, reason: str) -> None:
+        task.stage, task.failure = Stage.BLOCKED, Failure(reason, False, 0, [])
+
+    def _urgency(self, task: Task) -> float:
+        below = [self._urgency(other) for other in self.tasks.values() if other.planned.parent == task.planned.id]
+        return work_of(task.planned.trial) + max(below, default=0.0)
+
+    def _take_in(self, ended: Ended) -> None:
+        task, outcome = self.tasks[ended.id], ended.outcome
+        folder = task.planned.folder
+        if outcome is not None and outcome.kind == "over":
+            task.stage, task.failure, task.speed = Stage.OVER, None, outcome.speed
+            return
+        if outcome is not None and outcome.kind in ("busy", "stopped"):
+            task.stage = Stage.WAITING
+            return
+        failure = store.failure(folder) if outcome is not None else None
+        reached = store.reached(folder)
+        if failure is None:
+            reason = ended.why if outcome is None else outcome.reason
+            if task.late:
+                reason = f"ended after {task.planned.resources.hours:g} hours, its limit"
+            failure = Failure(reason, False, reached, store.last_lines(folder))
+            store.write_failure(folder, failure)
+        task.attempts = 1 if reached > task.reached else task.attempts + 1
+        again = not failure.wrong_input and not task.late and task.attempts < task.planned.resources.attempts
+        task.stage, task.failure = (Stage.WAITING if again else Stage.FAILED), failure
+
+    def _end_late_ones(self) -> None:
+        for task in self.of(Stage.STARTED):
+            hours = task.planned.resources.hours
+            if not hours or task.late:
+                continue
+            if not store.holder(task.planned.folder):
+                task.began = time.monotonic()  # still queued
+            elif time.monotonic() - task.began > 3600 * hours:
+                task.late = True
+                self.backend.kill(task.planned.id)
+
+    def _stopped(self) -> bool:
+        running = [task for task in self.of(Stage.STARTED) if store.holder(task.planned.folder)]
+        return not running or time.monotonic() > self._stop_by
+
+
+def job(planned: Planned) -> Job:
+    keep = tuple(sorted({*planned.runtime.keep_steps, *planned.keep}))
+    runtime = replace(planned.runtime, keep_steps=keep, runs=str(planned.folder.path.parent), tracking="none")
+    return Job(planned.id, planned.folder.path, planned.trial, runtime, planned.made_of)
+
+
+def finished(planned: Planned) -> bool:
+    """There is a result, and what others start from."""
+    return store.state(planned.folder) in OVER and planned.folder.has(planned.keep)
+
+
+def states(tasks: Iterable[Task]) -> dict[State, int]:
+    """How many are how, by the store."""
+    found = dict.fromkeys(State, 0)
+    for task in tasks:
+        found[store.state(task.planned.folder)] += 1
+    return found

@@ -1,0 +1,139 @@
+"""Trials in processes of this machine, without Ray: each in its own, forked from one that has everything loaded."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import math
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerProcess
+
+import torch
+
+from fewbits.sweeps.backend import Ended
+from fewbits.sweeps.sweep import Resources
+from fewbits.sweeps.worker import Job, Outcome, work
+
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass
+class _Running:
+    processes: list[ForkServerProcess]
+    answer: Connection  # of rank 0
+    cpus: float
+    gpus: list[int]
+
+
+class Local:
+    def __init__(self, cpus: float | None = None) -> None:
+        self._cpus = cpus or len(os.sched_getaffinity(0))
+        self._gpus = list(range(torch.cuda.device_count()))  # that no trial has
+        self._running: dict[str, _Running] = {}
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(["fewbits.sweeps.worker"])
+
+    def room(self, resources: Resources) -> bool:
+        used = sum(running.cpus for running in self._running.values())
+        if _gpus(resources) > len(self._gpus):
+            return False
+        return not self._running or used + _cpus(resources) <= self._cpus
+
+    def start(self, job: Job, resources: Resources) -> None:
+        ours, theirs = self._context.Pipe(duplex=False)
+        gpus, self._gpus = self._gpus[: _gpus(resources)], self._gpus[_gpus(resources) :]
+        visible = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus))} if gpus else {}
+        processes: list[ForkServerProcess] = []
+        for ranks in _ranks(resources.ranks):
+            environment = {**ranks, **visible}
+            answer = theirs if not processes else None
+            process = self._context.Process(target=_child, args=(replace(job, environment=environment), answer))
+            process.start()
+            processes.append(process)
+        theirs.close()
+        self._running[job.id] = _Running(processes, ours, _cpus(resources), gpus)
+
+    def wait(self, seconds: float) -> list[Ended]:
+        ready = wait([running.answer for running in self._running.values()], seconds)
+        return [self._ended(trial) for trial, running in list(self._running.items()) if running.answer in ready]
+
+    def _ended(self, trial: str) -> Ended:
+        running = self._running.pop(trial)
+        self._gpus += running.gpus
+        outcome: Outcome | None = None
+        with contextlib.suppress(EOFError, OSError):
+            outcome = running.answer.recv()
+        first = running.processes[0]
+        first.join(10)
+        for process in running.processes:
+            if outcome is None or outcome.kind != "over":
+                process.kill()  # ranks wait for each other for ever
+            process.join(10)
+            if process.is_alive():
+                process.kill()
+                process.join()
+        return Ended(trial, outcome, "" if outcome else _cause(first.exitcode))
+
+    def kill(self, trial: str) -> None:
+        if trial in self._running:
+            for process in self._running[trial].processes:
+                process.kill()
+
+    def close(self) -> None:
+        for trial in list(self._running):
+            self.kill(trial)
+            self._ended(trial)
+
+
+def _child(job: Job, answer: Connection | None) -> None:
+    _die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's, who asks for a stop
+    outcome = work(job)
+    if answer is not None:
+        answer.send(outcome)
+
+
+def _die_with_parent() -> None:
+    """A driver that was killed leaves no trials behind that its successor would wait for."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _ranks(ranks: int) -> list[Mapping[str, str]]:
+    if ranks == 1:
+        return [{}]
+    return [{**words, "LOCAL_RANK": words["RANK"]} for words in rank_environments(ranks, "127.0.0.1", free_port())]
+
+
+def rank_environments(ranks: int, address: str, port: int) -> list[Mapping[str, str]]:
+    """torchrun's words for each of the processes of one trial, each of which sees its own device alone."""
+    common = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": address, "MASTER_PORT": str(port), "LOCAL_RANK": "0"}
+    return [{**common, "RANK": str(rank)} for rank in range(ranks)]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
+
+
+def _cpus(resources: Resources) -> float:
+    return (resources.cpus or 0) * resources.ranks
+
+
+def _gpus(resources: Resources) -> int:
+    return math.ceil(resources.gpus) * resources.ranks
+
+
+def _cause(exit_code: int | None) -> str:
+    if exit_code is not None and exit_code < 0:
+        name = signal.Signals(-exit_code).name
+        return f"its process was ended by {name}" + (", as when memory is short" if name == "SIGKILL" else "")
+    return f"its process ended with status {exit_code}"

@@ -1,0 +1,164 @@
+"""Trials as plain Ray tasks: on this machine, where Ray starts by itself, or on the cluster at an address.
+
+A task is one trial, or one rank of it; ranks share a placement group. Ray retries nothing: whether to go on is for the
+driver to say, who knows the checkpoints.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fewbits.sweeps.backend import Ended
+from fewbits.sweeps.local import free_port, rank_environments
+from fewbits.sweeps.sweep import Resources
+from fewbits.sweeps.worker import Job, Outcome, work
+
+QUEUED = 2  # tasks beyond those there is room for: the next ones start without delay, and an autoscaler sees them
+_QUIET = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_DEDUP_LOGS": "0",
+}
+
+
+@dataclass
+class _Running:
+    tasks: list[Any]  # of rank 0 first
+    group: Any = None  # of placement
+
+
+class OnRay:
+    def __init__(self, address: str | None = None, parallel: int | None = None) -> None:
+        """address: None starts Ray here, unless RAY_ADDRESS names a cluster; parallel: trials at a time, at most."""
+        os.environ.update({name: value for name, value in _QUIET.items() if name not in os.environ})
+        import ray
+
+        self._ray = ray
+        here = not address and not os.environ.get("RAY_ADDRESS")
+        local: dict[str, Any] = {"include_dashboard": False, "num_cpus": _cores()} if here else {}
+        try:
+            ray.init(address, log_to_driver=False, logging_level=logging.ERROR, namespace="fewbits", **local)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise ValueError(f"no Ray at {address}: {' '.join(str(error).split())[:300]}") from error
+        self._task = ray.remote(max_retries=0)(work)
+        self._parallel = parallel
+        self._running: dict[str, _Running] = {}
+        self._ended: list[Ended] = []
+
+    def room(self, resources: Resources) -> bool:
+        if self._parallel is not None:
+            return len(self._running) < self._parallel
+        there = self._ray.cluster_resources()
+        wanted = _wanted(resources)
+        slots = min((there.get(name, 0.0) // (amount * resources.ranks) for name, amount in wanted.items()), default=1)
+        return len(self._running) < slots + QUEUED
+
+    def start(self, job: Job, resources: Resources) -> None:
+        if resources.ranks == 1:
+            self._running[job.id] = _Running([self._submit(job, resources)])
+            return
+        from ray.util.placement_group import placement_group
+
+        group = placement_group([_wanted(resources)] * resources.ranks, strategy="PACK")
+        first = self._ray.remote(max_retries=0, **_options(resources, group, 0))(_meeting_point).remote()
+        self._running[job.id] = _Running(
+            [
+                self._ray.remote(max_retries=0, **_options(resources, group, rank))(_rank).remote(
+                    job, first, rank, resources.ranks
+                )
+                for rank in range(resources.ranks)
+            ],
+            group,
+        )
+
+    def _submit(self, job: Job, resources: Resources) -> Any:
+        return self._task.options(name=job.path.name, **_options(resources)).remote(job)
+
+    def wait(self, seconds: float) -> list[Ended]:
+        owner = {task: trial for trial, running in self._running.items() for task in running.tasks}
+        if not owner:
+            time.sleep(seconds)
+            return []
+        ready, _ = self._ray.wait(list(owner), num_returns=1, timeout=seconds)
+        if ready:
+            ready, _ = self._ray.wait(list(owner), num_returns=len(owner), timeout=0)
+        found = []
+        for trial in dict.fromkeys(owner[task] for task in ready):
+            running = self._running[trial]
+            done = [task for task in running.tasks if task in ready]
+            ended = self._read(trial, running, done)
+            if ended is not None:
+                del self._running[trial]
+                found.append(ended)
+        return found
+
+    def _read(self, trial: str, running: _Running, done: list[Any]) -> Ended | None:
+        """The end of rank 0 is the trial's; that of another one is, if it died."""
+        outcomes: dict[Any, Outcome] = {}
+        why = ""
+        for task in done:
+            try:
+                outcomes[task] = self._ray.get(task)
+            except Exception as error:  # whatever may befall a task, a worker or a node
+                why = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        leader = outcomes.get(running.tasks[0])
+        if leader is None and not why:
+            return None
+        if leader is None or leader.kind != "over":
+            self._end(running)
+        if running.group is not None:
+            from ray.util.placement_group import remove_placement_group
+
+            remove_placement_group(running.group)
+        return Ended(trial, leader, "" if leader else why)
+
+    def _end(self, running: _Running) -> None:
+        for task in running.tasks:
+            with contextlib.suppress(Exception):
+                self._ray.cancel(task, force=True)
+
+    def kill(self, trial: str) -> None:
+        if trial in self._running:
+            self._end(self._running[trial])
+
+    def close(self) -> None:
+        for running in self._running.values():
+            self._end(running)
+        self._ray.shutdown()
+
+
+def _meeting_point() -> tuple[str, int]:
+    import ray
+
+    return str(ray.util.get_node_ip_address()), free_port()
+
+
+def _rank(job: Job, meeting_point: tuple[str, int], rank: int, ranks: int) -> Outcome:
+    return work(replace(job, environment=rank_environments(ranks, *meeting_point)[rank]))
+
+
+def _options(resources: Resources, group: Any = None, rank: int = 0) -> dict[str, Any]:
+    found: dict[str, Any] = {"num_cpus": resources.cpus, "num_gpus": resources.gpus}
+    if resources.memory:
+        found["memory"] = resources.memory * 2**30
+    if group is not None:
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        found["scheduling_strategy"] = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=rank)
+    return found
+
+
+def _wanted(resources: Resources) -> Mapping[str, float]:
+    """Of one rank, in Ray's words."""
+    wanted = {"CPU": resources.cpus or 0.0, "GPU": resources.gpus, "memory": resources.memory * 2**30}
+    return {name: amount for name, amount in wanted.items() if amount}
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0))

@@ -1,0 +1,76 @@
+"""`fewbits sweep`: have all trials of a sweep done; the same command goes on, and repeats nothing."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from fewbits.cli import Parser
+
+EXAMPLES = """\
+examples:
+  fewbits sweep study=mor scale=smoke --dry-run       what would run, what is there, how long it should take
+  fewbits sweep study=mor scale=smoke                 run what is missing; after an interruption, the rest
+  fewbits sweep study=mor sweep=tables seeds=[0,1]    one sweep of the study, with other seeds
+  fewbits sweep my-sweep.yaml                         one of your own, see the README
+  fewbits sweep my-sweep.yaml -- training.steps=20    words for every trial, as for `fewbits train`
+  fewbits sweep study=mor --address auto              on the Ray cluster that this machine is part of
+  fewbits sweep study=mor --address http://head:8265  submitted as a job to the cluster's head
+
+Exit status: 0 all trials are over; 1 some failed, which are named; 2 wrong input; 130 interrupted.
+"""
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = Parser(
+        "fewbits sweep",
+        description=__doc__,
+        epilog=EXAMPLES,
+        formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, width=110),
+    )
+    parser.add_argument("words", nargs="*", metavar="WORD", help="study=NAME or FILE.yaml, and changes of its keys")
+    parser.add_argument("--dry-run", action="store_true", help="print the plan and run nothing")
+    parser.add_argument("--address", metavar="A", help="of a Ray cluster; without, Ray starts on this machine")
+    parser.add_argument("--backend", choices=("ray", "local"), default="ray", help="local: processes, without Ray")
+    parser.add_argument("--parallel", type=int, metavar="N", help="at most N trials at a time")
+    parser.add_argument("--runs", metavar="DIR", help="the store (default: runs); on a cluster, shared by its nodes")
+    words, extra = _split(argv)
+    options = parser.parse_args(words)
+    if options.parallel is not None and options.parallel < 1:
+        raise ValueError(f"sweep: --parallel {options.parallel}: 1 or more is expected")
+    if options.runs:
+        extra = (*extra, f"runtime.runs={Path(options.runs).expanduser().absolute()}")
+    if options.address and options.address.startswith(("http://", "https://")):
+        return _submit(options, extra)
+
+    from fewbits.sweeps.plan import plan
+    from fewbits.sweeps.sweep import load_sweeps
+
+    planned = plan(load_sweeps(tuple(options.words)), extra)
+    if options.dry_run:
+        from fewbits.sweeps.dry_run import describe
+
+        print(describe(planned, options.parallel))
+        return 0
+    from fewbits.sweeps.conduct import conduct
+
+    return conduct(planned, options.backend, options.address, options.parallel)
+
+
+def _split(argv: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
+    """What follows `--` is for the trials."""
+    words = list(argv)
+    if "--" not in words:
+        return words, ()
+    at = words.index("--")
+    return words[:at], tuple(words[at + 1 :])
+
+
+def _submit(options: argparse.Namespace, extra: tuple[str, ...]) -> int:
+    from fewbits.sweeps.submit import submit
+
+    words = [*options.words, "--backend", options.backend]
+    words += ["--parallel", str(options.parallel)] if options.parallel else []
+    words += ["--dry-run"] if options.dry_run else []
+    return submit([*words, *(["--", *extra] if extra else [])], options.address)
