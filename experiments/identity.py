@@ -1,7 +1,7 @@
 """What makes a trial the same trial: its id, and where it came from.
 
-The id is a hash of all that decides a trial's bits: the resolved config, the data's fingerprint, the sources of the
-rooms that compute it, torch's version, the kernels' backend, and over how many processes and threads sums are spread.
+The id is a hash of all that decides a trial's bits: the resolved config, the data's fingerprint, the sources that
+compute it, torch's version, the kernels' backend, and over how many processes and threads sums are spread.
 Names and descriptions are not part of it, nor is anything else of the runtime: two studies that ask for the same
 computation share one trial. The git commit is provenance alone.
 """
@@ -13,18 +13,16 @@ import platform
 import subprocess
 import sys
 from collections.abc import Mapping
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from fewbits.experiments.devices import World
+from fewbits.experiments.sources import ROOMS, sources, sources_digest
 from fewbits.experiments.trial import Trial
 from fewbits.kernels.backends import backend_for
 
-ROOMS = ("kernels", "models", "experiments")
-SOURCES = {".py", ".h", ".cpp", ".cu", ".cuh"}
 _HERE = Path(__file__).parent
 
 
@@ -54,16 +52,6 @@ def trial_id(identity: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-@cache
-def sources_digest(room: str) -> str:
-    folder = (_HERE.parent / room).resolve()
-    files = sorted(f for f in folder.rglob("*") if f.suffix in SOURCES)
-    digest = hashlib.sha256()
-    for file in files:
-        digest.update(f"{file.relative_to(folder).as_posix()}\0".encode() + file.read_bytes() + b"\0")
-    return digest.hexdigest()
-
-
 def backend_name(device: str) -> str:
     return backend_for(device).__name__.rpartition(".")[2]
 
@@ -72,6 +60,7 @@ def provenance(identity: Mapping[str, Any], extra: Mapping[str, Any]) -> dict[st
     """Where a run's numbers come from, beside what its id is made of."""
     return {
         "identity": dict(identity),
+        "sources": sources(),  # file by file, to say which one has changed
         "git": _git("rev-parse", "HEAD"),
         "git_dirty": bool(_git("status", "--porcelain")),
         "python": platform.python_version(),

@@ -35,7 +35,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--backend", choices=("ray", "local"), default="ray", help="local: processes, without Ray")
     parser.add_argument("--parallel", type=int, metavar="N", help="at most N trials at a time")
     parser.add_argument("--runs", metavar="DIR", help="the store (default: runs); on a cluster, shared by its nodes")
-    words, extra = _split(argv)
+    words, extra = split(argv)
     options = parser.parse_args(words)
     if options.parallel is not None and options.parallel < 1:
         raise ValueError(f"sweep: --parallel {options.parallel}: 1 or more is expected")
@@ -58,7 +58,7 @@ def main(argv: Sequence[str]) -> int:
     return conduct(planned, options.backend, options.address, options.parallel)
 
 
-def _split(argv: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
+def split(argv: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
     """What follows `--` is for the trials."""
     words = list(argv)
     if "--" not in words:

@@ -48,6 +48,18 @@ COMMANDS = (
         "study=mor scale=smoke --dry-run",
     ),
     Command(
+        ("status",),
+        "fewbits.sweeps.status_command",
+        "how the trials of a sweep stand: planned, running, done, failed, diverged",
+        "study=mor scale=smoke",
+    ),
+    Command(
+        ("explain",),
+        "fewbits.sweeps.explain_command",
+        "why two trials are not the same one, or a result is stale: field by field",
+        "RUN RUN",
+    ),
+    Command(
         ("probe",),
         "fewbits.experiments.probe_command",
         "recipes compared at a checkpoint: loss, gradients, operands",

@@ -2,6 +2,8 @@
 
 import dataclasses
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 
-from fewbits.experiments import identity as module
+from fewbits.experiments import sources as module
 from fewbits.experiments.config import load_trial
 from fewbits.experiments.devices import World
-from fewbits.experiments.identity import identity, sources_digest, trial_id
+from fewbits.experiments.identity import identity, trial_id
 from fewbits.experiments.trial import Runtime, Trial
-from tests.experiments.trial_inputs import left, metric, train
+from tests.experiments.trial_inputs import left, metric, train, words
 
 CPU = World(torch.device("cpu"))
 
@@ -27,7 +29,8 @@ def test_names_descriptions_and_the_runtime_are_no_part_of_an_id() -> None:
     words = ("recipe=nvfp4", "model=gpt2-nano")
     free = ("model.name=mine", "recipe.name=mine", "recipe.about=mine", "training.checkpoint_every=7")
     assert the_id(*words, *free) == the_id(*words)
-    settings = {"runs": "else", "cache": "else", "keep_checkpoints": 5, "keep_every": 3, "tracking": "mlflow"}
+    settings: dict[str, object] = {"runs": "else", "cache": "else", "keep_checkpoints": 5, "keep_every": 3}
+    settings |= {"keep_steps": [7], "tracking": "mlflow"}
     told = [f"runtime.{key}={value}" for key, value in settings.items()]
     assert the_id(*words, *told) == the_id(*words)
     assert {field.name for field in dataclasses.fields(Runtime)} == {*settings, "device", "threads"}  # see below
@@ -97,30 +100,58 @@ def test_data_parent_device_ranks_and_threads_are_part_of_an_id(monkeypatch: pyt
     )
 
 
-def test_an_edit_of_any_source_of_a_room_changes_its_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    here = Path(module.__file__).parent
+def test_an_edit_of_a_source_that_computes_changes_its_rooms_digest_and_no_other_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for room in module.ROOMS:
-        shutil.copytree((here.parent / room).resolve(), tmp_path / room)
-    monkeypatch.setattr(module, "_HERE", tmp_path / "experiments")
+        shutil.copytree(module._HERE / room, tmp_path / room)
+    monkeypatch.setattr(module, "_HERE", tmp_path)
 
     def digests() -> list[str]:
-        sources_digest.cache_clear()
-        return [sources_digest(room) for room in module.ROOMS]
+        module.sources.cache_clear()
+        return [module.sources_digest(room) for room in module.ROOMS]
+
+    def edited(file: str) -> list[bool]:
+        """Which rooms' digests an edit changes."""
+        before = digests()
+        with (tmp_path / file).open("a") as source:
+            source.write("\n")
+        return [a != b for a, b in zip(before, digests(), strict=True)]
 
     try:
-        before = digests()
-        (tmp_path / "experiments" / "README.md").write_text("other words")
-        assert digests() == before
-        header = next((tmp_path / "kernels" / "csrc").glob("*.h"))
-        header.write_text(header.read_text() + "\n")
-        after = digests()
-        assert [a == b for a, b in zip(after, before, strict=True)] == [False, True, True]
-        (tmp_path / "models" / "layers.py").rename(tmp_path / "models" / "strata.py")
-        assert digests()[1] != before[1]
-        (tmp_path / "experiments" / "data" / "new.py").write_text("")
-        assert digests()[2] != before[2]
+        assert (
+            edited("experiments/README.md") == edited("kernels/bench.py") == edited("models/listing.py") == [False] * 3
+        )
+        assert edited("kernels/csrc/quantize.cu") == edited("kernels/csrc/format.h") == [True, False, False]
+        assert edited("kernels/reference.py") == [True, False, False]
+        assert edited("models/layers.py") == [False, True, False]
+        assert edited("experiments/data/synthetic.py") == edited("experiments/training.py") == [False, False, True]
+        assert edited("experiments/evaluation/harness.py") == [False, False, True]
     finally:
-        sources_digest.cache_clear()
+        module.sources.cache_clear()
+
+
+LOADED = """
+import sys
+from fewbits.experiments.config import load_trial
+from fewbits.experiments.training import run
+trial, runtime = load_trial(sys.argv[1:])
+run(trial, runtime)
+print(*(name for name in sys.modules if name.startswith("fewbits.")))
+"""
+WORDS_TO_TRIALS = {"experiments/config.py", "experiments/sources.py"}  # what they find is in the id itself
+
+
+def test_whatever_a_trial_loads_is_among_its_sources(cache: Path, tmp_path: Path) -> None:
+    chosen = words(cache, tmp_path, "recipe=mor/block", "training.steps=2", "evaluation.cloze=8", "data=python")
+    done = subprocess.run(
+        [sys.executable, "-c", LOADED, *chosen], capture_output=True, text=True, cwd=Path(__file__).parents[2]
+    )
+    assert done.returncode == 0, done.stderr
+    files = {name.partition(".")[2].replace(".", "/") + ".py" for name in done.stdout.split()}
+    loaded = {file for file in files if file.split("/")[0] in module.ROOMS and (module._HERE / file).is_file()}
+    assert {"kernels/cpu.py", "models/decoder.py", "experiments/checkpoints.py"} <= loaded
+    assert loaded - WORDS_TO_TRIALS <= set(module.sources())
 
 
 @pytest.mark.parametrize(
