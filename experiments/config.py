@@ -127,12 +127,12 @@ class _Composed:
 
 @lru_cache(maxsize=256)
 def _composed(overrides: tuple[str, ...]) -> _Composed:
-    _prepare()
+    prepare()
     try:
         with _hydra():
             config = compose(ROOT, overrides=list(overrides))
     except (HydraException, OmegaConfBaseException) as error:
-        raise ValueError(_in_one_line(error, overrides)) from error
+        raise ValueError(in_one_line(error, overrides)) from error
     interpolated = "\n".join(line for line in OmegaConf.to_yaml(config).splitlines() if "${" in line)
     return _Composed(config, _plain(config, overrides), frozenset(re.findall(r"\w+", interpolated)))
 
@@ -141,7 +141,7 @@ def _plain(config: DictConfig, overrides: Sequence[str]) -> dict[str, Any]:
     try:
         data = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     except (HydraException, OmegaConfBaseException) as error:
-        raise ValueError(_in_one_line(error, overrides)) from error
+        raise ValueError(in_one_line(error, overrides)) from error
     return cast(dict[str, Any], data)
 
 
@@ -163,7 +163,8 @@ def _recipe(data: Mapping[str, Any]) -> Recipe:
 
 
 @cache
-def _prepare() -> None:
+def prepare() -> None:
+    """Tell Hydra of what is not in files."""
     store = ConfigStore.instance()
     for name, model in MODELS.items():
         store.store(name, dataclasses.asdict(model), group="model")
@@ -218,6 +219,23 @@ def spelled(value: object) -> str:
 _OF_A_RESOLVER = "ValueError raised while resolving interpolation: "
 
 
+def check_keys(overrides: Sequence[str]) -> None:
+    """ValueError for keys of a sweep of trials that no trial has: Hydra composes only what it makes of them."""
+    for text in overrides:
+        try:
+            word: Override = OverridesParser.create().parse_override(text)
+            values = [str(value) for value in word.sweep_iterator()] if word.is_sweep_override() else [word.value()]
+        except HydraException:
+            raise ValueError(f"{text!r} is not KEY=VALUE or KEY=VALUE,VALUE in Hydra's grammar") from None
+        key = word.key_or_group
+        if key in GROUPS and word.package is None:
+            for value in values:
+                _check_choice(key, value)
+        elif not key.startswith("hydra") and word.type == OverrideType.CHANGE:
+            if (complaint := _about_key(key, [])) is not None and key.partition(".")[0] not in GROUPS:
+                raise ValueError(complaint)
+
+
 @dataclass(frozen=True)
 class _Word:
     """KEY=VALUE. `sets`: a value at a dotted key; else it chooses from a group, or adds, or removes."""
@@ -234,12 +252,17 @@ def _parsed(text: str) -> _Word:
     word = _override(text)
     key, value = word.key_or_group, word.value()
     group = key if word.package is None else ""
-    if group in GROUPS and not word.is_delete() and value not in names(group):
-        raise ValueError(f"no {group} {value!r}: valid are {_nearest_first(str(value), names(group))}")
+    if group in GROUPS and not word.is_delete():
+        _check_choice(group, value)
     if re.match(r"hydra\b", key):
         raise ValueError(f"unknown key {key!r}: Hydra's own settings have no effect on a trial")
     plain = word.type == OverrideType.CHANGE and word.package is None and key not in GROUPS and "/" not in key
     return _Word(text, tuple(key.split(".")), value, plain and not isinstance(value, dict) and "${" not in text)
+
+
+def _check_choice(group: str, value: object) -> None:
+    if value not in names(group):
+        raise ValueError(f"no {group} {value!r}: valid are {_nearest_first(str(value), names(group))}")
 
 
 def _override(text: str) -> Override:
@@ -259,7 +282,8 @@ def _override(text: str) -> Override:
     return word
 
 
-def _in_one_line(error: Exception, overrides: Sequence[str]) -> str:
+def in_one_line(error: Exception, overrides: Sequence[str]) -> str:
+    """What Hydra says, if need be in words of ours that name the choices."""
     text = " ".join(str(error).split()).removeprefix(_OF_A_RESOLVER).partition(" full_key:")
     if str(error).startswith(_OF_A_RESOLVER):  # `_options` names the key itself
         return text[0]

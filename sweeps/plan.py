@@ -62,18 +62,24 @@ class Plan:
 
 
 def plan(sweeps: Sequence[Sweep], extra: tuple[str, ...] = ()) -> Plan:
-    """ValueError, naming the cell, where one of the trials could not be."""
-    trials: dict[str, Planned] = {}
-    members = []
-    for sweep in sweeps:
-        made: dict[Cell, Planned] = {}
-        for cell in expand(sweep, extra):
-            planned = _planned(cell, sweep, made, trials)
-            members.append(Member(sweep.study, sweep.scale, cell, planned.id))
-    if not members:
+    """Of whole sweeps. ValueError, naming the cell, where one of the trials could not be."""
+    plans = [plan_cells(sweep, cells) for sweep in sweeps if (cells := expand(sweep, extra))]
+    if not plans:
         names = ", ".join(f"{sweep.name} at scale {sweep.scale}" for sweep in sweeps)
         raise ValueError(f"nothing to run: {names} has no trials")
-    return Plan(tuple(sweeps), tuple(members), trials)
+    trials: dict[str, Planned] = {}
+    for one in plans:
+        for key, planned in one.trials.items():
+            trials.setdefault(key, planned).keep.update(planned.keep)
+    return Plan(tuple(sweeps), tuple(member for one in plans for member in one.members), trials)
+
+
+def plan_cells(sweep: Sweep, cells: Sequence[Cell]) -> Plan:
+    """Of cells that somebody else has laid out."""
+    trials: dict[str, Planned] = {}
+    made: dict[Cell, Planned] = {}
+    members = [Member(sweep.study, sweep.scale, cell, _planned(cell, sweep, made, trials).id) for cell in cells]
+    return Plan((sweep,), tuple(members), trials)
 
 
 def _planned(cell: Cell, sweep: Sweep, made: dict[Cell, Planned], trials: dict[str, Planned]) -> Planned:

@@ -31,14 +31,10 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("words", nargs="*", metavar="WORD", help="study=NAME or FILE.yaml, and changes of its keys")
     parser.add_argument("--dry-run", action="store_true", help="print the plan and run nothing")
-    parser.add_argument("--address", metavar="A", help="of a Ray cluster; without, Ray starts on this machine")
-    parser.add_argument("--backend", choices=("ray", "local"), default="ray", help="local: processes, without Ray")
-    parser.add_argument("--parallel", type=int, metavar="N", help="at most N trials at a time")
+    add_where(parser)
     parser.add_argument("--runs", metavar="DIR", help="the store (default: runs); on a cluster, shared by its nodes")
     words, extra = split(argv)
     options = parser.parse_args(words)
-    if options.parallel is not None and options.parallel < 1:
-        raise ValueError(f"sweep: --parallel {options.parallel}: 1 or more is expected")
     if options.runs:
         extra = (*extra, f"runtime.runs={Path(options.runs).expanduser().absolute()}")
     if options.address and options.address.startswith(("http://", "https://")):
@@ -56,6 +52,19 @@ def main(argv: Sequence[str]) -> int:
     from fewbits.sweeps.conduct import conduct
 
     return conduct(planned, options.backend, options.address, options.parallel)
+
+
+def add_where(parser: argparse.ArgumentParser) -> None:
+    """The options that say where trials run."""
+    parser.add_argument("--address", metavar="A", help="of a Ray cluster; without, Ray starts on this machine")
+    parser.add_argument("--backend", choices=("ray", "local"), default="ray", help="local: processes, without Ray")
+    parser.add_argument("--parallel", type=_count, metavar="N", help="at most N trials at a time")
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: 1 or more is expected")
+    return int(text)
 
 
 def split(argv: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:

@@ -25,15 +25,26 @@ class Command:
     module: str
     summary: str
     example: str = ""
+    flags: tuple[str, ...] = ()  # one of them among its words makes it this command and not the next of that name
 
     @property
     def name(self) -> str:
-        return " ".join(self.words)
+        return " ".join((*self.words, *self.flags[:1]))
+
+    def called_by(self, argv: tuple[str, ...]) -> bool:
+        return argv[: len(self.words)] == self.words and (not self.flags or not {*self.flags}.isdisjoint(argv))
 
 
 COMMANDS = (
     Command(
         ("doctor",), "fewbits.doctor", "what this machine has, which kernels run on it, and what to mend", "--json"
+    ),
+    Command(
+        ("train",),
+        "fewbits.sweeps.multirun",
+        "many trials, of words with several values, through the store",
+        "recipe.threshold=0.03,0.045",
+        flags=("--multirun", "-m"),
     ),
     Command(
         ("train",),
@@ -110,9 +121,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _dispatch(argv: tuple[str, ...]) -> int:
     for command in COMMANDS:
-        words = command.words
-        if argv[: len(words)] == words:
-            status: int = import_module(command.module).main(argv[len(words) :])
+        if command.called_by(argv):
+            status: int = import_module(command.module).main(argv[len(command.words) :])
             return status
     if argv == ("--version",):
         print(f"fewbits {__version__}")

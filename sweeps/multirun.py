@@ -1,0 +1,110 @@
+"""`fewbits train --multirun`: Hydra says which trials, its launcher `fewbits` has them run as one sweep.
+
+Hydra's own sweeper makes the grid of `key=a,b`, `range(…)` and `choice(…)`; others that are installed, Optuna's say,
+are chosen by `hydra/sweeper=` and are told the validation loss of each trial.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra._internal.hydra import Hydra
+from hydra._internal.utils import create_config_search_path
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.utils import JobReturn, JobStatus
+from hydra.errors import HydraException
+from omegaconf.errors import OmegaConfBaseException
+
+from fewbits.cli import Parser
+from fewbits.experiments.config import FOLDER, ROOT, check_keys, in_one_line, prepare
+from fewbits.sweeps.conduct import conduct
+from fewbits.sweeps.expand import Cell
+from fewbits.sweeps.plan import Plan, plan_cells
+from fewbits.sweeps.sweep import SEED, Sweep
+from fewbits.sweeps.sweep_command import add_where
+
+EXAMPLES = """\
+examples:
+  fewbits train --multirun recipe=mor/block recipe.threshold=0.03,0.045 seed=0,1
+  fewbits train --multirun 'training.steps=range(10,50,10)' hydra/sweeper=basic
+"""
+FLAGS = ("-m", "--multirun")
+NAME = "multirun"
+_OPTIONS: dict[str, Any] = {}  # of the command that runs: Hydra's launchers take none
+_STATUSES: list[int] = []  # of the sweeps that the launcher has run
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = Parser(
+        "fewbits train --multirun",
+        description=__doc__,
+        epilog=EXAMPLES,
+        formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, width=110),
+    )
+    parser.add_argument("words", nargs="+", metavar="WORD", help="of the config; KEY=A,B for several values")
+    parser.add_argument(*FLAGS, action="store_true", help=argparse.SUPPRESS)
+    add_where(parser)
+    options = parser.parse_args(argv)
+    words = options.words
+    _OPTIONS.update(backend=options.backend, address=options.address, parallel=options.parallel)
+    _STATUSES.clear()
+    check_keys(words)
+    prepare()
+    runs = next((word.partition("=")[2] for word in reversed(words) if word.startswith("runtime.runs=")), "runs")
+    quiet = [f"hydra.sweep.dir={Path(runs) / 'plans' / NAME}", "hydra/job_logging=none", "hydra/hydra_logging=none"]
+    before = GlobalHydra.instance().hydra
+    GlobalHydra.instance().clear()
+    try:
+        hydra = Hydra.create_main_hydra2("fewbits", create_config_search_path(str(FOLDER)))
+        hydra.multirun(ROOT, _unused, ["hydra/launcher=fewbits", *quiet, *words], with_log_configuration=False)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ValueError(in_one_line(error, words)) from error
+    except _Failed:
+        pass
+    finally:
+        GlobalHydra.instance().hydra = before
+    return max(_STATUSES, default=0)
+
+
+def launch(jobs: Sequence[Sequence[str]]) -> list[JobReturn]:
+    """What the launcher does with Hydra's jobs, each the words of one trial."""
+    plan = plan_cells(Sweep(NAME, study="train"), cells(jobs))
+    _STATUSES.append(conduct(plan, **_OPTIONS))
+    return [_returned(plan, at, words) for at, words in enumerate(jobs)]
+
+
+def cells(jobs: Sequence[Sequence[str]]) -> list[Cell]:
+    """Their axes are the keys whose values are not the same in all jobs."""
+    keyed = [dict(word.partition("=")[::2] for word in words) for words in jobs]
+    swept = [key for key in keyed[0] if len({words.get(key) for words in keyed}) > 1 and key != SEED]
+    return [
+        Cell(
+            sweep=NAME,
+            arm="",
+            axes=tuple((key, words[key]) for key in swept),
+            seed=int(words.get(SEED, "0")),
+            words=tuple(f"{key}={value}" for key, value in words.items()),
+        )
+        for words in keyed
+    ]
+
+
+class _Failed(Exception):
+    """A trial without a result: raised where Hydra asks for it."""
+
+
+def _returned(plan: Plan, at: int, words: Sequence[str]) -> JobReturn:
+    member = plan.members[at]
+    folder = plan.trials[member.id].folder
+    result = folder.result()
+    returned = JobReturn(overrides=list(words), working_dir=str(folder.path), task_name=folder.path.name)
+    returned.status = JobStatus.COMPLETED if result else JobStatus.FAILED
+    returned.return_value = result.get("validation_loss", result.get("loss")) if result else _Failed(folder.path.name)
+    return returned
+
+
+def _unused(config: object) -> None:
+    """Hydra wants a task; ours are run by the launcher."""
