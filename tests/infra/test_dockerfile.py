@@ -1,4 +1,4 @@
-"""The Dockerfile, read as Docker reads it: what it copies exists, what it builds on is pinned, and it runs as no root."""
+"""The Dockerfile, read as Docker reads it: what it copies exists, what it builds on is pinned, it does not run as root."""
 
 import json
 import re
@@ -11,7 +11,7 @@ import pytest
 import fewbits
 from tests.infra.versions import INFRA, ROOT, constrained
 
-INSTRUCTIONS = set("ARG CMD COPY ENV EXPOSE FROM HEALTHCHECK LABEL RUN SHELL USER VOLUME WORKDIR".split())
+INSTRUCTIONS = {"ARG", "CMD", "COPY", "ENV", "FROM", "HEALTHCHECK", "LABEL", "RUN", "SHELL", "USER", "WORKDIR"}
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import yaml
-from jsonschema import ValidationError
+from jsonschema import ValidationError  # type: ignore[import-untyped]
 from ray.autoscaler._private.util import prepare_config, validate_config
 
 from tests.infra.versions import INFRA
