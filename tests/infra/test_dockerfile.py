@@ -1,4 +1,4 @@
-"""The Dockerfile, read as Docker reads it: what it copies exists, what it builds on is pinned, it does not run as root."""
+"""The Dockerfile as Docker reads it: what it copies exists, what it builds on is pinned, it does not run as root."""
 
 import json
 import re

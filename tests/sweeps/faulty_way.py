@@ -23,6 +23,9 @@ class FaultyWay:
         threading.Thread(target=self._serve, daemon=True).start()
 
     def close(self) -> None:
+        """Let nobody in any more; who is on the way goes on."""
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # close alone does not wake the thread that accepts
         self._listener.close()
 
     def _serve(self) -> None:

@@ -11,9 +11,11 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
+import fewbits.sweeps.submit as submit_module
 from fewbits.sweeps.submit import require_lasting_store, run_job, submit, token, travelling
 from tests.ray_head import Head, client_environment, ray_head
 from tests.sweeps.faulty_way import faulty_way
@@ -131,6 +133,22 @@ def test_a_command_that_is_killed_has_the_status_of_its_signal(
     killed = f"import os; os.kill(os.getpid(), {int(signal.SIGKILL)})"
     assert run_job(["python", "-c", killed], cluster.address) == 128 + signal.SIGKILL
     assert "ended by signal 9" in capfd.readouterr().err
+
+
+def test_a_cluster_that_stays_out_of_reach_is_given_up_and_the_job_is_not(
+    cluster: Head, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with faulty_way(cluster.address) as way:
+
+        def cut_the_way_once_the_job_is_watched() -> None:
+            while not way.cut:
+                time.sleep(0.05)
+            monkeypatch.setattr(submit_module, "PATIENCE", 1.0)
+            way.close()
+
+        Thread(target=cut_the_way_once_the_job_is_watched).start()
+        assert run_job(["sleep", "600"], way.address) == 1
+    assert "out of reach for 1 s; the job may go on there" in capfd.readouterr().err
 
 
 # Wrong input is one line, and nothing is sent
