@@ -1,0 +1,135 @@
+"""The Dockerfile as Docker reads it: what it copies exists, what it builds on is pinned, it does not run as root."""
+
+import json
+import re
+import shlex
+from dataclasses import dataclass
+from fnmatch import fnmatch
+
+import pytest
+
+import fewbits
+from tests.infra.versions import INFRA, ROOT, constrained
+
+INSTRUCTIONS = {"ARG", "CMD", "COPY", "ENV", "FROM", "HEALTHCHECK", "LABEL", "RUN", "SHELL", "USER", "WORKDIR"}
+
+
+@dataclass(frozen=True)
+class Instruction:
+    name: str
+    words: str
+    stage: int
+
+
+def parse(text: str) -> list[Instruction]:
+    lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
+    found: list[Instruction] = []
+    stage = -1
+    for line in re.sub(r"\\\n\s*", "", "\n".join(lines)).splitlines():
+        if line.strip():
+            name, _, words = line.partition(" ")
+            stage += name == "FROM"
+            found.append(Instruction(name, words.strip(), stage))
+    return found
+
+
+PARSED = parse((INFRA / "Dockerfile").read_text())
+LAST = PARSED[-1].stage
+
+
+def words_of(name: str, stage: int | None = None) -> list[str]:
+    return [each.words for each in PARSED if each.name == name and stage in (None, each.stage)]
+
+
+def test_each_instruction_is_one_of_dockers_and_the_first_names_a_base() -> None:
+    assert {each.name for each in PARSED} <= INSTRUCTIONS
+    assert PARSED[0].name == "FROM"
+
+
+def test_each_base_is_pinned_to_the_cuda_of_the_kernels_extra() -> None:
+    cuda = {base.split()[0] for base in words_of("FROM")}
+    assert len(cuda) == 1
+    major = re.fullmatch(
+        r"cupy-cuda(\d+)x", next(iter(re.findall(r"cupy-cuda\d+x", (ROOT / "pyproject.toml").read_text())))
+    )
+    assert major
+    (base,) = cuda
+    assert re.fullmatch(rf"nvidia/cuda:{major[1]}\.\d+\.\d+-runtime-ubuntu\d\d\.\d\d", base)
+    assert constrained(f"cupy-cuda{major[1]}x")
+
+
+def test_what_it_copies_exists_and_is_in_the_context() -> None:
+    ignored = (INFRA / "Dockerfile.dockerignore").read_text().splitlines()
+    let_in = {line.removeprefix("!") for line in ignored if line.startswith("!")}
+    assert "*" in ignored
+    stages = {match[1] for base in words_of("FROM") if (match := re.search(r" AS (\w+)$", base))}
+    copied = set()
+    for words in words_of("COPY"):
+        *sources, _ = shlex.split(words)
+        if sources[0].startswith("--from="):
+            assert sources[0].removeprefix("--from=") in stages
+            continue
+        copied |= set(sources)
+    assert all((ROOT / source).exists() for source in copied)
+    assert copied == let_in
+
+
+def test_each_room_that_the_package_links_to_is_copied() -> None:
+    rooms = {link.name for link in (ROOT / "src" / "fewbits").iterdir() if link.is_symlink()}
+    assert rooms
+    assert {words.split()[0] for words in words_of("COPY")} >= rooms | {"src", "pyproject.toml", "constraints.txt"}
+
+
+def test_nothing_that_runs_leave_behind_is_in_the_context() -> None:
+    lines = (INFRA / "Dockerfile.dockerignore").read_text().splitlines()
+    for path in ("runs", "reports", ".git", ".venv", "mlruns", ".env", "infra"):
+        verdicts = [not line.startswith("!") for line in lines if fnmatch(path, line.removeprefix("!"))]
+        assert verdicts[-1:] == [True], path
+
+
+@pytest.mark.parametrize("words", words_of("RUN"))
+def test_what_is_installed_is_pinned_and_leaves_no_cache(words: str) -> None:
+    for command in words.split("&&"):
+        said = shlex.split(command)
+        if said[:2] == ["apt-get", "install"]:
+            assert {"--yes", "--no-install-recommends"} <= set(said)
+            packages = [word for word in said[2:] if not word.startswith("-")]
+            assert all("=" in package for package in packages), packages
+            assert "apt-get update" in words
+            assert "rm -rf /var/lib/apt/lists/*" in words
+        if said[:2] == ["pip", "install"]:
+            assert "--no-cache-dir" in said
+            assert said[said.index("--constraint") + 1] == "constraints.txt"
+
+
+def test_torch_is_installed_before_what_also_wants_it_and_cupy_is() -> None:
+    installs = [words for words in words_of("RUN") if words.startswith("pip install")]
+    assert shlex.split(installs[0])[-1] == "torch"
+    assert re.fullmatch(r"\.\[.*\bcuda\b.*\]", shlex.split(installs[-1])[-1])
+
+
+def test_it_runs_as_user_1000_and_not_as_root() -> None:
+    (user,) = words_of("USER", LAST)
+    assert user != "root"
+    assert any(f"useradd --uid 1000 --create-home --shell /bin/bash {user}" in words for words in words_of("RUN", LAST))
+    places = [(each.name, each.words) for each in PARSED if each.stage == LAST]
+    assert all(name not in ("RUN", "COPY") for name, _ in places[places.index(("USER", user)) :])
+
+
+def test_its_health_is_what_doctor_says() -> None:
+    (words,) = words_of("HEALTHCHECK", LAST)
+    assert json.loads(words.partition("CMD ")[2]) == ["fewbits", "doctor"]
+    (command,) = words_of("CMD", LAST)
+    assert json.loads(command)[0] == "fewbits"
+
+
+def test_a_compiler_is_there_for_the_kernels_and_the_venv_is_first() -> None:
+    assert any(" g++=" in words for words in words_of("RUN", LAST))
+    assert any("PATH=/opt/fewbits/bin:$PATH" in words for words in words_of("ENV", LAST))
+
+
+def test_the_version_that_pages_tag_images_with_is_ours() -> None:
+    tags = set()
+    for page in (INFRA / "Dockerfile", INFRA / "README.md", INFRA / "ray-cluster.yaml", *INFRA.glob("kuberay/*.yaml")):
+        tags |= set(re.findall(r"\bfewbits:(\d[\w.]*)", page.read_text()))
+    assert tags == {fewbits.__version__}

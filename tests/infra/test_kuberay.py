@@ -1,0 +1,105 @@
+"""The KubeRay manifests: what the operator requires, versions that are ours, one store, a token, and no root."""
+
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.infra.versions import INFRA, agrees
+
+FOLDER = INFRA / "kuberay"
+
+
+def load(name: str) -> dict[str, Any]:
+    (document,) = yaml.safe_load_all((FOLDER / name).read_text())
+    return document
+
+
+CLUSTER, JOB, STORE = load("cluster.yaml"), load("job.yaml"), load("store.yaml")
+GROUPS = [CLUSTER["spec"]["headGroupSpec"], *CLUSTER["spec"]["workerGroupSpecs"]]
+
+
+@pytest.mark.parametrize(
+    ("manifest", "version", "kind"),
+    [(CLUSTER, "ray.io/v1", "RayCluster"), (JOB, "ray.io/v1", "RayJob"), (STORE, "v1", "PersistentVolumeClaim")],
+)
+def test_each_manifest_says_what_it_is(manifest: dict[str, Any], version: str, kind: str) -> None:
+    assert (manifest["apiVersion"], manifest["kind"]) == (version, kind)
+    assert set(manifest) == {"apiVersion", "kind", "metadata", "spec"}
+    assert manifest["metadata"]["name"].startswith("fewbits")
+
+
+def test_every_manifest_is_looked_at() -> None:
+    assert {file.name for file in FOLDER.iterdir()} == {"cluster.yaml", "job.yaml", "store.yaml"}
+
+
+def test_the_cluster_of_the_job_is_the_standing_one() -> None:
+    assert JOB["spec"]["rayClusterSpec"] == CLUSTER["spec"]
+
+
+def test_keys_are_those_of_the_operators_definitions() -> None:
+    """Kubernetes drops a key that it does not know without a word."""
+    spec = CLUSTER["spec"]
+    known = "rayVersion authOptions enableInTreeAutoscaling autoscalerOptions headGroupSpec workerGroupSpecs"
+    assert set(spec) == set(known.split())
+    assert spec["authOptions"] == {"mode": "token"}
+    assert set(spec["autoscalerOptions"]) <= {"idleTimeoutSeconds"}
+    assert set(spec["headGroupSpec"]) == {"rayStartParams", "template"}
+    for group in spec["workerGroupSpecs"]:
+        named = "groupName replicas minReplicas maxReplicas rayStartParams template"
+        assert set(group) == set(named.split())
+    job = "entrypoint runtimeEnvYAML backoffLimit shutdownAfterJobFinishes ttlSecondsAfterFinished rayClusterSpec"
+    assert set(JOB["spec"]) == set(job.split())
+
+
+def test_the_version_of_ray_is_the_constrained_one() -> None:
+    assert agrees(CLUSTER["spec"]["rayVersion"], "ray")
+
+
+@pytest.mark.parametrize("group", GROUPS, ids=["head", "gpu"])
+def test_start_parameters_are_strings(group: dict[str, Any]) -> None:
+    """The operator's definition is a map of strings; a number is refused when it is applied."""
+    assert all(isinstance(value, str) for value in group["rayStartParams"].values())
+
+
+def test_the_head_runs_no_trials_and_shows_its_dashboard() -> None:
+    assert GROUPS[0]["rayStartParams"] == {"dashboard-host": "0.0.0.0", "num-cpus": "0"}
+    ports = {port["name"]: port["containerPort"] for port in GROUPS[0]["template"]["spec"]["containers"][0]["ports"]}
+    assert ports == {"gcs": 6379, "dashboard": 8265, "client": 10001}
+
+
+@pytest.mark.parametrize("group", GROUPS, ids=["head", "gpu"])
+def test_each_pod_has_resources_the_store_and_no_root(group: dict[str, Any]) -> None:
+    pod = group["template"]["spec"]
+    (container,) = pod["containers"]
+    assert container["image"].startswith("registry.example.com/fewbits:")
+    assert container["resources"]["requests"] == container["resources"]["limits"]
+    assert {"cpu", "memory"} <= set(container["resources"]["limits"])
+    (mount,) = container["volumeMounts"]
+    (volume,) = pod["volumes"]
+    assert mount == {"name": volume["name"], "mountPath": "/mnt/fewbits"}
+    assert volume["persistentVolumeClaim"]["claimName"] == STORE["metadata"]["name"]
+    assert pod["securityContext"] == {"runAsNonRoot": True, "runAsUser": 1000, "runAsGroup": 1000, "fsGroup": 1000}
+
+
+def test_workers_have_gpus_and_come_only_when_wanted() -> None:
+    (workers,) = CLUSTER["spec"]["workerGroupSpecs"]
+    assert int(workers["template"]["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"]) >= 1
+    assert workers["minReplicas"] <= workers["replicas"] <= workers["maxReplicas"]
+    assert CLUSTER["spec"]["enableInTreeAutoscaling"] is True
+
+
+def test_every_node_may_write_to_the_store() -> None:
+    assert STORE["spec"]["accessModes"] == ["ReadWriteMany"]
+    assert STORE["spec"]["resources"]["requests"]["storage"]
+
+
+def test_the_job_keeps_its_runs_in_the_store_and_stops_gently() -> None:
+    words = JOB["spec"]["entrypoint"].split()
+    assert words[:2] == ["fewbits", "sweep"]
+    assert "runtime.runs=/mnt/fewbits/runs" in words
+    assert words[-2:] == ["--address", "auto"]
+    variables = yaml.safe_load(JOB["spec"]["runtimeEnvYAML"])["env_vars"]
+    assert variables["RAY_JOB_STOP_SIGNAL"] == "SIGINT"
+    assert int(variables["RAY_JOB_STOP_WAIT_TIME_S"]) >= 60
+    assert all(isinstance(value, str) for value in variables.values())

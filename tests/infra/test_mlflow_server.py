@@ -1,0 +1,117 @@
+"""The compose file of the MLflow server: its variables, images, health and volumes; its options are mlflow's."""
+
+import re
+import subprocess
+from typing import Any
+
+import pytest
+import yaml
+from mlflow.cli import server as mlflow_server
+
+from tests.infra.versions import INFRA, ROOT, agrees
+
+FOLDER = INFRA / "mlflow"
+TEXT = (FOLDER / "compose.yaml").read_text()
+COMPOSE: dict[str, Any] = yaml.safe_load(TEXT)
+SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+EXAMPLE = dict(
+    line.partition("=")[::2] for line in (FOLDER / ".env.example").read_text().splitlines() if line and line[0] != "#"
+)
+KEYS = {"image", "build", "command", "environment", "volumes", "ports", "depends_on", "healthcheck", "restart"}
+
+
+def variables(text: str) -> dict[str, str]:
+    """The variables that compose will fill in, each with what follows its name: `:?`, or `:-` and a default."""
+    return dict(re.findall(r"\$\{(\w+)([^}]*)\}", text))
+
+
+def test_keys_are_composes() -> None:
+    assert set(COMPOSE) == {"name", "services", "volumes"}
+    for service in SERVICES.values():
+        assert set(service) <= KEYS
+
+
+def test_the_example_names_every_variable_and_no_other() -> None:
+    assert set(variables(TEXT)) == set(EXAMPLE)
+
+
+def test_secrets_have_no_default_anywhere_and_the_rest_has_the_examples() -> None:
+    for name, rest in variables(TEXT).items():
+        if rest == ":?":
+            continue
+        assert rest == f":-{EXAMPLE[name]}"
+    assert not EXAMPLE["POSTGRES_PASSWORD"]
+    assert not EXAMPLE["S3_SECRET_KEY"]
+    assert not re.search(r"\$(?!\{)", TEXT), "a variable without braces is filled in too"
+
+
+def test_git_ignores_the_secrets() -> None:
+    ignored = subprocess.run(["git", "check-ignore", "--no-index", "infra/mlflow/.env"], cwd=ROOT, check=False)
+    assert ignored.returncode == 0
+
+
+@pytest.mark.parametrize("name", [name for name, service in SERVICES.items() if "build" not in service])
+def test_images_are_pinned(name: str) -> None:
+    assert re.fullmatch(r"[\w./-]+:\d+\.\d+(\.\d+)?", SERVICES[name]["image"])
+
+
+def test_the_server_is_the_constrained_mlflow() -> None:
+    build = SERVICES["server"]["build"]["dockerfile_inline"]
+    (version,) = re.findall(r"^FROM ghcr\.io/mlflow/mlflow:v(\S+)$", build, re.MULTILINE)
+    assert agrees(version, "mlflow")
+    assert SERVICES["server"]["image"] == SERVICES["bucket"]["image"] == f"fewbits-mlflow:{version}"
+    (packages,) = re.findall(r"^RUN pip install --no-cache-dir (.*)$", build, re.MULTILINE)
+    assert {package.partition("==")[0] for package in packages.split()} == {"psycopg2-binary", "boto3"}
+    assert all(package.partition("==")[2] for package in packages.split())
+    assert build.rstrip().splitlines()[-1] == "USER mlflow"
+
+
+def test_each_option_of_the_server_is_one_of_mlflows() -> None:
+    words = SERVICES["server"]["command"]
+    assert words[:2] == ["mlflow", "server"]
+    known = {option for parameter in mlflow_server.params for option in (*parameter.opts, *parameter.secondary_opts)}
+    said = {word.partition("=")[0] for word in words[2:]}
+    assert said <= known, said - known
+    assert {"--backend-store-uri", "--artifacts-destination", "--serve-artifacts", "--allowed-hosts"} <= said
+
+
+def test_mlflow_parses_the_command() -> None:
+    filled = [re.sub(r"\$\{\w+(?::-([^}]*)|:\?)\}", r"\1", word) for word in SERVICES["server"]["command"]]
+    said = mlflow_server.make_context("server", filled[2:]).params
+    assert (said["host"], said["port"], said["workers"], said["serve_artifacts"]) == ("0.0.0.0", 5000, "4", True)
+    assert said["backend_store_uri"].startswith("postgresql+psycopg2://mlflow:")
+    assert said["artifacts_destination"] == "s3://mlflow"
+
+
+def test_the_parts_agree_on_names_ports_and_keys() -> None:
+    server, store, postgres = SERVICES["server"], SERVICES["artifacts"], SERVICES["postgres"]
+    (uri,) = (word for word in server["command"] if word.startswith("--backend-store-uri="))
+    assert uri.endswith("@postgres:5432/mlflow")
+    assert (postgres["environment"]["POSTGRES_USER"], postgres["environment"]["POSTGRES_DB"]) == ("mlflow", "mlflow")
+    assert "-s3.port=8333" in store["command"]
+    assert server["environment"]["MLFLOW_S3_ENDPOINT_URL"] == "http://artifacts:8333"
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        assert server["environment"][name] == store["environment"][name] == SERVICES["bucket"]["environment"][name]
+    (script,) = (word for word in SERVICES["bucket"]["command"] if "create_bucket" in word)
+    compile(script, "bucket", "exec")
+    assert 'create_bucket(Bucket="mlflow")' in script
+
+
+def test_what_is_waited_for_can_be_told_to_be_ready() -> None:
+    for service in SERVICES.values():
+        for name, wanted in service.get("depends_on", {}).items():
+            assert name in SERVICES
+            if wanted["condition"] == "service_healthy":
+                assert SERVICES[name]["healthcheck"]["test"][0] == "CMD"
+            else:
+                assert wanted["condition"] == "service_completed_successfully"
+                assert "restart" not in SERVICES[name]
+    assert SERVICES["server"]["healthcheck"]["test"][:3] == ["CMD", "python", "-c"]
+    compile(SERVICES["server"]["healthcheck"]["test"][3], "health", "exec")
+
+
+def test_data_is_in_named_volumes_and_only_the_server_is_reached_and_from_here_alone() -> None:
+    mounted = {mount.partition(":")[0] for service in SERVICES.values() for mount in service.get("volumes", [])}
+    assert mounted == set(COMPOSE["volumes"])
+    assert [name for name, service in SERVICES.items() if "ports" in service] == ["server"]
+    assert SERVICES["server"]["ports"] == ["${MLFLOW_LISTEN:-127.0.0.1}:5000:5000"]

@@ -1,0 +1,47 @@
+"""The cluster launcher's file: Ray's own schema, checks and defaults accept it, and it keeps what must be kept."""
+
+import copy
+from typing import Any
+
+import pytest
+import yaml
+from jsonschema import ValidationError  # type: ignore[import-untyped]
+from ray.autoscaler._private.util import prepare_config, validate_config
+
+from tests.infra.versions import INFRA
+
+CONFIG: dict[str, Any] = yaml.safe_load((INFRA / "ray-cluster.yaml").read_text())
+
+
+def test_ray_accepts_it_with_its_defaults() -> None:
+    validate_config(prepare_config(copy.deepcopy(CONFIG)))
+
+
+def test_rays_check_would_see_a_wrong_key_and_a_wrong_type() -> None:
+    with pytest.raises(ValidationError, match="max_wrokers"):
+        validate_config(prepare_config(copy.deepcopy(CONFIG)) | {"max_wrokers": 8})
+    with pytest.raises(ValidationError, match="'8' is not of type 'integer'"):
+        validate_config(prepare_config(copy.deepcopy(CONFIG)) | {"max_workers": "8"})
+
+
+def test_it_has_gpu_workers_and_a_head_that_runs_no_trials() -> None:
+    types = CONFIG["available_node_types"]
+    assert types[CONFIG["head_node_type"]]["resources"]["CPU"] == 0
+    workers = [each for name, each in types.items() if name != CONFIG["head_node_type"]]
+    assert any(each["resources"].get("GPU", 0) > 0 and each["max_workers"] > 0 for each in workers)
+    assert CONFIG["max_workers"] <= sum(each["max_workers"] for each in workers)
+
+
+def test_the_store_is_mounted_on_the_node_and_in_the_container() -> None:
+    assert "--volume=/mnt/fewbits:/mnt/fewbits" in CONFIG["docker"]["run_options"]
+    assert any(
+        "mount -t nfs4" in command and command.endswith(" /mnt/fewbits")
+        for command in CONFIG["initialization_commands"]
+    )
+
+
+def test_all_nodes_ask_for_one_token() -> None:
+    assert "--env=RAY_AUTH_MODE=token" in CONFIG["docker"]["run_options"]
+    assert CONFIG["file_mounts"] == {"/home/fewbits/.ray/auth_token": "~/.ray/auth_token"}
+    dockerfile = (INFRA / "Dockerfile").read_text()
+    assert "\nWORKDIR /home/fewbits\n" in dockerfile

@@ -1,0 +1,130 @@
+"""The Slurm script: its grammar, and itself, over real Ray with stand-ins for Slurm's and our own commands.
+
+The stand-ins are those of a Slurm of two nodes that are both this machine: srun runs its command here, once, and
+scontrol names the nodes and writes down what is queued again.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.ray_head import PATIENCE, marked_environment
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "infra" / "slurm" / "sweep.sbatch"
+
+SRUN = """#!/usr/bin/env bash
+while [[ $1 == --* ]]; do shift; done
+exec "$@"
+"""
+SCONTROL = """#!/usr/bin/env bash
+case $1 in
+    show) tr , '\\n' <<< "$3" ;;
+    requeue) echo "$2" >> "$REQUEUED" ;;
+esac
+"""
+# A sweep, for the script's purposes: sees the nodes, runs a task, and lets Ctrl-C end it at a checkpoint.
+FEWBITS = """#!/usr/bin/env python
+import os, sys, time
+import ray
+print("words:", *sys.argv[1:], flush=True)
+ray.init(address=sys.argv[-1], log_to_driver=False, logging_level="ERROR")
+while len([node for node in ray.nodes() if node["Alive"]]) < 2:
+    time.sleep(0.2)
+print("cpus:", int(ray.cluster_resources()["CPU"]), "task:", ray.get(ray.remote(lambda: 6 * 7).remote()), flush=True)
+try:
+    print("training", flush=True)
+    time.sleep(600)
+except KeyboardInterrupt:
+    print("at a checkpoint", flush=True)
+    sys.exit(130)
+"""
+
+
+def test_it_is_bash() -> None:
+    subprocess.run(["bash", "-n", str(SCRIPT)], check=True)
+
+
+def test_what_it_asks_of_slurm_lets_it_go_on_after_preemption() -> None:
+    asked = dict(
+        line.removeprefix("#SBATCH --").partition("=")[::2]
+        for line in SCRIPT.read_text().splitlines()
+        if line.startswith("#SBATCH ")
+    )
+    assert "requeue" in asked
+    assert asked["open-mode"] == "append"
+    assert asked["ntasks-per-node"] == "1"
+    to, _, seconds = asked["signal"].partition("@")
+    assert to == "B:USR1"
+    assert int(seconds) >= 60
+    assert f"trap 'again=yes; kill -INT \"$sweep\"' {to.removeprefix('B:')}" in SCRIPT.read_text()
+
+
+@contextmanager
+def slurm(tmp_path: Path, **programs: str) -> Iterator[dict[str, str]]:
+    """The environment of a job on two nodes, with these programs beside Slurm's."""
+    job = str(os.getpid())  # also the port and the folder of the head: no other job's
+    with marked_environment() as environment:
+        for name, text in {"srun": SRUN, "scontrol": SCONTROL, **programs}.items():
+            (tmp_path / name).write_text(text)
+            (tmp_path / name).chmod(0o755)
+        yield environment | {
+            "PATH": f"{tmp_path}:{environment['PATH']}",
+            "SLURM_JOB_ID": job,
+            "SLURM_JOB_NODELIST": "node1,node2",
+            "SLURM_CPUS_ON_NODE": "2",
+            "SLURM_MEM_PER_NODE": "1000",
+            "REQUEUED": str(tmp_path / "requeued"),
+        }
+    shutil.rmtree(f"/tmp/ray-{job}", ignore_errors=True)
+
+
+def test_it_runs_the_sweep_on_all_nodes_and_queues_itself_again_when_time_is_up(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with slurm(tmp_path, fewbits=FEWBITS) as environment, log.open("wb") as out:
+        command = ["bash", str(SCRIPT), "study=mor", "runtime.runs=/shared/runs"]
+        script = subprocess.Popen(command, env=environment, stdout=out, stderr=out, start_new_session=True)
+        wait_for("\ntraining\n", log, script)
+        script.send_signal(signal.SIGUSR1)
+        assert script.wait(PATIENCE) == 130
+    said = log.read_text()
+    assert "words: sweep study=mor runtime.runs=/shared/runs --address " in said
+    assert "cpus: 4 task: 42" in said
+    assert "\nat a checkpoint\n" in said
+    assert (tmp_path / "requeued").read_text() == f"{os.getpid()}\n"
+
+
+STILL_RAY = """#!/usr/bin/env bash
+[[ $1 == health-check ]] || sleep 600
+"""
+
+
+@pytest.mark.parametrize("status", [0, 1, 2])
+def test_the_status_of_the_sweep_is_that_of_the_job_and_ends_it(tmp_path: Path, status: int) -> None:
+    with slurm(tmp_path, ray=STILL_RAY, fewbits=f"#!/usr/bin/env bash\nexit {status}\n") as environment:
+        done = subprocess.run(["bash", str(SCRIPT)], env=environment, timeout=PATIENCE, check=False)
+    assert done.returncode == status
+    assert not (tmp_path / "requeued").exists()
+
+
+def test_a_head_that_does_not_start_ends_the_job(tmp_path: Path) -> None:
+    with slurm(tmp_path, ray="#!/usr/bin/env bash\nexit 1\n", fewbits="#!/usr/bin/env bash\n") as environment:
+        command = ["bash", str(SCRIPT)]
+        done = subprocess.run(command, env=environment, timeout=PATIENCE, check=False, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "Ray's head on node1 has ended" in done.stderr
+
+
+def wait_for(line: str, log: Path, script: "subprocess.Popen[bytes]") -> None:
+    give_up = time.monotonic() + PATIENCE
+    while line not in log.read_text():
+        if script.poll() is not None or time.monotonic() > give_up:
+            pytest.fail(log.read_text())
+        time.sleep(0.1)

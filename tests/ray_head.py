@@ -1,0 +1,141 @@
+"""A real Ray head of a test's own: free ports, a token, a folder for itself; what a test starts here, it also ends.
+
+Every process that a head starts inherits an environment variable with a mark of its own, by which it is found and
+killed: other Rays of the machine are left alone (`ray stop` would end them all).
+"""
+
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+PATIENCE = 60.0  # seconds, for machines that do other things too
+MARK = "MARK_OF_A_TEST"
+
+
+@dataclass(frozen=True)
+class Head:
+    address: str  # of the dashboard
+    token_file: Path
+
+
+@contextmanager
+def ray_head() -> Iterator[Head]:
+    with marked_environment() as environment, short_folder() as folder:
+        token_file = folder / "token"
+        token_file.write_text(secrets.token_hex(32))
+        dashboard, agent, client = free_ports(3)
+        command = [ray(), "start", "--head", "--block", "--port=0", "--num-cpus=2", f"--temp-dir={folder / 'ray'}"]
+        command += ["--dashboard-host=127.0.0.1", f"--dashboard-port={dashboard}", "--disable-usage-stats"]
+        command += [f"--dashboard-agent-listen-port={agent}", f"--ray-client-server-port={client}"]
+        command += ["--object-store-memory=80000000", "--min-worker-port=0", "--max-worker-port=0"]
+        command += ["--memory=1000000000"]  # else Ray refuses to start where other programs hold most of it
+        # RAY_AUTH_MODE is not set: Ray asks for a token because there is one.
+        environment = environment | {"RAY_AUTH_TOKEN_PATH": str(token_file)}
+        with (folder / "log").open("wb") as log:
+            starting = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
+        head = Head(f"http://127.0.0.1:{dashboard}", token_file)
+        wait_for_dashboard(head, starting, folder / "log")
+        yield head
+
+
+def wait_for_dashboard(head: Head, starting: "subprocess.Popen[bytes]", log: Path) -> None:
+    """A head that answers asks for its token."""
+    give_up = time.monotonic() + PATIENCE
+    while time.monotonic() < give_up and starting.poll() is None:
+        try:
+            urllib.request.urlopen(f"{head.address}/api/version", timeout=5)
+        except urllib.error.HTTPError as answer:
+            if answer.code == 401 and b"Ray runtime started" in log.read_bytes():
+                return
+        except OSError:
+            pass
+        time.sleep(0.1)
+    raise RuntimeError(f"the head did not come up:\n{log.read_text()}")
+
+
+@contextmanager
+def marked_environment() -> Iterator[dict[str, str]]:
+    """This process's environment without settings for Ray and with this Python's programs first; whatever was started
+    in it is killed at the end."""
+    mark = secrets.token_hex(16)
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+    try:
+        yield kept | {"PATH": path, MARK: mark}
+    finally:
+        kill_all(f"{MARK}={mark}".encode())
+
+
+def kill_all(mark: bytes) -> None:
+    give_up = time.monotonic() + PATIENCE
+    while found := [process for process in processes() if mark in _environment_of(process)]:
+        if time.monotonic() > give_up:
+            raise RuntimeError(f"processes that do not die: {found}")
+        for process in found:
+            try:
+                os.kill(process, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+            if _is_child(process):
+                os.waitpid(process, 0)
+        time.sleep(0.05)
+
+
+def processes() -> list[int]:
+    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+
+
+def _environment_of(process: int) -> list[bytes]:
+    try:
+        return Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
+    except OSError:  # it has gone, or is another user's
+        return []
+
+
+def _is_child(process: int) -> bool:
+    try:
+        status = Path(f"/proc/{process}/status").read_text()
+    except OSError:
+        return False
+    return f"\nPPid:\t{os.getpid()}\n" in status
+
+
+@contextmanager
+def short_folder() -> Iterator[Path]:
+    """Ray keeps Unix sockets in its folder, and their names may have 107 characters: pytest's folders are too deep."""
+    folder = Path(tempfile.mkdtemp(prefix="r", dir="/tmp"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()
+
+
+def ray() -> str:
+    return str(Path(sys.executable).parent / "ray")
+
+
+def client_environment(head: Head) -> Mapping[str, str]:
+    return {"RAY_AUTH_TOKEN_PATH": str(head.token_file)}
