@@ -231,9 +231,10 @@ def check_keys(overrides: Sequence[str]) -> None:
         if key in GROUPS and word.package is None:
             for value in values:
                 _check_choice(key, value)
-        elif not key.startswith("hydra") and word.type == OverrideType.CHANGE:
-            if (complaint := _about_key(key, [])) is not None and key.partition(".")[0] not in GROUPS:
-                raise ValueError(complaint)
+        elif word.type != OverrideType.CHANGE or key.partition(".")[0] in (*GROUPS, "hydra"):
+            continue
+        elif (complaint := _about_key(key, [])) is not None:
+            raise ValueError(complaint)
 
 
 @dataclass(frozen=True)

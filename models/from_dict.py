@@ -13,8 +13,8 @@ def from_dict(kind: type[T], data: Mapping[str, Any], where: str = "") -> T:
     """`kind` from a mapping of its fields: nested dataclasses from mappings, tuples from lists, the rest checked."""
     if not isinstance(data, Mapping):
         raise ValueError(f"{where or kind.__name__}: a mapping of {_names(kind)} is expected, not {data!r}")
-    hints = _hints(kind)
-    valid = [f.name for f in dataclasses.fields(kind)]
+    hints = _hints(kind)  # type: ignore[arg-type]
+    valid = [f.name for f in dataclasses.fields(kind)]  # type: ignore[arg-type]
     for key in data:
         if key not in valid:
             raise ValueError(f"unknown key {_join(where, str(key))}: valid are {', '.join(valid)}")

@@ -7,10 +7,10 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from fewbits.cli import Parser
+from fewbits.sweeps.sweep_command import in_store
 
 EXAMPLES = """\
 examples:
@@ -42,13 +42,8 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("words", nargs="+", metavar="WORD", help="as for `fewbits sweep`")
     parser.add_argument("--runs", metavar="DIR", help="the store (default: runs)")
     parser.add_argument("--json", action="store_true", help="the same for programs: a list of objects")
-    from fewbits.sweeps.sweep_command import split
-
-    words, extra = split(argv)
-    options = parser.parse_args(words)
-    if options.runs:
-        extra = (*extra, f"runtime.runs={Path(options.runs).expanduser().absolute()}")
-    rows = standings(tuple(options.words), extra)
+    options = parser.parse_args(argv)
+    rows = standings(in_store(options.words, options.runs))
     if options.json:
         print(json.dumps([vars(row) for row in rows], indent=2))
         return 0
@@ -60,13 +55,13 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def standings(words: tuple[str, ...], extra: tuple[str, ...] = ()) -> list[Standing]:
+def standings(words: Sequence[str]) -> list[Standing]:
     from fewbits.sweeps import store
     from fewbits.sweeps.plan import plan
     from fewbits.sweeps.plans import saved_places
     from fewbits.sweeps.sweep import load_sweeps
 
-    planned = plan(load_sweeps(words), extra)
+    planned = plan(*load_sweeps(words))
     before = {sweep: {_key(row.place): row for row in rows} for sweep, rows in saved_places(planned).items()}
     rows = []
     for member in planned.members:

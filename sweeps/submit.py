@@ -39,7 +39,7 @@ INTERRUPTED = 130
 def submit(words: Sequence[str], address: str) -> int:
     """Run `fewbits sweep WORDS --address auto` on the cluster whose dashboard is at `address`; its exit status."""
     require_lasting_store(words)
-    return run_job(["python", "-m", "fewbits.cli", "sweep", *words, "--address", "auto"], address)
+    return run_job(["python", "-m", "fewbits.cli", "sweep", "--address", "auto", *words], address)
 
 
 def run_job(command: Sequence[str], address: str) -> int:

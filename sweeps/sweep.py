@@ -19,18 +19,20 @@ Beside the file there may be a folder `scale/`, from which `scale=NAME` chooses 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fewbits.experiments.config import compose_file, spelled
 from fewbits.experiments.run_folder import plain
-from fewbits.experiments.trial import SEEDS
+from fewbits.experiments.trial import SEEDS, Trial
 from fewbits.models.from_dict import from_dict, one_of
 from fewbits.sweeps.studies import STUDIES
 
 FOLDER = Path(__file__).parent / "config"
+_WHICH = ("study", "sweep", "file")
+_OF_TRIALS = (*(f.name for f in dataclasses.fields(Trial) if f.name != "seed"), "runtime")
 ARM, SEED = "arm", "seed"  # what an exclusion may name beside axes
 
 
@@ -124,20 +126,32 @@ class Sweep:
         return all(scales is None or self.scale in scales for scales in (self.scales, self.arms[arm].scales))
 
 
-def load_sweeps(words: tuple[str, ...]) -> list[Sweep]:
-    """The sweeps that the words name: `study=NAME [sweep=NAME]`, or a file of one's own, with changes to their keys.
+def load_sweeps(words: Sequence[str]) -> tuple[list[Sweep], tuple[str, ...]]:
+    """The sweeps that the words name, `study=NAME [sweep=NAME]` or a file of one's own, with changes to their keys;
+    and words that are for every trial, as for `fewbits train`.
 
-    >>> load_sweeps(("study=mor", "scale=cpu", "seeds=[0,1]"))
+    >>> load_sweeps(("study=mor", "scale=cpu", "seeds=[0,1]", "training.steps=20"))
     """
-    chosen, changes = {}, []
+    chosen, changes, extra = {}, [], []
     for word in words:
         key, equals, value = word.partition("=")
+        name = key.lstrip("+~").partition(".")[0]
         if not equals and key.endswith((".yaml", ".yml")):
-            key, value = "file", word
-        if key in ("study", "sweep", "file"):
+            chosen["file"] = word
+        elif key in _WHICH:
             chosen[key] = value
-        else:
+        elif name in _BASE:
             changes.append(word)
+        elif name in _OF_TRIALS:
+            extra.append(word)
+        else:
+            valid = ", ".join((*_WHICH, *_BASE, *_OF_TRIALS))
+            raise ValueError(f"{word!r} is neither of a sweep nor of its trials: valid keys are {valid}")
+    sweeps = _chosen(chosen, changes)
+    return sweeps, tuple(extra)
+
+
+def _chosen(chosen: Mapping[str, str], changes: Sequence[str]) -> list[Sweep]:
     if "file" in chosen:
         file = Path(chosen["file"]).expanduser()
         if not file.is_file():
@@ -154,7 +168,7 @@ def load_sweeps(words: tuple[str, ...]) -> list[Sweep]:
     return [_load(file, chosen["study"], changes) for file in files]
 
 
-def _load(file: Path, study: str, changes: list[str]) -> Sweep:
+def _load(file: Path, study: str, changes: Sequence[str]) -> Sweep:
     data = compose_file(file, _BASE, changes, group="scale")
     data["study"], data["arms"] = data["study"] or study, data["arms"] or {"": {}}
     try:

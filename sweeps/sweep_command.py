@@ -14,7 +14,7 @@ examples:
   fewbits sweep study=mor scale=smoke                 run what is missing; after an interruption, the rest
   fewbits sweep study=mor sweep=tables seeds=[0,1]    one sweep of the study, with other seeds
   fewbits sweep my-sweep.yaml                         one of your own, see the README
-  fewbits sweep my-sweep.yaml -- training.steps=20    words for every trial, as for `fewbits train`
+  fewbits sweep my-sweep.yaml training.steps=20       with a word for every trial, as for `fewbits train`
   fewbits sweep study=mor --address auto              on the Ray cluster that this machine is part of
   fewbits sweep study=mor --address http://head:8265  submitted as a job to the cluster's head
 
@@ -29,21 +29,21 @@ def main(argv: Sequence[str]) -> int:
         epilog=EXAMPLES,
         formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, width=110),
     )
-    parser.add_argument("words", nargs="*", metavar="WORD", help="study=NAME or FILE.yaml, and changes of its keys")
+    parser.add_argument(
+        "words", nargs="*", metavar="WORD", help="study=NAME or FILE.yaml, changes of its keys, words for trials"
+    )
     parser.add_argument("--dry-run", action="store_true", help="print the plan and run nothing")
     add_where(parser)
     parser.add_argument("--runs", metavar="DIR", help="the store (default: runs); on a cluster, shared by its nodes")
-    words, extra = split(argv)
-    options = parser.parse_args(words)
-    if options.runs:
-        extra = (*extra, f"runtime.runs={Path(options.runs).expanduser().absolute()}")
+    options = parser.parse_args(argv)
+    words = in_store(options.words, options.runs)
     if options.address and options.address.startswith(("http://", "https://")):
-        return _submit(options, extra)
+        return _submit(words, options)
 
     from fewbits.sweeps.plan import plan
     from fewbits.sweeps.sweep import load_sweeps
 
-    planned = plan(load_sweeps(tuple(options.words)), extra)
+    planned = plan(*load_sweeps(words))
     if options.dry_run:
         from fewbits.sweeps.dry_run import describe
 
@@ -67,19 +67,15 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def split(argv: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
-    """What follows `--` is for the trials."""
-    words = list(argv)
-    if "--" not in words:
-        return words, ()
-    at = words.index("--")
-    return words[:at], tuple(words[at + 1 :])
+def in_store(words: Sequence[str], runs: str | None) -> list[str]:
+    """With the store that an option names."""
+    return [*words, *([f"runtime.runs={Path(runs).expanduser().absolute()}"] if runs else [])]
 
 
-def _submit(options: argparse.Namespace, extra: tuple[str, ...]) -> int:
+def _submit(words: Sequence[str], options: argparse.Namespace) -> int:
     from fewbits.sweeps.submit import submit
 
-    words = [*options.words, "--backend", options.backend]
-    words += ["--parallel", str(options.parallel)] if options.parallel else []
-    words += ["--dry-run"] if options.dry_run else []
-    return submit([*words, *(["--", *extra] if extra else [])], options.address)
+    more = ["--backend", options.backend]
+    more += ["--parallel", str(options.parallel)] if options.parallel else []
+    more += ["--dry-run"] if options.dry_run else []
+    return submit([*words, *more], options.address)
