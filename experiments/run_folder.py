@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -24,6 +25,10 @@ from fewbits.experiments.checkpoints import Checkpoint, load, newest, steps
 from fewbits.experiments.trial import Trial
 
 HASH = 8  # hexadecimal digits of the id in a folder's name
+
+
+class Busy(ValueError):
+    """Another process writes in the folder."""
 
 
 @dataclass(frozen=True)
@@ -54,9 +59,10 @@ class RunFolder:
         return load(there[step])
 
     def has(self, wanted: Collection[int]) -> bool:
-        """Whether there are checkpoints of these steps; none are expected of a trial that has diverged."""
-        there = {**steps(self.kept), **steps(self.checkpoints)}
-        return all(step in there for step in wanted) or (self.result() or {}).get("status") == "diverged"
+        """Whether there are checkpoints of these steps; of a trial that has diverged, of those before that."""
+        there, result = {**steps(self.kept), **steps(self.checkpoints)}, self.result() or {}
+        end = result["step"] if result.get("status") == "diverged" else math.inf
+        return all(step in there or step >= end for step in wanted)
 
     def reopen(self, wanted: Collection[int]) -> None:
         """Have a finished trial trained once more, for checkpoints that nobody asked to be kept at the time."""
@@ -83,13 +89,13 @@ class RunFolder:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """As its one writer; ValueError where another process is at it. A killed one leaves no lock behind."""
+        """As its one writer; Busy where another process is at it. A killed one leaves no lock behind."""
         self.path.mkdir(parents=True, exist_ok=True)
         with (self.path / ".lock").open("a") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise ValueError(f"{self.path}: another process is running this trial") from None
+                raise Busy(f"{self.path}: another process is running this trial") from None
             lock.truncate(0)
             lock.write(str(os.getpid()))
             lock.flush()

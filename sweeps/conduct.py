@@ -28,7 +28,7 @@ def conduct(plan: Plan, backend: str = "ray", address: str | None = None, parall
     driver: Driver | None = None
     if missing:
         display = Display()
-        with _interruptible(display) as interrupted:
+        with _interruptible() as interrupted:
             chosen = _backend(backend, address, parallel)
             try:
                 driver = Driver(plan, chosen, display)
@@ -54,14 +54,13 @@ def _backend(name: str, address: str | None, parallel: int | None) -> Backend:
 
 
 @contextmanager
-def _interruptible(display: Display) -> Iterator[list[Driver]]:
+def _interruptible() -> Iterator[list[Driver]]:
     """Ctrl-C, or SIGTERM: trials end at their next step, at a checkpoint. Twice: at once."""
     drivers: list[Driver] = []
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         if not drivers or drivers[0].stopping:
             raise KeyboardInterrupt
-        display.say("fewbits: stopping: trials end at a checkpoint (once more: at once)")
         drivers[0].stop()
 
     before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
