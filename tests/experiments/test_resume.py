@@ -1,5 +1,6 @@
 """A trial gives the same bytes twice, and when it is interrupted wherever it may be, and run again."""
 
+import contextlib
 import os
 import random
 import shutil
@@ -65,13 +66,36 @@ def test_a_trial_gives_the_same_bytes_twice(cache: Path, tmp_path: Path) -> None
 
 def test_final_evaluations_are_the_same_where_only_they_are_left(cache: Path, tmp_path: Path) -> None:
     trial = (*TRIALS["unobserved, stochastic forward, late switch"], "data=python", "data.size=65536")
-    trial += ("evaluation.cloze=8", "training.steps=4")
+    trial += ("evaluation.cloze=40", "training.steps=4")
     folder, result = train(cache, tmp_path, *trial)
     assert 0 <= result["ood_cloze"]["accuracy"] <= 1
     before = left(folder.path)
     (folder.path / "result.json").unlink()
     train(cache, tmp_path, *trial)
     assert left(folder.path) == before
+
+
+def test_what_draws_from_torchs_generator_goes_on_where_it_was(cache: Path, tmp_path: Path) -> None:
+    """Nothing of ours does; what a user hangs into a trial may."""
+    drawn: list[tuple[int, float]] = []
+
+    def say(progress: training.Progress) -> None:
+        drawn.append((progress.step, torch.rand(()).item()))
+
+    train(cache, tmp_path / "undisturbed", "training.steps=8", say=say)
+    undisturbed, drawn = drawn, []
+
+    def break_off(progress: training.Progress) -> None:
+        say(progress)
+        if progress.step == 5:
+            raise Interrupted
+
+    with contextlib.suppress(Interrupted):
+        train(cache, tmp_path / "broken", "training.steps=8", say=break_off)
+    torch.rand(100)
+    drawn = []
+    train(cache, tmp_path / "broken", "training.steps=8", say=say)
+    assert drawn == undisturbed[3:]
 
 
 def test_timing_goes_on_too(cache: Path, tmp_path: Path) -> None:
