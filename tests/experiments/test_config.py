@@ -1,5 +1,6 @@
 """The config tree: every file of it composes, the paper scales are the papers', and mistakes are one clear line."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,17 @@ def test_with_no_words_a_trial_is_a_small_one_in_bf16() -> None:
     assert trial.name == "nemotron-nano-bf16-python-s0"
     assert trial.recipe == Recipe(about=trial.recipe.about)
     assert trial.training.steps <= 50
+
+
+@pytest.mark.parametrize("name", ["../../elsewhere", "a/b", "", "..", "-", "long" * 100, "new\nline", "größe 2"])
+def test_whatever_models_and_recipes_are_called_a_trials_name_is_one_folders(name: str) -> None:
+    trial = load_trial()[0]
+    model, recipe = dataclasses.replace(trial.model, name=name), dataclasses.replace(trial.recipe, name=name)
+    called = dataclasses.replace(trial, model=model, recipe=recipe).name
+    assert Path(called).name == called
+    assert called.isprintable()
+    assert not called.startswith(("-", "."))
+    assert len(called.encode()) < 200
 
 
 def test_a_recipe_is_loaded_by_name_with_settings() -> None:
