@@ -148,8 +148,8 @@ def test_a_trial_without_observer_or_out_of_domain_text_leaves_readable_tables(c
 
 def test_evaluation_is_of_each_split_with_the_operands_and_noise_of_its_step(cache: Path, tmp_path: Path) -> None:
     """Before the recipe's switch and after it, both rounded stochastically, in batches of the training size."""
-    asked = ("recipe=mor/tensor", "recipe.fprop.x=e4m3:tensor:amax:stochastic", "recipe.switch.at=0.75")
-    asked += ("recipe.switch.to=e2m1:tensor:amax:stochastic", "training.steps=4", "evaluation.every=2")
+    asked = ["recipe=mor/tensor", "recipe.fprop.x=e4m3:tensor:amax:stochastic", "recipe.switch.at=0.75"]
+    asked += ["recipe.switch.to=e2m1:tensor:amax:stochastic", "training.steps=4", "evaluation.every=2"]
     trial, _ = load_trial(words(cache, tmp_path, *asked))
     folder, _ = train(cache, tmp_path, *asked, "training.checkpoint_every=2")
     corpus, parameters = load(trial.data, cache), metric(folder, "parameter_norm")
