@@ -39,6 +39,7 @@ ROOT = "trial"
 GROUPS = ("model", *sorted(folder.name for folder in FOLDER.iterdir() if folder.is_dir()))
 _BASE_OF_FILES, _ROOT_OF_FILES = "fewbits_defaults", "fewbits_root"  # in Hydra's store, for `compose_file`
 GEMMS = ("fprop", "dgrad", "wgrad")
+KINDS = {float: "a number", int: "a whole number", str: "a text"}
 
 
 def load_trial(overrides: Sequence[str] = ()) -> tuple[Trial, Runtime]:
@@ -49,7 +50,7 @@ def load_trial(overrides: Sequence[str] = ()) -> tuple[Trial, Runtime]:
     data = resolved(overrides)
     runtime = from_dict(Runtime, data.pop("runtime", {}), "runtime")
     if isinstance(data.get("recipe"), Mapping):
-        data["recipe"] = _recipe(data["recipe"])
+        data["recipe"] = _recipe(data["recipe"], overrides)
     return Trial.from_dict(data), runtime
 
 
@@ -59,7 +60,8 @@ def load_recipe(name: str, settings: Mapping[str, Any] | None = None) -> Recipe:
     >>> load_recipe("mor/block", {"threshold": 0.05})
     """
     changes = [f"recipe.{key}={spelled(value)}" for key, value in (settings or {}).items()]
-    return _recipe(resolved([f"recipe={name}", *changes])["recipe"])
+    overrides = [f"recipe={name}", *changes]
+    return _recipe(resolved(overrides)["recipe"], overrides)
 
 
 def compose_file(file: Path, base: Mapping[str, Any], overrides: Sequence[str], group: str) -> dict[str, Any]:
@@ -180,10 +182,14 @@ def _set(data: dict[str, Any], keys: Sequence[str], value: object) -> bool:
     return True
 
 
-def _recipe(data: Mapping[str, Any]) -> Recipe:
+def _recipe(data: Mapping[str, Any], overrides: Sequence[str]) -> Recipe:
     """A recipe file may define settings of its own beside the fields, for its slots to refer to. They end here."""
     fields = {f.name for f in dataclasses.fields(Recipe)}
-    return Recipe.from_dict({key: value for key, value in data.items() if key in fields})
+    try:
+        return Recipe.from_dict({key: value for key, value in data.items() if key in fields})
+    except ValueError as error:
+        settings = {key: value for key, value in data.items() if key not in fields}
+        raise ValueError(_about_setting(settings, overrides) or str(error)) from None
 
 
 @cache
@@ -322,6 +328,16 @@ def in_one_line(error: Exception, overrides: Sequence[str]) -> str:
     return text[0]
 
 
+def _about_setting(settings: Mapping[str, Any], overrides: Sequence[str]) -> str | None:
+    """Which of a recipe's settings, given as another kind of value than it has, is behind the mistake; None if none."""
+    own = resolved([word for word in overrides if not word.lstrip("+~").startswith("recipe.")])["recipe"]
+    for key, value in settings.items():
+        kind, given = type(own.get(key)), type(value)
+        if given is not kind and kind in KINDS and (given, kind) != (int, float):
+            return f"recipe.{key} {value!r}: {KINDS[kind]} is expected, such as {own[key]}"
+    return None
+
+
 def _about_key(key: str, choices: Sequence[str]) -> str | None:
     """Where in the tree, with those choices of groups, the key stops being known, and what there is; None if it is."""
     node: Any = OmegaConf.create(resolved(choices))
@@ -337,7 +353,8 @@ def _about_key(key: str, choices: Sequence[str]) -> str | None:
     where = ".".join(done) or "a trial"
     if not isinstance(node, DictConfig):
         return f"{where} is a value and has no {'.'.join(words[len(done) :])!r}"
-    return f"unknown key {key!r}: {where} has {_nearest_first(words[len(done)], [str(k) for k in node])}"
+    there = dict.fromkeys((*map(str, node), *(() if done else GROUPS)))
+    return f"unknown key {key!r}: {where} has {_nearest_first(words[len(done)], list(there))}"
 
 
 def _nearest_first(word: str, valid: Sequence[str]) -> str:

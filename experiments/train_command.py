@@ -10,6 +10,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import Any, NoReturn
 
 EXAMPLES = """\
@@ -42,7 +43,8 @@ def main(argv: Sequence[str]) -> int:
 
         from fewbits.experiments.run_folder import plain
 
-        print(yaml.safe_dump(plain(trial.to_dict()), sort_keys=False, allow_unicode=True), end="")
+        settings = trial.to_dict() | {"runtime": asdict(runtime)}
+        print(yaml.safe_dump(plain(settings), sort_keys=False, allow_unicode=True), end="")
         return 0
 
     from fewbits.experiments.training import run
@@ -52,7 +54,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         with Stop() as stop:
             line.then = stop.wait_for_the_step
-            folder, result = run(trial, runtime, line, stop.asked)
+            folder, result = run(trial, runtime, line, stop.asked, tell=line.tell)
     except OSError as error:
         line.end()
         print(f"fewbits: {_told(error)}; the same command goes on from the last checkpoint", file=sys.stderr)
@@ -144,8 +146,11 @@ class LiveLine:
             print(text, file=sys.stderr, flush=True)
 
     def warn(self, message: Warning | str, *_: object) -> None:
+        self.tell(f"fewbits: {' '.join(str(message).split())}")
+
+    def tell(self, text: str) -> None:
         self.end()
-        print(f"fewbits: {' '.join(str(message).split())}", file=sys.stderr, flush=True)
+        print(text, file=sys.stderr, flush=True)
 
     def end(self) -> None:
         if self._open:

@@ -1,7 +1,9 @@
 """A trial gives the same bytes twice, and when it is interrupted wherever it may be, and run again."""
 
+import contextlib
 import os
 import random
+import re
 import shutil
 import signal
 import time
@@ -14,7 +16,7 @@ import torch
 from fewbits.experiments import checkpoints, training
 from fewbits.experiments.config import load_trial
 from fewbits.experiments.data.load import load
-from fewbits.experiments.run_folder import find, opened
+from fewbits.experiments.run_folder import find, opened, saved_trial
 from tests.experiments.trial_inputs import (
     Interrupted,
     ended,
@@ -65,13 +67,36 @@ def test_a_trial_gives_the_same_bytes_twice(cache: Path, tmp_path: Path) -> None
 
 def test_final_evaluations_are_the_same_where_only_they_are_left(cache: Path, tmp_path: Path) -> None:
     trial = (*TRIALS["unobserved, stochastic forward, late switch"], "data=python", "data.size=65536")
-    trial += ("evaluation.cloze=8", "training.steps=4")
+    trial += ("evaluation.cloze=40", "training.steps=4")
     folder, result = train(cache, tmp_path, *trial)
     assert 0 <= result["ood_cloze"]["accuracy"] <= 1
     before = left(folder.path)
     (folder.path / "result.json").unlink()
     train(cache, tmp_path, *trial)
     assert left(folder.path) == before
+
+
+def test_what_draws_from_torchs_generator_goes_on_where_it_was(cache: Path, tmp_path: Path) -> None:
+    """Nothing of ours does; what a user hangs into a trial may."""
+    drawn: list[tuple[int, float]] = []
+
+    def say(progress: training.Progress) -> None:
+        drawn.append((progress.step, torch.rand(()).item()))
+
+    train(cache, tmp_path / "undisturbed", "training.steps=8", say=say)
+    undisturbed, drawn = drawn, []
+
+    def break_off(progress: training.Progress) -> None:
+        say(progress)
+        if progress.step == 5:
+            raise Interrupted
+
+    with contextlib.suppress(Interrupted):
+        train(cache, tmp_path / "broken", "training.steps=8", say=break_off)
+    torch.rand(100)
+    drawn = []
+    train(cache, tmp_path / "broken", "training.steps=8", say=say)
+    assert drawn == undisturbed[3:]
 
 
 def test_timing_goes_on_too(cache: Path, tmp_path: Path) -> None:
@@ -174,6 +199,63 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_warning(cache: Path, tmp_pat
         folder, _ = train(cache, tmp_path / "runs")
     undisturbed, _ = train(cache, tmp_path / "undisturbed")
     assert left(folder.path) == left(undisturbed.path)
+
+
+def test_where_all_others_are_damaged_a_checkpoint_kept_for_branches_serves(cache: Path, tmp_path: Path) -> None:
+    asked = ("runtime.keep_every=4",)
+    train_until(8, cache, tmp_path / "runs", *asked)
+    for state in (only_run(tmp_path / "runs") / "checkpoints").glob("*/state.json"):
+        state.write_text("{}")
+    steps: list[int] = []
+    with pytest.warns(UserWarning, match="damaged checkpoint passed over"):
+        folder, _ = train(cache, tmp_path / "runs", *asked, say=lambda progress: steps.append(progress.step))
+    assert steps[0] == 5
+    undisturbed, _ = train(cache, tmp_path / "undisturbed")
+    assert left(folder.path) == left(undisturbed.path)
+
+
+def test_damaged_timing_costs_the_timing_alone(cache: Path, tmp_path: Path) -> None:
+    train_until(8, cache, tmp_path)
+    (only_run(tmp_path) / "timing.parquet").write_text("no table")
+    with pytest.warns(UserWarning, match=r"timing\.parquet is damaged, timing begins anew"):
+        _, result = train(cache, tmp_path)
+    assert result["step"] == 12
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("result.json", b"{}", "is not this trial's result: remove it"),
+        ("result.json", b'{"id": "0123", "status": "done", "step": 3}', "is not this trial's result: remove it"),
+        ("result.json", b"[]", "is not a JSON object"),
+        ("result.json", b"\xff", "result.json is not JSON"),
+        ("provenance.json", b"null", "is not a JSON object"),
+        ("provenance.json", b"", "provenance.json is not JSON"),
+    ],
+)
+def test_what_says_of_a_folder_what_it_is_has_to_be_whole(
+    name: str, content: bytes, message: str, cache: Path, tmp_path: Path
+) -> None:
+    folder, _ = train(cache, tmp_path, "training.steps=1", "model.layers=1")
+    (folder.path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        train(cache, tmp_path, "training.steps=1", "model.layers=1")
+
+
+def test_a_run_without_a_readable_config_is_no_parent(cache: Path, tmp_path: Path) -> None:
+    folder, _ = train(cache, tmp_path, "training.steps=1", "model.layers=1")
+    for content in (b"a: [", b"5", b"\xff"):
+        (folder.path / "config.yaml").write_bytes(content)
+        with pytest.raises(ValueError, match=r"config\.yaml is not a trial's"):
+            saved_trial(folder.path)
+
+
+def test_a_checkpoint_of_other_data_is_refused(cache: Path, tmp_path: Path) -> None:
+    train_until(4, cache, tmp_path)
+    trial, _ = load_trial(words(cache, tmp_path, "data.seed=1"))
+    state = training.set_up(trial, torch.device("cpu"))
+    with pytest.raises(ValueError, match="these are not the data of the checkpoint"):
+        training.resume(state, load(trial.data, cache), opened(only_run(tmp_path)), None)
 
 
 def test_a_finished_trial_is_not_run_again(cache: Path, tmp_path: Path) -> None:

@@ -95,14 +95,18 @@ def test_it_runs_the_sweep_on_all_nodes_and_queues_itself_again_when_time_is_up(
         script.send_signal(signal.SIGUSR1)
         assert script.wait(PATIENCE) == 130
     said = log.read_text()
+    assert " --address 127." not in said
     assert "words: sweep study=mor runtime.runs=/shared/runs --address " in said
     assert "cpus: 4 task: 42" in said
     assert "\nat a checkpoint\n" in said
     assert (tmp_path / "requeued").read_text() == f"{os.getpid()}\n"
 
 
-STILL_RAY = """#!/usr/bin/env bash
-[[ $1 == health-check ]] || sleep 600
+STILL_RAY = """#!/usr/bin/env python
+import socket, sys, time
+ports = [int(word.removeprefix("--port=")) for word in sys.argv if word.startswith("--port=")]
+listening = [socket.create_server(("", port)) for port in ports]
+time.sleep(600)
 """
 
 
