@@ -112,7 +112,7 @@ def _acquire(folder: Path, mine: Holder) -> None:
         try:
             os.rename(path, aside)
         except FileNotFoundError:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            pass
         else:
             if _read(aside) != left:  # somebody was faster, and this is theirs
                 with contextlib.suppress(FileExistsError):
