@@ -10,6 +10,7 @@ import time
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
 
@@ -101,8 +102,6 @@ def test_what_draws_from_torchs_generator_goes_on_where_it_was(cache: Path, tmp_
 
 
 def test_timing_goes_on_too(cache: Path, tmp_path: Path) -> None:
-    import pandas as pd
-
     train_until(8, cache, tmp_path)
     folder, _ = train(cache, tmp_path)
     timing = pd.read_parquet(folder.path / "timing.parquet")
@@ -198,6 +197,7 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_warning(cache: Path, tmp_pat
     newest.write_bytes(content)
     with pytest.warns(UserWarning, match=r"damaged checkpoint passed over: .*step-00000006.* SHA-256 differs"):
         folder, _ = train(cache, tmp_path / "runs")
+    assert list(pd.read_parquet(folder.path / "timing.parquet")["step"]) == list(range(12))
     undisturbed, _ = train(cache, tmp_path / "undisturbed")
     assert left(folder.path) == left(undisturbed.path)
 
