@@ -287,6 +287,7 @@ MISTAKES = {
     "recipe=nvfp4 recipe.rotated=[wgrad.dy]": "recipe.rotated 'wgrad.dy': valid are fprop, dgrad, wgrad",
     # what does not fit together
     "training.batch=5": "training.batch 5: a multiple of training.micro_batch 2",
+    "training.length=512": "training.length 512: model nemotron-nano has 256 positions",
     "training.length=512 model=gpt2-nano": "training.length 512: model gpt2-nano has 256 positions",
     "recipe.keep.last=2": "recipe bf16 keeps the first 0 and last 2 of 2 blocks high",
     "recipe.keep.first=1 recipe.keep.last=1": "keeps the first 1 and last 1 of 2 blocks high",
