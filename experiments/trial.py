@@ -84,7 +84,7 @@ class Trial:
     def __post_init__(self) -> None:
         if not 0 <= self.seed < SEEDS:
             raise ValueError(f"seed {self.seed}: an integer from 0 to 2^63 - 1")
-        if self.model.positions != "none" and self.training.length > self.model.context:
+        if self.model.positions == "learned" and self.training.length > self.model.context:
             raise ValueError(
                 f"training.length {self.training.length}: model {self.model.name} has {self.model.context} positions"
             )
