@@ -300,7 +300,7 @@ MISTAKES = {
     "schedule.warmup_steps=9 schedule.warmup_fraction=0": "9 updates of warm-up in a trial of 2",
     "model.vocab=10": "model.vocab 10: the data have 256 tokens",
     "evaluation.windows=100000": "evaluation.windows: 100000 windows of length 256 asked of",
-    "training.length=4000000": "tokens are too few for windows of length 4000000",
+    "training.length=4000000 model.context=4000000": "tokens are too few for windows of length 4000000",
     "data=bin": "data.path is missing",
     "data=bin data.path=/nowhere": "no folder /nowhere; a folder of train.bin and val.bin is expected",
     "data=openwebtext": "make it by fewbits data prepare openwebtext",
