@@ -59,6 +59,12 @@ def main(argv: Sequence[str]) -> int:
         line.end()
         print(f"fewbits: {_told(error)}; the same command goes on from the last checkpoint", file=sys.stderr)
         return 1
+    except (MemoryError, RuntimeError) as error:
+        if not _out_of_memory(error):
+            raise
+        reason = str(error).strip().partition("\n")[0]
+        line.tell(f"fewbits: out of memory, take a smaller training.micro_batch or model: {reason}")
+        return 1
     except KeyboardInterrupt:
         line.end()
         print("fewbits: stopped; the same command goes on from the last checkpoint", file=sys.stderr)
@@ -98,6 +104,12 @@ class Stop:
 def _told(error: OSError) -> str:
     reason = error.strerror or str(error)
     return f"{error.filename}: {reason}" if error.filename else reason
+
+
+def _out_of_memory(error: Exception) -> bool:
+    """torch says it of a GPU by a class of its own, and of a CPU in words alone."""
+    ours = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    return ours or "can't allocate memory" in str(error)
 
 
 def summary(result: dict[str, Any]) -> str:

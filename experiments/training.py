@@ -200,6 +200,7 @@ def _train(
 
     result: dict[str, Any] = {}
     if tracker:
+        corpus.folder.check_unchanged()
         write_tables(state, timing, folder.path)
         status = "done" if healthy else "diverged"
         result = {"id": folder.id, "name": trial.name, "status": status, "step": state.step} | _final(state)
@@ -279,6 +280,7 @@ def resume(state: State, corpus: Corpus, folder: run_folder.RunFolder, parent: P
 
 
 def save(state: State, corpus: Corpus, folder: Path, *, keep: int) -> Path:
+    corpus.folder.check_unchanged()
     observer = state.quantization.observer
     tensors, rest = checkpoints.flatten(
         {

@@ -287,6 +287,7 @@ MISTAKES = {
     "recipe=nvfp4 recipe.rotated=[wgrad.dy]": "recipe.rotated 'wgrad.dy': valid are fprop, dgrad, wgrad",
     # what does not fit together
     "training.batch=5": "training.batch 5: a multiple of training.micro_batch 2",
+    "training.length=512": "training.length 512: model nemotron-nano has 256 positions",
     "training.length=512 model=gpt2-nano": "training.length 512: model gpt2-nano has 256 positions",
     "recipe.keep.last=2": "recipe bf16 keeps the first 0 and last 2 of 2 blocks high",
     "recipe.keep.first=1 recipe.keep.last=1": "keeps the first 1 and last 1 of 2 blocks high",
@@ -299,7 +300,7 @@ MISTAKES = {
     "schedule.warmup_steps=9 schedule.warmup_fraction=0": "9 updates of warm-up in a trial of 2",
     "model.vocab=10": "model.vocab 10: the data have 256 tokens",
     "evaluation.windows=100000": "evaluation.windows: 100000 windows of length 256 asked of",
-    "training.length=4000000": "tokens are too few for windows of length 4000000",
+    "training.length=4000000 model.context=4000000": "tokens are too few for windows of length 4000000",
     "data=bin": "data.path is missing",
     "data=bin data.path=/nowhere": "no folder /nowhere; a folder of train.bin and val.bin is expected",
     "data=openwebtext": "make it by fewbits data prepare openwebtext",

@@ -10,6 +10,7 @@ import time
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
 
@@ -17,6 +18,7 @@ from fewbits.experiments import checkpoints, training
 from fewbits.experiments.config import load_trial
 from fewbits.experiments.data.load import load
 from fewbits.experiments.run_folder import find, opened, saved_trial
+from tests.experiments.data_inputs import bin_folder
 from tests.experiments.trial_inputs import (
     Interrupted,
     ended,
@@ -100,8 +102,6 @@ def test_what_draws_from_torchs_generator_goes_on_where_it_was(cache: Path, tmp_
 
 
 def test_timing_goes_on_too(cache: Path, tmp_path: Path) -> None:
-    import pandas as pd
-
     train_until(8, cache, tmp_path)
     folder, _ = train(cache, tmp_path)
     timing = pd.read_parquet(folder.path / "timing.parquet")
@@ -197,6 +197,7 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_warning(cache: Path, tmp_pat
     newest.write_bytes(content)
     with pytest.warns(UserWarning, match=r"damaged checkpoint passed over: .*step-00000006.* SHA-256 differs"):
         folder, _ = train(cache, tmp_path / "runs")
+    assert list(pd.read_parquet(folder.path / "timing.parquet")["step"]) == list(range(12))
     undisturbed, _ = train(cache, tmp_path / "undisturbed")
     assert left(folder.path) == left(undisturbed.path)
 
@@ -256,6 +257,31 @@ def test_a_checkpoint_of_other_data_is_refused(cache: Path, tmp_path: Path) -> N
     state = training.set_up(trial, torch.device("cpu"))
     with pytest.raises(ValueError, match="these are not the data of the checkpoint"):
         training.resume(state, load(trial.data, cache), opened(only_run(tmp_path)), None)
+
+
+def test_data_that_are_written_to_under_a_trial_end_it_before_its_next_checkpoint(cache: Path, tmp_path: Path) -> None:
+    """One that another file took the place of is still read as it was."""
+    tokens, runs = bin_folder(tmp_path / "tokens", range(4000), range(2000)), tmp_path / "runs"
+    asked = ("data=bin", "data.size=null", f"data.path={tokens}")
+
+    def replaced(progress: training.Progress) -> None:
+        if progress.step == 2:
+            (tokens / "new").write_bytes(bytes(8000))
+            (tokens / "new").replace(tokens / "val.bin")
+
+    def overwritten(progress: training.Progress) -> None:
+        if progress.step == 2:
+            with (tokens / "train.bin").open("r+b") as file:
+                file.write(bytes(8))
+
+    undisturbed, _ = train(cache, tmp_path / "undisturbed", *asked)
+    again, _ = train(cache, runs, *asked, say=replaced)
+    assert left(again.path) == left(undisturbed.path)
+    shutil.rmtree(runs)
+    with pytest.raises(ValueError, match=r"train\.bin was written to while it was in use"):
+        train(cache, runs, *asked, say=overwritten)
+    assert not list(runs.rglob("step-*"))
+    assert not list(runs.rglob("result.json"))
 
 
 def test_a_finished_trial_is_not_run_again(cache: Path, tmp_path: Path) -> None:

@@ -120,6 +120,16 @@ def test_a_folder_that_cannot_be_written_is_one_line(
     assert said.count("\n") == 1
 
 
+@pytest.mark.parametrize("size", ["model.vocab=1000000000000", "training.micro_batch=4000000000000"])
+def test_too_little_memory_is_one_line(
+    size: str, cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["train", *words(cache, tmp_path, "training.batch=4000000000000", size)]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("fewbits: out of memory, take a smaller training.micro_batch or model: ")
+    assert said.count("\n") == 1
+
+
 def test_a_warning_is_one_line(cache: Path, tmp_path: Path) -> None:
     """In a process of its own: pytest takes warnings for itself."""
     train_until(8, cache, tmp_path / "runs")

@@ -2,13 +2,14 @@
 
 import dataclasses
 import math
+import re
 from pathlib import Path
 
 import pandas as pd
 import pytest
 import torch
 
-from fewbits.experiments import checkpoints
+from fewbits.experiments import checkpoints, training
 from fewbits.experiments.config import load_trial
 from fewbits.experiments.data.load import load
 from fewbits.experiments.evaluation.loss import evaluate_loss
@@ -35,7 +36,7 @@ def test_a_recipe_of_bf16_operands_is_the_unquantized_model(model: str, cache: P
     t, corpus = trial.training, load(trial.data, cache)
     plain = build(trial.model, seed=derive_seed(trial.seed, INITIAL))
     optimizer = make_optimizer(plain, trial.optimizer)
-    losses, norms = [], []
+    losses, norms, rates = [], [], []
     for step in range(t.steps):
         inputs, targets = corpus.batch("train", step * t.batch, t.batch, t.length, derive_seed(trial.seed, ORDER))
         halves = [
@@ -46,10 +47,12 @@ def test_a_recipe_of_bf16_operands_is_the_unquantized_model(model: str, cache: P
         losses.append(torch.stack(halves).mean().item())
         norms.append(clip_gradients(plain.parameters(), 1.0).item())
         set_learning_rate(optimizer, factor(trial.schedule, step, t.steps))
+        rates.append(optimizer.param_groups[0]["lr"])
         optimizer.step()
         optimizer.zero_grad()
     assert metric(high, "loss") == metric(cast, "loss") == losses
     assert metric(high, "gradient_norm") == metric(cast, "gradient_norm") == norms
+    assert metric(high, "learning_rate") == rates
 
 
 def test_the_output_of_wgrad_is_the_recipes(cache: Path, tmp_path: Path) -> None:
@@ -133,6 +136,15 @@ def test_tables_and_result_say_what_happened(cache: Path, tmp_path: Path) -> Non
     assert [(p.step, p.steps) for p in seen] == [(step, 12) for step in range(1, 13)]
     assert [p.loss for p in seen] == list(metrics["loss"])
     assert not (folder.path / "kept").exists()
+
+
+def test_every_column_of_the_tables_is_explained(cache: Path, tmp_path: Path) -> None:
+    folder, _ = train(cache, tmp_path, "recipe=gaussws-mor")
+    text = (Path(training.__file__).resolve().parent / "README.md").read_text("utf-8").partition("## Columns")[2]
+    for table in ("metrics", "numerics", "timing"):
+        about = text.partition(f"| `{table}.parquet` |")[2].partition("\n\n")[0]
+        columns = set(pd.read_parquet(folder.path / f"{table}.parquet").columns) - {"share_1", "share_2"}
+        assert set(re.findall(r"`(\w+)`", about)) - {"weight", "loss", "mfu"} == columns - {"loss"}, table
 
 
 def test_a_trial_without_observer_or_out_of_domain_text_leaves_readable_tables(cache: Path, tmp_path: Path) -> None:
