@@ -215,6 +215,18 @@ def test_where_all_others_are_damaged_a_checkpoint_kept_for_branches_serves(cach
     assert left(folder.path) == left(undisturbed.path)
 
 
+def test_what_a_killed_process_left_half_written_is_cleared_away(cache: Path, tmp_path: Path) -> None:
+    asked = ("training.steps=2", "model.layers=1")
+    train_until(1, cache, tmp_path, *asked)
+    folder = only_run(tmp_path)
+    (folder / "kept").mkdir()
+    (folder / ".metrics.parquet.0123abcd.partial").write_text("half")
+    (folder / "kept" / ".step-00000001.0123abcd.partial").mkdir()
+    assert len(leftovers(folder)) == 2
+    train(cache, tmp_path, *asked)
+    assert not leftovers(folder)
+
+
 def test_damaged_timing_costs_the_timing_alone(cache: Path, tmp_path: Path) -> None:
     train_until(8, cache, tmp_path)
     (only_run(tmp_path) / "timing.parquet").write_text("no table")
