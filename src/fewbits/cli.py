@@ -100,6 +100,9 @@ class Parser(argparse.ArgumentParser):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (that of the process, if None) and return the exit status."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by whoever started us: what is said goes nowhere
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
     try:
         try:
             return _dispatch(tuple(sys.argv[1:] if argv is None else argv))
@@ -133,7 +136,7 @@ def _dispatch(argv: tuple[str, ...]) -> int:
         print(_help(below))
         return 0
     names = ", ".join(command.name for command in below or COMMANDS)
-    raise ValueError(f"no command {' '.join(argv)!r}; choose from: {names}")
+    raise ValueError(f"no command {' '.join(words or argv[:1])!r}; choose from: {names}")
 
 
 def _help(commands: list[Command]) -> str:
