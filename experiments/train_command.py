@@ -47,14 +47,16 @@ def main(argv: Sequence[str]) -> int:
         print(yaml.safe_dump(plain(settings), sort_keys=False, allow_unicode=True), end="")
         return 0
 
+    from fewbits.experiments.tracking import Tracker
     from fewbits.experiments.training import run
 
+    tracker = Tracker(runtime)
     line = LiveLine()
     warnings.showwarning = line.warn  # type: ignore[assignment]  # of what it is given, it says the message alone
     try:
         with Stop() as stop:
             line.then = stop.wait_for_the_step
-            folder, result = run(trial, runtime, line, stop.asked, tell=line.tell)
+            folder, result = run(trial, runtime, line, stop.asked, saved=tracker, tell=line.tell)
     except OSError as error:
         line.end()
         print(f"fewbits: {_told(error)}; the same command goes on from the last checkpoint", file=sys.stderr)
@@ -71,6 +73,7 @@ def main(argv: Sequence[str]) -> int:
         return 130
     finally:
         line.end()
+        tracker.left()
     if result:
         print(f"{folder.path}\n{summary(result)}")
     return 0

@@ -40,7 +40,6 @@ from fewbits.experiments.optimizers import (
 )
 from fewbits.experiments.schedules import factor
 from fewbits.experiments.setup import check, check_data, cloze, corpus_model, text_tokenizer
-from fewbits.experiments.tracking import Tracker
 from fewbits.experiments.trial import Runtime, Trial
 from fewbits.kernels.seeds import derive_seed
 from fewbits.models.decoder import Decoder
@@ -53,6 +52,7 @@ INITIAL, ORDER, ROUNDING = range(3)  # what a trial's seed is spent on
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 DONE = "already done"
 Say = Callable[["Progress"], None]
+Saved = Callable[[run_folder.RunFolder], None]
 
 
 @dataclass(frozen=True)
@@ -95,12 +95,14 @@ def run(
     say: Say = lambda _: None,
     stop: Callable[[], bool] = lambda: False,
     expected: str | None = None,
+    saved: Saved = lambda _: None,
     tell: Callable[[str], None] = lambda _: None,
 ) -> tuple[run_folder.RunFolder, dict[str, Any]]:
     """Train, or go on training, or find it done: the folder and its result. Ranks above 0 get no result.
 
     stop: asked after every step; when true, the trial is left at a checkpoint with KeyboardInterrupt.
     expected: the id that the trial was planned with; OtherTrial where here it would be another one.
+    saved: called with the folder when there is something new in it: its config, a checkpoint, the result.
     tell: is told in words where a trial that is not new begins.
     """
     world = devices.choose(runtime)
@@ -115,13 +117,15 @@ def run(
         if expected not in (None, folder.id):
             raise OtherTrial(made_of)
         if (done := folder.result()) is not None and folder.has(runtime.keep_steps):
+            if not world.rank:
+                saved(folder)
             tell(DONE)
             return folder, done
         check_data(trial, corpus)
         if parent is not None and not checkpoints.steps(folder.checkpoints):
             parent.check(trial, corpus)
         if world.rank:
-            return folder, _train(trial, runtime, world, corpus, folder, parent, say, stop, tell)
+            return folder, _train(trial, runtime, world, corpus, folder, parent, say, stop, saved, tell)
         with folder.alone():
             if (done := folder.result()) is not None:  # by a process that has ended since
                 if folder.has(runtime.keep_steps):
@@ -130,7 +134,8 @@ def run(
                 folder.reopen(runtime.keep_steps)
             facts = {"data": describe(corpus), "parent": parent and str(parent.folder.path)}
             folder.begin(trial, provenance(made_of, facts))
-            return folder, _train(trial, runtime, world, corpus, folder, parent, say, stop, tell)
+            saved(folder)
+            return folder, _train(trial, runtime, world, corpus, folder, parent, say, stop, saved, tell)
     finally:
         devices.leave(world)
 
@@ -144,6 +149,7 @@ def _train(
     parent: Parent | None,
     say: Say,
     stop: Callable[[], bool],
+    saved: Saved,
     tell: Callable[[str], None],
 ) -> dict[str, Any]:
     t, leads = trial.training, world.rank == 0
@@ -152,7 +158,6 @@ def _train(
     if state.step and leads:
         tell(f"going on from step {state.step}")
     model, optimizer, observer = state.model, state.optimizer, state.quantization.observer
-    tracker = Tracker(trial, runtime, folder) if leads else None
     loss_of = _loss_module(model, trial, world)
     hopeless = t.blow_up * math.log(trial.model.vocab) if t.blow_up else math.inf
     peak = devices.peak_flops(world.device)
@@ -178,7 +183,7 @@ def _train(
             row |= evaluate(state, trial, corpus)
             healthy = _finite(row)
         state.metrics.append(row)
-        if not tracker:
+        if not leads:
             continue
 
         speed = t.batch * t.length / seconds
@@ -194,20 +199,20 @@ def _train(
         if healthy and (state.step % t.checkpoint_every == 0 or state.step == t.steps or stopping):
             write_tables(state, timing, folder.path)
             save(state, corpus, folder.checkpoints, keep=runtime.keep_checkpoints)
-            tracker.send(state.metrics, timing)
+            saved(folder)
         if stopping and healthy and state.step < t.steps:
             raise KeyboardInterrupt
 
     result: dict[str, Any] = {}
-    if tracker:
+    if leads:
         corpus.folder.check_unchanged()
         write_tables(state, timing, folder.path)
         status = "done" if healthy else "diverged"
         result = {"id": folder.id, "name": trial.name, "status": status, "step": state.step} | _final(state)
         if healthy:
             result |= final_evaluation(state, trial, corpus)
-        tracker.end(state.metrics, timing, result)
         write_json(folder.path / "result.json", result)
+        saved(folder)
     world.wait()
     return result
 

@@ -76,6 +76,13 @@ COMMANDS = (
         "recipes compared at a checkpoint: loss, gradients, operands",
         "RUN bf16 mor/block nvfp4",
     ),
+    Command(
+        ("sync",),
+        "fewbits.sweeps.sync_command",
+        "a sweep's trials sent to MLflow once more, from their files: all that it lacks",
+        "study=mor scale=smoke",
+    ),
+    Command(("ui",), "fewbits.sweeps.ui_command", "MLflow's page of the store's trials, in the browser", "--port 5000"),
     Command(("models",), "fewbits.models.listing", "the models there are, with their parameters", "--json"),
     Command(("recipes",), "fewbits.experiments.recipe_listing", "the recipes there are, with their operands", "--json"),
     Command(("studies",), "fewbits.sweeps.study_listing", "the papers there are, with their recipes", "--json"),
