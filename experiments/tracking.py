@@ -144,7 +144,7 @@ def send(
     rows, times = _table(folder.path / "metrics.parquet"), _times(folder)
     for batch in _batches([row for row in rows if row["tokens"] > have.get("tokens", 0)]):
         client.log_batch(run_id, metrics=[metric for row in batch for metric in _metrics(row, times)])
-    result = folder.result()
+    result = folder.result() if status == STATUS["done"] else None
     if scores := {key: value for key, value in _scores(result or {}) if key not in have}:
         client.log_batch(run_id, metrics=[_metric(key, value, _ended(folder), result) for key, value in scores.items()])
     config = folder.path / "config.yaml"

@@ -44,8 +44,15 @@ class Failure:
 
 
 def state(folder: RunFolder) -> State:
-    """RUNNING before FAILED: what is tried again leaves its last failure until it succeeds or fails anew."""
-    if (result := folder.result()) is not None:
+    """RUNNING before FAILED: what is tried again leaves its last failure until it succeeds or fails anew.
+
+    A result that cannot be read is a failure too: somebody has to look at it.
+    """
+    try:
+        result = folder.result()
+    except ValueError:
+        return State.FAILED
+    if result is not None:
         return State(result["status"])
     if holder(folder) is not None:
         return State.RUNNING
@@ -58,6 +65,10 @@ def holder(folder: RunFolder) -> lease.Holder | None:
 
 
 def failure(folder: RunFolder) -> Failure | None:
+    try:
+        folder.result()
+    except ValueError as error:
+        return Failure(str(error), wrong_input=True, step=0, log=[])
     data = _json(folder.path / FAILURE)
     return None if data is None else Failure(**data)
 
