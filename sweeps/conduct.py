@@ -27,16 +27,14 @@ def conduct(plan: Plan, backend: str = "ray", address: str | None = None, parall
     missing = [planned for planned in plan.trials.values() if not finished(planned)]
     driver: Driver | None = None
     if missing:
-        display = Display()
-        with _interruptible() as interrupted:
-            chosen = _backend(backend, address, parallel)
-            try:
-                driver = Driver(plan, chosen, display)
-                interrupted.append(driver)
+        chosen, display = _backend(backend, address, parallel), Display()
+        try:
+            driver = Driver(plan, chosen, display)
+            with _interruptible(driver):
                 driver.run()
-            finally:
-                chosen.close()
-                display.end()
+        finally:
+            chosen.close()
+            display.end()
         _remember_speeds(driver)
     return _summary(plan, driver)
 
@@ -54,18 +52,20 @@ def _backend(name: str, address: str | None, parallel: int | None) -> Backend:
 
 
 @contextmanager
-def _interruptible() -> Iterator[list[Driver]]:
-    """Ctrl-C, or SIGTERM: trials end at their next step, at a checkpoint. Twice: at once."""
-    drivers: list[Driver] = []
+def _interruptible(driver: Driver) -> Iterator[None]:
+    """Ctrl-C, or SIGTERM: trials end at their next step, at a checkpoint. Twice: at once.
+
+    Set up when the backend is there: Ray has a handler for SIGTERM of its own.
+    """
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        if not drivers or drivers[0].stopping:
+        if driver.stopping:
             raise KeyboardInterrupt
-        drivers[0].stop()
+        driver.stop()
 
     before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield drivers
+        yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -36,7 +36,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("words", nargs="+", metavar="WORD", help="as for `fewbits sweep`")
     parser.add_argument("--runs", metavar="DIR", help="the store (default: runs)")
     parser.add_argument("--json", action="store_true", help="the same for programs: a list of objects")
-    options = parser.parse_args(argv)
+    options = parser.parse_intermixed_args(argv)
     rows = standings(in_store(options.words, options.runs))
     if options.json:
         print(json.dumps([vars(row) for row in rows], indent=2))
