@@ -261,7 +261,7 @@ def check_keys(overrides: Sequence[str]) -> None:
         if key in GROUPS and word.package is None:
             for value in values:
                 _check_choice(key, value)
-        elif word.type != OverrideType.CHANGE or key.partition(".")[0] in (*GROUPS, "hydra"):
+        elif word.type != OverrideType.CHANGE or re.split(r"\W", key)[0] in (*GROUPS, "hydra"):
             continue
         elif (complaint := _about_key(key, [])) is not None:
             raise ValueError(complaint)

@@ -34,16 +34,14 @@ def conduct(plan: Plan, backend: str = "ray", address: str | None = None, parall
     display, mirror = Display(), Mirror(plan)
     warnings.showwarning = lambda message, *_: display.say(f"fewbits: {' '.join(str(message).split())}")
     if missing:
-        with _interruptible() as interrupted:
-            chosen = _backend(backend, address, parallel)
-            try:
-                driver = Driver(plan, chosen, display)
-                interrupted.append(driver)
-                with _mirrored(mirror):
-                    driver.run()
-            finally:
-                chosen.close()
-                display.end()
+        chosen = _backend(backend, address, parallel)
+        try:
+            driver = Driver(plan, chosen, display)
+            with _interruptible(driver), _mirrored(mirror):
+                driver.run()
+        finally:
+            chosen.close()
+            display.end()
         _remember_speeds(driver)
     status = _summary(plan, driver)
     served = "" if mirror.uri.startswith("http") else "  (served by `fewbits ui`)"
@@ -84,18 +82,20 @@ def _backend(name: str, address: str | None, parallel: int | None) -> Backend:
 
 
 @contextmanager
-def _interruptible() -> Iterator[list[Driver]]:
-    """Ctrl-C, or SIGTERM: trials end at their next step, at a checkpoint. Twice: at once."""
-    drivers: list[Driver] = []
+def _interruptible(driver: Driver) -> Iterator[None]:
+    """Ctrl-C, or SIGTERM: trials end at their next step, at a checkpoint. Twice: at once.
+
+    Set up when the backend is there: Ray has a handler for SIGTERM of its own.
+    """
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        if not drivers or drivers[0].stopping:
+        if driver.stopping:
             raise KeyboardInterrupt
-        drivers[0].stop()
+        driver.stop()
 
     before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield drivers
+        yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -42,14 +42,19 @@ def _totals(plan: Plan, parallel: int | None) -> list[str]:
     if not missing:
         return [*lines, "nothing to run"]
     slots = parallel or _slots(missing)
-    times = [Speeds(planned.folder.path.parent).seconds(planned) for planned in missing]
-    known = [seconds for seconds in times if seconds is not None]
-    if len(known) == len(missing):
-        left = sum(seconds * _part_left(planned) for seconds, planned in zip(known, missing, strict=True))
-        longest = max(known)
-        lines.append(f"about {clock(max(left / slots, longest))}, {slots} at a time, by the speeds measured here")
+    speeds = Speeds(missing[0].folder.path.parent)
+    total, line = 0.0, dict.fromkeys(plan.trials, 0.0)  # until it is done, its parents first
+    for planned in missing:
+        seconds = speeds.seconds(planned)
+        if seconds is None:
+            lines.append("time not known: nothing like these trials has run in this store yet")
+            break
+        seconds *= _part_left(planned)
+        total += seconds
+        line[planned.id] = seconds + (line[planned.parent] if planned.parent else 0.0)
     else:
-        lines.append("time not known: nothing like these trials has run in this store yet")
+        longest = max(line.values())
+        lines.append(f"about {clock(max(total / slots, longest))}, {slots} at a time, by the speeds measured here")
     lines.append(f"{disk(missing) / 1e9:.1f} GB of checkpoints")
     return lines
 

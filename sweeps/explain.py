@@ -6,17 +6,15 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 SHOWN = 12  # hexadecimal digits of a digest
+MISSING = "(none)"
 
 
 def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
     """A line for each field that differs, `key: a → b`."""
     left, right = dict(_flat(a)), dict(_flat(b))
     keys = [*left, *(key for key in right if key not in left)]
-    return [
-        f"{key}: {_shown(left.get(key, '(none)'))} → {_shown(right.get(key, '(none)'))}"
-        for key in keys
-        if left.get(key) != right.get(key)
-    ]
+    pairs = [(key, left.get(key, MISSING), right.get(key, MISSING)) for key in keys]
+    return [f"{key}: {_shown(was)} → {_shown(now)}" for key, was, now in pairs if was != now]
 
 
 def _flat(value: Any, where: str = "") -> Iterator[tuple[str, Any]]:

@@ -20,7 +20,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("a", metavar="A", help="a run: its folder, or the hash that its name ends with")
     parser.add_argument("b", nargs="?", metavar="B", help="another run; without, A as it would be computed now")
     parser.add_argument("--runs", metavar="DIR", default="runs", help="the store (default: runs)")
-    options = parser.parse_args(argv)
+    options = parser.parse_intermixed_args(argv)
     runs = Path(options.runs).expanduser()
 
     from fewbits.sweeps.explain import differences

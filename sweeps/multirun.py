@@ -42,7 +42,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("words", nargs="+", metavar="WORD", help="of the config; KEY=A,B for several values")
     parser.add_argument(*FLAGS, action="store_true", help=argparse.SUPPRESS)
     add_where(parser)
-    options = parser.parse_args(argv)
+    options = parser.parse_intermixed_args(argv)
     words = options.words
     _OPTIONS.update(backend=options.backend, address=options.address, parallel=options.parallel)
     _STATUSES.clear()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import socket
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -40,7 +41,10 @@ class OnRay:
         import ray
 
         self._ray = ray
-        here = not address and not os.environ.get("RAY_ADDRESS")
+        address = address or os.environ.get("RAY_ADDRESS") or None
+        here = address is None
+        if address is not None:
+            _answers(address)
         local: dict[str, Any] = {"include_dashboard": False, "num_cpus": _cores()} if here else {}
         try:
             ray.init(address, log_to_driver=False, logging_level=logging.ERROR, namespace="fewbits", **local)
@@ -131,6 +135,16 @@ class OnRay:
         for running in self._running.values():
             self._end(running)
         self._ray.shutdown()
+
+
+def _answers(address: str) -> None:
+    """Ray itself would try for minutes, with a line for each time. `auto` is Ray's to find."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if host and port.isdecimal():
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
+        except OSError as error:
+            raise ValueError(f"no Ray at {address}: {error.strerror or error}") from None
 
 
 def _meeting_point() -> tuple[str, int]:

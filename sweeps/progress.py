@@ -18,8 +18,9 @@ QUIET = 60.0  # seconds after which a line is said although nothing has ended
 class Display:
     """Called every turn of the driver."""
 
-    def __init__(self, stream: TextIO = sys.stderr) -> None:
-        self._stream, self._live = stream, stream.isatty()
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = stream or sys.stderr
+        self._live = self._stream.isatty()
         self._began: tuple[float, float] | None = None
         self._lines = 0
         self._said: tuple[object, float] = (None, 0.0)

@@ -36,7 +36,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("words", nargs="+", metavar="WORD", help="as for `fewbits sweep`")
     parser.add_argument("--runs", metavar="DIR", help="the store (default: runs)")
     parser.add_argument("--json", action="store_true", help="the same for programs: a list of objects")
-    options = parser.parse_args(argv)
+    options = parser.parse_intermixed_args(argv)
     rows = standings(in_store(options.words, options.runs))
     if options.json:
         print(json.dumps([vars(row) for row in rows], indent=2))
@@ -69,7 +69,7 @@ def standings(words: Sequence[str]) -> list[Standing]:
                 f"stale: {was.folder} was computed by other code or config; `fewbits explain {was.folder}` says which"
             )
         live: dict[str, Any] = store.progress(folder) or {}
-        result = folder.result() or {}
+        result = (folder.result() if state in store.OVER else None) or {}
         step = int(result.get("step", max(live.get("step", 0) if state == "running" else 0, store.reached(folder))))
         steps = trial.trial.training.steps
         rows.append(Standing(member.cell.sweep, member.cell.place, folder.path.name, str(state), step, steps, note))

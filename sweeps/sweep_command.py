@@ -30,7 +30,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--dry-run", action="store_true", help="print the plan and run nothing")
     add_where(parser)
     parser.add_argument("--runs", metavar="DIR", help="the store (default: runs); on a cluster, shared by its nodes")
-    options = parser.parse_args(argv)
+    options = parser.parse_intermixed_args(argv)
     words = in_store(options.words, options.runs)
     if options.address and options.address.startswith(("http://", "https://")):
         return _submit(words, options)

@@ -80,7 +80,7 @@ def marked_environment() -> Iterator[dict[str, str]]:
 
 def kill_all(mark: bytes) -> None:
     give_up = time.monotonic() + PATIENCE
-    while found := [process for process in processes() if mark in _environment_of(process)]:
+    while found := marked(mark):
         if time.monotonic() > give_up:
             raise RuntimeError(f"processes that do not die: {found}")
         for process in found:
@@ -91,6 +91,10 @@ def kill_all(mark: bytes) -> None:
             if _is_child(process):
                 os.waitpid(process, 0)
         time.sleep(0.05)
+
+
+def marked(mark: bytes) -> list[int]:
+    return [process for process in processes() if mark in _environment_of(process)]
 
 
 def processes() -> list[int]:

@@ -141,7 +141,8 @@ def started(
 @functools.cache
 def _server() -> multiprocessing.context.ForkServerContext:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["fewbits.experiments.training", "fewbits.experiments.config", __name__])
+    preload = ["fewbits.experiments.training", "fewbits.experiments.config", "torch._inductor.config", __name__]
+    context.set_forkserver_preload(preload)
     first = context.Process(target=os.getpid, daemon=True)
     first.start()
     first.join()

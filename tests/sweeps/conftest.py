@@ -1,11 +1,14 @@
 """What tests of sweeps share: data made once, and tiny sweeps as files."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from fewbits import cli
 from tests.experiments.data_inputs import shared_cache
+from tests.sweeps.sweep_inputs import FAMILY, all_left, planned, tiny_file
 
 
 @pytest.fixture(scope="session")
@@ -22,3 +25,20 @@ def _torch_as_it_was() -> Iterator[None]:
     yield
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(deterministic)
+
+
+@dataclass(frozen=True)
+class Undisturbed:
+    """A sweep of eight trials with branches, as it comes out when nothing happens to it."""
+
+    file: Path
+    store: Path
+    left: dict[str, dict[str, bytes]]  # of each run folder, its promised bytes
+
+
+@pytest.fixture(scope="session")
+def undisturbed(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
+    folder = tmp_path_factory.mktemp("undisturbed")
+    file, store = tiny_file(folder, cache, FAMILY, "family"), folder / "runs"
+    assert cli.main(["sweep", str(file), "--runs", str(store), "--backend", "local"]) == 0
+    return Undisturbed(file, store, all_left(planned(file, f"runtime.runs={store}")))

@@ -30,6 +30,16 @@ SETTINGS = TINY | {
     "evaluation.every": 8,
     "observer.gradients_every": 8,
 }
+FAMILY: dict[str, Any] = {
+    "seeds": [0, 1],
+    "arms": {
+        "plain": {"words": ["recipe=bf16"], "axes": []},
+        "noisy": {"words": ["recipe=nvfp4"]},
+        "late": {"words": ["recipe=nvfp4"], "axes": [], "parent": "plain", "at": 0.5},
+    },
+    "axes": {"optimizer.lr": [0.001, 0.002]},
+    "resources": {"attempts": 9},
+}
 
 
 def tiny(cache: Path, *more: str) -> list[str]:

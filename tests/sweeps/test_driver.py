@@ -1,0 +1,281 @@
+"""A sweep is done by the same command, whatever befalls it: with processes that are killed, stopped, starved and late.
+
+What is killed is killed by real signals, at moments that differ from run to run.
+"""
+
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from fewbits import cli
+from fewbits.experiments.run_folder import RunFolder
+from fewbits.sweeps import store
+from fewbits.sweeps.plan import Plan
+from tests.sweeps.conftest import Undisturbed
+from tests.sweeps.sweep_inputs import (
+    PATIENCE,
+    ROOT,
+    all_left,
+    attempts,
+    folders,
+    holder_of,
+    kill_worker,
+    planned,
+    reported_steps,
+    running,
+    started,
+    steps_done,
+    tiny_file,
+    trained_twice,
+)
+
+LOCAL = ("--backend", "local")
+LONG = ("training.steps=100000", "evaluation.every=100000", "training.checkpoint_every=2")
+
+
+def sweep(file: Path, runs: Path, *words: str) -> int:
+    return cli.main(["sweep", str(file), "--runs", str(runs), *LOCAL, *words])
+
+
+def plan_of(file: Path, runs: Path) -> Plan:
+    return planned(file, f"runtime.runs={runs}")
+
+
+def gone(plan: Plan) -> None:
+    """Wait until nobody works on any of its trials."""
+    give_up = time.monotonic() + 30
+    while at := running(plan):
+        assert time.monotonic() < give_up, at
+        time.sleep(0.01)
+
+
+# ------------------------------------------------------------------------------------------------ killed
+
+
+def test_workers_and_the_driver_are_killed_and_the_same_command_finishes(
+    undisturbed: Undisturbed, tmp_path: Path
+) -> None:
+    """Bit for bit what it is undisturbed, and no step is done again that was in a checkpoint."""
+    runs, moments = tmp_path / "runs", random.Random()
+    plan = plan_of(undisturbed.file, runs)
+    command = started(tmp_path / "output", "sweep", undisturbed.file, "--runs", runs, *LOCAL)
+    killed = 0
+    while killed < 2:
+        command.until(lambda: any(steps_done(folder) for folder in running(plan)))
+        time.sleep(moments.uniform(0, 0.5))
+        killed += kill_worker(moments.choice(at)) if (at := running(plan)) else 0
+    command.until(lambda: bool(running(plan)))
+    time.sleep(moments.uniform(0, 1))
+    command.kill()
+    gone(plan)  # its workers have died with it
+    assert sweep(undisturbed.file, runs) == 0
+    assert all_left(plan) == undisturbed.left
+    assert [trained_twice(folder) for folder in folders(plan)] == [[]] * 8
+    assert sum(map(attempts, folders(plan))) >= 8 + killed
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stopped_sweep_is_at_checkpoints_and_goes_on(
+    number: signal.Signals, undisturbed: Undisturbed, tmp_path: Path
+) -> None:
+    """Ctrl-C as a terminal sends it: to the driver and its workers alike."""
+    runs = tmp_path / "runs"
+    plan = plan_of(undisturbed.file, runs)
+    command = started(tmp_path / "output", "sweep", undisturbed.file, "--runs", runs, *LOCAL)
+    command.until(lambda: any(steps_done(folder) for folder in running(plan)))
+    (os.killpg if number == signal.SIGINT else os.kill)(command.process.pid, number)
+    assert command.end() == 130
+    assert "fewbits: stopped; the same command goes on\n" in command.said
+    assert "Traceback" not in command.said
+    assert not running(plan)
+    for folder in folders(plan):
+        assert not (folder.path / store.STOP).exists()
+        assert store.failure(folder) is None
+        if attempts(folder) and folder.result() is None and any(reported_steps(folder)):
+            assert store.reached(folder) == reported_steps(folder)[-1][-1]
+    if number == signal.SIGINT:
+        assert sweep(undisturbed.file, runs) == 0
+        assert all_left(plan) == undisturbed.left
+
+
+def test_asked_twice_a_sweep_stops_at_once(undisturbed: Undisturbed, tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    plan = planned(undisturbed.file, f"runtime.runs={runs}", *LONG)
+    command = started(tmp_path / "output", "sweep", undisturbed.file, "--runs", runs, *LOCAL, *LONG)
+    command.until(lambda: bool(running(plan)))
+    for folder in running(plan):
+        os.kill(holder_of(folder) or 0, signal.SIGSTOP)  # it will reach no checkpoint
+    command.process.send_signal(signal.SIGINT)
+    command.until(lambda: "once more: at once" in command.said)
+    command.process.send_signal(signal.SIGINT)
+    assert command.end() == 130
+    gone(plan)
+
+
+def test_two_drivers_on_one_store_share_its_trials(undisturbed: Undisturbed, tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    plan = plan_of(undisturbed.file, runs)
+    other = started(tmp_path / "output", "sweep", undisturbed.file, "--runs", runs, *LOCAL)
+    try:
+        assert sweep(undisturbed.file, runs) == 0
+        assert other.end() == 0, other.said
+    finally:
+        other.kill()
+    trained = [[steps for steps in reported_steps(folder) if steps] for folder in folders(plan)]
+    assert trained == [[list(range(1, 9))]] * 8
+    assert all_left(plan) == undisturbed.left
+
+
+# ------------------------------------------------------------------------------------------------ what fails
+
+
+def spoil(folder: RunFolder) -> None:
+    """Have the trial fail where it would write its first checkpoint."""
+    folder.path.mkdir(parents=True)
+    (folder.path / "checkpoints").write_text("no folder")
+
+
+BAD = {
+    "arms": {
+        "good": {"words": ["optimizer.lr=0.005"]},
+        "broken": {},
+        "child": {"words": ["recipe=nvfp4"], "parent": "broken", "at": 4},
+        "grandchild": {"words": ["recipe=bf16", "training.steps=2"], "parent": "child"},
+        "hot": {"words": ["optimizer.lr=1e9"]},
+        "after": {"words": ["recipe=nvfp4"], "parent": "hot", "at": 8},
+    },
+    "resources": {"attempts": 2},
+}
+
+
+def test_what_fails_is_named_with_its_log_and_leaves_the_others_whole(
+    cache: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    runs = tmp_path / "runs"
+    file = tiny_file(tmp_path, cache, BAD, "bad")
+    plan = plan_of(file, runs)
+    good, broken, child, grandchild, hot, after = (plan.trials[member.id].folder for member in plan.members)
+    spoil(broken)
+    assert sweep(file, runs) == 1
+    shown = capfd.readouterr()
+    assert "6 trials: 3 planned, 1 done, 1 failed, 1 diverged\n" in shown.out
+    assert [store.state(folder) for folder in (good, broken, hot)] == ["done", "failed", "diverged"]
+    step = (hot.result() or {})["step"]
+    assert f"diverged: {hot.path} at step {step}\n" in shown.out
+    errors = shown.err
+    (told,) = [line for line in errors.splitlines() if line.startswith(f"failed: {broken.path}: ")]
+    assert "checkpoints" in told
+    assert "    (the whole log: " + str(broken.path / store.LOG) in errors
+    assert errors.count(f"{broken.path.name}: ") == 1 + 1  # that it is tried again, and the failure
+    assert attempts(broken) == 2
+    assert f"failed: {child.path}: its parent {broken.path.name} failed\n" in errors
+    assert f"failed: {grandchild.path}: its parent {child.path.name} failed\n" in errors
+    assert f"failed: {after.path}: its parent {hot.path.name} diverged before step 8\n" in errors
+    assert "fewbits: 4 trials failed; the same command goes on, from their checkpoints\n" in errors
+
+    (broken.path / "checkpoints").unlink()
+    assert sweep(file, runs) == 1
+    shown = capfd.readouterr()
+    assert "6 trials: 1 planned, 4 done, 1 diverged\n" in shown.out
+    assert shown.err.count("failed: ") == 1
+    assert attempts(good) == 1
+    assert store.failure(broken) is None
+
+
+ENDLESS = {"arms": {"good": {}, "bad": {"words": list(LONG)}}, "resources": {"attempts": 1}}
+
+
+@pytest.mark.parametrize("how", ["SIGSEGV", "SIGKILL", "memory"])
+def test_a_crash_is_told_and_leaves_the_others_whole(how: str, cache: Path, tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    file = tiny_file(tmp_path, cache, ENDLESS)
+    plan = plan_of(file, runs)
+    good, bad = (plan.trials[member.id].folder for member in plan.members)
+    command = started(tmp_path / "output", "sweep", file, "--runs", runs, *LOCAL)
+    try:
+        command.until(lambda: steps_done(bad) > 0)
+        worker = holder_of(bad)
+        assert worker is not None
+        if how == "memory":
+            resource.prlimit(worker, resource.RLIMIT_AS, (1 << 20, 1 << 20))  # there is no more than it has
+        else:
+            os.kill(worker, getattr(signal, how))
+        assert command.end() == 1
+    finally:
+        command.kill()
+    said = command.said.partition("failed: ")[2]
+    assert said.startswith(str(bad.path))
+    assert "2 trials: 1 done, 1 failed" in command.said
+    told = {"SIGSEGV": "ended by SIGSEGV", "SIGKILL": "ended by SIGKILL, as when memory is short", "memory": "emory"}
+    assert told[how] in said
+    if how == "SIGSEGV":
+        assert "Fatal Python error: Segmentation fault" in (bad.path / store.LOG).read_text()
+    assert good.result() is not None
+    assert store.state(bad) == "failed"
+
+
+def test_a_trial_that_takes_too_long_is_ended(cache: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    runs = tmp_path / "runs"
+    file = tiny_file(tmp_path, cache, {"words": list(LONG), "resources": {"hours": 0.001}})
+    (folder,) = folders(plan_of(file, runs))
+    assert sweep(file, runs) == 1
+    assert f"failed: {folder.path}: ended after 0.001 hours, its limit\n" in capfd.readouterr().err
+    assert attempts(folder) == 1
+
+
+# ------------------------------------------------------------------------------------------------ branches, caches
+
+
+def test_a_branch_that_is_asked_for_later_has_its_parent_trained_once_more(cache: Path, tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    trunk = {"words": ["recipe=bf16"]}
+    alone = tiny_file(tmp_path, cache, {"arms": {"trunk": trunk}}, "alone")
+    (folder,) = folders(plan_of(alone, runs))
+    assert sweep(alone, runs) == 0
+    before = all_left(plan_of(alone, runs))
+    late = {"words": ["recipe=nvfp4"], "parent": "trunk", "at": 3}
+    both = tiny_file(tmp_path, cache, {"arms": {"trunk": trunk, "late": late}}, "both")
+    for _ in range(2):
+        assert sweep(both, runs) == 0
+        assert attempts(folder) == 2
+    assert all_left(plan_of(alone, runs)) == before
+    assert folder.has([3])
+    assert sweep(alone, runs) == 0
+    assert attempts(folder) == 2
+
+
+def test_what_is_done_is_not_done_again_and_starts_neither_ray_nor_workers(undisturbed: Undisturbed) -> None:
+    before = [path.stat().st_mtime_ns for path in undisturbed.store.rglob("*")]
+    words = ["sweep", str(undisturbed.file), "--runs", str(undisturbed.store)]
+    script = f"import sys; from fewbits import cli; print(cli.main({words!r}), 'ray' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    assert done.stdout == "8 trials: 8 done\n0 False\n", done.stderr
+    assert [path.stat().st_mtime_ns for path in undisturbed.store.rglob("*")] == before
+
+
+def test_ranks_of_a_trial_are_processes_that_live_and_die_together(cache: Path, tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    data = {"resources": {"ranks": 2}, "words": ["training.batch=8", "recipe=nvfp4"]}
+    file = tiny_file(tmp_path, cache, data)
+    assert sweep(file, runs) == 0
+    whole = all_left(plan_of(file, runs))
+    (folder,) = folders(plan_of(file, tmp_path / "again"))
+    command = started(tmp_path / "output", "sweep", file, "--runs", tmp_path / "again", *LOCAL)
+    command.until(lambda: steps_done(folder) > 0)
+    kill_worker(folder)
+    assert command.end() == 0
+    assert all_left(plan_of(file, tmp_path / "again")) == whole
+    assert trained_twice(folder) == []

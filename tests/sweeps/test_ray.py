@@ -1,0 +1,120 @@
+"""Sweeps on a Ray that starts by itself on this machine: kills, ranks, and nothing left behind.
+
+Ray is never stopped here: what a test started is known by a mark in its environment, and dies with its driver.
+"""
+
+import os
+import random
+import secrets
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fewbits import cli
+from tests.ray_head import MARK, kill_all, marked, short_folder
+from tests.sweeps.conftest import Undisturbed
+from tests.sweeps.sweep_inputs import (
+    Command,
+    all_left,
+    attempts,
+    folders,
+    kill_worker,
+    planned,
+    running,
+    started,
+    steps_done,
+    tiny_file,
+    trained_twice,
+)
+
+
+@pytest.fixture
+def on_ray() -> Iterator[dict[str, str]]:
+    """The environment of commands; at the end all that they started is gone, by our hand if need be."""
+    mark = secrets.token_hex(16)
+    with short_folder() as folder:
+        try:
+            yield {MARK: mark, "RAY_TMPDIR": str(folder), "RAY_ADDRESS": ""}
+        finally:
+            kill_all(f"{MARK}={mark}".encode())
+
+
+def left_behind(environment: dict[str, str], patience: float = 60) -> list[int]:
+    """Processes of Ray that outlive their driver for longer than it takes them to notice."""
+    give_up = time.monotonic() + patience
+    while (found := marked(f"{MARK}={environment[MARK]}".encode())) and time.monotonic() < give_up:
+        time.sleep(0.1)
+    return found
+
+
+def test_workers_and_the_driver_are_killed_and_the_same_command_finishes(
+    undisturbed: Undisturbed, tmp_path: Path, on_ray: dict[str, str]
+) -> None:
+    """Bit for bit what the other backend makes of it undisturbed."""
+    runs, moments = tmp_path / "runs", random.Random()
+    plan = planned(undisturbed.file, f"runtime.runs={runs}")
+
+    def command(name: str) -> Command:
+        words = ("sweep", undisturbed.file, "--runs", runs, "--parallel", "2")
+        return started(tmp_path / name, *words, environment=on_ray)
+
+    first = command("first")
+    try:
+        killed = 0
+        while killed < 2:
+            first.until(lambda: any(steps_done(folder) for folder in running(plan)))
+            time.sleep(moments.uniform(0, 0.5))
+            killed += kill_worker(moments.choice(at)) if (at := running(plan)) else 0
+        first.until(lambda: bool(running(plan)))
+        time.sleep(moments.uniform(0, 1))
+    finally:
+        first.kill()
+    assert left_behind(on_ray) == []
+    assert not running(plan)
+    again = command("again")
+    try:
+        assert again.end() == 0, again.said
+    finally:
+        again.kill()
+    assert all_left(plan) == undisturbed.left
+    assert [trained_twice(folder) for folder in folders(plan)] == [[]] * 8
+    assert sum(map(attempts, folders(plan))) >= 8 + killed
+    assert left_behind(on_ray) == []
+
+
+def test_ranks_share_a_placement_group_and_ctrl_c_stops_a_sweep(
+    cache: Path, tmp_path: Path, on_ray: dict[str, str]
+) -> None:
+    """Two ranks under Ray give the bits of two ranks of the local backend."""
+    ranks = {"resources": {"ranks": 2, "cpus": 0.5}, "words": ["training.batch=8", "recipe=nvfp4"]}
+    file = tiny_file(tmp_path, cache, ranks)
+    assert cli.main(["sweep", str(file), "--runs", str(tmp_path / "local"), "--backend", "local"]) == 0
+    long = ("training.steps=100000", "evaluation.every=100000", "seeds=[0,1,2]")
+    plan = planned(file, f"runtime.runs={tmp_path / 'stopped'}", *long)
+    stopped = started(tmp_path / "out", "sweep", file, "--runs", tmp_path / "stopped", *long, environment=on_ray)
+    done = started(tmp_path / "done", "sweep", file, "--runs", tmp_path / "ray", environment=on_ray)
+    try:
+        stopped.until(lambda: any(steps_done(folder) for folder in running(plan)))
+        os.killpg(stopped.process.pid, signal.SIGINT)
+        assert stopped.end() == 130
+        assert "Traceback" not in stopped.said
+        assert not running(plan)
+        assert done.end() == 0, done.said
+    finally:
+        stopped.kill()
+        done.kill()
+    both = [all_left(planned(file, f"runtime.runs={tmp_path / name}")) for name in ("local", "ray")]
+    assert both[0] == both[1]
+    assert left_behind(on_ray) == []
+
+
+def test_an_address_where_no_ray_is_is_one_line(
+    cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tiny_file(tmp_path, cache, {})
+    assert cli.main(["sweep", str(file), "--runs", str(tmp_path / "runs"), "--address", "127.0.0.1:9"]) == 2
+    shown = capsys.readouterr().err.splitlines()[-1]
+    assert shown.startswith("fewbits: no Ray at 127.0.0.1:9")

@@ -1,0 +1,146 @@
+"""What is told of trials without running any: how they stand, what makes two of them different, what is stale."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fewbits import cli
+from fewbits.experiments.run_folder import RunFolder
+from fewbits.sweeps import store
+from fewbits.sweeps.explain import differences
+from fewbits.sweeps.lease import leased
+from tests.sweeps.conftest import Undisturbed
+from tests.sweeps.sweep_inputs import folders, planned
+
+
+def status(undisturbed: Undisturbed, capsys: pytest.CaptureFixture[str], *words: str, runs: Path) -> list[Any]:
+    capsys.readouterr()
+    assert cli.main(["status", str(undisturbed.file), *words, "--runs", str(runs), "--json"]) == 0
+    rows: list[Any] = json.loads(capsys.readouterr().out)
+    return rows
+
+
+@pytest.fixture
+def some(undisturbed: Undisturbed, tmp_path: Path) -> list[RunFolder]:
+    """Folders of a store in which nothing has run."""
+    return folders(planned(undisturbed.file, f"runtime.runs={tmp_path}"))
+
+
+def test_states_follow_from_files(
+    undisturbed: Undisturbed, some: list[RunFolder], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done, diverged, failed, stopped, again, *planned_ones = some
+    for folder, state in ((done, "done"), (diverged, "diverged")):
+        folder.path.mkdir(parents=True)
+        (folder.path / "result.json").write_text(json.dumps({"id": folder.id, "status": state, "step": 5}))
+    for folder in (failed, again):
+        store.write_failure(folder, store.Failure("it broke", False, 2, ["a line"]))
+    (stopped.checkpoints / "step-00000006").mkdir(parents=True)
+    (again.path / store.PROGRESS).write_text(json.dumps({"step": 3, "steps": 8, "loss": 1.0}))
+    with leased(again.path):
+        rows = {row["folder"]: row for row in status(undisturbed, capsys, runs=tmp_path)}
+        assert cli.main(["status", str(undisturbed.file), "--runs", str(tmp_path)]) == 0
+        shown = capsys.readouterr().out
+    states = [rows[folder.path.name]["state"] for folder in some]
+    assert states == ["done", "diverged", "failed", "planned", "running"] + ["planned"] * 3
+    assert rows[failed.path.name]["note"] == "it broke"
+    steps = [rows[folder.path.name]["step"] for folder in (done, stopped, again)]
+    assert steps[0] == 5
+    assert steps[2] == 3
+    assert f"{failed.path.name}  failed 0/8  it broke\n" in shown
+    assert "8 trials: " in shown
+    assert "4 planned" in shown
+    assert len(planned_ones) == 3
+
+
+def test_a_status_writes_nothing_and_says_where_each_trial_stands(
+    undisturbed: Undisturbed, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = sorted(undisturbed.store.rglob("*"))
+    rows = status(undisturbed, capsys, runs=undisturbed.store)
+    assert [(row["state"], row["step"], row["steps"], row["note"]) for row in rows] == [("done", 8, 8, "")] * 8
+    assert {tuple(row["place"]) for row in rows} == {("arm", "seed"), ("arm", "optimizer.lr", "seed")}
+    assert sorted(undisturbed.store.rglob("*")) == before
+
+
+def test_what_other_words_computed_is_stale_and_explained(
+    undisturbed: Undisturbed, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = status(undisturbed, capsys, "training.blow_up=2", runs=undisturbed.store)
+    assert {row["state"] for row in rows} == {"planned"}
+    for row in rows:
+        assert row["note"].startswith("stale: nemotron-nano-")
+    was, now = rows[0]["note"].split()[1], rows[0]["folder"]
+    assert was != now
+    assert f"`fewbits explain {was}` says which" in rows[0]["note"]
+    assert cli.main(["explain", was, "--runs", str(undisturbed.store)]) == 0
+    assert capsys.readouterr().out == "today's code computes the same trial\n"
+
+
+def test_two_trials_are_explained_field_by_field(undisturbed: Undisturbed, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = planned(undisturbed.file, f"runtime.runs={undisturbed.store}")
+    names = {tuple(member.cell.place.values()): plan.trials[member.id].folder.path.name for member in plan.members}
+
+    def explain(*argv: str) -> list[str]:
+        assert cli.main(["explain", *argv, "--runs", str(undisturbed.store)]) == 0
+        return capsys.readouterr().out.splitlines()
+
+    a, b, seed, plain, late = (
+        names[place]
+        for place in (
+            ("noisy", "0.001", "0"),
+            ("noisy", "0.002", "0"),
+            ("noisy", "0.001", "1"),
+            ("plain", "0"),
+            ("late", "0"),
+        )
+    )
+    assert explain(a, b) == ["config.optimizer.lr: 0.001 → 0.002"]
+    assert explain(a, a.rpartition("-")[2]) == ["the same trial"]
+    assert explain(str(undisturbed.store / a), seed) == ["config.seed: 0 → 1"]
+    lines = explain(plain, late)
+    (parent,) = [plan.trials[key].id for key in plan.trials if plan.trials[key].folder.path.name == plain]
+    assert any(line.startswith(f"config.branch: None → {parent[:12]}") and line.endswith("@4") for line in lines)
+    assert any(line.startswith("config.recipe.") for line in lines)
+
+
+def test_an_edit_of_the_code_is_named_by_its_file(
+    undisturbed: Undisturbed, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    source = next(undisturbed.store.glob("*-bf16-*"))
+    run = tmp_path / source.name
+    run.mkdir()
+    provenance = json.loads((source / "provenance.json").read_text())
+    provenance["sources"]["models/decoder.py"] = "0" * 64
+    provenance["identity"]["torch"] = "1.0"
+    (run / "provenance.json").write_text(json.dumps(provenance))
+    (run / "config.yaml").write_text((source / "config.yaml").read_text())
+    assert cli.main(["explain", run.name, "--runs", str(tmp_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("torch: 1.0 → ") or lines[1].startswith("torch: 1.0 → ")
+    assert any(line.startswith("sources.models/decoder.py: 000000000000 → ") for line in lines)
+    assert len(lines) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "told"), [("nothing", "no run 'nothing' in"), ("", "8 runs '' in"), ("nemotron", "no run 'nemotron'")]
+)
+def test_a_run_that_is_not_there_is_told(
+    undisturbed: Undisturbed, name: str, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["explain", name, "--runs", str(undisturbed.store)]) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_differences_are_of_leaves_and_shorten_digests() -> None:
+    a = {"x": {"y": 1, "z": (1, 2)}, "digest": "a" * 64, "gone": None}
+    b = {"x": {"y": 2, "z": [1, 2]}, "digest": "b" * 64 + "@5", "new": {"k": True}}
+    assert differences(a, b) == [
+        "x.y: 1 → 2",
+        "digest: aaaaaaaaaaaa → bbbbbbbbbbbb@5",
+        "gone: None → (none)",
+        "new.k: (none) → True",
+    ]
+    assert differences(a, a) == []
