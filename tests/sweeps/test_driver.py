@@ -251,10 +251,11 @@ def test_a_branch_that_is_asked_for_later_has_its_parent_trained_once_more(cache
     assert attempts(folder) == 2
 
 
-def test_what_is_done_is_not_done_again_and_starts_neither_ray_nor_workers(undisturbed: Undisturbed) -> None:
+def test_what_is_done_is_not_done_again_and_loads_neither_ray_nor_mlflow(undisturbed: Undisturbed) -> None:
     before = [path.stat().st_mtime_ns for path in undisturbed.store.rglob("*")]
     words = ["sweep", str(undisturbed.file), "--runs", str(undisturbed.store)]
-    script = f"import sys; from fewbits import cli; print(cli.main({words!r}), 'ray' in sys.modules)"
+    modules = "[name for name in ('ray', 'mlflow') if name in sys.modules]"
+    script = f"import sys; from fewbits import cli; print(cli.main({words!r}), {modules})"
     done = subprocess.run(
         [sys.executable, "-c", script],
         env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
@@ -262,7 +263,9 @@ def test_what_is_done_is_not_done_again_and_starts_neither_ray_nor_workers(undis
         text=True,
         timeout=PATIENCE,
     )
-    assert done.stdout == "8 trials: 8 done\n0 False\n", done.stderr
+    first, *links, last = done.stdout.splitlines()
+    assert (first, last) == ("8 trials: 8 done", "0 []"), done.stderr
+    assert all("viewStateShareKey" in link for link in links)
     assert [path.stat().st_mtime_ns for path in undisturbed.store.rglob("*")] == before
 
 
