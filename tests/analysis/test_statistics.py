@@ -170,7 +170,11 @@ def test_the_sign_test_counts_and_leaves_zeros_out() -> None:
 
 
 def test_three_of_three_beside_none_of_three_is_one_in_twenty() -> None:
-    assert more_events(3, 3, 0, 3) == pytest.approx(1 / math.comb(6, 3))
+    assert more_events(3, 3, 0, 3) == 1 / 20
+    for counts in ((2, 5, 1, 4), (0, 3, 0, 3), (4, 4, 4, 4), (5, 6, 1, 9)):
+        ours, of_ours, theirs, of_theirs = counts
+        table = [[ours, of_ours - ours], [theirs, of_theirs - theirs]]
+        assert more_events(*counts) == pytest.approx(stats.fisher_exact(table, "greater").pvalue)
     assert more_events(0, 3, 3, 3) == 1.0
     with pytest.raises(ValueError, match="4 of 3"):
         more_events(4, 3, 0, 3)
