@@ -1,5 +1,6 @@
 """Papers as data: complete, consistent with themselves and with what was derived from them by hand."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -7,10 +8,11 @@ import yaml
 
 from fewbits.analysis.paper import FOLDER, Margin, Paper, paper
 from fewbits.models.from_dict import from_dict
+from fewbits.models.registry import MODELS
 from fewbits.sweeps.studies import STUDIES
 
 PAPERS = sorted(path.stem for path in FOLDER.glob("*.yaml"))
-COUNTS = {"mor": (4, 21, 20)}  # tables, figures, claims
+COUNTS = {"mor": (4, 21, 20), "nvfp4": (5, 14, 26), "gaussws": (4, 8, 18)}  # tables, figures, claims
 
 
 @pytest.mark.parametrize("study", PAPERS)
@@ -73,6 +75,65 @@ def test_mors_own_numbers_agree_with_its_tables() -> None:
     ]
     beyond = [place for *place, change in changes if change is not None and abs(change) > 0.005]
     assert beyond == [["Table 4", "three-way"]], "M3's bound is of tensor-level arms; only three-way is beyond it"
+
+
+def test_nvfp4s_categories_are_the_means_of_their_tasks() -> None:
+    table = paper("nvfp4").table("Table 2")
+    categories = {
+        "general": ("mmlu", "mmlu_pro", "agieval_en"),
+        "math_all": ("gsm8k", "math"),
+        "multilingual": ("global_mmlu", "mgsm"),
+        "code": ("humaneval", "mbpp"),
+        "commonsense": ("arc_challenge", "hellaswag", "openbookqa", "piqa", "winogrande"),
+    }
+    assert sum(map(len, categories.values())) + len(categories) == len(table.rows)
+    for category, tasks in categories.items():
+        for column in ("fp8", "nvfp4"):
+            values = [table.value(task, column) or 0 for task in tasks]
+            assert table.value(category, column) == pytest.approx(sum(values) / len(values), abs=0.0101)
+
+
+@pytest.mark.parametrize(
+    ("name", "model"), [("Table 3", "hybrid-12b"), ("Table 4", "hybrid-8b"), ("Table 5", "nvfp4-1.2b")]
+)
+def test_nvfp4s_architectures_are_those_of_our_models(name: str, model: str) -> None:
+    table, config = paper("nvfp4").table(name), MODELS[model]
+    ours = {"layers": config.layers, "width": config.width, "ffn": config.ffn, "heads": config.heads}
+    ours |= {"kv_heads": config.kv_heads, "head_dim": config.head_dim}
+    for row in table.rows:
+        if row.id in ours:
+            assert row.values == (ours[row.id],), row.id
+
+
+def test_gaussws_overheads_are_those_of_its_throughputs() -> None:
+    table = paper("gaussws").table("Table 1")
+    for column in table.columns:
+        if column.baseline is None:
+            continue
+        changes = [table.change(f"speed-{size}", column.id) or 0 for size in ("134m", "1b", "3b", "70b")]
+        for size, change in zip(("134m", "1b", "3b", "70b"), changes, strict=True):
+            printed = table.value(f"overhead-{size}", column.id)
+            ours, base = (table.value(f"speed-{size}", c) or 0 for c in (column.id, column.baseline))
+            rounding = 100 * sum((0.05 if value > 10 else 0.005) / base for value in (ours, base))
+            assert -100 * change == pytest.approx(printed, abs=rounding + 0.005)
+        ratio = math.prod(1 + change for change in changes) ** (1 / 4)
+        assert 100 * (1 - ratio) == pytest.approx(table.value("overhead", column.id), abs=0.03)
+
+
+def test_gaussws_bits_are_those_of_its_propositions() -> None:
+    table = paper("gaussws").table("Table C.1")
+    for column in table.columns:
+        bits = int(column.title)
+        assert table.value("exponent", column.id) == math.ceil(math.log2(bits + 1))
+        assert table.value("exponent-sampled", column.id) == math.ceil(math.log2(bits + 3))
+        assert table.value("mantissa-sampled", column.id) == bits - 2
+
+
+def test_gaussws_tokens_are_those_of_its_steps() -> None:
+    table = paper("gaussws").table("Table E.1")
+    for column in table.columns:
+        factors = [table.value(row, column.id) or 0 for row in ("length", "local", "accumulation", "ranks", "steps")]
+        assert math.prod(factors) / 1e6 == table.value("tokens", column.id)
 
 
 def test_what_is_lost_is_none() -> None:
