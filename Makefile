@@ -8,7 +8,7 @@ INSTALLED := $(VENV)/.installed
 BUILT := $(VENV)/.kernels-built
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test lint bench clean
+.PHONY: help setup test lint bench ui clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1	/p' $(firstword $(MAKEFILE_LIST)) | expand -t 16
@@ -26,6 +26,9 @@ lint: setup ## Check style, format and types
 
 bench: setup ## Measure the kernels beside their peers
 	$(BIN)/fewbits bench kernels
+
+ui: setup ## Serve MLflow's page of runs/ on 127.0.0.1:5000
+	$(BIN)/fewbits ui
 
 clean: ## Remove .venv, caches and build products; runs/ and reports/ stay
 	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -107,9 +107,9 @@ def save(folder: Path, step: int, tensors: Mapping[str, Tensor], state: Mapping[
     return path
 
 
-def newest(folder: Path) -> Checkpoint | None:
-    """The newest checkpoint that is whole; one warning for each damaged one passed over."""
-    for _, path in reversed(_found(folder)):
+def newest(*folders: Path) -> Checkpoint | None:
+    """The newest checkpoint in any of them that is whole; one warning for each damaged one passed over."""
+    for _, path in sorted((found for folder in folders for found in _found(folder)), reverse=True):
         try:
             return load(path)
         except DamagedCheckpoint as error:

@@ -18,6 +18,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, cast
 
+import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
@@ -38,6 +39,7 @@ ROOT = "trial"
 GROUPS = ("model", *sorted(folder.name for folder in FOLDER.iterdir() if folder.is_dir()))
 _BASE_OF_FILES, _ROOT_OF_FILES = "fewbits_defaults", "fewbits_root"  # in Hydra's store, for `compose_file`
 GEMMS = ("fprop", "dgrad", "wgrad")
+KINDS = {float: "a number", int: "a whole number", str: "a text"}
 
 
 def load_trial(overrides: Sequence[str] = ()) -> tuple[Trial, Runtime]:
@@ -48,7 +50,7 @@ def load_trial(overrides: Sequence[str] = ()) -> tuple[Trial, Runtime]:
     data = resolved(overrides)
     runtime = from_dict(Runtime, data.pop("runtime", {}), "runtime")
     if isinstance(data.get("recipe"), Mapping):
-        data["recipe"] = _recipe(data["recipe"])
+        data["recipe"] = _recipe(data["recipe"], overrides)
     return Trial.from_dict(data), runtime
 
 
@@ -58,19 +60,21 @@ def load_recipe(name: str, settings: Mapping[str, Any] | None = None) -> Recipe:
     >>> load_recipe("mor/block", {"threshold": 0.05})
     """
     changes = [f"recipe.{key}={spelled(value)}" for key, value in (settings or {}).items()]
-    return _recipe(resolved([f"recipe={name}", *changes])["recipe"])
+    overrides = [f"recipe={name}", *changes]
+    return _recipe(resolved(overrides)["recipe"], overrides)
 
 
 def compose_file(file: Path, base: Mapping[str, Any], overrides: Sequence[str], group: str) -> dict[str, Any]:
     """A YAML file over default values, with changes to its keys; `group=NAME` takes in NAME.yaml of the folder of that
     name beside the file, if there is one. As plain values, interpolations resolved."""
-    folder, words = file.parent / group, list(overrides)
+    folder, words, top = file.parent / group, list(overrides), _top_level(file, base)
     defaults: list[Any] = [_BASE_OF_FILES, file.stem]
+    choice: dict[str, Any] = {}
     if folder.is_dir():
-        valid = sorted(choice.stem for choice in folder.glob("*.yaml"))
-        chosen = {group: base[group]} | dict(word.split("=", 1) for word in words if word.startswith(f"{group}="))
-        one_of(group, chosen[group], valid)
-        defaults.append({f"{group}@_global_": chosen[group]})
+        said = [word.partition("=")[2] for word in words if word.startswith(f"{group}=")]
+        choice[group] = said[-1] if said else top.get(group, base[group])
+        one_of(group, choice[group], sorted(path.stem for path in folder.glob("*.yaml")))
+        defaults.append({f"{group}@_global_": choice[group]})
         words = [word for word in words if not word.startswith(f"{group}=")]
     store = ConfigStore.instance()
     store.store(_BASE_OF_FILES, dict(base))
@@ -82,12 +86,25 @@ def compose_file(file: Path, base: Mapping[str, Any], overrides: Sequence[str], 
     try:
         with _hydra(file.parent.resolve()):
             config = compose(_ROOT_OF_FILES, overrides=words)
+        data = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    except (HydraException, OmegaConfBaseException, YAMLError) as error:
+        raise ValueError(f"{file.name}: {' '.join(str(error).split())}") from error
+    return cast(dict[str, Any], data) | choice
+
+
+def _top_level(file: Path, base: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a file before Hydra sees it, which says of a list in a mapping's place neither where nor what."""
+    try:
+        found = yaml.safe_load(file.read_text())
     except YAMLError as error:
         raise ValueError(f"{file.name}: {' '.join(str(error).split())}") from None
-    except (HydraException, OmegaConfBaseException) as error:
-        raise ValueError(f"{file.name}: {' '.join(str(error).split())}") from error
-    data = _plain(config, words)
-    return data | {group: chosen[group]} if folder.is_dir() else data
+    if not isinstance(found or {}, dict):
+        raise ValueError(f"{file.name}: a mapping is expected, of {', '.join(base)}")
+    for key, value in (found or {}).items():
+        for kind, called in ((dict, "a mapping"), (list, "a list")):
+            if isinstance(base.get(key), kind) and isinstance(value, (dict, list)) and not isinstance(value, kind):
+                raise ValueError(f"{file.name}: {key}: {called} is expected, not {value!r}")
+    return found or {}
 
 
 def names(group: str) -> list[str]:
@@ -105,11 +122,12 @@ def resolved(overrides: Sequence[str]) -> dict[str, Any]:
     """
     words = [_parsed(text) for text in overrides]
     values = [word for word in words if word.sets]
-    composed = _composed(tuple(word.text for word in words if not word.sets))
+    if not all(word.sets or word.chooses for word in words):
+        return copy.deepcopy(_composed(tuple(overrides)).data)
+    composed = _composed(tuple(word.text for word in words if word.chooses))
     data = copy.deepcopy(composed.data)
     if not all(_set(data, word.keys, word.value) for word in values):
-        composed, values = _composed(tuple(overrides)), []
-        data = copy.deepcopy(composed.data)
+        return copy.deepcopy(_composed(tuple(overrides)).data)
     if any(word.keys[-1] in composed.referred for word in values):
         config = copy.deepcopy(composed.config)
         for word in values:
@@ -133,8 +151,16 @@ def _composed(overrides: tuple[str, ...]) -> _Composed:
             config = compose(ROOT, overrides=list(overrides))
     except (HydraException, OmegaConfBaseException) as error:
         raise ValueError(in_one_line(error, overrides)) from error
-    interpolated = "\n".join(line for line in OmegaConf.to_yaml(config).splitlines() if "${" in line)
+    interpolated = " ".join(text for text in _texts(OmegaConf.to_container(config)) if "${" in text)
     return _Composed(config, _plain(config, overrides), frozenset(re.findall(r"\w+", interpolated)))
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, (dict, list)):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _texts(item)
 
 
 def _plain(config: DictConfig, overrides: Sequence[str]) -> dict[str, Any]:
@@ -156,10 +182,14 @@ def _set(data: dict[str, Any], keys: Sequence[str], value: object) -> bool:
     return True
 
 
-def _recipe(data: Mapping[str, Any]) -> Recipe:
+def _recipe(data: Mapping[str, Any], overrides: Sequence[str]) -> Recipe:
     """A recipe file may define settings of its own beside the fields, for its slots to refer to. They end here."""
     fields = {f.name for f in dataclasses.fields(Recipe)}
-    return Recipe.from_dict({key: value for key, value in data.items() if key in fields})
+    try:
+        return Recipe.from_dict({key: value for key, value in data.items() if key in fields})
+    except ValueError as error:
+        settings = {key: value for key, value in data.items() if key not in fields}
+        raise ValueError(_about_setting(settings, overrides) or str(error)) from None
 
 
 @cache
@@ -239,12 +269,13 @@ def check_keys(overrides: Sequence[str]) -> None:
 
 @dataclass(frozen=True)
 class _Word:
-    """KEY=VALUE. `sets`: a value at a dotted key; else it chooses from a group, or adds, or removes."""
+    """KEY=VALUE. `sets`: a value at a dotted key; `chooses`: from a group; neither: what is left to Hydra."""
 
     text: str
     keys: tuple[str, ...] = ()
     value: Any = None
     sets: bool = False
+    chooses: bool = False
 
 
 @lru_cache(maxsize=4096)
@@ -257,8 +288,9 @@ def _parsed(text: str) -> _Word:
         _check_choice(group, value)
     if re.match(r"hydra\b", key):
         raise ValueError(f"unknown key {key!r}: Hydra's own settings have no effect on a trial")
-    plain = word.type == OverrideType.CHANGE and word.package is None and key not in GROUPS and "/" not in key
-    return _Word(text, tuple(key.split(".")), value, plain and not isinstance(value, dict) and "${" not in text)
+    changes = word.type == OverrideType.CHANGE and word.package is None
+    sets = changes and key not in GROUPS and "/" not in key and not isinstance(value, dict) and "${" not in text
+    return _Word(text, tuple(key.split(".")), value, sets, chooses=changes and key in GROUPS)
 
 
 def _check_choice(group: str, value: object) -> None:
@@ -296,6 +328,16 @@ def in_one_line(error: Exception, overrides: Sequence[str]) -> str:
     return text[0]
 
 
+def _about_setting(settings: Mapping[str, Any], overrides: Sequence[str]) -> str | None:
+    """Which of a recipe's settings, given as another kind of value than it has, is behind the mistake; None if none."""
+    own = resolved([word for word in overrides if not word.lstrip("+~").startswith("recipe.")])["recipe"]
+    for key, value in settings.items():
+        kind, given = type(own.get(key)), type(value)
+        if given is not kind and kind in KINDS and (given, kind) != (int, float):
+            return f"recipe.{key} {value!r}: {KINDS[kind]} is expected, such as {own[key]}"
+    return None
+
+
 def _about_key(key: str, choices: Sequence[str]) -> str | None:
     """Where in the tree, with those choices of groups, the key stops being known, and what there is; None if it is."""
     node: Any = OmegaConf.create(resolved(choices))
@@ -311,7 +353,8 @@ def _about_key(key: str, choices: Sequence[str]) -> str | None:
     where = ".".join(done) or "a trial"
     if not isinstance(node, DictConfig):
         return f"{where} is a value and has no {'.'.join(words[len(done) :])!r}"
-    return f"unknown key {key!r}: {where} has {_nearest_first(words[len(done)], [str(k) for k in node])}"
+    there = dict.fromkeys((*map(str, node), *(() if done else GROUPS)))
+    return f"unknown key {key!r}: {where} has {_nearest_first(words[len(done)], list(there))}"
 
 
 def _nearest_first(word: str, valid: Sequence[str]) -> str:

@@ -56,8 +56,8 @@ class OptimizerConfig:
             value = getattr(self, name)
             if value is not None and not 0 <= value < float("inf"):
                 raise ValueError(f"{name}={value}: valid are finite numbers, 0 or more")
-        if self.clip is not None and not self.clip > 0:
-            raise ValueError(f"clip={self.clip}: valid are numbers above 0, or null to never clip")
+        if self.clip is not None and not 0 < self.clip < float("inf"):
+            raise ValueError(f"clip={self.clip}: valid are finite numbers above 0, or null to never clip")
 
 
 def make_optimizer(

@@ -72,7 +72,8 @@ def _entry(name: str, recipe: Recipe) -> str:
 def _slot_lines(recipe: Recipe) -> Iterator[str]:
     """A line for each GEMM, or one for all where all are alike."""
     slots = {slot: str(resolved.spec or HIGH) for slot, resolved in recipe.operands.items()}
-    output = f"weight gradients in {recipe.wgrad.output.upper()}"
+    dtype = recipe.wgrad.output
+    output = f"weight gradients in {'the compute dtype' if dtype == 'compute' else dtype.upper()}"
     if len(set(slots.values())) == 1:
         yield f"all six operands {slots['fprop.x']}  {output}"
         return

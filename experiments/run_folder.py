@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -24,6 +25,10 @@ from fewbits.experiments.checkpoints import Checkpoint, load, newest, steps
 from fewbits.experiments.trial import Trial
 
 HASH = 8  # hexadecimal digits of the id in a folder's name
+
+
+class Busy(ValueError):
+    """Another process writes in the folder."""
 
 
 @dataclass(frozen=True)
@@ -43,10 +48,8 @@ class RunFolder:
     def checkpoint(self, step: int | None = None) -> Checkpoint:
         """That of a step; without one, the newest that is whole."""
         places = (self.checkpoints, self.kept)
-        if step is None:
-            found = [checkpoint for place in places if (checkpoint := newest(place)) is not None]
-            if found:
-                return max(found, key=lambda checkpoint: checkpoint.step)
+        if step is None and (found := newest(*places)) is not None:
+            return found
         there = {at: path for place in places for at, path in steps(place).items()}
         if step not in there:
             what = "whole checkpoint" if step is None else f"checkpoint of step {step}"
@@ -54,9 +57,10 @@ class RunFolder:
         return load(there[step])
 
     def has(self, wanted: Collection[int]) -> bool:
-        """Whether there are checkpoints of these steps; none are expected of a trial that has diverged."""
-        there = {**steps(self.kept), **steps(self.checkpoints)}
-        return all(step in there for step in wanted) or (self.result() or {}).get("status") == "diverged"
+        """Whether there are checkpoints of these steps; of a trial that has diverged, of those before that."""
+        there, result = {**steps(self.kept), **steps(self.checkpoints)}, self.result() or {}
+        end = result["step"] if result.get("status") == "diverged" else math.inf
+        return all(step in there or step >= end for step in wanted)
 
     def reopen(self, wanted: Collection[int]) -> None:
         """Have a finished trial trained once more, for checkpoints that nobody asked to be kept at the time."""
@@ -67,7 +71,10 @@ class RunFolder:
                 remove_folder(path)
 
     def result(self) -> dict[str, Any] | None:
-        return _json(self.path / "result.json")
+        result = _json(self.path / "result.json")
+        if result is not None and (result.get("id") != self.id or not {"status", "step"} <= result.keys()):
+            raise ValueError(f"{self.path / 'result.json'} is not this trial's result: remove it, and it is made again")
+        return result
 
     def provenance(self) -> dict[str, Any] | None:
         return _json(self.path / "provenance.json")
@@ -83,13 +90,13 @@ class RunFolder:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """As its one writer; ValueError where another process is at it. A killed one leaves no lock behind."""
+        """As its one writer; Busy where another process is at it. A killed one leaves no lock behind."""
         self.path.mkdir(parents=True, exist_ok=True)
         with (self.path / ".lock").open("a") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise ValueError(f"{self.path}: another process is running this trial") from None
+                raise Busy(f"{self.path}: another process is running this trial") from None
             lock.truncate(0)
             lock.write(str(os.getpid()))
             lock.flush()
@@ -101,7 +108,7 @@ def find(runs: Path, slug: str, trial_id: str) -> RunFolder:
     short = trial_id[:HASH]
     for path in sorted(runs.glob(f"*-{short}")):
         found = RunFolder(path, trial_id)
-        if (found.provenance() or {"id": trial_id})["id"] == trial_id:
+        if (found.provenance() or {"id": trial_id}).get("id") == trial_id:
             return found
         raise ValueError(f"{path} holds another trial whose id begins alike; move it away")
     return RunFolder(runs / f"{slug}-{short}", trial_id)
@@ -112,24 +119,31 @@ def opened(path: Path) -> RunFolder:
     provenance = _json(path / "provenance.json")
     if provenance is None:
         raise ValueError(f"{path} is no run: it has no provenance.json")
+    if not isinstance(provenance.get("id"), str):
+        raise ValueError(f"{path / 'provenance.json'} names no id: no run can be known by it")
     return RunFolder(path, provenance["id"])
 
 
 def saved_trial(path: Path) -> Trial:
     """The trial of a run folder."""
     try:
-        return Trial.from_dict(yaml.safe_load((path / "config.yaml").read_text()))
+        return Trial.from_dict(yaml.safe_load((path / "config.yaml").read_text("utf-8")))
     except OSError as error:
         raise ValueError(f"{path} is no run: {error.strerror}: config.yaml") from None
+    except (ValueError, yaml.YAMLError) as error:
+        raise ValueError(f"{path / 'config.yaml'} is not a trial's: {error}") from None
 
 
 def _json(path: Path) -> dict[str, Any] | None:
     try:
-        return json.loads(path.read_text())
+        found = json.loads(path.read_text("utf-8"))
     except FileNotFoundError:
         return None
-    except json.JSONDecodeError as error:
+    except ValueError as error:
         raise ValueError(f"{path} is not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} is not a JSON object")
+    return found
 
 
 def plain(value: Any) -> Any:

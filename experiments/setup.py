@@ -45,6 +45,11 @@ def check(trial: Trial, ranks: int = 1) -> None:
             f"training.batch {t.batch}: {ranks} ranks of training.micro_batch {t.micro_batch} need a multiple of "
             f"{ranks * t.micro_batch}"
         )
+    if trial.model.positions != "none" and t.length > trial.model.context:
+        raise ValueError(
+            f"training.length {t.length}: model {trial.model.name} has {trial.model.context} positions; take a shorter "
+            "length, another model or, where positions are rotary, a larger model.context"
+        )
     phases(trial.schedule, t.steps)
     quantize(on_meta(trial.model), trial.recipe, observer=Observer(trial.observer))
     for problem in coincidences(trial):

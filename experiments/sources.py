@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-PACKAGE, ROOT = "fewbits", "fewbits.experiments.training"
+PACKAGE = "fewbits"
+ROOT = f"{PACKAGE}.experiments.training"
 ROOMS = ("kernels", "models", "experiments")
 COMPILED = {".h", ".cpp", ".cu", ".cuh"}
 _HERE = Path(__file__).resolve().parent.parent

@@ -1,128 +1,215 @@
-"""MLflow beside a trial, if it is asked for: a view, never the truth. Metrics are sent at checkpoints, never per step.
+"""MLflow as a view of run folders, never the truth: what a folder's files say is sent to a run, each row of it once.
 
-Only steps that a checkpoint holds are sent, and what MLflow has is asked when a trial begins or goes on; so a trial
-that was killed, wherever it was, goes on in the same MLflow run, with every step in it once. Nothing that goes wrong
-there stops a trial: it is said once, tried again later, and made up for by the next trial of the same id.
+`send` brings one MLflow run up to date with one folder, from the files alone: config.yaml, metrics.parquet,
+timing.parquet, result.json. Sent twice, or by two processes, it is there once: rows after the last that MLflow has are
+sent, their times are those of the files, and MLflow keeps equal points as one. So a trial that was killed, wherever it
+was, goes on in the same run, and a run can be made again from nothing.
+
+`Tracker` does that beside `fewbits train`. Nothing that goes wrong in MLflow stops a trial: it is said once, tried
+again later, and made up for by the next trial of the same id.
 """
 
 from __future__ import annotations
 
+import fcntl
+import logging
 import math
 import os
+import platform
+import re
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from fewbits.experiments.run_folder import RunFolder
-from fewbits.experiments.trial import Runtime, Trial
+from fewbits.experiments.run_folder import RunFolder, saved_trial
+from fewbits.experiments.trial import Runtime
 
-EXPERIMENT = "fewbits"
-TAG = "fewbits.trial"
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+EXPERIMENT = "fewbits"  # of trials that belong to no study
+TRIAL, FOLDER = "fewbits.trial", "fewbits.folder"  # tags: its id, where it lies
+DATABASE, ARTIFACTS, LOCK = "mlflow.db", "mlartifacts", ".mlflow.lock"  # beside the run folders
 BATCH = 1000  # metrics that MLflow takes at once; they appear together or not at all
 SHARE = 20  # a failed attempt that took a second is repeated after so many seconds at the earliest
+SECTIONS = {  # a metric whose name has a slash gets its chart below that heading
+    "gradient_norm": "optimizer",
+    "learning_rate": "optimizer",
+    "parameter_norm": "optimizer",
+    "penalty": "optimizer",
+    "tokens_per_second": "speed",
+    "mfu": "speed",
+}
+
+STATUS = {"done": "FINISHED", "diverged": "FAILED"}  # of a result
 
 Row = Mapping[str, float]
 
 
-class Tracker:
-    def __init__(self, trial: Trial, runtime: Runtime, folder: RunFolder) -> None:
-        self._trial, self._folder = trial, folder
-        self._client: Any = None
-        self._tokens = 0.0  # of the last row that MLflow has
-        self._on = runtime.tracking == "mlflow"
-        self._not_before = -math.inf
-        self._told = False
-        if self._on:
-            os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
-            os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
-            self._guarded(self._begin)
+# ------------------------------------------------------------------------------------------------ where MLflow is
 
-    def send(self, metrics: Sequence[Row], timing: Sequence[Row]) -> None:
-        """All rows that MLflow does not have yet."""
-        if self._on and time.monotonic() >= self._not_before:
-            self._guarded(self._send, metrics, timing)
 
-    def end(self, metrics: Sequence[Row], timing: Sequence[Row], result: Mapping[str, Any]) -> None:
-        if self._on:
-            self._guarded(self._end, metrics, timing, result)
+def tracking_uri(runs: Path) -> str:
+    """What MLFLOW_TRACKING_URI says, else a database beside the run folders."""
+    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{runs.resolve() / DATABASE}"
 
-    def _begin(self) -> None:
-        import mlflow
 
-        client, trial, folder = mlflow.MlflowClient(), self._trial, self._folder
-        experiment = _experiment(client)
-        earlier = client.search_runs([experiment], f"tags.`{TAG}` = '{folder.id}'", max_results=1)
-        if earlier:
-            self._run = earlier[0].info.run_id
-            self._tokens = earlier[0].data.metrics.get("tokens", 0.0)
-            client.update_run(self._run, status="RUNNING")
-        else:
-            tags = {TAG: folder.id, "mlflow.source.name": "fewbits train"}
-            self._run = client.create_run(experiment, run_name=folder.path.name, tags=tags).info.run_id
-            names = {"model": trial.model.name, "recipe": trial.recipe.name, "data": trial.data.kind}
-            for key, value in {**names, "seed": trial.seed}.items():
-                client.log_param(self._run, key, value)
-            client.log_artifact(self._run, str(folder.path / "config.yaml"))
-        self._client = client
+def connect(runs: Path, uri: str) -> MlflowClient:
+    """A client. Its database is made here, by one process at a time: MLflow's own making of it bears no company."""
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    import mlflow
 
-    def _send(self, metrics: Sequence[Row], timing: Sequence[Row]) -> None:
-        if self._client is None:
-            self._begin()
-        times = {row["step"]: row for row in timing}
-        new = [row for row in metrics if row["tokens"] > self._tokens]
-        for rows in _batches(new):
-            sent = [metric for row in rows for metric in _metrics(row, times.get(row["step"], {}))]
-            self._client.log_batch(self._run, metrics=sent)
-            self._tokens = rows[-1]["tokens"]
+    for name, level in (("mlflow", logging.CRITICAL), ("alembic", logging.WARNING)):
+        logging.getLogger(name).setLevel(level)  # what goes wrong comes as an exception, and is said in a line
+    if uri.startswith("sqlite"):
+        runs.mkdir(parents=True, exist_ok=True)
+        with locked(runs):
+            return mlflow.MlflowClient(tracking_uri=uri)
+    return mlflow.MlflowClient(tracking_uri=uri)
 
-    def _end(self, metrics: Sequence[Row], timing: Sequence[Row], result: Mapping[str, Any]) -> None:
-        self._send(metrics, timing)
-        have = self._client.get_run(self._run).data.metrics
-        for key, value in _scores(result):
-            if key not in have:
-                self._client.log_metric(self._run, key, value, step=result["step"])
-        self._client.set_terminated(self._run, "FINISHED" if result["status"] == "done" else "FAILED")
 
-    def _guarded(self, act: Callable[..., object], *arguments: object) -> None:
-        began = time.monotonic()
+@contextmanager
+def locked(runs: Path) -> Iterator[None]:
+    """One at a time, of all that write to MLflow for these run folders and must not do so together."""
+    with (runs / LOCK).open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
         try:
-            act(*arguments)
-        except Exception as error:  # whatever a server or a network can do
-            now = time.monotonic()
-            self._not_before = now + SHARE * (now - began)
-            if not self._told:
-                said = " ".join(str(error).split())[:200]
-                warnings.warn(f"MLflow is left aside, the trial goes on: {said}", RuntimeWarning, stacklevel=2)
-            self._told = True
+            yield
+        finally:
+            fcntl.flock(lock, fcntl.LOCK_UN)  # said, since a process that was forked meanwhile has the file open too
 
 
-def _experiment(client: Any) -> str:
-    if found := client.get_experiment_by_name(EXPERIMENT):
-        return str(found.experiment_id)
-    try:
-        return str(client.create_experiment(EXPERIMENT))
-    except Exception:
-        if found := client.get_experiment_by_name(EXPERIMENT):  # another trial was faster
-            return str(found.experiment_id)
-        raise
+def experiment(client: MlflowClient, name: str, runs: Path, uri: str) -> str:
+    """Its id. Without a server, which decides that itself, its artifacts lie beside the run folders."""
+    found = client.get_experiment_by_name(name)
+    if found is None:
+        location = None if uri.startswith("http") else (runs.resolve() / ARTIFACTS / name).as_uri()
+        tags = {"mlflow.experimentKind": "custom_model_development"}  # else the page asks everybody
+        try:
+            return str(client.create_experiment(name, location, tags))
+        except Exception:
+            found = client.get_experiment_by_name(name)  # another was faster
+            if found is None:
+                raise
+    if found.lifecycle_stage == "deleted":
+        client.restore_experiment(found.experiment_id)
+    return str(found.experiment_id)
+
+
+def one_run(
+    client: MlflowClient, experiment_id: str, key: Mapping[str, str], name: str, tags: Mapping[str, str], began: float
+) -> str:
+    """The id of the run with the tags of the key: made if there is none. Of several, made by two at once, one stays."""
+    where = " and ".join(f"tags.`{tag}` = '{value}'" for tag, value in key.items())
+    if not (found := client.search_runs([experiment_id], where)):
+        client.create_run(experiment_id, round(1000 * began), {**key, **tags}, name)
+        found = client.search_runs([experiment_id], where)
+    first, *others = sorted(found, key=lambda run: (run.info.start_time, run.info.run_id))
+    for other in others:
+        client.delete_run(other.info.run_id)
+    return str(first.info.run_id)
+
+
+# ------------------------------------------------------------------------------------------------ what it is sent
+
+
+def send(
+    client: MlflowClient,
+    run_id: str,
+    folder: RunFolder,
+    status: str,  # MLflow's word
+    params: Mapping[str, str],
+    tags: Mapping[str, str | None],  # None: not to be there
+) -> None:
+    """All that the folder's files say and the run does not; its status last."""
+    from mlflow.entities import Param, RunTag
+
+    run = client.get_run(run_id)
+    if run.info.lifecycle_stage == "deleted":
+        client.restore_run(run_id)
+    new_params = [Param(_key(key), value[:6000]) for key, value in params.items() if _key(key) not in run.data.params]
+    said = {key: value and value[:5000] for key, value in tags.items()}
+    new_tags = [RunTag(key, value) for key, value in said.items() if value and run.data.tags.get(key) != value]
+    for key in said:
+        if not said[key] and key in run.data.tags:
+            client.delete_tag(run_id, key)
+    if new_params or new_tags:
+        client.log_batch(run_id, params=new_params, tags=new_tags)
+    have = run.data.metrics
+    rows, times = _table(folder.path / "metrics.parquet"), _times(folder)
+    for batch in _batches([row for row in rows if row["tokens"] > have.get("tokens", 0)]):
+        client.log_batch(run_id, metrics=[metric for row in batch for metric in _metrics(row, times)])
+    result = folder.result()
+    if scores := {key: value for key, value in _scores(result or {}) if key not in have}:
+        client.log_batch(run_id, metrics=[_metric(key, value, _ended(folder), result) for key, value in scores.items()])
+    config = folder.path / "config.yaml"
+    if config.exists() and not client.list_artifacts(run_id):
+        client.log_artifact(run_id, str(config))
+    if run.info.status != status:
+        if status == "RUNNING":
+            client.update_run(run_id, status=status)
+        else:
+            client.set_terminated(run_id, status, round(1000 * _ended(folder)))
+
+
+def began(folder: RunFolder) -> float:
+    """When its first step began, as far as one can tell."""
+    first = next(iter(_table(folder.path / "timing.parquet")), None)
+    return first["time"] - first["seconds"] if first else time.time()
+
+
+def about(folder: RunFolder) -> dict[str, str]:
+    """Parameters that every trial has."""
+    if not (folder.path / "config.yaml").exists():
+        return {}
+    trial = saved_trial(folder.path)
+    names = {"model": trial.model.name, "recipe": trial.recipe.name, "data": trial.data.kind}
+    return {**names, "seed": str(trial.seed)}
+
+
+def _ended(folder: RunFolder) -> float:
+    """When something was last written to it."""
+    files = [folder.path / name for name in ("result.json", "failure.json", "timing.parquet")]
+    return next((file.stat().st_mtime for file in files if file.exists()), time.time())
+
+
+def _table(path: Path) -> list[dict[str, float]]:
+    import pandas as pd
+
+    if not path.exists():
+        return []
+    return [{str(key): value for key, value in row.items()} for row in pd.read_parquet(path).to_dict("records")]
+
+
+def _times(folder: RunFolder) -> dict[float, Row]:
+    return {row["step"]: row for row in _table(folder.path / "timing.parquet")}
 
 
 def _batches(rows: Sequence[Row]) -> Iterator[Sequence[Row]]:
-    """Whole rows, as many as MLflow takes at once."""
-    size = max((len(row) + 1 for row in rows), default=1)
+    """Whole rows, as many as MLflow takes at once: each has its own metrics and some of its timing."""
+    size = max((len(row) + 2 for row in rows), default=1)
     for start in range(0, len(rows), BATCH // size):
         yield rows[start : start + BATCH // size]
 
 
-def _metrics(row: Row, timing: Row) -> Iterator[Any]:
-    from mlflow.entities import Metric
-
-    at = round(1000 * timing.get("time", time.time()))
+def _metrics(row: Row, times: Mapping[float, Row]) -> Iterator[Any]:
+    timing = times.get(row["step"], {})
     values = {**row, **{key: timing[key] for key in ("tokens_per_second", "mfu") if key in timing}}
     for key, value in values.items():
         if key != "step" and math.isfinite(value):
-            yield Metric(key, value, at, int(row["step"]))
+            yield _metric(key, value, timing.get("time", 0.0), row)
+
+
+def _metric(key: str, value: float, at: float, row: Any) -> Any:
+    from mlflow.entities import Metric
+
+    name = f"{SECTIONS[key]}/{key}" if key in SECTIONS else key
+    return Metric(name, float(value), round(1000 * at), int(row["step"]))
 
 
 def _scores(result: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
@@ -134,3 +221,100 @@ def _scores(result: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
         for name, value in metrics.items():
             if value is not None:
                 yield f"tasks/{task}/{name.replace(',', '.')}", value
+
+
+def _key(name: str) -> str:
+    """As MLflow takes it."""
+    return re.sub(r"[^\w./ -]", "_", name)
+
+
+def reap(client: MlflowClient, runs: Path) -> int:
+    """End the runs of trials whose `fewbits train` was killed, on this host; how many there were."""
+    reaped = 0
+    if (trials := client.get_experiment_by_name(EXPERIMENT)) is not None:
+        for run in client.search_runs([trials.experiment_id], "attributes.status = 'RUNNING'"):
+            folder = RunFolder(Path(run.data.tags.get(FOLDER, "")), run.data.tags.get(TRIAL, ""))
+            origin = folder.provenance() or {}
+            ours = folder.path.parent == runs.resolve() and origin.get("host") == platform.node()
+            if ours and not _lives(origin["process"]):
+                result = folder.result()
+                status = "KILLED" if result is None else STATUS[result["status"]]
+                client.set_terminated(run.info.run_id, status, round(1000 * _ended(folder)))
+                reaped += 1
+    return reaped
+
+
+def _lives(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+# ------------------------------------------------------------------------------------------------ beside a trial
+
+
+class Patience:
+    """What goes wrong in MLflow is said once, and not tried again at once."""
+
+    def __init__(self) -> None:
+        self._not_before = -math.inf
+        self._told = False
+
+    @property
+    def over(self) -> bool:
+        return time.monotonic() >= self._not_before
+
+    @contextmanager
+    def guarding(self, what_goes_on: str) -> Iterator[None]:
+        began = time.monotonic()
+        try:
+            yield
+        except Exception as error:  # whatever a server or a network can do
+            now = time.monotonic()
+            self._not_before = now + SHARE * (now - began)
+            if not self._told:
+                said = " ".join(str(error).split())[:200]
+                warnings.warn(f"MLflow is left aside, {what_goes_on}: {said}", RuntimeWarning, stacklevel=4)
+            self._told = True
+
+
+class Tracker:
+    """Called with the folder of a trial whenever there is something new in it; `left` when its process leaves it."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._on = runtime.tracking == "mlflow"
+        self._patience = Patience()
+        self._connected: tuple[MlflowClient, str] | None = None
+        self._folder: RunFolder | None = None
+
+    def __call__(self, folder: RunFolder) -> None:
+        if self._on:
+            self._folder = folder
+            self._send(folder, "RUNNING")
+
+    def left(self) -> None:
+        """A trial that was stopped does not run."""
+        if self._folder is not None and self._folder.result() is None:
+            self._send(self._folder, "KILLED")
+
+    def _send(self, folder: RunFolder, unless_over: str) -> None:
+        result = folder.result()
+        if result is None and not self._patience.over:
+            return
+        with self._patience.guarding("the trial goes on"):
+            status = unless_over if result is None else STATUS[result["status"]]
+            (client, run), self._connected = self._connected or self._connect(folder), None
+            send(client, run, folder, status, about(folder), {FOLDER: str(folder.path.resolve())})
+            self._connected = client, run  # else the next attempt begins anew
+
+    def _connect(self, folder: RunFolder) -> tuple[MlflowClient, str]:
+        runs = folder.path.parent
+        uri = tracking_uri(runs)
+        client = connect(runs, uri)
+        trials = experiment(client, EXPERIMENT, runs, uri)
+        tags = {"mlflow.source.name": "fewbits train"}
+        return client, one_run(client, trials, {TRIAL: folder.id}, folder.path.name, tags, began(folder))

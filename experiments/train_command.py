@@ -10,6 +10,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import Any, NoReturn
 
 EXAMPLES = """\
@@ -42,20 +43,29 @@ def main(argv: Sequence[str]) -> int:
 
         from fewbits.experiments.run_folder import plain
 
-        print(yaml.safe_dump(plain(trial.to_dict()), sort_keys=False, allow_unicode=True), end="")
+        settings = trial.to_dict() | {"runtime": asdict(runtime)}
+        print(yaml.safe_dump(plain(settings), sort_keys=False, allow_unicode=True), end="")
         return 0
 
+    from fewbits.experiments.tracking import Tracker
     from fewbits.experiments.training import run
 
+    tracker = Tracker(runtime)
     line = LiveLine()
     warnings.showwarning = line.warn  # type: ignore[assignment]  # of what it is given, it says the message alone
     try:
         with Stop() as stop:
             line.then = stop.wait_for_the_step
-            folder, result = run(trial, runtime, line, stop.asked)
+            folder, result = run(trial, runtime, line, stop.asked, saved=tracker, tell=line.tell)
     except OSError as error:
         line.end()
         print(f"fewbits: {_told(error)}; the same command goes on from the last checkpoint", file=sys.stderr)
+        return 1
+    except (MemoryError, RuntimeError) as error:
+        if not _out_of_memory(error):
+            raise
+        reason = str(error).strip().partition("\n")[0]
+        line.tell(f"fewbits: out of memory, take a smaller training.micro_batch or model: {reason}")
         return 1
     except KeyboardInterrupt:
         line.end()
@@ -63,6 +73,7 @@ def main(argv: Sequence[str]) -> int:
         return 130
     finally:
         line.end()
+        tracker.left()
     if result:
         print(f"{folder.path}\n{summary(result)}")
     return 0
@@ -96,6 +107,12 @@ class Stop:
 def _told(error: OSError) -> str:
     reason = error.strerror or str(error)
     return f"{error.filename}: {reason}" if error.filename else reason
+
+
+def _out_of_memory(error: Exception) -> bool:
+    """torch says it of a GPU by a class of its own, and of a CPU in words alone."""
+    ours = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    return ours or "can't allocate memory" in str(error)
 
 
 def summary(result: dict[str, Any]) -> str:
@@ -144,8 +161,11 @@ class LiveLine:
             print(text, file=sys.stderr, flush=True)
 
     def warn(self, message: Warning | str, *_: object) -> None:
+        self.tell(f"fewbits: {' '.join(str(message).split())}")
+
+    def tell(self, text: str) -> None:
         self.end()
-        print(f"fewbits: {' '.join(str(message).split())}", file=sys.stderr, flush=True)
+        print(text, file=sys.stderr, flush=True)
 
     def end(self) -> None:
         if self._open:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,7 +40,6 @@ from fewbits.experiments.optimizers import (
 )
 from fewbits.experiments.schedules import factor
 from fewbits.experiments.setup import check, check_data, cloze, corpus_model, text_tokenizer
-from fewbits.experiments.tracking import Tracker
 from fewbits.experiments.trial import Runtime, Trial
 from fewbits.kernels.seeds import derive_seed
 from fewbits.models.decoder import Decoder
@@ -50,7 +50,9 @@ from fewbits.models.registry import build, linear_parameters
 
 INITIAL, ORDER, ROUNDING = range(3)  # what a trial's seed is spent on
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+DONE = "already done"
 Say = Callable[["Progress"], None]
+Saved = Callable[[run_folder.RunFolder], None]
 
 
 @dataclass(frozen=True)
@@ -93,11 +95,15 @@ def run(
     say: Say = lambda _: None,
     stop: Callable[[], bool] = lambda: False,
     expected: str | None = None,
+    saved: Saved = lambda _: None,
+    tell: Callable[[str], None] = lambda _: None,
 ) -> tuple[run_folder.RunFolder, dict[str, Any]]:
     """Train, or go on training, or find it done: the folder and its result. Ranks above 0 get no result.
 
     stop: asked after every step; when true, the trial is left at a checkpoint with KeyboardInterrupt.
     expected: the id that the trial was planned with; OtherTrial where here it would be another one.
+    saved: called with the folder when there is something new in it: its config, a checkpoint, the result.
+    tell: is told in words where a trial that is not new begins.
     """
     world = devices.choose(runtime)
     try:
@@ -111,20 +117,25 @@ def run(
         if expected not in (None, folder.id):
             raise OtherTrial(made_of)
         if (done := folder.result()) is not None and folder.has(runtime.keep_steps):
+            if not world.rank:
+                saved(folder)
+            tell(DONE)
             return folder, done
         check_data(trial, corpus)
         if parent is not None and not checkpoints.steps(folder.checkpoints):
             parent.check(trial, corpus)
         if world.rank:
-            return folder, _train(trial, runtime, world, corpus, folder, parent, say, stop)
+            return folder, _train(trial, runtime, world, corpus, folder, parent, say, stop, saved, tell)
         with folder.alone():
             if (done := folder.result()) is not None:  # by a process that has ended since
                 if folder.has(runtime.keep_steps):
+                    tell(DONE)
                     return folder, done
                 folder.reopen(runtime.keep_steps)
             facts = {"data": describe(corpus), "parent": parent and str(parent.folder.path)}
             folder.begin(trial, provenance(made_of, facts))
-            return folder, _train(trial, runtime, world, corpus, folder, parent, say, stop)
+            saved(folder)
+            return folder, _train(trial, runtime, world, corpus, folder, parent, say, stop, saved, tell)
     finally:
         devices.leave(world)
 
@@ -138,12 +149,15 @@ def _train(
     parent: Parent | None,
     say: Say,
     stop: Callable[[], bool],
+    saved: Saved,
+    tell: Callable[[str], None],
 ) -> dict[str, Any]:
     t, leads = trial.training, world.rank == 0
     state = set_up(trial, world.device)
     resume(state, corpus, folder, parent)
+    if state.step and leads:
+        tell(f"going on from step {state.step}")
     model, optimizer, observer = state.model, state.optimizer, state.quantization.observer
-    tracker = Tracker(trial, runtime, folder) if leads else None
     loss_of = _loss_module(model, trial, world)
     hopeless = t.blow_up * math.log(trial.model.vocab) if t.blow_up else math.inf
     peak = devices.peak_flops(world.device)
@@ -169,7 +183,7 @@ def _train(
             row |= evaluate(state, trial, corpus)
             healthy = _finite(row)
         state.metrics.append(row)
-        if not tracker:
+        if not leads:
             continue
 
         speed = t.batch * t.length / seconds
@@ -179,24 +193,26 @@ def _train(
         say(Progress(step + 1, t.steps, row["loss"], speed, seconds, row.get("validation_loss")))
         kept = state.step in runtime.keep_steps or (runtime.keep_every and state.step % runtime.keep_every == 0)
         if healthy and kept:
+            write_tables(state, timing, folder.path)
             save(state, corpus, folder.kept, keep=10**6)
         stopping = stop()
         if healthy and (state.step % t.checkpoint_every == 0 or state.step == t.steps or stopping):
             write_tables(state, timing, folder.path)
             save(state, corpus, folder.checkpoints, keep=runtime.keep_checkpoints)
-            tracker.send(state.metrics, timing)
+            saved(folder)
         if stopping and healthy and state.step < t.steps:
             raise KeyboardInterrupt
 
     result: dict[str, Any] = {}
-    if tracker:
+    if leads:
+        corpus.folder.check_unchanged()
         write_tables(state, timing, folder.path)
         status = "done" if healthy else "diverged"
         result = {"id": folder.id, "name": trial.name, "status": status, "step": state.step} | _final(state)
         if healthy:
             result |= final_evaluation(state, trial, corpus)
-        tracker.end(state.metrics, timing, result)
         write_json(folder.path / "result.json", result)
+        saved(folder)
     world.wait()
     return result
 
@@ -249,7 +265,7 @@ def set_up(trial: Trial, device: torch.device) -> State:
 
 def resume(state: State, corpus: Corpus, folder: run_folder.RunFolder, parent: Parent | None) -> None:
     """Go on from the newest whole checkpoint, or start where a branch's parent stood, or from the beginning."""
-    own = checkpoints.newest(folder.checkpoints)
+    own = checkpoints.newest(folder.checkpoints, folder.kept)
     checkpoint = own or (parent.checkpoint if parent else None)
     if checkpoint is None:
         return
@@ -269,6 +285,7 @@ def resume(state: State, corpus: Corpus, folder: run_folder.RunFolder, parent: P
 
 
 def save(state: State, corpus: Corpus, folder: Path, *, keep: int) -> Path:
+    corpus.folder.check_unchanged()
     observer = state.quantization.observer
     tensors, rest = checkpoints.flatten(
         {
@@ -299,8 +316,12 @@ def read_timing(folder: Path, step: int) -> list[dict[str, float]]:
     path = folder / "timing.parquet"
     if not step or not path.is_file():
         return []
-    frame = pd.read_parquet(path)
-    return cast(list[dict[str, float]], frame[frame["step"] < step].to_dict("records"))
+    try:
+        frame = pd.read_parquet(path)
+        return cast(list[dict[str, float]], frame[frame["step"] < step].to_dict("records"))
+    except (ValueError, KeyError) as error:
+        warnings.warn(f"{path} is damaged, timing begins anew: {error}", stacklevel=2)
+        return []
 
 
 def evaluate(state: State, trial: Trial, corpus: Corpus) -> dict[str, float]:

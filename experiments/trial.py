@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -97,9 +98,9 @@ class Trial:
 
     @property
     def name(self) -> str:
-        """For people: which model, recipe, data and seed."""
-        words = (self.model.name, self.recipe.name.replace("/", "-"), self.data.kind, f"s{self.seed}")
-        return "-".join(words)
+        """For people: which model, recipe, data and seed; part of a folder's name, so of letters that any can have."""
+        words = (self.model.name, self.recipe.name, self.data.kind, f"s{self.seed}")
+        return "-".join(re.sub(r"[^\w.]+", "-", word)[:40].strip("-.") or "unnamed" for word in words)
 
 
 @dataclass(frozen=True)

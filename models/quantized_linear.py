@@ -28,6 +28,7 @@ from fewbits.models.two_ways import TwoWays
 
 SAMPLE = len(SLOTS)  # the sampler's place beside the slots, in seeds
 NOISE = {"gaussws": "gaussian", "diffq": "uniform"}
+OUTPUT = {"compute": None, "bf16": torch.bfloat16, "fp32": torch.float32}  # None: the dtype of the operands
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,7 @@ class QuantizedLinear(nn.Linear):
         self.name, self.index, self.block = name, index, block
         self.part = getattr(linear, "part", None)
         self.plans, self.sampler = plans, sampler
-        self.output = {"bf16": torch.bfloat16, "fp32": torch.float32}[owner.recipe.wgrad.output]
+        self.output = OUTPUT[owner.recipe.wgrad.output]
         self.owner = [owner]  # in a list: no submodule, and no circle for copy and state_dict to follow
         self.bit_scale = None
         if sampler:
@@ -259,7 +260,7 @@ class _ThreeGemms(torch.autograd.Function):
         d_bias = dy.sum(0) if ctx.needs_input_grad[3] else None
         if not for_weight:
             return dx, None, None, d_bias, *[None] * 7
-        dw = product(dy_wgrad.t(), x, layer.output)
+        dw = product(dy_wgrad.t(), x, layer.output or x.dtype)
         if original is not None:
             owner.record_weight_gradient(layer, dw, product(dy.t(), original, torch.float32))
         d_scale = None

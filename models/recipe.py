@@ -28,7 +28,7 @@ from fewbits.models.from_dict import from_dict, one_of
 
 PARTS = ("qkv", "out", "up", "down", "in")
 PART_GROUPS = {"all": PARTS, "od": ("out", "down")}
-OUTPUTS = ("bf16", "fp32")
+OUTPUTS = ("compute", "bf16", "fp32")
 SLOTS = ("fprop.x", "fprop.w", "dgrad.dy", "dgrad.w", "wgrad.dy", "wgrad.x")
 SAMPLERS = ("none", "gaussws", "diffq")
 SQUARES = (1, 2, 4, 8, 16, 32, 64, 128)  # sides that a sampler's squares can have
@@ -53,7 +53,7 @@ class Dgrad:
 class Wgrad:
     dy: str = HIGH
     x: str = HIGH
-    output: str = "bf16"  # what the product is rounded to before it is added to the FP32 gradient
+    output: str = "compute"  # what the product is rounded to before it is added to the FP32 gradient; as y and dx are
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ not the whole model. They read bytes; with another tokenizer, replace `vocab`.
 """
 
 from dataclasses import replace
+from functools import cache
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -176,6 +177,7 @@ def parameters(config: DecoderConfig) -> int:
     return sum(parameter.numel() for parameter in on_meta(config).parameters())
 
 
+@cache
 def linear_parameters(config: DecoderConfig) -> int:
     """How many of them are weights of linear layers in blocks: those that recipes quantize."""
     return sum(linear.weight.numel() for linear in _linears(on_meta(config).blocks))

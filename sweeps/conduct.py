@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import signal
 import sys
+import threading
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -12,12 +14,15 @@ from fewbits.sweeps import store
 from fewbits.sweeps.backend import Backend
 from fewbits.sweeps.cost import Speeds
 from fewbits.sweeps.driver import Driver, Stage, Task, finished
+from fewbits.sweeps.mlflow_view import Mirror
 from fewbits.sweeps.plan import Plan
 from fewbits.sweeps.plans import save_plan
 from fewbits.sweeps.progress import Display
 from fewbits.sweeps.store import State
 
 SHOWN = 8  # lines of a failed trial's log
+SYNC = 5.0  # seconds between looks for what MLflow does not have
+SYNC_WAIT = 60.0  # seconds that a look which is on its way has to end
 AGAIN = "the same command goes on"
 
 
@@ -26,19 +31,44 @@ def conduct(plan: Plan, backend: str = "ray", address: str | None = None, parall
     save_plan(plan)
     missing = [planned for planned in plan.trials.values() if not finished(planned)]
     driver: Driver | None = None
+    display, mirror = Display(), Mirror(plan)
+    warnings.showwarning = lambda message, *_: display.say(f"fewbits: {' '.join(str(message).split())}")
     if missing:
-        display = Display()
-        with _interruptible(display) as interrupted:
+        with _interruptible() as interrupted:
             chosen = _backend(backend, address, parallel)
             try:
                 driver = Driver(plan, chosen, display)
                 interrupted.append(driver)
-                driver.run()
+                with _mirrored(mirror):
+                    driver.run()
             finally:
                 chosen.close()
                 display.end()
         _remember_speeds(driver)
-    return _summary(plan, driver)
+    status = _summary(plan, driver)
+    served = "" if mirror.uri.startswith("http") else "  (served by `fewbits ui`)"
+    for name, link in mirror.sync(last=True).links:
+        print(f"{name}: {link}{served}")
+    return status
+
+
+@contextmanager
+def _mirrored(mirror: Mirror) -> Iterator[None]:
+    """MLflow is told what is new every few seconds, beside the driver: it may be slow, or away."""
+    ended = threading.Event()
+
+    def mirror_all() -> None:
+        while not ended.is_set():
+            mirror.sync()
+            ended.wait(SYNC)
+
+    thread = threading.Thread(target=mirror_all, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join(SYNC_WAIT)
 
 
 def _backend(name: str, address: str | None, parallel: int | None) -> Backend:
@@ -54,14 +84,13 @@ def _backend(name: str, address: str | None, parallel: int | None) -> Backend:
 
 
 @contextmanager
-def _interruptible(display: Display) -> Iterator[list[Driver]]:
+def _interruptible() -> Iterator[list[Driver]]:
     """Ctrl-C, or SIGTERM: trials end at their next step, at a checkpoint. Twice: at once."""
     drivers: list[Driver] = []
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         if not drivers or drivers[0].stopping:
             raise KeyboardInterrupt
-        display.say("fewbits: stopping: trials end at a checkpoint (once more: at once)")
         drivers[0].stop()
 
     before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}

@@ -21,6 +21,7 @@ from fewbits.sweeps.worker import Job
 
 TURN = 0.5  # seconds between looks around, while nothing ends
 PATIENCE = 60.0  # seconds that trials have to reach a checkpoint, once a stop is asked for
+REST = 5.0  # seconds before a trial is tried again that another process was found at
 
 
 class Stage(StrEnum):
@@ -41,6 +42,7 @@ class Task:
     attempts: int = 0  # since the last step forward
     reached: int = 0
     began: float = 0.0
+    rests_until: float = 0.0
     late: bool = False  # ended by its time limit
     speed: float | None = None
 
@@ -62,6 +64,7 @@ class Driver:
         for task in self.tasks.values():
             if finished(task.planned):
                 task.stage = Stage.OVER
+        self._urgency = _urgency(self.plan)
 
     def run(self) -> None:
         """Until everything has ended, or, after `stop`, what runs has stopped."""
@@ -77,12 +80,9 @@ class Driver:
         self.look(self)
 
     def stop(self) -> None:
-        """Ask every running trial to end at a checkpoint."""
+        """Have every running trial end at a checkpoint, and `run` then."""
         self.stopping = True
         self._stop_by = time.monotonic() + PATIENCE
-        for task in self.of(Stage.STARTED):
-            if store.holder(task.planned.folder):
-                (task.planned.folder.path / store.STOP).touch()
 
     def of(self, *stages: Stage) -> list[Task]:
         return [task for task in self.tasks.values() if task.stage in stages]
@@ -91,8 +91,9 @@ class Driver:
 
     def _give_out(self) -> None:
         """The longest first, and before them what others wait for."""
-        ready = [task for task in self.of(Stage.WAITING) if self._ready(task)]
-        for task in sorted(ready, key=self._urgency, reverse=True):
+        now = time.monotonic()
+        ready = [task for task in self.of(Stage.WAITING) if now >= task.rests_until and self._ready(task)]
+        for task in sorted(ready, key=lambda task: self._urgency[task.planned.id], reverse=True):
             planned = task.planned
             if not self.backend.room(planned.resources):
                 return
@@ -122,18 +123,17 @@ class Driver:
     def _block(self, task: Task, reason: str) -> None:
         task.stage, task.failure = Stage.BLOCKED, Failure(reason, False, 0, [])
 
-    def _urgency(self, task: Task) -> float:
-        below = [self._urgency(other) for other in self.tasks.values() if other.planned.parent == task.planned.id]
-        return work_of(task.planned.trial) + max(below, default=0.0)
-
     def _take_in(self, ended: Ended) -> None:
         task, outcome = self.tasks[ended.id], ended.outcome
+        if task.stage is not Stage.STARTED:  # taken back
+            return
         folder = task.planned.folder
         if outcome is not None and outcome.kind == "over":
             task.stage, task.failure, task.speed = Stage.OVER, None, outcome.speed
             return
         if outcome is not None and outcome.kind in ("busy", "stopped"):
             task.stage = Stage.WAITING
+            task.rests_until = time.monotonic() + REST if outcome.kind == "busy" else 0.0
             return
         failure = store.failure(folder) if outcome is not None else None
         reached = store.reached(folder)
@@ -159,8 +159,25 @@ class Driver:
                 self.backend.kill(task.planned.id)
 
     def _stopped(self) -> bool:
-        running = [task for task in self.of(Stage.STARTED) if store.holder(task.planned.folder)]
-        return not running or time.monotonic() > self._stop_by
+        """Ask what runs to end; what has not begun is taken back."""
+        for task in self.of(Stage.STARTED):
+            if store.holder(task.planned.folder):
+                (task.planned.folder.path / store.STOP).touch()
+            else:
+                self.backend.kill(task.planned.id)
+                task.stage = Stage.WAITING
+        return not self.of(Stage.STARTED) or time.monotonic() > self._stop_by
+
+
+def _urgency(plan: Plan) -> dict[str, float]:
+    """What a trial takes, and the longest line of branches below it."""
+    below = dict.fromkeys(plan.trials, 0.0)
+    found = {}
+    for key, planned in reversed(plan.trials.items()):  # parents come before their branches
+        found[key] = work_of(planned.trial) + below[key]
+        if planned.parent is not None:
+            below[planned.parent] = max(below[planned.parent], found[key])
+    return found
 
 
 def job(planned: Planned) -> Job:

@@ -89,7 +89,7 @@ def _combinations(sweep: Sweep, arm: str) -> list[dict[str, str]]:
 def _excluded(sweep: Sweep, arm: str, axes: Mapping[str, str], seed: int) -> bool:
     place: dict[str, Any] = {ARM: arm, **axes, SEED: str(seed)}
     return any(
-        all(key in place and place[key] == spelled(value) for key, value in exclusion.items())
+        all(key in place and place[key] in (spelled(value), str(value)) for key, value in exclusion.items())
         for exclusion in sweep.exclude
     )
 

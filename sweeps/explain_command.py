@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fewbits.cli import Parser
+from fewbits.sweeps.command_line import Parser
 
 EXAMPLES = """\
 examples:
@@ -17,12 +16,7 @@ examples:
 
 
 def main(argv: Sequence[str]) -> int:
-    parser = Parser(
-        "fewbits explain",
-        description=__doc__,
-        epilog=EXAMPLES,
-        formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, width=110),
-    )
+    parser = Parser("fewbits explain", __doc__, EXAMPLES)
     parser.add_argument("a", metavar="A", help="a run: its folder, or the hash that its name ends with")
     parser.add_argument("b", nargs="?", metavar="B", help="another run; without, A as it would be computed now")
     parser.add_argument("--runs", metavar="DIR", default="runs", help="the store (default: runs)")

@@ -2,13 +2,15 @@
 
 A lease lies in `lease.json`. Its holder touches it every few seconds; it is free again when the file is gone, when its
 holder is a process of this host that has ended, or when nobody has touched it for `STALE` seconds. All of it works on
-a shared file system: leases are made and taken over by link and rename, which are atomic there, and times are compared
-with the file system's own clock. Below it, on one host, lies the lock of the run folder.
+a shared file system: leases are made by link, which is atomic there, and times are compared with the file system's own
+clock. Those who would take a lease do so one by one, under a lock, as far as the file system has locks. Below it, on
+one host, lies the lock of the run folder.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import platform
@@ -59,15 +61,17 @@ class Held(Exception):
 
 def holder(folder: Path) -> Holder | None:
     """Who works on a trial now."""
-    path = folder / NAME
-    found = _read(path)
-    if found is None or found.lives is False:
-        return None
+    found = _read(folder / NAME)
+    return found if found and _works(found, folder) else None
+
+
+def _works(found: Holder, folder: Path) -> bool:
+    if found.lives is not None:
+        return found.lives
     try:
-        age = _now(folder) - path.stat().st_mtime
+        return _now(folder) - (folder / NAME).stat().st_mtime < STALE
     except FileNotFoundError:
-        return None
-    return found if found.lives or age < STALE else None
+        return False
 
 
 @contextmanager
@@ -75,7 +79,8 @@ def leased(folder: Path) -> Iterator[threading.Event]:
     """Hold the lease, or raise Held. The event given is set when it has been lost."""
     folder.mkdir(parents=True, exist_ok=True)
     mine = Holder.here()
-    _acquire(folder, mine)
+    with _one_by_one(folder):
+        _acquire(folder, mine)
     lost, ended = threading.Event(), threading.Event()
     beat = threading.Thread(target=_keep, args=(folder / NAME, mine, lost, ended), daemon=True)
     beat.start()
@@ -88,11 +93,21 @@ def leased(folder: Path) -> Iterator[threading.Event]:
             (folder / NAME).unlink(missing_ok=True)
 
 
+@contextmanager
+def _one_by_one(folder: Path) -> Iterator[None]:
+    """To take over the lease of a dead holder is more than one step; for a moment nobody seems to hold it."""
+    with (folder / ".lease.lock").open("a") as lock:
+        with contextlib.suppress(OSError):  # without locks: two steps of which a third contender might come in between
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 def _acquire(folder: Path, mine: Holder) -> None:
     path = folder / NAME
-    if (other := holder(folder)) is not None:
-        raise Held(other)
-    if (left := _read(path)) is not None or path.exists():
+    left = _read(path)
+    if left and _works(left, folder):
+        raise Held(left)
+    if left or path.exists():
         aside = folder / f".{NAME}.{mine.token}.partial"
         try:
             os.rename(path, aside)

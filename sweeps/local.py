@@ -38,7 +38,7 @@ class Local:
         self._gpus = list(range(torch.cuda.device_count()))  # that no trial has
         self._running: dict[str, _Running] = {}
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["fewbits.sweeps.worker"])
+        self._context.set_forkserver_preload(["fewbits.sweeps.preload"])
 
     def room(self, resources: Resources) -> bool:
         used = sum(running.cpus for running in self._running.values())
@@ -93,17 +93,21 @@ class Local:
 
 
 def _child(job: Job, answer: Connection | None) -> None:
-    _die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's, who asks for a stop
+    _die_with_parent()
     outcome = work(job)
     if answer is not None:
         answer.send(outcome)
 
 
 def _die_with_parent() -> None:
-    """A driver that was killed leaves no trials behind that its successor would wait for."""
+    """A driver that was killed leaves no trials behind that its successor would wait for: the process that they are
+    forked from ends when the driver has."""
+    server = os.getppid()
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if server == 1 or os.getppid() != server:  # it has ended already
+        os._exit(1)
 
 
 def _ranks(ranks: int) -> list[Mapping[str, str]]:

@@ -18,8 +18,8 @@ from hydra.core.utils import JobReturn, JobStatus
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from fewbits.cli import Parser
 from fewbits.experiments.config import FOLDER, ROOT, check_keys, in_one_line, prepare
+from fewbits.sweeps.command_line import Parser
 from fewbits.sweeps.conduct import conduct
 from fewbits.sweeps.expand import Cell
 from fewbits.sweeps.plan import Plan, plan_cells
@@ -38,12 +38,7 @@ _STATUSES: list[int] = []  # of the sweeps that the launcher has run
 
 
 def main(argv: Sequence[str]) -> int:
-    parser = Parser(
-        "fewbits train --multirun",
-        description=__doc__,
-        epilog=EXAMPLES,
-        formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, width=110),
-    )
+    parser = Parser("fewbits train --multirun", __doc__, EXAMPLES)
     parser.add_argument("words", nargs="+", metavar="WORD", help="of the config; KEY=A,B for several values")
     parser.add_argument(*FLAGS, action="store_true", help=argparse.SUPPRESS)
     add_where(parser)

@@ -24,12 +24,16 @@ class Display:
         self._lines = 0
         self._said: tuple[object, float] = (None, 0.0)
         self._told: set[str] = set()
+        self._stopping = False
 
     def __call__(self, driver: Driver) -> None:
         for task in driver.tasks.values():
             if task.failure is not None and task.stage is Stage.WAITING and task.planned.id not in self._told:
                 self._told.add(task.planned.id)
                 self.say(f"{task.planned.folder.path.name}: {task.failure.reason}; it is tried again")
+        if driver.stopping and not self._stopping:
+            self._stopping = True
+            self.say("fewbits: stopping: trials end at a checkpoint (once more: at once)")
         counts, running = self._looked_at(driver)
         line = self._line(driver, counts, running)
         if self._live:
@@ -44,6 +48,8 @@ class Display:
 
     def end(self) -> None:
         """Leave what is on the screen, and go on below."""
+        if self._lines:
+            print(file=self._stream, flush=True)
         self._lines = 0
 
     def _looked_at(self, driver: Driver) -> tuple[tuple[tuple[str, int], ...], list[Task]]:

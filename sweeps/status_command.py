@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fewbits.cli import Parser
+from fewbits.sweeps.command_line import Parser
 from fewbits.sweeps.sweep_command import in_store
 
 EXAMPLES = """\
@@ -33,12 +32,7 @@ class Standing:
 
 
 def main(argv: Sequence[str]) -> int:
-    parser = Parser(
-        "fewbits status",
-        description=__doc__,
-        epilog=EXAMPLES,
-        formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, width=110),
-    )
+    parser = Parser("fewbits status", __doc__, EXAMPLES)
     parser.add_argument("words", nargs="+", metavar="WORD", help="as for `fewbits sweep`")
     parser.add_argument("--runs", metavar="DIR", help="the store (default: runs)")
     parser.add_argument("--json", action="store_true", help="the same for programs: a list of objects")

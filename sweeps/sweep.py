@@ -101,11 +101,19 @@ class Sweep:
                 one_of(f"sweep {self.name}: arms.{name}.axes:", axis, names)
             if arm.parent is not None:
                 one_of(f"sweep {self.name}: arms.{name}.parent:", arm.parent, [a for a in self.arms if a != name])
+        for name in self.arms:
+            line = [name]
+            while (above := self.arms[line[-1]].parent) is not None:
+                if above in line:
+                    raise ValueError(f"sweep {self.name}: arms {', '.join(line)} start from each other, in a circle")
+                line.append(above)
         for exclusion in self.exclude:
             if not isinstance(exclusion, Mapping) or not exclusion:
                 raise ValueError(f"sweep {self.name}: exclude {exclusion!r}: a mapping of axes to values is expected")
             for key in exclusion:
                 one_of(f"sweep {self.name}: exclude:", key, (ARM, SEED, *names))
+            if ARM in exclusion:
+                one_of(f"sweep {self.name}: exclude: arm", exclusion[ARM], self.arms)
 
     @property
     def groups(self) -> list[dict[str, dict[str, Any]]]:
@@ -154,8 +162,8 @@ def load_sweeps(words: Sequence[str]) -> tuple[list[Sweep], tuple[str, ...]]:
 def _chosen(chosen: Mapping[str, str], changes: Sequence[str]) -> list[Sweep]:
     if "file" in chosen:
         file = Path(chosen["file"]).expanduser()
-        if not file.is_file():
-            raise ValueError(f"no sweep file {file}")
+        if file.suffix != ".yaml" or not file.is_file():
+            raise ValueError(f"no sweep file {file}: a file NAME.yaml is expected")
         return [_load(file, file.stem, changes)]
     valid = [name for name in STUDIES if (FOLDER / name).is_dir()]
     if "study" not in chosen:

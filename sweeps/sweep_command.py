@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from fewbits.cli import Parser
+from fewbits.sweeps.command_line import Parser
 
 EXAMPLES = """\
 examples:
@@ -23,12 +23,7 @@ Exit status: 0 all trials are over; 1 some failed, which are named; 2 wrong inpu
 
 
 def main(argv: Sequence[str]) -> int:
-    parser = Parser(
-        "fewbits sweep",
-        description=__doc__,
-        epilog=EXAMPLES,
-        formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, width=110),
-    )
+    parser = Parser("fewbits sweep", __doc__, EXAMPLES)
     parser.add_argument(
         "words", nargs="*", metavar="WORD", help="study=NAME or FILE.yaml, changes of its keys, words for trials"
     )

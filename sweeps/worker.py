@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from fewbits.experiments.run_folder import RunFolder
+from fewbits.experiments.run_folder import Busy, RunFolder
 from fewbits.experiments.training import OtherTrial, Progress, run
 from fewbits.experiments.trial import Runtime, Trial
 from fewbits.sweeps import lease
@@ -64,7 +64,9 @@ class Outcome:
 def work(job: Job) -> Outcome:
     with _environment(job.environment):
         if not job.leads:
-            run(job.trial, job.runtime, expected=job.id)
+            job.path.mkdir(parents=True, exist_ok=True)
+            with _logged(job.path / LOG):
+                run(job.trial, job.runtime, expected=job.id)
             return Outcome("over")
         try:
             with lease.leased(job.path) as lost:
@@ -83,6 +85,9 @@ def _lead(job: Job, lost: Callable[[], bool]) -> Outcome:
         except KeyboardInterrupt:
             report.line("stopped at a checkpoint")
             return Outcome("stopped")
+        except Busy as error:  # by `fewbits train`, which holds no lease
+            report.line(str(error))
+            return Outcome("busy", str(error))
         except Exception as error:
             traceback.print_exc()
             reason, wrong_input = _told(error, job), isinstance(error, (ValueError, OtherTrial))

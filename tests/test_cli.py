@@ -42,7 +42,7 @@ def test_help_of_a_group_lists_its_commands_alone() -> None:
 @pytest.mark.parametrize("command", cli.COMMANDS, ids=lambda command: command.name)
 def test_help_of_a_command_has_an_example(command: cli.Command, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
-        cli.main([*command.words, "--help"])
+        cli.main([*command.words, *command.flags[:1], "--help"])
     assert not stop.value.code
     said = capsys.readouterr().out
     assert f"fewbits {command.name}" in said

@@ -77,6 +77,7 @@ def test_the_wheel_carries_every_source_of_every_room_and_nothing_else(wheel: Pa
     for room in ROOMS:
         sources = [*(ROOT / room).rglob("*.py"), *(ROOT / room).rglob("csrc/*"), *(ROOT / room).rglob("*.yaml")]
         wanted |= {f"fewbits/{file.relative_to(ROOT)}" for file in sources if file.is_file()}
+    wanted |= {f"hydra_plugins/{file.name}" for file in (ROOT / "src" / "hydra_plugins").glob("*.py")}
     assert carried == wanted
     assert "fewbits/kernels/formats.py" in carried
     assert any(name.startswith("fewbits/kernels/csrc/") for name in carried)

@@ -59,6 +59,11 @@ class Meta:
         limit = 1 << 8 * np.dtype(self.dtype).itemsize
         self._whole("vocab", self.vocab, limit)
         self._whole("separator", self.separator, (self.vocab or limit) - 1)
+        for name in ("text_bytes", "sha256", "source"):
+            if not isinstance(getattr(self, name), Mapping):
+                raise ValueError(f"{name} {getattr(self, name)!r}: an object is expected")
+        if not isinstance(self.entropy, (int, float, type(None))):
+            raise ValueError(f"entropy {self.entropy!r}: a number or null is expected")
 
     def _whole(self, name: str, value: int | None, top: int) -> None:
         if value is not None and (type(value) is not int or not 0 <= value <= top):
@@ -74,12 +79,35 @@ class Survey:
 
 
 @dataclass(frozen=True)
+class Stamp:
+    """By which it is seen that a file was written to."""
+
+    inode: int
+    size: int
+    changed: int  # ns
+
+
+@dataclass(frozen=True)
 class TokenFolder:
     path: Path
     meta: Meta
     vocab: int
     splits: Mapping[str, Tokens]
     surveys: Mapping[str, Survey]
+    stamps: Mapping[str, Stamp]  # of the files before they were surveyed
+
+    def check_unchanged(self) -> None:
+        """ValueError where a file was written to since it was surveyed: what is mapped is not what was fingerprinted.
+
+        One that another took the place of is still mapped as it was.
+        """
+        for name, stamp in self.stamps.items():
+            now = _stamp(self.path / FILES[name])
+            if now.inode == stamp.inode and now != stamp:
+                raise ValueError(
+                    f"{self.path / FILES[name]} was written to while it was in use; run the same command again: with "
+                    "other content it is another trial"
+                )
 
     def documents(self, split: str) -> Iterator[Tokens]:
         """The split's documents in turn, without their separators; ValueError where those are not known."""
@@ -139,6 +167,7 @@ def open_folder(folder: Path, remembered: Path | None = None) -> TokenFolder:
     for name in ("train", "validation"):
         if name not in files:
             raise Damaged(f"{folder} has no {FILES[name]}: a folder of tokens holds train.bin and val.bin")
+    stamps = {name: _stamp(path) for name, path in files.items()}
     splits = {name: _mapped(path, meta.dtype) for name, path in files.items()}
     surveys = {name: survey(path, meta.dtype, remembered) for name, path in files.items()}
     vocab = meta.vocab if meta.vocab is not None else 1 + max(found.largest for found in surveys.values())
@@ -149,7 +178,7 @@ def open_folder(folder: Path, remembered: Path | None = None) -> TokenFolder:
             raise ValueError(
                 f"{files[name]} holds token {found.largest}, but {META} says that the vocabulary has {vocab}"
             )
-    return TokenFolder(folder, meta, vocab, splits, surveys)
+    return TokenFolder(folder, meta, vocab, splits, surveys, stamps)
 
 
 def survey(path: Path, dtype: str, remembered: Path | None = None) -> Survey:
@@ -176,6 +205,15 @@ def _read_through(path: Path, dtype: str) -> Survey:
             digest.update(chunk)
             largest = max(largest, int(np.frombuffer(chunk, np.dtype(dtype).newbyteorder("<")).max()))
     return Survey(digest.hexdigest(), largest)
+
+
+def _stamp(path: Path) -> Stamp:
+    """Of a file that is gone, which does no harm to its map, one of no file."""
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return Stamp(0, 0, 0)
+    return Stamp(status.st_ino, status.st_size, status.st_mtime_ns)
 
 
 def _mapped(path: Path, dtype: str) -> Tokens:

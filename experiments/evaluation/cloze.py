@@ -78,6 +78,9 @@ def cloze_items(
     for name, value in (("count", count), ("context", context), ("continuation", continuation)):
         check_count(name, value)
     pool = _Pool.of(corpus, split, context, continuation)
+    size = f"of {context} + {continuation} tokens ({len(pool.tokens)} tokens, {len(pool.places)} places to cut)"
+    if count > len(pool.places):  # to look at all of them first would take hours of a large split
+        raise ValueError(f"count={count}: split {split!r} holds fewer items {size}")
     contexts, choices = [], []
     for drawn in _shuffled(len(pool.places), seed):
         place = int(pool.places[drawn])
@@ -87,10 +90,7 @@ def cloze_items(
             choices.append(np.stack([pool.text(start) for start in starts]))
         if len(choices) == count:
             return ClozeItems(torch.from_numpy(np.stack(contexts)), torch.from_numpy(np.stack(choices)))
-    raise ValueError(
-        f"count={count}: split {split!r} holds {len(choices)} items of {context} + {continuation} tokens"
-        f" ({len(pool.tokens)} tokens, {len(pool.places)} places to cut)"
-    )
+    raise ValueError(f"count={count}: split {split!r} holds {len(choices)} items {size}")
 
 
 def evaluate_cloze(model: Model, items: ClozeItems, *, batch: int = 8) -> ClozeScore:

@@ -76,6 +76,13 @@ COMMANDS = (
         "recipes compared at a checkpoint: loss, gradients, operands",
         "RUN bf16 mor/block nvfp4",
     ),
+    Command(
+        ("sync",),
+        "fewbits.sweeps.sync_command",
+        "a sweep's trials sent to MLflow once more, from their files: all that it lacks",
+        "study=mor scale=smoke",
+    ),
+    Command(("ui",), "fewbits.sweeps.ui_command", "MLflow's page of the store's trials, in the browser", "--port 5000"),
     Command(("models",), "fewbits.models.listing", "the models there are, with their parameters", "--json"),
     Command(("recipes",), "fewbits.experiments.recipe_listing", "the recipes there are, with their operands", "--json"),
     Command(("studies",), "fewbits.sweeps.study_listing", "the papers there are, with their recipes", "--json"),
@@ -100,6 +107,9 @@ class Parser(argparse.ArgumentParser):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (that of the process, if None) and return the exit status."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by whoever started us: what is said goes nowhere
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
     try:
         try:
             return _dispatch(tuple(sys.argv[1:] if argv is None else argv))
@@ -133,7 +143,7 @@ def _dispatch(argv: tuple[str, ...]) -> int:
         print(_help(below))
         return 0
     names = ", ".join(command.name for command in below or COMMANDS)
-    raise ValueError(f"no command {' '.join(argv)!r}; choose from: {names}")
+    raise ValueError(f"no command {' '.join(words or argv[:1])!r}; choose from: {names}")
 
 
 def _help(commands: list[Command]) -> str:

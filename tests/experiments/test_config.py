@@ -1,5 +1,6 @@
 """The config tree: every file of it composes, the paper scales are the papers', and mistakes are one clear line."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,17 @@ def test_with_no_words_a_trial_is_a_small_one_in_bf16() -> None:
     assert trial.name == "nemotron-nano-bf16-python-s0"
     assert trial.recipe == Recipe(about=trial.recipe.about)
     assert trial.training.steps <= 50
+
+
+@pytest.mark.parametrize("name", ["../../elsewhere", "a/b", "", "..", "-", "long" * 100, "new\nline", "größe 2"])
+def test_whatever_models_and_recipes_are_called_a_trials_name_is_one_folders(name: str) -> None:
+    trial = load_trial()[0]
+    model, recipe = dataclasses.replace(trial.model, name=name), dataclasses.replace(trial.recipe, name=name)
+    called = dataclasses.replace(trial, model=model, recipe=recipe).name
+    assert Path(called).name == called
+    assert called.isprintable()
+    assert not called.startswith(("-", "."))
+    assert len(called.encode()) < 200
 
 
 def test_a_recipe_is_loaded_by_name_with_settings() -> None:
@@ -227,6 +239,7 @@ MISTAKES = {
     "recipe.switch.passes=sideways": "switch.passes 'sideways': valid are both, forward, backward",
     # keys
     "modle=gpt2-nano": "unknown key 'modle': a trial has model, ",
+    "scle=smoke": "unknown key 'scle': a trial has scale, ",
     "training.step=3": "unknown key 'training.step': training has steps, ",
     "recipe.fprop.z=bf16": "unknown key 'recipe.fprop.z': recipe.fprop has x, w",
     "training.steps.x=3": "training.steps is a value and has no 'x'",
@@ -263,15 +276,18 @@ MISTAKES = {
     "--steps": "train: unrecognized arguments: --steps",
     # operands
     "recipe.fprop.x=e9m9": "fprop.x: format 'e9m9'",
-    "recipe=mor/block recipe.threshold=much": "fprop.x: unknown format 'much'",
+    "recipe=mor/block recipe.threshold=3%": "recipe.threshold '3%': a number is expected, such as 0.045",
+    "recipe=mor/block recipe.threshold=-1": "fprop.x: error threshold -1.0: valid are finite numbers > 0",
+    "recipe=mor/block recipe.block=64": "recipe.block 64: a text is expected, such as 128x128",
     "recipe=nvfp4 recipe.rht=24": "hadamard 24: valid are",
-    "recipe=nvfp4 recipe.rht=big": "unknown option 'rhtbig'",
+    "recipe=nvfp4 recipe.rht=big": "recipe.rht 'big': a whole number is expected, such as 16",
     "recipe=nvfp4 recipe.signs=plus": "signs 'plus' with hadamard 16: valid are te, none or a seed",
     "recipe=nvfp4 recipe.stochastic=[dy]": "recipe.stochastic 'dy': valid are fprop.x, ",
     "recipe=nvfp4 recipe.stochastic=wgrad.dy": "recipe.stochastic 'wgrad.dy': a list is expected",
     "recipe=nvfp4 recipe.rotated=[wgrad.dy]": "recipe.rotated 'wgrad.dy': valid are fprop, dgrad, wgrad",
     # what does not fit together
     "training.batch=5": "training.batch 5: a multiple of training.micro_batch 2",
+    "training.length=512": "training.length 512: model nemotron-nano has 256 positions",
     "training.length=512 model=gpt2-nano": "training.length 512: model gpt2-nano has 256 positions",
     "recipe.keep.last=2": "recipe bf16 keeps the first 0 and last 2 of 2 blocks high",
     "recipe.keep.first=1 recipe.keep.last=1": "keeps the first 1 and last 1 of 2 blocks high",
@@ -284,7 +300,7 @@ MISTAKES = {
     "schedule.warmup_steps=9 schedule.warmup_fraction=0": "9 updates of warm-up in a trial of 2",
     "model.vocab=10": "model.vocab 10: the data have 256 tokens",
     "evaluation.windows=100000": "evaluation.windows: 100000 windows of length 256 asked of",
-    "training.length=4000000": "tokens are too few for windows of length 4000000",
+    "training.length=4000000 model.context=4000000": "tokens are too few for windows of length 4000000",
     "data=bin": "data.path is missing",
     "data=bin data.path=/nowhere": "no folder /nowhere; a folder of train.bin and val.bin is expected",
     "data=openwebtext": "make it by fewbits data prepare openwebtext",

@@ -91,6 +91,10 @@ def test_a_file_that_meta_does_not_describe_is_refused(tmp_path: Path) -> None:
         ('{"vocab": 65537}', "vocab 65537 with dtype uint16: valid are whole numbers from 0 to 65536"),
         ('{"vocab": 10, "separator": 10}', "separator 10 with dtype uint16: valid are whole numbers from 0 to 9"),
         ('{"vocab": "many"}', "vocab 'many'"),
+        ('{"sha256": 5}', "sha256 5: an object is expected"),
+        ('{"text_bytes": []}', "text_bytes .*: an object is expected"),
+        ('{"source": "here"}', "source 'here': an object is expected"),
+        ('{"entropy": "high"}', "entropy 'high': a number or null is expected"),
     ],
 )
 def test_a_meta_that_makes_no_sense_is_refused(tmp_path: Path, meta: str, what: str) -> None:

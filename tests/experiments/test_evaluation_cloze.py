@@ -139,9 +139,15 @@ def test_choices_that_read_like_the_truth_are_passed_over() -> None:
 
 def test_too_little_text_is_an_error_that_says_how_much_there_is() -> None:
     short = Text(ood=[BYTES.encode(TEXTS[0])[:500]])
-    with pytest.raises(ValueError, match=r"count=450: split 'ood' holds \d+ items of 48 \+ 8 tokens \(500 tokens"):
-        cloze_items(short, "ood", count=450, context=48)
-    with pytest.raises(ValueError, match="holds 0 items of 48 \\+ 8 tokens \\(3 tokens, 0 places"):
+    with pytest.raises(
+        ValueError, match=r"count=445: split 'ood' holds \d+ items of 48 \+ 8 tokens \(500 tokens, 445 p"
+    ):
+        cloze_items(short, "ood", count=445, context=48)
+    with pytest.raises(
+        ValueError, match=r"count=446: split 'ood' holds fewer items of 48 \+ 8 tokens \(500 tokens, 445 p"
+    ):
+        cloze_items(short, "ood", count=446, context=48)
+    with pytest.raises(ValueError, match="holds fewer items of 48 \\+ 8 tokens \\(3 tokens, 0 places"):
         cloze_items(Text(ood=[[1, 2, 3]]), "ood", count=1, context=48)
     with pytest.raises(ValueError, match="split 'ood' holds no documents"):
         cloze_items(Text(ood=[]), "ood", count=1)

@@ -120,7 +120,7 @@ def test_a_trial_in_subwords_ends_with_cloze_and_tasks(
             ["data=synthetic", "data.size=5000", "evaluation.cloze=4"],
             "evaluation.cloze 4: these data have no known ends",
         ),
-        (["data=bin", "evaluation.cloze=4"], "evaluation.cloze 4: count=4: split 'validation' holds 0 items"),
+        (["data=bin", "evaluation.cloze=4"], "evaluation.cloze 4: count=4: split 'validation' holds fewer items"),
         (["evaluation.cloze=4", "training.length=8"], "needs a training.length of 16 or more, not 8"),
     ],
 )

@@ -45,6 +45,7 @@ def test_people_read_one_line_for_each_product(capsys: pytest.CaptureFixture[str
     lines = entry(capsys, "nvfp4")
     assert "  fprop  x e2m1:1x16:nvfp4                    w e2m1:16x16:nvfp4" in lines
     assert "  wgrad  dy e2m1:1x16:nvfp4:stochastic:rht16  x e2m1:1x16:nvfp4:rht16  weight gradients in FP32" in lines
+    assert "  all six operands high  weight gradients in the compute dtype" in entry(capsys, "bf16")
     assert "  the last block kept high" in lines
     assert "  the first block and the last 2 blocks kept high" in entry(capsys, "fp8")
     assert "  gaussws on the weights of all: 6 → 4 bits for each 32x32, λ 0.0001" in entry(capsys, "gaussws")

@@ -1,20 +1,24 @@
 """A trial gives the same bytes twice, and when it is interrupted wherever it may be, and run again."""
 
+import contextlib
 import os
 import random
+import re
 import shutil
 import signal
 import time
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
 
 from fewbits.experiments import checkpoints, training
 from fewbits.experiments.config import load_trial
 from fewbits.experiments.data.load import load
-from fewbits.experiments.run_folder import find, opened
+from fewbits.experiments.run_folder import find, opened, saved_trial
+from tests.experiments.data_inputs import bin_folder
 from tests.experiments.trial_inputs import (
     Interrupted,
     ended,
@@ -65,7 +69,7 @@ def test_a_trial_gives_the_same_bytes_twice(cache: Path, tmp_path: Path) -> None
 
 def test_final_evaluations_are_the_same_where_only_they_are_left(cache: Path, tmp_path: Path) -> None:
     trial = (*TRIALS["unobserved, stochastic forward, late switch"], "data=python", "data.size=65536")
-    trial += ("evaluation.cloze=8", "training.steps=4")
+    trial += ("evaluation.cloze=40", "training.steps=4")
     folder, result = train(cache, tmp_path, *trial)
     assert 0 <= result["ood_cloze"]["accuracy"] <= 1
     before = left(folder.path)
@@ -74,9 +78,30 @@ def test_final_evaluations_are_the_same_where_only_they_are_left(cache: Path, tm
     assert left(folder.path) == before
 
 
-def test_timing_goes_on_too(cache: Path, tmp_path: Path) -> None:
-    import pandas as pd
+def test_what_draws_from_torchs_generator_goes_on_where_it_was(cache: Path, tmp_path: Path) -> None:
+    """Nothing of ours does; what a user hangs into a trial may."""
+    drawn: list[tuple[int, float]] = []
 
+    def say(progress: training.Progress) -> None:
+        drawn.append((progress.step, torch.rand(()).item()))
+
+    train(cache, tmp_path / "undisturbed", "training.steps=8", say=say)
+    undisturbed, drawn = drawn, []
+
+    def break_off(progress: training.Progress) -> None:
+        say(progress)
+        if progress.step == 5:
+            raise Interrupted
+
+    with contextlib.suppress(Interrupted):
+        train(cache, tmp_path / "broken", "training.steps=8", say=break_off)
+    torch.rand(100)
+    drawn = []
+    train(cache, tmp_path / "broken", "training.steps=8", say=say)
+    assert drawn == undisturbed[3:]
+
+
+def test_timing_goes_on_too(cache: Path, tmp_path: Path) -> None:
     train_until(8, cache, tmp_path)
     folder, _ = train(cache, tmp_path)
     timing = pd.read_parquet(folder.path / "timing.parquet")
@@ -172,8 +197,103 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_warning(cache: Path, tmp_pat
     newest.write_bytes(content)
     with pytest.warns(UserWarning, match=r"damaged checkpoint passed over: .*step-00000006.* SHA-256 differs"):
         folder, _ = train(cache, tmp_path / "runs")
+    assert list(pd.read_parquet(folder.path / "timing.parquet")["step"]) == list(range(12))
     undisturbed, _ = train(cache, tmp_path / "undisturbed")
     assert left(folder.path) == left(undisturbed.path)
+
+
+def test_where_all_others_are_damaged_a_checkpoint_kept_for_branches_serves(cache: Path, tmp_path: Path) -> None:
+    asked = ("runtime.keep_every=4",)
+    train_until(8, cache, tmp_path / "runs", *asked)
+    for state in (only_run(tmp_path / "runs") / "checkpoints").glob("*/state.json"):
+        state.write_text("{}")
+    steps: list[int] = []
+    with pytest.warns(UserWarning, match="damaged checkpoint passed over"):
+        folder, _ = train(cache, tmp_path / "runs", *asked, say=lambda progress: steps.append(progress.step))
+    assert steps[0] == 5
+    undisturbed, _ = train(cache, tmp_path / "undisturbed")
+    assert left(folder.path) == left(undisturbed.path)
+
+
+def test_what_a_killed_process_left_half_written_is_cleared_away(cache: Path, tmp_path: Path) -> None:
+    asked = ("training.steps=2", "model.layers=1")
+    train_until(1, cache, tmp_path, *asked)
+    folder = only_run(tmp_path)
+    (folder / "kept").mkdir()
+    (folder / ".metrics.parquet.0123abcd.partial").write_text("half")
+    (folder / "kept" / ".step-00000001.0123abcd.partial").mkdir()
+    assert len(leftovers(folder)) == 2
+    train(cache, tmp_path, *asked)
+    assert not leftovers(folder)
+
+
+def test_damaged_timing_costs_the_timing_alone(cache: Path, tmp_path: Path) -> None:
+    train_until(8, cache, tmp_path)
+    (only_run(tmp_path) / "timing.parquet").write_text("no table")
+    with pytest.warns(UserWarning, match=r"timing\.parquet is damaged, timing begins anew"):
+        _, result = train(cache, tmp_path)
+    assert result["step"] == 12
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("result.json", b"{}", "is not this trial's result: remove it"),
+        ("result.json", b'{"id": "0123", "status": "done", "step": 3}', "is not this trial's result: remove it"),
+        ("result.json", b"[]", "is not a JSON object"),
+        ("result.json", b"\xff", "result.json is not JSON"),
+        ("provenance.json", b"null", "is not a JSON object"),
+        ("provenance.json", b"", "provenance.json is not JSON"),
+    ],
+)
+def test_what_says_of_a_folder_what_it_is_has_to_be_whole(
+    name: str, content: bytes, message: str, cache: Path, tmp_path: Path
+) -> None:
+    folder, _ = train(cache, tmp_path, "training.steps=1", "model.layers=1")
+    (folder.path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        train(cache, tmp_path, "training.steps=1", "model.layers=1")
+
+
+def test_a_run_without_a_readable_config_is_no_parent(cache: Path, tmp_path: Path) -> None:
+    folder, _ = train(cache, tmp_path, "training.steps=1", "model.layers=1")
+    for content in (b"a: [", b"5", b"\xff"):
+        (folder.path / "config.yaml").write_bytes(content)
+        with pytest.raises(ValueError, match=r"config\.yaml is not a trial's"):
+            saved_trial(folder.path)
+
+
+def test_a_checkpoint_of_other_data_is_refused(cache: Path, tmp_path: Path) -> None:
+    train_until(4, cache, tmp_path)
+    trial, _ = load_trial(words(cache, tmp_path, "data.seed=1"))
+    state = training.set_up(trial, torch.device("cpu"))
+    with pytest.raises(ValueError, match="these are not the data of the checkpoint"):
+        training.resume(state, load(trial.data, cache), opened(only_run(tmp_path)), None)
+
+
+def test_data_that_are_written_to_under_a_trial_end_it_before_its_next_checkpoint(cache: Path, tmp_path: Path) -> None:
+    """One that another file took the place of is still read as it was."""
+    tokens, runs = bin_folder(tmp_path / "tokens", range(4000), range(2000)), tmp_path / "runs"
+    asked = ("data=bin", "data.size=null", f"data.path={tokens}")
+
+    def replaced(progress: training.Progress) -> None:
+        if progress.step == 2:
+            (tokens / "new").write_bytes(bytes(8000))
+            (tokens / "new").replace(tokens / "val.bin")
+
+    def overwritten(progress: training.Progress) -> None:
+        if progress.step == 2:
+            with (tokens / "train.bin").open("r+b") as file:
+                file.write(bytes(8))
+
+    undisturbed, _ = train(cache, tmp_path / "undisturbed", *asked)
+    again, _ = train(cache, runs, *asked, say=replaced)
+    assert left(again.path) == left(undisturbed.path)
+    shutil.rmtree(runs)
+    with pytest.raises(ValueError, match=r"train\.bin was written to while it was in use"):
+        train(cache, runs, *asked, say=overwritten)
+    assert not list(runs.rglob("step-*"))
+    assert not list(runs.rglob("result.json"))
 
 
 def test_a_finished_trial_is_not_run_again(cache: Path, tmp_path: Path) -> None:

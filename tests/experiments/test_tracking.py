@@ -1,5 +1,7 @@
 """MLflow beside a trial: every step once, whatever happens; and nothing that MLflow does touches the trial."""
 
+import json
+import subprocess
 import warnings
 from pathlib import Path
 from typing import Any
@@ -31,7 +33,7 @@ def mlflow(store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def the_run(client: Any, folder: RunFolder) -> Any:
     experiment = client.get_experiment_by_name(tracking.EXPERIMENT).experiment_id
-    (run,) = client.search_runs([experiment], f"tags.`{tracking.TAG}` = '{folder.id}'")
+    (run,) = client.search_runs([experiment], f"tags.`{tracking.TRIAL}` = '{folder.id}'")
     return run
 
 
@@ -52,7 +54,7 @@ def test_every_step_is_there_once(mlflow: Any, untracked: RunFolder, cache: Path
     assert run.info.status == "FINISHED"
     assert run.info.run_name == folder.path.name
     assert run.data.params == {"model": "nemotron-nano", "recipe": "bf16", "data": "synthetic", "seed": "0"}
-    for name in ("loss", "loss_max", "gradient_norm", "learning_rate", "tokens", "tokens_per_second"):
+    for name in ("loss", "loss_max", "optimizer/learning_rate", "tokens", "speed/tokens_per_second"):
         assert steps(mlflow, run, name) == list(range(9))
     assert steps(mlflow, run, "validation_loss") == [3, 7, 8]
     history = mlflow.get_metric_history(run.info.run_id, "loss")
@@ -74,15 +76,31 @@ def test_an_interrupted_trial_goes_on_in_its_run(
     run = the_run(mlflow, folder)
     assert (run.info.status, steps(mlflow, run, "loss")) == ("RUNNING", [0, 1, 2])
     with pytest.MonkeyPatch.context() as patch:  # checkpoints that MLflow hears nothing of
-        patch.setattr(tracking.Tracker, "send", lambda *_: None)
+        patch.setattr(tracking.Tracker, "__call__", lambda *_: None)
         train_until(8, cache, tmp_path, *ON, "seed=1")
     assert steps(mlflow, run, "loss") == [0, 1, 2]
     again, _ = train(cache, tmp_path, *ON, "seed=1")
     assert again == folder
     run = the_run(mlflow, folder)
     assert run.info.status == "FINISHED"
-    for name in ("loss", "tokens_per_second"):
+    for name in ("loss", "speed/tokens_per_second"):
         assert steps(mlflow, run, name) == list(range(9))
+
+
+def test_the_run_of_a_killed_trial_can_be_ended(mlflow: Any, cache: Path, tmp_path: Path) -> None:
+    """One whose process lives is left alone."""
+    train_until(2, cache, tmp_path, *ON, "seed=5")
+    path = next(tmp_path.glob("nemotron-*"))
+    origin = json.loads((path / "provenance.json").read_text())
+    folder = RunFolder(path, origin["id"])
+    assert tracking.reap(mlflow, tmp_path) == 0
+    with subprocess.Popen(["true"]) as gone:
+        pass
+    (path / "provenance.json").write_text(json.dumps({**origin, "process": gone.pid}))
+    assert tracking.reap(mlflow, tmp_path) == 1
+    assert the_run(mlflow, folder).info.status == "KILLED"
+    train(cache, tmp_path, *ON, "seed=5")
+    assert the_run(mlflow, folder).info.status == "FINISHED"
 
 
 def test_a_trial_whose_end_was_not_written_down_ends_again(mlflow: Any, cache: Path, tmp_path: Path) -> None:
@@ -155,5 +173,5 @@ def test_rows_are_sent_whole_in_batches_that_mlflow_takes() -> None:
     rows = [dict.fromkeys("abcdefgh", float(number)) for number in range(350)]
     batches = list(tracking._batches(rows))
     assert [row for batch in batches for row in batch] == rows
-    assert [len(batch) * 9 <= tracking.BATCH for batch in batches] == [True] * 4
+    assert [len(batch) * 10 <= tracking.BATCH for batch in batches] == [True] * 4
     assert list(tracking._batches([])) == []

@@ -1,5 +1,6 @@
 """`fewbits train`: what it says while it runs and at its end, and how it ends."""
 
+import dataclasses
 import os
 import pty
 import re
@@ -87,7 +88,7 @@ def test_the_same_words_again_show_the_result(cache: Path, tmp_path: Path, capsy
     assert cli.main(argv) == 0
     again = capsys.readouterr()
     assert again.out == first.out
-    assert not again.err
+    assert again.err == "already done\n"
 
 
 def test_a_trial_that_diverges_has_ended_well(cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -119,6 +120,16 @@ def test_a_folder_that_cannot_be_written_is_one_line(
     assert said.count("\n") == 1
 
 
+@pytest.mark.parametrize("size", ["model.vocab=1000000000000", "training.micro_batch=4000000000000"])
+def test_too_little_memory_is_one_line(
+    size: str, cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["train", *words(cache, tmp_path, "training.batch=4000000000000", size)]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("fewbits: out of memory, take a smaller training.micro_batch or model: ")
+    assert said.count("\n") == 1
+
+
 def test_a_warning_is_one_line(cache: Path, tmp_path: Path) -> None:
     """In a process of its own: pytest takes warnings for itself."""
     train_until(8, cache, tmp_path / "runs")
@@ -129,18 +140,20 @@ def test_a_warning_is_one_line(cache: Path, tmp_path: Path) -> None:
         assert ended(process) == 0
     (told,) = (line for line in output.read_text().splitlines() if line.startswith("fewbits:"))
     assert "damaged checkpoint passed over" in told
-    assert "step 3/12" not in output.read_text()  # it went on from step 3
-    assert "step 4/12" in output.read_text()
+    assert "step 3/12" not in output.read_text()
+    assert "going on from step 3\nstep 4/12" in output.read_text()
 
 
 def test_config_prints_what_a_trial_resolves_to_and_trains_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    told = ["recipe=nvfp4", "recipe.sampler.parts=[od]", "model=hybrid-nano", "seed=3"]
+    told = ["recipe=nvfp4", "recipe.sampler.parts=[od]", "model=hybrid-nano", "seed=3", "runtime.keep_every=7"]
     assert cli.main(["train", "--config", *told]) == 0
     printed = yaml.safe_load(capsys.readouterr().out)
-    assert Trial.from_dict(printed) == load_trial(told)[0]
+    trial, runtime = load_trial(told)
+    assert printed.pop("runtime") == dataclasses.asdict(runtime)
+    assert Trial.from_dict(printed) == trial
     assert not list(tmp_path.iterdir())
 
 

@@ -2,18 +2,22 @@
 
 import dataclasses
 import math
+import re
 from pathlib import Path
 
 import pandas as pd
 import pytest
 import torch
 
+from fewbits.experiments import checkpoints, training
 from fewbits.experiments.config import load_trial
 from fewbits.experiments.data.load import load
+from fewbits.experiments.evaluation.loss import evaluate_loss
 from fewbits.experiments.optimizers import clip_gradients, make_optimizer, set_learning_rate
 from fewbits.experiments.schedules import factor
-from fewbits.experiments.training import INITIAL, ORDER, Progress, flops_a_token, run
+from fewbits.experiments.training import INITIAL, ORDER, ROUNDING, Progress, flops_a_token, run
 from fewbits.kernels.seeds import derive_seed
+from fewbits.models.quantize import quantize
 from fewbits.models.registry import build
 from tests.experiments.trial_inputs import metric, train, words
 
@@ -23,7 +27,7 @@ HIGH_BY_CAST = [f"recipe.{slot}=bf16" for slot in ("fprop.x", "fprop.w", "dgrad.
 @pytest.mark.parametrize("model", ["nemotron-nano", "gpt2-nano", "llama2-nano"])
 def test_a_recipe_of_bf16_operands_is_the_unquantized_model(model: str, cache: Path, tmp_path: Path) -> None:
     """Recipe bf16, operands cast to bf16, and a loop over the plain model with nothing of ours around its layers."""
-    asked = [f"model={model}", "training.steps=4", "schedule=linear", "schedule.warmup_fraction=0.25"]
+    asked = [f"model={model}", "seed=3", "training.steps=4", "schedule=linear", "schedule.warmup_fraction=0.25"]
     high, _ = train(cache, tmp_path, *asked)
     cast, _ = train(cache, tmp_path, *asked, *HIGH_BY_CAST)
     assert high.path != cast.path
@@ -32,7 +36,7 @@ def test_a_recipe_of_bf16_operands_is_the_unquantized_model(model: str, cache: P
     t, corpus = trial.training, load(trial.data, cache)
     plain = build(trial.model, seed=derive_seed(trial.seed, INITIAL))
     optimizer = make_optimizer(plain, trial.optimizer)
-    losses, norms = [], []
+    losses, norms, rates = [], [], []
     for step in range(t.steps):
         inputs, targets = corpus.batch("train", step * t.batch, t.batch, t.length, derive_seed(trial.seed, ORDER))
         halves = [
@@ -43,10 +47,12 @@ def test_a_recipe_of_bf16_operands_is_the_unquantized_model(model: str, cache: P
         losses.append(torch.stack(halves).mean().item())
         norms.append(clip_gradients(plain.parameters(), 1.0).item())
         set_learning_rate(optimizer, factor(trial.schedule, step, t.steps))
+        rates.append(optimizer.param_groups[0]["lr"])
         optimizer.step()
         optimizer.zero_grad()
     assert metric(high, "loss") == metric(cast, "loss") == losses
     assert metric(high, "gradient_norm") == metric(cast, "gradient_norm") == norms
+    assert metric(high, "learning_rate") == rates
 
 
 def test_the_output_of_wgrad_is_the_recipes(cache: Path, tmp_path: Path) -> None:
@@ -132,6 +138,15 @@ def test_tables_and_result_say_what_happened(cache: Path, tmp_path: Path) -> Non
     assert not (folder.path / "kept").exists()
 
 
+def test_every_column_of_the_tables_is_explained(cache: Path, tmp_path: Path) -> None:
+    folder, _ = train(cache, tmp_path, "recipe=gaussws-mor")
+    text = (Path(training.__file__).resolve().parent / "README.md").read_text("utf-8").partition("## Columns")[2]
+    for table in ("metrics", "numerics", "timing"):
+        about = text.partition(f"| `{table}.parquet` |")[2].partition("\n\n")[0]
+        columns = set(pd.read_parquet(folder.path / f"{table}.parquet").columns) - {"share_1", "share_2"}
+        assert set(re.findall(r"`(\w+)`", about)) - {"weight", "loss", "mfu"} == columns - {"loss"}, table
+
+
 def test_a_trial_without_observer_or_out_of_domain_text_leaves_readable_tables(cache: Path, tmp_path: Path) -> None:
     from tests.experiments.data_inputs import bin_folder
 
@@ -141,6 +156,40 @@ def test_a_trial_without_observer_or_out_of_domain_text_leaves_readable_tables(c
     assert pd.read_parquet(folder.path / "numerics.parquet").empty
     assert "validation_loss" in result
     assert "ood_loss" not in result
+
+
+def test_evaluation_is_of_each_split_with_the_operands_and_noise_of_its_step(cache: Path, tmp_path: Path) -> None:
+    """Before the recipe's switch and after it, both rounded stochastically, in batches of the training size."""
+    asked = ["recipe=mor/tensor", "recipe.fprop.x=e4m3:tensor:amax:stochastic", "recipe.switch.at=0.75"]
+    asked += ["recipe.switch.to=e2m1:tensor:amax:stochastic", "training.steps=4", "evaluation.every=2"]
+    trial, _ = load_trial(words(cache, tmp_path, *asked))
+    folder, _ = train(cache, tmp_path, *asked, "training.checkpoint_every=2")
+    corpus, parameters = load(trial.data, cache), metric(folder, "parameter_norm")
+    for step in (2, 4):
+        model = build(trial.model, seed=7)
+        quantization = quantize(model, trial.recipe, seed=derive_seed(trial.seed, ROUNDING))
+        saved = checkpoints.load(checkpoints.steps(folder.checkpoints)[step]).tensors(under="model.")
+        model.load_state_dict({name.removeprefix("model."): value for name, value in saved.items()})
+        quantization.begin(step, progress=step / 4)
+        for split in ("validation", "ood"):
+            found = metric(folder, f"{split}_loss")[step - 1]
+            assert found == evaluate_loss(model, corpus, split, windows=4, length=128, batch=2)
+        squares = sum(float(value.double().square().sum()) for value in model.state_dict().values())
+        assert parameters[step - 1] == pytest.approx(math.sqrt(squares), rel=1e-5)
+
+
+def test_the_samplers_penalty_is_part_of_what_is_minimised(cache: Path, tmp_path: Path) -> None:
+    """At the start b_t = init everywhere: ∂(λ Σ mean |b_t − target|)/∂b_i = λ (init − target) / squares."""
+    penalty = 1e6  # beside it the loss's own gradient is nothing
+    asked = ("recipe=gaussws", f"recipe.sampler.penalty={penalty}", "training.steps=6", "observer.window=1")
+    folder, _ = train(cache, tmp_path, *asked)
+    squares = [24 * 8, 8 * 8, 16 * 8, 8 * 16] * 2  # qkv, out, up, down of two blocks
+    assert metric(folder, "penalty")[0] == penalty * len(squares) * 2
+    expected = penalty * 2 * math.sqrt(sum(1 / n for n in squares))
+    assert metric(folder, "gradient_norm")[0] == pytest.approx(expected, rel=1e-4)
+    numerics = pd.read_parquet(folder.path / "numerics.parquet")
+    bits = numerics[numerics["slot"] == "weight"].groupby("step")["bits_mean"].mean()
+    assert (bits.diff().dropna() < 0).all()
 
 
 def test_evaluating_more_often_changes_nothing_else(cache: Path, tmp_path: Path) -> None:

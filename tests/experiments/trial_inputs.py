@@ -23,6 +23,7 @@ from fewbits import cli
 from fewbits.experiments import checkpoints
 from fewbits.experiments.config import load_trial
 from fewbits.experiments.run_folder import RunFolder
+from fewbits.experiments.tracking import Tracker
 from fewbits.experiments.training import Progress, Say, run
 
 TINY = {
@@ -53,7 +54,8 @@ def words(cache: Path, runs: Path, *more: str) -> list[str]:
 
 
 def train(cache: Path, runs: Path, *more: str, say: Say = lambda _: None) -> tuple[RunFolder, dict[str, Any]]:
-    return run(*load_trial(words(cache, runs, *more)), say)
+    trial, runtime = load_trial(words(cache, runs, *more))
+    return run(trial, runtime, say, saved=Tracker(runtime))
 
 
 class Interrupted(BaseException):

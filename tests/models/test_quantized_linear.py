@@ -37,7 +37,7 @@ from tests.models.quantized import (
 
 SR = f"{E4M3}:stochastic"
 SEED = 11
-OUTPUTS = {"bf16": torch.bfloat16, "fp32": torch.float32}
+OUTPUTS = {"compute": None, "bf16": torch.bfloat16, "fp32": torch.float32}
 
 # The six slots, and the tensors whose second GEMM reads what the first one read.
 CASES: dict[str, tuple[tuple[str, ...], str]] = {
@@ -126,7 +126,7 @@ def test_the_three_gemms_read_what_the_recipe_says(
     assert torch.equal(x.grad, (q["dgrad.dy"] @ q["dgrad.w"]).view_as(x))
     assert layer.weight.grad is not None
     assert layer.weight.grad.dtype == torch.float32
-    assert torch.equal(layer.weight.grad, product(q["wgrad.dy"].t(), q["wgrad.x"], OUTPUTS[output]).float())
+    assert torch.equal(layer.weight.grad, product(q["wgrad.dy"].t(), q["wgrad.x"], OUTPUTS[output] or dtype).float())
     assert layer.bias.grad is not None
     assert torch.equal(layer.bias.grad, dy_rows.sum(0).float())
 
@@ -152,10 +152,11 @@ def test_where_backward_reads_the_same_codes_gradients_are_autograds_of_the_comp
     torch.testing.assert_close(layer.weight.grad, composed[1].grad, **tolerance)  # theirs is rounded to BF16
 
 
-def test_outputs_and_gradients_of_a_biased_layer_left_high_are_those_of_nn_linear() -> None:
-    x, dy = noisy(2, 24, 32, seed=1, dtype=torch.bfloat16), noisy(2, 24, 40, seed=2, dtype=torch.bfloat16)
-    plain, (layer, _) = linear(32, 40, bias=True, draw=noisy), one_layer(recipe("high"), 32, 40, bias=True)
-    expected = F.linear(x, plain.weight.bfloat16(), plain.bias.bfloat16())
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_outputs_and_gradients_of_a_biased_layer_left_high_are_those_of_nn_linear(dtype: torch.dtype) -> None:
+    x, dy = noisy(2, 24, 32, seed=1, dtype=dtype), noisy(2, 24, 40, seed=2, dtype=dtype)
+    plain, (layer, _) = linear(32, 40, bias=True, draw=noisy), one_layer(Recipe(), 32, 40, bias=True)
+    expected = F.linear(x, plain.weight.to(dtype), plain.bias.to(dtype))
     expected.backward(dy)
     y = layer(x)
     y.backward(dy)
@@ -175,6 +176,7 @@ def test_the_output_of_wgrad_is_rounded_to_the_recipes_dtype() -> None:
         assert layer.weight.grad is not None
         gradients[output] = layer.weight.grad
     assert torch.equal(gradients["bf16"], gradients["bf16"].bfloat16().float())
+    assert torch.equal(gradients["compute"], gradients["bf16"])
     assert not torch.equal(gradients["fp32"], gradients["bf16"])
     torch.testing.assert_close(gradients["fp32"], gradients["bf16"], rtol=2**-8, atol=0)
 

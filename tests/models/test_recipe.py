@@ -157,7 +157,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "same where it is first": ({"fprop": {"w": "same"}}, "fprop.w: unknown format 'same'"),
     "bad mixture": ({"wgrad": {"x": "e4m3 | bf16"}}, "wgrad.x: entry 1, 'e4m3', has no test"),
-    "bad output": ({"wgrad": {"output": "fp16"}}, "wgrad.output 'fp16': valid are bf16, fp32"),
+    "bad output": ({"wgrad": {"output": "fp16"}}, "wgrad.output 'fp16': valid are compute, bf16, fp32"),
     "one operand rotated": ({"wgrad": {"dy": RHT, "x": PLAIN}}, f"wgrad: {RHT} and {PLAIN} {ROTATED}"),
     "rotated beside high": ({"wgrad": {"dy": RHT}}, f"wgrad: {RHT} and high {ROTATED}"),
     "rotated in fprop alone": ({"fprop": {"x": RHT}}, f"fprop: {RHT} and high {ROTATED}"),

@@ -1,0 +1,360 @@
+"""A plan's trials in MLflow: a view of the store's files that a driver keeps up to date and anybody can make again.
+
+    experiment   a study
+    parent run   a sweep at a scale                       tags fewbits.sweep, fewbits.scale
+    child run    a trial of that sweep, once it began     tags fewbits.trial, .folder, .state, .place, .current, .reason
+
+Drivers alone talk to MLflow, workers never do. What was sent lies in a small file beside the run folders, by what the
+trials' files looked like then: while they look the same there is nothing to do, and MLflow is not even imported. The
+file may be deleted; then MLflow is asked what it has. A run that MLflow believes to be running while nobody holds its
+trial's lease is set to KILLED, and to RUNNING when the trial goes on, in the same run. Of trials that have the same
+place in a sweep, with other code say, the newest plan's is current; the comparison view shows these alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sqlite3
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fewbits.experiments import tracking
+from fewbits.experiments.atomic import write_json
+from fewbits.experiments.run_folder import RunFolder
+from fewbits.experiments.tracking import FOLDER, TRIAL
+from fewbits.sweeps import comparison, store
+from fewbits.sweeps.comparison import (
+    COMPARED,
+    CURRENT,
+    SCALE,
+    SWEEP,
+    TAG,
+    View,
+    compared,
+    group_of,
+    view_of,
+    view_state,
+)
+from fewbits.sweeps.expand import Cell
+from fewbits.sweeps.plan import Plan
+from fewbits.sweeps.store import State
+from fewbits.sweeps.sweep import Sweep
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+CACHE = ".mlflow-sync.json"
+STATE, PLACE, REASON = "fewbits.state", "fewbits.place", "fewbits.reason"
+PARENT, SOURCE, NOTE = "mlflow.parentRunId", "mlflow.source.name", "mlflow.note.content"
+KIND = "fewbits.kind"  # a tag of parent runs: sweep
+FILES = ("config.yaml", "metrics.parquet", "timing.parquet", "result.json", store.FAILURE)
+STATUS = {
+    State.PLANNED: "KILLED",  # it began, and nobody is at it
+    State.RUNNING: "RUNNING",
+    State.DONE: "FINISHED",
+    State.FAILED: "FAILED",
+    State.DIVERGED: "FAILED",
+}
+Look = list[Any]  # a trial's state, then when its files were changed and how long they are
+
+
+@dataclass(frozen=True)
+class Synced:
+    uri: str
+    views: tuple[View, ...]  # of the sweeps that MLflow has something of
+    sent: int  # runs of which MLflow has been told something
+    away: bool  # MLflow could not be told all
+
+    @property
+    def links(self) -> tuple[tuple[str, str], ...]:
+        """To the comparison views, by name; without a server, as `fewbits ui` will serve them."""
+        base = self.uri if self.uri.startswith("http") else comparison.UI
+        return tuple((view.name, view.link(base)) for view in self.views)
+
+
+@dataclass
+class _Child:
+    """A trial of a sweep, as MLflow was told of it."""
+
+    folder: str
+    run: str = ""  # its id in MLflow
+    place: str = ""
+    current: bool = False
+    look: Look = field(default_factory=list)
+
+
+@dataclass
+class _Group:
+    """A sweep at a scale, as MLflow was told of it."""
+
+    experiment: str
+    parent: str  # the run
+    status: str = ""  # of the parent
+    view: str = ""
+    children: dict[str, _Child] = field(default_factory=dict)  # by trial
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """A sweep at a scale, as the plan has it and the store now looks."""
+
+    sweep: Sweep
+    cells: dict[str, Cell]  # by trial: the first, if several cells are one trial
+    looks: dict[str, Look]
+    status: str
+
+    @property
+    def view(self) -> str:
+        rows = {compared(self.sweep, cell): None for cell in self.cells.values()}
+        return view_state(self.sweep, list(rows))
+
+    @property
+    def began(self) -> list[str]:
+        return [trial for trial in self.cells if _began(self.looks[trial])]
+
+
+class Mirror:
+    """Of one plan. `sync` may be called from any thread, as often as one likes; what goes wrong is said once."""
+
+    def __init__(self, plan: Plan, uri: str | None = None) -> None:
+        self._plan = plan
+        self._runs = next(iter(plan.trials.values())).folder.path.parent
+        self.uri = uri or tracking.tracking_uri(self._runs)
+        self._patience = tracking.Patience()
+        self._client: MlflowClient | None = None
+
+    def sync(self, *, afresh: bool = False, last: bool = False) -> Synced:
+        """Tell MLflow what is new. last: no driver is at it any more; afresh: ask MLflow what it has."""
+        groups = _read(self._runs, self.uri)
+        wanted = self._wanted(last or afresh)
+        sent, away = 0, afresh or _news(wanted, groups)
+        if away and (last or afresh or self._patience.over):
+            with self._patience.guarding("trials go on"):
+                client, self._client = self._client or self._connect(), None
+                with tracking.locked(self._runs):
+                    groups = _read(self._runs, self.uri)
+                    if afresh:
+                        groups = {key: group for key, group in groups.items() if key not in wanted}
+                    try:
+                        sent = self._tell(client, wanted, groups) + (tracking.reap(client, self._runs) if afresh else 0)
+                    finally:
+                        _write(self._runs, self.uri, groups)
+                self._client, away = client, False  # else the next attempt begins anew
+        views = [view_of(want.sweep, groups[key].experiment) for key, want in wanted.items() if key in groups]
+        return Synced(self.uri, tuple(views), sent, away)
+
+    def _connect(self) -> MlflowClient:
+        self._runs.mkdir(parents=True, exist_ok=True)
+        return tracking.connect(self._runs, self.uri)
+
+    def _wanted(self, over: bool) -> dict[str, _Wanted]:
+        looks = {trial: _look(planned.folder) for trial, planned in self._plan.trials.items()}
+        found = {}
+        for sweep in self._plan.sweeps:
+            cells: dict[str, Cell] = {}
+            for member in self._plan.members:
+                if (member.study, member.cell.sweep, member.scale) == (sweep.study, sweep.name, sweep.scale):
+                    cells.setdefault(member.id, member.cell)
+            if cells:
+                status = _status([State(looks[trial][0]) for trial in cells], over)
+                found[group_of(sweep)] = _Wanted(sweep, cells, looks, status)
+        return found
+
+    def _tell(self, client: MlflowClient, wanted: Mapping[str, _Wanted], groups: dict[str, _Group]) -> int:
+        sent = 0
+        for key, want in wanted.items():
+            group = groups.get(key) or self._ask(client, want.sweep)
+            groups.pop(key, None)  # until all is said: what MLflow has lost is asked for again
+            if group.view != want.view:
+                key_of_view = view_of(want.sweep, group.experiment).key
+                client.set_experiment_tag(group.experiment, TAG + key_of_view, want.view)
+                group.view = want.view
+            for trial in _new(want, group):
+                self._tell_child(client, want, group, trial)
+                sent += 1
+            if group.status != want.status:
+                client.update_run(group.parent, status=want.status)
+                group.status = want.status
+            groups[key] = group
+        return sent + sum(_reap(client, group) for key, group in groups.items() if _orphans(group, wanted.get(key)))
+
+    def _ask(self, client: MlflowClient, sweep: Sweep) -> _Group:
+        """What MLflow has of a sweep; after this it has its experiment and its parent run at least."""
+        experiment = tracking.experiment(client, sweep.study, self._runs, self.uri)
+        key = {SWEEP: sweep.name, SCALE: sweep.scale}
+        note = {"mlflow.note.content": sweep.about} if sweep.about else {}
+        name = f"{sweep.name} {sweep.scale}"
+        parent = tracking.one_run(client, experiment, {**key, KIND: "sweep"}, name, note, time.time())
+        group = _Group(experiment, parent)
+        for run in _children(client, experiment, key):
+            tags = run.data.tags
+            child = _Child(tags.get(FOLDER, ""), run.info.run_id, tags.get(PLACE, ""), tags.get(CURRENT) == "yes")
+            child.look = [tags.get(STATE, State.RUNNING)]
+            if tags[TRIAL] in group.children:
+                client.delete_run(child.run)
+            else:
+                group.children[tags[TRIAL]] = child
+        return group
+
+    def _tell_child(self, client: MlflowClient, want: _Wanted, group: _Group, trial: str) -> None:
+        cell, folder, look = want.cells[trial], self._plan.trials[trial].folder, want.looks[trial]
+        place = json.dumps(cell.place)
+        child = group.children.get(trial)
+        if child is not None and child.place != place:  # what the sweep calls it has changed, and parameters cannot
+            client.delete_run(child.run)
+            child = None
+        if child is None:
+            key = {SWEEP: want.sweep.name, SCALE: want.sweep.scale, TRIAL: trial}
+            tags = {PARENT: group.parent, PLACE: place, FOLDER: str(folder.path), SOURCE: "fewbits sweep"}
+            name = ", ".join(f"{key} {value}" for key, value in cell.place.items())
+            run = tracking.one_run(client, group.experiment, key, name, tags, tracking.began(folder))
+            child = group.children[trial] = _Child(str(folder.path), run, place)
+        row = compared(want.sweep, cell) or self._plan.trials[trial].trial.recipe.name
+        _send(client, child, folder, State(look[0]), {**cell.place, COMPARED: row})
+        for other in group.children.values():
+            if other.place == place and other.current and other is not child:
+                client.set_tag(other.run, CURRENT, "no")
+                other.current = False
+        child.folder, child.current, child.look = str(folder.path), True, look
+
+
+def _send(client: MlflowClient, child: _Child, folder: RunFolder, state: State, place: Mapping[str, str]) -> None:
+    reason, note = _reason(folder, state)
+    tags = {STATE: state.value, FOLDER: str(folder.path), REASON: reason, NOTE: note}
+    if place:
+        tags[CURRENT] = "yes"
+    tracking.send(client, child.run, folder, STATUS[state], {**tracking.about(folder), **place}, tags)
+
+
+def _reason(folder: RunFolder, state: State) -> tuple[str | None, str | None]:
+    """In a line, and at length."""
+    if state is State.DIVERGED:
+        said = f"diverged at step {(folder.result() or {})['step']}"
+        return said, said
+    failure = store.failure(folder) if state is State.FAILED else None
+    if failure is None:
+        return None, None
+    log = "\n".join(failure.log)
+    return failure.reason, f"{failure.reason}\n\n```\n{log}\n```"
+
+
+def _reap(client: MlflowClient, group: _Group) -> int:
+    """Runs that were left running, of trials that the plan has not."""
+    reaped = 0
+    for trial, child in group.children.items():
+        folder = RunFolder(Path(child.folder), trial)
+        if child.look[0] == State.RUNNING and folder.path.is_dir() and (look := _look(folder))[0] != State.RUNNING:
+            _send(client, child, folder, State(look[0]), {})
+            child.look = look
+            reaped += 1
+    return reaped
+
+
+# ------------------------------------------------------------------------------------------------ what is new
+
+
+def _look(folder: RunFolder) -> Look:
+    looks: Look = [store.state(folder).value]
+    for name in FILES:
+        try:
+            found = (folder.path / name).stat()
+            looks.append([found.st_mtime_ns, found.st_size])
+        except OSError:
+            looks.append(None)
+    return looks
+
+
+def _began(look: Look) -> bool:
+    return look[0] != State.PLANNED or look[1] is not None
+
+
+def _status(states: list[State], over: bool) -> str:
+    """Of a sweep; not over: a driver is at it."""
+    if State.RUNNING in states:
+        return "RUNNING"
+    if State.PLANNED in states and not over:
+        return "RUNNING"
+    return "FAILED" if State.FAILED in states else "KILLED" if State.PLANNED in states else "FINISHED"
+
+
+def _new(want: _Wanted, group: _Group) -> list[str]:
+    """The trials that MLflow does not know as they are."""
+    had = group.children
+    return [
+        trial
+        for trial in want.began
+        if trial not in had
+        or had[trial].look != want.looks[trial]
+        or not had[trial].current
+        or had[trial].place != json.dumps(want.cells[trial].place)
+    ]
+
+
+def _news(wanted: Mapping[str, _Wanted], groups: Mapping[str, _Group]) -> bool:
+    for key, want in wanted.items():
+        group = groups.get(key)
+        if group is None or group.status != want.status or group.view != want.view or _new(want, group):
+            return True
+    return any(_orphans(group, wanted.get(key)) for key, group in groups.items())
+
+
+def _orphans(group: _Group, want: _Wanted | None) -> bool:
+    """Whether MLflow believes a trial to be running that does not, and that no plan of ours has."""
+    return any(
+        child.look[0] == State.RUNNING
+        and not (want and trial in want.cells)
+        and Path(child.folder).is_dir()
+        and store.state(RunFolder(Path(child.folder), trial)) is not State.RUNNING
+        for trial, child in group.children.items()
+    )
+
+
+def _children(client: MlflowClient, experiment: str, key: Mapping[str, str]) -> Iterator[Any]:
+    """The eldest first."""
+    where = " and ".join([*(f"tags.`{tag}` = '{value}'" for tag, value in key.items()), f"tags.`{TRIAL}` IS NOT NULL"])
+    order = ["attributes.start_time ASC", "attributes.run_id ASC"]
+    token: str | None = ""
+    while token is not None:
+        page = client.search_runs([experiment], where, order_by=order, page_token=token or None)
+        yield from page
+        token = page.token or None
+
+
+# ------------------------------------------------------------------------------------------------ what was said
+
+
+def _read(runs: Path, uri: str) -> dict[str, _Group]:
+    try:
+        told = json.loads((runs / CACHE).read_text())[uri]
+        groups = {key: _Group(**group) for key, group in told.items()}
+        for group in groups.values():
+            group.children = {trial: _Child(**child) for trial, child in group.children.items()}  # type: ignore[arg-type]
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+    return _still_there(uri, groups) if uri.startswith("sqlite:///") else groups
+
+
+def _write(runs: Path, uri: str, groups: Mapping[str, _Group]) -> None:
+    try:
+        told = json.loads((runs / CACHE).read_text())
+    except (OSError, ValueError):
+        told = {}
+    write_json(runs / CACHE, {**told, uri: {key: asdict(group) for key, group in groups.items()}})
+
+
+def _still_there(uri: str, groups: dict[str, _Group]) -> dict[str, _Group]:
+    """Without those that a database has lost, or that somebody deleted: it may have been made anew."""
+    path = Path(uri.removeprefix("sqlite:///"))
+    if not path.exists():
+        return {}
+    try:
+        with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
+            found = database.execute("select run_uuid from runs where lifecycle_stage = 'active'")
+            active = {run for (run,) in found}
+    except sqlite3.Error:
+        return {}
+    return {key: group for key, group in groups.items() if group.parent in active}

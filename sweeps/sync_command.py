@@ -1,0 +1,43 @@
+"""`fewbits sync`: bring MLflow up to date with the store, whatever it has missed, or lost."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Sequence
+
+from fewbits.sweeps.command_line import Parser
+from fewbits.sweeps.sweep_command import in_store
+
+EXAMPLES = """\
+examples:
+  fewbits sync study=mor scale=smoke
+  fewbits sync my-sweep.yaml
+  MLFLOW_TRACKING_URI=http://server:5000 fewbits sync study=mor scale=gpu     to a server that has seen nothing of it
+
+`fewbits sweep` does this by itself while it runs. Twice is as good as once.
+"""
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = Parser("fewbits sync", __doc__, EXAMPLES)
+    parser.add_argument("words", nargs="+", metavar="WORD", help="as for `fewbits sweep`")
+    parser.add_argument("--runs", metavar="DIR", help="the store (default: runs)")
+    options = parser.parse_args(argv)
+
+    from fewbits.sweeps.mlflow_view import Mirror
+    from fewbits.sweeps.plan import plan
+    from fewbits.sweeps.sweep import load_sweeps
+
+    warnings.showwarning = _said  # type: ignore[assignment]  # of what it is given, it says the message alone
+    synced = Mirror(plan(*load_sweeps(in_store(options.words, options.runs)))).sync(afresh=True)
+    if synced.away:
+        return 1
+    print(f"{synced.sent} runs brought up to date in {synced.uri}")
+    for name, link in synced.links:
+        print(f"{name}: {link}")
+    return 0
+
+
+def _said(message: Warning | str, *_: object) -> None:
+    print(f"fewbits: {' '.join(str(message).split())}", file=sys.stderr)

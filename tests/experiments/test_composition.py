@@ -1,0 +1,127 @@
+"""`resolved` sets values in a copy of what was composed before: the tree is the one that Hydra itself would compose.
+
+The oracle is Hydra's own composition of all words at once, without any of ours.
+"""
+
+from typing import Any
+
+import pytest
+from hydra import compose, initialize_config_dir
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+
+from fewbits.experiments.config import FOLDER, ROOT, load_trial, prepare, resolved, spelled
+
+
+def composed(words: list[str]) -> Any:
+    prepare()
+    with initialize_config_dir(str(FOLDER), version_base=None):
+        return OmegaConf.to_container(compose(ROOT, overrides=words), resolve=True, throw_on_missing=True)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "training.steps=7 seed=3",
+        "seed=1 seed=2 training.steps=3 training.steps=4",
+        "recipe=mor/block recipe.threshold=0.03",
+        "recipe.threshold=0.03 recipe=mor/block",
+        "recipe=mor/block recipe.threshold=0.03 recipe.threshold=0.02 recipe.per=block",
+        "recipe=mor/block recipe.mixture='e4m3:64x64:gam @ error<0.1 | bf16 ; per=tensor'",
+        "recipe=nvfp4 recipe.weights=1x16 recipe.stochastic=[] recipe.signs=3",
+        "recipe=nvfp4 recipe.rotated=[] recipe.rht=0 recipe.keep.last=0",
+        "recipe=nvfp4 recipe.fprop.x=bf16",
+        "recipe=mor/block recipe.fprop.x=${recipe.mixture} recipe.threshold=0.01",
+        "recipe=mor/block recipe.fprop={x:bf16}",
+        "training={steps:3} training.batch=8",
+        "training.batch=8 training={steps:3,batch:16}",
+        "evaluation.tasks=[a,'b c',1] evaluation.tasks=[]",
+        "training.rounding_seed=null evaluation.tasks_path='a=b'",
+        "training.rounding_seed=5 runtime.cache='null' runtime.runs=\"1\"",
+        "model=gpt2-nano model.layers=3 scale=cpu",
+        "training.batch=8 ~training.batch +training.batch=9",
+        "training.steps=${training.batch} training.batch=3",
+        "scale=cpu scale=smoke",
+        "scale=cpu training.steps=9 data=torch optimizer.lr=1e-3",
+        "schedule.warmup_fraction=0 +data.size=5",
+        "+recipe.extra=3",
+        "data.size=5 ~observer.window",
+        "optimizer.lr=1e-3 optimizer.clip=.5 training.blow_up=inf",
+        "runtime.runs=a/b.c-d runtime.keep_steps=[1,2]",
+    ],
+)
+def test_values_are_set_as_hydra_would(words: str) -> None:
+    chosen = split(words)
+    assert resolved(chosen) == composed(chosen)
+    assert resolved(chosen) == composed(chosen)  # the copy has been a copy
+
+
+def split(words: str) -> list[str]:
+    """At blanks that are not within quotes."""
+    found, quote = [""], ""
+    for letter in words:
+        if letter == " " and not quote:
+            found.append("")
+            continue
+        if letter in "'\"":
+            quote = "" if letter == quote else quote or letter
+        found[-1] += letter
+    return found
+
+
+CHOICES = st.fixed_dictionaries(
+    {},
+    optional={
+        "model": st.sampled_from(["gpt2-nano", "nemotron-nano"]),
+        "recipe": st.sampled_from(["bf16", "mor/block", "mor/sub-channel", "nvfp4", "mxfp4", "gaussws"]),
+        "data": st.sampled_from(["python", "synthetic"]),
+        "scale": st.sampled_from(["smoke", "cpu"]),
+    },
+)
+TEXTS = st.one_of(
+    st.sampled_from(["null", "true", "1e-3", "off", "a b", "x:y", "é", "a,b", "[a]", "#", "", "don't", 'say "so"']),
+    st.text("abz09 .:/_-", max_size=8),
+)
+VALUES: dict[str, st.SearchStrategy[object]] = {
+    "training.steps": st.integers(1, 10**6),
+    "training.rounding_seed": st.none() | st.integers(0, 2**62),
+    "training.compile": st.booleans(),
+    "optimizer.lr": st.floats(1e-9, 1.0),
+    "model.layers": st.integers(1, 9),
+    "evaluation.tasks": st.lists(TEXTS, max_size=3),
+    "evaluation.tasks_path": st.none() | TEXTS,
+    "runtime.runs": TEXTS,
+    "recipe.name": TEXTS,
+    "recipe.fprop.x": st.sampled_from(["bf16", "e4m3:128x128:gam"]),
+    "seed": st.integers(0, 2**62),
+}
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    choices=CHOICES,
+    said=st.lists(
+        st.sampled_from(sorted(VALUES)).flatmap(lambda key: st.tuples(st.just(key), VALUES[key])), max_size=5
+    ),
+    before=st.booleans(),
+)
+def test_any_words_come_to_what_hydra_makes_of_them(
+    choices: dict[str, str], said: list[tuple[str, object]], before: bool
+) -> None:
+    values = [f"{key}={spelled(value)}" for key, value in said]
+    groups = [f"{key}={value}" for key, value in choices.items()]
+    words = [*values, *groups] if before else [*groups, *values]
+    found = resolved(words)
+    assert found == composed(words)
+    for key, value in dict(said).items():
+        node = found
+        for part in key.split("."):
+            node = node[part]
+        assert node == value  # and what was spelled is what is read
+
+
+@pytest.mark.parametrize("words", ["scale=cpu +scale=smoke", "training.stepz=1", "recipe.threshold=1", "observer=3"])
+def test_what_hydra_refuses_is_refused(words: str) -> None:
+    with pytest.raises(ValueError, match=r"\S"):
+        load_trial(words.split())

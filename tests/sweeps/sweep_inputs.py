@@ -1,0 +1,177 @@
+"""Tiny sweeps for tests: as files, as plans, run by the command line in processes of their own, and what they leave."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import yaml
+
+from fewbits.experiments.run_folder import RunFolder
+from fewbits.sweeps import store
+from fewbits.sweeps.plan import Plan, plan
+from fewbits.sweeps.sweep import load_sweeps
+from tests.experiments.trial_inputs import TINY, left
+
+ROOT = Path(__file__).parents[2]
+PATIENCE = 180.0  # seconds for what takes a few, on machines that do other things too
+SETTINGS = TINY | {
+    "training.steps": 8,
+    "training.checkpoint_every": 2,
+    "training.length": 64,
+    "training.micro_batch": 4,
+    "evaluation.every": 8,
+    "observer.gradients_every": 8,
+}
+
+
+def tiny(cache: Path, *more: str) -> list[str]:
+    """The words of a tiny trial; what is said in `more` replaces what is said here."""
+    settings = SETTINGS | {"runtime.device": "cpu", "runtime.cache": str(cache)}
+    said = {word.partition("=")[0] for word in more}
+    return [*(f"{key}={value}" for key, value in settings.items() if key not in said), *more]
+
+
+def sweep_file(folder: Path, data: Mapping[str, Any], name: str = "tiny") -> Path:
+    path = folder / f"{name}.yaml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(yaml.safe_dump(dict(data), sort_keys=False))
+    return path
+
+
+def tiny_file(folder: Path, cache: Path, data: Mapping[str, Any], name: str = "tiny") -> Path:
+    """A sweep of tiny trials; its own words win."""
+    words = tiny(cache, *data.get("words", ()))
+    return sweep_file(folder, {"size": [], **data, "words": words}, name)
+
+
+def planned(*words: str | Path) -> Plan:
+    return plan(*load_sweeps([str(word) for word in words]))
+
+
+def folders(plan: Plan) -> list[RunFolder]:
+    return [planned.folder for planned in plan.trials.values()]
+
+
+def all_left(plan: Plan) -> dict[str, dict[str, bytes]]:
+    """Of each trial, the bytes that it promises to be the same each time."""
+    return {folder.path.name: left(folder.path) for folder in folders(plan)}
+
+
+# ------------------------------------------------------------------------------------------------ commands
+
+
+@dataclass
+class Command:
+    """`fewbits …` in a process, and a process group, of its own."""
+
+    process: "subprocess.Popen[bytes]"
+    output: Path
+
+    @property
+    def said(self) -> str:
+        return self.output.read_text()
+
+    def end(self, patience: float = PATIENCE) -> int:
+        try:
+            return self.process.wait(patience)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise AssertionError(f"no end within {patience} s:\n{self.said}") from None
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def until(self, there: Callable[[], bool]) -> None:
+        """Wait; the command must not have ended by itself before."""
+        give_up = time.monotonic() + PATIENCE
+        while not there():
+            assert self.process.poll() is None, self.said
+            assert time.monotonic() < give_up, self.said
+            time.sleep(0.01)
+
+
+def started(output: Path, *words: str | Path, environment: Mapping[str, str] | None = None) -> Command:
+    surroundings = {**os.environ, "PYTHONPATH": str(ROOT / "src"), **(environment or {})}
+    command = [sys.executable, "-m", "fewbits.cli", *map(str, words)]
+    with output.open("ab") as stream:
+        process = subprocess.Popen(
+            command, stdout=stream, stderr=stream, stdin=subprocess.DEVNULL, env=surroundings, start_new_session=True
+        )
+    return Command(process, output)
+
+
+# ------------------------------------------------------------------------------------------------ what runs
+
+
+def holder_of(folder: RunFolder) -> int | None:
+    """The process that works on a trial now."""
+    holder = store.holder(folder)
+    return None if holder is None else holder.pid
+
+
+def running(plan: Plan) -> list[RunFolder]:
+    return [folder for folder in folders(plan) if holder_of(folder) is not None]
+
+
+def kill_worker(folder: RunFolder) -> bool:
+    """SIGKILL, if there is one."""
+    pid = holder_of(folder)
+    if pid is None:
+        return False
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def steps_done(folder: RunFolder) -> int:
+    """That a running trial has reported."""
+    return int((store.progress(folder) or {}).get("step", 0))
+
+
+def attempts(folder: RunFolder) -> int:
+    """How many processes have led the trial."""
+    try:
+        return (folder.path / store.LOG).read_text().count("  process ")
+    except FileNotFoundError:
+        return 0
+
+
+def reported_steps(folder: RunFolder) -> list[list[int]]:
+    """By the log, the steps that each of a trial's processes has done."""
+    found: list[list[int]] = []
+    for line in (folder.path / store.LOG).read_text().splitlines():
+        words = line.split()[2:]  # after date and time
+        if words[:1] == ["process"]:
+            found.append([])
+        elif words[:1] == ["step"]:
+            found[-1].append(int(words[1].partition("/")[0]))
+    return found
+
+
+def trained_twice(folder: RunFolder) -> list[int]:
+    """Steps that a process did although one before it had left a checkpoint of that step or a later one."""
+    every, before, found = int(str(SETTINGS["training.checkpoint_every"])), 0, []
+    for steps in reported_steps(folder):
+        saved = max(before - 1, 0) // every * every  # a step is reported before its checkpoint is written
+        found += [step for step in steps if step <= saved]
+        before = max([before, *steps])
+    return found
+
+
+def metrics(folder: RunFolder) -> pd.DataFrame:
+    return pd.read_parquet(folder.path / "metrics.parquet")
+
+
+def json_of(path: Path) -> Any:
+    return json.loads(path.read_text())

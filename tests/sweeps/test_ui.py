@@ -1,0 +1,93 @@
+"""`fewbits ui`: the page is there, for this machine, with the comparison views; Ctrl-C leaves nothing behind."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import mlflow
+import pytest
+
+from fewbits import cli
+from fewbits.experiments import tracking
+from fewbits.sweeps import comparison
+from fewbits.sweeps.expand import expand
+from fewbits.sweeps.sweep import Sweep
+
+SWEEP = Sweep("cost", study="mine", words=("model=gpt2-tiny",), axes={"a.steps": [1, 2], "b.steps": [3], "c.lr": [0.5]})
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def get(url: str, **headers: str) -> str:
+    with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=30) as answer:
+        return str(answer.read().decode())
+
+
+def understood(state: dict[str, Any]) -> set[str]:
+    """The fields of a shared view that the page's own scripts name, among words that must be there as well."""
+    scripts = "".join(file.read_text() for file in Path(mlflow.__file__).parent.glob("server/js/build/static/js/*.js"))
+    for word in ("mlflow.sharedViewState.", "viewStateShareKey", '"param"', '"average"', '"SHOW_ALL"', '"LINE"'):
+        assert word in scripts
+    lists = re.findall(r'\["(?:selectedColumns|searchFilter)","[^]]*\]', scripts)
+    return {field for found in lists for field in json.loads(found)} & set(state)
+
+
+def processes(group: int) -> list[int]:
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = entry.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[2]) == group and fields[0] != "Z":
+            found.append(int(entry.parent.name))
+    return found
+
+
+def test_a_row_is_called_by_its_arm_and_values() -> None:
+    first = expand(SWEEP)[0]
+    assert comparison.compared(SWEEP, first) == "a.steps=1 b.steps=3 lr=0.5"
+
+
+def test_the_page_is_served_with_comparison_views_in_the_form_that_it_understands(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    uri = tracking.tracking_uri(tmp_path)
+    client = tracking.connect(tmp_path, uri)
+    study = tracking.experiment(client, SWEEP.study, tmp_path, uri)
+    view = comparison.view_of(SWEEP, study)
+    client.set_experiment_tag(study, comparison.TAG + view.key, comparison.view_state(SWEEP, ["a", "b"]))
+    port = free_port()
+    base = f"http://127.0.0.1:{port}"
+    command = [sys.executable, "-m", "fewbits.cli", "ui", "--port", str(port), "--runs", str(tmp_path)]
+    environment = {key: value for key, value in os.environ.items() if key != "MLFLOW_TRACKING_URI"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as server:
+        try:
+            assert server.stdout is not None
+            assert server.stdout.readline().startswith(base)
+            assert server.stdout.readline().endswith(f": {view.link(base)}\n")
+            assert cli.main(["ui", "--port", str(port), "--runs", str(tmp_path)]) == 2
+            assert len(capsys.readouterr().err.splitlines()) == 1
+            origin = f"http://localhost:{port}"
+            said = get(f"{origin}/ajax-api/2.0/mlflow/experiments/get?experiment_id={study}", Origin=origin)
+            tags: list[dict[str, Any]] = json.loads(said)["experiment"]["tags"]
+            (state,) = (json.loads(tag["value"]) for tag in tags if tag["key"] == f"mlflow.sharedViewState.{view.key}")
+            assert "mlflow" in get(base).lower()
+            assert understood(state) == set(state)
+            (child,) = map(int, Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split())
+            assert len(processes(child)) == 2
+        finally:
+            server.send_signal(signal.SIGINT)
+    assert server.returncode == 0
+    assert processes(child) == []
