@@ -116,7 +116,8 @@ def no_worse(found: Data, margin: float) -> Verdict:
 
 
 def equivalent(found: Data, margin: float) -> Verdict:
-    """Ours differs from the baseline by less than margin, in either direction."""
+    """Ours differs from the baseline by less than margin, in either direction. Two sides can contradict it, so that
+    takes half as large a p on either."""
     return _null(found, margin, two_sided=True)
 
 

@@ -98,6 +98,12 @@ def test_a_difference_beyond_the_margin_contradicts_a_null(decide: Callable[...,
     assert found[REPRODUCED] == 0
 
 
+def test_equality_is_falsely_contradicted_no_oftener_for_having_two_sides() -> None:
+    samples = np.random.default_rng(8).normal(0.0, LOUD, (2000, 4)).tolist()
+    wrong = [equivalent(found(*row), MARGIN / 10).outcome is CONTRADICTED for row in samples]
+    assert np.mean(wrong) <= 0.05 + 4 * (0.05 * 0.95 / 2000) ** 0.5
+
+
 def test_better_is_no_worse_but_not_equal() -> None:
     better = found(-0.021, -0.020, -0.0205)
     assert no_worse(better, MARGIN).outcome is REPRODUCED
