@@ -1,0 +1,261 @@
+"""Frames: what the store holds of a plan, as tables to compute with, and the pairs that verdicts are made of.
+
+One row stands for each place of a sweep, whether or not there is a result: what is missing, running, failed or stale
+is a row that says so. Nothing is read before it is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, cast
+
+import pandas as pd
+
+from fewbits.analysis.statistics import differences
+from fewbits.analysis.verdicts import Differences, NoData
+from fewbits.models.from_dict import one_of
+from fewbits.models.registry import parameters
+from fewbits.sweeps import store
+from fewbits.sweeps.plan import Member, Plan
+from fewbits.sweeps.plans import saved_places
+
+LABELS = ("study", "scale", "sweep", "arm", "axes", "seed", "id")  # of a place; each axis has a column of its own too
+STANDING = ("folder", "state", "step", "steps", "stale", "note", "model", "parameters", "recipe")
+_NO_NUMBERS = ("id", "name", "status", "step")  # of result.json
+
+Metric = str | Mapping[str, float]  # a number of result.json, `ood_cloze.accuracy` say; or one of each trial's, by id
+
+
+@dataclass(frozen=True)
+class Results:
+    """Of a plan, or of some of its sweeps."""
+
+    plan: Plan
+
+    @staticmethod
+    def of(plan: Plan) -> Results:
+        return Results(plan)
+
+    def of_sweep(self, name: str) -> Results:
+        """Of one sweep of the plan alone: its arms' names are its own."""
+        one_of("sweep", name, dict.fromkeys(sweep.name for sweep in self.plan.sweeps))
+        sweeps = tuple(sweep for sweep in self.plan.sweeps if sweep.name == name)
+        return Results(
+            replace(self.plan, sweeps=sweeps, members=tuple(m for m in self.members if m.cell.sweep == name))
+        )
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        return self.plan.members
+
+    @cached_property
+    def trials(self) -> pd.DataFrame:
+        """A row for each place: what it is, how it stands, and every number of its result."""
+        before = {
+            (sweep, _key(row.place)): row for sweep, rows in saved_places(self.plan).items() for row in rows
+        }  # as they were when last run: another id there means that other code or another config computed it
+        rows = []
+        for member in self.members:
+            was = before.get((member.cell.sweep, _key(member.cell.place)))
+            old = was.folder if was is not None and was.id != member.id else ""
+            rows.append(_labels(member) | self._standing(member, old))
+        return pd.DataFrame(rows)
+
+    @property
+    def _rows(self) -> list[dict[str, Any]]:
+        return cast(list[dict[str, Any]], self.trials.to_dict("records"))
+
+    @cached_property
+    def scale(self) -> str:
+        """How big what was trained is, as a verdict says it: `3.3 M parameters`."""
+        sizes = sorted({parameters(self.plan.trials[member.id].trial.model) for member in self.members})
+        return " and ".join(map(_size, sizes)) + " parameters"
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """What a reader must know before any number: places without a result of today's code, one line each."""
+        return tuple(
+            f"{_place(row)}: {row['note'] or row['state']}" for row in self._rows if row["state"] not in store.OVER
+        )
+
+    def metrics(self) -> list[str]:
+        """Numbers that results have."""
+        axes = {axis for member in self.members for axis, _ in member.cell.axes}
+        return [str(c) for c in self.trials.columns if c not in {*LABELS, *STANDING, *axes}]
+
+    # -------------------------------------------------------------------------------- over steps
+
+    def curves(self, metric: str) -> pd.DataFrame:
+        """Labels of each place, state, step, tokens, value; of unfinished trials as far as they have got."""
+        frame = self._tables("metrics.parquet")
+        if frame.empty:
+            return pd.DataFrame(columns=[*LABELS, "state", "step", "tokens", "value"])
+        valid = [c for c in frame.columns if c not in {*LABELS, "state", "step", "tokens"}]
+        one_of("metric", metric, valid)
+        frame = frame.dropna(subset=[metric]).rename(columns={metric: "value"})
+        return frame[[*LABELS, "state", "step", "tokens", "value"]].reset_index(drop=True)
+
+    def numerics(self) -> pd.DataFrame:
+        """What quantization did, by window of steps, layer and slot (see the observer), with the places' labels."""
+        return self._tables("numerics.parquet")
+
+    def _tables(self, name: str) -> pd.DataFrame:
+        found = []
+        for member in self.members:
+            folder = self.plan.trials[member.id].folder
+            path = folder.path / name
+            if path.is_file():
+                labels = _labels(member) | {"state": str(store.state(folder))}
+                table = self._read(path)
+                found.append(table.assign(**{key: [value] * len(table) for key, value in labels.items()}))
+        return pd.concat(found, ignore_index=True) if found else pd.DataFrame()
+
+    def _read(self, path: Path) -> pd.DataFrame:
+        """Once, though several places may share a trial."""
+        if path not in self._cache:
+            self._cache[path] = pd.read_parquet(path)
+        return self._cache[path]
+
+    @cached_property
+    def _cache(self) -> dict[Path, pd.DataFrame]:
+        return {}
+
+    # -------------------------------------------------------------------------------- comparisons
+
+    def paired(
+        self, metric: Metric, arm: str, baseline: str, where: Mapping[str, str] | None = None, *, relative: bool = True
+    ) -> Differences | NoData:
+        """Arm minus baseline, seed by seed; a baseline that leaves axes out is shared by all of their values.
+
+        where: values of axes, as many as it takes to leave one combination: the seeds alone replicate.
+        """
+        rows, others = self._arm(arm, where), self._arm(baseline, None, shared=True)
+        ours, theirs, used, notes = [], [], [], []
+        events = {"ours": 0, "baseline": 0}
+        for row in rows:
+            fitting = [o for o in others if o["seed"] == row["seed"] and set(o["axes"]) <= set(row["axes"])]
+            if len(fitting) != 1:
+                notes.append(f"{_place(row)}: {len(fitting) or 'no'} places of {baseline} to pair it with")
+                continue
+            (other,) = fitting
+            used += [row["id"], other["id"]]
+            diverged = [r["state"] == store.State.DIVERGED for r in (row, other)]
+            if all(diverged):
+                notes.append(f"{_place(row)}: both diverged")
+            elif any(diverged) and all(r["state"] in store.OVER for r in (row, other)):
+                events["ours" if diverged[0] else "baseline"] += 1
+            else:
+                values = [self._value(r, metric) for r in (row, other)]
+                notes += [value for value in values if isinstance(value, str)]
+                if not any(isinstance(value, str) for value in values):
+                    ours.append(values[0])
+                    theirs.append(values[1])
+        if not ours and not any(events.values()):
+            return NoData("; ".join(notes), tuple(used))
+        found = differences(ours, theirs, relative=relative).tolist() if ours else []
+        return Differences(
+            tuple(found),
+            relative,
+            tuple(dict.fromkeys(used)),
+            tuple(dict.fromkeys(notes)),
+            diverged=events["ours"],
+            baseline_diverged=events["baseline"],
+        )
+
+    def sample(self, metric: Metric, arm: str, where: Mapping[str, str] | None = None) -> Differences | NoData:
+        """The arm's own numbers, one of each seed: for shares and levels, which no baseline is taken from."""
+        rows = self._arm(arm, where)
+        values = [self._value(row, metric) for row in rows]
+        notes = tuple(value for value in values if isinstance(value, str))
+        numbers = tuple(value for value in values if not isinstance(value, str))
+        ids = tuple(row["id"] for row in rows)
+        return Differences(numbers, False, ids, notes) if numbers else NoData("; ".join(notes), ids)
+
+    def has(self, arm: str) -> bool:
+        """Whether the arm is run at this scale."""
+        return any(member.cell.arm == arm for member in self.members)
+
+    def _arm(self, arm: str, where: Mapping[str, str] | None, *, shared: bool = False) -> list[dict[str, Any]]:
+        one_of("arm", arm, dict.fromkeys(member.cell.arm for member in self.members))
+        rows = [row for row in self._rows if row["arm"] == arm and set((where or {}).items()) <= set(row["axes"])]
+        combinations = list(dict.fromkeys(row["axes"] for row in rows))
+        if len(combinations) == 1 or shared:
+            return rows
+        chosen = " ".join(f"{axis}={value}" for axis, value in (where or {}).items()) or "nothing"
+        there = "; ".join(" ".join(f"{a}={v}" for a, v in c) for c in combinations)
+        raise ValueError(f"arm {arm}, of its axes {chosen} chosen: {there or 'no place'} is left, and one is expected")
+
+    def _value(self, row: Mapping[str, Any], metric: Metric) -> float | str:
+        """The number, or why there is none."""
+        if row["state"] != store.State.DONE:
+            return f"{_place(row)}: {row['note'] or row['state']}"
+        if isinstance(metric, str):
+            one_of("metric", metric, self.metrics())
+            value = row[metric]
+        else:
+            value = metric.get(row["id"])
+        return f"{_place(row)}: no number" if value is None or pd.isna(value) else float(value)
+
+    def _standing(self, member: Member, old: str) -> dict[str, Any]:
+        planned = self.plan.trials[member.id]
+        state, result = store.state(planned.folder), planned.folder.result() or {}
+        over = state in store.OVER
+        failure = store.failure(planned.folder) if state is store.State.FAILED else None
+        note = failure.reason if failure else ""
+        stale = old if old and not over else ""
+        if stale:
+            note = f"stale: {old} was computed by other code or another config"
+        elif state is store.State.PLANNED:
+            note = "missing: not run, or not to its end"
+        model = planned.trial.model
+        standing = {
+            "folder": str(planned.folder.path),
+            "state": str(state),
+            "step": int(result.get("step", store.reached(planned.folder))),
+            "steps": planned.trial.training.steps,
+            "stale": stale,
+            "note": note,
+            "model": model.name,
+            "parameters": parameters(model),
+            "recipe": planned.trial.recipe.name,
+        }
+        return standing | dict(_numbers({k: v for k, v in result.items() if k not in _NO_NUMBERS}))
+
+
+def _labels(member: Member) -> dict[str, Any]:
+    cell = member.cell
+    labels = {
+        "study": member.study,
+        "scale": member.scale,
+        "sweep": cell.sweep,
+        "arm": cell.arm,
+        "axes": cell.axes,
+        "seed": cell.seed,
+        "id": member.id,
+    }
+    return labels | {axis: value for axis, value in cell.axes if axis not in labels}
+
+
+def _numbers(value: Mapping[str, Any], where: str = "") -> Iterator[tuple[str, float]]:
+    for key, item in value.items():
+        if isinstance(item, Mapping):
+            yield from _numbers(item, f"{where}{key}.")
+        elif item is None or isinstance(item, int | float):
+            yield f"{where}{key}", float("nan") if item is None else float(item)
+
+
+def _key(place: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted(place.items()))
+
+
+def _place(row: Mapping[str, Any]) -> str:
+    axes = "".join(f", {axis} {value}" for axis, value in row["axes"])
+    return f"{row['arm'] or row['sweep']}{axes}, seed {row['seed']}"
+
+
+def _size(count: int) -> str:
+    value, unit = (count / 1e9, "B") if count >= 1e9 else (count / 1e6, "M")
+    return f"{value:.0f} {unit}" if value >= 10 else f"{value:.2g} {unit}"

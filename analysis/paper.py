@@ -1,0 +1,194 @@
+"""A paper as data: its numbers with their sources, and its tables, figures and claims in our words and its order.
+
+`papers/STUDY.yaml` holds it. Nothing of it is computed; what is lost in the paper is null there and None here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import TypeVar
+
+import yaml
+
+from fewbits.models.from_dict import from_dict, one_of
+
+FOLDER = Path(__file__).parent / "papers"
+BETTER = ("", "lower", "higher")
+FIGURES = ("schematic", "curves", "heat map", "bars", "points")
+CLAIMS = ("arithmetic", "equal", "no worse", "higher", "lower", "ordering", "share", "correlation", "out of reach")
+
+
+@dataclass(frozen=True)
+class Column:
+    id: str
+    title: str
+    group: str = ""  # several columns' common head
+    baseline: str | None = None  # the column that this one is compared with
+
+
+@dataclass(frozen=True)
+class Row:
+    id: str  # the metric's name in our results, where we have it
+    title: str
+    unit: str = ""
+    better: str = ""
+    values: tuple[float | None, ...] = ()
+    text: tuple[str, ...] = ()  # in place of values
+    source: str = ""  # the table's, where empty
+
+    def __post_init__(self) -> None:
+        one_of(f"row {self.id}: better", self.better, BETTER)
+        if bool(self.values) == bool(self.text):
+            raise ValueError(f"row {self.id}: either values or text is expected")
+
+
+@dataclass(frozen=True)
+class Table:
+    id: str
+    title: str
+    source: str
+    columns: tuple[Column, ...]
+    rows: tuple[Row, ...]
+
+    def __post_init__(self) -> None:
+        _different(self.id, [c.id for c in self.columns])
+        _different(self.id, [r.id for r in self.rows])
+        for column in self.columns:
+            if column.baseline is not None:
+                one_of(f"{self.id}: baseline of {column.id}:", column.baseline, [c.id for c in self.columns])
+        for row in self.rows:
+            if len(row.values or row.text) != len(self.columns):
+                found = len(row.values or row.text)
+                raise ValueError(f"{self.id}, {row.id}: {found} values in {len(self.columns)} columns")
+
+    def value(self, row: str, column: str) -> float | None:
+        one_of(f"{self.id}: row", row, [r.id for r in self.rows])
+        one_of(f"{self.id}: column", column, [c.id for c in self.columns])
+        (values,) = (r.values for r in self.rows if r.id == row)
+        return values[[c.id for c in self.columns].index(column)] if values else None
+
+    def change(self, row: str, column: str) -> float | None:
+        """Relative to the column's baseline; None for a baseline itself and for what is lost."""
+        (baseline,) = (c.baseline for c in self.columns if c.id == column)
+        value, base = self.value(row, column), self.value(row, baseline) if baseline else None
+        return None if value is None or base is None else (value - base) / abs(base)
+
+
+@dataclass(frozen=True)
+class Figure:
+    id: str
+    title: str
+    kind: str
+    caption: str
+    x: str = ""
+    y: tuple[str, ...] = ()  # of each panel
+    series: tuple[str, ...] = ()
+    finals: str | None = None  # the table that holds the curves' last values
+    source: str = "printed"
+
+    def __post_init__(self) -> None:
+        one_of(f"{self.id}: kind", self.kind, FIGURES)
+        if self.kind != "schematic" and not (self.x and self.y):
+            raise ValueError(f"{self.id}: a {self.kind} has axes, x and y are expected")
+
+
+@dataclass(frozen=True)
+class Margin:
+    """The smallest effect that counts, fixed before the first run."""
+
+    value: float
+    relative: bool  # to the baseline's level
+    reason: str
+
+    def __post_init__(self) -> None:
+        if not (0 < self.value < math.inf and self.reason):
+            raise ValueError(f"margin {self.value}: a positive number with its reason is expected")
+
+
+@dataclass(frozen=True)
+class Claim:
+    id: str
+    statement: str
+    says_of_scale: str  # what the paper itself says of where it holds
+    kind: str
+    metric: str
+    arms: tuple[str, ...] = ()
+    baseline: str | None = None
+    control: str | None = None  # the name of the control that the runs must pass
+    margin: Margin | None = None
+    out_of_reach: str = ""  # why, of a claim that no scale of ours decides
+
+    def __post_init__(self) -> None:
+        one_of(f"{self.id}: kind", self.kind, CLAIMS)
+        if (self.kind == "out of reach") != bool(self.out_of_reach):
+            raise ValueError(f"{self.id}: a claim out of reach gives its reason, out_of_reach, and no other does")
+        if self.kind not in ("arithmetic", "out of reach") and self.margin is None:
+            raise ValueError(f"{self.id}: a claim that runs decide states its margin before they run")
+
+
+@dataclass(frozen=True)
+class Number:
+    value: float
+    source: str
+    about: str
+    unit: str = ""
+
+
+@dataclass(frozen=True)
+class Paper:
+    study: str
+    arxiv: str
+    sources: dict[str, str]  # tags that say where a number is from, with their meaning
+    tables: tuple[Table, ...]
+    figures: tuple[Figure, ...]
+    claims: tuple[Claim, ...]
+    numbers: dict[str, Number] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for what in (self.tables, self.figures, self.claims):
+            _different(self.study, [thing.id for thing in what])
+        tagged = [(t.id, t.source) for t in self.tables] + [(f.id, f.source) for f in self.figures]
+        tagged += [(f"{t.id}, {r.id}", r.source or t.source) for t in self.tables for r in t.rows]
+        for where, tag in [*tagged, *((name, number.source) for name, number in self.numbers.items())]:
+            one_of(f"{where}: source", tag, self.sources)
+        for figure in self.figures:
+            if figure.finals is not None:
+                one_of(f"{figure.id}: finals", figure.finals, [t.id for t in self.tables])
+
+    def table(self, name: str) -> Table:
+        return _named("table", name, self.tables)
+
+    def figure(self, name: str) -> Figure:
+        return _named("figure", name, self.figures)
+
+    def claim(self, name: str) -> Claim:
+        return _named("claim", name, self.claims)
+
+
+T = TypeVar("T", Table, Figure, Claim)
+
+
+@cache
+def paper(study: str) -> Paper:
+    """The paper of a study."""
+    one_of("paper", study, sorted(path.stem for path in FOLDER.glob("*.yaml")))
+    try:
+        return from_dict(Paper, yaml.safe_load((FOLDER / f"{study}.yaml").read_text("utf-8")))
+    except ValueError as error:
+        raise ValueError(f"{study}.yaml: {error}") from None
+
+
+def _named(what: str, name: str, things: tuple[T, ...]) -> T:
+    one_of(what, name, [thing.id for thing in things])
+    return next(thing for thing in things if thing.id == name)
+
+
+def _different(where: str, names: Iterable[str]) -> None:
+    names = list(names)
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"{where}: {name} is there twice")

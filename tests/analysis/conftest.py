@@ -1,0 +1,57 @@
+"""Real run folders: six tiny trials and two that diverge, trained once for all tests of the room."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fewbits.sweeps.conduct import conduct
+from fewbits.sweeps.plan import Plan, plan
+from fewbits.sweeps.sweep import load_sweeps
+from tests.experiments.data_inputs import shared_cache
+
+SWEEP = """
+words:
+  - model=nemotron-nano
+  - model.layers=2
+  - data=synthetic
+  - data.size=65536
+  - training.steps=4
+  - training.batch=2
+  - training.micro_batch=2
+  - training.length=64
+  - evaluation.windows=2
+  - evaluation.every=2
+  - observer.window=2
+  - observer.every=1
+seeds: [0, 1]
+axes:
+  recipe.threshold: [0.0001, 0.045]
+arms:
+  bf16: {words: [recipe=bf16], axes: []}
+  mor: {words: [recipe=mor/tensor]}
+  wild: {words: [recipe=bf16, training.blow_up=0.01], axes: []}
+"""
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The store and the cache of data, after the sweep."""
+    folder, cache = tmp_path_factory.mktemp("sweep"), shared_cache(tmp_path_factory)
+    (folder / "tiny.yaml").write_text(SWEEP)
+    assert conduct(_plan(folder, folder / "runs", cache), backend="local", parallel=2) == 0
+    return folder, cache
+
+
+@pytest.fixture
+def planned(trained: tuple[Path, Path], tmp_path: Path) -> Callable[..., Plan]:
+    """The plan over a copy of the store, with further words."""
+    folder, cache = trained
+    shutil.copytree(folder / "runs", tmp_path / "runs")
+    return lambda *more: _plan(folder, tmp_path / "runs", cache, *more)
+
+
+def _plan(folder: Path, runs: Path, cache: Path, *more: str) -> Plan:
+    where = (f"runtime.runs={runs}", f"runtime.cache={cache}", "runtime.device=cpu")
+    return plan(*load_sweeps((str(folder / "tiny.yaml"), *where, *more)))

@@ -1,0 +1,158 @@
+"""Frames of real run folders: every place is a row, numbers are those of the files, and pairs are pairs."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from fewbits.analysis.frames import LABELS, Results
+from fewbits.analysis.verdicts import Differences, NoData, Outcome, higher, no_worse
+from fewbits.sweeps.plan import Plan
+
+Planner = Callable[..., Plan]
+AXIS, STRICT, USUAL = "recipe.threshold", {"recipe.threshold": "0.0001"}, {"recipe.threshold": "0.045"}
+
+
+def folder_of(results: Results, arm: str, seed: int) -> Path:
+    rows = results.trials
+    return Path(rows[(rows["arm"] == arm) & (rows["seed"] == seed)].iloc[0]["folder"])
+
+
+def test_every_place_is_a_row_with_the_numbers_of_its_result(planned: Planner) -> None:
+    rows = Results.of(planned()).trials
+    places = [(row["arm"], row.get(AXIS), row["seed"], row["state"]) for row in rows.to_dict("records")]
+    assert [place[0] for place in places] == ["bf16"] * 2 + ["mor"] * 4 + ["wild"] * 2
+    assert [place[3] for place in places] == ["done"] * 6 + ["diverged"] * 2
+    assert [place[1] for place in places if place[0] == "mor"] == ["0.0001", "0.0001", "0.045", "0.045"]
+    for row in rows.to_dict("records"):
+        result = json.loads((Path(row["folder"]) / "result.json").read_text())
+        assert row["id"] == result["id"]
+        assert row["loss"] == result["loss"]
+        if row["state"] == "done":
+            assert row["validation_loss"] == result["validation_loss"]
+            assert (row["step"], row["steps"]) == (4, 4)
+    assert Results.of(planned()).flags == ()
+
+
+def test_curves_are_those_of_the_files(planned: Planner) -> None:
+    results = Results.of(planned())
+    losses, validation = results.curves("loss"), results.curves("validation_loss")
+    of_one = losses[(losses["arm"] == "bf16") & (losses["seed"] == 1)]
+    file = pd.read_parquet(folder_of(results, "bf16", 1) / "metrics.parquet")
+    assert of_one["value"].tolist() == file["loss"].tolist()
+    assert of_one["step"].tolist() == [0, 1, 2, 3]
+    assert len(validation) == 6 * 2, "evaluated twice, and not where a trial diverged at once"
+    assert set(LABELS) <= set(losses.columns)
+    with pytest.raises(ValueError, match="metric 'los'"):
+        results.curves("los")
+
+
+def test_numerics_have_the_places_labels(planned: Planner) -> None:
+    numerics = Results.of(planned()).numerics()
+    strict = numerics[numerics["axes"].map(lambda axes: dict(axes) == STRICT)]
+    usual = numerics[numerics["axes"].map(lambda axes: dict(axes) == USUAL)]
+    assert (strict["share_1"].dropna() == 1).all(), "nothing passes a threshold of 0.01 %"
+    assert usual["share_1"].mean() < strict["share_1"].mean()
+    assert set(strict["seed"]) == {0, 1}
+
+
+def test_pairs_share_their_seed_and_a_baseline_without_the_axis_is_shared(planned: Planner) -> None:
+    results = Results.of(planned())
+    rows = results.trials.set_index(["arm", "seed"])["validation_loss"]
+    for where, first in ((STRICT, 0), (USUAL, 1)):
+        found = results.paired("validation_loss", "mor", "bf16", where)
+        assert isinstance(found, Differences)
+        ours = [rows.loc["mor"][seed].iloc[first] for seed in (0, 1)]
+        base = [rows.loc["bf16"][seed] for seed in (0, 1)]
+        assert found.values == tuple((a - b) / b for a, b in zip(ours, base, strict=True))
+        assert len(found.trials) == 4
+        assert found.notes == ()
+    same = results.paired("validation_loss", "mor", "bf16", STRICT)
+    assert isinstance(same, Differences)
+    assert same.values == (0, 0), "all of it falls back to BF16"
+
+
+def test_seeds_alone_replicate(planned: Planner) -> None:
+    results = Results.of(planned())
+    with pytest.raises(ValueError, match=r"arm mor, of its axes nothing chosen: recipe\.threshold=0\.0001; "):
+        results.paired("validation_loss", "mor", "bf16")
+    with pytest.raises(ValueError, match="no place is left"):
+        results.paired("validation_loss", "mor", "bf16", {AXIS: "7"})
+    with pytest.raises(ValueError, match="arm 'more'"):
+        results.paired("validation_loss", "more", "bf16")
+    with pytest.raises(ValueError, match="metric 'los'"):
+        results.paired("los", "mor", "bf16", USUAL)
+
+
+def test_numbers_of_ones_own_pair_by_id(planned: Planner) -> None:
+    results = Results.of(planned())
+    numerics = results.numerics()
+    share = numerics[numerics["arm"] == "mor"].groupby("id")["share_1"].mean()
+    found = results.sample({str(key): value for key, value in share.items()}, "mor", STRICT)
+    assert isinstance(found, Differences)
+    assert found.values == (1.0, 1.0)
+    missing = results.sample({}, "mor", STRICT)
+    assert isinstance(missing, NoData)
+    assert "seed 0: no number" in missing.reason
+
+
+def test_divergence_is_an_event_of_its_pair(planned: Planner) -> None:
+    results = Results.of(planned())
+    found = results.paired("validation_loss", "wild", "bf16")
+    assert isinstance(found, Differences)
+    assert (found.values, found.diverged, found.baseline_diverged) == ((), 2, 0)
+    assert higher(found).outcome is Outcome.INCONCLUSIVE
+    both = results.paired("validation_loss", "wild", "wild")
+    assert isinstance(both, NoData)
+    assert "both diverged" in both.reason
+
+
+def test_a_deleted_trial_is_missing_and_said_to_be(planned: Planner) -> None:
+    shutil.rmtree(folder_of(Results.of(planned()), "bf16", 0))
+    results = Results.of(planned())
+    assert len(results.trials) == 8
+    assert results.flags == ("bf16, seed 0: missing: not run, or not to its end",)
+    found = results.paired("validation_loss", "mor", "bf16", USUAL)
+    assert isinstance(found, Differences)
+    assert len(found.values) == 1
+    assert found.notes == results.flags
+    assert no_worse(found, 0.005).outcome is Outcome.INCONCLUSIVE
+    shutil.rmtree(folder_of(results, "bf16", 1))
+    nothing = Results.of(planned()).paired("validation_loss", "mor", "bf16", USUAL)
+    assert isinstance(nothing, NoData)
+
+
+def test_what_another_config_computed_is_stale_and_not_reused(planned: Planner) -> None:
+    before = Results.of(planned()).trials
+    results = Results.of(planned("optimizer.lr=0.01"))
+    rows = results.trials
+    assert set(rows["id"]).isdisjoint(before["id"])
+    assert set(rows["state"]) == {"planned"}
+    assert rows["stale"].tolist() == [Path(folder).name for folder in before["folder"]]
+    assert all("stale: " in flag for flag in results.flags)
+    assert len(results.flags) == 8
+    found = results.paired("validation_loss", "mor", "bf16", USUAL)
+    assert isinstance(found, NoData)
+    assert results.curves("loss").empty
+
+
+def test_a_failed_trial_says_why(planned: Planner) -> None:
+    folder = folder_of(Results.of(planned()), "bf16", 0)
+    (folder / "result.json").unlink()
+    failure = {"reason": "out of memory", "wrong_input": False, "step": 2, "log": []}
+    (folder / "failure.json").write_text(json.dumps(failure))
+    assert Results.of(planned()).flags == ("bf16, seed 0: out of memory",)
+
+
+def test_results_say_how_big_the_models_are(planned: Planner) -> None:
+    results = Results.of(planned())
+    count = results.trials["parameters"].iloc[0] / 1e6
+    assert results.scale == f"{count:.2g} M parameters"
+    assert results.of_sweep("tiny").scale == results.scale
+    with pytest.raises(ValueError, match="sweep 'big': valid are tiny"):
+        results.of_sweep("big")
+    assert results.has("mor")
+    assert not results.has("fp8")

@@ -1,0 +1,172 @@
+"""Papers as data: complete, consistent with themselves and with what was derived from them by hand."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import yaml
+
+from fewbits.analysis.paper import FOLDER, Margin, Paper, paper
+from fewbits.models.from_dict import from_dict
+from fewbits.models.registry import MODELS
+from fewbits.sweeps.studies import STUDIES
+
+PAPERS = sorted(path.stem for path in FOLDER.glob("*.yaml"))
+COUNTS = {"mor": (4, 21, 20), "nvfp4": (5, 14, 26), "gaussws": (4, 8, 18)}  # tables, figures, claims
+
+
+@pytest.mark.parametrize("study", PAPERS)
+def test_a_paper_is_complete_and_in_order(study: str) -> None:
+    found = paper(study)
+    tables, figures, claims = COUNTS[study]
+    assert (len(found.tables), len(found.figures)) == (tables, figures)
+    assert [claim.id for claim in found.claims] == [f"{STUDIES[study].claims}{i + 1}" for i in range(claims)]
+    assert (found.study, found.arxiv) == (study, STUDIES[study].arxiv)
+
+
+def test_mors_tables_and_figures_are_numbered_as_in_the_paper() -> None:
+    mor = paper("mor")
+    assert [table.id for table in mor.tables] == [f"Table {i}" for i in (1, 2, 3, 4)]
+    assert [figure.id for figure in mor.figures] == [f"Figure {i}" for i in range(1, 22)]
+
+
+# By hand, in percent: training and validation loss beside BF16.
+CHANGES = {
+    ("Table 2", "c1-block"): (0.19, 0.13),
+    ("Table 2", "c1-tensor"): (0.14, 0.03),
+    ("Table 2", "c1-channel"): (0.21, 0.12),
+    ("Table 2", "c2-block"): (0.32, 0.41),
+    ("Table 2", "c2-tensor"): (0.25, 0.16),
+    ("Table 2", "c2-channel"): (0.30, 0.21),
+    ("Table 3", "block"): (0.19, 0.13),
+    ("Table 3", "block-64"): (0.23, 0.34),
+    ("Table 3", "threshold-5"): (0.18, 0.16),
+    ("Table 3", "amax"): (0.18, 0.08),
+    ("Table 3", "e8m0"): (-0.43, -0.43),
+    ("Table 4", "two-way"): (-0.27, -0.37),
+    ("Table 4", "three-way"): (-1.23, -1.37),
+}
+
+
+@pytest.mark.parametrize(("place", "expected"), CHANGES.items(), ids=lambda value: " ".join(map(str, value)))
+def test_mors_losses_change_as_was_derived_by_hand(place: tuple[str, str], expected: tuple[float, float]) -> None:
+    table, column = paper("mor").table(place[0]), place[1]
+    for row, percent in zip(("loss", "validation_loss"), expected, strict=True):
+        change = table.change(row, column)
+        assert change is not None
+        assert 100 * change == pytest.approx(percent, abs=0.0051)
+
+
+def test_mors_tables_agree_where_they_repeat_each_other() -> None:
+    two, three, four = (paper("mor").table(f"Table {i}") for i in (2, 3, 4))
+    for row in two.rows:
+        assert two.value(row.id, "c1-bf16") == three.value(row.id, "bf16") == four.value(row.id, "bf16")
+        assert two.value(row.id, "c1-block") == three.value(row.id, "block")
+
+
+def test_mors_own_numbers_agree_with_its_tables() -> None:
+    mor = paper("mor")
+    assert mor.numbers["e4m3-best"].value + mor.numbers["fallback-channel-c1"].value == pytest.approx(1)
+    assert mor.table("Table 3").change("mmlu", "amax") == pytest.approx(mor.numbers["amax-mmlu"].value, abs=5e-5)
+    changes = [
+        (table.id, column.id, table.change("validation_loss", column.id))
+        for table in mor.tables[1:]
+        for column in table.columns
+    ]
+    beyond = [place for *place, change in changes if change is not None and abs(change) > 0.005]
+    assert beyond == [["Table 4", "three-way"]], "M3's bound is of tensor-level arms; only three-way is beyond it"
+
+
+def test_nvfp4s_categories_are_the_means_of_their_tasks() -> None:
+    table = paper("nvfp4").table("Table 2")
+    categories = {
+        "general": ("mmlu", "mmlu_pro", "agieval_en"),
+        "math_all": ("gsm8k", "math"),
+        "multilingual": ("global_mmlu", "mgsm"),
+        "code": ("humaneval", "mbpp"),
+        "commonsense": ("arc_challenge", "hellaswag", "openbookqa", "piqa", "winogrande"),
+    }
+    assert sum(map(len, categories.values())) + len(categories) == len(table.rows)
+    for category, tasks in categories.items():
+        for column in ("fp8", "nvfp4"):
+            values = [table.value(task, column) or 0 for task in tasks]
+            assert table.value(category, column) == pytest.approx(sum(values) / len(values), abs=0.0101)
+
+
+@pytest.mark.parametrize(
+    ("name", "model"), [("Table 3", "hybrid-12b"), ("Table 4", "hybrid-8b"), ("Table 5", "nvfp4-1.2b")]
+)
+def test_nvfp4s_architectures_are_those_of_our_models(name: str, model: str) -> None:
+    table, config = paper("nvfp4").table(name), MODELS[model]
+    ours = {"layers": config.layers, "width": config.width, "ffn": config.ffn, "heads": config.heads}
+    ours |= {"kv_heads": config.kv_heads, "head_dim": config.head_dim}
+    for row in table.rows:
+        if row.id in ours:
+            assert row.values == (ours[row.id],), row.id
+
+
+def test_gaussws_overheads_are_those_of_its_throughputs() -> None:
+    table = paper("gaussws").table("Table 1")
+    for column in table.columns:
+        if column.baseline is None:
+            continue
+        changes = [table.change(f"speed-{size}", column.id) or 0 for size in ("134m", "1b", "3b", "70b")]
+        for size, change in zip(("134m", "1b", "3b", "70b"), changes, strict=True):
+            printed = table.value(f"overhead-{size}", column.id)
+            ours, base = (table.value(f"speed-{size}", c) or 0 for c in (column.id, column.baseline))
+            rounding = 100 * sum((0.05 if value > 10 else 0.005) / base for value in (ours, base))
+            assert -100 * change == pytest.approx(printed, abs=rounding + 0.005)
+        printed_ones = [table.value(f"overhead-{size}", column.id) or 0 for size in ("134m", "1b", "3b", "70b")]
+        ratio = math.prod(1 - one / 100 for one in printed_ones) ** (1 / 4)
+        assert 100 * (1 - ratio) == pytest.approx(table.value("overhead", column.id), abs=0.0051)
+
+
+def test_gaussws_bits_are_those_of_its_propositions() -> None:
+    table = paper("gaussws").table("Table C.1")
+    for column in table.columns:
+        bits = int(column.title)
+        assert table.value("exponent", column.id) == math.ceil(math.log2(bits + 1))
+        assert table.value("exponent-sampled", column.id) == math.ceil(math.log2(bits + 3))
+        assert table.value("mantissa-sampled", column.id) == bits - 2
+
+
+def test_gaussws_tokens_are_those_of_its_steps() -> None:
+    table = paper("gaussws").table("Table E.1")
+    for column in table.columns:
+        factors = [table.value(row, column.id) or 0 for row in ("length", "local", "accumulation", "ranks", "steps")]
+        assert math.prod(factors) / 1e6 == table.value("tokens", column.id)
+
+
+def test_what_is_lost_is_none() -> None:
+    table = paper("mor").table("Table 1")
+    assert table.value("peak", "c1") is None
+    assert table.value("batch", "c2") == 1536
+    assert table.value("data", "c1") is None, "text is no number"
+    assert paper("mor").table("Table 2").change("mmlu", "c1-bf16") is None
+
+
+def test_a_margin_is_stated_with_its_reason() -> None:
+    with pytest.raises(ValueError, match="a positive number with its reason"):
+        Margin(0.0, True, "none")
+    with pytest.raises(ValueError, match="states its margin before they run"):
+        replace(paper("mor").claim("M3"), margin=None)
+    with pytest.raises(ValueError, match="gives its reason"):
+        replace(paper("mor").claim("M4"), out_of_reach="")
+
+
+def test_mistakes_in_a_paper_are_named() -> None:
+    data = yaml.safe_load((FOLDER / "mor.yaml").read_text("utf-8"))
+    data["tables"][1]["rows"][0]["values"].pop()
+    with pytest.raises(ValueError, match="Table 2, loss: 7 values in 8 columns"):
+        from_dict(Paper, data)
+    data = yaml.safe_load((FOLDER / "mor.yaml").read_text("utf-8"))
+    data["claims"][1]["id"] = "M1"
+    with pytest.raises(ValueError, match="mor: M1 is there twice"):
+        from_dict(Paper, data)
+    data["claims"][1]["id"], data["numbers"]["threshold"]["source"] = "M2", "guessed"
+    with pytest.raises(ValueError, match="threshold: source 'guessed': valid are printed, inferred, lost"):
+        from_dict(Paper, data)
+    with pytest.raises(ValueError, match="claim 'M21': valid are M1, "):
+        paper("mor").claim("M21")
+    with pytest.raises(ValueError, match="paper 'moar'"):
+        paper("moar")

@@ -1,0 +1,314 @@
+"""Statistics against independent computations and against simulation: rates are what they are said to be."""
+
+import math
+import statistics as standard
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from fewbits.analysis.ranks import Kind, rank_correlation
+from fewbits.analysis.statistics import (
+    Interval,
+    Side,
+    checked,
+    differences,
+    equivalence,
+    holm,
+    minimum_detectable_effect,
+    more_events,
+    non_inferiority,
+    ordering,
+    power,
+    ratio,
+    required_n,
+    sign_test,
+    summary,
+    t_test,
+    wilson,
+)
+
+FEW = [0.31, 0.12, 0.45, -0.02, 0.27]
+T_975_4 = 2.776445105  # Student's t, from printed tables
+T_95_4 = 2.131846786
+
+
+# -------------------------------------------------------------------------------- samples and pairs
+
+
+def test_differences_are_pair_by_pair() -> None:
+    assert differences([1.5, 2.0], [1.0, 2.5]).tolist() == [0.5, -0.5]
+    assert differences([1.5, 2.0], [1.0, 2.5], relative=True).tolist() == [0.5, -0.2]
+    assert differences([-1.0], [-2.0], relative=True).tolist() == [0.5], "higher is positive below 0 too"
+
+
+def test_what_is_not_finite_is_refused_by_its_place() -> None:
+    with pytest.raises(ValueError, match=r"baseline\[1\] is nan"):
+        differences([1.0, 2.0], [1.0, math.nan])
+    with pytest.raises(ValueError, match=r"ours\[0\] is inf"):
+        differences([math.inf, 2.0], [1.0, 2.0])
+    with pytest.raises(ValueError, match=r"values\[2\] is nan"):
+        summary([1, 2, math.nan])
+
+
+def test_what_does_not_pair_is_refused() -> None:
+    with pytest.raises(ValueError, match="3 values of ours and 2 of the baseline"):
+        differences([1, 2, 3], [1, 2])
+    with pytest.raises(ValueError, match=r"baseline\[1\] is 0"):
+        differences([1, 2], [1, 0], relative=True)
+    with pytest.raises(ValueError, match="1 or more numbers"):
+        checked([])
+
+
+def test_a_summary_is_the_mean_its_error_and_students_interval() -> None:
+    s = summary(FEW)
+    error = standard.stdev(FEW) / math.sqrt(5)
+    assert s.mean == pytest.approx(standard.mean(FEW))
+    assert s.n == 5
+    assert s.sd == pytest.approx(standard.stdev(FEW))
+    assert s.error == pytest.approx(error)
+    assert s.interval is not None
+    assert s.interval.low == pytest.approx(s.mean - T_975_4 * error)
+    assert s.interval.high == pytest.approx(s.mean + T_975_4 * error)
+    assert s.interval.level == 0.95
+
+
+def test_one_value_has_no_spread_rather_than_none_at_all() -> None:
+    s = summary([0.3])
+    assert (s.n, s.mean, s.sd, s.error, s.interval) == (1, 0.3, None, None, None)
+    assert t_test([0.3]) is None
+    assert equivalence([0.0], 1.0) is None
+    assert non_inferiority([0.0], 1.0) is None
+    assert ordering([[3.0], [2.0]]) is None
+    assert minimum_detectable_effect(None, 1) is None
+    assert ratio([2.0], [1.0]) == (2.0, None)
+
+
+def test_equal_values_have_an_interval_that_is_a_point() -> None:
+    s = summary([0.1, 0.1, 0.1])  # whose mean is not 0.1 in floating point
+    assert s.sd == 0
+    assert s.interval == Interval(s.mean, s.mean, 0.95)
+    assert t_test([0.0, 0.0]) == 1.0
+    assert t_test([0.1, 0.1, 0.1]) == 0.0
+    assert t_test([0.1, 0.1, 0.1], side=Side.BELOW) == 1.0
+    assert equivalence([0.1, 0.1], 0.2) == 0.0
+    assert equivalence([0.3, 0.3], 0.2) == 1.0
+    assert minimum_detectable_effect(0.0, 2) == 0.0
+
+
+@pytest.mark.parametrize("n", [2, 3, 5, 12])
+def test_the_interval_covers_the_truth_as_often_as_it_says(n: int) -> None:
+    generator = np.random.default_rng(n)
+    hits = 0
+    for row in generator.normal(0.7, 3.0, (2000, n)):
+        interval = summary(row, 0.9).interval
+        assert interval is not None
+        hits += interval.low <= 0.7 <= interval.high
+    assert hits / 2000 == pytest.approx(0.9, abs=4 * math.sqrt(0.09 / 2000))
+
+
+# -------------------------------------------------------------------------------- tests
+
+
+@given(st.lists(st.floats(-5, 5).map(lambda x: round(x, 3)), min_size=2, max_size=8), st.floats(-1, 1))
+def test_the_t_test_is_scipys(values: list[float], against: float) -> None:
+    if max(values) - min(values) < 1e-3:
+        return
+    for side in Side:
+        found = t_test(values, against, side)
+        assert found == pytest.approx(stats.ttest_1samp(values, against, alternative=str(side)).pvalue, abs=1e-9)
+
+
+def test_equivalence_is_the_worse_of_two_one_sided_tests() -> None:
+    for margin in (0.1, 0.3, 0.5, 1.0):
+        low = stats.ttest_1samp(FEW, -margin, alternative="greater").pvalue
+        high = stats.ttest_1samp(FEW, margin, alternative="less").pvalue
+        assert equivalence(FEW, margin) == pytest.approx(max(low, high))
+        assert non_inferiority(FEW, margin) == pytest.approx(high)
+
+
+def test_equivalence_at_a_level_is_an_interval_within_the_margin() -> None:
+    interval = summary(FEW, 0.9).interval
+    assert interval is not None
+    assert interval.high == pytest.approx(standard.mean(FEW) + T_95_4 * standard.stdev(FEW) / math.sqrt(5))
+    for margin in np.linspace(0.2, 0.6, 41):
+        p = equivalence(FEW, float(margin))
+        assert p is not None
+        assert (p < 0.05) == interval.within(-margin, margin)
+
+
+@pytest.mark.parametrize("n", [2, 3, 6])
+def test_equivalence_is_wrongly_found_no_oftener_than_its_level(n: int) -> None:
+    """At the margin itself, where that is likeliest, and with little noise: the level itself."""
+    generator = np.random.default_rng(n)
+    p = [equivalence(row, 1.0) for row in generator.normal(1.0, 0.05, (2000, n))]
+    rate = float(np.mean([value is not None and value < 0.05 for value in p]))
+    assert rate == pytest.approx(0.05, abs=4 * math.sqrt(0.05 * 0.95 / 2000))
+    p = [equivalence(row, 1.0) for row in generator.normal(1.0, 3.0, (2000, n))]
+    assert np.mean([value is not None and value < 0.05 for value in p]) < 0.06
+
+
+def test_an_order_holds_only_if_all_neighbours_are_in_order() -> None:
+    a, b, c = [3.0, 3.2, 3.1], [2.0, 2.1, 2.1], [1.0, 0.9, 1.2]
+    p = ordering([a, b, c])
+    assert p is not None
+    assert p < 0.01
+    wrong = ordering([a, c, b])
+    assert wrong is not None
+    assert wrong > 0.99
+    with pytest.raises(ValueError, match="an order of 1 arms"):
+        ordering([a])
+
+
+def test_the_sign_test_counts_and_leaves_zeros_out() -> None:
+    assert sign_test([1, 2, 3, 4, 5], Side.ABOVE) == pytest.approx(1 / 32)
+    assert sign_test([1, 2, 3, 4, 5, 0, 0], Side.ABOVE) == pytest.approx(1 / 32)
+    assert sign_test([1, 2, -3]) == 1.0
+    assert sign_test([0.0, 0.0]) == 1.0
+
+
+def test_three_of_three_beside_none_of_three_is_one_in_twenty() -> None:
+    assert more_events(3, 3, 0, 3) == 1 / 20
+    for counts in ((2, 5, 1, 4), (0, 3, 0, 3), (4, 4, 4, 4), (5, 6, 1, 9)):
+        ours, of_ours, theirs, of_theirs = counts
+        table = [[ours, of_ours - ours], [theirs, of_theirs - theirs]]
+        assert more_events(*counts) == pytest.approx(stats.fisher_exact(table, "greater").pvalue)
+    assert more_events(0, 3, 3, 3) == 1.0
+    with pytest.raises(ValueError, match="4 of 3"):
+        more_events(4, 3, 0, 3)
+
+
+# -------------------------------------------------------------------------------- power
+
+
+@pytest.mark.parametrize("n", [2, 3, 5, 10])
+@pytest.mark.parametrize("sides", [1, 2])
+def test_the_minimum_detectable_effect_is_found_four_times_in_five(n: int, sides: int) -> None:
+    sd = 0.4
+    effect = minimum_detectable_effect(sd, n, sides=sides)
+    assert effect is not None
+    assert power(effect, sd, n, sides=sides) == pytest.approx(0.8, abs=1e-6)
+    generator = np.random.default_rng(n)
+    samples = generator.normal(effect, sd, (2000, n))
+    p = [t_test(row, side=Side.BOTH if sides == 2 else Side.ABOVE) for row in samples]
+    assert np.mean([value is not None and value < 0.05 for value in p]) == pytest.approx(0.8, abs=0.03)
+
+
+def test_power_is_that_of_printed_tables() -> None:
+    """A paired design with an effect of half a spread needs 34 pairs, of a whole one 10 (two-sided, 0.05, 80 %)."""
+    assert required_n(1.0, 0.5) == 34
+    assert required_n(1.0, 1.0) == 10
+    assert required_n(2.0, 1.0) == 34
+    assert required_n(1.0, 0.8, sides=1) == 12
+    assert power(0.5, 1.0, 34) == pytest.approx(0.8078, abs=1e-4)
+
+
+def test_power_is_scipys_noncentral_t_where_that_has_one() -> None:
+    for n, effect in ((3, 0.5), (5, 1.5), (12, 0.7), (200, 0.2)):
+        critical, shift = stats.t.isf(0.025, n - 1), effect * math.sqrt(n)
+        both = stats.nct.sf(critical, n - 1, shift) + stats.nct.cdf(-critical, n - 1, shift)
+        assert power(effect, 1.0, n) == pytest.approx(both, abs=1e-8)
+    assert power(8.0, 1.0, 2) == pytest.approx(0.63, abs=0.01), "two pairs are few: scipy has NaN here"
+
+
+def test_power_without_an_effect_is_the_level() -> None:
+    assert power(0.0, 1.0, 5, alpha=0.05) == pytest.approx(0.05)
+    assert power(0.0, 1.0, 5, alpha=0.05, sides=1) == pytest.approx(0.05)
+
+
+def test_the_required_number_is_the_least_that_suffices() -> None:
+    for effect in (0.3, 0.7, 2.0):
+        n = required_n(1.0, effect, sides=1)
+        assert n is not None
+        assert power(effect, 1.0, n, sides=1) >= 0.8
+        assert n == 2 or power(effect, 1.0, n - 1, sides=1) < 0.8
+    assert required_n(1.0, 0.01, most=200) is None
+    assert required_n(0.0, 0.1) == 2
+
+
+def test_a_design_that_is_none_is_refused() -> None:
+    with pytest.raises(ValueError, match="n 1"):
+        power(1, 1, 1)
+    with pytest.raises(ValueError, match="sides 3"):
+        power(1, 1, 3, sides=3)
+    with pytest.raises(ValueError, match=r"margin -0\.1"):
+        equivalence([1, 2], -0.1)
+    with pytest.raises(ValueError, match="alpha 5"):
+        power(1, 1, 3, alpha=5)
+
+
+# -------------------------------------------------------------------------------- ratios, shares, ranks, many
+
+
+def test_a_ratio_and_its_inverse_say_the_same() -> None:
+    a, b = [2.1, 1.9, 2.4], [1.0, 1.1, 0.9]
+    value, interval = ratio(a, b)
+    inverse, other = ratio(b, a)
+    assert value == pytest.approx(math.prod(x / y for x, y in zip(a, b, strict=True)) ** (1 / 3))
+    assert interval is not None
+    assert other is not None
+    assert (inverse, other.low, other.high) == pytest.approx((1 / value, 1 / interval.high, 1 / interval.low))
+    with pytest.raises(ValueError, match=r"ours\[1\] is 0.0: a ratio is of positive numbers"):
+        ratio([1, 0], [1, 1])
+
+
+@pytest.mark.parametrize(("count", "total"), [(0, 10), (3, 10), (10, 10), (450, 2000), (1, 1)])
+def test_wilsons_interval_is_scipys(count: int, total: int) -> None:
+    expected = stats.binomtest(count, total).proportion_ci(0.95, "wilson")
+    found = wilson(count, total)
+    assert (found.low, found.high) == pytest.approx((expected.low, expected.high), abs=1e-12)
+
+
+def test_a_share_of_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match="0 of 0"):
+        wilson(0, 0)
+    with pytest.raises(ValueError, match="4 of 3"):
+        wilson(4, 3)
+
+
+@given(st.lists(st.integers(0, 4), min_size=3, max_size=6), st.data())
+def test_rank_correlations_are_scipys_ties_and_all(x: list[int], data: st.DataObject) -> None:
+    y = data.draw(st.lists(st.integers(0, 4), min_size=len(x), max_size=len(x)))
+    if len(set(x)) == 1 or len(set(y)) == 1:
+        assert rank_correlation(x, y).value is None
+        return
+    assert rank_correlation(x, y).value == pytest.approx(stats.spearmanr(x, y).statistic)
+    assert rank_correlation(x, y, Kind.KENDALL).value == pytest.approx(stats.kendalltau(x, y).statistic)
+
+
+def test_p_of_few_points_counts_all_orders() -> None:
+    found = rank_correlation([1, 2, 3, 4], [10, 20, 30, 40], side=Side.ABOVE)
+    assert found.exact
+    assert found.value == pytest.approx(1.0)
+    assert found.p == pytest.approx(1 / 24)
+    assert rank_correlation([1, 2, 3, 4], [10, 20, 30, 40]).p == pytest.approx(2 / 24)
+    assert rank_correlation([1, 2, 3, 4], [10, 20, 30, 40], side=Side.BELOW).p == 1.0
+    x, y = [1, 2, 3, 4, 5, 6], [2, 1, 4, 3, 6, 5]
+    kendall = rank_correlation(x, y, Kind.KENDALL)
+    assert kendall.p == pytest.approx(stats.kendalltau(x, y, method="exact").pvalue)
+
+
+def test_p_of_many_points_is_sampled_and_the_same_each_time() -> None:
+    generator = np.random.default_rng(5)
+    x = generator.normal(size=20)
+    y = x + generator.normal(size=20)
+    found = rank_correlation(x, y)
+    assert not found.exact
+    assert found == rank_correlation(x, y)
+    assert found.p == pytest.approx(stats.spearmanr(x, y).pvalue, abs=0.01)
+
+
+def test_holm_corrects_as_in_a_worked_example() -> None:
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.9, 0.8]) == [1.0, 1.0]
+    assert holm([]) == []
+    with pytest.raises(ValueError, match=r"p\[1\] is nan"):
+        holm([0.1, math.nan])
+
+
+def test_holm_keeps_the_chance_of_any_false_finding_at_the_level() -> None:
+    generator = np.random.default_rng(0)
+    false = [min(holm(list(row))) < 0.05 for row in generator.uniform(size=(4000, 12))]
+    assert np.mean(false) == pytest.approx(0.05, abs=4 * math.sqrt(0.05 * 0.95 / 4000))
