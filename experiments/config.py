@@ -124,16 +124,28 @@ def resolved(overrides: Sequence[str]) -> dict[str, Any]:
     values = [word for word in words if word.sets]
     if not all(word.sets or word.chooses for word in words):
         return copy.deepcopy(_composed(tuple(overrides)).data)
-    composed = _composed(tuple(word.text for word in words if word.chooses))
-    data = copy.deepcopy(composed.data)
-    if not all(_set(data, word.keys, word.value) for word in values):
+    choices = tuple(word.text for word in words if word.chooses)
+    referred = _composed(choices).referred
+    read = tuple(word for word in values if word.keys[-1] in referred)
+    data = copy.deepcopy(_interpolated(choices, tuple(word.text for word in read)))
+    if not all(_set(data, word.keys, word.value) for word in values if word not in read):
         return copy.deepcopy(_composed(tuple(overrides)).data)
-    if any(word.keys[-1] in composed.referred for word in values):
-        config = copy.deepcopy(composed.config)
-        for word in values:
-            OmegaConf.update(config, ".".join(word.keys), word.value)
-        data = _plain(config, overrides)
     return data
+
+
+@lru_cache(maxsize=256)
+def _interpolated(choices: tuple[str, ...], values: tuple[str, ...]) -> dict[str, Any]:
+    """The tree with some values set that interpolations read; or that there is no place for, as Hydra tells of it."""
+    composed = _composed(choices)
+    words = [_parsed(text) for text in values]
+    if not words:
+        return composed.data
+    if not all(_set(copy.deepcopy(composed.data), word.keys, word.value) for word in words):
+        return _composed((*choices, *values)).data
+    config = copy.deepcopy(composed.config)
+    for word in words:
+        OmegaConf.update(config, ".".join(word.keys), word.value)
+    return _plain(config, (*choices, *values))
 
 
 @dataclass(frozen=True)

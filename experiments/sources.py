@@ -46,7 +46,7 @@ def _imported(module: str, seen: set[str]) -> set[str]:
 
 def _names(tree: ast.AST) -> Iterator[str]:
     """Modules of the rooms that are imported: `from package import thing` may name a module too."""
-    for node in ast.walk(tree):
+    for node in _statements(tree):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -54,6 +54,14 @@ def _names(tree: ast.AST) -> Iterator[str]:
         else:
             continue
         yield from (name for name in names if name.partition(".")[0] == PACKAGE)
+
+
+def _statements(node: ast.AST) -> Iterator[ast.AST]:
+    """All of them, wherever they stand; a walk through their expressions as well takes three times as long."""
+    for part in ("body", "orelse", "finalbody", "handlers", "cases"):
+        for child in getattr(node, part, ()):
+            yield child
+            yield from _statements(child)
 
 
 def _file(module: str) -> Path | None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from fewbits.sweeps.sweep import Resources
-from fewbits.sweeps.worker import Job, Outcome
+
+if TYPE_CHECKING:  # what trains is not loaded by what finds that there is nothing to train
+    from fewbits.sweeps.worker import Job, Outcome
 
 
 @dataclass(frozen=True)

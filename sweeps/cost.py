@@ -8,7 +8,6 @@ from functools import cache
 from pathlib import Path
 
 from fewbits.experiments.atomic import write_json
-from fewbits.experiments.training import flops_a_token
 from fewbits.experiments.trial import Trial
 from fewbits.models.registry import parameters
 from fewbits.sweeps.plan import Planned
@@ -24,6 +23,8 @@ def tokens_of(trial: Trial) -> int:
 
 def work_of(trial: Trial) -> float:
     """FLOPs."""
+    from fewbits.experiments.training import flops_a_token
+
     return tokens_of(trial) * flops_a_token(trial)
 
 
@@ -38,7 +39,7 @@ class Speeds:
             self._found = {}
 
     def measured(self, planned: Planned, tokens_per_second: float) -> None:
-        self._found[_key(planned)] = tokens_per_second * flops_a_token(planned.trial)
+        self._found[_key(planned)] = tokens_per_second * work_of(planned.trial) / tokens_of(planned.trial)
         write_json(self._path, self._found)
 
     def seconds(self, planned: Planned) -> float | None:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from fewbits.experiments import checkpoints
 from fewbits.sweeps import store
@@ -17,7 +18,9 @@ from fewbits.sweeps.backend import Backend, Ended
 from fewbits.sweeps.cost import work_of
 from fewbits.sweeps.plan import Plan, Planned
 from fewbits.sweeps.store import OVER, Failure, State
-from fewbits.sweeps.worker import Job
+
+if TYPE_CHECKING:
+    from fewbits.sweeps.worker import Job
 
 TURN = 0.5  # seconds between looks around, while nothing ends
 PATIENCE = 60.0  # seconds that trials have to reach a checkpoint, once a stop is asked for
@@ -181,6 +184,8 @@ def _urgency(plan: Plan) -> dict[str, float]:
 
 
 def job(planned: Planned) -> Job:
+    from fewbits.sweeps.worker import Job
+
     keep = tuple(sorted({*planned.runtime.keep_steps, *planned.keep}))
     runtime = replace(planned.runtime, keep_steps=keep, runs=str(planned.folder.path.parent), tracking="none")
     return Job(planned.id, planned.folder.path, planned.trial, runtime, planned.made_of)

@@ -93,7 +93,7 @@ class Local:
 
 
 def _child(job: Job, answer: Connection | None) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's, who asks for a stop
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # as in fewbits.sweeps.preload, where the server is somebody else's
     _die_with_parent()
     outcome = work(job)
     if answer is not None:

@@ -1,8 +1,15 @@
-"""Imported by the process that local workers are forked from: what each of them would load or compute anew."""
+"""Imported by the process that local workers are forked from: what each of them would load or compute anew.
 
-import torch._inductor.config  # noqa: F401  # that torch.use_deterministic_algorithms imports
+Ctrl-C reaches that process and its workers too, but is the driver's, who asks trials for a stop.
+"""
 
-import fewbits.sweeps.worker  # noqa: F401
-from fewbits.experiments.sources import sources
+import signal
+
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+import torch._inductor.config  # noqa: E402, F401  # that torch.use_deterministic_algorithms imports
+
+import fewbits.sweeps.worker  # noqa: E402, F401
+from fewbits.experiments.sources import sources  # noqa: E402
 
 sources()

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -189,36 +190,42 @@ def test_what_fails_is_named_with_its_log_and_leaves_the_others_whole(
     assert store.failure(broken) is None
 
 
-ENDLESS = {"arms": {"good": {}, "bad": {"words": list(LONG)}}, "resources": {"attempts": 1}}
+CRASHES = ("SIGSEGV", "SIGKILL", "memory")
 
 
-@pytest.mark.parametrize("how", ["SIGSEGV", "SIGKILL", "memory"])
-def test_a_crash_is_told_and_leaves_the_others_whole(how: str, cache: Path, tmp_path: Path) -> None:
+def test_crashes_are_told_and_leave_the_others_whole(cache: Path, tmp_path: Path) -> None:
     runs = tmp_path / "runs"
-    file = tiny_file(tmp_path, cache, ENDLESS)
+    arms: dict[str, Any] = {"good": {}} | {
+        how: {"words": [*LONG, f"optimizer.lr=0.00{1 + at}"]} for at, how in enumerate(CRASHES)
+    }
+    file = tiny_file(tmp_path, cache, {"arms": arms, "resources": {"attempts": 1}})
     plan = plan_of(file, runs)
-    good, bad = (plan.trials[member.id].folder for member in plan.members)
-    command = started(tmp_path / "output", "sweep", file, "--runs", runs, *LOCAL)
+    place = {member.cell.arm: plan.trials[member.id].folder for member in plan.members}
+    command = started(tmp_path / "output", "sweep", file, "--runs", runs, *LOCAL, "--parallel", "4")
     try:
-        command.until(lambda: steps_done(bad) > 0)
-        worker = holder_of(bad)
-        assert worker is not None
-        if how == "memory":
-            resource.prlimit(worker, resource.RLIMIT_AS, (1 << 20, 1 << 20))  # there is no more than it has
-        else:
-            os.kill(worker, getattr(signal, how))
+        for how in CRASHES:
+            command.until(lambda how=how: steps_done(place[how]) > 0)  # type: ignore[misc]
+            worker = holder_of(place[how])
+            assert worker is not None
+            if how == "memory":
+                resource.prlimit(worker, resource.RLIMIT_AS, (1 << 20, 1 << 20))  # there is no more than it has
+            else:
+                os.kill(worker, getattr(signal, how))
         assert command.end() == 1
     finally:
         command.kill()
-    said = command.said.partition("failed: ")[2]
-    assert said.startswith(str(bad.path))
-    assert "2 trials: 1 done, 1 failed" in command.said
-    told = {"SIGSEGV": "ended by SIGSEGV", "SIGKILL": "ended by SIGKILL, as when memory is short", "memory": "emory"}
-    assert told[how] in said
-    if how == "SIGSEGV":
-        assert "Fatal Python error: Segmentation fault" in (bad.path / store.LOG).read_text()
-    assert good.result() is not None
-    assert store.state(bad) == "failed"
+    assert "4 trials: 1 done, 3 failed" in command.said
+    told = {
+        "SIGSEGV": "ended by SIGSEGV",
+        "SIGKILL": "ended by SIGKILL, as when memory is short",
+        "memory": "",
+    }  # it shows in many ways
+    for how in CRASHES:
+        (said,) = [line for line in command.said.splitlines() if line.startswith(f"failed: {place[how].path}: ")]
+        assert told[how] in said
+        assert store.state(place[how]) == "failed"
+    assert "Fatal Python error: Segmentation fault" in (place["SIGSEGV"].path / store.LOG).read_text()
+    assert place["good"].result() is not None
 
 
 def test_a_trial_that_takes_too_long_is_ended(cache: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
