@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,13 +43,14 @@ class Arm:
     words: tuple[str, ...] = ()
     axes: tuple[str, ...] | None = None  # that it has; None: all of the sweep's
     parent: str | None = None  # the arm from whose checkpoint it starts, with the same seed and values of axes
+    scratch: bool = False  # it starts from nothing although the sweep has a trunk
     at: float | None = None  # which: below 1 a part of the parent's steps, else a step; None: its end
     scales: tuple[str, ...] | None = None  # at which it is run; None: all
     about: str = ""
 
     def __post_init__(self) -> None:
-        if self.at is not None and (self.parent is None or self.at <= 0 or (self.at > 1 and self.at % 1)):
-            raise ValueError(f"at {self.at}: of an arm with a parent, a part below 1 of its steps or a whole step")
+        if self.at is not None and (self.at <= 0 or (self.at > 1 and self.at % 1)):
+            raise ValueError(f"at {self.at}: a part below 1 of the parent's steps or a whole step is expected")
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,7 @@ class Sweep:
     size: tuple[str, ...] = ("scale=${scale}",)  # further words, the scale's
     seeds: tuple[int, ...] = (0,)
     arms: dict[str, Arm] = field(default_factory=lambda: {"": Arm()})
+    trunk: str | None = None  # the arm that is the parent of all that name none
     axes: dict[str, Any] = field(default_factory=dict)
     zipped: tuple[Any, ...] = ()
     exclude: tuple[Any, ...] = ()
@@ -99,6 +101,8 @@ class Sweep:
         for name, arm in self.arms.items():
             for axis in arm.axes or ():
                 one_of(f"sweep {self.name}: arms.{name}.axes:", axis, names)
+            if arm.at is not None and arm.parent is None and (arm.scratch or self.trunk in (None, name)):
+                raise ValueError(f"sweep {self.name}: arms.{name}.at {arm.at}: of an arm that has no parent")
             if arm.parent is not None:
                 one_of(f"sweep {self.name}: arms.{name}.parent:", arm.parent, [a for a in self.arms if a != name])
         for name in self.arms:
@@ -180,9 +184,21 @@ def _load(file: Path, study: str, changes: Sequence[str]) -> Sweep:
     data = compose_file(file, _BASE, changes, group="scale")
     data["study"], data["arms"] = data["study"] or study, data["arms"] or {"": {}}
     try:
-        return from_dict(Sweep, {"name": file.stem, **data})
+        return _with_trunk(from_dict(Sweep, {"name": file.stem, **data}))
     except ValueError as error:
         raise ValueError(f"{file.name}: {error}") from None
+
+
+def _with_trunk(sweep: Sweep) -> Sweep:
+    """With every arm's parent said."""
+    if sweep.trunk is None:
+        return sweep
+    one_of("trunk", sweep.trunk, sweep.arms)
+    arms = {
+        name: arm if name == sweep.trunk or arm.parent or arm.scratch else replace(arm, parent=sweep.trunk)
+        for name, arm in sweep.arms.items()
+    }
+    return replace(sweep, arms=arms)
 
 
 _BASE = {**plain(dataclasses.asdict(Sweep(""))), "arms": {}}

@@ -141,6 +141,23 @@ def test_a_file_may_choose_its_own_scale(scaled: Path) -> None:
     assert load_sweeps([str(scaled), "scale=smoke"])[0][0].seeds == (0,)
 
 
+def test_a_trunk_is_the_parent_of_all_that_name_none(tmp_path: Path) -> None:
+    text = """
+trunk: long
+arms: {long: {}, mid: {at: 0.5}, far: {parent: mid}, alone: {scratch: true}}
+"""
+    sweep = loaded(tmp_path, text)
+    assert {name: arm.parent for name, arm in sweep.arms.items()} == {
+        "long": None,
+        "mid": "long",
+        "far": "mid",
+        "alone": None,
+    }
+    for wrong in ("trunk: lon\narms: {long: {}}", "arms: {a: {at: 0.5}}", "trunk: a\narms: {a: {at: 0.5}}"):
+        with pytest.raises(ValueError, match=r"trunk 'lon': valid are long|of an arm that has no parent"):
+            loaded(tmp_path, wrong)
+
+
 def test_a_scale_that_is_not_there_is_told_with_those_that_are(scaled: Path) -> None:
     with pytest.raises(ValueError, match="scale 'huge': valid are cpu, smoke"):
         load_sweeps([str(scaled), "scale=huge"])
@@ -175,8 +192,8 @@ MISTAKES = {
     ),
     "an unknown parent": ("arms: {x: {parent: z}, y: {}}", r"arms\.x\.parent: 'z': valid are y"),
     "its own parent": ("arms: {x: {parent: x}, y: {}}", r"arms\.x\.parent: 'x': valid are y"),
-    "at without a parent": ("arms: {x: {at: 0.5}}", r"at 0\.5: of an arm with a parent"),
-    "at 0": ("arms: {x: {at: 0, parent: y}, y: {}}", r"at 0\.0: of an arm with a parent, a part below 1"),
+    "at without a parent": ("arms: {x: {at: 0.5}}", r"at 0\.5: of an arm that has no parent"),
+    "at 0": ("arms: {x: {at: 0, parent: y}, y: {}}", r"at 0\.0: a part below 1"),
     "at one step and a half": ("arms: {x: {at: 1.5, parent: y}, y: {}}", r"at 1\.5: .*a whole step"),
     "an exclusion of what is no axis": ("exclude: [{lr: 1}]", "exclude: 'lr': valid are arm, seed"),
     "an exclusion of an arm that there is not": ("arms: {a: {}}\nexclude: [{arm: b}]", "exclude: arm 'b': valid are a"),
