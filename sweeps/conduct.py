@@ -34,7 +34,7 @@ def conduct(plan: Plan, backend: str = "ray", address: str | None = None, parall
     display, mirror = Display(), Mirror(plan)
     warnings.showwarning = lambda message, *_: display.say(f"fewbits: {' '.join(str(message).split())}")
     if missing:
-        chosen = _backend(backend, address, parallel)
+        chosen = make_backend(backend, address, parallel)
         try:
             driver = Driver(plan, chosen, display)
             with _interruptible(driver), _mirrored(mirror):
@@ -69,7 +69,7 @@ def _mirrored(mirror: Mirror) -> Iterator[None]:
         thread.join(SYNC_WAIT)
 
 
-def _backend(name: str, address: str | None, parallel: int | None) -> Backend:
+def make_backend(name: str, address: str | None, parallel: int | None) -> Backend:
     if name == "local":
         if address:
             raise ValueError("sweep: --address is of a Ray cluster; --backend local is this machine")

@@ -95,6 +95,9 @@ COMMANDS = (
     Command(
         ("bench", "train"), "fewbits.experiments.bench", "what recipes cost in training, beside plain BF16", "--steps 5"
     ),
+    Command(
+        ("bench", "sweep"), "fewbits.sweeps.bench", "how well a sweep uses the machine, and what it costs", "--trials 4"
+    ),
 )
 
 
