@@ -1,6 +1,14 @@
-"""Tests marked `gpu` are skipped, with the reason, where there is no CUDA device."""
+"""Tests marked `gpu` are skipped, with the reason, where there is no CUDA device. Ctrl-C reaches what tests start."""
+
+import signal
 
 import pytest
+
+
+def pytest_configure() -> None:
+    """A shell that runs the tests in the background has SIGINT ignored, in all that they start too."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

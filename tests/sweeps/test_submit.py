@@ -120,7 +120,10 @@ def test_ctrl_c_lets_the_job_come_to_its_end(cluster: Head) -> None:
             assert line, client.communicate()
             shown += line
         client.send_signal(signal.SIGINT)
-        out, err = client.communicate(timeout=60)
+        try:
+            out, err = client.communicate(timeout=60)
+        finally:
+            client.kill()
     assert client.returncode == 130
     assert out.endswith("at a checkpoint\n")
     assert "asked the job to stop" in err
