@@ -72,7 +72,11 @@ class RunFolder:
 
     def result(self) -> dict[str, Any] | None:
         result = _json(self.path / "result.json")
-        if result is not None and (result.get("id") != self.id or not {"status", "step"} <= result.keys()):
+        if result is not None and (
+            result.get("id") != self.id
+            or result.get("status") not in ("done", "diverged")
+            or not isinstance(result.get("step"), int)
+        ):
             raise ValueError(f"{self.path / 'result.json'} is not this trial's result: remove it, and it is made again")
         return result
 

@@ -11,12 +11,14 @@ again later, and made up for by the next trial of the same id.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import logging
 import math
 import os
 import platform
 import re
+import secrets
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -69,8 +71,26 @@ def connect(runs: Path, uri: str) -> MlflowClient:
     if uri.startswith("sqlite"):
         runs.mkdir(parents=True, exist_ok=True)
         with locked(runs):
+            _make_database(uri)
             return mlflow.MlflowClient(tracking_uri=uri)
     return mlflow.MlflowClient(tracking_uri=uri)
+
+
+def _make_database(uri: str) -> None:
+    """Whole or not at all: one whose making was cut short, MLflow would refuse for ever."""
+    import mlflow
+
+    path = Path(uri.removeprefix("sqlite:///").partition("?")[0])
+    if path.exists():
+        return
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
+    try:
+        mlflow.MlflowClient(tracking_uri=f"sqlite:///{partial}")
+        with contextlib.suppress(FileExistsError):  # another store's process was faster
+            os.link(partial, path)
+    finally:
+        for left in path.parent.glob(f"{partial.name}*"):
+            left.unlink()
 
 
 @contextmanager

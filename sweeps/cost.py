@@ -34,8 +34,9 @@ class Speeds:
     def __init__(self, runs: Path) -> None:
         self._path = runs / NAME
         try:
-            self._found: dict[str, float] = json.loads(self._path.read_text())
-        except (FileNotFoundError, json.JSONDecodeError):
+            found = json.loads(self._path.read_text("utf-8"))
+            self._found = {key: float(speed) for key, speed in found.items() if key.count("|") == 2}
+        except (OSError, ValueError, TypeError, AttributeError):
             self._found = {}
 
     def measured(self, planned: Planned, tokens_per_second: float) -> None:

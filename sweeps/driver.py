@@ -6,6 +6,7 @@ drivers on one store share its trials through their leases.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
@@ -138,14 +139,15 @@ class Driver:
             task.stage = Stage.WAITING
             task.rests_until = time.monotonic() + REST if outcome.kind == "busy" else 0.0
             return
-        failure = store.failure(folder) if outcome is not None else None
         reached = store.reached(folder)
-        if failure is None:
-            reason = ended.why if outcome is None else outcome.reason
-            if task.late:
-                reason = f"ended after {task.planned.resources.hours:g} hours, its limit"
-            failure = Failure(reason, False, reached, store.last_lines(folder))
-            store.write_failure(folder, failure)
+        reason = ended.why if outcome is None else outcome.reason
+        if task.late:
+            reason = f"ended after {task.planned.resources.hours:g} hours, its limit"
+        wrong_input = outcome is not None and outcome.wrong_input
+        failure = Failure(reason, wrong_input, reached, store.last_lines(folder))
+        if store.failure(folder) != failure:  # which the worker could not say
+            with contextlib.suppress(OSError):
+                store.write_failure(folder, failure)
         task.attempts = 1 if reached > task.reached else task.attempts + 1
         again = not failure.wrong_input and not task.late and task.attempts < task.planned.resources.attempts
         task.stage, task.failure = (Stage.WAITING if again else Stage.FAILED), failure
@@ -165,7 +167,8 @@ class Driver:
         """Ask what runs to end; what has not begun is taken back."""
         for task in self.of(Stage.STARTED):
             if store.holder(task.planned.folder):
-                (task.planned.folder.path / store.STOP).touch()
+                with contextlib.suppress(OSError):  # a disk that is full has room for it in a moment, or never
+                    (task.planned.folder.path / store.STOP).touch()
             else:
                 self.backend.kill(task.planned.id)
                 task.stage = Stage.WAITING

@@ -333,7 +333,9 @@ def _read(runs: Path, uri: str) -> dict[str, _Group]:
         groups = {key: _Group(**group) for key, group in told.items()}
         for group in groups.values():
             group.children = {trial: _Child(**child) for trial, child in group.children.items()}  # type: ignore[arg-type]
-    except (OSError, ValueError, KeyError, TypeError):
+        if not all(child.look for group in groups.values() for child in group.children.values()):
+            return {}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}
     return _still_there(uri, groups) if uri.startswith("sqlite:///") else groups
 
@@ -341,6 +343,7 @@ def _read(runs: Path, uri: str) -> dict[str, _Group]:
 def _write(runs: Path, uri: str, groups: Mapping[str, _Group]) -> None:
     try:
         told = json.loads((runs / CACHE).read_text())
+        told = told if isinstance(told, dict) else {}
     except (OSError, ValueError):
         told = {}
     write_json(runs / CACHE, {**told, uri: {key: asdict(group) for key, group in groups.items()}})

@@ -31,7 +31,7 @@ def save_plan(plan: Plan) -> None:
             for member in members
         ]
         data = {"study": members[0].study, "sweep": sweep, "scale": members[0].scale, "members": rows}
-        if not path.exists() or json.loads(path.read_text()) != data:
+        if _json(path) != data:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_json(path, data)
 
@@ -41,9 +41,18 @@ def saved_places(plan: Plan) -> dict[str, list[Place]]:
     found: dict[str, list[Place]] = {}
     for runs, sweep, members in _parts(plan):
         path = runs / FOLDER / f"{members[0].study}-{sweep}-{members[0].scale}.json"
-        data: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"members": []}
-        found[sweep] = [Place(**row) for row in data["members"]]
+        try:
+            found[sweep] = [Place(**row) for row in _json(path)["members"]]
+        except (KeyError, TypeError):  # never run, or not a plan: no result is known to be stale by it
+            found[sweep] = []
     return found
+
+
+def _json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError):
+        return None
 
 
 def _parts(plan: Plan) -> list[tuple[Path, str, list[Member]]]:

@@ -9,7 +9,8 @@ planned          none of these; with checkpoints, it goes on from the newest
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Collection
+from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -69,8 +70,9 @@ def failure(folder: RunFolder) -> Failure | None:
         folder.result()
     except ValueError as error:
         return Failure(str(error), wrong_input=True, step=0, log=[])
-    data = _json(folder.path / FAILURE)
-    return None if data is None else Failure(**data)
+    keys = [field.name for field in fields(Failure)]
+    data = _json(folder.path / FAILURE, keys)
+    return None if data is None else Failure(**{key: data[key] for key in keys})
 
 
 def write_failure(folder: RunFolder, failure: Failure) -> None:
@@ -80,7 +82,7 @@ def write_failure(folder: RunFolder, failure: Failure) -> None:
 
 def progress(folder: RunFolder) -> dict[str, Any] | None:
     """Of a trial that runs or was interrupted: step, steps, loss, tokens_per_second."""
-    return _json(folder.path / PROGRESS)
+    return _json(folder.path / PROGRESS, ("step", "steps", "loss"))
 
 
 def reached(folder: RunFolder) -> int:
@@ -91,12 +93,14 @@ def reached(folder: RunFolder) -> int:
 def last_lines(folder: RunFolder, count: int = 20) -> list[str]:
     try:
         return (folder.path / LOG).read_text(errors="replace").splitlines()[-count:]
-    except FileNotFoundError:
+    except OSError:
         return []
 
 
-def _json(path: Path) -> dict[str, Any] | None:
+def _json(path: Path, keys: Collection[str]) -> dict[str, Any] | None:
+    """An object with these keys. What is only said of a trial may be lost, or damaged."""
     try:
-        return json.loads(path.read_text())
-    except (FileNotFoundError, json.JSONDecodeError):
+        found = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError):
         return None
+    return found if isinstance(found, dict) and found.keys() >= set(keys) else None

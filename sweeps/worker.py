@@ -73,6 +73,8 @@ def work(job: Job) -> Outcome:
                 return _lead(job, lost.is_set)
         except lease.Held as error:
             return Outcome("busy", str(error))
+        except OSError as error:  # on a full disk not even the log can be written
+            return Outcome("failed", _told(error, job))
 
 
 def _lead(job: Job, lost: Callable[[], bool]) -> Outcome:

@@ -1,5 +1,6 @@
 """The command line: it starts at once, says what it can do, and says in one line what is wrong."""
 
+import errno
 import json
 import os
 import re
@@ -97,6 +98,17 @@ def test_a_value_error_is_a_user_error(
     command_that(run)
     assert cli.main(["made-up"]) == 2
     assert capsys.readouterr().err == "fewbits: unknown block '3y3': valid are tensor, channel or RxC\n"
+
+
+def test_what_the_system_refuses_is_one_line_and_status_1(
+    command_that: Callable[[Callable[[], int]], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run() -> int:
+        raise OSError(errno.ENOSPC, "No space left on device", "runs/plans")
+
+    command_that(run)
+    assert cli.main(["made-up"]) == 1
+    assert capsys.readouterr().err == "fewbits: [Errno 28] No space left on device: 'runs/plans'\n"
 
 
 def test_ctrl_c_is_status_130(

@@ -4,7 +4,7 @@ A command is a row of `COMMANDS`: its words and the module whose `main(argv)` ow
 status. That module is imported only when its command runs, so the command line starts in a fraction of a second.
 
 Exit status 2 is wrong input: a `ValueError`, said in one line on stderr (`python -X dev -m fewbits.cli …` shows where
-it came from); 130 is Ctrl-C; 141 a pipe whose reader has gone.
+it came from); 1 what the system refuses, a full disk say; 130 is Ctrl-C; 141 a pipe whose reader has gone.
 """
 
 import argparse
@@ -130,6 +130,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The interpreter flushes stdout once more on its way out: let that go nowhere.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+    except OSError as error:
+        if sys.flags.dev_mode or error.errno is None:
+            raise
+        print(f"fewbits: {error}", file=sys.stderr)
+        return 1
 
 
 def _dispatch(argv: tuple[str, ...]) -> int:

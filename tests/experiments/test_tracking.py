@@ -175,3 +175,20 @@ def test_rows_are_sent_whole_in_batches_that_mlflow_takes() -> None:
     assert [row for batch in batches for row in batch] == rows
     assert [len(batch) * 10 <= tracking.BATCH for batch in batches] == [True] * 4
     assert list(tracking._batches([])) == []
+
+
+def test_a_database_whose_making_was_cut_short_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """MLflow would refuse what a full disk or a killed process leaves half made."""
+    import mlflow
+
+    def cut_short(tracking_uri: str) -> None:
+        Path(tracking_uri.removeprefix("sqlite:///")).write_bytes(b"half a database")
+        raise RuntimeError("the disk is full")
+
+    uri = f"sqlite:///{tmp_path / tracking.DATABASE}"
+    with monkeypatch.context() as patched:
+        patched.setattr(mlflow, "MlflowClient", cut_short)
+        with pytest.raises(RuntimeError, match="full"):
+            tracking.connect(tmp_path, uri)
+    assert [path.name for path in tmp_path.iterdir()] == [tracking.LOCK]
+    assert tracking.connect(tmp_path, uri).search_experiments()

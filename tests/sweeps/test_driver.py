@@ -3,9 +3,11 @@
 What is killed is killed by real signals, at moments that differ from run to run.
 """
 
+import json
 import os
 import random
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -27,6 +29,7 @@ from tests.sweeps.sweep_inputs import (
     attempts,
     folders,
     holder_of,
+    json_of,
     kill_worker,
     planned,
     reported_steps,
@@ -188,6 +191,49 @@ def test_what_fails_is_named_with_its_log_and_leaves_the_others_whole(
     assert shown.err.count("failed: ") == 1
     assert attempts(good) == 1
     assert store.failure(broken) is None
+
+
+def test_a_folder_that_takes_no_files_is_that_trials_failure_alone(
+    cache: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """As on a full disk: neither the worker nor the driver can write down what it was."""
+    file = tiny_file(tmp_path, cache, {"seeds": [0, 1], "resources": {"attempts": 2}})
+    bad, good = folders(plan_of(file, tmp_path / "runs"))
+    for name in (store.LOG, store.FAILURE):
+        (bad.path / name).mkdir(parents=True)
+    assert sweep(file, tmp_path / "runs") == 1
+    assert f"failed: {bad.path}: IsADirectoryError: " in capfd.readouterr().err
+    assert store.state(good) == "done"
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"members": 1, "a|b|c": "x"}', "\udcff"])
+def test_what_may_be_deleted_may_be_damaged(
+    content: str, undisturbed: Undisturbed, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Files that only say something of the trials are made anew."""
+    runs = tmp_path / "runs"
+    shutil.copytree(undisturbed.store, runs)
+    folder = folders(plan_of(undisturbed.file, runs))[-1]
+    (folder.path / "result.json").unlink()
+    shutil.rmtree(folder.checkpoints)
+    uri = f"sqlite:///{runs / 'mlflow.db'}"
+    told = json.dumps({uri: json.loads(content)}) if content.startswith("{") else content
+    (runs / ".mlflow-sync.json").write_text(told, errors="surrogateescape")
+    spoilt = [*(runs / "plans").iterdir(), runs / "speeds.json"]
+    spoilt += [folder.path / name for name in (store.FAILURE, store.PROGRESS, "lease.json")]
+    for path in spoilt:
+        path.write_text(content, errors="surrogateescape")
+    words = [str(undisturbed.file), "--runs", str(runs)]
+    assert cli.main(["status", *words]) == 0
+    assert "7 done" in capfd.readouterr().out
+    assert sweep(undisturbed.file, runs) == 0
+    shown = capfd.readouterr()
+    assert "8 trials: 8 done\n" in shown.out
+    assert "Traceback" not in shown.err
+    assert "MLflow is left aside" not in shown.err
+    assert json_of(runs / "speeds.json")
+    assert cli.main(["status", *words, "training.blow_up=2"]) == 0
+    assert "stale: " in capfd.readouterr().out  # by the plan, which is there again
 
 
 CRASHES = ("SIGSEGV", "SIGKILL", "memory")

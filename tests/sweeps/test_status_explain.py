@@ -31,8 +31,8 @@ def some(undisturbed: Undisturbed, tmp_path: Path) -> list[RunFolder]:
 def test_states_follow_from_files(
     undisturbed: Undisturbed, some: list[RunFolder], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    done, diverged, failed, stopped, again, *planned_ones = some
-    for folder, state in ((done, "done"), (diverged, "diverged")):
+    done, diverged, failed, stopped, again, odd, *planned_ones = some
+    for folder, state in ((done, "done"), (diverged, "diverged"), (odd, "lost")):
         folder.path.mkdir(parents=True)
         (folder.path / "result.json").write_text(json.dumps({"id": folder.id, "status": state, "step": 5}))
     for folder in (failed, again):
@@ -44,15 +44,16 @@ def test_states_follow_from_files(
         assert cli.main(["status", str(undisturbed.file), "--runs", str(tmp_path)]) == 0
         shown = capsys.readouterr().out
     states = [rows[folder.path.name]["state"] for folder in some]
-    assert states == ["done", "diverged", "failed", "planned", "running"] + ["planned"] * 3
+    assert states == ["done", "diverged", "failed", "planned", "running", "failed"] + ["planned"] * 2
+    assert "result.json is not this trial's result: remove it" in rows[odd.path.name]["note"]
     assert rows[failed.path.name]["note"] == "it broke"
     steps = [rows[folder.path.name]["step"] for folder in (done, stopped, again)]
     assert steps[0] == 5
     assert steps[2] == 3
     assert f"{failed.path.name}  failed 0/8  it broke\n" in shown
     assert "8 trials: " in shown
-    assert "4 planned" in shown
-    assert len(planned_ones) == 3
+    assert "3 planned" in shown
+    assert len(planned_ones) == 2
 
 
 def test_a_status_writes_nothing_and_says_where_each_trial_stands(
