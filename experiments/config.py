@@ -247,7 +247,8 @@ def spelled(value: object) -> str:
     if isinstance(value, str):
         if re.fullmatch(r"[A-Za-z_][\w./-]*", value) and value.lower() not in _WORDS_OF_ITS_OWN:
             return value
-        return '"' + value.replace('"', '\\"') + '"'
+        before_a_quote = r'(\\+)(?="|\Z)'  # only there is a backslash no letter like others
+        return '"' + re.sub(before_a_quote, r"\1\1", value).replace('"', '\\"') + '"'
     if isinstance(value, Mapping):
         return "{" + ",".join(f"{k}:{spelled(v)}" for k, v in value.items()) + "}"
     if isinstance(value, (list, tuple)):

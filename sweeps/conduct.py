@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 
@@ -15,7 +16,7 @@ from fewbits.sweeps.backend import Backend
 from fewbits.sweeps.cost import Speeds
 from fewbits.sweeps.driver import Driver, Stage, Task, finished
 from fewbits.sweeps.mlflow_view import Mirror
-from fewbits.sweeps.plan import Plan
+from fewbits.sweeps.plan import Plan, Planned
 from fewbits.sweeps.plans import save_plan
 from fewbits.sweeps.progress import Display
 from fewbits.sweeps.store import State
@@ -28,12 +29,17 @@ AGAIN = "the same command goes on"
 
 def conduct(plan: Plan, backend: str = "ray", address: str | None = None, parallel: int | None = None) -> int:
     """Run what is missing; the exit status."""
-    save_plan(plan)
+    try:
+        save_plan(plan)
+    except OSError as error:
+        raise ValueError(f"{error.filename or 'the store'}: {error.strerror}: it cannot be written") from error
     missing = [planned for planned in plan.trials.values() if not finished(planned)]
     driver: Driver | None = None
     display, mirror = Display(), Mirror(plan)
     warnings.showwarning = lambda message, *_: display.say(f"fewbits: {' '.join(str(message).split())}")
     if missing:
+        if backend == "local" or not (address or os.environ.get("RAY_ADDRESS")):
+            _check_room(missing)
         chosen = make_backend(backend, address, parallel)
         try:
             driver = Driver(plan, chosen, display)
@@ -67,6 +73,20 @@ def _mirrored(mirror: Mirror) -> Iterator[None]:
     finally:
         ended.set()
         thread.join(SYNC_WAIT)
+
+
+def _check_room(missing: Sequence[Planned]) -> None:
+    """ValueError for a trial that would wait for ever on this machine."""
+    import torch
+
+    cores, gpus = len(os.sched_getaffinity(0)), torch.cuda.device_count()
+    for planned in missing:
+        wanted = planned.resources
+        if wanted.gpus * wanted.ranks > gpus or (wanted.cpus or 0) * wanted.ranks > max(cores, wanted.ranks):
+            raise ValueError(
+                f"{planned.folder.path.name} takes {wanted.ranks} × ({wanted.cpus:g} cpus, {wanted.gpus:g} gpus), and "
+                f"this machine has {cores} cpus and {gpus} gpus: change resources, or --address a cluster"
+            )
 
 
 def make_backend(name: str, address: str | None, parallel: int | None) -> Backend:

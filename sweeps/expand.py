@@ -31,6 +31,9 @@ class Cell:
 
 def expand(sweep: Sweep, extra: tuple[str, ...] = ()) -> list[Cell]:
     """In the order of the arms, then of the axes, then of the seeds; extra: further words for every trial."""
+    for axis in (axis for group in sweep.groups for axis in group):
+        if axis in [word.partition("=")[0] for word in extra]:
+            raise ValueError(f"{axis} is an axis of sweep {sweep.name}: say which values by axes={{{axis}:[…]}}")
     return [cell for arm in sweep.arms if sweep.runs_at(arm) for cell in _cells(sweep, arm, extra)]
 
 

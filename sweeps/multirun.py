@@ -66,7 +66,11 @@ def main(argv: Sequence[str]) -> int:
 
 def launch(jobs: Sequence[Sequence[str]]) -> list[JobReturn]:
     """What the launcher does with Hydra's jobs, each the words of one trial."""
-    plan = plan_cells(Sweep(NAME, study="train"), cells(jobs))
+    laid_out = cells(jobs)
+    axes: dict[str, dict[str, list[str]]] = {}
+    for key, value in (axis for cell in laid_out for axis in cell.axes):
+        axes.setdefault(key, {})[value] = [f"{key}={value}"]
+    plan = plan_cells(Sweep(NAME, study="train", axes=axes), laid_out)
     _STATUSES.append(conduct(plan, **_OPTIONS))
     return [_returned(plan, at, words) for at, words in enumerate(jobs)]
 

@@ -9,6 +9,7 @@ are never shipped.
 
 import os
 import zipfile
+from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
 
@@ -17,8 +18,11 @@ _HERE = Path(__file__).parent
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest time a zip can hold
 
 
-def pack(package: Path | None = None) -> bytes:
-    """The zip of `package`, a folder (that of fewbits itself, if None), under the folder's own name."""
+def pack(package: Path | None = None, beside: Sequence[Path] = ()) -> bytes:
+    """The zip of `package`, a folder (that of fewbits itself, if None), under the folder's own name.
+
+    beside: sweep files of one's own, which lie beside it under their names, each with its folder of scales.
+    """
     folder = _HERE.parent if package is None else package
     files = _files(folder)
     if (total := sum(file.stat().st_size for file in files)) > LARGEST:
@@ -34,6 +38,9 @@ def pack(package: Path | None = None) -> bytes:
             entry.compress_type = zipfile.ZIP_DEFLATED
             entry.external_attr = 0o644 << 16
             archive.writestr(entry, file.read_bytes())
+        for file in beside:
+            for one in (file, *sorted((file.parent / "scale").glob("*.yaml"))):
+                archive.writestr(zipfile.ZipInfo(one.relative_to(file.parent).as_posix(), _EPOCH), one.read_bytes())
     return buffer.getvalue()
 
 

@@ -39,17 +39,23 @@ INTERRUPTED = 130
 def submit(words: Sequence[str], address: str) -> int:
     """Run `fewbits sweep WORDS --address auto` on the cluster whose dashboard is at `address`; its exit status."""
     require_lasting_store(words)
-    return run_job(["python", "-m", "fewbits.cli", "sweep", "--address", "auto", *words], address)
+    files = [Path(word).expanduser() for word in words if word.endswith((".yaml", ".yml")) and "=" not in word]
+    for file in files:
+        if not file.is_file():
+            raise ValueError(f"no sweep file {file}")
+    told = [Path(word).name if Path(word).expanduser() in files else word for word in words]
+    return run_job(["python", "-m", "fewbits.cli", "sweep", "--address", "auto", *told], address, files)
 
 
-def run_job(command: Sequence[str], address: str) -> int:
-    """Run a command on the cluster with this fewbits as its working directory, show its log, return its exit status."""
+def run_job(command: Sequence[str], address: str, files: Sequence[Path] = ()) -> int:
+    """Run a command on the cluster with this fewbits, and files, as its working directory, show its log, return its
+    exit status."""
     environment = travelling(os.environ)
     client = _connect(address)
     job = f"fewbits-{secrets.token_hex(4)}"
     log = _Log(client, job)
     try:
-        _start(client, job, command, environment)
+        _start(client, job, command, environment, files)
         _say(
             f"job {job} on {address}: Ctrl-C stops it where it can be resumed; without this terminal it goes on "
             f"(ray job logs --follow {job} --address {address})"
@@ -143,11 +149,17 @@ def _connect(address: str) -> "JobSubmissionClient":
             os.environ["RAY_API_SERVER_ADDRESS"] = before
 
 
-def _start(client: "JobSubmissionClient", job: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
+def _start(
+    client: "JobSubmissionClient",
+    job: str,
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    files: Sequence[Path],
+) -> None:
     entrypoint = f"exec {shlex.join(command)}"  # exec: Ray's signal and the status are the command's own
     with tempfile.TemporaryDirectory() as folder:
         package = Path(folder, "fewbits.zip")
-        package.write_bytes(pack())
+        package.write_bytes(pack(beside=files))
         runtime: dict[str, Any] = {"working_dir": str(package), "env_vars": dict(environment)}
         give_up = time.monotonic() + PATIENCE
         while True:

@@ -19,6 +19,7 @@ Beside the file there may be a folder `scale/`, from which `scale=NAME` chooses 
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -49,7 +50,7 @@ class Arm:
     about: str = ""
 
     def __post_init__(self) -> None:
-        if self.at is not None and (self.at <= 0 or (self.at > 1 and self.at % 1)):
+        if self.at is not None and (not self.at > 0 or (self.at > 1 and self.at % 1)):
             raise ValueError(f"at {self.at}: a part below 1 of the parent's steps or a whole step is expected")
 
 
@@ -67,7 +68,7 @@ class Resources:
     def __post_init__(self) -> None:
         for name, least in (("cpus", 0), ("gpus", 0), ("ranks", 1), ("memory", 0), ("hours", 0), ("attempts", 1)):
             value = getattr(self, name)
-            if value is not None and value < least:
+            if value is not None and not value >= least:
                 raise ValueError(f"resources.{name} {value}: {least} or more is expected")
 
 
@@ -89,6 +90,11 @@ class Sweep:
     resources: Resources = Resources()
 
     def __post_init__(self) -> None:
+        for called in (self.name, self.study, self.scale):
+            if not re.fullmatch(r"[\w. -]{0,80}", called):
+                raise ValueError(
+                    f"sweep {self.name!r}: {called!r} names files and runs: valid are 80 of letters, digits, _ . -"
+                )
         if not self.seeds:
             raise ValueError(f"sweep {self.name}: seeds is empty, so that there is no trial")
         for seed in self.seeds:
@@ -116,6 +122,11 @@ class Sweep:
                 raise ValueError(f"sweep {self.name}: exclude {exclusion!r}: a mapping of axes to values is expected")
             for key in exclusion:
                 one_of(f"sweep {self.name}: exclude:", key, (ARM, SEED, *names))
+            if nested := [value for value in exclusion.values() if isinstance(value, list | tuple | Mapping)]:
+                raise ValueError(f"sweep {self.name}: exclude {exclusion!r}: one value is expected, not {nested[0]!r}")
+            for axis, value in exclusion.items():
+                if isinstance(self.axes.get(axis), list | tuple):
+                    one_of(f"sweep {self.name}: exclude: {axis}", spelled(value), map(spelled, self.axes[axis]))
             if ARM in exclusion:
                 one_of(f"sweep {self.name}: exclude: arm", exclusion[ARM], self.arms)
 
@@ -148,7 +159,7 @@ def load_sweeps(words: Sequence[str]) -> tuple[list[Sweep], tuple[str, ...]]:
     for word in words:
         key, equals, value = word.partition("=")
         name = key.lstrip("+~").partition(".")[0]
-        if not equals and key.endswith((".yaml", ".yml")):
+        if word.endswith((".yaml", ".yml")) and (not equals or Path(word).is_file()):
             chosen["file"] = word
         elif key in _WHICH:
             chosen[key] = value
@@ -209,7 +220,9 @@ def _values(sweep: str, axis: str, values: Any) -> dict[str, Any]:
     """By name: for a list, what is said of an axis is `axis=value`; for a mapping, the words that belong to a name."""
     if isinstance(values, Mapping) and values:
         if all(isinstance(words, list | tuple) and all(isinstance(w, str) for w in words) for words in values.values()):
-            return {str(name): tuple(words) for name, words in values.items()}
+            bundles = {str(name): tuple(words) for name, words in values.items()}
+            if len(bundles) == len(values):
+                return bundles
     elif isinstance(values, list | tuple) and values and not any(isinstance(v, Mapping) for v in values):
         named = {spelled(value): (f"{axis}={spelled(value)}",) for value in values}
         if len(named) == len(values):

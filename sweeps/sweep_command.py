@@ -63,8 +63,12 @@ def _count(text: str) -> int:
 
 
 def in_store(words: Sequence[str], runs: str | None) -> list[str]:
-    """With the store that an option names."""
-    return [*words, *([f"runtime.runs={Path(runs).expanduser().absolute()}"] if runs else [])]
+    """With the store that an option names, whatever characters it has."""
+    if not runs:
+        return [*words]
+    from fewbits.experiments.config import spelled
+
+    return [*words, f"runtime.runs={spelled(str(Path(runs).expanduser().absolute()))}"]
 
 
 def _submit(words: Sequence[str], options: argparse.Namespace) -> int:

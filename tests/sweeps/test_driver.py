@@ -244,6 +244,7 @@ def test_crashes_are_told_and_leave_the_others_whole(cache: Path, tmp_path: Path
     arms: dict[str, Any] = {"good": {}} | {
         how: {"words": [*LONG, f"optimizer.lr=0.00{1 + at}"]} for at, how in enumerate(CRASHES)
     }
+    arms["memory"]["words"].append("training.checkpoint_every=100000")  # a thread that begins without memory never has
     file = tiny_file(tmp_path, cache, {"arms": arms, "resources": {"attempts": 1}})
     plan = plan_of(file, runs)
     place = {member.cell.arm: plan.trials[member.id].folder for member in plan.members}

@@ -44,6 +44,14 @@ def test_a_store_in_which_nothing_like_it_has_run_tells_no_time(
     assert not (tmp_path / "none").exists()
 
 
+@pytest.mark.parametrize("name", ["a,b", "lr=1 (ü)", "it's", 'say "a"', "[x]{y}", "~#\\"])
+def test_a_store_may_be_called_anything(
+    name: str, undisturbed: Undisturbed, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / name).symlink_to(undisturbed.store)
+    assert dry_run(undisturbed.file, tmp_path / name, capsys).endswith("nothing to run\n")
+
+
 def test_times_are_work_by_measured_speed_less_what_is_done(cache: Path, tmp_path: Path) -> None:
     file = tiny_file(tmp_path, cache, {"axes": {"training.steps": [8, 16]}, "resources": {"cpus": 1}})
     plan = planned(file, f"runtime.runs={tmp_path / 'runs'}")

@@ -46,13 +46,15 @@ def test_later_words_win_so_that_hydra_sees_each_key_once() -> None:
         words=("recipe=bf16", "data=python", "training.steps=1"),
         size=("training.steps=2",),
         arms={"a": Arm(words=("recipe=mor/block", "training.steps=3"))},
-        axes={"training.steps": [4]},
+        axes={"optimizer.lr": [4]},
         seeds=(7,),
     )
     (cell,) = expand(sweep, ("training.steps=5", "observer.every=1"))
-    assert cell.words == ("recipe=mor/block", "data=python", "training.steps=5", "seed=7", "observer.every=1")
+    assert cell.words == (
+        *("recipe=mor/block", "data=python", "training.steps=5", "optimizer.lr=4", "seed=7", "observer.every=1"),
+    )
     (cell,) = expand(sweep)
-    assert "training.steps=4" in cell.words
+    assert "training.steps=3" in cell.words
 
 
 def test_a_bundle_is_called_by_its_name_and_brings_its_words() -> None:
@@ -143,3 +145,11 @@ def test_an_arm_and_a_sweep_are_run_at_their_scales_alone() -> None:
     assert at("cpu") == ["arm=x seed=0", "arm=y seed=0"]
     assert at("cpu", scales=("gpu",)) == []
     assert at("gpu", scales=("gpu",)) == ["arm=x seed=0", "arm=y seed=0"]
+
+
+def test_a_word_for_all_trials_may_not_undo_an_axis() -> None:
+    """Places would go on saying the axis's values."""
+    sweep = Sweep("one", axes={"optimizer.lr": [1, 2]})
+    with pytest.raises(ValueError, match=r"optimizer\.lr is an axis of sweep one"):
+        expand(sweep, ("optimizer.lr=3",))
+    assert len(expand(sweep, ("training.steps=3",))) == 2

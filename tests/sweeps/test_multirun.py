@@ -23,7 +23,10 @@ def results(runs: Path) -> dict[str, int]:
 def test_a_grid_is_run_once(cache: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     grid = ("recipe=mor/block", "recipe.threshold=0.03,0.045", "seed=range(2)", "hydra/sweeper=basic")
     assert multirun(cache, tmp_path / "runs", *grid) == 0
-    assert "4 trials: 4 done\n" in capfd.readouterr().out
+    shown = capfd.readouterr()
+    assert "4 trials: 4 done\n" in shown.out
+    assert "viewStateShareKey=fewbits-multirun-smoke" in shown.out
+    assert "MLflow is left aside" not in shown.err
     first = results(tmp_path / "runs")
     assert len(first) == 4
     assert multirun(cache, tmp_path / "runs", *grid) == 0

@@ -145,3 +145,14 @@ def test_sweeps_planned_together_share_trials_and_what_they_keep(cache: Path, tm
     assert [member.cell.sweep for member in both.members] == ["plain", "branched", "branched"]
     assert len(both.trials) == 2
     assert both.trials[both.members[0].id].keep == {4}
+
+
+def test_what_this_machine_never_has_room_for_is_refused(
+    cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tiny_file(tmp_path, cache, {"resources": {"gpus": 99}})
+    assert cli.main(["sweep", str(file), "--runs", str(tmp_path / "runs"), "--backend", "local"]) == 2
+    assert "99 gpus), and this machine has" in capsys.readouterr().err
+    (tmp_path / "taken").write_text("")
+    assert cli.main(["sweep", str(file), "--runs", str(tmp_path / "taken"), "--backend", "local"]) == 2
+    assert "it cannot be written" in capsys.readouterr().err

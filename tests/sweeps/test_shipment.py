@@ -57,6 +57,18 @@ def test_a_linked_room_is_shipped_as_a_folder(tmp_path: Path) -> None:
     assert names(pack(tmp_path / "src" / "fewbits")) == {"fewbits/kernels/a.py"}
 
 
+def test_a_sweep_file_of_ones_own_lies_beside_it_with_its_scales(tmp_path: Path) -> None:
+    (tmp_path / "fewbits").mkdir()
+    (tmp_path / "mine" / "scale").mkdir(parents=True)
+    for name in ("mine/lr.yaml", "mine/scale/cpu.yaml", "mine/else.yaml"):
+        (tmp_path / name).write_text(name)
+    archive = zipfile.ZipFile(BytesIO(pack(tmp_path / "fewbits", [tmp_path / "mine" / "lr.yaml"])))
+    assert {name: archive.read(name) for name in archive.namelist()} == {
+        "lr.yaml": b"mine/lr.yaml",
+        "scale/cpu.yaml": b"mine/scale/cpu.yaml",
+    }
+
+
 def test_what_is_too_large_is_refused_by_the_name_of_its_largest_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

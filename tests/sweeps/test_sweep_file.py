@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 import yaml
+from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from fewbits import cli
+from fewbits.experiments.config import spelled
 from fewbits.sweeps.sweep import Arm, Resources, Sweep, load_sweeps
 from tests.sweeps.sweep_inputs import sweep_file
 
@@ -72,6 +74,8 @@ def test_values_of_an_axis_are_spelled_so_that_hydra_reads_them_back(tmp_path: P
     (tasks,), (seeds,) = (group.values() for group in sweep.groups)
     assert list(tasks.values()) == [("evaluation.tasks=[]",), ('evaluation.tasks=[a,"b c"]',)]
     assert list(seeds.values()) == [("training.rounding_seed=null",), ("training.rounding_seed=1",)]
+    for text in ("\\", '\\"', 'a\\\\"b', "\\a", "a b\\\\"):  # backslashes count before quotes alone
+        assert OverridesParser.create().parse_override(f"recipe.name={spelled(text)}").value() == text
 
 
 def test_interpolations_read_other_keys_of_the_file(tmp_path: Path) -> None:
@@ -109,6 +113,9 @@ def test_a_file_may_lie_anywhere_and_be_called_anything(tmp_path: Path, monkeypa
     monkeypatch.chdir(folder)
     (sweep,), _ = load_sweeps(["my-sweep.v2.yaml"])
     assert (sweep.name, sweep.seeds) == ("my-sweep.v2", (5,))
+    (tmp_path / "lr=1").mkdir()
+    (tmp_path / "lr=1" / "é.yaml").write_text("seeds: [6]")
+    assert load_sweeps([f"{tmp_path}/lr=1/é.yaml"])[0][0].seeds == (6,)
 
 
 # ------------------------------------------------------------------------------------------------ scales
@@ -190,6 +197,7 @@ MISTAKES = {
         "arms: {x: {axes: [b]}}\naxes: {a: [1]}",
         r"arms\.x\.axes: 'b': valid are a",
     ),
+    "an exclusion of no value": ("axes: {a: [1, 2]}\nexclude: [{a: 3}]", "exclude: a '3': valid are 1, 2"),
     "an unknown parent": ("arms: {x: {parent: z}, y: {}}", r"arms\.x\.parent: 'z': valid are y"),
     "its own parent": ("arms: {x: {parent: x}, y: {}}", r"arms\.x\.parent: 'x': valid are y"),
     "at without a parent": ("arms: {x: {at: 0.5}}", r"at 0\.5: of an arm that has no parent"),
@@ -198,6 +206,12 @@ MISTAKES = {
     "an exclusion of what is no axis": ("exclude: [{lr: 1}]", "exclude: 'lr': valid are arm, seed"),
     "an exclusion of an arm that there is not": ("arms: {a: {}}\nexclude: [{arm: b}]", "exclude: arm 'b': valid are a"),
     "an exclusion of everything": ("exclude: [{}]", "a mapping of axes to values is expected"),
+    "an exclusion of several values": ("exclude: [{seed: [0, 1]}]", r"one value is expected, not \[0, 1\]"),
+    "bundles of one name": ("axes: {a: {1: [x=1], '1': [x=2]}}", "axis a: a list of different values is expected"),
+    "a name that MLflow does not take": ("study: it's", '"it\'s" names files and runs: valid are'),
+    "a name that leads elsewhere": ("study: ../../x", "'../../x' names files and runs: valid are"),
+    "a limit that is no number": ("resources: {hours: .nan}", r"resources\.hours nan: 0 or more"),
+    "at no number": ("arms: {x: {at: .nan, parent: y}, y: {}}", r"at nan: a part below 1"),
     "less than one rank": ("resources: {ranks: 0}", r"resources\.ranks 0: 1 or more"),
     "negative hours": ("resources: {hours: -1}", r"resources\.hours -1\.0: 0 or more"),
     "not YAML": ("axes: {a: [1", r"one\.yaml: .*expected"),
