@@ -82,7 +82,10 @@ def write_failure(folder: RunFolder, failure: Failure) -> None:
 
 def progress(folder: RunFolder) -> dict[str, Any] | None:
     """Of a trial that runs or was interrupted: step, steps, loss, tokens_per_second."""
-    return _json(folder.path / PROGRESS, ("step", "steps", "loss"))
+    found = _json(folder.path / PROGRESS, ("step", "steps", "loss"))
+    if found is None or not all(isinstance(value, int | float) for value in found.values()) or found["steps"] < 1:
+        return None
+    return found
 
 
 def reached(folder: RunFolder) -> int:

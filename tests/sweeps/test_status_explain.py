@@ -56,6 +56,15 @@ def test_states_follow_from_files(
     assert len(planned_ones) == 2
 
 
+@pytest.mark.parametrize("change", [{"step": "3"}, {"steps": 0}, {"loss": None}, {"tokens_per_second": []}])
+def test_progress_that_cannot_be_is_none(change: dict[str, Any], some: list[RunFolder]) -> None:
+    report = {"step": 3, "steps": 8, "loss": float("nan"), "tokens_per_second": 1.0}
+    for said, is_told in ((report, True), (report | change, False)):
+        some[0].path.mkdir(parents=True, exist_ok=True)
+        (some[0].path / store.PROGRESS).write_text(json.dumps(said))
+        assert (store.progress(some[0]) is not None) is is_told
+
+
 def test_a_status_writes_nothing_and_says_where_each_trial_stands(
     undisturbed: Undisturbed, capsys: pytest.CaptureFixture[str]
 ) -> None:
