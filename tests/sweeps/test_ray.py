@@ -42,8 +42,8 @@ def on_ray() -> Iterator[dict[str, str]]:
             kill_all(f"{MARK}={mark}".encode())
 
 
-def left_behind(environment: dict[str, str], patience: float = 60) -> list[int]:
-    """Processes of Ray that outlive their driver for longer than it takes them to notice."""
+def left_behind(environment: dict[str, str], patience: float = 180) -> list[int]:
+    """Processes of Ray that outlive their driver for longer than it takes them to notice: its agents take a minute."""
     give_up = time.monotonic() + patience
     while (found := marked(f"{MARK}={environment[MARK]}".encode())) and time.monotonic() < give_up:
         time.sleep(0.1)
