@@ -6,7 +6,7 @@ is a row that says so. Nothing is read before it is asked for.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -27,6 +27,7 @@ STANDING = ("folder", "state", "step", "steps", "stale", "note", "model", "param
 _NO_NUMBERS = ("id", "name", "status", "step")  # of result.json
 
 Metric = str | Mapping[str, float]  # a number of result.json, `ood_cloze.accuracy` say; or one of each trial's, by id
+Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,11 @@ class Results:
         return " and ".join(map(_size, sizes)) + " parameters"
 
     @property
+    def scale_name(self) -> str:
+        """As it was asked for: `cpu`."""
+        return " and ".join(dict.fromkeys(sweep.scale for sweep in self.plan.sweeps))
+
+    @property
     def flags(self) -> tuple[str, ...]:
         """What a reader must know before any number: places without a result of today's code, one line each."""
         return tuple(
@@ -97,6 +103,14 @@ class Results:
         one_of("metric", metric, valid)
         frame = frame.dropna(subset=[metric]).rename(columns={metric: "value"})
         return frame[[*LABELS, "state", "step", "tokens", "value"]].reset_index(drop=True)
+
+    def late(self, metric: str, part: float = 0.1) -> dict[str, float]:
+        """Of each trial, by id, the mean over that last part of its steps: of a single step a loss is too noisy."""
+        found = {}
+        for key, curve in self.curves(metric).drop_duplicates(["id", "step"]).groupby("id"):
+            steps = self.plan.trials[str(key)].trial.training.steps
+            found[str(key)] = float(curve["value"][curve["step"] >= min(steps - 1, steps * (1 - part))].mean())
+        return found
 
     def numerics(self) -> pd.DataFrame:
         """What quantization did, by window of steps, layer and slot (see the observer), with the places' labels."""
@@ -132,8 +146,44 @@ class Results:
 
         where: values of axes, as many as it takes to leave one combination: the seeds alone replicate.
         """
+
+        def difference(row: Row, other: Row) -> float | list[str]:
+            ours, theirs = self._value(row, metric), self._value(other, metric)
+            if isinstance(ours, str) or isinstance(theirs, str):
+                return [value for value in (ours, theirs) if isinstance(value, str)]
+            return float(differences([ours], [theirs], relative=relative)[0])
+
+        return self._pairs(difference, arm, baseline, where, relative)
+
+    def distances(
+        self,
+        between: Callable[[str, str], float | None],
+        arm: str,
+        baseline: str,
+        where: Mapping[str, str] | None = None,
+        *,
+        relative: bool = True,
+    ) -> Differences | NoData:
+        """As `paired`, of what no number of one trial holds: between(arm's id, baseline's id), curves' greatest
+        distance say."""
+
+        def difference(row: Row, other: Row) -> float | list[str]:
+            found = between(row["id"], other["id"])
+            return [f"{_place(row)}: no number"] if found is None else found
+
+        return self._pairs(difference, arm, baseline, where, relative)
+
+    def _pairs(
+        self,
+        difference: Callable[[Row, Row], float | list[str]],
+        arm: str,
+        baseline: str,
+        where: Mapping[str, str] | None,
+        relative: bool,
+    ) -> Differences | NoData:
+        """difference: of the rows of a pair; or why there is none."""
         rows, others = self._arm(arm, where), self._arm(baseline, None, shared=True)
-        ours, theirs, used, notes = [], [], [], []
+        found, used, notes = [], [], []
         events = {"ours": 0, "baseline": 0}
         for row in rows:
             fitting = [o for o in others if o["seed"] == row["seed"] and set(o["axes"]) <= set(row["axes"])]
@@ -147,15 +197,14 @@ class Results:
                 notes.append(f"{_place(row)}: both diverged")
             elif any(diverged) and all(r["state"] in store.OVER for r in (row, other)):
                 events["ours" if diverged[0] else "baseline"] += 1
+            elif unfinished := [self._undone(r) for r in (row, other) if r["state"] != store.State.DONE]:
+                notes += unfinished
+            elif isinstance(one := difference(row, other), list):
+                notes += one
             else:
-                values = [self._value(r, metric) for r in (row, other)]
-                notes += [value for value in values if isinstance(value, str)]
-                if not any(isinstance(value, str) for value in values):
-                    ours.append(values[0])
-                    theirs.append(values[1])
-        if not ours and not any(events.values()):
+                found.append(one)
+        if not found and not any(events.values()):
             return NoData("; ".join(notes), tuple(used))
-        found = differences(ours, theirs, relative=relative).tolist() if ours else []
         return Differences(
             tuple(found),
             relative,
@@ -174,9 +223,10 @@ class Results:
         ids = tuple(row["id"] for row in rows)
         return Differences(numbers, False, ids, notes) if numbers else NoData("; ".join(notes), ids)
 
-    def has(self, arm: str) -> bool:
-        """Whether the arm is run at this scale."""
-        return any(member.cell.arm == arm for member in self.members)
+    def has(self, arm: str, where: Mapping[str, str] | None = None) -> bool:
+        """Whether the arm is run at this scale, there."""
+        axes = set((where or {}).items())
+        return any(member.cell.arm == arm and axes <= set(member.cell.axes) for member in self.members)
 
     def _arm(self, arm: str, where: Mapping[str, str] | None, *, shared: bool = False) -> list[dict[str, Any]]:
         one_of("arm", arm, dict.fromkeys(member.cell.arm for member in self.members))
@@ -191,13 +241,17 @@ class Results:
     def _value(self, row: Mapping[str, Any], metric: Metric) -> float | str:
         """The number, or why there is none."""
         if row["state"] != store.State.DONE:
-            return f"{_place(row)}: {row['note'] or row['state']}"
+            return self._undone(row)
         if isinstance(metric, str):
             one_of("metric", metric, self.metrics())
             value = row[metric]
         else:
             value = metric.get(row["id"])
         return f"{_place(row)}: no number" if value is None or pd.isna(value) else float(value)
+
+    @staticmethod
+    def _undone(row: Row) -> str:
+        return f"{_place(row)}: {row['note'] or row['state']}"
 
     def _standing(self, member: Member, old: str) -> dict[str, Any]:
         planned = self.plan.trials[member.id]
