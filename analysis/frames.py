@@ -24,6 +24,7 @@ from fewbits.sweeps.plans import saved_places
 
 LABELS = ("study", "scale", "sweep", "arm", "axes", "seed", "id")  # of a place; each axis has a column of its own too
 STANDING = ("folder", "state", "step", "steps", "stale", "note", "model", "parameters", "recipe")
+EVALUATED = ("validation_loss", "ood_loss", "parameter_norm")  # there from a trial's first evaluation on
 _NO_NUMBERS = ("id", "name", "status", "step")  # of result.json
 
 Metric = str | Mapping[str, float]  # a number of result.json, `ood_cloze.accuracy` say; or one of each trial's, by id
@@ -97,7 +98,7 @@ class Results:
     def curves(self, metric: str) -> pd.DataFrame:
         """Labels of each place, state, step, tokens, value; of unfinished trials as far as they have got."""
         frame = self._tables("metrics.parquet")
-        if frame.empty:
+        if frame.empty or (metric in EVALUATED and metric not in frame):
             return pd.DataFrame(columns=[*LABELS, "state", "step", "tokens", "value"])
         valid = [c for c in frame.columns if c not in {*LABELS, "state", "step", "tokens"}]
         one_of("metric", metric, valid)
