@@ -27,6 +27,7 @@ TITLES = {
     "bad-arm": "E2M1 per tensor (control)",
     "bf16-again": "BF16 again (micro-batches of 2)",
     "block-again": "Block again (micro-batches of 2)",
+    "sub-channel": "Sub-channel 1×128",
     "watched": "BF16, watched",
 }
 
@@ -34,7 +35,7 @@ Where = Mapping[str, str]
 
 
 def having(results: Results, *arms: str, where: Where = ONE) -> Results | None:
-    """The first sweep that has all of these arms there: those of one name are the same trials in each of the study's."""
+    """The first sweep that has all of these arms there: those of one name are the same trials in each of them."""
     for name in dict.fromkeys(member.cell.sweep for member in results.members):
         one = results.of_sweep(name)
         if all(one.has(arm, where if arm == arms[0] else None) for arm in arms):

@@ -82,7 +82,7 @@ def f2(results: Results) -> Verdict:
     _finding(
         "F3",
         "lower",
-        "E8M0 stays below GAM where nothing is rounded to BF16 after descaling, so that this rounding is not the reason.",
+        "E8M0 stays below GAM where nothing is rounded to BF16 after descaling, so this rounding is not the reason.",
         ("fp32-e8m0",),
         "fp32-gam",
         "as in M8",
