@@ -44,10 +44,16 @@ class Results:
     def of_sweep(self, name: str) -> Results:
         """Of one sweep of the plan alone: its arms' names are its own."""
         one_of("sweep", name, dict.fromkeys(sweep.name for sweep in self.plan.sweeps))
-        sweeps = tuple(sweep for sweep in self.plan.sweeps if sweep.name == name)
-        return Results(
-            replace(self.plan, sweeps=sweeps, members=tuple(m for m in self.members if m.cell.sweep == name))
-        )
+        if name not in self._parts:
+            sweeps = tuple(sweep for sweep in self.plan.sweeps if sweep.name == name)
+            members = tuple(member for member in self.members if member.cell.sweep == name)
+            part = self._parts[name] = Results(replace(self.plan, sweeps=sweeps, members=members))
+            part.__dict__["_cache"] = self._cache
+        return self._parts[name]
+
+    @cached_property
+    def _parts(self) -> dict[str, Results]:
+        return {}
 
     @property
     def members(self) -> tuple[Member, ...]:

@@ -1,7 +1,7 @@
 """What is true of GAM's scales by construction, asked of our own kernels whenever a report is made (M1, M2).
 
-The tensors are BF16, as MoR's are, and made to be hard: blocks' mantissas just below and just above the group's, where a
-scale that is rounded the wrong way saturates; magnitudes at both ends of BF16's range; heavy tails; blocks of zeros;
+The tensors are BF16, as MoR's are, and made to be hard: blocks' mantissas just below and above the group's, where a scale
+that is rounded the wrong way saturates; magnitudes at both ends of BF16's range; heavy tails; blocks of zeros;
 ragged edges. Numbers are compared to the bit: float32 scales and BF16 values are exact in float64.
 """
 
@@ -113,10 +113,11 @@ def m1(results: Results) -> Verdict:
     found = scaled()
     rounding = 1 + 2.0**-22  # the ideal scale and its product with a magnitude are each rounded once to float32
     holds = not found.saturated and not found.lost_maxima and found.greatest <= rounding and found.least > 0.5
+    maxima = f"{found.lost_maxima} do not come" if found.lost_maxima else "all come"
     what = (
-        f"of {found.blocks:,} blocks of {found.cases} hard cases {found.saturated or 'none'} "
-        f"saturates; blocks' greatest magnitudes lie between {found.least:.4f} and {found.greatest:.4f} of the format's "
-        f"maximum, and of the tensors' greatest {'all come' if not found.lost_maxima else f'{found.lost_maxima} do not come'} back to the bit"
+        f"of {found.blocks:,} blocks of {found.cases} hard cases {found.saturated or 'none'} saturates; blocks' "
+        f"greatest magnitudes lie between {found.least:.4f} and {found.greatest:.4f} of the format's maximum, and of the "
+        f"tensors' greatest {maxima} back to the bit"
     )
     notes = (
         f"without rounding exponents down {found.would_saturate:,} of these blocks would saturate",

@@ -126,6 +126,7 @@ KINDS: Mapping[str, Callable[[pd.DataFrame], pd.Series]] = {
     "Gradients": lambda rows: rows["slot"].str.endswith(".dy"),
     "FC2's activations": lambda rows: (rows["part"] == FC2) & rows["slot"].str.endswith(".x"),
 }
+SUB_TENSOR = ("two-way", "three-way")
 MIXED = ("tensor", "block", "channel", "block-64", "threshold-5", "amax", "e8m0", "two-way", "three-way", "sub-channel")
 
 
@@ -148,11 +149,11 @@ def fallbacks(results: Results) -> TableResult:
 @table("mor", "Errors and losses", "The largest error that an arm accepted, and its loss (M19)")
 def errors_and_losses(results: Results) -> TableResult:
     accepted = largest_accepted(looked_at(results))
-    rows = [
-        TableRow(titled(arm), (share(results, accepted, arm), change(results, VALIDATION, arm)), "%")
-        for arm in paper("mor").claim("M19").arms
-        if having(results, arm) is not None
-    ]
+    rows = []
+    for arm in paper("mor").claim("M19").arms:
+        if having(results, arm) is not None:
+            largest = share(results, accepted, arm) if arm not in SUB_TENSOR else TableCell(Setting("by blocks", ()))
+            rows.append(TableRow(titled(arm), (largest, change(results, VALIDATION, arm)), "%"))
     notes = ("Where tensors were refused, the largest accepted error is taken as the threshold",)
     return TableResult(("Largest error", "Change of validation loss"), tuple(rows), notes)
 
