@@ -82,6 +82,18 @@ COMMANDS = (
         "a sweep's trials sent to MLflow once more, from their files: all that it lacks",
         "study=mor scale=smoke",
     ),
+    Command(
+        ("report",),
+        "fewbits.analysis.report_command",
+        "a study's tables, figures and claims beside the paper's, as one page",
+        "study=mor scale=cpu",
+    ),
+    Command(
+        ("claims",),
+        "fewbits.analysis.claims_command",
+        "a study's claims, each with its verdict",
+        "study=mor scale=cpu",
+    ),
     Command(("ui",), "fewbits.sweeps.ui_command", "MLflow's page of the store's trials, in the browser", "--port 5000"),
     Command(("models",), "fewbits.models.listing", "the models there are, with their parameters", "--json"),
     Command(("recipes",), "fewbits.experiments.recipe_listing", "the recipes there are, with their operands", "--json"),

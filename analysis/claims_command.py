@@ -1,0 +1,77 @@
+"""`fewbits claims`: the claims of a study, each with its verdict by what the store holds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from fewbits.sweeps.command_line import Parser
+from fewbits.sweeps.sweep_command import in_store
+
+if TYPE_CHECKING:
+    from fewbits.analysis.reading import Reading
+    from fewbits.analysis.registry import ClaimEntry
+
+EXAMPLES = """\
+examples:
+  fewbits claims study=mor scale=cpu
+  fewbits claims study=mor scale=smoke --json
+"""
+HEADS = ("claim", "verdict", "effect", "90 % interval", "seeds", "found from", "margin", "statement")
+RIGHT = ("effect", "seeds", "found from", "margin")  # where numbers are aligned
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = Parser("fewbits claims", __doc__, EXAMPLES)
+    parser.add_argument("words", nargs="+", metavar="WORD", help="as for `fewbits sweep`")
+    parser.add_argument("--runs", metavar="DIR", help="the store (default: runs)")
+    parser.add_argument("--json", action="store_true", help="the same for programs, as a report's verdicts.json")
+    options = parser.parse_intermixed_args(argv)
+
+    from fewbits.analysis.reading import read
+    from fewbits.analysis.show.claims import counts
+
+    reading = read(in_store(options.words, options.runs))
+    if options.json:
+        print(json.dumps(reading.record(), indent=2, ensure_ascii=False))
+        return 0
+    rows = [HEADS, *(row for entry in reading.shelf.claims for row in _rows(reading, entry))]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(HEADS))]
+    for row in rows:
+        cells = (
+            text.rjust(width) if head in RIGHT else text.ljust(width)
+            for text, width, head in zip(row, widths, HEADS, strict=True)
+        )
+        print("  ".join(cells).rstrip())
+    if flags := reading.results.flags:
+        print(f"\n{len(flags)} places have no result: {flags[0]}")
+    print(f"\n{counts(reading.verdicts)}, at {reading.results.scale}")
+    return 0
+
+
+def _rows(reading: Reading, entry: ClaimEntry) -> list[tuple[str, ...]]:
+    """Of the claim, and of each of its comparisons."""
+    from fewbits.analysis.show.markup import bounds, effect, size
+
+    verdict = reading.verdicts[entry.id]
+    rows = []
+    for name, of, said in [
+        (entry.id, verdict, entry.claim.statement),
+        *((f"  {name}", part, "") for name, part in verdict.parts),
+    ]:
+        interval, relative = of.interval, of.relative
+        half = (interval.high - interval.low) / 2 if interval else None
+        rows.append(
+            (
+                name,
+                str(of.outcome),
+                effect(of.effect, half, relative) if of.effect is not None else "",
+                bounds(interval.low, interval.high, relative) if interval else "",
+                str(of.n or ""),
+                size(of.mde, relative) if of.mde is not None else "",
+                size(of.margin, relative) if of.margin is not None and of.n else "",
+                said,
+            )
+        )
+    return rows

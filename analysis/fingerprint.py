@@ -1,0 +1,78 @@
+"""What a report is made of, as one digest: all code, all packages that compute or draw, and every byte of the results.
+
+A report whose digest is that of now, and whose files are as they were written, would come out the same: it is not made
+again. What cannot be known by its content (a checkpoint is too large to read each time) is known by name, size and time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+
+from fewbits.analysis.frames import Results
+from fewbits.sweeps.plan import folders
+
+ROOMS = ("kernels", "models", "experiments", "sweeps", "analysis")
+PACKAGES = ("torch", "numpy", "scipy", "pandas", "pyarrow", "matplotlib", "jupytext", "nbformat", "markdown-it-py")
+CODE = {".py", ".yaml", ".css", ".h", ".cpp", ".cu", ".cuh"}
+NEVER_READ = (".lock", ".lease.lock", "lease.json", "log.txt", "stop")
+MADE_OF = "made-of.json"
+_HERE = Path(__file__).resolve().parent.parent
+
+
+def made_of(results: Results, words: tuple[str, ...]) -> str:
+    parts = {
+        "words": words,
+        "code": sources(ROOMS),
+        "python": platform.python_version(),
+        "packages": {name: version(name) for name in PACKAGES},
+        "standing": results.trials.to_json(orient="records", double_precision=15),
+        "files": {folder.path.name: _contents(folder.path) for folder in folders(results.plan)},
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def sources(rooms: tuple[str, ...]) -> str:
+    """A digest of the rooms' code and data."""
+    found = hashlib.sha256()
+    for room in rooms:
+        for path in sorted(path for path in (_HERE / room).rglob("*") if path.suffix in CODE):
+            found.update(f"{path.relative_to(_HERE).as_posix()} {digest(path.read_bytes())}\n".encode())
+    return found.hexdigest()
+
+
+def unchanged(folder: Path, made_of: str) -> bool:
+    """Whether the report there is of the same making, and whole."""
+    try:
+        record = json.loads((folder / MADE_OF).read_text("utf-8"))
+        return record["made of"] == made_of and all(
+            digest((folder / name).read_bytes()) == was for name, was in record["files"].items()
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False
+
+
+def record(made_of: str, files: Mapping[str, bytes]) -> bytes:
+    """What `unchanged` compares with."""
+    found = {"made of": made_of, "files": {name: digest(content) for name, content in files.items()}}
+    return (json.dumps(found, indent=2) + "\n").encode()
+
+
+def digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _contents(folder: Path) -> dict[str, str]:
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and path.name not in NEVER_READ:
+            if path.parent == folder:
+                found[path.name] = digest(path.read_bytes())
+            else:
+                stat = path.stat()
+                found[path.relative_to(folder).as_posix()] = f"{stat.st_size} {stat.st_mtime_ns}"
+    return found

@@ -1,0 +1,74 @@
+"""A notebook in percent format, executed in this process.
+
+A kernel of its own would take two seconds to start, and import torch once more. So the cells run here, as Jupyter runs
+them: in one namespace, in order, each showing the value of its last expression. The same cells give the same bytes:
+nothing of the time, of the machine or of chance is noted. An error in a cell is the caller's, as it was raised.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+from collections.abc import Mapping
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from nbformat import NotebookNode
+
+PARAMETERS = "parameters"  # the tag of the cell whose values a caller may replace
+
+
+@dataclass(frozen=True)
+class Executed:
+    notebook: NotebookNode
+    names: dict[str, Any]  # what the cells have left in their namespace
+
+
+def execute(source: Path, parameters: Mapping[str, Any]) -> Executed:
+    """parameters: in place of those that the notebook's parameters cell sets; they must be literals."""
+    import jupytext
+
+    notebook = jupytext.read(source)
+    notebook.metadata = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
+    _replace(notebook, source, parameters)
+    names: dict[str, Any] = {"__name__": "__main__"}
+    count = 0
+    for number, cell in enumerate(notebook.cells):
+        cell.id = f"cell-{number}"
+        if cell.cell_type == "code":
+            count += 1
+            cell.execution_count = count
+            cell.outputs = _run(cell.source, f"{source}, cell {number}", names, count)
+    return Executed(notebook, names)
+
+
+def _replace(notebook: NotebookNode, source: Path, parameters: Mapping[str, Any]) -> None:
+    found = [cell for cell in notebook.cells if PARAMETERS in cell.metadata.get("tags", [])]
+    if len(found) != 1:
+        raise ValueError(f"{source}: {len(found)} cells are tagged {PARAMETERS}, and one is expected")
+    (cell,) = found
+    if set(parameters) != {node.targets[0].id for node in ast.parse(cell.source).body}:  # type: ignore[attr-defined]
+        raise ValueError(f"{source}: its parameters are not {', '.join(parameters)}")
+    cell.source = "\n".join(f"{name} = {value!r}" for name, value in parameters.items())
+
+
+def _run(source: str, file: str, names: dict[str, Any], count: int) -> list[NotebookNode]:
+    from nbformat.v4 import new_output
+
+    tree = ast.parse(source, file)
+    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+    printed, value = io.StringIO(), None
+    with redirect_stdout(printed):
+        exec(compile(tree, file, "exec"), names)
+        if isinstance(last, ast.Expr):
+            value = eval(compile(ast.Expression(last.value), file, "eval"), names)
+    outputs = [new_output("stream", name="stdout", text=printed.getvalue())] if printed.getvalue() else []
+    if value is not None:
+        data = {"text/plain": repr(value)}
+        if hasattr(value, "_repr_html_"):
+            data["text/html"] = value._repr_html_()
+        outputs.append(new_output("execute_result", data=data, execution_count=count))
+    return outputs

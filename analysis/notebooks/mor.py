@@ -1,0 +1,243 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% tags=["parameters"]
+words = ["study=mor", "scale=smoke"]
+
+# %%
+from fewbits.analysis.reading import read
+
+mor = read(words)
+mor.title()
+
+# %%
+mor.flags()
+
+# %% [markdown]
+# ## Verdicts
+#
+# A claim is *reproduced* or *contradicted* only where the interval of its effect lies wholly on one side of what the
+# paper says; between the two it is *inconclusive*. "No difference" is shown by an equivalence test against a margin
+# that was fixed before the first run, and only by a design that would have found a difference of that margin. Arms are
+# compared seed by seed: the same initial weights, the same data in the same order. Claims are corrected for together
+# (Holm). In each picture the shaded band is the margin on either side of zero.
+
+# %%
+mor.summary()
+
+# %% [markdown]
+# ## What was done
+#
+# MoR trains with 8-bit matrix products wherever these are accurate enough. Before each product of a linear layer, the
+# tensors that enter it are cast to E4M3 and back; where the mean relative error of that stays below a threshold the
+# cast is kept, elsewhere the tensor stays in BF16. The decision is made anew for every tensor in every mini-batch, or,
+# in the variants of the paper's last part, for every block of a tensor.
+#
+# The paper trains a model of 8.5 G parameters on 1 T tokens, once for each arm. Here the same recipes, to the bit,
+# train small models of the same family (squared ReLU, partial rotary embeddings, untied embeddings) on text that is on
+# every machine. Arms start from a common parent that was trained in BF16, one for each seed, and anneal to a learning
+# rate of zero: what differs between them is the recipe alone, and a rounding cannot decide when a model leaves a
+# plateau. What such runs can say of the paper, the verdicts say; what they cannot is out of reach, and said to be.
+#
+# ## The method
+#
+# One scale for each block, built so that nothing saturates: all blocks of a tensor share the mantissa of the tensor's
+# own scale, and each has an exponent of its own (GAM). The pictures of this part are drawn from the kernels that train.
+
+# %%
+mor.figure("Figure 1")
+
+# %%
+mor.figure("Figure 2")
+
+# %%
+mor.figure("Figure 3")
+
+# %%
+mor.figure("Figure 4")
+
+# %%
+mor.claims("M1", "M2")
+
+# %% [markdown]
+# ## Set-up
+#
+# Configuration 2 differs from configuration 1 in its data, which are better, and in its batch, which is larger. Ours
+# differ likewise, as far as that can be had without a network: other sources, and half as many sequences again.
+
+# %%
+mor.table("Table 1")
+
+# %% [markdown]
+# ## One decision for each tensor
+#
+# Three ways to cut a tensor into blocks that share a scale: 128×128, the whole tensor, and the whole vector along the
+# axis of the dot product. The threshold is 4.5 % for all three.
+
+# %%
+mor.table("Table 2")
+
+# %%
+mor.figure("Figure 5")
+
+# %%
+mor.figure("Figure 6")
+
+# %% [markdown]
+# Models of this size answer no questions, so that the place of MMLU is taken by what they can do: continue a text of
+# another kind than they were trained on. The paper's last values stand beside, for what they are.
+
+# %%
+mor.figure("Figure 7")
+
+# %%
+mor.claims("M3", "M4", "M5")
+
+# %% [markdown]
+# ## Block size, threshold and scaling
+#
+# Each arm changes one thing of the 128×128 arm.
+
+# %%
+mor.table("Table 3")
+
+# %%
+mor.figure("Figure 8")
+
+# %%
+mor.figure("Figure 9")
+
+# %%
+mor.claims("M6", "M7", "M8")
+
+# %% [markdown]
+# ## What falls back to BF16
+#
+# How often, and of which tensors. A row of a heat map is a tensor; a column is a range of its relative error, the last
+# one open; the shade is the share of the mini-batches in which its error lay there; the line is the threshold.
+
+# %%
+mor.figure("Figure 10")
+
+# %%
+mor.claims("M9", "M10")
+
+# %%
+mor.figure("Figure 11")
+
+# %%
+mor.figure("Figure 12")
+
+# %%
+mor.claims("M11")
+
+# %%
+mor.figure("Figure 13")
+
+# %%
+mor.figure("Figure 14")
+
+# %%
+mor.figure("Figure 15")
+
+# %%
+mor.claims("M12")
+
+# %%
+mor.figure("Figure 16")
+
+# %%
+mor.claims("M13", "M14")
+
+# %%
+mor.figure("Figure 17")
+
+# %%
+mor.figure("Figure 18")
+
+# %%
+mor.figure("Figure 19")
+
+# %%
+mor.claims("M15", "M16")
+
+# %% [markdown]
+# ## One decision for each block
+#
+# Two-way: a block is E4M3 where that errs less than E5M2 would, else BF16. Three-way: where E4M3 does not, E5M2 takes
+# the block if its magnitudes span no more than E5M2's normal numbers, else BF16.
+
+# %%
+mor.table("Table 4")
+
+# %%
+mor.figure("Figure 20")
+
+# %%
+mor.figure("Figure 21")
+
+# %%
+mor.claims("M17", "M18")
+
+# %% [markdown]
+# ## What the paper concludes
+#
+# That a bounded relative error is enough; and how the bound was chosen.
+
+# %%
+mor.claims("M19", "M20")
+
+# %% [markdown]
+# ## Findings of our own
+#
+# What the paper left open, and what shows how far the runs of this report can be trusted.
+
+# %%
+mor.own()
+
+# %% [markdown]
+# ## Discussion
+#
+# Found in the verdicts by rule, so that nothing is picked: contradicted claims, effects nobody spoke of, effects much
+# larger than their margin, controls that failed, and comparisons with too few seeds. No setting was changed for them.
+
+# %%
+mor.surprises()
+
+# %% [markdown]
+# ## What is assumed
+#
+# The paper's text leaves out learning rates, warm-up, optimizer and the length of its sequences; ours are settings with
+# defaults, in the configs of each scale. That a tensor's error is the sum of its elements' relative errors over the
+# number of those that are not zero, and that E8M0 scales are rounded so that nothing saturates, is inferred. Bins of
+# the heat maps are ours: half a percent wide, up to ten percent. Of the paper's own numbers these are not printed:
+
+# %%
+mor.inferred()
+
+# %% [markdown]
+# ## Out of reach
+
+# %%
+mor.unreached()
+
+# %% [markdown]
+# ## Provenance
+
+# %%
+mor.provenance()
+
+# %% [markdown]
+# ### Trials
+
+# %%
+mor.trial_table()

@@ -1,0 +1,44 @@
+"""`fewbits report`: the study's notebook executed over what the store holds, as one page with its tables, figures and verdicts."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from fewbits.sweeps.command_line import Parser
+from fewbits.sweeps.sweep_command import in_store
+
+EXAMPLES = """\
+examples:
+  fewbits report study=mor scale=cpu                    reports/mor-cpu/index.html
+  fewbits report study=mor scale=cpu seeds=[0,1,2,3,4]  with the seeds that were added
+  fewbits report study=mor --compare smoke cpu          scales side by side: reports/mor-smoke-cpu/index.html
+
+Nothing is trained: what has no result is said to be missing. Equal results give equal bytes.
+Exit status: 0 the report is complete; 1 it is made, but places have no result; 2 wrong input.
+"""
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = Parser("fewbits report", __doc__, EXAMPLES)
+    parser.add_argument("words", nargs="+", metavar="WORD", help="as for `fewbits sweep`")
+    parser.add_argument("--runs", metavar="DIR", help="the store (default: runs)")
+    parser.add_argument("--out", metavar="DIR", default="reports", help="where reports lie (default: reports)")
+    parser.add_argument("--compare", nargs="+", metavar="SCALE", help="one page for several scales")
+    options = parser.parse_intermixed_args(argv)
+    words, reports = in_store(options.words, options.runs), Path(options.out).expanduser()
+    if options.compare:
+        from fewbits.analysis.ladder import write_ladder
+
+        report = write_ladder(words, options.compare, reports)
+    else:
+        from fewbits.analysis.report import write_report
+
+        report = write_report(words, reports)
+    if report.missing:
+        count = len(report.missing)
+        print(f"fewbits: {count} places have no result (the page names them): {report.missing[0]}", file=sys.stderr)
+    print(report.verdicts)
+    print(report.index)
+    return 1 if report.missing else 0

@@ -1,0 +1,112 @@
+"""Where a report's numbers come from: code, data, machine, time; and what of that is not as one would wish."""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.metadata import version
+from typing import Any
+
+import pandas as pd
+
+from fewbits import __version__
+from fewbits.analysis.fingerprint import sources
+from fewbits.analysis.frames import Results
+from fewbits.analysis.show.markup import boxed, folded, listed, number, plural, tag, words
+from fewbits.sweeps import store
+from fewbits.sweeps.plan import Planned
+
+PACKAGES = ("torch", "numpy", "scipy", "pandas", "matplotlib")
+SHOWN = 8  # flags of a kind, before the others are folded away
+
+
+@dataclass(frozen=True)
+class Provenance:
+    results: Results
+    sentences: Sequence[str]  # the words of the sweep
+
+    @cached_property
+    def over(self) -> list[tuple[Planned, dict[str, Any]]]:
+        """Trials with a result, and where they come from."""
+        trials = self.results.plan.trials.values()
+        return [(one, one.folder.provenance() or {}) for one in trials if store.state(one.folder) in store.OVER]
+
+    def values(self, key: str) -> Counter[str]:
+        return Counter(str(made[key]) for _, made in self.over if made.get(key) is not None)
+
+    @property
+    def mixed(self) -> list[str]:
+        """What the trials do not have in common, though they should, or what cannot be made again."""
+        found = []
+        for key, what in (("git", "commits"), ("processor", "processors"), ("python", "versions of Python")):
+            values = self.values(key)
+            if len(values) > 1:
+                each = ", ".join(f"{_short(key, value)} ({plural(count, 'trial')})" for value, count in values.items())
+                same = "; their sources are the same" if key == "git" else ""
+                found.append(f"{len(values)} {what}: {each}{same}")
+        if dirty := self.values("git_dirty")["True"]:
+            found.append(f"{plural(dirty, 'trial')} computed from a working tree with uncommitted changes")
+        return found
+
+    @property
+    def seconds(self) -> float:
+        """That training took, of all trials together."""
+        found = 0.0
+        for planned, _ in self.over:
+            path = planned.folder.path / "timing.parquet"
+            if path.is_file():
+                found += float(pd.read_parquet(path, columns=["seconds"])["seconds"].sum())
+        return found
+
+    def rows(self) -> Iterator[tuple[str, str]]:
+        trials, members = self.results.plan.trials, self.results.members
+        yield "Made again by", tag("code", words("fewbits sweep " + shlex.join(self.sentences)))
+        yield "", tag("code", words("fewbits report " + shlex.join(self.sentences)))
+        sweeps = ", ".join(dict.fromkeys(member.cell.sweep for member in members))
+        yield "Trials", words(f"{len(self.over)} of {len(trials)} over, in {len(members)} places of {sweeps}")
+        yield "Seeds", words(", ".join(map(str, sorted({member.cell.seed for member in members}))))
+        yield "Models", words(f"{', '.join(sorted({t.trial.model.name for t in trials.values()}))}: {self.results.scale}")
+        yield "Training", words(f"{number(self.seconds / 3600, 2)} hours of all trials together")
+        made_of = next(iter(trials.values())).made_of
+        for room, digest in made_of["sources"].items():
+            yield f"Sources of {room}", tag("code", digest[:16])
+        yield "Sources of the analysis", tag("code", sources(("analysis",))[:16])
+        for name, data in sorted({(one.trial.data.kind, one.made_of["data"]) for one in trials.values()}):
+            yield f"Data: {name}", tag("code", data[:16])
+        yield "Commits", _counted(self.values("git"), "git")
+        yield "Computed on", _counted(self.values("processor"), "processor")
+        yield "Backend", words(", ".join(sorted({str(one.made_of["backend"]) for one in trials.values()})))
+        yield "fewbits", words(__version__)
+        yield "Python of the trials", _counted(self.values("python"), "python")
+        yield "Packages now", words(", ".join(f"{name} {version(name)}" for name in PACKAGES))
+
+    def table(self) -> str:
+        rows = (tag("tr", tag("th", words(name), scope="row"), tag("td", text)) for name, text in self.rows())
+        return boxed(tag("table", tag("tbody", *rows), class_="provenance"))
+
+    def flags(self) -> str:
+        """What a reader must know before any number; nothing where all is well."""
+        parts = []
+        if self.results.flags:
+            count = len(self.results.flags)
+            head = tag("p", tag("b", f"⚠ {plural(count, 'place')} of {len(self.results.members)} without a result"))
+            shown, others = self.results.flags[:SHOWN], self.results.flags[SHOWN:]
+            more = folded(f"{len(others)} more", listed(map(words, others))) if others else ""
+            parts.append(head + listed(map(words, shown)) + more)
+        if self.mixed:
+            parts.append(tag("p", tag("b", "⚠ Not all of one making")) + listed(map(words, self.mixed)))
+        if not parts:
+            said = "All places have a result of today's code, and all results were made alike."
+            return tag("p", f"✓ {said}", class_="flags fine")
+        return tag("div", *parts, class_="flags")
+
+
+def _short(key: str, value: str) -> str:
+    return value[:10] if key == "git" else value
+
+
+def _counted(values: Counter[str], key: str) -> str:
+    return words(", ".join(_short(key, value) for value in sorted(values)) or "unknown")

@@ -1,0 +1,183 @@
+"""A table of the registry: as HTML, as LaTeX, as CSV. Of each metric the paper's number, ours, and the difference."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fewbits.analysis.paper import Table as PaperTable
+from fewbits.analysis.results import NotRun, Ours, TableCell, TableResult, TableRow, Value
+from fewbits.analysis.show.markup import boxed, decimals, folded, number, tag, words
+from fewbits.analysis.show.trials import Trial, behind
+from fewbits.analysis.verdicts import NoData
+
+LINES = ("paper", "ours", "difference")
+
+
+def table(result: TableResult, printed: PaperTable | None, trials: Mapping[str, Trial]) -> str:
+    body = "".join(tag("tbody", *_lines(row, trials)) for row in result.rows)
+    notes = tag("ul", *(tag("li", words(note)) for note in result.notes), class_="notes") if result.notes else ""
+    return boxed(tag("table", _head(result.columns, printed), body, class_="results")) + notes + _behind(result, trials)
+
+
+def missing(ours: Ours | str) -> str:
+    """In words, why there is no number."""
+    return f"no data: {ours.reason}" if isinstance(ours, NoData) else str(ours)
+
+
+def _head(columns: tuple[str, ...], printed: PaperTable | None) -> str:
+    names = tag("tr", tag("td", colspan="2"), *(tag("th", words(name), scope="col") for name in columns))
+    groups = [column.group for column in printed.columns] if printed else []
+    if len(groups) != len(columns) or not any(groups):
+        return tag("thead", names)
+    spans: list[tuple[str, int]] = []
+    for group in groups:
+        before = spans.pop() if spans and spans[-1][0] == group else (group, 0)
+        spans.append((group, before[1] + 1))
+    heads = (tag("th", words(group), scope="colgroup", colspan=str(count)) for group, count in spans)
+    return tag("thead", tag("tr", tag("td", colspan="2"), *heads, class_="groups"), names)
+
+
+def _lines(row: TableRow, trials: Mapping[str, Trial]) -> list[str]:
+    """Three lines; one where the row has no number of ours and the reason is always the same, or nothing is compared."""
+    title = words(row.title) + (tag("small", f" {words(row.unit)}") if row.unit else "")
+    shown = [line for line in LINES if line == "ours" or any(_text(line, row, cell) for cell in row.cells)]
+    lines = []
+    for line in shown:
+        cells = _same(row) if line == "ours" else None
+        first = tag("th", title, scope="row", rowspan=str(len(shown))) if line == shown[0] else ""
+        what = tag("td", line, class_="what")
+        cells = cells or "".join(_cell(line, row, cell, trials) for cell in row.cells)
+        lines.append(tag("tr", first, what, cells, class_=line))
+    return lines
+
+
+def _same(row: TableRow) -> str | None:
+    """One cell for all of them."""
+    reasons = {missing(cell.ours) for cell in row.cells if not isinstance(cell.ours, Value)}
+    if len(reasons) != 1 or any(isinstance(cell.ours, Value) for cell in row.cells):
+        return None
+    return tag("td", words(*reasons), colspan=str(len(row.cells)), class_="missing")
+
+
+def _cell(line: str, row: TableRow, cell: TableCell, trials: Mapping[str, Trial]) -> str:
+    text = _text(line, row, cell)
+    if line == "ours" and not isinstance(cell.ours, Value):
+        return tag("td", words(_briefly(cell.ours)), class_="missing", title=missing(cell.ours))
+    if line != "ours" or not isinstance(cell.ours, Value):
+        return tag("td", words(text), class_="number", title=cell.source if line == "paper" and text else None)
+    return tag("td", words(text), _spread(cell.ours), class_="number", title=_told(cell.ours, trials))
+
+
+def _briefly(ours: Ours) -> str:
+    return "not run" if isinstance(ours, NotRun) else "no data"
+
+
+def _text(line: str, row: TableRow, cell: TableCell) -> str:
+    ours, places = cell.ours, None
+    if isinstance(ours, Value):
+        half = (ours.interval.high - ours.interval.low) / 2 if ours.interval else None
+        places = min(6, max(decimals(ours.mean, half), 4 if abs(ours.mean) < 100 else 1)) if ours.mean else 4
+    if line == "paper":
+        return "" if cell.paper is None else number(cell.paper, _printed(row))
+    if line == "difference":
+        return "" if cell.difference is None else number(cell.difference, places, sign=True)
+    return number(ours.mean, places) if isinstance(ours, Value) else missing(ours)
+
+
+def _printed(row: TableRow) -> int:
+    """Decimals of the row's numbers in the paper, zeros at their ends among them."""
+    texts = (f"{cell.paper:.10g}" for cell in row.cells if cell.paper is not None)
+    return max(len(text.partition(".")[2]) if "e" not in text else 0 for text in texts)
+
+
+def _spread(ours: Value) -> str:
+    if ours.interval is None:
+        return ""
+    half = (ours.interval.high - ours.interval.low) / 2
+    return tag("small", f" ±{number(half, decimals(ours.mean, half))}")
+
+
+def _told(ours: Value, trials: Mapping[str, Trial]) -> str:
+    """What a pointer is told: everything behind the number."""
+    seeds = f"mean of {ours.n} seeds" if ours.n > 1 else "one seed: no interval"
+    level = f", ± {ours.interval.level:.0%} interval" if ours.interval else ""
+    names = ", ".join(trials[key].folder for key in ours.trials if key in trials)
+    return "; ".join([f"{seeds}{level}", *ours.notes, names])
+
+
+def _behind(result: TableResult, trials: Mapping[str, Trial]) -> str:
+    """Numbers by the trials they come from."""
+    found: dict[tuple[str, ...], dict[str, list[str]]] = {}
+    for row in result.rows:
+        for column, cell in zip(result.columns, row.cells, strict=True):
+            if cell.trials:
+                found.setdefault(cell.trials, {}).setdefault(column, []).append(row.title)
+    if not found:
+        return ""
+    items = [
+        tag("dt", words("; ".join(f"{column}: {', '.join(rows)}" for column, rows in places.items())))
+        + tag("dd", behind(ids, trials))
+        for ids, places in found.items()
+    ]
+    return folded("The trials behind each number", tag("dl", *items), class_="behind")
+
+
+# -------------------------------------------------------------------------------- LaTeX
+
+
+def latex(result: TableResult, caption: str) -> str:
+    """For booktabs: the lines of the page."""
+    rows = []
+    for row in result.rows:
+        shown = [line for line in LINES if line == "ours" or any(_text(line, row, cell) for cell in row.cells)]
+        for line in shown:
+            first = f"{row.title} ({row.unit})" if row.unit else row.title
+            cells = [_plain(line, row, cell) for cell in row.cells]
+            rows.append(" & ".join(map(_escaped, [first if line == shown[0] else "", line, *cells])) + r" \\")
+    head = " & ".join(map(_escaped, ["", "", *result.columns])) + r" \\"
+    return "\n".join(
+        [
+            "% needs \\usepackage{booktabs}",
+            r"\begin{table}",
+            rf"\caption{{{_escaped(caption)}}}",
+            rf"\begin{{tabular}}{{ll{'r' * len(result.columns)}}}",
+            r"\toprule",
+            head,
+            r"\midrule",
+            *rows,
+            r"\bottomrule",
+            r"\end{tabular}",
+            r"\end{table}",
+            "",
+        ]
+    )
+
+
+def _plain(line: str, row: TableRow, cell: TableCell) -> str:
+    if line == "ours" and not isinstance(cell.ours, Value):
+        return _briefly(cell.ours)
+    text = _text(line, row, cell)
+    if line == "ours" and isinstance(cell.ours, Value) and cell.ours.interval:
+        half = (cell.ours.interval.high - cell.ours.interval.low) / 2
+        text += f" ± {number(half, decimals(cell.ours.mean, half))}"
+    return text
+
+
+_LATEX = {
+    "\\": r"\textbackslash{}",
+    **{character: f"\\{character}" for character in "&%$#_{}"},
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "\N{MINUS SIGN}": "$-$",
+    "×": r"$\times$",
+    "±": r"$\pm$",
+    "\N{NARROW NO-BREAK SPACE}": r"\,",
+    "→": r"$\rightarrow$",
+    "≤": r"$\leq$",
+    "≥": r"$\geq$",
+    "Δ": r"$\Delta$",
+}
+
+
+def _escaped(text: str) -> str:
+    return "".join(_LATEX.get(character, character) for character in text)
