@@ -7,8 +7,16 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 BUILT := $(VENV)/.kernels-built
 
+# What a study is reproduced with: make reproduce-mor SCALE=smoke SEEDS=0,1,2 ADDRESS=http://head:8265 RUNS=/shared/runs
+SCALE ?= cpu
+SEEDS ?=
+ADDRESS ?=
+RUNS ?= runs
+STUDIES := mor
+REPRODUCE := $(STUDIES:%=reproduce-%)
+
 .DEFAULT_GOAL := help
-.PHONY: help setup test lint bench ui clean
+.PHONY: help setup test lint bench ui clean $(REPRODUCE)
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1	/p' $(firstword $(MAKEFILE_LIST)) | expand -t 16
@@ -29,6 +37,16 @@ bench: setup ## Measure the kernels beside their peers
 
 ui: setup ## Serve MLflow's page of runs/ on 127.0.0.1:5000
 	$(BIN)/fewbits ui
+
+reproduce-mor: ## Run what is missing of the MoR study, and write its report; SCALE=smoke|cpu|cpu-full|gpu|paper
+
+# Trials that fail are named in the report too, which is made all the same; then the sweep's status is the end's.
+$(REPRODUCE): reproduce-%: setup
+	@of="study=$* scale=$(SCALE) $(if $(SEEDS),seeds=[$(SEEDS)])"; \
+	$(BIN)/fewbits sweep $$of --runs '$(RUNS)' $(if $(ADDRESS),--address '$(ADDRESS)'); swept=$$?; \
+	if [ $$swept -gt 1 ]; then exit $$swept; fi; \
+	$(BIN)/fewbits report $$of --runs '$(RUNS)'; reported=$$?; \
+	if [ $$swept -ne 0 ]; then exit $$swept; fi; exit $$reported
 
 clean: ## Remove .venv, caches and build products; runs/ and reports/ stay
 	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -55,10 +55,10 @@ def _rows(reading: Reading, entry: ClaimEntry) -> list[tuple[str, ...]]:
     from fewbits.analysis.show.markup import bounds, effect, size
 
     verdict = reading.verdicts[entry.id]
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for name, of, said in [
         (entry.id, verdict, entry.claim.statement),
-        *((f"  {name}", part, "") for name, part in verdict.parts),
+        *(("", part, f"· {name}") for name, part in verdict.parts),
     ]:
         interval, relative = of.interval, of.relative
         half = (interval.high - interval.low) / 2 if interval else None

@@ -1,7 +1,7 @@
 """What a report is made of, as one digest: all code, all packages that compute or draw, and every byte of the results.
 
-A report whose digest is that of now, and whose files are as they were written, would come out the same: it is not made
-again. What cannot be known by its content (a checkpoint is too large to read each time) is known by name, size and time.
+A report whose digest is that of now, and whose files are as they were written, would come out the same: it is not
+made again. Checkpoints, too large to be read each time, are known by name, size and time.
 """
 
 from __future__ import annotations

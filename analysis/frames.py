@@ -7,8 +7,8 @@ is a row that says so. Nothing is read before it is asked for.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, cast
 
@@ -36,6 +36,7 @@ class Results:
     """Of a plan, or of some of its sweeps."""
 
     plan: Plan
+    _files: dict[Path, pd.DataFrame] = field(default_factory=dict, compare=False, repr=False)  # each read once
 
     @staticmethod
     def of(plan: Plan) -> Results:
@@ -43,17 +44,16 @@ class Results:
 
     def of_sweep(self, name: str) -> Results:
         """Of one sweep of the plan alone: its arms' names are its own."""
-        one_of("sweep", name, dict.fromkeys(sweep.name for sweep in self.plan.sweeps))
-        if name not in self._parts:
-            sweeps = tuple(sweep for sweep in self.plan.sweeps if sweep.name == name)
-            members = tuple(member for member in self.members if member.cell.sweep == name)
-            part = self._parts[name] = Results(replace(self.plan, sweeps=sweeps, members=members))
-            part.__dict__["_cache"] = self._cache
-        return self._parts[name]
+        one_of("sweep", name, self._by_sweep)
+        return self._by_sweep[name]
 
     @cached_property
-    def _parts(self) -> dict[str, Results]:
-        return {}
+    def _by_sweep(self) -> dict[str, Results]:
+        found = {}
+        for sweep in self.plan.sweeps:
+            members = tuple(member for member in self.members if member.cell.sweep == sweep.name)
+            found[sweep.name] = Results(replace(self.plan, sweeps=(sweep,), members=members), self._files)
+        return found
 
     @property
     def members(self) -> tuple[Member, ...]:
@@ -72,14 +72,14 @@ class Results:
             rows.append(_labels(member) | self._standing(member, old))
         return pd.DataFrame(rows)
 
-    @property
+    @cached_property
     def _rows(self) -> list[dict[str, Any]]:
         return cast(list[dict[str, Any]], self.trials.to_dict("records"))
 
     @cached_property
     def scale(self) -> str:
         """How big what was trained is, as a verdict says it: `3.3 M parameters`."""
-        sizes = sorted({parameters(self.plan.trials[member.id].trial.model) for member in self.members})
+        sizes = sorted({_parameters(self.plan.trials[member.id].trial.model) for member in self.members})
         return " and ".join(map(_size, sizes)) + " parameters"
 
     @property
@@ -103,7 +103,7 @@ class Results:
 
     def curves(self, metric: str) -> pd.DataFrame:
         """Labels of each place, state, step, tokens, value; of unfinished trials as far as they have got."""
-        frame = self._tables("metrics.parquet")
+        frame = self._metrics
         if frame.empty or (metric in EVALUATED and metric not in frame):
             return pd.DataFrame(columns=[*LABELS, "state", "step", "tokens", "value"])
         valid = [c for c in frame.columns if c not in {*LABELS, "state", "step", "tokens"}]
@@ -121,7 +121,15 @@ class Results:
 
     def numerics(self) -> pd.DataFrame:
         """What quantization did, by window of steps, layer and slot (see the observer), with the places' labels."""
+        return self._numerics.copy(deep=False)
+
+    @cached_property
+    def _numerics(self) -> pd.DataFrame:
         return self._tables("numerics.parquet")
+
+    @cached_property
+    def _metrics(self) -> pd.DataFrame:
+        return self._tables("metrics.parquet")
 
     def _tables(self, name: str) -> pd.DataFrame:
         found = []
@@ -136,13 +144,9 @@ class Results:
 
     def _read(self, path: Path) -> pd.DataFrame:
         """Once, though several places may share a trial."""
-        if path not in self._cache:
-            self._cache[path] = pd.read_parquet(path)
-        return self._cache[path]
-
-    @cached_property
-    def _cache(self) -> dict[Path, pd.DataFrame]:
-        return {}
+        if path not in self._files:
+            self._files[path] = pd.read_parquet(path)
+        return self._files[path]
 
     # -------------------------------------------------------------------------------- comparisons
 
@@ -280,10 +284,13 @@ class Results:
             "stale": stale,
             "note": note,
             "model": model.name,
-            "parameters": parameters(model),
+            "parameters": _parameters(model),
             "recipe": planned.trial.recipe.name,
         }
         return standing | dict(_numbers({k: v for k, v in result.items() if k not in _NO_NUMBERS}))
+
+
+_parameters = cache(parameters)  # of a model that is built for it
 
 
 def _labels(member: Member) -> dict[str, Any]:

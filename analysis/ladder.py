@@ -54,7 +54,10 @@ def _flags(reading: Reading) -> str:
 
 
 def _table(readings: Mapping[str, Reading]) -> str:
-    scales = (tag("th", words(scale), tag("small", f" {words(r.results.scale)}"), scope="col") for scale, r in readings.items())
+    scales = (
+        tag("th", words(scale), tag("small", f" {words(r.results.scale)}"), scope="col")
+        for scale, r in readings.items()
+    )
     rows = []
     for entry in next(iter(readings.values())).shelf.claims:
         name = tag("th", tag("b", words(entry.id)), " ", words(entry.claim.statement), scope="row")

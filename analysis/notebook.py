@@ -50,7 +50,7 @@ def _replace(notebook: NotebookNode, source: Path, parameters: Mapping[str, Any]
     if len(found) != 1:
         raise ValueError(f"{source}: {len(found)} cells are tagged {PARAMETERS}, and one is expected")
     (cell,) = found
-    if set(parameters) != {node.targets[0].id for node in ast.parse(cell.source).body}:  # type: ignore[attr-defined]
+    if set(parameters) != {node.id for node in ast.walk(ast.parse(cell.source)) if isinstance(node, ast.Name)}:
         raise ValueError(f"{source}: its parameters are not {', '.join(parameters)}")
     cell.source = "\n".join(f"{name} = {value!r}" for name, value in parameters.items())
 

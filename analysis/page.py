@@ -6,6 +6,7 @@ What is shown is prose and results; the code of the cells is in the notebook tha
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from fewbits.analysis.show.markup import anchor, tag, words
@@ -18,10 +19,9 @@ SCHEMES = '<meta name="color-scheme" content="light dark">'
 
 
 def page(notebook: NotebookNode, title: str, foot: str) -> str:
-    parts, contents = [], []
-    for text in _parts(notebook, contents):
-        parts.append(text)
-    return document(title, "".join(parts), contents, foot)
+    contents: list[str] = []
+    body = "".join(_parts(notebook, contents))
+    return document(title, body, contents, foot)
 
 
 def document(title: str, body: str, contents: list[str], foot: str) -> str:
@@ -34,13 +34,14 @@ def document(title: str, body: str, contents: list[str], foot: str) -> str:
 
 
 def _parts(notebook: NotebookNode, contents: list[str]) -> Iterator[str]:
+    """What each cell shows. To contents go the headings on the way."""
     from markdown_it import MarkdownIt
 
     markdown = MarkdownIt("commonmark").enable("table")
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
             tokens = markdown.parse(cell.source)
-            for opening, inside in zip(tokens, tokens[1:], strict=False):
+            for opening, inside in pairwise(tokens):
                 if opening.type == "heading_open":
                     opening.attrSet("id", anchor(inside.content))
                     if opening.tag == "h2":

@@ -134,7 +134,9 @@ class Reading:
     def own(self) -> Html:
         """What is registered beside the paper's: tables, figures and claims of ours that no cell has shown yet."""
         parts = [self.table(e.id).text for e in self.shelf.tables if not e.of_paper and e.id not in self.made_tables]
-        parts += [self.figure(e.id).text for e in self.shelf.figures if not e.of_paper and e.id not in self.made_figures]
+        parts += [
+            self.figure(e.id).text for e in self.shelf.figures if not e.of_paper and e.id not in self.made_figures
+        ]
         parts += [self._card(e) for e in self.shelf.claims if not e.of_paper and e.id not in self.shown_claims]
         return Html("".join(parts) or tag("p", "None is registered."), "findings of our own")
 

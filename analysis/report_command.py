@@ -1,4 +1,4 @@
-"""`fewbits report`: the study's notebook executed over what the store holds, as one page with its tables, figures and verdicts."""
+"""`fewbits report`: a study's notebook over what the store holds, as one page with its tables, figures, verdicts."""
 
 from __future__ import annotations
 

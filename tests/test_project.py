@@ -76,6 +76,7 @@ def test_the_wheel_carries_every_source_of_every_room_and_nothing_else(wheel: Pa
     wanted = {"fewbits/py.typed"} | {f"fewbits/{file.name}" for file in package.glob("*.py")}
     for room in ROOMS:
         sources = [*(ROOT / room).rglob("*.py"), *(ROOT / room).rglob("csrc/*"), *(ROOT / room).rglob("*.yaml")]
+        sources += (ROOT / room).rglob("*.css")
         wanted |= {f"fewbits/{file.relative_to(ROOT)}" for file in sources if file.is_file()}
     wanted |= {f"hydra_plugins/{file.name}" for file in (ROOT / "src" / "hydra_plugins").glob("*.py")}
     assert carried == wanted

@@ -10,12 +10,13 @@
 #     name: python3
 # ---
 
+# %%
+from fewbits.analysis.reading import read
+
 # %% tags=["parameters"]
 words = ["study=mor", "scale=smoke"]
 
 # %%
-from fewbits.analysis.reading import read
-
 mor = read(words)
 mor.title()
 

@@ -17,7 +17,15 @@ SIGNS = {  # told apart without colour
     Outcome.INCONCLUSIVE: "?",
     Outcome.OUT_OF_REACH: "–",
 }
-HEADS = ("Claim", "Verdict", "Effect, 90 % interval", "Seeds", "Found from / margin", "The paper says of scale", "Control")
+HEADS = (
+    "Claim",
+    "Verdict",
+    "Effect, 90 % interval",
+    "Seeds",
+    "Found from / margin",
+    "The paper says of scale",
+    "Control",
+)
 LEVELS = ("share", "correlation")  # kinds whose effect is a level, not a difference
 NOTHING = "–"
 FEW = 4  # comparisons that the table at the top shows one by one
@@ -82,7 +90,9 @@ def effects(verdict: Verdict, claim: Claim) -> str:
         return shown_effect(verdict) + glyph(verdict, claim.kind)
     measured = [(name, part) for name, part in verdict.parts if part.effect is not None]
     if 0 < len(measured) <= FEW:
-        return "".join(tag("div", tag("small", words(name)), effects(part, claim), class_="part") for name, part in measured)
+        return "".join(
+            tag("div", tag("small", words(name)), effects(part, claim), class_="part") for name, part in measured
+        )
     found = sum(part.outcome is Outcome.REPRODUCED for _, part in verdict.parts)
     return tag("span", f"{found} of {plural(len(verdict.parts), 'comparison')} as said")
 
@@ -215,4 +225,5 @@ def glyph(verdict: Verdict, kind: str) -> str:
 
 def _arrow(side: int, middle: float) -> str:
     tip = 0.5 if side < 0 else WIDTH - 0.5
-    return f'<path d="M{tip - side * 4:g} {middle - 4:g}L{tip:g} {middle:g}L{tip - side * 4:g} {middle + 4:g}" class="interval"/>'
+    base, above, below = tip - side * 4, middle - 4, middle + 4
+    return f'<path d="M{base:g} {above:g}L{tip:g} {middle:g}L{base:g} {below:g}" class="interval"/>'

@@ -37,7 +37,9 @@ def surprises(entries: Sequence[ClaimEntry], verdicts: Mapping[str, Verdict]) ->
 
 def unreached(entries: Sequence[ClaimEntry], verdicts: Mapping[str, Verdict]) -> str:
     found = [
-        Remark(entry.id, f"{entry.claim.statement} {verdicts[entry.id].reason[:1].upper()}{verdicts[entry.id].reason[1:]}.")
+        Remark(
+            entry.id, f"{entry.claim.statement} {verdicts[entry.id].reason[:1].upper()}{verdicts[entry.id].reason[1:]}."
+        )
         for entry in entries
         if verdicts[entry.id].outcome is Outcome.OUT_OF_REACH
     ]
@@ -63,9 +65,9 @@ def _contradicted(entry: ClaimEntry, verdict: Verdict) -> Iterator[Remark]:
 
 def _other_effects(entry: ClaimEntry, verdict: Verdict) -> Iterator[Remark]:
     for name, part in _tested(entry, verdict):
-        if verdict.outcome is Outcome.INCONCLUSIVE and part.interval and part.effect is not None:
-            if part.interval.low > 0 or part.interval.high < 0:
-                yield Remark(entry.id, f"{name}{_measured(part)}, which is not nothing, and decides nothing either.")
+        there = part.interval is not None and not part.interval.low <= 0 <= part.interval.high
+        if verdict.outcome is Outcome.INCONCLUSIVE and there:
+            yield Remark(entry.id, f"{name}{_measured(part)}, which is not nothing, and decides nothing either.")
 
 
 def _large(entry: ClaimEntry, verdict: Verdict) -> Iterator[Remark]:

@@ -25,11 +25,13 @@ def drawn(picture: FigureResult) -> Drawn:
     from fewbits.analysis.plots import png, svg, themed  # matplotlib takes its time
 
     light, dark = themed(picture, "light"), themed(picture, "dark")
+    for figure in (light, dark):
+        figure.set_layout_engine("none")  # it is laid out by now: that takes longer than all the rest
     return Drawn(svg(light), svg(dark), png(light), float(light.get_figwidth()))
 
 
 def picture(figure: Drawn, told: str) -> str:
-    """told: what those hear who do not see it. Nothing but the browser chooses the theme, so that Jupyter shows it too."""
+    """told: what those hear who do not see it. The theme is the browser's choice, on the page and in Jupyter alike."""
     dark = tag("source", media="(prefers-color-scheme: dark)", srcset=_uri(figure.dark)).removesuffix("</source>")
     width = f"width: {figure.width * PIXELS:.0f}px"
     light = tag("img", src=_uri(figure.light), alt=told, style=width).removesuffix("</img>")

@@ -68,7 +68,10 @@ class Provenance:
         sweeps = ", ".join(dict.fromkeys(member.cell.sweep for member in members))
         yield "Trials", words(f"{len(self.over)} of {len(trials)} over, in {len(members)} places of {sweeps}")
         yield "Seeds", words(", ".join(map(str, sorted({member.cell.seed for member in members}))))
-        yield "Models", words(f"{', '.join(sorted({t.trial.model.name for t in trials.values()}))}: {self.results.scale}")
+        yield (
+            "Models",
+            words(f"{', '.join(sorted({t.trial.model.name for t in trials.values()}))}: {self.results.scale}"),
+        )
         yield "Training", words(f"{number(self.seconds / 3600, 2)} hours of all trials together")
         made_of = next(iter(trials.values())).made_of
         for room, digest in made_of["sources"].items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fewbits.analysis.paper import Table as PaperTable
-from fewbits.analysis.results import NotRun, Ours, TableCell, TableResult, TableRow, Value
+from fewbits.analysis.results import Ours, Setting, TableCell, TableResult, TableRow, Value
 from fewbits.analysis.show.markup import boxed, decimals, folded, number, tag, words
 from fewbits.analysis.show.trials import Trial, behind
 from fewbits.analysis.verdicts import NoData
@@ -38,7 +38,7 @@ def _head(columns: tuple[str, ...], printed: PaperTable | None) -> str:
 
 
 def _lines(row: TableRow, trials: Mapping[str, Trial]) -> list[str]:
-    """Three lines; one where the row has no number of ours and the reason is always the same, or nothing is compared."""
+    """Of the paper, of ours, and of the difference, where there are any."""
     title = words(row.title) + (tag("small", f" {words(row.unit)}") if row.unit else "")
     shown = [line for line in LINES if line == "ours" or any(_text(line, row, cell) for cell in row.cells)]
     lines = []
@@ -52,24 +52,28 @@ def _lines(row: TableRow, trials: Mapping[str, Trial]) -> list[str]:
 
 
 def _same(row: TableRow) -> str | None:
-    """One cell for all of them."""
-    reasons = {missing(cell.ours) for cell in row.cells if not isinstance(cell.ours, Value)}
-    if len(reasons) != 1 or any(isinstance(cell.ours, Value) for cell in row.cells):
+    """One cell for all of them, where there is nothing in any for the same reason."""
+    reasons = {missing(cell.ours) for cell in row.cells if not isinstance(cell.ours, Value | Setting)}
+    if len(reasons) != 1 or any(isinstance(cell.ours, Value | Setting) for cell in row.cells):
         return None
     return tag("td", words(*reasons), colspan=str(len(row.cells)), class_="missing")
 
 
 def _cell(line: str, row: TableRow, cell: TableCell, trials: Mapping[str, Trial]) -> str:
     text = _text(line, row, cell)
-    if line == "ours" and not isinstance(cell.ours, Value):
-        return tag("td", words(_briefly(cell.ours)), class_="missing", title=missing(cell.ours))
-    if line != "ours" or not isinstance(cell.ours, Value):
+    if line != "ours":
         return tag("td", words(text), class_="number", title=cell.source if line == "paper" and text else None)
+    if isinstance(cell.ours, Setting):
+        assumed = tag("small", " assumed") if cell.ours.assumed else ""
+        return tag("td", words(text), assumed, class_="number")
+    if not isinstance(cell.ours, Value):
+        return tag("td", words(text), class_="missing", title=missing(cell.ours))
     return tag("td", words(text), _spread(cell.ours), class_="number", title=_told(cell.ours, trials))
 
 
 def _briefly(ours: Ours) -> str:
-    return "not run" if isinstance(ours, NotRun) else "no data"
+    """In a cell, where others of its row have numbers; the reason is told by `missing`."""
+    return "no data" if isinstance(ours, NoData) else str(ours).partition(":")[0].partition(" at ")[0]
 
 
 def _text(line: str, row: TableRow, cell: TableCell) -> str:
@@ -78,15 +82,19 @@ def _text(line: str, row: TableRow, cell: TableCell) -> str:
         half = (ours.interval.high - ours.interval.low) / 2 if ours.interval else None
         places = min(6, max(decimals(ours.mean, half), 4 if abs(ours.mean) < 100 else 1)) if ours.mean else 4
     if line == "paper":
-        return "" if cell.paper is None else number(cell.paper, _printed(row))
+        if cell.paper is None or isinstance(cell.paper, str):
+            return cell.paper or ""
+        return number(cell.paper, _printed(row))
     if line == "difference":
         return "" if cell.difference is None else number(cell.difference, places, sign=True)
-    return number(ours.mean, places) if isinstance(ours, Value) else missing(ours)
+    if isinstance(ours, Setting):
+        return ours.text
+    return number(ours.mean, places) if isinstance(ours, Value) else _briefly(ours)
 
 
 def _printed(row: TableRow) -> int:
     """Decimals of the row's numbers in the paper, zeros at their ends among them."""
-    texts = (f"{cell.paper:.10g}" for cell in row.cells if cell.paper is not None)
+    texts = (f"{cell.paper:.10g}" for cell in row.cells if isinstance(cell.paper, float))
     return max(len(text.partition(".")[2]) if "e" not in text else 0 for text in texts)
 
 
@@ -154,8 +162,6 @@ def latex(result: TableResult, caption: str) -> str:
 
 
 def _plain(line: str, row: TableRow, cell: TableCell) -> str:
-    if line == "ours" and not isinstance(cell.ours, Value):
-        return _briefly(cell.ours)
     text = _text(line, row, cell)
     if line == "ours" and isinstance(cell.ours, Value) and cell.ours.interval:
         half = (cell.ours.interval.high - cell.ours.interval.low) / 2

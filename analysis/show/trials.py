@@ -85,4 +85,6 @@ def table(trials: Mapping[str, Trial]) -> str:
 
 def _place(row: Mapping[str, object] | pd.Series) -> str:
     axes: tuple[tuple[str, str], ...] = row["axes"]  # type: ignore[assignment]
-    return ", ".join([str(row["arm"] or row["sweep"]), *(f"{axis} {value}" for axis, value in axes), f"seed {row['seed']}"])
+    return ", ".join(
+        [str(row["arm"] or row["sweep"]), *(f"{axis} {value}" for axis, value in axes), f"seed {row['seed']}"]
+    )
