@@ -11,7 +11,7 @@ BUILT := $(VENV)/.kernels-built
 SCALE ?= cpu
 SEEDS ?=
 ADDRESS ?=
-RUNS ?= runs
+RUNS ?=
 STUDIES := mor
 REPRODUCE := $(STUDIES:%=reproduce-%)
 
@@ -19,7 +19,7 @@ REPRODUCE := $(STUDIES:%=reproduce-%)
 .PHONY: help setup test lint bench ui clean $(REPRODUCE)
 
 help: ## Show this list
-	@sed -n 's/^\([a-z-]*\):.*## /  make \1	/p' $(firstword $(MAKEFILE_LIST)) | expand -t 16
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1	/p' $(firstword $(MAKEFILE_LIST)) | expand -t 22
 
 setup: $(BUILT) ## Make .venv, install fewbits with its tools, build the CPU kernels
 
@@ -38,14 +38,14 @@ bench: setup ## Measure the kernels beside their peers
 ui: setup ## Serve MLflow's page of runs/ on 127.0.0.1:5000
 	$(BIN)/fewbits ui
 
-reproduce-mor: ## Run what is missing of the MoR study, and write its report; SCALE=smoke|cpu|cpu-full|gpu|paper
+reproduce-mor: ## Run what is missing of the MoR study, and write its report: SCALE, SEEDS, ADDRESS, RUNS
 
 # Trials that fail are named in the report too, which is made all the same; then the sweep's status is the end's.
 $(REPRODUCE): reproduce-%: setup
-	@of="study=$* scale=$(SCALE) $(if $(SEEDS),seeds=[$(SEEDS)])"; \
-	$(BIN)/fewbits sweep $$of --runs '$(RUNS)' $(if $(ADDRESS),--address '$(ADDRESS)'); swept=$$?; \
+	@of="study=$* scale=$(SCALE) $(if $(SEEDS),seeds=[$(SEEDS)]) $(if $(RUNS),--runs $(RUNS))"; \
+	$(BIN)/fewbits sweep $$of $(if $(ADDRESS),--address $(ADDRESS)); swept=$$?; \
 	if [ $$swept -gt 1 ]; then exit $$swept; fi; \
-	$(BIN)/fewbits report $$of --runs '$(RUNS)'; reported=$$?; \
+	$(BIN)/fewbits report $$of; reported=$$?; \
 	if [ $$swept -ne 0 ]; then exit $$swept; fi; exit $$reported
 
 clean: ## Remove .venv, caches and build products; runs/ and reports/ stay

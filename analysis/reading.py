@@ -186,7 +186,8 @@ class Reading:
             "parameters": self.results.scale,
             "words": list(self.sentence),
             "counts": claims.counts(self.verdicts),
-            "flags": [*self.results.flags, *self.origin.mixed],
+            "flags": list(self.results.flags),
+            "mixed": self.origin.mixed,
             "claims": {
                 entry.id: {
                     "statement": entry.claim.statement,

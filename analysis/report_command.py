@@ -38,7 +38,8 @@ def main(argv: Sequence[str]) -> int:
         report = write_report(words, reports)
     if report.missing:
         count = len(report.missing)
-        print(f"fewbits: {count} places have no result (the page names them): {report.missing[0]}", file=sys.stderr)
+        what = "1 place has" if count == 1 else f"{count} places have"
+        print(f"fewbits: {what} no result, {report.missing[0]}; the page names all", file=sys.stderr)
     print(report.verdicts)
     print(report.index)
     return 1 if report.missing else 0

@@ -26,7 +26,7 @@ SHOWN = 8  # flags of a kind, before the others are folded away
 @dataclass(frozen=True)
 class Provenance:
     results: Results
-    sentences: Sequence[str]  # the words of the sweep
+    sentence: Sequence[str]  # the words of the sweep
 
     @cached_property
     def over(self) -> list[tuple[Planned, dict[str, Any]]]:
@@ -63,8 +63,9 @@ class Provenance:
 
     def rows(self) -> Iterator[tuple[str, str]]:
         trials, members = self.results.plan.trials, self.results.members
-        yield "Made again by", tag("code", words("fewbits sweep " + shlex.join(self.sentences)))
-        yield "", tag("code", words("fewbits report " + shlex.join(self.sentences)))
+        said = " ".join(_spelled(word) for word in self.sentence)
+        yield "Made again by", tag("code", words(f"fewbits sweep {said}"))
+        yield "", tag("code", words(f"fewbits report {said}"))
         sweeps = ", ".join(dict.fromkeys(member.cell.sweep for member in members))
         yield "Trials", words(f"{len(self.over)} of {len(trials)} over, in {len(members)} places of {sweeps}")
         yield "Seeds", words(", ".join(map(str, sorted({member.cell.seed for member in members}))))
@@ -105,6 +106,12 @@ class Provenance:
             said = "All places have a result of today's code, and all results were made alike."
             return tag("p", f"✓ {said}", class_="flags fine")
         return tag("div", *parts, class_="flags")
+
+
+def _spelled(word: str) -> str:
+    """As one types it."""
+    key, _, value = word.partition("=")
+    return f"--runs {shlex.quote(value)}" if key == "runtime.runs" else shlex.quote(word)
 
 
 def _short(key: str, value: str) -> str:

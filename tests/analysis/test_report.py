@@ -1,0 +1,287 @@
+"""A report: one page that needs nothing beside it, whose numbers lead to their trials, the same bytes each time."""
+
+import csv
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fewbits import cli
+from fewbits.analysis.paper import paper
+from fewbits.analysis.reading import read
+from fewbits.analysis.registry import judge_all, shelf
+from fewbits.analysis.report import put
+from fewbits.analysis.results import TableResult, Value
+from fewbits.experiments import identity
+from fewbits.sweeps.plans import save_plan
+from tests.analysis.conftest import SWEEP
+from tests.analysis.report_inputs import Made, left, read_page, stand_in
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def _stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(monkeypatch)
+
+
+@pytest.fixture(scope="session")
+def original(trained: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """A report of the room's tiny trials, as a sweep of the study; tests change copies of it."""
+    runs, cache = trained
+    folder = tmp_path_factory.mktemp("report")
+    where = f"words:\n  - runtime.cache={cache}\n  - runtime.device=cpu"
+    (folder / "tiny.yaml").write_text("study: mor\n" + SWEEP.replace("words:", where, 1))
+    shutil.copytree(runs / "runs", folder / "runs")
+    made = Made(folder / "tiny.yaml", folder / "runs", folder / "reports")
+    save_plan(read([str(made.file), f"runtime.runs={made.store}"]).results.plan)
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        stand_in(monkeypatch)
+        assert made.report() == 0
+    return made
+
+
+@pytest.fixture
+def made(original: Made, tmp_path: Path) -> Made:
+    """To be changed."""
+    shutil.copytree(original.store, tmp_path / "runs")
+    return Made(original.file, tmp_path / "runs", tmp_path / "reports")
+
+
+def test_the_page_needs_nothing_beside_it(original: Made) -> None:
+    page = original.page
+    assert page.loaded
+    assert all(address.startswith("data:image/svg+xml;base64,") for address in page.loaded)
+    assert not {"script", "link", "iframe", "object"} & set(page.tags)
+    assert "url(" not in page.styles
+    assert "@import" not in page.styles
+    assert "prefers-color-scheme: dark" in page.styles
+
+
+def test_links_lead_somewhere(original: Made) -> None:
+    page = original.page
+    assert len(page.ids) == len(set(page.ids))
+    for link in page.links:
+        if link.startswith("#"):
+            assert link[1:] in page.ids
+        elif not link.startswith("https://arxiv.org/"):
+            assert (original.folder / link).is_file()
+
+
+def test_equal_results_give_equal_bytes(original: Made, tmp_path: Path) -> None:
+    assert original.report(reports=tmp_path / "again") == 0
+    assert left(tmp_path / "again" / "mor-smoke") == left(original.folder)
+
+
+def test_a_report_of_the_same_making_is_not_made_again_and_a_damaged_one_is(made: Made) -> None:
+    assert made.report() == 0
+    index = made.folder / "index.html"
+    first, before = index.stat().st_mtime_ns, left(made.folder)
+    assert made.report() == 0
+    assert index.stat().st_mtime_ns == first
+    index.write_text("half")
+    assert made.report() == 0
+    assert left(made.folder) == before
+
+
+def test_everything_registered_is_shown_once_in_the_papers_order(original: Made) -> None:
+    ids = original.page.ids
+    own = paper("mor")
+    for names in ([t.id for t in own.tables], [f.id for f in own.figures]):
+        places = [ids.index(name.lower().replace(" ", "-")) for name in names]
+        assert places == sorted(places)
+    claims = [place for place in ids if re.fullmatch(r"M\d+|m\d+|own-1", place)]
+    assert [place.upper() for place in claims[:-1]] == [f"M{n}" for n in range(1, 21)]
+    assert claims[-1] == "own-1"
+    assert ids.count("settings") == 1
+
+
+def test_the_verdicts_are_those_of_the_registry(original: Made) -> None:
+    record = json.loads((original.folder / "verdicts.json").read_text())
+    results = read([str(original.file), f"runtime.runs={original.store}"]).results
+    verdicts = judge_all("mor", results)
+    assert list(record["claims"]) == list(verdicts)
+    for name, verdict in verdicts.items():
+        found = record["claims"][name]
+        assert found["outcome"] == verdict.outcome
+        assert found["effect"] == verdict.effect
+        assert found["n"] == verdict.n
+        assert [part for part, _ in found["parts"]] == [part for part, _ in verdict.parts]
+        assert tuple(found["trials"]) == verdict.trials
+        assert found["statement"] in original.page.words
+    assert record["flags"] == []
+    assert {"✓ reproduced", "? inconclusive", "– out of reach"} <= set(
+        re.findall(r"[✓✗?–] [a-z ]*[a-z]", original.page.words)
+    )
+
+
+def test_a_number_leads_to_its_trials(original: Made) -> None:
+    results = read([str(original.file), f"runtime.runs={original.store}"]).results
+    page = original.page
+    made = shelf("mor").tables[0].make(results)
+    assert isinstance(made, TableResult)
+    assert made.trials
+    for key in made.trials:
+        folder = Path(results.trials.set_index("id")["folder"][[key]].iloc[0]).name
+        assert f"#trial-{key[:8]}" in page.links
+        assert f"trial-{key[:8]}" in page.ids
+        assert folder in page.words
+        assert any(folder in title for title in page.titles)
+
+
+def test_tables_are_csv_and_latex(original: Made) -> None:
+    results = read([str(original.file), f"runtime.runs={original.store}"]).results
+    made = shelf("mor").tables[0].make(results)
+    assert isinstance(made, TableResult)
+    with (original.folder / "tables" / "table-4.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["metric"] for row in rows] == ["Validation loss", "MMLU & more"]
+    ours = made.rows[0].cells[0].ours
+    assert isinstance(ours, Value)
+    assert float(rows[0]["BF16: ours"]) == ours.mean
+    latex = (original.folder / "tables" / "table-4.tex").read_text()
+    lines = [line for line in latex.splitlines() if line.endswith(r"\\")]
+    assert {len(re.findall(r"(?<!\\)&", line)) for line in lines} == {4}
+    assert r"MMLU \& more (\%)" in latex
+    assert latex.count(r"\begin{") == latex.count(r"\end{") == 2
+    assert latex.isascii() or set(re.findall(r"[^\x00-\x7f]", latex)) <= {"–"}
+
+
+def test_figures_are_files_in_both_themes(original: Made) -> None:
+    folder = original.folder / "figures"
+    assert {path.name for path in folder.iterdir()} == {"figure-10.svg", "figure-10-dark.svg", "figure-10.png"}
+    assert (folder / "figure-10.svg").read_text() != (folder / "figure-10-dark.svg").read_text()
+    assert (folder / "figure-10.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_notebook_beside_the_page_is_one(original: Made) -> None:
+    import nbformat
+
+    notebook = nbformat.read(original.folder / "mor.ipynb", as_version=4)
+    nbformat.validate(notebook)
+    ids = [cell.id for cell in notebook.cells]
+    assert len(set(ids)) == len(ids)
+    assert any("mor.table('Table 2')" in cell.source.replace('"', "'") for cell in notebook.cells)
+
+
+def test_a_deleted_trial_is_said_to_be_missing(made: Made, capsys: pytest.CaptureFixture[str]) -> None:
+    gone = next(path for path in sorted(made.store.iterdir()) if "mor-tensor" in path.name)
+    shutil.rmtree(gone)
+    assert made.report() == 1
+    said = capsys.readouterr()
+    assert said.err.startswith("fewbits: 1 place has no result")
+    assert said.out.splitlines()[-1] == str(made.folder / "index.html")
+    assert "⚠ 1 place of 8 without a result" in made.page.words
+    assert "seed 0: missing: not run, or not to its end" in made.page.words
+    record = json.loads((made.folder / "verdicts.json").read_text())
+    assert len(record["flags"]) == 1
+
+
+def test_an_edited_kernel_makes_results_stale(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    digest = identity.sources_digest
+    monkeypatch.setattr(identity, "sources_digest", lambda room: "0" * 64 if room == "kernels" else digest(room))
+    assert made.report() == 1
+    words = made.page.words
+    assert "⚠ 8 places of 8 without a result" in words
+    assert "was computed by other code or another config" in words
+    assert "no data" in words
+
+
+def test_what_was_not_made_alike_is_said(made: Made) -> None:
+    path = sorted(made.store.glob("*/provenance.json"))[0]
+    provenance = json.loads(path.read_text())
+    path.write_text(json.dumps(provenance | {"git": "f" * 40, "processor": "another"}))
+    assert made.report() == 0
+    assert "2 commits: " in made.page.words
+    assert "2 processors: " in made.page.words
+
+
+def test_scales_stand_side_by_side(made: Made, capsys: pytest.CaptureFixture[str]) -> None:
+    assert made.report("--compare", "smoke", "cpu") == 1, "nothing was run at the second scale"
+    said = capsys.readouterr()
+    assert "fewbits: 8 places have no result" in said.err
+    page = read_page(made.reports / "mor-smoke-cpu" / "index.html")
+    assert not page.loaded
+    assert "Under each of the three partitions" in page.words
+    record = json.loads((made.reports / "mor-smoke-cpu" / "verdicts.json").read_text())
+    assert list(record) == ["smoke", "cpu"]
+    assert record["smoke"]["flags"] == []
+    assert len(record["cpu"]["flags"]) == 8
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["study=moar"], ["moar", "mor"]),
+        (["study=mor", "scale=huge"], ["huge", "smoke"]),
+        (["study=mor", "--compare", "smoke"], ["two scales or more"]),
+        (["study=mor", "--compare", "smoke", "smoke"], ["each once"]),
+        (["study=mor", "scale=cpu", "--compare", "smoke", "cpu"], ["scale=cpu", "once"]),
+        (["sweep=partitions"], ["study=NAME"]),
+        ([], ["WORD"]),
+    ],
+)
+def test_wrong_input_is_one_line_and_status_2(
+    words: list[str], named: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert cli.main(["report", *words, "--out", str(tmp_path / "reports")]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.count("\n") == 1
+    assert all(name in said.err for name in named)
+    assert not (tmp_path / "reports").exists()
+
+
+def test_what_is_no_report_is_not_replaced(made: Made, capsys: pytest.CaptureFixture[str]) -> None:
+    (made.folder).mkdir(parents=True)
+    (made.folder / "thesis.txt").write_text("years")
+    assert made.report() == 2
+    assert "no report" in capsys.readouterr().err
+    assert (made.folder / "thesis.txt").read_text() == "years"
+
+
+def test_a_report_that_cannot_be_written_leaves_the_one_before_it(tmp_path: Path) -> None:
+    folder = tmp_path / "mor-smoke"
+    put(folder, {"index.html": "first"}, "a")
+    before = left(tmp_path)
+    with pytest.raises(OSError, match="deep"):
+        put(folder, {"index.html": "second", "deep/deeper/file": ""}, "b")
+    assert left(tmp_path) == before
+
+
+def test_claims_are_listed_in_the_terminal_as_in_the_report(original: Made, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["claims", *original.words]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    column = lines[0].index("verdict")
+    assert [line.split()[0] for line in lines[1:] if line[:1].strip() and line[0] in "Mo"] == [
+        "M1",
+        "M3",
+        "M4",
+        "M10",
+        "own-1",
+    ]
+    assert all(line[column:].startswith(("reproduced", "inconclusive", "out of reach")) for line in lines[1:-2])
+    assert lines[-1].startswith("2 reproduced, 0 contradicted, 1 inconclusive, 2 out of reach, at ")
+    assert cli.main(["claims", *original.words, "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said == json.loads((original.folder / "verdicts.json").read_text())
+
+
+def test_mors_own_notebook_shows_all_that_is_registered_and_runs_over_an_empty_store(tmp_path: Path) -> None:
+    words = ["report", "study=mor", "scale=smoke", "--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "out")]
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
+    answer = subprocess.run(
+        [sys.executable, "-m", "fewbits.cli", *words], capture_output=True, text=True, env=environment, check=False
+    )
+    assert answer.returncode == 1, answer.stderr
+    assert "places have no result" in answer.stderr
+    page = read_page(tmp_path / "out" / "mor-smoke" / "index.html")
+    assert "does not make this one yet" not in page.words
+    claims = [place for place in page.ids if re.fullmatch(r"M\d+", place)]
+    assert claims == [f"M{n}" for n in range(1, 21)]
+    assert not (tmp_path / "runs").exists(), "a report writes nothing into the store"
