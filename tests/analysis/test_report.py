@@ -17,7 +17,7 @@ from fewbits.analysis.reading import read
 from fewbits.analysis.registry import judge_all, shelf
 from fewbits.analysis.report import put
 from fewbits.analysis.results import TableResult, Value
-from fewbits.experiments import identity
+from fewbits.experiments.sources import sources_digest
 from fewbits.sweeps.plans import save_plan
 from tests.analysis.conftest import SWEEP
 from tests.analysis.report_inputs import Made, left, read_page, stand_in
@@ -183,8 +183,10 @@ def test_a_deleted_trial_is_said_to_be_missing(made: Made, capsys: pytest.Captur
 
 
 def test_an_edited_kernel_makes_results_stale(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
-    digest = identity.sources_digest
-    monkeypatch.setattr(identity, "sources_digest", lambda room: "0" * 64 if room == "kernels" else digest(room))
+    edited = {"kernels": "0" * 64}
+    monkeypatch.setattr(
+        "fewbits.experiments.identity.sources_digest", lambda room: edited.get(room) or sources_digest(room)
+    )
     assert made.report() == 1
     words = made.page.words
     assert "⚠ 8 places of 8 without a result" in words
