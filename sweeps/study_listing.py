@@ -18,7 +18,7 @@ def main(argv: Sequence[str]) -> int:
     parser = _Parser(
         prog="fewbits studies",
         description="List the studies, one for each paper, with the recipes that they compare. Of a study there are "
-        "the recipes so far, to train and to probe one by one; its sweeps and its report are still to come.",
+        "the recipes, to train and to probe one by one; `make reproduce-mor` runs MoR's sweeps and writes its report.",
         epilog="example: fewbits studies --json",
     )
     parser.add_argument("--json", action="store_true", help="the same for programs: a list of objects")
