@@ -99,7 +99,8 @@ def effects(verdict: Verdict, claim: Claim) -> str:
 
 def power(verdict: Verdict, claim: Claim) -> str:
     """The smallest effect that the design finds, beside the margin."""
-    margin = claim.margin.value if claim.margin and verdict.margin is None else verdict.margin
+    of_claim = claim.margin is not None and (verdict.margin is None or bool(verdict.parts))
+    margin = claim.margin.value if claim.margin and of_claim else verdict.margin
     # Where there is no data there is no effect that is relative, but the margin is.
     relative = claim.margin.relative if claim.margin and not verdict.n else verdict.relative
     found = size(verdict.mde, relative) if verdict.mde is not None else NOTHING
@@ -113,7 +114,7 @@ def power(verdict: Verdict, claim: Claim) -> str:
 def control(verdict: Verdict) -> str:
     if verdict.control is None:
         return NOTHING
-    return ("✓ " if verdict.control.passed else "✗ ") + words(verdict.control.name)
+    return tag("span", "✓ passed" if verdict.control.passed else "✗ failed", title=verdict.control.name)
 
 
 # -------------------------------------------------------------------------------- one in full
@@ -164,8 +165,7 @@ def _margin(claim: Claim, verdict: Verdict) -> str:
 def _control(verdict: Verdict) -> str:
     if verdict.control is None:
         return ""
-    said = "passed" if verdict.control.passed else "failed"
-    return f"{control(verdict)}: {said} {tag('small', words(verdict.control.detail))}"
+    return f"{control(verdict)} {tag('small', words(f'{verdict.control.name}: {verdict.control.detail}'))}"
 
 
 def _parts(verdict: Verdict, claim: Claim) -> str:

@@ -11,6 +11,7 @@ from fewbits.analysis.show.trials import Trial, behind
 from fewbits.analysis.verdicts import NoData
 
 LINES = ("paper", "ours", "difference")
+PRINTED = 4  # decimals that a paper prints at most; what is computed from them has no more
 
 
 def table(result: TableResult, printed: PaperTable | None, trials: Mapping[str, Trial]) -> str:
@@ -25,9 +26,11 @@ def missing(ours: Ours | str) -> str:
 
 
 def _head(columns: tuple[str, ...], printed: PaperTable | None) -> str:
-    names = tag("tr", tag("td", colspan="2"), *(tag("th", words(name), scope="col") for name in columns))
     groups = [column.group for column in printed.columns] if printed else []
-    if len(groups) != len(columns) or not any(groups):
+    grouped = len(groups) == len(columns) and any(groups)
+    shown = [name.removeprefix(f"{groups[i]}: ") if grouped else name for i, name in enumerate(columns)]
+    names = tag("tr", tag("td", colspan="2"), *(tag("th", words(name), scope="col") for name in shown))
+    if not grouped:
         return tag("thead", names)
     spans: list[tuple[str, int]] = []
     for group in groups:
@@ -77,10 +80,9 @@ def _briefly(ours: Ours) -> str:
 
 
 def _text(line: str, row: TableRow, cell: TableCell) -> str:
-    ours, places = cell.ours, None
-    if isinstance(ours, Value):
-        half = (ours.interval.high - ours.interval.low) / 2 if ours.interval else None
-        places = min(6, max(decimals(ours.mean, half), 4 if abs(ours.mean) < 100 else 1)) if ours.mean else 4
+    ours, places = cell.ours, PRINTED
+    if isinstance(ours, Value) and ours.interval:
+        places = decimals(ours.mean, (ours.interval.high - ours.interval.low) / 2)
     if line == "paper":
         if cell.paper is None or isinstance(cell.paper, str):
             return cell.paper or ""
@@ -95,7 +97,7 @@ def _text(line: str, row: TableRow, cell: TableCell) -> str:
 def _printed(row: TableRow) -> int:
     """Decimals of the row's numbers in the paper, zeros at their ends among them."""
     texts = (f"{cell.paper:.10g}" for cell in row.cells if isinstance(cell.paper, float))
-    return max(len(text.partition(".")[2]) if "e" not in text else 0 for text in texts)
+    return min(PRINTED, max(len(text.partition(".")[2]) if "e" not in text else 0 for text in texts))
 
 
 def _spread(ours: Value) -> str:
