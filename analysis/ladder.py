@@ -43,7 +43,8 @@ def _page(readings: Mapping[str, Reading]) -> str:
         body += at + tally(reading.verdicts) + _flags(reading)
     body += tag("h2", "Claims", id="claims") + boxed(_table(readings))
     body += tag("h2", "Reasons", id="reasons") + "".join(_reasons(entry, readings) for entry in first.shelf.claims)
-    return document(f"{title}: scales {', '.join(readings)}", tag("style", STYLE.read_text("utf-8")) + body, [], said)
+    style = tag("style", STYLE.read_text("utf-8"))
+    return document(f"{title}: scales {', '.join(readings)}", style + body, ["Claims", "Reasons"], said)
 
 
 def _flags(reading: Reading) -> str:

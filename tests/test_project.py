@@ -141,6 +141,39 @@ def test_setup_runs_again_only_when_what_it_depends_on_has_changed(tmp_path: Pat
         os.utime(tmp_path / name, (0, 0))
 
 
+@pytest.mark.parametrize(
+    ("swept", "reported", "status", "commands"),
+    [
+        (0, 0, 0, ["sweep", "report"]),
+        (1, 1, 1, ["sweep", "report"]),  # trials failed: the report says which
+        (0, 1, 1, ["sweep", "report"]),
+        (130, 0, 130, ["sweep"]),  # interrupted: the same command goes on
+        (2, 0, 2, ["sweep"]),
+    ],
+)
+def test_reproducing_a_study_sweeps_and_reports(
+    tmp_path: Path, swept: int, reported: int, status: int, commands: list[str]
+) -> None:
+    command = tmp_path / "bin" / "fewbits"
+    command.parent.mkdir()
+    command.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/said\n[ $1 = sweep ] && exit {swept}\nexit {reported}\n')
+    command.chmod(0o755)
+    for second, stamp in ((2_000_000_000, ".installed"), (2_000_000_001, ".kernels-built")):
+        (tmp_path / stamp).touch()
+        os.utime(tmp_path / stamp, (second, second))
+    words = [f"VENV={tmp_path}", "SCALE=smoke", "SEEDS=0,1", "RUNS=there", "ADDRESS=auto"]
+    env = {key: value for key, value in os.environ.items() if not key.startswith("MAKE")}
+    done = subprocess.run(
+        ["make", "reproduce-mor", *words], cwd=ROOT, env=env, capture_output=True, text=True, check=False
+    )
+    assert bool(done.returncode) == bool(status)
+    assert f"Error {status}" in done.stderr or not status
+    said = [line.split() for line in (tmp_path / "said").read_text().splitlines()]
+    assert [line[0] for line in said] == commands
+    assert all(line[1:6] == ["study=mor", "scale=smoke", "seeds=[0,1]", "--runs", "there"] for line in said)
+    assert said[0][6:] == ["--address", "auto"]
+
+
 def test_ci_runs_make_test() -> None:
     script = ROOT / ".ci" / "run"
     assert os.access(script, os.X_OK)

@@ -74,20 +74,20 @@ def _labelled(cell: str, head: str) -> str:
     return tag("td", tag("div", cell), data_label=head, class_="nothing" if cell == NOTHING else None)
 
 
-def shown_effect(verdict: Verdict) -> str:
+def shown_effect(verdict: Verdict, kind: str) -> str:
     if verdict.effect is None:
         return NOTHING
-    interval = verdict.interval
+    interval, sign = verdict.interval, kind not in LEVELS
     half = (interval.high - interval.low) / 2 if interval else None
-    text = effect(verdict.effect, half, verdict.relative)
-    around = tag("small", f" {bounds(interval.low, interval.high, verdict.relative)}") if interval else ""
+    text = effect(verdict.effect, half, verdict.relative, sign=sign)
+    around = tag("small", f" {bounds(interval.low, interval.high, verdict.relative, sign=sign)}") if interval else ""
     return tag("span", words(text), around, class_="effect")
 
 
 def effects(verdict: Verdict, claim: Claim) -> str:
     """The effect; of a claim about a few comparisons, each one's, and of one about many, how many are as it says."""
     if not verdict.parts:
-        return shown_effect(verdict) + glyph(verdict, claim.kind)
+        return shown_effect(verdict, claim.kind) + glyph(verdict, claim.kind)
     measured = [(name, part) for name, part in verdict.parts if part.effect is not None]
     if 0 < len(measured) <= FEW:
         return "".join(
@@ -123,7 +123,7 @@ def control(verdict: Verdict) -> str:
 def card(entry: ClaimEntry, verdict: Verdict, trials: Mapping[str, Trial]) -> str:
     claim = entry.claim
     facts = [
-        ("Effect", shown_effect(verdict) if verdict.effect is not None else ""),
+        ("Effect", shown_effect(verdict, claim.kind) if verdict.effect is not None else ""),
         ("Seeds", str(verdict.n) if verdict.n else ""),
         ("Found from", size(verdict.mde, verdict.relative) if verdict.mde is not None else ""),
         ("Margin", _margin(claim, verdict)),
@@ -177,7 +177,7 @@ def _parts(verdict: Verdict, claim: Claim) -> str:
             "tr",
             tag("th", words(name), scope="row"),
             tag("td", badge(part.outcome)),
-            tag("td", shown_effect(part), class_="number"),
+            tag("td", shown_effect(part, claim.kind), class_="number"),
             tag("td", str(part.n) if part.n else NOTHING, class_="number"),
             tag("td", power(part, claim), class_="number"),
             tag("td", glyph(part, claim.kind)),

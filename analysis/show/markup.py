@@ -83,17 +83,17 @@ def number(value: float, places: int | None = None, *, sign: bool = False) -> st
     return text.replace("-", MINUS).replace(",", THIN)
 
 
-def effect(value: float, error: float | None, relative: bool) -> str:
-    """With its sign; in percent of the baseline where it is relative."""
+def effect(value: float, error: float | None, relative: bool, *, sign: bool = True) -> str:
+    """In percent of the baseline where it is relative. A level, a share say, has no sign."""
     factor = 100 if relative else 1
     places = decimals(value * factor, error * factor if error else abs(value * factor) / 10 or None)
-    return number(value * factor, places, sign=True) + (f"{THIN}%" if relative else "")
+    return number(value * factor, places, sign=sign) + (f"{THIN}%" if relative else "")
 
 
-def bounds(low: float, high: float, relative: bool) -> str:
+def bounds(low: float, high: float, relative: bool, *, sign: bool = True) -> str:
     factor = 100 if relative else 1
     places = decimals(0.0, (high - low) / 2 * factor)
-    return f"[{number(low * factor, places, sign=True)}, {number(high * factor, places, sign=True)}]"
+    return f"[{number(low * factor, places, sign=sign)}, {number(high * factor, places, sign=sign)}]"
 
 
 def size(value: float, relative: bool) -> str:
