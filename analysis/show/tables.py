@@ -68,7 +68,7 @@ def _cell(line: str, row: TableRow, cell: TableCell, trials: Mapping[str, Trial]
         return tag("td", words(text), class_="number", title=cell.source if line == "paper" and text else None)
     if isinstance(cell.ours, Setting):
         assumed = tag("small", " assumed") if cell.ours.assumed else ""
-        return tag("td", words(text), assumed, class_="number")
+        return tag("td", words(text), assumed, class_="setting")
     if not isinstance(cell.ours, Value):
         return tag("td", words(text), class_="missing", title=missing(cell.ours))
     return tag("td", words(text), _spread(cell.ours), class_="number", title=_told(cell.ours, trials))
