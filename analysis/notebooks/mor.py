@@ -208,8 +208,9 @@ mor.own()
 # %% [markdown]
 # ## Discussion
 #
-# Found in the verdicts by rule, so that nothing is picked: contradicted claims, effects nobody spoke of, effects much
-# larger than their margin, controls that failed, and comparisons with too few seeds. No setting was changed for them.
+# Found in the verdicts by rule, so that nothing is picked: contradicted claims, effects that are not those spoken of,
+# effects beyond the margin where none was said to be, what was found alone and not kept among all claims tested,
+# controls that failed, and comparisons with too few seeds. No setting was changed for any of them.
 
 # %%
 mor.surprises()

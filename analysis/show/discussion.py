@@ -10,7 +10,7 @@ from fewbits.analysis.registry import ClaimEntry
 from fewbits.analysis.show.markup import bounds, effect, listed, size, tag, words
 from fewbits.analysis.verdicts import Outcome, Verdict
 
-LARGE = 3.0  # margins: an effect beyond that is worth a word
+NULLS = ("equal", "no worse")  # kinds of claims that say there is none
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,8 @@ def surprises(entries: Sequence[ClaimEntry], verdicts: Mapping[str, Verdict]) ->
     kinds = {
         "Contradicted": _contradicted,
         "An effect, but not the one that was said": _other_effects,
-        "Larger than expected": _large,
+        "Where none was said to be, an effect beyond the margin": _large,
+        "Found alone, and not kept among all claims tested": _uncorrected,
         "Controls that failed: the runs would not have shown an effect": _controls,
         "Too few seeds for the margin": _underpowered,
     }
@@ -31,7 +32,7 @@ def surprises(entries: Sequence[ClaimEntry], verdicts: Mapping[str, Verdict]) ->
     for title, find in kinds.items():
         found = [remark for entry in entries for remark in find(entry, verdicts[entry.id])]
         if found:
-            parts.append(tag("h3", words(title)) + listed(map(_linked, found)))
+            parts.append(tag("h3", words(title)) + listed(_merged(found)))
     return "".join(parts) or tag("p", "No verdict stands out.")
 
 
@@ -66,15 +67,20 @@ def _contradicted(entry: ClaimEntry, verdict: Verdict) -> Iterator[Remark]:
 def _other_effects(entry: ClaimEntry, verdict: Verdict) -> Iterator[Remark]:
     for name, part in _tested(entry, verdict):
         there = part.interval is not None and not part.interval.low <= 0 <= part.interval.high
-        if verdict.outcome is Outcome.INCONCLUSIVE and there:
+        if verdict.outcome is part.outcome is Outcome.INCONCLUSIVE and there:
             yield Remark(entry.id, f"{name}{_measured(part)}, which is not nothing, and decides nothing either.")
 
 
 def _large(entry: ClaimEntry, verdict: Verdict) -> Iterator[Remark]:
     for name, part in _tested(entry, verdict):
-        if part.effect is not None and part.margin and abs(part.effect) > LARGE * part.margin:
+        if entry.claim.kind in NULLS and part.effect is not None and part.margin and abs(part.effect) > part.margin:
             times = abs(part.effect) / part.margin
             yield Remark(entry.id, f"{name}{_measured(part)}, {times:.1f} times the margin ({part.outcome}).")
+
+
+def _uncorrected(entry: ClaimEntry, verdict: Verdict) -> Iterator[Remark]:
+    if verdict.outcome is Outcome.INCONCLUSIVE and verdict.reason.startswith("alone "):
+        yield Remark(entry.id, f"{entry.claim.statement} {verdict.reason[:1].upper()}{verdict.reason[1:]}.")
 
 
 def _controls(entry: ClaimEntry, verdict: Verdict) -> Iterator[Remark]:
@@ -104,6 +110,13 @@ def _measured(part: Verdict) -> str:
 
 def _scale(entry: ClaimEntry) -> str:
     return f" The paper says of scale: {entry.claim.says_of_scale}." if entry.claim.says_of_scale else ""
+
+
+def _merged(remarks: Sequence[Remark]) -> Iterator[str]:
+    """Once what is said of several claims: a control's failure, say."""
+    for text in dict.fromkeys(remark.text for remark in remarks):
+        claims = (tag("a", words(one.claim), href=f"#{one.claim}") for one in remarks if one.text == text)
+        yield f"{', '.join(dict.fromkeys(claims))} {words(text)}"
 
 
 def _linked(remark: Remark) -> str:

@@ -79,6 +79,7 @@ def number(value: float, places: int | None = None, *, sign: bool = False) -> st
         mantissa, _, exponent = f"{value:{'+' if sign else ''}.3g}".partition("e")
         text = f"{mantissa} × 10{_raised(int(exponent))}" if exponent else f"{value:,.0f}"
     else:
+        value = round(value, places) + 0.0  # no minus before a zero
         text = f"{value:{'+' if sign else ''},.{places}f}"
     return text.replace("-", MINUS).replace(",", THIN)
 
