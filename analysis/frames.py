@@ -10,15 +10,15 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import pandas as pd
 
 from fewbits.analysis.statistics import differences
 from fewbits.analysis.verdicts import Differences, NoData
 from fewbits.models.from_dict import one_of
-from fewbits.models.registry import parameters
 from fewbits.sweeps import store
+from fewbits.sweeps.cost import parameters_of
 from fewbits.sweeps.plan import Member, Plan
 from fewbits.sweeps.plans import saved_places
 
@@ -29,6 +29,7 @@ _NO_NUMBERS = ("id", "name", "status", "step")  # of result.json
 
 Metric = str | Mapping[str, float]  # a number of result.json, `ood_cloze.accuracy` say; or one of each trial's, by id
 Row = Mapping[str, Any]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -72,14 +73,14 @@ class Results:
             rows.append(_labels(member) | self._standing(member, old))
         return pd.DataFrame(rows)
 
-    @property
+    @cached_property
     def _rows(self) -> list[dict[str, Any]]:
         return cast(list[dict[str, Any]], self.trials.to_dict("records"))
 
     @cached_property
     def scale(self) -> str:
         """How big what was trained is, as a verdict says it: `3.3 M parameters`."""
-        sizes = sorted({parameters(self.plan.trials[member.id].trial.model) for member in self.members})
+        sizes = sorted({parameters_of(self.plan.trials[member.id].trial.model) for member in self.members})
         return " and ".join(map(_size, sizes)) + " parameters"
 
     @property
@@ -113,6 +114,9 @@ class Results:
 
     def late(self, metric: str, part: float = 0.1) -> dict[str, float]:
         """Of each trial, by id, the mean over that last part of its steps: of a single step a loss is too noisy."""
+        return self.remembered(f"late {metric} {part}", lambda: self._late(metric, part))
+
+    def _late(self, metric: str, part: float) -> dict[str, float]:
         found = {}
         for key, curve in self.curves(metric).drop_duplicates(["id", "step"]).groupby("id"):
             steps = self.plan.trials[str(key)].trial.training.steps
@@ -123,7 +127,20 @@ class Results:
         """What quantization did, by window of steps, layer and slot (see the observer), with the places' labels."""
         return self._tables("numerics.parquet")
 
+    def remembered(self, name: str, make: Callable[[], T]) -> T:
+        """What many tables and claims are made of, made once. Nobody changes it."""
+        if name not in self._memory:
+            self._memory[name] = make()
+        return cast(T, self._memory[name])
+
+    @cached_property
+    def _memory(self) -> dict[str, Any]:
+        return {}
+
     def _tables(self, name: str) -> pd.DataFrame:
+        return self.remembered(name, lambda: self._joined(name))
+
+    def _joined(self, name: str) -> pd.DataFrame:
         found = []
         for member in self.members:
             folder = self.plan.trials[member.id].folder
@@ -280,7 +297,7 @@ class Results:
             "stale": stale,
             "note": note,
             "model": model.name,
-            "parameters": parameters(model),
+            "parameters": parameters_of(model),
             "recipe": planned.trial.recipe.name,
         }
         return standing | dict(_numbers({k: v for k, v in result.items() if k not in _NO_NUMBERS}))

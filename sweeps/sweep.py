@@ -88,6 +88,7 @@ class Sweep:
     zipped: tuple[Any, ...] = ()
     exclude: tuple[Any, ...] = ()
     resources: Resources = Resources()
+    assumed: tuple[str, ...] = ()  # settings of its trials that the paper does not state: optimizer.lr, say
 
     def __post_init__(self) -> None:
         for called in (self.name, self.study, self.scale):
