@@ -6,27 +6,30 @@ is a row that says so. Nothing is read before it is asked for.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import pandas as pd
 
 from fewbits.analysis.statistics import differences
 from fewbits.analysis.verdicts import Differences, NoData
 from fewbits.models.from_dict import one_of
-from fewbits.models.registry import parameters
 from fewbits.sweeps import store
+from fewbits.sweeps.cost import parameters_of
 from fewbits.sweeps.plan import Member, Plan
 from fewbits.sweeps.plans import saved_places
 
 LABELS = ("study", "scale", "sweep", "arm", "axes", "seed", "id")  # of a place; each axis has a column of its own too
 STANDING = ("folder", "state", "step", "steps", "stale", "note", "model", "parameters", "recipe")
+EVALUATED = ("validation_loss", "ood_loss", "parameter_norm")  # there from a trial's first evaluation on
 _NO_NUMBERS = ("id", "name", "status", "step")  # of result.json
 
 Metric = str | Mapping[str, float]  # a number of result.json, `ood_cloze.accuracy` say; or one of each trial's, by id
+Row = Mapping[str, Any]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -42,10 +45,16 @@ class Results:
     def of_sweep(self, name: str) -> Results:
         """Of one sweep of the plan alone: its arms' names are its own."""
         one_of("sweep", name, dict.fromkeys(sweep.name for sweep in self.plan.sweeps))
-        sweeps = tuple(sweep for sweep in self.plan.sweeps if sweep.name == name)
-        return Results(
-            replace(self.plan, sweeps=sweeps, members=tuple(m for m in self.members if m.cell.sweep == name))
-        )
+        if name not in self._parts:
+            sweeps = tuple(sweep for sweep in self.plan.sweeps if sweep.name == name)
+            members = tuple(member for member in self.members if member.cell.sweep == name)
+            part = self._parts[name] = Results(replace(self.plan, sweeps=sweeps, members=members))
+            part.__dict__["_cache"] = self._cache
+        return self._parts[name]
+
+    @cached_property
+    def _parts(self) -> dict[str, Results]:
+        return {}
 
     @property
     def members(self) -> tuple[Member, ...]:
@@ -64,15 +73,20 @@ class Results:
             rows.append(_labels(member) | self._standing(member, old))
         return pd.DataFrame(rows)
 
-    @property
+    @cached_property
     def _rows(self) -> list[dict[str, Any]]:
         return cast(list[dict[str, Any]], self.trials.to_dict("records"))
 
     @cached_property
     def scale(self) -> str:
         """How big what was trained is, as a verdict says it: `3.3 M parameters`."""
-        sizes = sorted({parameters(self.plan.trials[member.id].trial.model) for member in self.members})
+        sizes = sorted({parameters_of(self.plan.trials[member.id].trial.model) for member in self.members})
         return " and ".join(map(_size, sizes)) + " parameters"
+
+    @property
+    def scale_name(self) -> str:
+        """As it was asked for: `cpu`."""
+        return " and ".join(dict.fromkeys(sweep.scale for sweep in self.plan.sweeps))
 
     @property
     def flags(self) -> tuple[str, ...]:
@@ -91,18 +105,42 @@ class Results:
     def curves(self, metric: str) -> pd.DataFrame:
         """Labels of each place, state, step, tokens, value; of unfinished trials as far as they have got."""
         frame = self._tables("metrics.parquet")
-        if frame.empty:
+        if frame.empty or (metric in EVALUATED and metric not in frame):
             return pd.DataFrame(columns=[*LABELS, "state", "step", "tokens", "value"])
         valid = [c for c in frame.columns if c not in {*LABELS, "state", "step", "tokens"}]
         one_of("metric", metric, valid)
         frame = frame.dropna(subset=[metric]).rename(columns={metric: "value"})
         return frame[[*LABELS, "state", "step", "tokens", "value"]].reset_index(drop=True)
 
+    def late(self, metric: str, part: float = 0.1) -> dict[str, float]:
+        """Of each trial, by id, the mean over that last part of its steps: of a single step a loss is too noisy."""
+        return self.remembered(f"late {metric} {part}", lambda: self._late(metric, part))
+
+    def _late(self, metric: str, part: float) -> dict[str, float]:
+        found = {}
+        for key, curve in self.curves(metric).drop_duplicates(["id", "step"]).groupby("id"):
+            steps = self.plan.trials[str(key)].trial.training.steps
+            found[str(key)] = float(curve["value"][curve["step"] >= min(steps - 1, steps * (1 - part))].mean())
+        return found
+
     def numerics(self) -> pd.DataFrame:
         """What quantization did, by window of steps, layer and slot (see the observer), with the places' labels."""
         return self._tables("numerics.parquet")
 
+    def remembered(self, name: str, make: Callable[[], T]) -> T:
+        """What many tables and claims are made of, made once. Nobody changes it."""
+        if name not in self._memory:
+            self._memory[name] = make()
+        return cast(T, self._memory[name])
+
+    @cached_property
+    def _memory(self) -> dict[str, Any]:
+        return {}
+
     def _tables(self, name: str) -> pd.DataFrame:
+        return self.remembered(name, lambda: self._joined(name))
+
+    def _joined(self, name: str) -> pd.DataFrame:
         found = []
         for member in self.members:
             folder = self.plan.trials[member.id].folder
@@ -132,8 +170,44 @@ class Results:
 
         where: values of axes, as many as it takes to leave one combination: the seeds alone replicate.
         """
+
+        def difference(row: Row, other: Row) -> float | list[str]:
+            ours, theirs = self._value(row, metric), self._value(other, metric)
+            if isinstance(ours, str) or isinstance(theirs, str):
+                return [value for value in (ours, theirs) if isinstance(value, str)]
+            return float(differences([ours], [theirs], relative=relative)[0])
+
+        return self._pairs(difference, arm, baseline, where, relative)
+
+    def distances(
+        self,
+        between: Callable[[str, str], float | None],
+        arm: str,
+        baseline: str,
+        where: Mapping[str, str] | None = None,
+        *,
+        relative: bool = True,
+    ) -> Differences | NoData:
+        """As `paired`, of what no number of one trial holds: between(arm's id, baseline's id), curves' greatest
+        distance say."""
+
+        def difference(row: Row, other: Row) -> float | list[str]:
+            found = between(row["id"], other["id"])
+            return [f"{_place(row)}: no number"] if found is None else found
+
+        return self._pairs(difference, arm, baseline, where, relative)
+
+    def _pairs(
+        self,
+        difference: Callable[[Row, Row], float | list[str]],
+        arm: str,
+        baseline: str,
+        where: Mapping[str, str] | None,
+        relative: bool,
+    ) -> Differences | NoData:
+        """difference: of the rows of a pair; or why there is none."""
         rows, others = self._arm(arm, where), self._arm(baseline, None, shared=True)
-        ours, theirs, used, notes = [], [], [], []
+        found, used, notes = [], [], []
         events = {"ours": 0, "baseline": 0}
         for row in rows:
             fitting = [o for o in others if o["seed"] == row["seed"] and set(o["axes"]) <= set(row["axes"])]
@@ -147,15 +221,14 @@ class Results:
                 notes.append(f"{_place(row)}: both diverged")
             elif any(diverged) and all(r["state"] in store.OVER for r in (row, other)):
                 events["ours" if diverged[0] else "baseline"] += 1
+            elif unfinished := [self._undone(r) for r in (row, other) if r["state"] != store.State.DONE]:
+                notes += unfinished
+            elif isinstance(one := difference(row, other), list):
+                notes += one
             else:
-                values = [self._value(r, metric) for r in (row, other)]
-                notes += [value for value in values if isinstance(value, str)]
-                if not any(isinstance(value, str) for value in values):
-                    ours.append(values[0])
-                    theirs.append(values[1])
-        if not ours and not any(events.values()):
+                found.append(one)
+        if not found and not any(events.values()):
             return NoData("; ".join(notes), tuple(used))
-        found = differences(ours, theirs, relative=relative).tolist() if ours else []
         return Differences(
             tuple(found),
             relative,
@@ -174,9 +247,10 @@ class Results:
         ids = tuple(row["id"] for row in rows)
         return Differences(numbers, False, ids, notes) if numbers else NoData("; ".join(notes), ids)
 
-    def has(self, arm: str) -> bool:
-        """Whether the arm is run at this scale."""
-        return any(member.cell.arm == arm for member in self.members)
+    def has(self, arm: str, where: Mapping[str, str] | None = None) -> bool:
+        """Whether the arm is run at this scale, there."""
+        axes = set((where or {}).items())
+        return any(member.cell.arm == arm and axes <= set(member.cell.axes) for member in self.members)
 
     def _arm(self, arm: str, where: Mapping[str, str] | None, *, shared: bool = False) -> list[dict[str, Any]]:
         one_of("arm", arm, dict.fromkeys(member.cell.arm for member in self.members))
@@ -191,13 +265,17 @@ class Results:
     def _value(self, row: Mapping[str, Any], metric: Metric) -> float | str:
         """The number, or why there is none."""
         if row["state"] != store.State.DONE:
-            return f"{_place(row)}: {row['note'] or row['state']}"
+            return self._undone(row)
         if isinstance(metric, str):
             one_of("metric", metric, self.metrics())
             value = row[metric]
         else:
             value = metric.get(row["id"])
         return f"{_place(row)}: no number" if value is None or pd.isna(value) else float(value)
+
+    @staticmethod
+    def _undone(row: Row) -> str:
+        return f"{_place(row)}: {row['note'] or row['state']}"
 
     def _standing(self, member: Member, old: str) -> dict[str, Any]:
         planned = self.plan.trials[member.id]
@@ -219,7 +297,7 @@ class Results:
             "stale": stale,
             "note": note,
             "model": model.name,
-            "parameters": parameters(model),
+            "parameters": parameters_of(model),
             "recipe": planned.trial.recipe.name,
         }
         return standing | dict(_numbers({k: v for k, v in result.items() if k not in _NO_NUMBERS}))

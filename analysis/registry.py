@@ -25,6 +25,7 @@ from typing import Any, Generic, TypeVar
 from fewbits.analysis.frames import Results
 from fewbits.analysis.paper import Claim, paper
 from fewbits.analysis.results import Picture, Table
+from fewbits.analysis.studies import load
 from fewbits.analysis.verdicts import Control, Verdict, controlled, corrected, out_of_reach
 from fewbits.models.from_dict import one_of
 from fewbits.sweeps.studies import STUDIES
@@ -96,6 +97,13 @@ _SHELVES: dict[str, Shelf] = {}
 
 
 def shelf(study: str) -> Shelf:
+    """With all that the study's modules register."""
+    found = _shelf(study)
+    load(study)
+    return found
+
+
+def _shelf(study: str) -> Shelf:
     one_of("study", study, STUDIES)
     return _SHELVES.setdefault(study, Shelf(study))
 
@@ -110,7 +118,7 @@ def table(study: str, name: str, title: str | None = None) -> Callable[[T], T]:
 
     def register(make: T) -> T:
         words = paper(study).table(name).title if title is None else title
-        _put(shelf(study)._tables, name, Entry(study, name, words, title is None, make))
+        _put(_shelf(study)._tables, name, Entry(study, name, words, title is None, make))
         return make
 
     return register
@@ -121,7 +129,7 @@ def figure(study: str, name: str, title: str | None = None) -> Callable[[T], T]:
 
     def register(make: T) -> T:
         words = paper(study).figure(name).title if title is None else title
-        _put(shelf(study)._figures, name, Entry(study, name, words, title is None, make))
+        _put(_shelf(study)._figures, name, Entry(study, name, words, title is None, make))
         return make
 
     return register
@@ -134,7 +142,7 @@ def claim(study: str, name: str, declaration: Claim | None = None) -> Callable[[
         said = declaration or paper(study).claim(name)
         if said.id != name:
             raise ValueError(f"claim {name}: its declaration is of {said.id}")
-        _put(shelf(study)._claims, name, ClaimEntry(study, said, declaration is None, check))
+        _put(_shelf(study)._claims, name, ClaimEntry(study, said, declaration is None, check))
         return check
 
     return register
@@ -144,7 +152,7 @@ def control(study: str, name: str, title: str) -> Callable[[T], T]:
     """A known effect that claims' runs must show: passed where its verdict is `reproduced`."""
 
     def register(check: T) -> T:
-        _put(shelf(study).controls, name, Entry(study, name, title, False, check))
+        _put(_shelf(study).controls, name, Entry(study, name, title, False, check))
         return check
 
     return register

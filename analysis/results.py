@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -23,6 +23,28 @@ class NotRun:
 
     def __str__(self) -> str:
         return f"not run at this scale ({self.scale})"
+
+
+@dataclass(frozen=True)
+class OutOfReach:
+    """In place of what no scale of ours can give."""
+
+    reason: str
+
+    def __str__(self) -> str:
+        return f"out of reach: {self.reason}"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Not measured but chosen: a word or a number of the trials' own configs."""
+
+    text: str
+    trials: tuple[str, ...]
+    assumed: bool = False  # the paper does not say it
+
+    def __str__(self) -> str:
+        return f"{self.text} (assumed)" if self.assumed else self.text
 
 
 @dataclass(frozen=True)
@@ -48,24 +70,34 @@ class Value:
             notes += (f"diverged: {found.diverged} of ours, {found.baseline_diverged} of the baseline",)
         return Value(s.mean, s.interval, s.n, found.trials, notes)
 
+    def times(self, factor: float) -> Value:
+        """In another unit: percent, say."""
+        interval = self.interval and Interval(
+            self.interval.low * factor, self.interval.high * factor, self.interval.level
+        )
+        return replace(self, mean=self.mean * factor, interval=interval)
 
-Ours = Value | NoData | NotRun
+
+Ours = Value | Setting | NoData | NotRun | OutOfReach
 
 
 @dataclass(frozen=True)
 class TableCell:
     ours: Ours
-    paper: float | None = None  # None: the paper has none, or it is lost
+    paper: float | str | None = None  # None: the paper has none, or it is lost
     source: str = ""  # of the paper's number
+    comparable: bool = True  # losses of other models on other data are not: their difference would mean nothing
 
     @property
     def difference(self) -> float | None:
         """Ours less the paper's."""
-        return self.ours.mean - self.paper if isinstance(self.ours, Value) and self.paper is not None else None
+        if isinstance(self.ours, Value) and isinstance(self.paper, float) and self.comparable:
+            return self.ours.mean - self.paper
+        return None
 
     @property
     def trials(self) -> tuple[str, ...]:
-        return () if isinstance(self.ours, NotRun) else self.ours.trials
+        return () if isinstance(self.ours, NotRun | OutOfReach) else self.ours.trials
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ _ALL = (
             "mor/threshold-5",
             "mor/two-way",
             "mor/three-way",
+            "mor/outlook",
         ),
         claims="M",
     ),

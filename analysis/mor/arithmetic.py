@@ -1,0 +1,169 @@
+"""What is true of GAM's scales by construction, asked of our own kernels whenever a report is made (M1, M2).
+
+The tensors are BF16, as MoR's are, and made to be hard: blocks' mantissas just below and above the group's, where a
+scale that is rounded the wrong way saturates; magnitudes at both ends of BF16's range; heavy tails; blocks of zeros;
+ragged edges. Numbers are compared to the bit: float32 scales and BF16 values are exact in float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import product
+
+import torch
+from torch import Tensor
+
+from fewbits.analysis.frames import Results
+from fewbits.analysis.registry import claim
+from fewbits.analysis.verdicts import Verdict, exact
+from fewbits.kernels.api import fake_quantize
+from fewbits.kernels.packed import Packed, decode, encode
+from fewbits.kernels.quantizer import Quantizer
+
+FORMATS = ("e4m3", "e5m2")
+BLOCKS = ("tensor", "channel", "128x128", "64x64", "1x128")
+MANTISSA, ONE_TO_TWO = 0x7FFFFF, 0x3F800000  # of a float32's bits: its fraction; sign and exponent of 1 to 2
+SHAPE = (192, 320)  # of several blocks of each size, with ragged ones at the edges
+
+
+@dataclass(frozen=True)
+class Case:
+    """A tensor with one way of scaling it."""
+
+    name: str
+    x: Tensor
+    quantizer: Quantizer
+
+
+def hard_tensors() -> dict[str, Tensor]:
+    g = torch.Generator().manual_seed(0)
+    normal = torch.randn(SHAPE, generator=g)
+    steps = torch.randint(0, 128, SHAPE, generator=g)  # every BF16 mantissa
+    exponents = torch.randint(-100, 100, (SHAPE[0] // 32, SHAPE[1] // 32), generator=g)
+    by_block = torch.exp2(exponents.repeat_interleave(32, 0).repeat_interleave(32, 1).float())
+    edges = torch.tensor(
+        [1.0, 1.0078125, 1.75, 1.7421875, 1.9921875]
+    )  # around 448 = 1.75 · 2^8 and 57344 = 1.75 · 2^15
+    patch = torch.zeros(SHAPE)
+    patch[40:50, 200:210] = normal[40:50, 200:210]
+    return {
+        "normal": normal,
+        "heavy tails": torch.exp(3 * normal) * torch.sign(torch.randn(SHAPE, generator=g)),
+        "every mantissa, a binade for each block": (1 + steps / 128) * by_block,
+        "mantissas of the formats' maxima": edges[steps % 5] * by_block,
+        "at the top of BF16's range": torch.finfo(torch.bfloat16).max * (normal / normal.abs().max()),
+        "where a float32 still holds the ideal scale": normal * 2.0**-100,
+        "below that": normal * 2.0**-126,
+        "zeros but for one patch": patch,
+        "squared ReLU": torch.relu(normal) ** 2,
+    }
+
+
+def cases() -> Iterator[Case]:
+    for (name, x), element, block in product(hard_tensors().items(), FORMATS, BLOCKS):
+        yield Case(name, x.bfloat16(), Quantizer(format=element, block=block, scaling="gam"))
+
+
+def factors(packed: Packed) -> Tensor:
+    """The encode scale of each block, mantissa times power of two, in float64 on the grid of blocks."""
+    assert packed.scales is not None
+    assert packed.group_scales is not None
+    return packed.group_scales.double() * torch.exp2(packed.scales.double() - 127)
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """What M1 speaks of, over all cases."""
+
+    cases: int
+    blocks: int
+    saturated: int  # elements
+    greatest: float  # scaled magnitude, as a part of the format's maximum
+    least: float  # greatest scaled magnitude of a block that is not zero, likewise
+    lost_maxima: int  # elements of a tensor's greatest magnitude that did not come back to the bit
+    would_saturate: int  # blocks, if exponents were not rounded down where the group's mantissa is greater
+
+
+@cache
+def scaled() -> Scaled:
+    found = Scaled(0, 0, 0, 0.0, 1.0, 0, 0)
+    for case in cases():
+        y, stats = fake_quantize(case.x, case.quantizer, stats="block")
+        packed, top = encode(case.x, case.quantizer), case.quantizer.format.max
+        assert packed.group_scales is not None
+        within = stats.amax > top / torch.finfo(torch.float32).max  # else the ideal scale is no float32
+        used = (stats.amax.double() * factors(packed) / top)[within]
+        ideal = torch.full_like(stats.amax, top)[within] / stats.amax[within]
+        undecremented = packed.group_scales.double() * torch.exp2(torch.frexp(ideal.double()).exponent - 1.0)
+        greatest = (case.x.abs() == case.x.abs().max()) & within.any()
+        found = Scaled(
+            found.cases + 1,
+            found.blocks + used.numel(),
+            found.saturated + int(stats.saturated.sum()),
+            max([found.greatest, *used.tolist()]),
+            min([found.least, *used.tolist()]),
+            found.lost_maxima + int((y[greatest] != case.x[greatest]).sum()),
+            found.would_saturate + int((undecremented > ideal).sum()),
+        )
+    return found
+
+
+@claim("mor", "M1")
+def m1(results: Results) -> Verdict:
+    found = scaled()
+    rounding = 1 + 2.0**-22  # the ideal scale and its product with a magnitude are each rounded once to float32
+    holds = not found.saturated and not found.lost_maxima and found.greatest <= rounding and found.least > 0.5
+    maxima = f"{found.lost_maxima} do not come" if found.lost_maxima else "all come"
+    what = (
+        f"of {found.blocks:,} blocks of {found.cases} hard cases {found.saturated or 'none'} saturates; blocks' "
+        f"greatest magnitudes lie between {found.least:.4f} and {found.greatest:.4f} of the format's maximum, and of "
+        f"the tensors' greatest {maxima} back to the bit"
+    )
+    notes = (
+        f"without rounding exponents down {found.would_saturate:,} of these blocks would saturate",
+        "tensors whose greatest magnitude is below the format's maximum / 3.4e38 are beyond what FP32 scales reach: "
+        "nothing saturates there either, but precision is lost",
+    )
+    return replace(exact(holds, what), notes=notes)
+
+
+@dataclass(frozen=True)
+class Metadata:
+    """What M2 speaks of, over all cases."""
+
+    cases: int
+    blocks: int
+    exponent_bits: int  # stored for each block
+    mantissa_bits: int  # of a group's scale that vary: the others of its 32 are the same in every tensor
+    restored: int  # cases whose values follow to the bit from codes, exponents and these mantissa bits alone
+
+
+@cache
+def metadata() -> Metadata:
+    blocks, restored, count = 0, 0, 0
+    widths, constant = set(), set()
+    for case in cases():
+        packed = encode(case.x, case.quantizer)
+        assert packed.scales is not None
+        assert packed.group_scales is not None
+        bits = packed.group_scales.view(torch.int32)
+        rebuilt = ((bits & MANTISSA) | ONE_TO_TWO).view(torch.float32)
+        same = torch.equal(decode(replace(packed, group_scales=rebuilt)), fake_quantize(case.x, case.quantizer))
+        count, blocks, restored = count + 1, blocks + packed.scales.numel(), restored + same
+        widths.add(8 * packed.scales.element_size())
+        constant |= set((bits & ~MANTISSA).flatten().tolist())
+    fraction = MANTISSA.bit_count()
+    return Metadata(count, blocks, max(widths), fraction if constant == {ONE_TO_TWO} else 32, restored)
+
+
+@claim("mor", "M2")
+def m2(results: Results) -> Verdict:
+    found = metadata()
+    holds = (found.exponent_bits, found.mantissa_bits, found.restored) == (8, 23, found.cases)
+    return exact(
+        holds,
+        f"{found.exponent_bits} bits a block and {found.mantissa_bits} a tensor hold the scales of {found.blocks:,} "
+        f"blocks (FP32 amax takes 32 bits a block): {found.restored} of {found.cases} hard cases follow to the bit",
+    )

@@ -1,0 +1,101 @@
+"""MoR's arms: where a plan has them, and one arm beside another in one configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from fewbits.analysis.frames import Metric, Results
+from fewbits.analysis.results import NotRun
+from fewbits.analysis.statistics import differences
+from fewbits.analysis.verdicts import Data, Differences, NoData
+
+BASELINE, AXIS = "bf16", "configuration"
+ONE, TWO = {AXIS: "1"}, {AXIS: "2"}
+CONFIGURATIONS = {"configuration 1": ONE, "configuration 2": TWO}
+PARTITIONS = ("tensor", "block", "channel")  # from the most tensors that fall back to the fewest
+TITLES = {
+    "bf16": "BF16",
+    "block": "Block 128×128",
+    "tensor": "Tensor",
+    "channel": "Channel",
+    "block-64": "Block 64×64",
+    "threshold-5": "Threshold 5.0 %",
+    "amax": "FP32 amax",
+    "e8m0": "E8M0",
+    "two-way": "Two-way",
+    "three-way": "Three-way",
+    "bad-arm": "E2M1 per tensor (control)",
+    "bf16-again": "BF16 again (micro-batches of 2)",
+    "block-again": "Block again (micro-batches of 2)",
+    "sub-channel": "Sub-channel 1×128",
+    "watched": "BF16, watched",
+}
+
+Where = Mapping[str, str]
+
+
+def having(results: Results, *arms: str, where: Where = ONE) -> Results | None:
+    """The first sweep that has all of these arms there: those of one name are the same trials in each of them."""
+    for name in dict.fromkeys(member.cell.sweep for member in results.members):
+        one = results.of_sweep(name)
+        if all(one.has(arm, where if arm == arms[0] else None) for arm in arms):
+            return one
+    return None
+
+
+def compared(results: Results, metric: Metric, arm: str, baseline: str = BASELINE, where: Where = ONE) -> Data | NotRun:
+    """The arm less its baseline, relative to that."""
+    one = having(results, arm, baseline, where=where)
+    return NotRun(results.scale_name) if one is None else one.paired(metric, arm, baseline, where)
+
+
+def own(results: Results, metric: Metric, arm: str, where: Where = ONE) -> Data | NotRun:
+    """The arm's numbers themselves."""
+    one = having(results, arm, where=where)
+    return NotRun(results.scale_name) if one is None else one.sample(metric, arm, where)
+
+
+def ids(results: Results, arm: str, where: Where = ONE) -> dict[int, str]:
+    """Its trials' ids by seed; none where it is not run."""
+    one = having(results, arm, where=where)
+    if one is None:
+        return {}
+    rows = one.members
+    return {m.cell.seed: m.id for m in rows if m.cell.arm == arm and set(where.items()) <= set(m.cell.axes)}
+
+
+def curves_apart(results: Results, metric: str) -> Callable[[str, str], float | None]:
+    """Of two trials: how far their curves are from each other where that is farthest, as a part of the second's."""
+    rows = results.curves(metric).drop_duplicates(["id", "step"])
+    curves = {key: curve.set_index("step")["value"] for key, curve in rows.groupby("id")}
+
+    def between(ours: str, baseline: str) -> float | None:
+        if not {ours, baseline} <= set(curves):
+            return None
+        a, b = curves[ours].align(curves[baseline], join="inner")
+        return None if a.empty else float(abs(differences(a, b, relative=True)).max())
+
+    return between
+
+
+Place = tuple[str, Where]  # an arm, in one combination of its axes
+
+
+def seed_by_seed(
+    results: Results, numbers: Mapping[str, float], ours: Place, baseline: Place, *, relative: bool = False
+) -> Differences | NoData:
+    """As `Results.paired`, of two combinations of axes, which share initial weights and not always data.
+
+    numbers: by trial. A trial that is not done has none.
+    """
+    states = dict(zip(results.trials["id"], results.trials["state"], strict=True))
+    left, right = ids(results, *ours), ids(results, *baseline)
+    found, notes = [], []
+    for seed in left:
+        pair = [i for i in (left[seed], right.get(seed)) if i is not None and states[i] == "done" and i in numbers]
+        if len(pair) == 2:
+            found += differences([numbers[pair[0]]], [numbers[pair[1]]], relative=relative).tolist()
+        else:
+            notes.append(f"{ours[0]} and {baseline[0]}, seed {seed}: not both done")
+    trials = tuple(dict.fromkeys([*left.values(), *right.values()]))
+    return Differences(tuple(found), relative, trials, tuple(notes)) if found else NoData("; ".join(notes), trials)
