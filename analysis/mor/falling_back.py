@@ -37,8 +37,9 @@ def fallback(results: Results, comparisons: dict[str, Comparison]) -> Picture:
     if not run:
         return next(part for part in parts.values() if isinstance(part, NotRun))
     shares = {name: fallback_over_steps(part) for name, part in run.items()}
-    arms = [arm for arm in PARTITIONS.arms if arm != BF16]
-    if not any(frame["arm"].isin(arms).any() for frame in shares.values()):
+    there = {arm for frame in shares.values() for arm in frame["arm"]}
+    arms = [arm for arm in PARTITIONS.arms if arm in there]
+    if not there:
         return NoData("no decision was recorded")
 
     def draw() -> Figure:
