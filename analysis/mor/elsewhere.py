@@ -72,12 +72,15 @@ def elsewhere(results: Results, comparisons: dict[str, Comparison]) -> Picture:
                 changes(row[0], found[name], of, ELSEWHERE, label_x=True)
             else:
                 plots.instead(row[0], str(parts[name]))
-            row[0].set_title("Other text: loss, %" if columns == 3 else "Out-of-domain loss, change, %")
+            row[0].set_title("Other text, %" if columns == 3 else "Out-of-domain loss, change, %")
             row[0].set_ylabel(name)
             if columns == 3:
                 _dots(row[1], of, cloze.get(name, {}), "Cloze, %", hollow=False)
             mmlu = {arm: (value / 100,) for arm in of.arms if (value := of.paper("mmlu", arm)) is not None}
-            _dots(row[-1], of, mmlu, "Paper's MMLU, %", hollow=True)
+            _dots(row[-1], of, mmlu, "MMLU, the paper's, %" if columns == 2 else "MMLU, paper", hollow=True)
+            if columns == 3:  # the arms' names stand left of the panel beside it
+                row[-1].tick_params(labelleft=False)
+                row[0].locator_params(axis="x", nbins=2)
         shown = dict.fromkeys(arm for of in comparisons.values() for arm in of.arms if arm in there)
         extra = [*noise_key(found.values()), plots.hollow("the paper's")]
         plots.legend(picture, [(ARMS[a].label, ARMS[a].look) for a in shown], extra=extra)

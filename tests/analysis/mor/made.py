@@ -46,7 +46,8 @@ def _metrics(plan: Plan, planned: Planned, steps: int) -> Iterator[dict[str, Any
     trial, begun = planned.trial, 0
     if planned.parent is not None:
         begun = plan.trials[planned.parent].trial.training.steps
-    harm = 1 + 0.001 * (len(trial.recipe.name) % 5) + 0.0002 * trial.seed
+    noise = np.random.default_rng(int(planned.id[:8], 16)).standard_normal()
+    harm = 1 + 0.001 * (len(trial.recipe.name) % 5) + 0.0002 * noise
     for step in range(steps):
         at = begun + step + 1
         loss = harm * (1.5 + 4 / (1 + at / 20)) + 0.01 * trial.seed
