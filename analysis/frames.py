@@ -7,18 +7,18 @@ is a row that says so. Nothing is read before it is asked for.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import pandas as pd
 
 from fewbits.analysis.statistics import differences
 from fewbits.analysis.verdicts import Differences, NoData
 from fewbits.models.from_dict import one_of
-from fewbits.models.registry import parameters
 from fewbits.sweeps import store
+from fewbits.sweeps.cost import parameters_of
 from fewbits.sweeps.plan import Member, Plan
 from fewbits.sweeps.plans import saved_places
 
@@ -29,6 +29,7 @@ _NO_NUMBERS = ("id", "name", "status", "step")  # of result.json
 
 Metric = str | Mapping[str, float]  # a number of result.json, `ood_cloze.accuracy` say; or one of each trial's, by id
 Row = Mapping[str, Any]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,6 @@ class Results:
     """Of a plan, or of some of its sweeps."""
 
     plan: Plan
-    _files: dict[Path, pd.DataFrame] = field(default_factory=dict, compare=False, repr=False)  # each read once
 
     @staticmethod
     def of(plan: Plan) -> Results:
@@ -44,16 +44,17 @@ class Results:
 
     def of_sweep(self, name: str) -> Results:
         """Of one sweep of the plan alone: its arms' names are its own."""
-        one_of("sweep", name, self._by_sweep)
-        return self._by_sweep[name]
+        one_of("sweep", name, dict.fromkeys(sweep.name for sweep in self.plan.sweeps))
+        if name not in self._parts:
+            sweeps = tuple(sweep for sweep in self.plan.sweeps if sweep.name == name)
+            members = tuple(member for member in self.members if member.cell.sweep == name)
+            part = self._parts[name] = Results(replace(self.plan, sweeps=sweeps, members=members))
+            part.__dict__["_cache"] = self._cache
+        return self._parts[name]
 
     @cached_property
-    def _by_sweep(self) -> dict[str, Results]:
-        found = {}
-        for sweep in self.plan.sweeps:
-            members = tuple(member for member in self.members if member.cell.sweep == sweep.name)
-            found[sweep.name] = Results(replace(self.plan, sweeps=(sweep,), members=members), self._files)
-        return found
+    def _parts(self) -> dict[str, Results]:
+        return {}
 
     @property
     def members(self) -> tuple[Member, ...]:
@@ -79,7 +80,7 @@ class Results:
     @cached_property
     def scale(self) -> str:
         """How big what was trained is, as a verdict says it: `3.3 M parameters`."""
-        sizes = sorted({_parameters(self.plan.trials[member.id].trial.model) for member in self.members})
+        sizes = sorted({parameters_of(self.plan.trials[member.id].trial.model) for member in self.members})
         return " and ".join(map(_size, sizes)) + " parameters"
 
     @property
@@ -103,7 +104,7 @@ class Results:
 
     def curves(self, metric: str) -> pd.DataFrame:
         """Labels of each place, state, step, tokens, value; of unfinished trials as far as they have got."""
-        frame = self._metrics
+        frame = self._tables("metrics.parquet")
         if frame.empty or (metric in EVALUATED and metric not in frame):
             return pd.DataFrame(columns=[*LABELS, "state", "step", "tokens", "value"])
         valid = [c for c in frame.columns if c not in {*LABELS, "state", "step", "tokens"}]
@@ -113,6 +114,9 @@ class Results:
 
     def late(self, metric: str, part: float = 0.1) -> dict[str, float]:
         """Of each trial, by id, the mean over that last part of its steps: of a single step a loss is too noisy."""
+        return self.remembered(f"late {metric} {part}", lambda: self._late(metric, part))
+
+    def _late(self, metric: str, part: float) -> dict[str, float]:
         found = {}
         for key, curve in self.curves(metric).drop_duplicates(["id", "step"]).groupby("id"):
             steps = self.plan.trials[str(key)].trial.training.steps
@@ -121,17 +125,22 @@ class Results:
 
     def numerics(self) -> pd.DataFrame:
         """What quantization did, by window of steps, layer and slot (see the observer), with the places' labels."""
-        return self._numerics.copy(deep=False)
-
-    @cached_property
-    def _numerics(self) -> pd.DataFrame:
         return self._tables("numerics.parquet")
 
+    def remembered(self, name: str, make: Callable[[], T]) -> T:
+        """What many tables and claims are made of, made once. Nobody changes it."""
+        if name not in self._memory:
+            self._memory[name] = make()
+        return cast(T, self._memory[name])
+
     @cached_property
-    def _metrics(self) -> pd.DataFrame:
-        return self._tables("metrics.parquet")
+    def _memory(self) -> dict[str, Any]:
+        return {}
 
     def _tables(self, name: str) -> pd.DataFrame:
+        return self.remembered(name, lambda: self._joined(name))
+
+    def _joined(self, name: str) -> pd.DataFrame:
         found = []
         for member in self.members:
             folder = self.plan.trials[member.id].folder
@@ -144,9 +153,13 @@ class Results:
 
     def _read(self, path: Path) -> pd.DataFrame:
         """Once, though several places may share a trial."""
-        if path not in self._files:
-            self._files[path] = pd.read_parquet(path)
-        return self._files[path]
+        if path not in self._cache:
+            self._cache[path] = pd.read_parquet(path)
+        return self._cache[path]
+
+    @cached_property
+    def _cache(self) -> dict[Path, pd.DataFrame]:
+        return {}
 
     # -------------------------------------------------------------------------------- comparisons
 
@@ -284,13 +297,10 @@ class Results:
             "stale": stale,
             "note": note,
             "model": model.name,
-            "parameters": _parameters(model),
+            "parameters": parameters_of(model),
             "recipe": planned.trial.recipe.name,
         }
         return standing | dict(_numbers({k: v for k, v in result.items() if k not in _NO_NUMBERS}))
-
-
-_parameters = cache(parameters)  # of a model that is built for it
 
 
 def _labels(member: Member) -> dict[str, Any]:

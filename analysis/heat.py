@@ -47,10 +47,8 @@ def heat_map(axes: Axes, rows: Sequence[HeatRow], edges: Array, threshold: float
     right = float(lefts[-1]) + step
     axes.set(xlim=(0, right), ylim=(len(rows) - 0.4, -0.6))
     axes.axvline(threshold, color=theme().line, linewidth=1.4, zorder=3)
-    shown = np.arange(0, edges[bins - 1] + step / 2, 4 * step)
-    axes.set_xticks(
-        [*shown, right - step / 2], [*(f"{100 * x:.2g}" for x in shown[:-1]), "", f">{100 * shown[-1]:.0f}"]
-    )
+    shown = np.arange(0, edges[bins - 1] - step, 4 * step)
+    axes.set_xticks([*shown, right - step / 2], [*(f"{100 * x:.2g}" for x in shown), f">{100 * edges[bins - 1]:.3g}"])
     axes.grid(False)
     for y in range(len(rows) + 1):
         axes.axhline(y - 0.5, color=theme().grid, linewidth=0.6, zorder=0)

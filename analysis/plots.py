@@ -25,6 +25,7 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
+from matplotlib.transforms import ScaledTranslation, Transform
 from numpy.typing import NDArray
 
 from fewbits.analysis.results import FigureResult
@@ -121,6 +122,7 @@ def themed(picture: FigureResult, name: str) -> Figure:
         with _settings(THEMES[name]):
             figure = picture.draw()
             figure.draw_without_rendering()
+            figure.set_layout_engine("none")  # it is laid out: not again for each file
             return figure
     finally:
         _THEME.reset(token)
@@ -216,20 +218,22 @@ def canvas(height: float) -> tuple[Figure, Axes]:
 
 
 def curve(
-    axes: Axes,
-    look: Look,
-    x: Array,
-    mean: Array,
-    band: tuple[Array, Array] | None = None,
-    *,
-    points: bool = False,
-    width: float = 1.3,
+    axes: Axes, look: Look, x: Array, mean: Array, band: tuple[Array, Array] | None = None, *, points: bool = False
 ) -> None:
-    """A mean over seeds with its band. points: so few that each is marked."""
-    marker = look.marker if points or x.size == 1 else ""
-    axes.plot(x, mean, color=look.shade, dashes=look.dashes or (None, None), marker=marker, linewidth=width)
-    if band is not None:
-        axes.fill_between(x, *band, color=look.shade, alpha=0.16, linewidth=0)
+    """A mean over seeds with its band. points: so few that each is marked, with a bar in place of the band."""
+    points = points or x.size == 1
+    place: Transform = axes.transData
+    if points:  # series beside each other, not on top of each other
+        aside = 2.2 * (0 if look.colour is None else look.colour - 2)
+        place = place + ScaledTranslation(aside / 72, 0, axes.figure.dpi_scale_trans)
+    marker = look.marker if points else ""
+    axes.plot(x, mean, color=look.shade, dashes=look.dashes or (None, None), marker=marker, transform=place)
+    if band is not None and points:
+        axes.vlines(x, *band, color=look.shade, linewidth=1.1, transform=place)
+        axes.update_datalim(np.column_stack([np.tile(x, 2), np.concatenate(band)]))
+        axes.autoscale_view()
+    elif band is not None:
+        axes.fill_between(x, *band, color=look.shade, alpha=0.13, linewidth=0)
 
 
 def legend(

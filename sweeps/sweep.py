@@ -13,6 +13,7 @@
       - {arm: mor, recipe.threshold: 0.03, seed: 2}
 
 An axis whose values are bundles of words has names for them: `axes: {data: {small: [data=python], …}}`.
+`assumed` names settings that a paper does not state, for `--dry-run` to mark where its own data are not there.
 Beside the file there may be a folder `scale/`, from which `scale=NAME` chooses how big everything is.
 """
 
@@ -88,6 +89,7 @@ class Sweep:
     zipped: tuple[Any, ...] = ()
     exclude: tuple[Any, ...] = ()
     resources: Resources = Resources()
+    assumed: tuple[str, ...] = ()  # settings of its trials that the paper does not state: optimizer.lr, say
 
     def __post_init__(self) -> None:
         for called in (self.name, self.study, self.scale):

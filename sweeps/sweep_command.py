@@ -35,10 +35,18 @@ def main(argv: Sequence[str]) -> int:
     if options.address and options.address.startswith(("http://", "https://")):
         return _submit(words, options)
 
+    from fewbits.sweeps import outline
     from fewbits.sweeps.plan import plan
     from fewbits.sweeps.sweep import load_sweeps
 
-    planned = plan(*load_sweeps(words))
+    sweeps, extra = load_sweeps(words)
+    try:
+        planned = plan(sweeps, extra)
+    except ValueError:
+        if not (options.dry_run and outline.missing_data(sweeps, extra)):
+            raise
+        print(outline.describe(sweeps, extra))
+        return 0
     if options.dry_run:
         from fewbits.sweeps.dry_run import describe
 

@@ -1,7 +1,7 @@
 """What is true of GAM's scales by construction, asked of our own kernels whenever a report is made (M1, M2).
 
-The tensors are BF16, as MoR's are, and made to be hard: blocks' mantissas just below and above the group's, where a scale
-that is rounded the wrong way saturates; magnitudes at both ends of BF16's range; heavy tails; blocks of zeros;
+The tensors are BF16, as MoR's are, and made to be hard: blocks' mantissas just below and above the group's, where a
+scale that is rounded the wrong way saturates; magnitudes at both ends of BF16's range; heavy tails; blocks of zeros;
 ragged edges. Numbers are compared to the bit: float32 scales and BF16 values are exact in float64.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import product
 
 import torch
@@ -85,6 +86,7 @@ class Scaled:
     would_saturate: int  # blocks, if exponents were not rounded down where the group's mantissa is greater
 
 
+@cache
 def scaled() -> Scaled:
     found = Scaled(0, 0, 0, 0.0, 1.0, 0, 0)
     for case in cases():
@@ -116,8 +118,8 @@ def m1(results: Results) -> Verdict:
     maxima = f"{found.lost_maxima} do not come" if found.lost_maxima else "all come"
     what = (
         f"of {found.blocks:,} blocks of {found.cases} hard cases {found.saturated or 'none'} saturates; blocks' "
-        f"greatest magnitudes lie between {found.least:.4f} and {found.greatest:.4f} of the format's maximum, and of the "
-        f"tensors' greatest {maxima} back to the bit"
+        f"greatest magnitudes lie between {found.least:.4f} and {found.greatest:.4f} of the format's maximum, and of "
+        f"the tensors' greatest {maxima} back to the bit"
     )
     notes = (
         f"without rounding exponents down {found.would_saturate:,} of these blocks would saturate",
@@ -138,6 +140,7 @@ class Metadata:
     restored: int  # cases whose values follow to the bit from codes, exponents and these mantissa bits alone
 
 
+@cache
 def metadata() -> Metadata:
     blocks, restored, count = 0, 0, 0
     widths, constant = set(), set()

@@ -66,13 +66,13 @@ def ids(results: Results, arm: str, where: Where = ONE) -> dict[int, str]:
 
 def curves_apart(results: Results, metric: str) -> Callable[[str, str], float | None]:
     """Of two trials: how far their curves are from each other where that is farthest, as a part of the second's."""
-    curves = results.curves(metric).drop_duplicates(["id", "step"]).set_index(["id", "step"])["value"]
+    rows = results.curves(metric).drop_duplicates(["id", "step"])
+    curves = {key: curve.set_index("step")["value"] for key, curve in rows.groupby("id")}
 
     def between(ours: str, baseline: str) -> float | None:
-        there = curves.index.get_level_values("id")
-        if not {ours, baseline} <= set(there):
+        if not {ours, baseline} <= set(curves):
             return None
-        a, b = curves.loc[ours].align(curves.loc[baseline], join="inner")
+        a, b = curves[ours].align(curves[baseline], join="inner")
         return None if a.empty else float(abs(differences(a, b, relative=True)).max())
 
     return between

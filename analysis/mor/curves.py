@@ -6,8 +6,9 @@ paper's last numbers are hollow marks at the right edge: of a model and a traini
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -75,29 +76,56 @@ def figure_20(results: Results) -> Picture:
 # -------------------------------------------------------------------------------- training
 
 
+@dataclass(frozen=True)
+class Measured:
+    """What one row of panels shows of one metric."""
+
+    levels: dict[str, Series]  # of arms, those there are; the trunk's among them
+    changes: dict[str, Series]  # from BF16; A/A's among them
+    trials: tuple[str, ...]
+
+
+def measured(results: Results, part: Results, of: Comparison, metric: Metric) -> Measured:
+    """part: the comparison's own places. A/A is taken from wherever it is run in the same configuration."""
+    frame = _recorded(part, metric)
+    levels = {arm: trajectories.level(frame, arm) for arm in (*of.arms, TRUNK)}
+    changes = {arm: trajectories.change(frame, arm, BF16) for arm in of.arms if arm != BF16}
+    both = chosen(results, PARTITIONS.sweep, of.configuration)
+    if isinstance(both, Results) and both.has(AGAIN):
+        changes[AGAIN] = trajectories.change(_recorded(both, metric), AGAIN, BF16)
+    trials = (one.trials for one in (*levels.values(), *changes.values()) if one is not None)
+    return Measured(
+        {arm: one for arm, one in levels.items() if one is not None},
+        {arm: one for arm, one in changes.items() if one is not None},
+        tuple(dict.fromkeys(trial for some in trials for trial in some)),
+    )
+
+
+def _recorded(part: Results, metric: Metric) -> pd.DataFrame:
+    frame = trajectories.curves(part, metric.name)
+    return trajectories.smoothed(frame, part) if metric.every_step else frame
+
+
 def training(results: Results, of: Comparison, metrics: Sequence[Metric]) -> Picture:
     """A row of panels for each metric: as it is, and its change from BF16."""
     part = chosen(results, of.sweep, of.configuration)
     if isinstance(part, NotRun):
         return part
-    frames = {metric: recorded(part, metric) for metric in metrics}
-    shown = shown_of(frames[metrics[0]], of)
-    if not shown:
-        return NoData(f"no curve of {', '.join(of.arms)}")
-    again = noise(results, of.configuration, metrics)
+    found = {metric: measured(results, part, of, metric) for metric in metrics}
+    there = {arm for one in found.values() for arm in one.levels}
+    if not there & set(of.arms):
+        return NoData(f"no curve of {', '.join(ARMS[arm].label for arm in of.arms)}")
 
     def draw() -> Figure:
         picture, grid = plots.panels(len(metrics), 2, 0.45 + 1.62 * len(metrics), sharex="col")
-        for row, metric in zip(grid, metrics, strict=True):
-            frame, last = frames[metric], metric is metrics[-1]
-            _levels(row[0], frame, of, metric, label_x=last)
-            changes(row[1], frame, again.get(metric), of, metric, label_x=last)
-        extra = [plots.hollow("the paper's last")] if any(m.in_paper for m in metrics) else []
-        if any(frame is not None and not frame.empty for frame in again.values()):
-            extra.insert(0, key("A/A: BF16 again", NOISE))
-        if not frames[metrics[0]][frames[metrics[0]]["arm"] == TRUNK].empty:
-            extra.insert(0, Line2D([], [], color=plots.theme().quiet, label="trunk, BF16"))
-        plots.legend(picture, [(ARMS[a].label, ARMS[a].look) for a in shown], extra=extra)
+        for row, (metric, one) in zip(grid, found.items(), strict=True):
+            last = metric is metrics[-1]
+            _levels(row[0], one, of, metric, label_x=last)
+            changes(row[1], one, of, metric, label_x=last)
+        extra = [Line2D([], [], color=plots.theme().quiet, label="trunk, BF16")] if TRUNK in there else []
+        extra += noise_key(found.values())
+        extra += [plots.hollow("the paper's last")] if any(m.in_paper for m in metrics) else []
+        plots.legend(picture, [(ARMS[a].label, ARMS[a].look) for a in of.arms if a in there], extra=extra)
         return picture
 
     notes: tuple[str, ...] = (
@@ -105,50 +133,29 @@ def training(results: Results, of: Comparison, metrics: Sequence[Metric]) -> Pic
     )
     if any(metric.every_step for metric in metrics):
         notes += (f"The training loss is averaged over steps to {trajectories.POINTS} points of each curve.",)
-    return FigureResult(draw, _trials(frames, of), notes + trajectories.diverged(part, of.arms) + lacking(shown, of))
+    notes += trajectories.diverged(part, of.arms) + lacking(there, of)
+    return FigureResult(draw, tuple(dict.fromkeys(i for one in found.values() for i in one.trials)), notes)
 
 
-def recorded(part: Results, metric: Metric) -> pd.DataFrame:
-    frame = trajectories.curves(part, metric.name)
-    return trajectories.smoothed(frame) if metric.every_step else frame
-
-
-def noise(results: Results, configuration: str, metrics: Sequence[Metric]) -> dict[Metric, pd.DataFrame]:
-    """Curves of BF16 and of BF16 once more, which differ by rounding alone."""
-    part = chosen(results, PARTITIONS.sweep, configuration)
-    if isinstance(part, NotRun) or not part.has(AGAIN):
-        return {}
-    return {metric: recorded(part, metric) for metric in metrics}
-
-
-def _levels(axes: Axes, frame: pd.DataFrame, of: Comparison, metric: Metric, *, label_x: bool) -> None:
+def _levels(axes: Axes, found: Measured, of: Comparison, metric: Metric, *, label_x: bool) -> None:
     axes.set_title(f"{metric.title}, {metric.unit}")
-    if (trunk := trajectories.level(frame, TRUNK)) is not None:
+    if (trunk := found.levels.get(TRUNK)) is not None:
         axes.plot(trunk.tokens, trunk.mean, color=plots.theme().quiet, marker="o" if trunk.few else "", markersize=2)
         axes.axvline(trunk.tokens[-1], color=plots.theme().quiet, linewidth=0.7)
-    found = [(arm, trajectories.level(frame, arm)) for arm in of.arms]
-    for arm, series in found:
-        if series is not None:
-            _draw(axes, ARMS[arm].look, series)
-    if not any(series for _, series in found):
+    for arm in of.arms:
+        _draw(axes, ARMS[arm].look, found.levels.get(arm))
+    if not found.levels:
         plots.instead(axes, "no data")
     plots.tokens_axis(axes, label_x)
 
 
-def changes(
-    axes: Axes, frame: pd.DataFrame, again: pd.DataFrame | None, of: Comparison, metric: Metric, *, label_x: bool
-) -> None:
+def changes(axes: Axes, found: Measured, of: Comparison, metric: Metric, *, label_x: bool) -> None:
     """From BF16; with what BF16 differs from itself by, and where the paper's arms ended."""
     axes.set_title("Change from BF16, %")
-    itself = None if again is None else trajectories.change(again, AGAIN, BF16)
-    if itself is not None:
-        _draw(axes, NOISE, itself)
-    found = {arm: trajectories.change(frame, arm, BF16) for arm in of.arms if arm != BF16}
-    ends = [series.tokens for series in found.values() if series is not None]
-    for arm, series in found.items():
-        if series is not None:
-            _draw(axes, ARMS[arm].look, series)
-    if not ends:
+    _draw(axes, NOISE, found.changes.get(AGAIN))
+    for arm in of.arms:
+        _draw(axes, ARMS[arm].look, found.changes.get(arm))
+    if not found.changes:
         plots.instead(axes, "no pair of trials")
         return
     axes.axhline(0, color=plots.theme().text, linewidth=1)
@@ -157,6 +164,15 @@ def changes(
     plots.tokens_axis(axes, label_x)
     if metric.in_paper:
         _paper_marks(axes, of, metric)
+
+
+def noise_key(found: Iterable[Measured]) -> list[Line2D]:
+    """For a legend, where A/A is shown."""
+    style: Any = NOISE.dashes
+    there = any(AGAIN in one.changes for one in found)
+    return (
+        [Line2D([], [], color=NOISE.shade, dashes=style, marker=NOISE.marker, label="A/A: BF16 again")] if there else []
+    )
 
 
 def _paper_marks(axes: Axes, of: Comparison, metric: Metric) -> None:
@@ -169,30 +185,11 @@ def _paper_marks(axes: Axes, of: Comparison, metric: Metric) -> None:
             )
 
 
-def _draw(axes: Axes, look: Look, series: Series) -> None:
-    plots.curve(axes, look, series.tokens, series.mean, series.band, points=series.few)
+def _draw(axes: Axes, look: Look, series: Series | None) -> None:
+    if series is not None:
+        plots.curve(axes, look, series.tokens, series.mean, series.band, points=series.few)
 
 
-# -------------------------------------------------------------------------------- details
-
-
-def key(label: str, look: Look) -> Line2D:
-    return Line2D([], [], color=look.shade, dashes=look.dashes or (None, None), marker=look.marker, label=label)
-
-
-def shown_of(frame: pd.DataFrame, of: Comparison) -> list[str]:
-    there = set(frame["arm"])
-    return [arm for arm in of.arms if arm in there]
-
-
-def lacking(shown: Sequence[str], of: Comparison) -> tuple[str, ...]:
-    missing = [ARMS[arm].label for arm in of.arms if arm not in shown]
+def lacking(there: Collection[str], of: Comparison) -> tuple[str, ...]:
+    missing = [ARMS[arm].label for arm in of.arms if arm not in there]
     return (f"No data of {', '.join(missing)}.",) if missing else ()
-
-
-def ids(frame: pd.DataFrame, of: Comparison) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(frame.loc[frame["arm"].isin((*of.arms, TRUNK)), "id"]))
-
-
-def _trials(frames: dict[Metric, pd.DataFrame], of: Comparison) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(i for frame in frames.values() for i in ids(frame, of)))

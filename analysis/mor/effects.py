@@ -121,7 +121,7 @@ def effects(results: Results) -> Picture:
     notes = [note for row in rows for note in row.notes]
     said = (
         "Each arm less BF16 of the same seed at the end of training, relative to BF16; the paper has one run of each "
-        "arm. Arrows and triangles at an edge: beyond it.",
+        "arm. Arrows and triangles at an edge: beyond it. (2): configuration 2.",
     )
     trials = tuple(dict.fromkeys(i for row in rows for i in row.found.trials))
     return FigureResult(draw, trials, said + tuple(dict.fromkeys(notes)))
@@ -139,7 +139,7 @@ def _effects(results: Results) -> list[Effect]:
             if isinstance(part, NotRun):
                 continue
             group = f"{of.sweep} {configuration}"
-            suffix = "" if configuration == "1" else ", configuration 2"
+            suffix = "" if configuration == "1" else " (2)"
             column = Comparison(of.sweep, of.table, of.arms, configuration)
             own = ((a, ARMS[a].label) for a in of.arms if a != BF16)
             labels = ((AGAIN, NOISE), *own, (BAD, ARMS[BAD].label)) if of is PARTITIONS else tuple(own)

@@ -6,13 +6,15 @@ does so on other text too, which is what the paper's divergence of loss and down
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fewbits.analysis import plots
 from fewbits.analysis.frames import Results
 from fewbits.analysis.mor import trajectories
-from fewbits.analysis.mor.curves import NOISE, Metric, changes, ids, key, lacking, noise, recorded, shown_of
+from fewbits.analysis.mor.curves import Metric, changes, lacking, measured, noise_key
 from fewbits.analysis.mor.looks import (
     ABLATIONS,
     ARMS,
@@ -20,6 +22,7 @@ from fewbits.analysis.mor.looks import (
     PARTITIONS,
     PARTITIONS_2,
     SUB_TENSOR,
+    TRUNK,
     Comparison,
     chosen,
 )
@@ -29,8 +32,7 @@ from fewbits.analysis.statistics import ALPHA, summary
 from fewbits.analysis.verdicts import Differences, NoData
 
 ELSEWHERE = Metric("ood_loss", "Out-of-domain loss", "nats")
-Dots = dict[str, tuple[tuple[float, ...], bool]]  # of each arm its numbers, and whether they are the paper's
-CLOZE = ("ood_cloze.accuracy", "cloze.accuracy")
+CLOZE = ("ood_cloze.accuracy", "validation_cloze.accuracy")
 
 
 @figure("mor", "Figure 7")
@@ -56,64 +58,60 @@ def elsewhere(results: Results, comparisons: dict[str, Comparison]) -> Picture:
     if all(isinstance(part, NotRun) for part in parts.values()):
         return next(part for part in parts.values() if isinstance(part, NotRun))
     run = {name: part for name, part in parts.items() if isinstance(part, Results)}
-    frames = {name: recorded(part, ELSEWHERE) for name, part in run.items()}
-    shown = list(dict.fromkeys(arm for name, frame in frames.items() for arm in shown_of(frame, comparisons[name])))
-    if not shown:
+    found = {name: measured(results, part, comparisons[name], ELSEWHERE) for name, part in run.items()}
+    there = {arm for one in found.values() for arm in one.levels} - {TRUNK}
+    if not there:
         return NoData(f"no curve of {ELSEWHERE.title.lower()}")
     cloze = {name: _cloze(part, comparisons[name]) for name, part in run.items()}
-    again = {name: noise(results, comparisons[name].configuration, (ELSEWHERE,)).get(ELSEWHERE) for name in frames}
 
     def draw() -> Figure:
         columns = 3 if any(cloze.values()) else 2
         picture, grid = plots.panels(len(comparisons), columns, 0.5 + 1.75 * len(comparisons))
         for row, (name, of) in zip(grid, comparisons.items(), strict=True):
-            if name in frames:
-                changes(row[0], frames[name], again[name], of, ELSEWHERE, label_x=True)
+            if name in found:
+                changes(row[0], found[name], of, ELSEWHERE, label_x=True)
             else:
                 plots.instead(row[0], str(parts[name]))
-            row[0].set_title("Other text: loss, %" if columns == 3 else "Out-of-domain loss, change, %")
+            row[0].set_title("Other text, %" if columns == 3 else "Out-of-domain loss, change, %")
             row[0].set_ylabel(name)
             if columns == 3:
-                _dots(row[1], of, {arm: (v.values, False) for arm, v in cloze.get(name, {}).items()}, "Cloze, %")
-            mmlu: Dots = {
-                arm: ((value / 100,), True) for arm in of.arms if (value := of.paper("mmlu", arm)) is not None
-            }
-            _dots(row[-1], of, mmlu, "The paper's MMLU, %")
-        extra = [key("A/A: BF16 again", NOISE)] if any(a is not None for a in again.values()) else []
-        plots.legend(
-            picture, [(ARMS[a].label, ARMS[a].look) for a in shown], extra=[*extra, plots.hollow("the paper's")]
-        )
+                _dots(row[1], of, cloze.get(name, {}), "Cloze, %", hollow=False)
+            mmlu = {arm: (value / 100,) for arm in of.arms if (value := of.paper("mmlu", arm)) is not None}
+            _dots(row[-1], of, mmlu, "MMLU, the paper's, %" if columns == 2 else "MMLU, paper", hollow=True)
+            if columns == 3:  # the arms' names stand left of the panel beside it
+                row[-1].tick_params(labelleft=False)
+                row[0].locator_params(axis="x", nbins=2)
+        shown = dict.fromkeys(arm for of in comparisons.values() for arm in of.arms if arm in there)
+        extra = [*noise_key(found.values()), plots.hollow("the paper's")]
+        plots.legend(picture, [(ARMS[a].label, ARMS[a].look) for a in shown], extra=extra)
         return picture
 
     notes: tuple[str, ...] = (
         "MMLU needs models of billions of parameters: the loss on text of another kind stands in its place.",
     )
-    for name, of in comparisons.items():
-        if name in frames:
-            notes += trajectories.diverged(run[name], of.arms)
-            notes += lacking(shown_of(frames[name], of), of)
-    trials = tuple(dict.fromkeys(i for name, frame in frames.items() for i in ids(frame, comparisons[name])))
+    for name, part in run.items():
+        of = comparisons[name]
+        notes += trajectories.diverged(part, of.arms) + lacking(there, of)
+    trials = tuple(dict.fromkeys(trial for one in found.values() for trial in one.trials))
     return FigureResult(draw, trials, tuple(dict.fromkeys(notes)))
 
 
-def _cloze(part: Results, of: Comparison) -> dict[str, Differences]:
-    """Last accuracies of our four-way cloze task, where it was asked for."""
+def _cloze(part: Results, of: Comparison) -> dict[str, tuple[float, ...]]:
+    """Last accuracies of our four-way cloze task, seed by seed, where it was asked for."""
     metric = next((name for name in CLOZE if name in part.metrics()), None)
     found = {} if metric is None else {arm: part.sample(metric, arm) for arm in of.arms if part.has(arm)}
-    return {arm: sample for arm, sample in found.items() if isinstance(sample, Differences)}
+    return {arm: sample.values for arm, sample in found.items() if isinstance(sample, Differences)}
 
 
-def _dots(axes: Axes, of: Comparison, values: Dots, title: str) -> None:
+def _dots(axes: Axes, of: Comparison, values: Mapping[str, tuple[float, ...]], title: str, *, hollow: bool) -> None:
     """A number for each arm, with its interval where it has several seeds; hollow: the paper's."""
     axes.set_title(title)
     for y, arm in enumerate(of.arms):
-        if arm not in values:
-            continue
-        (numbers, paper), look = values[arm], ARMS[arm].look
-        found = summary(numbers, 1 - 2 * ALPHA)
-        if found.interval is not None:
-            axes.plot([found.interval.low, found.interval.high], [y, y], color=look.shade)
-        axes.plot([found.mean], [y], look.marker, mfc="none" if paper else look.shade, mec=look.shade, ms=6)
+        if arm in values:
+            look, found = ARMS[arm].look, summary(values[arm], 1 - 2 * ALPHA)
+            if found.interval is not None:
+                axes.plot([found.interval.low, found.interval.high], [y, y], color=look.shade)
+            axes.plot([found.mean], [y], look.marker, mfc="none" if hollow else look.shade, mec=look.shade, ms=6)
     axes.set_yticks(range(len(of.arms)), [ARMS[arm].label for arm in of.arms])
     axes.set_ylim(len(of.arms) - 0.5, -0.5)
     axes.margins(x=0.15)

@@ -37,8 +37,9 @@ def fallback(results: Results, comparisons: dict[str, Comparison]) -> Picture:
     if not run:
         return next(part for part in parts.values() if isinstance(part, NotRun))
     shares = {name: fallback_over_steps(part) for name, part in run.items()}
-    arms = [arm for arm in PARTITIONS.arms if arm != BF16]
-    if not any(frame["arm"].isin(arms).any() for frame in shares.values()):
+    there = {arm for frame in shares.values() for arm in frame["arm"]}
+    arms = [arm for arm in PARTITIONS.arms if arm in there]
+    if not there:
         return NoData("no decision was recorded")
 
     def draw() -> Figure:
@@ -72,6 +73,7 @@ def fallback(results: Results, comparisons: dict[str, Comparison]) -> Picture:
 
 
 def _shares(axes: Axes, frame: pd.DataFrame, of: Comparison) -> None:
+    where = ""
     for arm, look in ((TRUNK, None), ("watched", None), *((a, ARMS[a].look) for a in of.arms if a != BF16)):
         series = trajectories.level(frame, arm)
         if series is None:
@@ -82,15 +84,7 @@ def _shares(axes: Axes, frame: pd.DataFrame, of: Comparison) -> None:
             plots.curve(axes, look, series.tokens, series.mean, series.band, points=True)
         if arm == TRUNK:
             axes.axvline(series.tokens[-1], color=plots.theme().quiet, linewidth=0.7)
-            axes.annotate(
-                "branches ",
-                (series.tokens[-1], 0.97),
-                xycoords=("data", "axes fraction"),
-                ha="right",
-                va="top",
-                fontsize=plots.SMALL,
-                color=plots.theme().quiet,
-            )
+            where = f"; arms leave the trunk at {series.tokens[-1]:g}"
     if of.configuration == "1":
         look = ARMS["channel"].look
         axes.plot(
@@ -104,4 +98,4 @@ def _shares(axes: Axes, frame: pd.DataFrame, of: Comparison) -> None:
         )
     axes.set_ylim(bottom=0)
     axes.yaxis.set_major_formatter(plots.percent())
-    axes.set_xlabel("step")
+    axes.set_xlabel(f"step{where}")

@@ -53,6 +53,10 @@ def accepts_below(spelled: str) -> float:
 
 def looked_at(results: Results) -> pd.DataFrame:
     """A row for each window, tensor and trial: its errors, and the share of its decisions that were BF16."""
+    return results.remembered("looked at", lambda: _looked_at(results))
+
+
+def _looked_at(results: Results) -> pd.DataFrame:
     numerics = results.numerics()
     columns = [*KEY, "step", "quantizer", "batches", "error", "error_max", "histogram", "fallback", "fp8", "limit"]
     if numerics.empty:

@@ -43,11 +43,11 @@ def curves(results: Results, metric: str) -> pd.DataFrame:
     return frame[np.isfinite(frame["value"].astype(float))]
 
 
-def smoothed(frame: pd.DataFrame) -> pd.DataFrame:
-    """Of what every step has, means of as many steps as leave POINTS."""
+def smoothed(frame: pd.DataFrame, results: Results) -> pd.DataFrame:
+    """Of what every step has, means of as many steps as leave POINTS of a whole trial."""
     parts = []
-    for _, one in frame.groupby("id", sort=False):
-        width = max(1, len(one) // POINTS)
+    for trial, one in frame.drop_duplicates(["id", "step"]).groupby("id", sort=False):
+        width = max(1, results.plan.trials[str(trial)].trial.training.steps // POINTS)
         whole = one.iloc[: len(one) // width * width]
         place = np.arange(len(whole)) // width
         means = whole.groupby(place)["value"].mean()
@@ -107,7 +107,12 @@ def _table(frame: pd.DataFrame, arm: str) -> pd.DataFrame:
     """Tokens × seeds, of steps that every seed has."""
     rows = frame[frame["arm"] == arm]
     whole = rows[rows["state"] != str(State.DIVERGED)]
-    return (rows if whole.empty else whole).pivot_table(index="tokens", columns="seed", values="value").dropna()
+    return (
+        (rows if whole.empty else whole)
+        .drop_duplicates(["tokens", "seed"])
+        .pivot(index="tokens", columns="seed", values="value")
+        .dropna()
+    )
 
 
 def _trials(frame: pd.DataFrame, arm: str) -> tuple[str, ...]:

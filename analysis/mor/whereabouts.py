@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
-import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
@@ -55,8 +55,10 @@ def where(results: Results) -> Picture:
     arms = [arm for arm in COLUMNS if arm in found]
     tensors = [(f"{PARTS[part]} {kind}", part, kind) for part in list(PARTS)[:4] for kind in KINDS.values()]
     layers = sorted({int(layer) for rows in found.values() for layer in rows["block"].unique()})
-    by_tensor = [[_mean(found[arm], part=part, kind=kind) for arm in arms] for _, part, kind in tensors]
-    by_layer = [[_mean(found[arm], block=layer) for arm in arms] for layer in layers]
+    of_tensor = {arm: rows.groupby(["part", "kind"])["fallback"].mean().to_dict() for arm, rows in found.items()}
+    of_layer = {arm: rows.groupby("block")["fallback"].mean().to_dict() for arm, rows in found.items()}
+    by_tensor = [[of_tensor[arm].get((part, kind), math.nan) for arm in arms] for _, part, kind in tensors]
+    by_layer = [[of_layer[arm].get(layer, math.nan) for arm in arms] for layer in layers]
 
     def draw() -> Figure:
         sizes = (len(tensors), len(layers))
@@ -71,12 +73,6 @@ def where(results: Results) -> Picture:
         "Two- and three-way decide block by block, the others tensor by tensor.",
     )
     return FigureResult(draw, tuple(dict.fromkeys(i for rows in found.values() for i in rows["id"])), notes)
-
-
-def _mean(rows: pd.DataFrame, **at: object) -> float:
-    for column, value in at.items():
-        rows = rows[rows[column] == value]
-    return float(rows["fallback"].mean()) if len(rows) else float("nan")
 
 
 def _shares(axes: Axes, table: Sequence[Sequence[float]], rows: Sequence[str], columns: Sequence[str] | None) -> None:

@@ -1,0 +1,37 @@
+"""Plans of MoR's sweeps with small data, once for all tests of the room."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+from fewbits.sweeps.plan import Plan
+from tests.analysis.mor.worlds import planned
+from tests.experiments.data_inputs import shared_cache
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Tensors here are small, and other processes compute too."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def plans(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Plan]:
+    """By words; each with a store of its own."""
+    made: dict[tuple[str, ...], Plan] = {}
+
+    def of(*words: str) -> Plan:
+        if words not in made:
+            made[words] = planned(tmp_path_factory.mktemp("mor"), shared_cache(tmp_path_factory), *words)
+        return made[words]
+
+    return of
+
+
+@pytest.fixture(scope="session")
+def cpu(plans: Callable[..., Plan]) -> Plan:
+    return plans("scale=cpu", "seeds=[0,1,2]")

@@ -1,0 +1,91 @@
+"""Made-up results in the folders of a plan, as trials would have left them: known numbers, nothing trained."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from fewbits.kernels.quantizer import Mixture
+from fewbits.models.observer import BINS
+from fewbits.models.recipe import Recipe
+from fewbits.sweeps.plan import Plan, Planned
+
+PARTS = ("qkv", "out", "up", "down")
+SHARED = ("fprop.x", "fprop.w", "dgrad.dy")
+APART = (*SHARED, "dgrad.w", "wgrad.dy", "wgrad.x")
+WINDOWS = 3
+
+
+def fill(plan: Plan, *, without: Collection[str] = (), diverged: Collection[str] = ()) -> None:
+    """Results of every trial but those of the arms `without`; those of the arms `diverged` end half-way."""
+    arms: dict[str, set[str]] = {}
+    for member in plan.members:
+        arms.setdefault(member.id, set()).add(str(member.cell.arm))
+    for key, planned in plan.trials.items():
+        if not arms.get(key, set()) & set(without):
+            write(plan, planned, ended=bool(arms.get(key, set()) & set(diverged)))
+
+
+def write(plan: Plan, planned: Planned, *, ended: bool) -> None:
+    folder, trial = planned.folder, planned.trial
+    steps = trial.training.steps // (2 if ended else 1)
+    folder.path.mkdir(parents=True)
+    metrics = list(_metrics(plan, planned, steps))
+    pd.DataFrame(metrics).to_parquet(folder.path / "metrics.parquet")
+    pd.DataFrame(_numerics(trial.recipe, trial.seed, steps)).to_parquet(folder.path / "numerics.parquet")
+    status = {"id": folder.id, "status": "diverged" if ended else "done"}
+    cloze = {"ood_cloze": {"accuracy": 0.3 + 0.01 * trial.seed}}
+    (folder.path / "result.json").write_text(json.dumps({**metrics[-1], **cloze, **status, "step": steps}))
+
+
+def _metrics(plan: Plan, planned: Planned, steps: int) -> Iterator[dict[str, Any]]:
+    trial, begun = planned.trial, 0
+    if planned.parent is not None:
+        begun = plan.trials[planned.parent].trial.training.steps
+    noise = np.random.default_rng(int(planned.id[:8], 16)).standard_normal()
+    harm = 1 + 0.001 * (len(trial.recipe.name) % 5) + 0.0002 * noise
+    for step in range(steps):
+        at = begun + step + 1
+        loss = harm * (1.5 + 4 / (1 + at / 20)) + 0.01 * trial.seed
+        row = {"step": step, "tokens": 2048 * at, "loss": loss}
+        if (step + 1) % max(1, steps // 2) == 0:
+            row |= {"validation_loss": loss, "ood_loss": 1.1 * loss, "parameter_norm": 30 + at / 100}
+        yield row
+
+
+def _numerics(recipe: Recipe, seed: int, steps: int) -> Iterator[dict[str, Any]]:
+    """Errors fall from layer to layer and rise in time; FC2's input has the greatest."""
+    spelled = str(recipe.operands.fprop_x.spec or "")
+    if "|" not in spelled:
+        return
+    test = Mixture.parse(spelled).entries[0].test
+    threshold = getattr(test, "threshold", 0.045)
+    for window in range(1, WINDOWS + 1):
+        step = steps * window // WINDOWS - 1
+        for block in range(6):
+            for part in PARTS:
+                for slot in APART if "channel" in spelled else SHARED:
+                    error = 0.0225 + (0.006 * (6 - block) * window if (part, slot) == ("down", "fprop.x") else 0)
+                    errors = error * (1 + 0.1 * np.random.default_rng([seed, step, block]).standard_normal(10))
+                    histogram = np.histogram(errors.clip(0), BINS)[0]
+                    high = float(np.mean(errors >= threshold))
+                    yield {
+                        "step": step,
+                        "layer": f"blocks.{block}.{part}",
+                        "block": block,
+                        "part": part,
+                        "slot": slot,
+                        "quantizer": spelled,
+                        "batches": 10,
+                        "error": float(errors.mean()),
+                        "error_max": float(errors.max()),
+                        "histogram": histogram.tolist(),
+                        "share_0": 1 - high,
+                        "share_1": high,
+                        "share_2": 0.0,
+                        "share_3": 0.0,
+                    }

@@ -1,0 +1,63 @@
+"""M1 and M2 are asked of the kernels: hard enough that a wrong scale would be found, and found where there is one."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from fewbits.analysis.frames import Results
+from fewbits.analysis.mor import arithmetic
+from fewbits.analysis.verdicts import Outcome
+from fewbits.kernels.packed import Packed, encode
+from fewbits.sweeps.plan import Plan
+
+NOBODY = Results(Plan((), (), {}))
+
+
+@pytest.fixture(autouse=True)
+def _afresh() -> Iterator[None]:
+    yield
+    arithmetic.scaled.cache_clear()
+    arithmetic.metadata.cache_clear()
+
+
+def test_gam_never_saturates_and_a_naive_exponent_would() -> None:
+    found = arithmetic.scaled()
+    assert (found.saturated, found.lost_maxima) == (0, 0)
+    assert 0.5 < found.least < 0.51, "the cases reach both ends of what is allowed"
+    assert 0.9999 < found.greatest <= 1 + 2**-22
+    assert found.would_saturate > 1000
+    assert arithmetic.m1(NOBODY).outcome is Outcome.REPRODUCED
+
+
+def test_scales_follow_from_eight_bits_a_block_and_23_a_tensor() -> None:
+    found = arithmetic.metadata()
+    assert (found.exponent_bits, found.mantissa_bits, found.restored) == (8, 23, found.cases)
+    assert arithmetic.m2(NOBODY).outcome is Outcome.REPRODUCED
+
+
+def broken(packed: Packed, **changes: float) -> Packed:
+    assert packed.scales is not None
+    assert packed.group_scales is not None
+    exponents = packed.scales + int(changes.get("exponent", 0))
+    return replace(packed, scales=exponents, group_scales=packed.group_scales * changes.get("mantissa", 1.0))
+
+
+@pytest.mark.parametrize(("exponent", "mantissa"), [(1, 1.0), (-1, 1.0), (0, 1.01)])
+def test_scales_that_are_too_large_or_too_small_contradict_it(
+    exponent: int, mantissa: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arithmetic.scaled.cache_clear()
+
+    def other(*words: Any) -> Packed:
+        return broken(encode(*words), exponent=exponent, mantissa=mantissa)
+
+    monkeypatch.setattr(arithmetic, "encode", other)
+    assert arithmetic.m1(NOBODY).outcome is Outcome.CONTRADICTED
+
+
+def test_a_mantissa_of_more_than_its_bits_contradicts_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    arithmetic.metadata.cache_clear()
+    monkeypatch.setattr(arithmetic, "encode", lambda *words: broken(encode(*words), mantissa=2.0))
+    assert arithmetic.m2(NOBODY).outcome is Outcome.CONTRADICTED

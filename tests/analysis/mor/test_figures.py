@@ -1,0 +1,192 @@
+"""Every figure of the study, drawn from made-up results: whole, in part, and where there is nothing."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from fewbits.analysis import plots
+from fewbits.analysis.frames import Results
+from fewbits.analysis.mor import (  # noqa: F401, they register
+    curves,
+    effects,
+    elsewhere,
+    falling_back,
+    heat_maps,
+    schematics,
+    thresholds,
+    walk,
+    whereabouts,
+)
+from fewbits.analysis.mor.looks import PARTITIONS, chosen
+from fewbits.analysis.mor.trajectories import change
+from fewbits.analysis.mor.trajectories import curves as recorded
+from fewbits.analysis.paper import paper
+from fewbits.analysis.plots import THEMES, WIDTH, svg, themed
+from fewbits.analysis.registry import Entry, shelf
+from fewbits.analysis.results import FigureResult, NotRun, Picture
+from fewbits.analysis.verdicts import NoData
+from fewbits.sweeps.plan import Plan, plan
+from fewbits.sweeps.sweep import load_sweeps
+from tests.analysis.mor.made import fill
+from tests.experiments.data_inputs import shared_cache
+
+FIGURES: dict[str, Entry[Picture]] = {entry.id: entry for entry in shelf("mor").figures}
+SCHEMATICS = ("Figure 1", "Figure 2", "Figure 3", "Figure 4")
+SMALL = (
+    "data=synthetic",
+    "data.size=65536",
+    "training.steps=50",
+    "training.length=64",
+    "evaluation.windows=2",
+    "runtime.device=cpu",
+)
+
+
+def study(folder: Path, cache: Path, *words: str) -> Plan:
+    where = (f"runtime.runs={folder}", f"runtime.cache={cache}")
+    return plan(*load_sweeps(("study=mor", *words, *SMALL, *where)))
+
+
+@pytest.fixture(scope="module")
+def every(tmp_path_factory: pytest.TempPathFactory) -> Plan:
+    """All sweeps and both configurations, two seeds, with results."""
+    folder, cache = tmp_path_factory.mktemp("made"), shared_cache(tmp_path_factory)
+    whole = study(folder, cache, "scale=cpu-full", "seeds=[0,1]")
+    fill(whole)
+    return whole
+
+
+@pytest.fixture(scope="module")
+def smoke(tmp_path_factory: pytest.TempPathFactory) -> Plan:
+    """One seed and one configuration, without results."""
+    folder, cache = tmp_path_factory.mktemp("smoke"), shared_cache(tmp_path_factory)
+    return study(folder / "runs", cache, "scale=smoke")
+
+
+@pytest.fixture
+def empty(smoke: Plan) -> Plan:
+    """Its folders as they were before anything was run."""
+    for planned in smoke.trials.values():
+        shutil.rmtree(planned.folder.path, ignore_errors=True)
+    return smoke
+
+
+def drawn(entry: Entry[Picture], results: Results, theme: str = "light") -> Figure:
+    picture = entry.make(results)
+    assert isinstance(picture, FigureResult), (entry.id, picture)
+    return themed(picture, theme)
+
+
+def reaches_over(figure: Figure) -> bool:
+    """Whether anything drawn lies outside the figure, by half a point or more."""
+    box = figure.get_tightbbox(FigureCanvasAgg(figure).get_renderer())
+    slack = 0.5 / 72
+    beyond = (-box.x0, -box.y0, box.x1 - figure.get_figwidth(), box.y1 - figure.get_figheight())
+    return max(beyond) > slack
+
+
+def test_every_figure_of_the_paper_is_registered() -> None:
+    assert {figure.id for figure in paper("mor").figures} <= set(FIGURES)
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_it_is_drawn_whole_with_the_trials_behind_it(name: str, every: Plan) -> None:
+    picture = FIGURES[name].make(Results.of(every))
+    assert isinstance(picture, FigureResult)
+    figure = themed(picture, "dark")
+    assert figure.get_figwidth() == WIDTH
+    assert not reaches_over(figure)
+    assert bool(picture.trials) == (name not in SCHEMATICS[1:])
+    assert set(picture.trials) <= set(every.trials)
+
+
+@pytest.mark.parametrize("name", ["Figure 2", "Figure 13", "Figure 20"])
+def test_the_same_results_give_the_same_bytes(name: str, every: Plan) -> None:
+    first, second = (svg(drawn(FIGURES[name], Results.of(every))) for _ in range(2))
+    assert first == second
+
+
+def test_what_has_no_results_says_so(empty: Plan) -> None:
+    results = Results.of(empty)
+    for name, entry in FIGURES.items():
+        picture = entry.make(results)
+        if name in SCHEMATICS:
+            assert isinstance(picture, FigureResult)
+        elif name in ("Figure 6", "Figure 15", "Figure 16", "Figure B"):
+            assert picture == NotRun("smoke")
+        else:
+            assert isinstance(picture, NoData)
+            assert picture.reason
+
+
+def test_one_seed_a_diverged_arm_and_a_missing_one_are_drawn_and_said(empty: Plan) -> None:
+    fill(empty, without=("tensor", "three-way"), diverged=("channel", "two-way"))
+    results = Results.of(empty)
+    figure_17 = FIGURES["Figure 17"].make(results)
+    assert isinstance(figure_17, NoData)
+    assert "Tensor" in figure_17.reason
+    for name in ("Figure 1", "Figure 5", "Figure 7", "Figure 10", "Figure 18", "Figure 20", "Figure A", "Figure C"):
+        assert not reaches_over(drawn(FIGURES[name], results))
+    figure_5 = FIGURES["Figure 5"].make(results)
+    assert isinstance(figure_5, FigureResult)
+    assert any("channel, seed 0: diverged at step 25" in note for note in figure_5.notes)
+    assert any("No data of Tensor" in note for note in figure_5.notes)
+
+
+def test_a_change_is_from_the_same_seed_at_the_same_step(every: Plan) -> None:
+    part = chosen(Results.of(every), PARTITIONS.sweep, "1")
+    assert isinstance(part, Results)
+    frame = recorded(part, "loss")
+    found = change(frame, "block", "bf16")
+    assert found is not None
+    frame = frame[frame["arm"].isin(("block", "bf16"))]
+    table = frame.pivot(index="tokens", columns=["arm", "seed"], values="value")
+    by_hand = [(table["block", s] - table["bf16", s]) / table["bf16", s] for s in (0, 1)]
+    assert np.allclose(found.mean, np.mean(by_hand, axis=0))
+    assert found.tokens[0] == table.index[0]
+
+
+def test_trunks_and_branches_are_one_line_of_tokens_and_steps(every: Plan) -> None:
+    figure = drawn(FIGURES["Figure 10"], Results.of(every))
+    trunk = every.trials[next(m.id for m in every.members if m.cell.arm == "trunk")].trial.training.steps
+    block = next(line for line in figure.axes[0].lines if line.get_color() == THEMES["light"].series[0])
+    assert min(np.asarray(block.get_xdata(), float)) > trunk
+    assert max(np.asarray(block.get_xdata(), float)) == trunk + 50
+
+
+def test_a_heat_map_has_a_row_for_each_tensor_named_as_in_the_paper(every: Plan) -> None:
+    axes = drawn(FIGURES["Figure 12"], Results.of(every)).axes[0]
+    rows = [label.get_text() for label in axes.get_yticklabels()]
+    assert len(rows) == 6 * 4 * 2
+    assert rows[:8] == [f"{layer} {kind}" for layer in heat_maps.PARTS.values() for kind in ("input", "weight")][:8]
+    apart = drawn(FIGURES["Figure 18"], Results.of(every)).axes[0]
+    assert len(apart.get_yticklabels()) == 2 * 4 * 2 * 2
+
+
+def test_schematics_show_what_the_kernels_compute() -> None:
+    """Under GAM values are rounded once more on the way back to BF16; under powers of two they are not."""
+    x = schematics.heavy_tailed(2, 4, deviation=2.0, seed=3)
+    gam, e8m0 = (schematics.flow(x, f"e4m3:1x4:{scaling}").stations for scaling in ("gam", "e8m0"))
+    assert gam[4] != gam[5]
+    assert e8m0[4] == e8m0[5]
+    amax, mantissa, exponent = schematics.group(schematics.heavy_tailed(8, 8, deviation=4.0, seed=0))
+    assert mantissa * 2.0**exponent == pytest.approx(448 / amax, rel=1e-6)
+    assert 1 <= mantissa < 2
+
+
+def test_a_block_is_walked_as_its_model_is_built(every: Plan) -> None:
+    trial = every.trials[every.members[0].id].trial
+    stations = [station.words for station in walk.walk(trial.model, 0)]
+    norm = stations[0]
+    assert stations == [
+        norm, "linear_qkv", "causal attention", "linear_proj", "+", norm, "fc1", "squared ReLU", "fc2", "+"
+    ]  # fmt: skip
+
+
+def test_the_themes_in_force_is_light_again_after_a_picture(every: Plan) -> None:
+    drawn(FIGURES["Figure 2"], Results.of(every), "dark")
+    assert plots.theme().name == "light"

@@ -1,0 +1,180 @@
+"""MoR's tables on trials whose truth is known: the paper's numbers beside ours, changes in percent, no gap unsaid."""
+
+from collections.abc import Callable
+
+import pytest
+
+from fewbits.analysis.frames import Results
+from fewbits.analysis.mor.own_tables import comparisons
+from fewbits.analysis.paper import paper
+from fewbits.analysis.registry import shelf
+from fewbits.analysis.results import NotRun, OutOfReach, Setting, TableCell, TableResult, Value
+from fewbits.analysis.verdicts import NoData
+from fewbits.sweeps.plan import Plan
+from tests.analysis.mor.worlds import FLOOR, World, results
+
+EFFECT = {"block": 0.002, "two-way": -0.003, "bad-arm": 0.05, "bf16-again": 0.0001}
+
+
+@pytest.fixture(scope="module")
+def found(cpu: Plan) -> Results:
+    return results(cpu, World(effect=EFFECT, fallback=lambda arm, c, block, part, slot, end: 0.2 * (part == "down")))
+
+
+def table(name: str, of: Results) -> TableResult:
+    (entry,) = (entry for entry in shelf("mor").tables if entry.id == name)
+    made = entry.make(of)
+    assert isinstance(made, TableResult)
+    made.frame()
+    return made
+
+
+def cell(made: TableResult, row: str, column: str) -> TableCell:
+    (found,) = (r for r in made.rows if r.title == row)
+    return found.cells[made.columns.index(column)]
+
+
+def mean(of: TableCell) -> float:
+    assert isinstance(of.ours, Value)
+    return of.ours.mean
+
+
+def test_every_table_of_the_paper_is_there() -> None:
+    assert [entry.id for entry in shelf("mor").tables if entry.of_paper] == [f"Table {i}" for i in (1, 2, 3, 4)]
+
+
+@pytest.mark.parametrize("name", ["Table 2", "Table 3", "Table 4"])
+def test_each_number_of_the_paper_stands_in_its_cell(name: str, found: Results) -> None:
+    made, said = table(name, found), paper("mor").table(name)
+    for row in said.rows:
+        (there,) = (r for r in made.rows if r.title == row.title)
+        assert tuple(c.paper for c in there.cells) == row.values
+
+
+def test_changes_compare_and_levels_do_not(found: Results) -> None:
+    made = table("Table 2", found)
+    level, change = (
+        cell(made, f"Validation loss{what}", "Configuration 1: Block") for what in ("", ", change from BF16")
+    )
+    assert level.paper == 1.8046
+    assert mean(level) == pytest.approx(1.1 * 2.1 * 1.002, rel=1e-4)
+    assert level.difference is None, "nats of bytes beside nats of words"
+    assert change.paper == pytest.approx(0.1276, abs=1e-4)
+    assert mean(change) == pytest.approx(0.2, rel=1e-6)
+    assert isinstance(change.ours, Value)
+    assert change.ours.interval is not None
+    assert change.ours.interval.low < 0.2 < change.ours.interval.high
+    assert change.difference == pytest.approx(0.2 - 0.1276, abs=1e-4)
+    assert len(change.trials) == 6, "three pairs"
+    assert mean(cell(table("Table 4", found), "Training loss, change from BF16", "Two-way")) == pytest.approx(
+        -0.3 * 2.1 / 2.125, rel=0.1
+    )
+
+
+def test_what_cannot_be_had_is_said(found: Results) -> None:
+    made = table("Table 2", found)
+    assert isinstance(cell(made, "MMLU", "Configuration 1: Block").ours, OutOfReach)
+    assert cell(made, "MMLU", "Configuration 1: Block").paper == 45.95
+    assert isinstance(cell(made, "Training loss", "Configuration 2: Block").ours, NotRun)
+    assert mean(cell(made, "Loss on other text (ours, in place of tasks)", "Configuration 1: BF16")) == 3.0
+
+
+def test_settings_are_those_of_the_trials_and_assumed_where_the_paper_is_silent(found: Results) -> None:
+    made = table("Table 1", found)
+    batch = cell(made, "Batch", "Configuration 1")
+    assert (batch.paper, str(batch.ours)) == (1024, "8")
+    peak = cell(made, "Peak learning rate", "Configuration 1")
+    assert peak.paper is None
+    assert str(peak.ours) == "0.001 (assumed)"
+    schedule = cell(made, "Learning-rate schedule", "Configuration 1").ours
+    assert isinstance(schedule, Setting)
+    assert "constant" in schedule.text
+    assert "linear" in schedule.text
+    assert isinstance(cell(made, "Batch", "Configuration 2").ours, NotRun)
+
+
+def test_noise_is_what_pairs_and_seeds_differ_by(found: Results) -> None:
+    made = table("Noise", found)
+    assert mean(cell(made, "BF16, watched less BF16", "Validation loss")) == 0.0
+    again = "BF16 again (micro-batches of 2) less BF16"
+    assert mean(cell(made, again, "Validation loss")) == pytest.approx(0.01, rel=1e-3)
+    seeds = cell(made, "Spread of BF16 itself over seeds", "Validation loss")
+    assert mean(seeds) == pytest.approx(100 * 0.1 / 2.1)
+    assert isinstance(cell(made, "Block again (micro-batches of 2) less Block 128×128", "Training loss").ours, NotRun)
+
+
+def test_power_is_told_of_every_comparison_that_a_claim_rests_on(found: Results, cpu: Plan) -> None:
+    made = table("Power", found)
+    assert len(made.rows) == len(comparisons())
+    named = {claim for one in comparisons() for claim in one.claims}
+    assert named == {"M3", "M6", "M7", "M8", "M17", "M18", "M19"}
+    quiet = "M17: Two-way less BF16"
+    assert mean(cell(made, quiet, "Smallest found, %")) < 0.01
+    assert str(cell(made, quiet, "Seeds for the margin").ours) == "2"
+    loud = table("Power", results(cpu, World(noise=0.004)))
+    assert mean(cell(loud, quiet, "Smallest found, %")) > 0.15
+    assert int(str(cell(loud, quiet, "Seeds for the margin").ours)) > 10
+
+
+def test_fallbacks_are_told_by_kind_of_tensor(cpu: Plan) -> None:
+    def share(arm: str, configuration: str, block: int, part: str, slot: str, end: bool) -> float:
+        return 0.6 if arm == "channel" and (part, slot) == ("down", "fprop.x") else 0.0
+
+    made = table("Fallbacks", results(cpu, World(fallback=share, wobble=0.0)))
+    row = "Channel, configuration 1"
+    assert mean(cell(made, row, "All")) == pytest.approx(60 / 24), "one of 4 parts × 6 slots"
+    assert cell(made, row, "All").paper == pytest.approx(1.62)
+    assert mean(cell(made, row, "FC2")) == pytest.approx(60 / 6)
+    assert mean(cell(made, row, "FC2's activations")) == pytest.approx(60 / 2)
+    assert mean(cell(made, row, "Weights")) == 0
+    assert mean(cell(made, "Tensor, configuration 1", "All")) == 0
+
+
+def test_errors_beyond_the_threshold_were_not_accepted(cpu: Plan) -> None:
+    def error(arm: str, configuration: str, block: int, part: str, slot: str, end: bool) -> float:
+        return {"channel": 0.03, "tensor": 0.2}.get(arm, FLOOR)
+
+    made = table("Errors and losses", results(cpu, World(error=error)))
+    assert mean(cell(made, "Channel", "Largest error")) == pytest.approx(3.3, rel=1e-3), "its worst mini-batch"
+    assert mean(cell(made, "Tensor", "Largest error")) == pytest.approx(4.5), "the threshold"
+    assert str(cell(made, "Two-way", "Largest error").ours) == "by blocks"
+
+
+OPEN = ("Thresholds", "Sub-channel", "Second rounding", "Outlook", "Families")
+
+
+def test_what_the_paper_left_open_is_not_run_at_a_small_scale(found: Results) -> None:
+    for name in OPEN:
+        (entry,) = (entry for entry in shelf("mor").tables if entry.id == name)
+        assert entry.make(found) == NotRun("cpu")
+
+
+def test_what_the_paper_left_open_has_its_tables(plans: Callable[..., Plan]) -> None:
+    own = results(plans("scale=cpu-full", "sweep=left-open", "seeds=[0,1,2]"), World(effect={"threshold@0.08": 0.01}))
+    thresholds = table("Thresholds", own)
+    assert [row.title for row in thresholds.rows] == ["2.0%", "3.0%", "4.0%", "4.5%", "5.0%", "6.0%", "8.0%"]
+    assert mean(cell(thresholds, "8.0%", "Validation loss")) == pytest.approx(1.0, rel=1e-3)
+    rounding = table("Second rounding", own)
+    assert mean(cell(rounding, "E8M0", "From GAM, not rounded")) == pytest.approx(0.0, abs=0.01)
+    outlook = table("Outlook", own)
+    assert mean(cell(outlook, "NVFP4 | E4M3 | BF16", "In NVFP4")) == pytest.approx(100, abs=0.01)
+
+
+def test_other_families_are_compared_with_their_own_bf16(plans: Callable[..., Plan]) -> None:
+    own = plans("scale=cpu-full", "sweep=families", "seeds=[0,1]")
+    made = table("Families", results(own, World(effect={"mor@tensor": 0.004})))
+    titles = [row.title for row in made.rows]
+    assert len(titles) == 2 * 3 * 3 * 3
+    assert mean(made.rows[titles.index("gpt2-nano tensor 0.03 gam")].cells[0]) == pytest.approx(0.4, rel=0.01)
+    assert mean(made.rows[titles.index("llama2-nano channel 0.045 e8m0")].cells[0]) == pytest.approx(0.0, abs=0.01)
+
+
+def test_an_empty_store_gives_tables_without_numbers(cpu: Plan) -> None:
+    nothing = frozenset((member.cell.arm, member.cell.seed) for member in cpu.members)
+    found = results(cpu, World(missing=nothing))
+    for entry in shelf("mor").tables:
+        made = entry.make(found)
+        if isinstance(made, TableResult):
+            made.frame()
+            assert not any(isinstance(c.ours, Value) for row in made.rows for c in row.cells)
+    assert isinstance(cell(table("Table 3", found), "Training loss", "E8M0").ours, NoData)
