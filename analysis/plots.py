@@ -221,12 +221,20 @@ def canvas(height: float) -> tuple[Figure, Axes]:
 
 
 def curve(
-    axes: Axes, look: Look, x: Array, mean: Array, band: tuple[Array, Array] | None = None, *, points: bool = False
+    axes: Axes,
+    look: Look,
+    x: Array,
+    mean: Array,
+    band: tuple[Array, Array] | None = None,
+    *,
+    points: bool = False,
+    apart: bool = True,
 ) -> None:
-    """A mean over seeds with its band. points: so few that each is marked, with a bar in place of the band."""
+    """A mean over seeds with its band. points: so few that each is marked, with a bar in place of the band; and apart,
+    by some points, from those of other series."""
     points = points or x.size == 1
     place: Transform = axes.transData
-    if points:  # series beside each other, not on top of each other
+    if points and apart:
         aside = 2.2 * (0 if look.colour is None else look.colour - 2)
         axes.margins(x=0.08)
         place = place + ScaledTranslation(aside / 72, 0, axes.figure.dpi_scale_trans)
