@@ -159,6 +159,7 @@ def _settings(of: Theme) -> Iterator[None]:
             {
                 "font.family": "DejaVu Sans",
                 "font.size": TEXT,
+                "text.hinting": "none",  # so that text is as wide at one resolution as it is at another
                 "axes.titlesize": TEXT,
                 "axes.titleweight": "bold",
                 "axes.titlelocation": "left",
@@ -205,6 +206,8 @@ def panels(rows: int, columns: int, height: float, **options: Any) -> tuple[Figu
     """A figure so many inches high, and its panels, row by row. options: as Figure.subplots has them."""
     figure = Figure(figsize=(WIDTH, height), layout="constrained")
     grid = figure.subplots(rows, columns, squeeze=False, **options)
+    for axes in grid.flat:  # a fixed number of ticks: one that goes by the room there is moves the layout, and that it
+        axes.locator_params(nbins=5)
     return figure, [list(row) for row in grid]
 
 
@@ -218,13 +221,22 @@ def canvas(height: float) -> tuple[Figure, Axes]:
 
 
 def curve(
-    axes: Axes, look: Look, x: Array, mean: Array, band: tuple[Array, Array] | None = None, *, points: bool = False
+    axes: Axes,
+    look: Look,
+    x: Array,
+    mean: Array,
+    band: tuple[Array, Array] | None = None,
+    *,
+    points: bool = False,
+    apart: bool = True,
 ) -> None:
-    """A mean over seeds with its band. points: so few that each is marked, with a bar in place of the band."""
+    """A mean over seeds with its band. points: so few that each is marked, with a bar in place of the band; and apart,
+    by some points, from those of other series."""
     points = points or x.size == 1
     place: Transform = axes.transData
-    if points:  # series beside each other, not on top of each other
+    if points and apart:
         aside = 2.2 * (0 if look.colour is None else look.colour - 2)
+        axes.margins(x=0.08)
         place = place + ScaledTranslation(aside / 72, 0, axes.figure.dpi_scale_trans)
     marker = look.marker if points else ""
     axes.plot(x, mean, color=look.shade, dashes=look.dashes or (None, None), marker=marker, transform=place)

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -36,6 +37,7 @@ from fewbits.analysis.registry import figure
 from fewbits.analysis.results import FigureResult, NotRun, Picture
 from fewbits.analysis.verdicts import NoData
 
+LEAST = 1e-5  # half of the smallest range that a panel of changes shows
 NOISE = Look(None, (1, 1.6), "x")
 
 
@@ -159,6 +161,8 @@ def changes(axes: Axes, found: Measured, of: Comparison, metric: Metric, *, labe
         plots.instead(axes, "no pair of trials")
         return
     axes.axhline(0, color=plots.theme().text, linewidth=1)
+    if np.ptp(axes.get_ylim()) < 2 * LEAST:  # the same to the last bits: no axis of rounding
+        axes.set_ylim(-LEAST, LEAST)
     axes.yaxis.set_major_formatter(plots.percent(signed=True))
     axes.locator_params(axis="y", nbins=5)
     plots.tokens_axis(axes, label_x)

@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from fewbits.analysis import plots
 from fewbits.analysis.frames import Results
 from fewbits.analysis.mor.decisions import decisions, share
-from fewbits.analysis.mor.looks import (
-    BF16,
-    scale,
-)
-from fewbits.analysis.paper import paper
-from fewbits.analysis.plots import LOOKS
+from fewbits.analysis.mor.looks import BF16, THRESHOLD, scale
+from fewbits.analysis.plots import LOOKS, Look
 from fewbits.analysis.registry import figure
 from fewbits.analysis.results import FigureResult, NotRun, Picture
 from fewbits.analysis.statistics import ALPHA, summary
 from fewbits.analysis.verdicts import Differences, NoData
+from fewbits.kernels.quantizer import Mixture
 
 AXIS = "recipe.threshold"
+BLOCKS = ("128x128", "tensor", "channel")  # in the order of colours
+SCALINGS = {"gam": "GAM", "amax": "FP32 amax", "e8m0": "E8M0"}  # in that of dashes and markers
 LOSS = "validation_loss"
 
 
@@ -41,35 +41,33 @@ def thresholds(results: Results) -> Picture:
     if not any(len(found) for found in (*shares.values(), *changes.values())):
         return NoData("no trial of a threshold has ended")
 
+    models = list(dict.fromkeys(line.model for line in lines))
+
     def draw() -> Figure:
-        picture, ((above,), (below,)) = plots.panels(2, 1, 4.4, sharex=True)
-        for line, look in zip(lines, LOOKS, strict=False):
-            for axes, found in ((above, shares[line]), (below, changes[line])):
-                x = np.array([value for value in line.at if value in found])
-                values = [summary(found[value], 1 - 2 * ALPHA) for value in x]
-                mean = np.array([one.mean for one in values])
-                axes.plot(x, mean, color=look.shade, dashes=look.dashes or (None, None), marker=look.marker)
-                for value, one in zip(x, values, strict=True):
-                    if one.interval is not None:
-                        axes.plot([value, value], [one.interval.low, one.interval.high], color=look.shade, linewidth=1)
-        below.axhline(0, color=plots.theme().text, linewidth=0.9)
-        for axes in (above, below):
-            axes.axvline(paper("mor").numbers["threshold"].value, color=plots.theme().quiet, linewidth=0.8)
-            axes.xaxis.set_major_formatter(plots.percent())
-        above.set_ylim(bottom=0)
-        above.yaxis.set_major_formatter(plots.percent())
-        below.yaxis.set_major_formatter(plots.percent(signed=True))
-        above.set_title("Decisions for BF16, %")
-        below.set_title("Validation loss, change from BF16, %")
-        below.set_xlabel("threshold of the relative error, %")
+        picture, (above, below) = plots.panels(2, len(models), 4.4, sharex=True, sharey="row")
+        for line in lines:
+            column = models.index(line.model)
+            _line(above[column], line, shares[line])
+            _line(below[column], line, changes[line])
+        for i, model in enumerate(models):
+            below[i].axhline(0, color=plots.theme().text, linewidth=0.9)
+            for axes in (above[i], below[i]):
+                axes.axvline(THRESHOLD, color=plots.theme().quiet, linewidth=0.8)
+                axes.xaxis.set_major_formatter(plots.percent())
+            above[i].set_title(model)
+            below[i].set_xlabel("threshold, %")
+        above[0].set_ylim(bottom=0)
+        above[0].set_ylabel("decisions for BF16, %")
+        below[0].set_ylabel("validation loss,\nchange from BF16, %")
+        above[0].yaxis.set_major_formatter(plots.percent())
+        below[0].yaxis.set_major_formatter(plots.percent(signed=True))
+        entries = {line.label: line.look for line in lines}
         mark = Line2D([], [], color=plots.theme().quiet, linewidth=0.8, label="the paper's, 4.5 %")
-        plots.legend(picture, [(line.label, look) for line, look in zip(lines, LOOKS, strict=False)], extra=[mark])
+        plots.legend(picture, list(entries.items()), extra=[mark])
         return picture
 
-    notes: tuple[str, ...] = ("Means over seeds with 90 % intervals.",)
-    if len(lines) > len(LOOKS):
-        notes += (f"{len(lines) - len(LOOKS)} more lines are left out here.",)
-    return FigureResult(draw, tuple(dict.fromkeys(i for line in lines for ids in line.at.values() for i in ids)), notes)
+    trials = tuple(dict.fromkeys(i for line in lines for ids in line.at.values() for i in ids))
+    return FigureResult(draw, trials, ("Means over seeds with 90 % intervals. Colour: block; dashes: scaling.",))
 
 
 @dataclass(frozen=True)
@@ -79,12 +77,36 @@ class Line:
     sweep: str
     arm: str
     rest: tuple[tuple[str, str], ...]
-    label: str
+    model: str
+    block: str
+    scaling: str
     at: Mapping[float, tuple[str, ...]]
     spelled: Mapping[float, str]
 
     def __hash__(self) -> int:
         return hash((self.sweep, self.arm, self.rest))
+
+    @property
+    def label(self) -> str:
+        return f"{self.block.replace('x', '×')}, {SCALINGS.get(self.scaling, self.scaling)}"
+
+    @property
+    def look(self) -> Look:
+        colour = BLOCKS.index(self.block) if self.block in BLOCKS else len(BLOCKS)
+        like = list(SCALINGS).index(self.scaling) if self.scaling in SCALINGS else len(SCALINGS)
+        return replace(LOOKS[like], colour=colour)
+
+
+def _line(axes: Axes, line: Line, found: Mapping[float, list[float]]) -> None:
+    """The mean at each threshold, with an interval where there are seeds."""
+    x = np.array([value for value in line.at if value in found])
+    values = [summary(found[value], 1 - 2 * ALPHA) for value in x]
+    intervals = [one.interval for one in values if one.interval is not None]
+    band = None
+    if len(intervals) == len(values) > 0:
+        band = (np.array([i.low for i in intervals]), np.array([i.high for i in intervals]))
+    if values:
+        plots.curve(axes, line.look, x, np.array([one.mean for one in values]), band, points=True, apart=False)
 
 
 def _lines(results: Results) -> list[Line]:
@@ -95,12 +117,14 @@ def _lines(results: Results) -> list[Line]:
             threshold = axes.pop(AXIS)
             key = (member.cell.sweep, str(member.cell.arm), tuple(axes.items()))
             found.setdefault(key, {}).setdefault(threshold, []).append(member.id)
-    varying = {axis for _, _, rest in found for axis, _ in rest if len({dict(r).get(axis) for _, _, r in found}) > 1}
     lines = []
     for (sweep, arm, rest), ids in found.items():
-        label = ", ".join(value for axis, value in rest if axis in varying) or "128×128, GAM"
         spelled = dict(sorted((float(text), text) for text in ids))
-        lines.append(Line(sweep, arm, rest, label, {x: tuple(ids[text]) for x, text in spelled.items()}, spelled))
+        trial = results.plan.trials[ids[next(iter(ids))][0]].trial
+        quantizer = Mixture.parse(trial.recipe.fprop.x).entries[0].quantizer
+        block, scaling = str(quantizer.block), quantizer.scaling
+        at = {x: tuple(ids[text]) for x, text in spelled.items()}
+        lines.append(Line(sweep, arm, rest, trial.model.name, block, scaling, at, spelled))
     return lines
 
 
