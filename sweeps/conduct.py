@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
@@ -39,7 +40,7 @@ def conduct(plan: Plan, backend: str = "ray", address: str | None = None, parall
     warnings.showwarning = lambda message, *_: display.say(f"fewbits: {' '.join(str(message).split())}")
     if missing:
         if backend == "local" or not (address or os.environ.get("RAY_ADDRESS")):
-            _check_room(missing)
+            _check_room(missing, backend)
         chosen = make_backend(backend, address, parallel)
         try:
             driver = Driver(plan, chosen, display)
@@ -75,14 +76,16 @@ def _mirrored(mirror: Mirror) -> Iterator[None]:
         thread.join(SYNC_WAIT)
 
 
-def _check_room(missing: Sequence[Planned]) -> None:
+def _check_room(missing: Sequence[Planned], backend: str) -> None:
     """ValueError for a trial that would wait for ever on this machine."""
     import torch
 
     cores, gpus = len(os.sched_getaffinity(0)), torch.cuda.device_count()
     for planned in missing:
         wanted = planned.resources
-        if wanted.gpus * wanted.ranks > gpus or (wanted.cpus or 0) * wanted.ranks > max(cores, wanted.ranks):
+        whole = math.ceil(wanted.gpus) if backend == "local" else wanted.gpus  # Ray alone shares a GPU out
+        most = max(cores, wanted.ranks) if backend == "local" else cores
+        if whole * wanted.ranks > gpus or (wanted.cpus or 0) * wanted.ranks > most:
             raise ValueError(
                 f"{planned.folder.path.name} takes {wanted.ranks} × ({wanted.cpus:g} cpus, {wanted.gpus:g} gpus), and "
                 f"this machine has {cores} cpus and {gpus} gpus: change resources, or --address a cluster"

@@ -42,7 +42,7 @@ class OnRay:
 
         self._ray = ray
         address = address or os.environ.get("RAY_ADDRESS") or None
-        here = address is None
+        self._here = here = address is None
         if address is not None:
             _answers(address)
         local: dict[str, Any] = {"include_dashboard": False, "num_cpus": _cores()} if here else {}
@@ -56,11 +56,16 @@ class OnRay:
         self._ended: list[Ended] = []
 
     def room(self, resources: Resources) -> bool:
+        there = self._ray.cluster_resources()
+        wanted = {name: amount * resources.ranks for name, amount in _wanted(resources).items()}
+        for name, amount in wanted.items():
+            if self._here and amount > there.get(name, 0.0):  # a cluster may grow
+                raise ValueError(
+                    f"a trial takes {name} {amount:g} (resources), this machine has {there.get(name, 0.0):g}"
+                )
         if self._parallel is not None:
             return len(self._running) < self._parallel
-        there = self._ray.cluster_resources()
-        wanted = _wanted(resources)
-        slots = min((there.get(name, 0.0) // (amount * resources.ranks) for name, amount in wanted.items()), default=1)
+        slots = min((there.get(name, 0.0) // amount for name, amount in wanted.items()), default=1)
         return len(self._running) < slots + QUEUED
 
     def start(self, job: Job, resources: Resources) -> None:

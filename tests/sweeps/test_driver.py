@@ -7,6 +7,7 @@ import json
 import os
 import random
 import resource
+import shlex
 import shutil
 import signal
 import subprocess
@@ -273,6 +274,29 @@ def test_crashes_are_told_and_leave_the_others_whole(cache: Path, tmp_path: Path
         assert store.state(place[how]) == "failed"
     assert "Fatal Python error: Segmentation fault" in (place["SIGSEGV"].path / store.LOG).read_text()
     assert place["good"].result() is not None
+
+
+@pytest.mark.parametrize(
+    ("resources", "told"),
+    [({"gpus": 1000}, "(1 cpus, 1000 gpus)"), ({"cpus": 500}, "takes 1 × (500 cpus, 0 gpus)")],
+)
+def test_what_this_machine_has_not_is_told(
+    resources: dict[str, Any], told: str, cache: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert sweep(tiny_file(tmp_path, cache, {"resources": resources}), tmp_path / "runs") == 2
+    assert told in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+def test_a_sweep_needs_no_stdout_and_no_stderr(closed: str, cache: Path, tmp_path: Path) -> None:
+    file = tiny_file(tmp_path, cache, {"words": ["training.steps=1"]})
+    (folder,) = folders(plan_of(file, tmp_path / "runs"))
+    words = [sys.executable, "-m", "fewbits.cli", "sweep", file, "--runs", tmp_path / "runs", *LOCAL]
+    command = f"{shlex.join(map(str, words))} {closed}"
+    done = subprocess.run(command, shell=True, env={**os.environ, "PYTHONPATH": str(ROOT / "src")}, timeout=PATIENCE)
+    assert done.returncode == 0
+    assert store.state(folder) == "done"
+    assert "  step 1/1  loss " in (folder.path / store.LOG).read_text()
 
 
 def test_a_trial_that_takes_too_long_is_ended(cache: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
