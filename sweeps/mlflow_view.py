@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import shlex
 import sqlite3
 import time
 from collections.abc import Iterator, Mapping
@@ -22,7 +24,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fewbits.experiments import tracking
+from fewbits.experiments import mlflow_database, tracking
 from fewbits.experiments.atomic import write_json
 from fewbits.experiments.run_folder import RunFolder
 from fewbits.experiments.tracking import FOLDER, TRIAL
@@ -41,6 +43,7 @@ from fewbits.sweeps.comparison import (
 )
 from fewbits.sweeps.expand import Cell
 from fewbits.sweeps.plan import Plan
+from fewbits.sweeps.standing import standings
 from fewbits.sweeps.store import State
 from fewbits.sweeps.sweep import Sweep
 
@@ -75,6 +78,16 @@ class Synced:
         """To the comparison views, by name; without a server, as `fewbits ui` will serve them."""
         base = self.uri if self.uri.startswith("http") else comparison.UI
         return tuple((view.name, view.link(base)) for view in self.views)
+
+    @property
+    def served(self) -> str:
+        """What has to run for the links to lead somewhere; nothing more, of a server."""
+        if self.uri.startswith("http"):
+            return ""
+        runs = mlflow_database.path_of(self.uri).parent
+        ours = os.environ.get("MLFLOW_TRACKING_URI") or runs == Path("runs").resolve()
+        near = runs.relative_to(Path.cwd()) if runs.is_relative_to(Path.cwd()) else runs
+        return f"  (served by `fewbits ui{'' if ours else f' --runs {shlex.quote(str(near))}'}`)"
 
 
 @dataclass
@@ -153,6 +166,8 @@ class Mirror:
         return tracking.connect(self._runs, self.uri)
 
     def _wanted(self, over: bool) -> dict[str, _Wanted]:
+        found_blocked = (key for key, one in standings(self._plan).items() if one.state is State.BLOCKED)
+        blocked = dict.fromkeys(found_blocked, State.BLOCKED)
         looks = {trial: _look(planned.folder) for trial, planned in self._plan.trials.items()}
         found = {}
         for sweep in self._plan.sweeps:
@@ -161,7 +176,7 @@ class Mirror:
                 if (member.study, member.cell.sweep, member.scale) == (sweep.study, sweep.name, sweep.scale):
                     cells.setdefault(member.id, member.cell)
             if cells:
-                status = _status([State(looks[trial][0]) for trial in cells], over)
+                status = _status([blocked.get(trial, State(looks[trial][0])) for trial in cells], over)
                 found[group_of(sweep)] = _Wanted(sweep, cells, looks, status)
         return found
 
@@ -292,7 +307,9 @@ def _status(states: list[State], over: bool) -> str:
         return "RUNNING"
     if State.PLANNED in states and not over:
         return "RUNNING"
-    return "FAILED" if State.FAILED in states else "KILLED" if State.PLANNED in states else "FINISHED"
+    if State.FAILED in states or State.BLOCKED in states:
+        return "FAILED"
+    return "KILLED" if State.PLANNED in states else "FINISHED"
 
 
 def _new(want: _Wanted, group: _Group) -> list[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import socket
 import time
 from collections.abc import Mapping
@@ -17,6 +18,7 @@ from typing import Any
 
 from fewbits.sweeps.backend import Ended
 from fewbits.sweeps.local import free_port, rank_environments
+from fewbits.sweeps.store import plain
 from fewbits.sweeps.sweep import Resources
 from fewbits.sweeps.worker import Job, Outcome, work
 
@@ -115,7 +117,7 @@ class OnRay:
             try:
                 outcomes[task] = self._ray.get(task)
             except Exception as error:  # whatever may befall a task, a worker or a node
-                why = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+                why = _why(error)
         leader = outcomes.get(running.tasks[0])
         if leader is None and not why:
             return None
@@ -140,6 +142,16 @@ class OnRay:
         for running in self._running.values():
             self._end(running)
         self._ray.shutdown()
+
+
+def _why(error: Exception) -> str:
+    text = plain(str(error))
+    if module := re.search(r"No module named '([\w.]+)'", text):
+        return (
+            f"the cluster's workers have no module {module[1]!r}: call `ray start` on its nodes in the environment in "
+            "which fewbits is installed"
+        )
+    return f"{type(error).__name__}: {' '.join(text.split())[:300]}"
 
 
 def _answers(address: str) -> None:

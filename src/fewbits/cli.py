@@ -61,7 +61,7 @@ COMMANDS = (
     Command(
         ("status",),
         "fewbits.sweeps.status_command",
-        "how the trials of a sweep stand: planned, running, done, failed, diverged",
+        "how the trials of a sweep stand: planned, running, done, failed, diverged, blocked",
         "study=mor scale=smoke",
     ),
     Command(
@@ -131,7 +131,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         if sys.flags.dev_mode or error.errno is None:
             raise
-        print(f"fewbits: {error}", file=sys.stderr)
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"fewbits: {where}{error.strerror}", file=sys.stderr)
+        return 1
+    except ModuleNotFoundError as error:
+        if sys.flags.dev_mode or error.name is None or error.name.partition(".")[0] == "fewbits":
+            raise
+        print(
+            f"fewbits: {sys.executable} has no module {error.name!r}: this fewbits wants the environment in which it "
+            "was installed with what it depends on; a job on a Ray cluster has the one that `ray start` was called in",
+            file=sys.stderr,
+        )
         return 1
 
 
