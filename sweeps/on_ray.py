@@ -52,6 +52,7 @@ class OnRay:
             ray.init(address, log_to_driver=False, logging_level=logging.ERROR, namespace="fewbits", **local)
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise ValueError(f"no Ray at {address}: {' '.join(str(error).split())[:300]}") from error
+        _be_quiet()
         self._task = ray.remote(max_retries=0)(work)
         self._parallel = parallel
         self._running: dict[str, _Running] = {}
@@ -142,6 +143,14 @@ class OnRay:
         for running in self._running.values():
             self._end(running)
         self._ray.shutdown()
+
+
+def _be_quiet() -> None:
+    """A worker that died is told by the driver, in a line; Ray prints a paragraph on stdout, for which it has no switch
+    (log_to_driver is of workers' output). A Ray that does not know this name prints it."""
+    from ray._private import worker
+
+    worker.print_to_stdstream = lambda *_, **__: None
 
 
 def _why(error: Exception) -> str:

@@ -79,10 +79,11 @@ class Display:
 
     def _pace(self, driver: Driver, running: list[Task]) -> list[str]:
         """Tokens a second, and the time left."""
-        reports = {task.planned.id: store.progress(task.planned.folder) or {} for task in running}
-        parts = {key: report["step"] / report["steps"] for key, report in reports.items() if "step" in report}
+        begun = {task.planned.id: store.progress(task.planned.folder) for task in driver.of(Stage.STARTED)}
+        reports = {key: report for key, report in begun.items() if report is not None}
+        parts = {key: report["step"] / report["steps"] for key, report in reports.items()}
         words = []
-        if speed := sum(report.get("tokens_per_second", 0.0) for report in reports.values()):
+        if speed := sum(reports.get(task.planned.id, {}).get("tokens_per_second", 0.0) for task in running):
             words.append(f"{speed:,.0f} tokens/s")
         if (left := self._left(driver, parts, len(running))) is not None:
             words.append(f"{clock(left)} left")
