@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import re
 import socket
@@ -62,10 +63,10 @@ class OnRay:
         there = self._ray.cluster_resources()
         wanted = {name: amount * resources.ranks for name, amount in _wanted(resources).items()}
         for name, amount in wanted.items():
-            if self._here and amount > there.get(name, 0.0):  # a cluster may grow
-                raise ValueError(
-                    f"a trial takes {name} {amount:g} (resources), this machine has {there.get(name, 0.0):g}"
-                )
+            if self._here and amount > there.get(
+                name, math.inf
+            ):  # a cluster may grow; a young Ray knows of nothing yet
+                raise ValueError(f"a trial takes {name} {amount:g} (resources), this machine has {there[name]:g}")
         if self._parallel is not None:
             return len(self._running) < self._parallel
         slots = min((there.get(name, 0.0) // amount for name, amount in wanted.items()), default=1)
