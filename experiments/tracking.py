@@ -1,9 +1,10 @@
 """MLflow as a view of run folders, never the truth: what a folder's files say is sent to a run, each row of it once.
 
 `send` brings one MLflow run up to date with one folder, from the files alone: config.yaml, metrics.parquet,
-timing.parquet, result.json. Sent twice, or by two processes, it is there once: rows after the last that MLflow has are
-sent, their times are those of the files, and MLflow keeps equal points as one. So a trial that was killed, wherever it
-was, goes on in the same run, and a run can be made again from nothing.
+timing.parquet, result.json; into SQLite, points go without MLflow's help (mlflow_database.py). Sent twice, or by two
+processes, it is there once: rows after the last that MLflow has are sent, their times are those of the files, and
+MLflow keeps equal points as one. So a trial that was killed, wherever it was, goes on in the same run, and a run can be
+made again from nothing.
 
 `Tracker` does that beside `fewbits train`. Nothing that goes wrong in MLflow stops a trial: it is said once, tried
 again later, and made up for by the next trial of the same id.
@@ -11,26 +12,30 @@ again later, and made up for by the next trial of the same id.
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import logging
 import math
 import os
 import platform
 import re
-import secrets
+import shutil
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
+from fewbits.experiments import mlflow_database
+from fewbits.experiments.mlflow_database import Point
 from fewbits.experiments.run_folder import RunFolder, saved_trial
-from fewbits.experiments.trial import Runtime
+from fewbits.experiments.trial import Runtime, Trial
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+    from mlflow.entities import Run
 
 EXPERIMENT = "fewbits"  # of trials that belong to no study
 TRIAL, FOLDER = "fewbits.trial", "fewbits.folder"  # tags: its id, where it lies
@@ -68,29 +73,12 @@ def connect(runs: Path, uri: str) -> MlflowClient:
 
     for name, level in (("mlflow", logging.CRITICAL), ("alembic", logging.WARNING)):
         logging.getLogger(name).setLevel(level)  # what goes wrong comes as an exception, and is said in a line
-    if uri.startswith("sqlite"):
+    if uri.startswith(mlflow_database.SCHEME):
         runs.mkdir(parents=True, exist_ok=True)
         with locked(runs):
-            _make_database(uri)
+            mlflow_database.make(mlflow_database.path_of(uri))
             return mlflow.MlflowClient(tracking_uri=uri)
     return mlflow.MlflowClient(tracking_uri=uri)
-
-
-def _make_database(uri: str) -> None:
-    """Whole or not at all: one whose making was cut short, MLflow would refuse for ever."""
-    import mlflow
-
-    path = Path(uri.removeprefix("sqlite:///").partition("?")[0])
-    if path.exists():
-        return
-    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
-    try:
-        mlflow.MlflowClient(tracking_uri=f"sqlite:///{partial}")
-        with contextlib.suppress(FileExistsError):  # another store's process was faster
-            os.link(partial, path)
-    finally:
-        for left in path.parent.glob(f"{partial.name}*"):
-            left.unlink()
 
 
 @contextmanager
@@ -123,16 +111,23 @@ def experiment(client: MlflowClient, name: str, runs: Path, uri: str) -> str:
 
 def one_run(
     client: MlflowClient, experiment_id: str, key: Mapping[str, str], name: str, tags: Mapping[str, str], began: float
-) -> str:
-    """The id of the run with the tags of the key: made if there is none. Of several, made by two at once, one stays."""
+) -> Run:
+    """The run with the tags of the key: made if there is none. Of several, made by two at once, one stays."""
     where = " and ".join(f"tags.`{tag}` = '{value}'" for tag, value in key.items())
     if not (found := client.search_runs([experiment_id], where)):
-        client.create_run(experiment_id, round(1000 * began), {**key, **tags}, name)
+        new_run(client, experiment_id, key, name, tags, began)
         found = client.search_runs([experiment_id], where)
     first, *others = sorted(found, key=lambda run: (run.info.start_time, run.info.run_id))
     for other in others:
         client.delete_run(other.info.run_id)
-    return str(first.info.run_id)
+    return first
+
+
+def new_run(
+    client: MlflowClient, experiment_id: str, key: Mapping[str, str], name: str, tags: Mapping[str, str], began: float
+) -> Run:
+    """For one who knows that there is none."""
+    return client.create_run(experiment_id, round(1000 * began), {**key, **tags}, name)
 
 
 # ------------------------------------------------------------------------------------------------ what it is sent
@@ -140,41 +135,73 @@ def one_run(
 
 def send(
     client: MlflowClient,
-    run_id: str,
+    run: Run,  # as MLflow has it
     folder: RunFolder,
     status: str,  # MLflow's word
     params: Mapping[str, str],
     tags: Mapping[str, str | None],  # None: not to be there
 ) -> None:
     """All that the folder's files say and the run does not; its status last."""
-    from mlflow.entities import Param, RunTag
-
-    run = client.get_run(run_id)
+    run_id = run.info.run_id
     if run.info.lifecycle_stage == "deleted":
         client.restore_run(run_id)
-    new_params = [Param(_key(key), value[:6000]) for key, value in params.items() if _key(key) not in run.data.params]
-    said = {key: value and value[:5000] for key, value in tags.items()}
-    new_tags = [RunTag(key, value) for key, value in said.items() if value and run.data.tags.get(key) != value]
-    for key in said:
-        if not said[key] and key in run.data.tags:
-            client.delete_tag(run_id, key)
-    if new_params or new_tags:
-        client.log_batch(run_id, params=new_params, tags=new_tags)
+    _describe(client, run, params, tags)
     have = run.data.metrics
-    rows, times = _table(folder.path / "metrics.parquet"), _times(folder)
-    for batch in _batches([row for row in rows if row["tokens"] > have.get("tokens", 0)]):
-        client.log_batch(run_id, metrics=[metric for row in batch for metric in _metrics(row, times)])
-    result = folder.result() if status == STATUS["done"] else None
-    if scores := {key: value for key, value in _scores(result or {}) if key not in have}:
-        client.log_batch(run_id, metrics=[_metric(key, value, _ended(folder), result) for key, value in scores.items()])
-    config = folder.path / "config.yaml"
-    if config.exists() and not client.list_artifacts(run_id):
-        client.log_artifact(run_id, str(config))
+    rows = [row for row in _table(folder.path / "metrics.parquet") if row["tokens"] > have.get("tokens", 0)]
+    result = (folder.result() if status == STATUS["done"] else None) or {}
+    scores = {key: value for key, value in _scores(result) if _key(key) not in have}
+    _log(client, run_id, rows, _times(folder), [_point(key, scores[key], _ended(folder), result) for key in scores])
+    _keep_config(client, run, folder.path / "config.yaml")
     if run.info.status != status:
         if status == "RUNNING":
             client.update_run(run_id, status=status)
         else:
             client.set_terminated(run_id, status, round(1000 * _ended(folder)))
+
+
+def _describe(client: MlflowClient, run: Run, params: Mapping[str, str], tags: Mapping[str, str | None]) -> None:
+    from mlflow.entities import Param, RunTag
+
+    run_id, there = run.info.run_id, run.data
+    new_params = [Param(_key(key), value[:6000]) for key, value in params.items() if _key(key) not in there.params]
+    said = {key: value and value[:5000] for key, value in tags.items()}
+    new_tags = [RunTag(key, value) for key, value in said.items() if value and there.tags.get(key) != value]
+    for key in said:
+        if not said[key] and key in there.tags:
+            client.delete_tag(run_id, key)
+    if new_params or new_tags:
+        client.log_batch(run_id, params=new_params, tags=new_tags)
+
+
+def _log(
+    client: MlflowClient, run_id: str, rows: Sequence[Row], times: Mapping[float, Row], scores: Sequence[Point]
+) -> None:
+    from mlflow.entities import Metric
+
+    if client.tracking_uri.startswith(mlflow_database.SCHEME):
+        if rows or scores:
+            mlflow_database.add(
+                client.tracking_uri, run_id, [*(point for row in rows for point in _points(row, times)), *scores]
+            )
+        return
+    for batch in _batches(rows):
+        client.log_batch(run_id, metrics=[Metric(*point) for row in batch for point in _points(row, times)])
+    if scores:
+        client.log_batch(run_id, metrics=[Metric(*point) for point in scores])
+
+
+def _keep_config(client: MlflowClient, run: Run, config: Path) -> None:
+    """As an artifact."""
+    if not config.exists():
+        return
+    place = run.info.artifact_uri or ""
+    if place.startswith("file://"):
+        kept = Path(url2pathname(urlsplit(place).path)) / config.name
+        if not kept.exists():
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(config, kept)
+    elif not client.list_artifacts(run.info.run_id):
+        client.log_artifact(run.info.run_id, str(config))
 
 
 def began(folder: RunFolder) -> float:
@@ -183,11 +210,8 @@ def began(folder: RunFolder) -> float:
     return first["time"] - first["seconds"] if first else time.time()
 
 
-def about(folder: RunFolder) -> dict[str, str]:
+def about(trial: Trial) -> dict[str, str]:
     """Parameters that every trial has."""
-    if not (folder.path / "config.yaml").exists():
-        return {}
-    trial = saved_trial(folder.path)
     names = {"model": trial.model.name, "recipe": trial.recipe.name, "data": trial.data.kind}
     return {**names, "seed": str(trial.seed)}
 
@@ -217,19 +241,17 @@ def _batches(rows: Sequence[Row]) -> Iterator[Sequence[Row]]:
         yield rows[start : start + BATCH // size]
 
 
-def _metrics(row: Row, times: Mapping[float, Row]) -> Iterator[Any]:
+def _points(row: Row, times: Mapping[float, Row]) -> Iterator[Point]:
     timing = times.get(row["step"], {})
     values = {**row, **{key: timing[key] for key in ("tokens_per_second", "mfu") if key in timing}}
     for key, value in values.items():
         if key != "step" and math.isfinite(value):
-            yield _metric(key, value, timing.get("time", 0.0), row)
+            yield _point(key, value, timing.get("time", 0.0), row)
 
 
-def _metric(key: str, value: float, at: float, row: Any) -> Any:
-    from mlflow.entities import Metric
-
+def _point(key: str, value: float, at: float, row: Mapping[str, Any]) -> Point:
     name = f"{SECTIONS[key]}/{key}" if key in SECTIONS else key
-    return Metric(name, float(value), round(1000 * at), int(row["step"]))
+    return Point(_key(name), float(value), round(1000 * at), int(row["step"]))
 
 
 def _scores(result: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
@@ -328,7 +350,8 @@ class Tracker:
         with self._patience.guarding("the trial goes on"):
             status = unless_over if result is None else STATUS[result["status"]]
             (client, run), self._connected = self._connected or self._connect(folder), None
-            send(client, run, folder, status, about(folder), {FOLDER: str(folder.path.resolve())})
+            params = about(saved_trial(folder.path)) if (folder.path / "config.yaml").exists() else {}
+            send(client, client.get_run(run), folder, status, params, {FOLDER: str(folder.path.resolve())})
             self._connected = client, run  # else the next attempt begins anew
 
     def _connect(self, folder: RunFolder) -> tuple[MlflowClient, str]:
@@ -337,4 +360,5 @@ class Tracker:
         client = connect(runs, uri)
         trials = experiment(client, EXPERIMENT, runs, uri)
         tags = {"mlflow.source.name": "fewbits train"}
-        return client, one_run(client, trials, {TRIAL: folder.id}, folder.path.name, tags, began(folder))
+        run = one_run(client, trials, {TRIAL: folder.id}, folder.path.name, tags, began(folder))
+        return client, run.info.run_id

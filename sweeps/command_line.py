@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import NoReturn
 
 
@@ -14,6 +15,13 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise ValueError(f"{self.prog.removeprefix('fewbits ')}: {message}")
+
+
+def existing(runs: str | None) -> str | None:
+    """The store that an option names, for what only looks at one: a misspelt one would be empty, or made."""
+    if runs is not None and not Path(runs).expanduser().is_dir():
+        raise ValueError(f"--runs {runs}: there is no such folder")
+    return runs
 
 
 def _formatter(prog: str) -> argparse.HelpFormatter:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -19,6 +21,7 @@ from fewbits.sweeps.mlflow_view import Mirror
 from fewbits.sweeps.plan import Plan, Planned
 from fewbits.sweeps.plans import save_plan
 from fewbits.sweeps.progress import Display
+from fewbits.sweeps.standing import Standing, counted, standings
 from fewbits.sweeps.store import State
 
 SHOWN = 8  # lines of a failed trial's log
@@ -33,13 +36,16 @@ def conduct(plan: Plan, backend: str = "ray", address: str | None = None, parall
         save_plan(plan)
     except OSError as error:
         raise ValueError(f"{error.filename or 'the store'}: {error.strerror}: it cannot be written") from error
-    missing = [planned for planned in plan.trials.values() if not finished(planned)]
+    stuck = [key for key, standing in standings(plan).items() if standing.for_good]
+    missing = [planned for key, planned in plan.trials.items() if key not in stuck and not finished(planned)]
     driver: Driver | None = None
-    display, mirror = Display(), Mirror(plan)
+    speeds = Speeds(next(iter(plan.trials.values())).folder.path.parent)
+    display, mirror = Display(speeds), Mirror(plan)
     warnings.showwarning = lambda message, *_: display.say(f"fewbits: {' '.join(str(message).split())}")
     if missing:
         if backend == "local" or not (address or os.environ.get("RAY_ADDRESS")):
-            _check_room(missing)
+            _check_room(missing, backend)
+        began = time.monotonic()
         chosen = make_backend(backend, address, parallel)
         try:
             driver = Driver(plan, chosen, display)
@@ -48,11 +54,15 @@ def conduct(plan: Plan, backend: str = "ray", address: str | None = None, parall
         finally:
             chosen.close()
             display.end()
-        _remember_speeds(driver)
+        for task in driver.tasks.values():
+            if task.speed is not None:
+                speeds.measured(task.planned, task.speed)
+        if display.began is not None and not address:
+            speeds.started(backend, display.began - began)
     status = _summary(plan, driver)
-    served = "" if mirror.uri.startswith("http") else "  (served by `fewbits ui`)"
-    for name, link in mirror.sync(last=True).links:
-        print(f"{name}: {link}{served}")
+    synced = mirror.sync(last=True)
+    for name, link in synced.links:
+        print(f"{name}: {link}{synced.served}")
     return status
 
 
@@ -75,14 +85,16 @@ def _mirrored(mirror: Mirror) -> Iterator[None]:
         thread.join(SYNC_WAIT)
 
 
-def _check_room(missing: Sequence[Planned]) -> None:
+def _check_room(missing: Sequence[Planned], backend: str) -> None:
     """ValueError for a trial that would wait for ever on this machine."""
     import torch
 
     cores, gpus = len(os.sched_getaffinity(0)), torch.cuda.device_count()
     for planned in missing:
         wanted = planned.resources
-        if wanted.gpus * wanted.ranks > gpus or (wanted.cpus or 0) * wanted.ranks > max(cores, wanted.ranks):
+        whole = math.ceil(wanted.gpus) if backend == "local" else wanted.gpus  # Ray alone shares a GPU out
+        most = max(cores, wanted.ranks) if backend == "local" else cores
+        if whole * wanted.ranks > gpus or (wanted.cpus or 0) * wanted.ranks > most:
             raise ValueError(
                 f"{planned.folder.path.name} takes {wanted.ranks} × ({wanted.cpus:g} cpus, {wanted.gpus:g} gpus), and "
                 f"this machine has {cores} cpus and {gpus} gpus: change resources, or --address a cluster"
@@ -121,36 +133,46 @@ def _interruptible(driver: Driver) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _remember_speeds(driver: Driver) -> None:
-    for task in driver.tasks.values():
-        if task.speed is not None:
-            Speeds(task.planned.folder.path.parent).measured(task.planned, task.speed)
-
-
 def _summary(plan: Plan, driver: Driver | None) -> int:
-    states = {key: store.state(planned.folder) for key, planned in plan.trials.items()}
-    counts = {state: list(states.values()).count(state) for state in State}
-    print(f"{len(states)} trials: " + ", ".join(f"{count} {state}" for state, count in counts.items() if count))
-    for key, state in states.items():
-        if state is State.DIVERGED:
-            result = plan.trials[key].folder.result() or {}
-            print(f"diverged: {plan.trials[key].folder.path} at step {result.get('step')}")
-    failed = driver.of(Stage.FAILED, Stage.BLOCKED) if driver else []
+    failed = driver.of(Stage.FAILED) if driver else []
+    found = standings(plan, [task.planned.id for task in failed])
+    print(f"{len(found)} trials: {counted(standing.state for standing in found.values())}")
+    blocked = [standing for standing in found.values() if standing.state is State.BLOCKED]
+    for key, standing in found.items():
+        path = plan.trials[key].folder.path
+        if standing.state is State.DIVERGED:
+            print(f"diverged: {path} at step {(plan.trials[key].folder.result() or {}).get('step')}")
+        elif standing.state is State.BLOCKED:
+            print(f"blocked: {path}: {standing.why}", file=sys.stderr)
     for task in failed:
         print(_failed(task), file=sys.stderr)
     if driver is not None and driver.stopping:
         print(f"fewbits: stopped; {AGAIN}", file=sys.stderr)
         return 130
-    if failed:
-        print(f"fewbits: {len(failed)} trials failed; {AGAIN}, from their checkpoints", file=sys.stderr)
-    return 1 if failed else 0
+    if failed or blocked:
+        print(f"fewbits: {_what_now(failed, blocked)}", file=sys.stderr)
+    return 1 if failed or blocked else 0
+
+
+def _what_now(failed: Sequence[Task], blocked: Sequence[Standing]) -> str:
+    wrong = [task for task in failed if task.failure is not None and task.failure.wrong_input]
+    stuck = sum(standing.for_good for standing in blocked)
+    parts = []
+    if wrong:
+        parts.append(f"{len(wrong)} failed of their input, and would again: change that")
+    if others := len(failed) - len(wrong):
+        parts.append(f"{others} failed: {AGAIN} with them, from their checkpoints")
+    if waiting := len(blocked) - stuck:
+        parts.append(f"{waiting} blocked by what failed")
+    if stuck:
+        parts.append(f"{stuck} blocked for good: what they start from has diverged")
+    return "; ".join(parts)
 
 
 def _failed(task: Task) -> str:
     failure = task.failure
     assert failure is not None
     lines = [f"failed: {task.planned.folder.path}: {failure.reason}"]
-    if task.stage is Stage.FAILED:
-        lines += [f"    {line}" for line in failure.log[-SHOWN:]]
-        lines.append(f"    (the whole log: {task.planned.folder.path / store.LOG})")
+    lines += [f"    {line}" for line in failure.log[-SHOWN:]]
+    lines.append(f"    (the whole log: {task.planned.folder.path / store.LOG})")
     return "\n".join(lines)

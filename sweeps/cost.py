@@ -43,6 +43,14 @@ class Speeds:
         self._found[_key(planned)] = tokens_per_second * work_of(planned.trial) / tokens_of(planned.trial)
         write_json(self._path, self._found)
 
+    def started(self, backend: str, seconds: float) -> None:
+        """From the command to its first trial."""
+        self._found[f"start|{backend}|"] = seconds
+        write_json(self._path, self._found)
+
+    def start(self, backend: str) -> float:
+        return self._found.get(f"start|{backend}|", 0.0)
+
     def seconds(self, planned: Planned) -> float | None:
         """Of the same model and recipe, else of the same model, else of any on such a device; None: of none yet."""
         device, model, _ = key = _key(planned).split("|")

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from fewbits.experiments import checkpoints
 from fewbits.sweeps import store
 from fewbits.sweeps.backend import Backend, Ended
 from fewbits.sweeps.cost import work_of
 from fewbits.sweeps.plan import Plan, Planned
-from fewbits.sweeps.store import OVER, Failure, State
+from fewbits.sweeps.standing import lacks
+from fewbits.sweeps.store import OVER, Failure
 
 if TYPE_CHECKING:
     from fewbits.sweeps.worker import Job
@@ -33,7 +33,7 @@ class Stage(StrEnum):
     STARTED = "started"
     OVER = "over"
     FAILED = "failed"
-    BLOCKED = "blocked"  # its parent failed
+    BLOCKED = "blocked"  # its parent failed, or diverged too early
 
 
 @dataclass
@@ -114,18 +114,11 @@ class Driver:
         if task.planned.parent is None:
             return True
         parent = self.tasks[task.planned.parent]
-        if parent.stage in (Stage.FAILED, Stage.BLOCKED):
-            self._block(task, f"its parent {parent.planned.folder.path.name} failed")
-        elif parent.stage is Stage.OVER:
-            step = task.planned.trial.branch.step
-            folder = parent.planned.folder
-            if step in {**checkpoints.steps(folder.kept), **checkpoints.steps(folder.checkpoints)}:
-                return True
-            self._block(task, f"its parent {folder.path.name} diverged before step {step}")
+        if parent.stage is Stage.OVER and not lacks(parent.planned, task.planned.trial.branch.step):
+            return True
+        if parent.ended:
+            task.stage, task.failure = Stage.BLOCKED, None
         return False
-
-    def _block(self, task: Task, reason: str) -> None:
-        task.stage, task.failure = Stage.BLOCKED, Failure(reason, False, 0, [])
 
     def _take_in(self, ended: Ended) -> None:
         task, outcome = self.tasks[ended.id], ended.outcome
@@ -197,11 +190,3 @@ def job(planned: Planned) -> Job:
 def finished(planned: Planned) -> bool:
     """There is a result, and what others start from."""
     return store.state(planned.folder) in OVER and planned.folder.has(planned.keep)
-
-
-def states(tasks: Iterable[Task]) -> dict[State, int]:
-    """How many are how, by the store."""
-    found = dict.fromkeys(State, 0)
-    for task in tasks:
-        found[store.state(task.planned.folder)] += 1
-    return found

@@ -3,30 +3,31 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
+from collections.abc import Mapping
 
 from fewbits.sweeps import store
 from fewbits.sweeps.cost import Speeds, disk
 from fewbits.sweeps.driver import finished
 from fewbits.sweeps.plan import Plan, Planned
 from fewbits.sweeps.progress import clock
+from fewbits.sweeps.standing import Standing, counted, standings, table
 
 
-def describe(plan: Plan, parallel: int | None = None) -> str:
-    rows, seen = [], set()
+def describe(plan: Plan, parallel: int | None = None, backend: str = "ray") -> str:
+    rows, seen, found = [], set(), standings(plan)
     for member in plan.members:
         planned = plan.trials[member.id]
         place = " ".join(f"{key}={value}" for key, value in member.cell.place.items())
         again = "  (the same trial as above)" if member.id in seen else ""
         seen.add(member.id)
-        rows.append((member.cell.sweep, place, planned.folder.path.name, _standing(planned) + again))
-    widths = [max(len(row[column]) for row in rows) for column in range(3)]
-    lines = [f"{row[0]:{widths[0]}}  {row[1]:{widths[1]}}  {row[2]:{widths[2]}}  {row[3]}" for row in rows]
-    return "\n".join([*lines, "", *_totals(plan, parallel)])
+        rows.append((member.cell.sweep, place, planned.folder.path.name, _told(planned, found[member.id]) + again))
+    return "\n".join([*table(rows), "", *_totals(plan, found, parallel, backend)])
 
 
-def _standing(planned: Planned) -> str:
-    state = store.state(planned.folder)
+def _told(planned: Planned, standing: Standing) -> str:
+    state = standing.state
+    if state is store.State.BLOCKED:
+        return f"blocked: {standing.why}"
     if finished(planned):
         return str(state)
     if state in store.OVER:
@@ -35,10 +36,9 @@ def _standing(planned: Planned) -> str:
     return f"{state}, goes on from step {step}" if step and state is not store.State.RUNNING else str(state)
 
 
-def _totals(plan: Plan, parallel: int | None) -> list[str]:
-    counts = Counter(str(store.state(planned.folder)) for planned in plan.trials.values())
-    missing = [planned for planned in plan.trials.values() if not finished(planned)]
-    lines = [f"{len(plan.trials)} trials: " + ", ".join(f"{count} {state}" for state, count in counts.items())]
+def _totals(plan: Plan, found: Mapping[str, Standing], parallel: int | None, backend: str) -> list[str]:
+    missing = [one for key, one in plan.trials.items() if not finished(one) and not found[key].for_good]
+    lines = [f"{len(plan.trials)} trials: {counted(standing.state for standing in found.values())}"]
     if not missing:
         return [*lines, "nothing to run"]
     slots = parallel or _slots(missing)
@@ -54,7 +54,10 @@ def _totals(plan: Plan, parallel: int | None) -> list[str]:
         line[planned.id] = seconds + (line[planned.parent] if planned.parent else 0.0)
     else:
         longest = max(line.values())
-        lines.append(f"about {clock(max(total / slots, longest))}, {slots} at a time, by the speeds measured here")
+        start = speeds.start(backend)
+        lines.append(
+            f"about {clock(start + max(total / slots, longest))}, {slots} at a time, by the speeds measured here"
+        )
     lines.append(f"{disk(missing) / 1e9:.1f} GB of checkpoints")
     return lines
 

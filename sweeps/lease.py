@@ -48,10 +48,6 @@ class Holder:
         return _started(self.pid) == self.started
 
 
-class Lost(RuntimeError):
-    """Another worker has taken the lease over: this one was thought dead."""
-
-
 class Held(Exception):
     """Another worker holds the lease."""
 
@@ -69,7 +65,7 @@ def _works(found: Holder, folder: Path) -> bool:
     if found.lives is not None:
         return found.lives
     try:
-        return _now(folder) - (folder / NAME).stat().st_mtime < STALE
+        return abs(_now(folder) - (folder / NAME).stat().st_mtime) < STALE  # of tomorrow: a clock was set back
     except FileNotFoundError:
         return False
 

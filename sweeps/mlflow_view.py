@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import shlex
 import sqlite3
 import time
 from collections.abc import Iterator, Mapping
@@ -22,7 +24,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fewbits.experiments import tracking
+from fewbits.experiments import mlflow_database, tracking
 from fewbits.experiments.atomic import write_json
 from fewbits.experiments.run_folder import RunFolder
 from fewbits.experiments.tracking import FOLDER, TRIAL
@@ -41,11 +43,13 @@ from fewbits.sweeps.comparison import (
 )
 from fewbits.sweeps.expand import Cell
 from fewbits.sweeps.plan import Plan
+from fewbits.sweeps.standing import standings
 from fewbits.sweeps.store import State
 from fewbits.sweeps.sweep import Sweep
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+    from mlflow.entities import Run
 
 CACHE = ".mlflow-sync.json"
 STATE, PLACE, REASON = "fewbits.state", "fewbits.place", "fewbits.reason"
@@ -74,6 +78,16 @@ class Synced:
         """To the comparison views, by name; without a server, as `fewbits ui` will serve them."""
         base = self.uri if self.uri.startswith("http") else comparison.UI
         return tuple((view.name, view.link(base)) for view in self.views)
+
+    @property
+    def served(self) -> str:
+        """What has to run for the links to lead somewhere; nothing more, of a server."""
+        if self.uri.startswith("http"):
+            return ""
+        runs = mlflow_database.path_of(self.uri).parent
+        ours = os.environ.get("MLFLOW_TRACKING_URI") or runs == Path("runs").resolve()
+        near = runs.relative_to(Path.cwd()) if runs.is_relative_to(Path.cwd()) else runs
+        return f"  (served by `fewbits ui{'' if ours else f' --runs {shlex.quote(str(near))}'}`)"
 
 
 @dataclass
@@ -152,6 +166,8 @@ class Mirror:
         return tracking.connect(self._runs, self.uri)
 
     def _wanted(self, over: bool) -> dict[str, _Wanted]:
+        found_blocked = (key for key, one in standings(self._plan).items() if one.state is State.BLOCKED)
+        blocked = dict.fromkeys(found_blocked, State.BLOCKED)
         looks = {trial: _look(planned.folder) for trial, planned in self._plan.trials.items()}
         found = {}
         for sweep in self._plan.sweeps:
@@ -160,7 +176,7 @@ class Mirror:
                 if (member.study, member.cell.sweep, member.scale) == (sweep.study, sweep.name, sweep.scale):
                     cells.setdefault(member.id, member.cell)
             if cells:
-                status = _status([State(looks[trial][0]) for trial in cells], over)
+                status = _status([blocked.get(trial, State(looks[trial][0])) for trial in cells], over)
                 found[group_of(sweep)] = _Wanted(sweep, cells, looks, status)
         return found
 
@@ -189,7 +205,7 @@ class Mirror:
         note = {"mlflow.note.content": sweep.about} if sweep.about else {}
         name = f"{sweep.name} {sweep.scale}"
         parent = tracking.one_run(client, experiment, {**key, KIND: "sweep"}, name, note, time.time())
-        group = _Group(experiment, parent)
+        group = _Group(experiment, parent.info.run_id)
         for run in _children(client, experiment, key):
             tags = run.data.tags
             child = _Child(tags.get(FOLDER, ""), run.info.run_id, tags.get(PLACE, ""), tags.get(CURRENT) == "yes")
@@ -207,27 +223,40 @@ class Mirror:
         if child is not None and child.place != place:  # what the sweep calls it has changed, and parameters cannot
             client.delete_run(child.run)
             child = None
-        if child is None:
-            key = {SWEEP: want.sweep.name, SCALE: want.sweep.scale, TRIAL: trial}
-            tags = {PARENT: group.parent, PLACE: place, FOLDER: str(folder.path), SOURCE: "fewbits sweep"}
-            name = ", ".join(f"{key} {value}" for key, value in cell.place.items())
-            run = tracking.one_run(client, group.experiment, key, name, tags, tracking.began(folder))
-            child = group.children[trial] = _Child(str(folder.path), run, place)
-        row = compared(want.sweep, cell) or self._plan.trials[trial].trial.recipe.name
-        _send(client, child, folder, State(look[0]), {**cell.place, COMPARED: row})
+        run = self._begin(client, want, group, trial) if child is None else client.get_run(child.run)
+        child = child or group.children.setdefault(trial, _Child(str(folder.path), run.info.run_id, place))
+        of_trial = self._plan.trials[trial].trial
+        params = {
+            **tracking.about(of_trial),
+            **cell.place,
+            COMPARED: compared(want.sweep, cell) or of_trial.recipe.name,
+        }
+        _send(client, run, folder, State(look[0]), params)
         for other in group.children.values():
             if other.place == place and other.current and other is not child:
                 client.set_tag(other.run, CURRENT, "no")
                 other.current = False
         child.folder, child.current, child.look = str(folder.path), True, look
 
+    def _begin(self, client: MlflowClient, want: _Wanted, group: _Group, trial: str) -> Run:
+        cell, folder = want.cells[trial], self._plan.trials[trial].folder
+        key = {SWEEP: want.sweep.name, SCALE: want.sweep.scale, TRIAL: trial}
+        tags = {PARENT: group.parent, PLACE: json.dumps(cell.place), SOURCE: "fewbits sweep"}
+        tags |= {tag: said for tag, said in _tags(folder, State(want.looks[trial][0])).items() if said}
+        name = ", ".join(f"{key} {value}" for key, value in cell.place.items())
+        alone = self.uri.startswith("sqlite")  # other drivers wait for the store's lock, and read what we wrote down
+        make = tracking.new_run if alone else tracking.one_run
+        return make(client, group.experiment, key, name, {**tags, CURRENT: "yes"}, tracking.began(folder))
 
-def _send(client: MlflowClient, child: _Child, folder: RunFolder, state: State, place: Mapping[str, str]) -> None:
+
+def _send(client: MlflowClient, run: Run, folder: RunFolder, state: State, params: Mapping[str, str]) -> None:
+    tags = {**_tags(folder, state), **({CURRENT: "yes"} if params else {})}
+    tracking.send(client, run, folder, STATUS[state], params, tags)
+
+
+def _tags(folder: RunFolder, state: State) -> dict[str, str | None]:
     reason, note = _reason(folder, state)
-    tags = {STATE: state.value, FOLDER: str(folder.path), REASON: reason, NOTE: note}
-    if place:
-        tags[CURRENT] = "yes"
-    tracking.send(client, child.run, folder, STATUS[state], {**tracking.about(folder), **place}, tags)
+    return {STATE: state.value, FOLDER: str(folder.path), REASON: reason, NOTE: note}
 
 
 def _reason(folder: RunFolder, state: State) -> tuple[str | None, str | None]:
@@ -248,7 +277,7 @@ def _reap(client: MlflowClient, group: _Group) -> int:
     for trial, child in group.children.items():
         folder = RunFolder(Path(child.folder), trial)
         if child.look[0] == State.RUNNING and folder.path.is_dir() and (look := _look(folder))[0] != State.RUNNING:
-            _send(client, child, folder, State(look[0]), {})
+            _send(client, client.get_run(child.run), folder, State(look[0]), {})
             child.look = look
             reaped += 1
     return reaped
@@ -278,7 +307,9 @@ def _status(states: list[State], over: bool) -> str:
         return "RUNNING"
     if State.PLANNED in states and not over:
         return "RUNNING"
-    return "FAILED" if State.FAILED in states else "KILLED" if State.PLANNED in states else "FINISHED"
+    if State.FAILED in states or State.BLOCKED in states:
+        return "FAILED"
+    return "KILLED" if State.PLANNED in states else "FINISHED"
 
 
 def _new(want: _Wanted, group: _Group) -> list[str]:

@@ -7,6 +7,7 @@ are chosen by `hydra/sweeper=` and are told the validation loss of each trial.
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,11 @@ def main(argv: Sequence[str]) -> int:
     words = options.words
     _OPTIONS.update(backend=options.backend, address=options.address, parallel=options.parallel)
     _STATUSES.clear()
+    if (options.address or "").startswith(("http://", "https://")):
+        raise ValueError(
+            f"train --multirun: --address {options.address} takes jobs, which `fewbits sweep FILE` submits; "
+            "here it is of a Ray cluster that this machine is part of: auto, or HOST:PORT"
+        )
     check_keys(words)
     prepare()
     runs = next((word.partition("=")[2] for word in reversed(words) if word.startswith("runtime.runs=")), "runs")
@@ -56,12 +62,18 @@ def main(argv: Sequence[str]) -> int:
         hydra = Hydra.create_main_hydra2("fewbits", create_config_search_path(str(FOLDER)))
         hydra.multirun(ROOT, _unused, ["hydra/launcher=fewbits", *quiet, *words], with_log_configuration=False)
     except (HydraException, OmegaConfBaseException) as error:
-        raise ValueError(in_one_line(error, words)) from error
+        single = [word for word in words if not re.match(r"hydra\b", word) and not re.search(r"[,(]", word)]
+        raise ValueError(in_one_line(error, single).partition(" Config search path:")[0] + _hint(words)) from error
     except _Failed:
         pass
     finally:
         GlobalHydra.instance().hydra = before
     return max(_STATUSES, default=0)
+
+
+def _hint(words: Sequence[str]) -> str:
+    sweepers = [word.partition("=")[2] for word in words if word.startswith("hydra/sweeper=")]
+    return f" (other sweepers are packages of their own: pip install hydra-{sweepers[-1]}-sweeper)" if sweepers else ""
 
 
 def launch(jobs: Sequence[Sequence[str]]) -> list[JobReturn]:
@@ -91,6 +103,20 @@ def cells(jobs: Sequence[Sequence[str]]) -> list[Cell]:
     ]
 
 
+class _Returned(JobReturn):
+    """Of a trial that failed, as the sweep has told already; Hydra's own would print a line more."""
+
+    @property
+    def return_value(self) -> Any:
+        if self.status != JobStatus.COMPLETED:
+            raise self._return_value
+        return self._return_value
+
+    @return_value.setter
+    def return_value(self, value: Any) -> None:
+        self._return_value = value
+
+
 class _Failed(Exception):
     """A trial without a result: raised where Hydra asks for it."""
 
@@ -99,7 +125,7 @@ def _returned(plan: Plan, at: int, words: Sequence[str]) -> JobReturn:
     member = plan.members[at]
     folder = plan.trials[member.id].folder
     result = folder.result()
-    returned = JobReturn(overrides=list(words), working_dir=str(folder.path), task_name=folder.path.name)
+    returned = _Returned(overrides=list(words), working_dir=str(folder.path), task_name=folder.path.name)
     returned.status = JobStatus.COMPLETED if result else JobStatus.FAILED
     returned.return_value = result.get("validation_loss", result.get("loss")) if result else _Failed(folder.path.name)
     return returned

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
+import re
 import socket
 import time
 from collections.abc import Mapping
@@ -17,6 +19,7 @@ from typing import Any
 
 from fewbits.sweeps.backend import Ended
 from fewbits.sweeps.local import free_port, rank_environments
+from fewbits.sweeps.store import plain
 from fewbits.sweeps.sweep import Resources
 from fewbits.sweeps.worker import Job, Outcome, work
 
@@ -42,7 +45,7 @@ class OnRay:
 
         self._ray = ray
         address = address or os.environ.get("RAY_ADDRESS") or None
-        here = address is None
+        self._here = here = address is None
         if address is not None:
             _answers(address)
         local: dict[str, Any] = {"include_dashboard": False, "num_cpus": _cores()} if here else {}
@@ -50,17 +53,23 @@ class OnRay:
             ray.init(address, log_to_driver=False, logging_level=logging.ERROR, namespace="fewbits", **local)
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise ValueError(f"no Ray at {address}: {' '.join(str(error).split())[:300]}") from error
+        _be_quiet()
         self._task = ray.remote(max_retries=0)(work)
         self._parallel = parallel
         self._running: dict[str, _Running] = {}
         self._ended: list[Ended] = []
 
     def room(self, resources: Resources) -> bool:
+        there = self._ray.cluster_resources()
+        wanted = {name: amount * resources.ranks for name, amount in _wanted(resources).items()}
+        for name, amount in wanted.items():
+            if self._here and amount > there.get(
+                name, math.inf
+            ):  # a cluster may grow; a young Ray knows of nothing yet
+                raise ValueError(f"a trial takes {name} {amount:g} (resources), this machine has {there[name]:g}")
         if self._parallel is not None:
             return len(self._running) < self._parallel
-        there = self._ray.cluster_resources()
-        wanted = _wanted(resources)
-        slots = min((there.get(name, 0.0) // (amount * resources.ranks) for name, amount in wanted.items()), default=1)
+        slots = min((there.get(name, 0.0) // amount for name, amount in wanted.items()), default=1)
         return len(self._running) < slots + QUEUED
 
     def start(self, job: Job, resources: Resources) -> None:
@@ -110,7 +119,7 @@ class OnRay:
             try:
                 outcomes[task] = self._ray.get(task)
             except Exception as error:  # whatever may befall a task, a worker or a node
-                why = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+                why = _why(error)
         leader = outcomes.get(running.tasks[0])
         if leader is None and not why:
             return None
@@ -135,6 +144,24 @@ class OnRay:
         for running in self._running.values():
             self._end(running)
         self._ray.shutdown()
+
+
+def _be_quiet() -> None:
+    """A worker that died is told by the driver, in a line; Ray prints a paragraph on stdout, for which it has no switch
+    (log_to_driver is of workers' output). A Ray that does not know this name prints it."""
+    from ray._private import worker
+
+    worker.print_to_stdstream = lambda *_, **__: None
+
+
+def _why(error: Exception) -> str:
+    text = plain(str(error))
+    if module := re.search(r"No module named '([\w.]+)'", text):
+        return (
+            f"the cluster's workers have no module {module[1]!r}: call `ray start` on its nodes in the environment in "
+            "which fewbits is installed"
+        )
+    return f"{type(error).__name__}: {' '.join(text.split())[:300]}"
 
 
 def _answers(address: str) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from fewbits.sweeps.command_line import Parser
+from fewbits.sweeps.command_line import Parser, existing
 from fewbits.sweeps.sweep_command import in_store
+
+if TYPE_CHECKING:
+    from fewbits.sweeps.store import State
 
 EXAMPLES = """\
 examples:
@@ -19,16 +21,16 @@ examples:
 
 
 @dataclass(frozen=True)
-class Standing:
+class Row:
     """How one place of a sweep stands."""
 
     sweep: str
     place: dict[str, str]
     folder: str
-    state: str
+    state: State
     step: int  # reached, in a checkpoint or live
     steps: int
-    note: str = ""  # a failure's reason, or that other code or another config computed what is there
+    note: str = ""  # why it failed or is blocked, or that other code or another config computed what is there
 
 
 def main(argv: Sequence[str]) -> int:
@@ -37,32 +39,41 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--runs", metavar="DIR", help="the store (default: runs)")
     parser.add_argument("--json", action="store_true", help="the same for programs: a list of objects")
     options = parser.parse_intermixed_args(argv)
-    rows = standings(in_store(options.words, options.runs))
+    rows = rows_of(in_store(options.words, existing(options.runs)))
     if options.json:
         print(json.dumps([vars(row) for row in rows], indent=2))
         return 0
-    for row in rows:
-        place = " ".join(f"{key}={value}" for key, value in row.place.items())
-        print(f"{row.sweep}  {place}  {row.folder}  {row.state} {row.step}/{row.steps}  {row.note}".rstrip())
+    from fewbits.sweeps.standing import counted, table
+
+    print("\n".join(table((row.sweep, _spelled(row.place), row.folder, _told(row), row.note) for row in rows)))
     distinct = {row.folder: row.state for row in rows}
-    print(f"\n{len(distinct)} trials: " + ", ".join(f"{n} {state}" for state, n in Counter(distinct.values()).items()))
+    print(f"\n{len(distinct)} trials: {counted(distinct.values())}")
     return 0
 
 
-def standings(words: Sequence[str]) -> list[Standing]:
+def _told(row: Row) -> str:
+    if row.state == "planned":
+        return f"planned, goes on from step {row.step}/{row.steps}" if row.step else "planned"
+    return row.state if row.state == "blocked" else f"{row.state} {row.step}/{row.steps}"
+
+
+def _spelled(place: dict[str, str]) -> str:
+    return " ".join(f"{key}={value}" for key, value in place.items())
+
+
+def rows_of(words: Sequence[str]) -> list[Row]:
     from fewbits.sweeps import store
     from fewbits.sweeps.plan import plan
     from fewbits.sweeps.plans import saved_places
+    from fewbits.sweeps.standing import standings
     from fewbits.sweeps.sweep import load_sweeps
 
     planned = plan(*load_sweeps(words))
     before = {sweep: {_key(row.place): row for row in rows} for sweep, rows in saved_places(planned).items()}
-    rows = []
+    rows, found = [], standings(planned)
     for member in planned.members:
         trial = planned.trials[member.id]
-        folder, state = trial.folder, store.state(trial.folder)
-        failure = store.failure(folder) if state is store.State.FAILED else None
-        note = failure.reason if failure else ""
+        folder, state, note = trial.folder, found[member.id].state, found[member.id].why
         was = before[member.cell.sweep].get(_key(member.cell.place))
         if state is store.State.PLANNED and was is not None and was.id != member.id:
             note = (
@@ -72,7 +83,7 @@ def standings(words: Sequence[str]) -> list[Standing]:
         result = (folder.result() if state in store.OVER else None) or {}
         step = int(result.get("step", max(live.get("step", 0) if state == "running" else 0, store.reached(folder))))
         steps = trial.trial.training.steps
-        rows.append(Standing(member.cell.sweep, member.cell.place, folder.path.name, str(state), step, steps, note))
+        rows.append(Row(member.cell.sweep, member.cell.place, folder.path.name, state, step, steps, note))
     return rows
 
 

@@ -9,6 +9,7 @@ planned          none of these; with checkpoints, it goes on from the newest
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection
 from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
@@ -29,6 +30,7 @@ class State(StrEnum):
     DONE = "done"
     FAILED = "failed"
     DIVERGED = "diverged"
+    BLOCKED = "blocked"  # what it starts from will not come: standing.py, from the whole plan
 
 
 OVER = (State.DONE, State.DIVERGED)
@@ -95,9 +97,14 @@ def reached(folder: RunFolder) -> int:
 
 def last_lines(folder: RunFolder, count: int = 20) -> list[str]:
     try:
-        return (folder.path / LOG).read_text(errors="replace").splitlines()[-count:]
+        return plain((folder.path / LOG).read_text(errors="replace")).splitlines()[-count:]
     except OSError:
         return []
+
+
+def plain(text: str) -> str:
+    """Without the colours that Ray and compilers give to a terminal."""
+    return re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", text)
 
 
 def _json(path: Path, keys: Collection[str]) -> dict[str, Any] | None:

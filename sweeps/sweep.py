@@ -106,13 +106,20 @@ class Sweep:
         for name in names:
             if names.count(name) > 1 or name in (ARM, SEED):
                 raise ValueError(f"sweep {self.name}: axis {name} is given twice (arms and seeds are not axes)")
+        of_arms = [word for arm in self.arms.values() for word in arm.words]
+        of_axes = [
+            word for group in self.groups for values in group.values() for words in values.values() for word in words
+        ]
+        for word in (*self.words, *self.size, *of_arms, *of_axes):
+            if word.lstrip("+~").partition("=")[0] == SEED:
+                raise ValueError(f"sweep {self.name}: {word!r}: seeds have a key of their own, seeds: [0, 1]")
         for name, arm in self.arms.items():
             for axis in arm.axes or ():
-                one_of(f"sweep {self.name}: arms.{name}.axes:", axis, names)
+                _one_of(f"sweep {self.name}: arms.{name}.axes:", axis, names)
             if arm.at is not None and arm.parent is None and (arm.scratch or self.trunk in (None, name)):
                 raise ValueError(f"sweep {self.name}: arms.{name}.at {arm.at}: of an arm that has no parent")
             if arm.parent is not None:
-                one_of(f"sweep {self.name}: arms.{name}.parent:", arm.parent, [a for a in self.arms if a != name])
+                _one_of(f"sweep {self.name}: arms.{name}.parent:", arm.parent, [a for a in self.arms if a != name])
         for name in self.arms:
             line = [name]
             while (above := self.arms[line[-1]].parent) is not None:
@@ -157,20 +164,23 @@ def load_sweeps(words: Sequence[str]) -> tuple[list[Sweep], tuple[str, ...]]:
 
     >>> load_sweeps(("study=mor", "scale=cpu", "seeds=[0,1]", "training.steps=20"))
     """
-    chosen, changes, extra = {}, [], []
+    chosen: dict[str, str] = {}
+    changes, extra = [], []
     for word in words:
         key, equals, value = word.partition("=")
         name = key.lstrip("+~").partition(".")[0]
         if word.endswith((".yaml", ".yml")) and (not equals or Path(word).is_file()):
-            chosen["file"] = word
-        elif key in _WHICH:
+            key, value = "file", word
+        if key in _WHICH:
+            if key in chosen:
+                raise ValueError(f"{word!r} after {chosen[key]!r}: one {key} at a time")
             chosen[key] = value
         elif name in _BASE:
             changes.append(word)
         elif name in _OF_TRIALS:
             extra.append(word)
         else:
-            valid = ", ".join((*_WHICH, *_BASE, *_OF_TRIALS))
+            valid = ", ".join(dict.fromkeys((*_WHICH, *_BASE, *_OF_TRIALS)))
             raise ValueError(f"{word!r} is neither of a sweep nor of its trials: valid keys are {valid}")
     sweeps = _chosen(chosen, changes)
     return sweeps, tuple(extra)
@@ -178,6 +188,8 @@ def load_sweeps(words: Sequence[str]) -> tuple[list[Sweep], tuple[str, ...]]:
 
 def _chosen(chosen: Mapping[str, str], changes: Sequence[str]) -> list[Sweep]:
     if "file" in chosen:
+        if others := [f"{key}={chosen[key]}" for key in _WHICH if key in chosen and key != "file"]:
+            raise ValueError(f"{chosen['file']} and {', '.join(others)}: a file or a study, not both")
         file = Path(chosen["file"]).expanduser()
         if file.suffix != ".yaml" or not file.is_file():
             raise ValueError(f"no sweep file {file}: a file NAME.yaml is expected")
@@ -194,6 +206,11 @@ def _chosen(chosen: Mapping[str, str], changes: Sequence[str]) -> list[Sweep]:
 
 
 def _load(file: Path, study: str, changes: Sequence[str]) -> Sweep:
+    for word in changes:
+        key, equals, value = word.lstrip("+~").partition("=")
+        node, dot, axis = key.partition(".")
+        if node == "axes" and dot and equals and "." in axis:
+            raise ValueError(f"{word!r}: Hydra takes the dots of {axis} for levels: write axes={{{axis}:{value}}}")
     data = compose_file(file, _BASE, changes, group="scale")
     data["study"], data["arms"] = data["study"] or study, data["arms"] or {"": {}}
     try:
@@ -216,6 +233,12 @@ def _with_trunk(sweep: Sweep) -> Sweep:
 
 _BASE = {**plain(dataclasses.asdict(Sweep(""))), "arms": {}}
 del _BASE["name"]
+
+
+def _one_of(what: str, value: object, valid: Sequence[object]) -> None:
+    if not valid:
+        raise ValueError(f"{what} {value!r}: there are none")
+    one_of(what, value, valid)
 
 
 def _values(sweep: str, axis: str, values: Any) -> dict[str, Any]:

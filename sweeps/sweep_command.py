@@ -50,7 +50,7 @@ def main(argv: Sequence[str]) -> int:
     if options.dry_run:
         from fewbits.sweeps.dry_run import describe
 
-        print(describe(planned, options.parallel))
+        print(describe(planned, options.parallel, options.backend))
         return 0
     from fewbits.sweeps.conduct import conduct
 

@@ -6,7 +6,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 
-from fewbits.sweeps.command_line import Parser
+from fewbits.sweeps.command_line import Parser, existing
 from fewbits.sweeps.sweep_command import in_store
 
 EXAMPLES = """\
@@ -30,12 +30,12 @@ def main(argv: Sequence[str]) -> int:
     from fewbits.sweeps.sweep import load_sweeps
 
     warnings.showwarning = _said  # type: ignore[assignment]  # of what it is given, it says the message alone
-    synced = Mirror(plan(*load_sweeps(in_store(options.words, options.runs)))).sync(afresh=True)
+    synced = Mirror(plan(*load_sweeps(in_store(options.words, existing(options.runs))))).sync(afresh=True)
     if synced.away:
         return 1
     print(f"{synced.sent} runs brought up to date in {synced.uri}")
     for name, link in synced.links:
-        print(f"{name}: {link}")
+        print(f"{name}: {link}{synced.served}")
     return 0
 
 

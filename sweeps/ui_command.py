@@ -13,7 +13,7 @@ import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 
-from fewbits.sweeps.command_line import Parser
+from fewbits.sweeps.command_line import Parser, existing
 
 EXAMPLES = """\
 examples:
@@ -38,6 +38,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--host", default="127.0.0.1", help="the address to listen at (default: for this machine only)")
     parser.add_argument("--runs", default="runs", metavar="DIR", help="the store (default: runs)")
     options = parser.parse_args(argv)
+    existing(options.runs)
     from fewbits.experiments import tracking
 
     runs = Path(options.runs).expanduser()

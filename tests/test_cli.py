@@ -108,7 +108,18 @@ def test_what_the_system_refuses_is_one_line_and_status_1(
 
     command_that(run)
     assert cli.main(["made-up"]) == 1
-    assert capsys.readouterr().err == "fewbits: [Errno 28] No space left on device: 'runs/plans'\n"
+    assert capsys.readouterr().err == "fewbits: runs/plans: No space left on device\n"
+
+
+def test_a_module_that_is_not_there_is_one_line_and_status_1(tmp_path: Path) -> None:
+    """As for a job on a cluster that was started in another environment: this Python has no packages at all."""
+    command = [sys.executable, "-S", "-m", "fewbits.cli", "sweep", "study=mor", "--dry-run"]
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(Path(cli.__file__).parents[1])}
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"fewbits: {sys.executable} has no module '")
+    assert "`ray start`" in done.stderr
+    assert done.stderr.count("\n") == 1
 
 
 def test_ctrl_c_is_status_130(

@@ -61,7 +61,7 @@ COMMANDS = (
     Command(
         ("status",),
         "fewbits.sweeps.status_command",
-        "how the trials of a sweep stand: planned, running, done, failed, diverged",
+        "how the trials of a sweep stand: planned, running, done, failed, diverged, blocked",
         "study=mor scale=smoke",
     ),
     Command(
@@ -122,9 +122,7 @@ class Parser(argparse.ArgumentParser):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (that of the process, if None) and return the exit status."""
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # closed by whoever started us: what is said goes nowhere
-            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+    _open_what_is_closed()
     try:
         try:
             return _dispatch(tuple(sys.argv[1:] if argv is None else argv))
@@ -145,8 +143,32 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         if sys.flags.dev_mode or error.errno is None:
             raise
-        print(f"fewbits: {error}", file=sys.stderr)
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"fewbits: {where}{error.strerror}", file=sys.stderr)
         return 1
+    except ModuleNotFoundError as error:
+        if sys.flags.dev_mode or error.name is None or error.name.partition(".")[0] == "fewbits":
+            raise
+        print(
+            f"fewbits: {sys.executable} has no module {error.name!r}: this fewbits wants the environment in which it "
+            "was installed with what it depends on; a job on a Ray cluster has the one that `ray start` was called in",
+            file=sys.stderr,
+        )
+        return 1
+
+
+def _open_what_is_closed() -> None:
+    """Whoever started us may have closed stdout or stderr: what is said goes nowhere, here and in our own processes.
+    The descriptor has to be there, else the next file that is opened takes it and gets all that is said."""
+    for descriptor, name in ((1, "stdout"), (2, "stderr")):
+        if getattr(sys, name) is None:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            try:
+                os.fstat(descriptor)
+            except OSError:
+                os.dup2(nowhere, descriptor)
+            os.set_inheritable(descriptor, True)
+            setattr(sys, name, open(nowhere, "w"))  # noqa: SIM115
 
 
 def _dispatch(argv: tuple[str, ...]) -> int:

@@ -1,14 +1,17 @@
 """MLflow beside a trial: every step once, whatever happens; and nothing that MLflow does touches the trial."""
 
 import json
+import sqlite3
 import subprocess
 import warnings
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fewbits.experiments import tracking
+from fewbits.experiments import mlflow_database, tracking
+from fewbits.experiments.mlflow_database import Point
 from fewbits.experiments.run_folder import RunFolder
 from fewbits.experiments.training import Progress
 from tests.experiments.trial_inputs import Interrupted, left, metric, train, train_until
@@ -177,6 +180,29 @@ def test_rows_are_sent_whole_in_batches_that_mlflow_takes() -> None:
     assert list(tracking._batches([])) == []
 
 
+def test_points_added_in_bulk_are_as_mlflow_writes_them(tmp_path: Path) -> None:
+    """In whatever order, and however often, they come."""
+    from mlflow.entities import Metric
+
+    uri = f"sqlite:///{tmp_path / tracking.DATABASE}"
+    client = tracking.connect(tmp_path, uri)
+    ours, theirs = (client.create_run("0").info.run_id for _ in range(2))
+    first = [Point("loss", 1.0 / (step + 1), 1000 + step, step) for step in range(2000)]
+    more = [Point("loss", 7.0, 5000, 3), Point("loss", -0.0, 2999, 1999), Point("a/b", -1e300, 0, -1), *first[:3]]
+    for points in (first, more, more):
+        mlflow_database.add(uri, ours, points)
+        for start in range(0, len(points), tracking.BATCH):
+            client.log_batch(theirs, [Metric(*point) for point in points[start : start + tracking.BATCH]])
+    mlflow_database.add(uri, ours, [])
+    with closing(sqlite3.connect(tmp_path / tracking.DATABASE)) as database:
+        for table in ("metrics", "latest_metrics"):
+            columns = "key, value, timestamp, step, is_nan"
+            query = f"SELECT {columns} FROM {table} WHERE run_uuid = ? ORDER BY {columns}"
+            left, right = (database.execute(query, (run,)).fetchall() for run in (ours, theirs))
+            assert left == right
+            assert len(left) == {"metrics": 2003, "latest_metrics": 2}[table]
+
+
 def test_a_database_whose_making_was_cut_short_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """MLflow would refuse what a full disk or a killed process leaves half made."""
     import mlflow
@@ -185,10 +211,12 @@ def test_a_database_whose_making_was_cut_short_is_made_anew(tmp_path: Path, monk
         Path(tracking_uri.removeprefix("sqlite:///")).write_bytes(b"half a database")
         raise RuntimeError("the disk is full")
 
-    uri = f"sqlite:///{tmp_path / tracking.DATABASE}"
+    monkeypatch.setenv("FEWBITS_CACHE", str(tmp_path / "cache"))
+    runs = tmp_path / "runs"
+    uri = f"sqlite:///{runs / tracking.DATABASE}"
     with monkeypatch.context() as patched:
         patched.setattr(mlflow, "MlflowClient", cut_short)
         with pytest.raises(RuntimeError, match="full"):
-            tracking.connect(tmp_path, uri)
-    assert [path.name for path in tmp_path.iterdir()] == [tracking.LOCK]
-    assert tracking.connect(tmp_path, uri).search_experiments()
+            tracking.connect(runs, uri)
+    assert [path.name for path in runs.iterdir()] == [tracking.LOCK]
+    assert tracking.connect(runs, uri).search_experiments()

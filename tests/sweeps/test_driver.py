@@ -7,6 +7,7 @@ import json
 import os
 import random
 import resource
+import shlex
 import shutil
 import signal
 import subprocess
@@ -169,7 +170,7 @@ def test_what_fails_is_named_with_its_log_and_leaves_the_others_whole(
     spoil(broken)
     assert sweep(file, runs) == 1
     shown = capfd.readouterr()
-    assert "6 trials: 3 planned, 1 done, 1 failed, 1 diverged\n" in shown.out
+    assert "6 trials: 1 done, 1 failed, 1 diverged, 3 blocked\n" in shown.out
     assert [store.state(folder) for folder in (good, broken, hot)] == ["done", "failed", "diverged"]
     step = (hot.result() or {})["step"]
     assert f"diverged: {hot.path} at step {step}\n" in shown.out
@@ -179,16 +180,30 @@ def test_what_fails_is_named_with_its_log_and_leaves_the_others_whole(
     assert "    (the whole log: " + str(broken.path / store.LOG) in errors
     assert errors.count(f"{broken.path.name}: ") == 1 + 1  # that it is tried again, and the failure
     assert attempts(broken) == 2
-    assert f"failed: {child.path}: its parent {broken.path.name} failed\n" in errors
-    assert f"failed: {grandchild.path}: its parent {child.path.name} failed\n" in errors
-    assert f"failed: {after.path}: its parent {hot.path.name} diverged before step 8\n" in errors
-    assert "fewbits: 4 trials failed; the same command goes on, from their checkpoints\n" in errors
+    blocked = {
+        child: f"its parent {broken.path.name} failed",
+        grandchild: f"its parent {child.path.name} is blocked",
+        after: f"its parent {hot.path.name} diverged before step 8",
+    }
+    assert cli.main(["status", str(file), "--runs", str(runs), "--json"]) == 0
+    rows = {row["folder"]: row for row in json.loads(capfd.readouterr().out)}
+    for folder, why in blocked.items():
+        assert f"blocked: {folder.path}: {why}\n" in errors
+        assert (rows[folder.path.name]["state"], rows[folder.path.name]["note"]) == ("blocked", why)
+    last = errors.splitlines()[-1]
+    assert last == (
+        "fewbits: 1 failed: the same command goes on with them, from their checkpoints; 2 blocked by what failed; "
+        "1 blocked for good: what they start from has diverged"
+    )
 
     (broken.path / "checkpoints").unlink()
-    assert sweep(file, runs) == 1
-    shown = capfd.readouterr()
-    assert "6 trials: 1 planned, 4 done, 1 diverged\n" in shown.out
-    assert shown.err.count("failed: ") == 1
+    for _ in range(2):  # the second time there is nothing to run
+        assert sweep(file, runs) == 1
+        shown = capfd.readouterr()
+        assert "6 trials: 4 done, 1 diverged, 1 blocked\n" in shown.out
+        assert "failed: " not in shown.err
+        assert shown.err.splitlines()[-1] == "fewbits: 1 blocked for good: what they start from has diverged"
+    assert len(shown.err.splitlines()) == 2
     assert attempts(good) == 1
     assert store.failure(broken) is None
 
@@ -273,6 +288,29 @@ def test_crashes_are_told_and_leave_the_others_whole(cache: Path, tmp_path: Path
         assert store.state(place[how]) == "failed"
     assert "Fatal Python error: Segmentation fault" in (place["SIGSEGV"].path / store.LOG).read_text()
     assert place["good"].result() is not None
+
+
+@pytest.mark.parametrize(
+    ("resources", "told"),
+    [({"gpus": 1000}, "(1 cpus, 1000 gpus)"), ({"cpus": 500}, "takes 1 × (500 cpus, 0 gpus)")],
+)
+def test_what_this_machine_has_not_is_told(
+    resources: dict[str, Any], told: str, cache: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert sweep(tiny_file(tmp_path, cache, {"resources": resources}), tmp_path / "runs") == 2
+    assert told in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+def test_a_sweep_needs_no_stdout_and_no_stderr(closed: str, cache: Path, tmp_path: Path) -> None:
+    file = tiny_file(tmp_path, cache, {"words": ["training.steps=1"]})
+    (folder,) = folders(plan_of(file, tmp_path / "runs"))
+    words = [sys.executable, "-m", "fewbits.cli", "sweep", file, "--runs", tmp_path / "runs", *LOCAL]
+    command = f"{shlex.join(map(str, words))} {closed}"
+    done = subprocess.run(command, shell=True, env={**os.environ, "PYTHONPATH": str(ROOT / "src")}, timeout=PATIENCE)
+    assert done.returncode == 0
+    assert store.state(folder) == "done"
+    assert "  step 1/1  loss " in (folder.path / store.LOG).read_text()
 
 
 def test_a_trial_that_takes_too_long_is_ended(cache: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -32,7 +32,7 @@ def test_what_is_there_is_told_apart_from_what_is_missing(
     assert len(rows) == 8
     assert sum(row.endswith("  done") for row in rows) == 4
     assert sum(row.endswith("  planned") for row in rows) == 4
-    assert re.search(r"^8 trials: 4 done, 4 planned$", shown, re.MULTILINE)
+    assert re.search(r"^8 trials: 4 planned, 4 done$", shown, re.MULTILINE)
     assert re.search(r"^about \d+:\d\d, \d+ at a time, by the speeds measured here$", shown, re.MULTILINE)
     assert sorted(undisturbed.store.rglob("*")) == before
 

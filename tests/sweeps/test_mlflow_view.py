@@ -340,7 +340,7 @@ def test_fewbits_sync_says_how_many_and_where_to_look(
     said, *links = capsys.readouterr().out.splitlines()
     assert said == f"5 runs brought up to date in {mirrored.uri}"
     ((name, link),) = mirrored.sync().links
-    assert links == [f"{name}: {link}"]
+    assert links == [f"{name}: {link}  (served by `fewbits ui --runs {where / 'runs'}`)"]
     assert everything(mirrored) == before
 
 

@@ -56,6 +56,7 @@ def test_a_failure_is_status_1(cache: Path, tmp_path: Path, capfd: pytest.Captur
     shown = capfd.readouterr()
     assert "2 trials: 1 done, 1 failed\n" in shown.out
     assert "failed: " in shown.err
+    assert "Error executing job" not in shown.err  # Hydra's line
     assert "Traceback (most recent call last):\n  File" not in shown.err.partition("failed: ")[0]
 
 
@@ -66,7 +67,8 @@ def test_a_failure_is_status_1(cache: Path, tmp_path: Path, capfd: pytest.Captur
         ("recipe=mor/blok,bf16", "no recipe 'mor/blok': valid are mor/block"),
         ("training.steps=1,-1", "training.steps -1: 1 or more is expected"),
         ("nonsense", "is not KEY=VALUE"),
-        ("hydra/sweeper=none", "sweeper"),
+        ("hydra/sweeper=none", "other sweepers are packages of their own: pip install hydra-none-sweeper"),
+        ("--address=http://head:8265", "takes jobs, which `fewbits sweep FILE` submits"),
     ],
 )
 def test_wrong_input_is_one_line_and_status_2(

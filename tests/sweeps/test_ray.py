@@ -111,6 +111,13 @@ def test_ranks_share_a_placement_group_and_ctrl_c_stops_a_sweep(
     assert left_behind(on_ray) == []
 
 
+def test_memory_that_this_machine_has_not_is_told(cache: Path, tmp_path: Path, on_ray: dict[str, str]) -> None:
+    file = tiny_file(tmp_path, cache, {"resources": {"memory": 1e6}})
+    command = started(tmp_path / "out", "sweep", file, "--runs", tmp_path / "runs", environment=on_ray)
+    assert command.end() == 2
+    assert "fewbits: a trial takes memory 1.07374e+15 (resources), this machine has " in command.said
+
+
 def test_an_address_where_no_ray_is_is_one_line(
     cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,6 +1,7 @@
 """What is told of trials without running any: how they stand, what makes two of them different, what is stale."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -44,16 +45,34 @@ def test_states_follow_from_files(
         assert cli.main(["status", str(undisturbed.file), "--runs", str(tmp_path)]) == 0
         shown = capsys.readouterr().out
     states = [rows[folder.path.name]["state"] for folder in some]
-    assert states == ["done", "diverged", "failed", "planned", "running", "failed"] + ["planned"] * 2
+    assert states[:6] == ["done", "diverged", "failed", "planned", "running", "failed"]
+    assert sorted(states[6:]) == ["blocked", "planned"]
+    assert rows[some[states.index("blocked")].path.name]["note"].endswith(
+        f"{diverged.path.name} diverged before step 4"
+    )
     assert "result.json is not this trial's result: remove it" in rows[odd.path.name]["note"]
     assert rows[failed.path.name]["note"] == "it broke"
     steps = [rows[folder.path.name]["step"] for folder in (done, stopped, again)]
     assert steps[0] == 5
     assert steps[2] == 3
-    assert f"{failed.path.name}  failed 0/8  it broke\n" in shown
-    assert "8 trials: " in shown
-    assert "3 planned" in shown
+    assert re.search(rf"{failed.path.name} +failed 0/8 +it broke\n", shown)
+    assert re.search(rf"{stopped.path.name} +planned, goes on from step 6/8\n", shown)
+    table = shown.partition("\n\n")[0].splitlines()
+    assert len({line.index("nemotron-nano-") for line in table}) == 1
+    assert "8 trials: 2 planned, 1 running, 1 done, 2 failed, 1 diverged, 1 blocked\n" in shown
     assert len(planned_ones) == 2
+
+
+@pytest.mark.parametrize("command", ["status", "sync", "ui"])
+def test_a_misspelt_store_is_told_and_not_made(
+    command: str, undisturbed: Undisturbed, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    words = [] if command == "ui" else [str(undisturbed.file)]
+    for name in ("rnus", "file", "file/below"):
+        assert cli.main([command, *words, "--runs", str(tmp_path / name)]) == 2
+        assert capsys.readouterr().err == f"fewbits: --runs {tmp_path / name}: there is no such folder\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 @pytest.mark.parametrize("change", [{"step": "3"}, {"steps": 0}, {"loss": None}, {"tokens_per_second": []}])

@@ -240,6 +240,11 @@ def test_a_mistake_in_a_file_is_one_line(text: str, said: str, tmp_path: Path) -
         (("FILE", "seeds=[0"), "is not KEY=VALUE"),
         (("FILE", "resources.cores=1"), "resources.*cores"),
         (("FILE", "name=x"), "'name=x' is neither"),
+        (("FILE", "x=1"), "valid keys are study, sweep, file, about,"),
+        (("FILE", "study=mor"), r"tiny\.yaml and study=mor: a file or a study, not both"),
+        (("FILE", "FILE"), "one file at a time"),
+        (("study=mor", "study=nvfp4"), "'study=nvfp4' after 'mor': one study at a time"),
+        (("FILE", "+axes.optimizer.lr=[1,2]"), r"write axes=\{optimizer\.lr:\[1,2\]\}"),
     ],
 )
 def test_a_mistake_on_the_command_line_is_one_line_and_status_2(

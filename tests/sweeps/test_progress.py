@@ -1,0 +1,87 @@
+"""What a sweep shows while it runs: no wider than the terminal, the time left from the start, nothing twice."""
+
+import io
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from fewbits.sweeps import store
+from fewbits.sweeps.backend import Ended
+from fewbits.sweeps.cost import Speeds
+from fewbits.sweeps.driver import Driver, Stage
+from fewbits.sweeps.lease import leased
+from fewbits.sweeps.plan import Plan
+from fewbits.sweeps.progress import Display
+from fewbits.sweeps.store import Failure
+from fewbits.sweeps.sweep import Resources
+from fewbits.sweeps.worker import Job
+from tests.sweeps.sweep_inputs import planned, tiny_file
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+    @property
+    def frames(self) -> list[str]:
+        return re.split(r"\r(?:\x1b\[\d+A)?\x1b\[J", self.getvalue())
+
+
+class Nowhere:
+    """A backend that has no room."""
+
+    def room(self, resources: Resources) -> bool:
+        return False
+
+    def start(self, job: Job, resources: Resources) -> None: ...
+    def wait(self, seconds: float) -> list[Ended]:
+        return []
+
+    def kill(self, trial: str) -> None: ...
+    def close(self) -> None: ...
+
+
+@pytest.fixture
+def sweep(cache: Path, tmp_path: Path) -> Plan:
+    file = tiny_file(tmp_path, cache, {"seeds": [0, 1, 2], "axes": {"training.steps": [8, 16]}})
+    (tmp_path / "runs").mkdir()
+    return planned(file, f"runtime.runs={tmp_path / 'runs'}")
+
+
+def test_the_first_line_has_the_time_left_and_none_is_wider_than_the_terminal(
+    sweep: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "get_terminal_size", lambda *_: os.terminal_size((48, 24)))
+    first = next(iter(sweep.trials.values()))
+    training = first.trial.training
+    Speeds(tmp_path / "runs").measured(first, training.batch * training.length)  # a second for each step
+    driver, terminal = Driver(sweep, Nowhere()), Terminal()
+    display = Display(Speeds(tmp_path / "runs"), terminal)
+    driver.tasks[first.id].stage = Stage.STARTED
+    with leased(first.folder.path):
+        progress = {"step": 4, "steps": training.steps, "loss": 1.5, "tokens_per_second": 1234.0}
+        (first.folder.path / store.PROGRESS).write_text(json.dumps(progress))
+        display(driver)
+    *_, frame = terminal.frames
+    assert "1,234 tokens/s  1:08 left" in frame  # 3 × 8 + 3 × 16 steps, less 4
+    assert "  step 4/8  loss 1.5000" in frame
+    assert all(len(line) < 48 for line in frame.splitlines())
+
+
+def test_a_second_attempt_is_said_once_and_what_is_live_is_wiped_out_at_the_end(sweep: Plan, tmp_path: Path) -> None:
+    driver, terminal = Driver(sweep, Nowhere()), Terminal()
+    display = Display(Speeds(tmp_path / "runs"), terminal)
+    task = next(iter(driver.tasks.values()))
+    task.failure = Failure("its process was ended", False, 0, [])
+    for task.stage in (Stage.WAITING, Stage.STARTED, Stage.WAITING):
+        display(driver)
+    display.end()
+    assert terminal.getvalue().count("its process was ended; it is tried again\n") == 1
+    assert terminal.frames[-1] == ""
+    for task in driver.tasks.values():
+        task.stage = Stage.OVER
+    display(driver)
+    assert terminal.frames[-1] == ""  # the summary says it
