@@ -6,7 +6,8 @@ is a row that says so. Nothing is read before it is asked for.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any, TypeVar, cast
 
 import pandas as pd
 
-from fewbits.analysis.statistics import differences
+from fewbits.analysis.statistics import Pooled, differences, pooled
 from fewbits.analysis.verdicts import Differences, NoData
 from fewbits.models.from_dict import one_of
 from fewbits.sweeps import store
@@ -238,6 +239,25 @@ class Results:
             baseline_diverged=events["baseline"],
         )
 
+    def pooled(self, metric: Metric, baseline: str, where: Mapping[str, str] | None = None) -> Pooled | None:
+        """How far pairs of a relative difference spread, from all arms there that are trained as the baseline is: as
+        long, of the same model, and from the same parents. None of fewer than three arms or two seeds."""
+        axes = set((where or {}).items())
+        rows = [row for row in self._rows if axes <= set(row["axes"])]
+        logs: dict[str, dict[int, float]] = {}
+        like = {self._start(row) for row in rows if row["arm"] == baseline}
+        for row in rows:
+            value = self._value(row, metric)
+            if self._start(row) in like and isinstance(value, float) and value > 0:
+                logs.setdefault(treatment(row["arm"], row["axes"]), {})[row["seed"]] = math.log(value)
+        most = max(map(len, logs.values()), default=0)
+        return (
+            pooled({name: list(one.values()) for name, one in logs.items() if len(one) == most}) if most > 1 else None
+        )
+
+    def _start(self, row: Row) -> tuple[Any, ...]:
+        return row["seed"], row["model"], row["steps"], self.plan.trials[row["id"]].parent
+
     def sample(self, metric: Metric, arm: str, where: Mapping[str, str] | None = None) -> Differences | NoData:
         """The arm's own numbers, one of each seed: for shares and levels, which no baseline is taken from."""
         rows = self._arm(arm, where)
@@ -325,13 +345,17 @@ def _numbers(value: Mapping[str, Any], where: str = "") -> Iterator[tuple[str, f
             yield f"{where}{key}", float("nan") if item is None else float(item)
 
 
+def treatment(arm: str | None, axes: Iterable[tuple[str, str]]) -> str:
+    """What is done, whatever the seed: an arm, in one combination of its axes."""
+    return str(arm) + "".join(f", {axis} {value}" for axis, value in axes)
+
+
 def _key(place: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     return tuple(sorted(place.items()))
 
 
 def _place(row: Mapping[str, Any]) -> str:
-    axes = "".join(f", {axis} {value}" for axis, value in row["axes"])
-    return f"{row['arm'] or row['sweep']}{axes}, seed {row['seed']}"
+    return f"{treatment(row['arm'] or row['sweep'], row['axes'])}, seed {row['seed']}"
 
 
 def _size(count: int) -> str:

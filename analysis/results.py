@@ -64,7 +64,7 @@ class Value:
             return found
         if not found.values:
             return NoData(f"{found.diverged or found.baseline_diverged} pairs diverged", found.trials)
-        s = summary(found.values)
+        s = summary(found.values, spread=found.spread)
         notes = found.notes
         if found.diverged or found.baseline_diverged:
             notes += (f"diverged: {found.diverged} of ours, {found.baseline_diverged} of the baseline",)

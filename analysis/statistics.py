@@ -4,6 +4,9 @@ Arms of a comparison share initial weights and the order of the data seed by see
 for each seed: the difference of the pair. Differences are taken as normal, their spread as unknown (Student's t), and
 the seed is the unit of replication: neither steps nor tensors of one trial are independent of each other.
 
+Where many arms share the seeds, what is left of all of them once arms and seeds have their means is one spread, better
+known than that of any pair (`pooled`): three seeds of two arms have two degrees of freedom, of twelve arms 22.
+
 One value has no spread: its interval, error and p are None, never 0. Values that are all equal have a spread of 0: the
 interval is a point, and tests are taken in that limit. What is not finite is refused, by its place.
 """
@@ -11,7 +14,7 @@ interval is a point, and tests are taken in that limit. What is not finite is re
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
@@ -45,14 +48,26 @@ class Interval:
 
 
 @dataclass(frozen=True)
+class Spread:
+    """A standard deviation, and the degrees of freedom with which it is known."""
+
+    sd: float
+    df: int
+
+
+@dataclass(frozen=True)
 class Summary:
     """Of a sample's mean."""
 
     n: int
     mean: float
-    sd: float | None  # of the values
+    spread: Spread | None  # of the values
     error: float | None  # standard error of the mean
     interval: Interval | None
+
+    @property
+    def sd(self) -> float | None:
+        return self.spread and self.spread.sd
 
 
 # -------------------------------------------------------------------------------- samples and pairs
@@ -81,37 +96,92 @@ def differences(ours: ArrayLike, baseline: ArrayLike, *, relative: bool = False)
     return (a - b) / np.abs(b)
 
 
-def summary(values: ArrayLike, level: float = LEVEL) -> Summary:
-    """Mean, standard error and Student's t interval."""
+def summary(values: ArrayLike, level: float = LEVEL, spread: Spread | None = None) -> Summary:
+    """Mean, standard error and Student's t interval. spread: known from more than these values."""
     x = checked(values)
     mean = float(x.mean())
-    if x.size == 1:
-        return Summary(1, mean, None, None, None)
-    sd = float(x.std(ddof=1)) if np.ptp(x) else 0.0
-    error = sd / math.sqrt(x.size)
-    half = float(stats.t.ppf((1 + _part("level", level)) / 2, x.size - 1)) * error
-    return Summary(x.size, mean, sd, error, Interval(mean - half, mean + half, level))
+    if spread is None:
+        if x.size == 1:
+            return Summary(1, mean, None, None, None)
+        spread = Spread(float(x.std(ddof=1)) if np.ptp(x) else 0.0, x.size - 1)
+    error = spread.sd / math.sqrt(x.size)
+    half = float(stats.t.ppf((1 + _part("level", level)) / 2, spread.df)) * error
+    return Summary(x.size, mean, spread, error, Interval(mean - half, mean + half, level))
+
+
+@dataclass(frozen=True)
+class Pooled:
+    """The spread of a difference between any two of these arms, pair by pair."""
+
+    spread: Spread
+    arms: frozenset[str]
+    unlike: frozenset[str]  # arms left out: their own spread is greater than chance makes it
+
+    def of(self, *arms: str) -> Spread | None:
+        """None where it does not speak of one of them."""
+        return self.spread if self.arms.issuperset(arms) else None
+
+
+def pooled(arms: Mapping[str, Sequence[float]]) -> Pooled | None:
+    """Of arms' values, seed by seed in one order: the residual of a two-way layout, arms × seeds.
+
+    Assumes that arms spread alike, as they do where trials part by chance; an arm that does not is left out (F test of
+    it beside the others, at 5 % over all arms). Arms that are equal in every seed count once. None of fewer than three.
+    """
+    sizes = {len(values) for values in arms.values()}
+    if len(sizes) > 1:
+        raise ValueError(f"arms of {', '.join(map(str, sorted(sizes)))} seeds: they do not pair")
+    kept = dict.fromkeys(tuple(checked(values, name)) for name, values in arms.items())
+    while len(kept) >= 3 and min(sizes) >= 2:
+        rows = list(kept)
+        p = [_unlike(rows, place) for place in range(len(rows))]
+        if min(p) >= ALPHA / len(rows) or len(rows) == 3:
+            names = frozenset(name for name, values in arms.items() if tuple(checked(values, name)) in kept)
+            spread = _residual(np.array(rows))
+            return Pooled(Spread(spread.sd * math.sqrt(2), spread.df), names, frozenset(arms) - names)
+        del kept[rows[int(np.argmin(p))]]
+    return None
+
+
+def _residual(rows: Array) -> Spread:
+    """Of values, once each row and each column has its mean."""
+    left = rows - rows.mean(axis=1, keepdims=True) - rows.mean(axis=0, keepdims=True) + rows.mean()
+    df = (rows.shape[0] - 1) * (rows.shape[1] - 1)
+    return Spread(math.sqrt(float((left**2).sum()) / df), df)
+
+
+def _unlike(rows: Sequence[Sequence[float]], place: int) -> float:
+    """p that the row spreads no more about the others' mean than they do about theirs."""
+    others = np.array([row for i, row in enumerate(rows) if i != place])
+    own = np.asarray(rows[place], np.float64) - others.mean(axis=0)
+    known = _residual(others)
+    if not known.sd:
+        return 1.0
+    expected = known.sd**2 * (1 + 1 / len(others))
+    return float(stats.f.sf(own.var(ddof=1) / expected, own.size - 1, known.df))
 
 
 # -------------------------------------------------------------------------------- tests on differences
 
 
-def t_test(values: ArrayLike, against: float = 0.0, side: Side = Side.BOTH) -> float | None:
+def t_test(
+    values: ArrayLike, against: float = 0.0, side: Side = Side.BOTH, spread: Spread | None = None
+) -> float | None:
     """p of the paired t-test: how often differences whose true mean is `against` would lie so far to that side."""
-    s = summary(values)
-    if s.error is None:
+    s = summary(values, spread=spread)
+    if s.error is None or s.spread is None:
         return None
     distance = s.mean - against
     t = distance / s.error if s.error else math.copysign(math.inf, distance) if distance else 0.0
     if side is Side.BOTH:
-        return float(2 * stats.t.sf(abs(t), s.n - 1))
-    return float(stats.t.sf(t if side is Side.ABOVE else -t, s.n - 1))
+        return float(2 * stats.t.sf(abs(t), s.spread.df))
+    return float(stats.t.sf(t if side is Side.ABOVE else -t, s.spread.df))
 
 
-def equivalence(values: ArrayLike, margin: float) -> float | None:
+def equivalence(values: ArrayLike, margin: float, spread: Spread | None = None) -> float | None:
     """p of TOST: two one-sided tests that the mean is not below -margin and not above margin; the worse of the two."""
     _positive("margin", margin)
-    low, high = t_test(values, -margin, Side.ABOVE), t_test(values, margin, Side.BELOW)
+    low, high = t_test(values, -margin, Side.ABOVE, spread), t_test(values, margin, Side.BELOW, spread)
     return None if low is None or high is None else max(low, high)
 
 
@@ -151,13 +221,15 @@ def more_events(ours: int, of_ours: int, theirs: int, of_theirs: int) -> float:
 # -------------------------------------------------------------------------------- power
 
 
-def power(effect: float, sd: float, n: int, alpha: float = ALPHA, sides: int = 2) -> float:
-    """Of the paired t-test: how often it finds a true mean difference, by the noncentral t, exact."""
+def power(effect: float, sd: float, n: int, alpha: float = ALPHA, sides: int = 2, df: int | None = None) -> float:
+    """Of the paired t-test: how often it finds a true mean difference, by the noncentral t, exact. df: with which the
+    spread is known, where more than these pairs tell it."""
     _design(n, alpha, sides)
     _positive("sd", sd)
-    shift, critical = abs(effect) / sd * math.sqrt(n), float(stats.t.isf(alpha / sides, n - 1))
-    other = _noncentral_tail(critical, n - 1, -shift) if sides == 2 else 0.0
-    return _noncentral_tail(critical, n - 1, shift) + other
+    df = n - 1 if df is None else df
+    shift, critical = abs(effect) / sd * math.sqrt(n), float(stats.t.isf(alpha / sides, df))
+    other = _noncentral_tail(critical, df, -shift) if sides == 2 else 0.0
+    return _noncentral_tail(critical, df, shift) + other
 
 
 def _noncentral_tail(critical: float, df: int, shift: float) -> float:
@@ -177,36 +249,47 @@ def _chi(df: int) -> tuple[Array, Array]:
 
 
 def minimum_detectable_effect(
-    sd: float | None, n: int, alpha: float = ALPHA, chance: float = POWER, sides: int = 2
+    sd: float | None, n: int, alpha: float = ALPHA, chance: float = POWER, sides: int = 2, df: int | None = None
 ) -> float | None:
     """The true mean difference that n pairs find with that chance, from the measured spread of paired differences."""
     _part("power", chance)
     if n < 2 or sd is None:
         return None
-    return sd * _effect_in_spreads(n, alpha, chance, sides)
+    return sd * _effect_in_spreads(n, alpha, chance, sides, n - 1 if df is None else df)
 
 
 @cache
-def _effect_in_spreads(n: int, alpha: float, chance: float, sides: int) -> float:
+def _effect_in_spreads(n: int, alpha: float, chance: float, sides: int, df: int) -> float:
     high = 1.0
-    while power(high, 1.0, n, alpha, sides) < chance:
+    while power(high, 1.0, n, alpha, sides, df) < chance:
         high *= 2
-    return float(optimize.brentq(lambda effect: power(effect, 1.0, n, alpha, sides) - chance, 0.0, high))
+    return float(optimize.brentq(lambda effect: power(effect, 1.0, n, alpha, sides, df) - chance, 0.0, high))
 
 
 def required_n(
-    sd: float, effect: float, alpha: float = ALPHA, chance: float = POWER, sides: int = 2, most: int = 10_000
+    sd: float,
+    effect: float,
+    alpha: float = ALPHA,
+    chance: float = POWER,
+    sides: int = 2,
+    most: int = 10_000,
+    each: float = 1.0,
 ) -> int | None:
-    """The fewest pairs that find such an effect with that chance; None where more than `most`."""
+    """The fewest pairs that find such an effect with that chance; None where more than `most`. each: degrees of freedom
+    that every pair after the first brings, more than one where other arms share the seeds."""
     _positive("effect", effect)
+
+    def found(n: int) -> float:
+        return sd * _effect_in_spreads(n, alpha, chance, sides, max(1, round(each * (n - 1))))
+
     low, high = 2, 2
-    while sd * _effect_in_spreads(high, alpha, chance, sides) > effect:
+    while found(high) > effect:
         if high == most:
             return None
         low, high = high + 1, min(high * 2, most)
     while low < high:  # what can be found shrinks with n
         middle = (low + high) // 2
-        if sd * _effect_in_spreads(middle, alpha, chance, sides) > effect:
+        if found(middle) > effect:
             low = middle + 1
         else:
             high = middle

@@ -20,7 +20,8 @@ from fewbits.analysis.statistics import (
     ALPHA,
     Interval,
     Side,
-    equivalence,
+    Spread,
+    Summary,
     holm,
     minimum_detectable_effect,
     more_events,
@@ -49,6 +50,7 @@ class Differences:
     notes: tuple[str, ...] = ()  # what is missing, stale or otherwise to be said
     diverged: int = 0  # pairs in which ours diverged and the baseline did not
     baseline_diverged: int = 0  # the other way round
+    spread: Spread | None = None  # of differences, where more than these pairs tell it
 
     @property
     def pairs(self) -> int:
@@ -147,11 +149,10 @@ def share_within(shares: Data, low: float, high: float) -> Verdict:
     if (early := _too_little(shares)) is not None:
         return early
     assert isinstance(shares, Differences)
-    inside = [t_test(shares.values, low, Side.ABOVE), t_test(shares.values, high, Side.BELOW)]
-    outside = [t_test(shares.values, low, Side.BELOW), t_test(shares.values, high, Side.ABOVE)]
-    p_for = max(p for p in inside if p is not None)
-    p_against = min(1.0, 2 * min(p for p in outside if p is not None))
-    s = summary(shares.values)
+    inside = [_p(shares, low, Side.ABOVE), _p(shares, high, Side.BELOW)]
+    outside = [_p(shares, low, Side.BELOW), _p(shares, high, Side.ABOVE)]
+    p_for, p_against = max(inside), min(1.0, 2 * min(outside))
+    s = _summary(shares)
     words = f"the share is {s.mean:.2%}, and said to be {low:.2%} to {high:.2%}"
     return _verdict(shares, p_for, p_against, words, margin=(high - low) / 2)
 
@@ -206,6 +207,22 @@ def not_run(scale: str) -> Verdict:
     return Verdict(Outcome.OUT_OF_REACH, f"not run at this scale ({scale})")
 
 
+# -------------------------------------------------------------------------------- what a design can tell
+
+
+def detectable(found: Differences) -> float | None:
+    """The smallest true difference that one side of a test finds four times of five; None of fewer than two pairs."""
+    s = _summary(found)
+    return s.spread and minimum_detectable_effect(s.sd, s.n, sides=1, df=s.spread.df)
+
+
+def seeds_needed(found: Differences, margin: float) -> int | None:
+    """For a difference of the margin to be found so often; None where more than SEEDS. Of two pairs or more."""
+    s = _summary(found)
+    assert s.spread is not None
+    return required_n(s.spread.sd, margin, sides=1, most=SEEDS, each=s.spread.df / (s.n - 1))
+
+
 # -------------------------------------------------------------------------------- what may undo one
 
 
@@ -244,22 +261,17 @@ def _null(found: Data, margin: float, *, two_sided: bool) -> Verdict:
     assert isinstance(found, Differences)
     if (event := _divergence(found, margin, -1, no_difference=two_sided)) is not None:
         return event
-    above = t_test(found.values, margin, Side.ABOVE)
-    assert above is not None
+    above, p_for = _p(found, margin, Side.ABOVE), _p(found, margin, Side.BELOW)
+    p_against, what = above, f"a margin of {found.shown(margin)}"
     if two_sided:
-        below, p_for = t_test(found.values, -margin, Side.BELOW), equivalence(found.values, margin)
-        assert below is not None
-        p_against, what = min(1.0, 2 * min(above, below)), f"a margin of {found.shown(margin).replace('+', '±')}"
-    else:
-        p_for, p_against = t_test(found.values, margin, Side.BELOW), above
-        what = f"a margin of {found.shown(margin)}"
-    assert p_for is not None
-    s = summary(found.values)
+        p_for = max(p_for, _p(found, -margin, Side.ABOVE))
+        p_against = min(1.0, 2 * min(above, _p(found, -margin, Side.BELOW)))
+        what = what.replace("+", "±")
+    s = _summary(found)
     verdict = _verdict(found, p_for, p_against, f"{found.shown(s.mean)} beside {what}", margin)
     if verdict.outcome is Outcome.CONTRADICTED or verdict.mde is None or verdict.mde <= margin:
         return verdict
-    assert s.sd is not None
-    needed = required_n(s.sd, margin, sides=1, most=SEEDS)
+    needed = seeds_needed(found, margin)
     reason = (
         f"underpowered: {s.n} seeds find a difference of {found.shown(verdict.mde)}, above the margin of "
         f"{found.shown(margin)}; {f'about {needed}' if needed else f'more than {SEEDS}'} would do"
@@ -276,22 +288,20 @@ def _direction(found: Data, margin: float, sign: int, absence_contradicts: bool)
     if (event := _divergence(found, margin, sign)) is not None:
         return event
     towards, away = (Side.ABOVE, Side.BELOW) if sign > 0 else (Side.BELOW, Side.ABOVE)
-    p_for = t_test(found.values, sign * margin, towards)
-    p_against = t_test(found.values, sign * margin if absence_contradicts else 0.0, away)
-    assert p_for is not None
-    assert p_against is not None
-    s = summary(found.values)
+    p_for = _p(found, sign * margin, towards)
+    p_against = _p(found, sign * margin if absence_contradicts else 0.0, away)
+    s = _summary(found)
     said = "higher" if sign > 0 else "lower"
     words = f"{found.shown(s.mean)}, and said to be {said}" + (f" by {found.shown(margin)[1:]}" if margin else "")
     verdict = _verdict(found, p_for, p_against, words, margin)
-    absent = margin > 0 and (equivalence(found.values, margin) or 1.0) < ALPHA
+    absent = margin > 0 and max(_p(found, -margin, Side.ABOVE), _p(found, margin, Side.BELOW)) < ALPHA
     if verdict.outcome is Outcome.INCONCLUSIVE and absent:
         return replace(verdict, reason=f"{words}: shown to be smaller than the margin")
     return verdict
 
 
 def _verdict(found: Differences, p_for: float, p_against: float, words: str, margin: float | None) -> Verdict:
-    s = summary(found.values, 1 - 2 * ALPHA)
+    s = _summary(found)
     if p_against < ALPHA:
         outcome = Outcome.CONTRADICTED
     else:
@@ -302,7 +312,7 @@ def _verdict(found: Differences, p_for: float, p_against: float, words: str, mar
         effect=s.mean,
         interval=s.interval,
         n=s.n,
-        mde=minimum_detectable_effect(s.sd, s.n, sides=1),
+        mde=detectable(found),
         margin=margin,
         relative=found.relative,
         p_for=p_for,
@@ -310,6 +320,17 @@ def _verdict(found: Differences, p_for: float, p_against: float, words: str, mar
         trials=found.trials,
         notes=found.notes,
     )
+
+
+def _summary(found: Differences) -> Summary:
+    return summary(found.values, 1 - 2 * ALPHA, found.spread)
+
+
+def _p(found: Differences, against: float, side: Side) -> float:
+    """Of two pairs or more."""
+    p = t_test(found.values, against, side, found.spread)
+    assert p is not None
+    return p
 
 
 def _too_little(found: Data, margin: float | None = None) -> Verdict | None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
-from fewbits.analysis.frames import Metric, Results
+from fewbits.analysis.frames import Metric, Results, treatment
 from fewbits.analysis.results import NotRun
-from fewbits.analysis.statistics import differences
+from fewbits.analysis.statistics import Pooled, differences
 from fewbits.analysis.verdicts import Data, Differences, NoData
+from fewbits.sweeps.plan import Member
 
 BASELINE, AXIS = "bf16", "configuration"
 ONE, TWO = {AXIS: "1"}, {AXIS: "2"}
@@ -44,9 +46,22 @@ def having(results: Results, *arms: str, where: Where = ONE) -> Results | None:
 
 
 def compared(results: Results, metric: Metric, arm: str, baseline: str = BASELINE, where: Where = ONE) -> Data | NotRun:
-    """The arm less its baseline, relative to that."""
+    """The arm less its baseline, relative to that; their spread is that of all arms of the study there."""
     one = having(results, arm, baseline, where=where)
-    return NotRun(results.scale_name) if one is None else one.paired(metric, arm, baseline, where)
+    if one is None:
+        return NotRun(results.scale_name)
+    found = one.paired(metric, arm, baseline, where)
+    if isinstance(found, NoData):
+        return found
+    known = pooled(results, metric, where)
+    both = [treatment(name, m.cell.axes) for name in (arm, baseline) for m in one.members if _is(m, name, where)]
+    return replace(found, spread=known.of(*both)) if known else found
+
+
+def pooled(results: Results, metric: Metric, where: Where = ONE) -> Pooled | None:
+    """Computed once for each metric and configuration."""
+    name = metric if isinstance(metric, str) else str(sorted(metric.items()))
+    return results.remembered(f"pooled {name} {where}", lambda: results.pooled(metric, BASELINE, where))
 
 
 def own(results: Results, metric: Metric, arm: str, where: Where = ONE) -> Data | NotRun:
@@ -61,7 +76,11 @@ def ids(results: Results, arm: str, where: Where = ONE) -> dict[int, str]:
     if one is None:
         return {}
     rows = one.members
-    return {m.cell.seed: m.id for m in rows if m.cell.arm == arm and set(where.items()) <= set(m.cell.axes)}
+    return {m.cell.seed: m.id for m in rows if _is(m, arm, where)}
+
+
+def _is(member: Member, arm: str, where: Where) -> bool:
+    return member.cell.arm == arm and set(where.items()) <= set(member.cell.axes)
 
 
 def curves_apart(results: Results, metric: str) -> Callable[[str, str], float | None]:

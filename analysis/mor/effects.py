@@ -53,7 +53,7 @@ class Effect:
     def interval(self) -> Interval | None:
         if isinstance(self.found, NoData) or not self.found.values:
             return None
-        return summary(self.found.values, 1 - 2 * ALPHA).interval
+        return summary(self.found.values, 1 - 2 * ALPHA, self.found.spread).interval
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -10,15 +10,15 @@ from itertools import product
 import pandas as pd
 
 from fewbits.analysis.frames import Metric, Results
-from fewbits.analysis.mor.arms import BASELINE, CONFIGURATIONS, ONE, TITLES, Where, compared, having, own
+from fewbits.analysis.mor.arms import BASELINE, CONFIGURATIONS, ONE, TITLES, Where, compared, having, own, pooled
 from fewbits.analysis.mor.cells import BLANK, PERCENT, cell, change, share, spread
 from fewbits.analysis.mor.claims import VALIDATION
 from fewbits.analysis.mor.numerics import FC1, FC2, OUT, QKV, fallback_shares, first, largest_accepted, looked_at
 from fewbits.analysis.paper import paper
 from fewbits.analysis.registry import table
 from fewbits.analysis.results import NotRun, Setting, TableCell, TableResult, TableRow, Value
-from fewbits.analysis.statistics import minimum_detectable_effect, required_n, summary
-from fewbits.analysis.verdicts import SEEDS, Differences
+from fewbits.analysis.statistics import Pooled, summary
+from fewbits.analysis.verdicts import SEEDS, Differences, detectable, seeds_needed
 
 Rows = list[TableRow]
 LOSSES = ("Training loss", "Validation loss", "Loss on other text")
@@ -46,7 +46,23 @@ def noise(results: Results) -> TableResult:
     rows.append(
         TableRow("Spread of BF16 itself over seeds", tuple(_level_spread(results, m) for m in losses(results)), "%")
     )
-    return TableResult(LOSSES, tuple(rows), ("Spreads are standard deviations",))
+    known = [pooled(results, metric) for metric in losses(results)]
+    rows.append(TableRow("Spread of a pair, from all arms", tuple(map(_pooled_spread, known)), "%"))
+    return TableResult(LOSSES, tuple(rows), ("Spreads are standard deviations", *_unlike(known[1])))
+
+
+def _pooled_spread(found: Pooled | None) -> TableCell:
+    if found is None:
+        return TableCell(Setting("not known: fewer than three arms, or one seed", ()))
+    return TableCell(Setting(f"{PERCENT * found.spread.sd:.3f} (df {found.spread.df})", ()))
+
+
+def _unlike(found: Pooled | None) -> tuple[str, ...]:
+    """Of validation loss."""
+    if found is None or not found.unlike:
+        return ()
+    names = "; ".join(sorted(found.unlike))
+    return (f"Left out of the spread from all arms, as their own is greater than chance makes it: {names}",)
 
 
 def _level_spread(results: Results, metric: Metric) -> TableCell:
@@ -91,24 +107,23 @@ def power(results: Results) -> TableResult:
             )
         )
     columns = ("Change, %", "Spread over seeds, %", "Smallest found, %", "Margin", "Seeds for the margin")
-    return TableResult(columns, tuple(rows), ("80 % power, one-sided test at 5 %, from the measured spread",))
+    notes = (
+        "80 % power, one-sided test at 5 %",
+        "From the spread of a pair over all arms (see Noise), or the pair's own where an arm is left out of that",
+    )
+    return TableResult(columns, tuple(rows), notes)
 
 
 def _detectable(found: object) -> TableCell:
-    if not isinstance(found, Differences) or len(found.values) < 2:
+    if not isinstance(found, Differences) or (least := detectable(found)) is None:
         return TableCell(Setting("not known", ()))
-    s = summary(found.values)
-    least = minimum_detectable_effect(s.sd, s.n, sides=1)
-    assert least is not None
-    return TableCell(Value(PERCENT * least, None, s.n, found.trials))
+    return TableCell(Value(PERCENT * least, None, len(found.values), found.trials))
 
 
 def _needed(found: object, margin: float) -> TableCell:
     if not isinstance(found, Differences) or len(found.values) < 2:
         return TableCell(Setting("not known", ()))
-    sd = summary(found.values).sd
-    assert sd is not None
-    seeds = required_n(sd, margin, sides=1, most=SEEDS)
+    seeds = seeds_needed(found, margin)
     return TableCell(Setting(f"more than {SEEDS}" if seeds is None else str(seeds), found.trials))
 
 

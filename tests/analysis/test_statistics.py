@@ -13,6 +13,7 @@ from fewbits.analysis.ranks import Kind, rank_correlation
 from fewbits.analysis.statistics import (
     Interval,
     Side,
+    Spread,
     checked,
     differences,
     equivalence,
@@ -21,6 +22,7 @@ from fewbits.analysis.statistics import (
     more_events,
     non_inferiority,
     ordering,
+    pooled,
     power,
     ratio,
     required_n,
@@ -237,6 +239,79 @@ def test_a_design_that_is_none_is_refused() -> None:
         equivalence([1, 2], -0.1)
     with pytest.raises(ValueError, match="alpha 5"):
         power(1, 1, 3, alpha=5)
+
+
+def test_power_with_a_better_known_spread_is_that_of_its_degrees_of_freedom() -> None:
+    shift = 1.5 * math.sqrt(3)
+    assert power(1.5, 1.0, 3, sides=1, df=20) == pytest.approx(stats.nct.sf(stats.t.isf(0.05, 20), 20, shift), abs=1e-8)
+    assert power(1.5, 1.0, 3, sides=1, df=20) > power(1.5, 1.0, 3, sides=1)
+    assert minimum_detectable_effect(1.0, 3, sides=1, df=2) == minimum_detectable_effect(1.0, 3, sides=1)
+    n = required_n(1.0, 1.2, sides=1, each=10)
+    assert n is not None
+    assert power(1.2, 1.0, n, sides=1, df=10 * (n - 1)) >= 0.8 > power(1.2, 1.0, n - 1, sides=1, df=10 * (n - 2))
+
+
+# -------------------------------------------------------------------------------- one spread of many arms
+
+
+def layout(arms: int, seeds: int, sd: float, generator: np.random.Generator) -> dict[str, list[float]]:
+    """Arms and seeds have levels of their own; what is left is noise."""
+    level = generator.normal(0, 5, (arms, 1)) + generator.normal(0, 50, (1, seeds))
+    return {f"arm {i}": row.tolist() for i, row in enumerate(level + generator.normal(0, sd, (arms, seeds)))}
+
+
+def test_the_pooled_spread_is_the_mean_square_over_all_pairs_of_arms() -> None:
+    arms = layout(6, 4, 1.0, np.random.default_rng(1))
+    found = pooled(arms)
+    assert found is not None
+    pairs = [differences(arms[a], arms[b]).var(ddof=1) for a in arms for b in arms if a < b]
+    assert found.spread.sd == pytest.approx(math.sqrt(np.mean(pairs)))
+    assert found.spread.df == 5 * 3
+    assert found.of("arm 0", "arm 5") == found.spread
+    assert found.of("arm 0", "nobody") is None
+
+
+def test_tests_with_the_pooled_spread_err_as_often_as_they_say() -> None:
+    generator, wrong = np.random.default_rng(2), 0
+    for _ in range(1000):
+        noise = {f"arm {i}": row.tolist() for i, row in enumerate(generator.normal(0, 1, (8, 3)))}
+        found = pooled(noise)
+        assert found is not None
+        if spread := found.of("arm 0", "arm 1"):
+            p = t_test(differences(noise["arm 0"], noise["arm 1"]), spread=spread)
+            wrong += p is not None and p < 0.05
+    assert wrong / 1000 == pytest.approx(0.05, abs=0.02)
+
+
+def test_an_arm_that_spreads_more_than_chance_is_left_out_and_gains_nothing() -> None:
+    generator = np.random.default_rng(3)
+    arms = layout(8, 3, 1.0, generator) | {"wild": generator.normal(0, 100, 3).tolist()}
+    found = pooled(arms)
+    assert found is not None
+    assert found.unlike == {"wild"}
+    assert found.of("wild", "arm 0") is None
+    assert found.spread.sd < 3
+
+
+def test_an_arm_that_is_another_one_counts_once() -> None:
+    arms = layout(4, 3, 1.0, np.random.default_rng(4))
+    found, alone = pooled(arms | {"twin": arms["arm 0"]}), pooled(arms)
+    assert found is not None
+    assert alone is not None
+    assert found.spread == alone.spread
+    assert "twin" in found.arms
+
+
+def test_too_little_has_no_pooled_spread() -> None:
+    assert pooled({}) is None
+    assert pooled({"a": [1, 2, 3], "b": [2, 3, 5]}) is None
+    assert pooled({"a": [1], "b": [2], "c": [3], "d": [4]}) is None
+    with pytest.raises(ValueError, match="do not pair"):
+        pooled({"a": [1, 2], "b": [1, 2, 3], "c": [2, 3]})
+    found = summary([1.0, 3.0], spread=Spread(1.0, 20))
+    assert found.sd == 1.0
+    assert found.interval is not None
+    assert found.interval.high == pytest.approx(2 + stats.t.ppf(0.975, 20) / math.sqrt(2))
 
 
 # -------------------------------------------------------------------------------- ratios, shares, ranks, many

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from fewbits.analysis.statistics import Spread
 from fewbits.analysis.verdicts import (
     Control,
     Differences,
@@ -42,6 +43,23 @@ def rates(decide: Callable[[Differences], Verdict], effect: float, sd: float, n:
     samples = np.random.default_rng(n).normal(effect, sd, (RUNS, n))
     counts = Counter(decide(found(*row)).outcome for row in samples.tolist())
     return {outcome: counts[outcome] / RUNS for outcome in Outcome}
+
+
+# -------------------------------------------------------------------------------- spreads
+
+
+@pytest.mark.parametrize("decide", [no_worse, equivalent])
+def test_a_verdict_is_read_off_the_spread_that_more_than_its_pairs_tell(decide: Callable[..., Verdict]) -> None:
+    quiet = found(0.0001, 0.0001, 0.0001)  # by chance
+    loud = replace(quiet, spread=Spread(0.008, 20))
+    assert decide(quiet, MARGIN).outcome is REPRODUCED
+    verdict = decide(loud, MARGIN)
+    assert verdict.outcome is INCONCLUSIVE
+    assert verdict.mde is not None
+    assert verdict.mde == pytest.approx(0.0119, abs=1e-4)
+    few = decide(found(0.003, -0.003, 0.0), MARGIN)
+    assert few.outcome is INCONCLUSIVE
+    assert decide(replace(found(0.003, -0.003, 0.0), spread=Spread(0.0005, 20)), MARGIN).outcome is REPRODUCED
 
 
 # -------------------------------------------------------------------------------- nulls

@@ -5,11 +5,12 @@ from collections.abc import Callable
 import pytest
 
 from fewbits.analysis.frames import Results
+from fewbits.analysis.mor.arms import compared, pooled
 from fewbits.analysis.mor.own_tables import comparisons
 from fewbits.analysis.paper import paper
 from fewbits.analysis.registry import shelf
 from fewbits.analysis.results import NotRun, OutOfReach, Setting, TableCell, TableResult, Value
-from fewbits.analysis.verdicts import NoData
+from fewbits.analysis.verdicts import Differences, NoData
 from fewbits.sweeps.plan import Plan
 from tests.analysis.mor.worlds import FLOOR, World, results
 
@@ -178,3 +179,22 @@ def test_an_empty_store_gives_tables_without_numbers(cpu: Plan) -> None:
             made.frame()
             assert not any(isinstance(c.ours, Value) for row in made.rows for c in row.cells)
     assert isinstance(cell(table("Table 3", found), "Training loss", "E8M0").ours, NoData)
+
+
+def test_the_spread_of_a_pair_is_that_of_all_arms_from_the_same_trunks(cpu: Plan) -> None:
+    there = {member.cell.arm for member in cpu.members} - {"trunk"}
+    known = pooled(results(cpu, World(effect=EFFECT, noise=2e-4)), "validation_loss")
+    assert known is not None
+    assert {name.partition(",")[0] for name in known.arms} == there, "a trunk is longer, and no arm of its kind"
+    assert 1e-4 < known.spread.sd < 6e-4
+    assert known.spread.df % 2 == 0
+    gone = results(cpu, World(noise=2e-4, missing=frozenset({("amax", 1)}), diverged=frozenset({"e8m0"})))
+    fewer = pooled(gone, "validation_loss")
+    assert fewer is not None
+    assert there - {name.partition(",")[0] for name in fewer.arms} == {"amax", "e8m0"}
+    found = compared(gone, "validation_loss", "block")
+    assert isinstance(found, Differences)
+    assert found.spread == fewer.spread
+    alone = compared(gone, "validation_loss", "amax")
+    assert isinstance(alone, Differences)
+    assert alone.spread is None, "two seeds of three: it speaks for itself"
