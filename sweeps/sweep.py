@@ -209,7 +209,7 @@ def _load(file: Path, study: str, changes: Sequence[str]) -> Sweep:
     for word in changes:
         key, equals, value = word.lstrip("+~").partition("=")
         node, dot, axis = key.partition(".")
-        if node == "axes" and dot and equals and "." in axis:
+        if node == "axes" and dot and equals and "." in axis and axis.partition(".")[0] in _OF_TRIALS:
             raise ValueError(f"{word!r}: Hydra takes the dots of {axis} for levels: write axes={{{axis}:{value}}}")
     data = compose_file(file, _BASE, changes, group="scale")
     data["study"], data["arms"] = data["study"] or study, data["arms"] or {"": {}}
