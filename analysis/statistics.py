@@ -67,7 +67,7 @@ class Summary:
 
     @property
     def sd(self) -> float | None:
-        return self.spread and self.spread.sd
+        return self.spread.sd if self.spread else None
 
 
 # -------------------------------------------------------------------------------- samples and pairs

@@ -213,7 +213,7 @@ def not_run(scale: str) -> Verdict:
 def detectable(found: Differences) -> float | None:
     """The smallest true difference that one side of a test finds four times of five; None of fewer than two pairs."""
     s = _summary(found)
-    return s.spread and minimum_detectable_effect(s.sd, s.n, sides=1, df=s.spread.df)
+    return minimum_detectable_effect(s.sd, s.n, sides=1, df=s.spread.df) if s.spread else None
 
 
 def seeds_needed(found: Differences, margin: float) -> int | None:

@@ -17,6 +17,7 @@ from fewbits.analysis.mor.cells import BLANK, PERCENT, change, level
 from fewbits.analysis.paper import Column, Row, Table, paper
 from fewbits.analysis.registry import table
 from fewbits.analysis.results import NotRun, OutOfReach, Setting, TableCell, TableResult, TableRow
+from fewbits.analysis.show.markup import number
 from fewbits.experiments.schedules import factor
 from fewbits.experiments.trial import Trial
 from fewbits.models.registry import parameters
@@ -155,7 +156,7 @@ def _optimizer(line: Line) -> str:
 
 SETTINGS: dict[str, Callable[[Line], str]] = {  # of the paper's rows
     "data": lambda line: f"{line.arm.data.kind}, {line.arm.data.tokenizer}",
-    "tokens": lambda line: f"{sum(map(tokens_of, line.trials)):.3g}",
+    "tokens": lambda line: number(sum(map(tokens_of, line.trials))),
     "schedule": _schedule,
     "peak": lambda line: f"{max(t.optimizer.lr for t in line.trials):.2g}",
     "final": _final,
@@ -203,7 +204,7 @@ def _model(line: Line) -> str:
 
 
 def _flops(line: Line) -> str:
-    return f"{sum(map(work_of, line.trials)):.2g}"
+    return number(float(f"{sum(map(work_of, line.trials)):.2g}"))
 
 
 def _setting(results: Results, where: Where, describe: Callable[[Line], str], *, assumed: bool) -> Setting | NotRun:

@@ -123,7 +123,10 @@ def control(verdict: Verdict) -> str:
 def card(entry: ClaimEntry, verdict: Verdict, trials: Mapping[str, Trial]) -> str:
     claim = entry.claim
     facts = [
-        ("Effect", shown_effect(verdict, claim.kind) if verdict.effect is not None else ""),
+        (
+            "Effect",
+            shown_effect(verdict, claim.kind) + glyph(verdict, claim.kind) if verdict.effect is not None else "",
+        ),
         ("Seeds", str(verdict.n) if verdict.n else ""),
         ("Found from", size(verdict.mde, verdict.relative) if verdict.mde is not None else ""),
         ("Margin", _margin(claim, verdict)),
@@ -141,7 +144,7 @@ def card(entry: ClaimEntry, verdict: Verdict, trials: Mapping[str, Trial]) -> st
         "section",
         head,
         tag("p", words(claim.statement), class_="statement"),
-        tag("p", glyph(verdict, claim.kind), words(sentence(verdict.reason)), words(at), class_="reason"),
+        tag("p", words(sentence(verdict.reason)), words(at), class_="reason"),
         shown,
         _parts(verdict, claim),
         notes,

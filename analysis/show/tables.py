@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fewbits.analysis.paper import Table as PaperTable
-from fewbits.analysis.results import Ours, Setting, TableCell, TableResult, TableRow, Value
+from fewbits.analysis.results import Ours, OutOfReach, Setting, TableCell, TableResult, TableRow, Value
 from fewbits.analysis.show.markup import boxed, decimals, folded, number, tag, words
 from fewbits.analysis.show.trials import Trial, behind
 from fewbits.analysis.verdicts import NoData
@@ -16,13 +16,20 @@ PRINTED = 4  # decimals that a paper prints at most; what is computed from them 
 
 def table(result: TableResult, printed: PaperTable | None, trials: Mapping[str, Trial]) -> str:
     body = "".join(tag("tbody", *_lines(row, trials)) for row in result.rows)
-    notes = tag("ul", *(tag("li", words(note)) for note in result.notes), class_="notes") if result.notes else ""
+    said = (*result.notes, *_unreached(result))
+    notes = tag("ul", *(tag("li", words(note)) for note in said), class_="notes") if said else ""
     return boxed(tag("table", _head(result.columns, printed), body, class_="results")) + notes + _behind(result, trials)
 
 
 def missing(ours: Ours | str) -> str:
     """In words, why there is no number."""
     return f"no data: {ours.reason}" if isinstance(ours, NoData) else str(ours)
+
+
+def _unreached(result: TableResult) -> tuple[str, ...]:
+    """Why rows are out of reach, once for all of them."""
+    found = (cell.ours for row in result.rows for cell in row.cells)
+    return tuple(dict.fromkeys(f"O{str(ours)[1:]}" for ours in found if isinstance(ours, OutOfReach)))
 
 
 def _head(columns: tuple[str, ...], printed: PaperTable | None) -> str:
@@ -59,7 +66,9 @@ def _same(row: TableRow) -> str | None:
     reasons = {missing(cell.ours) for cell in row.cells if not isinstance(cell.ours, Value | Setting)}
     if len(reasons) != 1 or any(isinstance(cell.ours, Value | Setting) for cell in row.cells):
         return None
-    return tag("td", words(*reasons), colspan=str(len(row.cells)), class_="missing")
+    first = row.cells[0].ours
+    text = _briefly(first) if isinstance(first, OutOfReach) else missing(first)
+    return tag("td", words(text), colspan=str(len(row.cells)), class_="missing")
 
 
 def _cell(line: str, row: TableRow, cell: TableCell, trials: Mapping[str, Trial]) -> str:
