@@ -18,7 +18,7 @@ from torch import Tensor
 from fewbits.analysis.frames import Results
 from fewbits.analysis.registry import claim
 from fewbits.analysis.verdicts import Verdict, exact
-from fewbits.kernels.api import fake_quantize
+from fewbits.kernels.api import QuantStats, fake_quantize
 from fewbits.kernels.packed import Packed, decode, encode
 from fewbits.kernels.quantizer import Quantizer
 
@@ -61,9 +61,26 @@ def hard_tensors() -> dict[str, Tensor]:
     }
 
 
+@dataclass(frozen=True)
+class Quantized:
+    case: Case
+    y: Tensor
+    stats: QuantStats
+    packed: Packed
+
+
 def cases() -> Iterator[Case]:
     for (name, x), element, block in product(hard_tensors().items(), FORMATS, BLOCKS):
         yield Case(name, x.bfloat16(), Quantizer(format=element, block=block, scaling="gam"))
+
+
+@cache
+def quantized() -> list[Quantized]:
+    found = []
+    for case in cases():
+        y, stats = fake_quantize(case.x, case.quantizer, stats="block")
+        found.append(Quantized(case, y, stats, encode(case.x, case.quantizer)))
+    return found
 
 
 def factors(packed: Packed) -> Tensor:
@@ -89,9 +106,9 @@ class Scaled:
 @cache
 def scaled() -> Scaled:
     found = Scaled(0, 0, 0, 0.0, 1.0, 0, 0)
-    for case in cases():
-        y, stats = fake_quantize(case.x, case.quantizer, stats="block")
-        packed, top = encode(case.x, case.quantizer), case.quantizer.format.max
+    for one in quantized():
+        case, y, stats, packed = one.case, one.y, one.stats, one.packed
+        top = case.quantizer.format.max
         assert packed.group_scales is not None
         within = stats.amax > top / torch.finfo(torch.float32).max  # else the ideal scale is no float32
         used = (stats.amax.double() * factors(packed) / top)[within]
@@ -144,13 +161,13 @@ class Metadata:
 def metadata() -> Metadata:
     blocks, restored, count = 0, 0, 0
     widths, constant = set(), set()
-    for case in cases():
-        packed = encode(case.x, case.quantizer)
+    for one in quantized():
+        packed = one.packed
         assert packed.scales is not None
         assert packed.group_scales is not None
         bits = packed.group_scales.view(torch.int32)
         rebuilt = ((bits & MANTISSA) | ONE_TO_TWO).view(torch.float32)
-        same = torch.equal(decode(replace(packed, group_scales=rebuilt)), fake_quantize(case.x, case.quantizer))
+        same = torch.equal(decode(replace(packed, group_scales=rebuilt)), one.y)
         count, blocks, restored = count + 1, blocks + packed.scales.numel(), restored + same
         widths.add(8 * packed.scales.element_size())
         constant |= set((bits & ~MANTISSA).flatten().tolist())

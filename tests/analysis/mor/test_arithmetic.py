@@ -16,10 +16,15 @@ NOBODY = Results(Plan((), (), {}))
 
 
 @pytest.fixture(autouse=True)
-def _afresh() -> Iterator[None]:
+def _afresh(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Nothing that a broken encoder left, and nothing from before it was broken."""
+    computed = (arithmetic.quantized, arithmetic.scaled, arithmetic.metadata)
+    broken = "monkeypatch" in request.fixturenames
+    for one in computed * broken:
+        one.cache_clear()
     yield
-    arithmetic.scaled.cache_clear()
-    arithmetic.metadata.cache_clear()
+    for one in computed * broken:
+        one.cache_clear()
 
 
 def test_gam_never_saturates_and_a_naive_exponent_would() -> None:
@@ -48,8 +53,6 @@ def broken(packed: Packed, **changes: float) -> Packed:
 def test_scales_that_are_too_large_or_too_small_contradict_it(
     exponent: int, mantissa: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    arithmetic.scaled.cache_clear()
-
     def other(*words: Any) -> Packed:
         return broken(encode(*words), exponent=exponent, mantissa=mantissa)
 
@@ -58,6 +61,5 @@ def test_scales_that_are_too_large_or_too_small_contradict_it(
 
 
 def test_a_mantissa_of_more_than_its_bits_contradicts_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    arithmetic.metadata.cache_clear()
     monkeypatch.setattr(arithmetic, "encode", lambda *words: broken(encode(*words), mantissa=2.0))
     assert arithmetic.m2(NOBODY).outcome is Outcome.CONTRADICTED
