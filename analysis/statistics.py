@@ -135,7 +135,7 @@ def pooled(arms: Mapping[str, Sequence[float]]) -> Pooled | None:
     while len(kept) >= 3 and min(sizes) >= 2:
         rows = list(kept)
         p = [_unlike(rows, place) for place in range(len(rows))]
-        if min(p) >= ALPHA / len(rows) or len(rows) == 3:
+        if min(p) >= ALPHA / len(rows):
             names = frozenset(name for name, values in arms.items() if tuple(checked(values, name)) in kept)
             spread = _residual(np.array(rows))
             return Pooled(Spread(spread.sd * math.sqrt(2), spread.df), names, frozenset(arms) - names)

@@ -293,6 +293,12 @@ def test_an_arm_that_spreads_more_than_chance_is_left_out_and_gains_nothing() ->
     assert found.spread.sd < 3
 
 
+def test_of_three_arms_one_that_spreads_more_leaves_too_few() -> None:
+    arms = layout(2, 4, 1.0, np.random.default_rng(5))
+    assert pooled(arms | {"wild": [0.0, 300.0, -200.0, 50.0]}) is None
+    assert pooled(layout(3, 4, 1.0, np.random.default_rng(5))) is not None
+
+
 def test_an_arm_that_is_another_one_counts_once() -> None:
     arms = layout(4, 3, 1.0, np.random.default_rng(4))
     found, alone = pooled(arms | {"twin": arms["arm 0"]}), pooled(arms)
