@@ -7,6 +7,7 @@ is a row that says so. Nothing is read before it is asked for.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -31,6 +32,10 @@ _NO_NUMBERS = ("id", "name", "status", "step")  # of result.json
 Metric = str | Mapping[str, float]  # a number of result.json, `ood_cloze.accuracy` say; or one of each trial's, by id
 Row = Mapping[str, Any]
 T = TypeVar("T")
+
+
+class Damaged(ValueError):
+    """A file of a trial that cannot be read: nothing is said of the others as if it were not there."""
 
 
 @dataclass(frozen=True)
@@ -155,7 +160,11 @@ class Results:
     def _read(self, path: Path) -> pd.DataFrame:
         """Once, though several places may share a trial."""
         if path not in self._cache:
-            self._cache[path] = pd.read_parquet(path)
+            try:
+                self._cache[path] = pd.read_parquet(path)
+            except (OSError, ValueError) as error:
+                reason = str(error).partition("\n")[0]
+                raise Damaged(f"{path} is damaged ({reason}): remove its folder, and it is made again") from None
         return self._cache[path]
 
     @cached_property
@@ -250,10 +259,10 @@ class Results:
             value = self._value(row, metric)
             if self._start(row) in like and isinstance(value, float) and value > 0:
                 logs.setdefault(treatment(row["arm"], row["axes"]), {})[row["seed"]] = math.log(value)
-        most = max(map(len, logs.values()), default=0)
-        return (
-            pooled({name: list(one.values()) for name, one in logs.items() if len(one) == most}) if most > 1 else None
-        )
+        sets = Counter(frozenset(one) for one in logs.values())
+        seeds = max(sets, key=lambda one: (len(one), sets[one]), default=frozenset())  # most, and of most arms
+        whole = {name: [one[seed] for seed in sorted(seeds)] for name, one in logs.items() if one.keys() == seeds}
+        return pooled(whole) if len(seeds) > 1 else None
 
     def _start(self, row: Row) -> tuple[Any, ...]:
         return row["seed"], row["model"], row["steps"], self.plan.trials[row["id"]].parent
@@ -299,8 +308,9 @@ class Results:
 
     def _standing(self, member: Member, old: str) -> dict[str, Any]:
         planned = self.plan.trials[member.id]
-        state, result = store.state(planned.folder), planned.folder.result() or {}
+        state = store.state(planned.folder)
         over = state in store.OVER
+        result = (planned.folder.result() or {}) if over else {}
         failure = store.failure(planned.folder) if state is store.State.FAILED else None
         note = failure.reason if failure else ""
         stale = old if old and not over else ""

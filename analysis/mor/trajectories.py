@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from fewbits.analysis.frames import Results
+from fewbits.analysis.frames import Damaged, Results
 from fewbits.analysis.mor.looks import TRUNK
 from fewbits.analysis.plots import Array
 from fewbits.analysis.statistics import ALPHA, summary
@@ -38,6 +38,8 @@ def curves(results: Results, metric: str) -> pd.DataFrame:
     """As `Results.curves`, and nothing where nobody has recorded the metric yet."""
     try:
         frame = results.curves(metric)
+    except Damaged:
+        raise
     except ValueError:
         return pd.DataFrame(columns=["arm", "seed", "id", "state", "step", "tokens", "value"])
     return frame[np.isfinite(frame["value"].astype(float))]

@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 
 from fewbits.analysis.frames import LABELS, Results
+from fewbits.analysis.mor import trajectories
 from fewbits.analysis.verdicts import Differences, NoData, Outcome, higher, no_worse
 from fewbits.sweeps.plan import Plan
 
@@ -145,6 +146,27 @@ def test_a_failed_trial_says_why(planned: Planner) -> None:
     failure = {"reason": "out of memory", "wrong_input": False, "step": 2, "log": []}
     (folder / "failure.json").write_text(json.dumps(failure))
     assert Results.of(planned()).flags == ("bf16, seed 0: out of memory",)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"id": "another", "status": "done", "step": 4}'])
+def test_a_result_that_is_none_is_a_failure_and_said_to_be(planned: Planner, text: str) -> None:
+    (folder_of(Results.of(planned()), "bf16", 0) / "result.json").write_text(text)
+    results = Results.of(planned())
+    (flag,) = results.flags
+    assert flag.startswith("bf16, seed 0: ")
+    assert "result.json" in flag
+    found = results.paired("validation_loss", "mor", "bf16", USUAL)
+    assert isinstance(found, Differences)
+    assert len(found.values) == 1
+
+
+def test_a_damaged_table_is_named_and_not_left_out(planned: Planner) -> None:
+    path = folder_of(Results.of(planned()), "bf16", 0) / "metrics.parquet"
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(ValueError, match=r"metrics\.parquet is damaged \("):
+        Results.of(planned()).curves("loss")
+    with pytest.raises(ValueError, match="is damaged"):
+        trajectories.curves(Results.of(planned()), "loss")
 
 
 def test_results_say_how_big_the_models_are(planned: Planner) -> None:
