@@ -165,7 +165,7 @@ def judge(entry: ClaimEntry, results: Results) -> Verdict:
     """One claim: its check, with its scale, and its control where it has one."""
     verdict = entry.check(results)
     said = entry.claim
-    if said.margin is not None and verdict.margin is None:
+    if said.margin is not None and (verdict.margin is None or verdict.parts):  # its comparisons have their own
         verdict = replace(verdict, margin=said.margin.value, relative=said.margin.relative)
     verdict = replace(verdict, scale=results.scale)
     return verdict if said.control is None else controlled(verdict, _control(entry, said.control, results))

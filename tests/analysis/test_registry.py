@@ -11,7 +11,7 @@ from fewbits.analysis.paper import Claim, Margin, paper
 from fewbits.analysis.registry import claim, control, figure, judge_all, shelf, table
 from fewbits.analysis.results import FigureResult, NotRun, TableCell, TableResult, TableRow, Value
 from fewbits.analysis.statistics import Interval
-from fewbits.analysis.verdicts import Differences, NoData, Outcome, Verdict, equivalent, exact, higher, lower
+from fewbits.analysis.verdicts import Differences, NoData, Outcome, Verdict, equivalent, every, exact, higher, lower
 from fewbits.sweeps.plan import Plan
 
 OURS = Claim("own-1", "s", "", "lower", "loss", margin=Margin(0.001, True, "r"))
@@ -91,6 +91,14 @@ def test_a_claim_whose_control_fails_or_is_nowhere_is_not_decided(results: Resul
     verdict = judge_all("mor", results)["M3"]
     assert verdict.outcome is Outcome.INCONCLUSIVE
     assert verdict.reason.startswith("its control failed (e2m1 per tensor: ")
+
+
+def test_a_claim_of_several_comparisons_has_its_own_margin_beside_theirs(results: Results) -> None:
+    control("mor", "bad-arm", "e2m1 per tensor")(lambda results: higher(GREAT))
+    claim("mor", "M3")(lambda results: every({"a": higher(GREAT), "b": equivalent(NULL, 0.001)}))
+    found = judge_all("mor", results)["M3"]
+    assert (found.margin, found.relative) == (0.005, True)
+    assert [part.margin for _, part in found.parts] == [0.0, 0.001]
 
 
 def test_a_study_is_corrected_for_as_a_whole(results: Results) -> None:
