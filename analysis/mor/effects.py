@@ -14,6 +14,7 @@ from matplotlib.patches import Rectangle
 
 from fewbits.analysis import plots
 from fewbits.analysis.frames import Results
+from fewbits.analysis.mor.arms import AXIS, compared
 from fewbits.analysis.mor.looks import (
     ABLATIONS,
     AGAIN,
@@ -73,7 +74,7 @@ class Effect:
 @figure("mor", "Figure A", "Every arm's effect beside the noise")
 def effects(results: Results) -> Picture:
     """Change of validation loss from BF16 with 90 % intervals; what BF16 differs from itself by; margins; the paper."""
-    rows = _effects(results)
+    rows = measured(results)
     if not rows:
         return NotRun(scale(results))
     if all(row.mean is None for row in rows):
@@ -130,7 +131,7 @@ def effects(results: Results) -> Picture:
 NOISE = "A/A: BF16 again"
 
 
-def _effects(results: Results) -> list[Effect]:
+def measured(results: Results) -> list[Effect]:
     """Of configuration 1 first, then of 2; each arm once, where it is run."""
     found: dict[str, Effect] = {}
     for configuration in ("1", "2"):
@@ -144,9 +145,10 @@ def _effects(results: Results) -> list[Effect]:
             own = ((a, ARMS[a].label) for a in of.arms if a != BF16)
             labels = ((AGAIN, NOISE), *own, (BAD, ARMS[BAD].label)) if of is PARTITIONS else tuple(own)
             for arm, label in labels:
-                if part.has(arm) and label + suffix not in found:
+                pairs = compared(results, LOSS, arm, where={AXIS: configuration})
+                if not isinstance(pairs, NotRun) and label + suffix not in found:
                     said = column.paper_change(LOSS, arm) if arm in of.arms else None
-                    found[label + suffix] = Effect(label + suffix, part.paired(LOSS, arm, BF16), said, group)
+                    found[label + suffix] = Effect(label + suffix, pairs, said, group)
     return list(found.values())
 
 

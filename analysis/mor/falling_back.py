@@ -20,6 +20,7 @@ from fewbits.analysis.mor.looks import (
     Comparison,
     chosen,
 )
+from fewbits.analysis.paper import paper
 from fewbits.analysis.registry import figure
 from fewbits.analysis.results import FigureResult, NotRun, Picture
 from fewbits.analysis.verdicts import NoData
@@ -89,7 +90,7 @@ def _shares(axes: Axes, frame: pd.DataFrame, of: Comparison) -> None:
         look = ARMS["channel"].look
         axes.plot(
             [1.015],
-            [0.0162],
+            [paper("mor").numbers["fallback-channel-c1"].value],
             look.marker,
             transform=axes.get_yaxis_transform(),
             mfc="none",

@@ -24,6 +24,7 @@ from fewbits.analysis.mor.looks import ARMS, THRESHOLD, TRUNK, chosen
 from fewbits.analysis.registry import figure
 from fewbits.analysis.results import FigureResult, NotRun, Picture
 from fewbits.analysis.verdicts import NoData
+from fewbits.sweeps.store import State
 
 PARTS = {"qkv": "linear_qkv", "out": "linear_proj", "up": "fc1", "down": "fc2", "in": "in_proj"}
 LINE = f"threshold, {100 * THRESHOLD:g} %"
@@ -242,15 +243,15 @@ def spaced(layers: int, most: int) -> list[int]:
 
 
 def _last(results: Results, arm: str, configuration: str) -> pd.DataFrame | NoData | NotRun:
-    """The arm's numerics of the last window."""
+    """The arm's numerics of the last window of training, which trials that are not done have not seen."""
     part = chosen(results, "partitions", configuration)
     if isinstance(part, NotRun):
         return part
     if not part.has(arm):
         return NotRun(part.members[0].scale)
     frame = decisions(part)
-    frame = at_end(frame[frame["arm"] == arm])
-    return NoData(f"no errors were recorded of {ARMS[arm].label}") if frame.empty else frame
+    frame = at_end(frame[(frame["arm"] == arm) & (frame["state"] == State.DONE)])
+    return NoData(f"no trial of {ARMS[arm].label} is done, with its errors recorded") if frame.empty else frame
 
 
 def _rows(

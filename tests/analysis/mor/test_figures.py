@@ -21,6 +21,7 @@ from fewbits.analysis.mor import (  # noqa: F401, they register
     walk,
     whereabouts,
 )
+from fewbits.analysis.mor.arms import compared, pooled
 from fewbits.analysis.mor.looks import PARTITIONS, chosen
 from fewbits.analysis.mor.trajectories import change
 from fewbits.analysis.mor.trajectories import curves as recorded
@@ -28,7 +29,7 @@ from fewbits.analysis.paper import paper
 from fewbits.analysis.plots import THEMES, WIDTH, svg, themed
 from fewbits.analysis.registry import Entry, shelf
 from fewbits.analysis.results import FigureResult, NotRun, Picture
-from fewbits.analysis.verdicts import NoData
+from fewbits.analysis.verdicts import Differences, NoData, equivalent
 from fewbits.sweeps.plan import Plan, plan
 from fewbits.sweeps.sweep import load_sweeps
 from tests.analysis.mor.made import fill
@@ -129,7 +130,11 @@ def test_one_seed_a_diverged_arm_and_a_missing_one_are_drawn_and_said(empty: Pla
     figure_17 = FIGURES["Figure 17"].make(results)
     assert isinstance(figure_17, NoData)
     assert "Tensor" in figure_17.reason
-    for name in ("Figure 1", "Figure 5", "Figure 7", "Figure 10", "Figure 18", "Figure A"):
+    figure_18 = FIGURES["Figure 18"].make(results)
+    assert figure_18 == NoData("no trial of Channel is done, with its errors recorded"), (
+        "its last window is not the end"
+    )
+    for name in ("Figure 1", "Figure 5", "Figure 7", "Figure 10", "Figure 12", "Figure A"):
         assert not reaches_over(drawn(FIGURES[name], results))
     figure_5 = FIGURES["Figure 5"].make(results)
     assert isinstance(figure_5, FigureResult)
@@ -190,3 +195,15 @@ def test_a_block_is_walked_as_its_model_is_built(every: Plan) -> None:
 def test_the_themes_in_force_is_light_again_after_a_picture(every: Plan) -> None:
     drawn(FIGURES["Figure 2"], Results.of(every), "dark")
     assert plots.theme().name == "light"
+
+
+def test_the_intervals_beside_the_noise_are_those_that_verdicts_are_read_off(every: Plan) -> None:
+    results = Results.of(every)
+    found = {effect.label: effect for effect in effects.measured(results)}
+    known = pooled(results, "validation_loss")
+    assert known is not None
+    for arm, label in (("block", "Block"), ("e8m0", "E8M0"), ("two-way", "Two-way")):
+        assert f"{arm}, configuration 1" in known.arms
+        pairs = compared(results, "validation_loss", arm)
+        assert isinstance(pairs, Differences)
+        assert found[label].interval == equivalent(pairs, 0.005).interval
