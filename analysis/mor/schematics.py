@@ -73,7 +73,10 @@ def figure_2(results: Results) -> Picture:
             _partition(axes, x, name, block, height - 64 - i * 116)
         return picture
 
-    notes = ("An 8×8 tensor made for this figure, 64 magnitudes normal in their logarithm; the larger, the stronger its colour.",)
+    notes = (
+        "An 8×8 tensor made for this figure, 64 magnitudes normal in their logarithm; the larger, the stronger its "
+        "colour.",
+    )
     return FigureResult(draw, (), notes)
 
 

@@ -167,7 +167,7 @@ SILENT: dict[str, Callable[[Line], str]] = {  # what else a training run needs t
     "Warm-up": _warmup,
     "Optimizer": _optimizer,
 }
-MODEL = "8.5 B parameters"
+MODEL = "Nemotron-3 8B"
 
 
 @table("mor", "Table 1")

@@ -45,8 +45,8 @@ mor.summary()
 # cast is kept, elsewhere the tensor stays in BF16. The decision is made anew for every tensor in every mini-batch, or,
 # in the variants of the paper's last part, for every block of a tensor.
 #
-# The paper trains a model of 8.5 G parameters on 1 T tokens, once for each arm. Here the same recipes, to the bit,
-# train small models of the same family (squared ReLU, partial rotary embeddings, untied embeddings) on text that is on
+# The paper trains a model of 8 G parameters on 1 T tokens, once for each arm. Here its recipes train small models of
+# the same family (squared ReLU, partial rotary embeddings, untied embeddings) on text that is on
 # every machine. Arms start from a common parent that was trained in BF16, one for each seed, and anneal to a learning
 # rate of zero: what differs between them is the recipe alone, and a rounding cannot decide when a model leaves a
 # plateau. What such runs can say of the paper, the verdicts say; what they cannot is out of reach, and said to be.
