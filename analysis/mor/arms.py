@@ -10,6 +10,7 @@ from fewbits.analysis.results import NotRun
 from fewbits.analysis.statistics import Pooled, differences
 from fewbits.analysis.verdicts import Data, Differences, NoData
 from fewbits.sweeps.plan import Member
+from fewbits.sweeps.store import OVER, State
 
 BASELINE, AXIS = "bf16", "configuration"
 ONE, TWO = {AXIS: "1"}, {AXIS: "2"}
@@ -105,16 +106,21 @@ def seed_by_seed(
 ) -> Differences | NoData:
     """As `Results.paired`, of two combinations of axes, which share initial weights and not always data.
 
-    numbers: by trial. A trial that is not done has none.
+    numbers: by trial. A trial that is not done has none. relative: they are losses, and divergence is an event.
     """
     states = dict(zip(results.trials["id"], results.trials["state"], strict=True))
     left, right = ids(results, *ours), ids(results, *baseline)
-    found, notes = [], []
+    found, notes, events = [], [], [0, 0]
     for seed in left:
-        pair = [i for i in (left[seed], right.get(seed)) if i is not None and states[i] == "done" and i in numbers]
-        if len(pair) == 2:
+        pair = [i for i in (left[seed], right.get(seed)) if i is not None and states[i] in OVER]
+        gone = [states[i] == State.DIVERGED for i in pair]
+        if len(pair) == 2 and not any(gone) and set(pair) <= set(numbers):
             found += differences([numbers[pair[0]]], [numbers[pair[1]]], relative=relative).tolist()
+        elif relative and len(pair) == 2 and gone[0] != gone[1]:
+            events[gone[1]] += 1
         else:
             notes.append(f"{ours[0]} and {baseline[0]}, seed {seed}: not both done")
     trials = tuple(dict.fromkeys([*left.values(), *right.values()]))
-    return Differences(tuple(found), relative, trials, tuple(notes)) if found else NoData("; ".join(notes), trials)
+    if not found and not any(events):
+        return NoData("; ".join(notes), trials)
+    return Differences(tuple(found), relative, trials, tuple(notes), diverged=events[0], baseline_diverged=events[1])

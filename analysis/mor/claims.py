@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, product
+from statistics import fmean
 
 from fewbits.analysis.frames import Metric, Results
 from fewbits.analysis.mor.arms import (
@@ -31,6 +32,8 @@ from fewbits.analysis.registry import claim, control
 from fewbits.analysis.results import NotRun
 from fewbits.analysis.verdicts import (
     Data,
+    NoData,
+    Outcome,
     Verdict,
     equivalent,
     every,
@@ -45,6 +48,7 @@ from fewbits.analysis.verdicts import (
 VALIDATION = "validation_loss"
 MMLU = "the paper's words on MMLU are out of reach of models this small: losses alone are judged"
 HALF = (1 / 3, 2 / 3)  # of M9's "about half"
+MOST = 0.5  # of an arm's tensors in BF16: beyond, it is BF16 rather than MoR
 
 
 def margin(name: str) -> float:
@@ -59,6 +63,21 @@ def decided(found: Data | NotRun, decide: Callable[[Data], Verdict]) -> Verdict:
 
 def noted(verdict: Verdict, *notes: str) -> Verdict:
     return replace(verdict, notes=(*notes, *verdict.notes))
+
+
+def quantizing(verdict: Verdict, results: Results, arms: Iterable[str]) -> Verdict:
+    """That an arm is as good as BF16 says something only where it is another one: where it quantizes."""
+    shares = fallback_shares(looked_at(results))
+    idle = {}
+    for arm, (name, where) in product(arms, CONFIGURATIONS.items()):
+        found = [shares[i] for i in ids(results, arm, where).values() if i in shares]
+        if found and fmean(found) > MOST:
+            idle[f"{arm}, {name}"] = fmean(found)
+    if not idle or verdict.outcome is not Outcome.REPRODUCED:
+        return verdict
+    left = ", ".join(f"{share:.0%} of {name}" for name, share in idle.items())
+    reason = f"hardly anything was quantized ({left} stayed in BF16); without regard to that: {verdict.reason}"
+    return replace(verdict, outcome=Outcome.INCONCLUSIVE, reason=reason)
 
 
 def losses(results: Results) -> dict[str, Metric]:
@@ -97,7 +116,7 @@ def m3(results: Results) -> Verdict:
             for name, metric in losses(results).items()
         }
 
-    return in_configurations(results, "block", parts)
+    return quantizing(in_configurations(results, "block", parts), results, PARTITIONS)
 
 
 @claim("mor", "M5")
@@ -113,27 +132,36 @@ def m5(results: Results) -> Verdict:
             found[arm] = decided(data, lambda data: equivalent(data, margin("M5")))
         return found
 
-    return in_configurations(results, "block", parts)
+    return quantizing(in_configurations(results, "block", parts), results, PARTITIONS)
 
 
 @claim("mor", "M6")
 def m6(results: Results) -> Verdict:
     found = compared(results, VALIDATION, "block-64", "block")
-    return noted(decided(found, lambda data: no_worse(data, margin("M6"))), MMLU)
+    return noted(quantizing(decided(found, lambda data: no_worse(data, margin("M6"))), results, ["block-64"]), MMLU)
 
 
 @claim("mor", "M7")
 def m7(results: Results) -> Verdict:
     found = compared(results, VALIDATION, "threshold-5", "block")
-    return noted(decided(found, lambda data: equivalent(data, margin("M7"))), MMLU)
+    return noted(
+        quantizing(decided(found, lambda data: equivalent(data, margin("M7"))), results, ["threshold-5"]), MMLU
+    )
 
 
 @claim("mor", "M8")
 def m8(results: Results) -> Verdict:
-    """Of an effect: one shown to be smaller than the margin contradicts it."""
-    found = compared(results, VALIDATION, "e8m0", "block")
-    verdict = decided(found, lambda data: lower(data, margin("M8"), absence_contradicts=True))
-    return noted(verdict, MMLU, "judged beside GAM, the paper's default; FP32 amax is in Table 3")
+    """Of an effect: one shown to be smaller than the margin contradicts it. Below GAM alone it may be above BF16."""
+    if having(results, "e8m0", BASELINE) is None:
+        return not_run(results.scale_name)
+    parts = {
+        f"E8M0 below {name}": decided(
+            compared(results, VALIDATION, "e8m0", other),
+            lambda data: lower(data, margin("M8"), absence_contradicts=True),
+        )
+        for name, other in (("BF16", BASELINE), ("GAM, the paper's default", "block"))
+    }
+    return noted(every(parts), MMLU, "FP32 amax is in Table 3")
 
 
 # -------------------------------------------------------------------------------- tensors that fall back
@@ -148,8 +176,9 @@ def m9(results: Results) -> Verdict:
     rows = looked_at(one)
     shares = fallback_shares(rows)
 
-    def above(arm: str, other: str) -> Data:
-        return one.paired(shares, arm, other, ONE, relative=False)
+    def above(arm: str, other: str) -> Data:  # that a trial diverged says nothing of its shares
+        found = one.paired(shares, arm, other, ONE, relative=False)
+        return found if isinstance(found, NoData) else replace(found, diverged=0, baseline_diverged=0)
 
     def halves(channel: str, block: str) -> float | None:
         return shares[channel] / shares[block] if {channel, block} <= set(shares) and shares[block] else None
@@ -186,7 +215,8 @@ def m10(results: Results) -> Verdict:
 
 @claim("mor", "M17")
 def m17(results: Results) -> Verdict:
-    return decided(compared(results, VALIDATION, "two-way"), lambda found: no_worse(found, margin("M17")))
+    verdict = decided(compared(results, VALIDATION, "two-way"), lambda found: no_worse(found, margin("M17")))
+    return quantizing(verdict, results, ["two-way"])
 
 
 @claim("mor", "M18")
@@ -215,7 +245,8 @@ def m19(results: Results) -> Verdict:
     if not arms:
         return not_run(results.scale_name)
     parts = {arm: decided(compared(results, VALIDATION, arm), lambda d: no_worse(d, margin("M19"))) for arm in arms}
-    return noted(every(parts), correlation(results, arms), "that it need not be necessary is not tested")
+    verdict = quantizing(every(parts), results, arms)
+    return noted(verdict, correlation(results, arms), "that it need not be necessary is not tested")
 
 
 def correlation(results: Results, arms: Iterable[str]) -> str:

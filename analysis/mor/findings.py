@@ -109,6 +109,7 @@ def f4(results: Results) -> Verdict:
     strict, loose = ({**ONE, _AXIS: value} for value in THRESHOLDS)
     if having(results, "threshold", where=strict) is None:
         return not_run(results.scale_name)
-    losses = dict(zip(results.trials["id"], results.trials[VALIDATION], strict=True))
+    rows = results.trials.to_dict("records")
+    losses = {row["id"]: row[VALIDATION] for row in rows if row["state"] == "done"}
     found = seed_by_seed(results, losses, ("threshold", loose), ("threshold", strict), relative=True)
     return higher(found, LEAST, absence_contradicts=True)

@@ -115,6 +115,30 @@ def test_effects_on_losses_are_told_by_their_size_and_sign(cpu: Plan, name: str)
     assert {claim: verdict(claim, found).outcome for claim in expected} == expected
 
 
+def test_an_arm_that_leaves_all_in_bf16_is_no_proof_that_it_is_as_good(cpu: Plan) -> None:
+    found = results(cpu, World(effect=BAD, fallback=lambda *place: 0.95))
+    for claim in ("M3", "M5", "M6", "M7", "M17", "M19"):
+        one = verdict(claim, found)
+        assert one.outcome is INCONCLUSIVE, claim
+        assert "hardly anything was quantized (95% of " in one.reason
+
+
+def test_ablations_are_judged_beside_block_not_beside_bf16(cpu: Plan) -> None:
+    beside = results(cpu, World(effect=BAD | {"block": 0.006, "block-64": 0.0065, "threshold-5": 0.0065}))
+    assert {name: verdict(name, beside).outcome for name in ("M6", "M7")} == dict.fromkeys(("M6", "M7"), REPRODUCED)
+    apart = results(cpu, World(effect=BAD | {"block": -0.006}))
+    assert {name: verdict(name, apart).outcome for name in ("M6", "M7")} == dict.fromkeys(("M6", "M7"), CONTRADICTED)
+
+
+def test_e8m0_below_gam_and_above_bf16_is_not_what_was_said(cpu: Plan) -> None:
+    found = verdict("M8", results(cpu, World(effect=BAD | {"block": 0.006, "e8m0": 0.001})))
+    assert {name: part.outcome for name, part in found.parts} == {
+        "E8M0 below BF16": CONTRADICTED,
+        "E8M0 below GAM, the paper's default": REPRODUCED,
+    }
+    assert found.outcome is CONTRADICTED
+
+
 def test_lower_losses_that_carry_over_to_other_text_do_no_harm(cpu: Plan) -> None:
     """M18 says both: losses fall, and scores with them. Loss on other text that falls too speaks against it."""
     found = verdict("M18", results(cpu, World(effect=BAD | {"three-way": -0.013})))
@@ -155,6 +179,9 @@ def test_the_order_of_fallbacks_is_told_and_a_third_of_block_is_not_half_of_it(c
     }
     assert seldom.outcome is CONTRADICTED
     assert any("tensor 12.00%, block 6.00%, channel 0.50%" in note for note in seldom.notes)
+    gone = World(effect=BAD, diverged=frozenset({"tensor"}), fallback=lambda arm, *rest: 0.06)
+    above = dict(verdict("M9", results(cpu, gone)).parts)["tensor above block"]
+    assert above.outcome is INCONCLUSIVE, "an arm that diverges has no share, and not a greater one"
     never = World(effect=BAD, wobble=0.0)
     assert verdict("M9", results(cpu, never)).outcome is INCONCLUSIVE, "of nothing there is no half"
 
@@ -267,6 +294,11 @@ def test_what_the_paper_left_open_is_judged_where_it_is_run(plans: Callable[...,
     goes = results(own, World())
     assert (verdict("F3", goes).outcome, verdict("F4", goes).outcome) == (CONTRADICTED, CONTRADICTED)
     assert verdict("M3", goes).outcome is OUT_OF_REACH, "the partitions are another sweep's"
+    both = results(own, World(effect={"fp32-e8m0": -0.005, "fp32-gam": -0.005}))
+    assert verdict("F3", both).outcome is CONTRADICTED, "beside GAM, not beside FP32"
+    gone = verdict("F4", results(own, World(diverged=frozenset({"threshold@0.08"}))))
+    assert gone.outcome is REPRODUCED
+    assert "ours diverged in 3 and the baseline in 0" in gone.reason
 
 
 # -------------------------------------------------------------------------------- what is missing

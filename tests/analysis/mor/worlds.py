@@ -55,7 +55,7 @@ class World:
     wobble: float = 1e-5  # of errors and shares, between seeds
     error: Tensors = _floor
     fallback: Tensors = _none
-    diverged: frozenset[str] = frozenset()  # arms
+    diverged: frozenset[str] = frozenset()  # arms, or arm@axis value
     missing: frozenset[tuple[str, int]] = frozenset()  # arms and seeds
     below: float | None = None  # share of watched mini-batches in the lowest bin of the threshold's side, else by error
 
@@ -87,7 +87,7 @@ def _write(of: Plan, member: Member, path: Path, world: World) -> None:
     result = {"id": of.trials[member.id].folder.id, "name": path.name, "status": "done", "step": steps}
     numbers = {"loss": loss, "validation_loss": loss + 0.2, "ood_loss": other, "parameter_norm": norms[-1]}
     numbers["validation_loss"] = 1.1 * loss
-    if arm in world.diverged:
+    if world.diverged & {arm, *(f"{arm}@{value}" for _, value in member.cell.axes)}:
         result |= {"status": "diverged", "step": steps // 2}
         numbers = {"loss": 9.0}
     (path / "result.json").write_text(json.dumps(result | numbers))
