@@ -48,7 +48,9 @@ def path_of(uri: str) -> Path:
 def make(path: Path) -> None:
     """If it is not there; whole or not at all: one whose making was cut short, MLflow would refuse for ever."""
     if path.exists():
-        return
+        if path.stat().st_size:
+            return
+        path.unlink()  # of nothing: SQLite makes that of a database which was deleted, when it is looked into
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
     try:
         shutil.copyfile(_empty(), partial)

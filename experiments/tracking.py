@@ -13,6 +13,7 @@ again later, and made up for by the next trial of the same id.
 from __future__ import annotations
 
 import fcntl
+import io
 import logging
 import math
 import os
@@ -74,6 +75,8 @@ def connect(runs: Path, uri: str) -> MlflowClient:
     for name, level in (("mlflow", logging.CRITICAL), ("alembic", logging.WARNING)):
         logging.getLogger(name).setLevel(level)  # what goes wrong comes as an exception, and is said in a line
     if uri.startswith(mlflow_database.SCHEME):
+        # by path each time: a connection that is kept would go on with a file that was deleted or moved meanwhile
+        os.environ.setdefault("MLFLOW_SQLALCHEMYSTORE_POOLCLASS", "NullPool")
         runs.mkdir(parents=True, exist_ok=True)
         with locked(runs):
             mlflow_database.make(mlflow_database.path_of(uri))
@@ -197,7 +200,8 @@ def _keep_config(client: MlflowClient, run: Run, config: Path) -> None:
     place = run.info.artifact_uri or ""
     if place.startswith("file://"):
         kept = Path(url2pathname(urlsplit(place).path)) / config.name
-        if not kept.exists():
+        moved = any(above.name == ARTIFACTS and not above.parent.exists() for above in kept.parents)
+        if not kept.exists() and not moved:  # a store's old place is not made again
             kept.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(config, kept)
     elif not client.list_artifacts(run.info.run_id):
@@ -227,7 +231,8 @@ def _table(path: Path) -> list[dict[str, float]]:
 
     if not path.exists():
         return []
-    return [{str(key): value for key, value in row.items()} for row in pd.read_parquet(path).to_dict("records")]
+    table = pd.read_parquet(io.BytesIO(path.read_bytes()))  # at once: a trial that runs replaces it meanwhile
+    return [{str(key): value for key, value in row.items()} for row in table.to_dict("records")]
 
 
 def _times(folder: RunFolder) -> dict[float, Row]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import signal
@@ -22,12 +23,13 @@ from fewbits.sweeps.plan import Plan, Planned
 from fewbits.sweeps.plans import save_plan
 from fewbits.sweeps.progress import Display
 from fewbits.sweeps.standing import Standing, counted, standings
-from fewbits.sweeps.store import State
+from fewbits.sweeps.store import OVER, State
 
 SHOWN = 8  # lines of a failed trial's log
 SYNC = 5.0  # seconds between looks for what MLflow does not have
 SYNC_WAIT = 60.0  # seconds that a look which is on its way has to end
 AGAIN = "the same command goes on"
+ENDED = (*OVER, State.FAILED, State.BLOCKED)
 
 
 def conduct(plan: Plan, backend: str = "ray", address: str | None = None, parallel: int | None = None) -> int:
@@ -54,11 +56,12 @@ def conduct(plan: Plan, backend: str = "ray", address: str | None = None, parall
         finally:
             chosen.close()
             display.end()
-        for task in driver.tasks.values():
-            if task.speed is not None:
-                speeds.measured(task.planned, task.speed)
-        if display.began is not None and not address:
-            speeds.started(backend, display.began - began)
+        with contextlib.suppress(OSError):  # estimates; on a disk that is full there are none
+            for task in driver.tasks.values():
+                if task.speed is not None:
+                    speeds.measured(task.planned, task.speed)
+            if display.began is not None and not address:
+                speeds.started(backend, display.began - began)
     status = _summary(plan, driver)
     synced = mirror.sync(last=True)
     for name, link in synced.links:
@@ -68,7 +71,8 @@ def conduct(plan: Plan, backend: str = "ray", address: str | None = None, parall
 
 @contextmanager
 def _mirrored(mirror: Mirror) -> Iterator[None]:
-    """MLflow is told what is new every few seconds, beside the driver: it may be slow, or away."""
+    """MLflow is told what is new every few seconds, beside the driver: it may be slow, or away. Who is to end at once
+    does not wait for it."""
     ended = threading.Event()
 
     def mirror_all() -> None:
@@ -80,9 +84,10 @@ def _mirrored(mirror: Mirror) -> Iterator[None]:
     thread.start()
     try:
         yield
-    finally:
         ended.set()
         thread.join(SYNC_WAIT)
+    finally:
+        ended.set()
 
 
 def _check_room(missing: Sequence[Planned], backend: str) -> None:
@@ -149,12 +154,14 @@ def _summary(plan: Plan, driver: Driver | None) -> int:
     if driver is not None and driver.stopping:
         print(f"fewbits: stopped; {AGAIN}", file=sys.stderr)
         return 130
-    if failed or blocked:
-        print(f"fewbits: {_what_now(failed, blocked)}", file=sys.stderr)
-    return 1 if failed or blocked else 0
+    named = {task.planned.id for task in failed}
+    gone = [key for key, standing in found.items() if standing.state not in ENDED and key not in named]
+    if failed or blocked or gone:
+        print(f"fewbits: {_what_now(failed, blocked, len(gone))}", file=sys.stderr)
+    return 1 if failed or blocked or gone else 0
 
 
-def _what_now(failed: Sequence[Task], blocked: Sequence[Standing]) -> str:
+def _what_now(failed: Sequence[Task], blocked: Sequence[Standing], gone: int) -> str:
     wrong = [task for task in failed if task.failure is not None and task.failure.wrong_input]
     stuck = sum(standing.for_good for standing in blocked)
     parts = []
@@ -166,6 +173,8 @@ def _what_now(failed: Sequence[Task], blocked: Sequence[Standing]) -> str:
         parts.append(f"{waiting} blocked by what failed")
     if stuck:
         parts.append(f"{stuck} blocked for good: what they start from has diverged")
+    if gone:
+        parts.append(f"{gone} were over, and the store has them no more: {AGAIN} with them")
     return "; ".join(parts)
 
 

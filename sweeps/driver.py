@@ -114,8 +114,11 @@ class Driver:
         if task.planned.parent is None:
             return True
         parent = self.tasks[task.planned.parent]
-        if parent.stage is Stage.OVER and not lacks(parent.planned, task.planned.trial.branch.step):
-            return True
+        if parent.stage is Stage.OVER:
+            if not lacks(parent.planned, task.planned.trial.branch.step):
+                return True
+            if not finished(parent.planned):  # somebody has removed it since, or its files cannot be seen from here yet
+                parent.stage = Stage.WAITING
         if parent.ended:
             task.stage, task.failure = Stage.BLOCKED, None
         return False

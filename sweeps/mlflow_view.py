@@ -126,10 +126,6 @@ class _Wanted:
         rows = {compared(self.sweep, cell): None for cell in self.cells.values()}
         return view_state(self.sweep, list(rows))
 
-    @property
-    def began(self) -> list[str]:
-        return [trial for trial in self.cells if _began(self.looks[trial])]
-
 
 class Mirror:
     """Of one plan. `sync` may be called from any thread, as often as one likes; what goes wrong is said once."""
@@ -145,7 +141,7 @@ class Mirror:
         """Tell MLflow what is new. last: no driver is at it any more; afresh: ask MLflow what it has."""
         groups = _read(self._runs, self.uri)
         wanted = self._wanted(last or afresh)
-        sent, away = 0, afresh or _news(wanted, groups)
+        sent, away = 0, afresh or _news(wanted, groups, self._runs)
         if away and (last or afresh or self._patience.over):
             with self._patience.guarding("trials go on"):
                 client, self._client = self._client or self._connect(), None
@@ -189,14 +185,14 @@ class Mirror:
                 key_of_view = view_of(want.sweep, group.experiment).key
                 client.set_experiment_tag(group.experiment, TAG + key_of_view, want.view)
                 group.view = want.view
-            for trial in _new(want, group):
+            for trial in _new(want, group, self._runs):
                 self._tell_child(client, want, group, trial)
                 sent += 1
             if group.status != want.status:
                 client.update_run(group.parent, status=want.status)
                 group.status = want.status
             groups[key] = group
-        return sent + sum(_reap(client, group) for key, group in groups.items() if _orphans(group, wanted.get(key)))
+        return sent + sum(self._reap(client, group, wanted.get(key)) for key, group in groups.items())
 
     def _ask(self, client: MlflowClient, sweep: Sweep) -> _Group:
         """What MLflow has of a sweep; after this it has its experiment and its parent run at least."""
@@ -248,6 +244,16 @@ class Mirror:
         make = tracking.new_run if alone else tracking.one_run
         return make(client, group.experiment, key, name, {**tags, CURRENT: "yes"}, tracking.began(folder))
 
+    def _reap(self, client: MlflowClient, group: _Group, want: _Wanted | None) -> int:
+        """Runs that were left running, of trials that the plan has not."""
+        orphans = _orphans(group, want, self._runs)
+        for folder in orphans:
+            child = group.children[folder.id]
+            look = _look(folder)
+            _send(client, client.get_run(child.run), folder, State(look[0]), {})
+            child.look = look
+        return len(orphans)
+
 
 def _send(client: MlflowClient, run: Run, folder: RunFolder, state: State, params: Mapping[str, str]) -> None:
     tags = {**_tags(folder, state), **({CURRENT: "yes"} if params else {})}
@@ -269,18 +275,6 @@ def _reason(folder: RunFolder, state: State) -> tuple[str | None, str | None]:
         return None, None
     log = "\n".join(failure.log)
     return failure.reason, f"{failure.reason}\n\n```\n{log}\n```"
-
-
-def _reap(client: MlflowClient, group: _Group) -> int:
-    """Runs that were left running, of trials that the plan has not."""
-    reaped = 0
-    for trial, child in group.children.items():
-        folder = RunFolder(Path(child.folder), trial)
-        if child.look[0] == State.RUNNING and folder.path.is_dir() and (look := _look(folder))[0] != State.RUNNING:
-            _send(client, client.get_run(child.run), folder, State(look[0]), {})
-            child.look = look
-            reaped += 1
-    return reaped
 
 
 # ------------------------------------------------------------------------------------------------ what is new
@@ -312,36 +306,47 @@ def _status(states: list[State], over: bool) -> str:
     return "KILLED" if State.PLANNED in states else "FINISHED"
 
 
-def _new(want: _Wanted, group: _Group) -> list[str]:
+def _new(want: _Wanted, group: _Group, runs: Path) -> list[str]:
     """The trials that MLflow does not know as they are."""
     had = group.children
     return [
         trial
-        for trial in want.began
-        if trial not in had
-        or had[trial].look != want.looks[trial]
-        or not had[trial].current
-        or had[trial].place != json.dumps(want.cells[trial].place)
+        for trial, cell in want.cells.items()
+        if (_began(want.looks[trial]) or _removed(had.get(trial), runs))
+        and (
+            trial not in had
+            or had[trial].look != want.looks[trial]
+            or not had[trial].current
+            or had[trial].place != json.dumps(cell.place)
+        )
     ]
 
 
-def _news(wanted: Mapping[str, _Wanted], groups: Mapping[str, _Group]) -> bool:
+def _removed(child: _Child | None, runs: Path) -> bool:
+    """Of a trial that is not there: whether it ran in our store when MLflow was last told of it."""
+    return child is not None and child.look[0] == State.RUNNING and Path(child.folder).parent == runs
+
+
+def _news(wanted: Mapping[str, _Wanted], groups: Mapping[str, _Group], runs: Path) -> bool:
     for key, want in wanted.items():
         group = groups.get(key)
-        if group is None or group.status != want.status or group.view != want.view or _new(want, group):
+        if group is None or group.status != want.status or group.view != want.view or _new(want, group, runs):
             return True
-    return any(_orphans(group, wanted.get(key)) for key, group in groups.items())
+    return any(_orphans(group, wanted.get(key), runs) for key, group in groups.items())
 
 
-def _orphans(group: _Group, want: _Wanted | None) -> bool:
-    """Whether MLflow believes a trial to be running that does not, and that no plan of ours has."""
-    return any(
-        child.look[0] == State.RUNNING
-        and not (want and trial in want.cells)
-        and Path(child.folder).is_dir()
-        and store.state(RunFolder(Path(child.folder), trial)) is not State.RUNNING
-        for trial, child in group.children.items()
-    )
+def _orphans(group: _Group, want: _Wanted | None, runs: Path) -> list[RunFolder]:
+    """Of trials that MLflow believes to be running, that do not, and that no plan of ours has. What has become of those
+    of another store, which is not here, is not for us to say."""
+    children = {RunFolder(Path(child.folder), trial): child for trial, child in group.children.items()}
+    return [
+        folder
+        for folder, child in children.items()
+        if child.look[0] == State.RUNNING
+        and not (want and folder.id in want.cells)
+        and (folder.path.is_dir() or folder.path.parent == runs)
+        and store.state(folder) is not State.RUNNING
+    ]
 
 
 def _children(client: MlflowClient, experiment: str, key: Mapping[str, str]) -> Iterator[Any]:
@@ -368,7 +373,7 @@ def _read(runs: Path, uri: str) -> dict[str, _Group]:
             return {}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}
-    return _still_there(uri, groups) if uri.startswith("sqlite:///") else groups
+    return _still_there(uri, groups) if uri.startswith(mlflow_database.SCHEME) else groups
 
 
 def _write(runs: Path, uri: str, groups: Mapping[str, _Group]) -> None:
@@ -382,7 +387,7 @@ def _write(runs: Path, uri: str, groups: Mapping[str, _Group]) -> None:
 
 def _still_there(uri: str, groups: dict[str, _Group]) -> dict[str, _Group]:
     """Without those that a database has lost, or that somebody deleted: it may have been made anew."""
-    path = Path(uri.removeprefix("sqlite:///"))
+    path = mlflow_database.path_of(uri)
     if not path.exists():
         return {}
     try:

@@ -82,8 +82,17 @@ def _lead(job: Job, lost: Callable[[], bool]) -> Outcome:
     request.unlink(missing_ok=True)
     with _logged(job.path / LOG) as log:
         report = _Reporter(job.path / PROGRESS, log)
+
+        def say(progress: Progress) -> None:
+            if lost():
+                raise _Lost
+            report(progress)
+
         try:
-            _, result = run(job.trial, job.runtime, report, lambda: lost() or request.exists(), expected=job.id)
+            _, result = run(job.trial, job.runtime, say, request.exists, expected=job.id)
+        except _Lost:
+            report.line("its lease is lost: another worker has it, or its folder was removed")
+            return Outcome("busy", "its lease was lost")
         except KeyboardInterrupt:
             report.line("stopped at a checkpoint")
             return Outcome("stopped")
@@ -102,6 +111,10 @@ def _lead(job: Job, lost: Callable[[], bool]) -> Outcome:
     for name in (FAILURE, PROGRESS):
         (job.path / name).unlink(missing_ok=True)
     return Outcome("over", speed=report.speed)
+
+
+class _Lost(Exception):
+    """The lease. What this worker would write now, checkpoints of earlier steps above all, the next one has to bear."""
 
 
 def _told(error: Exception, job: Job) -> str:

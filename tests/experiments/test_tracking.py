@@ -8,6 +8,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
 from fewbits.experiments import mlflow_database, tracking
@@ -201,6 +202,34 @@ def test_points_added_in_bulk_are_as_mlflow_writes_them(tmp_path: Path) -> None:
             left, right = (database.execute(query, (run,)).fetchall() for run in (ours, theirs))
             assert left == right
             assert len(left) == {"metrics": 2003, "latest_metrics": 2}[table]
+
+
+def test_a_table_that_is_replaced_while_it_is_read_is_read_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parquet has its end read first; a trial that runs may have put another file there by then."""
+    path, read = tmp_path / "metrics.parquet", pd.read_parquet
+    pd.DataFrame({"step": range(3)}).to_parquet(path)
+
+    def replaced(source: Any) -> Any:
+        path.write_bytes(b"another")
+        return read(source)
+
+    monkeypatch.setattr(pd, "read_parquet", replaced)
+    assert tracking._table(path) == [{"step": 0}, {"step": 1}, {"step": 2}]
+
+
+def test_a_store_that_was_moved_makes_nothing_at_its_old_place(tmp_path: Path) -> None:
+    """Where it may not write; and what would lie there alone is of no use."""
+    client = tracking.connect(tmp_path / "old", f"sqlite:///{tmp_path / 'old' / tracking.DATABASE}")
+    study = tracking.experiment(client, "study", tmp_path / "old", client.tracking_uri)
+    (tmp_path / "old").rename(tmp_path / "new")
+    moved = tracking.connect(tmp_path / "new", f"sqlite:///{tmp_path / 'new' / tracking.DATABASE}")
+    run = moved.create_run(study)
+    config = tmp_path / "config.yaml"
+    config.write_text("seed: 1")
+    tracking._keep_config(moved, run, config)
+    assert not (tmp_path / "old").exists()
 
 
 def test_a_database_whose_making_was_cut_short_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

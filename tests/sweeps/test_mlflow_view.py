@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from fewbits import cli
-from fewbits.experiments import tracking
+from fewbits.experiments import mlflow_database, tracking
 from fewbits.experiments.run_folder import RunFolder
 from fewbits.experiments.training import run as run_trial
 from fewbits.sweeps import comparison, store
@@ -198,6 +198,24 @@ def test_neither_a_lost_note_of_what_was_sent_nor_a_lost_database_matters(
     assert everything(mirror) == before
 
 
+def test_a_database_that_is_deleted_while_a_sweep_runs_is_made_again(
+    one: tuple[Plan, Planned], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the driver that has had it open."""
+    monkeypatch.setattr(tracking, "SHARE", 0)
+    made, trial = one
+    train(trial)
+    mirror = Mirror(made)
+    mirror.sync()
+    before = everything(mirror)
+    mlflow_database.path_of(mirror.uri).unlink()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # the first attempt may find it gone
+        mirror.sync()
+    mirror.sync(last=True)
+    assert everything(mirror) == before
+
+
 def test_a_run_says_whether_somebody_is_at_its_trial(one: tuple[Plan, Planned]) -> None:
     """Begun, killed, gone on with, done: in one run, with every step once."""
     made, trial = one
@@ -244,6 +262,45 @@ def test_the_run_of_a_killed_worker_does_not_stay_running(one: tuple[Plan, Plann
     other = planned(trial.folder.path.parent.parent, cache, f"seeds: [7]{ONE}")
     Mirror(other).sync()
     assert seen(mirror)[trial.id].info.status == "KILLED"
+
+
+@pytest.mark.parametrize("planned_still", [True, False])
+def test_the_run_of_a_removed_folder_does_not_stay_running(
+    planned_still: bool, one: tuple[Plan, Planned], cache: Path
+) -> None:
+    made, trial = one
+    train(trial, until=3)
+    mirror = Mirror(made)
+    with leased(trial.folder.path):
+        mirror.sync()
+        assert seen(mirror)[trial.id].info.status == "RUNNING"
+        shutil.rmtree(trial.folder.path)
+    next_one = made if planned_still else planned(trial.folder.path.parent.parent, cache, f"seeds: [7]{ONE}")
+    assert Mirror(next_one).sync().sent == 1
+    assert seen(mirror)[trial.id].info.status == "KILLED"
+    assert Mirror(next_one).sync().sent == 0
+
+
+def test_what_another_store_runs_is_not_ours_to_end(one: tuple[Plan, Planned], tmp_path: Path) -> None:
+    """Of one database for several; folders of other machines are not to be seen here."""
+    made, trial = one
+    train(trial, until=3)
+    theirs, ours = Mirror(made), tmp_path / "ours"
+    with leased(trial.folder.path):
+        theirs.sync()
+        moved = replace(trial, folder=RunFolder(ours / trial.folder.path.name, trial.id))
+        ours.mkdir()
+        hidden = trial.folder.path.rename(tmp_path / "hidden")
+        Mirror(Plan(made.sweeps, made.members, {trial.id: moved}), theirs.uri).sync(afresh=True)
+        assert seen(theirs)[trial.id].info.status == "RUNNING"
+        hidden.rename(trial.folder.path)
+
+
+def test_a_database_may_be_named_with_options(done: Plan, empty_database: Path, tmp_path: Path) -> None:
+    shutil.copy(empty_database, tmp_path)
+    uri = f"sqlite:///{tmp_path / tracking.DATABASE}?timeout=30"
+    assert Mirror(done, uri).sync(last=True).sent == 5
+    assert Mirror(done, uri).sync(last=True).sent == 0
 
 
 def test_a_failure_is_told_with_its_reason_until_the_trial_goes_on(one: tuple[Plan, Planned]) -> None:
