@@ -52,7 +52,7 @@ def compared(results: Results, metric: Metric, arm: str, baseline: str = BASELIN
     if one is None:
         return NotRun(results.scale_name)
     found = one.paired(metric, arm, baseline, where)
-    if isinstance(found, NoData):
+    if isinstance(found, NoData) or not any(found.values):  # the same bits: no chance in it
         return found
     known = pooled(results, metric, where)
     both = [treatment(name, m.cell.axes) for name in (arm, baseline) for m in one.members if _is(m, name, where)]

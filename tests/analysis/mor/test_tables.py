@@ -209,3 +209,11 @@ def test_seeds_of_arms_that_lack_others_are_not_taken_for_each_other(cpu: Plan) 
     assert known is not None
     assert {name.partition(",")[0] for name in known.arms} == there - late
     assert known.spread.sd < 1e-3
+
+
+def test_what_is_the_same_to_the_bit_has_no_interval_about_it(cpu: Plan) -> None:
+    """BF16 that is watched: however far other arms part by chance."""
+    found = compared(results(cpu, World(noise=2e-4)), "validation_loss", "watched")
+    assert isinstance(found, Differences)
+    assert set(found.values) == {0.0}
+    assert found.spread is None
