@@ -2,7 +2,6 @@
 
 import io
 import json
-import os
 import re
 from pathlib import Path
 
@@ -54,7 +53,7 @@ def sweep(cache: Path, tmp_path: Path) -> Plan:
 def test_the_first_line_has_the_time_left_and_none_is_wider_than_the_terminal(
     sweep: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(os, "get_terminal_size", lambda *_: os.terminal_size((48, 24)))
+    monkeypatch.setenv("COLUMNS", "48")
     first = next(iter(sweep.trials.values()))
     training = first.trial.training
     Speeds(tmp_path / "runs").measured(first, training.batch * training.length)  # a second for each step
