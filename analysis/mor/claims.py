@@ -76,7 +76,7 @@ def quantizing(verdict: Verdict, results: Results, arms: Iterable[str]) -> Verdi
     if not idle or verdict.outcome is not Outcome.REPRODUCED:
         return verdict
     left = ", ".join(f"{share:.0%} of {name}" for name, share in idle.items())
-    reason = f"hardly anything was quantized ({left} stayed in BF16); without regard to that: {verdict.reason}"
+    reason = f"most was not quantized ({left} stayed in BF16); without regard to that: {verdict.reason}"
     return replace(verdict, outcome=Outcome.INCONCLUSIVE, reason=reason)
 
 

@@ -116,11 +116,11 @@ def test_effects_on_losses_are_told_by_their_size_and_sign(cpu: Plan, name: str)
 
 
 def test_an_arm_that_leaves_all_in_bf16_is_no_proof_that_it_is_as_good(cpu: Plan) -> None:
-    found = results(cpu, World(effect=BAD, fallback=lambda *place: 0.95))
+    found = results(cpu, World(effect=BAD, fallback=lambda *place: 0.6))
     for claim in ("M3", "M5", "M6", "M7", "M17", "M19"):
         one = verdict(claim, found)
         assert one.outcome is INCONCLUSIVE, claim
-        assert "hardly anything was quantized (95% of " in one.reason
+        assert "most was not quantized (60% of " in one.reason
 
 
 def test_ablations_are_judged_beside_block_not_beside_bf16(cpu: Plan) -> None:
