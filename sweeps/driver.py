@@ -117,11 +117,21 @@ class Driver:
         if parent.stage is Stage.OVER:
             if not lacks(parent.planned, task.planned.trial.branch.step):
                 return True
-            if not finished(parent.planned):  # somebody has removed it since, or its files cannot be seen from here yet
-                parent.stage = Stage.WAITING
+            if not finished(parent.planned):
+                self._once_more(parent)
         if parent.ended:
             task.stage, task.failure = Stage.BLOCKED, None
         return False
+
+    def _once_more(self, task: Task) -> None:
+        """It was over, but lacks what others start from: removed since, or not to be seen from here yet."""
+        task.attempts += 1
+        if task.attempts < task.planned.resources.attempts:
+            task.stage, task.rests_until = Stage.WAITING, time.monotonic() + REST
+        else:
+            steps = ", ".join(map(str, sorted(task.planned.keep)))
+            reason = f"it is over, and of the checkpoints of steps {steps}, which others start from, some are not there"
+            task.stage, task.failure = Stage.FAILED, Failure(reason, False, 0, store.last_lines(task.planned.folder))
 
     def _take_in(self, ended: Ended) -> None:
         task, outcome = self.tasks[ended.id], ended.outcome

@@ -67,7 +67,12 @@ def _serve(host: str, port: int, runs: Path, uri: str) -> None:
     from fewbits.sweeps.comparison import views_in
 
     print(f"MLflow starts, for {uri} …", file=sys.stderr, flush=True)
-    views = views_in(connect(runs, uri))  # which makes the database, too: the server would not do so safely
+    try:
+        views = views_in(connect(runs, uri))  # which makes the database, too: the server would not do so safely
+    except Exception as error:  # whatever MLflow finds wrong with a database, of another version of it say
+        ours = "" if os.environ.get("MLFLOW_TRACKING_URI") else "; moved away, it is made anew by `fewbits sync`"
+        said = " ".join(str(error).split())[:300]
+        raise ValueError(f"ui: MLflow does not open {uri}{ours}: {said}") from error
     words = ["--backend-store-uri", uri, "--artifacts-destination", str(runs.resolve() / ARTIFACTS)]
     words += ["--host", host, "--port", str(port), "--workers", "1", "--uvicorn-opts", "--log-level warning"]
     log = runs.resolve() / LOG

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import json
+import math
 import os
 import sys
 import time
@@ -16,10 +17,12 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO
 
+from fewbits.experiments import checkpoints
+from fewbits.experiments.atomic import remove_folder
 from fewbits.experiments.run_folder import Busy, RunFolder
 from fewbits.experiments.training import OtherTrial, Progress, run
 from fewbits.experiments.trial import Runtime, Trial
@@ -89,7 +92,7 @@ def _lead(job: Job, lost: Callable[[], bool]) -> Outcome:
             report(progress)
 
         try:
-            _, result = run(job.trial, job.runtime, say, request.exists, expected=job.id)
+            _, result = run(job.trial, _reopened(job), say, request.exists, expected=job.id)
         except _Lost:
             report.line("its lease is lost: another worker has it, or its folder was removed")
             return Outcome("busy", "its lease was lost")
@@ -111,6 +114,20 @@ def _lead(job: Job, lost: Callable[[], bool]) -> Outcome:
     for name in (FAILURE, PROGRESS):
         (job.path / name).unlink(missing_ok=True)
     return Outcome("over", speed=report.speed)
+
+
+def _reopened(job: Job) -> Runtime:
+    """A trial that has gone past a step whose checkpoint is now asked for goes on from before it. Checkpoints of later
+    steps, from which it would go on else, are made again, those that were kept among them."""
+    folder, wanted = job.folder, job.runtime.keep_steps
+    with folder.alone():
+        kept = checkpoints.steps(folder.kept)
+        first = min((step for step in wanted if not folder.has([step])), default=math.inf)
+        for place in (folder.checkpoints, folder.kept):
+            for step, path in checkpoints.steps(place).items():
+                if step > first:
+                    remove_folder(path)
+    return job.runtime if first == math.inf else replace(job.runtime, keep_steps=tuple(sorted({*wanted, *kept})))
 
 
 class _Lost(Exception):

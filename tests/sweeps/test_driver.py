@@ -341,6 +341,13 @@ def test_a_branch_that_is_asked_for_later_has_its_parent_trained_once_more(cache
     assert folder.has([3])
     assert sweep(alone, runs) == 0
     assert attempts(folder) == 2
+    earlier = {"words": ["recipe=nvfp4"], "parent": "trunk", "at": 1}  # than what is kept by now
+    all_three = tiny_file(tmp_path, cache, {"arms": {"trunk": trunk, "late": late, "earlier": earlier}}, "three")
+    for _ in range(2):
+        assert sweep(all_three, runs) == 0
+        assert attempts(folder) == 3
+    assert all_left(plan_of(alone, runs)) == before
+    assert folder.has([1, 3])
 
 
 def test_what_is_done_is_not_done_again_and_loads_neither_ray_nor_mlflow(undisturbed: Undisturbed) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from multiprocessing.context import ForkProcess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -213,6 +214,27 @@ def test_a_holder_says_every_few_seconds_that_it_lives(tmp_path: Path, monkeypat
         while (tmp_path / lease.NAME).stat().st_mtime < 2:
             assert time.monotonic() < give_up
             time.sleep(0.01)
+
+
+def test_a_file_system_that_is_away_for_a_moment_ends_no_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    utime, refused = os.utime, threading.Event()
+
+    def once_away(*words: Any) -> None:
+        if not refused.is_set():
+            refused.set()
+            raise OSError("stale file handle")
+        utime(*words)
+
+    monkeypatch.setattr(lease, "HEARTBEAT", 0.01)
+    with leased(tmp_path) as lost:
+        utime(tmp_path / lease.NAME, (1.0, 1.0))
+        monkeypatch.setattr(os, "utime", once_away)
+        give_up = time.monotonic() + 60
+        while (tmp_path / lease.NAME).stat().st_mtime < 2 and time.monotonic() < give_up:
+            time.sleep(0.01)
+        assert refused.is_set()
+        assert (tmp_path / lease.NAME).stat().st_mtime > 2
+        assert not lost.is_set()
 
 
 @pytest.mark.parametrize("how", ["taken over", "removed"])

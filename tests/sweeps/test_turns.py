@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fewbits.experiments.training import Progress
-from fewbits.sweeps import conduct, lease, store, worker
+from fewbits.sweeps import conduct, driver, lease, store, worker
 from fewbits.sweeps.backend import Ended
 from fewbits.sweeps.driver import Driver, Stage, job
 from fewbits.sweeps.lease import Holder
@@ -93,6 +93,12 @@ def conducted(plan: Plan, backend: Any, monkeypatch: pytest.MonkeyPatch) -> int:
 # ------------------------------------------------------------------------------------------------ removed meanwhile
 
 
+@pytest.fixture
+def restless(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver, "REST", 0.0)
+
+
+@pytest.mark.usefixtures("restless")
 def test_a_parent_that_was_removed_is_trained_once_more_for_its_branches(
     cache: Path, family: dict[str, Planned], tmp_path: Path
 ) -> None:
@@ -104,14 +110,15 @@ def test_a_parent_that_was_removed_is_trained_once_more_for_its_branches(
             shutil.rmtree(job.path)
 
     backend = Pretended(remove_once)
-    driver = Driver(plan_of(cache, tmp_path), backend)
-    driver.run()
+    one = Driver(plan_of(cache, tmp_path), backend)
+    one.run()
     trunk, early, late = (family[arm].id for arm in ("trunk", "early", "late"))
     assert backend.started[:2] == [trunk, trunk]
     assert sorted(backend.started[2:]) == sorted([early, late])
-    assert len(driver.of(Stage.OVER)) == 3
+    assert len(one.of(Stage.OVER)) == 3
 
 
+@pytest.mark.usefixtures("restless")
 def test_files_that_are_seen_late_do_not_have_it_trained_twice(
     cache: Path, family: dict[str, Planned], tmp_path: Path
 ) -> None:
@@ -123,22 +130,36 @@ def test_files_that_are_seen_late_do_not_have_it_trained_twice(
         if job.id == trunk.id:
             shutil.move(job.path, hidden)
 
-    def show(driver: Driver) -> None:
+    def show(one: Driver) -> None:
         nonlocal looks
         looks += 1
         if looks == 1:
-            assert driver.tasks[trunk.id].stage is Stage.OVER
+            assert one.tasks[trunk.id].stage is Stage.OVER
             assert store.state(trunk.folder) != "done"
         if looks == 2 and hidden.exists():
             backend._befalls = lambda job: None
             shutil.move(hidden, trunk.folder.path)
 
     backend = Pretended(hide)
-    driver = Driver(plan_of(cache, tmp_path), backend, show)
+    one = Driver(plan_of(cache, tmp_path), backend, show)
     backend.room = lambda resources: looks != 1  # type: ignore[method-assign]
-    driver.run()
+    one.run()
     assert backend.started.count(trunk.id) == 1
-    assert len(driver.of(Stage.OVER)) == 3
+    assert len(one.of(Stage.OVER)) == 3
+
+
+@pytest.mark.usefixtures("restless")
+def test_a_parent_whose_checkpoints_never_come_fails(cache: Path, family: dict[str, Planned], tmp_path: Path) -> None:
+    """Rather than to be tried for ever."""
+    backend = Pretended(lambda job: shutil.rmtree(job.folder.kept, ignore_errors=True))
+    one = Driver(plan_of(cache, tmp_path), backend)
+    one.run()
+    assert backend.started == [family["trunk"].id] * 3
+    assert [task.planned.id for task in one.of(Stage.FAILED)] == [family["trunk"].id]
+    assert len(one.of(Stage.BLOCKED)) == 2
+    (task,) = one.of(Stage.FAILED)
+    assert task.failure is not None
+    assert "steps 4, 8, which others start from" in task.failure.reason
 
 
 @pytest.mark.usefixtures("without_mlflow")

@@ -91,3 +91,14 @@ def test_the_page_is_served_with_comparison_views_in_the_form_that_it_understand
             server.send_signal(signal.SIGINT)
     assert server.returncode == 0
     assert processes(child) == []
+
+
+def test_a_database_that_mlflow_does_not_open_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """One of another version of it, for example."""
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    (tmp_path / tracking.DATABASE).write_bytes(b"of another kind, and longer than nothing")
+    assert cli.main(["ui", "--runs", str(tmp_path), "--port", str(free_port())]) == 2
+    said = capfd.readouterr().err.splitlines()[-1]
+    assert said.startswith(f"fewbits: ui: MLflow does not open sqlite:///{tmp_path / tracking.DATABASE}; moved away, ")
