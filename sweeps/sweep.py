@@ -13,6 +13,7 @@
       - {arm: mor, recipe.threshold: 0.03, seed: 2}
 
 An axis whose values are bundles of words has names for them: `axes: {data: {small: [data=python], …}}`.
+`values` holds what other keys refer to as `${values.NAME}`, a number in a word or a whole list of words: a scale's, say.
 `assumed` names settings that a paper does not state, for `--dry-run` to mark where its own data are not there.
 Beside the file there may be a folder `scale/`, from which `scale=NAME` chooses how big everything is.
 """
@@ -80,6 +81,7 @@ class Sweep:
     about: str = ""
     scale: str = "smoke"
     scales: tuple[str, ...] | None = None  # at which it is run; None: all
+    values: dict[str, Any] = field(default_factory=dict)  # for ${values.NAME} elsewhere in the file
     words: tuple[str, ...] = ()
     size: tuple[str, ...] = ("scale=${scale}",)  # further words, the scale's
     seeds: tuple[int, ...] = (0,)
