@@ -13,7 +13,7 @@
       - {arm: mor, recipe.threshold: 0.03, seed: 2}
 
 An axis whose values are bundles of words has names for them: `axes: {data: {small: [data=python], …}}`.
-`values` holds what other keys refer to as `${values.NAME}`, a number in a word or a whole list of words: a scale's, say.
+`values` holds what other keys refer to as `${values.NAME}`, a number in a word or a list of words: a scale's, say.
 `assumed` names settings that a paper does not state, for `--dry-run` to mark where its own data are not there.
 Beside the file there may be a folder `scale/`, from which `scale=NAME` chooses how big everything is.
 """

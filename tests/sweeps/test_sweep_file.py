@@ -69,6 +69,23 @@ def test_everything_that_a_file_may_say_is_read(tmp_path: Path) -> None:
     ]
 
 
+def test_values_are_what_words_and_sizes_refer_to_and_a_scale_may_give_them(tmp_path: Path) -> None:
+    text = (
+        "size: ${values.small}\narms: {a: {words: ['training.steps=${values.steps}']}, b: {words: '${values.whole}'}}"
+    )
+    (tmp_path / "scale").mkdir()
+    for scale, steps in (("smoke", 5), ("cpu", 50)):
+        values = {"small": ["model=gpt2-nano"], "steps": steps, "whole": ["recipe=bf16", "seed_of=it"]}
+        (tmp_path / "scale" / f"{scale}.yaml").write_text(yaml.safe_dump({"values": values}))
+    sweep = loaded(tmp_path, text, "scale=cpu")
+    assert sweep.size == ("model=gpt2-nano",)
+    assert sweep.arms["a"].words == ("training.steps=50",)
+    assert sweep.arms["b"].words == ("recipe=bf16", "seed_of=it")
+    assert loaded(tmp_path, text, "scale=cpu", "values.steps=7").arms["a"].words == ("training.steps=7",)
+    with pytest.raises(ValueError, match="values.stepz"):
+        loaded(tmp_path, text.replace("values.steps", "values.stepz"), "scale=cpu")
+
+
 def test_values_of_an_axis_are_spelled_so_that_hydra_reads_them_back(tmp_path: Path) -> None:
     sweep = loaded(tmp_path, 'axes: {evaluation.tasks: [[], [a, "b c"]], training.rounding_seed: [null, 1]}')
     (tasks,), (seeds,) = (group.values() for group in sweep.groups)
