@@ -265,7 +265,8 @@ class _ThreeGemms(torch.autograd.Function):
         weight, bit_scale, x, w, original, turned_at = ctx.saved_tensors
         layer, plan, moment = ctx.layer, ctx.plan, ctx.moment
         if turned_at is not None:
-            moment = Moment(*turned_at.tolist(), moment.switched)
+            step, micro_batch, rank = turned_at.tolist()
+            moment = Moment(step, micro_batch, rank, moment.switched)
         owner = layer.owner[0]
         for_x, for_weight = ctx.needs_input_grad[0], ctx.needs_input_grad[1] or ctx.needs_input_grad[2]
         dy_dgrad, dy_wgrad = owner.quantize_gradient(layer, plan.dy, dy, moment, for_x, for_weight)
