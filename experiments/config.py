@@ -31,14 +31,13 @@ from yaml import YAMLError
 
 from fewbits.experiments.trial import Runtime, Trial
 from fewbits.models.from_dict import from_dict, one_of
-from fewbits.models.recipe import SLOTS, Recipe
+from fewbits.models.recipe import GEMMS, SLOTS, Recipe
 from fewbits.models.registry import MODELS
 
 FOLDER = Path(__file__).parent / "config"
 ROOT = "trial"
 GROUPS = ("model", *sorted(folder.name for folder in FOLDER.iterdir() if folder.is_dir()))
 _BASE_OF_FILES, _ROOT_OF_FILES = "fewbits_defaults", "fewbits_root"  # in Hydra's store, for `compose_file`
-GEMMS = ("fprop", "dgrad", "wgrad")
 KINDS = {float: "a number", int: "a whole number", str: "a text"}
 
 

@@ -7,7 +7,7 @@ interpreter lock while the library works.
 import ctypes
 import os
 import threading
-from functools import cache
+from functools import cache, lru_cache
 
 import torch
 from torch import Tensor
@@ -232,7 +232,7 @@ def _request(
     return request, counts, amax
 
 
-@cache
+@lru_cache(maxsize=1024)  # signs may be new in every GEMM
 def _template(q: Quantizer, axis: int) -> _Quant:
     f = q.format
     overflow = {"saturate": f.max, "nan": float("nan"), "inf": float("inf")}[q.overflow]

@@ -8,7 +8,7 @@ is decided on the way is decided by kernels, or by torch on the device.
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from typing import NamedTuple, Protocol
 
 import torch
@@ -390,7 +390,7 @@ def _twos(n: int) -> int:
 # Quantizers
 
 
-@cache
+@lru_cache(maxsize=1024)  # signs may be new in every GEMM
 def _spec(q: Quantizer, axis: int) -> Spec:
     f = q.format
     overflow = {"saturate": f.max, "nan": float("nan"), "inf": float("inf")}[q.overflow]
@@ -441,7 +441,7 @@ def _bits(value: float) -> int:
     return ctypes.c_uint32.from_buffer(ctypes.c_float(value)).value
 
 
-@cache
+@lru_cache(maxsize=1024)
 def _signs(q: Quantizer) -> tuple[int, int, int, int]:
     signs = reference.hadamard_signs(q, torch.device("cpu")).tolist() if q.hadamard else []
     negative = sum(1 << i for i, sign in enumerate(signs) if sign < 0)

@@ -64,6 +64,10 @@ def _define(schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> N
 
 
 def _seeded(what: Quantizer | Mixture, seed: int) -> int:
+    if what.draws_signs:
+        raise ValueError(
+            f"{what}: signs=each is for recipes, which draw them for both operands of a GEMM; here give signs=SEED"
+        )
     if seed < 0 and what.needs_seed:
         raise ValueError(f"{what} rounds stochastically and needs seed=, an integer from 0 to 2^63 - 1")
     return max(seed, 0)

@@ -1,6 +1,6 @@
 """What to quantize to, as frozen values: Block, Quantizer and Mixture, each with a spelling for people.
 
-A quantizer is `format[:block:scaling]`, then any of `nearest|stochastic`, `rhtN`, `signs=te|none|SEED`,
+A quantizer is `format[:block:scaling]`, then any of `nearest|stochastic`, `rhtN`, `signs=te|none|SEED|each`,
 `overflow=saturate|nan|inf`, `group=tensor|row`:
 
     bf16                                naive cast: no scale, hence no blocks
@@ -32,7 +32,7 @@ from fewbits.kernels.formats import TABLE, Format, Overflow
 Scaling = Literal["none", "amax", "gam", "e8m0", "mx", "nvfp4"]
 Rounding = Literal["nearest", "stochastic"]
 Group = Literal["tensor", "row"]
-Signs = Literal["te", "none"]
+Signs = Literal["te", "none", "each"]
 
 SCALINGS: tuple[Scaling, ...] = get_args(Scaling)
 ROUNDINGS: tuple[Rounding, ...] = get_args(Rounding)
@@ -40,7 +40,7 @@ GROUPS: tuple[Group, ...] = get_args(Group)
 HADAMARD_SIZES = (2, 4, 8, 16, 32, 64, 128)
 
 _BLOCKS = "tensor, channel or RxC such as 128x128"
-_OPTIONS = "nearest, stochastic, rhtN, signs=te|none|SEED, overflow=saturate|nan|inf, group=tensor|row"
+_OPTIONS = "nearest, stochastic, rhtN, signs=te|none|SEED|each, overflow=saturate|nan|inf, group=tensor|row"
 _TESTS = "error<NUMBER, error<QUANTIZER, spread<normal, spread<NUMBER"
 
 
@@ -87,8 +87,8 @@ class Quantizer:
         algorithm 1; `e8m0` a power of two that never saturates; `mx` OCP MX v1.0's floor rule, which may; `nvfp4` an
         E4M3 block scale × an FP32 tensor scale.
     hadamard: size of the random Hadamard transform along the axis, or None.
-    signs: of that transform: `te` (TransformerEngine's vector, for size 16, where it is the default), `none`, or a seed
-        (0 is the default of the other sizes).
+    signs: of that transform: `te` (TransformerEngine's vector, for size 16, where it is the default), `none`, a seed
+        (0 is the default of the other sizes), or `each`: drawn for every GEMM by whoever computes it (`with_signs`).
     overflow: what becomes of values beyond the format's maximum.
     group: what shares one GAM mantissa, the tensor or a row of blocks.
     """
@@ -156,7 +156,8 @@ class Quantizer:
         if not seeded and (self.signs not in get_args(Signs) or (self.signs == "te" and self.hadamard != 16)):
             te = "te, " if self.hadamard == 16 else ""
             raise ValueError(
-                f"signs {self.signs!r} with hadamard {self.hadamard}: valid are {te}none or a seed from 0 to 2^63 - 1"
+                f"signs {self.signs!r} with hadamard {self.hadamard}: valid are {te}none, each or a seed from 0 to "
+                "2^63 - 1"
             )
 
     def __str__(self) -> str:
@@ -181,7 +182,7 @@ class Quantizer:
 
         format: e4m3, e5m2, e2m1, e3m2, e2m3, e3m4, bf16, fp16, fp32 or any eXmY.
         block: tensor, channel or RxC. scaling: amax, gam, e8m0, mx or nvfp4. A format alone is the naive cast.
-        options, in any order: stochastic, rhtN, signs=te|none|SEED, overflow=saturate|nan|inf, group=tensor|row.
+        options, in any order: stochastic, rhtN, signs=te|none|SEED|each, overflow=saturate|nan|inf, group=tensor|row.
 
         >>> Quantizer.parse("e2m1:1x16:nvfp4:stochastic:rht16")
         """
@@ -192,6 +193,11 @@ class Quantizer:
     @property
     def needs_seed(self) -> bool:
         return self.rounding == "stochastic"
+
+    @property
+    def draws_signs(self) -> bool:
+        """Whether its rotation is not known yet."""
+        return self.signs == "each"
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,6 +330,15 @@ class Mixture:
     @property
     def needs_seed(self) -> bool:
         return any(q.needs_seed for q in self.quantizers)
+
+    @property
+    def draws_signs(self) -> bool:
+        return self.quantizers[0].draws_signs  # as all the others
+
+
+def with_signs(spec: Quantizer | Mixture, seed: int) -> str:
+    """Its spelling with `signs=each` made those of a seed: to be the same for both operands of a GEMM."""
+    return spec.spelling.replace("signs=each", f"signs={seed}")
 
 
 # Parsing. Options are words or key=value; errors say in which text they stood.

@@ -119,7 +119,7 @@ class Quantization:
     # ---- called by the layers
 
     def quantize_input(self, layer: QuantizedLinear, way: TwoWays, x: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """x for fprop and wgrad. Layers that read one tensor alike (q, k, v) quantize it once, if without noise."""
+        """x for fprop and wgrad. Layers that read one tensor alike (q, k, v) quantize it once, if nothing is drawn."""
         last = self._last_input
         alike = last is not None and last.way is way and last.values[0].dtype == rows.dtype
         if last is not None and alike and last.x is x and last.version == x._version:
@@ -133,7 +133,7 @@ class Quantization:
                 self._seen.add(layer.index)
             values = way(
                 rows,
-                lambda slot: layer.seed(self.moment, slot),
+                lambda name: layer.seed(self.moment, name),
                 (lambda *statistics: seen.append(statistics)) if observed else None,
                 watch=self.watching,
             )
@@ -149,8 +149,8 @@ class Quantization:
         seen: list[Seen] = []
         record = (lambda *statistics: seen.append(statistics)) if self.observer else None
 
-        def seed(slot: str) -> int:
-            return layer.seed(moment, slot)
+        def seed(name: str) -> int:
+            return layer.seed(moment, name)
 
         if for_x and for_weight:
             values = way(dy, seed, record, watch=self.watching)

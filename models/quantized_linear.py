@@ -6,7 +6,8 @@
 
 x and w are quantized in the dtype the layer computes in (that of x, or autocast's); w's FP32 master copy is cast to it
 first, or, under a sampler, noise is added to the master copy before the cast. The quantized x of wgrad is made in
-forward and kept instead of x. w is quantized once for as long as it does not change, so once per optimizer step.
+forward and kept instead of x. w is quantized once for as long as it does not change, so once per optimizer step
+(but for rotations whose signs are drawn for every GEMM).
 The gradient passes straight through every rounding. A bias is added in FP32, before y is rounded, as in nn.Linear.
 """
 
@@ -23,10 +24,10 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from fewbits.kernels.seeds import derive_seed
 from fewbits.models.gemm import product
-from fewbits.models.recipe import SLOTS, Operands, Recipe, Sampler
+from fewbits.models.recipe import GEMMS, SLOTS, Operands, Recipe, Sampler
 from fewbits.models.two_ways import TwoWays
 
-SAMPLE = len(SLOTS)  # the sampler's place beside the slots, in seeds
+DRAWS = (*SLOTS, "sampler", *GEMMS)  # what has seeds of its own, by its place here; GEMMs for their rotations' signs
 NOISE = {"gaussws": "gaussian", "diffq": "uniform"}
 OUTPUT = {"compute": None, "bf16": torch.bfloat16, "fp32": torch.float32}  # None: the dtype of the operands
 
@@ -39,6 +40,10 @@ class Moment:
     micro_batch: int = 0
     rank: int = 0
     switched: bool = False
+
+    @property
+    def numbers(self) -> tuple[int, int, int]:
+        return self.step, self.micro_batch, self.rank
 
 
 class _Updates:
@@ -101,6 +106,7 @@ class Plan:
         self.x = TwoWays(o.fprop_x, o.wgrad_x, ("fprop.x", "wgrad.x"))
         self.w = TwoWays(o.fprop_w, o.dgrad_w, ("fprop.w", "dgrad.w"))
         self.dy = TwoWays(o.dgrad_dy, o.wgrad_dy, ("dgrad.dy", "wgrad.dy"))
+        self.draws_signs = any(way.draws_signs for way in (self.x, self.w, self.dy))
 
 
 class QuantizedLinear(nn.Linear):
@@ -162,7 +168,7 @@ class QuantizedLinear(nn.Linear):
             if backward:
                 x_forward, x_backward = owner.quantize_input(self, plan.x, x, rows)
             else:
-                x_forward = x_backward = plan.x.one(0, rows, lambda slot: self.seed(moment, slot))
+                x_forward = x_backward = plan.x.one(0, rows, lambda name: self.seed(moment, name))
         bias = None if self.bias is None else self.bias.to(rows.dtype)
         y = _ThreeGemms.apply(
             *(rows, self.weight, self.bit_scale if sampled else None, bias),
@@ -170,13 +176,14 @@ class QuantizedLinear(nn.Linear):
         )
         return y.view(*x.shape[:-1], self.out_features)
 
-    def seed(self, moment: Moment, slot: str, *, weight: bool = False) -> int:
-        """Independent for every step, micro-batch, rank, layer and slot. A weight is one for all that share a step."""
-        micro_batch, rank = (0, 0) if weight else (moment.micro_batch, moment.rank)
-        return derive_seed(self.owner[0].seed, moment.step, micro_batch, rank, self.index, SLOTS.index(slot))
+    def seed(self, moment: Moment, name: str) -> int:
+        """Independent for every step, micro-batch, rank, layer and slot or GEMM. The noise of a weight is one for all
+        that share a step."""
+        micro_batch, rank = (0, 0) if name.endswith(".w") else (moment.micro_batch, moment.rank)
+        return derive_seed(self.owner[0].seed, moment.step, micro_batch, rank, self.index, DRAWS.index(name))
 
     def sampler_seed(self, moment: Moment) -> int:
-        return derive_seed(self.owner[0].seed, moment.step, self.index, SAMPLE)
+        return derive_seed(self.owner[0].seed, moment.step, self.index, DRAWS.index("sampler"))
 
     def _quantized_weight(
         self, plan: Plan, moment: Moment, dtype: torch.dtype, sampled: bool, training: bool
@@ -193,6 +200,8 @@ class QuantizedLinear(nn.Linear):
             sampled,
             owner.watching,
         )
+        if plan.w.draws_signs:
+            key = (*key, moment.micro_batch, moment.rank)
         if self.bit_scale is not None:
             key = (*key, self.bit_scale._version)
         if self._weights is None or self._weights.key != key:
@@ -201,7 +210,7 @@ class QuantizedLinear(nn.Linear):
             seen: list[Seen] = []
             values = plan.w(
                 source,
-                lambda slot: self.seed(moment, slot, weight=True),
+                lambda name: self.seed(moment, name),
                 lambda *statistics: seen.append(statistics),
                 watch=owner.watching,
             )
@@ -238,7 +247,9 @@ class _ThreeGemms(torch.autograd.Function):
         ctx.layer, ctx.plan, ctx.moment = layer, plan, moment
         ctx.watched = layer.owner[0].watching_gradients
         original = x if ctx.watched else None
-        ctx.save_for_backward(weight, bit_scale, x_backward, w_backward, original)
+        # With the operands, as activation checkpointing may make these again at another moment, turned otherwise.
+        turned_at = torch.tensor(moment.numbers) if plan.draws_signs else None
+        ctx.save_for_backward(weight, bit_scale, x_backward, w_backward, original, turned_at)
         if bias is not None:
             return torch.addmm(bias, x_forward, w_forward.t())
         return product(x_forward, w_forward.t(), x_forward.dtype)
@@ -251,8 +262,11 @@ class _ThreeGemms(torch.autograd.Function):
 
     @staticmethod
     def gradients(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        weight, bit_scale, x, w, original = ctx.saved_tensors
+        weight, bit_scale, x, w, original, turned_at = ctx.saved_tensors
         layer, plan, moment = ctx.layer, ctx.plan, ctx.moment
+        if turned_at is not None:
+            step, micro_batch, rank = turned_at.tolist()
+            moment = Moment(step, micro_batch, rank, moment.switched)
         owner = layer.owner[0]
         for_x, for_weight = ctx.needs_input_grad[0], ctx.needs_input_grad[1] or ctx.needs_input_grad[2]
         dy_dgrad, dy_wgrad = owner.quantize_gradient(layer, plan.dy, dy, moment, for_x, for_weight)

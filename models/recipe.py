@@ -27,6 +27,7 @@ from fewbits.kernels.quantizer import Mixture, Quantizer
 from fewbits.models.from_dict import from_dict, one_of
 
 PARTS = ("qkv", "out", "up", "down", "in")
+GEMMS = ("fprop", "dgrad", "wgrad")
 PART_GROUPS = {"all": PARTS, "od": ("out", "down")}
 OUTPUTS = ("compute", "bf16", "fp32")
 SLOTS = ("fprop.x", "fprop.w", "dgrad.dy", "dgrad.w", "wgrad.dy", "wgrad.x")

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from fewbits.kernels.quantizer import Mixture
+from fewbits.kernels.quantizer import Mixture, Quantizer, with_signs
 from fewbits.models.recipe import Slot
 
 Record = Callable[[str, Tensor, Tensor | None], None]  # slot, counts, choice of a mixture
@@ -14,15 +14,18 @@ Record = Callable[[str, Tensor, Tensor | None], None]  # slot, counts, choice of
 class TwoWays:
     """Quantizes a matrix for its first and its second GEMM.
 
-    seed(name): the seed for a slot's stochastic rounding. record(name, counts, choice): gets the statistics of every
-    mixture, which cost nothing more, and with `watch` those of every quantizer.
+    seed(name): the seed for a slot's stochastic rounding; or for a GEMM's signs, by which both its operands turn where
+    these are drawn anew (`signs=each`). record(name, counts, choice): gets the statistics of every mixture, which cost
+    nothing more, and with `watch` those of every quantizer.
     """
 
     def __init__(self, first: Slot, second: Slot, names: tuple[str, str]) -> None:
         self.first, self.second = first, second
         self.names = names
         self.shared = first.equals(second)
-        self.needs_seed = any(slot.spec is not None and slot.spec.needs_seed for slot in (first, second))
+        specs = [slot.spec for slot in (first, second) if slot.spec is not None]
+        self.draws_signs = any(spec.draws_signs for spec in specs)
+        self.needs_seed = self.draws_signs or any(spec.needs_seed for spec in specs)
         plain = not isinstance(first.spec, Mixture) and not isinstance(second.spec, Mixture)
         self._one_read = plain and not self.shared and (first.axis, second.axis) == (-1, 0)
         if first.spec is None or second.spec is None:
@@ -35,7 +38,10 @@ class TwoWays:
             assert self.first.spec is not None
             assert self.second.spec is not None
             return torch.ops.fewbits.quantize_both(
-                x, self.first.spec.spelling, self.second.spec.spelling, *map(seed, self.names)
+                x,
+                _spelled(self.first.spec, self.names[0], seed),
+                _spelled(self.second.spec, self.names[1], seed),
+                *map(seed, self.names),
             )
         values = self.one(0, x, seed, record, watch=watch)
         return values, values if self.shared else self.one(1, x, seed, record, watch=watch)
@@ -48,15 +54,21 @@ class TwoWays:
         spec = slot.spec
         if spec is None:
             return x
+        spelling = _spelled(spec, name, seed)
         if isinstance(spec, Mixture):
-            values, choice, counts, _ = torch.ops.fewbits.mix(x, spec.spelling, slot.axis, seed(name))
+            values, choice, counts, _ = torch.ops.fewbits.mix(x, spelling, slot.axis, seed(name))
             if record:
                 record(name, counts, choice)
             return values
-        if spec.spelling == "bf16" and x.dtype == torch.bfloat16:
+        if spelling == "bf16" and x.dtype == torch.bfloat16:
             return x  # its own cast
         if record and watch:
-            values, counts, _ = torch.ops.fewbits.quantize_stats(x, spec.spelling, slot.axis, seed(name), False)
+            values, counts, _ = torch.ops.fewbits.quantize_stats(x, spelling, slot.axis, seed(name), False)
             record(name, counts, None)
             return values
-        return torch.ops.fewbits.quantize(x, spec.spelling, slot.axis, seed(name))
+        return torch.ops.fewbits.quantize(x, spelling, slot.axis, seed(name))
+
+
+def _spelled(spec: Quantizer | Mixture, slot: str, seed: Callable[[str], int]) -> str:
+    gemm = slot.partition(".")[0]
+    return with_signs(spec, seed(gemm)) if spec.draws_signs else spec.spelling

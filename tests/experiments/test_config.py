@@ -106,6 +106,13 @@ NVFP4 = {
             },
         ),
         (
+            ["recipe=nvfp4", "recipe.signs=each"],
+            {
+                "wgrad.dy": "e2m1:1x16:nvfp4:stochastic:rht16:signs=each",
+                "wgrad.x": "e2m1:1x16:nvfp4:rht16:signs=each",
+            },
+        ),
+        (
             ["recipe=nvfp4", "recipe.rotated=[]"],
             {"wgrad.dy": "e2m1:1x16:nvfp4:stochastic", "wgrad.x": "e2m1:1x16:nvfp4"},
         ),
@@ -281,7 +288,7 @@ MISTAKES = {
     "recipe=mor/block recipe.block=64": "recipe.block 64: a text is expected, such as 128x128",
     "recipe=nvfp4 recipe.rht=24": "hadamard 24: valid are",
     "recipe=nvfp4 recipe.rht=big": "recipe.rht 'big': a whole number is expected, such as 16",
-    "recipe=nvfp4 recipe.signs=plus": "signs 'plus' with hadamard 16: valid are te, none or a seed",
+    "recipe=nvfp4 recipe.signs=plus": "signs 'plus' with hadamard 16: valid are te, none, each or a seed",
     "recipe=nvfp4 recipe.stochastic=[dy]": "recipe.stochastic 'dy': valid are fprop.x, ",
     "recipe=nvfp4 recipe.stochastic=wgrad.dy": "recipe.stochastic 'wgrad.dy': a list is expected",
     "recipe=nvfp4 recipe.rotated=[wgrad.dy]": "recipe.rotated 'wgrad.dy': valid are fprop, dgrad, wgrad",

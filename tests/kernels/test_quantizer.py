@@ -90,6 +90,7 @@ def test_parsing_what_a_mixture_prints_gives_it_back(m: Mixture) -> None:
         (" e2m1 : 1x32 : mx : rht32 : signs=0 ", "e2m1:1x32:mx:rht32"),
         ("e4m3:channel:gam:group=row:overflow=nan", "e4m3:channel:gam:overflow=nan:group=row"),
         ("bf16:rht16:signs=none", "bf16:rht16:signs=none"),
+        ("bf16:signs=each:rht16", "bf16:rht16:signs=each"),
         ("bf16:rht16:signs=0", "bf16:rht16:signs=0"),
     ],
 )
@@ -164,8 +165,8 @@ def test_specs_pickle_and_replace() -> None:
         ("e4m3:rht24", "hadamard 24: valid are 2, 4, 8, 16, 32, 64, 128"),
         ("e4m3:rht1", "hadamard 1: valid are 2"),
         ("e4m3:signs=te", "signs 'te' without hadamard"),
-        ("e4m3:rht32:signs=te", "signs 'te' with hadamard 32: valid are none or a seed"),
-        ("e4m3:rht16:signs=-1", "signs '-1' with hadamard 16: valid are te, none or a seed"),
+        ("e4m3:rht32:signs=te", "signs 'te' with hadamard 32: valid are none, each or a seed"),
+        ("e4m3:rht16:signs=-1", "signs '-1' with hadamard 16: valid are te, none, each or a seed"),
         ("e4m3:rht16:signs=9223372036854775808", "a seed from 0 to 2.63 - 1"),
         ("e4m3:overflow=inf", "unknown overflow with format e4m3 'inf': valid are saturate, nan"),
         ("e2m1:overflow=nan", "unknown overflow with format e2m1 'nan': valid are saturate"),
@@ -306,6 +307,7 @@ def test_a_mixture_needs_a_seed_if_any_of_its_quantizers_or_yardsticks_does() ->
         ("e4m3 @ error<0.1 | bf16 ; per=block", "per='block', but no entry has blocks: valid are tensor"),
         ("e4m3:rht16 @ error<0.1 | bf16", "'bf16' and 'e4m3:rht16' differ in hadamard or signs"),
         ("e4m3:rht16 @ error<0.1 | bf16:rht16:signs=3", "differ in hadamard or signs"),
+        ("e4m3:rht16 @ error<0.1 | bf16:rht16:signs=each", "differ in hadamard or signs"),
         ("e4m3 @ error<e5m2:rht16 | bf16", "'e5m2:rht16' and 'e4m3' differ in hadamard or signs"),
     ],
 )

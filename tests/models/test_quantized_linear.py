@@ -218,6 +218,7 @@ def test_a_rotation_alone_leaves_products_as_they_are_up_to_rounding() -> None:
             ("fp32:rht16", 1e-6),
             ("fp32:rht32", 1e-6),
             ("fp32:rht8:signs=none", 1e-6),
+            ("fp32:rht16:signs=each", 1e-6),
             ("bf16:rht16", 4e-3),
         ):
             layer, _ = one_layer(recipe(*("high",) * 4, text, text, output="fp32"), 32, 48)
@@ -226,6 +227,72 @@ def test_a_rotation_alone_leaves_products_as_they_are_up_to_rounding() -> None:
             error = (layer.weight.grad - exact).norm() / exact.norm()
             assert error < most, (tokens, text)
             assert not torch.equal(layer.weight.grad, dy.t() @ x)  # it did rotate
+
+
+EACH = "fp32:rht16:signs=each"
+
+
+def turned(quantization: Quantization, layer: QuantizedLinear, *moment: int, rank: int = 0) -> list[str]:
+    """What the six operands are quantized by, in the order of SLOTS."""
+    quantization.begin(*moment, rank=rank)
+    with Calls() as calls:
+        layer(normal(24, 32, seed=1).requires_grad_()).sum().backward()
+    pairs = {shape: args[:2] for name, shape, args in calls.made if name == "quantize_both"}
+    (fprop_x, wgrad_x), (fprop_w, dgrad_w), (dgrad_dy, wgrad_dy) = (pairs[s] for s in ((24, 32), (48, 32), (24, 48)))
+    return [fprop_x, fprop_w, dgrad_dy, dgrad_w, wgrad_dy, wgrad_x]
+
+
+def test_signs_drawn_for_each_gemm_are_its_operands_alike_and_no_other_gemms() -> None:
+    layer, quantization = one_layer(recipe(EACH), 32, 48, seed=SEED)
+    seen: set[str] = set()
+    moments = ((0, 0, 0), (0, 1, 0), (1, 0, 0), (0, 0, 1))
+    for step, micro_batch, rank in moments:
+        specs = turned(quantization, layer, step, micro_batch, rank=rank)
+        assert specs[0::2] == specs[1::2]
+        seen.update(specs)
+    assert len(seen) == 3 * len(moments)
+    other = quantize(nn.Sequential(linear(32, 48), linear(32, 48)), recipe(EACH), seed=SEED)
+    assert not seen.intersection(turned(other, other.layers[1], 0, 0))
+    assert set(turned(other, other.layers[0], 0, 0)) < seen  # equal moments, equal signs: so after a resume
+
+
+def test_signs_drawn_for_each_gemm_leave_all_three_products_as_they_are() -> None:
+    layer, quantization = one_layer(recipe(EACH, output="fp32"), 32, 48)
+    dy = normal(53, 48, seed=2)
+    for micro_batch in range(2):
+        layer.weight.grad = None
+        quantization.begin(3, micro_batch)
+        x = normal(53, 32, seed=1).requires_grad_()
+        y = layer(x)
+        y.backward(dy)
+        assert x.grad is not None
+        assert layer.weight.grad is not None
+        w, rows = layer.weight.detach().double(), x.detach().double()
+        exact = (rows @ w.t(), dy.double() @ w, dy.t().double() @ rows)
+        for product_, want in zip((y, x.grad, layer.weight.grad), exact, strict=True):
+            assert (product_ - want).norm() / want.norm() < 1e-6
+
+
+def test_layers_that_read_one_tensor_turned_for_each_gemm_do_not_share_it() -> None:
+    fork = Fork()
+    quantize(fork, recipe(*("high",) * 4, EACH, EACH))
+    with Calls() as calls:
+        fork(normal(24, 32, seed=1).requires_grad_()).sum().backward()
+    specs = [args[0] for name, shape, args in calls.made if name == "quantize" and shape == (24, 32)]
+    assert len(specs) == len(set(specs)) == 2
+
+
+def test_operands_computed_again_at_another_moment_still_turn_alike() -> None:
+    layer, quantization = one_layer(recipe(EACH, output="fp32"), 32, 48)
+    x, dy = normal(24, 32, seed=1).requires_grad_(), normal(24, 48, seed=2)
+    quantization.begin(0, 0)
+    y = checkpoint(layer, x, use_reentrant=False)
+    quantization.begin(0, 1)
+    y.backward(dy)
+    assert x.grad is not None
+    assert layer.weight.grad is not None
+    assert torch.allclose(x.grad, dy @ layer.weight.detach(), atol=1e-3)
+    assert torch.allclose(layer.weight.grad, dy.t() @ x.detach(), atol=1e-3)
 
 
 # ---- N19: forward and backward read the same weights, or not
@@ -501,7 +568,8 @@ def test_equal_moments_give_equal_bits_and_another_seed_gives_others() -> None:
 
 def test_evaluation_and_observation_change_no_bit_of_training() -> None:
     observing = ObserverConfig(window=2, every=2, gradients_every=1)
-    for spec in (Recipe.from_dict(NVFP4), recipe(MIXED), recipe(SR, sampler={"kind": "gaussws"})):
+    each = f"{SR}:rht16:signs=each"
+    for spec in (Recipe.from_dict(NVFP4), recipe(MIXED), recipe(SR, sampler={"kind": "gaussws"}), recipe(each)):
         runs = []
         for observer, evaluate in (
             (None, False),
