@@ -54,9 +54,17 @@ class Results:
         if name not in self._parts:
             sweeps = tuple(sweep for sweep in self.plan.sweeps if sweep.name == name)
             members = tuple(member for member in self.members if member.cell.sweep == name)
-            part = self._parts[name] = Results(replace(self.plan, sweeps=sweeps, members=members))
-            part.__dict__["_cache"] = self._cache
+            self._parts[name] = self._part(replace(self.plan, sweeps=sweeps, members=members))
         return self._parts[name]
+
+    def of_places(self, members: tuple[Member, ...]) -> Results:
+        """Of these places alone; there may be none."""
+        return self._part(replace(self.plan, members=members))
+
+    def _part(self, plan: Plan) -> Results:
+        part = Results(plan)
+        part.__dict__["_cache"] = self._cache
+        return part
 
     @cached_property
     def _parts(self) -> dict[str, Results]:

@@ -168,6 +168,12 @@ class Paper:
     def claim(self, name: str) -> Claim:
         return _named("claim", name, self.claims)
 
+    def margin(self, claim: str) -> float:
+        """Of a claim that runs decide."""
+        found = self.claim(claim).margin
+        assert found is not None
+        return found.value
+
 
 T = TypeVar("T", Table, Figure, Claim)
 

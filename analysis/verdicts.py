@@ -207,11 +207,18 @@ def not_run(scale: str) -> Verdict:
     return Verdict(Outcome.OUT_OF_REACH, f"not run at this scale ({scale})")
 
 
+def noted(verdict: Verdict, *notes: str) -> Verdict:
+    """With more to be said of it."""
+    return replace(verdict, notes=(*notes, *verdict.notes))
+
+
 # -------------------------------------------------------------------------------- what a design can tell
 
 
 def detectable(found: Differences) -> float | None:
     """The smallest true difference that one side of a test finds four times of five; None of fewer than two pairs."""
+    if not found.values:
+        return None
     s = _summary(found)
     return minimum_detectable_effect(s.sd, s.n, sides=1, df=s.spread.df) if s.spread else None
 

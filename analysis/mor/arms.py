@@ -1,20 +1,12 @@
-"""MoR's arms: where a plan has them, and one arm beside another in one configuration."""
+"""MoR's arms: their names in tables, and the two configurations that they are run in."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from fewbits.analysis.arms import Where
 
-from fewbits.analysis.frames import Metric, Results, treatment
-from fewbits.analysis.results import NotRun
-from fewbits.analysis.statistics import Pooled, differences
-from fewbits.analysis.verdicts import Data, Differences, NoData
-from fewbits.sweeps.plan import Member
-from fewbits.sweeps.store import OVER, State
-
-BASELINE, AXIS = "bf16", "configuration"
+AXIS = "configuration"
 ONE, TWO = {AXIS: "1"}, {AXIS: "2"}
-CONFIGURATIONS = {"configuration 1": ONE, "configuration 2": TWO}
+CONFIGURATIONS: dict[str, Where] = {"configuration 1": ONE, "configuration 2": TWO}
 PARTITIONS = ("tensor", "block", "channel")  # from the most tensors that fall back to the fewest
 TITLES = {
     "bf16": "BF16",
@@ -33,94 +25,3 @@ TITLES = {
     "sub-channel": "Sub-channel 1×128",
     "watched": "BF16, watched",
 }
-
-Where = Mapping[str, str]
-
-
-def having(results: Results, *arms: str, where: Where = ONE) -> Results | None:
-    """The first sweep that has all of these arms there: those of one name are the same trials in each of them."""
-    for name in dict.fromkeys(member.cell.sweep for member in results.members):
-        one = results.of_sweep(name)
-        if all(one.has(arm, where if arm == arms[0] else None) for arm in arms):
-            return one
-    return None
-
-
-def compared(results: Results, metric: Metric, arm: str, baseline: str = BASELINE, where: Where = ONE) -> Data | NotRun:
-    """The arm less its baseline, relative to that; their spread is that of all arms of the study there."""
-    one = having(results, arm, baseline, where=where)
-    if one is None:
-        return NotRun(results.scale_name)
-    found = one.paired(metric, arm, baseline, where)
-    if isinstance(found, NoData) or not any(found.values):  # the same bits: no chance in it
-        return found
-    known = pooled(results, metric, where)
-    both = [treatment(name, m.cell.axes) for name in (arm, baseline) for m in one.members if _is(m, name, where)]
-    return replace(found, spread=known.of(*both)) if known else found
-
-
-def pooled(results: Results, metric: Metric, where: Where = ONE) -> Pooled | None:
-    """Computed once for each metric and configuration."""
-    name = metric if isinstance(metric, str) else str(sorted(metric.items()))
-    return results.remembered(f"pooled {name} {where}", lambda: results.pooled(metric, BASELINE, where))
-
-
-def own(results: Results, metric: Metric, arm: str, where: Where = ONE) -> Data | NotRun:
-    """The arm's numbers themselves."""
-    one = having(results, arm, where=where)
-    return NotRun(results.scale_name) if one is None else one.sample(metric, arm, where)
-
-
-def ids(results: Results, arm: str, where: Where = ONE) -> dict[int, str]:
-    """Its trials' ids by seed; none where it is not run."""
-    one = having(results, arm, where=where)
-    if one is None:
-        return {}
-    rows = one.members
-    return {m.cell.seed: m.id for m in rows if _is(m, arm, where)}
-
-
-def _is(member: Member, arm: str, where: Where) -> bool:
-    return member.cell.arm == arm and set(where.items()) <= set(member.cell.axes)
-
-
-def curves_apart(results: Results, metric: str) -> Callable[[str, str], float | None]:
-    """Of two trials: how far their curves are from each other where that is farthest, as a part of the second's."""
-    rows = results.curves(metric).drop_duplicates(["id", "step"])
-    curves = {key: curve.set_index("step")["value"] for key, curve in rows.groupby("id")}
-
-    def between(ours: str, baseline: str) -> float | None:
-        if not {ours, baseline} <= set(curves):
-            return None
-        a, b = curves[ours].align(curves[baseline], join="inner")
-        return None if a.empty else float(abs(differences(a, b, relative=True)).max())
-
-    return between
-
-
-Place = tuple[str, Where]  # an arm, in one combination of its axes
-
-
-def seed_by_seed(
-    results: Results, numbers: Mapping[str, float], ours: Place, baseline: Place, *, relative: bool = False
-) -> Differences | NoData:
-    """As `Results.paired`, of two combinations of axes, which share initial weights and not always data.
-
-    numbers: by trial. A trial that is not done has none. relative: they are losses, and divergence is an event.
-    """
-    states = dict(zip(results.trials["id"], results.trials["state"], strict=True))
-    left, right = ids(results, *ours), ids(results, *baseline)
-    found, notes, events = [], [], [0, 0]
-    for seed in left:
-        pair = [i for i in (left[seed], right.get(seed)) if i is not None and states[i] in OVER]
-        gone = [states[i] == State.DIVERGED for i in pair]
-        if len(pair) == 2 and not any(gone) and set(pair) <= set(numbers):
-            found += differences([numbers[pair[0]]], [numbers[pair[1]]], relative=relative).tolist()
-        elif relative and len(pair) == 2 and gone[0] != gone[1]:
-            events[gone[1]] += 1
-        else:
-            notes.append(f"{ours[0]} and {baseline[0]}, seed {seed}: not both done")
-    trials = tuple(dict.fromkeys([*left.values(), *right.values()]))
-    if not found and not any(events):
-        return NoData("; ".join(notes), trials)
-    return Differences(tuple(found), relative, trials, tuple(notes), diverged=events[0], baseline_diverged=events[1])

@@ -11,21 +11,21 @@ from dataclasses import replace
 from itertools import pairwise, product
 from statistics import fmean
 
-from fewbits.analysis.frames import Metric, Results
-from fewbits.analysis.mor.arms import (
+from fewbits.analysis.arms import (
+    BAD,
     BASELINE,
-    CONFIGURATIONS,
-    ONE,
-    PARTITIONS,
-    TWO,
     Where,
     compared,
     curves_apart,
+    decided,
     having,
     ids,
     seed_by_seed,
 )
+from fewbits.analysis.frames import Metric, Results
+from fewbits.analysis.mor.arms import CONFIGURATIONS, ONE, PARTITIONS, TWO
 from fewbits.analysis.mor.numerics import fallback_shares, first, largest_accepted, looked_at
+from fewbits.analysis.noise import VALIDATION
 from fewbits.analysis.paper import paper
 from fewbits.analysis.ranks import rank_correlation
 from fewbits.analysis.registry import claim, control
@@ -41,28 +41,15 @@ from fewbits.analysis.verdicts import (
     lower,
     no_worse,
     not_run,
+    noted,
     ordering,
     share_within,
 )
 
-VALIDATION = "validation_loss"
+margin = paper("mor").margin
 MMLU = "the paper's words on MMLU are out of reach of models this small: losses alone are judged"
 HALF = (1 / 3, 2 / 3)  # of M9's "about half"
 MOST = 0.5  # of an arm's tensors in BF16: beyond, it is BF16 rather than MoR
-
-
-def margin(name: str) -> float:
-    found = paper("mor").claim(name).margin
-    assert found is not None
-    return found.value
-
-
-def decided(found: Data | NotRun, decide: Callable[[Data], Verdict]) -> Verdict:
-    return not_run(found.scale) if isinstance(found, NotRun) else decide(found)
-
-
-def noted(verdict: Verdict, *notes: str) -> Verdict:
-    return replace(verdict, notes=(*notes, *verdict.notes))
 
 
 def quantizing(verdict: Verdict, results: Results, arms: Iterable[str]) -> Verdict:
@@ -99,7 +86,7 @@ def in_configurations(results: Results, arm: str, parts: Callable[[Where], Mappi
 
 @control("mor", "bad-arm", "E2M1 with one scale for each whole tensor is found to be worse than BF16")
 def bad_arm(results: Results) -> Verdict:
-    return decided(compared(results, VALIDATION, "bad-arm"), higher)
+    return decided(compared(results, VALIDATION, BAD, where=ONE), higher)
 
 
 # -------------------------------------------------------------------------------- tensor-level arms
@@ -137,13 +124,13 @@ def m5(results: Results) -> Verdict:
 
 @claim("mor", "M6")
 def m6(results: Results) -> Verdict:
-    found = compared(results, VALIDATION, "block-64", "block")
+    found = compared(results, VALIDATION, "block-64", "block", where=ONE)
     return noted(quantizing(decided(found, lambda data: no_worse(data, margin("M6"))), results, ["block-64"]), MMLU)
 
 
 @claim("mor", "M7")
 def m7(results: Results) -> Verdict:
-    found = compared(results, VALIDATION, "threshold-5", "block")
+    found = compared(results, VALIDATION, "threshold-5", "block", where=ONE)
     return noted(
         quantizing(decided(found, lambda data: equivalent(data, margin("M7"))), results, ["threshold-5"]), MMLU
     )
@@ -152,11 +139,11 @@ def m7(results: Results) -> Verdict:
 @claim("mor", "M8")
 def m8(results: Results) -> Verdict:
     """Of an effect: one shown to be smaller than the margin contradicts it. Below GAM alone it may be above BF16."""
-    if having(results, "e8m0", BASELINE) is None:
+    if having(results, "e8m0", BASELINE, where=ONE) is None:
         return not_run(results.scale_name)
     parts = {
         f"E8M0 below {name}": decided(
-            compared(results, VALIDATION, "e8m0", other),
+            compared(results, VALIDATION, "e8m0", other, where=ONE),
             lambda data: lower(data, margin("M8"), absence_contradicts=True),
         )
         for name, other in (("BF16", BASELINE), ("GAM, the paper's default", "block"))
@@ -170,7 +157,7 @@ def m8(results: Results) -> Verdict:
 @claim("mor", "M9")
 def m9(results: Results) -> Verdict:
     """The order over whole runs, and the half. Right after a branch the arms share one trajectory: see the notes."""
-    one = having(results, *PARTITIONS)
+    one = having(results, *PARTITIONS, where=ONE)
     if one is None:
         return not_run(results.scale_name)
     rows = looked_at(one)
@@ -196,7 +183,7 @@ def m9(results: Results) -> Verdict:
 
 
 def _means(results: Results, shares: Mapping[str, float]) -> str:
-    found = {arm: [shares[i] for i in ids(results, arm).values() if i in shares] for arm in PARTITIONS}
+    found = {arm: [shares[i] for i in ids(results, arm, where=ONE).values() if i in shares] for arm in PARTITIONS}
     return ", ".join(f"{arm} {sum(v) / len(v):.2%}" if v else f"{arm} no data" for arm, v in found.items())
 
 
@@ -215,7 +202,7 @@ def m10(results: Results) -> Verdict:
 
 @claim("mor", "M17")
 def m17(results: Results) -> Verdict:
-    verdict = decided(compared(results, VALIDATION, "two-way"), lambda found: no_worse(found, margin("M17")))
+    verdict = decided(compared(results, VALIDATION, "two-way", where=ONE), lambda found: no_worse(found, margin("M17")))
     return quantizing(verdict, results, ["two-way"])
 
 
@@ -223,15 +210,16 @@ def m17(results: Results) -> Verdict:
 def m18(results: Results) -> Verdict:
     """Of an effect on the losses: one shown to be smaller than the margin contradicts it. Out-of-domain loss stands in
     for the scores, so that only its improving would speak against their harm."""
-    if having(results, "three-way", BASELINE) is None:
+    if having(results, "three-way", BASELINE, where=ONE) is None:
         return not_run(results.scale_name)
     parts = {
         name: decided(
-            compared(results, metric, "three-way"), lambda data: lower(data, margin("M18"), absence_contradicts=True)
+            compared(results, metric, "three-way", where=ONE),
+            lambda data: lower(data, margin("M18"), absence_contradicts=True),
         )
         for name, metric in losses(results).items()
     }
-    harm = decided(compared(results, "ood_loss", "three-way"), lambda data: higher(data, margin("M18")))
+    harm = decided(compared(results, "ood_loss", "three-way", where=ONE), lambda data: higher(data, margin("M18")))
     return noted(
         every(parts | {"out-of-domain loss higher, in place of scores": harm}),
         "the paper's words on downstream scores are out of reach of models this small: out-of-domain loss stands in",
@@ -241,10 +229,13 @@ def m18(results: Results) -> Verdict:
 @claim("mor", "M19")
 def m19(results: Results) -> Verdict:
     """That it suffices: each arm whose error is bounded is no worse than BF16. The rank correlation is a note."""
-    arms = [arm for arm in paper("mor").claim("M19").arms if having(results, arm, BASELINE)]
+    arms = [arm for arm in paper("mor").claim("M19").arms if having(results, arm, BASELINE, where=ONE)]
     if not arms:
         return not_run(results.scale_name)
-    parts = {arm: decided(compared(results, VALIDATION, arm), lambda d: no_worse(d, margin("M19"))) for arm in arms}
+    parts = {
+        arm: decided(compared(results, VALIDATION, arm, where=ONE), lambda d: no_worse(d, margin("M19")))
+        for arm in arms
+    }
     verdict = quantizing(every(parts), results, arms)
     return noted(verdict, correlation(results, arms), "that it need not be necessary is not tested")
 
@@ -253,11 +244,11 @@ def correlation(results: Results, arms: Iterable[str]) -> str:
     """Of the largest error that a trial accepted with its change of loss, over arms and seeds."""
     accepted = largest_accepted(looked_at(results))
     loss = {row["id"]: row[VALIDATION] for row in results.trials.to_dict("records") if row["state"] == "done"}
-    base = ids(results, BASELINE)
+    base = ids(results, BASELINE, where=ONE)
     points = [
         (accepted[i], loss[i] / loss[base[seed]] - 1)
         for arm in arms
-        for seed, i in ids(results, arm).items()
+        for seed, i in ids(results, arm, where=ONE).items()
         if i in accepted and i in loss and loss.get(base.get(seed, "")) is not None
     ]
     what = "rank correlation of the largest error that a trial accepted with its change of loss"

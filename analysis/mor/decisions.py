@@ -7,10 +7,11 @@ from collections.abc import Collection
 import numpy as np
 import pandas as pd
 
+from fewbits.analysis.arms import TRUNK
 from fewbits.analysis.frames import Results
-from fewbits.analysis.mor.looks import THRESHOLD, TRUNK, WATCHED
-from fewbits.analysis.mor.trajectories import starts
+from fewbits.analysis.mor.looks import THRESHOLD, WATCHED
 from fewbits.analysis.plots import Array
+from fewbits.analysis.trajectories import starts
 from fewbits.kernels.quantizer import Mixture
 from fewbits.models.observer import BINS, ENTRIES
 

@@ -7,16 +7,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from fewbits.analysis import plots
+from fewbits.analysis import plots, trajectories
+from fewbits.analysis.arms import BASELINE, TRUNK
 from fewbits.analysis.frames import Results
-from fewbits.analysis.mor import trajectories
 from fewbits.analysis.mor.decisions import fallback_over_steps
 from fewbits.analysis.mor.looks import (
     ARMS,
-    BF16,
     PARTITIONS,
     PARTITIONS_2,
-    TRUNK,
     Comparison,
     chosen,
 )
@@ -75,7 +73,7 @@ def fallback(results: Results, comparisons: dict[str, Comparison]) -> Picture:
 
 def _shares(axes: Axes, frame: pd.DataFrame, of: Comparison) -> None:
     where = ""
-    for arm, look in ((TRUNK, None), ("watched", None), *((a, ARMS[a].look) for a in of.arms if a != BF16)):
+    for arm, look in ((TRUNK, None), ("watched", None), *((a, ARMS[a].look) for a in of.arms if a != BASELINE)):
         series = trajectories.level(frame, arm)
         if series is None:
             continue

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from fewbits.analysis.arms import AGAIN, BASELINE, compared, decided, having, ids, seed_by_seed
 from fewbits.analysis.frames import Results
-from fewbits.analysis.mor.arms import BASELINE, CONFIGURATIONS, ONE, compared, having, ids, seed_by_seed
-from fewbits.analysis.mor.claims import VALIDATION, decided
+from fewbits.analysis.mor.arms import CONFIGURATIONS, ONE
+from fewbits.analysis.noise import VALIDATION
 from fewbits.analysis.paper import Claim, Margin
 from fewbits.analysis.registry import claim
 from fewbits.analysis.verdicts import Outcome, Verdict, equivalent, exact, higher, lower, not_run
@@ -67,13 +68,13 @@ def _same(a: float, b: float) -> bool:
         "F2",
         "equal",
         "The same mathematics, its sums rounded in another order, comes to the same loss: noise is below every margin.",
-        ("bf16-again",),
+        (AGAIN,),
         BASELINE,
         "the smallest margin of the paper's claims",
     ),
 )
 def f2(results: Results) -> Verdict:
-    return decided(compared(results, VALIDATION, "bf16-again"), lambda found: equivalent(found, LEAST))
+    return decided(compared(results, VALIDATION, AGAIN, where=ONE), lambda found: equivalent(found, LEAST))
 
 
 @claim(
@@ -89,7 +90,7 @@ def f2(results: Results) -> Verdict:
     ),
 )
 def f3(results: Results) -> Verdict:
-    found = compared(results, VALIDATION, "fp32-e8m0", "fp32-gam")
+    found = compared(results, VALIDATION, "fp32-e8m0", "fp32-gam", where=ONE)
     return decided(found, lambda data: lower(data, LEAST, absence_contradicts=True))
 
 

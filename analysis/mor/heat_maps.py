@@ -17,10 +17,11 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from fewbits.analysis import heat, plots
+from fewbits.analysis.arms import TRUNK
 from fewbits.analysis.frames import Results
 from fewbits.analysis.heat import HeatRow
 from fewbits.analysis.mor.decisions import EDGES, at_end, counts, decisions
-from fewbits.analysis.mor.looks import ARMS, THRESHOLD, TRUNK, chosen
+from fewbits.analysis.mor.looks import ARMS, THRESHOLD, chosen
 from fewbits.analysis.registry import figure
 from fewbits.analysis.results import FigureResult, NotRun, Picture
 from fewbits.analysis.verdicts import NoData

@@ -4,30 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from fewbits.analysis import plots
+from fewbits.analysis.arms import BAD, BASELINE
+from fewbits.analysis.curves import Arm, Shown
 from fewbits.analysis.frames import Results
 from fewbits.analysis.paper import paper
-from fewbits.analysis.plots import BASELINE, LOOKS, Look
+from fewbits.analysis.plots import LOOKS
 from fewbits.analysis.results import NotRun
 
-BF16 = "bf16"
-AGAIN = "bf16-again"  # A/A
-WATCHED = "watched"  # BF16 to the bit, with the errors that E4M3 would have made under 128x128
-TRUNK = "trunk"  # likewise; what arms branch from
-BAD = "bad-arm"
+WATCHED = "watched"  # BF16 to the bit, with the errors that E4M3 would have made under 128x128; the trunk is likewise
 THRESHOLD = paper("mor").numbers["threshold"].value
-
-
-@dataclass(frozen=True)
-class Arm:
-    name: str
-    label: str
-    look: Look
-
 
 ARMS = {
     arm.name: arm
     for arm in (
-        Arm(BF16, "BF16", BASELINE),
+        Arm(BASELINE, "BF16", plots.BASELINE),
         Arm("block", "Block", LOOKS[0]),
         Arm("tensor", "Tensor", LOOKS[1]),
         Arm("channel", "Channel", LOOKS[2]),
@@ -60,22 +51,21 @@ class Comparison:
     def paper_change(self, row: str, arm: str) -> float | None:
         return paper("mor").table(self.table).change(row, self.column(arm))
 
+    @property
+    def shown(self) -> Shown:
+        return Shown(tuple(ARMS[arm] for arm in self.arms), ARMS[BASELINE], said=self.paper_change)
 
-PARTITIONS = Comparison("partitions", "Table 2", (BF16, "block", "tensor", "channel"))
+
+PARTITIONS = Comparison("partitions", "Table 2", (BASELINE, "block", "tensor", "channel"))
 PARTITIONS_2 = replace(PARTITIONS, configuration="2")
-ABLATIONS = Comparison("ablations", "Table 3", (BF16, "block", "block-64", "threshold-5", "amax", "e8m0"))
-SUB_TENSOR = Comparison("sub-tensor", "Table 4", (BF16, "two-way", "three-way"))
-
-
-def scale(results: Results) -> str:
-    """Its name, `cpu` say."""
-    return " and ".join(dict.fromkeys(member.scale for member in results.members))
+ABLATIONS = Comparison("ablations", "Table 3", (BASELINE, "block", "block-64", "threshold-5", "amax", "e8m0"))
+SUB_TENSOR = Comparison("sub-tensor", "Table 4", (BASELINE, "two-way", "three-way"))
 
 
 def chosen(results: Results, sweep: str, configuration: str) -> Results | NotRun:
     """Of one sweep the places of one configuration."""
     if sweep not in {one.name for one in results.plan.sweeps}:
-        return NotRun(scale(results))
-    plan = results.of_sweep(sweep).plan
-    members = tuple(m for m in plan.members if dict(m.cell.axes).get("configuration", "1") == configuration)
-    return Results(replace(plan, members=members)) if members else NotRun(scale(results))
+        return NotRun(results.scale_name)
+    one = results.of_sweep(sweep)
+    members = tuple(m for m in one.members if dict(m.cell.axes).get("configuration", "1") == configuration)
+    return one.of_places(members) if members else NotRun(results.scale_name)

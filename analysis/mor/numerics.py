@@ -15,8 +15,9 @@ from typing import cast
 import numpy as np
 import pandas as pd
 
+from fewbits.analysis.arms import Where, having
 from fewbits.analysis.frames import Results
-from fewbits.analysis.mor.arms import ONE, Where, having
+from fewbits.analysis.mor.arms import ONE
 from fewbits.analysis.results import NotRun
 from fewbits.analysis.verdicts import Data
 from fewbits.kernels.quantizer import ErrorBelow, Mixture

@@ -11,9 +11,10 @@ from collections.abc import Callable, Mapping
 from itertools import product
 from statistics import fmean
 
+from fewbits.analysis.arms import decided, having, ids, own, seed_by_seed
 from fewbits.analysis.frames import Results
-from fewbits.analysis.mor.arms import ONE, TWO, having, ids, own, seed_by_seed
-from fewbits.analysis.mor.claims import decided, margin, noted
+from fewbits.analysis.mor.arms import ONE, TWO
+from fewbits.analysis.mor.claims import margin
 from fewbits.analysis.mor.numerics import (
     DY,
     DY_COLUMNS,
@@ -36,7 +37,7 @@ from fewbits.analysis.mor.numerics import (
 )
 from fewbits.analysis.paper import paper
 from fewbits.analysis.registry import claim
-from fewbits.analysis.verdicts import Verdict, every, higher, lower, not_run, share_within
+from fewbits.analysis.verdicts import Verdict, every, higher, lower, not_run, noted, share_within
 
 THRESHOLD = paper("mor").numbers["threshold"].value
 PAPERS_BLOCKS, NOTHING_AFTER = 32, 9  # M12: of as many blocks, none falls back after this one
@@ -133,10 +134,10 @@ def m13(results: Results) -> Verdict:
 @claim("mor", "M14")
 def m14(results: Results) -> Verdict:
     """From the first window of training, which is the trunk's where arms branch, to the arm's last."""
-    start = "block" if having(results, "trunk") is None else "trunk"
+    start = "block" if having(results, "trunk", where=ONE) is None else "trunk"
     tensors = {"FC2's activation": (FC2, X), "FC1's gradient": (FC1, DY)}
     parts: dict[str, Verdict] = {}
-    if having(results, "block") is not None:
+    if having(results, "block", where=ONE) is not None:
         for name, tensor in tensors.items():
             parts |= _grows(results, name, start, *tensor)
     return _all(results, "block", parts)
@@ -146,16 +147,16 @@ def _grows(results: Results, name: str, start: str, part: str, slot: str) -> dic
     def error(seen: Seen) -> float:
         return seen.of(1, part, slot)
 
-    begin, end, starts = numbers(results, error, window=first), numbers(results, error), ids(results, start)
+    begin, end, starts = numbers(results, error, window=first), numbers(results, error), ids(results, start, where=ONE)
     growth = {
         i: end[i] - begin[starts[seed]]
-        for seed, i in ids(results, "block").items()
+        for seed, i in ids(results, "block", where=ONE).items()
         if i in end and starts.get(seed) in begin
     }
     begins = in_each_trial(results, start, lambda seen: error(seen) - THRESHOLD, window=first)
     return {
         f"{name} begins below the threshold": decided(begins, lower),
-        f"{name} grows": decided(own(results, growth, "block"), lambda found: higher(found, margin("M14"))),
+        f"{name} grows": decided(own(results, growth, "block", where=ONE), lambda found: higher(found, margin("M14"))),
         f"{name} ends above the threshold": _higher(results, "block", lambda seen: error(seen) - THRESHOLD),
     }
 
@@ -201,7 +202,7 @@ def m16(results: Results) -> Verdict:
 
 @claim("mor", "M20")
 def m20(results: Results) -> Verdict:
-    said, one = paper("mor").numbers["threshold-share"].value, having(results, "watched")
+    said, one = paper("mor").numbers["threshold-share"].value, having(results, "watched", where=ONE)
     if one is None:
         return not_run(results.scale_name)
     shares = one.sample(below(last(looked_at(one)), THRESHOLD), "watched", ONE)
@@ -221,4 +222,4 @@ def _lower(results: Results, arm: str, number: Number, least: float = 0.0) -> Ve
 
 
 def _all(results: Results, arm: str, parts: Mapping[str, Verdict]) -> Verdict:
-    return not_run(results.scale_name) if having(results, arm) is None else every(parts)
+    return not_run(results.scale_name) if having(results, arm, where=ONE) is None else every(parts)

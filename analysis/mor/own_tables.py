@@ -4,28 +4,21 @@ left open. Changes are of validation loss, in percent, paired by seed."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import product
 
 import pandas as pd
 
-from fewbits.analysis.frames import Metric, Results
-from fewbits.analysis.mor.arms import BASELINE, CONFIGURATIONS, ONE, TITLES, Where, compared, having, own, pooled
-from fewbits.analysis.mor.cells import BLANK, PERCENT, cell, change, share, spread
-from fewbits.analysis.mor.claims import VALIDATION
+from fewbits.analysis.arms import AGAIN, BASELINE, Where, compared, having
+from fewbits.analysis.cells import BLANK, PERCENT, cell, change, share
+from fewbits.analysis.frames import Results
+from fewbits.analysis.mor.arms import CONFIGURATIONS, ONE, TITLES
 from fewbits.analysis.mor.numerics import FC1, FC2, OUT, QKV, fallback_shares, first, largest_accepted, looked_at
+from fewbits.analysis.noise import LOSSES, VALIDATION, Comparison, losses, noise_table, power_table
 from fewbits.analysis.paper import paper
 from fewbits.analysis.registry import table
-from fewbits.analysis.results import NotRun, Setting, TableCell, TableResult, TableRow, Value
-from fewbits.analysis.statistics import Pooled, summary
-from fewbits.analysis.verdicts import SEEDS, Differences, detectable, seeds_needed
+from fewbits.analysis.results import NotRun, Setting, TableCell, TableResult, TableRow
 
 Rows = list[TableRow]
-LOSSES = ("Training loss", "Validation loss", "Loss on other text")
-
-
-def losses(results: Results) -> tuple[Metric, ...]:
-    return results.late("loss"), VALIDATION, "ood_loss"
 
 
 def titled(arm: str) -> str:
@@ -37,49 +30,8 @@ def titled(arm: str) -> str:
 
 @table("mor", "Noise", "How far trials are apart that should be the same")
 def noise(results: Results) -> TableResult:
-    """The floor of every paired difference; and what it would be without pairs, between seeds."""
-    rows: Rows = []
-    for arm, baseline in (("watched", BASELINE), ("bf16-again", BASELINE), ("block-again", "block")):
-        found = [compared(results, metric, arm, baseline) for metric in losses(results)]
-        rows.append(TableRow(f"{titled(arm)} less {titled(baseline)}", tuple(cell(f, PERCENT) for f in found), "%"))
-        rows.append(TableRow("    its spread over seeds", tuple(map(spread, found)), "%"))
-    rows.append(
-        TableRow("Spread of BF16 itself over seeds", tuple(_level_spread(results, m) for m in losses(results)), "%")
-    )
-    known = [pooled(results, metric) for metric in losses(results)]
-    rows.append(TableRow("Spread of a pair, from all arms", tuple(map(_pooled_spread, known)), "%"))
-    return TableResult(LOSSES, tuple(rows), ("Spreads are standard deviations", *_unlike(known[1])))
-
-
-def _pooled_spread(found: Pooled | None) -> TableCell:
-    if found is None:
-        return TableCell(Setting("not known: fewer than three arms, or one seed", ()))
-    return TableCell(Setting(f"{PERCENT * found.spread.sd:.3f} (df {found.spread.df})", ()))
-
-
-def _unlike(found: Pooled | None) -> tuple[str, ...]:
-    """Of validation loss."""
-    if found is None or not found.unlike:
-        return ()
-    names = "; ".join(sorted(found.unlike))
-    return (f"Left out of the spread from all arms, as their own is greater than chance makes it: {names}",)
-
-
-def _level_spread(results: Results, metric: Metric) -> TableCell:
-    found = own(results, metric, BASELINE)
-    if not isinstance(found, Differences):
-        return cell(found)
-    return spread(found, PERCENT / abs(summary(found.values).mean))
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """What claims about losses rest on."""
-
-    arm: str
-    baseline: str
-    margin: float
-    claims: tuple[str, ...]
+    pairs = (("watched", BASELINE), (AGAIN, BASELINE), ("block-again", "block"))
+    return noise_table(results, pairs, TITLES, ONE)
 
 
 def comparisons() -> list[Comparison]:
@@ -87,44 +39,15 @@ def comparisons() -> list[Comparison]:
     for claim in paper("mor").claims:
         if VALIDATION in claim.metric:
             assert claim.baseline is not None
-            assert claim.margin is not None
             for arm in claim.arms:
-                found.setdefault((arm, claim.baseline, claim.margin.value), []).append(claim.id)
+                found.setdefault((arm, claim.baseline, paper("mor").margin(claim.id)), []).append(claim.id)
     return [Comparison(*key, tuple(claims)) for key, claims in found.items()]
 
 
 @table("mor", "Power", "What each comparison of losses can tell")
 def power(results: Results) -> TableResult:
-    """The smallest true difference that it finds four times of five, at 5 %, one side; and how many seeds would do."""
-    rows = []
-    for one in comparisons():
-        found = compared(results, VALIDATION, one.arm, one.baseline)
-        title = f"{', '.join(one.claims)}: {titled(one.arm)} less {titled(one.baseline)}"
-        margin = TableCell(Setting(f"{one.margin:.2%}", ()))
-        rows.append(
-            TableRow(
-                title, (cell(found, PERCENT), spread(found), _detectable(found), margin, _needed(found, one.margin))
-            )
-        )
-    columns = ("Change, %", "Spread over seeds, %", "Smallest found, %", "Margin", "Seeds for the margin")
-    notes = (
-        "80 % power, one-sided test at 5 %",
-        "From the spread of a pair over all arms (see Noise), or the pair's own where an arm is left out of that",
-    )
-    return TableResult(columns, tuple(rows), notes)
-
-
-def _detectable(found: object) -> TableCell:
-    if not isinstance(found, Differences) or (least := detectable(found)) is None:
-        return TableCell(Setting("not known", ()))
-    return TableCell(Value(PERCENT * least, None, len(found.values), found.trials))
-
-
-def _needed(found: object, margin: float) -> TableCell:
-    if not isinstance(found, Differences) or len(found.values) < 2:
-        return TableCell(Setting("not known", ()))
-    seeds = seeds_needed(found, margin)
-    return TableCell(Setting(f"more than {SEEDS}" if seeds is None else str(seeds), found.trials))
+    rows = ((one, compared(results, VALIDATION, one.arm, one.baseline, ONE)) for one in comparisons())
+    return power_table(rows, TITLES)
 
 
 # -------------------------------------------------------------------------------- tensors
@@ -166,9 +89,13 @@ def errors_and_losses(results: Results) -> TableResult:
     accepted = largest_accepted(looked_at(results))
     rows = []
     for arm in paper("mor").claim("M19").arms:
-        if having(results, arm) is not None:
-            largest = share(results, accepted, arm) if arm not in SUB_TENSOR else TableCell(Setting("by blocks", ()))
-            rows.append(TableRow(titled(arm), (largest, change(results, VALIDATION, arm)), "%"))
+        if having(results, arm, where=ONE) is not None:
+            largest = (
+                share(results, accepted, arm, where=ONE)
+                if arm not in SUB_TENSOR
+                else TableCell(Setting("by blocks", ()))
+            )
+            rows.append(TableRow(titled(arm), (largest, change(results, VALIDATION, arm, where=ONE)), "%"))
     notes = ("Where tensors were refused, the largest accepted error is taken as the threshold",)
     return TableResult(("Largest error", "Change of validation loss"), tuple(rows), notes)
 
@@ -191,7 +118,7 @@ def thresholds(results: Results) -> TableResult | NotRun:
 
 @table("mor", "Sub-channel", "Blocks from the whole tensor to 1×128")
 def sub_channel(results: Results) -> TableResult | NotRun:
-    if having(results, "sub-channel") is None:
+    if having(results, "sub-channel", where=ONE) is None:
         return NotRun(results.scale_name)
     shares = fallback_shares(looked_at(results))
     arms = ("tensor", "block", "block-64", "channel", "sub-channel")
@@ -202,16 +129,16 @@ def sub_channel(results: Results) -> TableResult | NotRun:
 @table("mor", "Second rounding", "Scalings with and without rounding to BF16 after descaling")
 def second_rounding(results: Results) -> TableResult | NotRun:
     """What is descaled by a power of two survives BF16, what is descaled by another number is rounded once more."""
-    if having(results, "fp32") is None:
+    if having(results, "fp32", where=ONE) is None:
         return NotRun(results.scale_name)
     rows = [
         TableRow(
             title,
             (
-                change(results, VALIDATION, arm),
-                change(results, VALIDATION, f"fp32-{plain}", "fp32"),
-                BLANK if arm == "block" else change(results, VALIDATION, arm, "block"),
-                BLANK if arm == "block" else change(results, VALIDATION, f"fp32-{plain}", "fp32-gam"),
+                change(results, VALIDATION, arm, where=ONE),
+                change(results, VALIDATION, f"fp32-{plain}", "fp32", where=ONE),
+                BLANK if arm == "block" else change(results, VALIDATION, arm, "block", where=ONE),
+                BLANK if arm == "block" else change(results, VALIDATION, f"fp32-{plain}", "fp32-gam", where=ONE),
             ),
             "%",
         )
@@ -223,12 +150,12 @@ def second_rounding(results: Results) -> TableResult | NotRun:
 
 @table("mor", "Outlook", "Three types: NVFP4, else E4M3, else BF16")
 def outlook(results: Results) -> TableResult | NotRun:
-    if having(results, "outlook") is None:
+    if having(results, "outlook", where=ONE) is None:
         return NotRun(results.scale_name)
     numerics = results.numerics().dropna(subset=["share_0"])
     shares = [dict(numerics.groupby("id")[f"share_{entry}"].mean()) for entry in range(3)]
-    cells = [change(results, metric, "outlook") for metric in losses(results)]
-    cells += [share(results, {str(k): float(v) for k, v in of.items()}, "outlook") for of in shares]
+    cells = [change(results, metric, "outlook", where=ONE) for metric in losses(results)]
+    cells += [share(results, {str(k): float(v) for k, v in of.items()}, "outlook", where=ONE) for of in shares]
     columns = (*LOSSES, "In NVFP4", "In E4M3", "In BF16")
     return TableResult(columns, (TableRow("NVFP4 | E4M3 | BF16", tuple(cells), "%"),), ("Losses: changes from BF16",))
 

@@ -12,9 +12,10 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from fewbits.analysis import plots
+from fewbits.analysis.arms import BASELINE
 from fewbits.analysis.frames import Results
 from fewbits.analysis.mor.decisions import decisions, share
-from fewbits.analysis.mor.looks import BF16, THRESHOLD, scale
+from fewbits.analysis.mor.looks import THRESHOLD
 from fewbits.analysis.plots import LOOKS, Look
 from fewbits.analysis.registry import figure
 from fewbits.analysis.results import FigureResult, NotRun, Picture
@@ -33,7 +34,7 @@ def thresholds(results: Results) -> Picture:
     """Over the threshold: the share of decisions for BF16, and the change of validation loss."""
     lines = _lines(results)
     if not lines:
-        return NotRun(scale(results))
+        return NotRun(results.scale_name)
     parts = {name: results.of_sweep(name) for name in {line.sweep for line in lines}}
     frames = {name: decisions(part) for name, part in parts.items()}
     shares = {line: _fallback_of(line, frames[line.sweep]) for line in lines}
@@ -137,7 +138,9 @@ def _fallback_of(line: Line, frame: pd.DataFrame) -> dict[float, list[float]]:
 def _changes_of(line: Line, part: Results) -> dict[float, list[float]]:
     found = {}
     for x, text in line.spelled.items():
-        pairs = part.paired(LOSS, line.arm, BF16, where={**dict(line.rest), AXIS: text}) if part.has(BF16) else None
+        pairs = (
+            part.paired(LOSS, line.arm, BASELINE, where={**dict(line.rest), AXIS: text}) if part.has(BASELINE) else None
+        )
         if isinstance(pairs, Differences) and pairs.values:
             found[x] = list(pairs.values)
     return found

@@ -8,8 +8,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from fewbits.analysis import trajectories
 from fewbits.analysis.frames import LABELS, Results
-from fewbits.analysis.mor import trajectories
 from fewbits.analysis.verdicts import Differences, NoData, Outcome, higher, no_worse
 from fewbits.sweeps.plan import Plan
 

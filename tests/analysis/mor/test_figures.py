@@ -9,26 +9,27 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from fewbits.analysis import plots
+from fewbits.analysis.arms import compared, pooled
 from fewbits.analysis.frames import Results
 from fewbits.analysis.mor import (  # noqa: F401, they register
-    curves,
     effects,
     elsewhere,
     falling_back,
     heat_maps,
     schematics,
     thresholds,
+    training,
     walk,
     whereabouts,
 )
-from fewbits.analysis.mor.arms import compared, pooled
+from fewbits.analysis.mor.arms import ONE
 from fewbits.analysis.mor.looks import PARTITIONS, chosen
-from fewbits.analysis.mor.trajectories import change
-from fewbits.analysis.mor.trajectories import curves as recorded
 from fewbits.analysis.paper import paper
 from fewbits.analysis.plots import THEMES, WIDTH, svg, themed
 from fewbits.analysis.registry import Entry, shelf
 from fewbits.analysis.results import FigureResult, NotRun, Picture
+from fewbits.analysis.trajectories import change
+from fewbits.analysis.trajectories import curves as recorded
 from fewbits.analysis.verdicts import Differences, NoData, equivalent
 from fewbits.sweeps.plan import Plan, plan
 from fewbits.sweeps.sweep import load_sweeps
@@ -200,10 +201,10 @@ def test_the_themes_in_force_is_light_again_after_a_picture(every: Plan) -> None
 def test_the_intervals_beside_the_noise_are_those_that_verdicts_are_read_off(every: Plan) -> None:
     results = Results.of(every)
     found = {effect.label: effect for effect in effects.measured(results)}
-    known = pooled(results, "validation_loss")
+    known = pooled(results, "validation_loss", where=ONE)
     assert known is not None
     for arm, label in (("block", "Block"), ("e8m0", "E8M0"), ("two-way", "Two-way")):
         assert f"{arm}, configuration 1" in known.arms
-        pairs = compared(results, "validation_loss", arm)
+        pairs = compared(results, "validation_loss", arm, where=ONE)
         assert isinstance(pairs, Differences)
         assert found[label].interval == equivalent(pairs, 0.005).interval

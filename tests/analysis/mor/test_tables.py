@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
+from fewbits.analysis.arms import compared, pooled
 from fewbits.analysis.frames import Results
-from fewbits.analysis.mor.arms import compared, pooled
 from fewbits.analysis.mor.own_tables import comparisons
 from fewbits.analysis.paper import paper
 from fewbits.analysis.registry import shelf
@@ -115,6 +115,11 @@ def test_power_is_told_of_every_comparison_that_a_claim_rests_on(found: Results,
     loud = table("Power", results(cpu, World(noise=0.004)))
     assert mean(cell(loud, quiet, "Smallest found, %")) > 0.15
     assert int(str(cell(loud, quiet, "Seeds for the margin").ours)) > 10
+
+
+def test_an_arm_that_diverged_has_no_power_to_tell(cpu: Plan) -> None:
+    made = table("Power", results(cpu, World(diverged=frozenset({"two-way"}))))
+    assert str(cell(made, "M17: Two-way less BF16", "Smallest found, %").ours) == "not known"
 
 
 def test_fallbacks_are_told_by_kind_of_tensor(cpu: Plan) -> None:

@@ -1,11 +1,11 @@
-"""Cells of MoR's tables: an arm's number, or how far it is from a baseline in percent, each with its trials."""
+"""Cells of tables: an arm's number, or how far it is from a baseline in percent, each with its trials."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+from fewbits.analysis.arms import ANYWHERE, BASELINE, Where, compared, own
 from fewbits.analysis.frames import Metric, Results
-from fewbits.analysis.mor.arms import BASELINE, ONE, Where, compared, own
 from fewbits.analysis.results import NotRun, Setting, TableCell, Value
 from fewbits.analysis.statistics import summary
 from fewbits.analysis.verdicts import Data, Differences
@@ -15,7 +15,7 @@ BLANK = TableCell(Setting("", ()))
 
 
 def level(
-    results: Results, metric: Metric, arm: str, where: Where = ONE, paper: float | None = None, source: str = ""
+    results: Results, metric: Metric, arm: str, where: Where = ANYWHERE, paper: float | None = None, source: str = ""
 ) -> TableCell:
     """A loss: of other data and another tokenizer than the paper's, so that the two levels do not compare."""
     return cell(own(results, metric, arm, where), paper=paper, source=source, comparable=False)
@@ -26,7 +26,7 @@ def change(
     metric: Metric,
     arm: str,
     baseline: str = BASELINE,
-    where: Where = ONE,
+    where: Where = ANYWHERE,
     paper: float | None = None,
     source: str = "",
 ) -> TableCell:
@@ -35,7 +35,7 @@ def change(
 
 
 def share(
-    results: Results, shares: Mapping[str, float], arm: str, where: Where = ONE, paper: float | None = None
+    results: Results, shares: Mapping[str, float], arm: str, where: Where = ANYWHERE, paper: float | None = None
 ) -> TableCell:
     """In percent."""
     return cell(own(results, shares, arm, where), PERCENT, paper, "inferred" if paper is not None else "")

@@ -12,7 +12,6 @@ import numpy as np
 import pandas as pd
 
 from fewbits.analysis.frames import Damaged, Results
-from fewbits.analysis.mor.looks import TRUNK
 from fewbits.analysis.plots import Array
 from fewbits.analysis.statistics import ALPHA, summary
 from fewbits.sweeps.store import State
@@ -90,12 +89,6 @@ def starts(results: Results) -> dict[str, int]:
         return 0 if planned.parent is None else start(planned.parent) + (planned.trial.branch.step or 0)
 
     return {member.id: start(member.id) for member in results.members}
-
-
-def branch_tokens(frame: pd.DataFrame) -> float | None:
-    """Where the trunk ends and arms begin; None without a trunk."""
-    trunk = frame[frame["arm"] == TRUNK]
-    return None if trunk.empty else float(trunk["tokens"].max())
 
 
 def diverged(results: Results, arms: tuple[str, ...]) -> tuple[str, ...]:

@@ -1,0 +1,199 @@
+"""Curves of losses as every study's figures show them: arms as they are, and their changes from a baseline.
+
+Arms differ by a tenth of a percent, so beside the curves themselves stand their changes, seed by seed. The paper's last
+numbers, where it prints them, are hollow marks at the right edge: of a model and a training far larger than ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from fewbits.analysis import plots, trajectories
+from fewbits.analysis.arms import AGAIN, BASELINE, TRUNK
+from fewbits.analysis.frames import Results
+from fewbits.analysis.plots import Array, Look
+from fewbits.analysis.results import FigureResult, Picture
+from fewbits.analysis.trajectories import Series
+from fewbits.analysis.verdicts import NoData
+
+LEAST = 1e-5  # half of the smallest range that a panel of changes shows
+NOISE = Look(None, (1, 1.6), "x")
+
+
+@dataclass(frozen=True)
+class Metric:
+    name: str
+    title: str
+    unit: str
+    every_step: bool = False  # so that it is averaged over steps to be legible
+    in_paper: bool = False
+
+
+LOSS = Metric("loss", "Training loss", "nats", every_step=True, in_paper=True)
+VALIDATION = Metric("validation_loss", "Validation loss", "nats", in_paper=True)
+NORM = Metric("parameter_norm", "Parameter norm", "L2")
+
+
+@dataclass(frozen=True)
+class Arm:
+    """An arm as figures show it."""
+
+    name: str
+    label: str
+    look: Look
+
+
+def _unsaid(metric: str, arm: str) -> float | None:
+    return None
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What a figure of curves shows."""
+
+    arms: tuple[Arm, ...]  # the baseline among them, or not
+    baseline: Arm
+    trunks: Mapping[str, str] = field(default_factory=lambda: {TRUNK: "trunk, BF16"})  # names, with their labels
+    said: Callable[[str, str], float | None] = _unsaid  # the paper's last change of a metric, of an arm
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(arm.name for arm in self.arms)
+
+    @property
+    def others(self) -> tuple[Arm, ...]:
+        """That are compared with the baseline."""
+        return tuple(arm for arm in self.arms if arm.name != self.baseline.name)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What one row of panels shows of one metric."""
+
+    levels: dict[str, Series]  # of arms, those there are; the trunk's among them
+    changes: dict[str, Series]  # from the baseline; A/A's, from BF16, among them
+    trials: tuple[str, ...]
+
+
+def measured(part: Results, of: Shown, metric: Metric, again: Results | None = None) -> Measured:
+    """part: the figure's own places. again: where A/A is run, if not there too."""
+    frame = _recorded(part, metric)
+    levels = {name: trajectories.level(frame, name) for name in (*of.names, *of.trunks)}
+    changes = {arm.name: trajectories.change(frame, arm.name, of.baseline.name) for arm in of.others}
+    noise = part if again is None else again
+    if noise.has(AGAIN):
+        changes[AGAIN] = trajectories.change(_recorded(noise, metric), AGAIN, BASELINE)
+    trials = (one.trials for one in (*levels.values(), *changes.values()) if one is not None)
+    return Measured(
+        {arm: one for arm, one in levels.items() if one is not None},
+        {arm: one for arm, one in changes.items() if one is not None},
+        tuple(dict.fromkeys(trial for some in trials for trial in some)),
+    )
+
+
+def _recorded(part: Results, metric: Metric) -> pd.DataFrame:
+    frame = trajectories.curves(part, metric.name)
+    return trajectories.smoothed(frame, part) if metric.every_step else frame
+
+
+def training(part: Results, of: Shown, metrics: Sequence[Metric], again: Results | None = None) -> Picture:
+    """A row of panels for each metric: as it is, and its change from the baseline."""
+    found = {metric: measured(part, of, metric, again) for metric in metrics}
+    there = {arm for one in found.values() for arm in one.levels}
+    if not there & set(of.names):
+        return NoData(f"no curve of {', '.join(arm.label for arm in of.arms)}")
+
+    def draw() -> Figure:
+        picture, grid = plots.panels(len(metrics), 2, 0.45 + 1.62 * len(metrics), sharex="col")
+        for row, (metric, one) in zip(grid, found.items(), strict=True):
+            last = metric is metrics[-1]
+            levels(row[0], one, of, metric, label_x=last)
+            changes(row[1], one, of, metric, label_x=last)
+        extra = [_trunk_line(of, name, [], []) for name in of.trunks if name in there]
+        extra += noise_key(found.values())
+        extra += [plots.hollow("the paper's last")] if any(m.in_paper for m in metrics) else []
+        plots.legend(picture, [(arm.label, arm.look) for arm in of.arms if arm.name in there], extra=extra)
+        return picture
+
+    notes: tuple[str, ...] = (
+        "Left: mean and range of seeds. Right: mean of the seeds' paired changes and its 90 % interval.",
+    )
+    if any(metric.every_step for metric in metrics):
+        notes += (f"The training loss is averaged over steps to {trajectories.POINTS} points of each curve.",)
+    notes += trajectories.diverged(part, of.names) + lacking(there, of)
+    return FigureResult(draw, tuple(dict.fromkeys(i for one in found.values() for i in one.trials)), notes)
+
+
+def levels(axes: Axes, found: Measured, of: Shown, metric: Metric, *, label_x: bool) -> None:
+    """As they are, from the trunk on."""
+    axes.set_title(f"{metric.title}, {metric.unit}")
+    for name in of.trunks:
+        if (trunk := found.levels.get(name)) is not None:
+            axes.add_line(_trunk_line(of, name, trunk.tokens, trunk.mean, marker="o" if trunk.few else ""))
+            axes.autoscale_view()
+            axes.axvline(trunk.tokens[-1], color=plots.theme().quiet, linewidth=0.7)
+    for arm in of.arms:
+        _draw(axes, arm.look, found.levels.get(arm.name))
+    if not found.levels:
+        plots.instead(axes, "no data")
+    plots.tokens_axis(axes, label_x)
+
+
+def changes(axes: Axes, found: Measured, of: Shown, metric: Metric, *, label_x: bool) -> None:
+    """From the baseline; with what BF16 differs from itself by, and where the paper's arms ended."""
+    axes.set_title(f"Change from {of.baseline.label}, %")
+    _draw(axes, NOISE, found.changes.get(AGAIN))
+    for arm in of.arms:
+        _draw(axes, arm.look, found.changes.get(arm.name))
+    if not found.changes:
+        plots.instead(axes, "no pair of trials")
+        return
+    axes.axhline(0, color=plots.theme().text, linewidth=1)
+    if np.ptp(axes.get_ylim()) < 2 * LEAST:  # the same to the last bits: no axis of rounding
+        axes.set_ylim(-LEAST, LEAST)
+    axes.yaxis.set_major_formatter(plots.percent(signed=True))
+    axes.locator_params(axis="y", nbins=5)
+    plots.tokens_axis(axes, label_x)
+    if metric.in_paper:
+        _paper_marks(axes, of, metric)
+
+
+def noise_key(found: Iterable[Measured]) -> list[Line2D]:
+    """For a legend, where A/A is shown."""
+    style: Any = NOISE.dashes
+    there = any(AGAIN in one.changes for one in found)
+    return (
+        [Line2D([], [], color=NOISE.shade, dashes=style, marker=NOISE.marker, label="A/A: BF16 again")] if there else []
+    )
+
+
+def lacking(there: Collection[str], of: Shown) -> tuple[str, ...]:
+    missing = [arm.label for arm in of.arms if arm.name not in there]
+    return (f"No data of {', '.join(missing)}.",) if missing else ()
+
+
+def _paper_marks(axes: Axes, of: Shown, metric: Metric) -> None:
+    """Right of the panel, beside each other."""
+    for i, arm in enumerate(of.others):
+        value, beside = of.said(metric.name, arm.name), axes.get_yaxis_transform()
+        if value is not None:
+            place, look = 1.03 + 0.045 * i, arm.look
+            axes.plot([place], [value], look.marker, mfc="none", mec=look.shade, transform=beside, clip_on=False)
+
+
+def _trunk_line(of: Shown, name: str, x: Array | list[float], y: Array | list[float], marker: str = "") -> Line2D:
+    dashes: Any = (None, None) if name == next(iter(of.trunks)) else (4, 2)
+    return Line2D(x, y, color=plots.theme().quiet, dashes=dashes, marker=marker, markersize=2, label=of.trunks[name])
+
+
+def _draw(axes: Axes, look: Look, series: Series | None) -> None:
+    if series is not None:
+        plots.curve(axes, look, series.tokens, series.mean, series.band, points=series.few)
