@@ -12,14 +12,14 @@ SCALE ?= cpu
 SEEDS ?=
 ADDRESS ?=
 RUNS ?=
-STUDIES := mor
+STUDIES := mor nvfp4
 REPRODUCE := $(STUDIES:%=reproduce-%)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup test lint bench ui clean $(REPRODUCE)
 
 help: ## Show this list
-	@sed -n 's/^\([a-z-]*\):.*## /  make \1	/p' $(firstword $(MAKEFILE_LIST)) | expand -t 22
+	@sed -n 's/^\([a-z0-9-]*\):.*## /  make \1	/p' $(firstword $(MAKEFILE_LIST)) | expand -t 26
 
 setup: $(BUILT) ## Make .venv, install fewbits with its tools, build the CPU kernels
 
@@ -39,6 +39,7 @@ ui: setup ## Serve MLflow's page of runs/ on 127.0.0.1:5000
 	$(BIN)/fewbits ui
 
 reproduce-mor: ## Run what is missing of the MoR study, and write its report: SCALE, SEEDS, ADDRESS, RUNS
+reproduce-nvfp4: ## The same of the NVFP4 study
 
 # Trials that fail are named in the report too, which is made all the same; then the sweep's status is the end's.
 $(REPRODUCE): reproduce-%: setup
