@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from fewbits.kernels import reference
-from fewbits.kernels.quantizer import Quantizer
+from fewbits.kernels.quantizer import GROUPED, Quantizer
 
 DTYPES = {torch.bfloat16: "Bf16", torch.float16: "Fp16", torch.float32: "Fp32"}
-SCALINGS = {"none": 0, "amax": 1, "gam": 2, "e8m0": 3, "mx": 4, "nvfp4": 5}
+SCALINGS = {"none": 0, "amax": 1, "gam": 2, "e8m0": 3, "mx": 4, "nvfp4": 5, "ue5m3": 6}
 COUNTS = 7
 EDGE = 8  # rows, and columns, of the patch that a thread holds
 WARP = 32
@@ -191,7 +191,7 @@ class Device:
 
     def encode(self, x: Tensor, q: Quantizer, axis: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
         grid = _grid(x, _block(q, axis, x))
-        groups = 0 if q.scaling not in ("gam", "nvfp4") else _group_count(q, axis, grid)
+        groups = _group_count(q, axis, grid) if _grouped(q) else 0
         codes = torch.zeros(x.shape, dtype=torch.int32, device=x.device)
         scale_codes = torch.zeros(grid, dtype=torch.int32, device=x.device)
         group_scales = torch.ones(groups, device=x.device)
@@ -449,7 +449,7 @@ def _signs(q: Quantizer) -> tuple[int, int, int, int]:
 
 
 def _grouped(q: Quantizer) -> bool:
-    return q.scaling in ("gam", "nvfp4")
+    return q.scaling in GROUPED
 
 
 def _group_count(q: Quantizer, axis: int, grid: tuple[int, int]) -> int:

@@ -47,7 +47,6 @@ Noise = Literal["gaussian", "uniform"]
 
 FLT_MAX = torch.finfo(torch.float32).max
 FLT_MIN = 2.0**-126  # the smallest normal float32
-E4M3 = TABLE["e4m3"]
 TE_SIGNS = (1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1)
 
 
@@ -128,14 +127,15 @@ def codes_of(values: Tensor, grid: Format) -> Tensor:
 
 def values_of(codes: Tensor, grid: Format) -> Tensor:
     """The float32 values of codes."""
-    magnitude = codes.long() & (1 << grid.bits - 1) - 1
+    magnitude_bits = grid.exponent_bits + grid.mantissa_bits
+    magnitude = codes.long() & (1 << magnitude_bits) - 1
     field, fraction = magnitude >> grid.mantissa_bits, magnitude & (1 << grid.mantissa_bits) - 1
     steps = fraction + ((field > 0).long() << grid.mantissa_bits)
     values = steps * power_of_two(field.clamp(min=1) - grid.bias - grid.mantissa_bits)
     values = torch.where(magnitude > grid.max_code, math.nan, values)
     if grid.has_inf:
         values = torch.where(magnitude == grid.code_of(math.inf, "inf"), math.inf, values)
-    negative = codes.long() >> grid.bits - 1 & 1
+    negative = codes.long() >> magnitude_bits & 1
     return torch.where(negative == 1, -values, values).float()
 
 
@@ -147,10 +147,21 @@ class Scales:
     """What is stored of the scales. Encoding uses nothing else either, so decoding cannot differ from it."""
 
     codes: Tensor  # int32, one per block
-    groups: Tensor  # float32: the mantissa of each group (gam), d (nvfp4), nothing
+    groups: Tensor  # float32: the mantissa of each group (gam), d (two levels), nothing
 
 
-NAN_CODES = {"none": 0, "amax": 0x7FC00000, "gam": 0xFF, "e8m0": 0xFF, "mx": 0xFF, "nvfp4": 0x7F}
+NAN_CODES = {"none": 0, "amax": 0x7FC00000, "gam": 0xFF, "e8m0": 0xFF, "mx": 0xFF, "nvfp4": 0x7F, "ue5m3": 0xFF}
+
+
+@dataclass(frozen=True)
+class TwoLevels:
+    """Block scales in a format of their own, under a float32 scale of the tensor."""
+
+    scales: Format
+    target: float  # the block scale that the tensor's amax gets
+
+
+TWO_LEVELS = {"nvfp4": TwoLevels(TABLE["e4m3"], 448), "ue5m3": TwoLevels(TABLE["ue5m3"], 448)}
 
 
 def ideal(amax: Tensor, grid: Format) -> Tensor:
@@ -188,12 +199,13 @@ def choose_scales(amax: Tensor, q: Quantizer, axis: int) -> Scales:
             if q.scaling == "e8m0":
                 exponent = exponent - (mantissa > max_mantissa).int()
             codes = 127 - torch.where(amax == 0, 0, exponent.clamp(-127, 127))
-        case "nvfp4":  # NVFP4 eqs. 1-3, in TransformerEngine's order of operations
+        case "nvfp4" | "ue5m3":  # NVFP4 eqs. 1-3, in TransformerEngine's order of operations
+            levels = TWO_LEVELS[q.scaling]
             tensor_amax = group_amax(amax, q, axis)
             top = torch.full_like(tensor_amax, q.format.max)
-            g = torch.where(tensor_amax == 0, 1, (top * 448 / tensor_amax).clamp(max=FLT_MAX))
-            s8 = (amax * (g * over(1, top))).clamp(max=448)
-            codes = codes_of(round_to_grid(s8, E4M3), E4M3)
+            g = torch.where(tensor_amax == 0, 1, (top * levels.target / tensor_amax).clamp(max=FLT_MAX))
+            s8 = (amax * (g * over(1, top))).clamp(max=levels.scales.max)
+            codes = codes_of(round_to_grid(s8, levels.scales), levels.scales)
             groups = over(1, g).flatten()
     return Scales(torch.where(poisoned, NAN_CODES[q.scaling], codes).to(torch.int32), groups)
 
@@ -214,8 +226,9 @@ def encode_factors(scales: Scales, q: Quantizer, axis: int) -> Tensor:
             return torch.where(codes == 0xFF, math.nan, s).float()
         case "e8m0" | "mx":
             return torch.where(codes == 0xFF, math.nan, power_of_two(127 - codes)).float()
-        case "nvfp4":
-            return over(1, values_of(codes, E4M3) * across(scales, axis)).clamp(max=FLT_MAX)
+        case "nvfp4" | "ue5m3":
+            s8 = values_of(codes, TWO_LEVELS[q.scaling].scales)
+            return over(1, s8 * across(scales, axis)).clamp(max=FLT_MAX)
     return torch.ones_like(codes, dtype=torch.float32)
 
 
@@ -229,8 +242,8 @@ def restore(values: Tensor, scales: Scales, q: Quantizer, axis: int, dtype: torc
         case "e8m0" | "mx":
             inverse = torch.where(scales.codes == 0xFF, math.nan, power_of_two(scales.codes - 127)).float()
             y = values * spread(inverse, block, shape)
-        case "nvfp4":
-            s8 = spread(values_of(scales.codes, E4M3), block, shape)
+        case "nvfp4" | "ue5m3":
+            s8 = spread(values_of(scales.codes, TWO_LEVELS[q.scaling].scales), block, shape)
             y = torch.where(s8 == 0, torch.copysign(s8, values), values * s8 * across(scales, axis))
     limit = torch.finfo(dtype).max
     return torch.where(values.isinf(), y, y.clamp(-limit, limit)).to(dtype)  # what overflowed to inf stays inf
@@ -305,7 +318,7 @@ def round_matrix(x: Tensor, q: Quantizer, axis: int, seed: int) -> Rounded:
     values = torch.where(overflowed, torch.copysign(torch.full_like(rounded, beyond), rounded), rounded)
     if not q.format.has_inf:  # an infinity left is the source's own, uncast
         values = torch.where(values.isinf(), math.nan, values)
-    if q.scaling == "nvfp4":  # nothing is left of a block whose scale is 0
+    if q.scaling in TWO_LEVELS:  # nothing is left of a block whose scale is 0
         values = torch.where(
             spread(scales.codes == 0, block, x.shape), torch.zeros_like(values).copysign(source), values
         )

@@ -48,7 +48,7 @@ FB_HD Element element(float x, const Grid &g, const Scale &s, int scaling, bool 
     }
   }
   bool over = magnitude(q) > g.max;
-  q = with_sign(s.decode == 0.0f ? 0.0f : limited(q, g), x);  // nvfp4: nothing is left of a block whose scale is 0
+  q = with_sign(s.decode == 0.0f ? 0.0f : limited(q, g), x);  // two levels: nothing is left of a block whose scale is 0
   float y = scaling == AMAX || scaling == GAM ? q / s.encode : (q * s.decode) * s.outer;
   if (finite(q) && magnitude(y) > D::max) y = with_sign(D::max, y);  // finite in, finite out
   return Element{q, y, over};

@@ -62,7 +62,7 @@ template <class D> struct Plan {
         C(q.scaling == NONE ? PIECE : q.block_cols),
         block_count_rows((rows + R - 1) / R),
         block_count_cols((cols + C - 1) / C),
-        grouped(q.scaling == GAM || q.scaling == NVFP4),
+        grouped(is_grouped(q.scaling)),
         rotation(q.hadamard, q.signs) {
     around = double(rows) * double(cols) * sizeof(Cell<D>) > double(16 << 20);
   }
@@ -236,11 +236,14 @@ template <class D> struct Plan {
         case NVFP4:
           scales<NVFP4>(amax, m, max, g, ordinary, to);
           break;
+        case UE5M3:
+          scales<UE5M3>(amax, m, max, g, ordinary, to);
+          break;
         default:
           scales<NONE>(amax, m, max, g, ordinary, to);
       }
       std::fill(s.block_outer.begin() + int64_t(b), s.block_outer.begin() + int64_t(b) + m,
-                q.scaling == NVFP4 ? g.decode : 1.0f);
+                two_levels(q.scaling) ? g.decode : 1.0f);
     }
   }
 
@@ -431,9 +434,8 @@ template <class D> struct Plan {
       bool all_plain = kinds == ORDINARY;
       if (request.scale_codes) {
         for (size_t b = 0; b < s.code.size(); b++) {
-          uint32_t poisoned = q.scaling == AMAX ? NAN_BITS : q.scaling == NVFP4 ? 0x7fu : 0xffu;
           request.scale_codes[block_row * block_count_cols + t.c0 / C + int64_t(b)] =
-              s.kind[b] == POISONED ? poisoned : s.code[b];
+              s.kind[b] == POISONED ? nan_scale_code(q.scaling) : s.code[b];
         }
       }
       while (r < block_end) {

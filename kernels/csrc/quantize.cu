@@ -170,8 +170,7 @@ FB_D void store_codes(const Spec &s, const Request &r, const Element &e, const B
   const Parts &p = r.blocks;
   if (!r.scale_codes || row % p.rows || col % p.cols) return;
   int block_row = row / p.rows, block_col = col / p.cols;
-  uint32_t nan_code = s.scaling == AMAX ? NAN_BITS : s.scaling == NVFP4 ? 0x7fu : 0xffu;
-  r.scale_codes[p.at(row, col)] = int32_t(b.poisoned ? nan_code : b.scale.code);
+  r.scale_codes[p.at(row, col)] = int32_t(b.poisoned ? nan_scale_code(s.scaling) : b.scale.code);
   bool first = s.group_by_row ? (s.down ? block_row : block_col) == 0 : block_row + block_col == 0;
   if (!r.group_scales || !first) return;
   int group = group_index(s, block_row, block_col);

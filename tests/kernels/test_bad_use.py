@@ -42,8 +42,11 @@ CASES: dict[str, tuple[Callable[[], object], str]] = {
     "format of scales": (lambda: fake_quantize(X, "e8m0"), "e8m0 holds scales; element formats are e4m3"),
     "block of nothing": (lambda: fake_quantize(X, "e4m3:0x4:gam"), "'0x4' is neither a block (tensor, channel or RxC"),
     "block of one side": (lambda: fake_quantize(X, "e4m3:16:gam"), "'16' is neither a block (tensor, channel or RxC"),
-    "block without scaling": (lambda: fake_quantize(X, "e4m3:1x16"), "valid are none, amax, gam, e8m0, mx, nvfp4"),
-    "unknown scaling": (lambda: fake_quantize(X, "e4m3:1x16:max"), "valid are none, amax, gam, e8m0, mx, nvfp4"),
+    "block without scaling": (
+        lambda: fake_quantize(X, "e4m3:1x16"),
+        "valid are none, amax, gam, e8m0, mx, nvfp4, ue5m3",
+    ),
+    "unknown scaling": (lambda: fake_quantize(X, "e4m3:1x16:max"), "valid are none, amax, gam, e8m0, mx, nvfp4, ue5m3"),
     "signs of a GEMM": (lambda: fake_quantize(X, "e4m3:rht16:signs=each"), "signs=each is for recipes"),
     "signs of a GEMM, mixed": (lambda: mix(X, "e4m3:rht8:signs=each @ error<1 | bf16:rht8:signs=each"), "SEED"),
     "signs of a GEMM, stored": (lambda: encode(X, "e4m3:rht16:signs=each"), "signs=each is for recipes"),

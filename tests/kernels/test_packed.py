@@ -212,7 +212,13 @@ def test_gam_scales_are_the_groups_mantissa_times_a_power_and_divide() -> None:
 
 @pytest.mark.parametrize(
     ("text", "code"),
-    [("e4m3:1x16:gam", 0xFF), ("e2m1:1x16:e8m0", 0xFF), ("e2m1:1x16:mx", 0xFF), ("e2m1:1x16:nvfp4", 0x7F)],
+    [
+        ("e4m3:1x16:gam", 0xFF),
+        ("e2m1:1x16:e8m0", 0xFF),
+        ("e2m1:1x16:mx", 0xFF),
+        ("e2m1:1x16:nvfp4", 0x7F),
+        ("e2m1:1x16:ue5m3", 0xFF),
+    ],
 )
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_a_block_that_is_not_finite_has_a_nan_scale_and_codes_of_zero(text: str, code: int, bad: float) -> None:

@@ -57,6 +57,9 @@ FAMILIES = (
     "e2m1:16x16:nvfp4",
     "e2m1:32x1:nvfp4",
     "e4m3:channel:nvfp4",
+    "e2m1:1x16:ue5m3",
+    "e2m1:16x16:ue5m3",
+    "e4m3:3x5:ue5m3",
 )
 VARIANTS = (
     "",
