@@ -47,6 +47,7 @@ struct Request {         // of one quantizer
   float *group_scales;   // and of groups (null: there are none)
   uint32_t *block_amax;  // LOOKUP: of each block, float32 bits
   uint32_t *group_amax;  // of each group's finite blocks, float32 bits
+  int64_t *four_less_six;  // fouroversix: of each block
   uint64_t seed;
   Signs signs;
   Parts parts, blocks;  // of statistics and skip; LOOKUP: the blocks

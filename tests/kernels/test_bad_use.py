@@ -44,12 +44,16 @@ CASES: dict[str, tuple[Callable[[], object], str]] = {
     "block of one side": (lambda: fake_quantize(X, "e4m3:16:gam"), "'16' is neither a block (tensor, channel or RxC"),
     "block without scaling": (
         lambda: fake_quantize(X, "e4m3:1x16"),
-        "valid are none, amax, gam, e8m0, mx, nvfp4, ue5m3",
+        "valid are none, amax, gam, e8m0, mx, nvfp4, ue5m3, fouroversix",
     ),
-    "unknown scaling": (lambda: fake_quantize(X, "e4m3:1x16:max"), "valid are none, amax, gam, e8m0, mx, nvfp4, ue5m3"),
+    "unknown scaling": (
+        lambda: fake_quantize(X, "e4m3:1x16:max"),
+        "valid are none, amax, gam, e8m0, mx, nvfp4, ue5m3, fouroversix",
+    ),
     "signs of a GEMM": (lambda: fake_quantize(X, "e4m3:rht16:signs=each"), "signs=each is for recipes"),
     "signs of a GEMM, mixed": (lambda: mix(X, "e4m3:rht8:signs=each @ error<1 | bf16:rht8:signs=each"), "SEED"),
     "signs of a GEMM, stored": (lambda: encode(X, "e4m3:rht16:signs=each"), "signs=each is for recipes"),
+    "4 and 6 of another format": (lambda: fake_quantize(X, "e4m3:1x16:fouroversix"), "valid is e2m1"),
     "unknown option": (lambda: fake_quantize(X, "e4m3:rounded"), "nearest, stochastic, rhtN, signs=te|none|SEED"),
     "option given twice": (lambda: fake_quantize(X, "e4m3:nearest:stochastic"), "gives rounding a second time"),
     "rotation of no power of two": (lambda: fake_quantize(X, "e4m3:rht24"), "valid are 2, 4, 8, 16, 32, 64, 128"),

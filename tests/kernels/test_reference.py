@@ -78,6 +78,8 @@ QUANTIZERS = [
     "bf16:1x4:nvfp4",
     "e2m1:1x16:ue5m3",
     "e2m1:16x16:ue5m3:stochastic",
+    "e2m1:1x16:fouroversix",
+    "e2m1:16x16:fouroversix:stochastic:rht16",
 ]
 
 
@@ -714,7 +716,7 @@ def test_a_block_with_a_non_finite_value_is_nan_and_no_other_block_notices(text:
         assert_same(y, want)
         codes, scale_codes, _ = encode(poisoned, q, axis, 16)
         assert not codes[block].any()
-        nan = {"amax": 0x7FC00000, "nvfp4": 0x7F}.get(q.scaling, 0xFF)
+        nan = {"amax": 0x7FC00000, "nvfp4": 0x7F, "fouroversix": 0x7F}.get(q.scaling, 0xFF)
         assert (scale_codes == nan).sum() == 1
         assert scale_codes[9 // r, 17 // c] == nan
 
