@@ -15,14 +15,14 @@ from fewbits.kernels.api import fake_quantize, fake_quantize_both, mix
 from fewbits.kernels.backends import backend_for
 from fewbits.kernels.mixing import mix_matrix
 from fewbits.kernels.noise import gaussian_noise, sample_weight, uniform_noise
-from fewbits.kernels.quantizer import Mixture, Quantizer
+from fewbits.kernels.quantizer import GROUPED, Mixture, Quantizer
 
 SEED = 1
 
 
 def reads(q: Quantizer, axis: int) -> int:
     """How often a kernel must walk the input: once more where a scale spans more than stays in a cache on the way."""
-    spans_tensor = q.scaling in ("gam", "nvfp4") or (q.scaling != "none" and q.block.rows is None)
+    spans_tensor = q.scaling in GROUPED or (q.scaling != "none" and q.block.rows is None)
     spans_columns = str(q.block) == "channel" and axis == 0
     return 2 if spans_tensor or spans_columns else 1
 

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from fewbits.kernels import build, reference
-from fewbits.kernels.quantizer import Quantizer
+from fewbits.kernels.quantizer import GROUPED, Quantizer
 
 DTYPES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
-SCALINGS = {"none": 0, "amax": 1, "gam": 2, "e8m0": 3, "mx": 4, "nvfp4": 5}
+SCALINGS = {"none": 0, "amax": 1, "gam": 2, "e8m0": 3, "mx": 4, "nvfp4": 5, "ue5m3": 6, "fouroversix": 7}
 NOISES = {"gaussian": 0, "uniform": 1}
 COUNTS = 7
 SMALL = 1 << 15  # elements under which a second thread costs more than it brings
@@ -129,7 +129,7 @@ def encode(x: Tensor, q: Quantizer, axis: int, seed: int) -> tuple[Tensor, Tenso
     quant = request.quant
     across, down = _grid(rows, cols, quant.block_rows, quant.block_cols)
     scale_codes = torch.zeros(across, down, dtype=torch.int32)
-    groups = 0 if q.scaling not in ("gam", "nvfp4") else 1 if q.group == "tensor" else (down if axis == 0 else across)
+    groups = 0 if q.scaling not in GROUPED else 1 if q.group == "tensor" else (down if axis == 0 else across)
     group_scales = torch.ones(groups, dtype=torch.float32)
     request.codes, request.group_scales = codes.data_ptr(), group_scales.data_ptr()
     request.scale_codes = scale_codes.data_ptr() if q.scaling != "none" else None

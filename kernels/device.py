@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from fewbits.kernels import reference
-from fewbits.kernels.quantizer import Quantizer
+from fewbits.kernels.quantizer import GROUPED, Quantizer
 
 DTYPES = {torch.bfloat16: "Bf16", torch.float16: "Fp16", torch.float32: "Fp32"}
-SCALINGS = {"none": 0, "amax": 1, "gam": 2, "e8m0": 3, "mx": 4, "nvfp4": 5}
+SCALINGS = {"none": 0, "amax": 1, "gam": 2, "e8m0": 3, "mx": 4, "nvfp4": 5, "ue5m3": 6, "fouroversix": 7}
 COUNTS = 7
 EDGE = 8  # rows, and columns, of the patch that a thread holds
 WARP = 32
@@ -109,6 +109,7 @@ class _Request(ctypes.Structure):
     _fields_ = [
         *[(name, ctypes.c_void_p) for name in ("out", "tally", "part_amax", "skip")],
         *[(name, ctypes.c_void_p) for name in ("codes", "scale_codes", "group_scales", "block_amax", "group_amax")],
+        ("four_less_six", ctypes.c_void_p),
         ("seed", ctypes.c_uint64),
         ("signs", ctypes.c_uint32 * 4),
         ("parts", _Parts),
@@ -191,7 +192,7 @@ class Device:
 
     def encode(self, x: Tensor, q: Quantizer, axis: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
         grid = _grid(x, _block(q, axis, x))
-        groups = 0 if q.scaling not in ("gam", "nvfp4") else _group_count(q, axis, grid)
+        groups = _group_count(q, axis, grid) if _grouped(q) else 0
         codes = torch.zeros(x.shape, dtype=torch.int32, device=x.device)
         scale_codes = torch.zeros(grid, dtype=torch.int32, device=x.device)
         group_scales = torch.ones(groups, device=x.device)
@@ -276,9 +277,12 @@ class Device:
             # Values are no concern of this pass: quantizers that differ in them share a kernel.
             alike = tuple(spec._replace(stochastic=0, stats=0, skips=0, encodes=0, piece=0) for spec in specs)
             self._launcher.launch(Variant("quantize.cu", "measure", names, shape, alike), tiles, call, x.device)
-            for job, spec, (block_amax, group_amax) in zip(jobs, specs, held, strict=True):
+            for job, spec, (block_amax, group_amax, _) in zip(jobs, specs, held, strict=True):
                 if spec.lookup and _grouped(job.q):
                     _group_amaxes(job, block_amax, group_amax)
+        if any(_weighs(job.q) for job in jobs):
+            alike = tuple(spec._replace(stats=0, skips=0, encodes=0, piece=0) for spec in specs)
+            self._launcher.launch(Variant("quantize.cu", "weigh", names, shape, alike), tiles, call, x.device)
         call.backwards = measured
         self._launcher.launch(Variant("quantize.cu", "quantize", names, shape, specs), tiles, call, x.device)
 
@@ -331,10 +335,13 @@ def _usual_shape(x: Tensor) -> Shape:
 def _block_on_chip(q: Quantizer, axis: int, x: Tensor, shape: Shape) -> tuple[int, int] | None:
     """The quantizer's block as it lies in tiles of that shape; None if tiles cannot hold whole ones.
 
-    A naive cast has none: its vectors take their place. A block as large as the matrix may be larger.
+    A naive cast has none: its vectors take their place. A block as large as the matrix may be larger. Four Over Six
+    has to look at its blocks before it quantizes them, so they are treated as the large ones are.
     """
     if q.scaling == "none":
         return (1, EDGE)
+    if _weighs(q):
+        return None
     sides = []
     for size, have, tile in zip(_block(q, axis, x), x.shape, (shape.rows, shape.cols), strict=True):
         size = _power(size) if size >= have else size
@@ -347,7 +354,7 @@ def _block_on_chip(q: Quantizer, axis: int, x: Tensor, shape: Shape) -> tuple[in
 def _shape(x: Tensor, jobs: Sequence[_Job]) -> Shape:
     """Tiles that hold the blocks of a single quantizer, channels included; else the usual ones."""
     usual, (rows, cols) = _usual_shape(x), x.shape
-    if len(jobs) > 1 or _block_on_chip(jobs[0].q, jobs[0].axis, x, usual):
+    if len(jobs) > 1 or _weighs(jobs[0].q) or _block_on_chip(jobs[0].q, jobs[0].axis, x, usual):
         return usual
     r, c = _block(jobs[0].q, jobs[0].axis, x)
     if r == 1 and c >= cols and cols <= LONGEST_ROW:
@@ -449,15 +456,20 @@ def _signs(q: Quantizer) -> tuple[int, int, int, int]:
 
 
 def _grouped(q: Quantizer) -> bool:
-    return q.scaling in ("gam", "nvfp4")
+    return q.scaling in GROUPED
+
+
+def _weighs(q: Quantizer) -> bool:
+    return q.scaling == "fouroversix"
 
 
 def _group_count(q: Quantizer, axis: int, grid: tuple[int, int]) -> int:
     return 1 if q.group == "tensor" else grid[1] if axis == 0 else grid[0]
 
 
-def _fill(request: _Request, x: Tensor, job: _Job, spec: Spec, shape: Shape) -> tuple[Tensor, Tensor]:
-    """-> amaxes of blocks and of groups, which a first pass raises from 0; to be held until kernels are queued."""
+def _fill(request: _Request, x: Tensor, job: _Job, spec: Spec, shape: Shape) -> tuple[Tensor, Tensor, Tensor]:
+    """-> amaxes of blocks and of groups, which a first pass raises from 0, and what Four Over Six weighs its blocks by;
+    to be held until kernels are queued."""
     block = (1, x.shape[1]) if job.q.scaling == "none" else _block(job.q, job.axis, x)
     grid = _grid(x, block)
     block_amax = torch.zeros(grid if spec.lookup else 0, dtype=torch.int32, device=x.device)
@@ -466,7 +478,9 @@ def _fill(request: _Request, x: Tensor, job: _Job, spec: Spec, shape: Shape) -> 
 
     request.out, request.tally, request.part_amax = _pointer(job.out), _pointer(job.counts), _pointer(job.amax)
     request.skip = _pointer(job.skip)
+    weighed = torch.zeros(grid if _weighs(job.q) else 0, dtype=torch.int64, device=x.device)
     request.block_amax, request.group_amax = block_amax.data_ptr(), group_amax.data_ptr()
+    request.four_less_six = weighed.data_ptr()
     request.seed, request.signs = job.seed, (ctypes.c_uint32 * 4)(*_signs(job.q))
     _, request.parts = _parts(x, job.partition or _whole(x), shape)
     _, request.blocks = _parts(x, block, shape)
@@ -478,7 +492,7 @@ def _fill(request: _Request, x: Tensor, job: _Job, spec: Spec, shape: Shape) -> 
         request.sign_shift = f.bits - 1
         request.nan_code = f.code_of(float("nan")) if f.has_nan else 0
         request.inf_code = f.code_of(float("inf"), "inf") if f.has_inf else 0
-    return block_amax, group_amax
+    return block_amax, group_amax, weighed
 
 
 def _group_amaxes(job: _Job, block_amax: Tensor, group_amax: Tensor) -> None:

@@ -200,6 +200,7 @@ _ROWS = (
     Format("e2m3", 2,  3,   1, "none"),
     Format("e3m4", 3,  4,   3, "ieee"),
     Format("e8m0", 8,  0, 127, "nan", signed=False),  # holds scales: powers of two
+    Format("ue5m3",5,  3,  15, "nan", signed=False),  # holds scales; NaN in 0xFF alone, as CUDA's __nv_fp8_ue5m3
     Format("bf16", 8,  7, 127, "ieee"),
     Format("fp16", 5, 10,  15, "ieee"),
     Format("fp32", 8, 23, 127, "ieee"),
@@ -224,7 +225,7 @@ _MEANT: Final[Mapping[str, str]] = MappingProxyType(  # names of families and re
         "float4_e2m1fn_x2": "e2m1",
     }
 )
-_BY_FACTS = {(row.exponent_bits, row.mantissa_bits, row.specials): row for row in _ROWS}
+_BY_FACTS = {(row.exponent_bits, row.mantissa_bits, row.specials): row for row in _ROWS if row.signed}
 _SUFFIXES: dict[str, Specials] = {"fn": "nan", "ieee": "ieee", "finite": "none"}
 _SUFFIX_OF = {specials: suffix for suffix, specials in _SUFFIXES.items()}
 

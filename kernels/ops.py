@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fewbits.kernels.backends import backend_for
 from fewbits.kernels.mixing import mix_matrix
-from fewbits.kernels.quantizer import Mixture, Quantizer
+from fewbits.kernels.quantizer import GROUPED, Mixture, Quantizer
 
 _LIBRARY = torch.library.Library("fewbits", "DEF")
 COUNTS = 7  # statistics of a part: see README.md
@@ -198,7 +198,7 @@ def _encode(x: Tensor, spec: str, axis: int, seed: int) -> tuple[Tensor, Tensor,
 def _encode_fake(x: Tensor, spec: str, axis: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
     q, (rows, cols) = Quantizer.parse(spec), _shape(x)
     grid = _grid(x, q.block.resolve(rows, cols, axis))
-    groups = 0 if q.scaling not in ("gam", "nvfp4") else 1 if q.group == "tensor" else grid[1 if axis == 0 else 0]
+    groups = 0 if q.scaling not in GROUPED else 1 if q.group == "tensor" else grid[1 if axis == 0 else 0]
     return (
         x.new_empty((rows, cols), dtype=torch.int32),
         x.new_empty(grid, dtype=torch.int32),

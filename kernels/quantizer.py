@@ -29,12 +29,13 @@ from typing import Literal, get_args
 
 from fewbits.kernels.formats import TABLE, Format, Overflow
 
-Scaling = Literal["none", "amax", "gam", "e8m0", "mx", "nvfp4"]
+Scaling = Literal["none", "amax", "gam", "e8m0", "mx", "nvfp4", "ue5m3", "fouroversix"]
 Rounding = Literal["nearest", "stochastic"]
 Group = Literal["tensor", "row"]
 Signs = Literal["te", "none", "each"]
 
 SCALINGS: tuple[Scaling, ...] = get_args(Scaling)
+GROUPED: tuple[Scaling, ...] = ("gam", "nvfp4", "ue5m3", "fouroversix")  # with scales that blocks share
 ROUNDINGS: tuple[Rounding, ...] = get_args(Rounding)
 GROUPS: tuple[Group, ...] = get_args(Group)
 HADAMARD_SIZES = (2, 4, 8, 16, 32, 64, 128)
@@ -85,7 +86,8 @@ class Quantizer:
 
     scaling: `none` is the naive cast; `amax` an FP32 scale that takes the block's maximum to the format's; `gam` MoR's
         algorithm 1; `e8m0` a power of two that never saturates; `mx` OCP MX v1.0's floor rule, which may; `nvfp4` an
-        E4M3 block scale × an FP32 tensor scale.
+        E4M3 block scale × an FP32 tensor scale; `ue5m3` the same with block scales of a wider range;
+        `fouroversix` the same with the block's maximum at 6 or at 4, whichever errs less.
     hadamard: size of the random Hadamard transform along the axis, or None.
     signs: of that transform: `te` (TransformerEngine's vector, for size 16, where it is the default), `none`, a seed
         (0 is the default of the other sizes), or `each`: drawn for every GEMM by whoever computes it (`with_signs`).
@@ -144,6 +146,8 @@ class Quantizer:
             )
         if self.format.name == "fp32" and self.scaling != "none":
             raise ValueError(f"scaling {self.scaling!r} with format fp32: valid is none")
+        if self.scaling == "fouroversix" and self.format.name != "e2m1":
+            raise ValueError(f"scaling 'fouroversix' with format {self.format}: valid is e2m1, whose 4 and 6 it means")
         if self.group == "row" and self.scaling != "gam":
             raise ValueError(f"group 'row' with scaling {self.scaling!r}: only gam has groups")
         if self.hadamard is None:
@@ -181,7 +185,8 @@ class Quantizer:
         """The quantizer spelled `format[:block:scaling]` and options; cached.
 
         format: e4m3, e5m2, e2m1, e3m2, e2m3, e3m4, bf16, fp16, fp32 or any eXmY.
-        block: tensor, channel or RxC. scaling: amax, gam, e8m0, mx or nvfp4. A format alone is the naive cast.
+        block: tensor, channel or RxC. A format alone is the naive cast.
+        scaling: amax, gam, e8m0, mx, nvfp4, ue5m3 or fouroversix.
         options, in any order: stochastic, rhtN, signs=te|none|SEED|each, overflow=saturate|nan|inf, group=tensor|row.
 
         >>> Quantizer.parse("e2m1:1x16:nvfp4:stochastic:rht16")

@@ -47,7 +47,6 @@ Noise = Literal["gaussian", "uniform"]
 
 FLT_MAX = torch.finfo(torch.float32).max
 FLT_MIN = 2.0**-126  # the smallest normal float32
-E4M3 = TABLE["e4m3"]
 TE_SIGNS = (1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1)
 
 
@@ -128,14 +127,15 @@ def codes_of(values: Tensor, grid: Format) -> Tensor:
 
 def values_of(codes: Tensor, grid: Format) -> Tensor:
     """The float32 values of codes."""
-    magnitude = codes.long() & (1 << grid.bits - 1) - 1
+    magnitude_bits = grid.exponent_bits + grid.mantissa_bits
+    magnitude = codes.long() & (1 << magnitude_bits) - 1
     field, fraction = magnitude >> grid.mantissa_bits, magnitude & (1 << grid.mantissa_bits) - 1
     steps = fraction + ((field > 0).long() << grid.mantissa_bits)
     values = steps * power_of_two(field.clamp(min=1) - grid.bias - grid.mantissa_bits)
     values = torch.where(magnitude > grid.max_code, math.nan, values)
     if grid.has_inf:
         values = torch.where(magnitude == grid.code_of(math.inf, "inf"), math.inf, values)
-    negative = codes.long() >> grid.bits - 1 & 1
+    negative = codes.long() >> magnitude_bits & 1
     return torch.where(negative == 1, -values, values).float()
 
 
@@ -147,10 +147,34 @@ class Scales:
     """What is stored of the scales. Encoding uses nothing else either, so decoding cannot differ from it."""
 
     codes: Tensor  # int32, one per block
-    groups: Tensor  # float32: the mantissa of each group (gam), d (nvfp4), nothing
+    groups: Tensor  # float32: the mantissa of each group (gam), d (two levels), nothing
 
 
-NAN_CODES = {"none": 0, "amax": 0x7FC00000, "gam": 0xFF, "e8m0": 0xFF, "mx": 0xFF, "nvfp4": 0x7F}
+NAN_CODES = {
+    "none": 0,
+    "amax": 0x7FC00000,
+    "gam": 0xFF,
+    "e8m0": 0xFF,
+    "mx": 0xFF,
+    "nvfp4": 0x7F,
+    "ue5m3": 0xFF,
+    "fouroversix": 0x7F,
+}
+
+
+@dataclass(frozen=True)
+class TwoLevels:
+    """Block scales in a format of their own, under a float32 scale of the tensor."""
+
+    scales: Format
+    target: float  # the block scale that the tensor's amax gets
+
+
+TWO_LEVELS = {
+    "nvfp4": TwoLevels(TABLE["e4m3"], 448),
+    "ue5m3": TwoLevels(TABLE["ue5m3"], 448),
+    "fouroversix": TwoLevels(TABLE["e4m3"], 256),  # leaves room for half as much again
+}
 
 
 def ideal(amax: Tensor, grid: Format) -> Tensor:
@@ -167,8 +191,8 @@ def group_amax(amax: Tensor, q: Quantizer, axis: int) -> Tensor:
     return F.pad(amax, (0, 0, 0, 1)).amax(0, keepdim=True)
 
 
-def choose_scales(amax: Tensor, q: Quantizer, axis: int) -> Scales:
-    """The scales of blocks with these largest magnitudes."""
+def choose_scales(amax: Tensor, q: Quantizer, axis: int, expansion: float = 1.0) -> Scales:
+    """The scales of blocks with these largest magnitudes; `expansion` makes two-level block scales larger."""
     poisoned = ~amax.isfinite()
     amax = torch.where(poisoned, 0, amax)
     codes, groups = torch.zeros_like(amax, dtype=torch.int32), amax.new_empty(0)
@@ -188,12 +212,13 @@ def choose_scales(amax: Tensor, q: Quantizer, axis: int) -> Scales:
             if q.scaling == "e8m0":
                 exponent = exponent - (mantissa > max_mantissa).int()
             codes = 127 - torch.where(amax == 0, 0, exponent.clamp(-127, 127))
-        case "nvfp4":  # NVFP4 eqs. 1-3, in TransformerEngine's order of operations
+        case "nvfp4" | "ue5m3" | "fouroversix":  # NVFP4 eqs. 1-3, in TransformerEngine's order of operations
+            levels = TWO_LEVELS[q.scaling]
             tensor_amax = group_amax(amax, q, axis)
             top = torch.full_like(tensor_amax, q.format.max)
-            g = torch.where(tensor_amax == 0, 1, (top * 448 / tensor_amax).clamp(max=FLT_MAX))
-            s8 = (amax * (g * over(1, top))).clamp(max=448)
-            codes = codes_of(round_to_grid(s8, E4M3), E4M3)
+            g = torch.where(tensor_amax == 0, 1, (top * levels.target / tensor_amax).clamp(max=FLT_MAX))
+            s8 = (amax * (g * over(1, top)) * expansion).clamp(max=levels.scales.max)
+            codes = codes_of(round_to_grid(s8, levels.scales), levels.scales)
             groups = over(1, g).flatten()
     return Scales(torch.where(poisoned, NAN_CODES[q.scaling], codes).to(torch.int32), groups)
 
@@ -214,8 +239,9 @@ def encode_factors(scales: Scales, q: Quantizer, axis: int) -> Tensor:
             return torch.where(codes == 0xFF, math.nan, s).float()
         case "e8m0" | "mx":
             return torch.where(codes == 0xFF, math.nan, power_of_two(127 - codes)).float()
-        case "nvfp4":
-            return over(1, values_of(codes, E4M3) * across(scales, axis)).clamp(max=FLT_MAX)
+        case "nvfp4" | "ue5m3" | "fouroversix":
+            s8 = values_of(codes, TWO_LEVELS[q.scaling].scales)
+            return over(1, s8 * across(scales, axis)).clamp(max=FLT_MAX)
     return torch.ones_like(codes, dtype=torch.float32)
 
 
@@ -229,8 +255,8 @@ def restore(values: Tensor, scales: Scales, q: Quantizer, axis: int, dtype: torc
         case "e8m0" | "mx":
             inverse = torch.where(scales.codes == 0xFF, math.nan, power_of_two(scales.codes - 127)).float()
             y = values * spread(inverse, block, shape)
-        case "nvfp4":
-            s8 = spread(values_of(scales.codes, E4M3), block, shape)
+        case "nvfp4" | "ue5m3" | "fouroversix":
+            s8 = spread(values_of(scales.codes, TWO_LEVELS[q.scaling].scales), block, shape)
             y = torch.where(s8 == 0, torch.copysign(s8, values), values * s8 * across(scales, axis))
     limit = torch.finfo(dtype).max
     return torch.where(values.isinf(), y, y.clamp(-limit, limit)).to(dtype)  # what overflowed to inf stays inf
@@ -295,21 +321,44 @@ class Rounded:
 
 def round_matrix(x: Tensor, q: Quantizer, axis: int, seed: int) -> Rounded:
     source = rotate(x, q, axis).float()
-    block = block_of(x, q, axis)
-    scales = choose_scales(largest(source, block), q, axis)
-    scaled = source * spread(encode_factors(scales, q, axis), block, x.shape)
+    amax = largest(source, block_of(x, q, axis))
     draws = uniform(x.numel(), seed, x.device).view(x.shape) if q.rounding == "stochastic" else None
+    if q.scaling == "fouroversix":
+        return four_over_six(source, amax, q, axis, draws)
+    return round_with(choose_scales(amax, q, axis), source, q, axis, draws)
+
+
+def round_with(scales: Scales, source: Tensor, q: Quantizer, axis: int, draws: Tensor | None) -> Rounded:
+    block = block_of(source, q, axis)
+    scaled = source * spread(encode_factors(scales, q, axis), block, source.shape)
     rounded = round_to_grid(scaled, q.format, draws)
     overflowed = source.isfinite() & (rounded.abs() > q.format.max)
     beyond = {"saturate": q.format.max, "nan": math.nan, "inf": math.inf}[q.overflow]
     values = torch.where(overflowed, torch.copysign(torch.full_like(rounded, beyond), rounded), rounded)
     if not q.format.has_inf:  # an infinity left is the source's own, uncast
         values = torch.where(values.isinf(), math.nan, values)
-    if q.scaling == "nvfp4":  # nothing is left of a block whose scale is 0
+    if q.scaling in TWO_LEVELS:  # nothing is left of a block whose scale is 0
         values = torch.where(
-            spread(scales.codes == 0, block, x.shape), torch.zeros_like(values).copysign(source), values
+            spread(scales.codes == 0, block, source.shape), torch.zeros_like(values).copysign(source), values
         )
     return Rounded(source, scales, values.float(), overflowed)
+
+
+def four_over_six(source: Tensor, amax: Tensor, q: Quantizer, axis: int, draws: Tensor | None) -> Rounded:
+    """Blocks by the scale that takes their maximum to 6, or by that which takes it to 4 where it errs less."""
+    six, four = (round_with(choose_scales(amax, q, axis, expansion), source, q, axis, draws) for expansion in (1, 1.5))
+    better = squared_error(four, amax, q, axis) < squared_error(six, amax, q, axis)
+    scales = Scales(torch.where(better, four.scales.codes, six.scales.codes), six.scales.groups)
+    return round_with(scales, source, q, axis, draws)
+
+
+def squared_error(rounded: Rounded, amax: Tensor, q: Quantizer, axis: int) -> Tensor:
+    """Of each block, in units of 2^-32 of its amax squared: a sum of whole numbers, which no order changes."""
+    source, block = rounded.source, block_of(rounded.source, q, axis)
+    y = restore(rounded.values, rounded.scales, q, axis, torch.float32)
+    error = (source - y).abs() / spread(amax, block, source.shape)
+    error = torch.where(error <= 1, error, 1)
+    return fold((error.double() * 2**16).round().long().square(), block).sum((1, 3))
 
 
 def quantize(

@@ -30,7 +30,7 @@ void scales(const uint32_t *amax, int64_t n, float max, const Group &group, cons
     encode[i] = s.encode, decode[i] = s.decode, code[i] = s.code;
     uint32_t plain = uint32_t(a <= ordinary.most) & (uint32_t(a >= ordinary.least) | uint32_t(a == 0.0f));
     if (DIVIDE) plain &= uint32_t(s.encode > 8.6e-19f) & uint32_t(s.encode < 1.15e18f);  // 2^-60, 2^60: see `quotient`
-    if (SCALING == NVFP4) plain &= uint32_t((s.code | uint32_t(a == 0.0f)) != 0);
+    if (two_levels(SCALING)) plain &= uint32_t((s.code | uint32_t(a == 0.0f)) != 0);
     uint32_t poisoned = SCALING != NONE ? from[i] >= INF : 0u;
     kind[i] = (plain ^ 1u) + poisoned;
   }

@@ -17,6 +17,15 @@ FB_HD uint32_t error_units(float x, float y, bool *capped) {
   return bits((r < 1.0f ? r : 1.0f) + 1.0f) - 0x3f800000u;
 }
 
+// A finite scaled value on the grid; `high` are the first 16 bits of its draw.
+template <bool WIDE>
+FB_HD float rounded(float v, const Grid &g, bool stochastic, uint32_t high, uint64_t index, uint64_t seed) {
+  if (!stochastic) return nearest<WIDE>(v, g);
+  Drawn<WIDE> d = draw<WIDE>(v, g);
+  Move m = decide(d, high);
+  return m == GO || (m == ASK && goes(d, high, rounding_low(index, seed))) ? moved(d, g, v) : d.near;
+}
+
 // One element of any kind: wide grids, naive casts of huge or non-finite values, scales at the end of float32.
 struct Element {
   float q;  // on the grid
@@ -33,25 +42,35 @@ FB_HD Element element(float x, const Grid &g, const Scale &s, int scaling, bool 
   float v = bounded(x * s.encode, g), q;
   if (!finite(v)) {
     q = v;  // scaled beyond float32: an overflow
-  } else if (!stochastic) {
-    q = g.wide ? nearest<true>(v, g) : nearest<false>(v, g);
   } else {
-    uint32_t high = rounding_high(index, seed);
-    if (g.wide) {
-      Drawn<true> d = draw<true>(v, g);
-      Move m = decide(d, high);
-      q = m == GO || (m == ASK && goes(d, high, rounding_low(index, seed))) ? moved(d, g, v) : d.near;
-    } else {
-      Drawn<false> d = draw<false>(v, g);
-      Move m = decide(d, high);
-      q = m == GO || (m == ASK && goes(d, high, rounding_low(index, seed))) ? moved(d, g, v) : d.near;
-    }
+    uint32_t high = stochastic ? rounding_high(index, seed) : 0;
+    q = g.wide ? rounded<true>(v, g, stochastic, high, index, seed) : rounded<false>(v, g, stochastic, high, index, seed);
   }
   bool over = magnitude(q) > g.max;
-  q = with_sign(s.decode == 0.0f ? 0.0f : limited(q, g), x);  // nvfp4: nothing is left of a block whose scale is 0
+  q = with_sign(s.decode == 0.0f ? 0.0f : limited(q, g), x);  // two levels: nothing is left of a block whose scale is 0
   float y = scaling == AMAX || scaling == GAM ? q / s.encode : (q * s.decode) * s.outer;
   if (finite(q) && magnitude(y) > D::max) y = with_sign(D::max, y);  // finite in, finite out
   return Element{q, y, over};
+}
+
+// What Four Over Six chooses by: the squared error of a magnitude with its block's maximum at 4 less that with it at 6,
+// in units of 2^-32 of the block's amax squared. Whole numbers, so that sums do not depend on their order.
+struct FourOverSix {
+  Scale six, four;
+  float amax;
+};
+FB_HD int64_t squared_error(float size, const Grid &g, const Scale &s, float amax, bool stochastic, uint32_t high,
+                            uint64_t index, uint64_t seed) {
+  float q = smaller(rounded<false>(bounded(size * s.encode, g), g, stochastic, high, index, seed), g.max);
+  float y = smaller((q * s.decode) * s.outer, FLOAT_MAX);
+  float error = magnitude(size - y) / amax;
+  int64_t units = int64_t(bits((error < 1.0f ? error : 1.0f) + 128.0f) - 0x43000000u);  // 128's last place is 2^-16
+  return units * units;
+}
+FB_HD int64_t four_less_six(float size, const Grid &g, const FourOverSix &b, bool stochastic, uint32_t high,
+                            uint64_t index, uint64_t seed) {
+  return squared_error(size, g, b.four, b.amax, stochastic, high, index, seed) -
+         squared_error(size, g, b.six, b.amax, stochastic, high, index, seed);
 }
 
 }  // namespace fb

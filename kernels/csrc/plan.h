@@ -50,6 +50,7 @@ template <class D> struct Plan {
   bool around;          // the output goes past the caches
   bool staged;          // the first walk leaves the rotated matrix in the output, and the second works on that
   std::vector<uint32_t> block_amax, group_amax;
+  std::vector<int64_t> four_less_six;  // fouroversix: of each block
   Rotation<D> rotation;
 
   Plan(const Request &r, const Cell<D> *x, int64_t rows, int64_t cols)
@@ -62,11 +63,12 @@ template <class D> struct Plan {
         C(q.scaling == NONE ? PIECE : q.block_cols),
         block_count_rows((rows + R - 1) / R),
         block_count_cols((cols + C - 1) / C),
-        grouped(q.scaling == GAM || q.scaling == NVFP4),
+        grouped(is_grouped(q.scaling)),
         rotation(q.hadamard, q.signs) {
     around = double(rows) * double(cols) * sizeof(Cell<D>) > double(16 << 20);
   }
   bool needs_first_walk() const { return lookup || grouped; }
+  bool weighs() const { return q.scaling == FOUROVERSIX; }
   void settle() { staged = q.hadamard && needs_first_walk() && request.out && !request.skip; }
   int64_t group_count() const { return !q.group_by_row ? 1 : q.down ? block_count_cols : block_count_rows; }
   int64_t group_of(int64_t block_row, int64_t block_col) const {
@@ -75,6 +77,7 @@ template <class D> struct Plan {
   void allocate() {
     if (lookup) block_amax.assign(size_t(block_count_rows * block_count_cols), 0);
     if (grouped) group_amax.assign(size_t(group_count()), 0);
+    if (weighs()) four_less_six.assign(size_t(block_count_rows * block_count_cols), 0);
   }
 
   // The tile's values: the matrix itself, or its rotation.
@@ -188,6 +191,40 @@ template <class D> struct Plan {
       }
   }
 
+  // Between the walks, Four Over Six weighs its two scales for each block.
+  void weigh(const Tile &t, Scratch<D> &s) {
+    int64_t stride, first = t.c0 / C, count = (t.c1 - 1) / C - first + 1;
+    const Cell<D> *from = source(t, s, &stride, true);
+    Group group = make_group(q.scaling, q.grid.max, value(group_amax[0]));
+    std::vector<FourOverSix> blocks(static_cast<size_t>(count));
+    std::vector<int64_t> sums(static_cast<size_t>(count));
+    uint16_t high[CHUNK + 2 * PIECE];
+    for (int64_t r = t.r0; r < t.r1;) {
+      int64_t block_row = r / R, end = std::min(t.r1, (block_row + 1) * R), at = block_row * block_count_cols + first;
+      for (int64_t b = 0; b < count; b++) {
+        float amax = value(block_amax[size_t(at + b)]);
+        blocks[size_t(b)] = FourOverSix{make_scale(q.scaling, q.grid.max, amax, group),
+                                        make_scale(q.scaling, q.grid.max, amax, group, FOUR), amax};
+        sums[size_t(b)] = 0;
+      }
+      for (; r < end; r++) {
+        for (int64_t c0 = t.c0; c0 < t.c1; c0 += CHUNK) {
+          int64_t c1 = std::min(t.c1, c0 + CHUNK);
+          uint64_t index = uint64_t(r * cols + c0), skipped = index % 8;
+          if (q.stochastic) fill_high(index - skipped, c1 - c0 + int64_t(skipped), q.seed, high);
+          for (int64_t c = c0; c < c1; c++) {
+            float size = D::widen(Cell<D>(from[(r - t.r0) * stride + c - t.c0] & D::magnitude_mask));
+            uint64_t i = uint64_t(c - c0);
+            sums[size_t(c / C - first)] += fb::four_less_six(size, q.grid, blocks[size_t(c / C - first)], q.stochastic,
+                                                             high[i + skipped], index + i, q.seed);
+          }
+        }
+      }
+      for (int64_t b = 0; b < count; b++)
+        __atomic_fetch_add(&four_less_six[size_t(at + b)], sums[size_t(b)], __ATOMIC_RELAXED);
+    }
+  }
+
   // Amaxes whose blocks `piece` may do: nothing overflows, and nothing but zero comes back below normal float32.
   Bounds ordinary_bounds() const {
     bool exact_only = q.grid.overflow != q.grid.max || (q.grid.wide && q.scaling != NONE);
@@ -236,11 +273,22 @@ template <class D> struct Plan {
         case NVFP4:
           scales<NVFP4>(amax, m, max, g, ordinary, to);
           break;
+        case UE5M3:
+          scales<UE5M3>(amax, m, max, g, ordinary, to);
+          break;
+        case FOUROVERSIX:
+          scales<FOUROVERSIX>(amax, m, max, g, ordinary, to);
+          for (int64_t k = 0; k < m; k++)
+            if (four_less_six[size_t(block_row * block_count_cols + first + k)] < 0) {
+              Scale four = make_scale(FOUROVERSIX, max, value(amax[k]), g, FOUR);
+              to.encode[k] = four.encode, to.decode[k] = four.decode, to.code[k] = four.code;
+            }
+          break;
         default:
           scales<NONE>(amax, m, max, g, ordinary, to);
       }
       std::fill(s.block_outer.begin() + int64_t(b), s.block_outer.begin() + int64_t(b) + m,
-                q.scaling == NVFP4 ? g.decode : 1.0f);
+                two_levels(q.scaling) ? g.decode : 1.0f);
     }
   }
 
@@ -431,9 +479,8 @@ template <class D> struct Plan {
       bool all_plain = kinds == ORDINARY;
       if (request.scale_codes) {
         for (size_t b = 0; b < s.code.size(); b++) {
-          uint32_t poisoned = q.scaling == AMAX ? NAN_BITS : q.scaling == NVFP4 ? 0x7fu : 0xffu;
           request.scale_codes[block_row * block_count_cols + t.c0 / C + int64_t(b)] =
-              s.kind[b] == POISONED ? poisoned : s.code[b];
+              s.kind[b] == POISONED ? nan_scale_code(q.scaling) : s.code[b];
         }
       }
       while (r < block_end) {

@@ -3,6 +3,7 @@
 //   quantize   one pass where blocks lie in tiles: loads, rotates, finds amaxes and scales, rounds, counts, stores;
 //              one or two quantizers from the same reading
 //   measure    before it where scales span more: amaxes of large blocks, or of groups of small ones
+//   weigh      between them for Four Over Six: which of its scales errs less in each block
 //   extent     largest and smallest non-zero magnitudes of the parts of a matrix
 //
 // Maxima are integers and sums are of integers, so no bit depends on the order in which threads come.
@@ -34,6 +35,19 @@ struct Extent {
   FB_D void hand_in(const Target &to, int64_t part) const {
     atomicMax(to.top + part, top);
     atomicMin(to.bottom + part, INF - missing);
+  }
+};
+
+struct Weighed {  // see four_less_six
+  typedef int64_t *Target;
+  int64_t sum;
+  FB_D void join(const Weighed &w) { sum += w.sum; }
+  FB_D Weighed shuffled(int d) const {
+    uint64_t high = __shfl_xor_sync(ALL, uint32_t(uint64_t(sum) >> 32), d), low = __shfl_xor_sync(ALL, uint32_t(sum), d);
+    return Weighed{int64_t(high << 32 | low)};
+  }
+  FB_D void hand_in(Target to, int64_t part) const {
+    atomicAdd((unsigned long long *)to + part, (unsigned long long)sum);
   }
 };
 
@@ -88,7 +102,8 @@ struct Block {
   Scale scale;
   bool plain, poisoned;
 };
-template <class D> FB_D Block make_block(const Spec &s, const Request &r, uint32_t amax, int row, int col) {
+template <class D> FB_D Block make_block(const Spec &s, const Request &r, uint32_t amax, int row, int col,
+                                           float expansion = 1.0f) {
   Group group{1.0f, 1.0f};
   if (grouped(s)) {
     int rows = s.source == LOOKUP ? r.blocks.rows : s.block_rows;
@@ -97,13 +112,15 @@ template <class D> FB_D Block make_block(const Spec &s, const Request &r, uint32
     group = make_group(s.scaling, value(s.max), value(r.group_amax[g]));
   }
   Block b;
-  b.scale = make_scale(s.scaling, value(s.max), value(amax), group);
+  b.scale = make_scale(s.scaling, value(s.max), value(amax), group, expansion);
   b.poisoned = s.scaling != NONE && amax >= INF;
   b.plain = !exact_only(s) && !b.poisoned && ordinary<D>(s, amax, b.scale);
   return b;
 }
 template <class D> FB_D Block looked_up(const Spec &s, const Request &r, int row, int col) {
-  return make_block<D>(s, r, r.block_amax[r.blocks.at(row, col)], row, col);
+  int64_t at = r.blocks.at(row, col);
+  bool four = s.scaling == FOUROVERSIX && r.four_less_six[at] < 0;
+  return make_block<D>(s, r, r.block_amax[at], row, col, four ? FOUR : 1.0f);
 }
 
 // ------------------------------------------------------------------------------------------------ elements
@@ -170,13 +187,22 @@ FB_D void store_codes(const Spec &s, const Request &r, const Element &e, const B
   const Parts &p = r.blocks;
   if (!r.scale_codes || row % p.rows || col % p.cols) return;
   int block_row = row / p.rows, block_col = col / p.cols;
-  uint32_t nan_code = s.scaling == AMAX ? NAN_BITS : s.scaling == NVFP4 ? 0x7fu : 0xffu;
-  r.scale_codes[p.at(row, col)] = int32_t(b.poisoned ? nan_code : b.scale.code);
+  r.scale_codes[p.at(row, col)] = int32_t(b.poisoned ? nan_scale_code(s.scaling) : b.scale.code);
   bool first = s.group_by_row ? (s.down ? block_row : block_col) == 0 : block_row + block_col == 0;
   if (!r.group_scales || !first) return;
   int group = group_index(s, block_row, block_col);
   Group shared = make_group(s.scaling, g.max, value(r.group_amax[group]));
   r.group_scales[group] = s.scaling == GAM ? value(mantissa(shared.encode) | 0x3f800000u) : shared.decode;
+}
+
+// A slot by an index that the compiler does not know.
+template <class D> FB_D Vector<D> picked(const Vector<D> (&x)[SLOTS], int k) {
+  Vector<D> v = x[0];
+#pragma unroll
+  for (int j = 1; j < SLOTS; j++)
+#pragma unroll
+    for (int i = 0; i < Vector<D>::WORDS; i++) v.w[i] = j == k ? x[j].w[i] : v.w[i];
+  return v;
 }
 
 // What is not ordinary: slots whose blocks are not, or with a draw that needs its low bits. Rare, so it is written to
@@ -190,14 +216,6 @@ template <class D> struct Careful {
   const uint32_t (&amax)[SLOTS][WIDTH];  // ON_CHIP: of the blocks
   Gathering<Counts> &gathering;
 
-  FB_D Vector<D> slot(int k) const {
-    Vector<D> v = x[0];
-#pragma unroll
-    for (int j = 1; j < SLOTS; j++)
-#pragma unroll
-      for (int i = 0; i < Vector<D>::WORDS; i++) v.w[i] = j == k ? x[j].w[i] : v.w[i];
-    return v;
-  }
   struct Tops {
     uint32_t of[WIDTH];
   };
@@ -241,7 +259,7 @@ template <class D> struct Careful {
 #pragma unroll 1
     for (int k = 0; k < SLOTS; k++) {
       if (!(slots >> k & 1)) continue;
-      Vector<D> v = slot(k);
+      Vector<D> v = picked<D>(x, k);
       const Tops of_blocks = tops(k);
       int valid = t.valid(k);
 #pragma unroll 1
@@ -367,6 +385,43 @@ template <class D> FB_D void measure(const Call &call) {
     load<D>(call.x, t, true, x);
     measure_tile<D>(spec<1>(), call.requests[1], t, x);
   }
+}
+
+template <class D> FB_D void weigh_tile(const Spec &s, const Request &r, const Tile &t, Vector<D> (&x)[SLOTS]) {
+  if (s.scaling != FOUROVERSIX) return;
+  rotate<D>(s, r.signs, t, x);
+  const Grid g = grid_of(s);
+  const Group group = make_group(s.scaling, g.max, value(r.group_amax[0]));
+  Gathering<Weighed> blocks(s.block_piece, r.blocks, t, r.four_less_six);
+#pragma unroll 1
+  for (int k = 0; k < SLOTS; k++) {
+    Vector<D> v = picked<D>(x, k);
+    int valid = t.valid(k);
+#pragma unroll 1
+    for (int i = 0; i < WIDTH; i++) {
+      if (i < valid) {
+        float amax = value(r.block_amax[r.blocks.at(t.row(k), t.col(k) + i)]);
+        FourOverSix b{make_scale(s.scaling, g.max, amax, group), make_scale(s.scaling, g.max, amax, group, FOUR), amax};
+        uint64_t index = t.index(k) + uint64_t(i);
+        uint32_t high = s.stochastic ? rounding_high(index, r.seed) : 0;
+        float size = D::widen(typename D::Storage(v.pick(i) & D::magnitude_mask));
+        blocks.sum.sum += four_less_six(size, g, b, s.stochastic, high, index, r.seed);
+      }
+      blocks.after_element(k, i);
+    }
+    blocks.after_vector(k);
+  }
+  blocks.after_all();
+}
+
+template <class D> FB_D void weigh(const Call &call) {
+  Tile t(call.rows, call.cols, call.aligned, call.backwards);
+  Vector<D> x[SLOTS];
+  load<D>(call.x, t, true, x);
+  weigh_tile<D>(spec<0>(), call.requests[0], t, x);
+  if (spec_count() == 1) return;
+  load<D>(call.x, t, true, x);
+  weigh_tile<D>(spec<1>(), call.requests[1], t, x);
 }
 
 template <class D> FB_D void extent(const Call &call) {

@@ -5,15 +5,20 @@
 
 namespace fb {
 
-enum Scaling { NONE = 0, AMAX = 1, GAM = 2, E8M0 = 3, MX = 4, NVFP4 = 5 };
+enum Scaling { NONE = 0, AMAX = 1, GAM = 2, E8M0 = 3, MX = 4, NVFP4 = 5, UE5M3 = 6, FOUROVERSIX = 7 };
+
+// Block scales in a format of their own, under a float32 scale of the tensor.
+FB_HD constexpr bool two_levels(int scaling) { return scaling >= NVFP4; }
+// Blocks share something.
+FB_HD constexpr bool is_grouped(int scaling) { return scaling == GAM || two_levels(scaling); }
 
 // x is quantized as q = round(x * encode) and comes back as
 //   amax, gam:            q / encode               (decode is 1 / encode, for `quotient`)
 //   none, e8m0, mx:       (q * decode) * outer   with outer = 1: exact, a power of two
-//   nvfp4:                (q * decode) * outer   with decode the E4M3 scale and outer the tensor's: one rounding
+//   two levels:           (q * decode) * outer   with decode the block's scale and outer the tensor's: one rounding
 struct Scale {
   float encode, decode, outer;
-  uint32_t code;  // what is stored for the block: E8M0 or E4M3 code, or the float32 bits for amax
+  uint32_t code;  // what is stored for the block: E8M0, E4M3 or UE5M3 code, or the float32 bits for amax
 };
 // q / encode, correctly rounded, without a division (Markstein 1990): decode is the rounded reciprocal, and one step
 // with the exact remainder ends at the nearest value (a zero may lose its sign). Encode and q / encode must be well
@@ -23,7 +28,7 @@ FB_HD float quotient(float q, float encode, float decode) {
   return fused(fused(-t, encode, q), decode, t);
 }
 
-// What a group of blocks shares: gam's ideal scale (its mantissa counts), or nvfp4's pair of tensor scales.
+// What a group of blocks shares: gam's ideal scale (its mantissa counts), or the tensor's pair of scales.
 struct Group {
   float encode, decode;
 };
@@ -44,10 +49,23 @@ FB_HD float to_e4m3(float v) {
 }
 FB_HD uint32_t e4m3_code(float v) { return bits(v * 7.52316384526264e-37f) >> 20; }  // 2^-120 aligns the biases
 
+// UE5M3, whose only NaN is 0xFF.
+FB_HD float to_ue5m3(float v) {
+  Grid ue5m3{uint32_t(127 - 14) << 23, 20, 114688.0f, 114688.0f, 0, 0};
+  return smaller(nearest<false>(smaller(v, 114688.0f), ue5m3), 114688.0f);
+}
+FB_HD uint32_t ue5m3_code(float v) { return bits(v * 1.925929944387236e-34f) >> 20; }  // 2^-112
+
+// What is stored for a block that is not finite.
+FB_HD uint32_t nan_scale_code(int scaling) {
+  return scaling == AMAX ? NAN_BITS : scaling == NVFP4 || scaling == FOUROVERSIX ? 0x7fu : 0xffu;
+}
+
 FB_HD Group make_group(int scaling, float max, float amax) {
   if (scaling == GAM) return Group{ideal(max, amax), 1.0f};  // of which blocks use the mantissa
-  if (scaling == NVFP4) {  // TransformerEngine: max and the E4M3 maximum are reached together by the tensor's amax
-    float s = amax == 0.0f ? 1.0f : smaller((max * 448.0f) / amax, FLOAT_MAX);
+  if (two_levels(scaling)) {  // TransformerEngine: max and the E4M3 maximum are reached together by the tensor's amax
+    float target = scaling == FOUROVERSIX ? 256.0f : 448.0f;  // 256 leaves room for half as much again
+    float s = amax == 0.0f ? 1.0f : smaller((max * target) / amax, FLOAT_MAX);
     return Group{s, 1.0f / s};
   }
   return Group{1.0f, 1.0f};
@@ -58,7 +76,9 @@ FB_HD Scale power_scale(int e) {  // encode by 2^e; what is stored is the decode
   return Scale{power_of_two(e), power_of_two(-e), 1.0f, uint32_t(127 - e)};
 }
 
-FB_HD Scale make_scale(int scaling, float max, float amax, const Group &group) {
+// FOUR: Four Over Six's scale for a block whose maximum is to be 4 in place of 6.
+constexpr float FOUR = 1.5f;
+FB_HD Scale make_scale(int scaling, float max, float amax, const Group &group, float expansion = 1.0f) {
   if (scaling == AMAX) {
     float s = ideal(max, amax);
     return Scale{s, 1.0f / s, 1.0f, bits(s)};
@@ -78,9 +98,11 @@ FB_HD Scale make_scale(int scaling, float max, float amax, const Group &group) {
   if (scaling == MX) {  // OCP MX v1.0: floor(log2 amax) - emax; an amax in the top of its binade saturates
     return power_scale(amax == 0.0f ? 0 : floor_log2(max) - floor_log2(amax));
   }
-  if (scaling == NVFP4) {
-    float s8 = to_e4m3(amax * (group.encode * (1.0f / max)));
-    return Scale{smaller(1.0f / (s8 * group.decode), FLOAT_MAX), s8, group.decode, e4m3_code(s8)};
+  if (two_levels(scaling)) {
+    float ideal_s8 = amax * (group.encode * (1.0f / max)) * expansion;
+    float s8 = scaling == UE5M3 ? to_ue5m3(ideal_s8) : to_e4m3(ideal_s8);
+    uint32_t code = scaling == UE5M3 ? ue5m3_code(s8) : e4m3_code(s8);
+    return Scale{smaller(1.0f / (s8 * group.decode), FLOAT_MAX), s8, group.decode, code};
   }
   return Scale{1.0f, 1.0f, 1.0f, 0};
 }

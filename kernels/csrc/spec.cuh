@@ -47,6 +47,7 @@ struct Request {         // of one quantizer
   float *group_scales;   // and of groups (null: there are none)
   uint32_t *block_amax;  // LOOKUP: of each block, float32 bits
   uint32_t *group_amax;  // of each group's finite blocks, float32 bits
+  int64_t *four_less_six;  // fouroversix: of each block
   uint64_t seed;
   Signs signs;
   Parts parts, blocks;  // of statistics and skip; LOOKUP: the blocks
@@ -102,7 +103,7 @@ FB_D Grid grid_of(const Spec &s) {
   return Grid{s.min_exponent, s.dropped, value(s.max), value(s.overflow), s.wide, s.inf};
 }
 FB_D bool divides(const Spec &s) { return s.scaling == AMAX || s.scaling == GAM; }
-FB_D bool grouped(const Spec &s) { return s.scaling == GAM || s.scaling == NVFP4; }
+FB_D bool grouped(const Spec &s) { return is_grouped(s.scaling); }
 
 // Every element the long way: codes are wanted, overflow is not to saturate, or a wide grid is scaled.
 FB_D bool exact_only(const Spec &s) { return s.encodes || s.overflow != s.max || (s.wide && s.scaling != NONE); }
@@ -116,7 +117,7 @@ template <class D> FB_D bool ordinary(const Spec &s, uint32_t amax, const Scale 
   float least = s.scaling == NONE ? 0.0f : FLOAT_MIN_NORMAL * 4 * (g.max / smallest);
   bool plain = a <= most && (a >= least || a == 0.0f);
   if (divides(s)) plain = plain && scale.encode > 8.6e-19f && scale.encode < 1.15e18f;  // 2^-60, 2^60: see `quotient`
-  if (s.scaling == NVFP4) plain = plain && (scale.code || a == 0.0f);
+  if (two_levels(s.scaling)) plain = plain && (scale.code || a == 0.0f);
   return plain;
 }
 

@@ -13,7 +13,7 @@ from fewbits.kernels.device import DTYPES, Device, Spec, Variant
 
 SIMT = Path(__file__).parent / "simt"
 KERNELS = {
-    "quantize.cu": ("quantize", "measure", "extent"),
+    "quantize.cu": ("quantize", "measure", "extent", "weigh"),
     "weights.cu": ("gaussian_noise", "uniform_noise", "sample_weight", "sample_weight_backward"),
 }
 NAMES = tuple(DTYPES.values())

@@ -16,7 +16,7 @@ from fewbits.kernels.quantizer import HADAMARD_SIZES
 from tests.kernels.inputs import DTYPES, FINITE, KINDS, ODD, assert_same, generator, make, settled
 
 ELEMENTS = ("e4m3", "e5m2", "e2m1", "e3m2", "e2m3", "e3m4")
-SCALINGS = ("amax", "gam", "e8m0", "mx", "nvfp4")
+SCALINGS = ("amax", "gam", "e8m0", "mx", "nvfp4", "ue5m3")
 SQUARE = ("16x16", "32x32", "64x64", "128x128", "tensor")
 ULP = 2.0**-23
 

@@ -57,6 +57,13 @@ FAMILIES = (
     "e2m1:16x16:nvfp4",
     "e2m1:32x1:nvfp4",
     "e4m3:channel:nvfp4",
+    "e2m1:1x16:ue5m3",
+    "e2m1:16x16:ue5m3",
+    "e4m3:3x5:ue5m3",
+    "e2m1:1x16:fouroversix",
+    "e2m1:16x16:fouroversix",
+    "e2m1:3x5:fouroversix",
+    "e2m1:channel:fouroversix",
 )
 VARIANTS = (
     "",
@@ -158,6 +165,7 @@ parts = st.none() | st.just((16, 16)) | st.tuples(st.integers(1, 70), st.integer
 def quantizers(draw: st.DrawFn) -> Quantizer:
     name = draw(scaled | odd_formats)
     scaling = draw(st.sampled_from(SCALINGS)) if name != "fp32" else "none"
+    name = "e2m1" if scaling == "fouroversix" else name
     plain = Quantizer(name)
     return Quantizer(
         format=name,

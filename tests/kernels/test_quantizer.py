@@ -41,6 +41,7 @@ bases: st.SearchStrategy[tuple[Any, Any]] = st.one_of(
 def quantizers(draw: st.DrawFn, basis: tuple[Any, Any] | None = None) -> Quantizer:
     element = draw(formats)
     scaling = draw(st.sampled_from(SCALINGS)) if element.name != "fp32" else "none"
+    element = TABLE["e2m1"] if scaling == "fouroversix" else element
     hadamard, signs = draw(bases) if basis is None else basis
     return Quantizer(
         format=element,
@@ -149,7 +150,10 @@ def test_specs_pickle_and_replace() -> None:
         ("", "unknown format ''.* e4m3, e5m2, e2m1"),
         ("e4m4x:128x128:gam", "unknown format 'e4m4x'"),
         ("e8m0:1x32:mx", "e8m0 holds scales; element formats are e4m3, e5m2, .*or any eXmY"),
-        ("e4m3:128x128", "scaling is missing after block '128x128'.*none, amax, gam, e8m0, mx, nvfp4"),
+        (
+            "e4m3:128x128",
+            "scaling is missing after block '128x128'.*none, amax, gam, e8m0, mx, nvfp4, ue5m3, fouroversix",
+        ),
         ("e4m3:128x128:stochastic", "scaling is missing after block '128x128', found 'stochastic': .*gam"),
         ("e4m3:tensor", "scaling is missing after block 'tensor'"),
         ("e4m3:128x128:gma", "found 'gma': valid are none, amax, gam"),

@@ -76,6 +76,10 @@ QUANTIZERS = [
     "e4m3:1x4:nvfp4:overflow=nan",
     "e5m2:2x4:nvfp4:overflow=inf",
     "bf16:1x4:nvfp4",
+    "e2m1:1x16:ue5m3",
+    "e2m1:16x16:ue5m3:stochastic",
+    "e2m1:1x16:fouroversix",
+    "e2m1:16x16:fouroversix:stochastic:rht16",
 ]
 
 
@@ -514,18 +518,19 @@ def test_e8m0_is_the_floor_of_the_rounded_ideal_too(name: str) -> None:
     assert torch.equal(127 - codes.flatten(), floor)
 
 
-def scalar_nvfp4(rows: np.ndarray[Any, Any], grid: Format) -> tuple[list[int], np.float32, list[list[float]]]:
+def scalar_two_levels(
+    rows: np.ndarray[Any, Any], grid: Format, scales: Format
+) -> tuple[list[int], np.float32, list[list[float]]]:
     """TransformerEngine's order of operations, one float32 at a time."""
     f, top, flt_max = np.float32, np.float32(grid.max), np.float32(FLT_MAX)
-    e4m3 = TABLE["e4m3"]
     tensor_amax = np.abs(rows).max()
     g = f(1) if tensor_amax == 0 else min(top * f(448) / tensor_amax, flt_max)
     d = f(1) / g
     multiplier = g * (f(1) / top)
     codes, values = [], []
     for row in rows:
-        code = e4m3.code_of(float(min(np.abs(row).max() * multiplier, f(448))))
-        s8 = f(e4m3.decode(code))
+        code = scales.code_of(float(min(np.abs(row).max() * multiplier, f(scales.max))))
+        s8 = f(scales.decode(code))
         s = min(f(1) / (s8 * d), flt_max)
         codes.append(code)
         restored = []
@@ -537,15 +542,18 @@ def scalar_nvfp4(rows: np.ndarray[Any, Any], grid: Format) -> tuple[list[int], n
     return codes, d, values
 
 
+@pytest.mark.parametrize("scaling", ["nvfp4", "ue5m3"])
 @pytest.mark.parametrize("name", ["e2m1", "e4m3", "e2m3", "bf16"])
-def test_nvfp4_follows_transformer_engine_operation_by_operation(name: str) -> None:
+def test_two_levels_follow_transformer_engine_operation_by_operation(name: str, scaling: Any) -> None:
     grid, amaxes = TABLE[name], adversarial_amaxes()
     below = [sorted(a for a in amaxes if a <= limit) for limit in (FLT_MAX, 1e30, 2688.0, 1.0, 1e-30, 1e-40, 0.0)]
     for some in [*below, *([a] for a in amaxes[::3])]:
         x = one_block_per_row(some)
-        q = Quantizer(grid, "1x4", "nvfp4")
+        q = Quantizer(grid, "1x4", scaling)
         with np.errstate(all="ignore"):
-            want_codes, want_d, want = scalar_nvfp4(x.numpy(), grid)
+            want_codes, want_d, want = scalar_two_levels(
+                x.numpy(), grid, TABLE["e4m3" if scaling == "nvfp4" else scaling]
+            )
         _, codes, groups = encode(x, q, -1, 0)
         assert codes.flatten().tolist() == want_codes
         assert groups.tolist() == [want_d]
@@ -708,7 +716,7 @@ def test_a_block_with_a_non_finite_value_is_nan_and_no_other_block_notices(text:
         assert_same(y, want)
         codes, scale_codes, _ = encode(poisoned, q, axis, 16)
         assert not codes[block].any()
-        nan = {"amax": 0x7FC00000, "nvfp4": 0x7F}.get(q.scaling, 0xFF)
+        nan = {"amax": 0x7FC00000, "nvfp4": 0x7F, "fouroversix": 0x7F}.get(q.scaling, 0xFF)
         assert (scale_codes == nan).sum() == 1
         assert scale_codes[9 // r, 17 // c] == nan
 

@@ -24,7 +24,7 @@ extern "C" void simt_quantize(int kernel, int dtype, const fb::Variant *variant,
   fb::variant = *variant;
   with_dtype(dtype, [&](auto d) {
     typedef decltype(d) D;
-    void (*const kernels[])(const fb::Call &) = {fb::quantize<D>, fb::measure<D>, fb::extent<D>};
+    void (*const kernels[])(const fb::Call &) = {fb::quantize<D>, fb::measure<D>, fb::extent<D>, fb::weigh<D>};
     simt::run(blocks, variant->shape.threads, [&] { kernels[kernel](*call); });
   });
 }

@@ -1,0 +1,128 @@
+"""Known answers, worked by hand, for block scales that are NVFP4's but for one thing."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from fewbits import encode, fake_quantize
+from fewbits.kernels.formats import TABLE
+from tests.kernels.inputs import make
+
+E2M1, E4M3 = TABLE["e2m1"], TABLE["e4m3"]
+
+# UE5M3 (arXiv 2609.02846): a wider range under the same tensor scale
+
+
+def test_ue5m3_is_unsigned_with_one_nan_and_no_infinity() -> None:
+    ue5m3 = TABLE["ue5m3"]
+    assert (ue5m3.bits, ue5m3.max, ue5m3.min_normal, ue5m3.min_subnormal) == (8, 114688, 2**-14, 2**-17)
+    values = ue5m3.values()
+    assert list(values[:0xFF]) == sorted(set(values[:0xFF]))
+    assert values[0] == 0
+    assert values[0xFF] != values[0xFF]
+
+
+def test_ue5m3_keeps_blocks_that_e4m3_scales_lose() -> None:
+    """The tensor's 2688 = 6 · 448 makes its scale 1, so a block's is amax / 6."""
+    x = torch.zeros(6, 16)
+    x[:, 0] = 6 * torch.tensor([448, 1.125, 2**-14, 3 * 2**-17, 2**-17, 2**-19])
+    x[:, 1] = -x[:, 0] / 12  # E2M1's smallest, where the block's maximum is 6
+    packed = encode(x, "e2m1:1x16:ue5m3")
+    assert packed.scales is not None
+    assert packed.group_scales is not None
+    # fields of exponent (biased by 15) and mantissa; the last is less than half the smallest scale
+    assert packed.scales.flatten().tolist() == [23 << 3 | 6, 15 << 3 | 1, 1 << 3, 3, 1, 0]
+    assert packed.group_scales.tolist() == [1]
+    y = fake_quantize(x, "e2m1:1x16:ue5m3")
+    assert torch.equal(y[:5], x[:5])
+    assert not y[5].any()
+    assert fake_quantize(x, "e2m1:1x16:nvfp4")[:, 0].bool().tolist() == [True, True, False, False, False, False]
+
+
+# Four Over Six (arXiv 2512.02010): the block's maximum at 6, or at 4 where that errs less
+
+
+def test_each_block_takes_the_scale_that_errs_less_and_6_where_neither_does() -> None:
+    """The tensor's 1536 = 6 · 256 makes its scale 1, so a block's is amax / 6 or amax / 4."""
+    x = torch.zeros(5, 16)
+    x[0, 0] = 1536
+    x[1] = torch.tensor([6.0, -5.0] + [5.0] * 14)  # by 6: 5 ties to 4, errs by 1; by 4: 5/1.5 goes to 3, errs by 0.5
+    x[2] = torch.tensor([6.0, -1.0] + [1.0] * 14)  # by 6: exact; by 4: 1/1.5 goes to 0.5, errs by 0.25
+    x[3] = torch.tensor([6.0, -3.0] + [3.0] * 14)  # exact by both
+    x[4] = torch.tensor([6.0] + [4.5] * 2 + [1.0] * 13)  # by 6: 2 · 0.5²; by 4: 13 · 0.25²
+    want = x.clone()
+    want[1, 1:] *= 0.9
+    want[4, 1:3] = 4.0
+    packed = encode(x, "e2m1:1x16:fouroversix")
+    assert packed.scales is not None
+    assert packed.group_scales is not None
+    assert packed.scales.view(torch.float8_e4m3fn).float().flatten().tolist() == [256, 1.5, 1, 1, 1]
+    assert packed.group_scales.tolist() == [1]
+    assert torch.equal(fake_quantize(x, "e2m1:1x16:fouroversix"), want)
+    square = torch.cat([x[1:2].repeat(16, 1), x[2:3].repeat(16, 1), x[:1].repeat(16, 1)])  # 16x16: one scale for each
+    scales = encode(square, "e2m1:16x16:fouroversix").scales
+    assert scales is not None
+    assert scales.view(torch.float8_e4m3fn).float().flatten().tolist() == [1.5, 1, 256]
+
+
+def by_hand(block: Tensor, g: np.float32, target: int) -> tuple[list[float], float]:
+    """The values of a block whose maximum becomes 6 or 4, one float32 at a time, and their exact squared error."""
+    f = np.float32
+    x, d = block.numpy(), f(1) / g
+    ideal = np.abs(x).max() * (g * (f(1) / f(6))) * f(6 / target)
+    s8 = f(E4M3.decode(E4M3.code_of(float(min(ideal, f(448))))))
+    encode_factor = f(1) / (s8 * d)
+    y = [f(E2M1.decode(E2M1.code_of(float(v * encode_factor)))) * s8 * d for v in x]
+    return [float(v) for v in y], math.fsum((float(a) - float(b)) ** 2 for a, b in zip(x, y, strict=True))
+
+
+@pytest.mark.parametrize("name", ["normal", "squared relu"])
+def test_the_choice_is_that_of_exact_errors_but_for_near_ties(name: str) -> None:
+    x = make(name, (200, 16), seed=4) + 1e-3
+    g = np.float32(6 * 256) / x.abs().max().numpy()
+    y, fours, near = fake_quantize(x, "e2m1:1x16:fouroversix"), 0, 0
+    for block, got in zip(x, y, strict=True):
+        (six, error_six), (four, error_four) = by_hand(block, g, 6), by_hand(block, g, 4)
+        amax = float(block.abs().max())
+        if abs(error_four - error_six) < amax**2 * 16 * 2**-16:
+            near += 1
+            assert got.tolist() in (six, four)
+        else:
+            assert got.tolist() == (four if error_four < error_six else six)
+            fours += error_four < error_six
+    assert fours > 20
+    assert near < 20
+
+
+@pytest.mark.parametrize("block", ["1x16", "16x16"])
+def test_on_gaussian_data_the_error_is_less_than_nvfp4s(block: str) -> None:
+    x = make("normal", (512, 512), seed=1)
+    ours, nvfp4 = (float((x - fake_quantize(x, f"e2m1:{block}:{s}")).square().mean()) for s in ("fouroversix", "nvfp4"))
+    assert ours < nvfp4 * (0.86 if block == "1x16" else 1)
+
+
+def test_blocks_of_zeros_of_one_value_and_of_none_that_counts_keep_to_themselves() -> None:
+    x = make("normal", (6, 16), seed=2)
+    x[1], x[2], x[3, 3], x[4, 0] = -0.0, 0.0, math.nan, math.inf
+    x[2, 5] = -0.5
+    y = fake_quantize(x, "e2m1:1x16:fouroversix")
+    assert torch.equal(y[1].view(torch.int32), x[1].view(torch.int32))
+    assert y[2].count_nonzero() == 1
+    assert abs(float(y[2, 5]) + 0.5) < 0.5 / 16
+    assert y[3:5].isnan().all()
+    finite = [0, 1, 2, 5]
+    assert torch.equal(y[finite], fake_quantize(x[finite], "e2m1:1x16:fouroversix"))
+
+
+@pytest.mark.parametrize("size", [1e-45, 1e-38, 3e38])
+def test_the_ends_of_float32_stay_finite_and_keep_their_signs(size: float) -> None:
+    x = make("normal", (4, 32), seed=3).clamp(-1, 1) * size
+    for scaling in ("fouroversix", "ue5m3"):
+        y = fake_quantize(x, f"e2m1:1x16:{scaling}")
+        assert y.isfinite().all()
+        assert torch.equal(y.signbit(), x.signbit())
