@@ -94,8 +94,12 @@ class Results:
     @cached_property
     def scale(self) -> str:
         """How big what was trained is, as a verdict says it: `3.3 M parameters`."""
-        sizes = sorted({parameters_of(self.plan.trials[member.id].trial.model) for member in self.members})
-        return " and ".join(map(_size, sizes)) + " parameters"
+        return self.scale_of(member.id for member in self.members)
+
+    def scale_of(self, trials: Iterable[str]) -> str:
+        """The same of some of them."""
+        sizes = sorted({parameters_of(self.plan.trials[trial].trial.model) for trial in dict.fromkeys(trials)})
+        return " and ".join(dict.fromkeys(map(_size, sizes))) + " parameters"
 
     @property
     def scale_name(self) -> str:

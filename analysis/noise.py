@@ -70,6 +70,7 @@ class Comparison:
     baseline: str
     margin: float
     claims: tuple[str, ...]
+    place: str = ""  # said behind them, where arms of these names are run in several
 
 
 def power_table(found: Iterable[tuple[Comparison, Data | NotRun]], titles: Titles) -> TableResult:
@@ -79,7 +80,8 @@ def power_table(found: Iterable[tuple[Comparison, Data | NotRun]], titles: Title
         names = (titles.get(arm, arm) for arm in (one.arm, one.baseline))
         margin = TableCell(Setting(f"{one.margin:.2%}", ()))
         cells = (cell(data, PERCENT), spread(data), _detectable(data), margin, _needed(data, one.margin))
-        rows.append(TableRow(f"{', '.join(one.claims)}: {' less '.join(names)}", cells))
+        title = f"{', '.join(one.claims)}: {' less '.join(names)}"
+        rows.append(TableRow(f"{title}, {one.place}" if one.place else title, cells))
     columns = ("Change, %", "Spread over seeds, %", "Smallest found, %", "Margin", "Seeds for the margin")
     notes = (
         "80 % power, one-sided test at 5 %",

@@ -34,6 +34,7 @@ class Column:
     where: Where = field(default_factory=dict)
     baseline: str | None = None  # the arm that it is compared with
     said: str | None = None  # id of the paper's column; None: ours alone
+    of: Results | None = None  # where the arm is run, if not where the others are
 
     def of_paper(self, said: Table, row: str) -> float | None:
         return None if self.said is None else said.value(row, self.said)
@@ -70,11 +71,13 @@ def _loss(
     source = row.source or said.source
     levels, changes = [], []
     for c in columns:
-        levels.append(level(results, metric, c.arm, c.where, c.of_paper(said, row.id), source))
+        levels.append(level(c.of or results, metric, c.arm, c.where, c.of_paper(said, row.id), source))
         change_said = None if c.said is None else said.change(row.id, c.said)
         in_percent = None if change_said is None else PERCENT * change_said
         changes.append(
-            BLANK if c.baseline is None else change(results, metric, c.arm, c.baseline, c.where, in_percent, source)
+            BLANK
+            if c.baseline is None
+            else change(c.of or results, metric, c.arm, c.baseline, c.where, in_percent, source)
         )
     return [
         TableRow(row.title, tuple(levels), row.unit),
@@ -86,8 +89,10 @@ def _stand_in(results: Results, title: str, metric: str, columns: Sequence[Colum
     """Rows of ours alone; none where this scale's trials have no such number."""
     if metric not in results.metrics():
         return []
-    found = [level(results, metric, c.arm, c.where) for c in columns]
-    changes = [BLANK if c.baseline is None else change(results, metric, c.arm, c.baseline, c.where) for c in columns]
+    found = [level(c.of or results, metric, c.arm, c.where) for c in columns]
+    changes = [
+        BLANK if c.baseline is None else change(c.of or results, metric, c.arm, c.baseline, c.where) for c in columns
+    ]
     unit = "nats" if "loss" in metric else "of 1"
     return [
         TableRow(f"{title} (ours, in place of tasks)", tuple(found), unit),

@@ -162,12 +162,12 @@ def control(study: str, name: str, title: str) -> Callable[[T], T]:
 
 
 def judge(entry: ClaimEntry, results: Results) -> Verdict:
-    """One claim: its check, with its scale, and its control where it has one."""
+    """One claim: its check, with the scale of the trials behind it, and its control where it has one."""
     verdict = entry.check(results)
     said = entry.claim
     if said.margin is not None and (verdict.margin is None or verdict.parts):  # its comparisons have their own
         verdict = replace(verdict, margin=said.margin.value, relative=said.margin.relative)
-    verdict = replace(verdict, scale=results.scale)
+    verdict = replace(verdict, scale=results.scale_of(verdict.trials) if verdict.trials else results.scale)
     return verdict if said.control is None else controlled(verdict, _control(entry, said.control, results))
 
 

@@ -1,0 +1,339 @@
+"""What the NVFP4 paper says of outcomes: arm beside arm, seed by seed.
+
+An effect that is shown to be smaller than its margin contradicts a claim of one, but where the paper itself says that
+small models or short runs may not show it (N3, N4, N8, and N13's harm in Fprop and Dgrad).
+
+Arms branch from trunks in BF16 and decay to zero: all that is said of them is said of the decay. What is said of a run
+from its beginning is judged in the sweep `scratch`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import pairwise
+from statistics import fmean
+
+from fewbits.analysis.arms import BAD, BASELINE, TRUNK, compared, decided, having, ids, own
+from fewbits.analysis.frames import Results
+from fewbits.analysis.noise import VALIDATION
+from fewbits.analysis.nvfp4.arms import families, part
+from fewbits.analysis.nvfp4.gradient_errors import by_block
+from fewbits.analysis.paper import paper
+from fewbits.analysis.registry import claim, control
+from fewbits.analysis.results import NotRun
+from fewbits.analysis.verdicts import (
+    Data,
+    Differences,
+    Verdict,
+    equivalent,
+    every,
+    higher,
+    lower,
+    no_worse,
+    not_run,
+    noted,
+)
+
+margin = paper("nvfp4").margin
+DECAY = "arms branch where the decay begins, so that nothing is said of what is before it"
+
+
+def beside(results: Results, sweep: str, arm: str, baseline: str = BASELINE) -> Data | NotRun:
+    return compared(part(results, sweep), VALIDATION, arm, baseline)
+
+
+def all_of(results: Results, parts: Mapping[str, Verdict]) -> Verdict:
+    return every(parts) if parts else not_run(results.scale_name)
+
+
+# -------------------------------------------------------------------------------- controls
+
+
+def _found_bad(results: Results, sweep: str) -> Verdict:
+    return decided(beside(results, sweep, BAD), higher)
+
+
+@control("nvfp4", "bad-arm", "E2M1 with one scale for each whole tensor is found to be worse than BF16")
+def bad_arm(results: Results) -> Verdict:
+    """Of all sweeps whose arms branch from the same trunk."""
+    return _found_bad(results, "recipe")
+
+
+@control("nvfp4", "bad-arm-20-blocks", "the same of the model of 20 blocks")
+def bad_arm_20_blocks(results: Results) -> Verdict:
+    return _found_bad(results, "layers")
+
+
+@control("nvfp4", "bad-arm-families", "the same of each family")
+def bad_arm_families(results: Results) -> Verdict:
+    return all_of(
+        results, {name: decided(compared(one, VALIDATION, BAD), higher) for name, one in families(results, BAD).items()}
+    )
+
+
+@control("nvfp4", "more-tokens", "half as many tokens again are found to lower MXFP4's loss")
+def more_tokens(results: Results) -> Verdict:
+    return decided(beside(results, "scratch", "mxfp4-1.50", "mxfp4-1.00"), lower)
+
+
+# -------------------------------------------------------------------------------- the whole recipe
+
+
+@claim("nvfp4", "N1")
+def n1(results: Results) -> Verdict:
+    """Before the decay, where there is no FP8 arm, beside BF16."""
+    parts = {
+        f"after the decay, beside FP8, {name}": decided(
+            compared(one, VALIDATION, "nvfp4", "fp8"), lambda found: no_worse(found, margin("N1"))
+        )
+        for name, one in families(results, "nvfp4", "fp8").items()
+    }
+    before = beside(results, "switch", "nvfp4-trunk", TRUNK)
+    if parts and not isinstance(before, NotRun):
+        parts["before the decay, beside BF16"] = no_worse(before, paper("nvfp4").numbers["gap-stable"].value)
+    return noted(
+        all_of(results, parts),
+        "before the decay, ours is a run that has left BF16 on the way, not one from nothing",
+    )
+
+
+@claim("nvfp4", "N3")
+def n3(results: Results) -> Verdict:
+    """From nothing: a trunk in BF16 has the beginning behind it."""
+    verdict = decided(beside(results, "scratch", "base-whole", "bf16-whole"), lambda f: higher(f, margin("N3")))
+    branch = beside(results, "recipe", "nvfp4-base")
+    if isinstance(branch, Differences) and branch.values:
+        verdict = noted(verdict, f"branched from a trunk in BF16 it is {branch.shown(fmean(branch.values))} above BF16")
+    return verdict
+
+
+@claim("nvfp4", "N4")
+def n4(results: Results) -> Verdict:
+    parts = {arm: beside(results, "recipe", arm, "nvfp4") for arm in paper("nvfp4").claim("N4").arms}
+    verdicts = {
+        f"{arm} above the whole recipe": decided(found, lambda f: higher(f, margin("N4")))
+        for arm, found in parts.items()
+        if not isinstance(found, NotRun)
+    }
+    return noted(all_of(results, verdicts), "the paper's own words: smaller models and shorter runs may not need all")
+
+
+@claim("nvfp4", "N8")
+def n8(results: Results) -> Verdict:
+    """Each arm of the chain above the next."""
+    chain = paper("nvfp4").claim("N8").arms
+    parts = {}
+    for arm, more in pairwise(chain):
+        found = beside(results, "recipe", arm, more)
+        if not isinstance(found, NotRun):
+            parts[f"{arm} above {more}"] = higher(found, margin("N8"))
+    return noted(
+        all_of(results, parts), "the paper adds them in this order, and says that each one's gain depends on it"
+    )
+
+
+@claim("nvfp4", "N20")
+def n20(results: Results) -> Verdict:
+    parts = {
+        f"NVFP4 below MXFP4, {name}": decided(
+            compared(one, VALIDATION, "nvfp4", "mxfp4"),
+            lambda found: lower(found, margin("N20"), absence_contradicts=True),
+        )
+        for name, one in families(results, "nvfp4", "mxfp4").items()
+    }
+    return noted(
+        all_of(results, parts),
+        "the paper's model is a hybrid; how far either is from BF16 is in the table of the recipe",
+    )
+
+
+@claim("nvfp4", "N21")
+def n21(results: Results) -> Verdict:
+    """Between the paper's own points: with 1.25 times the tokens MXFP4 is still above NVFP4, with 1.5 below."""
+    fewer, more = (beside(results, "scratch", f"mxfp4-{times}", "nvfp4-whole") for times in ("1.25", "1.50"))
+    if isinstance(fewer, NotRun) or isinstance(more, NotRun):
+        return not_run(results.scale_name)
+    return every({"1.25 times the tokens are too few": higher(fewer), "1.5 times are enough": lower(more)})
+
+
+# -------------------------------------------------------------------------------- which blocks
+
+
+@claim("nvfp4", "N6")
+def n6(results: Results) -> Verdict:
+    parts = {}
+    for arm in ("last-4", "first-2-last-2"):
+        found = beside(results, "layers", "first-4", arm)
+        if not isinstance(found, NotRun):
+            parts[f"first-4 above {arm}"] = higher(found, margin("N6"), absence_contradicts=True)
+    return noted(all_of(results, parts), DECAY)
+
+
+@claim("nvfp4", "N7")
+def n7(results: Results) -> Verdict:
+    """As many last blocks as four are of the paper's twenty."""
+    layers = part(results, "layers")
+    if having(layers, "nvfp4-base") is None:
+        return not_run(results.scale_name)
+    errors = by_block(layers)
+
+    def above(blocks: Mapping[int, float]) -> float:
+        *_, most = order = sorted(blocks)
+        last = order[-max(1, round(len(order) / 5)) :]
+        rest = [value for block, value in blocks.items() if block not in last]
+        return fmean(blocks[block] for block in last) - fmean(rest) if rest else blocks[most]
+
+    numbers = {trial: above(blocks) for trial, blocks in errors.items() if len(blocks) > 1}
+    found = own(layers, numbers, "nvfp4-base")
+    return noted(
+        decided(found, lambda data: higher(data, margin("N7"), absence_contradicts=True)),
+        "the last fifth of the blocks beside the others, by the mean over their linear layers, at the end of training",
+    )
+
+
+# -------------------------------------------------------------------------------- stochastic rounding
+
+
+@claim("nvfp4", "N9")
+def n9(results: Results) -> Verdict:
+    if having(part(results, "rounding"), "sr-gradients", "kept") is None:
+        return not_run(results.scale_name)
+    parts = {
+        f"{arm} above sr-gradients": decided(
+            beside(results, "rounding", arm, "sr-gradients"),
+            lambda found: higher(found, margin("N9"), absence_contradicts=True),
+        )
+        for arm in paper("nvfp4").claim("N9").arms
+    }
+    parts["sr-gradients no worse than none"] = decided(
+        beside(results, "rounding", "sr-gradients", "kept"), lambda found: no_worse(found, margin("N9"))
+    )
+    return every(parts)
+
+
+@claim("nvfp4", "N10")
+def n10(results: Results) -> Verdict:
+    found = beside(results, "rounding", "sr-backward", "sr-gradients")
+    return decided(found, lambda data: equivalent(data, margin("N10")))
+
+
+# -------------------------------------------------------------------------------- the Hadamard transform
+
+
+@claim("nvfp4", "N13")
+def n13(results: Results) -> Verdict:
+    """Of Fprop and Dgrad the paper says elsewhere that there is no benefit: no harm does not contradict it."""
+    found = {gemm: beside(results, "hadamard", f"rht-{gemm}", "rht-none") for gemm in ("wgrad", "fprop", "dgrad")}
+    least = margin("N13")
+    parts = {}
+    for gemm, data in found.items():
+        if isinstance(data, NotRun):
+            continue
+        if gemm == "wgrad":
+            parts["below none in Wgrad"] = lower(data, least, absence_contradicts=True)
+        else:
+            parts[f"above none in {gemm.capitalize()}"] = higher(data, least)
+    return all_of(results, parts)
+
+
+def _equal(results: Results, name: str) -> Verdict:
+    """Each arm of the claim as good as its baseline."""
+    said = paper("nvfp4").claim(name)
+    assert said.baseline is not None
+    found = {arm: beside(results, "hadamard", arm, said.baseline) for arm in said.arms}
+    return all_of(
+        results, {arm: equivalent(data, margin(name)) for arm, data in found.items() if not isinstance(data, NotRun)}
+    )
+
+
+@claim("nvfp4", "N14")
+def n14(results: Results) -> Verdict:
+    return _equal(results, "N14")
+
+
+@claim("nvfp4", "N16")
+def n16(results: Results) -> Verdict:
+    return _equal(results, "N16")
+
+
+# -------------------------------------------------------------------------------- consistency
+
+
+@claim("nvfp4", "N17")
+def n17(results: Results) -> Verdict:
+    found = {arm: beside(results, "consistency", arm, "weights-different") for arm in paper("nvfp4").claim("N17").arms}
+    parts = {
+        f"{arm} below weights-different": lower(data, margin("N17"), absence_contradicts=True)
+        for arm, data in found.items()
+        if not isinstance(data, NotRun)
+    }
+    return noted(all_of(results, parts), DECAY)
+
+
+@claim("nvfp4", "N18")
+def n18(results: Results) -> Verdict:
+    """Our arms are the decay: that it matters there is judged, that it does so there alone is not."""
+    found = beside(results, "consistency", "activations-same", "activations-different")
+    verdict = decided(found, lambda data: lower(data, margin("N18"), absence_contradicts=True))
+    return noted(verdict, f"{DECAY}: that it matters in the decay is judged, that it does in nothing else is not")
+
+
+# -------------------------------------------------------------------------------- late switches
+
+
+@claim("nvfp4", "N22")
+def n22(results: Results) -> Verdict:
+    """Restored: no worse than BF16, and below the run that stays in NVFP4, else there is nothing to restore."""
+    stays = "nvfp4-long"
+    if having(part(results, "switch"), "switch-both", "switch-late", stays, BASELINE) is None:
+        return not_run(results.scale_name)
+    both = decided(beside(results, "switch", "switch-both"), lambda found: no_worse(found, margin("N22")))
+    return every(
+        {
+            "switched early, no worse than BF16": both,
+            "switched early, below NVFP4 to the end": decided(beside(results, "switch", "switch-both", stays), lower),
+            "switched late, below NVFP4 to the end": decided(beside(results, "switch", "switch-late", stays), lower),
+        }
+    )
+
+
+@claim("nvfp4", "N23")
+def n23(results: Results) -> Verdict:
+    """Most: more than half of what NVFP4 lies above BF16. None: not so much as the margin."""
+    stays = "nvfp4-long"
+    switch = part(results, "switch")
+    if having(switch, "switch-forward", "switch-backward", stays, BASELINE) is None:
+        return not_run(results.scale_name)
+    forward = beside(results, "switch", "switch-forward", stays)
+    backward = beside(results, "switch", stays, "switch-backward")
+    most = own(switch, _beyond_half(switch, "switch-forward", stays), "switch-forward")
+    if isinstance(most, Differences):
+        most = replace(most, relative=True)
+    return noted(
+        every(
+            {
+                "forward, below NVFP4 to the end": decided(
+                    forward, lambda found: lower(found, margin("N23"), absence_contradicts=True)
+                ),
+                "forward, more than half of the way to BF16": decided(most, higher),
+                "backward, no gain": decided(backward, lambda found: no_worse(found, margin("N23"))),
+            }
+        ),
+        "the backward switch's weights are in 1×16 blocks, as the paper's",
+    )
+
+
+def _beyond_half(switch: Results, arm: str, stays: str) -> dict[str, float]:
+    """Of each of the arm's trials: how far below the middle between NVFP4 to the end and BF16, relative."""
+    done = switch.trials[switch.trials["state"] == "done"]
+    loss = {str(key): float(value) for key, value in zip(done["id"], done.get(VALIDATION, []), strict=True)}
+    nvfp4, bf16 = ids(switch, stays), ids(switch, BASELINE)
+    found = {}
+    for seed, trial in ids(switch, arm).items():
+        try:
+            high, low = loss[nvfp4[seed]], loss[bf16[seed]]
+            found[trial] = ((high + low) / 2 - loss[trial]) / low
+        except KeyError:
+            continue
+    return found

@@ -1,0 +1,143 @@
+"""Which weights the GEMMs of a training step read, taken from the step itself (N19).
+
+A model is trained for some steps; beside it the dispatcher is watched, and of every GEMM inside a quantized layer its
+second operand is kept: in the forward pass wᵀ of y = x·wᵀ, in the backward pass w of dx = dy·w. Nothing is computed for
+the occasion: these are the tensors that the products were made of, whatever cache, cast or view they came through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fewbits.analysis.frames import Results
+from fewbits.analysis.registry import claim
+from fewbits.analysis.verdicts import Verdict, exact
+from fewbits.experiments.config import load_recipe
+from fewbits.kernels.api import fake_quantize
+from fewbits.kernels.quantizer import Quantizer
+from fewbits.models.quantize import quantize
+from fewbits.models.quantized_linear import QuantizedLinear
+from fewbits.models.recipe import Recipe
+from fewbits.models.registry import MODELS, build
+
+BATCH, LENGTH = 2, 48  # as many tokens together as no side of a weight has, so that operands are told by their shapes
+STEPS, MICRO_BATCHES = 2, 2
+GEMMS = ("aten::mm", "aten::addmm", "fewbits::matmul_fp32")
+
+
+@dataclass(frozen=True)
+class Read:
+    """The weight of one layer as two GEMMs of one micro-batch read it."""
+
+    layer: str
+    forward: Tensor
+    backward: Tensor
+    master: Tensor  # in FP32, at that moment
+
+    @property
+    def same(self) -> bool:
+        """To the bit."""
+        return torch.equal(self.forward.view(torch.int16), self.backward.view(torch.int16))
+
+    @property
+    def apart(self) -> float:
+        """The norm of their difference, as a part of the weight's."""
+        difference = torch.linalg.vector_norm(self.forward.double() - self.backward.double())
+        return float(difference / torch.linalg.vector_norm(self.master.double()))
+
+
+class _Watch(TorchDispatchMode):
+    """Second operands of GEMMs while a layer is at work."""
+
+    def __init__(self, layers: Sequence[QuantizedLinear]) -> None:
+        super().__init__()
+        self.at: tuple[QuantizedLinear, bool] | None = None  # the layer, and whether its backward pass runs
+        self.reads: list[Read] = []
+        self._forward: dict[str, Tensor] = {}
+        for layer in layers:
+            layer.register_forward_pre_hook(lambda of, _: self._enter(of, False))
+            layer.register_forward_hook(lambda *_: self._leave())
+            layer.register_full_backward_pre_hook(lambda of, _: self._enter(of, True))
+            layer.register_full_backward_hook(lambda *_: self._leave())
+
+    def _enter(self, layer: nn.Module, backward: bool) -> None:
+        assert isinstance(layer, QuantizedLinear)
+        self.at = layer, backward
+
+    def _leave(self) -> None:
+        self.at = None
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if self.at is not None and func._schema.name in GEMMS:
+            self._saw(*self.at, args[-1])
+        return func(*args, **(kwargs or {}))
+
+    def _saw(self, layer: QuantizedLinear, backward: bool, operand: Tensor) -> None:
+        if not backward:
+            self._forward[layer.name] = operand.t().clone()
+        elif operand.shape == layer.weight.shape:  # else it is the activation, of Wgrad
+            self.reads.append(
+                Read(layer.name, self._forward.pop(layer.name), operand.clone(), layer.weight.detach().clone())
+            )
+
+
+def weights_read(recipe: Recipe, model: str = "nemotron-nano", *, autocast: bool) -> list[Read]:
+    """Of some steps of training: in autocast to BF16, or, as trials are trained, with a residual stream in BF16."""
+    torch.manual_seed(0)
+    decoder = build(MODELS[model], seed=0, compute_dtype=torch.float32 if autocast else torch.bfloat16)
+    quantization = quantize(decoder, recipe, seed=0)
+    optimizer = torch.optim.AdamW(decoder.parameters(), lr=1e-3)
+    quantization.attach(decoder, optimizer)
+    watch = _Watch([layer for layer in quantization.layers if layer.name not in quantization.kept])
+    for _ in range(STEPS):
+        for _ in range(MICRO_BATCHES):
+            tokens = torch.randint(0, decoder.config.vocab, (BATCH, LENGTH + 1))
+            with watch, torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+                decoder.loss(tokens[:, :-1], tokens[:, 1:]).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return watch.reads
+
+
+@dataclass(frozen=True)
+class Consistency:
+    """Over all reads of one way of cutting weights into blocks."""
+
+    reads: int
+    same: int
+    quantized: int  # whose forward weight is the kernel's own answer to the FP32 weight in BF16
+    apart: float  # the greatest
+
+
+@cache
+def consistency(weights: str) -> Consistency:
+    recipe = load_recipe("nvfp4", {"weights": weights})
+    spec = Quantizer.parse(f"e2m1:{weights}:nvfp4")
+    found = [read for autocast in (True, False) for read in weights_read(recipe, autocast=autocast)]
+    found += weights_read(recipe, "hybrid-nano", autocast=False)
+    quantized = [torch.equal(read.forward, fake_quantize(read.master.bfloat16(), spec)) for read in found]
+    return Consistency(len(found), sum(r.same for r in found), sum(quantized), max(r.apart for r in found))
+
+
+@claim("nvfp4", "N19")
+def n19(results: Results) -> Verdict:
+    squares, rows = consistency("16x16"), consistency("1x16")
+    holds = squares.same == squares.reads == squares.quantized and rows.same == 0 and rows.quantized == rows.reads
+    what = (
+        f"in {STEPS} steps of training, in autocast and not, on both families' small models, {squares.same} of "
+        f"{squares.reads} weights in 16×16 blocks were the same to the bit in both passes, and of those in 1×16 blocks "
+        f"{rows.same} of {rows.reads}"
+    )
+    note = f"in 1×16 blocks the two are up to {rows.apart:.1%} of the weight's norm apart"
+    return replace(
+        exact(holds, what), notes=(note, "what the GEMMs of the training graph read, not what a unit returns")
+    )
