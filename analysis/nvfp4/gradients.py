@@ -11,6 +11,7 @@ from matplotlib.patches import Rectangle
 
 from fewbits.analysis import heat, plots
 from fewbits.analysis.frames import Results
+from fewbits.analysis.nvfp4.looks import chosen
 from fewbits.analysis.plots import SMALL
 from fewbits.analysis.registry import figure
 from fewbits.analysis.results import FigureResult, NotRun, Picture
@@ -57,10 +58,8 @@ class Errors:
 
 def errors(results: Results, shown: Shown) -> Errors | NoData | NotRun:
     """Of the last window in which the arm's gradients were measured, of trials that are done."""
-    if shown.sweep not in {one.name for one in results.plan.sweeps}:
-        return NotRun(results.scale_name)
-    part = results.of_sweep(shown.sweep)
-    if not part.has(shown.arm):
+    part = chosen(results, shown.sweep)
+    if isinstance(part, NotRun) or not part.has(shown.arm):
         return NotRun(results.scale_name)
     frame = part.numerics()
     if frame.empty or ERROR not in frame:

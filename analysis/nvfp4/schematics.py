@@ -285,9 +285,9 @@ PRODUCT, RESULT = 308.0, 366.0
 
 
 def recipe_of(plan: Plan) -> tuple[Recipe, str]:
-    """That of the arm `nvfp4`, and the dtype it computes in; where no sweep has it, the recipe of that name."""
+    """That of the arm `nvfp4` of the sweep `recipe`, and the dtype it computes in; without it, the tree's."""
     for member in plan.members:
-        if member.cell.arm == "nvfp4":
+        if (member.cell.sweep, member.cell.arm) == ("recipe", "nvfp4"):
             trial = plan.trials[member.id].trial
             return trial.recipe, trial.training.dtype
     return load_recipe("nvfp4"), "bf16"
