@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from fewbits.analysis.results import FigureResult, Picture
 from fewbits.analysis.trajectories import Series
 from fewbits.analysis.verdicts import NoData
 
+HEIGHT = 1.62  # inches of a row
 LEAST = 1e-5  # half of the smallest range that a panel of changes shows
 NOISE = Look(None, (1, 1.6), "x")
 
@@ -79,7 +81,7 @@ class Measured:
     """What one row of panels shows of one metric."""
 
     levels: dict[str, Series]  # of arms, those there are; the trunk's among them
-    changes: dict[str, Series]  # from the baseline; A/A's, from BF16, among them
+    changes: dict[str, Series]  # from the baseline; A/A's from BF16 and other trunks' from the first among them
     trials: tuple[str, ...]
 
 
@@ -88,6 +90,11 @@ def measured(part: Results, of: Shown, metric: Metric, again: Results | None = N
     frame = _recorded(part, metric)
     levels = {name: trajectories.level(frame, name) for name in (*of.names, *of.trunks)}
     changes = {arm.name: trajectories.change(frame, arm.name, of.baseline.name) for arm in of.others}
+    trunks = list(of.trunks)
+    for name in trunks[1:]:
+        if part.has(name):
+            exact = trajectories.curves(part, metric.name)
+            changes[name] = trajectories.thinned(trajectories.change(exact, name, trunks[0]))
     noise = part if again is None else again
     if noise.has(AGAIN):
         changes[AGAIN] = trajectories.change(_recorded(noise, metric), AGAIN, BASELINE)
@@ -100,48 +107,96 @@ def measured(part: Results, of: Shown, metric: Metric, again: Results | None = N
 
 
 def _recorded(part: Results, metric: Metric) -> pd.DataFrame:
-    frame = trajectories.curves(part, metric.name)
-    return trajectories.smoothed(frame, part) if metric.every_step else frame
+    def made() -> pd.DataFrame:
+        frame = trajectories.curves(part, metric.name)
+        return trajectories.smoothed(frame, part) if metric.every_step else frame
+
+    return part.remembered(f"curves {metric.name}", made)
 
 
-def training(part: Results, of: Shown, metrics: Sequence[Metric], again: Results | None = None) -> Picture:
-    """A row of panels for each metric: as it is, and its change from the baseline."""
-    found = {metric: measured(part, of, metric, again) for metric in metrics}
-    there = {arm for one in found.values() for arm in one.levels}
-    if not there & set(of.names):
-        return NoData(f"no curve of {', '.join(arm.label for arm in of.arms)}")
+@dataclass(frozen=True)
+class Row:
+    """Two panels: arms as they are, and their changes from the baseline."""
+
+    part: Results  # the figure's own places
+    of: Shown
+    metric: Metric
+    again: Results | None = None  # where A/A is run, if not there too
+    name: str = ""  # said beside them, where a figure shows several parts
+    marks: tuple[float, ...] = ()  # tokens at which something changes
+
+    @cached_property
+    def found(self) -> Measured:
+        return measured(self.part, self.of, self.metric, self.again)
+
+    @property
+    def there(self) -> tuple[Arm, ...]:
+        return tuple(arm for arm in self.of.arms if arm.name in self.found.levels)
+
+
+def training(rows: Sequence[Row]) -> Picture:
+    """A figure of nothing but rows."""
+    if not any(row.there for row in rows):
+        labels = dict.fromkeys(arm.label for row in rows for arm in row.of.arms)
+        return NoData(f"no curve of {', '.join(labels)}")
 
     def draw() -> Figure:
-        picture, grid = plots.panels(len(metrics), 2, 0.45 + 1.62 * len(metrics), sharex="col")
-        for row, (metric, one) in zip(grid, found.items(), strict=True):
-            last = metric is metrics[-1]
-            levels(row[0], one, of, metric, label_x=last)
-            changes(row[1], one, of, metric, label_x=last)
-        extra = [_trunk_line(of, name, [], []) for name in of.trunks if name in there]
-        extra += noise_key(found.values())
-        extra += [plots.hollow("the paper's last")] if any(m.in_paper for m in metrics) else []
-        plots.legend(picture, [(arm.label, arm.look) for arm in of.arms if arm.name in there], extra=extra)
+        alike = len({id(row.part) for row in rows}) == 1
+        picture, grid = plots.panels(len(rows), 2, 0.45 + HEIGHT * len(rows), sharex="col" if alike else "none")
+        fill(picture, grid, rows)
         return picture
 
-    notes: tuple[str, ...] = (
-        "Left: mean and range of seeds. Right: mean of the seeds' paired changes and its 90 % interval.",
-    )
-    if any(metric.every_step for metric in metrics):
-        notes += (f"The training loss is averaged over steps to {trajectories.POINTS} points of each curve.",)
-    notes += trajectories.diverged(part, of.names) + lacking(there, of)
-    return FigureResult(draw, tuple(dict.fromkeys(i for one in found.values() for i in one.trials)), notes)
+    return FigureResult(draw, trials(rows), notes(rows))
+
+
+def fill(picture: Figure, grid: Sequence[Sequence[Axes]], rows: Sequence[Row]) -> None:
+    """Draw the rows, and above all of them their legend."""
+    for (left, right), row in zip(grid, rows, strict=True):
+        last = row is rows[-1] or not left.get_shared_x_axes().joined(left, grid[-1][0])
+        levels(left, row.found, row.of, row.metric, label_x=last)
+        changes(right, row.found, row.of, row.metric, label_x=last)
+        left.set_ylabel(row.name)
+        right.margins(x=0.08)  # room for what is drawn side by side at the end
+        for tokens in row.marks:
+            right.axvline(tokens, color=plots.theme().line, linewidth=1, dashes=(1.5, 1.5), zorder=1)
+    looks = dict.fromkeys((arm.label, arm.look) for row in rows for arm in row.there)
+    trunks = {name: row.of for row in rows for name in row.of.trunks if name in row.found.levels}
+    said = any(row.metric.in_paper and row.of.said(row.metric.name, arm.name) for row in rows for arm in row.of.others)
+    extra = [_trunk_line(of, name, [], []) for name, of in trunks.items()]
+    extra += noise_key(row.found for row in rows)
+    extra += [plots.hollow("the paper's last")] if said else []
+    plots.legend(picture, list(looks), extra=extra)
+
+
+def trials(rows: Sequence[Row]) -> tuple[str, ...]:
+    """Behind all of them."""
+    return tuple(dict.fromkeys(trial for row in rows for trial in row.found.trials))
+
+
+def notes(rows: Sequence[Row]) -> tuple[str, ...]:
+    """What panels do not say themselves."""
+    said = ["Left: mean and range of seeds. Right: mean of the seeds' paired changes and its 90 % interval."]
+    if any(row.metric.every_step for row in rows):
+        said.append(f"The training loss is averaged over steps to {trajectories.POINTS} points of each curve.")
+    for row in rows:
+        there = {arm.name for other in rows if other.part is row.part for arm in other.there}
+        said += [*trajectories.diverged(row.part, row.of.names), *lacking(there, row.of)]
+    return tuple(dict.fromkeys(said))
 
 
 def levels(axes: Axes, found: Measured, of: Shown, metric: Metric, *, label_x: bool) -> None:
-    """As they are, from the trunk on."""
+    """As they are, from the trunk's last part on: it may be many times as long as what branches from it."""
     axes.set_title(f"{metric.title}, {metric.unit}")
     for name in of.trunks:
         if (trunk := found.levels.get(name)) is not None:
             axes.add_line(_trunk_line(of, name, trunk.tokens, trunk.mean, marker="o" if trunk.few else ""))
             axes.autoscale_view()
-            axes.axvline(trunk.tokens[-1], color=plots.theme().quiet, linewidth=0.7)
     for arm in of.arms:
         _draw(axes, arm.look, found.levels.get(arm.name))
+    trunks = [one for name, one in found.levels.items() if name in of.trunks]
+    if trunks:
+        axes.axvline(max(one.tokens[-1] for one in trunks), color=plots.theme().quiet, linewidth=0.7)
+    _near(axes, trunks, list(found.levels.values()))
     if not found.levels:
         plots.instead(axes, "no data")
     plots.tokens_axis(axes, label_x)
@@ -150,6 +205,10 @@ def levels(axes: Axes, found: Measured, of: Shown, metric: Metric, *, label_x: b
 def changes(axes: Axes, found: Measured, of: Shown, metric: Metric, *, label_x: bool) -> None:
     """From the baseline; with what BF16 differs from itself by, and where the paper's arms ended."""
     axes.set_title(f"Change from {of.baseline.label}, %")
+    for name in of.trunks:
+        if (trunk := found.changes.get(name)) is not None:
+            axes.add_line(_trunk_line(of, name, trunk.tokens, trunk.mean, marker="o" if trunk.few else ""))
+            axes.autoscale_view()
     _draw(axes, NOISE, found.changes.get(AGAIN))
     for arm in of.arms:
         _draw(axes, arm.look, found.changes.get(arm.name))
@@ -187,6 +246,19 @@ def _paper_marks(axes: Axes, of: Shown, metric: Metric) -> None:
         if value is not None:
             place, look = 1.03 + 0.045 * i, arm.look
             axes.plot([place], [value], look.marker, mfc="none", mec=look.shade, transform=beside, clip_on=False)
+
+
+def _near(axes: Axes, trunks: Sequence[Series], every: Sequence[Series]) -> None:
+    """Leave out what lies further before the branches than three times their length."""
+    if not trunks:
+        return
+    start, last = (max(one.tokens[-1] for one in some) for some in (trunks, every))
+    left = start - 3 * (last - start)
+    if left > min(one.tokens[0] for one in trunks) and start < last:
+        edges = ((one.tokens, edge) for one in every for edge in (one.mean, *(one.band or ())))
+        seen = np.concatenate([values[tokens >= left] for tokens, values in edges])
+        room = 0.06 * float(np.ptp(seen)) or LEAST
+        axes.set(xlim=(left, last + 0.08 * (last - left)), ylim=(seen.min() - room, seen.max() + room))
 
 
 def _trunk_line(of: Shown, name: str, x: Array | list[float], y: Array | list[float], marker: str = "") -> Line2D:

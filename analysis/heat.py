@@ -92,6 +92,11 @@ def shades() -> LinearSegmentedColormap:
     return LinearSegmentedColormap.from_list("shares", [faint, middle, theme().full])
 
 
+def ink(fill: tuple[float, float, float, float]) -> str:
+    """The colour of letters on that one."""
+    return "#1b1f24" if np.dot(fill[:3], (0.3, 0.59, 0.11)) > 0.5 else "#ffffff"
+
+
 def shades_key(figure: Figure, axes: Sequence[Axes], label: str, threshold: str) -> None:
     """Below heat maps: what their shades and their line mean."""
     bar = figure.colorbar(

@@ -235,7 +235,7 @@ def curve(
     points = points or x.size == 1
     place: Transform = axes.transData
     if points and apart:
-        aside = 2.2 * (0 if look.colour is None else look.colour - 2)
+        aside = 2.2 * (-3 if look.colour is None else look.colour - 2)
         axes.margins(x=0.08)
         place = place + ScaledTranslation(aside / 72, 0, axes.figure.dpi_scale_trans)
     marker = look.marker if points else ""

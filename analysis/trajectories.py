@@ -45,9 +45,9 @@ def curves(results: Results, metric: str) -> pd.DataFrame:
 
 
 def smoothed(frame: pd.DataFrame, results: Results) -> pd.DataFrame:
-    """Of what every step has, means of as many steps as leave POINTS of a whole trial."""
+    """Of what every step has, means of as many steps as leave POINTS of a whole trial. A trial may be several arms'."""
     parts = []
-    for trial, one in frame.drop_duplicates(["id", "step"]).groupby("id", sort=False):
+    for (trial, _), one in frame.drop_duplicates(["id", "arm", "step"]).groupby(["id", "arm"], sort=False):
         width = max(1, results.plan.trials[str(trial)].trial.training.steps // POINTS)
         whole = one.iloc[: len(one) // width * width]
         place = np.arange(len(whole)) // width
@@ -79,6 +79,16 @@ def change(frame: pd.DataFrame, arm: str, baseline: str) -> Series | None:
     band = (np.array([i.low for i in intervals]), np.array([i.high for i in intervals])) if intervals else None
     trials = (*_trials(frame, arm), *_trials(frame, baseline))
     return Series(steps.to_numpy(float), np.array([one.mean for one in found]), band, trials)
+
+
+def thinned(series: Series | None) -> Series | None:
+    """Means of as many points as leave POINTS of them, without their band."""
+    if series is None:
+        return None
+    width = max(1, series.tokens.size // POINTS)
+    whole = series.tokens.size // width * width
+    mean = series.mean[:whole].reshape(-1, width).mean(1)
+    return Series(series.tokens[width - 1 : whole : width], mean, None, series.trials)
 
 
 def starts(results: Results) -> dict[str, int]:

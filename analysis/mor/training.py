@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fewbits.analysis.curves import LOSS, NORM, VALIDATION, Metric, training
+from fewbits.analysis.curves import LOSS, NORM, VALIDATION, Metric, Row, training
 from fewbits.analysis.frames import Results
 from fewbits.analysis.mor.looks import ABLATIONS, PARTITIONS, PARTITIONS_2, SUB_TENSOR, Comparison, chosen
 from fewbits.analysis.registry import figure
@@ -33,7 +33,9 @@ def figure_20(results: Results) -> Picture:
 
 def _training(results: Results, of: Comparison, metrics: Sequence[Metric]) -> Picture:
     part = chosen(results, of.sweep, of.configuration)
-    return part if isinstance(part, NotRun) else training(part, of.shown, metrics, noise(results, of))
+    if isinstance(part, NotRun):
+        return part
+    return training([Row(part, of.shown, metric, noise(results, of)) for metric in metrics])
 
 
 def noise(results: Results, of: Comparison) -> Results | None:

@@ -84,9 +84,8 @@ def _shares(axes: Axes, table: Sequence[Sequence[float]], rows: Sequence[str], c
                 continue
             axes.add_patch(Rectangle((x - 0.48, y - 0.46), 0.96, 0.92, facecolor=shade(value), linewidth=0))
             words = f"{100 * value:.0f}" if value >= 0.0995 else f"{100 * value:.1f}" if value >= 0.0005 else "<0.1"
-            bright = np.dot(shade(value)[:3], (0.3, 0.59, 0.11)) > 0.5
-            colour = "#1b1f24" if bright else "#ffffff"
-            axes.text(x, y, words, ha="center", va="center_baseline", fontsize=SMALL, color=colour)
+            ink = heat.ink(shade(value))
+            axes.text(x, y, words, ha="center", va="center_baseline", fontsize=SMALL, color=ink)
     axes.set(xlim=(-0.5, len(table[0]) - 0.5), ylim=(len(rows) - 0.5, -0.5))
     axes.set_yticks(range(len(rows)), rows)
     axes.set_xticks(range(len(table[0])), columns or [""] * len(table[0]))

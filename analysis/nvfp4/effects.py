@@ -1,0 +1,70 @@
+"""Figure A: every arm's effect beside the noise, the margins and the paper's number."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fewbits.analysis.arms import AGAIN, BAD, BASELINE, compared
+from fewbits.analysis.effects import LOSS, NOISE, Effect, forest
+from fewbits.analysis.frames import Results
+from fewbits.analysis.nvfp4.looks import LABELS, chosen
+from fewbits.analysis.paper import paper
+from fewbits.analysis.registry import figure
+from fewbits.analysis.results import NotRun, Picture
+
+SAID = {"nvfp4": "nvfp4-8b", "mxfp4": "mxfp4-8b"}  # the paper's numbers, of its 8B hybrid's training loss
+
+
+@dataclass(frozen=True)
+class Part:
+    """Arms of one sweep that no part before it has."""
+
+    sweep: str
+    arms: tuple[str, ...]
+    before: str = ""  # in front of their labels
+
+
+PARTS = (
+    Part(
+        "recipe",
+        (
+            AGAIN, "fp8", "nvfp4", "no-sr", "no-rht", "no-2d", "with-2d", "kept", "nvfp4-base", "mxfp4", "mxfp4-ocp",
+            BAD,
+        ),
+    ),
+    Part("rounding", ("sr-gradients", "sr-backward", "sr-activations", "sr-weights"), "stochastic: "),
+    Part("hadamard", ("rht-wgrad", "rht-fprop", "rht-dgrad", "rht-2", "rht-4", "rht-128"), "Hadamard: "),
+    Part("hadamard", ("signs-none", "signs-each"), "Hadamard: "),
+    Part("consistency", ("weights-different", "weights-same", "weights-squares")),
+    Part("consistency", ("activations-different", "activations-same")),
+    Part("switch", ("nvfp4-long", "switch-both", "switch-forward", "switch-backward", "switch-late"), "switch: "),
+    Part("outlook", ("four-over-six", "ue5m3", "ms-eden", "mxfp4-deterministic")),
+    Part("layers", ("nvfp4-base", "last-1", "last-2", "last-4", "first-4", "first-2-last-2", BAD), "20 blocks: "),
+    Part("hybrid", ("fp8", "nvfp4", "mxfp4", BAD), "hybrid: "),
+)  # fmt: skip
+OWN_LABELS = {AGAIN: NOISE, "nvfp4-long": "none"}  # in place of LABELS
+
+
+@figure("nvfp4", "Figure A", "Every arm's effect beside the noise")
+def effects(results: Results) -> Picture:
+    rows = measured(results)
+    if not rows:
+        return NotRun(results.scale_name)
+    notes = ("The paper's numbers are of its 8B hybrid's training loss, against BF16.",)
+    return forest(rows, (paper("nvfp4").margin(claim) for claim in ("N9", "N1")), notes)
+
+
+def measured(results: Results) -> list[Effect]:
+    """Of the arms that are run, each beside the BF16 of its own sweep."""
+    found = []
+    for of in PARTS:
+        part = chosen(results, of.sweep)
+        if isinstance(part, NotRun) or not part.has(BASELINE):
+            continue
+        for arm in of.arms:
+            pairs = compared(part, LOSS, arm)
+            if not isinstance(pairs, NotRun):
+                label = of.before + OWN_LABELS.get(arm, LABELS.get(arm, arm))
+                said = paper("nvfp4").numbers[SAID[arm]].value if arm in SAID else None
+                found.append(Effect(label, pairs, said, f"{of.sweep} {of.arms[0]}"))
+    return found

@@ -1,0 +1,107 @@
+"""Figure C: what becomes of a block's greatest value, asked of the kernels themselves.
+
+A block's scale is rounded too, to E4M3 or to a power of two. Rounded up, it leaves the top of E2M1's grid unused;
+rounded down, the block's greatest value is clipped to 6, and stochastic rounding, which is unbiased everywhere else,
+has a bias there. Where between two powers of two the greatest value lies decides which.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from fewbits.analysis import plots
+from fewbits.analysis.frames import Results
+from fewbits.analysis.plots import LOOKS, Array, Look
+from fewbits.analysis.registry import figure
+from fewbits.analysis.results import FigureResult, Picture
+from fewbits.kernels.api import fake_quantize
+from fewbits.kernels.quantizer import Quantizer
+
+PLACES, BLOCKS = 128, 1024  # of the greatest value in its binade; blocks for each of them
+SEED = 5
+
+
+@dataclass(frozen=True)
+class Kind:
+    label: str
+    spelled: str
+    look: Look
+
+
+KINDS = (
+    Kind("NVFP4", "e2m1:1x16:nvfp4", LOOKS[0]),
+    Kind("MXFP4, rounded up", "e2m1:1x32:e8m0", LOOKS[1]),
+    Kind("MXFP4 of OCP", "e2m1:1x32:mx", LOOKS[2]),
+)
+
+
+@dataclass(frozen=True)
+class Maxima:
+    """Of a way of scaling, over where the greatest value lies: means over blocks, as parts of the value."""
+
+    error: Array  # of rounding to nearest, its magnitude
+    bias: Array  # of stochastic rounding
+
+
+def places() -> Tensor:
+    """Of the greatest values, as parts of a power of two: over one binade."""
+    return torch.exp2((torch.arange(PLACES) + 0.5) / PLACES)
+
+
+@cache
+def maxima(spelled: str) -> Maxima:
+    """Blocks of normal values, scaled so that the greatest magnitude of each is where it is wanted."""
+    q = Quantizer.parse(spelled)
+    width = q.block.cols
+    assert width is not None
+    generator = torch.Generator().manual_seed(SEED)
+    x = torch.randn(PLACES, BLOCKS, width, generator=generator)
+    wanted = places()[:, None, None]
+    greatest = x.abs().argmax(-1, keepdim=True)
+    x = x / x.gather(-1, greatest) * wanted
+    # a tensor's greatest value that is none of theirs: 448 times a power of two, so that no two blocks' scales are its
+    x = torch.cat([x.view(-1, width), torch.full((1, width), 16.0)])
+
+    def relative(spec: Quantizer | str) -> Tensor:
+        back = fake_quantize(x, spec, seed=SEED)[:-1].view(PLACES, BLOCKS, width)
+        return ((back.gather(-1, greatest) - wanted) / wanted).squeeze(-1)
+
+    nearest, stochastic = relative(q), relative(f"{spelled}:stochastic")
+    return Maxima(nearest.abs().mean(-1).double().numpy(), stochastic.mean(-1).double().numpy())
+
+
+@figure("nvfp4", "Figure C", "The greatest value of a block")
+def greatest(results: Results) -> Picture:
+    """Its error when rounded to nearest, and its bias when rounded stochastically."""
+    found = {kind: maxima(kind.spelled) for kind in KINDS}
+
+    def draw() -> Figure:
+        picture, ((above,), (below,)) = plots.panels(2, 1, 4.4, sharex=True)
+        x = places().double().numpy()
+        for kind, one in found.items():
+            plots.curve(above, kind.look, x, one.error)
+            plots.curve(below, kind.look, x, one.bias)
+        above.set_title("Rounded to nearest: relative error, %")
+        below.set_title("Rounded stochastically: mean of the relative error, %")
+        below.set_xlabel("the block's greatest magnitude, as a multiple of a power of two")
+        below.axhline(0, color=plots.theme().text, linewidth=0.9)
+        above.set_ylim(bottom=0)
+        above.yaxis.set_major_formatter(plots.percent())
+        below.yaxis.set_major_formatter(plots.percent(signed=True))
+        plots.legend(picture, [(kind.label, kind.look) for kind in KINDS])
+        return picture
+
+    each = "; ".join(
+        f"{kind.label} {100 * one.error.mean():.1f} % and {100 * one.bias.mean():+.1f} %".replace("-", "−")
+        for kind, one in found.items()
+    )
+    notes = (
+        f"Computed by the kernels on {BLOCKS} blocks of normal values for each of {PLACES} places in a binade. Means "
+        f"over the binade, error and bias: {each}.",
+    )
+    return FigureResult(draw, (), notes)

@@ -1,0 +1,94 @@
+"""Made-up results in the folders of a plan of NVFP4's sweeps: losses and gradient errors whose truth is known."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from fewbits.models.decoder import DecoderConfig
+from fewbits.models.layers import Linear
+from fewbits.models.registry import on_meta
+from fewbits.sweeps.plan import Plan, Planned
+
+NOISE = 2e-4  # of losses, between seeds
+
+
+def fill(
+    plan: Plan,
+    effects: Mapping[tuple[str, str], float],
+    *,
+    without: Collection[tuple[str, str]] = (),
+    diverged: Collection[tuple[str, str]] = (),
+) -> None:
+    """Results of every trial. effects: of (sweep, arm), on losses, relative; without, diverged: what has no result, and
+    what ends half-way."""
+    places: dict[str, set[tuple[str, str]]] = {}
+    for member in plan.members:
+        places.setdefault(member.id, set()).add((member.cell.sweep, str(member.cell.arm)))
+    for key, planned in plan.trials.items():
+        of = places.get(key, set())
+        if not of & set(without):
+            effect = next((effects[place] for place in sorted(of) if place in effects), 0.0)
+            _write(plan, planned, effect, ended=bool(of & set(diverged)))
+
+
+def _write(plan: Plan, planned: Planned, effect: float, *, ended: bool) -> None:
+    folder, trial = planned.folder, planned.trial
+    steps = trial.training.steps // (2 if ended else 1)
+    folder.path.mkdir(parents=True)
+    metrics = list(_metrics(plan, planned, effect, steps))
+    pd.DataFrame(metrics).to_parquet(folder.path / "metrics.parquet")
+    if gradients := list(_gradients(planned, steps)):
+        pd.DataFrame(gradients).to_parquet(folder.path / "numerics.parquet")
+    status = {"id": folder.id, "status": "diverged" if ended else "done", "step": steps}
+    (folder.path / "result.json").write_text(json.dumps({**metrics[-1], **status}))
+
+
+def _metrics(plan: Plan, planned: Planned, effect: float, steps: int) -> Iterator[dict[str, Any]]:
+    trial = planned.trial
+    of_step = trial.training.batch * trial.training.length
+    begun = _tokens_before(plan, planned)
+    noise = NOISE * np.random.default_rng(int(planned.id[:8], 16)).standard_normal()
+    for step in range(steps):
+        tokens = begun + of_step * (step + 1)
+        loss = (1.5 + 4 / (1 + tokens / (20 * of_step)) + 0.01 * trial.seed) * (1 + effect + noise)
+        row = {"step": step, "tokens": tokens, "loss": loss}
+        if (step + 1) % trial.evaluation.every == 0 or step + 1 == steps:
+            row |= {"validation_loss": loss, "ood_loss": 1.1 * loss, "parameter_norm": 30.0}
+        yield row
+
+
+def _tokens_before(plan: Plan, planned: Planned) -> int:
+    if planned.parent is None:
+        return 0
+    parent = plan.trials[planned.parent]
+    training = parent.trial.training
+    steps = planned.trial.branch.step or training.steps
+    return _tokens_before(plan, parent) + steps * training.batch * training.length
+
+
+def _gradients(planned: Planned, steps: int) -> Iterator[dict[str, Any]]:
+    """Errors of the weight gradient: by block 10 %, 11 %, 12 % and so on; none of blocks that stay high."""
+    trial = planned.trial
+    if trial.recipe.name not in ("nvfp4", "nvfp4-base"):
+        return
+    keep, parts = trial.recipe.keep, parts_of(trial.model)
+    for block, names in enumerate(parts):
+        high = block < keep.first or block >= len(parts) - keep.last
+        for part in names:
+            error = 0.0 if high else 0.1 + 0.01 * block
+            row = {"step": steps - 1, "layer": f"blocks.{block}.{part}", "block": block, "part": part, "slot": "weight"}
+            yield row | {"gradient_error": error}
+
+
+@cache
+def parts_of(model: DecoderConfig) -> list[list[str]]:
+    """Of each block, the parts of its linear layers."""
+    blocks = on_meta(model).blocks
+    assert isinstance(blocks, Iterable)
+    return [[str(m.part) for m in block.modules() if isinstance(m, Linear)] for block in blocks]

@@ -1,0 +1,280 @@
+"""Every figure of the study, drawn from made-up results whose truth is known: whole, in part, and where nothing is."""
+
+import shutil
+from collections.abc import Callable
+from functools import cache
+
+import numpy as np
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+
+from fewbits.analysis.arms import compared
+from fewbits.analysis.frames import Damaged, Results
+from fewbits.analysis.nvfp4 import effects, gradients, grid, looks, schematics, tokens, training
+from fewbits.analysis.paper import paper
+from fewbits.analysis.plots import THEMES, WIDTH, svg, themed
+from fewbits.analysis.registry import Entry, shelf
+from fewbits.analysis.results import FigureResult, NotRun, Picture
+from fewbits.analysis.verdicts import Differences, NoData
+from fewbits.experiments.config import load_recipe
+from fewbits.kernels.api import fake_quantize
+from fewbits.sweeps.plan import Plan, plan
+from fewbits.sweeps.sweep import load_sweeps
+from tests.analysis.nvfp4.made import fill
+from tests.experiments.data_inputs import shared_cache
+
+FIGURES: dict[str, Entry[Picture]] = {entry.id: entry for entry in shelf("nvfp4").figures}
+FROM_KERNELS = ("Figure 1", "Figure 5", "Figure C")
+CURVES = ("Figure 2", *(of.id for of in looks.FIGURES[1:]))
+Draw = Callable[[str], Figure]
+EFFECTS = {
+    ("recipe", "fp8"): 0.001,
+    ("recipe", "nvfp4"): 0.006,
+    ("recipe", "kept"): 0.01,
+    ("recipe", "with-2d"): 0.009,
+    ("recipe", "no-sr"): 0.008,
+    ("recipe", "bad-arm"): 0.3,
+    ("switch", "nvfp4-trunk"): 0.004,
+    ("switch", "nvfp4-long"): 0.009,
+}
+
+
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Plan]:
+    """By words; each with a store of its own, empty."""
+    cache = shared_cache(tmp_path_factory)
+
+    def of(*words: str) -> Plan:
+        where = (f"runtime.runs={tmp_path_factory.mktemp('runs')}", f"runtime.cache={cache}", "runtime.device=cpu")
+        return plan(*load_sweeps(("study=nvfp4", "scale=smoke", "data=synthetic", "data.size=65536", *words, *where)))
+
+    return of
+
+
+@pytest.fixture(scope="module")
+def made(planned: Callable[..., Plan]) -> Results:
+    """Every sweep of two seeds, with results."""
+    of = planned("seeds=[0,1]")
+    fill(of, EFFECTS)
+    return Results.of(of)
+
+
+@pytest.fixture(scope="module")
+def one_seed(planned: Callable[..., Plan]) -> Plan:
+    return planned()
+
+
+@pytest.fixture
+def empty(one_seed: Plan) -> Plan:
+    """One seed, its folders as they were before anything was run."""
+    for trial in one_seed.trials.values():
+        shutil.rmtree(trial.folder.path, ignore_errors=True)
+    return one_seed
+
+
+@pytest.fixture(scope="module")
+def light(made: Results) -> Draw:
+    """A figure of them, drawn once."""
+    return cache(lambda name: drawn(name, made))
+
+
+def drawn(name: str, results: Results) -> Figure:
+    picture = FIGURES[name].make(results)
+    assert isinstance(picture, FigureResult), (name, picture)
+    return themed(picture, "light")
+
+
+def reaches_over(figure: Figure) -> bool:
+    """Whether anything drawn lies outside the figure, by half a point or more."""
+    box = figure.get_tightbbox(FigureCanvasAgg(figure).get_renderer())
+    beyond = (-box.x0, -box.y0, box.x1 - figure.get_figwidth(), box.y1 - figure.get_figheight())
+    return max(beyond) > 0.5 / 72
+
+
+def line(axes: Axes, colour: int) -> np.ndarray:
+    """The points of the curve of that colour of the light theme."""
+    (found,) = [one for one in lines(axes, THEMES["light"].series[colour]) if len(one)]
+    return found
+
+
+def lines(axes: Axes, colour: str | None = None) -> list[np.ndarray]:
+    return [np.asarray(one.get_xydata(), float) for one in axes.lines if colour in (None, one.get_color())]
+
+
+def test_every_figure_of_the_paper_is_registered() -> None:
+    assert {figure.id for figure in paper("nvfp4").figures} <= set(FIGURES)
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_it_is_drawn_whole_with_the_trials_behind_it(name: str, made: Results, light: Draw) -> None:
+    picture = FIGURES[name].make(made)
+    assert isinstance(picture, FigureResult)
+    figure = light(name)
+    assert figure.get_figwidth() == WIDTH
+    assert not reaches_over(figure)
+    assert bool(picture.trials) == (name not in FROM_KERNELS)
+    assert set(picture.trials) <= set(made.plan.trials)
+
+
+def test_what_has_no_results_says_so(empty: Plan) -> None:
+    for name, entry in FIGURES.items():
+        picture = entry.make(Results.of(empty))
+        assert isinstance(picture, FigureResult if name in FROM_KERNELS else NoData), name
+
+
+def test_a_sweep_that_the_scale_leaves_out_is_not_run(planned: Callable[..., Plan]) -> None:
+    alone = Results.of(planned("sweep=rounding"))
+    assert FIGURES["Figure 9"].make(alone) == NotRun("smoke")
+    assert FIGURES["Figure 6"].make(alone) == NotRun("smoke")
+    assert FIGURES["Figure B"].make(alone) == NotRun("smoke")
+    assert isinstance(FIGURES["Figure 10"].make(alone), NoData)
+
+
+def test_one_seed_a_diverged_arm_and_a_missing_one_are_drawn_and_said(empty: Plan) -> None:
+    gone = {("recipe", "with-2d"), ("scratch", "mxfp4-1.36"), ("layers", "nvfp4-base")}
+    fill(empty, EFFECTS, without=gone, diverged={("recipe", "kept"), ("layers", "first-4"), ("scratch", "base-whole")})
+    results = Results.of(empty)
+    for name in ("Figure 6", "Figure 8", "Figure 9", "Figure A"):
+        assert not reaches_over(drawn(name, results))
+    figure_8 = FIGURES["Figure 8"].make(results)
+    assert isinstance(figure_8, FigureResult)
+    assert any("kept, seed 0: diverged at step 4" in note for note in figure_8.notes)
+    assert any("No data of + 2-D weights" in note for note in figure_8.notes)
+    found = tokens.longer(results)
+    assert isinstance(found, tokens.Longer)
+    assert len(found.times) == 3, "one of MXFP4's four is missing"
+    assert {effect.label: effect.words for effect in effects.measured(results)}["last blocks in BF16"] == "1 diverged"
+
+
+def test_a_damaged_file_is_named_and_no_figure_is_drawn_without_it(empty: Plan) -> None:
+    fill(empty, EFFECTS)
+    (member, *_) = (m for m in empty.members if (m.cell.sweep, m.cell.arm) == ("rounding", "sr-weights"))
+    path = empty.trials[member.id].folder.path / "metrics.parquet"
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(Damaged, match="is damaged"):
+        FIGURES["Figure 10"].make(Results.of(empty))
+
+
+def test_changes_are_from_the_baseline_of_the_same_seed(light: Draw) -> None:
+    above, below = light("Figure 8").axes[1::2]
+    for colour, arm in enumerate(("kept", "with-2d", "no-sr", "nvfp4")):
+        for axes in (above, below):
+            points = line(axes, colour)
+            assert np.allclose(points[:, 1], EFFECTS["recipe", arm], atol=1e-3), "with-rht and with-sr are no-sr, nvfp4"
+    fp8 = line(light("Figure 4").axes[1], 0)
+    assert np.allclose(fp8[:, 1], (1.006 - 1.001) / 1.001, atol=1e-3)
+
+
+def test_levels_begin_near_the_branches(light: Draw) -> None:
+    axes = light("Figure 10").axes[0]
+    arm, trunk = line(axes, 0), lines(axes, THEMES["light"].quiet)[0]
+    (left, right), (bottom, top) = axes.get_xlim(), axes.get_ylim()
+    assert trunk[0, 0] < left < arm[0, 0] < arm[-1, 0] < right
+    assert bottom < arm[:, 1].min() < arm[:, 1].max() < top < trunk[0, 1]
+
+
+def test_switches_are_marked_where_recipes_switch(made: Results, light: Draw) -> None:
+    part = made.of_sweep("switch")
+    early = next(m.id for m in part.members if m.cell.arm == "switch-both")
+    marks = training.switches(part, ("nvfp4-long", "switch-both", "switch-late"))
+    rows = part.curves("loss").drop_duplicates(["id", "step"]).set_index(["id", "step"])["tokens"]
+    assert marks == (rows[early, 0],), "a tenth of 8 steps is within the first, 95 % within the last"
+    assert training.switches(part, ("switch-late",)) == ()
+    axes = light("Figure 7").axes[1]
+    assert [upright[0, 0] for upright in lines(axes, THEMES["light"].line)] == list(marks)
+
+
+def test_what_the_paper_prints_is_marked_and_nothing_else() -> None:
+    said = {"nvfp4": 0.015, "mxfp4": 0.025, "mxfp4-ocp": None}
+    of = looks.shown(tokens.LOSSES[0], tokens.LOSSES)
+    assert {arm.name: of.said("loss", arm.name) for arm in of.others} == said
+    marked = {f.id for f in looks.FIGURES for group in f.groups if group.said}
+    assert marked == {"Figure 2", "Figure 7"}
+
+
+def test_what_is_called_alike_in_a_figure_looks_alike() -> None:
+    for of in looks.FIGURES:
+        arms = [arm for group in of.groups for arm in looks.shown(group, of.groups).others]
+        by_label = {arm.label: arm.look for arm in arms}
+        assert all(by_label[arm.label] == arm.look for arm in arms)
+        assert len(set(by_label.values())) == len(by_label)
+
+
+def test_tokens_to_the_same_loss_are_read_between_runs(made: Results, light: Draw) -> None:
+    assert tokens.crossing((1, 1.25, 1.5), (0.02, 0.01, -0.01)) == pytest.approx(1.375)
+    assert tokens.crossing((1, 1.5), (0.02, 0.01)) is None
+    found = tokens.longer(made)
+    assert isinstance(found, tokens.Longer)
+    assert found.times == pytest.approx((1, 1.25, 1.35, 1.5), abs=0.01)
+    assert found.seeds == 2
+    axes = light("Figure 6").axes[-1]
+    assert np.allclose(line(axes, 1)[:, 1], [one.mean for one in found.changes])
+
+
+def test_effects_are_those_that_verdicts_are_read_off(made: Results) -> None:
+    found = {effect.label: effect for effect in effects.measured(made)}
+    part = made.of_sweep("recipe")
+    for arm, label in (("nvfp4", "NVFP4"), ("kept", "last blocks in BF16")):
+        pairs = compared(part, "validation_loss", arm)
+        assert isinstance(pairs, Differences)
+        assert found[label].found == pairs
+        assert found[label].mean == pytest.approx(EFFECTS["recipe", arm], abs=1e-3)
+    assert found["hybrid: MXFP4"].paper == 0.025
+
+
+def test_gradients_err_as_they_were_measured(made: Results, light: Draw) -> None:
+    found = gradients.errors(made, gradients.Shown("recipe", "nvfp4", ""))
+    assert isinstance(found, gradients.Errors)
+    assert found.parts == ["qkv", "out", "up", "down"]
+    assert found.of["down", 4] == pytest.approx(0.14)
+    axes = next(a for a in light("Figure B").axes if a.get_title(loc="left") == "6 blocks, the whole recipe")
+    cells = [patch for patch in axes.patches if isinstance(patch, Rectangle)]
+    assert len(cells) == 4 * 5, "the last of six blocks is in BF16"
+    assert [text.get_text() for text in axes.texts[:5]] == ["10", "11", "12", "13", "14"]
+
+
+def test_a_matrix_is_shown_as_its_codes_and_scales_make_it() -> None:
+    of = schematics.matrix()
+    scales = np.repeat(of.scales, schematics.BLOCK, axis=1) * of.tensor_scale
+    back = fake_quantize(of.x.float(), schematics.SPELLED).numpy()
+    assert np.allclose(of.values * scales, back, rtol=1e-6)
+    assert of.scales.max() == 448, "of the block with the greatest value of all"
+    x = of.x.float().abs().numpy()
+    for (i, j), value in np.ndenumerate(x):
+        assert value <= x[i, of.greatest[i, j // schematics.BLOCK]]
+    assert set(zip(of.codes.flatten().tolist(), of.values.flatten().tolist(), strict=True)) >= {(7, 6.0), (15, -6.0)}
+
+
+def test_a_linear_layer_is_shown_as_its_recipe_has_it() -> None:
+    fprop, dgrad, wgrad = schematics.products(load_recipe("nvfp4"), "bf16")
+    x, w = fprop.operands
+    assert (x.elements, x.rounding, x.transform) == ("E2M1 1×16, inputs", "nearest", "")
+    w_again, dy = dgrad.operands
+    assert (w_again.elements, w_again.same) == (w.elements, True) == ("E2M1 16×16", True)
+    assert (dy.elements, dy.rounding) == ("E2M1 1×16, outputs", "stochastic")
+    assert [one.transform for one in wgrad.operands] == ["Hadamard 16"] * 2
+    assert [one.elements for one in wgrad.operands] == ["E2M1 1×16, tokens"] * 2
+    assert (fprop.dtype, wgrad.dtype) == ("BF16", "FP32")
+    plain = schematics.products(load_recipe("nvfp4-base"), "bf16")
+    assert not any(one.transform or one.same or one.rounding != "nearest" for p in plain for one in p.operands)
+    high = schematics.products(load_recipe("bf16"), "bf16")
+    assert {one.elements for p in high for one in p.operands} == {""}
+
+
+def test_nvfp4_clips_what_its_scale_rounds_down_and_powers_of_two_do_not() -> None:
+    """A block's greatest value errs by a sixteenth at most; rounded stochastically, on the whole it errs downwards."""
+    nvfp4, mxfp4, ocp = (grid.maxima(kind.spelled) for kind in grid.KINDS)
+    assert nvfp4.error.max() <= 1 / 16
+    assert nvfp4.error.mean() == pytest.approx(0.0226, abs=0.001)
+    assert nvfp4.bias.mean() == pytest.approx(-0.011, abs=0.001)
+    assert mxfp4.error.max() == pytest.approx(0.2, abs=0.01)
+    assert abs(mxfp4.bias.mean()) < 0.001
+    assert ocp.bias.min() < -0.2
+
+
+def test_the_same_results_give_the_same_bytes(made: Results) -> None:
+    first, second = (svg(drawn("Figure 8", made)) for _ in range(2))
+    assert first == second
