@@ -75,8 +75,8 @@ def _boundaries() -> tuple[str, ...]:
     return (
         f"at 9 bits {at_nine.lost:,} of {at_nine.cases:,} is lost: noise of half a step on a maximum that is a "
         "power of two, a tie",
-        f"weights beside BF16's grid, as FP32 masters are, keep all noise up to 8 bits only (b < m + 1 + τ): lost "
-        f"are {words}",
+        f"weights beside BF16's grid, as FP32 masters are, keep all noise up to 8 bits only (b < m + 1 + τ): of those "
+        f"in the upper {theory.BINADES} binades lost are {words}",
     )
 
 
@@ -195,15 +195,11 @@ def g17(results: Results) -> Verdict:
         f"a weight: {each.sampled:g} bytes for ŵ, {each.noise['gaussws']:g} for GaussWS's noise, "
         f"{each.noise['diffq']:g} for DiffQ's; bit widths take {each.widths:.4f} more"
     )
-    more = {
-        name: consistency.kept_for_backward(name, "gaussws") - consistency.kept_for_backward(name, None)
-        for name in ("gpt2-nano", "llama2-nano")
-    }
+    few, many = (consistency.added("llama2-nano", "gaussws", *size) for size in ((1, 8), (8, 256)))
     printed = ", ".join(f"{value:.2f} ({name.upper()})" for name, value in consistency.papers_bytes().items())
     notes = (
         f"the paper's own Table 1 adds, for each sampled weight, {printed}",
-        "where weights are FP32 masters, as in our training, ŵ takes the place of their BF16 copy: forward keeps "
-        + " and ".join(f"{count:,} bytes more ({name})" for name, count in more.items())
-        + " for backward",
+        f"counted in our training: {few:.3f} bytes a weight where the optimizer's step is the peak; {many:.3f} where the "
+        "backward pass is, for which plain BF16 keeps copies of its FP32 weights, too",
     )
     return replace(exact(holds, what), notes=notes)

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from fewbits.analysis.gaussws.theory import SQUARE, noise
 from fewbits.analysis.paper import paper
+from fewbits.experiments.bench_step import Step
 from fewbits.experiments.config import load_recipe
 from fewbits.kernels.api import fake_quantize
 from fewbits.kernels.noise import gaussian_noise, sample_weight, uniform_noise
-from fewbits.models.quantize import quantize
-from fewbits.models.registry import build, linear_parameters, model
+from fewbits.models.registry import linear_parameters, model
 
 KINDS = {"gaussws": "gaussian", "diffq": "uniform"}
 INT4 = "e1m2"  # one bit of exponent makes an even grid: 0, ±1 … ±7 steps
@@ -133,23 +133,16 @@ def bytes_each(shape: tuple[int, int] = (1024, 1024)) -> Bytes:
     )
 
 
-def kept_for_backward(name: str, recipe: str | None) -> int:
-    """Bytes that a forward pass of the model leaves for its backward pass, parameters left out."""
-    network = build(replace(model(name), layers=1), seed=0)
-    if recipe is not None:
-        quantize(network, load_recipe(recipe)).begin(0)
-    owned = {parameter.untyped_storage().data_ptr() for parameter in network.parameters()}
-    kept: dict[int, Tensor] = {}  # held, so that no other tensor can come to lie there
-
-    def pack(tensor: Tensor) -> Tensor:
-        if (place := tensor.untyped_storage().data_ptr()) not in owned:
-            kept[place] = tensor
-        return tensor
-
-    text = torch.zeros(1, 9, dtype=torch.long)
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        network.loss(text[:, :-1], text[:, 1:])
-    return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+def added(name: str, recipe: str, batch: int, length: int) -> float:
+    """Bytes that the recipe adds to a training step's peak, for each weight that it samples: counted, not estimated."""
+    config = replace(model(name), layers=1)
+    text = torch.zeros(batch, length + 1, dtype=torch.long)
+    peaks = []
+    for used in (load_recipe(recipe), None):
+        step = Step.of(config, used, "adamw", text)
+        step()
+        peaks.append(step.memory())
+    return (peaks[0] - peaks[1]) / linear_parameters(config)
 
 
 def papers_bytes() -> dict[str, float]:

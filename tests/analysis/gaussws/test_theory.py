@@ -59,7 +59,7 @@ def test_lemma_1_on_the_grid_ends_in_a_single_tie(bits: int, magnitude: float) -
 def test_lemma_1_beside_the_grid_ends_a_bit_earlier() -> None:
     """b < m + 1 + τ for FP32 masters."""
     assert theory.swallowed(8, beside_grid=True).lost == 0
-    assert 0.0005 < theory.swallowed(8.5, beside_grid=True).share < 0.001
+    assert 0.0005 < theory.swallowed(8.5, beside_grid=True).share < 0.005
     assert theory.swallowed(8.99, beside_grid=True).share > 0.005
 
 
