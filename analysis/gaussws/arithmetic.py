@@ -199,7 +199,7 @@ def g17(results: Results) -> Verdict:
     printed = ", ".join(f"{value:.2f} ({name.upper()})" for name, value in consistency.papers_bytes().items())
     notes = (
         f"the paper's own Table 1 adds, for each sampled weight, {printed}",
-        f"counted in our training: {few:.3f} bytes a weight where the optimizer's step is the peak, and {many:.3f} where "
+        f"counted in our training: {few:.3f} bytes a weight where the optimizer's step is the peak, {many:.3f} where "
         "the backward pass is, for which plain BF16 keeps copies of its FP32 weights, too",
     )
     return replace(exact(holds, what), notes=notes)
