@@ -2,7 +2,8 @@
 
 Every variant trains its own copy of the model. They take turns, one step each, so that whatever else the machine does
 falls on all alike; a ratio is the median over turns of (plain step time / variant's step time). A step is forward,
-backward, clipping and optimizer, on the batch and threads that a trial of that model has.
+backward, clipping and optimizer, on the batch and threads that a trial of that model has. `--store` leaves all that was
+measured, every single time and the machine, beside the trials, where a study's report finds it.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any, NoReturn
 
 EXAMPLES = """\
@@ -23,11 +25,15 @@ examples:
   fewbits bench train
   fewbits bench train --model llama2-nano --recipes gaussws,diffq --steps 20
   fewbits bench train --device cuda --model gpt2-124m --batch 12 --length 1024
+  fewbits bench train --model gpt2-nano,llama2-nano --recipes gaussws,diffq --optimizers adamw,adam-mini --store runs
 
-Columns: ms a step; tokens/s; share, tokens/s over plain BF16's; observed, tokens/s with the observer on over those
-without; eager, tokens/s over plain BF16's when the same quantizers run as plain torch operators (the reference)."""
+Columns: ms a step; tokens/s; share, tokens/s over plain BF16's; memory, MiB of tensors at a step's peak, parameters and
+optimizer included; observed, tokens/s with the observer on over those without; eager, tokens/s over plain BF16's when
+the same quantizers run as plain torch operators (the reference)."""
 
 RECIPES = ("mor/block", "nvfp4", "gaussws")
+PLAIN = "bf16"
+MIB = 2**20
 
 
 class _Parser(argparse.ArgumentParser):
@@ -37,12 +43,34 @@ class _Parser(argparse.ArgumentParser):
 
 @dataclass(frozen=True)
 class Row:
+    """A variant: a recipe under an optimizer."""
+
     variant: str
+    optimizer: str
     milliseconds: float
     tokens_per_second: float
     share: float
+    memory: int  # bytes
+    seconds: list[float]  # of each turn
     observed: float | None = None
     eager: float | None = None
+
+
+@dataclass(frozen=True)
+class Measured:
+    """All variants of one model, measured in one run."""
+
+    model: str
+    layers: int
+    parameters: int
+    linear_parameters: int
+    batch: int
+    length: int
+    rows: list[Row]
+
+    def __str__(self) -> str:
+        tokens = f"{self.batch} x {self.length} tokens a step"
+        return f"{self.model}, {self.layers} blocks, {self.parameters:,} parameters, {tokens}"
 
 
 def main(argv: Sequence[str]) -> int:
@@ -51,101 +79,113 @@ def main(argv: Sequence[str]) -> int:
     from fewbits.experiments.devices import choose
     from fewbits.experiments.trial import Runtime
     from fewbits.models.registry import model as model_named
-    from fewbits.models.registry import parameters
 
     world = choose(Runtime(device=options.device, threads=options.threads))
-    config = model_named(options.model)
-    if options.layers:
-        config = replace(config, layers=options.layers, pattern=config.pattern[: options.layers])
+    configs = [model_named(name) for name in options.model.split(",")]
     recipes = {name: load_recipe(name) for name in options.recipes.split(",")}
-    rows = compare(config, recipes, world.device, options)
-    tokens = f"{options.batch} x {options.length} tokens a step"
-    size = f"{config.layers} blocks, {parameters(config):,} parameters, {tokens}"
-    heading = f"{config.name}, {size}, {_where(world.device, options.threads)}"
+    found = [_measured(config, recipes, world.device, options) for config in configs]
+    where = _where(world.device, options.threads)
+    if options.store is not None:
+        _save(found, world.device, where, options)
     if options.json:
-        print(json.dumps({"what": heading, "rows": [vars(row) for row in rows]}, indent=2))
+        print(json.dumps([asdict(one) for one in found], indent=2))
         return 0
-    print(f"{heading}\n\n{'':14}{'ms':>9}{'tokens/s':>11}{'share':>8}{'observed':>10}{'eager':>8}")
-    for row in rows:
-        optional = [f"{value:.3f}" if value is not None else "-" for value in (row.observed, row.eager)]
-        print(
-            f"{row.variant:14}{row.milliseconds:9.1f}{row.tokens_per_second:11,.0f}{row.share:8.3f}"
-            f"{optional[0]:>10}{optional[1]:>8}"
-        )
+    for one in found:
+        print(_text(one, where))
     return 0
 
 
-def compare(config: Any, recipes: dict[str, Any], device: Any, options: argparse.Namespace) -> list[Row]:
+def _text(one: Measured, where: str) -> str:
+    several = len({row.optimizer for row in one.rows}) > 1
+    width = max(14, *(len(_called(row, several)) + 2 for row in one.rows))
+    heads = f"{'ms':>9}{'tokens/s':>11}{'share':>8}{'memory':>9}{'observed':>10}{'eager':>8}"
+    lines = [f"{one}, {where}", "", " " * width + heads]
+    for row in one.rows:
+        optional = [f"{value:.3f}" if value is not None else "-" for value in (row.observed, row.eager)]
+        lines.append(
+            f"{_called(row, several):{width}}{row.milliseconds:9.1f}{row.tokens_per_second:11,.0f}{row.share:8.3f}"
+            f"{row.memory / MIB:9.1f}{optional[0]:>10}{optional[1]:>8}"
+        )
+    return "\n".join(lines)
+
+
+def _called(row: Row, several: bool) -> str:
+    return f"{row.variant}, {row.optimizer}" if several else row.variant
+
+
+def _save(found: list[Measured], device: Any, where: str, options: argparse.Namespace) -> None:
+    """One file for each kind of device: what was measured last."""
+    from fewbits.experiments.atomic import write_json
+    from fewbits.experiments.identity import provenance
+
+    folder = options.store / "bench"
+    folder.mkdir(parents=True, exist_ok=True)
+    machine = provenance({}, {"device": where, "load": os.getloadavg()[0], "time": time.time()})
+    machine = {key: value for key, value in machine.items() if key not in ("identity", "process", "sources")}
+    write_json(
+        folder / f"train-{device.type}.json",
+        {"machine": machine, "turns": options.steps, "models": [asdict(one) for one in found]},
+    )
+
+
+def _measured(config: Any, recipes: dict[str, Any], device: Any, options: argparse.Namespace) -> Measured:
     """Plain BF16 and every recipe, each also with the observer, in turns; eager emulation in shorter ones."""
     import torch
 
+    from fewbits.models.registry import linear_parameters, parameters
+
+    if options.layers:
+        config = replace(config, layers=options.layers, pattern=config.pattern[: options.layers])
     tokens = torch.randint(
         0, config.vocab, (options.batch, options.length + 1), generator=torch.Generator().manual_seed(0)
     )
-    batch = tokens.to(device)
-    steps = {"bf16": _step(config, None, batch)}
+    rows = [
+        row
+        for optimizer in options.optimizers.split(",")
+        for row in _compared(config, recipes, optimizer, tokens.to(device), options)
+    ]
+    sizes = (config.layers, parameters(config), linear_parameters(config), options.batch, options.length)
+    return Measured(config.name, *sizes, rows)
+
+
+def _compared(
+    config: Any, recipes: dict[str, Any], optimizer: str, batch: Any, options: argparse.Namespace
+) -> list[Row]:
+    from fewbits.experiments.bench_step import Step
+
+    steps = {PLAIN: Step.of(config, None, optimizer, batch)}
     for name, recipe in recipes.items():
-        steps[name] = _step(config, recipe, batch)
+        steps[name] = Step.of(config, recipe, optimizer, batch)
         if not options.no_observer:
-            steps[f"{name} observed"] = _step(config, recipe, batch, observed=True)
-    times = _in_turns(steps, options.steps, device)
+            steps[f"{name} observed"] = Step.of(config, recipe, optimizer, batch, observed=True)
+    times = _in_turns(steps, options.steps, batch.device)
     eager = {}
     if options.eager:
         with _reference():
-            slow = _in_turns({f"{name}": steps[name] for name in recipes}, options.eager, device)
-        eager = {name: _ratio(times["bf16"], slow[name]) for name in recipes}
+            slow = _in_turns({name: steps[name] for name in recipes}, options.eager, batch.device)
+        eager = {name: _ratio(times[PLAIN], slow[name]) for name in recipes}
     count = options.batch * options.length
     rows = []
-    for name in ("bf16", *recipes):
+    for name in (PLAIN, *recipes):
         median = statistics.median(times[name])
         observed = times.get(f"{name} observed")
         rows.append(
             Row(
-                name,
-                1e3 * median,
-                count / median,
-                _ratio(times["bf16"], times[name]),
-                _ratio(times[name], observed) if observed else None,
-                eager.get(name),
+                variant=name,
+                optimizer=optimizer,
+                milliseconds=1e3 * median,
+                tokens_per_second=count / median,
+                share=_ratio(times[PLAIN], times[name]),
+                memory=steps[name].memory(),
+                seconds=times[name],
+                observed=_ratio(times[name], observed) if observed else None,
+                eager=eager.get(name),
             )
         )
     return rows
 
 
-def _step(config: Any, recipe: Any, batch: Any, *, observed: bool = False) -> Callable[[], None]:
-    from fewbits.experiments.optimizers import OptimizerConfig, clip_gradients, make_optimizer
-    from fewbits.models.observer import Observer, ObserverConfig
-    from fewbits.models.quantize import quantize
-    from fewbits.models.registry import build
-
-    model = build(config, seed=0, device=batch.device)
-    quantization = None
-    if recipe is not None:
-        observer = Observer(ObserverConfig()) if observed else None
-        quantization = quantize(model, recipe, observer=observer)
-    optimizer = make_optimizer(model, OptimizerConfig())
-    inputs, targets = batch[:, :-1], batch[:, 1:]
-    number = 0
-
-    def step() -> None:
-        nonlocal number
-        if quantization is not None:
-            quantization.begin(number)
-        loss = model.loss(inputs, targets)
-        if quantization is not None and (penalty := quantization.penalty()) is not None:
-            loss = loss + penalty
-        loss.backward()
-        clip_gradients(model.parameters(), 1.0)
-        if quantization is not None and quantization.observer is not None and quantization.observer.due(number):
-            quantization.observer.rows(number, quantization.layers)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        number += 1
-
-    return step
-
-
-def _in_turns(steps: dict[str, Callable[[], None]], turns: int, device: Any) -> dict[str, list[float]]:
+def _in_turns(steps: Mapping[str, Callable[[], None]], turns: int, device: Any) -> dict[str, list[float]]:
     import torch
 
     def timed(step: Callable[[], None]) -> float:
@@ -200,9 +240,12 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
         return argparse.RawDescriptionHelpFormatter(prog, width=110)
 
     parser = _Parser("fewbits bench train", description=__doc__, epilog=EXAMPLES, formatter_class=formatter)
-    parser.add_argument("--model", default="nemotron-nano", help="by name; nemotron-nano if not given")
+    parser.add_argument(
+        "--model", default="nemotron-nano", help="by name, separated by commas; nemotron-nano if not given"
+    )
     parser.add_argument("--layers", type=_count, help="blocks, where the whole model is too large")
     parser.add_argument("--recipes", default=",".join(RECIPES), help="by name, separated by commas")
+    parser.add_argument("--optimizers", default="adamw", help="adamw, adam-mini, or both, separated by a comma")
     parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
     parser.add_argument("--threads", type=_count, default=1, help="on a CPU")
     parser.add_argument("--batch", type=_count, default=8, help="sequences")
@@ -210,6 +253,7 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--steps", type=_count, default=20, help="turns that are timed")
     parser.add_argument("--eager", type=int, default=2, metavar="TURNS", help="turns of eager emulation; 0: none")
     parser.add_argument("--no-observer", action="store_true", help="leave out the turns with the observer")
+    parser.add_argument("--store", type=Path, metavar="RUNS", help="leave it all in RUNS/bench, for reports")
     parser.add_argument("--json", action="store_true", help="for programs")
     return parser.parse_args(argv)
 

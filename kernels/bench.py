@@ -15,7 +15,7 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from fewbits.kernels import bench_cuda, cuda
+from fewbits.kernels import bench_cuda, bench_generators, cuda
 from fewbits.kernels import bench_measure as measure
 from fewbits.kernels.bench_cases import CASES, Case, Noise
 from fewbits.kernels.bench_measure import Ratio
@@ -41,6 +41,13 @@ def _positive(text: str) -> int:
     return int(text)
 
 
+def _shapes(text: str) -> tuple[tuple[int, int], ...]:
+    try:
+        return bench_generators.parse_shapes(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
 def _options(argv: Sequence[str]) -> argparse.Namespace:
     parser = _Parser(
         prog="fewbits bench kernels",
@@ -57,8 +64,18 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--no-peers", action="store_true", help="ours and the copy alone: under a minute")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write everything, single times included, here")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="cpu or cuda (default: cpu)")
+    parser.add_argument(
+        "--generators", action="store_true", help="GaussWS's noise over matrix shapes, beside Box–Muller's and torch's"
+    )
+    parser.add_argument("--shapes", type=_shapes, metavar="RxC,…", help="of --generators (default: Llama 3's weights)")
+    parser.add_argument(
+        "--store", type=Path, metavar="RUNS", help="of --generators: leave it in RUNS/bench, for reports"
+    )
     options = parser.parse_args(argv)
 
+    for name in ("shapes", "store"):
+        if getattr(options, name) and not options.generators:
+            raise ValueError(f"bench kernels: --{name} belongs to --generators")
     missing = cuda.complaint() if options.device == "cuda" else None
     if missing:
         raise ValueError(f"bench kernels: --device cuda: {missing}; valid here is cpu")
@@ -76,7 +93,7 @@ def _chosen(part: str) -> list[Case]:
 
 def main(argv: Sequence[str]) -> int:
     options = _options(argv)
-    if options.device == "cuda":
+    if options.device == "cuda" and not options.generators:
         return bench_cuda.main(
             _chosen(options.only),
             *(options.rows or options.size, options.cols or options.size, DTYPES[options.dtype], options.runs),
@@ -86,6 +103,12 @@ def main(argv: Sequence[str]) -> int:
     threads_before = torch.get_num_threads()
     try:
         torch.set_num_threads(options.threads or threads_before)
+        if options.generators:
+            shapes, files = (
+                options.shapes or bench_generators.SHAPES,
+                {"store": options.store, "json_file": options.json},
+            )
+            return bench_generators.main(shapes, options.device, options.runs, **files)
         bench = _bench(options)
     finally:
         torch.set_num_threads(threads_before)

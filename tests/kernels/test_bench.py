@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from fewbits import cli
-from fewbits.kernels import bench_measure, bench_peers
+from fewbits.kernels import bench_measure, bench_peers, build
 from fewbits.kernels.bench_cases import CASES, Both, Case, Mix, Noise, Quantize, Sample
 from fewbits.kernels.bench_measure import Ratio, TouchedMemory, peak_memory
 from fewbits.kernels.bench_report import Bench, Measured, as_text
@@ -325,3 +325,38 @@ def test_what_has_no_out_writes_the_same_values_into_touched_memory(case: Case) 
             values: Any = case.into(x, x)
     public: Any = case.fresh(x)
     assert torch.equal(_first(values), _first(public))
+
+
+# Generators
+
+
+def test_generators_are_measured_over_shapes_and_kept_for_reports(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    words = ["--generators", "--shapes", "64x96,32x32", "--runs", "2", "--threads", "1", "--store", str(tmp_path)]
+    status, table, _ = bench(capsys, *words)
+    assert status == 0
+    assert [line.split()[0] for line in table.splitlines()[-2:]] == ["64x96", "32x32"]
+    answer = json.loads((tmp_path / "bench" / "generators-cpu.json").read_text())
+    places = {(one["rows"], one["cols"], one["what"], one["arm"]) for one in answer["timed"]}
+    arms = {"bitwise", "torch"} | ({"box-muller"} if build.compiler() else set())
+    assert {arm for rows, _, what, arm in places if (rows, what) == (64, "generator")} == arms
+    assert {arm for rows, _, what, arm in places if (rows, what) == (32, "forward")} == {"bitwise", "torch"}
+    assert all(len(one["seconds"]) == 2 and min(one["seconds"]) > 0 for one in answer["timed"])
+    assert answer["machine"]["device"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--generators", "--shapes", "64"], "shapes such as 2048x512"),
+        (["--generators", "--shapes", "0x5"], "shapes such as 2048x512"),
+        (["--store", "runs"], "--store belongs to --generators"),
+    ],
+)
+def test_bad_shapes_and_a_store_of_nothing_are_one_line(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, _, error = bench(capsys, *words)
+    assert status == 2
+    assert said in error

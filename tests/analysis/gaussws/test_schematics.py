@@ -1,0 +1,33 @@
+"""Figures 2 and D.1 say what their captions say, whatever the seed: it is computed."""
+
+import pytest
+
+from fewbits.analysis import plots
+from fewbits.analysis.frames import Results
+from fewbits.analysis.gaussws import schematics
+from fewbits.analysis.results import FigureResult
+from fewbits.sweeps.plan import Plan
+
+NOBODY = Results(Plan((), (), {}))
+
+
+def test_a_cast_to_int4_swallows_uniform_noise_and_leaves_most_of_rounded_normal_noise() -> None:
+    uniform, normal = schematics.noisy("uniform"), schematics.noisy("gaussian")
+    assert int(uniform.swallowed.sum()) > 0.7 * int((uniform.noise != 0).sum())
+    assert int(normal.swallowed.sum()) < 0.3 * int((normal.noise != 0).sum())
+
+
+@pytest.mark.parametrize("make", [schematics.figure_2, schematics.figure_d1])
+def test_they_are_drawn_in_both_themes(make: object) -> None:
+    picture = make(NOBODY)  # type: ignore[operator]
+    assert isinstance(picture, FigureResult)
+    assert not picture.trials
+    for theme in plots.THEMES:
+        assert plots.svg(plots.themed(picture, theme)).count("<text") > 64
+
+
+def test_only_vectors_part_forward_from_backward() -> None:
+    picture = schematics.figure_d1(NOBODY)
+    assert isinstance(picture, FigureResult)
+    assert "squares of 2: 0 of 16" in picture.notes[0]
+    assert "vectors of 2: 0 of 16" not in picture.notes[0]

@@ -1,0 +1,143 @@
+"""GaussWS's arithmetic is asked of the kernels: hard enough that another generator, cast or gradient would be found."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fewbits.analysis.frames import Results
+from fewbits.analysis.gaussws import arithmetic, consistency, theory
+from fewbits.analysis.gaussws.theory_tables import TIES, table_c1
+from fewbits.analysis.results import TableResult, Value
+from fewbits.analysis.verdicts import Outcome
+from fewbits.kernels import reference_noise
+from fewbits.kernels.noise import gaussian_noise, sample_weight
+from fewbits.sweeps.plan import Plan
+
+NOBODY = Results(Plan((), (), {}))
+CLAIMS = (arithmetic.g1, arithmetic.g2, arithmetic.g3, arithmetic.g4, arithmetic.g5, arithmetic.g6, arithmetic.g17)
+
+
+@pytest.mark.parametrize("claim", CLAIMS)
+def test_what_arithmetic_decides_is_reproduced(claim: Any) -> None:
+    assert claim(NOBODY).outcome is Outcome.REPRODUCED
+
+
+def test_equation_10_is_counted_out_over_every_pattern() -> None:
+    counts = {r: int(p * theory.PATTERNS) for r, p in theory.generated().items()}
+    assert counts == {-2: 96, -1: 9189, 0: 46966, 1: 9189, 2: 96}
+    assert sum(theory.equation_10().values()) == 1
+
+
+def test_a_generator_that_shares_a_bit_between_one_and_two_contradicts_g1(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = reference_noise.gaussian_nibbles
+    monkeypatch.setattr(
+        reference_noise, "gaussian_nibbles", lambda planes: whole([*planes[:10], planes[0], *planes[11:]])
+    )
+    theory.generated.cache_clear()
+    assert arithmetic.g1(NOBODY).outcome is Outcome.CONTRADICTED
+    monkeypatch.undo()
+    theory.generated.cache_clear()
+
+
+def test_a_kernel_that_draws_something_else_contradicts_g1(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(theory, "gaussian_noise", lambda count, seed: gaussian_noise(count, seed + 1))
+    assert arithmetic.g1(NOBODY).outcome is Outcome.CONTRADICTED
+
+
+@pytest.mark.parametrize(("bits", "magnitude"), [(9, 1.0), (5, 1 / 16)])
+def test_lemma_1_on_the_grid_ends_in_a_single_tie(bits: int, magnitude: float) -> None:
+    """b < m + 2 + τ for weights on BF16's grid: at the width itself only noise of half a step beside 1 is lost."""
+    assert theory.swallowed(bits - 0.01, magnitude).lost == 0
+    assert theory.swallowed(bits, magnitude).lost == 1
+    assert theory.swallowed(bits, magnitude, ties=False).lost == 0
+    assert theory.swallowed(bits + 1, magnitude, ties=False).lost > 1000
+
+
+def test_lemma_1_beside_the_grid_ends_a_bit_earlier() -> None:
+    """b < m + 1 + τ for FP32 masters."""
+    assert theory.swallowed(8, beside_grid=True).lost == 0
+    assert 0.0005 < theory.swallowed(8.5, beside_grid=True).share < 0.005
+    assert theory.swallowed(8.99, beside_grid=True).share > 0.005
+
+
+@pytest.mark.parametrize("kind", ["gaussian", "uniform"])
+@pytest.mark.parametrize("bits", [3.7, 6, 8.99, 11])
+def test_the_kernel_makes_the_weight_that_the_definition_says(kind: str, bits: float) -> None:
+    assert theory.by_kernel(bits, kind).defined
+
+
+def test_a_kernel_whose_noise_is_smaller_contradicts_g2(monkeypatch: pytest.MonkeyPatch) -> None:
+    def other(w: Tensor, bits: Tensor, *words: Any, **more: Any) -> Tensor:
+        return sample_weight(w, bits + 1, *words, **more)
+
+    monkeypatch.setattr(theory, "sample_weight", other)
+    assert arithmetic.g2(NOBODY).outcome is Outcome.CONTRADICTED
+
+
+def test_lemma_2_holds_above_its_cutoff_and_not_a_binade_below_for_the_largest_noise() -> None:
+    for bits in (3, 4.3, 5.7, 6, 9):
+        assert not theory.drowned(bits, 0, 1.0).lost
+        assert not theory.drowned(bits, 0, 2.0).lost
+    assert theory.drowned(5.7, -1, 2.0).lost
+    assert theory.drowned(5.7, -2, 1.0).lost
+
+
+def test_proposition_3s_exponents_suffice_and_fewer_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [theory.underflows(bits) for bits in (3, 6, 8, 13)]
+    assert not any(one.weights + one.sampled for one in found)
+    enough = theory.exponent_bits
+    for fewer, bits in ((1, 6), (1, 8), (2, 8)):
+        monkeypatch.setattr(
+            theory, "exponent_bits", lambda b, after_noise, less=fewer: enough(b, after_noise=after_noise) - less
+        )
+        found = [theory.underflows(bits)]
+        assert found[0].sampled
+    assert found[0].weights
+
+
+def test_table_c1_is_found_again_entry_by_entry() -> None:
+    found = table_c1(NOBODY)
+    assert isinstance(found, TableResult)
+    for row in found.rows[:-2]:
+        assert {cell.difference for cell in row.cells} == {0.0}
+    assert all(str(cell.ours) == str(cell.paper).replace("E4M3, E", "E4M3, FP8 E") for cell in found.rows[3].cells)
+    (ties,) = (row for row in found.rows if row.title == TIES)
+    values = [cell.ours.mean for cell in ties.cells if isinstance(cell.ours, Value)]
+    assert values == [float(bits - 1) for bits in theory.widths()]
+
+
+def test_without_noise_no_weight_is_masked() -> None:
+    found = theory.masked(4)
+    assert found.masked_without_noise == 0
+    assert 0 < found.masked < found.noisy
+    assert found.kept == found.weights - found.noisy
+
+
+def test_vectors_do_not_commute_with_the_transpose_and_squares_do() -> None:
+    w = consistency.weights()
+    assert [consistency.parted(w, block, grid) for block in ("32x32", "tensor") for grid in ("e1m2", "e4m3")] == [0] * 4
+    assert consistency.parted(w, "1x32") > w.numel() / 2
+
+
+def test_noise_of_another_seed_in_backward_contradicts_g6(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(consistency, "noise", lambda kind, count, seed: theory.noise(kind, count, seed + 1))
+    assert arithmetic.g6(NOBODY).outcome is Outcome.CONTRADICTED
+
+
+def test_bytes_are_those_that_are_allocated(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = consistency.bytes_each()
+    assert (found.sampled, found.noise, found.widths) == (2.0, {"gaussws": 0.5, "diffq": 2.0}, 4 / 1024)
+    assert consistency.papers_bytes()["134m"] == pytest.approx(2.02, abs=0.01)
+    monkeypatch.setattr(consistency, "bytes_each", lambda: replace(found, noise={"gaussws": 1.0, "diffq": 2.0}))
+    assert arithmetic.g17(NOBODY).outcome is Outcome.CONTRADICTED
+
+
+def test_e1m2_is_an_even_grid() -> None:
+    from fewbits.kernels.formats import Format
+
+    values = sorted(set(Format.parse(consistency.INT4).values()))
+    assert len(values) == 15
+    assert torch.tensor(values).diff().unique().numel() == 1

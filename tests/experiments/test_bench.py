@@ -1,0 +1,73 @@
+"""`fewbits bench train`: every variant is trained and measured, and what is left for reports holds all of it.
+
+Nothing here says how fast anything must be.
+"""
+
+import json
+from typing import Any
+
+import pytest
+import torch
+
+from fewbits import cli
+from fewbits.experiments.bench_step import Step, peak_bytes
+from fewbits.experiments.config import load_recipe
+from fewbits.models.registry import model, parameters
+
+SMALL = "--layers 1 --batch 1 --length 8 --steps 1 --eager 0 --no-observer --device cpu"
+
+
+def bench(words: str) -> int:
+    return cli.main(["bench", "train", *words.split()])
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    runs = tmp_path_factory.mktemp("store") / "runs"
+    words = f"{SMALL} --model gpt2-nano,llama2-nano --recipes gaussws,diffq --optimizers adamw,adam-mini --store {runs}"
+    assert bench(words) == 0
+    assert [path.name for path in (runs / "bench").iterdir()] == ["train-cpu.json"]
+    found: dict[str, Any] = json.loads((runs / "bench" / "train-cpu.json").read_text())
+    return found
+
+
+def test_what_is_kept_has_every_model_optimizer_and_recipe_with_each_turn(kept: dict[str, Any]) -> None:
+    assert [one["model"] for one in kept["models"]] == ["gpt2-nano", "llama2-nano"]
+    for one in kept["models"]:
+        places = [(row["optimizer"], row["variant"]) for row in one["rows"]]
+        assert places == [(o, r) for o in ("adamw", "adam-mini") for r in ("bf16", "gaussws", "diffq")]
+        assert all(len(row["seconds"]) == 1 and row["memory"] > 0 for row in one["rows"])
+    assert {"git", "processor", "device", "load", "time", "command"} <= set(kept["machine"])
+
+
+def test_adam_mini_takes_less_memory_and_a_sampled_weight_two_bytes_more(kept: dict[str, Any]) -> None:
+    """With so few tokens the optimizer's step is the peak; plain BF16 copies of weights are gone by then."""
+    for one in kept["models"]:
+        memory = {(row["optimizer"], row["variant"]): row["memory"] for row in one["rows"]}
+        assert memory["adam-mini", "bf16"] < memory["adamw", "bf16"]
+        more = (memory["adamw", "gaussws"] - memory["adamw", "bf16"]) / one["linear_parameters"]
+        assert more == pytest.approx(2 + 16 / 1024, abs=0.005), "and bit widths with gradient and moments"
+        assert memory["adamw", "diffq"] == memory["adamw", "gaussws"]
+
+
+def test_memory_is_exact_and_the_same_every_time() -> None:
+    config = model("gpt2-nano")
+    step = Step.of(config, load_recipe("gaussws"), "adamw", torch.zeros(1, 9, dtype=torch.long))
+    step()
+    first, second = step.memory(), step.memory()
+    assert first == second > 4 * 4 * parameters(config), "weights, gradients and both moments in FP32"
+
+
+def test_memory_that_is_let_go_of_is_counted_no_longer() -> None:
+    def work() -> None:
+        for _ in range(5):
+            torch.ones(1000)
+        x = torch.ones(500)
+        x.view(10, 50).add_(1)
+
+    assert peak_bytes(work, [torch.ones(10)], torch.device("cpu")) == 4 * 1010
+
+
+def test_wrong_names_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench(f"{SMALL} --optimizers sgd") == 2
+    assert "adamw" in capsys.readouterr().err
