@@ -59,18 +59,18 @@ struct FourOverSix {
   Scale six, four;
   float amax;
 };
-FB_HD int64_t squared_error(float size, const Grid &g, const Scale &s, float amax, bool stochastic, uint32_t high,
-                            uint64_t index, uint64_t seed) {
-  float q = smaller(rounded<false>(bounded(size * s.encode, g), g, stochastic, high, index, seed), g.max);
-  float y = smaller((q * s.decode) * s.outer, FLOAT_MAX);
+FB_HD float scaled(float size, const Grid &g, const Scale &s) { return bounded(size * s.encode, g); }
+FB_HD int64_t squared_error(float size, float q, const Grid &g, const Scale &s, float amax) {
+  float y = smaller((smaller(q, g.max) * s.decode) * s.outer, FLOAT_MAX);
   float error = magnitude(size - y) / amax;
   int64_t units = int64_t(bits((error < 1.0f ? error : 1.0f) + 128.0f) - 0x43000000u);  // 128's last place is 2^-16
   return units * units;
 }
 FB_HD int64_t four_less_six(float size, const Grid &g, const FourOverSix &b, bool stochastic, uint32_t high,
                             uint64_t index, uint64_t seed) {
-  return squared_error(size, g, b.four, b.amax, stochastic, high, index, seed) -
-         squared_error(size, g, b.six, b.amax, stochastic, high, index, seed);
+  float four = rounded<false>(scaled(size, g, b.four), g, stochastic, high, index, seed);
+  float six = rounded<false>(scaled(size, g, b.six), g, stochastic, high, index, seed);
+  return squared_error(size, four, g, b.four, b.amax) - squared_error(size, six, g, b.six, b.amax);
 }
 
 }  // namespace fb

@@ -127,6 +127,39 @@ inline __attribute__((always_inline)) void narrow_run(const float *__restrict v,
   for (; i < n; i++) y[i] = S(D::narrow(v[i]) | (x[i] & S(~D::magnitude_mask)));
 }
 
+// Four Over Six's sum over a run of one block; `high` are the first 16 bits of each element's draw.
+template <class D, bool STOCHASTIC>
+inline int64_t weigh_run(const typename D::Storage *__restrict x, int64_t n, const Grid &grid,
+                         const FourOverSix &scales, const uint16_t *__restrict high, uint64_t index, uint64_t seed) {
+  typedef typename D::Storage S;
+  const Grid g = grid;
+  const FourOverSix b = scales;
+  int64_t sum = 0;
+  uint32_t ask = 0;
+  for (int64_t i = 0; i < n; i++) {
+    float size = D::widen(S(x[i] & D::magnitude_mask));
+    const Scale *each[2] = {&b.four, &b.six};
+    float q[2];
+    for (int k = 0; k < 2; k++) {
+      float v = scaled(size, g, *each[k]);
+      if (STOCHASTIC) {
+        Drawn<false> drawn = draw<false>(v, g);
+        uint32_t t = threshold(drawn);
+        ask |= t == high[i];
+        q[k] = high[i] < t ? moved(drawn, g, v) : drawn.near;
+      } else {
+        q[k] = nearest<false>(v, g);
+      }
+    }
+    sum += squared_error(size, q[0], g, b.four, b.amax) - squared_error(size, q[1], g, b.six, b.amax);
+  }
+  if (!ask) return sum;
+  sum = 0;  // a draw needs its low bits
+  for (int64_t i = 0; i < n; i++)
+    sum += four_less_six(D::widen(S(x[i] & D::magnitude_mask)), g, b, true, high[i], index + uint64_t(i), seed);
+  return sum;
+}
+
 // How a piece finds its scales: one for all, one for every 16 columns, or one for each.
 enum Layout { UNIFORM, BY_SIXTEEN, BY_COLUMN };
 

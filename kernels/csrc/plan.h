@@ -212,11 +212,14 @@ template <class D> struct Plan {
           int64_t c1 = std::min(t.c1, c0 + CHUNK);
           uint64_t index = uint64_t(r * cols + c0), skipped = index % 8;
           if (q.stochastic) fill_high(index - skipped, c1 - c0 + int64_t(skipped), q.seed, high);
-          for (int64_t c = c0; c < c1; c++) {
-            float size = D::widen(Cell<D>(from[(r - t.r0) * stride + c - t.c0] & D::magnitude_mask));
-            uint64_t i = uint64_t(c - c0);
-            sums[size_t(c / C - first)] += fb::four_less_six(size, q.grid, blocks[size_t(c / C - first)], q.stochastic,
-                                                             high[i + skipped], index + i, q.seed);
+          for (int64_t c = c0; c < c1;) {
+            size_t b = size_t(c / C - first);
+            int64_t stop = std::min((c / C + 1) * C, c1), i = c - c0;
+            const Cell<D> *x = from + (r - t.r0) * stride + c - t.c0;
+            sums[b] += q.stochastic ? weigh_run<D, true>(x, stop - c, q.grid, blocks[b], high + skipped + i,
+                                                         index + uint64_t(i), q.seed)
+                                    : weigh_run<D, false>(x, stop - c, q.grid, blocks[b], high, 0, 0);
+            c = stop;
           }
         }
       }

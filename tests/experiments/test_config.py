@@ -168,6 +168,8 @@ def test_samplers_and_what_is_kept_high() -> None:
     kept = {name: (load_recipe(name).keep.first, load_recipe(name).keep.last) for name in names("recipe")}
     assert {name: ends for name, ends in kept.items() if ends != (0, 0)} == {
         "nvfp4": (0, 1),
+        "nvfp4-four-over-six": (0, 1),
+        "nvfp4-ue5m3": (0, 1),
         "mxfp4": (0, 1),
         "mxfp4-ocp": (0, 1),
         "fp8": (1, 2),
