@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fewbits.analysis.arms import AGAIN, BAD, BASELINE, TRUNK, compared, having, own
+from fewbits.analysis.arms import AGAIN, BAD, BASELINE, TRUNK, compared, having, ids, own
 from fewbits.analysis.cells import BLANK, PERCENT, cell, change
 from fewbits.analysis.frames import Results
 from fewbits.analysis.noise import LOSSES, VALIDATION, Comparison, losses, noise_table, power_table
@@ -112,12 +112,13 @@ def _arms(results: Results, sweep: str) -> list[str]:
 
 
 def _arms_table(of: Results, arms: list[str], baseline: str, whole: str) -> Table:
-    """Changes of every loss from the baseline, and of validation loss from the whole recipe."""
+    """Changes of every loss from the baseline, and of validation loss from the whole recipe. Of arms that are the same
+    trials the first stands for all."""
     if having(of, baseline) is None:
         return NotRun(of.scale_name)
-    rows = []
+    rows, names = [], {tuple(ids(of, baseline).values()): baseline}
     for arm in arms:
-        if arm == baseline:
+        if names.setdefault(tuple(ids(of, arm).values()), arm) != arm or arm == baseline:
             continue
         cells = [change(of, metric, arm, baseline) for metric in losses(of)]
         cells.append(BLANK if arm == whole else change(of, VALIDATION, arm, whole))

@@ -1,10 +1,11 @@
-"""Real run folders: six tiny trials and two that diverge, trained once for all tests of the room."""
+"""One thread; and real run folders: six tiny trials and two that diverge, trained once for all tests of the room."""
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from fewbits.sweeps.conduct import conduct
 from fewbits.sweeps.plan import Plan, plan
@@ -33,6 +34,15 @@ arms:
   mor: {words: [recipe=mor/tensor]}
   wild: {words: [recipe=bf16, training.blow_up=0.01], axes: []}
 """
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Tensors here are small, and other processes compute too."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

@@ -1,22 +1,12 @@
 """Plans of MoR's sweeps with small data, once for all tests of the room."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
-import torch
 
 from fewbits.sweeps.plan import Plan
 from tests.analysis.mor.worlds import planned
 from tests.experiments.data_inputs import shared_cache
-
-
-@pytest.fixture(scope="session", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Tensors here are small, and other processes compute too."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,14 @@
+"""The NVFP4 study's plan with small data, once for all tests of the room: three seeds of every sweep of cpu scale."""
+
+import pytest
+
+from fewbits.sweeps.plan import Plan
+from tests.analysis.worlds import planned
+from tests.experiments.data_inputs import shared_cache
+
+
+@pytest.fixture(scope="session")
+def cpu(tmp_path_factory: pytest.TempPathFactory) -> Plan:
+    return planned(
+        "nvfp4", tmp_path_factory.mktemp("nvfp4"), shared_cache(tmp_path_factory), "scale=cpu", "seeds=[0,1,2]"
+    )

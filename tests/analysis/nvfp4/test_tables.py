@@ -1,0 +1,120 @@
+"""NVFP4's tables on trials whose truth is known: the paper's numbers beside ours, and no gap unsaid."""
+
+import pytest
+
+from fewbits.analysis.frames import Results
+from fewbits.analysis.paper import paper
+from fewbits.analysis.registry import shelf
+from fewbits.analysis.results import NotRun, OutOfReach, TableCell, TableResult, Value
+from fewbits.sweeps.plan import Plan
+from tests.analysis.nvfp4.worlds import PAPER, World, results
+
+
+@pytest.fixture(scope="module")
+def found(cpu: Plan) -> Results:
+    return results(cpu, PAPER)
+
+
+def table(name: str, of: Results) -> TableResult:
+    (entry,) = (entry for entry in shelf("nvfp4").tables if entry.id == name)
+    made = entry.make(of)
+    assert isinstance(made, TableResult)
+    made.frame()
+    return made
+
+
+def cell(made: TableResult, row: str, column: str) -> TableCell:
+    (found,) = (r for r in made.rows if r.title == row)
+    return found.cells[made.columns.index(column)]
+
+
+def mean(of: TableCell) -> float:
+    assert isinstance(of.ours, Value), of.ours
+    return of.ours.mean
+
+
+def test_every_table_of_the_paper_is_there() -> None:
+    assert [entry.id for entry in shelf("nvfp4").tables if entry.of_paper] == [f"Table {i}" for i in range(1, 6)]
+
+
+def test_formats_take_the_bits_that_their_encodings_have(found: Results) -> None:
+    made = table("Table 1", found)
+    bits = [str(row.cells[2].ours) for row in made.rows]
+    assert bits == ["8.25", "6.25", "4.25", "4.5"]
+    for row, said in zip(made.rows, paper("nvfp4").table("Table 1").rows, strict=True):
+        assert tuple(c.paper for c in row.cells[:2]) == said.values
+        assert isinstance(row.cells[0].ours, OutOfReach)
+
+
+def test_losses_stand_beside_scores_that_cannot_be_had(found: Results) -> None:
+    made = table("Table 2", found)
+    for said in paper("nvfp4").table("Table 2").rows:
+        fp8, nvfp4 = (cell(made, said.title, f"Hybrid: {name}") for name in ("FP8", "NVFP4"))
+        assert (fp8.paper, nvfp4.paper) == said.values
+        assert isinstance(fp8.ours, OutOfReach)
+    row = "Validation loss, change from FP8 (ours)"
+    assert mean(cell(made, row, "Hybrid: NVFP4")) == pytest.approx(100 * (1.01 / 1.001 - 1), rel=1e-3)
+    assert mean(cell(made, row, "Transformer: BF16")) == pytest.approx(100 * (1 / 1.001 - 1), rel=1e-2)
+
+
+@pytest.mark.parametrize(("name", "nano"), [("Table 3", "13"), ("Table 4", "13"), ("Table 5", "6")])
+def test_our_models_are_the_papers_and_what_was_trained_is_said(name: str, nano: str, found: Results) -> None:
+    made = table(name, found)
+    for said in paper("nvfp4").table(name).rows:
+        (there,) = (row for row in made.rows if row.title == said.title)
+        assert str(there.cells[0].ours) == f"{there.cells[0].paper:g}", said.title
+    trained = cell(made, "Blocks", "Trained at this scale")
+    assert str(trained.ours) == nano
+    assert len(trained.trials) == 3
+
+
+def test_every_arm_is_told_from_bf16_and_from_the_whole_recipe(found: Results) -> None:
+    made = table("Recipe", found)
+    row = "without the Hadamard transform"
+    assert mean(cell(made, row, "Validation loss, from BF16")) == pytest.approx(1.3, rel=1e-3)
+    assert mean(cell(made, row, "Validation loss, from NVFP4")) == pytest.approx(100 * (1.013 / 1.01 - 1), rel=1e-3)
+    titles = [r.title for r in made.rows]
+    assert len(set(titles)) == len(titles) == 34, "each arm once, what arms branch from not at all"
+    blocks = table("Blocks", found)
+    assert mean(cell(blocks, "first 4 blocks in BF16", "Validation loss, from BF16")) == pytest.approx(3.0, rel=1e-3)
+    nothing = table("From nothing", found)
+    assert mean(cell(nothing, "MXFP4", "Validation loss, from NVFP4")) == pytest.approx(
+        100 * (1.02 / 1.012 - 1), rel=1e-2
+    )
+    outlook = table("Outlook", found)
+    assert {"MXFP4", "MXFP4, no random signs, nearest rounding"} <= {row.title for row in outlook.rows}
+
+
+def test_gradient_errors_are_told_by_block_and_kind_of_layer(cpu: Plan) -> None:
+    world = World(gradients=lambda block, part: 0.01 * block + (0.04 if part == "up" else 0.0), wobble=0.0)
+    made = table("Gradient errors", results(cpu, world))
+    assert len(made.rows) == 20
+    assert mean(cell(made, "Block 3", "All")) == pytest.approx(4.0)
+    assert mean(cell(made, "Block 3", "FC1")) == pytest.approx(7.0)
+    assert table("Gradient errors", results(cpu, World())).rows == ()
+
+
+def test_power_names_the_place_of_names_that_several_sweeps_have(found: Results) -> None:
+    made = table("Power", found)
+    titles = [row.title for row in made.rows]
+    assert "N1: NVFP4, the whole recipe less FP8" in titles
+    assert "N1: NVFP4, the whole recipe less FP8, hybrid" in titles
+    assert mean(cell(made, titles[0], "Smallest found, %")) < 0.01
+
+
+def test_sweeps_that_are_not_run_have_no_table(found: Results) -> None:
+    alone = found.of_sweep("rounding")
+    for name in ("Blocks", "Hybrids", "From nothing", "Gradient errors"):
+        (entry,) = (entry for entry in shelf("nvfp4").tables if entry.id == name)
+        assert entry.make(alone) == NotRun("cpu")
+    assert isinstance(cell(table("Table 3", alone), "Blocks", "Trained at this scale").ours, NotRun)
+
+
+def test_an_empty_store_gives_tables_without_numbers(cpu: Plan) -> None:
+    nothing = frozenset((str(member.cell.arm), member.cell.seed) for member in cpu.members)
+    found = results(cpu, World(missing=nothing))
+    for entry in shelf("nvfp4").tables:
+        made = entry.make(found)
+        assert isinstance(made, TableResult)
+        made.frame()
+        assert not any(isinstance(c.ours, Value) for row in made.rows for c in row.cells)

@@ -1,0 +1,123 @@
+"""Run folders of trials that nobody trained: a plan's, with results whose truth is known.
+
+Differences between arms are exact: of three seeds the noise is -1, 0 and +1 times its size, in an order of each arm's
+own, so that means are what the world says and spreads are its noise. Arms that are the same trials are one arm, by the
+name that the plan has first.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pandas import DataFrame
+
+from fewbits.analysis.frames import Results
+from fewbits.sweeps.plan import Member, Plan, plan
+from fewbits.sweeps.sweep import load_sweeps
+
+SMALL = ("data=synthetic", "data.size=65536", "evaluation.windows=2", "runtime.device=cpu")
+STEPS = 20  # rows of the metrics
+QUIET = ("bf16", "watched")  # what others are compared with
+
+
+@dataclass
+class World:
+    """What is true. An arm is named alone, with one of its axes' values (arm@value), or with its sweep (sweep/arm)."""
+
+    effect: Mapping[str, float] = field(default_factory=dict)  # of an arm, on every loss; relative
+    elsewhere: Mapping[str, float] = field(default_factory=dict)  # on the out-of-domain loss, in its place
+    norm: Mapping[str, float] = field(default_factory=dict)  # on the parameter norm halfway
+    noise: float = 1e-5  # of losses, between arms
+    diverged: frozenset[str] = frozenset()
+    missing: frozenset[tuple[str, int]] = frozenset()  # arms and seeds
+
+    def numerics(self, of: Plan, member: Member) -> list[dict[str, Any]]:
+        """What the observer saw of this trial, a row for each window, layer and slot."""
+        return []
+
+
+def planned(study: str, folder: Path, cache_folder: Path, *words: str) -> Plan:
+    where = (f"runtime.runs={folder / 'runs'}", f"runtime.cache={cache_folder}")
+    return plan(*load_sweeps((f"study={study}", *words, *SMALL, *where)))
+
+
+def results(of: Plan, world: World) -> Results:
+    """The plan's, in this world; nothing is left of another one."""
+    names: dict[str, list[str]] = {}
+    for member in of.members:
+        names.setdefault(member.id, []).extend(_names(member))
+    for member in {member.id: member for member in reversed(of.members)}.values():
+        path = of.trials[member.id].folder.path
+        if any((name, member.cell.seed) in world.missing for name in names[member.id]):
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            _write(of, member, names[member.id], path, world)
+    return Results.of(of)
+
+
+def _names(member: Member) -> list[str]:
+    """From the most exact on."""
+    arm = member.cell.arm
+    return [f"{member.cell.sweep}/{arm}", *(f"{arm}@{value}" for _, value in member.cell.axes), str(arm)]
+
+
+_THERE: dict[Path, object] = {}  # what a file was made of, so that it is not written again
+
+
+def _write(of: Plan, member: Member, names: list[str], path: Path, world: World) -> None:
+    arm, seed = str(member.cell.arm), member.cell.seed
+    steps = of.trials[member.id].trial.training.steps
+
+    def said(what: Mapping[str, float], otherwise: float) -> float:
+        return next((what[name] for name in names if name in what), otherwise)
+
+    effect, noise = said(world.effect, 0.0), world.noise * wave(arm, seed)
+    loss = (2.0 + 0.1 * seed) * (1 + effect + noise)
+    other = 3.0 * (1 + said(world.elsewhere, effect) + noise)
+    norms = (30.0, 35.0 * (1 + said(world.norm, 0.0)), 40.0)
+    result = {"id": of.trials[member.id].folder.id, "name": path.name, "status": "done", "step": steps}
+    numbers = {"loss": loss, "validation_loss": 1.1 * loss, "ood_loss": other, "parameter_norm": norms[-1]}
+    if world.diverged & set(names):
+        result |= {"status": "diverged", "step": steps // 2}
+        numbers = {"loss": 9.0}
+    path.mkdir(parents=True, exist_ok=True)
+    (path / "result.json").write_text(json.dumps(result | numbers))
+    curve = (steps, loss, other, norms)
+    if _is_new(path / "metrics.parquet", curve):
+        _metrics(*curve).to_parquet(path / "metrics.parquet")
+    if _is_new(path / "numerics.parquet", rows := world.numerics(of, member)):
+        DataFrame(rows).to_parquet(path / "numerics.parquet")
+
+
+def _is_new(path: Path, content: object) -> bool:
+    if path.is_file() and _THERE.get(path) == content:
+        return False
+    _THERE[path] = content
+    return True
+
+
+def _metrics(steps: int, loss: float, other: float, norms: tuple[float, float, float]) -> DataFrame:
+    at = np.linspace(0, steps - 1, STEPS).astype(int)
+    curve = {"step": at, "tokens": (at + 1) * 2048, "loss": loss + (steps - 1 - at) / steps}
+    evaluated = {key: [np.nan] * STEPS for key in ("validation_loss", "ood_loss", "parameter_norm")}
+    for place, norm in zip((0, STEPS // 2, STEPS - 1), norms, strict=True):
+        evaluated["parameter_norm"][place] = norm
+    evaluated["validation_loss"][-1], evaluated["ood_loss"][-1] = 1.1 * loss, other
+    return DataFrame(curve | evaluated)
+
+
+@cache
+def _order(name: str) -> int:
+    return sum(name.encode())
+
+
+def wave(name: str, seed: int) -> float:
+    """-1, 0, 1 over three seeds, the baseline without any."""
+    return 0.0 if name in QUIET else float((seed + _order(name)) % 3 - 1)
