@@ -94,11 +94,13 @@ class Results:
     @cached_property
     def scale(self) -> str:
         """How big what was trained is, as a verdict says it: `3.3 M parameters`."""
-        return self.scale_of(member.id for member in self.members)
+        return self.scale_of(())
 
     def scale_of(self, trials: Iterable[str]) -> str:
-        """The same of some of them."""
-        sizes = sorted({parameters_of(self.plan.trials[trial].trial.model) for trial in dict.fromkeys(trials)})
+        """The same of some of them; of all where the plan has none of these."""
+        some = [trial for trial in dict.fromkeys(trials) if trial in self.plan.trials]
+        chosen = some or {member.id for member in self.members}
+        sizes = sorted({parameters_of(self.plan.trials[trial].trial.model) for trial in chosen})
         return " and ".join(dict.fromkeys(map(_size, sizes))) + " parameters"
 
     @property
@@ -296,6 +298,7 @@ class Results:
     def _arm(self, arm: str, where: Mapping[str, str] | None, *, shared: bool = False) -> list[dict[str, Any]]:
         one_of("arm", arm, dict.fromkeys(member.cell.arm for member in self.members))
         rows = [row for row in self._rows if row["arm"] == arm and set((where or {}).items()) <= set(row["axes"])]
+        rows = [row for i, row in enumerate(rows) if row["id"] not in {r["id"] for r in rows[:i]}]  # shared by sweeps
         combinations = list(dict.fromkeys(row["axes"] for row in rows))
         if len(combinations) == 1 or shared:
             return rows

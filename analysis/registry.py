@@ -167,7 +167,7 @@ def judge(entry: ClaimEntry, results: Results) -> Verdict:
     said = entry.claim
     if said.margin is not None and (verdict.margin is None or verdict.parts):  # its comparisons have their own
         verdict = replace(verdict, margin=said.margin.value, relative=said.margin.relative)
-    verdict = replace(verdict, scale=results.scale_of(verdict.trials) if verdict.trials else results.scale)
+    verdict = replace(verdict, scale=results.scale_of(verdict.trials))
     return verdict if said.control is None else controlled(verdict, _control(entry, said.control, results))
 
 

@@ -89,13 +89,27 @@ def n1(results: Results) -> Verdict:
         )
         for name, one in families(results, "nvfp4", "fp8").items()
     }
-    before = beside(results, "switch", "nvfp4-trunk", TRUNK)
+    before = _before_the_decay(part(results, "switch"))
     if parts and not isinstance(before, NotRun):
         parts["before the decay, beside BF16"] = no_worse(before, paper("nvfp4").numbers["gap-stable"].value)
     return noted(
         all_of(results, parts),
         "before the decay, ours is a run that has left BF16 on the way, not one from nothing",
     )
+
+
+def _before_the_decay(switch: Results) -> Data | NotRun:
+    """What has left BF16 on the way, at its end, beside the trunk after as many tokens."""
+    arm = "nvfp4-trunk"
+    if having(switch, arm, TRUNK) is None:
+        return NotRun(switch.scale_name)
+    curves = switch.curves(VALIDATION).drop_duplicates(["id", "tokens"])
+    ours, trunk = (curves[curves["arm"] == name].set_index(["seed", "tokens"]) for name in (arm, TRUNK))
+    ends = ours[ours["step"] == ours.groupby("id")["step"].transform("max")]
+    numbers: dict[str, float] = {}
+    for rows in (ends, trunk.loc[trunk.index.intersection(ends.index)]):
+        numbers |= {str(key): float(value) for key, value in zip(rows["id"], rows["value"], strict=True)}
+    return compared(switch, numbers, arm, TRUNK)
 
 
 @claim("nvfp4", "N3")

@@ -89,7 +89,7 @@ def _write(of: Plan, member: Member, names: list[str], path: Path, world: World)
         numbers = {"loss": 9.0}
     path.mkdir(parents=True, exist_ok=True)
     (path / "result.json").write_text(json.dumps(result | numbers))
-    curve = (steps, loss, other, norms)
+    curve = (_begun(of, member.id), steps, loss, other, norms)
     if _is_new(path / "metrics.parquet", curve):
         _metrics(*curve).to_parquet(path / "metrics.parquet")
     if _is_new(path / "numerics.parquet", rows := world.numerics(of, member)):
@@ -103,9 +103,15 @@ def _is_new(path: Path, content: object) -> bool:
     return True
 
 
-def _metrics(steps: int, loss: float, other: float, norms: tuple[float, float, float]) -> DataFrame:
+def _begun(of: Plan, trial: str) -> int:
+    """The step of the whole line that the trial begins at."""
+    planned = of.trials[trial]
+    return 0 if planned.parent is None else _begun(of, planned.parent) + (planned.trial.branch.step or 0)
+
+
+def _metrics(begun: int, steps: int, loss: float, other: float, norms: tuple[float, float, float]) -> DataFrame:
     at = np.linspace(0, steps - 1, STEPS).astype(int)
-    curve = {"step": at, "tokens": (at + 1) * 2048, "loss": loss + (steps - 1 - at) / steps}
+    curve = {"step": at, "tokens": (begun + at + 1) * 2048, "loss": loss + (steps - 1 - at) / steps}
     evaluated = {key: [np.nan] * STEPS for key in ("validation_loss", "ood_loss", "parameter_norm")}
     for place, norm in zip((0, STEPS // 2, STEPS - 1), norms, strict=True):
         evaluated["parameter_norm"][place] = norm

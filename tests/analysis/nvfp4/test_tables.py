@@ -73,6 +73,8 @@ def test_every_arm_is_told_from_bf16_and_from_the_whole_recipe(found: Results) -
     row = "without the Hadamard transform"
     assert mean(cell(made, row, "Validation loss, from BF16")) == pytest.approx(1.3, rel=1e-3)
     assert mean(cell(made, row, "Validation loss, from NVFP4")) == pytest.approx(100 * (1.013 / 1.01 - 1), rel=1e-3)
+    of_another_sweep = mean(cell(made, "stochastic: weights", "Validation loss, from NVFP4"))
+    assert of_another_sweep == pytest.approx(100 * (1.06 / 1.01 - 1), rel=1e-3)
     titles = [r.title for r in made.rows]
     assert len(set(titles)) == len(titles) == 34, "each arm once, what arms branch from not at all"
     blocks = table("Blocks", found)
