@@ -96,7 +96,7 @@ def gradients(results: Results) -> Picture:
         f"not; last window of training, mean over {' or '.join(map(str, seeds))} seed{'s' * (seeds != [1])}. Empty: "
         "the layer stays high.",
     )
-    notes += tuple(f"{shown.title}: {one}" for shown, one in found.items() if isinstance(one, NoData))
+    notes += tuple(f"{shown.title}: {one.reason}." for shown, one in found.items() if isinstance(one, NoData))
     trials = tuple(dict.fromkeys(trial for one in there.values() for trial in one.trials))
     return FigureResult(draw, trials, notes)
 
