@@ -180,7 +180,9 @@ def notes(rows: Sequence[Row]) -> tuple[str, ...]:
         said.append(f"The training loss is averaged over steps to {trajectories.POINTS} points of each curve.")
     for row in rows:
         there = {arm.name for other in rows if other.part is row.part for arm in other.there}
-        said += [*trajectories.diverged(row.part, row.of.names), *lacking(there, row.of)]
+        beside = f"{row.name}: " if row.name else ""
+        gone = (*trajectories.diverged(row.part, row.of.names), *lacking(there, row.of))
+        said += [beside + words for words in gone]
     return tuple(dict.fromkeys(said))
 
 

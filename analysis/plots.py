@@ -242,10 +242,12 @@ def curve(
     axes.plot(x, mean, color=look.shade, dashes=look.dashes or (None, None), marker=marker, transform=place)
     if band is not None and points:
         axes.vlines(x, *band, color=look.shade, linewidth=1.1, transform=place)
-        axes.update_datalim(np.column_stack([np.tile(x, 2), np.concatenate(band)]))
-        axes.autoscale_view()
     elif band is not None:
         axes.fill_between(x, *band, color=look.shade, alpha=0.13, linewidth=0)
+    if points:  # what is shifted does not move the axes' limits by itself
+        edges = (mean, *(band or ()))
+        axes.update_datalim(np.column_stack([np.tile(x, len(edges)), np.concatenate(edges)]))
+        axes.autoscale_view()
 
 
 def legend(

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from fewbits.analysis.arms import AGAIN, BAD, BASELINE, compared
 from fewbits.analysis.effects import LOSS, NOISE, Effect, forest
 from fewbits.analysis.frames import Results
-from fewbits.analysis.nvfp4.looks import LABELS, chosen
+from fewbits.analysis.nvfp4.arms import part
+from fewbits.analysis.nvfp4.looks import LABELS
 from fewbits.analysis.paper import paper
 from fewbits.analysis.registry import figure
 from fewbits.analysis.results import NotRun, Picture
@@ -22,6 +23,7 @@ class Part:
     sweep: str
     arms: tuple[str, ...]
     before: str = ""  # in front of their labels
+    baseline: str = BASELINE
 
 
 PARTS = (
@@ -41,8 +43,9 @@ PARTS = (
     Part("outlook", ("four-over-six", "ue5m3", "ms-eden", "mxfp4-deterministic")),
     Part("layers", ("nvfp4-base", "last-1", "last-2", "last-4", "first-4", "first-2-last-2", BAD), "20 blocks: "),
     Part("hybrid", ("fp8", "nvfp4", "mxfp4", BAD), "hybrid: "),
+    Part("scratch", ("nvfp4-whole", "base-whole", "mxfp4-1.00"), "from nothing: ", "bf16-whole"),
 )  # fmt: skip
-OWN_LABELS = {AGAIN: NOISE, "nvfp4-long": "none"}  # in place of LABELS
+OWN_LABELS = {AGAIN: NOISE, "nvfp4-long": "none", "mxfp4-1.00": "MXFP4"}  # in place of LABELS
 
 
 @figure("nvfp4", "Figure A", "Every arm's effect beside the noise")
@@ -55,14 +58,11 @@ def effects(results: Results) -> Picture:
 
 
 def measured(results: Results) -> list[Effect]:
-    """Of the arms that are run, each beside the BF16 of its own sweep."""
+    """Of the arms that are run, each beside the BF16 that it compares with, as verdicts have it."""
     found = []
     for of in PARTS:
-        part = chosen(results, of.sweep)
-        if isinstance(part, NotRun) or not part.has(BASELINE):
-            continue
         for arm in of.arms:
-            pairs = compared(part, LOSS, arm)
+            pairs = compared(part(results, of.sweep), LOSS, arm, of.baseline)
             if not isinstance(pairs, NotRun):
                 label = of.before + OWN_LABELS.get(arm, LABELS.get(arm, arm))
                 said = paper("nvfp4").numbers[SAID[arm]].value if arm in SAID else None

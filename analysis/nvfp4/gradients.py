@@ -11,7 +11,8 @@ from matplotlib.patches import Rectangle
 
 from fewbits.analysis import heat, plots
 from fewbits.analysis.frames import Results
-from fewbits.analysis.nvfp4.looks import chosen
+from fewbits.analysis.nvfp4.arms import part
+from fewbits.analysis.nvfp4.gradient_errors import ERROR, measured
 from fewbits.analysis.plots import SMALL
 from fewbits.analysis.registry import figure
 from fewbits.analysis.results import FigureResult, NotRun, Picture
@@ -19,7 +20,6 @@ from fewbits.analysis.verdicts import NoData
 from fewbits.sweeps.store import State
 
 PARTS = {"in": "in", "qkv": "QKV", "out": "out", "up": "up", "down": "down"}  # from a block's input to its output
-ERROR = "gradient_error"
 
 
 @dataclass(frozen=True)
@@ -43,35 +43,33 @@ PANELS = (
 class Errors:
     """Relative errors, means over seeds at the end of training."""
 
-    of: Mapping[tuple[str, int], float]  # part and block
+    of: Mapping[tuple[str, int], float]  # part and block, from 1
     trials: tuple[str, ...]
     seeds: int
 
     @property
     def parts(self) -> list[str]:
-        return [part for part in PARTS if part in {part for part, _ in self.of}]
+        return [name for name in PARTS if name in {name for name, _ in self.of}]
 
     @property
     def blocks(self) -> list[int]:
-        return list(range(1 + max(block for _, block in self.of)))
+        return list(range(1, 1 + max(block for _, block in self.of)))
 
 
 def errors(results: Results, shown: Shown) -> Errors | NoData | NotRun:
-    """Of the last window in which the arm's gradients were measured, of trials that are done."""
-    part = chosen(results, shown.sweep)
-    if isinstance(part, NotRun) or not part.has(shown.arm):
+    """Of the arm's trials that are done."""
+    of = part(results, shown.sweep)
+    if not of.has(shown.arm):
         return NotRun(results.scale_name)
-    frame = part.numerics()
-    if frame.empty or ERROR not in frame:
-        return NoData(f"no weight gradient of {shown.arm} was measured")
-    frame = frame[(frame["arm"] == shown.arm) & (frame["state"] == State.DONE)].dropna(subset=[ERROR])
-    if frame.empty:
+    trials = of.trials[(of.trials["arm"] == shown.arm) & (of.trials["state"] == State.DONE)]
+    rows = measured(of)
+    rows = rows[rows["id"].isin(trials["id"])]
+    if rows.empty:
         return NoData(f"no trial of {shown.arm} is done, with its gradients measured")
-    last = frame[frame["step"] == frame.groupby("id")["step"].transform("max")]
-    means = last.groupby(["part", "block"], as_index=False)[ERROR].mean()
+    means = rows.groupby(["part", "block"], as_index=False)[ERROR].mean()
     places = zip(means["part"].astype(str), means["block"].astype(int), strict=True)
     found = dict(zip(places, means[ERROR].astype(float), strict=True))
-    return Errors(found, tuple(dict.fromkeys(last["id"])), last["seed"].nunique())
+    return Errors(found, tuple(dict.fromkeys(rows["id"])), trials["seed"].nunique())
 
 
 @figure("nvfp4", "Figure B", "Where weight gradients err most")
@@ -98,7 +96,7 @@ def gradients(results: Results) -> Picture:
         f"not; last window of training, mean over {' or '.join(map(str, seeds))} seed{'s' * (seeds != [1])}. Empty: "
         "the layer stays high.",
     )
-    notes += tuple(f"{shown.title}: {one}" for shown, one in found.items() if isinstance(one, NoData))
+    notes += tuple(f"{shown.title}: {one.reason}." for shown, one in found.items() if isinstance(one, NoData))
     trials = tuple(dict.fromkeys(trial for one in there.values() for trial in one.trials))
     return FigureResult(draw, trials, notes)
 
@@ -106,9 +104,9 @@ def gradients(results: Results) -> Picture:
 def cells(axes: Axes, of: Errors, most: float) -> None:
     """Blocks from left to right, parts from above, each cell's number in it."""
     shade, theme = heat.shades(), plots.theme()
-    for y, part in enumerate(of.parts):
+    for y, name in enumerate(of.parts):
         for x in of.blocks:
-            value = of.of.get((part, x), 0.0)
+            value = of.of.get((name, x), 0.0)
             if not value > 0:
                 continue
             fill = shade(value / most)
@@ -116,9 +114,9 @@ def cells(axes: Axes, of: Errors, most: float) -> None:
             words = f"{100 * value:.0f}" if value >= 0.0095 else f"{100 * value:.1f}"
             ink = heat.ink(fill)
             axes.text(x, y, words, ha="center", va="center_baseline", fontsize=SMALL, color=ink)
-    axes.set(xlim=(-0.5, len(of.blocks) - 0.5), ylim=(len(of.parts) - 0.5, -0.5))
-    axes.set_yticks(range(len(of.parts)), [PARTS[part] for part in of.parts])
-    axes.set_xticks(of.blocks, [str(block + 1) for block in of.blocks])
+    axes.set(xlim=(0.5, len(of.blocks) + 0.5), ylim=(len(of.parts) - 0.5, -0.5))
+    axes.set_yticks(range(len(of.parts)), [PARTS[name] for name in of.parts])
+    axes.set_xticks(of.blocks)
     axes.tick_params(length=0)
     axes.grid(False)
     for y in range(len(of.parts) + 1):

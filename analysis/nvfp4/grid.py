@@ -35,6 +35,7 @@ class Kind:
 
 KINDS = (
     Kind("NVFP4", "e2m1:1x16:nvfp4", LOOKS[0]),
+    Kind("Four Over Six", "e2m1:1x16:fouroversix", LOOKS[3]),
     Kind("MXFP4, rounded up", "e2m1:1x32:e8m0", LOOKS[1]),
     Kind("MXFP4 of OCP", "e2m1:1x32:mx", LOOKS[2]),
 )
@@ -96,12 +97,14 @@ def greatest(results: Results) -> Picture:
         plots.legend(picture, [(kind.label, kind.look) for kind in KINDS])
         return picture
 
-    each = "; ".join(
-        f"{kind.label} {100 * one.error.mean():.1f} % and {100 * one.bias.mean():+.1f} %".replace("-", "−")
-        for kind, one in found.items()
-    )
+    each = "; ".join(f"{kind.label} {_said(one.error)} and {_said(one.bias)}" for kind, one in found.items())
     notes = (
         f"Computed by the kernels on {BLOCKS} blocks of normal values for each of {PLACES} places in a binade. Means "
         f"over the binade, error and bias: {each}.",
     )
     return FigureResult(draw, (), notes)
+
+
+def _said(values: Array) -> str:
+    """Their mean in percent."""
+    return f"{round(100 * float(values.mean()), 1) + 0.0:g} %".replace("-", "−")

@@ -9,6 +9,7 @@ from fewbits.analysis import plots
 from fewbits.analysis.arms import AGAIN, BAD, BASELINE, TRUNK
 from fewbits.analysis.curves import LOSS, VALIDATION, Arm, Metric, Shown
 from fewbits.analysis.frames import Results
+from fewbits.analysis.nvfp4.arms import SAME_MODEL
 from fewbits.analysis.paper import paper
 from fewbits.analysis.plots import LOOKS
 from fewbits.analysis.results import NotRun
@@ -69,7 +70,6 @@ LABELS = {
     BAD: "E2M1 per tensor",
 }
 TRUNKS = {TRUNK: "trunk, BF16", "nvfp4-trunk": "trunk, NVFP4"}
-SAME_MODEL = ("recipe", "rounding", "hadamard", "consistency", "switch", "outlook")  # as A/A, run in `recipe`, has
 
 
 @dataclass(frozen=True)

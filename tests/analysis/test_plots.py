@@ -157,3 +157,11 @@ def test_rows_show_their_own_shares_and_the_last_bin_stands_apart() -> None:
     axes = figure.axes[0]
     assert len(axes.collections[0].get_paths()) == 6  # one cell for each row, where its counts are
     assert [tick.get_text() for tick in axes.get_xticklabels()][-1] == ">10"
+
+
+def test_points_of_one_seed_lie_within_the_axes() -> None:
+    _, ((axes,),) = plots.panels(1, 1, 2)
+    plots.curve(axes, LOOKS[0], np.array([4e4, 5e4]), np.array([-0.2, 0.3]), points=True)
+    (left, right), (bottom, top) = axes.get_xlim(), axes.get_ylim()
+    assert 3e4 < left < 4e4 < 5e4 < right < 6e4
+    assert bottom < -0.2 < 0.3 < top
