@@ -63,14 +63,16 @@ def _table(readings: Mapping[str, Reading]) -> str:
     for entry in next(iter(readings.values())).shelf.claims:
         name = tag("th", tag("b", words(entry.id)), " ", words(entry.claim.statement), scope="row")
         verdicts = {scale: reading.verdicts[entry.id] for scale, reading in readings.items()}
-        cells = (tag("td", _cell(verdict, entry), data_label=scale) for scale, verdict in verdicts.items())
+        cells = (tag("td", cell(verdict, entry), data_label=scale) for scale, verdict in verdicts.items())
         rows.append(tag("tr", name, *cells))
     head = tag("thead", tag("tr", tag("th", "Claim", scope="col"), *scales))
     return tag("table", head, tag("tbody", *rows), class_="claims cards ladder")
 
 
-def _cell(verdict: Verdict, entry: ClaimEntry) -> str:
-    lines = [badge(verdict.outcome)]
+def cell(verdict: Verdict, entry: ClaimEntry, link: str | None = None) -> str:
+    """A verdict with its effect; link: where it is said in full."""
+    shown = badge(verdict.outcome)
+    lines = [shown if link is None else tag("a", shown, href=link, class_="plain")]
     if verdict.effect is not None or verdict.parts:
         lines.append(effects(verdict, entry.claim))
     if verdict.n:

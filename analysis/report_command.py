@@ -14,6 +14,7 @@ examples:
   fewbits report study=mor scale=cpu                    reports/mor-cpu/index.html
   fewbits report study=mor scale=cpu seeds=[0,1,2,3,4]  with the seeds that were added
   fewbits report study=mor --compare smoke cpu          scales side by side: reports/mor-smoke-cpu/index.html
+  fewbits report --index                                all reports that lie there: reports/index.html
 
 Nothing is trained: what has no result is said to be missing. Equal results give equal bytes.
 Exit status: 0 the report is complete; 1 it is made, but places have no result; 2 wrong input.
@@ -22,11 +23,18 @@ Exit status: 0 the report is complete; 1 it is made, but places have no result; 
 
 def main(argv: Sequence[str]) -> int:
     parser = Parser("fewbits report", __doc__, EXAMPLES)
-    parser.add_argument("words", nargs="+", metavar="WORD", help="as for `fewbits sweep`")
+    parser.add_argument("words", nargs="*", metavar="WORD", help="as for `fewbits sweep`")
     parser.add_argument("--runs", metavar="DIR", help="the store (default: runs)")
     parser.add_argument("--out", metavar="DIR", default="reports", help="where reports lie (default: reports)")
     parser.add_argument("--compare", nargs="+", metavar="SCALE", help="one page for several scales")
+    parser.add_argument("--index", action="store_true", help="one page of the verdicts of all reports there")
     options = parser.parse_intermixed_args(argv)
+    if options.index:
+        if options.words or options.runs or options.compare:
+            parser.error("--index is of the reports that lie in --out: nothing else is said beside it")
+        return _index(Path(options.out).expanduser())
+    if not options.words:
+        parser.error("which study? study=NAME, or --index")
     words, reports = in_store(options.words, options.runs), Path(options.out).expanduser()
     if options.compare:
         from fewbits.analysis.ladder import write_ladder
@@ -43,3 +51,10 @@ def main(argv: Sequence[str]) -> int:
     print(report.verdicts)
     print(report.index)
     return 1 if report.missing else 0
+
+
+def _index(reports: Path) -> int:
+    from fewbits.analysis.index import write_index
+
+    print(write_index(reports))
+    return 0

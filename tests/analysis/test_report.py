@@ -216,6 +216,37 @@ def test_scales_stand_side_by_side(made: Made, capsys: pytest.CaptureFixture[str
     assert len(record["cpu"]["flags"]) == 8
 
 
+def test_the_index_says_what_the_reports_say_and_leads_to_them(original: Made, tmp_path: Path) -> None:
+    reports = tmp_path / "reports"
+    shutil.copytree(original.folder, reports / original.folder.name)
+    shutil.copytree(original.folder, reports / "mor-cpu")
+    other = reports / "mor-cpu" / "verdicts.json"
+    record = json.loads(other.read_text())
+    record["scale"], record["flags"] = "cpu", ["bf16, seed 0: missing"]
+    first, *_, last = record["claims"]
+    record["claims"][first] |= {"outcome": "contradicted", "effect": 0.125, "parts": [], "n": 77}
+    del record["claims"][last]
+    other.write_text(json.dumps(record))
+    assert cli.main(["report", "--index", "--out", str(reports)]) == 0
+    page = read_page(reports / "index.html")
+    assert not page.loaded
+    assert "77 seeds" in page.words
+    assert "1 flag, see there" in page.words
+    verdicts = judge_all("mor", read([str(original.file), f"runtime.runs={original.store}"]).results)
+    html = (reports / "index.html").read_text()
+    rows = {row[: row.index("</b>")]: row for row in html.split('<th scope="row"><b>')[1:]}
+    assert set(rows) == set(verdicts)
+    for name, verdict in verdicts.items():
+        assert str(verdict.outcome) in rows[name]
+    assert "contradicted" in rows[first]
+    for folder in (original.folder.name, "mor-cpu"):
+        assert f"{folder}/index.html" in page.links
+        assert f"{folder}/index.html#{first}" in page.links
+    assert f"mor-cpu/index.html#{last}" not in page.links
+    other.write_text("{")
+    assert cli.main(["report", "--index", "--out", str(reports)]) == 2
+
+
 @pytest.mark.parametrize(
     ("words", "named"),
     [
@@ -225,7 +256,9 @@ def test_scales_stand_side_by_side(made: Made, capsys: pytest.CaptureFixture[str
         (["study=mor", "--compare", "smoke", "smoke"], ["each once"]),
         (["study=mor", "scale=cpu", "--compare", "smoke", "cpu"], ["scale=cpu", "once"]),
         (["sweep=partitions"], ["study=NAME"]),
-        ([], ["WORD"]),
+        ([], ["study=NAME", "--index"]),
+        (["--index"], ["no report in", "fewbits report"]),
+        (["study=mor", "--index"], ["--index", "nothing else"]),
     ],
 )
 def test_wrong_input_is_one_line_and_status_2(
