@@ -26,6 +26,7 @@ from fewbits.analysis.trajectories import Series
 from fewbits.analysis.verdicts import NoData
 
 HEIGHT = 1.62  # inches of a row
+FARTHEST = 4.0  # times: how much higher the paper's numbers may make a panel
 LEAST = 1e-5  # half of the smallest range that a panel of changes shows
 NOISE = Look(None, (1, 1.6), "x")
 
@@ -178,6 +179,8 @@ def notes(rows: Sequence[Row]) -> tuple[str, ...]:
     said = ["Left: mean and range of seeds. Right: mean of the seeds' paired changes and its 90 % interval."]
     if any(row.metric.every_step for row in rows):
         said.append(f"The training loss is averaged over steps to {trajectories.POINTS} points of each curve.")
+    if any(row.metric.in_paper and row.of.said(row.metric.name, arm.name) for row in rows for arm in row.of.others):
+        said.append("The paper's last numbers are hollow marks at the right; arrows where they are far beyond ours.")
     for row in rows:
         there = {arm.name for other in rows if other.part is row.part for arm in other.there}
         beside = f"{row.name}: " if row.name else ""
@@ -194,7 +197,7 @@ def levels(axes: Axes, found: Measured, of: Shown, metric: Metric, *, label_x: b
             axes.add_line(_trunk_line(of, name, trunk.tokens, trunk.mean, marker="o" if trunk.few else ""))
             axes.autoscale_view()
     for arm in of.arms:
-        _draw(axes, arm.look, found.levels.get(arm.name))
+        _draw(axes, arm.look, found.levels.get(arm.name), metric)
     trunks = [one for name, one in found.levels.items() if name in of.trunks]
     if trunks:
         axes.axvline(max(one.tokens[-1] for one in trunks), color=plots.theme().quiet, linewidth=0.7)
@@ -211,9 +214,9 @@ def changes(axes: Axes, found: Measured, of: Shown, metric: Metric, *, label_x: 
         if (trunk := found.changes.get(name)) is not None:
             axes.add_line(_trunk_line(of, name, trunk.tokens, trunk.mean, marker="o" if trunk.few else ""))
             axes.autoscale_view()
-    _draw(axes, NOISE, found.changes.get(AGAIN))
+    _draw(axes, NOISE, found.changes.get(AGAIN), metric)
     for arm in of.arms:
-        _draw(axes, arm.look, found.changes.get(arm.name))
+        _draw(axes, arm.look, found.changes.get(arm.name), metric)
     if not found.changes:
         plots.instead(axes, "no pair of trials")
         return
@@ -242,12 +245,20 @@ def lacking(there: Collection[str], of: Shown) -> tuple[str, ...]:
 
 
 def _paper_marks(axes: Axes, of: Shown, metric: Metric) -> None:
-    """Right of the panel, beside each other."""
-    for i, arm in enumerate(of.others):
-        value, beside = of.said(metric.name, arm.name), axes.get_yaxis_transform()
-        if value is not None:
-            place, look = 1.03 + 0.045 * i, arm.look
-            axes.plot([place], [value], look.marker, mfc="none", mec=look.shade, transform=beside, clip_on=False)
+    """Right of the panel, beside each other; an arrow for what would make it more than FARTHEST times as high."""
+    low, high = axes.get_ylim()
+    room, beside = (FARTHEST - 1) * (high - low), axes.get_yaxis_transform()
+    marks = {i: of.said(metric.name, arm.name) for i, arm in enumerate(of.others)}
+    values = [value for value in marks.values() if value is not None and high - room < value < low + room]
+    axes.set_ylim(min([low, *(1.05 * value for value in values)]), max([high, *(1.05 * value for value in values)]))
+    for i, value in marks.items():
+        if value is None:
+            continue
+        place, look = 1.03 + 0.045 * i, of.others[i].look
+        marker, y = look.marker, value
+        if value not in values:
+            marker, y = (r"$\uparrow$", axes.get_ylim()[1]) if value > 0 else (r"$\downarrow$", axes.get_ylim()[0])
+        axes.plot([place], [y], marker=marker, mfc="none", mec=look.shade, transform=beside, clip_on=False)
 
 
 def _near(axes: Axes, trunks: Sequence[Series], every: Sequence[Series]) -> None:
@@ -268,6 +279,7 @@ def _trunk_line(of: Shown, name: str, x: Array | list[float], y: Array | list[fl
     return Line2D(x, y, color=plots.theme().quiet, dashes=dashes, marker=marker, markersize=2, label=of.trunks[name])
 
 
-def _draw(axes: Axes, look: Look, series: Series | None) -> None:
+def _draw(axes: Axes, look: Look, series: Series | None, metric: Metric) -> None:
     if series is not None:
-        plots.curve(axes, look, series.tokens, series.mean, series.band, points=series.few)
+        apart = not metric.every_step  # else points follow each other too closely
+        plots.curve(axes, look, series.tokens, series.mean, series.band, points=series.few, apart=apart)

@@ -56,9 +56,11 @@ class Effect:
         return f"{value} · n = {len(self.found.values)}" + (f", {self.found.diverged} ✗" if self.found.diverged else "")
 
 
-def forest(rows: Sequence[Effect], margins: Iterable[float], notes: tuple[str, ...] = ()) -> Picture:
+def forest(
+    rows: Sequence[Effect], margins: Iterable[float], notes: tuple[str, ...] = (), *, widest: float | None = None
+) -> Picture:
     """Change of validation loss from BF16 with 90 % intervals; what BF16 differs from itself by; margins; the paper.
-    rows: one is labelled NOISE, where A/A is run."""
+    rows: one is labelled NOISE, where A/A is run. widest: the effect that the axis must hold, if not the margins."""
     if all(row.mean is None for row in rows):
         return NoData("no pair of an arm and BF16 has ended")
     noise = next((row for row in rows if row.label == NOISE), None)
@@ -66,7 +68,7 @@ def forest(rows: Sequence[Effect], margins: Iterable[float], notes: tuple[str, .
 
     def draw() -> Figure:
         picture, ((axes,),) = plots.panels(1, 1, 1.15 + 0.21 * len(rows))
-        reach = _reach(rows, lines)
+        reach = _reach(rows, lines) if widest is None else 1.15 * widest
         axes.set(xlim=(-reach, reach), ylim=(len(rows) - 0.4, -0.6))
         for value in (*lines, *(-line for line in lines)):
             axes.axvline(value, color=plots.theme().quiet, linewidth=0.8, dashes=(2, 2), zorder=1)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from fewbits.analysis.arms import AGAIN, BAD, BASELINE, compared
 from fewbits.analysis.effects import LOSS, NOISE, Effect, forest
@@ -54,7 +57,18 @@ def effects(results: Results) -> Picture:
     if not rows:
         return NotRun(results.scale_name)
     notes = ("The paper's numbers are of its 8B hybrid's training loss, against BF16.",)
-    return forest(rows, (paper("nvfp4").margin(claim) for claim in ("N9", "N1")), notes)
+    fine, middle, coarse = (paper("nvfp4").margin(claim) for claim in ("N4", "N9", "N1"))
+    widest = max([middle, *usual(rows)])
+    return forest(rows, [margin for margin in (fine, middle, coarse) if margin <= widest], notes, widest=widest)
+
+
+def usual(rows: Sequence[Effect]) -> list[float]:
+    """How far arms go that go no further than four times what half of them do: controls go further, by far."""
+    sizes = [abs(row.mean) for row in rows if row.mean is not None]
+    half = float(np.median(sizes)) if sizes else 0.0
+    ends = [row.interval for row in rows if row.mean is not None and abs(row.mean) <= 4 * half]
+    within = [max(-one.low, one.high) for one in ends if one is not None and max(-one.low, one.high) <= 8 * half]
+    return [size for size in sizes if size <= 4 * half] + within
 
 
 def measured(results: Results) -> list[Effect]:

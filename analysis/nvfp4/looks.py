@@ -35,7 +35,7 @@ LABELS = {
     "mxfp4": "MXFP4",
     "mxfp4-ocp": "MXFP4 of OCP",
     "mxfp4-deterministic": "MXFP4, no chance",
-    "four-over-six": "Four over Six",
+    "four-over-six": "Four Over Six",
     "ue5m3": "UE5M3 scales",
     "ms-eden": "MS-EDEN",
     "sr-gradients": "gradients",

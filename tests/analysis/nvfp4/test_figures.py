@@ -195,6 +195,23 @@ def test_what_the_paper_prints_is_marked_and_nothing_else() -> None:
     assert marked == {"Figure 2", "Figure 7"}
 
 
+def test_what_the_paper_prints_does_not_flatten_what_we_measured(light: Draw) -> None:
+    """1.5 and 2.5 % beside changes of up to 0.6 %, and beside none: there they are arrows at the edge."""
+
+    def marks(axes: Axes) -> list[tuple[str, float]]:
+        return [
+            (str(one.get_marker()), float(np.asarray(one.get_xydata())[0, 1]))
+            for one in axes.lines
+            if not one.get_clip_on()
+        ]
+
+    axes = light("Figure 6").axes
+    assert marks(axes[1]) == [("s", 0.015), ("^", 0.025)]
+    edge = axes[5].get_ylim()[1]
+    assert edge < 0.005
+    assert marks(axes[5]) == [(r"$\uparrow$", edge)] * 2
+
+
 def test_what_is_called_alike_in_a_figure_looks_alike() -> None:
     for of in looks.FIGURES:
         arms = [arm for group in of.groups for arm in looks.shown(group, of.groups).others]
