@@ -25,8 +25,8 @@ ANYWHERE: Where = {}
 
 
 def having(results: Results, *arms: str, where: Where = ANYWHERE) -> Results | None:
-    """The first sweep that has all of these arms there, else all of the results where these have them: those of one name
-    are the same trials."""
+    """The first sweep that has all of these arms there, else all of the results where these have them: arms of one
+    name are the same trials."""
     for name in dict.fromkeys(member.cell.sweep for member in results.members):
         one = results.of_sweep(name)
         if all(one.has(arm, where if arm == arms[0] else None) for arm in arms):
