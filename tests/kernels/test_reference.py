@@ -560,6 +560,34 @@ def test_two_levels_follow_transformer_engine_operation_by_operation(name: str, 
         assert_same(quantize(x, q, -1, 0)[0], torch.tensor(want))
 
 
+def ties_and_heavy_tails() -> Tensor:
+    """Blocks of 16, of one tensor: magnitudes of many octaves; and values half way between those of E2M1, times what
+    the block's scale will be."""
+    heavy = torch.exp(3 * torch.randn(32, 16, generator=generator(11)))
+    heavy *= torch.sign(torch.randn(32, 16, generator=generator(12)))
+    d = 1 / (6 * 448 / heavy.abs().max())
+    s8 = torch.tensor([TABLE["e4m3"].decode(code) for code in range(8, 126)])[:, None]
+    halves = [0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0]
+    return torch.cat([heavy, torch.tensor([*halves, 6.0, 0.0, *(-h for h in halves)]) * (s8 * d)])
+
+
+def test_ties_and_heavy_tails_follow_transformer_engine_where_another_order_would_not() -> None:
+    grid, x, f = TABLE["e2m1"], ties_and_heavy_tails(), np.float32
+    q = Quantizer(grid, "1x16", "nvfp4")
+    want_codes, want_d, want = scalar_two_levels(x.numpy(), grid, TABLE["e4m3"])
+    got = quantize(x, q, -1, 0)[0]
+    assert_same(got, torch.tensor(want))
+    _, codes, groups = encode(x, q, -1, 0)
+    assert (codes.flatten().tolist(), groups.tolist()) == (want_codes, [want_d])
+    s8 = torch.tensor([float(TABLE["e4m3"].decode(code)) for code in want_codes])[:, None]
+    divided = (x / (s8 * float(want_d))).nan_to_num(0, 0, 0).numpy()  # where there is a product with the reciprocal
+    other = [
+        [float(f(grid.decode(grid.code_of(float(v)))) * f(s) * want_d) for v in row]
+        for row, s in zip(divided, s8.flatten().tolist(), strict=True)
+    ]
+    assert not torch.equal(torch.tensor(other), got), "ties are told apart by the order of operations"
+
+
 # Rotation
 
 
