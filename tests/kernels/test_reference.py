@@ -80,6 +80,7 @@ QUANTIZERS = [
     "e2m1:16x16:ue5m3:stochastic",
     "e2m1:1x16:fouroversix",
     "e2m1:16x16:fouroversix:stochastic:rht16",
+    "e2m1:1x16:eden:rht16",
 ]
 
 
