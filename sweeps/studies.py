@@ -40,7 +40,17 @@ _ALL = (
         title="Pretraining Large Language Models with NVFP4",
         arxiv="2509.25149",
         about="4-bit pre-training: two-level scales, 2-D weight blocks, stochastic rounding, Hadamard transforms",
-        recipes=("bf16", "fp8", "nvfp4", "nvfp4-base", "mxfp4", "mxfp4-ocp"),
+        recipes=(
+            "bf16",
+            "fp8",
+            "nvfp4",
+            "nvfp4-base",
+            "nvfp4-four-over-six",
+            "nvfp4-ue5m3",
+            "nvfp4-ms-eden",
+            "mxfp4",
+            "mxfp4-ocp",
+        ),
         claims="N",
     ),
     Study(
