@@ -16,7 +16,7 @@ from fewbits.kernels import build, reference
 from fewbits.kernels.quantizer import GROUPED, Quantizer
 
 DTYPES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
-SCALINGS = {"none": 0, "amax": 1, "gam": 2, "e8m0": 3, "mx": 4, "nvfp4": 5, "ue5m3": 6, "fouroversix": 7}
+SCALINGS = {"none": 0, "amax": 1, "gam": 2, "e8m0": 3, "mx": 4, "nvfp4": 5, "ue5m3": 6, "fouroversix": 7, "eden": 8}
 NOISES = {"gaussian": 0, "uniform": 1}
 COUNTS = 7
 SMALL = 1 << 15  # elements under which a second thread costs more than it brings
@@ -243,7 +243,7 @@ def _template(q: Quantizer, axis: int) -> _Quant:
     return _Quant(
         grid=grid,
         scaling=SCALINGS[q.scaling],
-        stochastic=q.needs_seed,
+        stochastic=q.rounding == "stochastic",
         group_by_row=q.group == "row",
         hadamard=q.hadamard or 0,
         down=axis == 0,

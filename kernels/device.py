@@ -18,7 +18,7 @@ from fewbits.kernels import reference
 from fewbits.kernels.quantizer import GROUPED, Quantizer
 
 DTYPES = {torch.bfloat16: "Bf16", torch.float16: "Fp16", torch.float32: "Fp32"}
-SCALINGS = {"none": 0, "amax": 1, "gam": 2, "e8m0": 3, "mx": 4, "nvfp4": 5, "ue5m3": 6, "fouroversix": 7}
+SCALINGS = {"none": 0, "amax": 1, "gam": 2, "e8m0": 3, "mx": 4, "nvfp4": 5, "ue5m3": 6, "fouroversix": 7, "eden": 8}
 COUNTS = 7
 EDGE = 8  # rows, and columns, of the patch that a thread holds
 WARP = 32
@@ -409,7 +409,7 @@ def _spec(q: Quantizer, axis: int) -> Spec:
         wide=int(f.exponent_bits == 8),
         inf=int(f.has_inf),
         scaling=SCALINGS[q.scaling],
-        stochastic=int(q.needs_seed),
+        stochastic=int(q.rounding == "stochastic"),
         group_by_row=int(q.group == "row"),
         hadamard=q.hadamard or 0,
         ragged=0,

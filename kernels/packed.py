@@ -18,8 +18,9 @@ class Packed:
     codes: uint8 [rows, bytes]; a row's codes lie one after the other from the lowest bit up, so that E2M1 has the even
         column in the low nibble. Formats of 9 to 16 bits take two bytes.
     scales: one for each block: float32 (amax), uint8 E8M0 (gam, e8m0, mx), uint8 E4M3 (nvfp4,
-        fouroversix) or uint8 UE5M3 (ue5m3); None for a naive cast.
-    group_scales: float32; gam's mantissas, or the tensor scale of nvfp4, ue5m3 and fouroversix; None for the others.
+        fouroversix, eden) or uint8 UE5M3 (ue5m3); None for a naive cast.
+    group_scales: float32; gam's mantissas, or the tensor scale of nvfp4, ue5m3, fouroversix and eden; None for
+        the others.
     """
 
     codes: Tensor

@@ -6,6 +6,7 @@ A quantizer is `format[:block:scaling]`, then any of `nearest|stochastic`, `rhtN
     bf16                                naive cast: no scale, hence no blocks
     e4m3:128x128:gam                    one GAM scale per 128x128 block
     e2m1:1x16:nvfp4:stochastic:rht16    NVFP4, rounded stochastically after a random Hadamard transform of size 16
+    e2m1:1x16:eden:rht128               MS-EDEN: after the transform to nearest, and the scales stochastically
 
 A mixture lists quantizers in order of preference. Each but the last carries the test under which it is taken; the last
 is what remains. `per` says what one decision covers: `tensor`, `block` (that of the first entry that has blocks),
@@ -29,13 +30,13 @@ from typing import Literal, get_args
 
 from fewbits.kernels.formats import TABLE, Format, Overflow
 
-Scaling = Literal["none", "amax", "gam", "e8m0", "mx", "nvfp4", "ue5m3", "fouroversix"]
+Scaling = Literal["none", "amax", "gam", "e8m0", "mx", "nvfp4", "ue5m3", "fouroversix", "eden"]
 Rounding = Literal["nearest", "stochastic"]
 Group = Literal["tensor", "row"]
 Signs = Literal["te", "none", "each"]
 
 SCALINGS: tuple[Scaling, ...] = get_args(Scaling)
-GROUPED: tuple[Scaling, ...] = ("gam", "nvfp4", "ue5m3", "fouroversix")  # with scales that blocks share
+GROUPED: tuple[Scaling, ...] = ("gam", "nvfp4", "ue5m3", "fouroversix", "eden")  # with scales that blocks share
 ROUNDINGS: tuple[Rounding, ...] = get_args(Rounding)
 GROUPS: tuple[Group, ...] = get_args(Group)
 HADAMARD_SIZES = (2, 4, 8, 16, 32, 64, 128)
@@ -87,7 +88,8 @@ class Quantizer:
     scaling: `none` is the naive cast; `amax` an FP32 scale that takes the block's maximum to the format's; `gam` MoR's
         algorithm 1; `e8m0` a power of two that never saturates; `mx` OCP MX v1.0's floor rule, which may; `nvfp4` an
         E4M3 block scale × an FP32 tensor scale; `ue5m3` the same with block scales of a wider range;
-        `fouroversix` the same with the block's maximum at 6 or at 4, whichever errs less.
+        `fouroversix` the same with the block's maximum at 6 or at 4, whichever errs less; `eden` (MS-EDEN) the same
+        with scales that make up for what rounding to nearest did to a block's length, and are drawn.
     hadamard: size of the random Hadamard transform along the axis, or None.
     signs: of that transform: `te` (TransformerEngine's vector, for size 16, where it is the default), `none`, a seed
         (0 is the default of the other sizes), or `each`: drawn for every GEMM by whoever computes it (`with_signs`).
@@ -148,6 +150,8 @@ class Quantizer:
             raise ValueError(f"scaling {self.scaling!r} with format fp32: valid is none")
         if self.scaling == "fouroversix" and self.format.name != "e2m1":
             raise ValueError(f"scaling 'fouroversix' with format {self.format}: valid is e2m1, whose 4 and 6 it means")
+        if self.scaling == "eden":
+            self._check_eden()
         if self.group == "row" and self.scaling != "gam":
             raise ValueError(f"group 'row' with scaling {self.scaling!r}: only gam has groups")
         if self.hadamard is None:
@@ -162,6 +166,19 @@ class Quantizer:
             raise ValueError(
                 f"signs {self.signs!r} with hadamard {self.hadamard}: valid are {te}none, each or a seed from 0 to "
                 "2^63 - 1"
+            )
+
+    def _check_eden(self) -> None:
+        """MS-EDEN is unbiased by its rotation, which has to turn whole blocks, and draws for scales alone."""
+        if (self.format.name, self.block) != ("e2m1", Block(1, 16)):
+            raise ValueError(f"scaling 'eden' of {self.format} in blocks {self.block}: valid is e2m1 in 1x16")
+        if self.rounding == "stochastic":
+            raise ValueError("scaling 'eden' with stochastic elements: it rounds them to nearest, and draws for scales")
+        if self.hadamard is None or (type(self.hadamard) is int and self.hadamard < 16):
+            given = "without a rotation" if self.hadamard is None else f"with hadamard {self.hadamard}"
+            raise ValueError(
+                f"scaling 'eden' {given}: what it returns is right on average over rotations of whole blocks, so give "
+                "rht16, rht32, rht64 or rht128, with signs=each in recipes"
             )
 
     def __str__(self) -> str:
@@ -186,7 +203,7 @@ class Quantizer:
 
         format: e4m3, e5m2, e2m1, e3m2, e2m3, e3m4, bf16, fp16, fp32 or any eXmY.
         block: tensor, channel or RxC. A format alone is the naive cast.
-        scaling: amax, gam, e8m0, mx, nvfp4, ue5m3 or fouroversix.
+        scaling: amax, gam, e8m0, mx, nvfp4, ue5m3, fouroversix or eden.
         options, in any order: stochastic, rhtN, signs=te|none|SEED|each, overflow=saturate|nan|inf, group=tensor|row.
 
         >>> Quantizer.parse("e2m1:1x16:nvfp4:stochastic:rht16")
@@ -197,7 +214,7 @@ class Quantizer:
 
     @property
     def needs_seed(self) -> bool:
-        return self.rounding == "stochastic"
+        return self.rounding == "stochastic" or self.scaling == "eden"
 
     @property
     def draws_signs(self) -> bool:

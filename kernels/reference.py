@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -159,6 +159,7 @@ NAN_CODES = {
     "nvfp4": 0x7F,
     "ue5m3": 0xFF,
     "fouroversix": 0x7F,
+    "eden": 0x7F,
 }
 
 
@@ -168,12 +169,14 @@ class TwoLevels:
 
     scales: Format
     target: float  # the block scale that the tensor's amax gets
+    top: float | None = None  # what a block's amax becomes, if not the format's largest value
 
 
 TWO_LEVELS = {
     "nvfp4": TwoLevels(TABLE["e4m3"], 448),
     "ue5m3": TwoLevels(TABLE["ue5m3"], 448),
     "fouroversix": TwoLevels(TABLE["e4m3"], 256),  # leaves room for half as much again
+    "eden": TwoLevels(TABLE["e4m3"], 256, top=96 / 15.81),  # 6 · 16/17 / 0.93, which errs least on Gaussian data
 }
 
 
@@ -212,10 +215,10 @@ def choose_scales(amax: Tensor, q: Quantizer, axis: int, expansion: float = 1.0)
             if q.scaling == "e8m0":
                 exponent = exponent - (mantissa > max_mantissa).int()
             codes = 127 - torch.where(amax == 0, 0, exponent.clamp(-127, 127))
-        case "nvfp4" | "ue5m3" | "fouroversix":  # NVFP4 eqs. 1-3, in TransformerEngine's order of operations
+        case "nvfp4" | "ue5m3" | "fouroversix" | "eden":  # NVFP4 eqs. 1-3, in TransformerEngine's order of operations
             levels = TWO_LEVELS[q.scaling]
             tensor_amax = group_amax(amax, q, axis)
-            top = torch.full_like(tensor_amax, q.format.max)
+            top = torch.full_like(tensor_amax, levels.top or q.format.max)
             g = torch.where(tensor_amax == 0, 1, (top * levels.target / tensor_amax).clamp(max=FLT_MAX))
             s8 = (amax * (g * over(1, top)) * expansion).clamp(max=levels.scales.max)
             codes = codes_of(round_to_grid(s8, levels.scales), levels.scales)
@@ -239,7 +242,7 @@ def encode_factors(scales: Scales, q: Quantizer, axis: int) -> Tensor:
             return torch.where(codes == 0xFF, math.nan, s).float()
         case "e8m0" | "mx":
             return torch.where(codes == 0xFF, math.nan, power_of_two(127 - codes)).float()
-        case "nvfp4" | "ue5m3" | "fouroversix":
+        case "nvfp4" | "ue5m3" | "fouroversix" | "eden":
             s8 = values_of(codes, TWO_LEVELS[q.scaling].scales)
             return over(1, s8 * across(scales, axis)).clamp(max=FLT_MAX)
     return torch.ones_like(codes, dtype=torch.float32)
@@ -255,7 +258,7 @@ def restore(values: Tensor, scales: Scales, q: Quantizer, axis: int, dtype: torc
         case "e8m0" | "mx":
             inverse = torch.where(scales.codes == 0xFF, math.nan, power_of_two(scales.codes - 127)).float()
             y = values * spread(inverse, block, shape)
-        case "nvfp4" | "ue5m3" | "fouroversix":
+        case "nvfp4" | "ue5m3" | "fouroversix" | "eden":
             s8 = spread(values_of(scales.codes, TWO_LEVELS[q.scaling].scales), block, shape)
             y = torch.where(s8 == 0, torch.copysign(s8, values), values * s8 * across(scales, axis))
     limit = torch.finfo(dtype).max
@@ -325,23 +328,32 @@ def round_matrix(x: Tensor, q: Quantizer, axis: int, seed: int) -> Rounded:
     draws = uniform(x.numel(), seed, x.device).view(x.shape) if q.rounding == "stochastic" else None
     if q.scaling == "fouroversix":
         return four_over_six(source, amax, q, axis, draws)
+    if q.scaling == "eden":
+        return ms_eden(source, amax, q, axis, seed)
     return round_with(choose_scales(amax, q, axis), source, q, axis, draws)
 
 
+def scaled_by(scales: Scales, source: Tensor, q: Quantizer, axis: int) -> Tensor:
+    return source * spread(encode_factors(scales, q, axis), block_of(source, q, axis), source.shape)
+
+
 def round_with(scales: Scales, source: Tensor, q: Quantizer, axis: int, draws: Tensor | None) -> Rounded:
-    block = block_of(source, q, axis)
-    scaled = source * spread(encode_factors(scales, q, axis), block, source.shape)
+    scaled = scaled_by(scales, source, q, axis)
     rounded = round_to_grid(scaled, q.format, draws)
     overflowed = source.isfinite() & (rounded.abs() > q.format.max)
     beyond = {"saturate": q.format.max, "nan": math.nan, "inf": math.inf}[q.overflow]
     values = torch.where(overflowed, torch.copysign(torch.full_like(rounded, beyond), rounded), rounded)
     if not q.format.has_inf:  # an infinity left is the source's own, uncast
         values = torch.where(values.isinf(), math.nan, values)
-    if q.scaling in TWO_LEVELS:  # nothing is left of a block whose scale is 0
-        values = torch.where(
-            spread(scales.codes == 0, block, source.shape), torch.zeros_like(values).copysign(source), values
-        )
+    if q.scaling in TWO_LEVELS:
+        values = without_lost_blocks(values, scales, q, axis)
     return Rounded(source, scales, values.float(), overflowed)
+
+
+def without_lost_blocks(values: Tensor, scales: Scales, q: Quantizer, axis: int) -> Tensor:
+    """Nothing is left of a block whose scale is 0, but signs."""
+    lost = spread(scales.codes == 0, block_of(values, q, axis), values.shape)
+    return torch.where(lost, torch.zeros_like(values).copysign(values), values)
 
 
 def four_over_six(source: Tensor, amax: Tensor, q: Quantizer, axis: int, draws: Tensor | None) -> Rounded:
@@ -359,6 +371,31 @@ def squared_error(rounded: Rounded, amax: Tensor, q: Quantizer, axis: int) -> Te
     error = (source - y).abs() / spread(amax, block, source.shape)
     error = torch.where(error <= 1, error, 1)
     return fold((error.double() * 2**16).round().long().square(), block).sum((1, 3))
+
+
+def ms_eden(source: Tensor, amax: Tensor, q: Quantizer, axis: int, seed: int) -> Rounded:
+    """Elements to nearest; then each block's scale by the factor that makes up for them, rounded by a draw of its own.
+
+    arXiv 2601.22813, algorithm 1, whose factor is ⟨x, x⟩ / ⟨x, rounded x⟩ of the rotated block.
+    """
+    nearest, e4m3 = round_with(choose_scales(amax, q, axis), source, q, axis, None), TWO_LEVELS["eden"].scales
+    s8 = values_of(nearest.scales.codes, e4m3)
+    poisoned = s8.isnan()
+    corrected = torch.where(poisoned, 0, (s8 * correction(nearest, q, axis)).clamp(max=e4m3.max))
+    drawn = round_to_grid(corrected, e4m3, uniform(amax.numel(), seed, amax.device).view(amax.shape))
+    codes = torch.where(poisoned, NAN_CODES["eden"], codes_of(drawn, e4m3))
+    scales = Scales(codes.to(torch.int32), nearest.scales.groups)
+    return replace(nearest, scales=scales, values=without_lost_blocks(nearest.values, scales, q, axis))
+
+
+def correction(rounded: Rounded, q: Quantizer, axis: int) -> Tensor:
+    """Σ v² / Σ v·q of each block, with the scaled v as whole numbers of 2^-10: sums that no order changes."""
+    block = block_of(rounded.source, q, axis)
+    v = scaled_by(rounded.scales, rounded.source, q, axis).abs().clamp(max=16)  # below 10, but in blocks that are lost
+    units = (v.nan_to_num(0).double() * 2**10).round().long()
+    halves = (rounded.values.nan_to_num(0).abs() * 2).long()
+    squares, products = fold(units.square(), block).sum((1, 3)), fold(units * halves, block).sum((1, 3))
+    return torch.where(products == 0, 1, squares.float() / (products.float() * 2**9))
 
 
 def quantize(

@@ -22,6 +22,7 @@ SPECS = (
     "e2m1:16x16:nvfp4:stochastic",
     "e2m1:1x16:ue5m3",
     "e2m1:1x16:fouroversix",
+    "e2m1:1x16:eden:rht128",
     "e2m1:1x16:nvfp4:stochastic:rht16",
     "bf16",
 )

@@ -44,7 +44,8 @@ FB_HD Element element(float x, const Grid &g, const Scale &s, int scaling, bool 
     q = v;  // scaled beyond float32: an overflow
   } else {
     uint32_t high = stochastic ? rounding_high(index, seed) : 0;
-    q = g.wide ? rounded<true>(v, g, stochastic, high, index, seed) : rounded<false>(v, g, stochastic, high, index, seed);
+    q = g.wide ? rounded<true>(v, g, stochastic, high, index, seed)
+               : rounded<false>(v, g, stochastic, high, index, seed);
   }
   bool over = magnitude(q) > g.max;
   q = with_sign(s.decode == 0.0f ? 0.0f : limited(q, g), x);  // two levels: nothing is left of a block whose scale is 0
@@ -71,6 +72,25 @@ FB_HD int64_t four_less_six(float size, const Grid &g, const FourOverSix &b, boo
   float four = rounded<false>(scaled(size, g, b.four), g, stochastic, high, index, seed);
   float six = rounded<false>(scaled(size, g, b.six), g, stochastic, high, index, seed);
   return squared_error(size, four, g, b.four, b.amax) - squared_error(size, six, g, b.six, b.amax);
+}
+
+// What MS-EDEN corrects a block's scale by: sums, over its scaled magnitudes v and what q they are rounded to, of v·v
+// in units of 2^-20 and of v·q in units of 2^-11, v being a whole number of 2^-10. |v| < 10, as E4M3 rounds nothing but
+// to zero down by more than a third; so sums over a block of 16 fit, and do not depend on their order.
+struct Products {
+  uint32_t squares, products;
+};
+FB_HD Products products(float v, float q) {
+  uint32_t units = bits(v + 8192.0f) - 0x46000000u;  // 8192's last place is 2^-10
+  return Products{units * units, units * uint32_t(2.0f * q)};
+}
+// The scale of a block rounded by the scale before: its code and what decodes are drawn, `number` being the block's.
+FB_HD Scale corrected(Scale s, const Products &sums, uint64_t number, uint64_t seed) {
+  float factor = sums.products ? float(sums.squares) / (float(sums.products) * 512.0f) : 1.0f;
+  s.decode =
+      rounded<false>(smaller(s.decode * factor, 448.0f), e4m3_grid(), true, rounding_high(number, seed), number, seed);
+  s.code = e4m3_code(s.decode);
+  return s;
 }
 
 }  // namespace fb

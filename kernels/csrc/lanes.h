@@ -160,6 +160,31 @@ inline int64_t weigh_run(const typename D::Storage *__restrict x, int64_t n, con
   return sum;
 }
 
+// MS-EDEN's sums over a run of one block; and, each value with a block of its own, over a run of blocks.
+template <class D>
+inline Products products_run(const typename D::Storage *__restrict x, int64_t n, const Grid &grid, float encode) {
+  typedef typename D::Storage S;
+  const Grid g = grid;
+  Products sums{0, 0};
+  for (int64_t i = 0; i < n; i++) {
+    float v = bounded(D::widen(S(x[i] & D::magnitude_mask)) * encode, g);
+    Products one = products(v, smaller(nearest<false>(v, g), g.max));
+    sums.squares += one.squares, sums.products += one.products;
+  }
+  return sums;
+}
+template <class D>
+inline void products_each(const typename D::Storage *__restrict x, int64_t n, const Grid &grid,
+                          const float *__restrict encode, uint32_t *__restrict squares, uint32_t *__restrict sums) {
+  typedef typename D::Storage S;
+  const Grid g = grid;
+  for (int64_t i = 0; i < n; i++) {
+    float v = bounded(D::widen(S(x[i] & D::magnitude_mask)) * encode[i], g);
+    Products one = products(v, smaller(nearest<false>(v, g), g.max));
+    squares[i] += one.squares, sums[i] += one.products;
+  }
+}
+
 // How a piece finds its scales: one for all, one for every 16 columns, or one for each.
 enum Layout { UNIFORM, BY_SIXTEEN, BY_COLUMN };
 

@@ -36,7 +36,7 @@ struct Tile {
 
 template <class D> struct Scratch {  // one for each thread
   std::vector<Cell<D>> rotated, maxima;
-  std::vector<uint32_t> amax, code, kind;
+  std::vector<uint32_t> amax, code, kind, squares, products;
   std::vector<float> block_encode, block_decode, block_outer, encode, decode;
 };
 
@@ -287,11 +287,42 @@ template <class D> struct Plan {
               to.encode[k] = four.encode, to.decode[k] = four.decode, to.code[k] = four.code;
             }
           break;
+        case EDEN:
+          scales<EDEN>(amax, m, max, g, ordinary, to);
+          break;
         default:
           scales<NONE>(amax, m, max, g, ordinary, to);
       }
       std::fill(s.block_outer.begin() + int64_t(b), s.block_outer.begin() + int64_t(b) + m,
                 two_levels(q.scaling) ? g.decode : 1.0f);
+    }
+    if (q.scaling == EDEN) correct(from, stride, height, block_row, t, s);
+  }
+
+  // MS-EDEN's scales, which make up for what rounding by the scales just found does. Rotations turn whole blocks, and
+  // tiles hold whole rotations.
+  void correct(const Cell<D> *from, int64_t stride, int64_t height, int64_t block_row, const Tile &t,
+               Scratch<D> &s) const {
+    int64_t count = int64_t(s.amax.size());
+    s.squares.assign(size_t(count), 0), s.products.assign(size_t(count), 0);
+    for (int64_t r = 0; r < height; r++) {
+      const Cell<D> *line = from + r * stride;
+      if (C == 1) {
+        products_each<D>(line, count, q.grid, s.block_encode.data(), s.squares.data(), s.products.data());
+        continue;
+      }
+      for (int64_t b = 0; b < count; b++) {
+        int64_t n = std::min((b + 1) * C, t.c1 - t.c0) - b * C;
+        Products run = products_run<D>(line + b * C, n, q.grid, s.block_encode[size_t(b)]);
+        s.squares[size_t(b)] += run.squares, s.products[size_t(b)] += run.products;
+      }
+    }
+    uint64_t first = uint64_t(block_row * block_count_cols + t.c0 / C);
+    for (size_t b = 0; b < size_t(count); b++) {
+      if (s.kind[b] == POISONED) continue;
+      Scale to = corrected(scale_at(s, b), Products{s.squares[b], s.products[b]}, first + b, q.seed);
+      s.block_decode[b] = to.decode, s.code[b] = to.code;
+      if (!to.code && s.amax[b]) s.kind[b] = CAREFUL;  // nothing is left of it
     }
   }
 

@@ -43,7 +43,8 @@ struct Weighed {  // see four_less_six
   int64_t sum;
   FB_D void join(const Weighed &w) { sum += w.sum; }
   FB_D Weighed shuffled(int d) const {
-    uint64_t high = __shfl_xor_sync(ALL, uint32_t(uint64_t(sum) >> 32), d), low = __shfl_xor_sync(ALL, uint32_t(sum), d);
+    uint64_t high = __shfl_xor_sync(ALL, uint32_t(uint64_t(sum) >> 32), d),
+             low = __shfl_xor_sync(ALL, uint32_t(sum), d);
     return Weighed{int64_t(high << 32 | low)};
   }
   FB_D void hand_in(Target to, int64_t part) const {
@@ -102,8 +103,8 @@ struct Block {
   Scale scale;
   bool plain, poisoned;
 };
-template <class D> FB_D Block make_block(const Spec &s, const Request &r, uint32_t amax, int row, int col,
-                                           float expansion = 1.0f) {
+template <class D>
+FB_D Block make_block(const Spec &s, const Request &r, uint32_t amax, int row, int col, float expansion = 1.0f) {
   Group group{1.0f, 1.0f};
   if (grouped(s)) {
     int rows = s.source == LOOKUP ? r.blocks.rows : s.block_rows;
@@ -121,6 +122,54 @@ template <class D> FB_D Block looked_up(const Spec &s, const Request &r, int row
   int64_t at = r.blocks.at(row, col);
   bool four = s.scaling == FOUROVERSIX && r.four_less_six[at] < 0;
   return make_block<D>(s, r, r.block_amax[at], row, col, four ? FOUR : 1.0f);
+}
+
+// MS-EDEN: in the place of its blocks' amaxes, what their scales are made again of. Rotations, and so tiles, hold whole
+// blocks; two threads at the most share one, and they are of a warp.
+enum Remade : uint32_t { NEAREST = 0xffu, DRAWN = 0xff00u, PLAIN = 0x10000u, NOT_FINITE = 0x20000u };
+template <class D>
+FB_D void correct_blocks(const Spec &s, const Request &r, const Tile &t, const Vector<D> (&x)[SLOTS],
+                         uint32_t (&amax)[SLOTS][WIDTH]) {
+  const Split split(s);
+  const Grid g = grid_of(s);
+  const int blocks_across = (t.cols + s.block_cols - 1) / s.block_cols;
+#pragma unroll
+  for (int k = 0; k < SLOTS; k++)
+#pragma unroll
+    for (int i = 0; i < WIDTH; i++)
+      if (split.starts(k, i)) {
+        const int row = t.row(k), col = t.col(k) + i;
+        const uint32_t top = bits(D::widen(typename D::Storage(amax[k][i])));
+        const Block b = make_block<D>(s, r, top, row, col);
+        Products sums{0, 0};
+#pragma unroll
+        for (int m = 0; m < SLOTS; m++)
+#pragma unroll
+          for (int n = 0; n < WIDTH; n++)
+            if (m / split.rows == k / split.rows && n / split.cols == i / split.cols) {
+              float v = scaled(D::widen(typename D::Storage(x[m].get(n) & D::magnitude_mask)), g, b.scale);
+              Products one = products(v, smaller(nearest<false>(v, g), g.max));
+              sums.squares += one.squares, sums.products += one.products;
+            }
+        if (s.block_rows > SLOTS || s.block_cols > WIDTH) {
+          int partner = s.block_rows > SLOTS ? shape().lanes : 1;
+          sums.squares += __shfl_xor_sync(ALL, sums.squares, partner);
+          sums.products += __shfl_xor_sync(ALL, sums.products, partner);
+        }
+        uint64_t number = uint64_t(int64_t(row / s.block_rows) * blocks_across + col / s.block_cols);
+        uint32_t drawn = corrected(b.scale, sums, number, r.seed).code;
+        amax[k][i] = b.poisoned ? NOT_FINITE
+                                : b.scale.code | drawn << 8 | (b.plain && (drawn || top == 0) ? uint32_t(PLAIN) : 0u);
+      }
+}
+// A block by what is left of it: its amax in storage bits, or for MS-EDEN what is above.
+template <class D> FB_D Block known(const Spec &s, const Request &r, uint32_t left, int row, int col) {
+  if (s.scaling != EDEN) return make_block<D>(s, r, bits(D::widen(typename D::Storage(left))), row, col);
+  Block b{two_level_scale(e4m3_value(left & NEAREST), make_group(s.scaling, value(s.max), value(r.group_amax[0]))),
+          (left & PLAIN) != 0, (left & NOT_FINITE) != 0};
+  b.scale.code = (left & DRAWN) >> 8;
+  b.scale.decode = e4m3_value(b.scale.code);
+  return b;
 }
 
 // ------------------------------------------------------------------------------------------------ elements
@@ -213,7 +262,7 @@ template <class D> struct Careful {
   const Request &r;
   const Tile &t;
   const Vector<D> (&x)[SLOTS];
-  const uint32_t (&amax)[SLOTS][WIDTH];  // ON_CHIP: of the blocks
+  const uint32_t (&left)[SLOTS][WIDTH];  // ON_CHIP: of the blocks, see `known`
   Gathering<Counts> &gathering;
 
   struct Tops {
@@ -227,7 +276,7 @@ template <class D> struct Careful {
     for (int j = 0; j < SLOTS; j++)
 #pragma unroll
       for (int i = 0; i < WIDTH; i++)
-        if (split.starts(j, i)) t.of[i] = k >= j ? amax[j][i] : t.of[i];
+        if (split.starts(j, i)) t.of[i] = k >= j ? left[j][i] : t.of[i];
     return t;
   }
   FB_D Block block_of(const Tops &tops, int k, int n) const {
@@ -237,7 +286,7 @@ template <class D> struct Careful {
 #pragma unroll
     for (int i = 1; i < WIDTH; i++)
       if (split.starts(0, i)) top = n >= i ? tops.of[i] : top;
-    return make_block<D>(s, r, bits(D::widen(typename D::Storage(top))), t.row(k), t.col(k) + n);
+    return known<D>(s, r, top, t.row(k), t.col(k) + n);
   }
   FB_D void element(const Tops &tops, int k, int n, float was) {
     int row = t.row(k), col = t.col(k) + n;
@@ -277,6 +326,7 @@ template <class D> FB_D void quantize_tile(const Spec &s, const Request &r, cons
   const Split split(s);
   uint32_t amax[SLOTS][WIDTH];
   if (s.source == ON_CHIP) block_amaxes<D>(s, t, x, amax);
+  if (s.scaling == EDEN) correct_blocks<D>(s, r, t, x, amax);
   Gathering<Counts> gathering(s.piece, r.parts, t, Counts::Target{r.tally, r.part_amax});
   bool by_element = s.piece == ELEMENTS && (s.stats || s.skips);
   uint32_t careful = 0, ready = 0;  // a bit for each slot
@@ -290,8 +340,7 @@ template <class D> FB_D void quantize_tile(const Spec &s, const Request &r, cons
     } else {
 #pragma unroll
       for (int i = 0; i < WIDTH; i++)
-        if (split.starts(k, i))
-          blocks[i] = make_block<D>(s, r, bits(D::widen(typename D::Storage(amax[k][i]))), t.row(k), t.col(k) + i);
+        if (split.starts(k, i)) blocks[i] = known<D>(s, r, amax[k][i], t.row(k), t.col(k) + i);
     }
 #pragma unroll
     for (int i = 0; i < WIDTH; i++)

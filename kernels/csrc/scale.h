@@ -5,7 +5,7 @@
 
 namespace fb {
 
-enum Scaling { NONE = 0, AMAX = 1, GAM = 2, E8M0 = 3, MX = 4, NVFP4 = 5, UE5M3 = 6, FOUROVERSIX = 7 };
+enum Scaling { NONE = 0, AMAX = 1, GAM = 2, E8M0 = 3, MX = 4, NVFP4 = 5, UE5M3 = 6, FOUROVERSIX = 7, EDEN = 8 };
 
 // Block scales in a format of their own, under a float32 scale of the tensor.
 FB_HD constexpr bool two_levels(int scaling) { return scaling >= NVFP4; }
@@ -43,11 +43,10 @@ FB_HD float normalized(float v) { return v < FLOAT_MIN_NORMAL ? v * 8388608.0f :
 FB_HD int floor_log2(float v) { return exponent(bits(normalized(v))) - (v < FLOAT_MIN_NORMAL ? 23 : 0); }
 
 // OCP E4M3 of a value that is not negative, nearest even, saturating.
-FB_HD float to_e4m3(float v) {
-  Grid e4m3{uint32_t(127 - 6) << 23, 20, 448.0f, 448.0f, 0, 0};
-  return smaller(nearest<false>(smaller(v, 448.0f), e4m3), 448.0f);
-}
+FB_HD constexpr Grid e4m3_grid() { return Grid{uint32_t(127 - 6) << 23, 20, 448.0f, 448.0f, 0, 0}; }
+FB_HD float to_e4m3(float v) { return smaller(nearest<false>(smaller(v, 448.0f), e4m3_grid()), 448.0f); }
 FB_HD uint32_t e4m3_code(float v) { return bits(v * 7.52316384526264e-37f) >> 20; }  // 2^-120 aligns the biases
+FB_HD float e4m3_value(uint32_t code) { return value(code << 20) * 1.329227995784916e36f; }
 
 // UE5M3, whose only NaN is 0xFF.
 FB_HD float to_ue5m3(float v) {
@@ -58,14 +57,19 @@ FB_HD uint32_t ue5m3_code(float v) { return bits(v * 1.925929944387236e-34f) >> 
 
 // What is stored for a block that is not finite.
 FB_HD uint32_t nan_scale_code(int scaling) {
-  return scaling == AMAX ? NAN_BITS : scaling == NVFP4 || scaling == FOUROVERSIX ? 0x7fu : 0xffu;
+  return scaling == AMAX ? NAN_BITS : two_levels(scaling) && scaling != UE5M3 ? 0x7fu : 0xffu;
 }
+
+// What two-level scales take a block's amax to: for MS-EDEN a little beyond the largest value, as errs least on
+// Gaussian data.
+constexpr float EDEN_TOP = float(96.0 / 15.81);  // 6 * 16/17 / 0.93
+FB_HD float two_level_top(int scaling, float max) { return scaling == EDEN ? EDEN_TOP : max; }
 
 FB_HD Group make_group(int scaling, float max, float amax) {
   if (scaling == GAM) return Group{ideal(max, amax), 1.0f};  // of which blocks use the mantissa
   if (two_levels(scaling)) {  // TransformerEngine: max and the E4M3 maximum are reached together by the tensor's amax
-    float target = scaling == FOUROVERSIX ? 256.0f : 448.0f;  // 256 leaves room for half as much again
-    float s = amax == 0.0f ? 1.0f : smaller((max * target) / amax, FLOAT_MAX);
+    float target = scaling >= FOUROVERSIX ? 256.0f : 448.0f;  // 256 leaves room for half as much again
+    float s = amax == 0.0f ? 1.0f : smaller((two_level_top(scaling, max) * target) / amax, FLOAT_MAX);
     return Group{s, 1.0f / s};
   }
   return Group{1.0f, 1.0f};
@@ -74,6 +78,10 @@ FB_HD Group make_group(int scaling, float max, float amax) {
 FB_HD Scale power_scale(int e) {  // encode by 2^e; what is stored is the decode exponent
   e = e < -127 ? -127 : e > 127 ? 127 : e;
   return Scale{power_of_two(e), power_of_two(-e), 1.0f, uint32_t(127 - e)};
+}
+
+FB_HD Scale two_level_scale(float s8, const Group &group) {
+  return Scale{smaller(1.0f / (s8 * group.decode), FLOAT_MAX), s8, group.decode, e4m3_code(s8)};
 }
 
 // FOUR: Four Over Six's scale for a block whose maximum is to be 4 in place of 6.
@@ -99,10 +107,10 @@ FB_HD Scale make_scale(int scaling, float max, float amax, const Group &group, f
     return power_scale(amax == 0.0f ? 0 : floor_log2(max) - floor_log2(amax));
   }
   if (two_levels(scaling)) {
-    float ideal_s8 = amax * (group.encode * (1.0f / max)) * expansion;
-    float s8 = scaling == UE5M3 ? to_ue5m3(ideal_s8) : to_e4m3(ideal_s8);
-    uint32_t code = scaling == UE5M3 ? ue5m3_code(s8) : e4m3_code(s8);
-    return Scale{smaller(1.0f / (s8 * group.decode), FLOAT_MAX), s8, group.decode, code};
+    float ideal_s8 = amax * (group.encode * (1.0f / two_level_top(scaling, max))) * expansion;
+    Scale scale = two_level_scale(scaling == UE5M3 ? to_ue5m3(ideal_s8) : to_e4m3(ideal_s8), group);
+    if (scaling == UE5M3) scale.code = ue5m3_code(scale.decode);
+    return scale;
   }
   return Scale{1.0f, 1.0f, 1.0f, 0};
 }

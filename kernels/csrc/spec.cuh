@@ -37,16 +37,16 @@ struct Parts {
   FB_D int64_t at(int row, int col) const { return int64_t(row / rows) * across + col / cols; }
 };
 
-struct Request {         // of one quantizer
-  void *out;             // null: none
-  int64_t *tally;        // with stats: seven for each part
-  uint32_t *part_amax;   // with stats: float32 bits of each part
-  const uint8_t *skip;   // null: none; parts to leave alone
-  int32_t *codes;        // with encodes: of elements,
-  int32_t *scale_codes;  // of blocks (null: they have none),
-  float *group_scales;   // and of groups (null: there are none)
-  uint32_t *block_amax;  // LOOKUP: of each block, float32 bits
-  uint32_t *group_amax;  // of each group's finite blocks, float32 bits
+struct Request {           // of one quantizer
+  void *out;               // null: none
+  int64_t *tally;          // with stats: seven for each part
+  uint32_t *part_amax;     // with stats: float32 bits of each part
+  const uint8_t *skip;     // null: none; parts to leave alone
+  int32_t *codes;          // with encodes: of elements,
+  int32_t *scale_codes;    // of blocks (null: they have none),
+  float *group_scales;     // and of groups (null: there are none)
+  uint32_t *block_amax;    // LOOKUP: of each block, float32 bits
+  uint32_t *group_amax;    // of each group's finite blocks, float32 bits
   int64_t *four_less_six;  // fouroversix: of each block
   uint64_t seed;
   Signs signs;

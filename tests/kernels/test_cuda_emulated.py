@@ -18,7 +18,7 @@ from tests.kernels.device_checks import Checks
 from tests.kernels.emulated import emulated_device
 from tests.kernels.inputs import DTYPES, EMPTY, KINDS, ODD, generator, make, settled
 from tests.kernels.test_mix import MIXTURES
-from tests.kernels.test_parity import FAMILIES, VARIANTS, matrices, parts, quantizers
+from tests.kernels.test_parity import FAMILIES, MS_EDEN, VARIANTS, matrices, parts, quantizers
 
 pytestmark = pytest.mark.skipif(build.compiler() is None, reason="there is no C++ compiler for the emulator")
 
@@ -37,6 +37,13 @@ def test_every_family_gives_the_references_bits(checks: Checks, family: str, dty
     for i, (shape, axis) in list(enumerate(product(ODD, (-1, 0)), start=start))[start % 2 :: 2]:  # half of them
         q = Quantizer.parse(family + VARIANTS[i % len(VARIANTS)])
         checks.quantizer(make(names[i % len(names)], shape, dtype, seed=i), q, axis, seed=i)
+
+
+@pytest.mark.parametrize("text", MS_EDEN)
+def test_ms_eden_gives_the_references_bits(checks: Checks, text: str) -> None:
+    names, start = list(KINDS), MS_EDEN.index(text) * 5
+    for i, (shape, axis) in enumerate(product((*ODD, (34, 48)), (-1, 0)), start=start):
+        checks.quantizer(make(names[i % len(names)], shape, DTYPES[i % 3], seed=i), Quantizer.parse(text), axis, seed=i)
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -94,6 +101,7 @@ CLASSES = (
     ("e4m3:channel:gam:stochastic", (2, 16384)),
     ("e4m3:channel:gam:rht128", (2040, 24)),
     ("e2m1:16x16:nvfp4:rht16", (136, 264)),
+    ("e2m1:1x16:eden:rht128", (136, 264)),
     ("e4m3:tensor:amax:rht128", (260, 136)),
     ("e5m2:257x1:mx:stochastic:rht8", (300, 40)),
 )

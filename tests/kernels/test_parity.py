@@ -65,6 +65,7 @@ FAMILIES = (
     "e2m1:3x5:fouroversix",
     "e2m1:channel:fouroversix",
 )
+MS_EDEN = tuple(f"e2m1:1x16:eden:{turned}" for turned in ("rht16", "rht32:signs=none", "rht64:signs=5", "rht128"))
 VARIANTS = (
     "",
     ":stochastic",
@@ -138,6 +139,15 @@ def test_every_family_gives_the_references_bits(family: str, dtype: torch.dtype)
         check(make(names[i % len(names)], shape, dtype, seed=i), q, axis, seed=i, threads=(i % 3 + 1,))
 
 
+@pytest.mark.parametrize("text", MS_EDEN)
+def test_ms_eden_gives_the_references_bits(text: str) -> None:
+    """It takes no variants; every input, shape and axis, each with the next dtype and number of threads."""
+    names = list(KINDS)
+    for i, (shape, axis) in enumerate(product((*ODD, *ODD), (-1, 0)), start=MS_EDEN.index(text) * 5):
+        x = make(names[i % len(names)], shape, DTYPES[i % 3], seed=i)
+        check(x, Quantizer.parse(text), axis, seed=i, threads=(i % 3 + 1,))
+
+
 @pytest.mark.parametrize("name", KINDS)
 def test_every_input_gives_the_references_bits(name: str) -> None:
     texts = ("e4m3:1x16:amax", "e4m3:32x32:gam", "e2m1:1x32:e8m0", "e2m1:1x32:mx", "e2m1:1x16:nvfp4", "e5m2", "bf16")
@@ -166,6 +176,9 @@ def quantizers(draw: st.DrawFn) -> Quantizer:
     name = draw(scaled | odd_formats)
     scaling = draw(st.sampled_from(SCALINGS)) if name != "fp32" else "none"
     name = "e2m1" if scaling == "fouroversix" else name
+    if scaling == "eden":  # says all else itself, and turns whole blocks
+        whole = draw(st.sampled_from([n for n in HADAMARD_SIZES if n >= 16]))
+        return Quantizer("e2m1", "1x16", "eden", hadamard=whole, signs=draw(signs))
     plain = Quantizer(name)
     return Quantizer(
         format=name,
@@ -260,6 +273,7 @@ def test_a_draw_goes_below_the_distance_and_stays_at_it(
         ("e4m3:1x20000:gam", (2, 33001)),
         ("e4m3:1x300:amax:stochastic", (3, 4000)),  # random bits lie ready for 1024 columns: no multiple of 300
         ("e2m1:16x16:nvfp4:rht16", (300, 520)),
+        ("e2m1:1x16:eden:rht128", (300, 1100)),
         ("e4m3:tensor:amax:rht128", (390, 300)),
         ("e5m2:257x1:mx:stochastic:rht8", (520, 70)),
     ],

@@ -43,6 +43,10 @@ def quantizers(draw: st.DrawFn, basis: tuple[Any, Any] | None = None) -> Quantiz
     scaling = draw(st.sampled_from(SCALINGS)) if element.name != "fp32" else "none"
     element = TABLE["e2m1"] if scaling == "fouroversix" else element
     hadamard, signs = draw(bases) if basis is None else basis
+    if scaling == "eden":  # says all else itself, and turns whole blocks
+        if hadamard is not None and hadamard >= 16:
+            return Quantizer("e2m1", "1x16", "eden", hadamard=hadamard, signs=signs)
+        scaling = "nvfp4"
     return Quantizer(
         format=element,
         block=draw(blocks) if scaling != "none" else "tensor",
@@ -152,7 +156,7 @@ def test_specs_pickle_and_replace() -> None:
         ("e8m0:1x32:mx", "e8m0 holds scales; element formats are e4m3, e5m2, .*or any eXmY"),
         (
             "e4m3:128x128",
-            "scaling is missing after block '128x128'.*none, amax, gam, e8m0, mx, nvfp4, ue5m3, fouroversix",
+            "scaling is missing after block '128x128'.*none, amax, gam, e8m0, mx, nvfp4, ue5m3, fouroversix, eden",
         ),
         ("e4m3:128x128:stochastic", "scaling is missing after block '128x128', found 'stochastic': .*gam"),
         ("e4m3:tensor", "scaling is missing after block 'tensor'"),

@@ -568,8 +568,9 @@ def test_equal_moments_give_equal_bits_and_another_seed_gives_others() -> None:
 
 def test_evaluation_and_observation_change_no_bit_of_training() -> None:
     observing = ObserverConfig(window=2, every=2, gradients_every=1)
-    each = f"{SR}:rht16:signs=each"
-    for spec in (Recipe.from_dict(NVFP4), recipe(MIXED), recipe(SR, sampler={"kind": "gaussws"}), recipe(each)):
+    each, eden = f"{SR}:rht16:signs=each", "e2m1:1x16:eden:rht16:signs=each"
+    sampled = recipe(SR, sampler={"kind": "gaussws"})
+    for spec in (Recipe.from_dict(NVFP4), recipe(MIXED), sampled, recipe(each), recipe(eden)):
         runs = []
         for observer, evaluate in (
             (None, False),
