@@ -124,6 +124,10 @@ NVFP4 = {
                 "wgrad.dy": "e2m1:1x16:nvfp4:rht16",
             },
         ),
+        (
+            ["recipe=nvfp4-ms-eden"],
+            dict.fromkeys(("dgrad.dy", "dgrad.w", "wgrad.dy", "wgrad.x"), "e2m1:1x16:eden:rht128:signs=each"),
+        ),
         (["recipe=nvfp4-base"], dict.fromkeys(SLOTS, "e2m1:1x16:nvfp4")),
         (["recipe=mxfp8"], dict.fromkeys(SLOTS, "e4m3:1x32:mx")),
         (["recipe=mxfp6"], dict.fromkeys(SLOTS, "e2m3:1x32:mx")),
@@ -170,6 +174,7 @@ def test_samplers_and_what_is_kept_high() -> None:
         "nvfp4": (0, 1),
         "nvfp4-four-over-six": (0, 1),
         "nvfp4-ue5m3": (0, 1),
+        "nvfp4-ms-eden": (0, 1),
         "mxfp4": (0, 1),
         "mxfp4-ocp": (0, 1),
         "fp8": (1, 2),
