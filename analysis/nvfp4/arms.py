@@ -12,7 +12,7 @@ SAME_MODEL = ("recipe", "rounding", "hadamard", "consistency", "switch", "outloo
 FAMILIES = {"transformer": "recipe", "hybrid": "hybrid"}  # what both of the paper's families are compared in
 TITLES = {
     "bf16": "BF16",
-    "bf16-again": "BF16 again (micro-batches of half the size)",
+    "bf16-again": "BF16 again (micro-batches of 2)",
     "fp8": "FP8",
     "nvfp4": "NVFP4, the whole recipe",
     "no-sr": "without stochastic rounding",

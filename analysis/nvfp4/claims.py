@@ -334,7 +334,7 @@ def n23(results: Results) -> Verdict:
                 "backward, no gain": decided(backward, lambda found: no_worse(found, margin("N23"))),
             }
         ),
-        "the backward switch's weights are in 1×16 blocks, as the paper's",
+        "the backward switch's weights are in 1×16 blocks, as the paper's, and so from where the decay begins",
     )
 
 
