@@ -57,7 +57,11 @@ def test_what_the_paper_says_by_construction_holds() -> None:
 def test_layers_that_stay_in_bf16_are_counted_in_the_models_themselves() -> None:
     assert (arithmetic.kept("hybrid-12b", 2, 8).kept, arithmetic.kept("hybrid-12b", 2, 8).layers) == (20, 124)
     assert (arithmetic.kept("hybrid-8b", 0, 8).kept, arithmetic.kept("hybrid-8b", 0, 8).layers) == (16, 104)
-    assert not abs(arithmetic.kept("hybrid-8b", 0, 9).share - 0.15) < 0.005
+
+
+def test_another_share_of_layers_in_bf16_contradicts_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arithmetic, "kept", lambda model, first, last: arithmetic.Kept(18, 104))
+    assert arithmetic.n26(NOBODY).outcome is Outcome.CONTRADICTED
 
 
 def test_kernels_that_are_wrong_contradict_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -101,6 +101,21 @@ EFFECTS: Mapping[str, tuple[Mapping[str, float], Mapping[str, Outcome]]] = {
     "of a switch, not all of it": ({"switch-both": 0.009, "switch-late": 0.013}, {"N22": CONTRADICTED}),
     "of a switch, less than half": ({"switch-forward": 0.008}, {"N23": CONTRADICTED}),
     "of a switch of the backward pass": ({"switch-backward": 0.005}, {"N23": CONTRADICTED}),
+    "of a switch of both passes, not enough": ({"switch-both": 0.009}, {"N22": CONTRADICTED}),
+    "of a switch at the end, none": ({"switch-late": 0.013}, {"N22": CONTRADICTED}),
+    "of a switch that loses what there was": ({"nvfp4-long": 0.0005, "switch-late": 0.0004}, {"N22": CONTRADICTED}),
+    "a little smaller than each margin": (
+        {"base-whole": 0.012, "with-2d": 0.0123, "recipe/mxfp4": 0.011, "mxfp4-deterministic": 0.012, "first-4": 0.013}
+        | {"sr-weights": 0.018, "rht-fprop": 0.0203, "weights-same": 0.0197, "activations-same": 0.0038}
+        | {"nvfp4-long": 0.001, "switch-forward": 0.0004, "switch-backward": 0.001, "four-over-six": 0.0097},
+        dict.fromkeys(("N3", "N8", "N13"), INCONCLUSIVE)
+        | dict.fromkeys(("N6", "N9", "N17", "N18", "N20", "N23", "S5"), CONTRADICTED)
+        | {"S4": REPRODUCED},
+    ),
+    "a little beyond them, and beside the right baseline": (
+        {"base-whole": 0.02, "sr-gradients": 0.025},
+        {"N3": REPRODUCED, "N9": CONTRADICTED, "N10": CONTRADICTED},
+    ),
 }
 
 
@@ -115,6 +130,8 @@ GRADIENTS: Mapping[str, tuple[Callable[[int, str], float], Outcome]] = {
     "greatest in the first blocks": (lambda block, part: 0.3 if block < 3 else 0.12, CONTRADICTED),
     "of one kind of layer": (lambda block, part: 0.24 if part == "up" and block > 16 else 0.12, REPRODUCED),
     "a little": (lambda block, part: 0.125 if block > 16 else 0.12, CONTRADICTED),
+    "of the first of the last four": (lambda block, part: 0.165 if block == 17 else 0.12, REPRODUCED),
+    "of the one before them": (lambda block, part: 0.3 if block == 16 else 0.12, CONTRADICTED),
 }
 
 
