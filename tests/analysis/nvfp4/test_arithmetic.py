@@ -1,6 +1,7 @@
 """What is true by construction is asked of kernels and of a training step, and found wrong where it is made wrong."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -71,6 +72,51 @@ def test_kernels_that_are_wrong_contradict_it(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(arithmetic, "fake_quantize", other)
     for claim in (arithmetic.n24, arithmetic.n25, arithmetic.s1):
         assert claim(NOBODY).outcome is Outcome.CONTRADICTED
+
+
+UNSEEN, SEEN, DOWN = (arithmetic.Bias(mean, 0.001) for mean in (0.0, 0.1, -0.1))
+FINE = arithmetic.Used((0.0, 0.5, 4.0, 6.0))
+WRONG = {  # a claim, whom it asks, and an answer for NVFP4 and for MXFP4 under which it is wrong
+    "n12: no larger": (arithmetic.n12, "rounding_errors", (0.02, 0.01), (0.02, 0.03)),
+    "n24: all used": (arithmetic.n24, "used", FINE, FINE),
+    "n24: few": (
+        arithmetic.n24,
+        "maxima",
+        arithmetic.Maxima(9, 0.03, 0.02, 0.05),
+        arithmetic.Maxima(9, 0.03, 0.1, 0.2),
+    ),
+    "s1: elsewhere": (arithmetic.s1, "biases", arithmetic.Biases(DOWN, SEEN), arithmetic.Biases(UNSEEN, UNSEEN)),
+    "s1: upwards": (arithmetic.s1, "biases", arithmetic.Biases(SEEN, UNSEEN), arithmetic.Biases(UNSEEN, UNSEEN)),
+    "s1: MXFP4 too": (arithmetic.s1, "biases", arithmetic.Biases(DOWN, UNSEEN), arithmetic.Biases(DOWN, UNSEEN)),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_each_part_of_a_claim_about_kernels_can_be_wrong_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    claim, asked, nvfp4, mxfp4 = WRONG[name]
+    monkeypatch.setattr(arithmetic, asked, lambda spec: mxfp4 if spec.startswith(arithmetic.MXFP4) else nvfp4)
+    assert claim(NOBODY).outcome is Outcome.CONTRADICTED
+
+
+@pytest.mark.parametrize("side", ["crest", "zeros", "error"])
+def test_outliers_that_stay_contradict_what_is_found_of_the_transform(
+    side: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = arithmetic.Turned((2.3, 2.0), (0.12, 0.06), (0.008, 0.012))
+    before, after = getattr(there, side)
+    monkeypatch.setattr(arithmetic, "turned", lambda: replace(there, **{side: (after, before)}))
+    assert arithmetic.s2(NOBODY).outcome is Outcome.CONTRADICTED
+
+
+@pytest.mark.parametrize("wrong", ["same in rows", "unquantized in rows", "unquantized in squares"])
+def test_weights_that_are_not_quantized_or_never_differ_show_nothing(
+    wrong: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = {"16x16": weights_read.Consistency(8, 8, 8, 0.0), "1x16": weights_read.Consistency(8, 0, 8, 0.13)}
+    kind = "1x16" if "rows" in wrong else "16x16"
+    there[kind] = replace(there[kind], **({"same": 1} if "same" in wrong else {"quantized": 7}))
+    monkeypatch.setattr(weights_read, "consistency", there.__getitem__)
+    assert weights_read.n19(NOBODY).outcome is Outcome.CONTRADICTED
 
 
 def test_in_a_training_step_both_passes_read_the_same_weights_in_squares_and_others_in_rows() -> None:

@@ -116,6 +116,10 @@ EFFECTS: Mapping[str, tuple[Mapping[str, float], Mapping[str, Outcome]]] = {
         {"base-whole": 0.02, "sr-gradients": 0.025},
         {"N3": REPRODUCED, "N9": CONTRADICTED, "N10": CONTRADICTED},
     ),
+    "of FP8 and of a size, which are not of BF16 and of signs": (
+        {"recipe/fp8": -0.007, "rht-4": 0.013},
+        {"N1": CONTRADICTED, "N14": CONTRADICTED, "N16": REPRODUCED},
+    ),
 }
 
 
