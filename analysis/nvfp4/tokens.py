@@ -52,6 +52,7 @@ class Longer:
     changes: tuple[Summary, ...]  # from NVFP4's, relative, seed by seed
     nvfp4: Summary
     crossings: tuple[float, ...]  # where a seed's changes pass zero, of seeds that do so
+    already: int  # seeds in which as many tokens as NVFP4's are enough, so that there is nothing to pass
     seeds: int
     trials: tuple[str, ...]
 
@@ -78,6 +79,7 @@ def longer(results: Results) -> Longer | NoData | NotRun:
         tuple(summary(changes[arm], 1 - 2 * ALPHA) for arm in arms),
         summary(table[NVFP4], 1 - 2 * ALPHA),
         tuple(x for x in where if x is not None),
+        int((changes[arms[0]] <= 0).sum()),
         len(table),
         tuple(done.loc[done["arm"].isin([NVFP4, *arms]), "id"]),
     )
@@ -159,4 +161,7 @@ def _in_words(of: Longer | NoData | NotRun) -> str:
     if of.crossings:
         said = f"it meets NVFP4's loss at {np.mean(of.crossings):.3g} times the tokens, on straight lines between runs"
         said += f", in {len(of.crossings)} of {of.seeds} seeds" if len(of.crossings) < of.seeds else ""
+    if of.already:
+        met = f"in {of.already} of {of.seeds} seeds it is not above NVFP4's loss with as many tokens"
+        said = f"{said}; {met}" if of.crossings or of.already < of.seeds else met
     return f"MXFP4 for longer: {said}; in the paper at 1.36 times, the ring."

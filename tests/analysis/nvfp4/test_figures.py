@@ -24,6 +24,8 @@ from fewbits.kernels.api import fake_quantize
 from fewbits.sweeps.plan import Plan, plan
 from fewbits.sweeps.sweep import load_sweeps
 from tests.analysis.nvfp4.made import fill
+from tests.analysis.nvfp4.worlds import PAPER, World
+from tests.analysis.nvfp4.worlds import results as of_world
 from tests.experiments.data_inputs import shared_cache
 
 FIGURES: dict[str, Entry[Picture]] = {entry.id: entry for entry in shelf("nvfp4").figures}
@@ -226,12 +228,27 @@ def test_what_is_called_alike_in_a_figure_looks_alike() -> None:
 def test_tokens_to_the_same_loss_are_read_between_runs(made: Results, light: Draw) -> None:
     assert tokens.crossing((1, 1.25, 1.5), (0.02, 0.01, -0.01)) == pytest.approx(1.375)
     assert tokens.crossing((1, 1.5), (0.02, 0.01)) is None
+    assert tokens.crossing((1, 1.5), (0.02, 0.0)) == 1.5
     found = tokens.longer(made)
     assert isinstance(found, tokens.Longer)
     assert found.times == pytest.approx((1, 1.25, 1.35, 1.5), abs=0.01)
     assert found.seeds == 2
     axes = light("Figure 6").axes[-1]
     assert np.allclose(line(axes, 1)[:, 1], [one.mean for one in found.changes])
+
+
+def test_a_loss_that_is_met_from_the_start_is_not_said_to_be_never_met(cpu: Plan) -> None:
+    def said(effect: float) -> str:
+        picture = FIGURES["Figure 6"].make(of_world(cpu, World({**PAPER.effect, "mxfp4-1.00": effect})))
+        assert isinstance(picture, FigureResult)
+        (note,) = (note for note in picture.notes if note.startswith("MXFP4 for longer"))
+        return note
+
+    assert "it meets NVFP4's loss at 1.36 times the tokens" in said(0.02)
+    assert "not above" not in said(0.02)
+    below = said(0.0)
+    assert "in 3 of 3 seeds it is not above NVFP4's loss with as many tokens" in below
+    assert "do not meet" not in below
 
 
 def test_effects_are_those_that_verdicts_are_read_off(made: Results) -> None:
