@@ -76,7 +76,7 @@ SHORT = {OURS: "GaussWS", MINI_OURS: "GaussWS", "gaussws-low": "GaussWS", "gauss
 }
 
 
-@figure("gaussws", "Figure C", "Every arm's effect beside the noise")
+@figure("gaussws", "Figure B", "Every arm's effect beside the noise")
 def effects(results: Results) -> Picture:
     rows = measured(results)
     if not rows:

@@ -142,7 +142,7 @@ def figure_d1(results: Results) -> Picture:
 WEIGHT, WIDTH_BITS, DRAWS = 0.62, 5.0, 1 << 16  # in units of its block's maximum
 
 
-@figure("gaussws", "Figure D", "Where sampling takes a weight, among what BF16 and FP6 hold (Figure 1, left)")
+@figure("gaussws", "Figure C", "Where sampling takes a weight, among what BF16 and FP6 hold (Figure 1, left)")
 def figure_d(results: Results) -> Picture:
     """One weight, drawn many times by the kernels: what its noise is, and where ŵ lies."""
     values = {name: noise(kind, DRAWS, SEED) for name, kind in (("GaussWS", "gaussian"), ("DiffQ", "uniform"))}

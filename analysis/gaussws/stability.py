@@ -133,7 +133,7 @@ def _rise(one: Ended | None) -> TableCell:
     return TableCell(Value(100 * float(np.mean(one.rises)), None, len(one.rises), one.trials))
 
 
-@figure("gaussws", "Figure B", "Induced instability: training loss from the rise of the rate on")
+@figure("gaussws", "Figure A", "Induced instability: training loss from the rise of the rate on")
 def figure_b(results: Results) -> Picture:
     part = chosen(results, SWEEP)
     if isinstance(part, NotRun):

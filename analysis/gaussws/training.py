@@ -49,7 +49,7 @@ FIGURES = (
     Curves(
         "Figure 1",
         (Group("gpt2", WAYS, "GPT-2", (LOSS, VALIDATION)), Group("gpt2", LOW, "low rate", (LOSS, VALIDATION))),
-        ("The paper's left half, a schematic, is Figure D here, of the kernels' own noise.",),
+        ("The paper's left half, a schematic, is Figure C here, of the kernels' own noise.",),
     ),
     Curves(
         "Figure 3",

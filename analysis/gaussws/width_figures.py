@@ -91,7 +91,7 @@ def _tiers(axes: Axes, part: Results) -> None:
         axes.text(1.01, tier, words, transform=axes.get_yaxis_transform(), va="center", fontsize=SMALL)
 
 
-@figure("gaussws", "Figure A", "How bit widths move, by part")
+@figure("gaussws", "Figure D", "How bit widths move, by part")
 def figure_a(results: Results) -> Picture:
     there = {name: recorded(part) for name, part in families(results).items()}
     there = {name: rows[rows["arm"] == OURS] for name, rows in there.items()}
