@@ -18,10 +18,12 @@ from torch import Tensor
 from fewbits.analysis import plots
 from fewbits.analysis.frames import Results
 from fewbits.analysis.gaussws.consistency import INT4, weights
+from fewbits.analysis.gaussws.theory import noise
 from fewbits.analysis.plots import SMALL, WIDTH
 from fewbits.analysis.registry import figure
 from fewbits.analysis.results import FigureResult, Picture
 from fewbits.kernels.api import fake_quantize
+from fewbits.kernels.formats import Format
 from fewbits.kernels.noise import sample_weight
 
 POINTS = 72 * WIDTH
@@ -131,6 +133,48 @@ def figure_d1(results: Results) -> Picture:
         "; ".join(f"{name}: {count} of {w.numel()} values differ" for name, count in parted.items())
         + ". The second row is ours: squares of the same matrix.",
         "A 4×4 normal matrix from a fixed seed, INT4, FP32 scales (assumed); the paper's own values are not known.",
+    )
+    return FigureResult(draw, (), notes)
+
+
+# -------------------------------------------------------------------------------- Figure 1's schematic
+
+WEIGHT, WIDTH_BITS, DRAWS = 0.62, 5.0, 1 << 16  # in units of its block's maximum
+
+
+@figure("gaussws", "Figure C", "Where sampling takes a weight, among what BF16 and FP6 hold (Figure 1, left)")
+def figure_d(results: Results) -> Picture:
+    """One weight, drawn many times by the kernels: what its noise is, and where ŵ lies."""
+    values = {name: noise(kind, DRAWS, SEED) for name, kind in (("GaussWS", "gaussian"), ("DiffQ", "uniform"))}
+    step = 2.0 ** (1 - WIDTH_BITS)
+    grid = np.array([v for v in Format.parse("e3m2").values() if 0 <= v <= Format.parse("e3m2").max])
+    grid = grid / grid.max()
+
+    def draw() -> Figure:
+        picture, panels = plots.panels(2, 2, 3.3)
+        for row, (name, r) in zip(panels, values.items(), strict=True):
+            look = plots.LOOKS[0 if name == "GaussWS" else 1]
+            axes = row[0]
+            axes.set_title(f"R of {name}")
+            if name == "GaussWS":
+                places, counts = np.unique(r.numpy(), return_counts=True)
+                axes.bar(places, counts / DRAWS, 0.5, color=look.shade)
+            else:
+                axes.hist(r.numpy(), bins=32, range=(-0.5, 0.5), density=True, color=look.shade)
+            axes.set(xlim=(-2.6, 2.6), ylabel="probability" if name == "GaussWS" else "density")
+            axes = row[1]
+            axes.set_title(f"w + R · 2^(1−b) · max, b = {WIDTH_BITS:g}")
+            axes.hist((WEIGHT + r * step).numpy(), bins=200, range=(WEIGHT - 0.2, WEIGHT + 0.2), color=look.shade)
+            for value in grid[(grid > WEIGHT - 0.2) & (grid < WEIGHT + 0.2)]:
+                axes.axvline(value, color=plots.theme().quiet, linewidth=0.8, dashes=(2, 2))
+            axes.axvline(WEIGHT, color=plots.theme().line, linewidth=1.2)
+            axes.set(xlim=(WEIGHT - 0.2, WEIGHT + 0.2), yticks=[])
+        panels[-1][1].set_xlabel("weight, in units of its block's maximum")
+        return picture
+
+    notes = (
+        f"{DRAWS:,} draws of one weight (upright line); dashed: what FP6 E3M2 holds. Rounded normal noise keeps the "
+        "weight in seven draws of ten, and else moves it by whole multiples of 2^(1−b) of the maximum.",
     )
     return FigureResult(draw, (), notes)
 

@@ -119,6 +119,8 @@ def _spread(ours: Value) -> str:
 def _told(ours: Value, trials: Mapping[str, Trial]) -> str:
     """What a pointer is told: everything behind the number."""
     seeds = f"mean of {ours.n} seeds" if ours.n > 1 else "one seed: no interval"
+    if not ours.trials:
+        seeds = f"{ours.n} turns, timed" if ours.n else "computed"  # nothing was trained for it
     level = f", ± {ours.interval.level:.0%} interval" if ours.interval else ""
     names = ", ".join(trials[key].folder for key in ours.trials if key in trials)
     return "; ".join([f"{seeds}{level}", *ours.notes, names])

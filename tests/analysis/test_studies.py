@@ -13,4 +13,4 @@ def test_a_shelf_is_full_without_anybody_importing_the_studys_modules() -> None:
 
 
 def test_a_study_without_modules_has_none_to_load() -> None:
-    load("gaussws")
+    load("of-tomorrow")

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fewbits.analysis.frames import Results
 from fewbits.analysis.gaussws import arithmetic, consistency, theory
-from fewbits.analysis.gaussws.theory_tables import TIES, table_c1
+from fewbits.analysis.gaussws.tables import TIES, table_c1
 from fewbits.analysis.results import TableResult, Value
 from fewbits.analysis.verdicts import Outcome
 from fewbits.kernels import reference_noise

@@ -1,0 +1,201 @@
+"""Table 1, Figure 6, G16 and G18: what was timed on the device at hand, with the paper's A100 beside."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from fewbits.analysis import plots
+from fewbits.analysis.cells import BLANK
+from fewbits.analysis.frames import Results
+from fewbits.analysis.gaussws import benches
+from fewbits.analysis.gaussws.arms import DIFFQ, OURS
+from fewbits.analysis.gaussws.benches import PLAIN, Generators, Timed, Training, apart, overhead
+from fewbits.analysis.paper import paper
+from fewbits.analysis.plots import LOOKS
+from fewbits.analysis.registry import claim, figure, table
+from fewbits.analysis.results import FigureResult, NotRun, Picture, Table, TableCell, TableResult, TableRow, Value
+from fewbits.analysis.statistics import Interval
+from fewbits.analysis.verdicts import Verdict, every, higher, not_run, noted, ordering, out_of_reach
+from fewbits.kernels.bench_generators import BITWISE, BOX_MULLER, TORCH
+
+margin = paper("gaussws").margin
+THREEFOLD = paper("gaussws").numbers["generator"].value
+GIB, THOUSAND, PERCENT = 2**30, 1e3, 100.0
+MODELS = {"134m": "llama2-134m", "1b": "llama2-1b", "3b": "llama2-3b", "70b": "llama2-70b-4l"}  # of Table 1's rows
+COLUMNS = {  # of Table 1: optimizer and recipe
+    "adamw": ("adamw", PLAIN),
+    "adamw-gaussws": ("adamw", OURS),
+    "adamw-diffq": ("adamw", DIFFQ),
+    "adam-mini": ("adam-mini", PLAIN),
+    "adam-mini-gaussws": ("adam-mini", OURS),
+    "adam-mini-diffq": ("adam-mini", DIFFQ),
+}
+HOW = "what `fewbits bench train --store` measured last in this store; the paper's numbers are of an A100-40G"
+
+
+# -------------------------------------------------------------------------------- Table 1
+
+
+@table("gaussws", "Table 1")
+def table_1(results: Results) -> Table:
+    said, found = paper("gaussws").table("Table 1"), benches.training(results)
+    if found is None:
+        return NotRun(results.scale_name)
+    missing = NotRun(results.scale_name)
+    rows = []
+    for row in said.rows:
+        what, _, size = row.id.partition("-")
+        cells = []
+        for column in said.columns:
+            value = said.value(row.id, column.id)
+            ours = _of_paper(found, what, size, COLUMNS[column.id])
+            blank = value is None and ours is None
+            cells.append(BLANK if blank else TableCell(ours or missing, value, said.source, comparable=False))
+        rows.append(TableRow(row.title, tuple(cells), row.unit))
+    rows += [row for name in found.models if name not in MODELS.values() for row in _own(found, name)]
+    columns = tuple(f"{column.group}: {column.title}" for column in said.columns)
+    notes = (
+        f"Ours: {HOW}",
+        found.device,
+        "Overhead: the share of throughput that is lost, the mean over turns with its 95 % interval. Its mean over "
+        "models is 1 less the geometric mean of what is left, as the paper's numbers have it; ours is over those timed",
+        "Memory: on a CPU, tensors at the peak of a step, counted; the memory of the paper's runs is a GPU's",
+    )
+    return TableResult(columns, tuple(rows), notes)
+
+
+def _of_paper(found: Training, what: str, size: str, place: tuple[str, str]) -> Value | None:
+    if what == "overhead" and not size:
+        return _mean_overhead(found, place)
+    of = found.models.get(MODELS.get(size, ""), {})
+    return _measured(of, what, place)
+
+
+def _measured(of: dict[tuple[str, str], Timed], what: str, place: tuple[str, str]) -> Value | None:
+    timed, plain = of.get(place), of.get((place[0], PLAIN))
+    if timed is None:
+        return None
+    if what == "speed":
+        return Value(timed.speed / THOUSAND, None, len(timed.seconds), ())
+    if what == "memory":
+        return None if timed.memory is None else Value(timed.memory / GIB, None, 0, ())
+    if plain is None or place[1] == PLAIN:
+        return None
+    mean, half = overhead(timed, plain)
+    interval = Interval(PERCENT * (mean - half), PERCENT * (mean + half), 0.95) if half else None
+    return Value(PERCENT * mean, interval, len(timed.seconds), ())
+
+
+def _mean_overhead(found: Training, place: tuple[str, str]) -> Value | None:
+    """1 − the geometric mean of throughput ratios, as the paper computes it."""
+    kept = []
+    for of in found.models.values():
+        timed, plain = of.get(place), of.get((place[0], PLAIN))
+        if timed is not None and plain is not None and place[1] != PLAIN:
+            kept.append(1 - overhead(timed, plain)[0])
+    return Value(PERCENT * (1 - math.prod(kept) ** (1 / len(kept))), None, len(kept), ()) if kept else None
+
+
+def _own(found: Training, name: str) -> list[TableRow]:
+    """Of a model that the paper has not."""
+    titles = {"speed": (name, "10³ tokens/s"), "overhead": (f"Overhead of {name}", "%"), "memory": (name, "GiB")}
+    rows = []
+    for what, (title, unit) in titles.items():
+        cells = [_measured(found.models[name], what, place) for place in COLUMNS.values()]
+        rows.append(TableRow(f"{title} (ours)", tuple(BLANK if v is None else TableCell(v) for v in cells), unit))
+    return rows
+
+
+@claim("gaussws", "G16")
+def g16(results: Results) -> Verdict:
+    found = benches.training(results)
+    if found is None or found.kind != "cuda":
+        return noted(out_of_reach("of an A100; needs a GPU, and a bench of it"), *_beside(found))
+    parts = {}
+    for name, of in found.models.items():
+        arms = [of.get(("adamw", recipe)) for recipe in (PLAIN, OURS, DIFFQ)]
+        neighbours = {
+            "BF16 above GaussWS": apart(arms[0], arms[1]),
+            "GaussWS above DiffQ": apart(arms[1], arms[2]),
+        }
+        parts[name] = ordering(neighbours, 0.0)
+    return noted(every(parts), *_beside(found), "turns of one run, not seeds")
+
+
+def _beside(found: Training | None) -> tuple[str, ...]:
+    if found is None:
+        return ()
+    words = []
+    for name, of in found.models.items():
+        for recipe in (OURS, DIFFQ):
+            timed, plain = of.get(("adamw", recipe)), of.get(("adamw", PLAIN))
+            if timed is not None and plain is not None:
+                mean, half = overhead(timed, plain)
+                words.append(f"{recipe} {mean:.1%} ± {half:.1%} of {name}'s throughput")
+    return (f"measured here ({found.device}), under AdamW: {', '.join(words)}",) if words else ()
+
+
+# -------------------------------------------------------------------------------- Figure 6
+
+
+LABELS = {BITWISE: "bitwise", BOX_MULLER: "Box–Muller", TORCH: "torch"}
+PLACES = {BITWISE: 0, BOX_MULLER: 1, TORCH: 2}
+TITLES = {"generator": "noise alone", "forward": "w + R · 2^(1−b) · max|w|"}
+
+
+@figure("gaussws", "Figure 6")
+def figure_6(results: Results) -> Picture:
+    found = benches.generators(results)
+    if found is None:
+        return NotRun(results.scale_name)
+
+    def draw() -> Figure:
+        picture, grid = plots.panels(2, 1, 4.6, sharex=True)
+        for (axes,), what in zip(grid, TITLES, strict=True):
+            for arm, place in PLACES.items():
+                speeds = [of[what, arm].speed / 1e9 if (what, arm) in of else np.nan for of in found.shapes.values()]
+                centres = np.arange(len(speeds)) + 0.27 * (place - 1)
+                bars = axes.bar(centres, speeds, 0.25, color=LOOKS[place].shade)
+                words = ["" if math.isnan(v) else f"{v:.2g}" for v in speeds]
+                axes.bar_label(bars, words, fontsize=plots.SMALL - 1.4, padding=1)
+            axes.set_title(f"{TITLES[what]}: 10⁹ elements/s")
+            axes.grid(axis="x", visible=False)
+        labels = [f"{rows}\n×{cols}" for rows, cols in found.shapes]
+        grid[-1][0].set_xticks(range(len(labels)), labels)
+        handles = [Patch(color=LOOKS[place].shade, label=LABELS[arm]) for arm, place in PLACES.items()]
+        picture.legend(handles=handles, loc="outside upper left", ncols=3, borderpad=0.1)
+        return picture
+
+    notes = (
+        f"{found.device}. Arms took turns; medians.",
+        "The paper's figure is of the second kind, on GPUs, and its shapes are in its plot alone: ours go from its "
+        "text's smallest weights to its largest. Box–Muller in the second needs a compiler that fuses it, on a GPU."
+        + (" torch is given part of the larger matrices." if found.kind == "cpu" else ""),
+    )
+    return FigureResult(draw, (), notes)
+
+
+@claim("gaussws", "G18")
+def g18(results: Results) -> Verdict:
+    found = benches.generators(results)
+    if found is None:
+        return not_run(results.scale_name)
+    return noted(_faster(found), f"turns of one run on {found.device}, not seeds; the paper's are GPUs")
+
+
+def _faster(found: Generators) -> Verdict:
+    """At every shape: beside Box–Muller by more than the margin; beside torch by more than threefold."""
+    what = "forward" if found.kind == "cuda" else "generator"
+    parts: dict[str, Verdict] = {}
+    for (rows, cols), of in found.shapes.items():
+        ours = of.get((what, BITWISE))
+        beside = {
+            "above Box–Muller": higher(apart(ours, of.get((what, BOX_MULLER))), margin("G18")),
+            "above three times torch": higher(apart(ours, of.get((what, TORCH)), THREEFOLD)),
+        }
+        parts |= {f"{rows}×{cols}, {words}": verdict for words, verdict in beside.items()}
+    return every(parts)

@@ -1,0 +1,90 @@
+"""Tables and figures on trials whose truth is known: whole, and where nothing has run."""
+
+import pytest
+
+from fewbits.analysis import plots
+from fewbits.analysis.frames import Results
+from fewbits.analysis.gaussws import stability, widths
+from fewbits.analysis.gaussws.arms import OURS, chosen
+from fewbits.analysis.registry import shelf
+from fewbits.analysis.results import FigureResult, NotRun, Setting, TableResult, Value
+from fewbits.analysis.verdicts import NoData
+from fewbits.sweeps.plan import Plan
+from tests.analysis.gaussws.made import World, benches, results
+
+OF_KERNELS = {"Figure 2", "Figure D.1", "Figure C"}
+FIGURES = {entry.id: entry.make for entry in shelf("gaussws").figures}
+TABLES = {entry.id: entry.make for entry in shelf("gaussws").tables}
+
+
+@pytest.fixture(scope="module")
+def made(cpu: Plan) -> Results:
+    found = results(cpu, World(effect={"gpt2/gaussws": 0.01, "stability/bf16@x30": 0.4}, bits={"gpt2": 7.0}))
+    benches(cpu)
+    return found
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_every_figure_is_drawn(made: Results, name: str) -> None:
+    picture = FIGURES[name](made)
+    assert isinstance(picture, FigureResult), picture
+    assert bool(picture.trials) is (name not in {*OF_KERNELS, "Figure 6"})
+    assert "<svg" in plots.svg(plots.themed(picture, "light"))
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_table_is_made(made: Results, name: str) -> None:
+    found = TABLES[name](made)
+    assert isinstance(found, TableResult), found
+    assert not found.frame().empty
+
+
+def test_without_results_there_is_a_word_in_place_of_each(made: Results) -> None:
+    """Of a plan whose trials have not run: nothing is drawn, and no number is made up."""
+    empty = results(made.plan, World(missing=frozenset(f"{m.cell.sweep}/{m.cell.arm}" for m in made.members)))
+    for name in FIGURES.keys() - OF_KERNELS - {"Figure 6"}:
+        assert isinstance(FIGURES[name](empty), NoData | NotRun), name
+
+
+def cells(found: object, title: str) -> list[object]:
+    assert isinstance(found, TableResult)
+    (row,) = (row for row in found.rows if row.title.strip() == title)
+    return [cell.ours for cell in row.cells]
+
+
+def test_table_1_has_ours_and_the_papers(cpu: Plan) -> None:
+    benches(cpu, ours=1.25, models=("llama2-134m", "gpt2-nano"))
+    found = TABLES["Table 1"](Results(cpu))
+    assert isinstance(found, TableResult)
+    overheads = cells(found, "Overhead of gpt2-nano (ours)")
+    assert isinstance(overheads[1], Value)
+    assert overheads[1].mean == pytest.approx(20.0)
+    of_paper = next(row for row in found.rows if row.title == "Overhead of 134M").cells[1]
+    assert (of_paper.paper, of_paper.difference) == (1.40, None), "another device: no difference is shown"
+    assert isinstance(next(row for row in found.rows if row.title == "Llama2-1B").cells[0].ours, NotRun)
+    (mean,) = (row.cells[1].ours for row in found.rows if row.title == "Overhead, mean")
+    assert isinstance(mean, Value)
+    assert mean.mean == pytest.approx(20.0), "1 less the geometric mean of two ratios that are alike"
+
+
+def test_layers_count_by_their_parameters_and_tiers_are_shares_of_them(cpu: Plan) -> None:
+    found = chosen(results(cpu, World(bits={"gpt2": 7.0}, to_nine=0.75)), "gpt2")
+    assert isinstance(found, Results)
+    one = widths.final_of(found, OURS)
+    assert isinstance(one, widths.Final)
+    assert one.mean == pytest.approx(7.001, abs=1e-6)
+    assert one.tiers == pytest.approx({5: 1.0, 9: 0.75, 12: 1.0})
+    assert one.moved == pytest.approx((1.001**2 + 0.2**2) ** 0.5, abs=1e-3)
+
+
+def test_decay_alone_is_the_papers_own_arithmetic(cpu: Plan) -> None:
+    """Facts of Table E.1: 6 → 4.28 for GPT-2 at 6e-5, over 600,000 steps; here two e-foldings in a branch."""
+    trial = next(cpu.trials[m.id].trial for m in cpu.members if (m.cell.sweep, m.cell.arm) == ("gpt2", OURS))
+    assert widths.by_decay_alone(trial) == pytest.approx(4.28, abs=0.03)
+
+
+def test_the_table_of_induced_instability_counts_seeds(cpu: Plan) -> None:
+    found = stability.table_a(results(cpu, World(effect={"stability/bf16@x30": 0.4})))
+    counts = cells(found, "BF16")
+    assert [str(one) for one in counts] == ["0 of 3", "0 of 3", "3 of 3"]
+    assert all(isinstance(one, Setting) for one in counts)
