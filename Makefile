@@ -12,8 +12,15 @@ SCALE ?= cpu
 SEEDS ?=
 ADDRESS ?=
 RUNS ?=
-STUDIES := mor nvfp4
+STUDIES := mor nvfp4 gaussws
 REPRODUCE := $(STUDIES:%=reproduce-%)
+
+# What GaussWS's report has besides trials: measured on this machine, so not where a cluster trains.
+ON_GPU := $(filter gpu paper,$(SCALE))
+TIMED_cpu := --model gpt2-nano,llama2-nano
+TIMED_gpu := --model gpt2-124m,llama2-134m,llama2-1b,llama2-3b --length 1024 --eager 0
+MEASURE_gaussws = $(BIN)/fewbits bench train $(if $(ON_GPU),$(TIMED_gpu),$(TIMED_cpu)) --recipes gaussws,diffq --optimizers adamw,adam-mini --no-observer --once --store $(or $(RUNS),runs) || exit $$?; \
+	$(BIN)/fewbits bench kernels --generators $(if $(ON_GPU),--device cuda) --once --store $(or $(RUNS),runs) || exit $$?;
 
 .DEFAULT_GOAL := help
 .PHONY: help setup test lint bench ui clean reproduce $(REPRODUCE)
@@ -40,12 +47,14 @@ ui: setup ## Serve MLflow's page of runs/ on 127.0.0.1:5000
 
 reproduce-mor: ## Run what is missing of the MoR study, and write its report: SCALE, SEEDS, ADDRESS, RUNS
 reproduce-nvfp4: ## The same of the NVFP4 study
+reproduce-gaussws: ## The same of the GaussWS study; it also measures training and generators, once in a store
 
 # Trials that fail are named in the report too, which is made all the same; then the sweep's status is the end's.
 $(REPRODUCE): reproduce-%: setup
 	@of="study=$* scale=$(SCALE) $(if $(SEEDS),seeds=[$(SEEDS)]) $(if $(RUNS),--runs $(RUNS))"; \
 	$(BIN)/fewbits sweep $$of $(if $(ADDRESS),--address $(ADDRESS)); swept=$$?; \
 	if [ $$swept -gt 1 ]; then exit $$swept; fi; \
+	$(if $(ADDRESS),,$(MEASURE_$*)) \
 	$(BIN)/fewbits report $$of; reported=$$?; \
 	if [ $$swept -ne 0 ]; then exit $$swept; fi; exit $$reported
 

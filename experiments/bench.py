@@ -81,6 +81,9 @@ def main(argv: Sequence[str]) -> int:
     from fewbits.models.registry import model as model_named
 
     world = choose(Runtime(device=options.device, threads=options.threads))
+    if options.once and (there := _file(options, world.device)).exists():
+        print(f"{there} is there: nothing is measured again (delete it to do so)")
+        return 0
     configs = [model_named(name) for name in options.model.split(",")]
     recipes = {name: load_recipe(name) for name in options.recipes.split(",")}
     found = [_measured(config, recipes, world.device, options) for config in configs]
@@ -118,14 +121,19 @@ def _save(found: list[Measured], device: Any, where: str, options: argparse.Name
     from fewbits.experiments.atomic import write_json
     from fewbits.experiments.identity import provenance
 
-    folder = options.store / "bench"
-    folder.mkdir(parents=True, exist_ok=True)
+    file = _file(options, device)
+    file.parent.mkdir(parents=True, exist_ok=True)
     machine = provenance({}, {"device": where, "load": os.getloadavg()[0], "time": time.time()})
     machine = {key: value for key, value in machine.items() if key not in ("identity", "process", "sources")}
     write_json(
-        folder / f"train-{device.type}.json",
+        file,
         {"machine": machine, "turns": options.steps, "models": [asdict(one) for one in found]},
     )
+
+
+def _file(options: argparse.Namespace, device: Any) -> Path:
+    store: Path = options.store
+    return store / "bench" / f"train-{device.type}.json"
 
 
 def _measured(config: Any, recipes: dict[str, Any], device: Any, options: argparse.Namespace) -> Measured:
@@ -254,8 +262,12 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--eager", type=int, default=2, metavar="TURNS", help="turns of eager emulation; 0: none")
     parser.add_argument("--no-observer", action="store_true", help="leave out the turns with the observer")
     parser.add_argument("--store", type=Path, metavar="RUNS", help="leave it all in RUNS/bench, for reports")
+    parser.add_argument("--once", action="store_true", help="not again where RUNS/bench has it of this kind of device")
     parser.add_argument("--json", action="store_true", help="for programs")
-    return parser.parse_args(argv)
+    options = parser.parse_args(argv)
+    if options.once and options.store is None:
+        raise ValueError("bench train: --once belongs to --store")
+    return options
 
 
 def _count(text: str) -> int:

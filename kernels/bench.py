@@ -71,11 +71,12 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--store", type=Path, metavar="RUNS", help="of --generators: leave it in RUNS/bench, for reports"
     )
+    parser.add_argument("--once", action="store_true", help="of --store: not again where RUNS/bench has it")
     options = parser.parse_args(argv)
 
-    for name in ("shapes", "store"):
-        if getattr(options, name) and not options.generators:
-            raise ValueError(f"bench kernels: --{name} belongs to --generators")
+    for name, of in (("shapes", "generators"), ("store", "generators"), ("once", "store")):
+        if getattr(options, name) and not getattr(options, of):
+            raise ValueError(f"bench kernels: --{name} belongs to --{of}")
     missing = cuda.complaint() if options.device == "cuda" else None
     if missing:
         raise ValueError(f"bench kernels: --device cuda: {missing}; valid here is cpu")
@@ -106,7 +107,7 @@ def main(argv: Sequence[str]) -> int:
         if options.generators:
             shapes, files = (
                 options.shapes or bench_generators.SHAPES,
-                {"store": options.store, "json_file": options.json},
+                {"store": options.store, "once": options.once, "json_file": options.json},
             )
             return bench_generators.main(shapes, options.device, options.runs, **files)
         bench = _bench(options)

@@ -54,8 +54,18 @@ class Timed:
 
 
 def main(
-    shapes: Sequence[tuple[int, int]], device: str, runs: int, *, store: Path | None, json_file: Path | None
+    shapes: Sequence[tuple[int, int]],
+    device: str,
+    runs: int,
+    *,
+    store: Path | None,
+    once: bool = False,
+    json_file: Path | None = None,
 ) -> int:
+    kept = None if store is None else store / "bench" / f"generators-{device}.json"
+    if once and kept is not None and kept.exists():
+        print(f"{kept} is there: nothing is measured again (delete it to do so)")
+        return 0
     found = [one for shape in shapes for one in _at(shape, torch.device(device), runs)]
     where = {**machine(), "device": _device(device), "time": time.time()}
     report = {"machine": where, "turns": runs, "timed": [asdict(one) for one in found]}
@@ -63,8 +73,8 @@ def main(
     text = json.dumps(report, indent=1)
     if json_file is not None:
         json_file.write_text(text)
-    if store is not None:
-        _keep(store / "bench" / f"generators-{device}.json", text)
+    if kept is not None:
+        _keep(kept, text)
     return 0
 
 

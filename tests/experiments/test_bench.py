@@ -4,6 +4,7 @@ Nothing here says how fast anything must be.
 """
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -66,6 +67,21 @@ def test_memory_that_is_let_go_of_is_counted_no_longer() -> None:
         x.view(10, 50).add_(1)
 
     assert peak_bytes(work, [torch.ones(10)], torch.device("cpu")) == 4 * 1010
+
+
+def test_once_measures_what_a_store_has_not_and_leaves_the_rest(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = f"{SMALL} --model gpt2-nano --recipes gaussws --store {tmp_path} --once"
+    assert bench(words) == 0
+    file = tmp_path / "bench" / "train-cpu.json"
+    first = file.read_bytes()
+    assert bench(words) == 0
+    assert f"{file} is there" in capsys.readouterr().out
+    assert file.read_bytes() == first
+    assert bench(words.replace(" --once", "")) == 0
+    assert file.read_bytes() != first, "asked for plainly, it is measured again"
+    assert bench(f"{SMALL} --once") == 2
 
 
 def test_wrong_names_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:

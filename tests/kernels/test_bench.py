@@ -344,6 +344,9 @@ def test_generators_are_measured_over_shapes_and_kept_for_reports(
     assert {arm for rows, _, what, arm in places if (rows, what) == (32, "forward")} == {"bitwise", "torch"}
     assert all(len(one["seconds"]) == 2 and min(one["seconds"]) > 0 for one in answer["timed"])
     assert answer["machine"]["device"]
+    _, again, _ = bench(capsys, *words, "--once")
+    assert "is there" in again
+    assert json.loads((tmp_path / "bench" / "generators-cpu.json").read_text()) == answer
 
 
 @pytest.mark.parametrize(
@@ -352,6 +355,7 @@ def test_generators_are_measured_over_shapes_and_kept_for_reports(
         (["--generators", "--shapes", "64"], "shapes such as 2048x512"),
         (["--generators", "--shapes", "0x5"], "shapes such as 2048x512"),
         (["--store", "runs"], "--store belongs to --generators"),
+        (["--generators", "--once"], "--once belongs to --store"),
     ],
 )
 def test_bad_shapes_and_a_store_of_nothing_are_one_line(
