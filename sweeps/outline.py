@@ -11,7 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fewbits.experiments.config import load_trial
+from fewbits.experiments.data.once import default_cache
+from fewbits.experiments.data.web import COLLECTIONS
 from fewbits.experiments.trial import Trial
+from fewbits.models.recipe import Sampler
 from fewbits.models.registry import parameters
 from fewbits.sweeps.cost import tokens_of, work_of
 from fewbits.sweeps.expand import Cell, expand
@@ -43,19 +46,33 @@ class Outlined:
     cell: Cell
     trial: Trial
     assumed: tuple[str, ...]
+    cache: str | None  # where data are kept, if not in the usual folder
 
 
 def missing_data(sweeps: Sequence[Sweep], extra: tuple[str, ...] = ()) -> list[Path]:
     """Folders of data that trials name and that are not here."""
-    found = [outlined.trial.data.path for outlined in outline(sweeps, extra)]
-    return [folder for path in dict.fromkeys(found) if path and not (folder := Path(path).expanduser()).is_dir()]
+    found = dict.fromkeys(folder for outlined in outline(sweeps, extra) if (folder := _data(outlined)) is not None)
+    return [folder for folder in found if not folder.is_dir()]
+
+
+def _data(outlined: Outlined) -> Path | None:
+    """Where its data are looked for; None of data that are made where they are missing."""
+    data, cache = outlined.trial.data, outlined.cache
+    if data.path:
+        return Path(data.path).expanduser()
+    if data.kind not in COLLECTIONS:
+        return None
+    return (Path(cache).expanduser() if cache else default_cache()) / data.kind
 
 
 def outline(sweeps: Sequence[Sweep], extra: tuple[str, ...] = ()) -> list[Outlined]:
     """Every place of the sweeps, in their order."""
-    return [
-        Outlined(cell, load_trial(cell.words)[0], sweep.assumed) for sweep in sweeps for cell in expand(sweep, extra)
-    ]
+    found = []
+    for sweep in sweeps:
+        for cell in expand(sweep, extra):
+            trial, runtime = load_trial(cell.words)
+            found.append(Outlined(cell, trial, sweep.assumed, runtime.cache))
+    return found
 
 
 def describe(sweeps: Sequence[Sweep], extra: tuple[str, ...] = ()) -> str:
@@ -73,9 +90,16 @@ def describe(sweeps: Sequence[Sweep], extra: tuple[str, ...] = ()) -> str:
 
 
 def _operands(trial: Trial) -> str:
-    """What the GEMMs get: one spelling where all are alike."""
+    """What the GEMMs get, one spelling where all are alike; and a sampler's noise."""
     spelled = dict.fromkeys(str(slot.spec or "high") for _, slot in trial.recipe.operands.items())
-    return " / ".join(spelled)
+    return "; ".join(filter(None, (" / ".join(spelled), _noise(trial.recipe.sampler))))
+
+
+def _noise(sampler: Sampler) -> str:
+    if sampler.kind == "none":
+        return ""
+    of = "" if sampler.parts == ("all",) else f" of {', '.join(sampler.parts)}"
+    return f"{sampler.kind} noise on weights{of}, {sampler.init:g} to {sampler.target:g} bits"
 
 
 def _row(outlined: Outlined) -> tuple[str, ...]:

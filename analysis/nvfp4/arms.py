@@ -9,10 +9,11 @@ from __future__ import annotations
 from fewbits.analysis.frames import Results
 
 SAME_MODEL = ("recipe", "rounding", "hadamard", "consistency", "switch", "outlook")
-FAMILIES = {"transformer": "recipe", "hybrid": "hybrid"}  # what both of the paper's families are compared in
+FAMILIES = {"transformer": "recipe", "hybrid": "hybrid", "12B": "large"}  # sweeps that have the recipe beside FP8
 TITLES = {
     "bf16": "BF16",
     "bf16-again": "BF16 again (micro-batches of 2)",
+    "bf16-fp32-wgrad": "BF16, weight gradients in FP32",
     "fp8": "FP8",
     "nvfp4": "NVFP4, the whole recipe",
     "no-sr": "without stochastic rounding",
@@ -48,6 +49,7 @@ TITLES = {
     "activations-same": "activations alone: 1×16, along one",
     "nvfp4-trunk": "NVFP4 before the decay",
     "nvfp4-long": "NVFP4 before the decay and in it",
+    "nvfp4-long-1x16": "the same, its weights in 1×16 in the decay",
     "switch-both": "switch: both passes",
     "switch-forward": "switch: forward",
     "switch-backward": "switch: backward",

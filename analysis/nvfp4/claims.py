@@ -3,8 +3,8 @@
 An effect that is shown to be smaller than its margin contradicts a claim of one, but where the paper itself says that
 small models or short runs may not show it (N3, N4, N8, and N13's harm in Fprop and Dgrad).
 
-Arms branch from trunks in BF16 and decay to zero: all that is said of them is said of the decay. What is said of a run
-from its beginning is judged in the sweep `scratch`.
+Where arms branch from trunks in BF16 and decay to zero, all that is said of them is said of the decay. What is said of
+a run from its beginning is judged in the sweep `scratch`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from statistics import fmean
 from fewbits.analysis.arms import BAD, BASELINE, TRUNK, compared, decided, having, ids, own
 from fewbits.analysis.frames import Results
 from fewbits.analysis.noise import VALIDATION
-from fewbits.analysis.nvfp4.arms import families, part
+from fewbits.analysis.nvfp4.arms import TITLES, families, part
 from fewbits.analysis.nvfp4.gradient_errors import by_block
 from fewbits.analysis.paper import paper
 from fewbits.analysis.registry import claim, control
@@ -37,10 +37,18 @@ from fewbits.analysis.verdicts import (
 
 margin = paper("nvfp4").margin
 DECAY = "arms branch where the decay begins, so that nothing is said of what is before it"
+WHOLE = {"recipe": "nvfp4", "large": "full"}  # sweeps that take parts out, with the arm that has them all
+SWITCHES = {"switch": ("nvfp4-long", BASELINE), "large": ("nvfp4", "fp8")}  # with what stays, and what is restored
 
 
 def beside(results: Results, sweep: str, arm: str, baseline: str = BASELINE) -> Data | NotRun:
     return compared(part(results, sweep), VALIDATION, arm, baseline)
+
+
+def of_the_decay(results: Results, sweep: str) -> tuple[str, ...]:
+    """Said of arms that branch; the paper's own scale has none here."""
+    of = part(results, sweep)
+    return (DECAY,) if any(of.plan.trials[trial].parent for trial in ids(of, BASELINE).values()) else ()
 
 
 def all_of(results: Results, parts: Mapping[str, Verdict]) -> Verdict:
@@ -117,19 +125,20 @@ def n3(results: Results) -> Verdict:
     """From nothing: a trunk in BF16 has the beginning behind it."""
     verdict = decided(beside(results, "scratch", "base-whole", "bf16-whole"), lambda f: higher(f, margin("N3")))
     branch = beside(results, "recipe", "nvfp4-base")
-    if isinstance(branch, Differences) and branch.values:
+    if of_the_decay(results, "recipe") and isinstance(branch, Differences) and branch.values:
         verdict = noted(verdict, f"branched from a trunk in BF16 it is {branch.shown(fmean(branch.values))} above BF16")
     return verdict
 
 
 @claim("nvfp4", "N4")
 def n4(results: Results) -> Verdict:
-    parts = {arm: beside(results, "recipe", arm, "nvfp4") for arm in paper("nvfp4").claim("N4").arms}
-    verdicts = {
-        f"{arm} above the whole recipe": decided(found, lambda f: higher(f, margin("N4")))
-        for arm, found in parts.items()
-        if not isinstance(found, NotRun)
-    }
+    verdicts = {}
+    for sweep, whole in WHOLE.items():
+        for arm in paper("nvfp4").claim("N4").arms:
+            found = beside(results, sweep, arm, whole)
+            if not isinstance(found, NotRun):
+                of = ", 12B" if sweep == "large" else ""
+                verdicts[f"{arm} above the whole recipe{of}"] = higher(found, margin("N4"))
     return noted(all_of(results, verdicts), "the paper's own words: smaller models and shorter runs may not need all")
 
 
@@ -181,7 +190,7 @@ def n6(results: Results) -> Verdict:
         found = beside(results, "layers", "first-4", arm)
         if not isinstance(found, NotRun):
             parts[f"first-4 above {arm}"] = higher(found, margin("N6"), absence_contradicts=True)
-    return noted(all_of(results, parts), DECAY)
+    return noted(all_of(results, parts), *of_the_decay(results, "layers"))
 
 
 @claim("nvfp4", "N7")
@@ -282,71 +291,84 @@ def n17(results: Results) -> Verdict:
         for arm, data in found.items()
         if not isinstance(data, NotRun)
     }
-    return noted(all_of(results, parts), DECAY)
+    return noted(all_of(results, parts), *of_the_decay(results, "consistency"))
 
 
 @claim("nvfp4", "N18")
 def n18(results: Results) -> Verdict:
-    """Our arms are the decay: that it matters there is judged, that it does so there alone is not."""
+    """That it matters by the end, where the decay is, is judged; that it does so there alone is not."""
     found = beside(results, "consistency", "activations-same", "activations-different")
     verdict = decided(found, lambda data: lower(data, margin("N18"), absence_contradicts=True))
-    return noted(verdict, f"{DECAY}: that it matters in the decay is judged, that it does in nothing else is not")
+    said = "that it matters by the end of the decay is judged, that it does not before is not"
+    return noted(verdict, *of_the_decay(results, "consistency"), said)
 
 
 # -------------------------------------------------------------------------------- late switches
 
 
+def switched(results: Results, *arms: str) -> tuple[str, str, str] | None:
+    """The sweep that this scale has these switches in, its arm that stays in NVFP4, and the one to be restored."""
+    for sweep, (stays, reference) in SWITCHES.items():
+        if having(part(results, sweep), *arms, stays, reference) is not None:
+            return sweep, stays, reference
+    return None
+
+
 @claim("nvfp4", "N22")
 def n22(results: Results) -> Verdict:
-    """Restored: no worse than BF16, and below the run that stays in NVFP4, else there is nothing to restore."""
-    stays = "nvfp4-long"
-    if having(part(results, "switch"), "switch-both", "switch-late", stays, BASELINE) is None:
+    """Restored: no worse than what never was in NVFP4, and below what stays in it, else there is nothing to restore."""
+    found = switched(results, "switch-both", "switch-late")
+    if found is None:
         return not_run(results.scale_name)
-    both = decided(beside(results, "switch", "switch-both"), lambda found: no_worse(found, margin("N22")))
+    sweep, stays, reference = found
+    both = decided(beside(results, sweep, "switch-both", reference), lambda data: no_worse(data, margin("N22")))
     return every(
         {
-            "switched early, no worse than BF16": both,
-            "switched early, below NVFP4 to the end": decided(beside(results, "switch", "switch-both", stays), lower),
-            "switched late, below NVFP4 to the end": decided(beside(results, "switch", "switch-late", stays), lower),
+            f"switched early, no worse than {TITLES[reference]}": both,
+            "switched early, below NVFP4 to the end": decided(beside(results, sweep, "switch-both", stays), lower),
+            "switched late, below NVFP4 to the end": decided(beside(results, sweep, "switch-late", stays), lower),
         }
     )
 
 
 @claim("nvfp4", "N23")
 def n23(results: Results) -> Verdict:
-    """Most: more than half of what NVFP4 lies above BF16. None: not so much as the margin."""
-    stays = "nvfp4-long"
-    switch = part(results, "switch")
-    if having(switch, "switch-forward", "switch-backward", stays, BASELINE) is None:
+    """Most: more than half of what switching both passes gains at the same point. None: less than the margin."""
+    found = switched(results, "switch-forward", "switch-backward", "switch-both")
+    if found is None:
         return not_run(results.scale_name)
-    forward = beside(results, "switch", "switch-forward", stays)
-    backward = beside(results, "switch", stays, "switch-backward")
-    most = own(switch, _beyond_half(switch, "switch-forward", stays), "switch-forward")
+    sweep, stays, _ = found
+    switch = part(results, sweep)
+    forward = beside(results, sweep, "switch-forward", stays)
+    backward = beside(results, sweep, stays, "switch-backward")
+    most = own(switch, _beyond_half(switch, "switch-forward", stays, "switch-both"), "switch-forward")
     if isinstance(most, Differences):
         most = replace(most, relative=True)
-    return noted(
-        every(
-            {
-                "forward, below NVFP4 to the end": decided(
-                    forward, lambda found: lower(found, margin("N23"), absence_contradicts=True)
-                ),
-                "forward, more than half of the way to BF16": decided(most, higher),
-                "backward, no gain": decided(backward, lambda found: no_worse(found, margin("N23"))),
-            }
-        ),
-        "the backward switch's weights are in 1×16 blocks, as the paper's, and so from where the decay begins",
+    verdict = every(
+        {
+            "forward, below NVFP4 to the end": decided(
+                forward, lambda data: lower(data, margin("N23"), absence_contradicts=True)
+            ),
+            "forward, more than half of what both passes gain": decided(most, higher),
+            "backward, no gain": decided(backward, lambda data: no_worse(data, margin("N23"))),
+        }
     )
+    narrow = "the backward switch's weights are in 1×16 blocks, as the paper's, and so from where the decay begins"
+    without = beside(results, sweep, "nvfp4-long-1x16", stays)
+    if isinstance(without, Differences) and without.values:
+        narrow += f"; without the switch, such blocks end {without.shown(fmean(without.values))} from NVFP4's"
+    return noted(verdict, narrow)
 
 
-def _beyond_half(switch: Results, arm: str, stays: str) -> dict[str, float]:
-    """Of each of the arm's trials: how far below the middle between NVFP4 to the end and BF16, relative."""
+def _beyond_half(switch: Results, arm: str, from_arm: str, to_arm: str) -> dict[str, float]:
+    """Of each of the arm's trials: how far below the middle between two other arms' losses, relative."""
     done = switch.trials[switch.trials["state"] == "done"]
     loss = {str(key): float(value) for key, value in zip(done["id"], done.get(VALIDATION, []), strict=True)}
-    nvfp4, bf16 = ids(switch, stays), ids(switch, BASELINE)
+    starts, ends = ids(switch, from_arm), ids(switch, to_arm)
     found = {}
     for seed, trial in ids(switch, arm).items():
         try:
-            high, low = loss[nvfp4[seed]], loss[bf16[seed]]
+            high, low = loss[starts[seed]], loss[ends[seed]]
             found[trial] = ((high + low) / 2 - loss[trial]) / low
         except KeyError:
             continue

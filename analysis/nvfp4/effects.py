@@ -33,8 +33,8 @@ PARTS = (
     Part(
         "recipe",
         (
-            AGAIN, "fp8", "nvfp4", "no-sr", "no-rht", "no-2d", "with-2d", "kept", "nvfp4-base", "mxfp4", "mxfp4-ocp",
-            BAD,
+            AGAIN, "bf16-fp32-wgrad", "fp8", "nvfp4", "no-sr", "no-rht", "no-2d", "with-2d", "kept", "nvfp4-base",
+            "mxfp4", "mxfp4-ocp", BAD,
         ),
     ),
     Part("rounding", ("sr-gradients", "sr-backward", "sr-activations", "sr-weights"), "stochastic: "),
@@ -42,13 +42,22 @@ PARTS = (
     Part("hadamard", ("signs-none", "signs-each"), "Hadamard: "),
     Part("consistency", ("weights-different", "weights-same", "weights-squares")),
     Part("consistency", ("activations-different", "activations-same")),
-    Part("switch", ("nvfp4-long", "switch-both", "switch-forward", "switch-backward", "switch-late"), "switch: "),
+    Part(
+        "switch",
+        ("nvfp4-long", "nvfp4-long-1x16", "switch-both", "switch-forward", "switch-backward", "switch-late"),
+        "switch: ",
+    ),
     Part("outlook", ("four-over-six", "ue5m3", "ms-eden", "mxfp4-deterministic")),
     Part("layers", ("nvfp4-base", "last-1", "last-2", "last-4", "first-4", "first-2-last-2", BAD), "20 blocks: "),
     Part("hybrid", ("fp8", "nvfp4", "mxfp4", BAD), "hybrid: "),
     Part("scratch", ("nvfp4-whole", "base-whole", "mxfp4-1.00"), "from nothing: ", "bf16-whole"),
 )  # fmt: skip
-OWN_LABELS = {AGAIN: NOISE, "nvfp4-long": "none", "mxfp4-1.00": "MXFP4"}  # in place of LABELS
+OWN_LABELS = {
+    AGAIN: NOISE,
+    "nvfp4-long": "none",
+    "nvfp4-long-1x16": "none, 1×16 weights",
+    "mxfp4-1.00": "MXFP4",
+}  # in place of LABELS
 
 
 @figure("nvfp4", "Figure A", "Every arm's effect beside the noise")

@@ -1,4 +1,4 @@
-"""Findings of our own that runs decide: how far noise goes, and what came after the paper."""
+"""Findings of our own that runs decide: how far noise goes, what the baseline is, and what came after the paper."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from fewbits.analysis.paper import Claim, Margin
 from fewbits.analysis.registry import claim
 from fewbits.analysis.verdicts import Verdict, equivalent, lower, no_worse, noted
 
+FP32_WGRAD = "bf16-fp32-wgrad"
 FINE, LEAST = 0.0005, 0.0015  # the margins of the paper's claims: the finest, and a tenth of what the recipe costs
 
 
@@ -68,3 +69,19 @@ def s5(results: Results) -> Verdict:
     found = beside(results, "outlook", "four-over-six", "nvfp4")
     verdict = decided(found, lambda data: lower(data, FINE, absence_contradicts=True))
     return noted(verdict, "gradients are scaled so too, without the room above 6 that its authors leave their rounding")
+
+
+S6 = _finding(
+    "S6",
+    "equal",
+    "BF16 with weight gradients in FP32, as the quantized recipes have them, comes to the loss of plain BF16.",
+    FP32_WGRAD,
+    BASELINE,
+    LEAST,
+    "a tenth of what the recipe costs",
+)
+
+
+@claim("nvfp4", "S6", S6)
+def s6(results: Results) -> Verdict:
+    return decided(beside(results, "recipe", FP32_WGRAD), lambda found: equivalent(found, LEAST))

@@ -16,6 +16,7 @@ from fewbits.analysis.results import NotRun
 
 LABELS = {
     BASELINE: "BF16",
+    "bf16-fp32-wgrad": "BF16, dW in FP32",
     "fp8": "FP8",
     "nvfp4": "NVFP4",
     "nvfp4-long": "NVFP4",

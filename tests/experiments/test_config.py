@@ -231,6 +231,12 @@ def test_a_paper_scale_has_the_papers_hyper_parameters(name: str) -> None:
         assert trial.observer.window == 6000
 
 
+@pytest.mark.parametrize("name", PAPERS)
+@pytest.mark.parametrize("kind", ["constant", "linear", "cosine", "wsd"])
+def test_a_paper_scale_gives_way_to_another_schedule(name: str, kind: str) -> None:
+    assert load_trial([f"scale=paper/{name}", f"schedule={kind}"])[0].schedule.kind == kind
+
+
 # ------------------------------------------------------------------------------------------------ mistakes
 
 TINY = ["model.layers=2", "training.batch=2", "training.micro_batch=2", "training.steps=2", "evaluation.windows=2"]

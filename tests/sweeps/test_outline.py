@@ -50,6 +50,20 @@ def test_what_it_takes_is_of_each_trial_once() -> None:
     assert len(outline(sweeps, extra)) > len(trials), "BF16 is in every sweep"
 
 
+def test_data_that_are_prepared_into_the_cache_are_named_where_they_are_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    cache = tmp_path / "cache"
+    assert cli.main(["sweep", "study=gaussws", "scale=paper", f"runtime.cache={cache}", "--dry-run"]) == 0
+    *rows, last = capsys.readouterr().out.splitlines()
+    assert last == f"data to be had before it can run: {cache / 'openwebtext'}, {cache / 'c4'}"
+    gaussws = next(row for row in rows if "arm=gaussws-8-6" in row and row.startswith("llama2"))
+    assert "llama2-134m" in gaussws
+    assert gaussws.endswith("high; gaussws noise on weights, 8 to 6 bits")
+    assert any(row.endswith("gaussws noise on weights of qkv, 6 to 0 bits") for row in rows)
+
+
 def test_running_without_the_data_is_still_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

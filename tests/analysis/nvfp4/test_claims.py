@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,8 @@ from fewbits.analysis.registry import judge, judge_all, shelf
 from fewbits.analysis.verdicts import Outcome, Verdict
 from fewbits.sweeps.plan import Plan
 from tests.analysis.nvfp4.worlds import BAD, PAPER, World, results
+from tests.analysis.worlds import planned
+from tests.experiments.data_inputs import shared_cache
 
 REPRODUCED, CONTRADICTED = Outcome.REPRODUCED, Outcome.CONTRADICTED
 INCONCLUSIVE, OUT_OF_REACH = Outcome.INCONCLUSIVE, Outcome.OUT_OF_REACH
@@ -91,8 +94,9 @@ EFFECTS: Mapping[str, tuple[Mapping[str, float], Mapping[str, Outcome]]] = {
     ),
     "not before the decay": ({"nvfp4-trunk": 0.012}, {"N1": CONTRADICTED}),
     "beyond a margin of nulls": (
-        {"sr-backward": 0.02, "rht-4": 0.013, "signs-none": 0.007, "bf16-again": 0.001, "mxfp4-deterministic": 0.02},
-        dict.fromkeys(("N10", "N14", "N16", "S3", "S4"), CONTRADICTED),
+        {"sr-backward": 0.02, "rht-4": 0.013, "signs-none": 0.007, "bf16-again": 0.001, "mxfp4-deterministic": 0.02}
+        | {"bf16-fp32-wgrad": -0.002},
+        dict.fromkeys(("N10", "N14", "N16", "S3", "S4", "S6"), CONTRADICTED),
     ),
     "of one part of the recipe, too small": ({"no-2d": 0.0101}, {"N4": INCONCLUSIVE, "N8": REPRODUCED}),
     "in Fprop and Dgrad, none": ({"rht-fprop": 0.02, "rht-dgrad": 0.02}, {"N13": INCONCLUSIVE}),
@@ -100,6 +104,10 @@ EFFECTS: Mapping[str, tuple[Mapping[str, float], Mapping[str, Outcome]]] = {
     "of tokens, with few enough": ({"mxfp4-1.25": 0.011}, {"N21": CONTRADICTED}),
     "of a switch, not all of it": ({"switch-both": 0.009, "switch-late": 0.013}, {"N22": CONTRADICTED}),
     "of a switch, less than half": ({"switch-forward": 0.008}, {"N23": CONTRADICTED}),
+    "of a switch, half of BF16's and most of both's": (
+        {"switch-forward": 0.007, "switch-both": 0.004},
+        {"N22": REPRODUCED, "N23": REPRODUCED},
+    ),
     "of a switch of the backward pass": ({"switch-backward": 0.005}, {"N23": CONTRADICTED}),
     "of a switch of both passes, not enough": ({"switch-both": 0.009}, {"N22": CONTRADICTED}),
     "of a switch at the end, none": ({"switch-late": 0.013}, {"N22": CONTRADICTED}),
@@ -160,7 +168,27 @@ def test_arms_that_diverge_are_worse(cpu: Plan) -> None:
 def test_what_is_said_of_the_decay_alone_is_judged_in_the_decay(cpu: Plan) -> None:
     found = verdict("N18", results(cpu, PAPER))
     assert found.outcome is REPRODUCED
-    assert any("that it does in nothing else is not" in note for note in found.notes)
+    assert any("arms branch where the decay begins" in note for note in found.notes)
+    assert any("that it does not before is not" in note for note in found.notes)
+
+
+def test_at_the_papers_scale_its_largest_model_is_judged_and_nothing_is_said_of_branches(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    words = ("scale=paper", "seeds=[0, 1, 2]", "data.path=null", "observer.gradients_every=0")
+    paper_plan = planned("nvfp4", tmp_path, shared_cache(tmp_path_factory), *words)
+    large = {"fp8": 0.001, "nvfp4": 0.012, "full": 0.01, "no-sr": 0.02, "no-rht": 0.02, "no-2d": 0.02}
+    large |= {"switch-both": 0.002, "switch-forward": 0.005, "switch-backward": 0.012, "switch-late": 0.004}
+    large |= {"rht-4": 0.01, "rht-128": 0.01, "signs-none": 0.01, "signs-each": 0.01, "fewer-kept": 0.01}
+    world = changed({f"large/{arm}": effect for arm, effect in large.items()})
+    found = results(paper_plan, world)
+    twelve = "after the decay, beside FP8, 12B"
+    assert dict(verdict("N1", found).parts)[twelve].outcome is REPRODUCED
+    assert dict(verdict("N4", found).parts)["no-sr above the whole recipe, 12B"].effect == pytest.approx(0.01, rel=0.02)
+    assert dict(verdict("N22", found).parts)["switched early, no worse than FP8"].outcome is REPRODUCED
+    assert dict(verdict("N23", found).parts)["forward, more than half of what both passes gain"].outcome is REPRODUCED
+    for name in ("N3", "N6", "N17", "N18"):
+        assert not any("branch" in note for note in verdict(name, found).notes), name
 
 
 def test_sweeps_that_are_not_run_are_out_of_reach_and_others_are_judged(cpu: Plan) -> None:

@@ -51,7 +51,13 @@ PAPER = World(
     | {"rht-2": 0.0101, "rht-4": 0.0102, "rht-128": 0.0099, "signs-none": 0.0101, "signs-each": 0.01}
     | {"weights-different": 0.02, "weights-same": 0.015, "weights-squares": 0.014}
     | {"activations-different": 0.004, "activations-same": 0.002}
-    | {"nvfp4-trunk": 0.005, "nvfp4-long": 0.012, "switch-both": 0.001, "switch-forward": 0.003}
+    | {
+        "nvfp4-trunk": 0.005,
+        "nvfp4-long": 0.012,
+        "nvfp4-long-1x16": 0.0122,
+        "switch-both": 0.001,
+        "switch-forward": 0.003,
+    }
     | {"switch-backward": 0.0121, "switch-late": 0.009}
     | {"first-4": 0.03, "last-4": 0.01, "first-2-last-2": 0.012, "layers/nvfp4-base": 0.04}
     | {"mxfp4-deterministic": 0.0158, "four-over-six": 0.008},
