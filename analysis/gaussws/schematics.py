@@ -143,7 +143,7 @@ WEIGHT, WIDTH_BITS, DRAWS = 0.62, 5.0, 1 << 16  # in units of its block's maximu
 
 
 @figure("gaussws", "Figure C", "Where sampling takes a weight, among what BF16 and FP6 hold (Figure 1, left)")
-def figure_d(results: Results) -> Picture:
+def figure_c(results: Results) -> Picture:
     """One weight, drawn many times by the kernels: what its noise is, and where ŵ lies."""
     values = {name: noise(kind, DRAWS, SEED) for name, kind in (("GaussWS", "gaussian"), ("DiffQ", "uniform"))}
     step = 2.0 ** (1 - WIDTH_BITS)
@@ -201,7 +201,7 @@ def matrix(
         corner = (left + j * CELL, top - (i + 1) * CELL)
         axes.add_patch(Rectangle(corner, CELL, CELL, facecolor=fill, edgecolor=theme.grid, linewidth=0.7))
         x, y = corner[0] + CELL / 2, corner[1] + CELL / 2
-        axes.text(x, y, _spelled(float(value)), ha="center", va="center_baseline", fontsize=SMALL - 0.6)
+        axes.text(x, y, _spelled(float(value)), ha="center", va="center_baseline", fontsize=SMALL - 1.6)
     high, wide = blocks or (rows, columns)
     for i in range(0, rows, high):
         for j in range(0, columns, wide):

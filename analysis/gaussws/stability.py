@@ -134,7 +134,7 @@ def _rise(one: Ended | None) -> TableCell:
 
 
 @figure("gaussws", "Figure A", "Induced instability: training loss from the rise of the rate on")
-def figure_b(results: Results) -> Picture:
+def figure_a(results: Results) -> Picture:
     part = chosen(results, SWEEP)
     if isinstance(part, NotRun):
         return part

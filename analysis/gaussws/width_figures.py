@@ -40,6 +40,7 @@ def figure_5(results: Results) -> Picture:
             key = next(iter(ids(there[name], OURS).values()))
             alone = by_decay_alone(there[name].plan.trials[key].trial)
             axes.axhline(alone, color=plots.theme().quiet, linewidth=0.9, dashes=(1, 2))
+        grid[-1][0].set_xlabel("block")
         handles = [
             Line2D([], [], color=plots.theme().line, marker="o", mfc=plots.theme().text, label="mean ± spread"),
             Line2D([], [], color=plots.theme().text, linewidth=1, label="least, greatest of a layer"),
@@ -71,14 +72,17 @@ def _layers(axes: Axes, rows: pd.DataFrame) -> None:
     least, greatest = by_place["bits_min"].min().to_numpy(), by_place["bits_max"].max().to_numpy()
     for tier in TIERS:
         axes.axhline(tier, color=theme.quiet, linewidth=0.7)
-    blocks = by_place["block"].first().tolist()
-    for place in [p for p, b, before in zip(places[1:], blocks[1:], blocks[:-1], strict=True) if b != before]:
-        axes.axvline(place - 0.5, color=theme.grid, linewidth=0.8)
+    of_blocks = {block: places[(by_place["block"].first() == block).to_numpy()] for block in rows["block"].unique()}
+    for its in of_blocks.values():
+        if its.min() > places.min():
+            axes.axvline(its.min() - 0.5, color=theme.grid, linewidth=0.8)
     axes.plot(places, least, color=theme.text, linewidth=1)
     axes.plot(places, greatest, color=theme.text, linewidth=1)
     axes.vlines(places, mean - spread, mean + spread, color=theme.line, linewidth=1.6)
     axes.plot(places, mean, "o", color=theme.text, ms=2.6)
-    axes.set(ylim=(min(2.0, least.min() - 0.5), max(12.6, greatest.max() + 0.5)), xticks=[])
+    axes.set(ylim=(min(2.0, least.min() - 0.5), max(12.6, greatest.max() + 0.5)))
+    axes.set_xticks([its.mean() for its in of_blocks.values()], [str(block) for block in of_blocks])
+    axes.tick_params(axis="x", length=0)
     axes.grid(False)
 
 
@@ -92,7 +96,7 @@ def _tiers(axes: Axes, part: Results) -> None:
 
 
 @figure("gaussws", "Figure D", "How bit widths move, by part")
-def figure_a(results: Results) -> Picture:
+def figure_d(results: Results) -> Picture:
     there = {name: recorded(part) for name, part in families(results).items()}
     there = {name: rows[rows["arm"] == OURS] for name, rows in there.items()}
     there = {name: rows for name, rows in there.items() if not rows.empty}
