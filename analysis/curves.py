@@ -192,10 +192,7 @@ def notes(rows: Sequence[Row]) -> tuple[str, ...]:
 def levels(axes: Axes, found: Measured, of: Shown, metric: Metric, *, label_x: bool) -> None:
     """As they are, from the trunk's last part on: it may be many times as long as what branches from it."""
     axes.set_title(f"{metric.title}, {metric.unit}")
-    for name in of.trunks:
-        if (trunk := found.levels.get(name)) is not None:
-            axes.add_line(_trunk_line(of, name, trunk.tokens, trunk.mean, marker="o" if trunk.few else ""))
-            axes.autoscale_view()
+    _trunks(axes, of, found.levels)
     for arm in of.arms:
         _draw(axes, arm.look, found.levels.get(arm.name), metric)
     trunks = [one for name, one in found.levels.items() if name in of.trunks]
@@ -210,10 +207,7 @@ def levels(axes: Axes, found: Measured, of: Shown, metric: Metric, *, label_x: b
 def changes(axes: Axes, found: Measured, of: Shown, metric: Metric, *, label_x: bool) -> None:
     """From the baseline; with what BF16 differs from itself by, and where the paper's arms ended."""
     axes.set_title(f"Change from {of.baseline.label}, %")
-    for name in of.trunks:
-        if (trunk := found.changes.get(name)) is not None:
-            axes.add_line(_trunk_line(of, name, trunk.tokens, trunk.mean, marker="o" if trunk.few else ""))
-            axes.autoscale_view()
+    _trunks(axes, of, found.changes)
     _draw(axes, NOISE, found.changes.get(AGAIN), metric)
     for arm in of.arms:
         _draw(axes, arm.look, found.changes.get(arm.name), metric)
@@ -272,6 +266,13 @@ def _near(axes: Axes, trunks: Sequence[Series], every: Sequence[Series]) -> None
         seen = np.concatenate([values[tokens >= left] for tokens, values in edges])
         room = 0.06 * float(np.ptp(seen)) or LEAST
         axes.set(xlim=(left, last + 0.08 * (last - left)), ylim=(seen.min() - room, seen.max() + room))
+
+
+def _trunks(axes: Axes, of: Shown, lines: Mapping[str, Series]) -> None:
+    for name in of.trunks:
+        if (trunk := lines.get(name)) is not None:
+            axes.add_line(_trunk_line(of, name, trunk.tokens, trunk.mean, marker="o" if trunk.few else ""))
+            axes.autoscale_view()
 
 
 def _trunk_line(of: Shown, name: str, x: Array | list[float], y: Array | list[float], marker: str = "") -> Line2D:
