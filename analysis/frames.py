@@ -264,7 +264,8 @@ class Results:
 
     def pooled(self, metric: Metric, baseline: str, where: Mapping[str, str] | None = None) -> Pooled | None:
         """How far pairs of a relative difference spread, from all arms there that are trained as the baseline is: as
-        long, of the same model, and from the same parents. None of fewer than three arms or two seeds."""
+        long, at the same rates, of the same model, and from the same parents. None of fewer than three arms or two
+        seeds."""
         axes = set((where or {}).items())
         rows = [row for row in self._rows if axes <= set(row["axes"])]
         logs: dict[str, dict[int, float]] = {}
@@ -279,7 +280,8 @@ class Results:
         return pooled(whole) if len(seeds) > 1 else None
 
     def _start(self, row: Row) -> tuple[Any, ...]:
-        return row["seed"], row["model"], row["steps"], self.plan.trials[row["id"]].parent
+        planned = self.plan.trials[row["id"]]
+        return row["seed"], row["model"], row["steps"], planned.trial.optimizer, planned.trial.schedule, planned.parent
 
     def sample(self, metric: Metric, arm: str, where: Mapping[str, str] | None = None) -> Differences | NoData:
         """The arm's own numbers, one of each seed: for shares and levels, which no baseline is taken from."""

@@ -7,7 +7,7 @@ their parents', so the whole plan stands before anything has run.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -131,12 +131,18 @@ _seen: set[str] = set()
 
 
 def _checked(trial: Trial, ranks: int, corpus: Corpus) -> None:
-    """As a trial is before it starts, but once for all that differ in what this does not look at."""
+    """As a trial is before it starts, but once for all that differ in what this does not look at; what is looked up in
+    the data takes seconds."""
     parts = asdict(replace(trial, seed=0, optimizer=type(trial.optimizer)(), branch=Branch()))
-    key = json.dumps([parts, ranks, corpus.fingerprint], default=str)
+    of_data = [asdict(trial.evaluation), trial.training.length, corpus.fingerprint]
+    _once([parts, ranks], lambda: check(trial, ranks))
+    _once(of_data, lambda: check_data(trial, corpus))
+
+
+def _once(of: object, look: Callable[[], None]) -> None:
+    key = json.dumps(of, default=str)
     if key not in _seen:
-        check(trial, ranks)
-        check_data(trial, corpus)
+        look()
         _seen.add(key)
 
 

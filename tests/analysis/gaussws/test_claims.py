@@ -4,7 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from fewbits.analysis.arms import pooled
 from fewbits.analysis.frames import Results
+from fewbits.analysis.noise import VALIDATION
 from fewbits.analysis.registry import judge, judge_all, shelf
 from fewbits.analysis.verdicts import Outcome, Verdict
 from fewbits.sweeps.plan import Plan
@@ -122,3 +124,13 @@ def test_throughput_is_decided_on_a_gpu_alone(cpu: Plan) -> None:
     assert verdict("G16", found).outcome is CONTRADICTED
     for path in (next(iter(cpu.trials.values())).folder.path.parent / "bench").glob("*-cuda.json"):
         path.unlink()
+
+
+def test_the_spread_of_a_pair_is_that_of_arms_at_one_rate(cpu: Plan) -> None:
+    """What a seed makes of another rate is an effect, not chance."""
+    part = results(cpu, PAPER).of_sweep("gpt2")
+    usual, low = (pooled(part, VALIDATION, baseline) for baseline in ("bf16", "bf16-low"))
+    assert usual is not None
+    assert usual.arms | usual.unlike == {"bf16", "bf16-again", "gaussws", "diffq"}
+    assert low is not None
+    assert low.arms | low.unlike == {"bf16-low", "gaussws-low", "diffq-low"}
