@@ -38,6 +38,7 @@ class Metric:
     unit: str
     every_step: bool = False  # so that it is averaged over steps to be legible
     in_paper: bool = False
+    of_micro_batches: bool = False  # so that A/A, whose micro-batches have another size, has another one
 
 
 LOSS = Metric("loss", "Training loss", "nats", every_step=True, in_paper=True)
@@ -97,7 +98,7 @@ def measured(part: Results, of: Shown, metric: Metric, again: Results | None = N
             exact = trajectories.curves(part, metric.name)
             changes[name] = trajectories.thinned(trajectories.change(exact, name, trunks[0]))
     noise = part if again is None else again
-    if noise.has(AGAIN):
+    if noise.has(AGAIN) and not metric.of_micro_batches:
         changes[AGAIN] = trajectories.change(_recorded(noise, metric), AGAIN, BASELINE)
     trials = (one.trials for one in (*levels.values(), *changes.values()) if one is not None)
     return Measured(

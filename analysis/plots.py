@@ -61,7 +61,7 @@ THEMES = {
             text="#1b1f24",
             quiet="#59636e",
             grid="#e4e7eb",
-            series=("#0072b2", "#d55e00", "#00805d", "#a9508a", "#8a6a00", "#3a3fb5"),
+            series=("#0072b2", "#d55e00", "#00805d", "#a9508a", "#8a6a00", "#3a3fb5", "#b3123a"),
             formats=("#cfe5f4", "#fbdcc0", "#9aa3ad"),
             full="#08306b",
             line="#d55e00",
@@ -72,7 +72,7 @@ THEMES = {
             text="#e8eaed",
             quiet="#a3abb4",
             grid="#2b3138",
-            series=("#56b4e9", "#f5853f", "#2cc79a", "#e39ac3", "#e6c229", "#a6a8ff"),
+            series=("#56b4e9", "#f5853f", "#2cc79a", "#e39ac3", "#e6c229", "#a6a8ff", "#ff8a9a"),
             formats=("#1d4965", "#74430f", "#59616a"),
             full="#d6ecff",
             line="#f5853f",
@@ -103,6 +103,7 @@ LOOKS = (
     Look(3, (3, 1.2), "v"),
     Look(4, (6, 1.4, 1.4, 1.4, 1.4, 1.4), "P"),
     Look(5, (8, 2), "X"),
+    Look(6, (1, 1), "<"),
 )
 
 

@@ -10,7 +10,7 @@ from fewbits.analysis import plots
 from fewbits.analysis.arms import BASELINE, Where
 from fewbits.analysis.curves import Arm
 from fewbits.analysis.frames import Results
-from fewbits.analysis.plots import LOOKS, Look
+from fewbits.analysis.plots import LOOKS
 from fewbits.analysis.results import NotRun
 
 OURS, DIFFQ = "gaussws", "diffq"
@@ -32,7 +32,7 @@ ARMS = {
         Arm(MINI_DIFFQ, "DiffQ", LOOKS[1]),
         Arm("gaussws-8-6", "GaussWS, 8 to 6 bits", LOOKS[2]),
         Arm("all", "all parts", LOOKS[0]),
-        Arm("qkv", "qkv", Look(3, (1, 1), "<")),  # parts stand beside DiffQ, which has the second look
+        Arm("qkv", "qkv", LOOKS[6]),  # parts stand beside DiffQ, which has the second look
         Arm("out", "out", LOOKS[2]),
         Arm("up", "up", LOOKS[3]),
         Arm("down", "down", LOOKS[4]),
@@ -48,7 +48,7 @@ TITLES = {name: arm.label for name, arm in ARMS.items()} | {
     MINI_OURS: "GaussWS, Adam-mini",
     MINI_DIFFQ: "DiffQ, Adam-mini",
 }
-TRUNKS = {"trunk": "trunk, BF16", "mini-trunk": "trunk, BF16"}
+TRUNKS = {"trunk": "trunk, BF16", "mini-trunk": "trunk, BF16, Adam-mini"}
 
 
 def chosen(results: Results, sweep: str, where: Where | None = None) -> Results | NotRun:

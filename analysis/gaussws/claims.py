@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fewbits.analysis.arms import BASELINE, compared, decided, seed_by_seed
+from fewbits.analysis.arms import AGAIN, BASELINE, compared, decided, seed_by_seed
 from fewbits.analysis.frames import Results
 from fewbits.analysis.gaussws.arms import DIFFQ, MINI, MINI_DIFFQ, MINI_OURS, OURS, PARTS, TITLES, chosen
 from fewbits.analysis.gaussws.stability import beside
@@ -132,10 +132,11 @@ def g13(results: Results) -> Verdict:
     if isinstance(part, NotRun):
         return not_run(part.scale)
     parts = {}
-    for name, metric in (("average", "loss"), ("maximum", "loss_max")):
-        late = part.late(metric)
+    alike = part.of_places(tuple(m for m in part.members if m.cell.arm != AGAIN))  # its maximum is over fewer
+    for name, metric, of in (("average", "loss", part), ("maximum", "loss_max", alike)):
+        late = of.late(metric)
         for title, arm, other in (("BF16 above DiffQ", BASELINE, DIFFQ), ("DiffQ above GaussWS", DIFFQ, OURS)):
-            found = compared(part, late, arm, other)
+            found = compared(of, late, arm, other)
             parts[f"{name} loss: {title}"] = decided(found, lambda data: higher(data, margin("G13")))
     return noted(
         every(parts), "training losses, with noise where weights are sampled; the maximum is over micro-batches"

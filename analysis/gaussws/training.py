@@ -17,7 +17,7 @@ from fewbits.analysis.gaussws.arms import ARMS, MINI, MINI_DIFFQ, MINI_OURS, PAR
 from fewbits.analysis.registry import figure
 from fewbits.analysis.results import FigureResult, NotRun, Picture
 
-MAXIMUM = Metric("loss_max", "Maximum loss", "nats", every_step=True)
+MAXIMUM = Metric("loss_max", "Maximum loss", "nats", every_step=True, of_micro_batches=True)
 BRANCHES = (
     "The paper trains from nothing; where a trunk is shown, ours branch from it, and the rate named is the branch's."
 )

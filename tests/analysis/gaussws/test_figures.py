@@ -3,9 +3,12 @@
 import pytest
 
 from fewbits.analysis import plots
+from fewbits.analysis.arms import AGAIN
+from fewbits.analysis.curves import LOSS, Shown, measured
 from fewbits.analysis.frames import Results
 from fewbits.analysis.gaussws import stability, widths
-from fewbits.analysis.gaussws.arms import OURS, chosen
+from fewbits.analysis.gaussws.arms import ARMS, OURS, chosen
+from fewbits.analysis.gaussws.training import MAXIMUM
 from fewbits.analysis.registry import shelf
 from fewbits.analysis.results import FigureResult, NotRun, Setting, TableResult, Value
 from fewbits.analysis.verdicts import NoData
@@ -30,6 +33,13 @@ def test_every_figure_is_drawn(made: Results, name: str) -> None:
     assert isinstance(picture, FigureResult), picture
     assert bool(picture.trials) is (name not in {*OF_KERNELS, "Figure 6"})
     assert "<svg" in plots.svg(plots.themed(picture, "light"))
+
+
+def test_maxima_over_micro_batches_have_no_noise_of_another_micro_batch_beside_them(made: Results) -> None:
+    part = made.of_sweep("llama2")
+    shown = Shown(tuple(ARMS[arm] for arm in ("bf16", "gaussws")), ARMS["bf16"])
+    assert AGAIN in measured(part, shown, LOSS).changes
+    assert AGAIN not in measured(part, shown, MAXIMUM).changes
 
 
 @pytest.mark.parametrize("name", TABLES)
