@@ -162,12 +162,12 @@ def control(study: str, name: str, title: str) -> Callable[[T], T]:
 
 
 def judge(entry: ClaimEntry, results: Results) -> Verdict:
-    """One claim: its check, with the scale of the trials behind it, and its control where it has one."""
+    """One claim: its check, with the scale of the trials behind it, and its control; where it has any."""
     verdict = entry.check(results)
     said = entry.claim
     if said.margin is not None and (verdict.margin is None or verdict.parts):  # its comparisons have their own
         verdict = replace(verdict, margin=said.margin.value, relative=said.margin.relative)
-    verdict = replace(verdict, scale=results.scale_of(verdict.trials))
+    verdict = replace(verdict, scale=results.scale_of(verdict.trials) if verdict.trials else "")
     return verdict if said.control is None else controlled(verdict, _control(entry, said.control, results))
 
 

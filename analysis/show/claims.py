@@ -107,7 +107,8 @@ def power(verdict: Verdict, claim: Claim) -> str:
     if verdict.mde is None and margin is None:
         return NOTHING
     beside = size(margin, relative) if margin is not None else NOTHING
-    weak = verdict.mde is not None and margin is not None and verdict.mde > margin
+    undecided = verdict.outcome is Outcome.INCONCLUSIVE
+    weak = undecided and verdict.mde is not None and margin is not None and verdict.mde > margin
     return tag("span", f"{found} / {beside}", tag("small", " ⚠ too weak") if weak else "", class_="power")
 
 

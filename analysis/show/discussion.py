@@ -90,7 +90,8 @@ def _controls(entry: ClaimEntry, verdict: Verdict) -> Iterator[Remark]:
 
 def _underpowered(entry: ClaimEntry, verdict: Verdict) -> Iterator[Remark]:
     for name, part in _tested(entry, verdict):
-        if part.mde is not None and part.margin and part.mde > part.margin:
+        undecided = part.outcome is Outcome.INCONCLUSIVE
+        if undecided and part.mde is not None and part.margin and part.mde > part.margin:
             found, margin = size(part.mde, part.relative), size(part.margin, part.relative)
             yield Remark(entry.id, f"{name}{part.n} seeds find {found}, and the margin is {margin}.")
 

@@ -89,7 +89,7 @@ def _briefly(ours: Ours) -> str:
 
 
 def _text(line: str, row: TableRow, cell: TableCell) -> str:
-    ours, places = cell.ours, PRINTED
+    ours, places = cell.ours, 0 if _counted(row) else PRINTED
     if isinstance(ours, Value) and ours.interval:
         places = decimals(ours.mean, (ours.interval.high - ours.interval.low) / 2)
     if line == "paper":
@@ -101,6 +101,12 @@ def _text(line: str, row: TableRow, cell: TableCell) -> str:
     if isinstance(ours, Setting):
         return ours.text
     return number(ours.mean, places) if isinstance(ours, Value) else _briefly(ours)
+
+
+def _counted(row: TableRow) -> bool:
+    """Whole numbers all of them, and none with an interval."""
+    ours = [cell.ours for cell in row.cells if isinstance(cell.ours, Value)]
+    return all(one.interval is None and float(one.mean).is_integer() for one in ours)
 
 
 def _printed(row: TableRow) -> int:

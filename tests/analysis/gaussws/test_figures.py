@@ -9,8 +9,10 @@ from fewbits.analysis.frames import Results
 from fewbits.analysis.gaussws import stability, widths
 from fewbits.analysis.gaussws.arms import ARMS, OURS, chosen
 from fewbits.analysis.gaussws.training import MAXIMUM
+from fewbits.analysis.paper import paper
 from fewbits.analysis.registry import shelf
 from fewbits.analysis.results import FigureResult, NotRun, Setting, TableResult, Value
+from fewbits.analysis.show.tables import table
 from fewbits.analysis.verdicts import NoData
 from fewbits.sweeps.plan import Plan
 from tests.analysis.gaussws.made import World, benches, results
@@ -98,3 +100,11 @@ def test_the_table_of_induced_instability_counts_seeds(cpu: Plan) -> None:
     counts = cells(found, "BF16")
     assert [str(one) for one in counts] == ["0 of 3", "0 of 3", "3 of 3"]
     assert all(isinstance(one, Setting) for one in counts)
+
+
+def test_bits_that_are_counted_are_whole_numbers(made: Results) -> None:
+    found = TABLES["Table C.1"](made)
+    assert isinstance(found, TableResult)
+    shown = table(found, paper("gaussws").table("Table C.1"), {})
+    assert ">4</td>" in shown
+    assert ".0000" not in shown
