@@ -25,8 +25,10 @@ def g1(results: Results) -> Verdict:
         f"{r:+d}: {int(p * theory.PATTERNS):,}" if r else f"0: {int(p * theory.PATTERNS):,}" for r, p in found.items()
     )
     variance = float(sum(r * r * p for r, p in found.items()))
+    agree = "eq. 10 to the last one" if found == said else "not eq. 10"
     what = (
-        f"of all {theory.PATTERNS:,} patterns of the generator's bits {counts}; eq. 10 to the last one, mean 0; "
+        f"of all {theory.PATTERNS:,} patterns of the generator's bits {counts}; {agree}, "
+        f"mean {float(sum(r * p for r, p in found.items())):g}; "
         f"of {drawn.elements:,} elements that the kernel drew {drawn.different or 'none'} is another"
     )
     notes = (
@@ -44,13 +46,15 @@ def g2(results: Results) -> Verdict:
     below = [_lost(bits) for bits in (3, 4, 5, 6, 7, 8, 8.5, 8.99)]
     uniform = [_lost(bits, *theory.UNIFORM_4_BITS) for bits in (3, 4, 4.5, 4.99)]
     ends = _lost(9), _lost(5, *theory.UNIFORM_4_BITS)
+    first, first_uniform = ("some at" if one.lost else "none at" for one in ends)
     drawn = {bits: theory.by_kernel(bits, "gaussian") for bits in (4, 6, 8, 8.99)}
     by_kernel = [one.defined and not one.swallowed.lost for one in drawn.values()]
     kept = not any(one.lost for one in (*below, *uniform))
     holds = kept and all(by_kernel) and all(one.lost for one in ends)
     what = (
-        f"of {sum(one.cases for one in below):,} cases below 9 bits {_none(below)} lost, the first at 9; of 4-bit "
-        f"uniform noise {_none(uniform)} of {sum(one.cases for one in uniform):,} below 5, the first at 5"
+        f"of {sum(one.cases for one in below):,} cases below 9 bits {_none(below)} lost, {first} 9; of 4-bit "
+        f"uniform noise {_none(uniform)} of {sum(one.cases for one in uniform):,} below 5, {first_uniform} 5; "
+        f"the kernel {'agrees' if all(by_kernel) else 'does not agree'}"
     )
     whole = {float(bits): theory.by_kernel(bits, "uniform").swallowed.share for bits in (4, 6, 8)}
     return replace(exact(holds, what), notes=(*_boundaries(), _of_16_bits(whole)))
@@ -145,13 +149,14 @@ def _plain(value: float | str | None) -> float | str:
 def g4(results: Results) -> Verdict:
     found = [theory.masked(bits) for bits in (3, 4, 6, 9)]
     weights, noisy = sum(one.weights for one in found), sum(one.noisy for one in found)
-    gone = sum(one.masked for one in found)
+    gone, without = sum(one.masked for one in found), sum(one.masked_without_noise for one in found)
     kept = all(one.kept == one.weights - one.noisy for one in found)
     bound = 1 - theory.generated()[0]
-    holds = kept and gone <= noisy and not any(one.masked_without_noise for one in found) and float(bound) <= 0.317
+    holds = kept and gone <= noisy and not without and float(bound) <= 0.317
     what = (
-        f"of {weights:,} weights below the cut-off {gone / weights:.1%} are masked, none of them without noise, which "
-        f"{noisy / weights:.1%} have; the other {(weights - noisy) / weights:.1%} come out as they are"
+        f"of {weights:,} weights below the cut-off {gone / weights:.1%} are masked, {without or 'none'} of them "
+        f"without noise, which {noisy / weights:.1%} have; the others "
+        f"{'come out as they are' if kept else 'are changed, too'}"
     )
     notes = (
         f"noise is not zero with a probability of {float(bound):.4f} as generated; 0.317 is the ideal distribution's",
@@ -179,12 +184,14 @@ def g6(results: Results) -> Verdict:
         f"{method}: within {one.bits:.0e} of automatic differentiation on {one.squares} squares, ragged ones among them"
         for method, one in found.items()
     )
+    off = max(one.weights for one in found.values())
+    passed = f"∂L/∂w is up to {off:.1e} off ∂L/∂ŵ" if off else "∂L/∂w is ∂L/∂ŵ to the bit"
     drawn = (
         "the noise drawn again in backward is forward's"
         if all(one.redrawn for one in found.values())
         else ("the noise of backward is another")
     )
-    return exact(holds, f"{what}; ∂L/∂w is ∂L/∂ŵ to the bit; {drawn}")
+    return exact(holds, f"{what}; {passed}; {drawn}")
 
 
 @claim("gaussws", "G17")

@@ -37,7 +37,9 @@ def test_a_generator_that_shares_a_bit_between_one_and_two_contradicts_g1(monkey
         reference_noise, "gaussian_nibbles", lambda planes: whole([*planes[:10], planes[0], *planes[11:]])
     )
     theory.generated.cache_clear()
-    assert arithmetic.g1(NOBODY).outcome is Outcome.CONTRADICTED
+    one = arithmetic.g1(NOBODY)
+    assert one.outcome is Outcome.CONTRADICTED
+    assert "not eq. 10" in one.reason
     monkeypatch.undo()
     theory.generated.cache_clear()
 
@@ -74,7 +76,9 @@ def test_a_kernel_whose_noise_is_smaller_contradicts_g2(monkeypatch: pytest.Monk
         return sample_weight(w, bits + 1, *words, **more)
 
     monkeypatch.setattr(theory, "sample_weight", other)
-    assert arithmetic.g2(NOBODY).outcome is Outcome.CONTRADICTED
+    one = arithmetic.g2(NOBODY)
+    assert one.outcome is Outcome.CONTRADICTED
+    assert "the kernel does not agree" in one.reason
 
 
 def test_lemma_2_holds_above_its_cutoff_and_not_a_binade_below_for_the_largest_noise() -> None:
