@@ -167,7 +167,8 @@ def judge(entry: ClaimEntry, results: Results) -> Verdict:
     said = entry.claim
     if said.margin is not None and (verdict.margin is None or verdict.parts):  # its comparisons have their own
         verdict = replace(verdict, margin=said.margin.value, relative=said.margin.relative)
-    verdict = replace(verdict, scale=results.scale_of(verdict.trials) if verdict.trials else "")
+    scale = verdict.scale or (results.scale_of(verdict.trials) if verdict.trials else "")
+    verdict = replace(verdict, scale=scale)
     return verdict if said.control is None else controlled(verdict, _control(entry, said.control, results))
 
 

@@ -10,10 +10,11 @@ resolves a ratio on one device, nothing of other devices.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
 from fewbits.analysis.frames import Damaged, Results
 from fewbits.analysis.statistics import summary
@@ -22,6 +23,7 @@ from fewbits.analysis.verdicts import Differences, NoData
 FOLDER = "bench"
 DEVICES = ("cuda", "cpu")  # the first that was measured is shown
 PLAIN = "bf16"
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,10 @@ class Timed:
     amount: int
     seconds: tuple[float, ...]
     memory: int | None = None  # bytes, of training
+
+    def __post_init__(self) -> None:
+        if not (self.amount > 0 and self.seconds and all(s > 0 for s in self.seconds)):
+            raise ValueError(f"{self.amount} in {list(self.seconds)} s: positive numbers are expected")
 
     @property
     def speed(self) -> float:
@@ -58,29 +64,36 @@ class Generators:
 
 def training(results: Results) -> Training | None:
     for kind in DEVICES:
-        if (found := _read(results, f"train-{kind}.json")) is not None:
-            models = {
-                one["model"]: {
-                    (row["optimizer"], row["variant"]): Timed(
-                        one["batch"] * one["length"], tuple(row["seconds"]), row["memory"]
-                    )
-                    for row in one["rows"]
-                }
-                for one in found["models"]
-            }
-            return Training(_where(found), kind, models)
+        if (found := _read(results, f"train-{kind}.json", _training)) is not None:
+            return Training(found[0], kind, found[1])
     return None
+
+
+def _training(found: dict[str, Any]) -> dict[str, dict[tuple[str, str], Timed]]:
+    return {
+        one["model"]: {
+            (row["optimizer"], row["variant"]): Timed(
+                one["batch"] * one["length"], tuple(row["seconds"]), row["memory"]
+            )
+            for row in one["rows"]
+        }
+        for one in found["models"]
+    }
 
 
 def generators(results: Results) -> Generators | None:
     for kind in DEVICES:
-        if (found := _read(results, f"generators-{kind}.json")) is not None:
-            shapes: dict[tuple[int, int], dict[tuple[str, str], Timed]] = {}
-            for one in found["timed"]:
-                arms = shapes.setdefault((one["rows"], one["cols"]), {})
-                arms[one["what"], one["arm"]] = Timed(one["elements"], tuple(one["seconds"]))
-            return Generators(_where(found), kind, shapes)
+        if (found := _read(results, f"generators-{kind}.json", _generators)) is not None:
+            return Generators(found[0], kind, found[1])
     return None
+
+
+def _generators(found: dict[str, Any]) -> dict[tuple[int, int], dict[tuple[str, str], Timed]]:
+    shapes: dict[tuple[int, int], dict[tuple[str, str], Timed]] = {}
+    for one in found["timed"]:
+        arms = shapes.setdefault((one["rows"], one["cols"]), {})
+        arms[one["what"], one["arm"]] = Timed(one["elements"], tuple(one["seconds"]))
+    return shapes
 
 
 def apart(ours: Timed | None, theirs: Timed | None, times: float = 1.0) -> Differences | NoData:
@@ -91,10 +104,14 @@ def apart(ours: Timed | None, theirs: Timed | None, times: float = 1.0) -> Diffe
     return Differences(found, True)
 
 
+def lost(ours: Timed, plain: Timed) -> tuple[float, ...]:
+    """Shares of throughput, turn by turn."""
+    return tuple(1 - 1 / (1 + longer) for longer in ours.longer_than(plain))
+
+
 def overhead(ours: Timed, plain: Timed) -> tuple[float, float]:
     """The mean share of throughput that is lost over turns, with half of its 95 % interval (0 of one turn)."""
-    lost = [1 - 1 / (1 + longer) for longer in ours.longer_than(plain)]
-    found = summary(lost)
+    found = summary(lost(ours, plain))
     return found.mean, 0.0 if found.interval is None else (found.interval.high - found.interval.low) / 2
 
 
@@ -106,13 +123,22 @@ def _where(found: dict[str, Any]) -> str:
     return f"{named}; {found['turns']} turns, load {machine['load']:.1f} when it began"
 
 
-def _read(results: Results, name: str) -> dict[str, Any] | None:
+def _read(
+    results: Results, name: str, make: Callable[[dict[str, Any]], dict[T, dict[tuple[str, str], Timed]]]
+) -> tuple[str, dict[T, dict[tuple[str, str], Timed]]] | None:
+    """Where it was measured, and what: by model or shape."""
     store = next((planned.folder.path.parent for planned in results.plan.trials.values()), None)
     path = None if store is None else Path(store) / FOLDER / name
     if path is None or not path.is_file():
         return None
     try:
         found: dict[str, Any] = json.loads(path.read_text("utf-8"))
-    except ValueError as error:
-        raise Damaged(f"{path} is damaged ({error}): measure again") from None
-    return found
+        where, measured = _where(found), make(found)
+        for of in measured.values():
+            if len({len(one.seconds) for one in of.values()}) != 1:
+                raise ValueError("arms did not take as many turns as each other, or there are none")
+        if not measured:
+            raise ValueError("nothing was measured")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise Damaged(f"{path} is damaged ({type(error).__name__}: {error}): delete it, and measure again") from None
+    return where, measured
