@@ -12,7 +12,7 @@ from fewbits.analysis import plots
 from fewbits.analysis.arms import ids
 from fewbits.analysis.frames import Results
 from fewbits.analysis.gaussws.arms import OURS
-from fewbits.analysis.gaussws.widths import by_decay_alone, families, final_of, recorded
+from fewbits.analysis.gaussws.widths import at_the_end, by_decay_alone, families, final_of, recorded
 from fewbits.analysis.plots import LOOKS, SMALL
 from fewbits.analysis.registry import figure
 from fewbits.analysis.results import FigureResult, NotRun, Picture
@@ -60,8 +60,7 @@ def figure_5(results: Results) -> Picture:
 
 def _last(part: Results) -> pd.DataFrame:
     rows = recorded(part)
-    rows = rows[rows["arm"] == OURS]
-    return rows[rows["step"] == rows.groupby("id")["step"].transform("max")]
+    return at_the_end(rows[rows["arm"] == OURS])
 
 
 def _layers(axes: Axes, rows: pd.DataFrame) -> None:

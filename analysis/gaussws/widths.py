@@ -26,6 +26,7 @@ from fewbits.experiments.trial import Trial
 from fewbits.models.decoder import DecoderConfig
 from fewbits.models.observer import TIERS
 from fewbits.models.registry import on_meta
+from fewbits.sweeps.store import State
 
 NINE = paper("gaussws").numbers["to-nine"].value
 ALL = 1.01  # no share is above all; the bound is beyond it, so that all of them lie within
@@ -50,7 +51,7 @@ def recorded(results: Results) -> pd.DataFrame:
 def _recorded(results: Results) -> pd.DataFrame:
     frame = results.numerics()
     if frame.empty or "bits_mean" not in frame:
-        return pd.DataFrame(columns=["id", "arm", "seed", "step", "place", "part", "block", "size", *COLUMNS])
+        return pd.DataFrame(columns=["id", "arm", "seed", "state", "step", "place", "part", "block", "size", *COLUMNS])
     frame = frame[frame["bits_mean"].notna()].drop_duplicates(["id", "step", "layer"])
     sizes = [_sizes(results.plan.trials[str(key)].trial.model).get(str(layer), 0) for key, layer in _keys(frame)]
     places = [_order(results.plan.trials[str(key)].trial.model).get(str(layer), 0) for key, layer in _keys(frame)]
@@ -75,11 +76,16 @@ def _order(config: DecoderConfig) -> dict[str, int]:
     return {name: place for place, name in enumerate(_sizes(config))}
 
 
+def at_the_end(rows: pd.DataFrame) -> pd.DataFrame:
+    """Last windows of trials that are done: where others stopped is not their end."""
+    done = rows[rows["state"] == State.DONE]
+    return done[done["step"] == done.groupby("id")["step"].transform("max")]
+
+
 def finals(results: Results) -> dict[str, Final]:
-    """By trial, of its last window."""
+    """By trial that is done, of its last window."""
     found = {}
-    for key, rows in recorded(results).groupby("id"):
-        last = rows[rows["step"] == rows["step"].max()]
+    for key, last in at_the_end(recorded(results)).groupby("id"):
         weights = last["size"] / last["size"].sum()
         begun = results.plan.trials[str(key)].trial.recipe.sampler.init
         away = last["bits_std"] ** 2 + (last["bits_mean"] - begun) ** 2
