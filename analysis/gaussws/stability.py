@@ -190,25 +190,24 @@ DECLARED = Claim(
 
 @claim("gaussws", "S1", DECLARED)
 def s1(results: Results) -> Verdict:
-    """Over the rates at which BF16 leaves its way at all; by events, all rates together."""
+    """At the lowest rate at which most of BF16's trials leave their way; by events."""
     found = all_ended(results)
     if not isinstance(chosen(results, SWEEP), Results):
         return not_run(results.scale_name)
-    rate = next((r for r in RATES if (o := found.get((BASELINE, r))) is not None and 2 * o.left > o.seeds), None)
-    if rate is None:
-        why = "BF16 bears every rate: nothing was induced" if found else "no data: no trial of the sweep has ended"
-        return Verdict(Outcome.INCONCLUSIVE, why)
-    parts = {
-        f"{TITLES[arm]} at {rate}": _fewer(found[arm, rate], found[BASELINE, rate])
-        for arm in (OURS, DIFFQ)
-        if (arm, rate) in found
-    }
-    if not parts:
-        return Verdict(Outcome.INCONCLUSIVE, f"no data: no sampled arm has ended at {rate}")
+    left = [found.get((BASELINE, rate)) for rate in RATES]
+    at = next((i for i, one in enumerate(left) if one is None or 2 * one.left > one.seeds), None)
+    if at is None:
+        return Verdict(Outcome.INCONCLUSIVE, "BF16 bears every rate: nothing was induced")
+    rate, theirs = RATES[at], left[at]
+    if theirs is None:
+        return Verdict(Outcome.INCONCLUSIVE, f"no data: no trial of BF16 has ended at {rate}")
+    parts = {f"{TITLES[arm]} at {rate}": _fewer(found.get((arm, rate)), theirs) for arm in (OURS, DIFFQ)}
     return noted(every(parts), *beside(results, BASELINE, OURS, DIFFQ, MINI, MINI_OURS), *_losses(results))
 
 
-def _fewer(ours: Ended, theirs: Ended) -> Verdict:
+def _fewer(ours: Ended | None, theirs: Ended) -> Verdict:
+    if ours is None:
+        return Verdict(Outcome.INCONCLUSIVE, "no data: no trial has ended", trials=theirs.trials)
     p_for = more_events(theirs.left, theirs.seeds, ours.left, ours.seeds)
     p_against = more_events(ours.left, ours.seeds, theirs.left, theirs.seeds)
     outcome = Outcome.INCONCLUSIVE
@@ -234,4 +233,4 @@ def _losses(results: Results) -> tuple[str, ...]:
                 data = compared(part, part.late("loss"), arm, BASELINE, {AXIS: rate})
                 if not isinstance(data, NoData | NotRun) and data.values:
                     words.append(f"{TITLES[arm]} {100 * float(np.mean(data.values)):+.1f} % at {rate}")
-    return (f"training losses less BF16's: {', '.join(words)}",) if words else ()
+    return (f"training losses, with their noise, less BF16's: {', '.join(words)}",) if words else ()
