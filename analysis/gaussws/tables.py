@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fewbits.analysis.arms import BASELINE, compared
+from fewbits.analysis.arms import BASELINE, compared, ids
 from fewbits.analysis.cells import PERCENT, cell
 from fewbits.analysis.frames import Results
 from fewbits.analysis.gaussws import benches, theory
@@ -124,8 +124,6 @@ MODELS = {"gpt2-124m": "gpt2", "llama2-134m": "llama2", "llama2-1b": "large"}  #
 SETTINGS: dict[str, Callable[[Line], str]] = {
     "length": lambda line: f"{line.arm.training.length:,}",
     "local": lambda line: f"{line.arm.training.micro_batch:,}",
-    "accumulation": lambda line: f"{line.arm.training.batch // line.arm.training.micro_batch:,}",
-    "ranks": lambda line: "1",
     "steps": lambda line: " + ".join(f"{t.training.steps:,}" for t in line.trials),
     "warmup": lambda line: f"{line.trials[0].schedule.warmup_steps:,}",
     "tokens": lambda line: number(sum(map(tokens_of, line.trials)) / 1e6),
@@ -143,6 +141,16 @@ SILENT: dict[str, Callable[[Line], str]] = {  # what the paper does not state
 }
 
 
+def _settings(part: Results | NotRun) -> dict[str, Callable[[Line], str]]:
+    """A batch is shared out to as many processes as the plan gives a trial."""
+    trials = [] if isinstance(part, NotRun) else [part.plan.trials[name] for name in ids(part, OURS).values()]
+    ranks = max((planned.resources.ranks for planned in trials), default=1)
+    return SETTINGS | {
+        "accumulation": lambda line: f"{line.arm.training.batch // line.arm.training.micro_batch // ranks:,}",
+        "ranks": lambda _: f"{ranks:,}",
+    }
+
+
 def _bits_decay(line: Line) -> float:
     own = line.arm.optimizer.bits_weight_decay
     return line.arm.optimizer.weight_decay if own is None else own
@@ -154,6 +162,8 @@ def table_e1(results: Results) -> TableResult:
     said = paper("gaussws").table("Table E.1")
     parts = {column.id: chosen(results, MODELS[column.id]) for column in said.columns}
 
+    settings = {name: _settings(part) for name, part in parts.items()}
+
     def ours(column: str, describe: Callable[[Line], str], *, assumed: bool = False) -> Ours:
         part = parts[column]
         return part if isinstance(part, NotRun) else setting(part, OURS, describe, assumed=assumed)
@@ -162,7 +172,7 @@ def table_e1(results: Results) -> TableResult:
     for row in said.rows:
         values = row.values or row.text
         cells = (
-            TableCell(ours(column.id, SETTINGS[row.id]), value, said.source, comparable=False)
+            TableCell(ours(column.id, settings[column.id][row.id]), value, said.source, comparable=False)
             for column, value in zip(said.columns, values, strict=True)
         )
         rows.append(TableRow(row.title, tuple(cells), row.unit))

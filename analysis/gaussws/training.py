@@ -65,6 +65,7 @@ FIGURES = (
             Group("llama2", WAYS, "AdamW", (LOSS, MAXIMUM, VALIDATION)),
             Group("llama2-mini", MINIS, "Adam-mini", (LOSS, MAXIMUM)),
             Group("large", WAYS, "1B", (LOSS, MAXIMUM)),
+            Group("large", MINIS, "1B, Adam-mini", (LOSS, MAXIMUM)),
         ),
     ),
     Curves(
