@@ -42,9 +42,10 @@ gaussws.summary()
 # to each element it adds R · 2^(1−b) · max|w|, R nearly a rounded normal number, and casts the sum to BF16. The width
 # is learned with the weights and drawn to a target by weight decay. DiffQ is the same with uniform noise.
 #
-# The paper's runs are of 124M to 1B parameters on up to 295 G tokens, from nothing. Here small models of the same two
-# families branch from a common parent that was trained in BF16, one for each seed and optimizer, and anneal to a
-# learning rate of zero: what differs between arms is the noise alone. Validation is without noise.
+# The paper's runs are of 124M to 1B parameters on up to 295 G tokens, from nothing, and so are ours where the scale is
+# the paper's own. At all others models of the same two families branch from a common parent that was trained in BF16,
+# one for each seed and optimizer, and anneal to a learning rate of zero: what differs between arms is the noise alone.
+# Validation is without noise.
 
 # %%
 gaussws.figure("Figure 1")
@@ -161,9 +162,10 @@ gaussws.surprises()
 # ## What is assumed
 #
 # The paper leaves out the learning rate and weight decay of bit widths, Adam-mini's settings, and whether validation is
-# with noise. Ours: without noise; at the small scales widths have a rate and a decay of their own, so that decay alone
-# does to them in a branch what it does in the paper's GPT-2 run at the low rate. Of the paper's own numbers these are
-# not printed:
+# with noise, and the learning rate of GPT-2 under Adam-mini. Ours: without noise; where arms branch, widths have a rate
+# and a decay of their own: at the scales cpu, cpu-full and gpu decay alone does to them in a branch at the higher rate
+# what it does in the paper's GPT-2 run at the low one, and in ours at the low rate a tenth of that. Of the paper's own
+# numbers these are not printed:
 
 # %%
 gaussws.inferred()

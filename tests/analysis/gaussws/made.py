@@ -30,6 +30,7 @@ class World:
     """What is true."""
 
     effect: Mapping[Place, float] = field(default_factory=dict)  # on every loss, relative
+    apart: Mapping[tuple[Place, str], float] = field(default_factory=dict)  # effect on loss or loss_max alone
     noise: float = 1e-5
     bits: Mapping[str, float] = field(default_factory=dict)  # mean width at the end, by sweep; else 5
     spread: float = 0.2  # of widths in a layer
@@ -58,12 +59,18 @@ def _truth(places: set[Place], world: World) -> object:
     of = frozenset(places)
     widths = tuple(world.bits.get(place.partition("/")[0]) for place in sorted(places))
     gone = of & world.diverged, of & world.missing
-    return _effect(places, world), widths, world.noise, world.spread, world.to_nine, *gone
+    alone = tuple(_effect(places, world, metric) for metric in ("loss", "loss_max"))
+    return _effect(places, world), alone, widths, world.noise, world.spread, world.to_nine, *gone
 
 
-def _effect(places: set[Place], world: World) -> float:
+def _effect(places: set[Place], world: World, metric: str = "") -> float:
     """Of the place that says most: a rate's before its arm's."""
-    return next((world.effect[place] for place in sorted(places, reverse=True) if place in world.effect), 0.0)
+    alone = [world.apart[place, metric] for place in sorted(places) if (place, metric) in world.apart]
+    return (
+        alone[0]
+        if alone
+        else next((world.effect[place] for place in sorted(places, reverse=True) if place in world.effect), 0.0)
+    )
 
 
 def _places(plan: Plan) -> dict[str, set[Place]]:
@@ -91,12 +98,20 @@ def _metrics(plan: Plan, planned: Planned, places: set[Place], world: World, ste
     trial, begun = planned.trial, 0
     if planned.parent is not None:
         begun = plan.trials[planned.parent].trial.training.steps
-    effect = _effect(places, world)
     arm = sorted(places)[0].partition("/")[2]
     wave = 0.0 if arm.startswith("bf16") and arm != "bf16-again" else (trial.seed + sum(arm.encode())) % 3 - 1
-    loss = (2.0 + 0.01 * trial.seed) * (1 + effect + world.noise * wave)
+
+    def level(metric: str = "") -> float:
+        return (2.0 + 0.01 * trial.seed) * (1 + _effect(places, world, metric) + world.noise * wave)
+
+    loss = level()
     for step in range(9, steps, 10):  # all have a multiple of 10
-        row = {"step": step, "tokens": 1024 * (begun + step + 1), "loss": loss, "loss_max": 1.05 * loss}
+        row = {
+            "step": step,
+            "tokens": 1024 * (begun + step + 1),
+            "loss": level("loss"),
+            "loss_max": 1.05 * level("loss_max"),
+        }
         if step + 1 == steps:
             row |= {"validation_loss": 1.1 * loss, "ood_loss": 1.3 * loss, "parameter_norm": 30.0}
         yield row

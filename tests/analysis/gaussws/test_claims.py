@@ -1,15 +1,22 @@
 """Verdicts on trials whose truth is known: right where it can be told, and inconclusive where it cannot."""
 
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fewbits.analysis.arms import pooled
-from fewbits.analysis.frames import Results
+from fewbits.analysis.frames import Damaged, Results
+from fewbits.analysis.gaussws.arms import MINI_OURS, OURS
+from fewbits.analysis.gaussws.claims import at_its_rate
+from fewbits.analysis.gaussws.tables import table_e1
 from fewbits.analysis.noise import VALIDATION
 from fewbits.analysis.registry import judge, judge_all, shelf
 from fewbits.analysis.verdicts import Outcome, Verdict
-from fewbits.sweeps.plan import Plan
+from fewbits.sweeps.plan import Plan, plan
+from fewbits.sweeps.sweep import load_sweeps
+from tests.analysis.gaussws.conftest import SMALL
 from tests.analysis.gaussws.made import World, benches, results
 
 REPRODUCED, CONTRADICTED = Outcome.REPRODUCED, Outcome.CONTRADICTED
@@ -120,7 +127,7 @@ def test_throughput_is_decided_on_a_gpu_alone(cpu: Plan) -> None:
     assert any("gaussws 4.8%" in note for note in verdict("G16", found).notes)
     benches(cpu, kind="cuda", models=("llama2-134m", "llama2-1b"))
     assert verdict("G16", found).outcome is REPRODUCED
-    benches(cpu, kind="cuda", ours=1.3)
+    benches(cpu, kind="cuda", models=("llama2-134m",), ours=1.3)
     assert verdict("G16", found).outcome is CONTRADICTED
     for path in (next(iter(cpu.trials.values())).folder.path.parent / "bench").glob("*-cuda.json"):
         path.unlink()
@@ -134,3 +141,117 @@ def test_the_spread_of_a_pair_is_that_of_arms_at_one_rate(cpu: Plan) -> None:
     assert usual.arms | usual.unlike == {"bf16", "bf16-again", "gaussws", "diffq"}
     assert low is not None
     assert low.arms | low.unlike == {"bf16-low", "gaussws-low", "diffq-low"}
+
+
+def test_rivalling_the_best_bf16_is_rivalling_that_of_either_rate(cpu: Plan) -> None:
+    found = results(cpu, replace(PAPER, effect={**PAPER.effect, "gpt2/bf16-low": -0.02}))
+    assert verdict("G9", found).outcome is CONTRADICTED
+
+
+@pytest.mark.parametrize("arm", ["gaussws", "diffq"])
+def test_fewer_leave_their_way_of_both_samplers_or_it_is_not_shown(cpu: Plan, arm: str) -> None:
+    found = results(cpu, replace(PAPER, missing=frozenset({f"stability/{arm}"})))
+    assert verdict("S1", found).outcome is INCONCLUSIVE
+
+
+def test_that_bf16_bears_every_rate_is_said_of_bf16_that_ran(cpu: Plan) -> None:
+    for missing in ("stability/bf16", "stability/bf16@x3"):
+        one = verdict("S1", results(cpu, replace(PAPER, missing=frozenset({missing}))))
+        assert one.outcome is INCONCLUSIVE
+        assert "no trial of BF16 has ended at x3" in one.reason
+
+
+def test_widths_of_an_arm_that_diverged_are_not_those_of_its_end(cpu: Plan) -> None:
+    found = results(cpu, replace(PAPER, diverged=frozenset({"gpt2/gaussws"})))
+    wider = dict(verdict("G15", found).parts)["GPT-2's mean width above Llama 2's"]
+    assert wider.outcome is INCONCLUSIVE
+    assert wider.reason.startswith("no data")
+
+
+@pytest.mark.parametrize(
+    ("ours", "diffq", "outcome"),
+    [(1.25, 1.5, CONTRADICTED), (1.03, 1.05, CONTRADICTED), (1.005, 1.2, REPRODUCED), (0.99, 1.2, CONTRADICTED)],
+)
+def test_throughput_is_held_against_the_papers_numbers(cpu: Plan, ours: float, diffq: float, outcome: Outcome) -> None:
+    found = results(cpu, World())
+    benches(cpu, kind="cuda", models=("llama2-134m",), ours=ours, diffq=diffq)
+    one = verdict("G16", found)
+    _forget(cpu)
+    assert one.outcome is outcome, str(one)
+    assert one.scale.startswith("a processor"), "no trial is behind it, so none's parameters are its scale"
+
+
+def test_throughput_of_models_that_the_paper_has_not_decides_nothing(cpu: Plan) -> None:
+    benches(cpu, kind="cuda", models=("gpt2-nano",))
+    one = verdict("G16", results(cpu, World()))
+    _forget(cpu)
+    assert one.outcome is OUT_OF_REACH
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "{}", "[]", "null", '{"machine": {"device": "d", "load": 0}, "turns": 5, "models": [], "timed": []}']
+)
+def test_a_damaged_bench_is_named(cpu: Plan, text: str) -> None:
+    found = results(cpu, World())
+    benches(cpu, kind="cuda", models=("llama2-134m",))
+    for path in _benches(cpu):
+        path.write_text(text)
+    try:
+        for claim in ("G16", "G18"):
+            with pytest.raises(Damaged, match=r"-cuda\.json is damaged"):
+                verdict(claim, found)
+    finally:
+        _forget(cpu)
+
+
+def _benches(plan: Plan) -> list[Path]:
+    return list((next(iter(plan.trials.values())).folder.path.parent / "bench").glob("*-cuda.json"))
+
+
+def _forget(plan: Plan) -> None:
+    for path in _benches(plan):
+        path.unlink()
+
+
+@pytest.mark.parametrize(
+    ("metric", "place", "other"),
+    [("loss", "llama2/bf16", "llama2/diffq"), ("loss_max", "llama2/diffq", "llama2/gaussws")],
+)
+def test_average_and_maximum_are_judged_apart(cpu: Plan, metric: str, place: str, other: str) -> None:
+    """One neighbour of one of them out of order contradicts."""
+    found = results(cpu, replace(PAPER, apart={(place, metric): -0.01, (other, metric): 0.0}))
+    (wrong,) = (name for name, one in verdict("G13", found).parts if one.outcome is CONTRADICTED)
+    assert wrong.startswith("average" if metric == "loss" else "maximum")
+
+
+@pytest.mark.parametrize("place", ["gpt2/gaussws", "gpt2/gaussws-low"])
+def test_either_rate_can_contradict_that_gaussws_is_below_diffq(cpu: Plan, place: str) -> None:
+    found = results(cpu, replace(PAPER, effect={**PAPER.effect, place: 0.008}))
+    assert verdict("G8", found).outcome is CONTRADICTED
+
+
+@pytest.mark.parametrize("place", ["gpt2-mini/adam-mini-gaussws", "gpt2-mini/adam-mini-diffq"])
+def test_either_sampler_can_contradict_what_adam_mini_does(cpu: Plan, place: str) -> None:
+    found = results(cpu, replace(PAPER, effect={**PAPER.effect, place: 0.02}))
+    assert verdict("G12", found).outcome is CONTRADICTED
+
+
+@pytest.mark.parametrize("wrong", [{"bits": {"gpt2": 4.9, "llama2": 5.0}}, {"to_nine": 0.9}])
+def test_either_half_contradicts_g15(cpu: Plan, wrong: Any) -> None:
+    assert verdict("G15", results(cpu, replace(PAPER, **wrong))).outcome is CONTRADICTED
+
+
+def test_what_is_smaller_than_its_margin_is_not_reproduced(cpu: Plan) -> None:
+    small = {"gpt2/diffq": 0.001, "gpt2/diffq-low": 0.001, "llama2/bf16": 0.0006, "llama2/diffq": 0.0003}
+    found = results(cpu, replace(PAPER, effect={**PAPER.effect, **small, "gpt2/gaussws": 0.0}, noise=1e-6))
+    assert {name: verdict(name, found).outcome for name in ("G8", "G13")} == {"G8": INCONCLUSIVE, "G13": INCONCLUSIVE}
+
+
+def test_adam_mini_is_compared_at_its_own_learning_rate(tmp_path: Path, cpu: Plan) -> None:
+    assert at_its_rate(results(cpu, World()), MINI_OURS, OURS, "gaussws-low") == OURS
+    where = (f"runtime.runs={tmp_path}", f"runtime.cache={next(iter(cpu.trials.values())).runtime.cache}")
+    paper = plan(*load_sweeps(("study=gaussws", "scale=paper", *SMALL, *where)))
+    assert at_its_rate(Results.of(paper), MINI_OURS, OURS, "gaussws-low") == "gaussws-low"
+    shown = {row.title: [str(cell.ours) for cell in row.cells] for row in table_e1(Results.of(paper)).rows}
+    assert shown["GPUs"] == ["8", "8", "8"]
+    assert shown["Micro-batches to an update"] == ["5", "1", "1"]
