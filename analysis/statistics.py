@@ -109,6 +109,13 @@ def summary(values: ArrayLike, level: float = LEVEL, spread: Spread | None = Non
     return Summary(x.size, mean, spread, error, Interval(mean - half, mean + half, level))
 
 
+def median_interval(values: ArrayLike, level: float = LEVEL) -> Interval | None:
+    """Of the median, by order statistics, whatever the distribution; None of too few."""
+    x = np.sort(checked(values))
+    k = int(stats.binom.ppf((1 - _part("level", level)) / 2, x.size, 0.5))
+    return Interval(float(x[k - 1]), float(x[x.size - k]), level) if k else None
+
+
 @dataclass(frozen=True)
 class Pooled:
     """The spread of a difference between any two of these arms, pair by pair."""

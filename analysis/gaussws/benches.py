@@ -17,7 +17,7 @@ from statistics import median
 from typing import Any, TypeVar
 
 from fewbits.analysis.frames import Damaged, Results
-from fewbits.analysis.statistics import summary
+from fewbits.analysis.statistics import Interval, median_interval
 from fewbits.analysis.verdicts import Differences, NoData
 
 FOLDER = "bench"
@@ -109,10 +109,11 @@ def lost(ours: Timed, plain: Timed) -> tuple[float, ...]:
     return tuple(1 - 1 / (1 + longer) for longer in ours.longer_than(plain))
 
 
-def overhead(ours: Timed, plain: Timed) -> tuple[float, float]:
-    """The mean share of throughput that is lost over turns, with half of its 95 % interval (0 of one turn)."""
-    found = summary(lost(ours, plain))
-    return found.mean, 0.0 if found.interval is None else (found.interval.high - found.interval.low) / 2
+def overhead(ours: Timed, plain: Timed) -> tuple[float, Interval | None]:
+    """The share of throughput that is lost: the median over turns, as the machine may do something else in one, with
+    its 95 % interval."""
+    shares = lost(ours, plain)
+    return median(shares), median_interval(shares)
 
 
 def _where(found: dict[str, Any]) -> str:

@@ -157,8 +157,16 @@ def g13(results: Results) -> Verdict:
         for title, arm, other in (("BF16 above DiffQ", BASELINE, DIFFQ), ("DiffQ above GaussWS", DIFFQ, OURS)):
             found = compared(of, late, arm, other)
             parts[f"{name} loss: {title}"] = decided(found, lambda data: higher(data, margin("G13")))
+    quiet = [
+        one
+        for arm in (DIFFQ, OURS)
+        if part.has(arm)
+        for one in _words(f"{TITLES[arm]} ends", compared(part, VALIDATION, arm), "BF16's")
+    ]
     return noted(
-        every(parts), "training losses, with noise where weights are sampled; the maximum is over micro-batches"
+        every(parts),
+        "training losses, with noise where weights are sampled; the maximum is over micro-batches",
+        *((f"by validation loss, without noise: {'; '.join(quiet)}",) if quiet else ()),
     )
 
 

@@ -1,10 +1,11 @@
-"""Tables and a figure of our own: how far noise goes, what comparisons can tell, and every arm's effect beside both."""
+"""Tables and a figure of our own: how far noise goes, what comparisons tell, what widths depend on, every effect."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from fewbits.analysis.arms import AGAIN, BASELINE, compared
+from fewbits.analysis.cells import change, level, share
 from fewbits.analysis.effects import LOSS, NOISE, Effect, forest
 from fewbits.analysis.frames import Results
 from fewbits.analysis.gaussws.arms import (
@@ -18,10 +19,12 @@ from fewbits.analysis.gaussws.arms import (
     TITLES,
     chosen,
 )
+from fewbits.analysis.gaussws.widths import finals
 from fewbits.analysis.noise import VALIDATION, Comparison, noise_table, power_table
 from fewbits.analysis.paper import paper
 from fewbits.analysis.registry import figure, table
 from fewbits.analysis.results import NotRun, Picture, Table, TableResult, TableRow
+from fewbits.models.observer import TIERS
 
 margin = paper("gaussws").margin
 COMPARED = (  # what claims about losses rest on: family, arm, baseline, claim
@@ -56,6 +59,32 @@ def power(results: Results) -> Table:
         data = part if isinstance(part, NotRun) else compared(part, VALIDATION, arm, baseline)
         rows.append((Comparison(arm, baseline, margin(claim), (claim,), family), data))
     return power_table(rows, TITLES)
+
+
+WIDTHS = {  # arms of the sweep that varies them
+    OURS: "6 to 4 bits, λ = 1e-4",
+    "8-to-6": "8 to 6 bits",
+    "6-to-0": "6 to 0 bits",
+    "lambda-0": "λ = 0",
+    "lambda-100": "λ = 0.01",
+    "same-rate": "at the rate and decay of weights",
+    "no-decay": "without decay",
+}
+
+
+@table("gaussws", "Widths", "What bit widths depend on: where they begin, λ, and what the paper leaves open")
+def widths(results: Results) -> Table:
+    part = chosen(results, "widths")
+    if isinstance(part, NotRun):
+        return part
+    ended = finals(part)
+    mean = {key: one.mean for key, one in ended.items()}
+    rows = []
+    for arm, title in WIDTHS.items():
+        shares = (share(part, {key: one.tiers[tier] for key, one in ended.items()}, arm) for tier in TIERS)
+        rows.append(TableRow(title, (level(part, mean, arm), *shares, change(part, VALIDATION, arm))))
+    columns = ("Mean bits", *(f"Up to {tier}, %" for tier in TIERS), "Validation loss, from BF16, %")
+    return TableResult(columns, tuple(rows), ("Bits at the end, of GPT-2; shares of parameters",))
 
 
 # -------------------------------------------------------------------------------- effects

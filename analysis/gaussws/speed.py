@@ -72,12 +72,17 @@ def table_1(results: Results) -> Table:
     columns = tuple(f"{column.group}: {column.title}" for column in said.columns)
     notes = (
         f"Ours: {HOW}",
-        found.device,
-        "Overhead: the share of throughput that is lost, the mean over turns with its 95 % interval. Its mean over "
+        f"{found.device}; {_steps(found)}",
+        "Overhead: the share of throughput that is lost, the median over turns with its 95 % interval. Its mean over "
         "models is 1 less the geometric mean of what is left, as the paper's numbers have it; ours is over those timed",
         "Memory: on a CPU, tensors at the peak of a step, counted; the memory of the paper's runs is a GPU's",
     )
     return TableResult(columns, tuple(rows), notes)
+
+
+def _steps(found: Training) -> str:
+    sizes = {name: next(iter(of.values())).amount for name, of in found.models.items()}
+    return ", ".join(f"{name} in steps of {tokens:,} tokens" for name, tokens in sizes.items())
 
 
 def _of_paper(found: Training, what: str, size: str, place: tuple[str, str]) -> Value | None:
@@ -97,9 +102,9 @@ def _measured(of: dict[tuple[str, str], Timed], what: str, place: tuple[str, str
         return None if timed.memory is None else Value(timed.memory / GIB, None, 0, ())
     if plain is None or place[1] == PLAIN:
         return None
-    mean, half = overhead(timed, plain)
-    interval = Interval(PERCENT * (mean - half), PERCENT * (mean + half), 0.95) if half else None
-    return Value(PERCENT * mean, interval, len(timed.seconds), ())
+    share, within = overhead(timed, plain)
+    interval = within and Interval(PERCENT * within.low, PERCENT * within.high, within.level)
+    return Value(PERCENT * share, interval, len(timed.seconds), ())
 
 
 def _mean_overhead(found: Training, place: tuple[str, str]) -> Value | None:
@@ -169,8 +174,9 @@ def _beside(found: Training | None) -> tuple[str, ...]:
         for recipe in (OURS, DIFFQ):
             timed, plain = of.get(("adamw", recipe)), of.get(("adamw", PLAIN))
             if timed is not None and plain is not None:
-                mean, half = overhead(timed, plain)
-                words.append(f"{recipe} {mean:.1%} ± {half:.1%} of {name}'s throughput")
+                share, within = overhead(timed, plain)
+                between = f" ({within.low:.1%} to {within.high:.1%})" if within else ""
+                words.append(f"{recipe} {share:.1%}{between} of {name}'s throughput")
     return (f"measured here ({found.device}), under AdamW: {', '.join(words)}",) if words else ()
 
 

@@ -58,7 +58,7 @@ def _throughput(results: Results, arm: str) -> Ours:
     if found is None:
         return NotRun(results.scale_name)
     if arm == BASELINE:
-        return Setting("0 %", ())
+        return Setting("0 %, by definition", ())
     words = []
     for name, of in found.models.items():
         timed, plain = of.get(("adamw", arm)), of.get(("adamw", benches.PLAIN))
@@ -80,7 +80,7 @@ def _accuracy(results: Results, arm: str) -> Ours:
     if isinstance(part, NotRun):
         return part
     if arm == BASELINE:
-        return Setting("0 %", ())
+        return Setting("0 %, by definition", ())
     ours = cell(compared(part, VALIDATION, arm), PERCENT).ours
     if not isinstance(ours, Value):
         return ours

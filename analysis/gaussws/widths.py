@@ -30,6 +30,7 @@ from fewbits.sweeps.store import State
 
 NINE = paper("gaussws").numbers["to-nine"].value
 ALL = 1.01  # no share is above all; the bound is beyond it, so that all of them lie within
+OURS_LOW = "gaussws-low"
 LEAST = 0.1  # bits: a width that has moved less has learned nothing
 COLUMNS = ("bits_mean", "bits_std", "bits_min", "bits_max", *(f"bits_to_{tier}" for tier in TIERS))
 
@@ -121,7 +122,9 @@ def bits_moved(results: Results) -> Verdict:
     parts = {}
     for name, part in families(results).items():
         moved = {key: one.moved for key, one in finals(part).items()}
-        parts[name] = decided(own(part, moved, OURS), lambda found: higher(found, LEAST))
+        for arm in filter(part.has, (OURS, OURS_LOW)):
+            of = name if arm == OURS else f"{name}, low rate"
+            parts[of] = decided(own(part, moved, arm), lambda found: higher(found, LEAST))
     return every(parts) if parts else not_run(results.scale_name)
 
 

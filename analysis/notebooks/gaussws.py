@@ -163,8 +163,9 @@ gaussws.surprises()
 #
 # The paper leaves out the learning rate and weight decay of bit widths, Adam-mini's settings, and whether validation is
 # with noise, and the learning rate of GPT-2 under Adam-mini. Ours: without noise; where arms branch, widths have a rate
-# and a decay of their own, whatever the rate of weights is: at the scales cpu, cpu-full and gpu decay alone does to them
-# in a branch what it does in the paper's GPT-2 run at the low rate. Of the paper's own numbers these are not printed:
+# and a decay of their own, whatever the rate of weights is: at the scales cpu, cpu-full and gpu decay alone does to
+# them in a branch what it does in the paper's GPT-2 run at the low rate. Of the paper's own numbers these are not
+# printed:
 
 # %%
 gaussws.inferred()

@@ -18,6 +18,7 @@ from fewbits.analysis.statistics import (
     differences,
     equivalence,
     holm,
+    median_interval,
     minimum_detectable_effect,
     more_events,
     non_inferiority,
@@ -393,3 +394,13 @@ def test_holm_keeps_the_chance_of_any_false_finding_at_the_level() -> None:
     generator = np.random.default_rng(0)
     false = [min(holm(list(row))) < 0.05 for row in generator.uniform(size=(4000, 12))]
     assert np.mean(false) == pytest.approx(0.05, abs=4 * math.sqrt(0.05 * 0.95 / 4000))
+
+
+def test_the_interval_of_a_median_is_of_order_statistics_and_holds_it_as_often_as_it_says() -> None:
+    assert median_interval([3.0, 1.0, 2.0]) is None
+    found = median_interval(range(1, 21))
+    assert found is not None
+    assert (found.low, found.high) == (6.0, 15.0), "P(fewer than 6 of 20 below the median) is 2.1 %"
+    rng = np.random.default_rng(0)
+    draws = [median_interval(rng.standard_cauchy(20)) for _ in range(2000)]
+    assert np.mean([one is not None and one.low <= 0 <= one.high for one in draws]) == pytest.approx(0.958, abs=0.012)

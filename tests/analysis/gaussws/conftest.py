@@ -1,29 +1,28 @@
-"""A plan of GaussWS's sweeps with small data, once for all tests of the room."""
-
-from collections.abc import Iterator
+"""Plans of GaussWS's sweeps with small data, once for all tests of the room."""
 
 import pytest
-import torch
 
 from fewbits.sweeps.plan import Plan, plan
-from fewbits.sweeps.sweep import load_sweeps
+from fewbits.sweeps.sweep import Sweep, load_sweeps
 from tests.experiments.data_inputs import shared_cache
 
 SMALL = ("model.layers=2", "data=synthetic", "data.size=65536", "evaluation.windows=2", "runtime.device=cpu")
 
 
-@pytest.fixture(scope="session", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Tensors here are small, and other processes compute too."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="session")
 def cpu(tmp_path_factory: pytest.TempPathFactory) -> Plan:
     """At cpu scale, of three seeds."""
+    return plan(*_sweeps(tmp_path_factory, "scale=cpu"))
+
+
+@pytest.fixture(scope="session")
+def varied_widths(tmp_path_factory: pytest.TempPathFactory) -> Plan:
+    """The sweep that cpu scale leaves out."""
+    sweeps, extra = _sweeps(tmp_path_factory, "scale=cpu-full")
+    return plan([one for one in sweeps if one.name == "widths"], extra)
+
+
+def _sweeps(tmp_path_factory: pytest.TempPathFactory, scale: str) -> tuple[list[Sweep], tuple[str, ...]]:
     folder, cache = tmp_path_factory.mktemp("gaussws"), shared_cache(tmp_path_factory)
     where = (f"runtime.runs={folder / 'runs'}", f"runtime.cache={cache}")
-    return plan(*load_sweeps(("study=gaussws", "scale=cpu", "seeds=[0,1,2]", *SMALL, *where)))
+    return load_sweeps(("study=gaussws", scale, "seeds=[0,1,2]", *SMALL, *where))

@@ -44,11 +44,25 @@ def test_maxima_over_micro_batches_have_no_noise_of_another_micro_batch_beside_t
     assert AGAIN not in measured(part, shown, MAXIMUM).changes
 
 
-@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize("name", [name for name in TABLES if name != "Widths"])
 def test_every_table_is_made(made: Results, name: str) -> None:
     found = TABLES[name](made)
     assert isinstance(found, TableResult), found
     assert not found.frame().empty
+
+
+def test_what_widths_depend_on_is_told_where_it_is_run(made: Results, varied_widths: Plan) -> None:
+    assert isinstance(TABLES["Widths"](made), NotRun)
+    found = TABLES["Widths"](results(varied_widths, World(effect={"widths/no-decay": 0.01}, bits={"widths": 4.5})))
+    assert isinstance(found, TableResult)
+    titles = {str(m.cell.arm) for m in varied_widths.members} - {"trunk", "bf16"}
+    assert len(found.rows) == len(titles) == 7
+    mean, *tiers, change = cells(found, "without decay")
+    assert isinstance(mean, Value)
+    assert mean.mean == pytest.approx(4.501, abs=1e-3)
+    assert [tier.mean for tier in tiers if isinstance(tier, Value)] == pytest.approx([100.0] * 3)
+    assert isinstance(change, Value)
+    assert change.mean == pytest.approx(1.0, abs=0.01)
 
 
 def test_without_results_there_is_a_word_in_place_of_each(made: Results) -> None:
