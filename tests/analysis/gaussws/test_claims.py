@@ -1,5 +1,6 @@
 """Verdicts on trials whose truth is known: right where it can be told, and inconclusive where it cannot."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -200,6 +201,21 @@ def test_a_damaged_bench_is_named(cpu: Plan, text: str) -> None:
         for claim in ("G16", "G18"):
             with pytest.raises(Damaged, match=r"-cuda\.json is damaged"):
                 verdict(claim, found)
+    finally:
+        _forget(cpu)
+
+
+def test_a_slow_kind_of_call_may_have_fewer_turns_than_another(cpu: Plan) -> None:
+    found = results(cpu, World())
+    benches(cpu, kind="cuda")
+    try:
+        (path,) = (path for path in _benches(cpu) if path.name == "generators-cuda.json")
+        content = json.loads(path.read_text())
+        for one in content["timed"]:
+            if one["what"] == "generator":
+                one["seconds"] = one["seconds"][1:]
+        path.write_text(json.dumps(content))
+        assert verdict("G18", found).outcome is REPRODUCED
     finally:
         _forget(cpu)
 
