@@ -25,6 +25,7 @@ from fewbits.analysis.results import NotRun
 from fewbits.analysis.verdicts import (
     Data,
     Differences,
+    NoData,
     Verdict,
     equivalent,
     every,
@@ -111,6 +112,11 @@ def _before_the_decay(switch: Results) -> Data | NotRun:
     arm = "nvfp4-trunk"
     if having(switch, arm, TRUNK) is None:
         return NotRun(switch.scale_name)
+    judges = {
+        switch.plan.trials[key].trial.evaluation.windows for name in (arm, TRUNK) for key in ids(switch, name).values()
+    }
+    if len(judges) > 1:
+        return NoData(f"{arm} and {TRUNK} are evaluated on {' and '.join(map(str, sorted(judges)))} windows")
     curves = switch.curves(VALIDATION).drop_duplicates(["id", "tokens"])
     ours, trunk = (curves[curves["arm"] == name].set_index(["seed", "tokens"]) for name in (arm, TRUNK))
     ends = ours[ours["step"] == ours.groupby("id")["step"].transform("max")]
