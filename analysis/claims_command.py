@@ -45,7 +45,7 @@ def main(argv: Sequence[str]) -> int:
         )
         print("  ".join(cells).rstrip())
     if flags := reading.results.flags:
-        print(f"\n{len(flags)} places have no result: {flags[0]}")
+        print(f"\n{len(flags)} places have no result, the first: {flags[0]}")
     print(f"\n{counts(reading.verdicts)}, at {reading.results.scale}")
     return 0
 

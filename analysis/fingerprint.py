@@ -19,7 +19,7 @@ from fewbits.sweeps.plan import folders
 ROOMS = ("kernels", "models", "experiments", "sweeps", "analysis")
 PACKAGES = ("torch", "numpy", "scipy", "pandas", "pyarrow", "matplotlib", "jupytext", "nbformat", "markdown-it-py")
 CODE = {".py", ".yaml", ".css", ".h", ".cpp", ".cu", ".cuh"}
-NEVER_READ = (".lock", ".lease.lock", "lease.json", "log.txt", "stop")
+NEVER_READ = (".lock", ".lease.lock", "lease.json", "log.txt", "stop", "timing.parquet")
 MADE_OF = "made-of.json"
 _HERE = Path(__file__).resolve().parent.parent
 

@@ -111,8 +111,11 @@ class Results:
     @property
     def flags(self) -> tuple[str, ...]:
         """What a reader must know before any number: places without a result of today's code, one line each."""
+        several = len({row["sweep"] for row in self._rows}) > 1
         return tuple(
-            f"{_place(row)}: {row['note'] or row['state']}" for row in self._rows if row["state"] not in store.OVER
+            f"{row['sweep'] + ', ' if several else ''}{_place(row)}: {row['note'] or row['state']}"
+            for row in self._rows
+            if row["state"] not in store.OVER
         )
 
     def metrics(self) -> list[str]:

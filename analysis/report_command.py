@@ -47,7 +47,7 @@ def main(argv: Sequence[str]) -> int:
     if report.missing:
         count = len(report.missing)
         what = "1 place has" if count == 1 else f"{count} places have"
-        print(f"fewbits: {what} no result, {report.missing[0]}; the page names all", file=sys.stderr)
+        print(f"fewbits: {what} no result, the first: {report.missing[0]}; the page names all", file=sys.stderr)
     print(report.verdicts)
     print(report.index)
     return 1 if report.missing else 0

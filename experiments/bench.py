@@ -78,12 +78,15 @@ def main(argv: Sequence[str]) -> int:
     from fewbits.experiments.config import load_recipe
     from fewbits.experiments.devices import choose
     from fewbits.experiments.trial import Runtime
+    from fewbits.kernels.bench_measure import busy
     from fewbits.models.registry import model as model_named
 
     world = choose(Runtime(device=options.device, threads=options.threads))
     if options.once and (there := _file(options, world.device)).exists():
         print(f"{there} is there: nothing is measured again (delete it to do so)")
         return 0
+    if warning := busy(os.getloadavg()[0], os.cpu_count() or 1):
+        print(f"fewbits: {warning}", file=sys.stderr)
     configs = [model_named(name) for name in options.model.split(",")]
     recipes = {name: load_recipe(name) for name in options.recipes.split(",")}
     found = [_measured(config, recipes, world.device, options) for config in configs]

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -66,6 +67,8 @@ def main(
     if once and kept is not None and kept.exists():
         print(f"{kept} is there: nothing is measured again (delete it to do so)")
         return 0
+    if warning := bench_measure.busy(os.getloadavg()[0], os.cpu_count() or 1):
+        print(f"fewbits: {warning}", file=sys.stderr)
     found = [one for shape in shapes for one in _at(shape, torch.device(device), runs)]
     where = {**machine(), "device": _device(device), "time": time.time()}
     report = {"machine": where, "turns": runs, "timed": [asdict(one) for one in found]}

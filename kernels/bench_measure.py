@@ -25,6 +25,13 @@ PATIENCE = 5.0  # seconds for the turns of one case, where a call or the machine
 BURST, BURST_PATIENCE = 12, 0.03  # calls in a row on a tensor in the caches, or as many as start in these seconds
 
 
+def busy(load: float, cores: int) -> str | None:
+    """What is to be said of a machine that has more to do than it has cores, or is about to have."""
+    if load <= 1.25 * cores:
+        return None
+    return f"this machine is busy (load {load:.1f}, cores {cores}): what is timed now tells little"
+
+
 @dataclass(frozen=True)
 class Ratio:
     """The middle and the ends of some ratios."""

@@ -56,7 +56,7 @@ HOW = "what `fewbits bench train --store` measured last in this store; the paper
 def table_1(results: Results) -> Table:
     said, found = paper("gaussws").table("Table 1"), benches.training(results)
     if found is None:
-        return NotRun(results.scale_name)
+        return NoData("not measured; fewbits bench train --store does it, and make reproduce-gaussws")
     missing = NotRun(results.scale_name)
     rows = []
     for row in said.rows:
@@ -192,7 +192,7 @@ TITLES = {"generator": "noise alone", "forward": "w + R · 2^(1−b) · max|w|"}
 def figure_6(results: Results) -> Picture:
     found = benches.generators(results)
     if found is None:
-        return NotRun(results.scale_name)
+        return NoData("not measured; fewbits bench kernels --generators --store does it, and make reproduce-gaussws")
 
     def draw() -> Figure:
         picture, grid = plots.panels(2, 1, 4.6, sharex=True)

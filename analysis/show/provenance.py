@@ -10,13 +10,14 @@ from functools import cached_property
 from importlib.metadata import version
 from typing import Any
 
-import pandas as pd
+from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from fewbits import __version__
 from fewbits.analysis.fingerprint import sources
 from fewbits.analysis.frames import Results
 from fewbits.analysis.show.markup import boxed, folded, listed, number, plural, tag, words
 from fewbits.sweeps import store
+from fewbits.sweeps.cost import tokens_of, work_of
 from fewbits.sweeps.plan import Planned
 
 PACKAGES = ("torch", "numpy", "scipy", "pandas", "matplotlib")
@@ -51,16 +52,6 @@ class Provenance:
             found.append(f"{plural(dirty, 'trial')} computed from a working tree with uncommitted changes")
         return found
 
-    @property
-    def seconds(self) -> float:
-        """That training took, of all trials together."""
-        found = 0.0
-        for planned, _ in self.over:
-            path = planned.folder.path / "timing.parquet"
-            if path.is_file():
-                found += float(pd.read_parquet(path, columns=["seconds"])["seconds"].sum())
-        return found
-
     def rows(self) -> Iterator[tuple[str, str]]:
         trials, members = self.results.plan.trials, self.results.members
         said = " ".join(_spelled(word) for word in self.sentence)
@@ -73,7 +64,8 @@ class Provenance:
             "Models",
             words(f"{', '.join(sorted({t.trial.model.name for t in trials.values()}))}: {self.results.scale}"),
         )
-        yield "Training", words(f"{number(self.seconds / 3600, 2)} hours of all trials together")
+        tokens, work = (sum(of(one.trial) for one, _ in self.over) for of in (tokens_of, work_of))
+        yield "Training", words(f"{number(tokens)} tokens, {work:.2g} FLOPs of all trials together")
         made_of = next(iter(trials.values())).made_of
         for room, digest in made_of["sources"].items():
             yield f"Sources of {room}", tag("code", digest[:16])
@@ -111,7 +103,10 @@ class Provenance:
 def _spelled(word: str) -> str:
     """As one types it."""
     key, _, value = word.partition("=")
-    return f"--runs {shlex.quote(value)}" if key == "runtime.runs" else shlex.quote(word)
+    if key != "runtime.runs":
+        return shlex.quote(word)
+    path = OverridesParser.create().parse_override(word).value() if value else ""
+    return f"--runs {shlex.quote(str(path))}"
 
 
 def _short(key: str, value: str) -> str:

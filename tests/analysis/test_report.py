@@ -1,6 +1,7 @@
 """A report: one page that needs nothing beside it, whose numbers lead to their trials, the same bytes each time."""
 
 import csv
+import html
 import json
 import os
 import re
@@ -9,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from fewbits import cli
@@ -17,6 +19,7 @@ from fewbits.analysis.reading import read
 from fewbits.analysis.registry import judge_all, shelf
 from fewbits.analysis.report import put
 from fewbits.analysis.results import TableResult, Value
+from fewbits.analysis.show.provenance import Provenance
 from fewbits.experiments.sources import sources_digest
 from fewbits.sweeps.plans import save_plan
 from tests.analysis.conftest import SWEEP
@@ -76,6 +79,21 @@ def test_links_lead_somewhere(original: Made) -> None:
 def test_equal_results_give_equal_bytes(original: Made, tmp_path: Path) -> None:
     assert original.report(reports=tmp_path / "again") == 0
     assert left(tmp_path / "again" / "mor-smoke") == left(original.folder)
+
+
+def test_how_long_trials_took_changes_no_byte(made: Made, tmp_path: Path) -> None:
+    assert made.report(reports=tmp_path / "before") == 0
+    for path in made.store.glob("*/timing.parquet"):
+        table = pd.read_parquet(path)
+        table.assign(seconds=10 * table["seconds"]).to_parquet(path)
+    assert made.report(reports=tmp_path / "after") == 0
+    assert left(tmp_path / "after" / "mor-smoke") == left(tmp_path / "before" / "mor-smoke")
+
+
+def test_a_store_is_named_as_one_types_it(made: Made) -> None:
+    results = read(["study=mor", "scale=smoke"]).results
+    page = Provenance(results, ["study=mor", 'runtime.runs="/tmp/two words"']).table()
+    assert html.unescape(page).count("--runs '/tmp/two words'") == 2
 
 
 def test_a_report_of_the_same_making_is_not_made_again_and_a_damaged_one_is(made: Made) -> None:

@@ -330,6 +330,13 @@ def test_what_has_no_out_writes_the_same_values_into_touched_memory(case: Case) 
 # Generators
 
 
+def test_a_machine_with_more_to_do_than_cores_is_said_to_be_busy() -> None:
+    assert bench_measure.busy(2.0, 2) is None, "what has just ended is in the load for a minute"
+    warning = bench_measure.busy(6.8, 2)
+    assert warning is not None
+    assert "load 6.8, cores 2" in warning
+
+
 def test_generators_are_measured_over_shapes_and_kept_for_reports(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

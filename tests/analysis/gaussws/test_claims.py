@@ -271,3 +271,11 @@ def test_adam_mini_is_compared_at_its_own_learning_rate(tmp_path: Path, cpu: Pla
     shown = {row.title: [str(cell.ours) for cell in row.cells] for row in table_e1(Results.of(paper)).rows}
     assert shown["GPUs"] == ["8", "8", "8"]
     assert shown["Micro-batches to an update"] == ["5", "1", "1"]
+
+
+def test_places_without_a_result_are_named_with_their_sweep(cpu: Plan) -> None:
+    """Two sweeps have an arm of that name."""
+    found = results(cpu, replace(PAPER, missing=frozenset({"llama2-mini/adam-mini"})))
+    assert [flag.partition(": ")[0] for flag in found.flags] == [
+        f"llama2-mini, adam-mini, seed {seed}" for seed in (0, 1, 2)
+    ]
