@@ -52,6 +52,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _rows(reading: Reading, entry: ClaimEntry) -> list[tuple[str, ...]]:
     """Of the claim, and of each of its comparisons."""
+    from fewbits.analysis.show.claims import repeats
     from fewbits.analysis.show.markup import bounds, effect, size
 
     verdict = reading.verdicts[entry.id]
@@ -68,7 +69,7 @@ def _rows(reading: Reading, entry: ClaimEntry) -> list[tuple[str, ...]]:
                 str(of.outcome),
                 effect(of.effect, half, relative) if of.effect is not None else "",
                 bounds(interval.low, interval.high, relative) if interval else "",
-                str(of.n or ""),
+                repeats(of),
                 size(of.mde, relative) if of.mde is not None else "",
                 size(of.margin, relative) if of.margin is not None and of.n else "",
                 said,

@@ -67,6 +67,7 @@ class Shown:
     baseline: Arm
     trunks: Mapping[str, str] = field(default_factory=lambda: {TRUNK: "trunk, BF16"})  # names, with their labels
     said: Callable[[str, str], float | None] = _unsaid  # the paper's last change of a metric, of an arm
+    noise: bool = True  # A/A is shown; it has BF16's optimizer and rate, which arms may not have
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -98,7 +99,7 @@ def measured(part: Results, of: Shown, metric: Metric, again: Results | None = N
             exact = trajectories.curves(part, metric.name)
             changes[name] = trajectories.thinned(trajectories.change(exact, name, trunks[0]))
     noise = part if again is None else again
-    if noise.has(AGAIN) and not metric.of_micro_batches:
+    if of.noise and noise.has(AGAIN) and not metric.of_micro_batches:
         changes[AGAIN] = trajectories.change(_recorded(noise, metric), AGAIN, BASELINE)
     trials = (one.trials for one in (*levels.values(), *changes.values()) if one is not None)
     return Measured(

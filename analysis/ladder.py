@@ -25,11 +25,15 @@ def write_ladder(sentence: Sequence[str], scales: Sequence[str], reports: Path) 
     readings = {scale: read((*sentence, f"scale={scale}")) for scale in scales}
     folder = reports / "-".join((readings[scales[0]].study, *scales))
     made = [made_of(reading.results, reading.sentence) for reading in readings.values()]
-    record = {scale: reading.record() for scale, reading in readings.items()}
-    put(folder, {INDEX: _page(readings), "verdicts.json": to_json(record)}, " ".join(made))
+    put(folder, lambda: _files(readings), " ".join(made))
     missing = tuple(f"{scale}: {flag}" for scale, reading in readings.items() for flag in reading.results.flags)
     verdicts = "; ".join(f"{scale}: {counts(reading.verdicts)}" for scale, reading in readings.items())
     return Report(folder / INDEX, verdicts, missing)
+
+
+def _files(readings: Mapping[str, Reading]) -> dict[str, str]:
+    record = {scale: reading.record() for scale, reading in readings.items()}
+    return {INDEX: _page(readings), "verdicts.json": to_json(record)}
 
 
 def _page(readings: Mapping[str, Reading]) -> str:
@@ -76,7 +80,7 @@ def cell(verdict: Verdict, entry: ClaimEntry, link: str | None = None) -> str:
     if verdict.effect is not None or verdict.parts:
         lines.append(effects(verdict, entry.claim))
     if verdict.n:
-        lines.append(tag("small", plural(verdict.n, "seed")))
+        lines.append(tag("small", plural(verdict.n, verdict.each)))
     if (found := power(verdict, entry.claim)) != NOTHING:
         lines.append(tag("small", "found from / margin ", found))
     return tag("div", *(tag("div", line) for line in lines if line))

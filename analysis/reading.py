@@ -92,6 +92,9 @@ class Reading:
     def flags(self) -> Html:
         return Html(self.origin.flags(), "flags")
 
+    def rules(self) -> Html:
+        return Html(claims.rules(), "how claims are judged")
+
     def summary(self) -> Html:
         return Html(claims.summary(self.shelf.claims, self.verdicts), "summary of the verdicts")
 

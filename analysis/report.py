@@ -9,9 +9,10 @@ Equal results of equal code give equal bytes, so where nothing has changed since
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryFile
 
 from fewbits.analysis.fingerprint import MADE_OF, made_of, record, unchanged
 from fewbits.analysis.notebook import execute
@@ -40,7 +41,7 @@ def write_report(sentence: Sequence[str], reports: Path) -> Report:
     planned = read(sentence)
     folder, digest = reports / planned.name, made_of(planned.results, planned.sentence)
     if not unchanged(folder, digest):
-        put(folder, _files(planned.study, sentence), digest)
+        put(folder, lambda: _files(planned.study, sentence), digest)
     verdicts = json.loads((folder / "verdicts.json").read_text("utf-8"))
     return Report(folder / INDEX, verdicts["counts"], planned.results.flags)
 
@@ -63,13 +64,16 @@ def _files(study: str, sentence: Sequence[str]) -> dict[str, str | bytes]:
     }
 
 
-def put(folder: Path, files: Mapping[str, str | bytes], made_of: str) -> None:
-    """All of them, in place of what a report made earlier has left there."""
-    contents = {name: text.encode() if isinstance(text, str) else text for name, text in files.items()}
-    contents[MADE_OF] = record(made_of, contents)
+def put(folder: Path, make: Callable[[], Mapping[str, str | bytes]], made_of: str) -> None:
+    """All files that it makes, in place of what a report made earlier has left there. Where none can be written, that
+    is found before they are made, which takes a while."""
     if folder.exists() and any(folder.iterdir()) and not (folder / INDEX).is_file():
         raise ValueError(f"{folder} holds something that is no report: say with --out where reports are to lie")
     folder.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryFile(dir=folder.parent):
+        pass
+    contents = {name: text.encode() if isinstance(text, str) else text for name, text in make().items()}
+    contents[MADE_OF] = record(made_of, contents)
     with folder_atomically(folder) as partial:
         for name, content in contents.items():
             path = partial / name

@@ -76,11 +76,13 @@ class Control:
     passed: bool
     detail: str
     trials: tuple[str, ...] = ()
+    tested: bool = True  # else there were too few seeds, or no data
 
     @staticmethod
     def of(name: str, verdict: Verdict) -> Control:
         """Passed where the known effect is itself reproduced."""
-        return Control(name, verdict.outcome is Outcome.REPRODUCED, verdict.reason, verdict.trials)
+        tested = verdict.p_for is not None or verdict.outcome is not Outcome.INCONCLUSIVE
+        return Control(name, verdict.outcome is Outcome.REPRODUCED, verdict.reason, verdict.trials, tested)
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,8 @@ class Verdict:
     reason: str
     effect: float | None = None
     interval: Interval | None = None
-    n: int = 0  # seeds
+    n: int = 0  # seeds, or of whatever else there are several
+    each: str = "seed"  # what n counts
     mde: float | None = None  # minimum detectable effect of the comparison
     margin: float | None = None
     relative: bool = False  # effect, interval, mde and margin are parts of the baseline's level
@@ -237,7 +240,8 @@ def controlled(verdict: Verdict, control: Control) -> Verdict:
     """Decided only if the runs show that they would have found an effect."""
     if control.passed or verdict.outcome not in (Outcome.REPRODUCED, Outcome.CONTRADICTED):
         return replace(verdict, control=control)
-    reason = f"its control failed ({control.name}: {control.detail}); without it: {verdict.outcome}, {verdict.reason}"
+    failed = "failed" if control.tested else "was not tested"
+    reason = f"its control {failed} ({control.name}: {control.detail}); without it: {verdict.outcome}, {verdict.reason}"
     return replace(verdict, outcome=Outcome.INCONCLUSIVE, reason=reason, control=control)
 
 

@@ -89,7 +89,10 @@ def main(argv: Sequence[str]) -> int:
         print(f"fewbits: {warning}", file=sys.stderr)
     configs = [model_named(name) for name in options.model.split(",")]
     recipes = {name: load_recipe(name) for name in options.recipes.split(",")}
-    found = [_measured(config, recipes, world.device, options) for config in configs]
+    found: list[Measured] = []
+    for config in configs:
+        print(f"fewbits: timing {config.name} in {options.steps} turns", file=sys.stderr, flush=True)
+        found.append(_measured(config, recipes, world.device, options))
     where = _where(world.device, options.threads)
     if options.store is not None:
         _save(found, world.device, where, options)

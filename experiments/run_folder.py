@@ -71,13 +71,17 @@ class RunFolder:
                 remove_folder(path)
 
     def result(self) -> dict[str, Any] | None:
-        result = _json(self.path / "result.json")
+        path = self.path / "result.json"
+        try:
+            result = _json(path)
+        except ValueError as error:
+            raise ValueError(f"{error}: remove it, and it is made again") from None
         if result is not None and (
             result.get("id") != self.id
             or result.get("status") not in ("done", "diverged")
             or not isinstance(result.get("step"), int)
         ):
-            raise ValueError(f"{self.path / 'result.json'} is not this trial's result: remove it, and it is made again")
+            raise ValueError(f"{path} is not this trial's result: remove it, and it is made again")
         return result
 
     def provenance(self) -> dict[str, Any] | None:

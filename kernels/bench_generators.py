@@ -69,7 +69,10 @@ def main(
         return 0
     if warning := bench_measure.busy(os.getloadavg()[0], os.cpu_count() or 1):
         print(f"fewbits: {warning}", file=sys.stderr)
-    found = [one for shape in shapes for one in _at(shape, torch.device(device), runs)]
+    found: list[Timed] = []
+    for rows, cols in shapes:
+        print(f"fewbits: timing {rows}x{cols} in {runs} turns", file=sys.stderr, flush=True)
+        found += _at((rows, cols), torch.device(device), runs)
     where = {**machine(), "device": _device(device), "time": time.time()}
     report = {"machine": where, "turns": runs, "timed": [asdict(one) for one in found]}
     print(_text(found, _device(device), runs))

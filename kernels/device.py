@@ -280,7 +280,7 @@ class Device:
             for job, spec, (block_amax, group_amax, _) in zip(jobs, specs, held, strict=True):
                 if spec.lookup and _grouped(job.q):
                     _group_amaxes(job, block_amax, group_amax)
-        if any(_weighs(job.q) for job in jobs):
+        if any(spec.lookup and _weighs(job.q) for job, spec in zip(jobs, specs, strict=True)):
             alike = tuple(spec._replace(stats=0, skips=0, encodes=0, piece=0) for spec in specs)
             self._launcher.launch(Variant("quantize.cu", "weigh", names, shape, alike), tiles, call, x.device)
         call.backwards = measured
@@ -336,18 +336,18 @@ def _block_on_chip(q: Quantizer, axis: int, x: Tensor, shape: Shape) -> tuple[in
     """The quantizer's block as it lies in tiles of that shape; None if tiles cannot hold whole ones.
 
     A naive cast has none: its vectors take their place. A block as large as the matrix may be larger. Four Over Six
-    has to look at its blocks before it quantizes them, so they are treated as the large ones are.
+    weighs its blocks before it quantizes them, which the threads of a warp do on chip.
     """
     if q.scaling == "none":
         return (1, EDGE)
-    if _weighs(q):
-        return None
     sides = []
     for size, have, tile in zip(_block(q, axis, x), x.shape, (shape.rows, shape.cols), strict=True):
         size = _power(size) if size >= have else size
         if size & (size - 1) or (size >= have and _power(have) > tile) or (size < have and size > tile):
             return None
         sides.append(min(size, tile))
+    if _weighs(q) and sides[0] > WARP // shape.lanes * EDGE:
+        return None
     return sides[0], sides[1]
 
 
@@ -478,7 +478,7 @@ def _fill(request: _Request, x: Tensor, job: _Job, spec: Spec, shape: Shape) -> 
 
     request.out, request.tally, request.part_amax = _pointer(job.out), _pointer(job.counts), _pointer(job.amax)
     request.skip = _pointer(job.skip)
-    weighed = torch.zeros(grid if _weighs(job.q) else 0, dtype=torch.int64, device=x.device)
+    weighed = torch.zeros(grid if spec.lookup and _weighs(job.q) else 0, dtype=torch.int64, device=x.device)
     request.block_amax, request.group_amax = block_amax.data_ptr(), group_amax.data_ptr()
     request.four_less_six = weighed.data_ptr()
     request.seed, request.signs = job.seed, (ctypes.c_uint32 * 4)(*_signs(job.q))

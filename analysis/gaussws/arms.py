@@ -31,7 +31,7 @@ ARMS = {
         Arm(MINI_OURS, "GaussWS", LOOKS[0]),
         Arm(MINI_DIFFQ, "DiffQ", LOOKS[1]),
         Arm("gaussws-8-6", "GaussWS, 8 to 6 bits", LOOKS[2]),
-        Arm("all", "all parts", LOOKS[0]),
+        Arm("all", "GaussWS", LOOKS[0]),
         Arm("qkv", "qkv", LOOKS[6]),  # parts stand beside DiffQ, which has the second look
         Arm("out", "out", LOOKS[2]),
         Arm("up", "up", LOOKS[3]),
@@ -41,6 +41,7 @@ ARMS = {
 }
 TITLES = {name: arm.label for name, arm in ARMS.items()} | {
     "bf16-again": "BF16 again (larger micro-batches)",
+    "all": "all parts",
     "bf16-low": "BF16, low rate",
     "gaussws-low": "GaussWS, low rate",
     "diffq-low": "DiffQ, low rate",

@@ -35,6 +35,7 @@ from fewbits.analysis.verdicts import (
 from fewbits.kernels.bench_generators import BITWISE, BOX_MULLER, TORCH
 
 margin = paper("gaussws").margin
+TURNS = "turns of one run, not seeds"
 THREEFOLD = paper("gaussws").numbers["generator"].value
 GIB, THOUSAND, PERCENT = 2**30, 1e3, 100.0
 MODELS = {"134m": "llama2-134m", "1b": "llama2-1b", "3b": "llama2-3b", "70b": "llama2-70b-4l"}  # of Table 1's rows
@@ -145,12 +146,15 @@ def g16(results: Results) -> Verdict:
             f"{name}, GaussWS loses {most:.2%} at most": no_worse(_beyond(ours, plain, most, 1), margin("G16")),
             f"{name}, DiffQ loses {least:.2%} at least": no_worse(_beyond(diffq, plain, least, -1), margin("G16")),
         }
-    return noted(_timed(every(parts), found), *_beside(found), "turns of one run, not seeds")
+    return noted(_timed(every(parts), found), *_beside(found), TURNS)
 
 
 def _timed(verdict: Verdict, found: Training | Generators | None) -> Verdict:
-    """No trial is behind it: its scale is the device."""
-    return verdict if found is None else replace(verdict, scale=found.device)
+    """No trial is behind it: its scale is the device, and what there are several of are the turns that arms took."""
+    if found is None:
+        return verdict
+    parts = tuple((name, replace(part, each="turn")) for name, part in verdict.parts)
+    return replace(verdict, scale=found.device, each="turn", parts=parts)
 
 
 def _papers(column: str) -> list[float]:
@@ -225,7 +229,7 @@ def g18(results: Results) -> Verdict:
     found = benches.generators(results)
     if found is None:
         return not_run(results.scale_name)
-    return noted(_timed(_faster(found), found), f"turns of one run on {found.device}, not seeds; the paper's are GPUs")
+    return noted(_timed(_faster(found), found), f"{TURNS}, on {found.device}; the paper's are GPUs")
 
 
 def _faster(found: Generators) -> Verdict:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from fewbits.analysis.arms import AGAIN
+from fewbits.analysis.arms import BASELINE
 from fewbits.analysis.curves import LOSS, VALIDATION, Metric, Row, Shown, training
 from fewbits.analysis.frames import Results
 from fewbits.analysis.gaussws.arms import ARMS, MINI, MINI_DIFFQ, MINI_OURS, PARTS, TRUNKS, chosen
@@ -34,7 +34,7 @@ class Group:
 
     @property
     def shown(self) -> Shown:
-        return Shown(tuple(ARMS[arm] for arm in self.arms), ARMS[self.arms[0]], TRUNKS)
+        return Shown(tuple(ARMS[arm] for arm in self.arms), ARMS[self.arms[0]], TRUNKS, noise=self.arms[0] == BASELINE)
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ FIGURES = (
             Group("parts", ("bf16-low", "all", *PARTS), "AdamW, low rate", (LOSS, VALIDATION)),
             Group("gpt2-mini", MINIS, "Adam-mini", (LOSS, VALIDATION)),
         ),
-        ("Parts have a target of 0 bits, as in the paper.",),
+        ("Parts have a target of 0 bits, as in the paper; GaussWS without a part's name is on all of them.",),
     ),
     Curves(
         "Figure 4",
@@ -87,8 +87,7 @@ def curves(of: Curves, results: Results) -> Picture:
         if isinstance(part, NotRun):
             missing.append(f"{group.name} ({group.sweep})")
         else:
-            again = part if part.has(AGAIN) else None
-            rows += [Row(part, group.shown, metric, again, group.name) for metric in group.metrics]
+            rows += [Row(part, group.shown, metric, name=group.name) for metric in group.metrics]
     if not rows:
         return NotRun(results.scale_name)
     picture = training(rows)

@@ -25,12 +25,9 @@ gaussws.flags()
 
 # %% [markdown]
 # ## Verdicts
-#
-# A claim is *reproduced* or *contradicted* only where the interval of its effect lies wholly on one side of what the
-# paper says; between the two it is *inconclusive*. "No difference" is shown by an equivalence test against a margin
-# that was fixed before the first run, and only by a design that would have found a difference of that margin. Arms are
-# compared seed by seed: the same initial weights, the same data in the same order. Claims are corrected for together
-# (Holm). What arithmetic decides was asked of the kernels when this page was made.
+
+# %%
+gaussws.rules()
 
 # %%
 gaussws.summary()

@@ -25,14 +25,9 @@ nvfp4.flags()
 
 # %% [markdown]
 # ## Verdicts
-#
-# A claim is *reproduced* or *contradicted* only where the interval of its effect lies wholly on one side of what the
-# paper says; between the two it is *inconclusive*. "No difference" is shown by an equivalence test against a margin
-# that was fixed before the first run, and only by a design that would have found a difference of that margin. Arms are
-# compared seed by seed: the same initial weights, the same data in the same order. Trials that start alike part by
-# chance, and losses of all arms spread alike for that reason; so that spread is taken from all of them together, while
-# an arm whose own is greater is left out and speaks for itself. Claims are corrected for together (Holm). In each
-# picture the shaded band is the margin on either side of zero.
+
+# %%
+nvfp4.rules()
 
 # %%
 nvfp4.summary()

@@ -28,6 +28,16 @@ HEADS = (
 )
 LEVELS = ("share", "correlation")  # kinds whose effect is a level, not a difference
 NOTHING = "–"
+RULES = """
+A claim is <em>reproduced</em> or <em>contradicted</em> only where the interval of its effect lies wholly on one side of
+what the paper says; between the two it is <em>inconclusive</em>. “No difference” is shown by an equivalence test
+against a margin that was fixed before the first run, and only by a design that would have found a difference of that
+margin. Arms are compared seed by seed: the same initial weights, the same data in the same order. Trials that start
+alike part by chance, and losses of all arms spread alike for that reason; so that spread is taken from all of them
+together, while an arm whose own is greater is left out and speaks for itself. Claims are corrected for together (Holm).
+What arithmetic decides was asked of the kernels when this page was made. In pictures the shaded band is the margin on
+either side of zero.
+"""
 FEW = 4  # comparisons that the table at the top shows one by one
 
 
@@ -47,6 +57,10 @@ def tally(verdicts: Mapping[str, Verdict]) -> str:
     return tag("ul", *parts, class_="tally")
 
 
+def rules() -> str:
+    return tag("p", RULES.strip())
+
+
 def summary(entries: Iterable[ClaimEntry], verdicts: Mapping[str, Verdict]) -> str:
     head = tag("thead", tag("tr", *(tag("th", name, scope="col") for name in HEADS)))
     rows = [_row(entry, verdicts[entry.id]) for entry in entries]
@@ -60,7 +74,7 @@ def _row(entry: ClaimEntry, verdict: Verdict) -> str:
     cells = (
         badge(verdict.outcome),
         effects(verdict, claim),
-        str(verdict.n) if verdict.n else NOTHING,
+        repeats(verdict) or NOTHING,
         power(verdict, claim),
         words(claim.says_of_scale) or NOTHING,
         control(verdict),
@@ -97,6 +111,13 @@ def effects(verdict: Verdict, claim: Claim) -> str:
     return tag("span", f"{found} of {plural(len(verdict.parts), 'comparison')} as said")
 
 
+def repeats(verdict: Verdict) -> str:
+    """How many seeds; of anything else, what as well."""
+    if not verdict.n:
+        return ""
+    return str(verdict.n) if verdict.each == "seed" else plural(verdict.n, verdict.each)
+
+
 def power(verdict: Verdict, claim: Claim) -> str:
     """The smallest effect that the design finds, beside the margin."""
     of_claim = claim.margin is not None and (verdict.margin is None or bool(verdict.parts))
@@ -115,7 +136,8 @@ def power(verdict: Verdict, claim: Claim) -> str:
 def control(verdict: Verdict) -> str:
     if verdict.control is None:
         return NOTHING
-    return tag("span", "✓ passed" if verdict.control.passed else "✗ failed", title=verdict.control.name)
+    state = "✓ passed" if verdict.control.passed else "✗ failed" if verdict.control.tested else "? not tested"
+    return tag("span", state, title=verdict.control.name)
 
 
 # -------------------------------------------------------------------------------- one in full
@@ -128,7 +150,7 @@ def card(entry: ClaimEntry, verdict: Verdict, trials: Mapping[str, Trial]) -> st
             "Effect",
             shown_effect(verdict, claim.kind) + glyph(verdict, claim.kind) if verdict.effect is not None else "",
         ),
-        ("Seeds", str(verdict.n) if verdict.n else ""),
+        ("Seeds" if verdict.each == "seed" else "Repeats", repeats(verdict)),
         ("Found from", size(verdict.mde, verdict.relative) if verdict.mde is not None else ""),
         ("Margin", _margin(claim, verdict)),
         ("Looked at", words(claim.metric)),
@@ -182,7 +204,7 @@ def _parts(verdict: Verdict, claim: Claim) -> str:
             tag("th", words(name), scope="row"),
             tag("td", badge(part.outcome)),
             tag("td", shown_effect(part, claim.kind), class_="number"),
-            tag("td", str(part.n) if part.n else NOTHING, class_="number"),
+            tag("td", repeats(part) or NOTHING, class_="number"),
             tag("td", power(part, claim), class_="number"),
             tag("td", glyph(part, claim.kind)),
         )

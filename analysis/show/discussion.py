@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from fewbits.analysis.paper import Paper
 from fewbits.analysis.registry import ClaimEntry
-from fewbits.analysis.show.markup import bounds, effect, listed, size, tag, words
+from fewbits.analysis.show.markup import bounds, effect, listed, plural, size, tag, words
 from fewbits.analysis.verdicts import Outcome, Verdict
 
 NULLS = ("equal", "no worse")  # kinds of claims that say there is none
@@ -84,7 +84,7 @@ def _uncorrected(entry: ClaimEntry, verdict: Verdict) -> Iterator[Remark]:
 
 
 def _controls(entry: ClaimEntry, verdict: Verdict) -> Iterator[Remark]:
-    if verdict.control is not None and not verdict.control.passed:
+    if verdict.control is not None and verdict.control.tested and not verdict.control.passed:
         yield Remark(entry.id, f"{verdict.control.name}: {verdict.control.detail}.")
 
 
@@ -93,7 +93,7 @@ def _underpowered(entry: ClaimEntry, verdict: Verdict) -> Iterator[Remark]:
         undecided = part.outcome is Outcome.INCONCLUSIVE
         if undecided and part.mde is not None and part.margin and part.mde > part.margin:
             found, margin = size(part.mde, part.relative), size(part.margin, part.relative)
-            yield Remark(entry.id, f"{name}{part.n} seeds find {found}, and the margin is {margin}.")
+            yield Remark(entry.id, f"{name}{plural(part.n, part.each)} find {found}, and the margin is {margin}.")
 
 
 def _tested(entry: ClaimEntry, verdict: Verdict) -> Iterator[tuple[str, Verdict]]:

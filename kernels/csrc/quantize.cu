@@ -3,7 +3,7 @@
 //   quantize   one pass where blocks lie in tiles: loads, rotates, finds amaxes and scales, rounds, counts, stores;
 //              one or two quantizers from the same reading
 //   measure    before it where scales span more: amaxes of large blocks, or of groups of small ones
-//   weigh      between them for Four Over Six: which of its scales errs less in each block
+//   weigh      between them for Four Over Six in large blocks: which of its scales errs less in each
 //   extent     largest and smallest non-zero magnitudes of the parts of a matrix
 //
 // Maxima are integers and sums are of integers, so no bit depends on the order in which threads come.
@@ -162,18 +162,6 @@ FB_D void correct_blocks(const Spec &s, const Request &r, const Tile &t, const V
                                 : b.scale.code | drawn << 8 | (b.plain && (drawn || top == 0) ? uint32_t(PLAIN) : 0u);
       }
 }
-// A block by what is left of it: its amax in storage bits, or for MS-EDEN what is above.
-template <class D> FB_D Block known(const Spec &s, const Request &r, uint32_t left, int row, int col) {
-  if (s.scaling != EDEN) return make_block<D>(s, r, bits(D::widen(typename D::Storage(left))), row, col);
-  Block b{two_level_scale(e4m3_value(left & NEAREST), make_group(s.scaling, value(s.max), value(r.group_amax[0]))),
-          (left & PLAIN) != 0, (left & NOT_FINITE) != 0};
-  b.scale.code = (left & DRAWN) >> 8;
-  b.scale.decode = e4m3_value(b.scale.code);
-  return b;
-}
-
-// ------------------------------------------------------------------------------------------------ elements
-
 // The 16 bits of each of eight consecutive elements, two in a word.
 FB_D Words eight_draws(uint64_t first, uint32_t stream, uint64_t seed) {
   Words a = philox(first >> 3, stream, seed);
@@ -189,6 +177,60 @@ FB_D Words eight_draws(uint64_t first, uint32_t stream, uint64_t seed) {
   for (int i = 0; i < 4; i++) w[i] = skew & 1 ? w[i] >> 16 | w[i + 1] << 16 : w[i];
   return Words{{w[0], w[1], w[2], w[3]}};
 }
+
+// Four Over Six: with its block's amax a bit that says that its greatest value becomes 4. Threads that share a block
+// are of a warp.
+constexpr uint32_t AT_FOUR = 0x80000000u;
+template <class D>
+FB_D void choose_fours(const Spec &s, const Request &r, const Tile &t, const Vector<D> (&x)[SLOTS],
+                       uint32_t (&amax)[SLOTS][WIDTH]) {
+  const Split split(s);
+  const Grid g = grid_of(s);
+  const Group group = make_group(s.scaling, g.max, value(r.group_amax[0]));
+#pragma unroll
+  for (int k = 0; k < SLOTS; k++)
+#pragma unroll
+    for (int i = 0; i < WIDTH; i++)
+      if (split.starts(k, i)) {
+        float top = D::widen(typename D::Storage(amax[k][i]));
+        FourOverSix b{make_scale(s.scaling, g.max, top, group), make_scale(s.scaling, g.max, top, group, FOUR), top};
+        Weighed weighed{0};
+#pragma unroll
+        for (int m = 0; m < SLOTS; m++) {
+          if (m / split.rows != k / split.rows) continue;
+          Words draws{};
+          if (s.stochastic) draws = eight_draws(t.index(m), ROUND_HIGH, r.seed);
+#pragma unroll
+          for (int n = 0; n < WIDTH; n++)
+            if (n / split.cols == i / split.cols) {
+              float size = D::widen(typename D::Storage(x[m].get(n) & D::magnitude_mask));
+              uint32_t high = (draws.w[n / 2] >> (16 * (n % 2))) & 0xffffu;
+              weighed.sum += four_less_six(size, g, b, s.stochastic, high, t.index(m) + uint64_t(n), r.seed);
+            }
+        }
+#pragma unroll
+        for (int d = 1; d < WARP; d *= 2)
+          if (d < s.block_cols / WIDTH) weighed.join(weighed.shuffled(d));
+#pragma unroll
+        for (int d = 1; d < WARP; d *= 2)
+          if (d < s.block_rows / SLOTS) weighed.join(weighed.shuffled(d * shape().lanes));
+        if (weighed.sum < 0) amax[k][i] |= AT_FOUR;
+      }
+}
+// A block by what is left of it: its amax in storage bits, or for MS-EDEN and Four Over Six what is above.
+template <class D> FB_D Block known(const Spec &s, const Request &r, uint32_t left, int row, int col) {
+  if (s.scaling == FOUROVERSIX)
+    return make_block<D>(s, r, bits(D::widen(typename D::Storage(left & ~AT_FOUR))), row, col,
+                         left & AT_FOUR ? FOUR : 1.0f);
+  if (s.scaling != EDEN) return make_block<D>(s, r, bits(D::widen(typename D::Storage(left))), row, col);
+  Block b{two_level_scale(e4m3_value(left & NEAREST), make_group(s.scaling, value(s.max), value(r.group_amax[0]))),
+          (left & PLAIN) != 0, (left & NOT_FINITE) != 0};
+  b.scale.code = (left & DRAWN) >> 8;
+  b.scale.decode = e4m3_value(b.scale.code);
+  return b;
+}
+
+// ------------------------------------------------------------------------------------------------ elements
 
 // Eight ordinary elements; false if a draw needs its low bits, and nothing was done.
 template <class D, bool WIDE>
@@ -327,6 +369,7 @@ template <class D> FB_D void quantize_tile(const Spec &s, const Request &r, cons
   uint32_t amax[SLOTS][WIDTH];
   if (s.source == ON_CHIP) block_amaxes<D>(s, t, x, amax);
   if (s.scaling == EDEN) correct_blocks<D>(s, r, t, x, amax);
+  if (s.scaling == FOUROVERSIX && s.source == ON_CHIP) choose_fours<D>(s, r, t, x, amax);
   Gathering<Counts> gathering(s.piece, r.parts, t, Counts::Target{r.tally, r.part_amax});
   bool by_element = s.piece == ELEMENTS && (s.stats || s.skips);
   uint32_t careful = 0, ready = 0;  // a bit for each slot
@@ -437,7 +480,7 @@ template <class D> FB_D void measure(const Call &call) {
 }
 
 template <class D> FB_D void weigh_tile(const Spec &s, const Request &r, const Tile &t, Vector<D> (&x)[SLOTS]) {
-  if (s.scaling != FOUROVERSIX) return;
+  if (s.scaling != FOUROVERSIX || s.source == ON_CHIP) return;
   rotate<D>(s, r.signs, t, x);
   const Grid g = grid_of(s);
   const Group group = make_group(s.scaling, g.max, value(r.group_amax[0]));

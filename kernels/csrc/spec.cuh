@@ -90,7 +90,7 @@ FB_D constexpr int spec_count() { return COUNT; }
 // How many CTAs at least share a multiprocessor's registers: 512 threads' worth, but for the few variants that would
 // not do with 128 registers.
 FB_D constexpr bool heavy(const Spec &s) {
-  return (s.down && s.hadamard > (COUNT > 1 ? 0 : 16)) ||
+  return (s.down && s.hadamard > (COUNT > 1 ? 0 : 16)) || (s.scaling == FOUROVERSIX && s.source == ON_CHIP) ||
          (s.scaling != NONE && s.source == ON_CHIP && s.block_rows * s.block_cols < 4);
 }
 FB_D constexpr int least_ctas() {

@@ -60,6 +60,8 @@ def test_one_control_that_failed_is_said_once_for_all_its_claims() -> None:
     assert text.count("bad arm: no data") == 1
     assert "#M3" in text
     assert "#M5" in text
+    untested = controlled(equivalent(of(0.0, 0.0001, 0.0002), 0.005), Control("bad arm", False, "one", tested=False))
+    assert not said([entry("M3")], {"M3": untested})
 
 
 def test_too_few_seeds_and_what_did_not_survive_the_others_are_said() -> None:

@@ -300,11 +300,20 @@ def test_what_is_no_report_is_not_replaced(made: Made, capsys: pytest.CaptureFix
 
 def test_a_report_that_cannot_be_written_leaves_the_one_before_it(tmp_path: Path) -> None:
     folder = tmp_path / "mor-smoke"
-    put(folder, {"index.html": "first"}, "a")
+    put(folder, lambda: {"index.html": "first"}, "a")
     before = left(tmp_path)
     with pytest.raises(OSError, match="deep"):
-        put(folder, {"index.html": "second", "deep/deeper/file": ""}, "b")
+        put(folder, lambda: {"index.html": "second", "deep/deeper/file": ""}, "b")
     assert left(tmp_path) == before
+
+
+def test_a_place_that_takes_no_report_is_found_before_one_is_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter.txt").write_text("years")
+    for folder, said in ((tmp_path / "file" / "mor-smoke", NotADirectoryError), (tmp_path / "thesis", ValueError)):
+        with pytest.raises(said):
+            put(folder, lambda: pytest.fail("it was made"), "a")
 
 
 def test_claims_are_listed_in_the_terminal_as_in_the_report(original: Made, capsys: pytest.CaptureFixture[str]) -> None:

@@ -271,6 +271,22 @@ def test_a_failed_control_leaves_a_claim_open_and_says_so() -> None:
     assert controlled(not_run("cpu"), Control.of("x", bad)).outcome is Outcome.OUT_OF_REACH
 
 
+def test_a_control_of_one_seed_was_not_tested_and_has_not_failed() -> None:
+    decided = equivalent(found(0.0001, -0.0001, 0.0), MARGIN)
+    for verdict, tested in (
+        (higher(found(0.02)), False),
+        (higher(NoData("not trained")), False),
+        (higher(found(0.02, -0.03)), True),
+        (exact(False, "not found"), True),
+    ):
+        control = Control.of("e2m1 per tensor", verdict)
+        assert control.tested is tested
+        assert not control.passed
+        open_ = controlled(decided, control)
+        assert open_.outcome is INCONCLUSIVE
+        assert ("its control failed" if tested else "its control was not tested") in open_.reason
+
+
 def test_of_many_null_claims_hardly_one_is_found_in_a_whole_report() -> None:
     generator = np.random.default_rng(3)
     false = 0

@@ -240,8 +240,8 @@ def test_damaged_timing_costs_the_timing_alone(cache: Path, tmp_path: Path) -> N
     [
         ("result.json", b"{}", "is not this trial's result: remove it"),
         ("result.json", b'{"id": "0123", "status": "done", "step": 3}', "is not this trial's result: remove it"),
-        ("result.json", b"[]", "is not a JSON object"),
-        ("result.json", b"\xff", "result.json is not JSON"),
+        ("result.json", b"[]", "is not a JSON object: remove it, and it is made again"),
+        ("result.json", b'{"id": "01', "char 7): remove it, and it is made again"),
         ("provenance.json", b"null", "is not a JSON object"),
         ("provenance.json", b"", "provenance.json is not JSON"),
     ],

@@ -29,7 +29,8 @@ class _Variant(ctypes.Structure):  # csrc/spec.cuh
 
 
 class EmulatedLauncher:
-    """Runs each launch at once; there is no stream. `launches` is what was asked for."""
+    """Runs each launch at once; there is no stream. Threads take turns in another order in each, so that a race comes
+    out as other bits. `launches` is what was asked for."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
@@ -43,18 +44,20 @@ class EmulatedLauncher:
             data.specs[i] = (ctypes.c_uint32 * len(Spec._fields))(*spec)
         run = self._library.simt_quantize if variant.file == "quantize.cu" else self._library.simt_weights
         kernel = KERNELS[variant.file].index(variant.kernel)
+        self._library.simt_shuffle(ctypes.c_uint64(len(self.launches)))
         run(kernel, *map(NAMES.index, variant.dtypes), ctypes.byref(data), blocks, ctypes.byref(call))
 
 
 @cache
-def compile_emulator(folder: Path) -> ctypes.CDLL:
-    command, library = build.compiler(), folder / "emulated.so"
+def compiled(source: Path, folder: Path) -> ctypes.CDLL:
+    """A library of kernels on the emulator."""
+    command, library = build.compiler(), folder / f"{source.stem}.so"
     assert command is not None
     flags = [*shlex.split(FLAGS), f"-I{build.SOURCES}", f"-I{SIMT}"]
-    subprocess.run([*command, *flags, str(SIMT / "emulate.cpp"), "-o", str(library)], check=True)
+    subprocess.run([*command, *flags, str(source), "-o", str(library)], check=True)
     return ctypes.CDLL(str(library))
 
 
 def emulated_device(folder: Path) -> tuple[Device, EmulatedLauncher]:
-    launcher = EmulatedLauncher(compile_emulator(folder))
+    launcher = EmulatedLauncher(compiled(SIMT / "emulate.cpp", folder))
     return Device(launcher), launcher

@@ -1,6 +1,7 @@
 """cuda ≡ reference without a GPU: the kernels' own sources, run by a SIMT emulator, under the host code that GPUs get.
 
-What this cannot show: speed, races between threads (fibers take turns) and what NVIDIA's compiler and instructions do.
+What this cannot show: speed, and what NVIDIA's compiler and instructions do. Races show as far as the order in which
+threads take turns, another in every launch, changes what they come to.
 """
 
 from itertools import product
@@ -102,6 +103,9 @@ CLASSES = (
     ("e4m3:channel:gam:rht128", (2040, 24)),
     ("e2m1:16x16:nvfp4:rht16", (136, 264)),
     ("e2m1:1x16:eden:rht128", (136, 264)),
+    ("e2m1:1x16:fouroversix:stochastic", (136, 264)),
+    ("e2m1:16x16:fouroversix", (136, 264)),
+    ("e2m1:64x32:fouroversix", (200, 136)),
     ("e4m3:tensor:amax:rht128", (260, 136)),
     ("e5m2:257x1:mx:stochastic:rht8", (300, 40)),
 )

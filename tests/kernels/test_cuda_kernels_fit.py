@@ -66,6 +66,8 @@ CLASSES: dict[str, tuple[Ask, torch.dtype, tuple[int, int]]] = {
     "nvfp4 16x16, both axes": (both("e2m1:16x16:nvfp4"), BF16, USUAL),
     "nvfp4, stochastic, rht16, both axes": (both("e2m1:1x16:nvfp4:stochastic:rht16"), BF16, USUAL),
     "fouroversix, stochastic, rht16": (quantize("e2m1:1x16:fouroversix:stochastic:rht16"), BF16, USUAL),
+    "fouroversix down": (quantize("e2m1:1x16:fouroversix", axis=0), BF16, USUAL),
+    "fouroversix 64x64": (quantize("e2m1:64x64:fouroversix"), BF16, USUAL),
     "fouroversix 16x16, both axes": (both("e2m1:16x16:fouroversix"), FP32, USUAL),
     "eden, rht128": (quantize("e2m1:1x16:eden:rht128"), BF16, USUAL),
     "eden, rht128 down": (quantize("e2m1:1x16:eden:rht128", axis=0), BF16, USUAL),

@@ -19,6 +19,9 @@ template <class F> void with_dtype(int dtype, F f) {
 
 }  // namespace
 
+// In what order threads and CTAs take turns from now on; 0: as they are numbered.
+extern "C" void simt_shuffle(uint64_t seed) { simt::shuffle = seed; }
+
 extern "C" void simt_quantize(int kernel, int dtype, const fb::Variant *variant, unsigned blocks,
                               const fb::Call *call) {
   fb::variant = *variant;

@@ -1,7 +1,9 @@
 // CUDA's execution model on one CPU thread, as far as the kernels use it, so that their sources run in tests as they
 // are. Each thread of a CTA is a fiber; a fiber runs until it must wait for others, at a barrier or a shuffle, and then
 // lets the next one run. A wait that cannot end (a barrier that some threads do not reach) is reported, as is a lane
-// that is missing in a shuffle; so divergence that would hang a GPU, or be undefined there, fails here.
+// that is missing in a shuffle; so divergence that would hang a GPU, or be undefined there, fails here. Threads take
+// turns in an order that differs from launch to launch (`shuffle`), and so do the CTAs: what rests on who comes first,
+// for want of a barrier say, comes out differently.
 #pragma once
 #define FB_SIMT
 #define __shared__ static
@@ -11,6 +13,7 @@
 #include <string.h>
 #include <ucontext.h>
 #include <functional>
+#include <numeric>
 #include <vector>
 
 namespace simt {
@@ -40,6 +43,20 @@ inline Meeting warps[MAX_THREADS / WARP], everyone;
 inline int threads, running;
 inline long idle;  // times in a row that a fiber looked in vain
 inline const std::function<void()> *body;
+
+// A round over `count` things: from `first` on, each `stride` after the one before.
+struct Order {
+  unsigned first, stride, count;
+  unsigned operator()(unsigned turn) const { return unsigned((first + uint64_t(turn) * stride) % count); }
+};
+inline Order order_of(uint64_t seed, unsigned count) {  // seed 0: as they are numbered
+  uint64_t mixed = seed * 0x9e3779b97f4a7c15ull;
+  unsigned stride = seed ? unsigned(mixed >> 32) % count : 1;
+  while (std::gcd(stride, count) != 1) stride++;
+  return Order{unsigned(mixed & 0xffffffffu) % count, stride, count};
+}
+inline uint64_t shuffle;
+inline Order thread_order;
 
 // Saves the callee-saved registers on the stack, keeps the stack's pointer in *from and goes on with the stack `to`.
 extern "C" void simt_switch(void **from, void *to);
@@ -113,7 +130,7 @@ inline void go_to(int next) {
 }
 inline void let_others_run() {
   int next = running;
-  do next = next + 1 == threads ? 0 : next + 1;
+  do next = int((unsigned(next) + thread_order.stride) % unsigned(threads));
   while (fibers[next].done && next != running);
   if (++idle > 8l * threads) fail("threads wait for some that never come");
   if (next != running) go_to(next);
@@ -131,7 +148,7 @@ inline void enter() {
   fibers[running].done = true;
   idle = 0;
   for (int i = 0; i < threads; i++)
-    if (!fibers[i].done) go_to(i);
+    if (int next = int(thread_order(unsigned(i))); !fibers[next].done) go_to(next);
   void *ended;
   simt_switch(&ended, main_stack_pointer);
 }
@@ -149,8 +166,9 @@ inline void run(unsigned blocks, int thread_count, const std::function<void()> &
   if (thread_count % WARP || thread_count > MAX_THREADS) fail("threads come in warps, up to 1024");
   if (!stacks) stacks = (char *)aligned_alloc(4096, STACK * MAX_THREADS);
   body = &kernel, threads = thread_count, grid.x = blocks;
-  for (unsigned b = 0; b < blocks; b++) {
-    block.x = b, idle = 0;
+  thread_order = order_of(shuffle, unsigned(threads));
+  for (unsigned turn = 0; turn < blocks; turn++) {
+    block.x = order_of(shuffle, blocks)(turn), idle = 0;
     everyone = Meeting{threads, 0, 0, {}};
     for (int w = 0; w < threads / WARP; w++) warps[w] = Meeting{WARP, 0, 0, {}};
     for (int i = 0; i < threads; i++) {
@@ -164,8 +182,8 @@ inline void run(unsigned blocks, int thread_count, const std::function<void()> &
 #endif
       fibers[i] = Fiber{top, false};
     }
-    running = 0, thread.x = 0;
-    simt_switch(&main_stack_pointer, fibers[0].stack_pointer);
+    thread.x = thread_order.first, running = int(thread.x);
+    simt_switch(&main_stack_pointer, fibers[running].stack_pointer);
   }
 }
 

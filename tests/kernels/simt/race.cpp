@@ -1,0 +1,22 @@
+// Threads that leave their number for the next one, which reads it: with a barrier between, or without.
+#include "simt.h"
+
+extern "C" void pass_on(uint64_t order, int barrier, int *read) {
+  constexpr unsigned threads = 64;
+  __shared__ int left[threads];
+  memset(left, 0, sizeof(left));
+  simt::shuffle = order;
+  simt::run(1, threads, [&] {
+    const unsigned thread = threadIdx.x;
+    left[thread] = int(thread) + 1;
+    if (barrier) __syncthreads();
+    read[thread] = thread ? left[thread - 1] : 0;
+  });
+}
+
+// In what order CTAs, and the threads in them, come.
+extern "C" void come(uint64_t order, unsigned blocks, unsigned threads, int *seen) {
+  simt::shuffle = order;
+  int count = 0;
+  simt::run(blocks, int(threads), [&] { seen[count++] = int(blockIdx.x * threads + threadIdx.x); });
+}
