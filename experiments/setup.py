@@ -90,9 +90,11 @@ def check_data(trial: Trial, corpus: Corpus) -> None:
     for split in ("validation", "ood"):
         if split in corpus.splits:
             try:
-                corpus.windows(split, trial.evaluation.windows, t.length)
+                corpus.windows(split, trial.evaluation.windows_of(split), t.length)
             except ValueError as error:
-                raise ValueError(f"evaluation.windows: {error} in split {split}") from None
+                own = split == "ood" and trial.evaluation.ood_windows is not None
+                name = "ood_windows" if own else "windows"
+                raise ValueError(f"evaluation.{name}: {error} in split {split}") from None
     check_evaluation(trial, corpus)
 
 

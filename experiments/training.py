@@ -330,7 +330,7 @@ def evaluate(state: State, trial: Trial, corpus: Corpus) -> dict[str, float]:
     _begin_evaluation(state, trial)
     found = {
         f"{name}_loss": evaluate_loss(
-            state.model, corpus, name, windows=e.windows, length=t.length, batch=t.micro_batch
+            state.model, corpus, name, windows=e.windows_of(name), length=t.length, batch=t.micro_batch
         )
         for name in ("validation", "ood")
         if name in corpus.splits

@@ -50,6 +50,7 @@ class Training:
 class Evaluation:
     every: int = 50  # steps; the last step is always evaluated
     windows: int = 64  # of validation and out-of-domain text
+    ood_windows: int | None = None  # of out-of-domain text, if not as many
     cloze: int = 0  # items of the four-way cloze task, at the end; 0: none
     tasks: tuple[str, ...] = ()  # names of lm-eval's or of our groups of them (mor, nvfp4), at the end
     tasks_path: str | None = None  # a folder of further tasks, lm-eval's YAML files
@@ -58,6 +59,11 @@ class Evaluation:
     def __post_init__(self) -> None:
         for name, least in (("every", 1), ("windows", 1), ("cloze", 0)):
             at_least(f"evaluation.{name}", getattr(self, name), least)
+        if self.ood_windows is not None:
+            at_least("evaluation.ood_windows", self.ood_windows, 1)
+
+    def windows_of(self, split: str) -> int:
+        return self.ood_windows if split == "ood" and self.ood_windows is not None else self.windows
 
 
 @dataclass(frozen=True)
