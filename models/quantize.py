@@ -127,17 +127,16 @@ class Quantization:
             values, seen = last.values, last.seen
         else:
             seen = []
-            observed = self.observer is not None and not self._again(layer)
-            if observed:
-                self._seen.add(layer.index)
             values = way(
                 rows,
                 lambda name: layer.seed(self.moment, name),
-                (lambda *statistics: seen.append(statistics)) if observed else None,
+                (lambda *statistics: seen.append(statistics)) if self.observer else None,
                 watch=self.watching,
             )
             self._last_input = None if way.needs_seed else _Input(x, x._version, way, values, seen)
-        self.record(layer, seen, self.moment)
+        if not self.recomputes(layer):
+            self._seen.add(layer.index)
+            self.record(layer, seen, self.moment)
         return values
 
     def quantize_gradient(
@@ -159,13 +158,9 @@ class Quantization:
         self.record(layer, seen, moment)
         return values
 
-    def wants_weight(self, layer: QuantizedLinear) -> bool:
-        """Whether statistics of a weight that is not kept are still to be taken in this step."""
-        first = self.moment.micro_batch == 0 or layer.plans[self.moment.switched].w.draws_signs
-        return self.observer is not None and first and not self._again(layer)
-
-    def _again(self, layer: QuantizedLinear) -> bool:
-        """Within backward it is activation checkpointing that computes again, what may have been seen before."""
+    def recomputes(self, layer: QuantizedLinear) -> bool:
+        """Within backward it is activation checkpointing that computes again, what may have been seen before: then by
+        the same operations, which it may count, but nobody is told."""
         return torch._C._current_graph_task_id() != -1 and layer.index in self._seen
 
     def record_weight_gradient(self, layer: QuantizedLinear, quantized: Tensor, exact: Tensor) -> None:

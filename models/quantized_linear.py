@@ -86,7 +86,7 @@ class Owner(Protocol):
     watching_gradients: bool
     keep_weights: bool
 
-    def wants_weight(self, layer: QuantizedLinear) -> bool: ...
+    def recomputes(self, layer: QuantizedLinear) -> bool: ...
 
     def quantize_input(
         self, layer: QuantizedLinear, way: TwoWays, x: Tensor, rows: Tensor
@@ -220,11 +220,12 @@ class QuantizedLinear(nn.Linear):
         self, plan: Plan, moment: Moment, dtype: torch.dtype, sampled: bool, training: bool
     ) -> tuple[Tensor, None]:
         """w for fprop, held by nobody. Told of as often as one that is kept."""
-        if training and self.owner[0].wants_weight(self):
-            values, seen = self._quantize_weight(plan, moment, dtype, sampled)
+        if not training or (moment.micro_batch and not plan.w.draws_signs):
+            return self.one_weight(0, plan, moment, dtype, sampled), None
+        (w, _), seen = self._quantize_weight(plan, moment, dtype, sampled)
+        if not self.owner[0].recomputes(self):
             self.owner[0].record(self, seen, moment)
-            return values[0], None
-        return self.one_weight(0, plan, moment, dtype, sampled), None
+        return w, None
 
     def one_weight(self, which: int, plan: Plan, moment: Moment, dtype: torch.dtype, sampled: bool) -> Tensor:
         """w for fprop (which=0) or for dgrad (1) alone."""

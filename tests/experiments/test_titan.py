@@ -74,7 +74,11 @@ class Titan:
         words = [text for key, value in common.items() for text in (f"--{key}", str(value))]
         ports = free_ports(len(jobs))
         plan = [
-            {"words": [*words, *job.words], "by_hand": job.by_hand, "port": port}
+            {
+                "words": [*words, *(word.format(out=self.folder / "out") for word in job.words)],
+                "by_hand": job.by_hand,
+                "port": port,
+            }
             for job, port in zip(jobs, ports, strict=True)
         ]
         (self.folder / "jobs.json").write_text(json.dumps(plan))
@@ -134,6 +138,7 @@ FULL = ("--activation_checkpoint.mode", "full")
 DDP = ("--parallelism.data_parallel_replicate_degree", "2", "--parallelism.data_parallel_shard_degree", "1")
 IN_FP32 = ("--training.mixed_precision_param", "float32")
 SHARDED = ("nvfp4", "wgrad.output=bf16")
+FROM_NOISY = ("--checkpoint.enable", "--checkpoint.initial_load_path", "{out}/checkpoint/step-4")
 FILE = ("--job.config_file", "infra/torchtitan/llama3-8b-nvfp4.toml", "--checkpoint.folder", "file")
 FILE += ("--model.flavor", "debugmodel", "--fewbits.settings", "keep.last=4,wgrad.output=bf16")
 
@@ -150,8 +155,8 @@ ALONE = {
     "noisy by hand": recipe(*NOISY, more=ACCUMULATED, by_hand=1),
     "file": Job(FILE),
     "file by hand": Job(FILE, by_hand=1),
-    "fsdp by hand": recipe(*SHARDED, by_hand=2),
-    "fsdp in FP32 by hand": recipe(*NOISY, more=IN_FP32, by_hand=2),
+    "fsdp by hand": recipe(*SHARDED, more=FROM_NOISY, by_hand=2),
+    "fsdp in FP32 by hand": recipe(*NOISY, more=(*IN_FP32, *FROM_NOISY), by_hand=2),
     "ddp by hand": recipe(*NOISY, more=DDP, by_hand=2),
 }
 REFUSED = {
@@ -160,8 +165,8 @@ REFUSED = {
     'say custom_config_module = "fewbits.experiments.titan" in [job], and recipe in [fewbits]': Job(
         ("--experimental.custom_import", "fewbits.experiments.titan", "--model.converters", "fewbits")
     ),
-    "fewbits.recipe nvfp4: nothing applies it; add fewbits to model.converters": recipe(
-        "nvfp4", more=("--model.converters", "")
+    "fewbits.recipe nvfp4: nothing applies it; add fewbits to model.converters": Job(
+        ("--job.custom_config_module", "fewbits.experiments.titan", "--fewbits.recipe", "nvfp4")
     ),
     "compile.components holds model: ": recipe("nvfp4", more=("--compile.enable",)),
     "quantize.linear.float8 would quantize the layers of fewbits once more": recipe(
@@ -178,10 +183,11 @@ REFUSED = {
     ),
 }
 TOGETHER = {
-    "fsdp": recipe(*SHARDED, more=SAVING),
+    "fsdp": recipe(*SHARDED, more=(*FROM_NOISY, *SAVING)),
     "fsdp, resumed": recipe(*SHARDED, more=(*SAVING, "--checkpoint.load_step", str(SAVED))),
-    "fsdp, blocks recomputed": recipe(*SHARDED, more=FULL),
-    "fsdp in FP32": recipe(*NOISY, more=IN_FP32),
+    "fsdp, blocks recomputed": recipe(*SHARDED, more=(*FROM_NOISY, *FULL, "--checkpoint.folder", "blocks")),
+    "fsdp, operations recomputed": recipe(*SHARDED, more=(*FROM_NOISY, *PER_OP, "--checkpoint.folder", "operations")),
+    "fsdp in FP32": recipe(*NOISY, more=(*IN_FP32, *FROM_NOISY, "--checkpoint.folder", "fp32")),
     "ddp": recipe(*NOISY, more=DDP),
 }
 REFUSED_TOGETHER = {
@@ -257,6 +263,7 @@ def test_two_ranks_train_as_one_process_with_the_tokens_and_the_noise_of_both(
 def test_sharded_runs_resume_and_recompute_to_the_bit(together: Results) -> None:
     assert together["fsdp, resumed"]["rows"] == together["fsdp"]["rows"][SAVED:]
     assert together["fsdp, blocks recomputed"] == together["fsdp"]
+    assert together["fsdp, operations recomputed"] == together["fsdp"]
 
 
 @pytest.mark.parametrize("message", [*REFUSED, *REFUSED_TOGETHER])

@@ -103,6 +103,10 @@ def by_hand(config: Any, ranks: int) -> Rows:
     model = copy.deepcopy(masters).bfloat16() if low_precision else masters
     recipe = recipe_by_words(config.fewbits.recipe, config.fewbits.settings)
     quantization = quantize(model, recipe, seed=config.debug.seed)
+    if start := config.checkpoint.initial_load_path:  # torchtitan draws sharded weights otherwise than whole ones
+        state = masters.state_dict()
+        torch.distributed.checkpoint.load(state, checkpoint_id=start, no_dist=True)
+        masters.load_state_dict(state)
     o = config.optimizer
     optimizer = torch.optim.AdamW(
         masters.parameters(), lr=o.lr, betas=(o.beta1, o.beta2), eps=o.eps, weight_decay=o.weight_decay, fused=True
