@@ -46,6 +46,7 @@ _stand_in_for_a_gpu()
 
 import torchtitan.models.llama3.infra.parallelize as sharding  # noqa: E402
 import torchtitan.train  # noqa: E402
+from torch.distributed.checkpoint import load  # noqa: E402
 from torch.distributed.fsdp import FSDPModule  # noqa: E402
 from torchtitan.components.loss import cross_entropy_loss  # noqa: E402
 from torchtitan.config import ConfigManager  # noqa: E402
@@ -105,7 +106,7 @@ def by_hand(config: Any, ranks: int) -> Rows:
     quantization = quantize(model, recipe, seed=config.debug.seed)
     if start := config.checkpoint.initial_load_path:  # torchtitan draws sharded weights otherwise than whole ones
         state = masters.state_dict()
-        torch.distributed.checkpoint.load(state, checkpoint_id=start, no_dist=True)
+        load(state, checkpoint_id=start, no_dist=True)
         masters.load_state_dict(state)
     o = config.optimizer
     optimizer = torch.optim.AdamW(
