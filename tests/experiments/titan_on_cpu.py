@@ -46,7 +46,7 @@ _stand_in_for_a_gpu()
 
 import torchtitan.models.llama3.infra.parallelize as sharding  # noqa: E402
 import torchtitan.train  # noqa: E402
-from torch.distributed.checkpoint import load  # noqa: E402
+from torch.distributed.checkpoint.state_dict_loader import load  # noqa: E402
 from torch.distributed.fsdp import FSDPModule  # noqa: E402
 from torchtitan.components.loss import cross_entropy_loss  # noqa: E402
 from torchtitan.config import ConfigManager  # noqa: E402
