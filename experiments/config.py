@@ -58,8 +58,15 @@ def load_recipe(name: str, settings: Mapping[str, Any] | None = None) -> Recipe:
 
     >>> load_recipe("mor/block", {"threshold": 0.05})
     """
-    changes = [f"recipe.{key}={spelled(value)}" for key, value in (settings or {}).items()]
-    overrides = [f"recipe={name}", *changes]
+    return recipe_by_words(name, [f"{key}={spelled(value)}" for key, value in (settings or {}).items()])
+
+
+def recipe_by_words(name: str, words: Sequence[str]) -> Recipe:
+    """The same with settings as on a command line.
+
+    >>> recipe_by_words("nvfp4", ["keep.last=2", "stochastic=[dgrad.dy]"])
+    """
+    overrides = [f"recipe={spelled(name)}", *(f"recipe.{word}" for word in words)]
     return _recipe(resolved(overrides)["recipe"], overrides)
 
 

@@ -116,6 +116,13 @@ class Observer:
         self._clear()
         return rows
 
+    def operand_rows(self, step: int, layers: Sequence[QuantizedLinear]) -> list[dict[str, Any]]:
+        """As `rows`, but for the rows of the weights, of which a process may hold only a shard."""
+        self.settle()
+        rows = [row for layer in layers for row in self._slot_rows(step, layer)]
+        self._clear()
+        return rows
+
     def _slot_rows(self, step: int, layer: QuantizedLinear) -> Iterator[dict[str, Any]]:
         for switched, plan in enumerate(layer.plans):
             for i, (name, slot) in enumerate(plan.operands.items()):

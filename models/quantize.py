@@ -60,6 +60,7 @@ class Quantization:
     moment: Moment = field(default_factory=Moment)
     watching: bool = False  # statistics of every quantizer, not of mixtures alone
     watching_gradients: bool = False  # the error of every weight gradient, for the price of another GEMM
+    keep_weights: bool = True  # quantized ones, for the whole step
     _last_input: _Input | None = None
     _seen: set[int] = field(default_factory=set)  # layers whose input the observer has seen in this moment
 
@@ -126,19 +127,16 @@ class Quantization:
             values, seen = last.values, last.seen
         else:
             seen = []
-            # Within backward it is activation checkpointing that computes again, what may have been seen before.
-            again = torch._C._current_graph_task_id() != -1 and layer.index in self._seen
-            observed = self.observer is not None and not again
-            if observed:
-                self._seen.add(layer.index)
             values = way(
                 rows,
                 lambda name: layer.seed(self.moment, name),
-                (lambda *statistics: seen.append(statistics)) if observed else None,
+                (lambda *statistics: seen.append(statistics)) if self.observer else None,
                 watch=self.watching,
             )
             self._last_input = None if way.needs_seed else _Input(x, x._version, way, values, seen)
-        self.record(layer, seen, self.moment)
+        if not self.recomputes(layer):
+            self._seen.add(layer.index)
+            self.record(layer, seen, self.moment)
         return values
 
     def quantize_gradient(
@@ -160,6 +158,11 @@ class Quantization:
         self.record(layer, seen, moment)
         return values
 
+    def recomputes(self, layer: QuantizedLinear) -> bool:
+        """Within backward it is activation checkpointing that computes again, what may have been seen before: then by
+        the same operations, which it may count, but nobody is told."""
+        return torch._C._current_graph_task_id() != -1 and layer.index in self._seen
+
     def record_weight_gradient(self, layer: QuantizedLinear, quantized: Tensor, exact: Tensor) -> None:
         if self.observer is not None:
             self.observer.saw_weight_gradient(layer.index, quantized, exact)
@@ -180,10 +183,18 @@ class _Input:
     seen: list[Seen]
 
 
-def quantize(model: nn.Module, recipe: Recipe, *, seed: int = 0, observer: Observer | None = None) -> Quantization:
+def quantize(
+    model: nn.Module,
+    recipe: Recipe,
+    *,
+    seed: int = 0,
+    observer: Observer | None = None,
+    keep_weights: bool = True,
+) -> Quantization:
     """Swap the linear layers of the model's blocks, in place, for quantized ones over the same parameters.
 
     Make optimizers afterwards: a sampler adds a parameter `bit_scale` to every layer that it works on.
+    keep_weights=False: quantized weights are made again in every forward and backward, where memory is scarce.
 
     >>> quantization = quantize(model, Recipe.from_dict({"fprop": {"x": "e4m3:1x128:amax", "w": "e4m3:128x128:amax"}}))
     >>> quantization.attach(model, optimizer)   # or quantization.begin(step) before every forward
@@ -192,7 +203,7 @@ def quantize(model: nn.Module, recipe: Recipe, *, seed: int = 0, observer: Obser
     if not found:
         raise ValueError(f"{type(model).__name__} has no linear layer to quantize")
     blocks = 1 + max(layer.block for layer in found)
-    quantization = Quantization(recipe, seed, blocks, observer=observer)
+    quantization = Quantization(recipe, seed, blocks, observer=observer, keep_weights=keep_weights)
     plans = _plans(recipe.operands, recipe.switched)
     high = _plans(recipe.kept, recipe.kept)
     sampled = parts(recipe.sampler.parts) if recipe.sampler.kind != "none" else frozenset()

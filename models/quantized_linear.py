@@ -7,7 +7,8 @@
 x and w are quantized in the dtype the layer computes in (that of x, or autocast's); w's FP32 master copy is cast to it
 first, or, under a sampler, noise is added to the master copy before the cast. The quantized x of wgrad is made in
 forward and kept instead of x. w is quantized once for as long as it does not change, so once per optimizer step
-(but for rotations whose signs are drawn for every GEMM).
+(but for rotations whose signs are drawn for every GEMM); or with `keep_weights=False`, for sharded weights of which
+nobody is to hold a whole one between forward and backward, in each of these anew, to the same bits.
 The gradient passes straight through every rounding. A bias is added in FP32, before y is rounded, as in nn.Linear.
 """
 
@@ -83,6 +84,9 @@ class Owner(Protocol):
     moment: Moment
     watching: bool
     watching_gradients: bool
+    keep_weights: bool
+
+    def recomputes(self, layer: QuantizedLinear) -> bool: ...
 
     def quantize_input(
         self, layer: QuantizedLinear, way: TwoWays, x: Tensor, rows: Tensor
@@ -164,7 +168,8 @@ class QuantizedLinear(nn.Linear):
         backward = torch.is_grad_enabled()
         with torch.no_grad():
             sampled = self.sampler is not None and (self.training or self.sampler.in_evaluation)
-            w_forward, w_backward = self._quantized_weight(plan, moment, rows.dtype, sampled, backward)
+            weight = self._quantized_weight if owner.keep_weights else self._passing_weight
+            w_forward, w_backward = weight(plan, moment, rows.dtype, sampled, backward)
             if backward:
                 x_forward, x_backward = owner.quantize_input(self, plan.x, x, rows)
             else:
@@ -206,26 +211,46 @@ class QuantizedLinear(nn.Linear):
             key = (*key, self.bit_scale._version)
         if self._weights is None or self._weights.key != key:
             self._weights = None  # frees the old ones before the new ones are made
-            source = self._sampled_weight(moment, dtype) if sampled else w.detach().to(dtype)
-            seen: list[Seen] = []
-            values = plan.w(
-                source,
-                lambda name: self.seed(moment, name),
-                lambda *statistics: seen.append(statistics),
-                watch=owner.watching,
-            )
-            self._weights = _Weights(key, w.detach(), values, seen)
+            self._weights = _Weights(key, w.detach(), *self._quantize_weight(plan, moment, dtype, sampled))
         if training:
             owner.record(self, self._weights.take(), moment)
         return self._weights.values
 
-    def _sampled_weight(self, moment: Moment, dtype: torch.dtype) -> Tensor:
-        assert self.sampler is not None
-        noise = NOISE[self.sampler.kind]
-        bits = self.bits
-        return torch.ops.fewbits.sample_weight(
-            self.weight.detach(), bits, self.sampler_seed(moment), noise, self.sampler.block, dtype
+    def _passing_weight(
+        self, plan: Plan, moment: Moment, dtype: torch.dtype, sampled: bool, training: bool
+    ) -> tuple[Tensor, None]:
+        """w for fprop, held by nobody. Told of as often as one that is kept."""
+        if not training or (moment.micro_batch and not plan.w.draws_signs):
+            return self.one_weight(0, plan, moment, dtype, sampled), None
+        (w, _), seen = self._quantize_weight(plan, moment, dtype, sampled)
+        if not self.owner[0].recomputes(self):
+            self.owner[0].record(self, seen, moment)
+        return w, None
+
+    def one_weight(self, which: int, plan: Plan, moment: Moment, dtype: torch.dtype, sampled: bool) -> Tensor:
+        """w for fprop (which=0) or for dgrad (1) alone."""
+        return plan.w.one(which, self._source(moment, dtype, sampled), lambda name: self.seed(moment, name))
+
+    def _quantize_weight(
+        self, plan: Plan, moment: Moment, dtype: torch.dtype, sampled: bool
+    ) -> tuple[tuple[Tensor, Tensor], list[Seen]]:
+        """w for fprop and for dgrad, and what there is to say of them."""
+        seen: list[Seen] = []
+        values = plan.w(
+            self._source(moment, dtype, sampled),
+            lambda name: self.seed(moment, name),
+            lambda *statistics: seen.append(statistics),
+            watch=self.owner[0].watching,
         )
+        return values, seen
+
+    def _source(self, moment: Moment, dtype: torch.dtype, sampled: bool) -> Tensor:
+        """The weight before it is quantized, in the dtype that the layer computes in."""
+        if not sampled:
+            return self.weight.detach().to(dtype)
+        assert self.sampler is not None
+        noise, seed = NOISE[self.sampler.kind], self.sampler_seed(moment)
+        return torch.ops.fewbits.sample_weight(self.weight.detach(), self.bits, seed, noise, self.sampler.block, dtype)
 
 
 class _ThreeGemms(torch.autograd.Function):
@@ -239,7 +264,7 @@ class _ThreeGemms(torch.autograd.Function):
         x_forward: Tensor,
         x_backward: Tensor,
         w_forward: Tensor,
-        w_backward: Tensor,
+        w_backward: Tensor | None,
         layer: QuantizedLinear,
         plan: Plan,
         moment: Moment,
@@ -270,6 +295,8 @@ class _ThreeGemms(torch.autograd.Function):
         owner = layer.owner[0]
         for_x, for_weight = ctx.needs_input_grad[0], ctx.needs_input_grad[1] or ctx.needs_input_grad[2]
         dy_dgrad, dy_wgrad = owner.quantize_gradient(layer, plan.dy, dy, moment, for_x, for_weight)
+        if w is None and for_x:
+            w = layer.one_weight(1, plan, moment, x.dtype, bit_scale is not None)
         dx = product(dy_dgrad, w, dy.dtype) if for_x else None
         d_bias = dy.sum(0) if ctx.needs_input_grad[3] else None
         if not for_weight:

@@ -303,7 +303,7 @@ def test_a_switch_happens_at_its_very_fraction() -> None:
 
 
 def foreign_training(
-    spec: Recipe | None, *, reentrant: bool | None = None
+    spec: Recipe | None, *, reentrant: bool | None = None, keep_weights: bool = True
 ) -> tuple[list[Tensor], list[dict[str, Any]]]:
     """Losses of four steps of two micro-batches, as anyone would write them; and what was observed of the slots."""
     model = hugging_face()
@@ -313,7 +313,7 @@ def foreign_training(
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     observer, layers = Observer(ObserverConfig(window=4, every=1)), []
     if spec is not None:
-        quantization = quantize(model, spec, observer=observer)
+        quantization = quantize(model, spec, observer=observer, keep_weights=keep_weights)
         quantization.attach(model, optimizer)
         layers = quantization.layers
     losses: list[Tensor] = []
@@ -347,6 +347,42 @@ def test_activation_checkpointing_changes_neither_losses_nor_what_is_observed(re
     recomputed, their_rows = foreign_training(spec, reentrant=reentrant)
     assert equal(losses, recomputed)
     assert rows == their_rows
+
+
+@pytest.mark.parametrize("reentrant", [None, False, True])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        Recipe.from_dict(NVFP4),
+        recipe(MIXED, sampler={"kind": "gaussws"}),
+        recipe(f"{SR}:rht16:signs=each"),
+    ],
+    ids=["nvfp4", "sampled mixture", "signs drawn anew"],
+)
+def test_weights_that_are_not_kept_have_the_same_bits_and_are_observed_as_often(
+    spec: Recipe, reentrant: bool | None
+) -> None:
+    kept, rows = foreign_training(spec)
+    passing, their_rows = foreign_training(spec, reentrant=reentrant, keep_weights=False)
+    assert equal(kept, passing)
+    assert rows == their_rows
+
+
+def test_nothing_holds_a_quantized_weight_that_is_not_kept() -> None:
+    def bytes_held(keep_weights: bool) -> int:
+        model, held = nn.Sequential(linear(32, 48)), set[tuple[int, int]]()
+        (layer,) = quantize(model, recipe(E4M3), keep_weights=keep_weights).layers
+
+        def hold(tensor: Tensor) -> Tensor:
+            held.add((tensor.data_ptr(), tensor.nbytes))
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(hold, lambda tensor: tensor):
+            model(normal(24, 32, seed=1).requires_grad_())
+        assert (layer._weights is not None) == keep_weights
+        return sum(size for place, size in held if place != layer.weight.data_ptr())
+
+    assert bytes_held(True) - bytes_held(False) == 48 * 32 * 4
 
 
 def test_an_attached_optimizer_counts_steps_and_calls_in_training_between_them() -> None:

@@ -1,0 +1,319 @@
+"""torchtitan trains with fewbits' recipes: a model converter for it, and the section `[fewbits]` of its config.
+
+    [job]
+    custom_config_module = "fewbits.experiments.titan"
+    [model]
+    converters = ["fewbits"]
+    [fewbits]
+    recipe = "nvfp4"
+    settings = ["keep.last=2"]
+
+or the same on its command line: `--job.custom_config_module fewbits.experiments.titan --model.converters fewbits
+--fewbits.recipe nvfp4`. torchtitan builds the model without storage, lets converters change it, shards it, gives it
+weights, and makes the optimizer last; so the parameters of samplers are in its optimizer and its checkpoints.
+
+Noise is made of the seed (`debug.seed`), the step, the micro-batch, the rank of the data and the layer, so torchtitan's
+checkpoints need no state of ours. A resumed run has to know the step: torchtitan hands its train state to the model's
+`load_state_dict` among the weights, and from there it is read. Nothing else is said of it to a converter, which is one
+reason why this file speaks of one version.
+"""
+
+# No `from __future__ import annotations`: torchtitan reads the types of the dataclasses below.
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from fewbits.experiments.config import recipe_by_words
+from fewbits.models.observer import Observer, ObserverConfig
+from fewbits.models.quantize import Quantization, quantize
+from fewbits.models.quantized_linear import QuantizedLinear
+from fewbits.models.recipe import Recipe
+
+SUPPORTED = "0.2.2"
+
+
+def _check_version() -> None:
+    """torchtitan's extension points change with every version."""
+    try:
+        found = version("torchtitan")
+    except PackageNotFoundError:
+        found = "none"
+    if found != SUPPORTED:
+        raise ImportError(
+            f"fewbits works with torchtitan {SUPPORTED}, and here is {found}: pip install 'fewbits[titan]'"
+        )
+
+
+_check_version()
+
+from torchtitan.components.metrics import MetricsProcessor  # noqa: E402
+from torchtitan.models.llama3 import get_train_spec as llama3  # noqa: E402
+from torchtitan.models.qwen3 import get_train_spec as qwen3  # noqa: E402
+from torchtitan.protocols.model_converter import register_model_converter  # noqa: E402
+from torchtitan.protocols.train_spec import get_train_spec, register_train_spec  # noqa: E402
+
+NAME = "fewbits"
+DENSE = {"llama3": llama3, "qwen3": qwen3}  # torchtitan's own models whose blocks multiply by nn.Linear
+TRACED = ("simple_fsdp.", "compiler_toolkit.", "autoparallel.")  # its experiments that rewrite or trace the model
+
+
+@dataclass
+class Fewbits:
+    recipe: str = ""
+    """A recipe by name, as `fewbits recipes` lists them"""
+
+    settings: list[str] = field(default_factory=list)
+    """Changes to its settings and fields, as on fewbits' command line without the word recipe: keep.last=2,rht=32"""
+
+
+@dataclass
+class JobConfig:
+    """What torchtitan adds to its own."""
+
+    fewbits: Fewbits = field(default_factory=Fewbits)
+
+
+class FewbitsConverter:
+    """torchtitan's protocol: made with its config, given the model before it is sharded, told of every update."""
+
+    def __init__(self, job_config: Any, parallel_dims: Any) -> None:
+        section = getattr(job_config, NAME, None)
+        if section is None:
+            raise ValueError(
+                f'the converter {NAME} wants a recipe: say custom_config_module = "{__name__}" in [job], and recipe in '
+                f"[{NAME}]"
+            )
+        self.recipe = recipe_by_words(section.recipe, split(section.settings))
+        for problem in problems(job_config, parallel_dims, self.recipe):
+            raise ValueError(problem)
+        self.config = job_config
+        self.sharded = parallel_dims.fsdp_enabled
+        self.rank, self.ranks = 0, 1  # of the data: other ranks read other tokens and draw other noise
+        if parallel_dims.dp_enabled:
+            mesh = parallel_dims.get_mesh("batch")
+            self.rank, self.ranks = mesh.get_local_rank(), mesh.size()
+
+    def convert(self, model: nn.Module) -> None:
+        for name, parameter in model.named_parameters():
+            if parameter.ndim == 3:
+                raise ValueError(
+                    f"{name} holds the weights of experts, which are multiplied outside nn.Linear and would stay as "
+                    "they are: models with experts are not supported"
+                )
+        self.quantization = quantize(
+            model,
+            self.recipe,
+            seed=self.config.debug.seed or 0,
+            observer=self._observer(),
+            keep_weights=not self.sharded,
+        )
+        self._step(0)
+        model.register_forward_pre_hook(self._forward)
+        model.register_load_state_dict_pre_hook(self._load)
+        if self.recipe.sampler.kind != "none":
+            self._initialise_with(model)
+        if self.recipe.sampler.penalty:
+            for layer in self.quantization.layers:
+                if layer.sampler is not None:
+                    layer.register_forward_hook(self._penalise)
+
+    def post_optimizer_hook(self, model: nn.Module | list[nn.Module]) -> None:
+        self._step(self.quantization.moment.step + 1)
+
+    def _step(self, step: int) -> None:
+        self.micro_batches = 0
+        self._begin(step, 0)
+
+    def _forward(self, model: nn.Module, _: object) -> None:
+        if model.training and torch.is_grad_enabled():  # no validation
+            self._begin(self.quantization.moment.step, self.micro_batches)
+            self.micro_batches += 1
+
+    def _begin(self, step: int, micro_batch: int) -> None:
+        progress = step / self.config.training.steps
+        self.quantization.begin(step, micro_batch, rank=self.rank, progress=progress)
+
+    def _load(self, model: nn.Module, state: Mapping[str, Any], *_: object) -> None:
+        """Weights alone come without a train state: then torchtitan begins at step 0 too."""
+        train_state = state.get("train_state")
+        self._step(0 if train_state is None else train_state.step)
+
+    def _initialise_with(self, model: Any) -> None:
+        """torchtitan gives storage to all parameters and then has the model fill those that it knows of."""
+        original = model.init_weights
+
+        def init_weights(*args: Any, **kwargs: Any) -> None:
+            original(*args, **kwargs)
+            for layer in self.quantization.layers:
+                if layer.bit_scale is not None:
+                    nn.init.ones_(layer.bit_scale)
+
+        model.init_weights = init_weights
+
+    def _penalise(self, layer: QuantizedLinear, _: object, y: Tensor) -> Tensor:
+        """The layer's part of GaussWS eq. 12, which torchtitan's loss has no place for."""
+        bits, sampler = layer.bits, layer.sampler
+        if bits is None or sampler is None or not (layer.training and torch.is_grad_enabled()):
+            return y
+        training = self.config.training
+        batch = training.local_batch_size * self.ranks
+        micro_batches = max(training.global_batch_size // batch, 1)
+        term = sampler.penalty * (bits - sampler.target).abs().mean() / (micro_batches * self.ranks)
+        return _AddedToLoss.apply(y, term)
+
+    def _observer(self) -> Observer | None:
+        """One that somebody reads: the metrics of the models above, or of who makes theirs with the same function."""
+        spec = get_train_spec(self.config.model.name)
+        if spec.build_metrics_processor_fn is not build_metrics_processor:
+            return None
+        return _LoggedSteps(self.config.metrics.log_freq)
+
+
+class _AddedToLoss(torch.autograd.Function):
+    """y, and a term with it that is added to whatever loss y leads to."""
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, term: Tensor) -> Tensor:
+        ctx.save_for_backward(term)
+        return y.view_as(y)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor]:
+        return dy, torch.ones_like(ctx.saved_tensors[0])
+
+
+# ---- what does not go together
+
+
+def split(settings: Sequence[str]) -> list[str]:
+    """On the command line torchtitan splits a list at every comma, those within brackets too."""
+    words: list[str] = []
+    depth = 0
+    for piece in ",".join(settings).split(","):
+        if depth:
+            words[-1] += f",{piece}"
+        elif piece:
+            words.append(piece.strip())
+        depth += sum(map(piece.count, "[{(")) - sum(map(piece.count, "]})"))
+    return words
+
+
+def problems(config: Any, dims: Any, recipe: Recipe) -> Iterator[str]:
+    """Why torchtitan's job would not be what the recipe says, a line for each reason."""
+    for name in ("tensor", "pipeline", "context", "expert"):
+        degree = getattr(config.parallelism, f"{name}_parallel_degree")
+        if degree > 1:
+            yield (
+                f"parallelism.{name}_parallel_degree {degree}: fewbits quantizes whole weights and the tokens of one "
+                "rank; parallel over data it works (FSDP, HSDP, DDP), otherwise it does not"
+            )
+    if config.compile.enable and "model" in config.compile.components:
+        yield (
+            "compile.components holds model: torchtitan compiles each block in one piece, and a quantized layer, which "
+            "changes with the step, breaks it; leave compile.components=loss"
+        )
+    if others := [name for name in config.model.converters if name.startswith("quantize.")]:
+        yield f"model.converters: {', '.join(others)} would quantize the layers of {NAME} once more; take one of them"
+    if config.fault_tolerance.enable:
+        yield "fault_tolerance.enable: a replica that joins takes over no step, which the noise is made of"
+    if config.model.name.startswith(TRACED):
+        yield f"model.name {config.model.name}: this experiment of torchtitan's traces the layers; take llama3, say"
+    bf16 = config.training.mixed_precision_param != "float32"
+    if dims.fsdp_enabled and bf16 and recipe.wgrad.output == "fp32":
+        yield (
+            f"recipe {recipe.name} has weight gradients in FP32, and FSDP takes them in {_mixed(config)}: say "
+            f"wgrad.output=bf16 in {NAME}.settings, or training.mixed_precision_param=float32"
+        )
+    if recipe.sampler.kind == "none":
+        return
+    if config.training.dtype != "float32" or (dims.fsdp_enabled and bf16):
+        key = "dtype" if config.training.dtype != "float32" else "mixed_precision_param"
+        yield (
+            f"training.{key} {getattr(config.training, key)}: recipe {recipe.name} adds its noise to FP32 weights"
+            f"{', which FSDP hands over rounded' if key != 'dtype' else ''}; say training.{key}=float32"
+        )
+    for key in ("initial_load_in_hf", "last_save_in_hf"):
+        if getattr(config.checkpoint, key):
+            yield f"checkpoint.{key}: Hugging Face's models have no place for the bit widths of recipe {recipe.name}"
+
+
+def _mixed(config: Any) -> str:
+    return str(config.training.mixed_precision_param)
+
+
+# ---- metrics
+
+
+class _LoggedSteps(Observer):
+    """Looks at plain quantizers in the steps that torchtitan logs: its first, and every so many."""
+
+    def __init__(self, every: int) -> None:
+        super().__init__(ObserverConfig(every=every, gradients_every=0))
+
+    def watches(self, step: int) -> bool:
+        return step == 0 or (step + 1) % self.config.every == 0
+
+
+def numerics(models: Sequence[nn.Module]) -> dict[str, float]:
+    """What quantization did since the last call, on this rank's tokens: for each slot the mean over layers of relative
+    error, flushed and saturated values and a mixture's choices, and the largest error; bit widths over all layers."""
+    layers = [module for model in models for module in model.modules() if isinstance(module, QuantizedLinear)]
+    quantization = layers[0].owner[0] if layers else None
+    if not isinstance(quantization, Quantization) or quantization.observer is None:
+        return {}
+    rows = quantization.observer.operand_rows(quantization.moment.step - 1, layers)
+    found: dict[str, float] = {}
+    for slot in dict.fromkeys(row["slot"] for row in rows):
+        of_slot = [row for row in rows if row["slot"] == slot]
+        for column in ("error", "flushed", "saturated", "share_0", "share_1", "share_2", "share_3"):
+            values = [row[column] for row in of_slot if column in row]
+            if values:
+                found[f"{NAME}/{column}/{slot}"] = sum(values) / len(values)
+        found[f"{NAME}/error_max/{slot}"] = max(row["error_max"] for row in of_slot)
+    return found | _bit_widths(layers)
+
+
+def _bit_widths(layers: Sequence[QuantizedLinear]) -> dict[str, float]:
+    with torch.no_grad():
+        bits = [
+            b.full_tensor() if isinstance(b, DTensor) else b for b in (layer.bits for layer in layers) if b is not None
+        ]
+    if not bits:
+        return {}
+    every = torch.cat([b.flatten() for b in bits])
+    return {f"{NAME}/bits_{name}": float(getattr(every, name)()) for name in ("mean", "min", "max")}
+
+
+class NumericsProcessor(MetricsProcessor):  # type: ignore[misc]
+    """torchtitan's, that logs numerics too, to TensorBoard or Weights & Biases, whichever is on."""
+
+    def log(
+        self,
+        step: int,
+        global_avg_loss: float,
+        global_max_loss: float,
+        grad_norm: float,
+        extra_metrics: dict[str, Any] | None = None,
+    ) -> None:
+        extra = (extra_metrics or {}) | numerics(self.model_parts or [])
+        super().log(step, global_avg_loss, global_max_loss, grad_norm, extra)
+
+
+def build_metrics_processor(
+    job_config: Any, parallel_dims: Any, model_args: Any = None, tag: str | None = None
+) -> MetricsProcessor:
+    """For `build_metrics_processor_fn` of a train spec; torchtitan's dense models have it already."""
+    section = getattr(job_config, NAME, None)
+    if section is not None and section.recipe and NAME not in job_config.model.converters:
+        raise ValueError(f"{NAME}.recipe {section.recipe}: nothing applies it; add {NAME} to model.converters")
+    return NumericsProcessor(job_config, parallel_dims, tag)
+
+
+register_model_converter(FewbitsConverter, NAME)
+for _name, _spec in DENSE.items():
+    register_train_spec(_name, replace(_spec(), build_metrics_processor_fn=build_metrics_processor))

@@ -1,0 +1,278 @@
+"""fewbits' recipes in torchtitan: its own trainer, its debug Llama and its checkpoints, on a CPU."""
+
+import importlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("torchtitan") is None, reason="torchtitan is not installed: pip install 'fewbits[titan]'"
+)
+
+ROOT = Path(__file__).parents[2]
+STEPS = 4
+SAVED = 2  # the step that is resumed from
+NOISY = (
+    "nvfp4",
+    "keep.last=2",
+    "sampler.kind=gaussws",
+    "sampler.penalty=1.0",
+)  # noise in forward, backward and weights
+
+
+@dataclass(frozen=True)
+class Job:
+    words: tuple[str, ...]
+    by_hand: int = 0  # for so many ranks in one process, without torchtitan's trainer
+
+
+def recipe(name: str, *settings: str, more: Sequence[str] = (), by_hand: int = 0) -> Job:
+    words = ["--job.custom_config_module", "fewbits.experiments.titan"]
+    words += ["--model.converters", "fewbits", "--fewbits.recipe", name]
+    if settings:
+        words += ["--fewbits.settings", ",".join(settings)]
+    return Job((*words, *more), by_hand)
+
+
+@dataclass
+class Titan:
+    """Where jobs run, and the words that all of them have."""
+
+    folder: Path
+
+    def run(self, jobs: Sequence[Job], *, ranks: int = 1, dump: str = "out") -> list[dict[str, Any]]:
+        """What each job logged, in torchtitan's first rank; or the error that it ended with."""
+        common = {
+            "job.dump_folder": self.folder / dump,
+            "model.hf_assets_path": self.folder / "tokenizer",
+            "training.dataset": "c4_test",
+            "training.dataset_path": self.folder / "data",
+            "training.local_batch_size": 2,
+            "training.seq_len": 64,
+            "training.steps": STEPS,
+            "training.max_norm": 1e9,  # norms of shards are added in another order
+            "lr_scheduler.warmup_steps": 0,
+            "lr_scheduler.decay_ratio": 0.0,
+            "activation_checkpoint.mode": "none",
+            "metrics.log_freq": 1,
+            "comm.trace_buf_size": 0,
+            "debug.seed": 3,
+        }
+        words = [text for key, value in common.items() for text in (f"--{key}", str(value))]
+        ports = free_ports(len(jobs))
+        plan = [
+            {
+                "words": [*words, *(word.format(out=self.folder / "out") for word in job.words)],
+                "by_hand": job.by_hand,
+                "port": port,
+            }
+            for job, port in zip(jobs, ports, strict=True)
+        ]
+        (self.folder / "jobs.json").write_text(json.dumps(plan))
+        outputs = [self.folder / f"results-{rank}.json" for rank in range(ranks)]
+        command = [sys.executable, "-m", "tests.experiments.titan_on_cpu", str(self.folder / "jobs.json")]
+        processes = []
+        for rank, output in enumerate(outputs):
+            environment = os.environ | {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)}
+            environment |= {"MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+            environment |= {"HF_DATASETS_CACHE": str(self.folder / f"cache-{rank}")}
+            log = (self.folder / f"log-{rank}").open("w")
+            processes.append(
+                subprocess.Popen([*command, str(output)], cwd=ROOT, env=environment, stdout=log, stderr=log)
+            )
+        try:
+            for rank, process in enumerate(processes):
+                assert process.wait(300) == 0, (self.folder / f"log-{rank}").read_text()[-3000:]
+        finally:
+            for process in processes:
+                process.kill()
+        return json.loads(outputs[0].read_text())
+
+    def keep_only(self, step: int, dump: str, copy: str) -> None:
+        """A dump folder as it is when training was killed before the next checkpoint."""
+        name = f"checkpoint/step-{step}"
+        shutil.copytree(self.folder / dump / name, self.folder / copy / name)
+
+
+def free_ports(number: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(number)]
+    for one in sockets:
+        one.bind(("127.0.0.1", 0))
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
+
+
+@pytest.fixture(scope="module")
+def titan(tmp_path_factory: pytest.TempPathFactory) -> Titan:
+    folder = tmp_path_factory.mktemp("titan")
+    (folder / "tokenizer").mkdir()
+    alphabet = {letter: i for i, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    tokenizer = Tokenizer(models.BPE(vocab=alphabet, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.save(str(folder / "tokenizer" / "tokenizer.json"))
+    (folder / "data").mkdir()
+    texts = [(ROOT / name).read_text()[:1500] for name in ("README.md", "CONTRIBUTING.md", "LICENSE", "Makefile")]
+    (folder / "data" / "data.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return Titan(folder)
+
+
+ACCUMULATED = ("--training.global_batch_size", "4")
+SAVING = ("--checkpoint.enable", "--checkpoint.interval", str(SAVED))
+PER_OP = ("--activation_checkpoint.mode", "selective", "--activation_checkpoint.selective_ac_option", "op")
+FULL = ("--activation_checkpoint.mode", "full")
+DDP = ("--parallelism.data_parallel_replicate_degree", "2", "--parallelism.data_parallel_shard_degree", "1")
+IN_FP32 = ("--training.mixed_precision_param", "float32")
+SHARDED = ("nvfp4", "wgrad.output=bf16")
+FROM_NOISY = ("--checkpoint.enable", "--checkpoint.initial_load_path", f"{{out}}/checkpoint/step-{STEPS}")
+FILE = (
+    *("--job.config_file", "infra/torchtitan/llama3-8b-nvfp4.toml", "--checkpoint.folder", "file"),
+    *("--model.flavor", "debugmodel", "--fewbits.settings", "keep.last=4,wgrad.output=bf16"),
+)
+
+ALONE = {
+    "plain": Job(()),
+    "bf16": recipe("bf16"),
+    "mor": recipe("mor/block", "threshold=0.03"),
+    "mor by hand": recipe("mor/block", "threshold=0.03", by_hand=1),
+    "nvfp4": recipe("nvfp4", "keep.last=2", "stochastic=[dgrad.dy,wgrad.dy]"),
+    "nvfp4 by hand": recipe("nvfp4", "keep.last=2", by_hand=1),
+    "nvfp4, blocks recomputed": recipe("nvfp4", "keep.last=2", more=FULL),
+    "nvfp4, operations recomputed": recipe("nvfp4", "keep.last=2", more=PER_OP),
+    "noisy": recipe(*NOISY, more=(*ACCUMULATED, *SAVING)),
+    "noisy by hand": recipe(*NOISY, more=ACCUMULATED, by_hand=1),
+    "file": Job(FILE),
+    "file by hand": Job(FILE, by_hand=1),
+    "fsdp by hand": recipe(*SHARDED, more=FROM_NOISY, by_hand=2),
+    "fsdp in FP32 by hand": recipe(*NOISY, more=(*IN_FP32, *FROM_NOISY), by_hand=2),
+    "ddp by hand": recipe(*NOISY, more=DDP, by_hand=2),
+}
+REFUSED = {
+    "no recipe 'nvfp5': valid are nvfp4, ": recipe("nvfp5"),
+    "unknown key 'recipe.keep.lats': recipe.keep has last, ": recipe("nvfp4", "keep.lats=2"),
+    'say custom_config_module = "fewbits.experiments.titan" in [job], and recipe in [fewbits]': Job(
+        ("--experimental.custom_import", "fewbits.experiments.titan", "--model.converters", "fewbits")
+    ),
+    "fewbits.recipe nvfp4: nothing applies it; add fewbits to model.converters": Job(
+        ("--job.custom_config_module", "fewbits.experiments.titan", "--fewbits.recipe", "nvfp4")
+    ),
+    "compile.components holds model: ": recipe("nvfp4", more=("--compile.enable",)),
+    "quantize.linear.float8 would quantize the layers of fewbits once more": recipe(
+        "nvfp4", more=("--model.converters", "fewbits,quantize.linear.float8")
+    ),
+    "training.dtype bfloat16: recipe gaussws adds its noise to FP32 weights; say training.dtype=float32": recipe(
+        "gaussws", more=("--training.dtype", "bfloat16")
+    ),
+    "checkpoint.last_save_in_hf: Hugging Face's models have no place for the bit widths": recipe(
+        "gaussws", more=("--checkpoint.last_save_in_hf",)
+    ),
+    "experts.w1 holds the weights of experts": recipe(
+        "nvfp4", more=("--model.name", "qwen3", "--model.flavor", "debugmodel_moe")
+    ),
+}
+TOGETHER = {
+    "fsdp": recipe(*SHARDED, more=(*FROM_NOISY, *SAVING, *PER_OP)),
+    "fsdp, resumed": recipe(*SHARDED, more=(*SAVING, "--checkpoint.load_step", str(SAVED))),
+    "fsdp in FP32": recipe(*NOISY, more=(*IN_FP32, *FROM_NOISY, "--checkpoint.folder", "fp32")),
+    "ddp": recipe(*NOISY, more=DDP),
+}
+REFUSED_TOGETHER = {
+    "parallelism.tensor_parallel_degree 2: ": recipe("nvfp4", more=("--parallelism.tensor_parallel_degree", "2")),
+    "parallelism.pipeline_parallel_degree 2: ": recipe("nvfp4", more=("--parallelism.pipeline_parallel_degree", "2")),
+    "say wgrad.output=bf16 in fewbits.settings, or training.mixed_precision_param=float32": recipe("nvfp4"),
+    "training.mixed_precision_param bfloat16: recipe gaussws adds its noise to FP32 weights": recipe("gaussws"),
+}
+
+Results = dict[str, dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def alone(titan: Titan) -> Results:
+    jobs = ALONE | REFUSED
+    return dict(zip(jobs, titan.run(list(jobs.values())), strict=True))
+
+
+@pytest.fixture(scope="module")
+def together(titan: Titan) -> Results:
+    jobs = TOGETHER | REFUSED_TOGETHER
+    return dict(zip(jobs, titan.run(list(jobs.values()), ranks=2, dump="two"), strict=True))
+
+
+def losses(result: dict[str, Any]) -> list[float]:
+    assert "error" not in result, result["error"]
+    return [row["loss"] for row in result["rows"]]
+
+
+def test_recipe_bf16_is_torchtitan_without_fewbits_to_the_bit(alone: Results) -> None:
+    assert len(losses(alone["plain"])) == STEPS
+    for plain, bf16 in zip(alone["plain"]["rows"], alone["bf16"]["rows"], strict=True):
+        assert (plain["loss"], plain["norm"]) == (bf16["loss"], bf16["norm"])
+
+
+@pytest.mark.parametrize("name", ["mor", "nvfp4", "noisy", "file"])
+def test_a_recipe_trains_as_quantize_does_by_hand_to_the_bit(alone: Results, name: str) -> None:
+    """Rounding noise, samplers with their penalty, and gradients accumulated over micro-batches included."""
+    assert losses(alone[name]) == losses(alone[f"{name} by hand"])
+    assert not set(losses(alone[name])) & set(losses(alone["bf16"]))
+    assert losses(alone[name])[-1] < losses(alone[name])[0]
+
+
+@pytest.mark.parametrize("how", ["blocks", "operations"])
+def test_activation_checkpointing_changes_neither_losses_nor_numerics(alone: Results, how: str) -> None:
+    assert alone[f"nvfp4, {how} recomputed"] == alone["nvfp4"]
+
+
+def test_numerics_are_among_the_metrics(alone: Results) -> None:
+    row = alone["mor"]["rows"][-1]
+    for slot in ("fprop.x", "fprop.w", "dgrad.dy"):
+        assert row[f"fewbits/share_0/{slot}"] + row[f"fewbits/share_1/{slot}"] == pytest.approx(1)
+        assert 0 < row[f"fewbits/error/{slot}"] < row[f"fewbits/error_max/{slot}"] < 0.2
+    bits = [row["fewbits/bits_mean"] for row in alone["noisy"]["rows"]]
+    assert bits[0] == pytest.approx(6, abs=0.1)
+    assert bits == sorted(bits, reverse=True)  # the penalty draws them to 4
+    assert not any(name.startswith("fewbits/") for name in alone["plain"]["rows"][-1])
+
+
+def test_a_run_that_was_killed_and_resumed_has_the_bits_of_a_straight_one(titan: Titan, alone: Results) -> None:
+    titan.keep_only(SAVED, "out", "killed")
+    (resumed,) = titan.run([recipe(*NOISY, more=(*ACCUMULATED, *SAVING))], dump="killed")
+    assert resumed["rows"] == alone["noisy"]["rows"][SAVED:]
+
+
+@pytest.mark.parametrize("name", ["fsdp", "fsdp in FP32", "ddp"])
+def test_two_ranks_train_as_one_process_with_the_tokens_and_the_noise_of_both(
+    alone: Results, together: Results, name: str
+) -> None:
+    assert losses(together[name]) == losses(alone[f"{name} by hand"])
+
+
+def test_a_sharded_run_resumes_to_the_bit_with_activations_recomputed_or_not(together: Results) -> None:
+    assert together["fsdp, resumed"]["rows"] == together["fsdp"]["rows"][SAVED:]
+
+
+@pytest.mark.parametrize("message", [*REFUSED, *REFUSED_TOGETHER])
+def test_what_does_not_go_together_is_said_in_one_line(alone: Results, together: Results, message: str) -> None:
+    error = (alone | together)[message].get("error", "none")
+    assert message in error
+    assert "\n" not in error
+
+
+def test_another_version_of_torchtitan_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.metadata, "version", lambda _: "0.3.0")
+    message = "fewbits works with torchtitan 0.2.2, and here is 0.3.0: pip install 'fewbits[titan]'"
+    with pytest.raises(ImportError, match=re.escape(message)):
+        importlib.import_module("fewbits.experiments.titan")
