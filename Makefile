@@ -49,14 +49,13 @@ reproduce-mor: ## Run what is missing of the MoR study, and write its report: SC
 reproduce-nvfp4: ## The same of the NVFP4 study
 reproduce-gaussws: ## The same of the GaussWS study; it also measures training and generators, once in a store
 
+MEASURED = $(BIN)/fewbits sweep $$of; swept=$$?; if [ $$swept -gt 1 ]; then exit $$swept; fi; $(MEASURE_$*) \
+	$(BIN)/fewbits report $$of; reported=$$?; if [ $$swept -ne 0 ]; then exit $$swept; fi; exit $$reported
+
 # Trials that fail are named in the report too, which is made all the same; then the sweep's status is the end's.
 $(REPRODUCE): reproduce-%: setup
-	@of="study=$* scale=$(SCALE) $(if $(SEEDS),seeds=[$(SEEDS)]) $(if $(RUNS),--runs $(RUNS))"; \
-	$(BIN)/fewbits sweep $$of $(if $(ADDRESS),--address $(ADDRESS)); swept=$$?; \
-	if [ $$swept -gt 1 ]; then exit $$swept; fi; \
-	$(if $(ADDRESS),,$(MEASURE_$*)) \
-	$(BIN)/fewbits report $$of; reported=$$?; \
-	if [ $$swept -ne 0 ]; then exit $$swept; fi; exit $$reported
+	@of="study=$* scale=$(SCALE) $(if $(SEEDS),seeds=[$(SEEDS)]) $(if $(RUNS),--runs $(RUNS)) $(if $(ADDRESS),--address $(ADDRESS))"; \
+	$(if $(if $(ADDRESS),,$(MEASURE_$*)),$(MEASURED),$(BIN)/fewbits report $$of --sweep)
 
 # One that fails does not keep the others from being made; what is there goes into the index.
 reproduce: setup ## All studies, and one page with the verdicts of all papers

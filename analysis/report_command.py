@@ -7,17 +7,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fewbits.sweeps.command_line import Parser
-from fewbits.sweeps.sweep_command import in_store
+from fewbits.sweeps.sweep_command import add_where, in_store, sweep
 
 EXAMPLES = """\
 examples:
   fewbits report study=mor scale=cpu                    reports/mor-cpu/index.html
   fewbits report study=mor scale=cpu seeds=[0,1,2,3,4]  with the seeds that were added
+  fewbits report study=mor scale=smoke --sweep          what is missing is trained first, as by `fewbits sweep`
   fewbits report study=mor --compare smoke cpu          scales side by side: reports/mor-smoke-cpu/index.html
   fewbits report --index                                all reports that lie there: reports/index.html
 
-Nothing is trained: what has no result is said to be missing. Equal results give equal bytes.
-Exit status: 0 the report is complete; 1 it is made, but places have no result; 2 wrong input.
+Without --sweep nothing is trained: what has no result is said to be missing. Equal results give equal bytes.
+Exit status: 0 the report is complete; 1 it is made, but places have no result; 2 wrong input; 130 interrupted.
 """
 
 
@@ -28,14 +29,21 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--out", metavar="DIR", default="reports", help="where reports lie (default: reports)")
     parser.add_argument("--compare", nargs="+", metavar="SCALE", help="one page for several scales")
     parser.add_argument("--index", action="store_true", help="one page of the verdicts of all reports there")
+    parser.add_argument("--sweep", action="store_true", help="first have done what is missing")
+    add_where(parser)
     options = parser.parse_intermixed_args(argv)
     if options.index:
-        if options.words or options.runs or options.compare:
+        if options.words or options.runs or options.compare or options.sweep:
             parser.error("--index is of the reports that lie in --out: nothing else is said beside it")
         return _index(Path(options.out).expanduser())
     if not options.words:
         parser.error("which study? study=NAME, or --index")
+    if options.sweep and options.compare:
+        parser.error("--sweep is of one scale, --compare of several: sweep them one by one")
     words, reports = in_store(options.words, options.runs), Path(options.out).expanduser()
+    swept = sweep(words, options) if options.sweep else 0
+    if swept > 1:
+        return swept
     if options.compare:
         from fewbits.analysis.ladder import write_ladder
 
@@ -50,7 +58,7 @@ def main(argv: Sequence[str]) -> int:
         print(f"fewbits: {what} no result, the first: {report.missing[0]}; the page names all", file=sys.stderr)
     print(report.verdicts)
     print(report.index)
-    return 1 if report.missing else 0
+    return swept or (1 if report.missing else 0)
 
 
 def _index(reports: Path) -> int:

@@ -33,7 +33,12 @@ ENDED = (*OVER, State.FAILED, State.BLOCKED)
 
 
 def conduct(plan: Plan, backend: str = "ray", address: str | None = None, parallel: int | None = None) -> int:
-    """Run what is missing; the exit status."""
+    """Run what is missing; the exit status. Warnings are lines among its own until it is over."""
+    with warnings.catch_warnings():
+        return _conduct(plan, backend, address, parallel)
+
+
+def _conduct(plan: Plan, backend: str, address: str | None, parallel: int | None) -> int:
     try:
         save_plan(plan)
     except OSError as error:

@@ -32,8 +32,24 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--runs", metavar="DIR", help="the store (default: runs); on a cluster, shared by its nodes")
     options = parser.parse_intermixed_args(argv)
     words = in_store(options.words, options.runs)
-    if options.address and options.address.startswith(("http://", "https://")):
+    return _dry_run(words, options) if options.dry_run else sweep(words, options)
+
+
+def sweep(words: Sequence[str], options: argparse.Namespace) -> int:
+    """Have all of its trials done, where the options of `add_where` say."""
+    if _far(options):
         return _submit(words, options)
+
+    from fewbits.sweeps.conduct import conduct
+    from fewbits.sweeps.plan import plan
+    from fewbits.sweeps.sweep import load_sweeps
+
+    return conduct(plan(*load_sweeps(words)), options.backend, options.address, options.parallel)
+
+
+def _dry_run(words: Sequence[str], options: argparse.Namespace) -> int:
+    if _far(options):
+        return _submit([*words, "--dry-run"], options)
 
     from fewbits.sweeps import outline
     from fewbits.sweeps.plan import plan
@@ -43,18 +59,19 @@ def main(argv: Sequence[str]) -> int:
     try:
         planned = plan(sweeps, extra)
     except ValueError:
-        if not (options.dry_run and outline.missing_data(sweeps, extra)):
+        if not outline.missing_data(sweeps, extra):
             raise
         print(outline.describe(sweeps, extra))
         return 0
-    if options.dry_run:
-        from fewbits.sweeps.dry_run import describe
+    from fewbits.sweeps.dry_run import describe
 
-        print(describe(planned, options.parallel, options.backend))
-        return 0
-    from fewbits.sweeps.conduct import conduct
+    print(describe(planned, options.parallel, options.backend))
+    return 0
 
-    return conduct(planned, options.backend, options.address, options.parallel)
+
+def _far(options: argparse.Namespace) -> bool:
+    """On a cluster that takes jobs."""
+    return bool(options.address) and options.address.startswith(("http://", "https://"))
 
 
 def add_where(parser: argparse.ArgumentParser) -> None:
@@ -84,5 +101,4 @@ def _submit(words: Sequence[str], options: argparse.Namespace) -> int:
 
     more = ["--backend", options.backend]
     more += ["--parallel", str(options.parallel)] if options.parallel else []
-    more += ["--dry-run"] if options.dry_run else []
     return submit([*words, *more], options.address)

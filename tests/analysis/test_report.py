@@ -107,6 +107,18 @@ def test_a_report_of_the_same_making_is_not_made_again_and_a_damaged_one_is(made
     assert left(made.folder) == before
 
 
+def test_what_is_missing_is_trained_first_where_one_asks(made: Made, capsys: pytest.CaptureFixture[str]) -> None:
+    gone = next(made.store.glob("*-bf16-*-s1-*"))
+    shutil.rmtree(gone)
+    assert made.report() == 1
+    words = ["report", str(made.file), "--runs", str(made.store), "--out", str(made.reports), "--sweep"]
+    assert cli.main([*words, "--backend", "local"]) == 0
+    assert (gone / "result.json").is_file()
+    assert capsys.readouterr().out.endswith(f"{made.folder / 'index.html'}\n")
+    for more in (["--compare", "smoke", "cpu"], ["--index"]):
+        assert cli.main([*words, *more]) == 2
+
+
 def test_everything_registered_is_shown_once_in_the_papers_order(original: Made) -> None:
     ids = original.page.ids
     own = paper("mor")
