@@ -178,7 +178,10 @@ def trials(rows: Sequence[Row]) -> tuple[str, ...]:
 
 def notes(rows: Sequence[Row]) -> tuple[str, ...]:
     """What panels do not say themselves."""
-    said = ["Left: mean and range of seeds. Right: mean of the seeds' paired changes and its 90 % interval."]
+    said = [
+        "Left: mean and range of seeds. Right: mean of the seeds' paired changes and its 90 % interval, by these pairs "
+        "alone. What ends at one step is drawn side by side."
+    ]
     if any(row.metric.every_step for row in rows):
         said.append(f"The training loss is averaged over steps to {trajectories.POINTS} points of each curve.")
     if any(row.metric.in_paper and row.of.said(row.metric.name, arm.name) for row in rows for arm in row.of.others):

@@ -81,7 +81,7 @@ class Control:
     @staticmethod
     def of(name: str, verdict: Verdict) -> Control:
         """Passed where the known effect is itself reproduced."""
-        tested = verdict.p_for is not None or verdict.outcome is not Outcome.INCONCLUSIVE
+        tested = verdict.p_for is not None or verdict.outcome in (Outcome.REPRODUCED, Outcome.CONTRADICTED)
         return Control(name, verdict.outcome is Outcome.REPRODUCED, verdict.reason, verdict.trials, tested)
 
 

@@ -207,7 +207,7 @@ mor.own()
 #
 # Found in the verdicts by rule, so that nothing is picked: contradicted claims, effects that are not those spoken of,
 # effects beyond the margin where none was said to be, what was found alone and not kept among all claims tested,
-# controls that failed, and comparisons with too few seeds. No setting was changed for any of them.
+# controls that failed, and comparisons with too few seeds. Margins stay as they were fixed.
 
 # %%
 mor.surprises()

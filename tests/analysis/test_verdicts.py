@@ -276,6 +276,7 @@ def test_a_control_of_one_seed_was_not_tested_and_has_not_failed() -> None:
     for verdict, tested in (
         (higher(found(0.02)), False),
         (higher(NoData("not trained")), False),
+        (not_run("paper"), False),
         (higher(found(0.02, -0.03)), True),
         (exact(False, "not found"), True),
     ):
