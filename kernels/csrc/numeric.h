@@ -154,11 +154,30 @@ FB_HD float bounded(float v, const Grid &g) {
   float limit = 4.0f * g.max, mag = magnitude(v);
   return with_sign(mag < limit ? mag : limit, v);
 }
-// The code of a value that lies on the grid, without its sign: the value's bits once the exponent biases agree.
-FB_HD uint32_t magnitude_code(float q, const Grid &g) {
-  float aligned = g.wide ? magnitude(q) : magnitude(q) * value((254u << 23) - g.min_exponent) * FLOAT_MIN_NORMAL;
-  return bits(aligned) >> g.dropped;
+// The code of a value that lies on the grid, without its sign: the steps counted from zero. Below the smallest normal
+// the sum with it has them in its mantissa; subnormals of float32, on which processors are slow, do not come up.
+template <bool WIDE> FB_HD uint32_t magnitude_code(float q, const Grid &g) {
+  float size = magnitude(q), normal = value(g.min_exponent);
+  if (WIDE) return bits(size) >> g.dropped;
+  return ((size < normal ? bits(size + normal) : bits(size) + 0x800000u) - g.min_exponent) >> g.dropped;
 }
+FB_HD uint32_t magnitude_code(float q, const Grid &g) {
+  return g.wide ? magnitude_code<true>(q, g) : magnitude_code<false>(q, g);
+}
+// And back. Beyond the largest value's code lie infinity, where the grid has it, and NaN.
+template <bool WIDE> FB_HD float magnitude_value(uint32_t code, const Grid &g) {
+  uint32_t steps = code << g.dropped;
+  if (WIDE) return value(steps);
+  float normal = value(g.min_exponent);
+  float size = steps < 0x800000u ? value(steps + g.min_exponent) - normal : value(steps - 0x800000u + g.min_exponent);
+  uint32_t last = magnitude_code<false>(g.max, g);
+  return code <= last ? size : value(g.inf && code == last + 1u ? INF : NAN_BITS);
+}
+FB_HD float magnitude_value(uint32_t code, const Grid &g) {
+  return g.wide ? magnitude_value<true>(code, g) : magnitude_value<false>(code, g);
+}
+// How many bits a code takes in packed storage: formats of 9 to 16 take two bytes.
+FB_HD constexpr int stored_bits(int bits) { return bits <= 8 ? bits : 16; }
 FB_HD float limited(float q, const Grid &g) { return magnitude(q) > g.max ? with_sign(g.overflow, q) : q; }
 
 // Stochastic rounding starts at the nearest grid value and moves on to the neighbour on the other side of v with
