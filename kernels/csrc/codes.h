@@ -33,10 +33,10 @@ inline __attribute__((always_inline)) bool code_run(const typename D::Storage *_
       } else {
         q = nearest<WIDE>(v, g);
       }
-      uint32_t sign = uint32_t(x[i]) >> (8 * sizeof(S) - 1);
-      codes[i] = uint16_t(magnitude_code<WIDE>(smaller(q, g.max), g) | sign << sign_shift);
+      codes[i] = uint16_t(magnitude_code<WIDE>(smaller(q, g.max), g));
     }
   }
+  for (int i = 0; i < n; i++) codes[i] = uint16_t(codes[i] | (x[i] >> (8 * sizeof(S) - 1)) << sign_shift);
   return !ask;
 }
 template <class D, bool STOCHASTIC, Layout LAYOUT, bool WIDE>
@@ -67,6 +67,15 @@ inline void pack(const uint16_t *__restrict codes, int64_t n, int width, uint8_t
     memcpy(to, codes, size_t(n) * 2);
     return;
   }
+  if (width == 8) {
+    for (int64_t i = 0; i < n; i++) to[i] = uint8_t(codes[i]);
+    return;
+  }
+  if (width == 4) {
+    for (int64_t i = 0; i < n / 2; i++) to[i] = uint8_t(codes[2 * i] | codes[2 * i + 1] << 4);
+    if (n % 2) to[n / 2] = uint8_t(codes[n - 1]);
+    return;
+  }
   const int64_t words = (n + 7) / 8;
   alignas(64) uint8_t each[CHUNK];
   alignas(64) uint64_t eights[CHUNK / 8];
@@ -83,6 +92,15 @@ inline void unpack(const uint8_t *__restrict from, int64_t n, int width, uint16_
     memcpy(codes, from, size_t(n) * 2);
     return;
   }
+  if (width == 8) {
+    for (int64_t i = 0; i < n; i++) codes[i] = from[i];
+    return;
+  }
+  if (width == 4) {
+    for (int64_t i = 0; i < n / 2; i++) codes[2 * i] = from[i] & 15, codes[2 * i + 1] = from[i] >> 4;
+    if (n % 2) codes[n - 1] = from[n / 2] & 15;
+    return;
+  }
   const int64_t words = (n + 7) / 8, bytes = (n * width + 7) / 8;
   alignas(64) uint8_t each[CHUNK];
   alignas(64) uint64_t eights[CHUNK / 8];
@@ -95,19 +113,34 @@ inline void unpack(const uint8_t *__restrict from, int64_t n, int width, uint16_
   for (int64_t i = 0; i < n; i++) codes[i] = each[i];
 }
 
-// The values of codes of `code_bits`, each by the scale of its column.
+// The values of up to CHUNK codes, each by the scale of its column: of magnitudes, which then get their signs. SPECIAL:
+// there are infinities or NaN among them.
 enum Way { TIMES, OVER, BY_TWO_LEVELS };
-template <class D, Way WAY, bool WIDE>
-inline void value_run(const uint16_t *__restrict codes, typename D::Storage *__restrict y, int64_t n,
-                      const float *__restrict scale, float outer, const Grid &grid, uint32_t code_bits) {
+template <class D, Way WAY, bool WIDE, bool SPECIAL>
+inline void restore_run(const uint16_t *__restrict codes, typename D::Storage *__restrict y, int64_t n,
+                        const float *__restrict scale, float outer, const Grid &grid, uint32_t code_bits) {
+  typedef typename D::Storage S;
   const Grid g = grid;
-  const uint32_t mask = (1u << (code_bits - 1)) - 1u, sign_shift = 32u - code_bits;
+  const uint32_t sign_shift = code_bits - 1, mask = (1u << sign_shift) - 1u;
+  alignas(64) float back[CHUNK];
   for (int64_t i = 0; i < n; i++) {
-    uint32_t code = codes[i];
-    float q = value(bits(magnitude_value<WIDE>(code & mask, g)) | (code << sign_shift & SIGN));
+    float q = magnitude_value<WIDE>(codes[i] & mask, g, SPECIAL);
     float v = WAY == OVER ? q / scale[i] : WAY == TIMES ? q * scale[i] : by_two_levels(q, scale[i], outer);
-    y[i] = D::narrow(within<D>(v, q));
+    back[i] = within<D>(v, SPECIAL ? q : 0.0f);
   }
+  for (int64_t i = 0; i < n; i++) y[i] = S(D::narrow(back[i]) ^ S(codes[i] >> sign_shift & 1) << (8 * sizeof(S) - 1));
+}
+template <class D, Way WAY, bool WIDE>
+inline void value_run(const uint16_t *codes, typename D::Storage *y, int64_t n, const float *scale, float outer,
+                      const Grid &g, uint32_t code_bits) {
+  const uint16_t mask = uint16_t((1u << (code_bits - 1)) - 1u);
+  uint16_t most = 0;
+  for (int64_t i = 0; i < n; i++) {
+    uint16_t code = codes[i] & mask;
+    most = code > most ? code : most;
+  }
+  if (most > magnitude_code(g.max, g)) return restore_run<D, WAY, WIDE, true>(codes, y, n, scale, outer, g, code_bits);
+  return restore_run<D, WAY, WIDE, false>(codes, y, n, scale, outer, g, code_bits);
 }
 
 }  // namespace fb

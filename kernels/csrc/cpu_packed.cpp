@@ -75,12 +75,13 @@ template <class D> struct Decoding {
     if (two_levels(q.scaling)) return &Decoding::unit<BY_TWO_LEVELS, WIDE>;
     return q.scaling == AMAX || q.scaling == GAM ? &Decoding::unit<OVER, WIDE> : &Decoding::unit<TIMES, WIDE>;
   }
+  Unit chosen_unit() const { return q.grid.wide ? unit_for<true>() : unit_for<false>(); }
 };
 
 template <class D> void decode(const Stored &from, int64_t rows, int64_t cols, void *out, int threads) {
   Ieee ieee;
   const Decoding<D> work(from, rows, cols, out);
-  const auto unit = from.quant.grid.wide ? work.template unit_for<true>() : work.template unit_for<false>();
+  const auto unit = work.chosen_unit();
   in_parallel(work.units(), threads, [&](int64_t count) {
 #pragma omp for schedule(static)
     for (int64_t i = 0; i < count; i++) (work.*unit)(i);

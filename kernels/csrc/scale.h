@@ -122,9 +122,10 @@ FB_HD float stored_scale(int scaling, uint32_t code) {
   if (two_levels(scaling)) return value(bits(magnitude_value<false>(code & 0x7fu, e4m3_grid())) | (code & 0x80u) << 24);
   return code == 0xffu ? value(NAN_BITS) : power_of_two(int(code) - 127);
 }
-// A grid value by that scale, before it is narrowed to D. Finite in, finite out.
+// A grid value q by that scale, y, before it is narrowed to D. Finite in, finite out; NaN is what it was.
 template <class D> FB_HD float within(float y, float q) {
-  return magnitude(y) > D::max && (bits(q) & MAGNITUDE) != INF ? with_sign(D::max, y) : y;
+  float most = (bits(q) & MAGNITUDE) == INF ? value(INF) : D::max, limited = most < y ? most : y;
+  return -most > limited ? -most : limited;
 }
 FB_HD float by_two_levels(float q, float scale, float outer) {  // where the scale is 0, signs are all that is left
   return scale == 0.0f ? with_sign(0.0f, q) : (q * scale) * outer;

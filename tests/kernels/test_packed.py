@@ -304,7 +304,7 @@ def test_what_is_stored_can_be_saved_and_loaded_without_running_code(text: str, 
 def test_what_cannot_be_of_that_shape_is_refused_before_a_kernel_reads_it(broken: str) -> None:
     packed = encode(torch.randn(33, 50), "e4m3:16x16:gam:group=row")
     stored = getattr(packed, broken)
-    for wrong in (stored[:-1].contiguous(), stored.double(), stored.to("meta")):
+    for wrong in (stored[:-1].contiguous(), stored.double()):
         with pytest.raises(ValueError, match="e4m3:16x16:gam:group=row of 50 columns has"):
             decode(dataclasses.replace(packed, **{broken: wrong}))
 
