@@ -5,16 +5,19 @@ or (`has_out` false) into a result of its own, for which the benchmark then prov
 has no public call with out= is asked of the backend in `into`.
 """
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from fewbits.kernels.api import fake_quantize, fake_quantize_both, mix
 from fewbits.kernels.backends import backend_for
 from fewbits.kernels.mixing import mix_matrix
 from fewbits.kernels.noise import gaussian_noise, sample_weight, uniform_noise
+from fewbits.kernels.packed import Packed, decode, encode
 from fewbits.kernels.quantizer import GROUPED, Mixture, Quantizer
 
 SEED = 1
@@ -157,7 +160,75 @@ class Noise:
         return {"gaussian": gaussian_noise, "uniform": uniform_noise}[self.kind](x.numel(), SEED, device=x.device)
 
 
-Case = Quantize | Both | Mix | Sample | Noise
+def stored_bytes(q: Quantizer) -> float:
+    """Of an element in packed storage: its code, and its share of its block's scale."""
+    elements = (q.block.rows or math.inf) * (q.block.cols or math.inf)
+    scale = {"none": 0, "amax": 4}.get(q.scaling, 1)
+    return q.format.stored_bits / 8 + scale / elements
+
+
+@dataclass(frozen=True)
+class Encode:
+    """Into packed storage."""
+
+    spec: str
+    dtype: ClassVar[torch.dtype | None] = None
+    has_out: ClassVar[bool] = False
+
+    @property
+    def q(self) -> Quantizer:
+        return Quantizer.parse(self.spec)
+
+    @property
+    def name(self) -> str:
+        return f"encode {self.spec}"
+
+    def traffic(self, itemsize: int) -> float:
+        return (reads(self.q, -1) * itemsize + stored_bytes(self.q)) / (2 * itemsize)
+
+    def into(self, x: Tensor, out: Tensor) -> object:
+        return backend_for(x.device.type).encode(x, self.q, -1, SEED)
+
+    def fresh(self, x: Tensor) -> object:
+        return encode(x, self.q, seed=SEED)
+
+
+_STORED: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # what was encoded, before the clock starts
+
+
+@dataclass(frozen=True)
+class Decode:
+    """From packed storage, to the dtype of x."""
+
+    spec: str
+    dtype: ClassVar[torch.dtype | None] = None
+    has_out: ClassVar[bool] = False
+
+    @property
+    def q(self) -> Quantizer:
+        return Quantizer.parse(self.spec)
+
+    @property
+    def name(self) -> str:
+        return f"decode {self.spec}"
+
+    def traffic(self, itemsize: int) -> float:
+        return (stored_bytes(self.q) + itemsize) / (2 * itemsize)
+
+    def stored(self, x: Tensor) -> Packed:
+        packed: Packed | None = _STORED.get(x)
+        if packed is None or packed.quantizer != self.q:
+            packed = _STORED[x] = encode(x, self.q, seed=SEED)
+        return packed
+
+    def into(self, x: Tensor, out: Tensor) -> object:
+        return decode(self.stored(x))
+
+    def fresh(self, x: Tensor) -> object:
+        return decode(self.stored(x))
+
+
+Case = Quantize | Both | Mix | Sample | Noise | Encode | Decode
 
 CASES: tuple[Case, ...] = (
     Quantize("e4m3"),
@@ -189,6 +260,10 @@ CASES: tuple[Case, ...] = (
         "mix e4m3 | e5m2 | bf16 per block",
         "e4m3:128x128:gam @ error<e5m2:128x128:gam | e5m2:128x128:gam @ spread<normal | bf16 ; per=block",
     ),
+    Encode("e2m1:1x16:nvfp4"),
+    Encode("e4m3:128x128:gam"),
+    Decode("e2m1:1x16:nvfp4"),
+    Decode("e4m3:128x128:gam"),
     Sample("gaussian"),
     Sample("uniform"),
     Noise("gaussian"),

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from fewbits.kernels import cpu, reference
-from fewbits.kernels.bench_cases import SEED, Both, Case, Mix, Noise, Quantize, Sample
+from fewbits.kernels.bench_cases import SEED, Both, Case, Decode, Encode, Mix, Noise, Quantize, Sample
 from fewbits.kernels.bench_measure import TouchedMemory
 from fewbits.kernels.quantizer import ErrorBelow, Mixture, Quantizer
 
@@ -90,7 +90,7 @@ def eager(case: Case) -> Work | None:
             return partial(_mix_blocks, mixture=case.mixture)
         case Sample():
             return partial(_sample, case=case)
-        case Noise():
+        case Noise() | Encode() | Decode():
             return None
 
 

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from fewbits.kernels import build, reference
-from fewbits.kernels.quantizer import GROUPED, Quantizer
+from fewbits.kernels.packing import room
+from fewbits.kernels.quantizer import Quantizer
 
 DTYPES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
 SCALINGS = {"none": 0, "amax": 1, "gam": 2, "e8m0": 3, "mx": 4, "nvfp4": 5, "ue5m3": 6, "fouroversix": 7, "eden": 8}
@@ -34,7 +35,7 @@ class _Grid(ctypes.Structure):  # csrc/numeric.h
     ]
 
 
-class _Quant(ctypes.Structure):  # csrc/cpu.cpp
+class _Quant(ctypes.Structure):  # csrc/request.h
     _fields_ = [
         ("grid", _Grid),
         ("scaling", ctypes.c_int32),
@@ -49,7 +50,7 @@ class _Quant(ctypes.Structure):  # csrc/cpu.cpp
     ]
 
 
-class _Request(ctypes.Structure):  # csrc/cpu.cpp
+class _Request(ctypes.Structure):  # csrc/request.h
     _fields_ = [
         ("quant", _Quant),
         ("out", ctypes.c_void_p),
@@ -59,11 +60,22 @@ class _Request(ctypes.Structure):  # csrc/cpu.cpp
         ("tally_cols", ctypes.c_int64),
         ("skip", ctypes.c_void_p),
         ("codes", ctypes.c_void_p),
-        ("scale_codes", ctypes.c_void_p),
+        ("scales", ctypes.c_void_p),
         ("group_scales", ctypes.c_void_p),
-        ("sign_shift", ctypes.c_uint32),
+        ("code_bits", ctypes.c_uint32),
         ("nan_code", ctypes.c_uint32),
         ("inf_code", ctypes.c_uint32),
+    ]
+
+
+class _Stored(ctypes.Structure):  # csrc/request.h
+    _fields_ = [
+        ("quant", _Quant),
+        ("codes", ctypes.c_void_p),
+        ("scales", ctypes.c_void_p),
+        ("groups", ctypes.c_void_p),
+        ("code_bits", ctypes.c_uint32),
+        ("unused", ctypes.c_uint32),
     ]
 
 
@@ -73,6 +85,7 @@ def library() -> ctypes.CDLL:
     pointer, size, whole, seed = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_uint64
     signatures = {
         "fb_quantize": [pointer, whole, size, size, pointer, whole, whole],
+        "fb_decode": [pointer, whole, size, size, pointer, whole],
         "fb_extent": [pointer, whole, size, size, size, size, pointer, pointer, whole],
         "fb_gaussian_noise": [size, seed, pointer, whole],
         "fb_box_muller": [size, seed, pointer, whole],
@@ -123,21 +136,28 @@ def quantize_both(
 
 
 def encode(x: Tensor, q: Quantizer, axis: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    rows, cols = x.shape
     request, _, _ = _request(x, q, axis, seed, None, False, None)
-    codes = torch.zeros(x.shape, dtype=torch.int16)
-    quant = request.quant
-    across, down = _grid(rows, cols, quant.block_rows, quant.block_cols)
-    scale_codes = torch.zeros(across, down, dtype=torch.int32)
-    groups = 0 if q.scaling not in GROUPED else 1 if q.group == "tensor" else (down if axis == 0 else across)
-    group_scales = torch.ones(groups, dtype=torch.float32)
+    (codes, scales, group_scales), f = room(q, axis, x), q.format
     request.codes, request.group_scales = codes.data_ptr(), group_scales.data_ptr()
-    request.scale_codes = scale_codes.data_ptr() if q.scaling != "none" else None
-    request.sign_shift = q.format.bits - 1
-    request.nan_code = q.format.code_of(float("nan")) if q.format.has_nan else 0
-    request.inf_code = q.format.code_of(float("inf"), "inf") if q.format.has_inf else 0
+    request.scales = scales.data_ptr() if q.scaling != "none" else None
+    request.code_bits = f.bits
+    request.nan_code = f.code_of(float("nan")) if f.has_nan else 0
+    request.inf_code = f.code_of(float("inf"), "inf") if f.has_inf else 0
     _run(x, (request,))
-    return codes.to(torch.int32) & 0xFFFF, scale_codes, group_scales
+    return codes, scales, group_scales
+
+
+def decode(
+    codes: Tensor, scales: Tensor, groups: Tensor, q: Quantizer, axis: int, cols: int, dtype: torch.dtype
+) -> Tensor:
+    values = torch.empty((codes.shape[0], cols), dtype=dtype)
+    if values.numel():
+        stored = _Stored(_quant(q, axis, *values.shape), codes.data_ptr(), scales.data_ptr(), groups.data_ptr())
+        stored.code_bits = q.format.bits
+        library().fb_decode(
+            ctypes.byref(stored), DTYPES[dtype], *values.shape, values.data_ptr(), _threads(values.numel())
+        )
+    return values
 
 
 def extent(x: Tensor, partition: tuple[int, int]) -> tuple[Tensor, Tensor]:
@@ -203,7 +223,6 @@ def matmul_fp32(a: Tensor, b: Tensor) -> Tensor:
 
 
 # What is small or rare enough for torch.
-decode = reference.decode
 rotate = reference.rotate
 unpack_noise = reference.unpack_noise
 
@@ -218,9 +237,7 @@ def _request(
     partition: tuple[int, int] | None,
 ) -> tuple[_Request, Tensor | None, Tensor | None]:
     rows, cols = x.shape
-    request = _Request(quant=_template(q, axis))
-    r, c = q.block.resolve(rows, cols, axis)
-    request.quant.block_rows, request.quant.block_cols = min(r, max(rows, 1)), min(c, max(cols, 1))
+    request = _Request(quant=_quant(q, axis, rows, cols))
     request.quant.seed = seed
     request.out = out.data_ptr() if out is not None else None
     request.tally_rows, request.tally_cols = partition or (max(rows, 1), max(cols, 1))
@@ -230,6 +247,13 @@ def _request(
     counts, amax = torch.zeros(*grid, COUNTS, dtype=torch.int64), torch.zeros(grid)
     request.tally, request.amax = counts.data_ptr(), amax.data_ptr()
     return request, counts, amax
+
+
+def _quant(q: Quantizer, axis: int, rows: int, cols: int) -> _Quant:
+    quant = _Quant.from_buffer_copy(_template(q, axis))
+    r, c = q.block.resolve(rows, cols, axis)
+    quant.block_rows, quant.block_cols = min(r, max(rows, 1)), min(c, max(cols, 1))
+    return quant
 
 
 @lru_cache(maxsize=1024)  # signs may be new in every GEMM

@@ -73,7 +73,8 @@ class CupyLauncher:
         with self._lock:
             if (variant, index) not in self._kernels:
                 major, minor = torch.cuda.get_device_capability(index)
-                code = cubins.cubin(cubins.source_of(variant.file, variant.constants()), f"sm_{major}{minor}")
+                architecture = f"sm_{major}{minor}{'a' if major >= 10 else ''}"  # a: and what only this one has
+                code = cubins.cubin(cubins.source_of(variant.file, variant.constants()), architecture)
                 module = _driver().moduleLoadData(code)
                 self._modules.append(module)
                 self._kernels[variant, index] = _driver().moduleGetFunction(module, "run")

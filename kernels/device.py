@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fewbits.kernels import reference
+from fewbits.kernels.packing import room
 from fewbits.kernels.quantizer import GROUPED, Quantizer
 
 DTYPES = {torch.bfloat16: "Bf16", torch.float16: "Fp16", torch.float32: "Fp32"}
@@ -98,23 +99,28 @@ class Launcher(Protocol):
         """The kernel on `blocks` CTAs, after what is queued on the device's current stream."""
 
 
-# What kernels are called with: csrc/spec.cuh, csrc/weights.cu
+# What kernels are called with: csrc/spec.cuh, csrc/decode.cu, csrc/weights.cu
 
 
 class _Parts(ctypes.Structure):
     _fields_ = [(name, ctypes.c_int32) for name in ("rows", "cols", "across", "lanes", "groups")]
 
 
+class _Packed(ctypes.Structure):
+    _fields_ = [("bytes", ctypes.c_void_p), ("row_bytes", ctypes.c_uint32), ("aligned", ctypes.c_uint32)]
+
+
 class _Request(ctypes.Structure):
     _fields_ = [
         *[(name, ctypes.c_void_p) for name in ("out", "tally", "part_amax", "skip")],
-        *[(name, ctypes.c_void_p) for name in ("codes", "scale_codes", "group_scales", "block_amax", "group_amax")],
-        ("four_less_six", ctypes.c_void_p),
+        ("codes", _Packed),
+        *[(name, ctypes.c_void_p) for name in ("scales", "group_scales", "block_amax", "group_amax", "four_less_six")],
         ("seed", ctypes.c_uint64),
         ("signs", ctypes.c_uint32 * 4),
         ("parts", _Parts),
         ("blocks", _Parts),
-        *[(name, ctypes.c_uint32) for name in ("sign_shift", "nan_code", "inf_code", "unused")],
+        ("nan_code", ctypes.c_uint32),
+        ("inf_code", ctypes.c_uint32),
     ]
 
 
@@ -123,6 +129,14 @@ class _Call(ctypes.Structure):
         ("x", ctypes.c_void_p),
         *[(name, ctypes.c_int32) for name in ("rows", "cols", "backwards", "aligned")],
         ("requests", _Request * 2),
+    ]
+
+
+class _DecodeCall(ctypes.Structure):
+    _fields_ = [
+        ("codes", _Packed),
+        *[(name, ctypes.c_void_p) for name in ("scales", "groups", "out")],
+        *[(name, ctypes.c_int32) for name in ("rows", "cols", "across", "aligned")],
     ]
 
 
@@ -150,7 +164,7 @@ class _Job:
     amax: Tensor | None = None
     partition: tuple[int, int] | None = None
     skip: Tensor | None = None
-    codes: tuple[Tensor, Tensor, Tensor] | None = None
+    stored: tuple[Tensor, Tensor, Tensor] | None = None  # codes, scales, group scales: in the place of values
     inverse: bool = False
 
 
@@ -191,13 +205,22 @@ class Device:
         return along, down
 
     def encode(self, x: Tensor, q: Quantizer, axis: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-        grid = _grid(x, _block(q, axis, x))
-        groups = _group_count(q, axis, grid) if _grouped(q) else 0
-        codes = torch.zeros(x.shape, dtype=torch.int32, device=x.device)
-        scale_codes = torch.zeros(grid, dtype=torch.int32, device=x.device)
-        group_scales = torch.ones(groups, device=x.device)
-        self._run(x, [_Job(q, axis, seed, codes=(codes, scale_codes, group_scales))])
-        return codes, scale_codes, group_scales
+        stored = room(q, axis, x)
+        self._run(x, [_Job(q, axis, seed, stored=stored)])
+        return stored
+
+    def decode(
+        self, codes: Tensor, scales: Tensor, groups: Tensor, q: Quantizer, axis: int, cols: int, dtype: torch.dtype
+    ) -> Tensor:
+        out = torch.empty((codes.shape[0], cols), dtype=dtype, device=codes.device)
+        _check_size(out)
+        if out.numel():
+            shape, across = _usual_shape(out), _grid(out, _block(q, axis, out))[1]
+            call = _DecodeCall(_packed(codes, q), scales.data_ptr(), groups.data_ptr(), out.data_ptr(), *out.shape)
+            call.across, call.aligned = across, _aligned(out)
+            variant = Variant("decode.cu", "decode", (DTYPES[dtype],), shape, (_decoding(q, axis),))
+            self._launcher.launch(variant, _tiles(out, shape), call, out.device)
+        return out
 
     def rotate(self, x: Tensor, q: Quantizer, axis: int, inverse: bool = False) -> Tensor:
         if q.hadamard is None:
@@ -257,7 +280,6 @@ class Device:
         return out
 
     # What is small or rare enough for torch.
-    decode = staticmethod(reference.decode)
     unpack_noise = staticmethod(reference.unpack_noise)
 
     def _run(self, x: Tensor, jobs: Sequence[_Job]) -> None:
@@ -438,9 +460,24 @@ def _spec_for(job: _Job, x: Tensor, shape: Shape) -> Spec:
         block_cols=cols,
         stats=int(job.counts is not None),
         skips=int(job.skip is not None),
-        encodes=int(job.codes is not None),
+        encodes=job.q.format.bits if job.stored else 0,
         piece=_parts(x, job.partition or _whole(x), shape)[0] if counted else 0,
         block_piece=0 if block else _parts(x, _block(job.q, job.axis, x), shape)[0],
+    )
+
+
+def _decoding(q: Quantizer, axis: int) -> Spec:
+    """Of what matters to values that are on the grid; blocks as the quantizer means them, so that shapes share it."""
+    rows, cols = (min(n, MOST) for n in q.block.resolve(MOST, MOST, axis))
+    spec = _spec(q, axis)
+    return spec._replace(
+        overflow=spec.max,
+        stochastic=0,
+        hadamard=0,
+        lookup=1,
+        encodes=q.format.bits,
+        block_rows=rows,
+        block_cols=cols,
     )
 
 
@@ -484,12 +521,10 @@ def _fill(request: _Request, x: Tensor, job: _Job, spec: Spec, shape: Shape) -> 
     request.seed, request.signs = job.seed, (ctypes.c_uint32 * 4)(*_signs(job.q))
     _, request.parts = _parts(x, job.partition or _whole(x), shape)
     _, request.blocks = _parts(x, block, shape)
-    if job.codes is not None:
-        f, (codes, scale_codes, group_scales) = job.q.format, job.codes
-        request.codes = codes.data_ptr()
-        request.scale_codes = scale_codes.data_ptr() if job.q.scaling != "none" else None
-        request.group_scales = group_scales.data_ptr() if groups else None
-        request.sign_shift = f.bits - 1
+    if job.stored:
+        f, (codes, scales, group_scales) = job.q.format, job.stored
+        request.codes = _packed(codes, job.q)
+        request.scales, request.group_scales = scales.data_ptr(), group_scales.data_ptr()
         request.nan_code = f.code_of(float("nan")) if f.has_nan else 0
         request.inf_code = f.code_of(float("inf"), "inf") if f.has_inf else 0
     return block_amax, group_amax, weighed
@@ -515,6 +550,12 @@ def _block(q: Quantizer, axis: int, x: Tensor) -> tuple[int, int]:
 def _check_size(x: Tensor) -> None:
     if max(x.shape) >= MOST:
         raise ValueError(f"a matrix of {x.shape[0]} x {x.shape[1]}: the CUDA kernels take up to {MOST - 1} of each")
+
+
+def _packed(codes: Tensor, q: Quantizer) -> _Packed:
+    """Aligned: every eight columns begin at a multiple of the largest power of two that divides their bytes."""
+    word = _twos(q.format.stored_bits)
+    return _Packed(codes.data_ptr(), codes.shape[1], codes.data_ptr() % word == 0 and codes.shape[1] % word == 0)
 
 
 def _pointer(t: Tensor | None) -> int | None:

@@ -63,11 +63,20 @@ class Format:
         """
         return _parse(name)
 
-    # What the codes mean
+    # What the codes mean, and how they lie in packed storage
 
     @property
     def bits(self) -> int:
         return self.signed + self.exponent_bits + self.mantissa_bits
+
+    @property
+    def stored_bits(self) -> int:
+        """Of one code: formats of 9 to 16 bits take two bytes."""
+        return self.bits if self.bits <= 8 else 16
+
+    def row_bytes(self, cols: int) -> int:
+        """Of a row, which begins with a byte."""
+        return (cols * self.stored_bits + 7) // 8
 
     @property
     def has_nan(self) -> bool:

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from fewbits.kernels.backends import backend_for
 from fewbits.kernels.mixing import mix_matrix
-from fewbits.kernels.quantizer import GROUPED, Mixture, Quantizer
+from fewbits.kernels.packing import layout
+from fewbits.kernels.quantizer import Mixture, Quantizer
 
 _LIBRARY = torch.library.Library("fewbits", "DEF")
 COUNTS = 7  # statistics of a part: see README.md
@@ -195,18 +196,37 @@ def _encode(x: Tensor, spec: str, axis: int, seed: int) -> tuple[Tensor, Tensor,
     return codes, scales, groups
 
 
-def _encode_fake(x: Tensor, spec: str, axis: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    q, (rows, cols) = Quantizer.parse(spec), _shape(x)
-    grid = _grid(x, q.block.resolve(rows, cols, axis))
-    groups = 0 if q.scaling not in GROUPED else 1 if q.group == "tensor" else grid[1 if axis == 0 else 0]
-    return (
-        x.new_empty((rows, cols), dtype=torch.int32),
-        x.new_empty(grid, dtype=torch.int32),
-        x.new_empty(groups, dtype=torch.float32),
-    )
+def _encode_fake(x: Tensor, spec: str, axis: int, seed: int) -> tuple[Tensor, ...]:
+    return tuple(x.new_empty(size, dtype=dtype) for size, dtype in layout(Quantizer.parse(spec), axis, *_shape(x)))
+
+
+def _decode(
+    codes: Tensor, scales: Tensor, groups: Tensor, spec: str, axis: int, cols: int, dtype: torch.dtype
+) -> Tensor:
+    """Kernels trust what they are given, and what is given may have been made or loaded by anyone: so it is checked."""
+    q, given = Quantizer.parse(spec), (codes, scales, groups)
+    wanted = layout(q, axis, codes.shape[0] if codes.dim() else 0, cols)
+    for what, t, (size, kind) in zip(("codes", "scales", "group scales"), given, wanted, strict=True):
+        if tuple(t.shape) != size or t.dtype != kind or t.device != codes.device:
+            raise ValueError(
+                f"{what} {tuple(t.shape)} {t.dtype} on {t.device}: {q} of {cols} columns has {size} {kind}"
+                " where the codes are"
+            )
+    return backend_for(codes.device.type).decode(*(t.contiguous() for t in given), q, axis, cols, dtype)
+
+
+def _decode_fake(
+    codes: Tensor, scales: Tensor, groups: Tensor, spec: str, axis: int, cols: int, dtype: torch.dtype
+) -> Tensor:
+    return codes.new_empty((codes.shape[0], cols), dtype=dtype)
 
 
 _define("encode(Tensor x, str spec, int axis, SymInt seed) -> (Tensor, Tensor, Tensor)", _encode, _encode_fake)
+_define(
+    "decode(Tensor codes, Tensor scales, Tensor groups, str spec, int axis, SymInt cols, ScalarType dtype) -> Tensor",
+    _decode,
+    _decode_fake,
+)
 
 
 # ------------------------------------------------------------------------------------------------ noise

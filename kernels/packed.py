@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fewbits.kernels import reference
 from fewbits.kernels.api import check_tensor, fake_quantize, given, spelling
 from fewbits.kernels.formats import Format
+from fewbits.kernels.ops import matrix
 from fewbits.kernels.quantizer import Block, Quantizer
 
 
@@ -60,19 +60,14 @@ def encode(x: Tensor, q: Quantizer | str, *, axis: int = -1, seed: int | None = 
     check_tensor(x, axis)
     if q.format.bits > 16:
         raise ValueError(f"{q.format} has {q.format.bits} bits: encode stores formats of at most 16")
-    if (
-        q.scaling == "none"
-        and not q.format.has_nan
-        and not bool(fake_quantize(x, q, axis=axis, seed=seed).isfinite().all())
-    ):
-        raise ValueError(f"{q.format} has no code for NaN: encode finite values, or give {q} a scaling")
+    if q.scaling == "none" and not q.format.has_nan:
+        rotated = fake_quantize(x, q, axis=axis, seed=seed) if q.hadamard else matrix(x)  # which may overflow
+        if not bool(rotated.isfinite().all()):
+            raise ValueError(f"{q.format} has no code for NaN: encode finite values, or give {q} a scaling")
     codes, scales, groups = torch.ops.fewbits.encode(x.detach(), spec, axis, given(seed))
-    stored = (
-        None if q.scaling == "none" else scales.view(torch.float32) if q.scaling == "amax" else scales.to(torch.uint8)
-    )
     return Packed(
-        codes=pack(codes, q.format.bits),
-        scales=stored,
+        codes=codes,
+        scales=None if q.scaling == "none" else scales,
         group_scales=groups if groups.numel() else None,
         quantizer=q,
         shape=x.shape,
@@ -85,40 +80,10 @@ def decode(packed: Packed) -> Tensor:
     """The values that `fake_quantize` gives, in the dtype and shape of the tensor that was encoded."""
     if not isinstance(packed, Packed):
         raise ValueError(f"decode takes what encode returns, a Packed, not {type(packed).__name__}")
-    q, scales, groups = packed.quantizer, packed.scales, packed.group_scales
+    codes, absent = packed.codes, packed.codes.new_empty
+    scales = absent((0, 0)) if packed.scales is None else packed.scales
+    groups = absent(0, dtype=torch.float32) if packed.group_scales is None else packed.group_scales
     cols = packed.shape[-1] if packed.shape else 1
-    codes = unpack(packed.codes, q.format.bits, cols)
-    if scales is None:
-        scales = codes.new_zeros(1, 1)
-    scales = scales.view(torch.int32) if scales.dtype == torch.float32 else scales.to(torch.int32)
-    groups = groups if groups is not None else codes.new_zeros(0, dtype=torch.float32)
     dtype = torch.float32 if packed.dtype == torch.float64 else packed.dtype
-    every = torch.arange(1 << q.format.bits, device=codes.device)
-    values = reference.values_of(every, q.format)[codes]  # looked up: many times faster than made for each element
-    y = reference.restore(values, reference.Scales(scales, groups), q, packed.axis, dtype)
-    return y.to(packed.dtype).view(packed.shape)
-
-
-def pack(codes: Tensor, bits: int) -> Tensor:
-    """Codes [rows, cols] of `bits` bits each as bytes: eight codes make `bits` bytes, least significant bit first."""
-    rows, cols = codes.shape
-    if bits > 8:
-        return codes.to(torch.int16).view(torch.uint8).view(rows, 2 * cols)
-    padded = torch.nn.functional.pad(codes, (0, -cols % 8)).view(rows, (cols + 7) // 8, 8).long()
-    words = (padded << torch.arange(8, device=codes.device) * bits).sum(-1)
-    return (
-        (words[..., None] >> torch.arange(bits, device=codes.device) * 8 & 0xFF)
-        .to(torch.uint8)
-        .flatten(1)[:, : (cols * bits + 7) // 8]
-    )
-
-
-def unpack(data: Tensor, bits: int, cols: int) -> Tensor:
-    """The int32 codes that `pack` put into bytes."""
-    rows = data.shape[0]
-    if bits > 8:
-        return data.contiguous().view(torch.int16).view(rows, cols).to(torch.int32) & 0xFFFF
-    padded = torch.nn.functional.pad(data, (0, -data.shape[1] % bits)).view(rows, (cols + 7) // 8, bits).long()
-    words = (padded << torch.arange(bits, device=data.device) * 8).sum(-1)
-    codes = words[..., None] >> torch.arange(8, device=data.device) * bits & (1 << bits) - 1
-    return codes.to(torch.int32).flatten(1)[:, :cols]
+    values = torch.ops.fewbits.decode(codes, scales, groups, packed.quantizer.spelling, packed.axis, cols, dtype)
+    return values.to(packed.dtype).view(packed.shape)

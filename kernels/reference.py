@@ -9,7 +9,7 @@ of bits, as exp2, log2 and ldexp promise no last bit.
 
     source ──largest──> amax per block ──choose_scales──> Scales ──encode_factors──> s
     source · s ──round_to_grid──> grid values ──restore──> what quantize returns
-                                       └──codes_of──> what encode returns, with the Scales
+                                       └──codes_of──pack──> what encode returns, with the Scales
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fewbits.kernels.formats import TABLE, Format
+from fewbits.kernels.packing import pack, scale_codes, stored_scales, unpack
 from fewbits.kernels.quantizer import Quantizer
 from fewbits.kernels.reference_noise import gaussian_noise, philox, uniform, uniform_noise, unpack_noise
 
@@ -452,7 +453,10 @@ def quantize_both(
 
 
 def encode(x: Tensor, q: Quantizer, axis: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    """What is stored: int32 codes of elements and of block scales, float32 group scales. NaN blocks have codes 0."""
+    """What is stored: bytes that hold the codes, block scales, float32 group scales. NaN blocks have codes 0.
+
+    Block scales are float32 (amax) or bytes: packing.py says how all of it lies. Empty: there are none.
+    """
     rounded = round_matrix(x, q, axis, seed)
     scales = rounded.scales
     codes = codes_of(rounded.values, q.format)
@@ -462,14 +466,16 @@ def encode(x: Tensor, q: Quantizer, axis: int, seed: int) -> tuple[Tensor, Tenso
     else:
         poisoned = encode_factors(scales, q, axis).isnan()
         codes = torch.where(spread(poisoned, block_of(x, q, axis), x.shape), 0, codes)
-    return codes, scales.codes, scales.groups
+    return pack(codes, q.format.bits), stored_scales(scales.codes, q), scales.groups
 
 
 def decode(
-    codes: Tensor, scale_codes: Tensor, group_scales: Tensor, q: Quantizer, axis: int, dtype: torch.dtype
+    codes: Tensor, scales: Tensor, groups: Tensor, q: Quantizer, axis: int, cols: int, dtype: torch.dtype
 ) -> Tensor:
-    """The values quantize() returns, from what encode() stored."""
-    return restore(values_of(codes, q.format), Scales(scale_codes, group_scales), q, axis, dtype)
+    """The values [rows, cols] that quantize() returns, from what encode() stored."""
+    every = values_of(torch.arange(1 << q.format.bits, device=codes.device), q.format)
+    values = every[unpack(codes, q.format.bits, cols)]  # looked up: many times faster than made for each element
+    return restore(values, Scales(scale_codes(scales), groups), q, axis, dtype)
 
 
 def extent(x: Tensor, partition: Part) -> tuple[Tensor, Tensor]:

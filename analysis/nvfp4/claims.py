@@ -69,7 +69,9 @@ def bad_arm(results: Results) -> Verdict:
     return _found_bad(results, "recipe")
 
 
-@control("nvfp4", "bad-arm-20-blocks", "the same of 20 blocks, and plain NVFP4 in all of them costs more than the margin")
+@control(
+    "nvfp4", "bad-arm-20-blocks", "the same of 20 blocks, and plain NVFP4 in all of them costs more than the margin"
+)
 def bad_arm_20_blocks(results: Results) -> Verdict:
     """Else which blocks it is in could not make as much of a difference, whatever the paper's models do."""
     parts = {

@@ -23,7 +23,8 @@ from fewbits.analysis.registry import figure
 from fewbits.analysis.results import FigureResult, Picture
 from fewbits.experiments.config import load_recipe
 from fewbits.kernels.formats import Format
-from fewbits.kernels.packed import Packed, decode, encode, unpack
+from fewbits.kernels.packed import Packed, decode, encode
+from fewbits.kernels.packing import unpack
 from fewbits.kernels.quantizer import Quantizer
 from fewbits.models.recipe import Recipe, Slot
 from fewbits.sweeps.plan import Plan

@@ -29,14 +29,14 @@ HEADS = (
 LEVELS = ("share", "correlation")  # kinds whose effect is a level, not a difference
 NOTHING = "–"
 RULES = """
-A claim is <em>reproduced</em> or <em>contradicted</em> only where the interval of its effect lies wholly on one side of
-what the paper says; between the two it is <em>inconclusive</em>. “No difference” is shown by an equivalence test
+A claim is <em>reproduced</em> or <em>contradicted</em> only where the interval of its effect lies wholly on one side
+of what the paper says; between the two it is <em>inconclusive</em>. “No difference” is shown by an equivalence test
 against a margin that was fixed before the first run, and only by a design that would have found a difference of that
 margin. Arms are compared seed by seed: the same initial weights, the same data in the same order. Trials that start
-alike part by chance. How far, all arms tell together as though they spread alike; an arm that is seen to spread further
-is left out of that and speaks for itself. Intervals speak of seeds, on one fixed validation text. Claims are corrected for together (Holm).
-What arithmetic decides was asked of the kernels when this page was made. In the small pictures beside verdicts the
-shaded band is the margin on either side of zero.
+alike part by chance. How far, all arms tell together as though they spread alike; an arm that is seen to spread
+further is left out of that and speaks for itself. Intervals speak of seeds, on one fixed validation text. Claims are
+corrected for together (Holm). What arithmetic decides was asked of the kernels when this page was made. In the small
+pictures beside verdicts the shaded band is the margin on either side of zero.
 """
 FEW = 4  # comparisons that the table at the top shows one by one
 

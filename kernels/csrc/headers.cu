@@ -17,6 +17,11 @@ __device__ float through(const Grid &g, float v, uint64_t i, uint64_t seed) {
   return with_sign(q, v);
 }
 
+__device__ float stored_and_back(const Grid &g, int scaling, float q, uint32_t code) {
+  float v = magnitude_value(magnitude_code(q, g), g), scale = stored_scale(scaling, code);
+  return within<Bf16>(two_levels(scaling) ? by_two_levels(v, scale, q) : v * scale, v);
+}
+
 template <class D> __device__ float stored(float v) { return D::widen(D::narrow(smaller(magnitude(v), D::max))); }
 
 }  // namespace fb
@@ -35,6 +40,6 @@ extern "C" __global__ void every_header(const fb::Grid *grid, const float *x, fl
   float noise = fb::gaussian_value(fb::gaussian_word(i >> 3, seed), i & 7) + fb::uniform_value(uint32_t(i) & 0xffffu);
   y[i] = fb::quotient(q, s.encode, s.decode) + chunk[i & 15] * (fb::odd_power(16) ? fb::ROOT_HALF : 1.0f) +
          noise * fb::noise_scale(bits, amax) + fb::stored<fb::Bf16>(q) + fb::stored<fb::Fp16>(q) +
-         fb::stored<fb::Fp32>(q);
+         fb::stored<fb::Fp32>(q) + fb::stored_and_back(g, scaling, q, s.code);
   codes[i] = fb::magnitude_code(q, g) | s.code << 16 | uint32_t(fb::finite(q));
 }

@@ -10,8 +10,9 @@
 
 namespace fb {
 
-constexpr int PIECE = 128;  // elements; their statistics fit 32-bit sums
-constexpr int GROUP = 16;   // columns that share one scale in the fast layout
+constexpr int PIECE = 128;       // elements; their statistics fit 32-bit sums
+constexpr int GROUP = 16;        // columns that share one scale in the fast layout
+constexpr int64_t CHUNK = 1024;  // columns whose scales, random bits or codes lie ready at a time
 
 // Uniform 16-bit variates of elements first … first + count - 1, first a multiple of 8.
 // Sixteen Philox counters run side by side; their order in the lanes is the one that a 4x4 transposition undoes.

@@ -1,34 +1,14 @@
 // One quantizer's part in a walk over a matrix: where its amaxes come from, and what it does to a tile.
 #pragma once
 #include <algorithm>
+#include <numeric>
 #include <vector>
 #include "block_scales.h"
+#include "codes.h"
+#include "request.h"
 #include "rotation.h"
 
 namespace fb {
-
-// These mirror the ctypes structures of cpu.py field by field.
-struct Quant {
-  Grid grid;
-  int32_t scaling, stochastic, group_by_row, hadamard, down;  // down: vectors run down the rows (axis 0)
-  Signs signs;
-  int64_t block_rows, block_cols;  // as they lie in the matrix
-  uint64_t seed;
-};
-struct Request {
-  Quant quant;
-  void *out;                       // null: statistics only
-  Tally *tally;                    // null: none; one for each tally block
-  uint32_t *amax;                  // null: none; float32 bits, one for each tally block
-  int64_t tally_rows, tally_cols;  // the partition that statistics and `skip` speak of
-  const uint8_t *skip;             // null: none; tally blocks to leave alone
-  uint16_t *codes;                 // null: none; element codes instead of values
-  uint32_t *scale_codes;           // with codes: one for each block
-  uint32_t *group_scales;          // with codes: float32 bits, one for each group
-  uint32_t sign_shift, nan_code, inf_code;
-};
-
-constexpr int64_t CHUNK = 1024;  // columns whose scales, or random bits, lie ready at a time
 
 struct Tile {
   int64_t r0, r1, c0, c1;
@@ -366,7 +346,8 @@ template <class D> struct Plan {
                         : s.kind[b] == POISONED       ? 0
                         : bits(magnitude(e.q)) == INF ? request.inf_code
                                                       : request.nan_code;
-        codes[i] = uint16_t(code | (e.q == e.q ? (bits(e.q) >> 31) << request.sign_shift : 0));  // NaN has no sign
+        uint32_t sign = e.q == e.q ? bits(e.q) >> 31 : 0;  // NaN has none
+        codes[i] = uint16_t(code | sign << (request.code_bits - 1));
       }
       if (tally) {
         float back = D::widen(to[i]);
@@ -489,12 +470,69 @@ template <class D> struct Plan {
   }
   Row chosen_row() const { return q.scaling == AMAX || q.scaling == GAM ? row_for<true>() : row_for<false>(); }
 
-  void store_codes(const Cell<D> *from, int64_t r, int64_t c0, int64_t c1, int64_t first_block,
-                   const Scratch<D> &s) const {
+  // Packed codes of columns [c0, c1) of one row, in the place of `row`; c0 is a multiple of 8, and so begins a byte.
+  template <bool STOCHASTIC, Layout LAYOUT, bool WIDE>
+  void code_row(const Cell<D> *from, int64_t r, int64_t c0, int64_t c1, const Tile &t, const Scratch<D> &s,
+                bool all_plain, const Cell<D> *fetch) const {
+    const int64_t first_block = t.c0 / C;
+    uint16_t high[STOCHASTIC ? CHUNK + 2 * PIECE : 1], codes[CHUNK];
     Cell<D> ignored[PIECE];
-    for (int64_t c = c0; c < c1; c += PIECE)
-      carefully(from + (c - c0), r, c, int(std::min<int64_t>(PIECE, c1 - c)), first_block, s, ignored,
-                request.codes + r * cols + c, nullptr);
+    const uint64_t index = uint64_t(r * cols + c0), skipped = index % 8;
+    if (STOCHASTIC) fill_high(index - skipped, c1 - c0 + int64_t(skipped), q.seed, high);
+    for (int64_t c = c0; c < c1;) {
+      int64_t block = c / C, stop = std::min(c + PIECE, c1);
+      if (LAYOUT == UNIFORM) stop = std::min(stop, (block + 1) * C);
+      int n = int(stop - c);
+      const Cell<D> *in = from + (c - t.c0);
+      if (fetch)
+        for (int i = 0; i < n; i += int(64 / sizeof(Cell<D>))) __builtin_prefetch(fetch + (c - t.c0) + i, 0, 2);
+      bool plain = true;
+      for (int64_t b = block; !all_plain && b <= (stop - 1) / C; b++)
+        plain = plain && s.kind[size_t(b - first_block)] == ORDINARY;
+      if (plain) {
+        int64_t at = LAYOUT == BY_SIXTEEN ? (c - c0) / GROUP : c - c0;
+        const float *encode = LAYOUT == UNIFORM ? &s.block_encode[size_t(block - first_block)] : &s.encode[size_t(at)];
+        plain = code_piece<D, STOCHASTIC, LAYOUT, WIDE>(in, codes + (c - c0), n, encode, q.grid, request.code_bits,
+                                                        high + (STOCHASTIC ? int64_t(skipped) + c - c0 : 0));
+      }
+      if (!plain) carefully(in, r, c, n, first_block, s, ignored, codes + (c - c0), nullptr);
+      c = stop;
+    }
+    const int width = stored_bits(int(request.code_bits));
+    pack(codes, c1 - c0, width, request.codes + r * ((cols * width + 7) / 8) + c0 / 8 * width);
+  }
+  typedef void (Plan::*CodeRow)(const Cell<D> *, int64_t, int64_t, int64_t, const Tile &, const Scratch<D> &, bool,
+                                const Cell<D> *) const;
+  template <bool STOCHASTIC> CodeRow code_row_for() const {
+    if (q.grid.wide) return &Plan::code_row<STOCHASTIC, UNIFORM, true>;
+    switch (layout()) {
+      case UNIFORM:
+        return &Plan::code_row<STOCHASTIC, UNIFORM, false>;
+      case BY_SIXTEEN:
+        return &Plan::code_row<STOCHASTIC, BY_SIXTEEN, false>;
+      default:
+        return &Plan::code_row<STOCHASTIC, BY_COLUMN, false>;
+    }
+  }
+  CodeRow chosen_code_row() const { return q.stochastic ? code_row_for<true>() : code_row_for<false>(); }
+
+  // How many columns `row` or `code_row` does at a time: scales that are spread out come in whole blocks, and codes in
+  // whole bytes.
+  int64_t columns_at_once(const Tile &t) const {
+    if (!request.codes) return layout() == UNIFORM ? t.c1 - t.c0 : CHUNK / C * C;
+    const int64_t step = layout() == UNIFORM ? 8 : std::lcm(C, int64_t(8));
+    return CHUNK / step * step;
+  }
+  void store_scales(int64_t block_row, const Tile &t, const Scratch<D> &s) const {
+    const int64_t first = block_row * block_count_cols + t.c0 / C;
+    for (size_t b = 0; b < s.code.size(); b++) {
+      const uint32_t code = s.kind[b] == POISONED ? nan_scale_code(q.scaling) : s.code[b];
+      if (q.scaling == AMAX) {
+        ((uint32_t *)request.scales)[first + int64_t(b)] = code;
+      } else {
+        ((uint8_t *)request.scales)[first + int64_t(b)] = uint8_t(code);
+      }
+    }
   }
 
   // `next` is the tile that this thread does next; empty where there is none.
@@ -505,30 +543,26 @@ template <class D> struct Plan {
     const Cell<D> *from = source(t, s, &stride, true);
     std::vector<Tally> tallies(request.tally ? size_t((t.c1 - 1) / TC - first_tally + 1) : 0);
     Row run_row = chosen_row();
+    CodeRow run_code_row = chosen_code_row();
     for (int64_t r = t.r0; r < t.r1;) {
       int64_t block_row = r / R, block_end = std::min(t.r1, (block_row + 1) * R);
       find_scales(from + (r - t.r0) * stride, stride, block_end - r, block_row, t, s);
       uint32_t kinds = 0;
       for (uint32_t k : s.kind) kinds |= k;
       bool all_plain = kinds == ORDINARY;
-      if (request.scale_codes) {
-        for (size_t b = 0; b < s.code.size(); b++) {
-          request.scale_codes[block_row * block_count_cols + t.c0 / C + int64_t(b)] =
-              s.kind[b] == POISONED ? nan_scale_code(q.scaling) : s.code[b];
-        }
-      }
+      if (request.scales) store_scales(block_row, t, s);
       while (r < block_end) {
         int64_t end = std::min(block_end, (r / TR + 1) * TR), tally_row = r / TR;
         std::fill(tallies.begin(), tallies.end(), Tally{});
         if (request.amax) note_amax(from + (r - t.r0) * stride, stride, end - r, tally_row, t, s);
-        int64_t chunk = layout() == UNIFORM ? t.c1 - t.c0 : CHUNK / C * C;
+        int64_t chunk = columns_at_once(t);
         for (int64_t c0 = t.c0; c0 < t.c1; c0 += chunk) {
           int64_t c1 = std::min(t.c1, c0 + chunk);
           if (layout() != UNIFORM) spread_out(c0, c1, t.c0 / C, s);
           for (int64_t k = r; k < end; k++) {
             const Cell<D> *line = from + (k - t.r0) * stride;
             if (request.codes) {
-              store_codes(line + (c0 - t.c0), k, c0, c1, t.c0 / C, s);
+              (this->*run_code_row)(line, k, c0, c1, t, s, all_plain, fetch_for(k, t, next));
             } else {
               (this->*run_row)(line, k, c0, c1, t, s, all_plain, fetch_for(k, t, next), tallies.data());
             }

@@ -7,6 +7,7 @@
 //   extent     largest and smallest non-zero magnitudes of the parts of a matrix
 //
 // Maxima are integers and sums are of integers, so no bit depends on the order in which threads come.
+#include "codes.cuh"
 #include "rotate.cuh"
 
 namespace fb {
@@ -94,10 +95,6 @@ struct Counts {  // of at most 2^14 elements: halves of words hold two of them
 };
 
 // ------------------------------------------------------------------------------------------------ scales
-
-FB_D int group_index(const Spec &s, int block_row, int block_col) {
-  return !s.group_by_row ? 0 : s.down ? block_col : block_row;
-}
 
 struct Block {
   Scale scale;
@@ -230,17 +227,39 @@ template <class D> FB_D Block known(const Spec &s, const Request &r, uint32_t le
   return b;
 }
 
+// What is stored for a block, by the thread that has its first element; and for a group, by that of its first block.
+FB_D void store_scale(const Spec &s, const Request &r, const Block &b, int row, int col) {
+  if (s.scaling == NONE) return;
+  const int rows = s.source == LOOKUP ? r.blocks.rows : s.block_rows;
+  const int cols = s.source == LOOKUP ? r.blocks.cols : s.block_cols;
+  if (row % rows || col % cols) return;
+  const int block_row = row / rows, block_col = col / cols;
+  const int64_t at = int64_t(block_row) * r.blocks.across + block_col;
+  const uint32_t code = b.poisoned ? nan_scale_code(s.scaling) : b.scale.code;
+  if (s.scaling == AMAX) {
+    ((uint32_t *)r.scales)[at] = code;
+  } else {
+    ((uint8_t *)r.scales)[at] = uint8_t(code);
+  }
+  const bool first = s.group_by_row ? (s.down ? block_row : block_col) == 0 : block_row + block_col == 0;
+  if (!grouped(s) || !first) return;
+  const int group = group_index(s, block_row, block_col);
+  const Group shared = make_group(s.scaling, value(s.max), value(r.group_amax[group]));
+  r.group_scales[group] = s.scaling == GAM ? value(mantissa(shared.encode) | 0x3f800000u) : shared.decode;
+}
+
 // ------------------------------------------------------------------------------------------------ elements
 
-// Eight ordinary elements; false if a draw needs its low bits, and nothing was done.
+// Eight ordinary elements as values, or as codes; false if a draw needs its low bits, and nothing was done.
 template <class D, bool WIDE>
 FB_D bool quickly(const Spec &s, const Vector<D> &x, const Block (&blocks)[WIDTH], const Split &split, uint64_t first,
-                  uint64_t seed, Vector<D> *y, Counts *counts) {
+                  uint64_t seed, Vector<D> *y, Codes *codes, Counts *counts) {
   typedef typename D::Storage S;
   const Grid g = grid_of(s);
   Words draws{};
   if (s.stochastic) draws = eight_draws(first, ROUND_HIGH, seed);
   Counts now = *counts;
+  float on_grid[WIDTH];
   bool ask = false;
 #pragma unroll
   for (int i = 0; i < WIDTH; i++) {
@@ -257,33 +276,24 @@ FB_D bool quickly(const Spec &s, const Vector<D> &x, const Block (&blocks)[WIDTH
     }
     bool over = q > g.max;
     q = smaller(q, g.max);
+    on_grid[i] = value(bits(q) | uint32_t(was & S(~D::magnitude_mask)) << (32 - 8 * sizeof(S)));
+    if (s.encodes) continue;
     float back = divides(s) ? quotient(q, scale.encode, scale.decode) : (q * scale.decode) * scale.outer;
     S narrow = D::narrow(back);
     y->set(i, S(narrow | (was & S(~D::magnitude_mask))));
     if (s.stats) now.count(size, D::widen(narrow), over);
   }
   if (!ask) *counts = now;
+  if (s.encodes) *codes = codes_of(s, on_grid);
   return !ask;
 }
 
-// What is wanted of the codes of one element, and of its block and group if it is their first.
-FB_D void store_codes(const Spec &s, const Request &r, const Element &e, const Block &b, uint64_t index, int row,
-                      int col) {
-  const Grid g = grid_of(s);
-  uint32_t code = finite(e.q)                      ? magnitude_code(e.q, g)
+FB_D uint32_t careful_code(const Spec &s, const Request &r, const Element &e, const Block &b) {
+  uint32_t code = finite(e.q)                      ? magnitude_code(e.q, grid_of(s))
                   : b.poisoned                     ? 0
                   : (bits(e.q) & MAGNITUDE) == INF ? r.inf_code
                                                    : r.nan_code;
-  r.codes[index] = int32_t(code | (e.q == e.q ? (bits(e.q) >> 31) << r.sign_shift : 0));  // NaN has no sign
-  const Parts &p = r.blocks;
-  if (!r.scale_codes || row % p.rows || col % p.cols) return;
-  int block_row = row / p.rows, block_col = col / p.cols;
-  r.scale_codes[p.at(row, col)] = int32_t(b.poisoned ? nan_scale_code(s.scaling) : b.scale.code);
-  bool first = s.group_by_row ? (s.down ? block_row : block_col) == 0 : block_row + block_col == 0;
-  if (!r.group_scales || !first) return;
-  int group = group_index(s, block_row, block_col);
-  Group shared = make_group(s.scaling, g.max, value(r.group_amax[group]));
-  r.group_scales[group] = s.scaling == GAM ? value(mantissa(shared.encode) | 0x3f800000u) : shared.decode;
+  return code | (e.q == e.q ? (bits(e.q) >> 31) << (s.encodes - 1) : 0);  // NaN has no sign
 }
 
 // A slot by an index that the compiler does not know.
@@ -330,7 +340,7 @@ template <class D> struct Careful {
       if (split.starts(0, i)) top = n >= i ? tops.of[i] : top;
     return known<D>(s, r, top, t.row(k), t.col(k) + n);
   }
-  FB_D void element(const Tops &tops, int k, int n, float was) {
+  FB_D void element(const Tops &tops, int k, int n, float was, Codes *codes) {
     int row = t.row(k), col = t.col(k) + n;
     bool by_element = s.piece == ELEMENTS && (s.stats || s.skips);
     if (by_element && s.skips && r.skip[r.parts.at(row, col)]) return;
@@ -344,7 +354,8 @@ template <class D> struct Careful {
       gathering.sum.count(was, D::widen(narrow), e.saturated);
       if (by_element) gathering.hand_in(true, row, col);
     }
-    if (s.encodes) store_codes(s, r, e, b, index, row, col);
+    if (s.encodes) codes->put(n, careful_code(s, r, e, b), stored_bits(s.encodes));
+    if (s.encodes && s.source == LOOKUP && s.block_piece == ELEMENTS) store_scale(s, r, b, row, col);
   }
   FB_D void all(uint32_t slots) {
 #pragma unroll 1
@@ -353,8 +364,10 @@ template <class D> struct Careful {
       Vector<D> v = picked<D>(x, k);
       const Tops of_blocks = tops(k);
       int valid = t.valid(k);
+      Codes codes{0, 0};
 #pragma unroll 1
-      for (int n = 0; n < valid; n++) element(of_blocks, k, n, D::widen(v.pick(n)));
+      for (int n = 0; n < valid; n++) element(of_blocks, k, n, D::widen(v.pick(n)), &codes);
+      if (s.encodes) store_codes(r.codes, t.row(k), t.col(k), codes, valid, stored_bits(s.encodes));
       // Its part has been handed in with the slot's other vectors: this one comes by itself.
       if (s.stats && s.piece == VECTORS) gathering.hand_in(true, t.row(k), t.col(k));
     }
@@ -379,11 +392,17 @@ template <class D> FB_D void quantize_tile(const Spec &s, const Request &r, cons
     bool inside = t.valid(k) > 0, plain = true;
     if (s.source == LOOKUP) {
       plain = s.block_piece != ELEMENTS;
-      if (inside && plain && (k == 0 || s.block_piece == VECTORS)) blocks[0] = looked_up<D>(s, r, t.row(k), t.col(k));
+      if (inside && plain && (k == 0 || s.block_piece == VECTORS)) {
+        blocks[0] = looked_up<D>(s, r, t.row(k), t.col(k));
+        if (s.encodes) store_scale(s, r, blocks[0], t.row(k), t.col(k));
+      }
     } else {
 #pragma unroll
       for (int i = 0; i < WIDTH; i++)
-        if (split.starts(k, i)) blocks[i] = known<D>(s, r, amax[k][i], t.row(k), t.col(k) + i);
+        if (split.starts(k, i)) {
+          blocks[i] = known<D>(s, r, amax[k][i], t.row(k), t.col(k) + i);
+          if (s.encodes && t.valid(k) > i) store_scale(s, r, blocks[i], t.row(k), t.col(k) + i);
+        }
     }
 #pragma unroll
     for (int i = 0; i < WIDTH; i++)
@@ -393,9 +412,11 @@ template <class D> FB_D void quantize_tile(const Spec &s, const Request &r, cons
       bool done = false;
       if (!exact_only(s) && plain && !by_element) {
         Vector<D> y = {};
-        done = s.wide ? quickly<D, true>(s, x[k], blocks, split, t.index(k), r.seed, &y, &gathering.sum)
-                      : quickly<D, false>(s, x[k], blocks, split, t.index(k), r.seed, &y, &gathering.sum);
-        if (done) x[k] = y, ready |= 1u << k;
+        Codes codes{0, 0};
+        done = s.wide ? quickly<D, true>(s, x[k], blocks, split, t.index(k), r.seed, &y, &codes, &gathering.sum)
+                      : quickly<D, false>(s, x[k], blocks, split, t.index(k), r.seed, &y, &codes, &gathering.sum);
+        if (done && s.encodes) store_codes(r.codes, t.row(k), t.col(k), codes, t.valid(k), stored_bits(s.encodes));
+        if (done && !s.encodes) x[k] = y, ready |= 1u << k;
       }
       if (!done) careful |= 1u << k;
     }

@@ -49,10 +49,8 @@ FB_HD uint32_t e4m3_code(float v) { return bits(v * 7.52316384526264e-37f) >> 20
 FB_HD float e4m3_value(uint32_t code) { return value(code << 20) * 1.329227995784916e36f; }
 
 // UE5M3, whose only NaN is 0xFF.
-FB_HD float to_ue5m3(float v) {
-  Grid ue5m3{uint32_t(127 - 14) << 23, 20, 114688.0f, 114688.0f, 0, 0};
-  return smaller(nearest<false>(smaller(v, 114688.0f), ue5m3), 114688.0f);
-}
+FB_HD constexpr Grid ue5m3_grid() { return Grid{uint32_t(127 - 14) << 23, 20, 114688.0f, 114688.0f, 0, 0}; }
+FB_HD float to_ue5m3(float v) { return smaller(nearest<false>(smaller(v, 114688.0f), ue5m3_grid()), 114688.0f); }
 FB_HD uint32_t ue5m3_code(float v) { return bits(v * 1.925929944387236e-34f) >> 20; }  // 2^-112
 
 // What is stored for a block that is not finite.
@@ -113,6 +111,24 @@ FB_HD Scale make_scale(int scaling, float max, float amax, const Group &group, f
     return scale;
   }
   return Scale{1.0f, 1.0f, 1.0f, 0};
+}
+
+// What a stored block scale stands for, be it from wherever: the factor that values are divided by (amax; gam, but for
+// its group's mantissa), the power of two that they are multiplied by, or the block's scale of two.
+FB_HD float stored_scale(int scaling, uint32_t code) {
+  if (scaling == NONE) return 1.0f;
+  if (scaling == AMAX) return value((code & MAGNITUDE) > INF ? NAN_BITS : code);
+  if (scaling == UE5M3) return magnitude_value<false>(code, ue5m3_grid());
+  if (two_levels(scaling)) return value(bits(magnitude_value<false>(code & 0x7fu, e4m3_grid())) | (code & 0x80u) << 24);
+  return code == 0xffu ? value(NAN_BITS) : power_of_two(int(code) - 127);
+}
+// A grid value q by that scale, y, before it is narrowed to D. Finite in, finite out; NaN is what it was.
+template <class D> FB_HD float within(float y, float q) {
+  float most = (bits(q) & MAGNITUDE) == INF ? value(INF) : D::max, limited = most < y ? most : y;
+  return -most > limited ? -most : limited;
+}
+FB_HD float by_two_levels(float q, float scale, float outer) {  // where the scale is 0, signs are all that is left
+  return scale == 0.0f ? with_sign(0.0f, q) : (q * scale) * outer;
 }
 
 }  // namespace fb

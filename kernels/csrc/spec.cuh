@@ -27,7 +27,8 @@ struct Spec {
   int32_t scaling, stochastic, group_by_row, hadamard, ragged, inverse, down,
       source;                      // ragged: some transforms are cut
   int32_t block_rows, block_cols;  // ON_CHIP: powers of two, as they lie in the matrix
-  int32_t stats, skips, encodes;
+  int32_t stats, skips;
+  int32_t encodes;             // the bits of a code; 0: values are wanted
   int32_t piece, block_piece;  // of statistics and skip; LOOKUP: of the blocks
 };
 
@@ -37,13 +38,23 @@ struct Parts {
   FB_D int64_t at(int row, int col) const { return int64_t(row / rows) * across + col / cols; }
 };
 
+// Where codes lie. Eight of them are as many bytes as one has bits, and a row begins with a byte; where they are
+// `aligned`, every eight begin at a multiple of the widest word that these bytes are a multiple of.
+struct Packed {
+  uint8_t *bytes;
+  uint32_t row_bytes, aligned;
+  FB_D uint8_t *at(int row, int col, int width) const {
+    return bytes + int64_t(row) * row_bytes + int64_t(col / 8) * width;
+  }
+};
+
 struct Request {           // of one quantizer
   void *out;               // null: none
   int64_t *tally;          // with stats: seven for each part
   uint32_t *part_amax;     // with stats: float32 bits of each part
   const uint8_t *skip;     // null: none; parts to leave alone
-  int32_t *codes;          // with encodes: of elements,
-  int32_t *scale_codes;    // of blocks (null: they have none),
+  Packed codes;            // with encodes: of elements,
+  void *scales;            // of blocks: float32 for amax, bytes else,
   float *group_scales;     // and of groups (null: there are none)
   uint32_t *block_amax;    // LOOKUP: of each block, float32 bits
   uint32_t *group_amax;    // of each group's finite blocks, float32 bits
@@ -51,7 +62,7 @@ struct Request {           // of one quantizer
   uint64_t seed;
   Signs signs;
   Parts parts, blocks;  // of statistics and skip; LOOKUP: the blocks
-  uint32_t sign_shift, nan_code, inf_code, unused;
+  uint32_t nan_code, inf_code;
 };
 
 struct Call {
@@ -105,8 +116,12 @@ FB_D Grid grid_of(const Spec &s) {
 FB_D bool divides(const Spec &s) { return s.scaling == AMAX || s.scaling == GAM; }
 FB_D bool grouped(const Spec &s) { return is_grouped(s.scaling); }
 
-// Every element the long way: codes are wanted, overflow is not to saturate, or a wide grid is scaled.
-FB_D bool exact_only(const Spec &s) { return s.encodes || s.overflow != s.max || (s.wide && s.scaling != NONE); }
+FB_D int group_index(const Spec &s, int block_row, int block_col) {
+  return !s.group_by_row ? 0 : s.down ? block_col : block_row;
+}
+
+// Every element the long way: overflow is not to saturate, or a wide grid is scaled.
+FB_D bool exact_only(const Spec &s) { return s.overflow != s.max || (s.wide && s.scaling != NONE); }
 
 // What the short way may do: blocks (or vectors, of a naive cast) of finite values, in which nothing overflows and
 // nothing but zero comes back below normal float32.

@@ -158,6 +158,17 @@ def test_a_trial_without_observer_or_out_of_domain_text_leaves_readable_tables(c
     assert "ood_loss" not in result
 
 
+def test_out_of_domain_text_may_be_judged_by_fewer_windows(cache: Path, tmp_path: Path) -> None:
+    tiny = ("training.steps=1", "model.layers=1")
+    _, as_many = train(cache, tmp_path / "as many", *tiny)
+    _, few = train(cache, tmp_path / "few", *tiny, "evaluation.ood_windows=1")
+    assert few["validation_loss"] == as_many["validation_loss"]
+    assert few["ood_loss"] != as_many["ood_loss"]
+    for count in ("0", "1000000"):
+        with pytest.raises(ValueError, match=r"evaluation\.ood_windows"):
+            train(cache, tmp_path / "none", *tiny, f"evaluation.ood_windows={count}")
+
+
 def test_evaluation_is_of_each_split_with_the_operands_and_noise_of_its_step(cache: Path, tmp_path: Path) -> None:
     """Before the recipe's switch and after it, both rounded stochastically, in batches of the training size."""
     asked = ["recipe=mor/tensor", "recipe.fprop.x=e4m3:tensor:amax:stochastic", "recipe.switch.at=0.75"]

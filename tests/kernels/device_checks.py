@@ -12,8 +12,9 @@ from torch import Tensor
 
 from fewbits.kernels import reference
 from fewbits.kernels.mixing import mix_matrix
+from fewbits.kernels.packing import layout
 from fewbits.kernels.quantizer import Mixture, Quantizer
-from tests.kernels.inputs import assert_same
+from tests.kernels.inputs import assert_same, generator
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,14 @@ class Checks:
             there = self.backend.encode(self.place(x), q, axis, seed)
             for what, a, b in zip(("codes", "scales", "groups"), there, stored, strict=True):
                 assert_same(a.cpu(), b, f"{what} of {where}")
+            self.decoding(stored, q, axis, x.shape[1], x.dtype)
+
+    def decoding(
+        self, stored: tuple[Tensor, Tensor, Tensor], q: Quantizer, axis: int, cols: int, dtype: torch.dtype
+    ) -> None:
+        got = self.backend.decode(*(self.place(t) for t in stored), q, axis, cols, dtype)
+        want = reference.decode(*stored, q, axis, cols, dtype)
+        assert_same(got.cpu(), want, f"what is stored of {tuple(want.shape)} {dtype} by {q}, {axis=}")
 
     def values(self, x: Tensor, q: Quantizer, axis: int, seed: int = 7) -> None:
         got = self.backend.quantize(self.place(x), q, axis, seed)[0]
@@ -88,6 +97,16 @@ class Checks:
         assert_same(got.cpu(), reference.sample_weight(w, bits, 11, noise, block, dtype), what)
         back = self.backend.sample_weight_backward(self.place(grad), *there, 11, noise, block)
         assert_same(back.cpu(), reference.sample_weight_backward(grad, w, bits, 11, noise, block), f"gradient, {what}")
+
+
+def any_bytes(q: Quantizer, axis: int, shape: tuple[int, int], seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """What might be stored, were it by nobody who knows how: every code, also of scales, and every float32."""
+    g, random = generator(seed), []
+    for size, dtype in layout(q, axis, *shape):
+        bytes_ = torch.randint(256, (*size[:-1], size[-1] * dtype.itemsize), generator=g, dtype=torch.uint8)
+        random.append(bytes_.view(dtype).view(size))
+    codes, scales, groups = random
+    return codes, scales, groups
 
 
 def unstorable(x: Tensor, q: Quantizer, axis: int) -> bool:

@@ -14,6 +14,7 @@ from fewbits.kernels.device import DTYPES, Device, Spec, Variant
 SIMT = Path(__file__).parent / "simt"
 KERNELS = {
     "quantize.cu": ("quantize", "measure", "extent", "weigh"),
+    "decode.cu": ("decode",),
     "weights.cu": ("gaussian_noise", "uniform_noise", "sample_weight", "sample_weight_backward"),
 }
 NAMES = tuple(DTYPES.values())
@@ -42,7 +43,7 @@ class EmulatedLauncher:
         data = _Variant((ctypes.c_int32 * 3)(*variant.shape), len(variant.specs))
         for i, spec in enumerate(variant.specs):
             data.specs[i] = (ctypes.c_uint32 * len(Spec._fields))(*spec)
-        run = self._library.simt_quantize if variant.file == "quantize.cu" else self._library.simt_weights
+        run = getattr(self._library, f"simt_{variant.file.removesuffix('.cu')}")
         kernel = KERNELS[variant.file].index(variant.kernel)
         self._library.simt_shuffle(ctypes.c_uint64(len(self.launches)))
         run(kernel, *map(NAMES.index, variant.dtypes), ctypes.byref(data), blocks, ctypes.byref(call))

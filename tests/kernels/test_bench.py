@@ -17,9 +17,10 @@ import torch
 
 from fewbits import cli
 from fewbits.kernels import bench_measure, bench_peers, build
-from fewbits.kernels.bench_cases import CASES, Both, Case, Mix, Noise, Quantize, Sample
+from fewbits.kernels.bench_cases import CASES, Both, Case, Decode, Encode, Mix, Noise, Quantize, Sample
 from fewbits.kernels.bench_measure import Ratio, TouchedMemory, peak_memory
 from fewbits.kernels.bench_report import Bench, Measured, as_text
+from fewbits.kernels.packed import Packed
 
 LINUX = sys.platform == "linux"
 SMALL = ["--size", "256", "--runs", "1", "--threads", "1"]  # several wait for each other on a busy machine
@@ -173,7 +174,7 @@ def test_names_of_cases_are_distinct() -> None:
     assert len({case.name for case in CASES}) == len(CASES)
 
 
-@pytest.mark.parametrize("case", [c for c in CASES if not isinstance(c, Noise)], ids=lambda c: c.name)
+@pytest.mark.parametrize("case", [c for c in CASES if not isinstance(c, (Noise, Encode, Decode))], ids=lambda c: c.name)
 def test_peers_do_the_same_work(case: Case) -> None:
     """Their values are ours, but for the last bit of a scale here and there; random ones are about as far from x."""
     x = torch.randn(256, 256, generator=torch.Generator().manual_seed(3)).to(case.dtype or torch.bfloat16)
@@ -200,6 +201,8 @@ def test_peers_do_the_same_work(case: Case) -> None:
 
 
 def _first(result: Any) -> torch.Tensor:
+    if isinstance(result, Packed):
+        return result.codes
     return result[0] if isinstance(result, tuple) else result
 
 
@@ -225,6 +228,11 @@ def test_the_case_of_float32_rounds_values_that_are_not_bfloat16() -> None:
         (Both("e4m3:1x32:e8m0"), 1.5),
         (Both("e2m1:1x16:nvfp4"), 2.0),
         (Mix("m", "e4m3:128x128:amax @ error<0.1 | bf16 ; per=block"), 1.0),
+        (Encode("e2m1:1x16:nvfp4"), (4 + 0.5 + 1 / 16) / 4),
+        (Encode("e4m3:channel:amax"), 0.75),
+        (Encode("e3m2:1x32:mx"), (2 + 0.75 + 1 / 32) / 4),
+        (Decode("e4m3:128x128:amax"), (1 + 4 / 128**2 + 2) / 4),
+        (Decode("bf16"), 1.0),
         (Sample("gaussian"), 1.0),
         (Noise("gaussian"), 0.125),
         (Noise("uniform"), 0.5),

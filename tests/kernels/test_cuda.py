@@ -15,11 +15,11 @@ from torch import Tensor
 from fewbits import fake_quantize, mix
 from fewbits.kernels import cuda
 from fewbits.kernels.quantizer import HADAMARD_SIZES, Mixture, Quantizer
-from tests.kernels.device_checks import Checks
+from tests.kernels.device_checks import Checks, any_bytes
 from tests.kernels.inputs import DTYPES, EMPTY, KINDS, ODD, assert_same, generator, make, settled
 from tests.kernels.test_cuda_emulated import CLASSES
 from tests.kernels.test_mix import MIXTURES
-from tests.kernels.test_parity import FAMILIES, VARIANTS, matrices, parts, quantizers
+from tests.kernels.test_parity import FAMILIES, STORED, VARIANTS, matrices, parts, quantizers
 
 complaint = cuda.complaint()
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(complaint is not None, reason=f"no CUDA kernels here: {complaint}")]
@@ -95,6 +95,20 @@ def test_blocks_of_every_class(checks: Checks, text: str, shape: tuple[int, int]
         make("lognormal", shape, torch.bfloat16), q, axis, partition=q.block.resolve(shape[0], shape[1], axis)
     )
     checks.values(make("one bad", shape, torch.float32), q, axis)
+
+
+@pytest.mark.parametrize("text", STORED)
+def test_any_bytes_are_read_as_the_reference_reads_them(checks: Checks, text: str) -> None:
+    q = Quantizer.parse(text)
+    for i, (shape, axis) in enumerate(product((*ODD, (34, 48), (130, 136)), (-1, 0)), start=STORED.index(text)):
+        checks.decoding(any_bytes(q, axis, shape, seed=i), q, axis, shape[1], DTYPES[i % 3])
+
+
+@pytest.mark.parametrize("name", ["e1m1", "e2m1", "e2m3", "e3m2", "e2m4", "e4m3", "e5m2", "e4m7", "bf16"])
+def test_codes_of_every_width_and_those_that_the_processor_makes(checks: Checks, name: str) -> None:
+    for i, cols in enumerate((128, 64, 32, 16, 8, 24, 40, 129, 131, 7)):
+        for text in (name, f"{name}:1x8:e8m0:stochastic", f"{name}:1x16:nvfp4", f"{name}:5x3:amax"):
+            checks.quantizer(make("lognormal", (11, cols), DTYPES[i % 3], seed=i), Quantizer.parse(text), -1)
 
 
 @pytest.mark.parametrize("size", HADAMARD_SIZES)

@@ -15,6 +15,7 @@ from torch import Tensor
 from fewbits.kernels import cubins
 from fewbits.kernels.build import BuildError
 from fewbits.kernels.device import Device, Variant
+from fewbits.kernels.packing import room
 from fewbits.kernels.quantizer import Quantizer
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -39,6 +40,15 @@ def quantize(text: str, axis: int = -1, **how: object) -> Ask:
 
 def both(text: str) -> Ask:
     return lambda device, x: device.quantize_both(x, Quantizer.parse(text), Quantizer.parse(text), 1, 1)
+
+
+def encode(text: str) -> Ask:
+    return lambda device, x: device.encode(x, Quantizer.parse(text), -1, 1)
+
+
+def decode(text: str, axis: int = -1) -> Ask:
+    q = Quantizer.parse(text)
+    return lambda device, x: device.decode(*room(q, axis, x), q, axis, x.shape[1], x.dtype)
 
 
 def skip(x: Tensor, part: tuple[int, int]) -> Tensor:
@@ -86,7 +96,20 @@ CLASSES: dict[str, tuple[Ask, torch.dtype, tuple[int, int]]] = {
     "naive cast": (quantize("e4m3"), BF16, USUAL),
     "naive cast, wide, stochastic": (quantize("bf16:stochastic"), FP32, USUAL),
     "overflow to inf": (quantize("e5m2:tensor:amax:overflow=inf"), BF16, USUAL),
-    "encode": (lambda device, x: device.encode(x, Quantizer.parse("e2m1:1x16:nvfp4"), -1, 1), BF16, USUAL),
+    "encode, nvfp4": (encode("e2m1:1x16:nvfp4"), BF16, USUAL),
+    "encode, nvfp4, stochastic, rht16": (encode("e2m1:1x16:nvfp4:stochastic:rht16"), BF16, USUAL),
+    "encode, e4m3, 128x128, gam": (encode("e4m3:128x128:gam"), BF16, USUAL),
+    "encode, e5m2, channel, fp32": (encode("e5m2:channel:amax"), FP32, (16, 8192)),
+    "encode, e2m3, 1x32, mx": (encode("e2m3:1x32:mx"), BF16, USUAL),
+    "encode, e3m2, 1x32, mx": (encode("e3m2:1x32:mx"), FP16, USUAL),
+    "encode, bf16": (encode("bf16:stochastic"), FP32, USUAL),
+    "encode, overflow to inf": (encode("e5m2:tensor:amax:overflow=inf"), BF16, USUAL),
+    "decode, nvfp4": (decode("e2m1:1x16:nvfp4"), BF16, USUAL),
+    "decode, nvfp4 down, fp32": (decode("e2m1:1x16:nvfp4", axis=0), FP32, USUAL),
+    "decode, e4m3, 128x128, gam": (decode("e4m3:128x128:gam"), BF16, USUAL),
+    "decode, e4m3, odd blocks": (decode("e4m3:3x5:amax"), BF16, USUAL),
+    "decode, e3m2, 1x32, mx": (decode("e3m2:1x32:mx"), FP16, USUAL),
+    "decode, fp16": (decode("fp16"), FP32, USUAL),
     "rotate": (lambda device, x: device.rotate(x, Quantizer("fp32", hadamard=16), -1, inverse=True), BF16, USUAL),
     "extent": (lambda device, x: device.extent(x, (128, 128)), BF16, USUAL),
     "sampled weight": (
@@ -114,6 +137,13 @@ OF_EACH_KIND = (
     "tensor, amax",
     "sampled weight",
     "gradient of bits",
+    "encode, nvfp4, stochastic, rht16",
+    "encode, e4m3, 128x128, gam",
+    "encode, e5m2, channel, fp32",
+    "encode, e2m3, 1x32, mx",
+    "encode, e3m2, 1x32, mx",
+    "decode, nvfp4 down, fp32",
+    "decode, e4m3, odd blocks",
 )
 
 

@@ -33,6 +33,10 @@ OPERATORS: dict[str, list[tuple[Any, ...]]] = {
     "mix": [(X, "e4m3:16x16:gam @ error<0.02 | bf16 ; per=block", 0, 0), (X, ROTATED_MIX, -1, 0)],
     "unrotate": [(X, "e4m3:rht16", 0), (X.bfloat16(), "e4m3:rht4", -1)],
     "encode": [(X, "e4m3:16x16:gam:group=row", 0, 0), (X, FP4, -1, 5), (X.bfloat16(), "e2m1", -1, 0)],
+    "decode": [
+        (*torch.ops.fewbits.encode(X, FP4, -1, 5), FP4, -1, 50, torch.bfloat16),
+        (*torch.ops.fewbits.encode(X, "e3m2", 0, 0), "e3m2", 0, 50, torch.float32),
+    ],
     "sample_weight": [(X, BITS, 3, "gaussian", 32, torch.bfloat16), (X.half(), BITS, 3, "uniform", 32, torch.float32)],
     "sample_weight_backward": [(X, X, BITS, 3, "uniform", 32), (X.bfloat16(), X.half(), BITS, 3, "gaussian", 32)],
     "matmul_fp32": [(X.bfloat16(), X.bfloat16().t()), (X.bfloat16().t(), X.bfloat16()[:, :7])],
@@ -71,6 +75,9 @@ COMPILED: dict[str, Callable[[Tensor, int], Any]] = {
     "of blocks": lambda x, seed: stats_of(*fake_quantize(x, "e4m3:16x16:gam", stats="block")),
     "into out": lambda x, seed: fake_quantize(x, GAM, out=torch.empty_like(x)),
     "both axes": lambda x, seed: fake_quantize_both(x, "e2m1:1x16:nvfp4", FP4, column_seed=seed),
+    "packed and read back": lambda x, seed: torch.ops.fewbits.decode(
+        *torch.ops.fewbits.encode(x, FP4, -1, seed), FP4, -1, x.shape[1], x.dtype
+    ),
     "mixture": lambda x, seed: mix(x, "e4m3:16x16:gam @ error<0.02 | bf16"),
     "mixture of blocks": lambda x, seed: mix(x, "e4m3:4x4:e8m0:stochastic @ error<0.03 | bf16 ; per=block", seed=seed),
     "mixture by object": lambda x, seed: mix(x, THREE_WAY),

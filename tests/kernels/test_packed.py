@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from itertools import product
 from pathlib import Path
@@ -297,6 +298,27 @@ def test_what_is_stored_can_be_saved_and_loaded_without_running_code(text: str, 
     assert (loaded.quantizer, loaded.shape, loaded.axis) == (packed.quantizer, packed.shape, 0)
     assert str(loaded.quantizer) == text
     assert hash(loaded.quantizer) == hash(packed.quantizer)
+
+
+@pytest.mark.parametrize("broken", ["codes", "scales", "group_scales"])
+def test_what_cannot_be_of_that_shape_is_refused_before_a_kernel_reads_it(broken: str) -> None:
+    packed = encode(torch.randn(33, 50), "e4m3:16x16:gam:group=row")
+    stored = getattr(packed, broken)
+    for wrong in (stored[:-1].contiguous(), stored.double()):
+        with pytest.raises(ValueError, match="e4m3:16x16:gam:group=row of 50 columns has"):
+            decode(dataclasses.replace(packed, **{broken: wrong}))
+
+
+def test_what_is_stored_may_lie_in_a_view() -> None:
+    packed = encode(torch.randn(33, 50), "e4m3:16x16:gam")
+    apart = {name: getattr(packed, name).t().contiguous().t() for name in ("codes", "scales")}
+    assert_same(decode(dataclasses.replace(packed, **apart)), decode(packed))
+
+
+@pytest.mark.parametrize("text", ["e2m1:1x16:nvfp4", "e4m3:16x16:gam", "e3m2"])
+def test_compiled_code_decodes(text: str) -> None:
+    packed = encode(make("normal", (33, 50)), text)
+    assert_same(torch.compile(lambda: decode(packed) * 2, backend="aot_eager", fullgraph=True)(), decode(packed) * 2)
 
 
 def test_what_is_stored_moves_between_devices() -> None:

@@ -22,10 +22,12 @@ from torch import Tensor
 from fewbits.kernels import build, cpu, reference
 from fewbits.kernels.quantizer import HADAMARD_SIZES, ROUNDINGS, SCALINGS, Quantizer
 from fewbits.kernels.reference_noise import uniform
+from tests.kernels.device_checks import Checks, any_bytes, unstorable
 from tests.kernels.inputs import DTYPES, EMPTY, KINDS, ODD, assert_same, generator, make, settled
 
 pytestmark = pytest.mark.skipif(build.compiler() is None, reason="there is no C++ compiler, hence no cpu backend")
 
+ON_CPU = Checks(cpu, lambda t: t)
 FAMILIES = (
     "fp32",
     "bf16",
@@ -120,12 +122,7 @@ def check(
         if stored:
             for what, a, b in zip(("codes", "scales", "groups"), cpu.encode(x, q, axis, seed), stored, strict=True):
                 assert_same(a, b, f"{what} of {where}")
-
-
-def unstorable(x: Tensor, q: Quantizer, axis: int) -> bool:
-    """A naive cast of what is not finite, to a format that has no code for it."""
-    naive = q.scaling == "none" and not q.format.has_nan
-    return naive and not bool(reference.rotate(x, q, axis).isfinite().all())
+            ON_CPU.decoding(stored, q, axis, x.shape[1], x.dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -259,6 +256,26 @@ def test_a_draw_goes_below_the_distance_and_stays_at_it(
     for nudged, want in ((x, low), (x.nextafter(x + 1), low + step)):
         for backend in (reference, cpu):
             assert float(run(backend, nudged, q, -1, seed)[0][0, index]) == want
+
+
+STORED = (
+    *FAMILIES[1:],
+    *MS_EDEN,
+    "e3m4:tensor:amax",
+    "e1m1:1x5:e8m0",
+    "e2m2:1x16:nvfp4",
+    "e4m3ieee:7x8:gam",
+    "e4m7:8x8:mx",
+)
+
+
+@pytest.mark.parametrize("text", STORED)
+def test_any_bytes_are_read_as_the_reference_reads_them(text: str) -> None:
+    """Codes and scales that `encode` never stores too: NaN, zeros, signs, and what overflows."""
+    q = Quantizer.parse(text)
+    for i, (shape, axis) in enumerate(product((*ODD, (40, 1040)), (-1, 0)), start=STORED.index(text)):
+        torch.set_num_threads(i % 3 + 1)
+        ON_CPU.decoding(any_bytes(q, axis, shape, seed=i), q, axis, shape[1], DTYPES[i % 3])
 
 
 # Tiles end at 256 rows and 16384 columns; blocks beyond are looked up.

@@ -1,6 +1,7 @@
 // The CUDA kernels as functions of a library for the CPU: tests/kernels/emulated.py launches them through ctypes.
 #include "simt.h"
 
+#include "decode.cu"
 #include "quantize.cu"
 #include "weights.cu"
 
@@ -30,6 +31,12 @@ extern "C" void simt_quantize(int kernel, int dtype, const fb::Variant *variant,
     void (*const kernels[])(const fb::Call &) = {fb::quantize<D>, fb::measure<D>, fb::extent<D>, fb::weigh<D>};
     simt::run(blocks, variant->shape.threads, [&] { kernels[kernel](*call); });
   });
+}
+
+extern "C" void simt_decode(int, int dtype, const fb::Variant *variant, unsigned blocks, const fb::DecodeCall *call) {
+  fb::variant = *variant;
+  with_dtype(dtype,
+             [&](auto d) { simt::run(blocks, variant->shape.threads, [&] { fb::decode<decltype(d)>(*call); }); });
 }
 
 extern "C" void simt_weights(int kernel, int dtype, int other, const fb::Variant *variant, unsigned blocks,

@@ -193,16 +193,19 @@ inline void run(unsigned blocks, int thread_count, const std::function<void()> &
 #define blockIdx simt::block
 #define gridDim simt::grid
 
+struct uint2 {
+  uint32_t x, y;
+};
 struct uint4 {
   uint32_t x, y, z, w;
 };
-inline uint4 __ldcs(const uint4 *p) {
-  if (uintptr_t(p) % 16) simt::fail("a load of 16 bytes that is not aligned");
+template <class T> inline T __ldcs(const T *p) {
+  if (uintptr_t(p) % sizeof(T)) simt::fail("a load that is not aligned to its size");
   return *p;
 }
-inline uint4 __ldca(const uint4 *p) { return __ldcs(p); }
-inline void __stcs(uint4 *p, uint4 v) {
-  if (uintptr_t(p) % 16) simt::fail("a store of 16 bytes that is not aligned");
+template <class T> inline T __ldca(const T *p) { return __ldcs(p); }
+template <class T> inline void __stcs(T *p, T v) {
+  if (uintptr_t(p) % sizeof(T)) simt::fail("a store that is not aligned to its size");
   *p = v;
 }
 inline void __syncthreads() { simt::meet(simt::everyone); }

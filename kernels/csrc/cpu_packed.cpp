@@ -1,0 +1,109 @@
+// From packed storage back to values on the CPU: a thread does up to sixteen rows of one row of blocks at a time.
+#include <algorithm>
+#include "codes.h"
+#include "parallel.h"
+#include "request.h"
+
+namespace fb {
+
+constexpr int64_t UNIT_ROWS = 16;
+
+template <class D> struct Decoding {
+  const Stored &from;
+  const Quant &q;
+  int64_t rows, cols, R, C, blocks_across, units_in_block;
+  int width;
+  Cell<D> *out;
+  bool around;
+  float of_byte[256];  // what each byte stands for where scales are bytes
+
+  Decoding(const Stored &from, int64_t rows, int64_t cols, void *out)
+      : from(from),
+        q(from.quant),
+        rows(rows),
+        cols(cols),
+        R(q.block_rows),
+        C(q.block_cols),
+        blocks_across((cols + C - 1) / C),
+        units_in_block((R + UNIT_ROWS - 1) / UNIT_ROWS),
+        width(stored_bits(int(from.code_bits))),
+        out((Cell<D> *)out),
+        around(double(rows) * double(cols) * sizeof(Cell<D>) > double(16 << 20)) {
+    for (uint32_t code = 0; code < 256; code++) of_byte[code] = q.scaling == AMAX ? 0 : stored_scale(q.scaling, code);
+  }
+  int64_t units() const { return (rows + R - 1) / R * units_in_block; }
+
+  float group(int64_t block_row, int64_t block_col) const {
+    float g = from.groups[!q.group_by_row ? 0 : q.down ? block_col : block_row];
+    return g == g ? g : value(NAN_BITS);
+  }
+  float scale(int64_t block_row, int64_t block_col) const {
+    if (q.scaling == NONE) return 1.0f;
+    int64_t at = block_row * blocks_across + block_col;
+    if (q.scaling == AMAX) return stored_scale(AMAX, ((const uint32_t *)from.scales)[at]);
+    float s = of_byte[((const uint8_t *)from.scales)[at]];
+    return q.scaling == GAM ? group(block_row, block_col) * s : s;
+  }
+  // One for each column of [c0, c1).
+  void spread_out(int64_t block_row, int64_t c0, int64_t c1, float *to) const {
+    for (int64_t b = c0 / C, c = c0; c < c1; b++) {
+      int64_t end = std::min((b + 1) * C, c1);
+      std::fill(to + (c - c0), to + (end - c0), scale(block_row, b));
+      c = end;
+    }
+  }
+  template <Way WAY, bool WIDE> void unit(int64_t number) const {
+    const int64_t block_row = number / units_in_block;
+    const int64_t r0 = block_row * R + number % units_in_block * UNIT_ROWS;
+    const int64_t r1 = std::min(std::min(r0 + UNIT_ROWS, (block_row + 1) * R), rows),
+                  row_bytes = (cols * width + 7) / 8;
+    const float outer = two_levels(q.scaling) ? group(0, 0) : 1.0f;
+    alignas(64) float scales[CHUNK];
+    alignas(64) uint16_t codes[CHUNK];
+    alignas(64) Cell<D> values[CHUNK];
+    for (int64_t c0 = 0; c0 < cols; c0 += CHUNK) {
+      const int64_t c1 = std::min(c0 + CHUNK, cols), n = c1 - c0;
+      spread_out(block_row, c0, c1, scales);
+      for (int64_t r = r0; r < r1; r++) {
+        unpack(from.codes + r * row_bytes + c0 / 8 * width, n, width, codes);
+        value_run<D, WAY, WIDE>(codes, values, n, scales, outer, q.grid, from.code_bits);
+        put(out + r * cols + c0, values, size_t(n) * sizeof(Cell<D>), around);
+      }
+    }
+  }
+  typedef void (Decoding::*Unit)(int64_t) const;
+  template <bool WIDE> Unit unit_for() const {
+    if (two_levels(q.scaling)) return &Decoding::unit<BY_TWO_LEVELS, WIDE>;
+    return q.scaling == AMAX || q.scaling == GAM ? &Decoding::unit<OVER, WIDE> : &Decoding::unit<TIMES, WIDE>;
+  }
+  Unit chosen_unit() const { return q.grid.wide ? unit_for<true>() : unit_for<false>(); }
+};
+
+template <class D> void decode(const Stored &from, int64_t rows, int64_t cols, void *out, int threads) {
+  Ieee ieee;
+  const Decoding<D> work(from, rows, cols, out);
+  const auto unit = work.chosen_unit();
+  in_parallel(work.units(), threads, [&](int64_t count) {
+#pragma omp for schedule(static)
+    for (int64_t i = 0; i < count; i++) (work.*unit)(i);
+  });
+}
+
+}  // namespace fb
+
+extern "C" {
+
+enum Dtype { BF16 = 0, FP16 = 1, FP32 = 2 };
+
+// rows and cols are not 0.
+void fb_decode(const fb::Stored *from, int dtype, int64_t rows, int64_t cols, void *out, int threads) {
+  switch (dtype) {
+    case BF16:
+      return fb::decode<fb::Bf16>(*from, rows, cols, out, threads);
+    case FP16:
+      return fb::decode<fb::Fp16>(*from, rows, cols, out, threads);
+    default:
+      return fb::decode<fb::Fp32>(*from, rows, cols, out, threads);
+  }
+}
+}

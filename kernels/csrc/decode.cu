@@ -1,0 +1,84 @@
+// Packed storage back to values on a GPU: a tile per CTA, as it was quantized. Every operation is that of `restore` in
+// reference.py, whatever bytes there are; a division is made of three where nothing can go wrong with that.
+#include "codes.cuh"
+
+namespace fb {
+
+struct DecodeCall {
+  Packed codes;
+  const void *scales;   // float32 (amax) or bytes; null: naive
+  const float *groups;  // null: none
+  void *out;
+  int32_t rows, cols, across, aligned;  // across: blocks; aligned: as in Call
+};
+
+struct StoredBlock {
+  float scale, inverse, outer;
+  bool plain;
+};
+
+// spec<0>() has the block as the quantizer means it: constants, and more than the matrix for a whole side of it.
+FB_D StoredBlock stored_block(const Spec &s, const DecodeCall &call, int row, int col) {
+  StoredBlock b{1.0f, 1.0f, 1.0f, false};
+  if (s.scaling == NONE) return b;
+  const int block_row = row / s.block_rows, block_col = col / s.block_cols;
+  const int64_t at = int64_t(block_row) * call.across + block_col;
+  b.scale = stored_scale(s.scaling,
+                         s.scaling == AMAX ? ((const uint32_t *)call.scales)[at] : ((const uint8_t *)call.scales)[at]);
+  if (grouped(s)) b.outer = call.groups[group_index(s, block_row, block_col)];
+  if (s.scaling == GAM) b.scale = b.outer * b.scale;
+  if (divides(s)) {
+    const float smallest = value(s.min_exponent) * power_of_two(int(s.dropped) - 23);
+    b.inverse = 1.0f / b.scale;
+    b.plain =
+        !s.wide && smallest > 8.6e-19f && b.scale > 8.6e-19f && b.scale < 1.15e18f;  // 2^-60, 2^60: see `quotient`
+  }
+  return b;
+}
+
+FB_D float restored(const Spec &s, float q, const StoredBlock &b) {
+  if (two_levels(s.scaling)) return by_two_levels(q, b.scale, b.outer);
+  if (!divides(s)) return q * b.scale;
+  if (!b.plain) return q / b.scale;
+  return finite(q) ? with_sign(quotient(magnitude(q), b.scale, b.inverse), q) : q;
+}
+
+template <class D> FB_D void decode(const DecodeCall &call) {
+  const Spec s = spec<0>();
+  const Grid g = grid_of(s);
+  const int width = stored_bits(s.encodes);
+  const uint32_t mask = (1u << (s.encodes - 1)) - 1u;
+  Tile t(call.rows, call.cols, call.aligned, false);
+  Codes codes[SLOTS];
+#pragma unroll
+  for (int k = 0; k < SLOTS; k++)
+    codes[k] = t.valid(k) ? load_codes(call.codes, t.row(k), t.col(k), t.valid(k), width) : Codes{0, 0};
+
+  const bool rows_alike = s.block_rows % SLOTS == 0, columns_alike = s.block_cols % WIDTH == 0;
+  StoredBlock b{};
+  Vector<D> y[SLOTS];
+#pragma unroll
+  for (int k = 0; k < SLOTS; k++) {
+    y[k] = Vector<D>{};
+    const int valid = t.valid(k);
+    if (columns_alike && valid && (k == 0 || !rows_alike)) b = stored_block(s, call, t.row(k), t.col(k));
+#pragma unroll
+    for (int i = 0; i < WIDTH; i++) {
+      if (i >= valid) continue;
+      if (!columns_alike) b = stored_block(s, call, t.row(k), t.col(k) + i);
+      const uint32_t code = codes[k].get(i, width);
+      const float q = value(bits(magnitude_value(code & mask, g)) | (code >> (s.encodes - 1)) << 31);
+      y[k].set(i, D::narrow(within<D>(restored(s, q, b), q)));
+    }
+  }
+  store<D>(call.out, t, y, 0xffu);
+}
+
+}  // namespace fb
+
+#ifndef FB_SIMT
+extern "C" __global__ void __launch_bounds__(fb::shape().threads, fb::least_ctas())
+    run(const __grid_constant__ fb::DecodeCall call) {
+  fb::FB_KERNEL<fb::FB_DTYPE>(call);
+}
+#endif

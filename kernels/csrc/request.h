@@ -1,0 +1,36 @@
+// What is asked of the CPU backend. These structures mirror the ctypes structures of cpu.py field by field.
+#pragma once
+#include "hadamard.h"
+#include "memory.h"
+#include "scale.h"
+
+namespace fb {
+
+struct Quant {
+  Grid grid;
+  int32_t scaling, stochastic, group_by_row, hadamard, down;  // down: vectors run down the rows (axis 0)
+  Signs signs;
+  int64_t block_rows, block_cols;  // as they lie in the matrix
+  uint64_t seed;
+};
+struct Request {
+  Quant quant;
+  void *out;                       // null: statistics only
+  Tally *tally;                    // null: none; one for each tally block
+  uint32_t *amax;                  // null: none; float32 bits, one for each tally block
+  int64_t tally_rows, tally_cols;  // the partition that statistics and `skip` speak of
+  const uint8_t *skip;             // null: none; tally blocks to leave alone
+  uint8_t *codes;                  // null: none; packed element codes instead of values
+  void *scales;                    // with codes: one for each block, float32 for amax, bytes else; null: naive
+  uint32_t *group_scales;          // with codes: float32 bits, one for each group
+  uint32_t code_bits, nan_code, inf_code;
+};
+struct Stored {  // what is to be decoded
+  Quant quant;
+  const uint8_t *codes;
+  const void *scales;   // as in Request; null: naive
+  const float *groups;  // null: none
+  uint32_t code_bits, unused;
+};
+
+}  // namespace fb

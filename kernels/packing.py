@@ -1,0 +1,65 @@
+"""How packed storage lies in memory: codes one after the other from the lowest bit up, block scales in their own types.
+
+`layout` and `room` serve every backend; the rest is a part of reference.py, to be read with it: slow and obvious.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fewbits.kernels.quantizer import GROUPED, Quantizer
+
+Layout = tuple[tuple[tuple[int, ...], torch.dtype], ...]
+
+
+def layout(q: Quantizer, axis: int, rows: int, cols: int) -> Layout:
+    """Shapes and dtypes of what is stored of a matrix: codes, block scales (none of a naive cast), group scales."""
+    r, c = q.block.resolve(rows, cols, axis)
+    grid = (0, 0) if q.scaling == "none" else ((rows + r - 1) // r, (cols + c - 1) // c)
+    groups = 0 if q.scaling not in GROUPED else 1 if q.group == "tensor" else grid[1 if axis == 0 else 0]
+    scale = torch.float32 if q.scaling == "amax" else torch.uint8
+    return ((rows, q.format.row_bytes(cols)), torch.uint8), (grid, scale), ((groups,), torch.float32)
+
+
+def room(q: Quantizer, axis: int, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Memory for what is stored of x; groups of which nothing will be known have the scale 1."""
+    codes, scales, groups = (
+        torch.empty(size, dtype=dtype, device=x.device) for size, dtype in layout(q, axis, *x.shape)
+    )
+    return codes, scales, groups.fill_(1)
+
+
+def pack(codes: Tensor, bits: int) -> Tensor:
+    """Codes [rows, cols] of `bits` bits each as bytes: eight codes make `bits` bytes, least significant bit first.
+
+    Codes of 9 to 16 bits take two bytes each.
+    """
+    rows, cols = codes.shape
+    if bits > 8:
+        return codes.to(torch.int16).view(torch.uint8).view(rows, 2 * cols)
+    padded = F.pad(codes, (0, -cols % 8)).view(rows, (cols + 7) // 8, 8).long()
+    words = (padded << torch.arange(8, device=codes.device) * bits).sum(-1)
+    packed = words[..., None] >> torch.arange(bits, device=codes.device) * 8 & 0xFF
+    return packed.to(torch.uint8).flatten(1)[:, : (cols * bits + 7) // 8].contiguous()
+
+
+def unpack(data: Tensor, bits: int, cols: int) -> Tensor:
+    """The int32 codes that `pack` put into bytes."""
+    rows = data.shape[0]
+    if bits > 8:
+        return data.contiguous().view(torch.int16).view(rows, cols).to(torch.int32) & (1 << bits) - 1
+    padded = F.pad(data, (0, -data.shape[1] % bits)).view(rows, (cols + 7) // 8, bits).long()
+    words = (padded << torch.arange(bits, device=data.device) * 8).sum(-1)
+    codes = words[..., None] >> torch.arange(8, device=data.device) * bits & (1 << bits) - 1
+    return codes.to(torch.int32).flatten(1)[:, :cols]
+
+
+def stored_scales(codes: Tensor, q: Quantizer) -> Tensor:
+    """int32 codes of block scales as they are stored: float32 for amax, else bytes; nothing of a naive cast."""
+    if q.scaling == "none":
+        return codes.new_empty((0, 0), dtype=torch.uint8)
+    return codes.view(torch.float32) if q.scaling == "amax" else codes.to(torch.uint8)
+
+
+def scale_codes(scales: Tensor) -> Tensor:
+    return scales.view(torch.int32) if scales.dtype == torch.float32 else scales.to(torch.int32)
