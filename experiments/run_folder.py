@@ -70,6 +70,11 @@ class RunFolder:
             if step > first:
                 remove_folder(path)
 
+    @property
+    def over(self) -> bool:
+        """As far as a look tells: there is a result, whole or not."""
+        return (self.path / "result.json").exists()
+
     def result(self) -> dict[str, Any] | None:
         path = self.path / "result.json"
         try:

@@ -98,9 +98,10 @@ def _planned(cell: Cell, sweep: Sweep, made: dict[Cell, Planned], trials: dict[s
             start = f"{parent.id}@{step}"
             trial = replace(trial, branch=Branch(str(parent.folder.path), step))
         world = devices.expected(runtime, sweep.resources.ranks)
-        _checked(trial, world.ranks, corpus)
         made_of = identity(trial, corpus.fingerprint, world, start)
         folder = run_folder.find(Path(runtime.runs).expanduser().resolve(), trial.name, trial_id(made_of))
+        if not folder.over:
+            _checked(trial, world.ranks, corpus)
     except ValueError as error:
         place = ", ".join(f"{key} {value}" for key, value in cell.place.items())
         raise ValueError(f"sweep {cell.sweep}, {place}: {error}") from error
@@ -131,8 +132,8 @@ _seen: set[str] = set()
 
 
 def _checked(trial: Trial, ranks: int, corpus: Corpus) -> None:
-    """As a trial is before it starts, but once for all that differ in what this does not look at; what is looked up in
-    the data takes seconds."""
+    """As a trial is before it starts, but once for all that differ in what this does not look at: building models and
+    looking up data take seconds. One that is over was checked then."""
     parts = asdict(replace(trial, seed=0, optimizer=type(trial.optimizer)(), branch=Branch()))
     of_data = [asdict(trial.evaluation), trial.training.length, corpus.fingerprint]
     _once([parts, ranks], lambda: check(trial, ranks))
