@@ -166,7 +166,10 @@ def judge(entry: ClaimEntry, results: Results) -> Verdict:
     verdict = entry.check(results)
     said = entry.claim
     if said.margin is not None and (verdict.margin is None or verdict.parts):  # its comparisons have their own
-        verdict = replace(verdict, margin=said.margin.value, relative=said.margin.relative)
+        verdict = replace(verdict, margin=said.margin.value)
+        if verdict.n and said.margin.relative != verdict.relative:  # a ratio of tokens, say, decided by losses
+            verdict = replace(verdict, mde=None)
+        verdict = replace(verdict, relative=said.margin.relative)
     scale = verdict.scale or (results.scale_of(verdict.trials) if verdict.trials else "")
     verdict = replace(verdict, scale=scale)
     return verdict if said.control is None else controlled(verdict, _control(entry, said.control, results))

@@ -121,11 +121,20 @@ def _arms_table(of: Results, arms: list[str], baseline: str, whole: str) -> Tabl
         if names.setdefault(tuple(ids(of, arm).values()), arm) != arm or arm == baseline:
             continue
         cells = [change(of, metric, arm, baseline) for metric in losses(of)]
+        if _steps(of, arm) != _steps(of, baseline):
+            cells[0] = BLANK
         cells.append(BLANK if arm == whole else change(of, VALIDATION, arm, whole))
         rows.append(TableRow(TITLES.get(arm, arm), tuple(cells), "%"))
     title = f"Validation loss, from {'NVFP4' if whole.startswith('nvfp4') and whole != 'nvfp4-base' else 'plain NVFP4'}"
     columns = (*(f"{name}, from BF16" for name in LOSSES), title)
-    return TableResult(columns, tuple(rows), (f"{TITLES[BAD]}: the control",) if BAD in arms else ())
+    notes = [f"{TITLES[BAD]}: the control"] if BAD in arms else []
+    if any(_steps(of, arm) != _steps(of, baseline) for arm in arms):
+        notes.append("Training loss, a mean of the last tenth of a run's own steps, is blank where these are not as many")
+    return TableResult(columns, tuple(rows), tuple(notes))
+
+
+def _steps(of: Results, arm: str) -> set[int]:
+    return {of.plan.trials[trial].trial.training.steps for trial in ids(of, arm).values()}
 
 
 # -------------------------------------------------------------------------------- gradients
