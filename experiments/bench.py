@@ -78,10 +78,13 @@ def main(argv: Sequence[str]) -> int:
     from fewbits.experiments.config import load_recipe
     from fewbits.experiments.devices import choose
     from fewbits.experiments.trial import Runtime
+    from fewbits.kernels import cuda
     from fewbits.kernels.bench_measure import busy
     from fewbits.models.registry import model as model_named
 
     world = choose(Runtime(device=options.device, threads=options.threads))
+    if world.device.type == "cuda" and (missing := cuda.complaint()):
+        raise ValueError(f"bench train: --device cuda: {missing}")
     if options.once and (there := _file(options, world.device)).exists():
         print(f"{there} is there: nothing is measured again (delete it to do so)")
         return 0

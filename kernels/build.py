@@ -90,7 +90,7 @@ def build() -> Path:
     command = compiler()
     if command is None:
         raise BuildError(f"{target} is damaged, and {no_compiler()}" if target.exists() else no_compiler())
-    with _opened(target.with_suffix(".lock")) as lock:
+    with opened(target.with_suffix(".lock")) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not is_whole(target):
             folder = target.with_suffix(".build")
@@ -103,7 +103,7 @@ def build() -> Path:
     return target
 
 
-def _opened(lock: Path) -> TextIO:
+def opened(lock: Path) -> TextIO:
     try:
         lock.parent.mkdir(parents=True, exist_ok=True)
         return lock.open("w")

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from fewbits.kernels import cubins, reference
-from fewbits.kernels.build import BuildError
+from fewbits.kernels.build import BuildError, cache_folder, opened
 from fewbits.kernels.device import Device, Variant
 
 OLDEST = (8, 0)  # compute capability: bf16 conversion needs Ampere
@@ -47,6 +47,7 @@ def complaint() -> str | None:
         return f"the driver is for CUDA {has}, CuPy for {needs}: update the driver, or pip install cupy-cuda{has[:2]}x"
     try:
         cubins.nvrtc()
+        opened(cache_folder() / "cuda.lock").close()
     except BuildError as error:
         return str(error)
     return None
@@ -63,6 +64,8 @@ class CupyLauncher:
     def launch(self, variant: Variant, blocks: int, call: ctypes.Structure, device: torch.device) -> None:
         index = torch.cuda.current_device() if device.index is None else device.index
         with torch.cuda.device(index):
+            if not _driver().ctxGetCurrent():  # a thread's first work on the device: torch's guard does not bind it
+                _runtime().setDevice(index)
             kernel = self._kernels.get((variant, index)) or self._load(variant, index)
             arguments = (ctypes.c_void_p * 1)(ctypes.addressof(call))
             stream = torch.cuda.current_stream(index).cuda_stream
@@ -86,6 +89,13 @@ def _driver() -> Any:
     from cupy_backends.cuda.api import driver
 
     return driver
+
+
+@cache
+def _runtime() -> Any:
+    from cupy_backends.cuda.api import runtime
+
+    return runtime
 
 
 _DEVICE = Device(CupyLauncher())

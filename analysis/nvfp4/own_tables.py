@@ -129,7 +129,9 @@ def _arms_table(of: Results, arms: list[str], baseline: str, whole: str) -> Tabl
     columns = (*(f"{name}, from BF16" for name in LOSSES), title)
     notes = [f"{TITLES[BAD]}: the control"] if BAD in arms else []
     if any(_steps(of, arm) != _steps(of, baseline) for arm in arms):
-        notes.append("Training loss, a mean of the last tenth of a run's own steps, is blank where these are not as many")
+        notes.append(
+            "Training loss, a mean of the last tenth of a run's own steps, is blank where these are not as many"
+        )
     return TableResult(columns, tuple(rows), tuple(notes))
 
 

@@ -400,7 +400,10 @@ template <class D> FB_D void quantize_tile(const Spec &s, const Request &r, cons
 #pragma unroll
       for (int i = 0; i < WIDTH; i++)
         if (split.starts(k, i)) {
-          blocks[i] = known<D>(s, r, amax[k][i], t.row(k), t.col(k) + i);
+          // Beyond the matrix the last group is looked up, for nobody: groups end where it does.
+          const int row = t.row(k) < t.rows ? t.row(k) : t.rows - 1,
+                    col = t.col(k) + i < t.cols ? t.col(k) + i : t.cols - 1;
+          blocks[i] = known<D>(s, r, amax[k][i], row, col);
           if (s.encodes && t.valid(k) > i) store_scale(s, r, blocks[i], t.row(k), t.col(k) + i);
         }
     }

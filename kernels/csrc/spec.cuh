@@ -102,7 +102,7 @@ FB_D constexpr int spec_count() { return COUNT; }
 // not do with 128 registers.
 FB_D constexpr bool heavy(const Spec &s) {
   return (s.down && s.hadamard > (COUNT > 1 ? 0 : 16)) || (s.scaling == FOUROVERSIX && s.source == ON_CHIP) ||
-         (s.scaling != NONE && s.source == ON_CHIP && s.block_rows * s.block_cols < 4);
+         (s.ragged && s.stochastic) || (s.scaling != NONE && s.source == ON_CHIP && s.block_rows * s.block_cols < 4);
 }
 FB_D constexpr int least_ctas() {
   int threads = heavy(spec<0>()) || heavy(spec<1>()) ? 256 : 512;

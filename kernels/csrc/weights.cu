@@ -24,7 +24,7 @@ template <class D, class O> FB_D void gaussian_noise(const WeightCall &call) {
     uint32_t w[WORDS_EACH];
 #pragma unroll
     for (int i = 0; i < WORDS_EACH; i++) w[i] = gaussian_word(uint64_t(first + i), call.seed);
-    __stcs((uint4 *)(out + first), uint4{w[0], w[1], w[2], w[3]});
+    *(uint4 *)(out + first) = uint4{w[0], w[1], w[2], w[3]};  // to be read next: caches may keep it
   } else {
     for (int64_t i = first; i < call.count; i++) out[i] = gaussian_word(uint64_t(i), call.seed);
   }
@@ -39,7 +39,7 @@ template <class D, class O> FB_D void uniform_noise(const WeightCall &call) {
   for (int i = 0; i < WIDTH; i++) v.set(i, Bf16::narrow(uniform_value((r.w[i / 2] >> (16 * (i % 2))) & 0xffffu)));
   uint16_t *out = (uint16_t *)call.out + first;
   if (first + WIDTH <= call.count) {
-    __stcs((uint4 *)out, uint4{v.w[0], v.w[1], v.w[2], v.w[3]});
+    *(uint4 *)out = uint4{v.w[0], v.w[1], v.w[2], v.w[3]};
   } else {
 #pragma unroll
     for (int i = 0; i < WIDTH; i++)

@@ -86,7 +86,9 @@ def test_peers_stand_beside_the_cases_they_implement(capsys: pytest.CaptureFixtu
     assert status == 0
     answer = json.loads(file.read_text())
     by_peer = {name: {e["case"] for e in answer["measured"] if name in e["peers"]} for name in answer["peers"]}
-    assert by_peer["torch eager"] == by_peer["torch.compile"] == {e["case"] for e in answer["measured"]}
+    stored = {e["case"] for e in answer["measured"] if e["case"].startswith(("encode", "decode"))}
+    assert len(stored) == 2, "which have no peers"
+    assert by_peer["torch eager"] == by_peer["torch.compile"] == {e["case"] for e in answer["measured"]} - stored
     assert "×eager" in table
     assert "×compile" in table
     for name, cases in {"torchao": {"e4m3:1x32:e8m0"}, "ml_dtypes": {"e4m3"}}.items():
@@ -233,7 +235,7 @@ def test_the_case_of_float32_rounds_values_that_are_not_bfloat16() -> None:
         (Encode("e3m2:1x32:mx"), (2 + 0.75 + 1 / 32) / 4),
         (Decode("e4m3:128x128:amax"), (1 + 4 / 128**2 + 2) / 4),
         (Decode("bf16"), 1.0),
-        (Sample("gaussian"), 1.0),
+        (Sample("gaussian"), 1.25),
         (Noise("gaussian"), 0.125),
         (Noise("uniform"), 0.5),
     ],

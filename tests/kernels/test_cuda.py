@@ -1,8 +1,9 @@
 """cuda ≡ reference on a GPU: the inputs of test_cuda_emulated.py, and what only devices have: streams, graphs.
 
-Run with `pytest -m gpu`; for compute-sanitizer, `-k families` is the smoke subset.
+Run with `pytest -m gpu`; for compute-sanitizer, which torch's cache of memory blinds, docs/measured/cuda-kernels.md.
 """
 
+import threading
 from itertools import product
 from typing import Any
 
@@ -24,6 +25,7 @@ from tests.kernels.test_parity import FAMILIES, STORED, VARIANTS, matrices, part
 complaint = cuda.complaint()
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(complaint is not None, reason=f"no CUDA kernels here: {complaint}")]
 
+SHAPES = ((7, 33), (129, 127), (256, 384))  # a second of compilation for each kernel; the emulator has all the others
 SPECS = (
     "e4m3",
     "e4m3:128x128:gam",
@@ -44,7 +46,7 @@ def checks() -> Checks:
 def test_families_give_the_references_bits(checks: Checks, family: str, dtype: torch.dtype) -> None:
     start = FAMILIES.index(family) * 7 + DTYPES.index(dtype) * 3
     names = list(KINDS)
-    for i, (shape, axis) in enumerate(product((*ODD, (256, 384)), (-1, 0)), start=start):
+    for i, (shape, axis) in enumerate(product(SHAPES, (-1, 0)), start=start):
         q = Quantizer.parse(family + VARIANTS[i % len(VARIANTS)])
         checks.quantizer(make(names[i % len(names)], shape, dtype, seed=i), q, axis, seed=i)
 
@@ -89,7 +91,7 @@ def test_both_axes_in_one_reading_are_two_calls(
 
 @pytest.mark.parametrize(("text", "shape"), CLASSES)
 @pytest.mark.parametrize("axis", [-1, 0])
-def test_blocks_of_every_class(checks: Checks, text: str, shape: tuple[int, int], axis: int) -> None:
+def test_classes_of_blocks(checks: Checks, text: str, shape: tuple[int, int], axis: int) -> None:
     q = Quantizer.parse(text)
     checks.quantizer(
         make("lognormal", shape, torch.bfloat16), q, axis, partition=q.block.resolve(shape[0], shape[1], axis)
@@ -106,7 +108,7 @@ def test_any_bytes_are_read_as_the_reference_reads_them(checks: Checks, text: st
 
 @pytest.mark.parametrize("name", ["e1m1", "e2m1", "e2m3", "e3m2", "e2m4", "e4m3", "e5m2", "e4m7", "bf16"])
 def test_codes_of_every_width_and_those_that_the_processor_makes(checks: Checks, name: str) -> None:
-    for i, cols in enumerate((128, 64, 32, 16, 8, 24, 40, 129, 131, 7)):
+    for i, cols in enumerate((128, 24, 131)):
         for text in (name, f"{name}:1x8:e8m0:stochastic", f"{name}:1x16:nvfp4", f"{name}:5x3:amax"):
             checks.quantizer(make("lognormal", (11, cols), DTYPES[i % 3], seed=i), Quantizer.parse(text), -1)
 
@@ -213,6 +215,27 @@ def test_compiled_functions_call_the_kernels(text: str) -> None:
     x = given_matrix()
     compiled = torch.compile(lambda t: fake_quantize(t * 2, text, seed=1) + 1, fullgraph=True)
     assert_same(compiled(x), fake_quantize(x * 2, text, seed=1) + 1)
+
+
+def test_a_thread_whose_first_work_on_the_device_is_ours() -> None:
+    """Autograd has threads of its own, and torch binds none to the device before it computes there."""
+    x = given_matrix().requires_grad_()
+    y, g = fake_quantize(x, "e2m1:1x16:nvfp4:rht16", seed=1), torch.ones(512, 1024, dtype=torch.bfloat16, device="cuda")
+    fake_quantize(given_matrix(), "e2m1:1x16:nvfp4:rht16", seed=1)
+    failed: list[BaseException] = []
+
+    def backward() -> None:
+        try:
+            y.backward(g)
+            fake_quantize(g, "e4m3:1x16:amax")
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=backward)
+    thread.start()
+    thread.join()
+    assert not failed, failed[0]
+    assert x.grad is not None
 
 
 def test_a_view_that_begins_between_16_bytes() -> None:
