@@ -141,37 +141,53 @@ def test_setup_runs_again_only_when_what_it_depends_on_has_changed(tmp_path: Pat
         os.utime(tmp_path / name, (0, 0))
 
 
+def reproduced(folder: Path, study: str, swept: int, reported: int, *words: str) -> tuple[int, str, list[list[str]]]:
+    """The status of make, what it says, and the commands that it gave, to one that ends as told."""
+    command = folder / "bin" / "fewbits"
+    command.parent.mkdir()
+    ends = f"case $1 in sweep) exit {swept};; bench) exit 0;; *) exit {reported};; esac"
+    command.write_text(f'#!/bin/sh\necho "$@" >> {folder}/said\n{ends}\n')
+    command.chmod(0o755)
+    for second, stamp in ((2_000_000_000, ".installed"), (2_000_000_001, ".kernels-built")):
+        (folder / stamp).touch()
+        os.utime(folder / stamp, (second, second))
+    every = [f"VENV={folder}", "SCALE=smoke", "SEEDS=0,1", "RUNS=there", *words]
+    env = {key: value for key, value in os.environ.items() if not key.startswith("MAKE")}
+    done = subprocess.run(
+        ["make", f"reproduce-{study}", *every], cwd=ROOT, env=env, capture_output=True, text=True, check=False
+    )
+    said = [line.split() for line in (folder / "said").read_text().splitlines()]
+    return done.returncode, done.stderr, said
+
+
+@pytest.mark.parametrize("status", [0, 1, 2, 130])
+def test_reproducing_a_study_is_one_command_whose_status_is_the_end(tmp_path: Path, status: int) -> None:
+    code, stderr, said = reproduced(tmp_path, "mor", 0, status, "ADDRESS=auto")
+    assert bool(code) == bool(status)
+    assert f"Error {status}" in stderr or not status
+    where = ["--runs", "there", "--address", "auto"]
+    assert said == [["report", "study=mor", "scale=smoke", "seeds=[0,1]", *where, "--sweep"]]
+
+
 @pytest.mark.parametrize(
     ("swept", "reported", "status", "commands"),
     [
-        (0, 0, 0, ["sweep", "report"]),
-        (1, 1, 1, ["sweep", "report"]),  # trials failed: the report says which
-        (0, 1, 1, ["sweep", "report"]),
+        (0, 0, 0, ["sweep", "bench", "bench", "report"]),
+        (1, 1, 1, ["sweep", "bench", "bench", "report"]),  # trials failed: the report says which
+        (0, 1, 1, ["sweep", "bench", "bench", "report"]),
         (130, 0, 130, ["sweep"]),  # interrupted: the same command goes on
         (2, 0, 2, ["sweep"]),
     ],
 )
-def test_reproducing_a_study_sweeps_and_reports(
+def test_what_is_timed_too_is_timed_between_the_sweep_and_the_report(
     tmp_path: Path, swept: int, reported: int, status: int, commands: list[str]
 ) -> None:
-    command = tmp_path / "bin" / "fewbits"
-    command.parent.mkdir()
-    command.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/said\n[ $1 = sweep ] && exit {swept}\nexit {reported}\n')
-    command.chmod(0o755)
-    for second, stamp in ((2_000_000_000, ".installed"), (2_000_000_001, ".kernels-built")):
-        (tmp_path / stamp).touch()
-        os.utime(tmp_path / stamp, (second, second))
-    words = [f"VENV={tmp_path}", "SCALE=smoke", "SEEDS=0,1", "RUNS=there", "ADDRESS=auto"]
-    env = {key: value for key, value in os.environ.items() if not key.startswith("MAKE")}
-    done = subprocess.run(
-        ["make", "reproduce-mor", *words], cwd=ROOT, env=env, capture_output=True, text=True, check=False
-    )
-    assert bool(done.returncode) == bool(status)
-    assert f"Error {status}" in done.stderr or not status
-    said = [line.split() for line in (tmp_path / "said").read_text().splitlines()]
+    code, stderr, said = reproduced(tmp_path, "gaussws", swept, reported)
+    assert bool(code) == bool(status)
+    assert f"Error {status}" in stderr or not status
     assert [line[0] for line in said] == commands
-    assert all(line[1:6] == ["study=mor", "scale=smoke", "seeds=[0,1]", "--runs", "there"] for line in said)
-    assert said[0][6:] == ["--address", "auto"]
+    for line in (said[0], *said[3:]):
+        assert line[1:] == ["study=gaussws", "scale=smoke", "seeds=[0,1]", "--runs", "there"]
 
 
 def test_ci_runs_make_test() -> None:
