@@ -80,7 +80,7 @@ def cell(verdict: Verdict, entry: ClaimEntry, link: str | None = None) -> str:
     if verdict.effect is not None or verdict.parts:
         lines.append(effects(verdict, entry.claim))
     if verdict.n:
-        lines.append(tag("small", plural(verdict.n, verdict.each)))
+        lines.append(tag("small", plural(verdict.n, verdict.unit)))
     if (found := power(verdict, entry.claim)) != NOTHING:
         lines.append(tag("small", "found from / margin ", found))
     return tag("div", *(tag("div", line) for line in lines if line))

@@ -92,7 +92,7 @@ class Verdict:
     effect: float | None = None
     interval: Interval | None = None
     n: int = 0  # seeds, or of whatever else there are several
-    each: str = "seed"  # what n counts
+    unit: str = "seed"  # of n
     mde: float | None = None  # minimum detectable effect of the comparison
     margin: float | None = None
     relative: bool = False  # effect, interval, mde and margin are parts of the baseline's level

@@ -21,6 +21,7 @@ from fewbits.kernels.packed import Packed, decode, encode
 from fewbits.kernels.quantizer import GROUPED, Mixture, Quantizer
 
 SEED = 1
+NOISE_BYTES = {"gaussian": 0.5, "uniform": 2.0}  # of an element
 
 
 def reads(q: Quantizer, axis: int) -> int:
@@ -123,8 +124,8 @@ class Sample:
         return f"sample_weight {self.noise}"
 
     def traffic(self, itemsize: int) -> float:
-        """The noise is written and read between two kernels, as the paper has it: half a byte or two for an element."""
-        return 1 + {"gaussian": 0.5, "uniform": 2.0}[self.noise] / itemsize
+        """The noise is written and read between two kernels, as the paper has it."""
+        return 1 + NOISE_BYTES[self.noise] / itemsize
 
     def widths(self, x: Tensor) -> Tensor:
         return torch.full([-(-n // self.block) for n in x.shape], self.bits, device=x.device)
@@ -149,7 +150,7 @@ class Noise:
         return {"gaussian": "gaussian_noise (4 bits)", "uniform": "uniform_noise (bfloat16)"}[self.kind]
 
     def traffic(self, itemsize: int) -> float:
-        return {"gaussian": 0.5, "uniform": 2.0}[self.kind] / (2 * itemsize)
+        return NOISE_BYTES[self.kind] / (2 * itemsize)
 
     def into(self, x: Tensor, out: Tensor) -> object:
         backend = backend_for(x.device.type)

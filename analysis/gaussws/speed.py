@@ -153,8 +153,8 @@ def _timed(verdict: Verdict, found: Training | Generators | None) -> Verdict:
     """No trial is behind it: its scale is the device, and what there are several of are the turns that arms took."""
     if found is None:
         return verdict
-    parts = tuple((name, replace(part, each="turn")) for name, part in verdict.parts)
-    return replace(verdict, scale=found.device, each="turn", parts=parts)
+    parts = tuple((name, replace(part, unit="turn")) for name, part in verdict.parts)
+    return replace(verdict, scale=found.device, unit="turn", parts=parts)
 
 
 def _papers(column: str) -> list[float]:

@@ -115,7 +115,7 @@ def repeats(verdict: Verdict) -> str:
     """How many seeds; of anything else, what as well."""
     if not verdict.n:
         return ""
-    return str(verdict.n) if verdict.each == "seed" else plural(verdict.n, verdict.each)
+    return str(verdict.n) if verdict.unit == "seed" else plural(verdict.n, verdict.unit)
 
 
 def power(verdict: Verdict, claim: Claim) -> str:
@@ -150,7 +150,7 @@ def card(entry: ClaimEntry, verdict: Verdict, trials: Mapping[str, Trial]) -> st
             "Effect",
             shown_effect(verdict, claim.kind) + glyph(verdict, claim.kind) if verdict.effect is not None else "",
         ),
-        ("Seeds" if verdict.each == "seed" else "Repeats", repeats(verdict)),
+        ("Seeds" if verdict.unit == "seed" else "Repeats", repeats(verdict)),
         ("Found from", size(verdict.mde, verdict.relative) if verdict.mde is not None else ""),
         ("Margin", _margin(claim, verdict)),
         ("Looked at", words(claim.metric)),

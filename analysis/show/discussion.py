@@ -93,7 +93,7 @@ def _underpowered(entry: ClaimEntry, verdict: Verdict) -> Iterator[Remark]:
         undecided = part.outcome is Outcome.INCONCLUSIVE
         if undecided and part.mde is not None and part.margin and part.mde > part.margin:
             found, margin = size(part.mde, part.relative), size(part.margin, part.relative)
-            yield Remark(entry.id, f"{name}{plural(part.n, part.each)} find {found}, and the margin is {margin}.")
+            yield Remark(entry.id, f"{name}{plural(part.n, part.unit)} find {found}, and the margin is {margin}.")
 
 
 def _tested(entry: ClaimEntry, verdict: Verdict) -> Iterator[tuple[str, Verdict]]:

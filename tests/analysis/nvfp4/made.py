@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cache
 from typing import Any
@@ -53,7 +54,8 @@ def _metrics(plan: Plan, planned: Planned, effect: float, steps: int) -> Iterato
     trial = planned.trial
     of_step = trial.training.batch * trial.training.length
     begun = _tokens_before(plan, planned)
-    noise = NOISE * np.random.default_rng(int(planned.id[:8], 16)).standard_normal()
+    drawn_by = (trial.seed, trial.model, trial.recipe, trial.training)  # not the id, which is of sources too
+    noise = NOISE * np.random.default_rng(zlib.crc32(repr(drawn_by).encode())).standard_normal()
     for step in range(steps):
         tokens = begun + of_step * (step + 1)
         loss = (1.5 + 4 / (1 + tokens / (20 * of_step)) + 0.01 * trial.seed) * (1 + effect + noise)
