@@ -38,7 +38,7 @@ from fewbits.analysis.verdicts import (
 
 margin = paper("nvfp4").margin
 DECAY = "arms branch where the decay begins, so that nothing is said of what is before it"
-WHOLE = {"recipe": "nvfp4", "large": "full"}  # sweeps that take parts out, with the arm that has them all
+TAKEN_OUT = {"switch": ("nvfp4-long", "long-"), "large": ("full", "")}  # of what, and before the names of what is left
 SWITCHES = {"switch": ("nvfp4-long", BASELINE), "large": ("nvfp4", "fp8")}  # with what stays, and what is restored
 
 
@@ -148,16 +148,17 @@ def n3(results: Results) -> Verdict:
 @claim("nvfp4", "N4")
 def n4(results: Results) -> Verdict:
     verdicts = {}
-    for sweep, whole in WHOLE.items():
+    for sweep, (whole, prefix) in TAKEN_OUT.items():
         for arm in paper("nvfp4").claim("N4").arms:
-            found = beside(results, sweep, arm, whole)
+            found = beside(results, sweep, prefix + arm, whole)
             if not isinstance(found, NotRun):
                 of = ", 12B" if sweep == "large" else ""
                 verdicts[f"{arm} above the whole recipe{of}"] = higher(found, margin("N4"))
     return noted(
         all_of(results, verdicts),
         "the paper's own words: smaller models and shorter runs may not need all",
-        *of_the_decay(results, "recipe"),
+        "taken out of a run in NVFP4, as the paper does at 12B",
+        *of_the_decay(results, "switch"),
     )
 
 
@@ -385,7 +386,7 @@ def n23(results: Results) -> Verdict:
         }
     )
     narrow = "the backward switch's weights are in 1×16 blocks, as the paper's, and so from where the decay begins"
-    without = beside(results, sweep, "nvfp4-long-1x16", stays)
+    without = beside(results, sweep, "long-no-2d", stays)
     if isinstance(without, Differences) and without.values:
         narrow += f"; without the switch, such blocks end {without.shown(fmean(without.values))} from NVFP4's"
     return noted(verdict, narrow)

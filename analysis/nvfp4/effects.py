@@ -44,7 +44,10 @@ PARTS = (
     Part("consistency", ("activations-different", "activations-same")),
     Part(
         "switch",
-        ("nvfp4-long", "nvfp4-long-1x16", "switch-both", "switch-forward", "switch-backward", "switch-late"),
+        (
+            "nvfp4-long", "long-no-sr", "long-no-rht", "long-no-2d",
+            "switch-both", "switch-forward", "switch-backward", "switch-late",
+        ),
         "switch: ",
     ),
     Part("outlook", ("four-over-six", "ue5m3", "ms-eden", "mxfp4-deterministic")),
@@ -55,7 +58,9 @@ PARTS = (
 OWN_LABELS = {
     AGAIN: NOISE,
     "nvfp4-long": "none",
-    "nvfp4-long-1x16": "none, 1×16 weights",
+    "long-no-sr": "none, no stochastic",
+    "long-no-rht": "none, no Hadamard",
+    "long-no-2d": "none, no 2-D weights",
     "mxfp4-1.00": "MXFP4",
 }  # in place of LABELS
 

@@ -54,7 +54,9 @@ PAPER = World(
     | {
         "nvfp4-trunk": 0.005,
         "nvfp4-long": 0.012,
-        "nvfp4-long-1x16": 0.0122,
+        "long-no-sr": 0.0135,
+        "long-no-rht": 0.014,
+        "long-no-2d": 0.0131,
         "switch-both": 0.001,
         "switch-forward": 0.003,
     }
