@@ -138,7 +138,7 @@ FIGURES = (
             Group("switch", ("nvfp4-long", "long-no-sr", "long-no-rht", "long-no-2d"), "fp8", "6 blocks"),
         ),
         (
-            "All branch from a run in NVFP4 and are compared with FP8: the paper's at a constant rate, ours as it decays.",
+            "All branch from NVFP4 and are compared with FP8: the paper's at a constant rate, ours as it decays.",
             "Fewer blocks in BF16 are about stability at 12B (N5).",
         ),
     ),
