@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from fewbits.analysis.frames import Metric, Results, treatment
 from fewbits.analysis.results import NotRun
-from fewbits.analysis.statistics import Pooled, differences
+from fewbits.analysis.statistics import Pools, differences
 from fewbits.analysis.verdicts import Data, Differences, NoData, Verdict, not_run
 from fewbits.sweeps.plan import Member
 from fewbits.sweeps.store import OVER, State
@@ -37,7 +37,7 @@ def having(results: Results, *arms: str, where: Where = ANYWHERE) -> Results | N
 def compared(
     results: Results, metric: Metric, arm: str, baseline: str = BASELINE, where: Where = ANYWHERE
 ) -> Data | NotRun:
-    """The arm less its baseline, relative to that; their spread is that of all arms there that start as it does."""
+    """The arm less its baseline, relative to that; their spread is that of all arms of their kinds, started alike."""
     one = having(results, arm, baseline, where=where)
     if one is None:
         return NotRun(results.scale_name)
@@ -49,8 +49,8 @@ def compared(
     return replace(found, spread=known.of(*both)) if known else found
 
 
-def pooled(results: Results, metric: Metric, baseline: str = BASELINE, where: Where = ANYWHERE) -> Pooled | None:
-    """Of the arms that start as the baseline does; computed once for each metric and place."""
+def pooled(results: Results, metric: Metric, baseline: str = BASELINE, where: Where = ANYWHERE) -> Pools | None:
+    """Of the arms that start as the baseline does, kind by kind; computed once for each metric and place."""
     name = metric if isinstance(metric, str) else str(sorted(metric.items()))
     return results.remembered(f"pooled {name} {baseline} {where}", lambda: results.pooled(metric, baseline, where))
 

@@ -12,6 +12,7 @@ from fewbits.sweeps.sweep_command import in_store
 if TYPE_CHECKING:
     from fewbits.analysis.reading import Reading
     from fewbits.analysis.registry import ClaimEntry
+    from fewbits.analysis.verdicts import Verdict
 
 EXAMPLES = """\
 examples:
@@ -75,4 +76,15 @@ def _rows(reading: Reading, entry: ClaimEntry) -> list[tuple[str, ...]]:
                 said,
             )
         )
+    if why := _why(verdict):
+        rows.insert(1, (*[""] * (len(HEADS) - 1), f"because: {why}"))
     return rows
+
+
+def _why(verdict: Verdict) -> str:
+    """Of a claim that is not reproduced, what its comparisons do not say already."""
+    from fewbits.analysis.verdicts import Outcome, every
+
+    if verdict.outcome is Outcome.REPRODUCED or (verdict.parts and verdict.reason == every(dict(verdict.parts)).reason):
+        return ""
+    return verdict.reason

@@ -47,18 +47,25 @@ def elsewhere(rows: Mapping[str, Row], score: str) -> Picture:
     def draw() -> Figure:
         columns = 3 if any(cloze.values()) else 2
         picture, grid = plots.panels(len(rows), columns, 0.5 + 1.75 * len(rows))
+        scored: list[Mapping[str, float]] = []
         for axes, (name, row) in zip(grid, rows.items(), strict=True):
             if name in found:
                 changes(axes[0], found[name], row.of, ELSEWHERE, label_x=True)
             else:
                 plots.instead(axes[0], str(row.part))
-            axes[0].set_title("Other text, %" if columns == 3 else "Out-of-domain loss, change, %")
+            axes[0].set_title(
+                "Other text, %" if columns == 3 else f"Out-of-domain loss, from {row.of.baseline.label}, %"
+            )
             axes[0].set_ylabel(name)
             if columns == 3:
                 _dots(axes[1], row.of.arms, cloze.get(name, {}), "Cloze, %", hollow=False)
             scores = {arm: (value,) for arm, value in row.scores.items()}
             title = f"{score}, the paper's, %" if columns == 2 else f"{score}, paper"
-            _dots(axes[-1], row.of.arms, scores, title, hollow=True)
+            if row.scores in scored:  # the same numbers as of the row above
+                axes[-1].set_axis_off()
+            else:
+                _dots(axes[-1], row.of.arms, scores, title, hollow=True)
+            scored.append(row.scores)
             if columns == 3:  # the arms' names stand left of the panel beside it
                 axes[-1].tick_params(labelleft=False)
                 axes[0].locator_params(axis="x", nbins=2)

@@ -16,9 +16,11 @@ from typing import Any, TypeVar, cast
 
 import pandas as pd
 
-from fewbits.analysis.statistics import Pooled, differences, pooled
+from fewbits.analysis.statistics import Pools, differences, pooled_by_kind
 from fewbits.analysis.verdicts import Differences, NoData
+from fewbits.kernels.quantizer import Mixture
 from fewbits.models.from_dict import one_of
+from fewbits.models.recipe import Recipe, Slot
 from fewbits.sweeps import store
 from fewbits.sweeps.cost import parameters_of
 from fewbits.sweeps.plan import Member, Plan
@@ -27,6 +29,7 @@ from fewbits.sweeps.plans import saved_places
 LABELS = ("study", "scale", "sweep", "arm", "axes", "seed", "id")  # of a place; each axis has a column of its own too
 STANDING = ("folder", "state", "step", "steps", "stale", "note", "model", "parameters", "recipe")
 EVALUATED = ("validation_loss", "ood_loss", "parameter_norm")  # there from a trial's first evaluation on
+COARSE = 8  # bits of a format: with fewer, arms spread further
 _NO_NUMBERS = ("id", "name", "status", "step")  # of result.json
 
 Metric = str | Mapping[str, float]  # a number of result.json, `ood_cloze.accuracy` say; or one of each trial's, by id
@@ -265,22 +268,25 @@ class Results:
             baseline_diverged=events["baseline"],
         )
 
-    def pooled(self, metric: Metric, baseline: str, where: Mapping[str, str] | None = None) -> Pooled | None:
+    def pooled(self, metric: Metric, baseline: str, where: Mapping[str, str] | None = None) -> Pools | None:
         """How far pairs of a relative difference spread, from all arms there that are trained as the baseline is: as
-        long, at the same rates, of the same model, and from the same parents. None of fewer than three arms or two
-        seeds."""
+        long, at the same rates, of the same model, and from the same parents; each kind of arms by itself. None of
+        fewer than three arms or two seeds."""
         axes = set((where or {}).items())
         rows = [row for row in self._rows if axes <= set(row["axes"])]
         logs: dict[str, dict[int, float]] = {}
+        kinds: dict[str, str] = {}
         like = {self._start(row) for row in rows if row["arm"] == baseline}
         for row in rows:
             value = self._value(row, metric)
             if self._start(row) in like and isinstance(value, float) and value > 0:
-                logs.setdefault(treatment(row["arm"], row["axes"]), {})[row["seed"]] = math.log(value)
+                name = treatment(row["arm"], row["axes"])
+                logs.setdefault(name, {})[row["seed"]] = math.log(value)
+                kinds[name] = kind(self.plan.trials[row["id"]].trial.recipe)
         sets = Counter(frozenset(one) for one in logs.values())
         seeds = max(sets, key=lambda one: (len(one), sets[one]), default=frozenset())  # most, and of most arms
         whole = {name: [one[seed] for seed in sorted(seeds)] for name, one in logs.items() if one.keys() == seeds}
-        return pooled(whole) if len(seeds) > 1 else None
+        return pooled_by_kind(whole, kinds) if len(seeds) > 1 else None
 
     def _start(self, row: Row) -> tuple[Any, ...]:
         planned = self.plan.trials[row["id"]]
@@ -373,6 +379,21 @@ def _numbers(value: Mapping[str, Any], where: str = "") -> Iterator[tuple[str, f
             yield from _numbers(item, f"{where}{key}.")
         elif item is None or isinstance(item, int | float):
             yield f"{where}{key}", float("nan") if item is None else float(item)
+
+
+def kind(recipe: Recipe) -> str:
+    """By what forward passes read: the coarser, the harder chance pushes at a run."""
+    if recipe.sampler.kind != "none":
+        return "sampled weights"
+    forward = min(_bits(recipe.operands.fprop_x), _bits(recipe.operands.fprop_w))
+    return f"{COARSE} bits or more forward" if forward >= COARSE else f"fewer than {COARSE} bits forward"
+
+
+def _bits(slot: Slot) -> float:
+    """Of the coarsest format that the slot may take."""
+    if slot.spec is None:
+        return math.inf
+    return min(q.format.bits for q in (slot.spec.quantizers if isinstance(slot.spec, Mixture) else (slot.spec,)))
 
 
 def treatment(arm: str | None, axes: Iterable[tuple[str, str]]) -> str:

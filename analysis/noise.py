@@ -12,7 +12,7 @@ from fewbits.analysis.arms import ANYWHERE, BASELINE, Where, compared, own, pool
 from fewbits.analysis.cells import PERCENT, cell, spread
 from fewbits.analysis.frames import Metric, Results
 from fewbits.analysis.results import NotRun, Setting, TableCell, TableResult, TableRow, Value
-from fewbits.analysis.statistics import Pooled, summary
+from fewbits.analysis.statistics import Pools, summary
 from fewbits.analysis.verdicts import SEEDS, Data, Differences, detectable, seeds_needed
 
 VALIDATION = "validation_loss"
@@ -38,22 +38,26 @@ def noise_table(
     levels = tuple(_level_spread(own(results, metric, BASELINE, where)) for metric in losses(results))
     rows.append(TableRow("Spread of BF16 itself over seeds", levels, "%"))
     known = [pooled(results, metric, BASELINE, where) for metric in losses(results)]
-    rows.append(TableRow("Spread of a pair, from all arms", tuple(map(_pooled_spread, known)), "%"))
+    kinds = dict.fromkeys(kind for one in known if one is not None for kind in one.of_kinds)
+    for kind in kinds or [""]:
+        title = f"Spread of a pair, {kind}" if len(kinds) > 1 else "Spread of a pair, from all arms"
+        rows.append(TableRow(title, tuple(_pooled_spread(one, kind) for one in known), "%"))
     return TableResult(LOSSES, tuple(rows), ("Spreads are standard deviations", *_unlike(known[1])))
 
 
-def _pooled_spread(found: Pooled | None) -> TableCell:
-    if found is None:
+def _pooled_spread(found: Pools | None, kind: str) -> TableCell:
+    if found is None or kind not in found.of_kinds:
         return TableCell(Setting("not known: fewer than three arms, or one seed", ()))
-    return TableCell(Setting(f"{PERCENT * found.spread.sd:.3f} (df {found.spread.df})", ()))
+    spread = found.of_kinds[kind].spread
+    return TableCell(Setting(f"{PERCENT * spread.sd:.3f} (df {spread.df})", ()))
 
 
-def _unlike(found: Pooled | None) -> tuple[str, ...]:
+def _unlike(found: Pools | None) -> tuple[str, ...]:
     """Of validation loss."""
     if found is None or not found.unlike:
         return ()
     names = "; ".join(sorted(found.unlike))
-    return (f"Left out of the spread from all arms, as their own is greater than chance makes it: {names}",)
+    return (f"Left out of these, as their own spread is greater than chance makes it: {names}",)
 
 
 def _level_spread(found: Data | NotRun) -> TableCell:
@@ -85,7 +89,8 @@ def power_table(found: Iterable[tuple[Comparison, Data | NotRun]], titles: Title
     columns = ("Change, %", "Spread over seeds, %", "Smallest found, %", "Margin", "Seeds for the margin")
     notes = (
         "80 % power, one-sided test at 5 %",
-        "From the spread of a pair over all arms (see Noise), or the pair's own where an arm is left out of that",
+        "From the spread of a pair over all arms of its kind, or the louder of its kinds (see Noise); the pair's own "
+        "where an arm is left out of that",
     )
     return TableResult(columns, tuple(rows), notes)
 

@@ -5,7 +5,8 @@ for each seed: the difference of the pair. Differences are taken as normal, thei
 the seed is the unit of replication: neither steps nor tensors of one trial are independent of each other.
 
 Where many arms share the seeds, what is left of all of them once arms and seeds have their means is one spread, better
-known than that of any pair (`pooled`): three seeds of two arms have two degrees of freedom, of twelve arms 22.
+known than that of any pair (`pooled`): three seeds of two arms have two degrees of freedom, of twelve arms 22. Arms
+that chance pushes differently hard are not pooled with each other (`pooled_by_kind`).
 
 One value has no spread: its interval, error and p are None, never 0. Values that are all equal have a spread of 0: the
 interval is a point, and tests are taken in that limit. What is not finite is refused, by its place.
@@ -27,6 +28,7 @@ from scipy import optimize, special, stats
 Array = NDArray[np.float64]
 LEVEL = 0.95
 ALPHA, POWER = 0.05, 0.80
+FEWEST = 3  # arms that a pool is made of
 
 
 class Side(StrEnum):
@@ -129,17 +131,53 @@ class Pooled:
         return self.spread if self.arms.issuperset(arms) else None
 
 
+@dataclass(frozen=True)
+class Pools:
+    """Of arms of several kinds, which need not spread alike: a pool of each."""
+
+    of_kinds: Mapping[str, Pooled]
+
+    @property
+    def arms(self) -> frozenset[str]:
+        return frozenset().union(*(one.arms for one in self.of_kinds.values()))
+
+    @property
+    def unlike(self) -> frozenset[str]:
+        return frozenset().union(*(one.unlike for one in self.of_kinds.values()))
+
+    def of(self, *arms: str) -> Spread | None:
+        """Of two kinds, the louder's; None where one of the arms is in no pool."""
+        if not self.arms.issuperset(arms):
+            return None
+        there = (one.spread for one in self.of_kinds.values() if one.arms.intersection(arms))
+        return max(there, key=lambda spread: spread.sd)
+
+
+def pooled_by_kind(arms: Mapping[str, Sequence[float]], kinds: Mapping[str, str]) -> Pools | None:
+    """kinds: of the arms. One that has too few arms for a pool is pooled with the one that has most."""
+    of: dict[str, list[str]] = {}
+    for name in arms:
+        of.setdefault(kinds[name], []).append(name)
+    distinct = {kind: len({tuple(arms[name]) for name in names}) for kind, names in of.items()}
+    most = max(distinct, key=lambda kind: distinct[kind], default="")
+    for kind in [kind for kind in of if distinct[kind] < FEWEST and kind != most]:
+        of[most] += of.pop(kind)
+    found = {kind: pooled({name: arms[name] for name in names}) for kind, names in of.items()}
+    known = {kind: one for kind, one in found.items() if one is not None}
+    return Pools(known) if known else None
+
+
 def pooled(arms: Mapping[str, Sequence[float]]) -> Pooled | None:
     """Of arms' values, seed by seed in one order: the residual of a two-way layout, arms × seeds.
 
     Assumes that arms spread alike, as they do where trials part by chance; an arm that does not is left out (F test of
-    it beside the others, at 5 % over all arms). Arms that are equal in every seed count once. None of fewer than three.
+    it beside the others, at 5 % over all arms). Arms that are equal in every seed count once. None of less than FEWEST.
     """
     sizes = {len(values) for values in arms.values()}
     if len(sizes) > 1:
         raise ValueError(f"arms of {', '.join(map(str, sorted(sizes)))} seeds: they do not pair")
     kept = dict.fromkeys(tuple(checked(values, name)) for name, values in arms.items())
-    while len(kept) >= 3 and min(sizes) >= 2:
+    while len(kept) >= FEWEST and min(sizes) >= 2:
         rows = list(kept)
         p = [_unlike(rows, place) for place in range(len(rows))]
         if min(p) >= ALPHA / len(rows):

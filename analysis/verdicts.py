@@ -103,6 +103,13 @@ class Verdict:
     scale: str = ""  # "3 M parameters"
     control: Control | None = None
     parts: tuple[tuple[str, Verdict], ...] = ()  # of a claim about several comparisons, by name
+    absent: bool = False  # an effect of the margin's size, either way, is shown not to be there
+
+    @property
+    def weak(self) -> bool:
+        """Undecided by too few seeds: an effect of the margin's size would be missed."""
+        undecided = self.outcome is Outcome.INCONCLUSIVE and not self.absent
+        return undecided and self.mde is not None and bool(self.margin) and self.mde > (self.margin or 0.0)
 
     def __str__(self) -> str:
         at = f" at {self.scale}" if self.scale and self.outcome is not Outcome.OUT_OF_REACH else ""
@@ -307,7 +314,7 @@ def _direction(found: Data, margin: float, sign: int, absence_contradicts: bool)
     verdict = _verdict(found, p_for, p_against, words, margin)
     absent = margin > 0 and max(_p(found, -margin, Side.ABOVE), _p(found, margin, Side.BELOW)) < ALPHA
     if verdict.outcome is Outcome.INCONCLUSIVE and absent:
-        return replace(verdict, reason=f"{words}: shown to be smaller than the margin")
+        return replace(verdict, reason=f"{words}: shown to be smaller than the margin", absent=True)
     return verdict
 
 

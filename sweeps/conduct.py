@@ -30,6 +30,7 @@ SYNC = 5.0  # seconds between looks for what MLflow does not have
 SYNC_WAIT = 60.0  # seconds that a look which is on its way has to end
 AGAIN = "the same command goes on"
 ENDED = (*OVER, State.FAILED, State.BLOCKED)
+STOPPED = 130  # the status of Ctrl-C
 
 
 def conduct(plan: Plan, backend: str = "ray", address: str | None = None, parallel: int | None = None) -> int:
@@ -53,6 +54,9 @@ def _conduct(plan: Plan, backend: str, address: str | None, parallel: int | None
         if backend == "local" or not (address or os.environ.get("RAY_ADDRESS")):
             _check_room(missing, backend)
         began = time.monotonic()
+        display.say(
+            f"{len(missing)} of {len(plan.trials)} trials to be run" + ("; starting Ray" if backend == "ray" else "")
+        )
         chosen = make_backend(backend, address, parallel)
         try:
             driver = Driver(plan, chosen, display)
@@ -69,8 +73,9 @@ def _conduct(plan: Plan, backend: str, address: str | None, parallel: int | None
                 speeds.started(backend, display.began - began)
     status = _summary(plan, driver)
     synced = mirror.sync(last=True)
-    for name, link in synced.links:
-        print(f"{name}: {link}{synced.served}")
+    if status != STOPPED:
+        for line in synced.lines:
+            print(line)
     return status
 
 
@@ -158,7 +163,7 @@ def _summary(plan: Plan, driver: Driver | None) -> int:
         print(_failed(task), file=sys.stderr)
     if driver is not None and driver.stopping:
         print(f"fewbits: stopped; {AGAIN}", file=sys.stderr)
-        return 130
+        return STOPPED
     named = {task.planned.id for task in failed}
     gone = [key for key, standing in found.items() if standing.state not in ENDED and key not in named]
     if failed or blocked or gone:

@@ -80,14 +80,20 @@ class Synced:
         return tuple((view.name, view.link(base)) for view in self.views)
 
     @property
-    def served(self) -> str:
-        """What has to run for the links to lead somewhere; nothing more, of a server."""
+    def lines(self) -> list[str]:
+        """The links, and what has to run for them to lead somewhere."""
+        links = [f"{name}: {link}" for name, link in self.links]
+        return [*links, self._served] if links and self._served else links
+
+    @property
+    def _served(self) -> str:
+        """Nothing more, of a server."""
         if self.uri.startswith("http"):
             return ""
         runs = mlflow_database.path_of(self.uri).parent
         ours = os.environ.get("MLFLOW_TRACKING_URI") or runs == Path("runs").resolve()
         near = runs.relative_to(Path.cwd()) if runs.is_relative_to(Path.cwd()) else runs
-        return f"  (served by `fewbits ui{'' if ours else f' --runs {shlex.quote(str(near))}'}`)"
+        return f"(served by `fewbits ui{'' if ours else f' --runs {shlex.quote(str(near))}'}`)"
 
 
 @dataclass

@@ -218,7 +218,7 @@ def _load(file: Path, study: str, changes: Sequence[str]) -> Sweep:
     try:
         return _with_trunk(from_dict(Sweep, {"name": file.stem, **data}))
     except ValueError as error:
-        raise ValueError(f"{file.name}: {error}") from None
+        raise ValueError(f"{' '.join([file.name, *changes])}: {error}") from None
 
 
 def _with_trunk(sweep: Sweep) -> Sweep:

@@ -34,8 +34,8 @@ def main(argv: Sequence[str]) -> int:
     if synced.away:
         return 1
     print(f"{synced.sent} runs brought up to date in {synced.uri}")
-    for name, link in synced.links:
-        print(f"{name}: {link}{synced.served}")
+    for line in synced.lines:
+        print(line)
     return 0
 
 

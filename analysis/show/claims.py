@@ -33,8 +33,10 @@ A claim is <em>reproduced</em> or <em>contradicted</em> only where the interval 
 of what the paper says; between the two it is <em>inconclusive</em>. “No difference” is shown by an equivalence test
 against a margin that was fixed before the first run, and only by a design that would have found a difference of that
 margin. Arms are compared seed by seed: the same initial weights, the same data in the same order. Trials that start
-alike part by chance. How far, all arms tell together as though they spread alike; an arm that is seen to spread
-further is left out of that and speaks for itself. Intervals speak of seeds, on one fixed validation text. Claims are
+alike part by chance. How far, all arms of a kind tell together as though they spread alike: those whose forward
+passes read 8 bits or more, those that read fewer, and those that sample weights, where there are three of each. A pair
+of two kinds is taken to spread as the louder does; an arm that is seen to spread further than its kind speaks for
+itself. Intervals speak of seeds, on one fixed validation text. Claims are
 corrected for together (Holm). What arithmetic decides was asked of the kernels when this page was made. In the small
 pictures beside verdicts the shaded band is the margin on either side of zero.
 """
@@ -128,8 +130,9 @@ def power(verdict: Verdict, claim: Claim) -> str:
     if verdict.mde is None and margin is None:
         return NOTHING
     beside = size(margin, relative) if margin is not None else NOTHING
-    undecided = verdict.outcome is Outcome.INCONCLUSIVE
-    weak = undecided and verdict.mde is not None and margin is not None and verdict.mde > margin
+    weak = verdict.outcome is Outcome.INCONCLUSIVE and any(
+        part.weak for part in dict(verdict.parts).values() or (verdict,)
+    )
     return tag("span", f"{found} / {beside}", tag("small", " ⚠ too weak") if weak else "", class_="power")
 
 

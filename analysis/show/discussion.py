@@ -90,8 +90,9 @@ def _controls(entry: ClaimEntry, verdict: Verdict) -> Iterator[Remark]:
 
 def _underpowered(entry: ClaimEntry, verdict: Verdict) -> Iterator[Remark]:
     for name, part in _tested(entry, verdict):
-        undecided = part.outcome is Outcome.INCONCLUSIVE
-        if undecided and part.mde is not None and part.margin and part.mde > part.margin:
+        if part.weak:
+            assert part.mde is not None
+            assert part.margin is not None
             found, margin = size(part.mde, part.relative), size(part.margin, part.relative)
             yield Remark(entry.id, f"{name}{plural(part.n, part.unit)} find {found}, and the margin is {margin}.")
 

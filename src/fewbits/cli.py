@@ -184,8 +184,9 @@ def _dispatch(argv: tuple[str, ...]) -> int:
     if below and (not argv or argv[len(words) :] in (("-h",), ("--help",))):
         print(_help(below))
         return 0
-    names = ", ".join(command.name for command in below or COMMANDS)
-    raise ValueError(f"no command {' '.join(words or argv[:1])!r}; choose from: {names}")
+    group = [command for command in COMMANDS if command.words[:1] == words[:1]]  # bench, data
+    names = ", ".join(command.name for command in group or COMMANDS)
+    raise ValueError(f"no command {' '.join(words[: 2 if group else 1] or argv[:1])!r}; choose from: {names}")
 
 
 def _help(commands: list[Command]) -> str:

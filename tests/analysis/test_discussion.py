@@ -9,6 +9,7 @@ from fewbits.analysis.show.markup import bounds, effect, number
 from fewbits.analysis.verdicts import (
     Control,
     Differences,
+    Outcome,
     Verdict,
     controlled,
     corrected,
@@ -71,6 +72,15 @@ def test_too_few_seeds_and_what_did_not_survive_the_others_are_said() -> None:
     verdicts = {name: higher(of(0.01, -0.012, 0.003)) for name in names} | {"M1": higher(of(0.010, 0.004, 0.013))}
     found = said([entry(name, "higher") for name in names], corrected(verdicts))
     assert "#M1" in found["Found alone, and not kept among all claims tested"]
+
+
+def test_seeds_that_show_an_effect_to_be_smaller_than_said_are_not_too_few() -> None:
+    small = higher(of(0.0011, 0.0, -0.0009), 0.002)
+    assert small.mde is not None
+    assert small.margin is not None
+    assert small.mde > small.margin
+    assert small.outcome is Outcome.INCONCLUSIVE
+    assert "Too few seeds for the margin" not in said([entry("M8", "higher")], {"M8": small})
 
 
 def test_what_is_out_of_reach_is_listed_with_its_reason() -> None:

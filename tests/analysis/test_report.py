@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pandas as pd
@@ -339,7 +340,12 @@ def test_claims_are_listed_in_the_terminal_as_in_the_report(original: Made, caps
         "M10",
         "own-1",
     ]
-    assert all(line[column:].startswith(("reproduced", "inconclusive", "out of reach")) for line in lines[1:-2])
+    of_claims = [line for line in lines[1:-2] if line[:column].strip()]
+    assert all(line[column:].startswith(("reproduced", "inconclusive", "out of reach")) for line in of_claims)
+    reasons = {
+        above.split()[0]: line.strip() for above, line in pairwise(lines[1:-2]) if line.strip().startswith("because: ")
+    }
+    assert set(reasons) == {line.split()[0] for line in of_claims if not line[column:].startswith("reproduced")}
     assert lines[-1].startswith("2 reproduced, 0 contradicted, 1 inconclusive, 2 out of reach, at ")
     assert cli.main(["claims", *original.words, "--json"]) == 0
     said = json.loads(capsys.readouterr().out)

@@ -2,6 +2,7 @@
 
 import math
 import statistics as standard
+from collections.abc import Mapping
 
 import numpy as np
 import pytest
@@ -24,6 +25,7 @@ from fewbits.analysis.statistics import (
     non_inferiority,
     ordering,
     pooled,
+    pooled_by_kind,
     power,
     ratio,
     required_n,
@@ -309,7 +311,73 @@ def test_an_arm_that_is_another_one_counts_once() -> None:
     assert "twin" in found.arms
 
 
+def kinds_of(arms: Mapping[str, object]) -> dict[str, str]:
+    return {name: name.split()[0] for name in arms}
+
+
+def quiet_and_loud(quiet: int, loud: int) -> dict[str, list[float]]:
+    """On the same seeds; the loud ones part ten times as far."""
+    generator = np.random.default_rng(6)
+    levels = generator.normal(0, 50, 4)
+    sizes = {"quiet": (quiet, 1.0), "loud": (loud, 10.0)}
+    return {
+        f"{kind} {i}": (levels + generator.normal(0, sd, 4)).tolist()
+        for kind, (number, sd) in sizes.items()
+        for i in range(number)
+    }
+
+
+def test_each_kind_of_arms_has_a_spread_of_its_own_and_a_pair_of_two_the_louder() -> None:
+    arms = quiet_and_loud(4, 7)
+    found = pooled_by_kind(arms, kinds_of(arms))
+    assert found is not None
+    of = {
+        kind: pooled({name: row for name, row in arms.items() if name.startswith(kind)}) for kind in ("quiet", "loud")
+    }
+    assert found.of_kinds == of
+    quiet, loud = found.of("quiet 0", "quiet 3"), found.of("loud 0", "loud 1")
+    assert quiet is not None
+    assert loud is not None
+    assert quiet.sd < 3 < loud.sd
+    assert found.of("loud 2", "quiet 1") == found.of("quiet 1", "loud 2") == loud
+    assert found.of("loud 0", "nobody") is None
+    assert found.arms == arms.keys()
+
+
+@pytest.mark.parametrize(("quiet", "loud"), [(2, 2), (1, 5), (5, 1)])
+def test_a_kind_of_too_few_arms_is_pooled_with_the_one_that_has_most(quiet: int, loud: int) -> None:
+    arms = quiet_and_loud(quiet, loud)
+    found = pooled_by_kind(arms, kinds_of(arms))
+    assert found is not None
+    assert list(found.of_kinds.values()) == [pooled(arms)]
+    assert list(found.of_kinds) == ["loud" if loud > quiet else "quiet"]
+
+
+def test_arms_that_are_one_arm_do_not_make_a_kind() -> None:
+    arms = quiet_and_loud(2, 5)
+    arms["quiet twin"] = arms["quiet 0"]
+    found = pooled_by_kind(arms, kinds_of(arms))
+    assert found is not None
+    assert len(found.of_kinds) == 1
+
+
+def test_tests_on_coarse_arms_beside_many_fine_ones_err_as_often_as_they_say() -> None:
+    """Where all are pooled, fine arms' spread makes four times as many errors."""
+    generator, wrong = np.random.default_rng(7), 0
+    for _ in range(1000):
+        noise = {f"fine {i}": row.tolist() for i, row in enumerate(generator.normal(0, 0.2, (8, 3)))}
+        noise |= {f"coarse {i}": row.tolist() for i, row in enumerate(generator.normal(0, 1, (8, 3)))}
+        found = pooled_by_kind(noise, kinds_of(noise))
+        assert found is not None
+        if spread := found.of("coarse 0", "coarse 1"):
+            p = t_test(differences(noise["coarse 0"], noise["coarse 1"]), spread=spread)
+            wrong += p is not None and p < 0.05
+    assert wrong / 1000 == pytest.approx(0.05, abs=0.02)
+
+
 def test_too_little_has_no_pooled_spread() -> None:
+    assert pooled_by_kind({}, {}) is None
+    assert pooled_by_kind({"a": [1, 2, 3], "b": [2, 3, 5]}, {"a": "x", "b": "y"}) is None
     assert pooled({}) is None
     assert pooled({"a": [1, 2, 3], "b": [2, 3, 5]}) is None
     assert pooled({"a": [1], "b": [2], "c": [3], "d": [4]}) is None

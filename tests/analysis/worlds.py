@@ -35,6 +35,7 @@ class World:
     elsewhere: Mapping[str, float] = field(default_factory=dict)  # on the out-of-domain loss, in its place
     norm: Mapping[str, float] = field(default_factory=dict)  # on the parameter norm halfway
     noise: float = 1e-5  # of losses, between arms
+    noises: Mapping[str, float] = field(default_factory=dict)  # of arms that have another
     diverged: frozenset[str] = frozenset()
     missing: frozenset[tuple[str, int]] = frozenset()  # arms and seeds
 
@@ -78,7 +79,7 @@ def _write(of: Plan, member: Member, names: list[str], path: Path, world: World)
     def said(what: Mapping[str, float], otherwise: float) -> float:
         return next((what[name] for name in names if name in what), otherwise)
 
-    effect, noise = said(world.effect, 0.0), world.noise * wave(arm, seed)
+    effect, noise = said(world.effect, 0.0), said(world.noises, world.noise) * wave(arm, seed)
     loss = (2.0 + 0.1 * seed) * (1 + effect + noise)
     other = 3.0 * (1 + said(world.elsewhere, effect) + noise)
     norms = (30.0, 35.0 * (1 + said(world.norm, 0.0)), 40.0)

@@ -394,10 +394,10 @@ def test_fewbits_sync_says_how_many_and_where_to_look(
     where = next(iter(done.trials.values())).folder.path.parent.parent
     before = everything(mirrored)
     assert cli.main(["sync", *words(where, cache)]) == 0
-    said, *links = capsys.readouterr().out.splitlines()
+    said, *lines = capsys.readouterr().out.splitlines()
     assert said == f"5 runs brought up to date in {mirrored.uri}"
     ((name, link),) = mirrored.sync().links
-    assert links == [f"{name}: {link}  (served by `fewbits ui --runs {where / 'runs'}`)"]
+    assert lines == [f"{name}: {link}", f"(served by `fewbits ui --runs {where / 'runs'}`)"]
     assert everything(mirrored) == before
 
 

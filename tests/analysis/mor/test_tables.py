@@ -191,15 +191,16 @@ def test_the_spread_of_a_pair_is_that_of_all_arms_from_the_same_trunks(cpu: Plan
     known = pooled(results(cpu, World(effect=EFFECT, noise=2e-4)), "validation_loss")
     assert known is not None
     assert {name.partition(",")[0] for name in known.arms} == there, "a trunk is longer, and no arm of its kind"
-    assert 1e-4 < known.spread.sd < 6e-4
-    assert known.spread.df % 2 == 0
+    (spread,) = (one.spread for one in known.of_kinds.values())
+    assert 1e-4 < spread.sd < 6e-4
+    assert spread.df % 2 == 0
     gone = results(cpu, World(noise=2e-4, missing=frozenset({("amax", 1)}), diverged=frozenset({"e8m0"})))
     fewer = pooled(gone, "validation_loss")
     assert fewer is not None
     assert there - {name.partition(",")[0] for name in fewer.arms} == {"amax", "e8m0"}
     found = compared(gone, "validation_loss", "block")
     assert isinstance(found, Differences)
-    assert found.spread == fewer.spread
+    assert found.spread == fewer.of("block, configuration 1", "bf16, configuration 1")
     alone = compared(gone, "validation_loss", "amax")
     assert isinstance(alone, Differences)
     assert alone.spread is None, "two seeds of three: it speaks for itself"
@@ -213,7 +214,7 @@ def test_seeds_of_arms_that_lack_others_are_not_taken_for_each_other(cpu: Plan) 
     known = pooled(results(cpu, World(noise=2e-4, missing=missing)), "validation_loss")
     assert known is not None
     assert {name.partition(",")[0] for name in known.arms} == there - late
-    assert known.spread.sd < 1e-3
+    assert all(one.spread.sd < 1e-3 for one in known.of_kinds.values())
 
 
 def test_what_is_the_same_to_the_bit_has_no_interval_about_it(cpu: Plan) -> None:

@@ -1,11 +1,16 @@
 """NVFP4's tables on trials whose truth is known: the paper's numbers beside ours, and no gap unsaid."""
 
+from dataclasses import replace
+
 import pytest
 
+from fewbits.analysis.arms import compared
 from fewbits.analysis.frames import Results
+from fewbits.analysis.nvfp4.arms import part
 from fewbits.analysis.paper import paper
 from fewbits.analysis.registry import shelf
 from fewbits.analysis.results import NotRun, OutOfReach, TableCell, TableResult, Value
+from fewbits.analysis.verdicts import Differences
 from fewbits.sweeps.plan import Plan
 from tests.analysis.nvfp4.worlds import PAPER, World, results
 
@@ -104,6 +109,33 @@ def test_power_names_the_place_of_names_that_several_sweeps_have(found: Results)
     assert "N1: NVFP4, the whole recipe less FP8" in titles
     assert "N1: NVFP4, the whole recipe less FP8, hybrid" in titles
     assert 0.001 < mean(cell(made, titles[0], "Smallest found, %")) < 0.01
+
+
+def test_arms_in_few_bits_and_arms_in_many_spread_by_themselves(cpu: Plan) -> None:
+    fine = dict.fromkeys(("bf16-again", "bf16-fp32-wgrad", "recipe/fp8"), 1e-6)
+    world = results(cpu, replace(PAPER, noise=2e-4, noises=fine))
+    one = part(world, "recipe")
+    again, coarse, both, long = (
+        compared(one, "validation_loss", *pair)
+        for pair in (("bf16-again",), ("rht-2", "rht-16"), ("nvfp4",), ("long-no-2d", "nvfp4-long"))
+    )
+    assert isinstance(again, Differences)
+    assert isinstance(coarse, Differences)
+    assert isinstance(both, Differences)
+    assert isinstance(long, Differences)
+    assert again.spread is not None
+    assert coarse.spread is not None
+    assert again.spread.sd < 1e-5 < 1e-4 < coarse.spread.sd
+    assert both.spread == coarse.spread
+    assert long.spread not in (None, coarse.spread), "of what branches from NVFP4"
+    spreads = {row.title: row.cells[1].ours for row in table("Noise", world).rows if "pair" in row.title}
+    assert {title: str(found) for title, found in spreads.items()} == {
+        f"Spread of a pair, {kind}": f"{100 * spread.sd:.3f} (df {spread.df})"
+        for kind, spread in (
+            ("8 bits or more forward", again.spread),
+            ("fewer than 8 bits forward", coarse.spread),
+        )
+    }
 
 
 def test_sweeps_that_are_not_run_have_no_table(found: Results) -> None:
