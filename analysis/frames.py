@@ -271,7 +271,7 @@ class Results:
     def pooled(self, metric: Metric, baseline: str, where: Mapping[str, str] | None = None) -> Pools | None:
         """How far pairs of a relative difference spread, from all arms there that are trained as the baseline is: as
         long, at the same rates, of the same model, and from the same parents; each kind of arms by itself. None of
-        fewer than three arms or two seeds."""
+        fewer than two seeds."""
         axes = set((where or {}).items())
         rows = [row for row in self._rows if axes <= set(row["axes"])]
         logs: dict[str, dict[int, float]] = {}

@@ -47,7 +47,7 @@ def noise_table(
 
 def _pooled_spread(found: Pools | None, kind: str) -> TableCell:
     if found is None or kind not in found.of_kinds:
-        return TableCell(Setting("not known: fewer than three arms, or one seed", ()))
+        return TableCell(Setting("not known: one arm, or one seed", ()))
     spread = found.of_kinds[kind].spread
     return TableCell(Setting(f"{PERCENT * spread.sd:.3f} (df {spread.df})", ()))
 
@@ -89,8 +89,8 @@ def power_table(found: Iterable[tuple[Comparison, Data | NotRun]], titles: Title
     columns = ("Change, %", "Spread over seeds, %", "Smallest found, %", "Margin", "Seeds for the margin")
     notes = (
         "80 % power, one-sided test at 5 %",
-        "From the spread of a pair over all arms of its kind, or the louder of its kinds (see Noise); the pair's own "
-        "where an arm is left out of that",
+        "From the spread of a pair over all arms of its kind (see Noise), or of two kinds; the pair's own where an arm "
+        "is the only one of its kind or left out of that",
     )
     return TableResult(columns, tuple(rows), notes)
 

@@ -28,7 +28,6 @@ from scipy import optimize, special, stats
 Array = NDArray[np.float64]
 LEVEL = 0.95
 ALPHA, POWER = 0.05, 0.80
-FEWEST = 3  # arms that a pool is made of
 
 
 class Side(StrEnum):
@@ -125,6 +124,8 @@ class Pooled:
     spread: Spread
     arms: frozenset[str]
     unlike: frozenset[str]  # arms left out: their own spread is greater than chance makes it
+    means: tuple[float, ...]  # over the arms, seed by seed
+    distinct: int  # arms
 
     def of(self, *arms: str) -> Spread | None:
         """None where it does not speak of one of them."""
@@ -146,23 +147,31 @@ class Pools:
         return frozenset().union(*(one.unlike for one in self.of_kinds.values()))
 
     def of(self, *arms: str) -> Spread | None:
-        """Of two kinds, the louder's; None where one of the arms is in no pool."""
+        """Of a difference between arms of one kind or of two. None where one of them is in no pool."""
         if not self.arms.issuperset(arms):
             return None
-        there = (one.spread for one in self.of_kinds.values() if one.arms.intersection(arms))
-        return max(there, key=lambda spread: spread.sd)
+        there = [pool for pool in self.of_kinds.values() if pool.arms.intersection(arms)]
+        return there[0].spread if len(there) == 1 else _across(*there)
+
+
+def _across(one: Pooled, other: Pooled) -> Spread:
+    """Of a difference between an arm of one kind and one of another. A seed may move one whole kind against the other:
+    how far, their means say; to that comes how far arms are from their kinds'. Satterthwaite's degrees of freedom."""
+    between = differences(one.means, other.means)
+    parts = [(float(between.var(ddof=1)), between.size - 1)]
+    parts += [(pool.spread.sd**2 / 2 * (1 - 1 / pool.distinct), pool.spread.df) for pool in (one, other)]
+    variance = sum(part for part, _ in parts)
+    if not variance:
+        return Spread(0.0, between.size - 1)
+    return Spread(math.sqrt(variance), int(variance**2 / sum(part**2 / df for part, df in parts)))
 
 
 def pooled_by_kind(arms: Mapping[str, Sequence[float]], kinds: Mapping[str, str]) -> Pools | None:
-    """kinds: of the arms. One that has too few arms for a pool is pooled with the one that has most."""
-    of: dict[str, list[str]] = {}
-    for name in arms:
-        of.setdefault(kinds[name], []).append(name)
-    distinct = {kind: len({tuple(arms[name]) for name in names}) for kind, names in of.items()}
-    most = max(distinct, key=lambda kind: distinct[kind], default="")
-    for kind in [kind for kind in of if distinct[kind] < FEWEST and kind != most]:
-        of[most] += of.pop(kind)
-    found = {kind: pooled({name: arms[name] for name in names}) for kind, names in of.items()}
+    """kinds: of the arms. The only arm of a kind is in no pool."""
+    of: dict[str, dict[str, Sequence[float]]] = {}
+    for name, values in arms.items():
+        of.setdefault(kinds[name], {})[name] = values
+    found = {kind: pooled(one) for kind, one in of.items()}
     known = {kind: one for kind, one in found.items() if one is not None}
     return Pools(known) if known else None
 
@@ -170,20 +179,23 @@ def pooled_by_kind(arms: Mapping[str, Sequence[float]], kinds: Mapping[str, str]
 def pooled(arms: Mapping[str, Sequence[float]]) -> Pooled | None:
     """Of arms' values, seed by seed in one order: the residual of a two-way layout, arms × seeds.
 
-    Assumes that arms spread alike, as they do where trials part by chance; an arm that does not is left out (F test of
-    it beside the others, at 5 % over all arms). Arms that are equal in every seed count once. None of less than FEWEST.
+    Assumes that arms spread alike, as they do where trials part by chance; of three or more, an arm that does not is
+    left out (F test of it beside the others, at 5 % over all arms). Arms that are equal in every seed count once. None
+    of fewer than two.
     """
     sizes = {len(values) for values in arms.values()}
     if len(sizes) > 1:
         raise ValueError(f"arms of {', '.join(map(str, sorted(sizes)))} seeds: they do not pair")
     kept = dict.fromkeys(tuple(checked(values, name)) for name, values in arms.items())
-    while len(kept) >= FEWEST and min(sizes) >= 2:
+    while len(kept) >= 2 and min(sizes) >= 2:
         rows = list(kept)
-        p = [_unlike(rows, place) for place in range(len(rows))]
+        p = [_unlike(rows, place) if len(rows) > 2 else 1.0 for place in range(len(rows))]
         if min(p) >= ALPHA / len(rows):
             names = frozenset(name for name, values in arms.items() if tuple(checked(values, name)) in kept)
-            spread = _residual(np.array(rows))
-            return Pooled(Spread(spread.sd * math.sqrt(2), spread.df), names, frozenset(arms) - names)
+            array = np.array(rows)
+            spread, means = _residual(array), tuple(array.mean(axis=0).tolist())
+            pair = Spread(spread.sd * math.sqrt(2), spread.df)
+            return Pooled(pair, names, frozenset(arms) - names, means, len(rows))
         del kept[rows[int(np.argmin(p))]]
     return None
 

@@ -296,10 +296,13 @@ def test_an_arm_that_spreads_more_than_chance_is_left_out_and_gains_nothing() ->
     assert found.spread.sd < 3
 
 
-def test_of_three_arms_one_that_spreads_more_leaves_too_few() -> None:
+def test_of_three_arms_one_that_spreads_more_leaves_the_pair() -> None:
     arms = layout(2, 4, 1.0, np.random.default_rng(5))
-    assert pooled(arms | {"wild": [0.0, 300.0, -200.0, 50.0]}) is None
-    assert pooled(layout(3, 4, 1.0, np.random.default_rng(5))) is not None
+    found = pooled(arms | {"wild": [0.0, 3000.0, -2000.0, 500.0]})
+    assert found is not None
+    assert found.unlike == {"wild"}
+    assert found.spread.df == 3
+    assert found.spread.sd == pytest.approx(differences(arms["arm 0"], arms["arm 1"]).std(ddof=1))
 
 
 def test_an_arm_that_is_another_one_counts_once() -> None:
@@ -327,7 +330,7 @@ def quiet_and_loud(quiet: int, loud: int) -> dict[str, list[float]]:
     }
 
 
-def test_each_kind_of_arms_has_a_spread_of_its_own_and_a_pair_of_two_the_louder() -> None:
+def test_each_kind_of_arms_has_a_spread_of_its_own() -> None:
     arms = quiet_and_loud(4, 7)
     found = pooled_by_kind(arms, kinds_of(arms))
     assert found is not None
@@ -339,47 +342,62 @@ def test_each_kind_of_arms_has_a_spread_of_its_own_and_a_pair_of_two_the_louder(
     assert quiet is not None
     assert loud is not None
     assert quiet.sd < 3 < loud.sd
-    assert found.of("loud 2", "quiet 1") == found.of("quiet 1", "loud 2") == loud
     assert found.of("loud 0", "nobody") is None
     assert found.arms == arms.keys()
 
 
-@pytest.mark.parametrize(("quiet", "loud"), [(2, 2), (1, 5), (5, 1)])
-def test_a_kind_of_too_few_arms_is_pooled_with_the_one_that_has_most(quiet: int, loud: int) -> None:
-    arms = quiet_and_loud(quiet, loud)
+def test_a_pair_of_two_kinds_spreads_as_seeds_move_the_kinds_and_as_arms_do_in_theirs() -> None:
+    arms = quiet_and_loud(4, 7)
+    push = {"loud": (100, -100, 100, -100), "quiet": (0, 0, 0, 0)}
+    moved = {name: (np.array(row) + push[name.split()[0]]).tolist() for name, row in arms.items()}
+    still, pushed = (pooled_by_kind(one, kinds_of(one)) for one in (arms, moved))
+    assert still is not None
+    assert pushed is not None
+    before, after = still.of("loud 2", "quiet 1"), pushed.of("loud 2", "quiet 1")
+    assert before is not None
+    assert after is not None
+    assert 7 < before.sd < 14
+    assert 110 < after.sd < 125
+    assert after.df == 3 < before.df, "what moves whole kinds is known from the seeds alone"
+    assert after == pushed.of("quiet 1", "loud 2")
+    within = (pools.of("loud 0", "loud 1") or before for pools in (still, pushed))
+    assert len({round(spread.sd, 6) for spread in within}) == 1
+
+
+def test_the_only_arm_of_its_kind_speaks_for_itself() -> None:
+    arms = quiet_and_loud(1, 5)
     found = pooled_by_kind(arms, kinds_of(arms))
     assert found is not None
-    assert list(found.of_kinds.values()) == [pooled(arms)]
-    assert list(found.of_kinds) == ["loud" if loud > quiet else "quiet"]
+    assert found.of("quiet 0", "loud 0") is None
+    assert found.arms == arms.keys() - {"quiet 0"}
+    twins = arms | {"quiet twin": arms["quiet 0"]}
+    assert pooled_by_kind(twins, kinds_of(twins)) == found, "one arm, however often"
 
 
-def test_arms_that_are_one_arm_do_not_make_a_kind() -> None:
-    arms = quiet_and_loud(2, 5)
-    arms["quiet twin"] = arms["quiet 0"]
-    found = pooled_by_kind(arms, kinds_of(arms))
-    assert found is not None
-    assert len(found.of_kinds) == 1
-
-
-def test_tests_on_coarse_arms_beside_many_fine_ones_err_as_often_as_they_say() -> None:
-    """Where all are pooled, fine arms' spread makes four times as many errors."""
-    generator, wrong = np.random.default_rng(7), 0
+@pytest.mark.parametrize("moved", [0.0, 0.5, 2.0])
+def test_tests_across_kinds_and_within_them_err_about_as_often_as_they_say(moved: float) -> None:
+    """moved: how far seeds move the coarse kind against the fine."""
+    generator, wrong = np.random.default_rng(7), {"fine 0": 0, "coarse 1": 0}
     for _ in range(1000):
-        noise = {f"fine {i}": row.tolist() for i, row in enumerate(generator.normal(0, 0.2, (8, 3)))}
-        noise |= {f"coarse {i}": row.tolist() for i, row in enumerate(generator.normal(0, 1, (8, 3)))}
+        whole = generator.normal(0, moved, 3)
+        noise = {f"fine {i}": row.tolist() for i, row in enumerate(generator.normal(0, 0.2, (4, 3)))}
+        noise |= {f"coarse {i}": (row + whole).tolist() for i, row in enumerate(generator.normal(0, 1, (8, 3)))}
         found = pooled_by_kind(noise, kinds_of(noise))
         assert found is not None
-        if spread := found.of("coarse 0", "coarse 1"):
-            p = t_test(differences(noise["coarse 0"], noise["coarse 1"]), spread=spread)
-            wrong += p is not None and p < 0.05
-    assert wrong / 1000 == pytest.approx(0.05, abs=0.02)
+        for other in wrong:
+            if spread := found.of("coarse 0", other):
+                p = t_test(differences(noise["coarse 0"], noise[other]), spread=spread)
+                wrong[other] += p is not None and p < 0.05
+    assert wrong["coarse 1"] / 1000 == pytest.approx(0.05, abs=0.02)
+    assert wrong["fine 0"] / 1000 == pytest.approx(0.05, abs=0.03)
 
 
 def test_too_little_has_no_pooled_spread() -> None:
     assert pooled_by_kind({}, {}) is None
     assert pooled_by_kind({"a": [1, 2, 3], "b": [2, 3, 5]}, {"a": "x", "b": "y"}) is None
+    assert pooled({"a": [1, 2, 3]}) is None
+    assert pooled({"a": [1, 2, 3], "b": [1, 2, 3]}) is None
     assert pooled({}) is None
-    assert pooled({"a": [1, 2, 3], "b": [2, 3, 5]}) is None
     assert pooled({"a": [1], "b": [2], "c": [3], "d": [4]}) is None
     with pytest.raises(ValueError, match="do not pair"):
         pooled({"a": [1, 2], "b": [1, 2, 3], "c": [2, 3]})

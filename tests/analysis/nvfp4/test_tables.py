@@ -126,7 +126,8 @@ def test_arms_in_few_bits_and_arms_in_many_spread_by_themselves(cpu: Plan) -> No
     assert again.spread is not None
     assert coarse.spread is not None
     assert again.spread.sd < 1e-5 < 1e-4 < coarse.spread.sd
-    assert both.spread == coarse.spread
+    assert both.spread is not None
+    assert coarse.spread.sd / 2 < both.spread.sd < coarse.spread.sd, "one arm of the pair has no noise to speak of"
     assert long.spread not in (None, coarse.spread), "of what branches from NVFP4"
     spreads = {row.title: row.cells[1].ours for row in table("Noise", world).rows if "pair" in row.title}
     assert {title: str(found) for title, found in spreads.items()} == {
