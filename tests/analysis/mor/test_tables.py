@@ -210,12 +210,12 @@ def test_the_spread_of_a_pair_is_that_of_all_arms_from_the_same_trunks(cpu: Plan
 
 def test_seeds_of_arms_that_lack_others_are_not_taken_for_each_other(cpu: Plan) -> None:
     """Levels of seeds are far apart: an arm's seeds 1 and 2 are no replicates of another's 0 and 1."""
-    there = {member.cell.arm for member in cpu.members} - {"trunk", "bad-arm"}
+    there = {member.cell.arm for member in cpu.members} - {"trunk"}
     late = {"amax", "e8m0", "channel"}
     missing = frozenset((str(arm), 0 if arm in late else 2) for arm in there)
     known = pooled(results(cpu, World(noise=2e-4, missing=missing)), "validation_loss")
     assert known is not None
-    assert {name.partition(",")[0] for name in known.arms} == there - late
+    assert {name.partition(",")[0] for name in known.arms} == there - late - {"bad-arm"}
     assert all(one.spread.sd < 1e-3 for one in known.of_kinds.values())
 
 
