@@ -52,7 +52,9 @@ def compared(
 def pooled(results: Results, metric: Metric, baseline: str = BASELINE, where: Where = ANYWHERE) -> Pools | None:
     """Of the arms that start as the baseline does, kind by kind; computed once for each metric and place."""
     name = metric if isinstance(metric, str) else str(sorted(metric.items()))
-    return results.remembered(f"pooled {name} {baseline} {where}", lambda: results.pooled(metric, baseline, where))
+    return results.remembered(
+        f"pooled {name} {baseline} {where}", lambda: results.pooled(metric, baseline, where, {BAD})
+    )
 
 
 def own(results: Results, metric: Metric, arm: str, where: Where = ANYWHERE) -> Data | NotRun:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -268,12 +268,14 @@ class Results:
             baseline_diverged=events["baseline"],
         )
 
-    def pooled(self, metric: Metric, baseline: str, where: Mapping[str, str] | None = None) -> Pools | None:
+    def pooled(
+        self, metric: Metric, baseline: str, where: Mapping[str, str] | None = None, without: Collection[str] = ()
+    ) -> Pools | None:
         """How far pairs of a relative difference spread, from all arms there that are trained as the baseline is: as
         long, at the same rates, of the same model, and from the same parents; each kind of arms by itself. None of
-        fewer than two seeds."""
+        fewer than two seeds. without: arms that are bad on purpose."""
         axes = set((where or {}).items())
-        rows = [row for row in self._rows if axes <= set(row["axes"])]
+        rows = [row for row in self._rows if axes <= set(row["axes"]) and row["arm"] not in without]
         logs: dict[str, dict[int, float]] = {}
         kinds: dict[str, str] = {}
         like = {self._start(row) for row in rows if row["arm"] == baseline}

@@ -36,7 +36,7 @@ margin. Arms are compared seed by seed: the same initial weights, the same data 
 alike part by chance. How far, all arms of a kind tell together as though they spread alike: those whose forward
 passes read 8 bits or more, those that read fewer, and those that sample weights. In a pair of two kinds, how far a seed
 moves one kind against the other comes to that. An arm that is the only one of its kind, or is seen to spread further
-than it, speaks for itself. Intervals speak of seeds, on one fixed validation text. Claims are
+than it, or is bad on purpose, speaks for itself. Intervals speak of seeds, on one fixed validation text. Claims are
 corrected for together (Holm). What arithmetic decides was asked of the kernels when this page was made. In the small
 pictures beside verdicts the shaded band is the margin on either side of zero.
 """
