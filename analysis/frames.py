@@ -29,6 +29,7 @@ from fewbits.sweeps.plans import saved_places
 LABELS = ("study", "scale", "sweep", "arm", "axes", "seed", "id")  # of a place; each axis has a column of its own too
 STANDING = ("folder", "state", "step", "steps", "stale", "note", "model", "parameters", "recipe")
 EVALUATED = ("validation_loss", "ood_loss", "parameter_norm")  # there from a trial's first evaluation on
+FEWEST = 4  # steps that a late mean is over
 COARSE = 8  # bits of a format: with fewer, arms spread further
 _NO_NUMBERS = ("id", "name", "status", "step")  # of result.json
 
@@ -139,14 +140,14 @@ class Results:
         return frame[[*LABELS, "state", "step", "tokens", "value"]].reset_index(drop=True)
 
     def late(self, metric: str, part: float = 0.1) -> dict[str, float]:
-        """Of each trial, by id, the mean over that last part of its steps: of a single step a loss is too noisy."""
+        """Of each trial, by id, the mean over that last part of its steps, four at least: a single step is too noisy."""
         return self.remembered(f"late {metric} {part}", lambda: self._late(metric, part))
 
     def _late(self, metric: str, part: float) -> dict[str, float]:
         found = {}
         for key, curve in self.curves(metric).drop_duplicates(["id", "step"]).groupby("id"):
             steps = self.plan.trials[str(key)].trial.training.steps
-            found[str(key)] = float(curve["value"][curve["step"] >= min(steps - 1, steps * (1 - part))].mean())
+            found[str(key)] = float(curve["value"][curve["step"] >= min(steps - FEWEST, steps * (1 - part))].mean())
         return found
 
     def numerics(self) -> pd.DataFrame:

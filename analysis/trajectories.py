@@ -45,14 +45,14 @@ def curves(results: Results, metric: str) -> pd.DataFrame:
 
 
 def smoothed(frame: pd.DataFrame, results: Results) -> pd.DataFrame:
-    """Of what every step has, means of as many steps as leave POINTS of a whole trial. A trial may be several arms'."""
+    """Of what every step has, means of as many steps as leave POINTS of a whole trial, and of what remains at its end. A
+    trial may be several arms'."""
     parts = []
     for (trial, _), one in frame.drop_duplicates(["id", "arm", "step"]).groupby(["id", "arm"], sort=False):
         width = max(1, results.plan.trials[str(trial)].trial.training.steps // POINTS)
-        whole = one.iloc[: len(one) // width * width]
-        place = np.arange(len(whole)) // width
-        means = whole.groupby(place)["value"].mean()
-        parts.append(whole.groupby(place).last().assign(value=means))
+        place = np.arange(len(one)) // width
+        means = one.groupby(place)["value"].mean()
+        parts.append(one.groupby(place).last().assign(value=means))
     return pd.concat(parts, ignore_index=True) if parts else frame
 
 

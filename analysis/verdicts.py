@@ -193,13 +193,14 @@ def every(parts: Mapping[str, Verdict]) -> Verdict:
     else:
         outcome = Outcome.INCONCLUSIVE
         names = [name for name, v in parts.items() if v.outcome is not Outcome.REPRODUCED]
+    alike = len({v.margin for v in found}) == 1
     reasons = "; ".join(f"{name}: {parts[name].reason}" for name in names) or f"all of {', '.join(parts)}"
     return Verdict(
         outcome,
         reasons,
         n=min(v.n for v in found),
-        mde=max((v.mde for v in found if v.mde is not None), default=None),
-        margin=found[0].margin,
+        mde=max((v.mde for v in found if v.mde is not None), default=None) if alike else None,
+        margin=found[0].margin if alike else None,
         relative=found[0].relative,
         p_for=max(tested_for, default=None),
         p_against=p_against,

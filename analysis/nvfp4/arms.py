@@ -55,6 +55,7 @@ TITLES = {
     "switch-both": "switch: both passes",
     "switch-forward": "switch: forward",
     "switch-backward": "switch: backward",
+    "switch-after": "NVFP4's weights, evaluated in BF16",
     "switch-late": "switch: both passes, at the end",
     "last-1": "last block in BF16",
     "last-2": "last 2 blocks in BF16",

@@ -158,8 +158,19 @@ def n4(results: Results) -> Verdict:
         all_of(results, verdicts),
         "the paper's own words: smaller models and shorter runs may not need all",
         "taken out of a run in NVFP4, as the paper does at 12B",
+        *_out_of_bf16(results),
         *of_the_decay(results, "switch"),
     )
+
+
+def _out_of_bf16(results: Results) -> tuple[str, ...]:
+    """N4's other question, which its first two designs asked."""
+    told = []
+    for arm in paper("nvfp4").claim("N4").arms:
+        found = beside(results, "recipe", arm, "nvfp4")
+        if isinstance(found, Differences) and found.values:
+            told.append(f"{arm} {found.shown(fmean(found.values))}")
+    return (f"left out from where a run in BF16 branches, beside the whole recipe: {', '.join(told)}",) if told else ()
 
 
 @claim("nvfp4", "N8")
@@ -354,13 +365,23 @@ def n22(results: Results) -> Verdict:
         return not_run(results.scale_name)
     sweep, stays, reference = found
     both = decided(beside(results, sweep, "switch-both", reference), lambda data: no_worse(data, margin("N22")))
-    return every(
+    verdict = every(
         {
             f"switched early, no worse than {TITLES[reference]}": both,
             "switched early, below NVFP4 to the end": decided(beside(results, sweep, "switch-both", stays), lower),
             "switched late, below NVFP4 to the end": decided(beside(results, sweep, "switch-late", stays), lower),
         }
     )
+    return noted(verdict, *_evaluated(results, sweep, stays))
+
+
+def _evaluated(results: Results, sweep: str, stays: str) -> tuple[str, ...]:
+    """What of a switch's gain is no training's: recipes are evaluated as they end."""
+    found = beside(results, sweep, "switch-after", stays)
+    if not isinstance(found, Differences) or not found.values:
+        return ()
+    gain = found.shown(fmean(found.values))
+    return (f"the weights of NVFP4 to the end, evaluated in BF16, are {gain} from their own loss without a step more",)
 
 
 @claim("nvfp4", "N23")
@@ -389,7 +410,7 @@ def n23(results: Results) -> Verdict:
     without = beside(results, sweep, "long-no-2d", stays)
     if isinstance(without, Differences) and without.values:
         narrow += f"; without the switch, such blocks end {without.shown(fmean(without.values))} from NVFP4's"
-    return noted(verdict, narrow)
+    return noted(verdict, narrow, *_evaluated(results, sweep, stays))
 
 
 def _beyond_half(switch: Results, arm: str, from_arm: str, to_arm: str) -> dict[str, float]:

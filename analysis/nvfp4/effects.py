@@ -46,7 +46,7 @@ PARTS = (
         "switch",
         (
             "nvfp4-long", "long-no-sr", "long-no-rht", "long-no-2d",
-            "switch-both", "switch-forward", "switch-backward", "switch-late",
+            "switch-both", "switch-forward", "switch-backward", "switch-late", "switch-after",
         ),
         "switch: ",
     ),
@@ -58,6 +58,7 @@ PARTS = (
 OWN_LABELS = {
     AGAIN: NOISE,
     "nvfp4-long": "none",
+    "switch-after": "evaluation alone",
     "long-no-sr": "none, no stochastic",
     "long-no-rht": "none, no Hadamard",
     "long-no-2d": "none, no 2-D weights",

@@ -49,7 +49,7 @@ class Finding:
 FINDINGS = (
     Finding(
         "S3",
-        "The same mathematics, its sums in another order, comes to the same loss: noise is below the finest margin.",
+        "The same mathematics, its sums in another order, comes to the same loss: BF16's noise is below all margins.",
         "equal",
         "recipe",
         AGAIN,
