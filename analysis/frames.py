@@ -140,7 +140,7 @@ class Results:
         return frame[[*LABELS, "state", "step", "tokens", "value"]].reset_index(drop=True)
 
     def late(self, metric: str, part: float = 0.1) -> dict[str, float]:
-        """Of each trial, by id, the mean over that last part of its steps, four at least: a single step is too noisy."""
+        """Of each trial, by id, the mean over that last part of its steps, four at least: of one, a loss is noisy."""
         return self.remembered(f"late {metric} {part}", lambda: self._late(metric, part))
 
     def _late(self, metric: str, part: float) -> dict[str, float]:

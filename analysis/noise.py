@@ -89,8 +89,8 @@ def power_table(found: Iterable[tuple[Comparison, Data | NotRun]], titles: Title
     columns = ("Change, %", "Spread over seeds, %", "Smallest found, %", "Margin", "Seeds for the margin")
     notes = (
         "80 % power, one-sided test at 5 %",
-        "From the spread of a pair over all arms of its kind that start alike, or of two kinds; the pair's own where an "
-        "arm is the only one of its kind or left out of that",
+        "From the spread of a pair over all arms of its kind that start alike, or of two kinds; the pair's own where "
+        "an arm is the only one of its kind or left out of that",
     )
     return TableResult(columns, tuple(rows), notes)
 

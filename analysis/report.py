@@ -64,14 +64,22 @@ def _files(study: str, sentence: Sequence[str]) -> dict[str, str | bytes]:
     }
 
 
+def check_place(reports: Path) -> None:
+    """ValueError where no report can be written."""
+    try:
+        reports.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=reports):
+            pass
+    except OSError as error:
+        raise ValueError(f"--out {reports}: {error.strerror}: no report can be written there") from None
+
+
 def put(folder: Path, make: Callable[[], Mapping[str, str | bytes]], made_of: str) -> None:
     """All files that it makes, in place of what a report made earlier has left there. Where none can be written, that
     is found before they are made, which takes a while."""
     if folder.exists() and any(folder.iterdir()) and not (folder / INDEX).is_file():
         raise ValueError(f"{folder} holds something that is no report: say with --out where reports are to lie")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryFile(dir=folder.parent):
-        pass
+    check_place(folder.parent)
     contents = {name: text.encode() if isinstance(text, str) else text for name, text in make().items()}
     contents[MADE_OF] = record(made_of, contents)
     with folder_atomically(folder) as partial:

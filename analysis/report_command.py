@@ -41,6 +41,11 @@ def main(argv: Sequence[str]) -> int:
     if options.sweep and options.compare:
         parser.error("--sweep is of one scale, --compare of several: sweep them one by one")
     words, reports = in_store(options.words, options.runs), Path(options.out).expanduser()
+
+    from fewbits.analysis.report import check_place, write_report
+
+    if options.sweep:  # which takes a while
+        check_place(reports)
     swept = sweep(words, options) if options.sweep else 0
     if swept > 1:
         return swept
@@ -49,8 +54,6 @@ def main(argv: Sequence[str]) -> int:
 
         report = write_ladder(words, options.compare, reports)
     else:
-        from fewbits.analysis.report import write_report
-
         report = write_report(words, reports)
     if report.missing:
         count = len(report.missing)

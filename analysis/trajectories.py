@@ -45,8 +45,8 @@ def curves(results: Results, metric: str) -> pd.DataFrame:
 
 
 def smoothed(frame: pd.DataFrame, results: Results) -> pd.DataFrame:
-    """Of what every step has, means of as many steps as leave POINTS of a whole trial, and of what remains at its end. A
-    trial may be several arms'."""
+    """Of what every step has, means of as many steps as leave POINTS of a whole trial, and of what remains at its end.
+    A trial may be several arms'."""
     parts = []
     for (trial, _), one in frame.drop_duplicates(["id", "arm", "step"]).groupby(["id", "arm"], sort=False):
         width = max(1, results.plan.trials[str(trial)].trial.training.steps // POINTS)

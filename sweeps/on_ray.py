@@ -132,7 +132,9 @@ class OnRay:
         return Ended(trial, leader, "" if leader else why)
 
     def _end(self, running: _Running) -> None:
-        for task in running.tasks:
+        """What is over is left alone: Ray (2.60) may abort when told to cancel what it has just booked as ended."""
+        _, going = self._ray.wait(running.tasks, num_returns=len(running.tasks), timeout=0)
+        for task in going:
             with contextlib.suppress(Exception):
                 self._ray.cancel(task, force=True)
 

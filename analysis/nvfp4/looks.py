@@ -136,7 +136,9 @@ FIGURES = (
         (
             Group("large", ("full", "no-sr", "no-rht", "no-2d", "fewer-kept"), "fp8", "12B"),
             Group("switch", ("nvfp4-long", "long-no-sr", "long-no-rht", "long-no-2d"), "fp8", "6 blocks"),
-            Group("switch", ("long-no-sr", "long-no-rht", "long-no-2d"), "nvfp4-long", "6 blocks", (VALIDATION,)),
+            Group(
+                "switch", ("long-no-sr", "long-no-rht", "long-no-2d"), "nvfp4-long", "6 blocks, parts", (VALIDATION,)
+            ),
         ),
         (
             "All branch from a run in NVFP4, the paper's at a constant rate, ours as it decays; FP8 does not.",
@@ -162,7 +164,8 @@ FIGURES = (
             ),
         ),
         (
-            "Upright broken lines: where recipes switch; the solid ones: where arms branch. The paper's numbers are of its 12B model, beside FP8.",
+            "Upright broken lines: where recipes switch; the solid ones: where arms branch.",
+            "The paper's numbers are of its 12B model, beside FP8.",
         ),
     ),
     Curves(

@@ -130,7 +130,7 @@ def _arms_table(of: Results, arms: list[str], baseline: str, whole: str) -> Tabl
     notes = [f"{TITLES[BAD]}: the control"] if BAD in arms else []
     if any(_steps(of, arm) != _steps(of, baseline) for arm in arms):
         notes.append(
-            "Training loss, a mean of the last tenth of a run's own steps, four at least, is blank where these are not as many"
+            "Training loss, a mean of a run's last tenth, four steps at least, is blank where runs are not as long"
         )
     return TableResult(columns, tuple(rows), tuple(notes))
 

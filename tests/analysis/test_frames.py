@@ -4,13 +4,15 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
 
 from fewbits.analysis import trajectories
-from fewbits.analysis.frames import LABELS, Results
+from fewbits.analysis.frames import LABELS, Results, kind
 from fewbits.analysis.verdicts import Differences, NoData, Outcome, higher, no_worse
+from fewbits.models.recipe import Recipe
 from fewbits.sweeps.plan import Plan
 
 Planner = Callable[..., Plan]
@@ -178,3 +180,19 @@ def test_results_say_how_big_the_models_are(planned: Planner) -> None:
         results.of_sweep("big")
     assert results.has("mor")
     assert not results.has("fp8")
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ({}, "8 bits or more forward"),
+        ({"fprop": {"x": "e4m3:tensor:amax", "w": "e4m3:tensor:amax"}}, "8 bits or more forward"),
+        ({"fprop": {"w": "e2m1:1x16:nvfp4"}}, "fewer than 8 bits forward"),
+        ({"fprop": {"x": "e2m1:1x16:nvfp4"}}, "fewer than 8 bits forward"),
+        ({"fprop": {"x": "e2m1:1x32:e8m0 @ error<0.1 | bf16"}}, "fewer than 8 bits forward"),
+        ({"dgrad": {"dy": "e2m1:1x16:nvfp4"}}, "8 bits or more forward"),
+        ({"sampler": {"kind": "gaussws"}}, "sampled weights"),
+    ],
+)
+def test_arms_are_of_a_kind_by_the_coarsest_that_they_read_forward(words: dict[str, Any], expected: str) -> None:
+    assert kind(Recipe.from_dict(words)) == expected

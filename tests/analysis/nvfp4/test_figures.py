@@ -41,6 +41,7 @@ EFFECTS = {
     ("recipe", "bad-arm"): 0.3,
     ("switch", "nvfp4-trunk"): 0.004,
     ("switch", "nvfp4-long"): 0.009,
+    ("switch", "long-no-rht"): 0.014,
 }
 
 
@@ -166,8 +167,12 @@ def test_changes_are_from_the_baseline_of_the_same_seed(light: Draw) -> None:
         for axes in (above, below):
             points = line(axes, colour)
             assert np.allclose(points[:, 1], EFFECTS["recipe", arm], atol=1e-3), "with-rht and with-sr are no-sr, nvfp4"
-    fp8 = line(light("Figure 4").axes[1], 0)
-    assert np.allclose(fp8[:, 1], (1.009 - 1.001) / 1.001, atol=1e-3)
+    figure_4 = light("Figure 4").axes
+    assert np.allclose(line(figure_4[1], 0)[:, 1], (1.009 - 1.001) / 1.001, atol=1e-3)
+    assert [axes.get_title(loc="left") for axes in figure_4[1::2]] == ["Change from FP8, %"] * 2 + [
+        "Change from NVFP4, %"
+    ]
+    assert np.allclose(line(figure_4[5], 2)[:, 1], (1.014 - 1.009) / 1.009, atol=1e-3), "without the transform"
 
 
 def test_levels_begin_near_the_branches(light: Draw) -> None:

@@ -81,7 +81,7 @@ def test_every_arm_is_told_from_bf16_and_from_the_whole_recipe(found: Results) -
     of_another_sweep = mean(cell(made, "stochastic: weights", "Validation loss, from NVFP4"))
     assert of_another_sweep == pytest.approx(100 * (1.06 / 1.01 - 1), rel=1e-3)
     titles = [r.title for r in made.rows]
-    assert len(set(titles)) == len(titles) == 38, "each arm once, what arms branch from not at all"
+    assert len(set(titles)) == len(titles) == 39, "each arm once, what arms branch from not at all"
     blocks = table("Blocks", found)
     assert mean(cell(blocks, "first 4 blocks in BF16", "Validation loss, from BF16")) == pytest.approx(3.0, rel=1e-3)
     nothing = table("From nothing", found)
@@ -108,6 +108,9 @@ def test_power_names_the_place_of_names_that_several_sweeps_have(found: Results)
     titles = [row.title for row in made.rows]
     assert "N1: NVFP4, the whole recipe less FP8" in titles
     assert "N1: NVFP4, the whole recipe less FP8, hybrid" in titles
+    parts = ("stochastic rounding", "the Hadamard transform", "2-D weights")
+    of_n4 = [f"N4: the same, in the decay without {part} less NVFP4 before the decay and in it" for part in parts]
+    assert [title for title in titles if title.startswith("N4")] == of_n4
     assert 0.001 < mean(cell(made, titles[0], "Smallest found, %")) < 0.01
 
 
