@@ -137,7 +137,12 @@ FIGURES = (
             Group("large", ("full", "no-sr", "no-rht", "no-2d", "fewer-kept"), "fp8", "12B"),
             Group("switch", ("nvfp4-long", "long-no-sr", "long-no-rht", "long-no-2d"), "fp8", "6 blocks"),
             Group(
-                "switch", ("long-no-sr", "long-no-rht", "long-no-2d"), "nvfp4-long", "6 blocks, parts", (VALIDATION,)
+                "switch",
+                ("long-no-sr", "long-no-rht", "long-no-2d"),
+                "nvfp4-long",
+                "6 blocks",
+                (VALIDATION,),
+                labels={"nvfp4-long": "the whole recipe"},
             ),
         ),
         (
