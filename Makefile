@@ -8,12 +8,15 @@ INSTALLED := $(VENV)/.installed
 BUILT := $(VENV)/.kernels-built
 
 # What a study is reproduced with: make reproduce-mor SCALE=smoke SEEDS=0,1,2 ADDRESS=http://head:8265 RUNS=/shared/runs
+# OUT=elsewhere is where reports lie, which of another store would otherwise take the place of this one's.
 SCALE ?= cpu
 SEEDS ?=
 ADDRESS ?=
 RUNS ?=
+OUT ?=
 STUDIES := mor nvfp4 gaussws
 REPRODUCE := $(STUDIES:%=reproduce-%)
+TO := $(if $(OUT),--out $(OUT))
 
 # What GaussWS's report has besides trials: measured on this machine, so not where a cluster trains.
 ON_GPU := $(filter gpu paper,$(SCALE))
@@ -45,23 +48,23 @@ bench: setup ## Measure the kernels beside their peers
 ui: setup ## Serve MLflow's page of runs/ on 127.0.0.1:5000
 	$(BIN)/fewbits ui
 
-reproduce-mor: ## Run what is missing of the MoR study, and write its report: SCALE, SEEDS, ADDRESS, RUNS
+reproduce-mor: ## Run what is missing of the MoR study, and write its report: SCALE, SEEDS, ADDRESS, RUNS, OUT
 reproduce-nvfp4: ## The same of the NVFP4 study
 reproduce-gaussws: ## The same of the GaussWS study; it also measures training and generators, once in a store
 
 MEASURED = $(BIN)/fewbits sweep $$of; swept=$$?; if [ $$swept -gt 1 ]; then exit $$swept; fi; $(MEASURE_$*) \
-	$(BIN)/fewbits report $$of; reported=$$?; if [ $$swept -ne 0 ]; then exit $$swept; fi; exit $$reported
+	$(BIN)/fewbits report $$of $(TO); reported=$$?; if [ $$swept -ne 0 ]; then exit $$swept; fi; exit $$reported
 
 # Trials that fail are named in the report too, which is made all the same; then the sweep's status is the end's.
 $(REPRODUCE): reproduce-%: setup
 	@of="study=$* scale=$(SCALE) $(if $(SEEDS),seeds=[$(SEEDS)]) $(if $(RUNS),--runs $(RUNS)) $(if $(ADDRESS),--address $(ADDRESS))"; \
-	$(if $(if $(ADDRESS),,$(MEASURE_$*)),$(MEASURED),$(BIN)/fewbits report $$of --sweep)
+	$(if $(if $(ADDRESS),,$(MEASURE_$*)),$(MEASURED),$(BIN)/fewbits report $$of $(TO) --sweep)
 
 # One that fails does not keep the others from being made; what is there goes into the index.
 reproduce: setup ## All studies, and one page with the verdicts of all papers
 	@status=0; for study in $(STUDIES); do $(MAKE) --no-print-directory reproduce-$$study || status=$$?; \
 	if [ $$status -gt 2 ]; then exit $$status; fi; done; \
-	$(BIN)/fewbits report --index || exit $$?; exit $$status
+	$(BIN)/fewbits report --index $(TO) || exit $$?; exit $$status
 
 clean: ## Remove .venv, caches and build products; runs/ and reports/ stay
 	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

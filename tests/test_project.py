@@ -162,11 +162,11 @@ def reproduced(folder: Path, study: str, swept: int, reported: int, *words: str)
 
 @pytest.mark.parametrize("status", [0, 1, 2, 130])
 def test_reproducing_a_study_is_one_command_whose_status_is_the_end(tmp_path: Path, status: int) -> None:
-    code, stderr, said = reproduced(tmp_path, "mor", 0, status, "ADDRESS=auto")
+    code, stderr, said = reproduced(tmp_path, "mor", 0, status, "ADDRESS=auto", "OUT=pages")
     assert bool(code) == bool(status)
     assert f"Error {status}" in stderr or not status
     where = ["--runs", "there", "--address", "auto"]
-    assert said == [["report", "study=mor", "scale=smoke", "seeds=[0,1]", *where, "--sweep"]]
+    assert said == [["report", "study=mor", "scale=smoke", "seeds=[0,1]", *where, "--out", "pages", "--sweep"]]
 
 
 @pytest.mark.parametrize(
