@@ -362,9 +362,11 @@ def test_what_is_done_is_not_done_again_and_loads_neither_ray_nor_mlflow(undistu
         text=True,
         timeout=PATIENCE,
     )
-    first, *links, last = done.stdout.splitlines()
+    first, *links, served, last = done.stdout.splitlines()
     assert (first, last) == ("8 trials: 8 done", "0 []"), done.stderr
+    assert links
     assert all("viewStateShareKey" in link for link in links)
+    assert served.startswith("(served by `fewbits ui")
     assert [path.stat().st_mtime_ns for path in undisturbed.store.rglob("*")] == before
 
 
