@@ -296,6 +296,13 @@ def test_an_arm_that_spreads_more_than_chance_is_left_out_and_gains_nothing() ->
     assert found.spread.sd < 3
 
 
+def test_of_arms_that_spread_alike_one_is_left_out_as_often_as_is_said() -> None:
+    generator = np.random.default_rng(8)
+    drawn = ({f"arm {i}": row.tolist() for i, row in enumerate(generator.normal(0, 1, (4, 3)))} for _ in range(2000))
+    found = [pooled(arms) for arms in drawn]
+    assert np.mean([one is not None and bool(one.unlike) for one in found]) == pytest.approx(0.05, abs=0.015)
+
+
 def test_of_three_arms_one_that_spreads_more_leaves_the_pair() -> None:
     arms = layout(2, 4, 1.0, np.random.default_rng(5))
     found = pooled(arms | {"wild": [0.0, 3000.0, -2000.0, 500.0]})
