@@ -38,8 +38,8 @@ def _run(name: str, runs: Path) -> Path:
             return path
     found = [path.parent for path in runs.glob(f"*-{name}*/provenance.json")]
     if len(found) != 1:
-        what = f"{len(found)} runs" if found else "no run"
-        raise ValueError(f"{what} {name!r} in {runs}: name a run folder, or the hash that its name ends with")
+        what = f"{len(found)} runs {name!r} in {runs}" if found else f"no run {name!r} has begun in {runs}"
+        raise ValueError(f"{what}: name a run folder, or the hash that its name ends with")
     return found[0]
 
 
