@@ -154,7 +154,8 @@ def test_an_edit_of_the_code_is_named_by_its_file(
 
 
 @pytest.mark.parametrize(
-    ("name", "told"), [("nothing", "no run 'nothing' has begun in"), ("", "8 runs '' in"), ("nemotron", "no run 'nemotron'")]
+    ("name", "told"),
+    [("nothing", "no run 'nothing' has begun"), ("", "8 runs '' in"), ("nemotron", "no run 'nemotron'")],
 )
 def test_a_run_that_is_not_there_is_told(
     undisturbed: Undisturbed, name: str, told: str, capsys: pytest.CaptureFixture[str]
