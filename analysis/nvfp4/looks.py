@@ -142,7 +142,7 @@ FIGURES = (
                 "nvfp4-long",
                 "6 blocks",
                 (VALIDATION,),
-                labels={"nvfp4-long": "the whole recipe"},
+                labels={"nvfp4-long": "whole recipe"},
             ),
         ),
         (
