@@ -29,7 +29,7 @@ from fewbits.sweeps.plans import saved_places
 LABELS = ("study", "scale", "sweep", "arm", "axes", "seed", "id")  # of a place; each axis has a column of its own too
 STANDING = ("folder", "state", "step", "steps", "stale", "note", "model", "parameters", "recipe")
 EVALUATED = ("validation_loss", "ood_loss", "parameter_norm")  # there from a trial's first evaluation on
-FEWEST = 4  # steps that a late mean is over
+LATE_STEPS = 4  # at least
 COARSE = 8  # bits of a format: with fewer, arms spread further
 _NO_NUMBERS = ("id", "name", "status", "step")  # of result.json
 
@@ -147,7 +147,7 @@ class Results:
         found = {}
         for key, curve in self.curves(metric).drop_duplicates(["id", "step"]).groupby("id"):
             steps = self.plan.trials[str(key)].trial.training.steps
-            found[str(key)] = float(curve["value"][curve["step"] >= min(steps - FEWEST, steps * (1 - part))].mean())
+            found[str(key)] = float(curve["value"][curve["step"] >= min(steps - LATE_STEPS, steps * (1 - part))].mean())
         return found
 
     def numerics(self) -> pd.DataFrame:

@@ -64,7 +64,9 @@ class Quantize:
 
 
 @dataclass(frozen=True)
-class Both:
+class OfQuantizer:
+    """In the dtype of the run, into what is made afresh."""
+
     spec: str
     dtype: ClassVar[torch.dtype | None] = None
     has_out: ClassVar[bool] = False
@@ -73,6 +75,9 @@ class Both:
     def q(self) -> Quantizer:
         return Quantizer.parse(self.spec)
 
+
+@dataclass(frozen=True)
+class Both(OfQuantizer):
     @property
     def name(self) -> str:
         return f"both axes {self.spec}"
@@ -170,16 +175,8 @@ def stored_bytes(q: Quantizer) -> float:
 
 
 @dataclass(frozen=True)
-class Encode:
+class Encode(OfQuantizer):
     """Into packed storage."""
-
-    spec: str
-    dtype: ClassVar[torch.dtype | None] = None
-    has_out: ClassVar[bool] = False
-
-    @property
-    def q(self) -> Quantizer:
-        return Quantizer.parse(self.spec)
 
     @property
     def name(self) -> str:
@@ -199,16 +196,8 @@ _STORED: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # what was encoded
 
 
 @dataclass(frozen=True)
-class Decode:
+class Decode(OfQuantizer):
     """From packed storage, to the dtype of x."""
-
-    spec: str
-    dtype: ClassVar[torch.dtype | None] = None
-    has_out: ClassVar[bool] = False
-
-    @property
-    def q(self) -> Quantizer:
-        return Quantizer.parse(self.spec)
 
     @property
     def name(self) -> str:

@@ -46,6 +46,12 @@ def beside(results: Results, sweep: str, arm: str, baseline: str = BASELINE) -> 
     return compared(part(results, sweep), VALIDATION, arm, baseline)
 
 
+def shown_apart(results: Results, sweep: str, arm: str, baseline: str = BASELINE) -> str | None:
+    """By how much the arm's loss ends from the baseline's, on average; None where no pair has ended."""
+    found = beside(results, sweep, arm, baseline)
+    return found.shown(fmean(found.values)) if isinstance(found, Differences) and found.values else None
+
+
 def of_the_decay(results: Results, sweep: str) -> tuple[str, ...]:
     """Said of arms that branch; the paper's own scale has none here."""
     of = part(results, sweep)
@@ -139,9 +145,9 @@ def _before_the_decay(switch: Results) -> Data | NotRun:
 def n3(results: Results) -> Verdict:
     """From nothing: a trunk in BF16 has the beginning behind it."""
     verdict = decided(beside(results, "scratch", "base-whole", "bf16-whole"), lambda f: higher(f, margin("N3")))
-    branch = beside(results, "recipe", "nvfp4-base")
-    if of_the_decay(results, "recipe") and isinstance(branch, Differences) and branch.values:
-        verdict = noted(verdict, f"branched from a trunk in BF16 it is {branch.shown(fmean(branch.values))} above BF16")
+    branched = shown_apart(results, "recipe", "nvfp4-base")
+    if of_the_decay(results, "recipe") and branched:
+        verdict = noted(verdict, f"branched from a trunk in BF16 it is {branched} above BF16")
     return verdict
 
 
@@ -165,12 +171,9 @@ def n4(results: Results) -> Verdict:
 
 def _out_of_bf16(results: Results) -> tuple[str, ...]:
     """N4's other question, which its first two designs asked."""
-    told = []
-    for arm in paper("nvfp4").claim("N4").arms:
-        found = beside(results, "recipe", arm, "nvfp4")
-        if isinstance(found, Differences) and found.values:
-            told.append(f"{arm} {found.shown(fmean(found.values))}")
-    return (f"left out from where a run in BF16 branches, beside the whole recipe: {', '.join(told)}",) if told else ()
+    found = {arm: shown_apart(results, "recipe", arm, "nvfp4") for arm in paper("nvfp4").claim("N4").arms}
+    told = ", ".join(f"{arm} {apart}" for arm, apart in found.items() if apart)
+    return (f"left out from where a run in BF16 branches, beside the whole recipe: {told}",) if told else ()
 
 
 @claim("nvfp4", "N8")
@@ -307,10 +310,8 @@ def _equal(results: Results, name: str) -> Verdict:
 
 def _at_all(results: Results, sweep: str, without: str, having_it: str) -> tuple[str, ...]:
     """What there is to be seen of what a null varies: its absence altogether."""
-    found = beside(results, sweep, without, having_it)
-    if not isinstance(found, Differences) or not found.values:
-        return ()
-    return (f"without it altogether, training ends {found.shown(fmean(found.values))} from where it does with it",)
+    apart = shown_apart(results, sweep, without, having_it)
+    return (f"without it altogether, training ends {apart} from where it does with it",) if apart else ()
 
 
 @claim("nvfp4", "N14")
@@ -377,11 +378,9 @@ def n22(results: Results) -> Verdict:
 
 def _evaluated(results: Results, sweep: str, stays: str) -> tuple[str, ...]:
     """What of a switch's gain is no training's: recipes are evaluated as they end."""
-    found = beside(results, sweep, "switch-after", stays)
-    if not isinstance(found, Differences) or not found.values:
-        return ()
-    gain = found.shown(fmean(found.values))
-    return (f"the weights of NVFP4 to the end, evaluated in BF16, are {gain} from their own loss without a step more",)
+    gain = shown_apart(results, sweep, "switch-after", stays)
+    said = f"the weights of NVFP4 to the end, evaluated in BF16, are {gain} from their own loss without a step more"
+    return (said,) if gain else ()
 
 
 @claim("nvfp4", "N23")
@@ -407,9 +406,8 @@ def n23(results: Results) -> Verdict:
         }
     )
     narrow = "the backward switch's weights are in 1×16 blocks, as the paper's, and so from where the decay begins"
-    without = beside(results, sweep, "long-no-2d", stays)
-    if isinstance(without, Differences) and without.values:
-        narrow += f"; without the switch, such blocks end {without.shown(fmean(without.values))} from NVFP4's"
+    if apart := shown_apart(results, sweep, "long-no-2d", stays):
+        narrow += f"; without the switch, such blocks end {apart} from NVFP4's"
     return noted(verdict, narrow, *_evaluated(results, sweep, stays))
 
 
