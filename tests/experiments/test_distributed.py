@@ -1,12 +1,12 @@
 """One trial over two processes, as torchrun starts them: here with gloo, on a CPU."""
 
 import os
-import socket
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
+from tests.experiments.meeting import OF_STORE, meeting_place
 from tests.experiments.trial_inputs import ended, ending, left, leftovers, metric, only_run, started, train, words
 
 NOISY = ("recipe=nvfp4", "recipe.sampler.kind=gaussws", "recipe.sampler.penalty=0.0001", "training.steps=8")
@@ -14,14 +14,12 @@ NOISY = ("recipe=nvfp4", "recipe.sampler.kind=gaussws", "recipe.sampler.penalty=
 
 def two_processes(cache: Path, runs: Path, *more: str, stop: int | None = None) -> list[int]:
     """Run the trial; their exit statuses. `stop` kills both once the checkpoint of that step is there."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    store = meeting_place()
     with ExitStack() as stack:
         processes = []
         for rank in range(2):
             environment = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
-            environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+            environment |= OF_STORE | {"MASTER_PORT": str(store.port)}
             process = started(
                 ["train", *words(cache, runs, *more)], runs.with_name(f"output-{rank}"), environment=environment
             )

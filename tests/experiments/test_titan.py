@@ -7,7 +7,6 @@ import json
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -17,6 +16,8 @@ from typing import Any
 
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
+
+from tests.experiments.meeting import OF_STORE, meeting_place
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("torchtitan") is None, reason="torchtitan is not installed: pip install 'fewbits[titan]'"
@@ -72,14 +73,14 @@ class Titan:
             "debug.seed": 3,
         }
         words = [text for key, value in common.items() for text in (f"--{key}", str(value))]
-        ports = free_ports(len(jobs))
+        stores = [meeting_place() for _ in jobs]
         plan = [
             {
                 "words": [*words, *(word.format(out=self.folder / "out") for word in job.words)],
                 "by_hand": job.by_hand,
-                "port": port,
+                "port": store.port,
             }
-            for job, port in zip(jobs, ports, strict=True)
+            for job, store in zip(jobs, stores, strict=True)
         ]
         (self.folder / "jobs.json").write_text(json.dumps(plan))
         outputs = [self.folder / f"results-{rank}.json" for rank in range(ranks)]
@@ -87,7 +88,7 @@ class Titan:
         processes = []
         for rank, output in enumerate(outputs):
             environment = os.environ | {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)}
-            environment |= {"MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+            environment |= OF_STORE | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
             environment |= {"HF_DATASETS_CACHE": str(self.folder / f"cache-{rank}")}
             log = (self.folder / f"log-{rank}").open("w")
             processes.append(
@@ -105,16 +106,6 @@ class Titan:
         """A dump folder as it is when training was killed before the next checkpoint."""
         name = f"checkpoint/step-{step}"
         shutil.copytree(self.folder / dump / name, self.folder / copy / name)
-
-
-def free_ports(number: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(number)]
-    for one in sockets:
-        one.bind(("127.0.0.1", 0))
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
 
 
 @pytest.fixture(scope="module")
