@@ -67,11 +67,26 @@ FB_HD int64_t squared_error(float size, float q, const Grid &g, const Scale &s, 
   int64_t units = int64_t(bits((error < 1.0f ? error : 1.0f) + 128.0f) - 0x43000000u);  // 128's last place is 2^-16
   return units * units;
 }
+FB_HD int64_t four_less_six(float size, const Grid &g, const FourOverSix &b, float four, float six) {
+  return squared_error(size, four, g, b.four, b.amax) - squared_error(size, six, g, b.six, b.amax);
+}
 FB_HD int64_t four_less_six(float size, const Grid &g, const FourOverSix &b, bool stochastic, uint32_t high,
                             uint64_t index, uint64_t seed) {
-  float four = rounded<false>(scaled(size, g, b.four), g, stochastic, high, index, seed);
-  float six = rounded<false>(scaled(size, g, b.six), g, stochastic, high, index, seed);
-  return squared_error(size, four, g, b.four, b.amax) - squared_error(size, six, g, b.six, b.amax);
+  return four_less_six(size, g, b, rounded<false>(scaled(size, g, b.four), g, stochastic, high, index, seed),
+                       rounded<false>(scaled(size, g, b.six), g, stochastic, high, index, seed));
+}
+// The same by the first bits of draws alone; `ask` becomes 1 if they leave it open.
+template <bool STOCHASTIC> FB_HD float rounded_at_once(float v, const Grid &g, uint32_t high, uint32_t *ask) {
+  if (!STOCHASTIC) return nearest<false>(v, g);
+  Drawn<false> d = draw<false>(v, g);
+  uint32_t t = threshold(d);
+  *ask |= t == high;
+  return high < t ? moved(d, g, v) : d.near;
+}
+template <bool STOCHASTIC>
+FB_HD int64_t four_less_six_at_once(float size, const Grid &g, const FourOverSix &b, uint32_t high, uint32_t *ask) {
+  return four_less_six(size, g, b, rounded_at_once<STOCHASTIC>(scaled(size, g, b.four), g, high, ask),
+                       rounded_at_once<STOCHASTIC>(scaled(size, g, b.six), g, high, ask));
 }
 
 // What MS-EDEN corrects a block's scale by: sums, over its scaled magnitudes v and what q they are rounded to, of v·v

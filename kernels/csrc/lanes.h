@@ -139,20 +139,7 @@ inline int64_t weigh_run(const typename D::Storage *__restrict x, int64_t n, con
   uint32_t ask = 0;
   for (int64_t i = 0; i < n; i++) {
     float size = D::widen(S(x[i] & D::magnitude_mask));
-    const Scale *each[2] = {&b.four, &b.six};
-    float q[2];
-    for (int k = 0; k < 2; k++) {
-      float v = scaled(size, g, *each[k]);
-      if (STOCHASTIC) {
-        Drawn<false> drawn = draw<false>(v, g);
-        uint32_t t = threshold(drawn);
-        ask |= t == high[i];
-        q[k] = high[i] < t ? moved(drawn, g, v) : drawn.near;
-      } else {
-        q[k] = nearest<false>(v, g);
-      }
-    }
-    sum += squared_error(size, q[0], g, b.four, b.amax) - squared_error(size, q[1], g, b.six, b.amax);
+    sum += four_less_six_at_once<STOCHASTIC>(size, g, b, STOCHASTIC ? high[i] : 0, &ask);
   }
   if (!ask) return sum;
   sum = 0;  // a draw needs its low bits

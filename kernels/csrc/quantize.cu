@@ -175,43 +175,107 @@ FB_D Words eight_draws(uint64_t first, uint32_t stream, uint64_t seed) {
   return Words{{w[0], w[1], w[2], w[3]}};
 }
 
+// What is left of the blocks in a slot, by an index that the compiler does not know.
+struct Tops {
+  uint32_t of[WIDTH];
+  FB_D uint32_t at(const Split &split, int n) const {
+    uint32_t top = of[0];
+#pragma unroll
+    for (int i = 1; i < WIDTH; i++)
+      if (split.starts(0, i)) top = n >= i ? of[i] : top;
+    return top;
+  }
+};
+FB_D Tops tops_of(const Split &split, const uint32_t (&left)[SLOTS][WIDTH], int k) {
+  Tops t{};
+#pragma unroll
+  for (int j = 0; j < SLOTS; j++)
+#pragma unroll
+    for (int i = 0; i < WIDTH; i++)
+      if (split.starts(j, i)) t.of[i] = k >= j ? left[j][i] : t.of[i];
+  return t;
+}
+template <class D> FB_D Vector<D> picked(const Vector<D> (&x)[SLOTS], int k) {
+  Vector<D> v = x[0];
+#pragma unroll
+  for (int j = 1; j < SLOTS; j++)
+#pragma unroll
+    for (int i = 0; i < Vector<D>::WORDS; i++) v.w[i] = j == k ? x[j].w[i] : v.w[i];
+  return v;
+}
+
 // Four Over Six: with its block's amax a bit that says that its greatest value becomes 4. Threads that share a block
-// are of a warp.
+// are of a warp. Every element is divided twice: slots take turns, so that the code for one serves all.
 constexpr uint32_t AT_FOUR = 0x80000000u;
+FB_D FourOverSix four_over_six(const Spec &s, const Group &group, float amax) {
+  float max = value(s.max);
+  return FourOverSix{make_scale(s.scaling, max, amax, group), make_scale(s.scaling, max, amax, group, FOUR), amax};
+}
 template <class D>
 FB_D void choose_fours(const Spec &s, const Request &r, const Tile &t, const Vector<D> (&x)[SLOTS],
                        uint32_t (&amax)[SLOTS][WIDTH]) {
+  typedef typename D::Storage S;
   const Split split(s);
   const Grid g = grid_of(s);
   const Group group = make_group(s.scaling, g.max, value(r.group_amax[0]));
+  Weighed weighed[SLOTS][WIDTH] = {};
+#pragma unroll 1
+  for (int m = 0; m < SLOTS; m++) {
+    const Vector<D> v = picked<D>(x, m);
+    const Tops tops = tops_of(split, amax, m);
+    Words draws{};
+    if (s.stochastic) draws = eight_draws(t.index(m), ROUND_HIGH, r.seed);
+    int64_t sums[WIDTH] = {};
+    uint32_t ask = 0;
+#pragma unroll 1
+    for (int n = 0; n < WIDTH; n += 2) {
+      uint32_t word = draws.w[0];
+#pragma unroll
+      for (int i = 1; i < WIDTH / 2; i++) word = n == 2 * i ? draws.w[i] : word;
+#pragma unroll
+      for (int i = 0; i < 2; i++) {
+        const FourOverSix b = four_over_six(s, group, D::widen(S(tops.at(split, n + i))));
+        float size = D::widen(S(v.pick(n + i) & D::magnitude_mask));
+        uint32_t high = (word >> (16 * i)) & 0xffffu;
+        int64_t one = s.stochastic ? four_less_six_at_once<true>(size, g, b, high, &ask)
+                                   : four_less_six_at_once<false>(size, g, b, high, &ask);
+#pragma unroll
+        for (int j = 0; j < WIDTH; j++)
+          if (split.starts(0, j)) sums[j] += (n + i) / split.cols * split.cols == j ? one : 0;
+      }
+    }
+    if (ask) {
+#pragma unroll
+      for (int i = 0; i < WIDTH; i++) sums[i] = 0;
+#pragma unroll 1
+      for (int n = 0; n < WIDTH; n++) {
+        const FourOverSix b = four_over_six(s, group, D::widen(S(tops.at(split, n))));
+        uint64_t index = t.index(m) + uint64_t(n);
+        float size = D::widen(S(v.pick(n) & D::magnitude_mask));
+        int64_t one = four_less_six(size, g, b, true, rounding_high(index, r.seed), index, r.seed);
+#pragma unroll
+        for (int i = 0; i < WIDTH; i++)
+          if (split.starts(0, i)) sums[i] += n / split.cols * split.cols == i ? one : 0;
+      }
+    }
+#pragma unroll
+    for (int k = 0; k < SLOTS; k++)
+#pragma unroll
+      for (int i = 0; i < WIDTH; i++)
+        if (split.starts(k, i)) weighed[k][i].sum += m / split.rows * split.rows == k ? sums[i] : 0;
+  }
 #pragma unroll
   for (int k = 0; k < SLOTS; k++)
 #pragma unroll
     for (int i = 0; i < WIDTH; i++)
       if (split.starts(k, i)) {
-        float top = D::widen(typename D::Storage(amax[k][i]));
-        FourOverSix b{make_scale(s.scaling, g.max, top, group), make_scale(s.scaling, g.max, top, group, FOUR), top};
-        Weighed weighed{0};
-#pragma unroll
-        for (int m = 0; m < SLOTS; m++) {
-          if (m / split.rows != k / split.rows) continue;
-          Words draws{};
-          if (s.stochastic) draws = eight_draws(t.index(m), ROUND_HIGH, r.seed);
-#pragma unroll
-          for (int n = 0; n < WIDTH; n++)
-            if (n / split.cols == i / split.cols) {
-              float size = D::widen(typename D::Storage(x[m].get(n) & D::magnitude_mask));
-              uint32_t high = (draws.w[n / 2] >> (16 * (n % 2))) & 0xffffu;
-              weighed.sum += four_less_six(size, g, b, s.stochastic, high, t.index(m) + uint64_t(n), r.seed);
-            }
-        }
 #pragma unroll
         for (int d = 1; d < WARP; d *= 2)
-          if (d < s.block_cols / WIDTH) weighed.join(weighed.shuffled(d));
+          if (d < s.block_cols / WIDTH) weighed[k][i].join(weighed[k][i].shuffled(d));
 #pragma unroll
         for (int d = 1; d < WARP; d *= 2)
-          if (d < s.block_rows / SLOTS) weighed.join(weighed.shuffled(d * shape().lanes));
-        if (weighed.sum < 0) amax[k][i] |= AT_FOUR;
+          if (d < s.block_rows / SLOTS) weighed[k][i].join(weighed[k][i].shuffled(d * shape().lanes));
+        if (weighed[k][i].sum < 0) amax[k][i] |= AT_FOUR;
       }
 }
 // A block by what is left of it: its amax in storage bits, or for MS-EDEN and Four Over Six what is above.
@@ -296,16 +360,6 @@ FB_D uint32_t careful_code(const Spec &s, const Request &r, const Element &e, co
   return code | (e.q == e.q ? (bits(e.q) >> 31) << (s.encodes - 1) : 0);  // NaN has no sign
 }
 
-// A slot by an index that the compiler does not know.
-template <class D> FB_D Vector<D> picked(const Vector<D> (&x)[SLOTS], int k) {
-  Vector<D> v = x[0];
-#pragma unroll
-  for (int j = 1; j < SLOTS; j++)
-#pragma unroll
-    for (int i = 0; i < Vector<D>::WORDS; i++) v.w[i] = j == k ? x[j].w[i] : v.w[i];
-  return v;
-}
-
 // What is not ordinary: slots whose blocks are not, or with a draw that needs its low bits. Rare, so it is written to
 // be small: everything is found again by index, and what goes wrong here costs the common way neither registers nor
 // code.
@@ -317,28 +371,9 @@ template <class D> struct Careful {
   const uint32_t (&left)[SLOTS][WIDTH];  // ON_CHIP: of the blocks, see `known`
   Gathering<Counts> &gathering;
 
-  struct Tops {
-    uint32_t of[WIDTH];
-  };
-  FB_D Tops tops(int k) const {  // of the blocks in a slot
-    const Split split(s);
-    Tops t{};
-    if (s.source == LOOKUP) return t;
-#pragma unroll
-    for (int j = 0; j < SLOTS; j++)
-#pragma unroll
-      for (int i = 0; i < WIDTH; i++)
-        if (split.starts(j, i)) t.of[i] = k >= j ? left[j][i] : t.of[i];
-    return t;
-  }
   FB_D Block block_of(const Tops &tops, int k, int n) const {
     if (s.source == LOOKUP) return looked_up<D>(s, r, t.row(k), t.col(k) + n);
-    const Split split(s);
-    uint32_t top = tops.of[0];
-#pragma unroll
-    for (int i = 1; i < WIDTH; i++)
-      if (split.starts(0, i)) top = n >= i ? tops.of[i] : top;
-    return known<D>(s, r, top, t.row(k), t.col(k) + n);
+    return known<D>(s, r, tops.at(Split(s), n), t.row(k), t.col(k) + n);
   }
   FB_D void element(const Tops &tops, int k, int n, float was, Codes *codes) {
     int row = t.row(k), col = t.col(k) + n;
@@ -362,11 +397,11 @@ template <class D> struct Careful {
     for (int k = 0; k < SLOTS; k++) {
       if (!(slots >> k & 1)) continue;
       Vector<D> v = picked<D>(x, k);
-      const Tops of_blocks = tops(k);
+      const Tops tops = s.source == LOOKUP ? Tops{} : tops_of(Split(s), left, k);
       int valid = t.valid(k);
       Codes codes{0, 0};
 #pragma unroll 1
-      for (int n = 0; n < valid; n++) element(of_blocks, k, n, D::widen(v.pick(n)), &codes);
+      for (int n = 0; n < valid; n++) element(tops, k, n, D::widen(v.pick(n)), &codes);
       if (s.encodes) store_codes(r.codes, t.row(k), t.col(k), codes, valid, stored_bits(s.encodes));
       // Its part has been handed in with the slot's other vectors: this one comes by itself.
       if (s.stats && s.piece == VECTORS) gathering.hand_in(true, t.row(k), t.col(k));
@@ -517,10 +552,10 @@ template <class D> FB_D void weigh_tile(const Spec &s, const Request &r, const T
     for (int i = 0; i < WIDTH; i++) {
       if (i < valid) {
         float amax = value(r.block_amax[r.blocks.at(t.row(k), t.col(k) + i)]);
-        FourOverSix b{make_scale(s.scaling, g.max, amax, group), make_scale(s.scaling, g.max, amax, group, FOUR), amax};
         uint64_t index = t.index(k) + uint64_t(i);
         uint32_t high = s.stochastic ? rounding_high(index, r.seed) : 0;
         float size = D::widen(typename D::Storage(v.pick(i) & D::magnitude_mask));
+        FourOverSix b = four_over_six(s, group, amax);
         blocks.sum.sum += four_less_six(size, g, b, s.stochastic, high, index, r.seed);
       }
       blocks.after_element(k, i);

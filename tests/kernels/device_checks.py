@@ -14,6 +14,7 @@ from fewbits.kernels import reference
 from fewbits.kernels.mixing import mix_matrix
 from fewbits.kernels.packing import layout
 from fewbits.kernels.quantizer import Mixture, Quantizer
+from fewbits.kernels.reference_noise import uniform
 from tests.kernels.inputs import assert_same, generator
 
 
@@ -113,3 +114,54 @@ def unstorable(x: Tensor, q: Quantizer, axis: int) -> bool:
     """A naive cast of what is not finite, to a format that has no code for it."""
     naive = q.scaling == "none" and not q.format.has_nan
     return naive and not bool(reference.rotate(x, q, axis).isfinite().all())
+
+
+# All ways in which a draw is taken, on a grid whose steps about 3 are 1.
+DRAWN = (
+    "e2m1",
+    "e2m1:1x16:amax",
+    "e2m1:16x16:mx",
+    "e2m1:1x16:nvfp4",
+    "e2m1:16x16:nvfp4",
+    "e2m1:1x16:fouroversix",
+    "e2m1:16x16:fouroversix",
+)
+
+
+def undecided(q: Quantizer, axis: int, seed: int) -> Tensor:
+    """Values that the first 16 bits of their draws leave between two neighbours.
+
+    Scales are powers of two. In a block that Four Over Six scales there is one such value beside the largest, by which
+    it chooses; in every other row of blocks it is one if the largest becomes 4.
+    """
+    n = 128
+    down, place = axis == 0, torch.arange(n)
+    high = (uniform(n * n, seed, "cpu") * 2**16).floor().view(n, n)
+    away = (high + 0.5) / 2**16 * (1 - 2 * (place % 2))
+    x = torch.where(high < 2**15, 3 + away, 3.0)  # nobody is further than half a step from the nearest
+    if q.scaling != "none":
+        x = x.mT if down else x
+        height = min(q.block.resolve(n, n, axis))
+        if q.scaling == "fouroversix":
+            x = x * torch.where(place // height % 2 == 0, 1, 1.5).view(-1, 1)
+            x = torch.where((place % height == 0).view(-1, 1) & (place % 16 == 1), x, 0.0)
+        x[::height, ::16] = 6
+        sizes = 2.0 ** torch.randint(-3, 4, (n // height, n // 16), generator=generator(seed))
+        x = x * sizes.repeat_interleave(height, 0).repeat_interleave(16, 1)
+        if q.scaling in reference.TWO_LEVELS:
+            x[0, 0] = 6 * reference.TWO_LEVELS[q.scaling].target  # so that the tensor's scale is 1
+        x = x.mT if down else x
+    return x.float().contiguous()
+
+
+def decided_late(x: Tensor, q: Quantizer, axis: int, seed: int) -> int:
+    """How many of `undecided`'s values, or of Four Over Six's scales, would be others without a draw's last 32 bits."""
+    draws = uniform(x.numel(), seed, "cpu").view(x.shape)
+    amax = reference.largest(x, reference.block_of(x, q, axis))
+    found = []
+    for d in (draws, ((draws * 2**16).floor() + 1) / 2**16):
+        if q.scaling == "fouroversix":
+            found.append(reference.four_over_six(x, amax, q, axis, d).scales.codes)
+        else:
+            found.append(reference.round_with(reference.choose_scales(amax, q, axis), x, q, axis, d).values)
+    return int((found[0] != found[1]).sum())

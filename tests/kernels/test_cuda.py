@@ -16,7 +16,7 @@ from torch import Tensor
 from fewbits import fake_quantize, mix
 from fewbits.kernels import cuda
 from fewbits.kernels.quantizer import HADAMARD_SIZES, Mixture, Quantizer
-from tests.kernels.device_checks import Checks, any_bytes
+from tests.kernels.device_checks import DRAWN, Checks, any_bytes, undecided
 from tests.kernels.inputs import DTYPES, EMPTY, KINDS, ODD, assert_same, generator, make, settled
 from tests.kernels.test_cuda_emulated import CLASSES
 from tests.kernels.test_mix import MIXTURES
@@ -56,6 +56,13 @@ def test_inputs_give_the_references_bits(checks: Checks, name: str) -> None:
     texts = ("e4m3:1x16:amax", "e4m3:32x32:gam", "e2m1:1x32:e8m0", "e2m1:1x32:mx", "e2m1:1x16:nvfp4", "e5m2", "bf16")
     for text, rounding, dtype, cols in product(texts, ("", ":stochastic"), DTYPES, (48, 50)):
         checks.quantizer(make(name, (34, cols), dtype), Quantizer.parse(text + rounding), -1)
+
+
+@pytest.mark.parametrize("axis", [-1, 0])
+@pytest.mark.parametrize("text", DRAWN)
+def test_the_last_bits_of_a_draw_decide_where_its_first_do_not(checks: Checks, text: str, axis: int) -> None:
+    q = Quantizer.parse(f"{text}:stochastic")
+    checks.quantizer(undecided(q, axis, seed=3), q, axis, seed=3)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

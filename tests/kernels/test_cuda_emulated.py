@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fewbits.kernels import build
 from fewbits.kernels.quantizer import HADAMARD_SIZES, Mixture, Quantizer
-from tests.kernels.device_checks import Checks, any_bytes
+from tests.kernels.device_checks import DRAWN, Checks, any_bytes, undecided
 from tests.kernels.emulated import emulated_device
 from tests.kernels.inputs import DTYPES, EMPTY, KINDS, ODD, generator, make, settled
 from tests.kernels.test_mix import MIXTURES
@@ -53,6 +53,13 @@ def test_every_input_gives_the_references_bits(checks: Checks, name: str) -> Non
     texts = ("e4m3:1x16:amax", "e4m3:32x32:gam", "e2m1:1x32:e8m0", "e2m1:1x32:mx", "e2m1:1x16:nvfp4", "e5m2", "bf16")
     for i, (text, rounding, dtype) in enumerate(product(texts, ("", ":stochastic"), DTYPES)):
         checks.quantizer(make(name, (34, 48), dtype), Quantizer.parse(text + rounding), -(i % 2))
+
+
+@pytest.mark.parametrize("axis", [-1, 0])
+@pytest.mark.parametrize("text", DRAWN)
+def test_the_last_bits_of_a_draw_decide_where_its_first_do_not(checks: Checks, text: str, axis: int) -> None:
+    q = Quantizer.parse(f"{text}:stochastic")
+    checks.quantizer(undecided(q, axis, seed=3), q, axis, seed=3)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

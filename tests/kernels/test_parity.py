@@ -22,7 +22,7 @@ from torch import Tensor
 from fewbits.kernels import build, cpu, reference
 from fewbits.kernels.quantizer import HADAMARD_SIZES, ROUNDINGS, SCALINGS, Quantizer
 from fewbits.kernels.reference_noise import uniform
-from tests.kernels.device_checks import Checks, any_bytes, unstorable
+from tests.kernels.device_checks import DRAWN, Checks, any_bytes, decided_late, undecided, unstorable
 from tests.kernels.inputs import DTYPES, EMPTY, KINDS, ODD, assert_same, generator, make, settled
 
 pytestmark = pytest.mark.skipif(build.compiler() is None, reason="there is no C++ compiler, hence no cpu backend")
@@ -221,6 +221,15 @@ def test_both_axes_in_one_reading_are_two_calls(
     along, down = cpu.quantize_both(x, row, column, seed, seed // 2)
     assert_same(along, run(cpu, x, row, -1, seed)[0], f"{row} along, beside {column}")
     assert_same(down, run(cpu, x, column, 0, seed // 2)[0], f"{column} down, beside {row}")
+
+
+@pytest.mark.parametrize("axis", [-1, 0])
+@pytest.mark.parametrize("text", DRAWN)
+def test_the_last_bits_of_a_draw_decide_where_its_first_do_not(text: str, axis: int) -> None:
+    q = Quantizer.parse(f"{text}:stochastic")
+    x = undecided(q, axis, seed=3)
+    assert decided_late(x, q, axis, seed=3)
+    check(x, q, axis, seed=3)
 
 
 @pytest.mark.parametrize("name", ["bf16", "e8m15"])
