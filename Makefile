@@ -34,7 +34,7 @@ help: ## Show this list
 setup: $(BUILT) ## Make .venv, install fewbits with its tools, build the CPU kernels
 
 test: lint ## Run everything CI runs: lint, types and all tests
-	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
+	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 lint: setup ## Check style, format and types
 	$(BIN)/ruff check .

@@ -1,4 +1,7 @@
-"""Tests marked `gpu` are skipped, with the reason, where there is no CUDA device. Ctrl-C reaches what tests start."""
+"""Tests marked `gpu` are skipped, with the reason, where there is no CUDA device. Ctrl-C reaches what tests start.
+
+Files go whole to one worker (--dist loadfile), so that what a file's tests share is made once.
+"""
 
 import signal
 
@@ -12,6 +15,7 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: "sweeps" not in item.path.parts)  # the longest files first: no worker ends with them
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if not marked:
         return
