@@ -24,14 +24,7 @@ inline __attribute__((always_inline)) bool code_run(const typename D::Storage *_
       int i = start + k;
       float e = LAYOUT == BY_COLUMN ? encode[i] : LAYOUT == UNIFORM || k < GROUP ? left_encode : right_encode;
       float v = D::widen(S(x[i] & D::magnitude_mask)) * e, q;
-      if (STOCHASTIC) {
-        Drawn<WIDE> drawn = draw<WIDE>(v, g);
-        uint32_t t = threshold(drawn);
-        ask |= t == high[i];
-        q = high[i] < t ? moved(drawn, g, v) : drawn.near;
-      } else {
-        q = nearest<WIDE>(v, g);
-      }
+      q = rounded_at_once<WIDE, STOCHASTIC>(v, g, STOCHASTIC ? high[i] : 0, &ask);
       codes[i] = uint16_t(magnitude_code<WIDE>(smaller(q, g.max), g));
     }
   }

@@ -26,6 +26,16 @@ FB_HD float rounded(float v, const Grid &g, bool stochastic, uint32_t high, uint
   return m == GO || (m == ASK && goes(d, high, rounding_low(index, seed))) ? moved(d, g, v) : d.near;
 }
 
+// The same by the first bits of its draw alone; `ask` becomes 1 if they leave it open.
+template <bool WIDE, bool STOCHASTIC>
+FB_HD float rounded_at_once(float v, const Grid &g, uint32_t high, uint32_t *ask) {
+  if (!STOCHASTIC) return nearest<WIDE>(v, g);
+  Drawn<WIDE> d = draw<WIDE>(v, g);
+  uint32_t t = threshold(d);
+  *ask |= t == high;
+  return high < t ? moved(d, g, v) : d.near;
+}
+
 // One element of any kind: wide grids, naive casts of huge or non-finite values, scales at the end of float32.
 struct Element {
   float q;  // on the grid
@@ -75,18 +85,10 @@ FB_HD int64_t four_less_six(float size, const Grid &g, const FourOverSix &b, boo
   return four_less_six(size, g, b, rounded<false>(scaled(size, g, b.four), g, stochastic, high, index, seed),
                        rounded<false>(scaled(size, g, b.six), g, stochastic, high, index, seed));
 }
-// The same by the first bits of draws alone; `ask` becomes 1 if they leave it open.
-template <bool STOCHASTIC> FB_HD float rounded_at_once(float v, const Grid &g, uint32_t high, uint32_t *ask) {
-  if (!STOCHASTIC) return nearest<false>(v, g);
-  Drawn<false> d = draw<false>(v, g);
-  uint32_t t = threshold(d);
-  *ask |= t == high;
-  return high < t ? moved(d, g, v) : d.near;
-}
 template <bool STOCHASTIC>
 FB_HD int64_t four_less_six_at_once(float size, const Grid &g, const FourOverSix &b, uint32_t high, uint32_t *ask) {
-  return four_less_six(size, g, b, rounded_at_once<STOCHASTIC>(scaled(size, g, b.four), g, high, ask),
-                       rounded_at_once<STOCHASTIC>(scaled(size, g, b.six), g, high, ask));
+  return four_less_six(size, g, b, rounded_at_once<false, STOCHASTIC>(scaled(size, g, b.four), g, high, ask),
+                       rounded_at_once<false, STOCHASTIC>(scaled(size, g, b.six), g, high, ask));
 }
 
 // What MS-EDEN corrects a block's scale by: sums, over its scaled magnitudes v and what q they are rounded to, of v·v

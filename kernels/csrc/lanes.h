@@ -205,14 +205,7 @@ inline __attribute__((always_inline)) Counts run(const typename D::Storage *__re
       float e = LAYOUT == BY_COLUMN ? encode[i] : LAYOUT == UNIFORM || k < GROUP ? left_encode : right_encode;
       float d = LAYOUT == BY_COLUMN ? decode[i] : LAYOUT == UNIFORM || k < GROUP ? left_decode : right_decode;
       float v = D::widen(S(x[i] & D::magnitude_mask)) * e, q;
-      if (STOCHASTIC) {
-        Drawn<WIDE> drawn = draw<WIDE>(v, g);
-        uint32_t t = threshold(drawn);
-        ask |= t == high[i];
-        q = high[i] < t ? moved(drawn, g, v) : drawn.near;
-      } else {
-        q = nearest<WIDE>(v, g);
-      }
+      q = rounded_at_once<WIDE, STOCHASTIC>(v, g, STOCHASTIC ? high[i] : 0, &ask);
       if (STATS && LIMIT) over += q > g.max;
       if (LIMIT) q = smaller(q, g.max);
       back_wide[i] = DIVIDE ? quotient(q, e, d) : (q * d) * outer;

@@ -324,20 +324,14 @@ FB_D bool quickly(const Spec &s, const Vector<D> &x, const Block (&blocks)[WIDTH
   if (s.stochastic) draws = eight_draws(first, ROUND_HIGH, seed);
   Counts now = *counts;
   float on_grid[WIDTH];
-  bool ask = false;
+  uint32_t ask = 0;
 #pragma unroll
   for (int i = 0; i < WIDTH; i++) {
     const Scale &scale = blocks[i / split.cols * split.cols].scale;
     S was = x.get(i);
     float size = D::widen(S(was & D::magnitude_mask)), v = size * scale.encode, q;
-    if (s.stochastic) {
-      Drawn<WIDE> d = draw<WIDE>(v, g);
-      uint32_t t = threshold(d), high = (draws.w[i / 2] >> (16 * (i % 2))) & 0xffffu;
-      ask = ask || t == high;
-      q = high < t ? moved(d, g, v) : d.near;
-    } else {
-      q = nearest<WIDE>(v, g);
-    }
+    uint32_t high = (draws.w[i / 2] >> (16 * (i % 2))) & 0xffffu;
+    q = s.stochastic ? rounded_at_once<WIDE, true>(v, g, high, &ask) : rounded_at_once<WIDE, false>(v, g, high, &ask);
     bool over = q > g.max;
     q = smaller(q, g.max);
     on_grid[i] = value(bits(q) | uint32_t(was & S(~D::magnitude_mask)) << (32 - 8 * sizeof(S)));

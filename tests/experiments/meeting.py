@@ -3,7 +3,7 @@
 A port that was found free and is served by rank 0 later may be another program's by then.
 """
 
-from torch._C._distributed_c10d import TCPStore
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 ADDRESS = "127.0.0.1"
 OF_STORE = {"MASTER_ADDR": ADDRESS, "TORCHELASTIC_USE_AGENT_STORE": "True"}  # and MASTER_PORT, the store's

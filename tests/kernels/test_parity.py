@@ -98,7 +98,7 @@ def check(
     q: Quantizer,
     axis: int,
     seed: int = 7,
-    threads: tuple[int, ...] = (1, 3),
+    threads: tuple[int, ...] = (1, 2, 3),
     **parts: Any,
 ) -> None:
     """Of everything that a backend does with a quantizer; `parts` are partition and skip."""
