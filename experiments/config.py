@@ -12,16 +12,13 @@ import dataclasses
 import difflib
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, cast
 
 import yaml
-from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
 from hydra.errors import HydraException
@@ -29,6 +26,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from fewbits.experiments.composition import ConfigFolder
 from fewbits.experiments.trial import Runtime, Trial
 from fewbits.models.from_dict import from_dict, one_of
 from fewbits.models.recipe import GEMMS, SLOTS, Recipe
@@ -90,8 +88,7 @@ def compose_file(file: Path, base: Mapping[str, Any], overrides: Sequence[str], 
         if key not in base:
             raise ValueError(f"unknown key {key!r}: valid are {_nearest_first(key, list(base))}")
     try:
-        with _hydra(file.parent.resolve()):
-            config = compose(_ROOT_OF_FILES, overrides=words)
+        config = ConfigFolder(file.parent.resolve()).compose(_ROOT_OF_FILES, words)
         data = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     except (HydraException, OmegaConfBaseException, YAMLError) as error:
         raise ValueError(f"{file.name}: {' '.join(str(error).split())}") from error
@@ -123,8 +120,8 @@ def names(group: str) -> list[str]:
 def resolved(overrides: Sequence[str]) -> dict[str, Any]:
     """The composed tree as plain values, interpolations resolved.
 
-    Hydra takes a tenth of a second to compose, and a sweep has hundreds of trials. So a choice of groups is composed
-    once and values are set in a copy, as Hydra would; interpolations are resolved again where one reads such a value.
+    Composing takes hundredths of a second, and a sweep has hundreds of trials. So a choice of groups is composed once
+    and values are set in a copy, as Hydra would; interpolations are resolved again where one reads such a value.
     """
     words = [_parsed(text) for text in overrides]
     values = [word for word in words if word.sets]
@@ -163,10 +160,8 @@ class _Composed:
 
 @lru_cache(maxsize=256)
 def _composed(overrides: tuple[str, ...]) -> _Composed:
-    prepare()
     try:
-        with _hydra():
-            config = compose(ROOT, overrides=list(overrides))
+        config = _tree().compose(ROOT, overrides)
     except (HydraException, OmegaConfBaseException) as error:
         raise ValueError(in_one_line(error, overrides)) from error
     interpolated = " ".join(text for text in _texts(OmegaConf.to_container(config)) if "${" in text)
@@ -233,16 +228,10 @@ def _options(slot: str, stochastic: Sequence[str], rotated: Sequence[str], size:
     return text
 
 
-@contextmanager
-def _hydra(folder: Path = FOLDER) -> Iterator[None]:
-    """Hydra is one for the whole process: set up for one composition, and put back as it was."""
-    before = GlobalHydra.instance().hydra
-    GlobalHydra.instance().clear()
-    try:
-        with initialize_config_dir(str(folder), version_base=None):
-            yield
-    finally:
-        GlobalHydra.instance().hydra = before  # another instance by now: Hydra puts back a copy
+@cache
+def _tree() -> ConfigFolder:
+    prepare()
+    return ConfigFolder(FOLDER)
 
 
 _WORDS_OF_ITS_OWN = ("null", "none", "true", "false", "yes", "no", "on", "off", "nan", "inf")
