@@ -143,11 +143,12 @@ class Rope(nn.Module):
     def __init__(self, head_dim: int, fraction: float, theta: float, context: int) -> None:
         super().__init__()
         self.rotated = int(head_dim * fraction)
-        with torch.device("cpu"):  # the same bits on any device
+        device = torch.get_default_device()
+        with torch.device("meta" if device.type == "meta" else "cpu"):  # the same bits on any device
             steps = theta ** (-torch.arange(0, self.rotated, 2, dtype=torch.float64) / self.rotated)
             angles = torch.outer(torch.arange(context, dtype=torch.float64), steps)
         turns = torch.stack((angles.cos(), angles.sin()), -1).float()  # real, because `.to(dtype)` spoils complex ones
-        self.register_buffer("turns", turns.to(torch.get_default_device()), persistent=False)
+        self.register_buffer("turns", turns.to(device), persistent=False)
 
     def forward(self, x_BTHE: Tensor) -> Tensor:
         turned, kept = x_BTHE.split((self.rotated, x_BTHE.shape[-1] - self.rotated), -1)

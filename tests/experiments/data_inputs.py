@@ -1,6 +1,7 @@
 """What tests of data share: folders of tokens written by hand, and a cache in which built-in corpora are made once."""
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -33,8 +34,9 @@ def bin_corpus(folder: Path, train: Sequence[int]) -> Corpus:
 
 
 def shared_home(factory: pytest.TempPathFactory) -> Path:
-    """One FEWBITS_CACHE for all test files of a run: the corpus python takes seconds to make."""
-    return factory.getbasetemp() / "fewbits-cache"
+    """One FEWBITS_CACHE for all test files of a run, and all its workers: the corpus python takes seconds to make."""
+    base = factory.getbasetemp()
+    return (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "fewbits-cache"
 
 
 def shared_cache(factory: pytest.TempPathFactory) -> Path:
