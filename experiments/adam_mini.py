@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from fewbits.models.partition import Partition
+from fewbits.models.untraced import UntracedOptimizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ class _Run:
         return x[self.rows].view(self.count, -1)
 
 
-class AdamMini(torch.optim.Optimizer):
+class AdamMini(UntracedOptimizer):
     """`params` as for torch.optim.AdamW; `partition` has an entry for each of them."""
 
     def __init__(

@@ -88,7 +88,7 @@ _TORCHRUN = (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"))
 
 def _be_deterministic() -> None:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(True)
+    torch.set_deterministic_debug_mode("error")  # as use_deterministic_algorithms(True), which loads the compiler
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # saves a pass over each
 
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from inspect import unwrap
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from fewbits.experiments.adam_mini import AdamMini
 from fewbits.models.partition import Partition
+from fewbits.models.untraced import UntracedOptimizer
 
 BITS = "bit_scale"
 RECURRENCE = ("A_log", "D", "dt_bias")  # Mamba-2 keeps weight decay from them, vectors or not
@@ -60,6 +62,10 @@ class OptimizerConfig:
             raise ValueError(f"clip={self.clip}: valid are finite numbers above 0, or null to never clip")
 
 
+class AdamW(UntracedOptimizer, torch.optim.AdamW):
+    step = torch.no_grad()(unwrap(torch.optim.AdamW.step))
+
+
 def make_optimizer(
     model: nn.Module, config: OptimizerConfig, *, partition: Mapping[str, Partition] | None = None
 ) -> torch.optim.Optimizer:
@@ -69,7 +75,7 @@ def make_optimizer(
     settings: dict[str, Any] = {"lr": config.lr, "betas": (config.beta1, config.beta2), "eps": config.eps}
     optimizer: torch.optim.Optimizer
     if config.kind == "adamw":
-        optimizer = torch.optim.AdamW(groups, fused=True, **settings)
+        optimizer = AdamW(groups, fused=True, **settings)
     else:
         optimizer = AdamMini(groups, _by_parameter(model, partition), **settings)
     optimizer.register_step_post_hook(_move_versions)

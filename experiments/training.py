@@ -400,6 +400,7 @@ class _Loss(nn.Module):
 def _loss_module(model: Decoder, trial: Trial, world: devices.World) -> nn.Module:
     module: nn.Module = _Loss(model)
     if trial.training.compile:
+        torch.use_deterministic_algorithms(True)  # they are by now, but this tells the compiler
         module = torch.compile(module)  # type: ignore[assignment]
     if world.ranks > 1:
         module = DistributedDataParallel(

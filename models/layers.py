@@ -131,6 +131,14 @@ class _RmsNorm(Function):
 # ------------------------------------------------------------------------------------------------ positions
 
 
+def _turns(rotated: int, theta: float, context: int) -> Tensor:
+    """Cosine and sine: real, because `.to(dtype)` spoils complex numbers."""
+    with torch.device("cpu"):  # the same bits on any device
+        steps = theta ** (-torch.arange(0, rotated, 2, dtype=torch.float64) / rotated)
+        angles = torch.outer(torch.arange(context, dtype=torch.float64), steps)
+        return torch.stack((angles.cos(), angles.sin()), -1).float()
+
+
 class Rope(nn.Module):
     """Rotary positions: the first `fraction` of each head's dimensions, neighbours (2i, 2i+1) turned by t·θ^(−2i/n).
 
@@ -144,11 +152,11 @@ class Rope(nn.Module):
         super().__init__()
         self.rotated = int(head_dim * fraction)
         device = torch.get_default_device()
-        with torch.device("meta" if device.type == "meta" else "cpu"):  # the same bits on any device
-            steps = theta ** (-torch.arange(0, self.rotated, 2, dtype=torch.float64) / self.rotated)
-            angles = torch.outer(torch.arange(context, dtype=torch.float64), steps)
-        turns = torch.stack((angles.cos(), angles.sin()), -1).float()  # real, because `.to(dtype)` spoils complex ones
-        self.register_buffer("turns", turns.to(device), persistent=False)
+        if device.type == "meta":
+            turns = torch.empty(context, self.rotated // 2, 2)
+        else:
+            turns = _turns(self.rotated, theta, context).to(device)
+        self.register_buffer("turns", turns, persistent=False)
 
     def forward(self, x_BTHE: Tensor) -> Tensor:
         turned, kept = x_BTHE.split((self.rotated, x_BTHE.shape[-1] - self.rotated), -1)

@@ -19,7 +19,6 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch._compile import _disable_dynamo  # torch.compiler.disable, but it loads the compiler at the first call
 from torch.autograd.function import once_differentiable
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
@@ -27,6 +26,7 @@ from fewbits.kernels.seeds import derive_seed
 from fewbits.models.gemm import product
 from fewbits.models.recipe import GEMMS, SLOTS, Operands, Recipe, Sampler
 from fewbits.models.two_ways import TwoWays
+from fewbits.models.untraced import untraced
 
 DRAWS = (*SLOTS, "sampler", *GEMMS)  # what has seeds of its own, by its place here; GEMMs for their rotations' signs
 NOISE = {"gaussws": "gaussian", "diffq": "uniform"}
@@ -158,7 +158,7 @@ class QuantizedLinear(nn.Linear):
             return None
         return self.sampler.target + self.bit_scale.float() * (self.sampler.init - self.sampler.target)
 
-    @_disable_dynamo  # what happens inside depends on the step
+    @untraced  # what happens inside depends on the step
     def forward(self, x: Tensor) -> Tensor:
         owner, moment = self.owner[0], self.owner[0].moment
         plan = self.plans[moment.switched]

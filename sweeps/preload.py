@@ -7,8 +7,6 @@ import signal
 
 signal.signal(signal.SIGINT, signal.SIG_IGN)
 
-import torch._inductor.config  # noqa: E402, F401  # that torch.use_deterministic_algorithms imports
-
 import fewbits.sweeps.worker  # noqa: E402, F401
 from fewbits.experiments.sources import sources  # noqa: E402
 

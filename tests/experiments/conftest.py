@@ -20,10 +20,10 @@ def _torch_as_it_was() -> Iterator[None]:
 
     threads, deterministic, state = (
         torch.get_num_threads(),
-        torch.are_deterministic_algorithms_enabled(),
+        torch.get_deterministic_debug_mode(),
         torch.get_rng_state(),
     )
     yield
     torch.set_num_threads(threads)
-    torch.use_deterministic_algorithms(deterministic)
+    torch.set_deterministic_debug_mode(deterministic)
     torch.set_rng_state(state)

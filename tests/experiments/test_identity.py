@@ -139,7 +139,11 @@ trial, runtime = load_trial(sys.argv[1:])
 run(trial, runtime)
 print(*(name for name in sys.modules if name.startswith("fewbits.")))
 """
-WORDS_TO_TRIALS = {"experiments/config.py", "experiments/sources.py"}  # what they find is in the id itself
+WORDS_TO_TRIALS = {
+    "experiments/composition.py",
+    "experiments/config.py",
+    "experiments/sources.py",
+}  # what they find is in the id itself
 
 
 def test_whatever_a_trial_loads_is_among_its_sources(cache: Path, tmp_path: Path) -> None:

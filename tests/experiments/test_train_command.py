@@ -21,8 +21,9 @@ from tests.experiments.trial_inputs import ended, ending, only_run, result_of, s
 
 
 def test_a_trial_is_one_command(cache: Path, tmp_path: Path) -> None:
-    """As a user types it, in a fresh process; `runs` is made where they are."""
-    command = [sys.executable, "-m", "fewbits.cli", "train", "recipe=mor/block", "evaluation.cloze=16"]
+    """As a user types it, in a fresh process; `runs` is made where they are. Nothing waits for torch's compiler."""
+    python = [sys.executable, "-X", "importtime"]
+    command = [*python, "-m", "fewbits.cli", "train", "recipe=mor/block", "evaluation.cloze=16"]
     tiny = ["model.layers=2", "training.steps=40", "training.batch=2", "training.micro_batch=2", "training.length=128"]
     rest = ["evaluation.every=20", "evaluation.windows=2", "data.size=65536", f"runtime.cache={cache}"]
     done = subprocess.run([*command, *tiny, *rest], cwd=tmp_path, capture_output=True, text=True, check=False)
@@ -36,6 +37,10 @@ def test_a_trial_is_one_command(cache: Path, tmp_path: Path) -> None:
         summary,
     )
     lines = done.stderr.splitlines()
+    loaded = {line.rpartition("|")[2].strip() for line in lines if line.startswith("import time:")}
+    assert "torch" in loaded
+    assert not loaded & {"torch._dynamo", "torch._inductor", "sympy"}
+    lines = [line for line in lines if not line.startswith("import time:")]
     assert 15 <= len(lines) <= 21
     pattern = r"step \d+/40  loss \d\.\d{4}(  validation \d\.\d{4})?  [\d,]+ tokens/s  \d+:\d\d left"
     assert all(re.fullmatch(pattern, line) for line in lines)

@@ -21,10 +21,10 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _torch_as_it_was() -> Iterator[None]:
     import torch
 
-    threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    threads, deterministic = torch.get_num_threads(), torch.get_deterministic_debug_mode()
     yield
     torch.set_num_threads(threads)
-    torch.use_deterministic_algorithms(deterministic)
+    torch.set_deterministic_debug_mode(deterministic)
 
 
 @dataclass(frozen=True)
