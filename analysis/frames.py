@@ -14,6 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+import numpy as np
 import pandas as pd
 
 from fewbits.analysis.statistics import Pools, differences, pooled_by_kind
@@ -168,15 +169,18 @@ class Results:
         return self.remembered(name, lambda: self._joined(name))
 
     def _joined(self, name: str) -> pd.DataFrame:
-        found = []
+        tables, labels = [], []
         for member in self.members:
             folder = self.plan.trials[member.id].folder
             path = folder.path / name
             if path.is_file():
-                labels = _labels(member) | {"state": str(store.state(folder))}
-                table = self._read(path)
-                found.append(table.assign(**{key: [value] * len(table) for key, value in labels.items()}))
-        return pd.concat(found, ignore_index=True) if found else pd.DataFrame()
+                tables.append(self._read(path))
+                labels.append(_labels(member) | {"state": str(store.state(folder))})
+        if not tables:
+            return pd.DataFrame()
+        of_rows = np.repeat(np.arange(len(tables)), [len(table) for table in tables])
+        labelled = pd.DataFrame(labels).take(of_rows).reset_index(drop=True)
+        return pd.concat([pd.concat(tables, ignore_index=True), labelled], axis=1)
 
     def _read(self, path: Path) -> pd.DataFrame:
         """Once, though several places may share a trial."""

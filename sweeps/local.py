@@ -38,7 +38,6 @@ class Local:
         self._gpus = list(range(torch.cuda.device_count()))  # that no trial has
         self._running: dict[str, _Running] = {}
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["fewbits.sweeps.preload"])
 
     def room(self, resources: Resources) -> bool:
         used = sum(running.cpus for running in self._running.values())
@@ -47,6 +46,8 @@ class Local:
         return not self._running or used + _cpus(resources) <= self._cpus
 
     def start(self, job: Job, resources: Resources) -> None:
+        of_ranks = ["torch._dynamo"] if resources.ranks > 1 else []  # loaded by torch's DistributedDataParallel
+        self._context.set_forkserver_preload(["fewbits.sweeps.preload", *of_ranks])  # heeded by the first process
         ours, theirs = self._context.Pipe(duplex=False)
         gpus, self._gpus = self._gpus[: _gpus(resources)], self._gpus[_gpus(resources) :]
         visible = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus))} if gpus else {}
