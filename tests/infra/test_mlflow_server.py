@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import yaml
-from mlflow.cli import server as mlflow_server
 
 from tests.infra.versions import INFRA, ROOT, agrees
 
@@ -66,18 +65,25 @@ def test_the_server_is_the_constrained_mlflow() -> None:
     assert build.rstrip().splitlines()[-1] == "USER mlflow"
 
 
-def test_each_option_of_the_server_is_one_of_mlflows() -> None:
+@pytest.fixture(scope="module")
+def server() -> Any:
+    from mlflow.cli import server  # seconds to import, in whichever worker runs these tests
+
+    return server
+
+
+def test_each_option_of_the_server_is_one_of_mlflows(server: Any) -> None:
     words = SERVICES["server"]["command"]
     assert words[:2] == ["mlflow", "server"]
-    known = {option for parameter in mlflow_server.params for option in (*parameter.opts, *parameter.secondary_opts)}
+    known = {option for parameter in server.params for option in (*parameter.opts, *parameter.secondary_opts)}
     said = {word.partition("=")[0] for word in words[2:]}
     assert said <= known, said - known
     assert {"--backend-store-uri", "--artifacts-destination", "--serve-artifacts", "--allowed-hosts"} <= said
 
 
-def test_mlflow_parses_the_command() -> None:
+def test_mlflow_parses_the_command(server: Any) -> None:
     filled = [re.sub(r"\$\{\w+(?::-([^}]*)|:\?)\}", r"\1", word) for word in SERVICES["server"]["command"]]
-    said = mlflow_server.make_context("server", filled[2:]).params
+    said = server.make_context("server", filled[2:]).params
     assert (said["host"], said["port"], said["workers"], said["serve_artifacts"]) == ("0.0.0.0", 5000, "4", True)
     assert said["backend_store_uri"].startswith("postgresql+psycopg2://mlflow:")
     assert said["artifacts_destination"] == "s3://mlflow"

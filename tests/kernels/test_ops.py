@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch._dynamo.testing import CompileCounterWithBackend
 
 from fewbits import Mixture, Quantizer, fake_quantize, fake_quantize_both, mix, sample_weight
 from tests.kernels.inputs import DTYPES, EMPTY, assert_same, generator, make
@@ -93,6 +92,8 @@ def flat(result: Any) -> list[Tensor]:
 @pytest.mark.parametrize("compiler", ["aot_eager", "inductor"])
 def test_compiling_breaks_no_graph_and_changes_no_bit(name: str, compiler: str) -> None:
     """Nor does a new seed compile again: one graph for the first, one for all others, one for other shapes."""
+    from torch._dynamo.testing import CompileCounterWithBackend
+
     torch._dynamo.reset()
     counter, run = CompileCounterWithBackend(compiler), COMPILED[name]
     compiled = torch.compile(run, backend=counter, fullgraph=True)

@@ -10,7 +10,6 @@ from itertools import product
 import pytest
 import torch
 from torch import Tensor
-from torch._dynamo.testing import CompileCounterWithBackend
 
 from fewbits.kernels import reference
 from fewbits.kernels.backends import backend_for
@@ -243,6 +242,8 @@ def test_the_gradient_is_that_of_the_widened_product() -> None:
 
 
 def test_compiling_breaks_no_graph_and_changes_no_bit() -> None:
+    from torch._dynamo.testing import CompileCounterWithBackend
+
     torch._dynamo.reset()
     counter = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(lambda a, b: matmul_fp32(a.t(), b) * 2, backend=counter, fullgraph=True)

@@ -1,23 +1,13 @@
 """Our models and transformers' with the same weights: each oracle gives a model of theirs, and the one of ours with it.
 
 Ours computes in FP32 here. Names differ, GPT-2's matrices are transposed there, and rotated rows come in another order:
-we turn neighbours, they turn halves.
+we turn neighbours, they turn halves. transformers, which takes seconds to import, is imported where it is used.
 """
 
 from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
-from transformers import (
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    NemotronConfig,
-    NemotronForCausalLM,
-    NemotronHConfig,
-    NemotronHForCausalLM,
-)
 
 from fewbits.models.decoder import Decoder, DecoderConfig
 from fewbits.models.registry import MODELS, build
@@ -33,6 +23,8 @@ def small(name: str, **changes: object) -> DecoderConfig:
 
 
 def gpt2() -> Oracle:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
     theirs = GPT2LMHeadModel(
         GPT2Config(
             vocab_size=61,
@@ -67,6 +59,8 @@ def gpt2() -> Oracle:
 
 
 def llama() -> Oracle:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
     theirs = LlamaForCausalLM(
         LlamaConfig(
             vocab_size=61,
@@ -102,6 +96,8 @@ def llama() -> Oracle:
 
 
 def nemotron() -> Oracle:
+    from transformers import NemotronConfig, NemotronForCausalLM
+
     theirs = NemotronForCausalLM(
         NemotronConfig(
             vocab_size=61,
@@ -135,6 +131,8 @@ def nemotron() -> Oracle:
 
 
 def hybrid() -> Oracle:
+    from transformers import NemotronHConfig, NemotronHForCausalLM
+
     theirs = NemotronHForCausalLM(
         NemotronHConfig(
             vocab_size=61,

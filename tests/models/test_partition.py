@@ -4,7 +4,6 @@ import math
 
 import pytest
 from torch import nn
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from fewbits.models.partition import adam_mini_partition
 from fewbits.models.registry import MODELS, on_meta
@@ -56,6 +55,8 @@ def test_mambas_linear_layers_go_by_neuron_and_the_rest_of_it_by_tensor() -> Non
 
 
 def test_a_foreign_llama_is_partitioned_like_ours() -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
     config = LlamaConfig(
         vocab_size=256,
         hidden_size=256,

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from fewbits.kernels.api import fake_quantize
 from fewbits.models.decoder import Decoder
@@ -100,7 +99,9 @@ def test_every_linear_layer_of_every_model_but_the_head_is_found_and_has_a_part(
     assert [block for _, block, _ in found] == sorted(block for _, block, _ in found)
 
 
-def hugging_face() -> LlamaForCausalLM:
+def hugging_face() -> Any:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
     torch.manual_seed(0)
     return LlamaForCausalLM(
         LlamaConfig(

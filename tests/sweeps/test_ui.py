@@ -8,10 +8,10 @@ import socket
 import subprocess
 import sys
 import urllib.request
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import mlflow
 import pytest
 
 from fewbits import cli
@@ -36,7 +36,7 @@ def get(url: str, **headers: str) -> str:
 
 def understood(state: dict[str, Any]) -> set[str]:
     """The fields of a shared view that the page's own scripts name, among words that must be there as well."""
-    scripts = "".join(file.read_text() for file in Path(mlflow.__file__).parent.glob("server/js/build/static/js/*.js"))
+    scripts = "".join(file.read_text() for file in Path(str(files("mlflow"))).glob("server/js/build/static/js/*.js"))
     for word in ("mlflow.sharedViewState.", "viewStateShareKey", '"param"', '"average"', '"SHOW_ALL"', '"LINE"'):
         assert word in scripts
     lists = re.findall(r'\["(?:selectedColumns|searchFilter)","[^]]*\]', scripts)
