@@ -178,10 +178,16 @@ def trials(rows: Sequence[Row]) -> tuple[str, ...]:
 
 def notes(rows: Sequence[Row]) -> tuple[str, ...]:
     """What panels do not say themselves."""
-    said = [
-        "Left: mean and range of seeds. Right: mean of the seeds' paired changes and its 90 % interval, by these pairs "
-        "alone. What ends at one step is drawn side by side."
-    ]
+    shown = set(trials(rows))
+    seeds = {member.cell.seed for row in rows for member in row.part.members if member.id in shown}
+    if len(seeds) == 1:
+        panels = "One seed, so there is neither a range nor an interval. Right: its paired changes."
+    else:
+        panels = (
+            "Left: mean and range of seeds. Right: mean of the seeds' paired changes and its 90 % interval, by these "
+            "pairs alone."
+        )
+    said = [f"{panels} What ends at one step is drawn side by side."]
     if any(row.metric.every_step for row in rows):
         said.append(f"The training loss is averaged over steps to {trajectories.POINTS} points of each curve.")
     if any(row.metric.in_paper and row.of.said(row.metric.name, arm.name) for row in rows for arm in row.of.others):

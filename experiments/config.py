@@ -86,7 +86,7 @@ def compose_file(file: Path, base: Mapping[str, Any], overrides: Sequence[str], 
     for text in words:
         key = str(_override(text).key_or_group).partition(".")[0]
         if key not in base:
-            raise ValueError(f"unknown key {key!r}: valid are {_nearest_first(key, list(base))}")
+            raise ValueError(f"unknown key {key!r}: valid are {nearest_first(key, list(base))}")
     try:
         config = ConfigFolder(file.parent.resolve()).compose(_ROOT_OF_FILES, words)
         data = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
@@ -303,7 +303,7 @@ def _parsed(text: str) -> _Word:
 
 def _check_choice(group: str, value: object) -> None:
     if value not in names(group):
-        raise ValueError(f"no {group} {value!r}: valid are {_nearest_first(str(value), names(group))}")
+        raise ValueError(f"no {group} {value!r}: valid are {nearest_first(str(value), names(group))}")
 
 
 def _override(text: str) -> Override:
@@ -362,9 +362,9 @@ def _about_key(key: str, choices: Sequence[str]) -> str | None:
     if not isinstance(node, DictConfig):
         return f"{where} is a value and has no {'.'.join(words[len(done) :])!r}"
     there = dict.fromkeys((*map(str, node), *(() if done else GROUPS)))
-    return f"unknown key {key!r}: {where} has {_nearest_first(words[len(done)], list(there))}"
+    return f"unknown key {key!r}: {where} has {nearest_first(words[len(done)], list(there))}"
 
 
-def _nearest_first(word: str, valid: Sequence[str]) -> str:
+def nearest_first(word: str, valid: Sequence[str]) -> str:
     near = difflib.get_close_matches(word, valid, n=3, cutoff=0.5)
     return ", ".join([*near, *(v for v in valid if v not in near)])

@@ -26,6 +26,7 @@ class Display:
         self._stream = stream or sys.stderr
         self._live = self._stream.isatty()
         self._done_before = 0.0  # work, when the first trial began
+        self._reached: dict[str, float] | None = None  # parts of the trials that are gone on with, before this sweep
         self._lines = 0
         self._said: tuple[object, float] = (None, 0.0)
         self._told: dict[str, Failure] = {}
@@ -81,7 +82,10 @@ class Display:
         """Tokens a second, and the time left."""
         begun = {task.planned.id: store.progress(task.planned.folder) for task in driver.of(Stage.STARTED)}
         reports = {key: report for key, report in begun.items() if report is not None}
-        parts = {key: report["step"] / report["steps"] for key, report in reports.items()}
+        if self._reached is None:
+            planned = [task.planned for task in driver.tasks.values() if not task.ended]
+            self._reached = {one.id: store.reached(one.folder) / one.trial.training.steps for one in planned}
+        parts = self._reached | {key: report["step"] / report["steps"] for key, report in reports.items()}
         words = []
         if speed := sum(reports.get(task.planned.id, {}).get("tokens_per_second", 0.0) for task in running):
             words.append(f"{speed:,.0f} tokens/s")

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from fewbits.experiments.config import compose_file, spelled
+from fewbits.experiments.config import compose_file, nearest_first, spelled
 from fewbits.experiments.run_folder import plain
 from fewbits.experiments.trial import SEEDS, Trial
 from fewbits.models.from_dict import from_dict, one_of
@@ -182,7 +182,7 @@ def load_sweeps(words: Sequence[str]) -> tuple[list[Sweep], tuple[str, ...]]:
         elif name in _OF_TRIALS:
             extra.append(word)
         else:
-            valid = ", ".join(dict.fromkeys((*_WHICH, *_BASE, *_OF_TRIALS)))
+            valid = nearest_first(name, list(dict.fromkeys((*_WHICH, *_BASE, *_OF_TRIALS))))
             raise ValueError(f"{word!r} is neither of a sweep nor of its trials: valid keys are {valid}")
     sweeps = _chosen(chosen, changes)
     return sweeps, tuple(extra)

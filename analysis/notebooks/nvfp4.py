@@ -89,13 +89,13 @@ nvfp4.claims("N2")
 # %% [markdown]
 # ## The recipe
 #
-# What each operand goes through, drawn from the recipe that trains; and what the losses are without each of its parts.
-
-# %%
-nvfp4.figure("Figure 5")
+# What the losses are without each of its parts; and what each operand goes through, drawn from the recipe that trains.
 
 # %%
 nvfp4.figure("Figure 4")
+
+# %%
+nvfp4.figure("Figure 5")
 
 # %%
 nvfp4.claims("N4", "N5", "N19", "N26")

@@ -143,7 +143,7 @@ FB_D void correct_blocks(const Spec &s, const Request &r, const Tile &t, const V
         for (int m = 0; m < SLOTS; m++)
 #pragma unroll
           for (int n = 0; n < WIDTH; n++)
-            if (m / split.rows == k / split.rows && n / split.cols == i / split.cols) {
+            if (split.row(m) == split.row(k) && split.col(n) == split.col(i)) {
               float v = scaled(D::widen(typename D::Storage(x[m].get(n) & D::magnitude_mask)), g, b.scale);
               Products one = products(v, smaller(nearest<false>(v, g), g.max));
               sums.squares += one.squares, sums.products += one.products;
@@ -241,7 +241,7 @@ FB_D void choose_fours(const Spec &s, const Request &r, const Tile &t, const Vec
                                    : four_less_six_at_once<false>(size, g, b, high, &ask);
 #pragma unroll
         for (int j = 0; j < WIDTH; j++)
-          if (split.starts(0, j)) sums[j] += (n + i) / split.cols * split.cols == j ? one : 0;
+          if (split.starts(0, j)) sums[j] += split.col(n + i) == j ? one : 0;
       }
     }
     if (ask) {
@@ -255,14 +255,14 @@ FB_D void choose_fours(const Spec &s, const Request &r, const Tile &t, const Vec
         int64_t one = four_less_six(size, g, b, true, rounding_high(index, r.seed), index, r.seed);
 #pragma unroll
         for (int i = 0; i < WIDTH; i++)
-          if (split.starts(0, i)) sums[i] += n / split.cols * split.cols == i ? one : 0;
+          if (split.starts(0, i)) sums[i] += split.col(n) == i ? one : 0;
       }
     }
 #pragma unroll
     for (int k = 0; k < SLOTS; k++)
 #pragma unroll
       for (int i = 0; i < WIDTH; i++)
-        if (split.starts(k, i)) weighed[k][i].sum += m / split.rows * split.rows == k ? sums[i] : 0;
+        if (split.starts(k, i)) weighed[k][i].sum += split.row(m) == k ? sums[i] : 0;
   }
 #pragma unroll
   for (int k = 0; k < SLOTS; k++)
@@ -327,7 +327,7 @@ FB_D bool quickly(const Spec &s, const Vector<D> &x, const Block (&blocks)[WIDTH
   uint32_t ask = 0;
 #pragma unroll
   for (int i = 0; i < WIDTH; i++) {
-    const Scale &scale = blocks[i / split.cols * split.cols].scale;
+    const Scale &scale = blocks[split.col(i)].scale;
     S was = x.get(i);
     float size = D::widen(S(was & D::magnitude_mask)), v = size * scale.encode, q;
     uint32_t high = (draws.w[i / 2] >> (16 * (i % 2))) & 0xffffu;

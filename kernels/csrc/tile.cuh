@@ -123,6 +123,8 @@ struct Split {  // of a thread's patch into parts of blocks
         cols(shape().along && s.scaling != NONE ? WIDTH
              : s.block_cols < WIDTH             ? s.block_cols
                                                 : WIDTH) {}
+  FB_D int row(int k) const { return k / rows * rows; }  // where the part begins that this one is in
+  FB_D int col(int i) const { return i / cols * cols; }
   FB_D bool starts(int k, int i) const { return k % rows == 0 && i % cols == 0; }
 };
 
@@ -135,7 +137,7 @@ FB_D void block_amaxes(const Spec &s, const Tile &t, const Vector<D> (&x)[SLOTS]
 #pragma unroll
     for (int i = 0; i < WIDTH; i++) {
       if (split.starts(k, i)) amax[k][i] = 0;
-      uint32_t &m = amax[k / split.rows * split.rows][i / split.cols * split.cols];
+      uint32_t &m = amax[split.row(k)][split.col(i)];
       m = larger(m, uint32_t(x[k].get(i) & D::magnitude_mask));
     }
   if (s.scaling == NONE) return;

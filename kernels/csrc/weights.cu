@@ -96,7 +96,7 @@ template <class D, class O> FB_D void sample_weight(const WeightCall &call) {
     eight_noises(call, t.index(k), valid, call.cols % WIDTH == 0, noise);
 #pragma unroll
     for (int i = 0; i < WIDTH; i++)
-      if (i < valid) y[k].set(i, O::narrow(D::widen(x[k].get(i)) + noise[i] * scale[i / split.cols * split.cols]));
+      if (i < valid) y[k].set(i, O::narrow(D::widen(x[k].get(i)) + noise[i] * scale[split.col(i)]));
   }
   store<O>(call.out, t, y, 0xffu);
 }

@@ -70,6 +70,26 @@ def test_the_first_line_has_the_time_left_and_none_is_wider_than_the_terminal(
     assert all(len(line) < 48 for line in frame.splitlines())
 
 
+def test_steps_of_an_earlier_run_are_not_taken_for_this_ones_pace(
+    sweep: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    first = next(iter(sweep.trials.values()))
+    (first.folder.checkpoints / "step-00000004").mkdir(parents=True)
+    driver, stream = Driver(sweep, Nowhere()), io.StringIO()
+    display = Display(Speeds(tmp_path / "runs"), stream)
+    driver.tasks[first.id].stage = Stage.STARTED
+    with leased(first.folder.path):
+        display(driver)
+        assert "left" not in stream.getvalue()
+        now += 80.0
+        progress = {"step": 6, "steps": 8, "loss": 1.5, "tokens_per_second": 1234.0}
+        (first.folder.path / store.PROGRESS).write_text(json.dumps(progress))
+        display(driver)
+    assert stream.getvalue().endswith("1,234 tokens/s  44:00 left\n")  # 3 × 8 + 3 × 16 steps, less 6, of 40 s
+
+
 def test_a_second_attempt_is_said_once_and_what_is_live_is_wiped_out_at_the_end(sweep: Plan, tmp_path: Path) -> None:
     driver, terminal = Driver(sweep, Nowhere()), Terminal()
     display = Display(Speeds(tmp_path / "runs"), terminal)

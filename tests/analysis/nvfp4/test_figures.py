@@ -145,6 +145,7 @@ def test_one_seed_a_diverged_arm_and_a_missing_one_are_drawn_and_said(empty: Pla
     figure_8 = FIGURES["Figure 8"].make(results)
     assert isinstance(figure_8, FigureResult)
     assert any("kept, seed 0: diverged at step 4" in note for note in figure_8.notes)
+    assert figure_8.notes[0].startswith("One seed, so there is neither a range nor an interval.")
     assert any("No data of + 2-D weights" in note for note in figure_8.notes)
     found = tokens.longer(results)
     assert isinstance(found, tokens.Longer)
