@@ -6,8 +6,10 @@ lock while the others wait; what a killed one has left half made is swept away b
 
 import fcntl
 import shutil
+import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -25,6 +27,19 @@ def default_cache() -> Path:
     return cache_folder() / "data"
 
 
+@contextmanager
+def _said(text: str) -> Iterator[None]:
+    """On a terminal, while it is so: it can take a minute."""
+    live = sys.stderr.isatty()
+    if live:
+        print(f"\r\033[K{text[: shutil.get_terminal_size().columns - 1]}", end="", file=sys.stderr, flush=True)
+    try:
+        yield
+    finally:
+        if live:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+
 def opened_or_made(folder: Path, open_: Callable[[Path], T], make: Callable[[Path], None]) -> T:
     """`open_(folder)`; where it is not there or `Damaged`, after `make` has filled an empty folder in its place."""
     try:
@@ -32,7 +47,7 @@ def opened_or_made(folder: Path, open_: Callable[[Path], T], make: Callable[[Pat
     except (FileNotFoundError, Damaged):
         pass
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with open(folder.with_name(f"{folder.name}.lock"), "w") as lock:
+    with _said(f"making {folder}, once"), open(folder.with_name(f"{folder.name}.lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         try:
             return open_(folder)  # another process may have made it meanwhile

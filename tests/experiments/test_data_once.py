@@ -47,6 +47,23 @@ def test_processes_that_start_at_once_make_it_once(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"log", "thing", "thing.lock"}
 
 
+def test_on_a_terminal_it_is_said_while_it_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "500")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    folder, said = tmp_path / "thing", []
+
+    def make(folder: Path) -> None:
+        said.append(capsys.readouterr().err)
+
+    opened_or_made(folder, os.listdir, make)
+    assert said == [f"\r\033[Kmaking {folder}, once"]
+    assert capsys.readouterr().err == "\r\033[K"
+    opened_or_made(folder, os.listdir, make)
+    assert capsys.readouterr().err == ""
+
+
 def test_what_a_killed_process_left_is_swept_away(tmp_path: Path) -> None:
     corpus = load(SMALL, tmp_path)
     (folder,) = (path for path in tmp_path.iterdir() if path.is_dir())

@@ -13,6 +13,7 @@ import yaml
 
 from fewbits import cli
 from fewbits.experiments.config import load_trial
+from fewbits.experiments.data.load import load
 from fewbits.experiments.run_folder import plain
 from fewbits.experiments.train_command import LiveLine
 from fewbits.experiments.training import Progress
@@ -50,9 +51,10 @@ def test_a_trial_is_one_command(cache: Path, tmp_path: Path) -> None:
 
 
 def test_on_a_terminal_one_line_changes(cache: Path, tmp_path: Path) -> None:
+    argv = ["train", *words(cache, tmp_path, "evaluation.every=3")]
+    load(load_trial(argv[1:])[0].data, cache)  # or else it is said that they are made
     mine, theirs = pty.openpty()
     terminal = Path(os.ttyname(theirs))
-    argv = ["train", *words(cache, tmp_path, "evaluation.every=3")]
     with ending(started(argv, terminal, environment={"COLUMNS": "60"})) as process:
         said = b""
         while b"done at step" not in said:
