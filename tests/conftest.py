@@ -6,7 +6,12 @@ Files go whole to one worker (--dist loadfile), so that what a file's tests shar
 import os
 import signal
 
+import hypothesis
 import pytest
+
+# How long an example takes depends on what else the machine does.
+hypothesis.settings.register_profile("fewbits", deadline=None)
+hypothesis.settings.load_profile("fewbits")
 
 # Before torch is imported: threads that spin while they wait take three quarters of the time when workers, and what
 # they start, are more than the processors.

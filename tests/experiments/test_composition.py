@@ -98,7 +98,7 @@ VALUES: dict[str, st.SearchStrategy[object]] = {
 }
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     choices=CHOICES,
     said=st.lists(

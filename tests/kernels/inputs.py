@@ -22,7 +22,7 @@ _TOPS = (6.0, 448.0, 57344.0, 28.0, 7.5)  # the largest values of e2m1, e4m3, e5
 
 def settled(examples: int) -> settings:
     """Hypothesis with the same examples in every run, so that CI fails for a reason."""
-    return settings(max_examples=examples, derandomize=True, deadline=None, database=None)
+    return settings(max_examples=examples, derandomize=True, database=None)
 
 
 def make(name: str, shape: tuple[int, int], dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:

@@ -902,7 +902,7 @@ def test_empty_matrices_stay_empty() -> None:
 # Laws
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     st.sampled_from(["e4m3", "e5m2", "e2m1", "e3m2"]),
     st.sampled_from(["amax", "gam", "e8m0"]),

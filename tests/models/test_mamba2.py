@@ -49,7 +49,7 @@ def recurrence(x_BTHP: Tensor, dt_BTH: Tensor, a_H: Tensor, b_BTGN: Tensor, c_BT
     return torch.stack(ys, 1)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(tokens=st.integers(1, 40), chunk=st.integers(1, 24), groups=st.sampled_from([1, 2, 4]), state=st.integers(1, 4))
 def test_chunks_of_any_size_compute_the_recurrence(tokens: int, chunk: int, groups: int, state: int) -> None:
     inputs = draw(tokens, groups=groups, state=state)
