@@ -8,7 +8,6 @@ import math
 import multiprocessing
 import os
 import signal
-import socket
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -16,12 +15,14 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
 
 import torch
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from fewbits.sweeps.backend import Ended
 from fewbits.sweeps.sweep import Resources
 from fewbits.sweeps.worker import Job, Outcome, work
 
 _PR_SET_PDEATHSIG = 1
+_HERE = "127.0.0.1"
 
 
 @dataclass
@@ -30,6 +31,7 @@ class _Running:
     answer: Connection  # of rank 0
     cpus: float
     gpus: list[int]
+    meeting_place: TCPStore | None  # of several ranks, served here while they run
 
 
 class Local:
@@ -52,14 +54,15 @@ class Local:
         gpus, self._gpus = self._gpus[: _gpus(resources)], self._gpus[_gpus(resources) :]
         visible = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus))} if gpus else {}
         processes: list[ForkServerProcess] = []
-        for ranks in _ranks(resources.ranks):
-            environment = {**ranks, **visible}
+        meeting_place = TCPStore(_HERE, 0, is_master=True, wait_for_workers=False) if resources.ranks > 1 else None
+        for of_rank in _ranks(resources.ranks, meeting_place):
             answer = theirs if not processes else None
-            process = self._context.Process(target=_child, args=(replace(job, environment=environment), answer))
+            its_job = replace(job, environment={**of_rank, **visible})
+            process = self._context.Process(target=_child, args=(its_job, answer))
             process.start()
             processes.append(process)
         theirs.close()
-        self._running[job.id] = _Running(processes, ours, _cpus(resources), gpus)
+        self._running[job.id] = _Running(processes, ours, _cpus(resources), gpus, meeting_place)
 
     def wait(self, seconds: float) -> list[Ended]:
         ready = wait([running.answer for running in self._running.values()], seconds)
@@ -111,22 +114,18 @@ def _die_with_parent() -> None:
         os._exit(1)
 
 
-def _ranks(ranks: int) -> list[Mapping[str, str]]:
-    if ranks == 1:
+def _ranks(ranks: int, meeting_place: TCPStore | None) -> list[Mapping[str, str]]:
+    """As torchrun's agent has them meet: at a port that is served already, which no other program can take by then."""
+    if meeting_place is None:
         return [{}]
-    return [{**words, "LOCAL_RANK": words["RANK"]} for words in rank_environments(ranks, "127.0.0.1", free_port())]
+    of_ranks = rank_environments(ranks, _HERE, meeting_place.port)
+    return [{**words, "LOCAL_RANK": words["RANK"], "TORCHELASTIC_USE_AGENT_STORE": "True"} for words in of_ranks]
 
 
 def rank_environments(ranks: int, address: str, port: int) -> list[Mapping[str, str]]:
     """torchrun's words for each of the processes of one trial, each of which sees its own device alone."""
     common = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": address, "MASTER_PORT": str(port), "LOCAL_RANK": "0"}
     return [{**common, "RANK": str(rank)} for rank in range(ranks)]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
 
 
 def _cpus(resources: Resources) -> float:

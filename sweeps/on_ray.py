@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fewbits.sweeps.backend import Ended
-from fewbits.sweeps.local import free_port, rank_environments
+from fewbits.sweeps.local import rank_environments
 from fewbits.sweeps.store import plain
 from fewbits.sweeps.sweep import Resources
 from fewbits.sweeps.worker import Job, Outcome, work
@@ -179,7 +179,9 @@ def _answers(address: str) -> None:
 def _meeting_point() -> tuple[str, int]:
     import ray
 
-    return str(ray.util.get_node_ip_address()), free_port()
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return str(ray.util.get_node_ip_address()), int(probe.getsockname()[1])
 
 
 def _rank(job: Job, meeting_point: tuple[str, int], rank: int, ranks: int) -> Outcome:
