@@ -50,7 +50,9 @@ def planned(study: str, folder: Path, cache_folder: Path, *words: str) -> Plan:
 
 
 def results(of: Plan, world: World) -> Results:
-    """The plan's, in this world; nothing is left of another one."""
+    """The plan's, in this world; nothing is left of another one. The same as before are not made again."""
+    if _LAST and _LAST[0][0] is of and _LAST[0][1] == world:
+        return _LAST[0][2]
     names: dict[str, list[str]] = {}
     for member in of.members:
         names.setdefault(member.id, []).extend(_names(member))
@@ -60,7 +62,12 @@ def results(of: Plan, world: World) -> Results:
             shutil.rmtree(path, ignore_errors=True)
         else:
             _write(of, member, names[member.id], path, world)
-    return Results.of(of)
+    found = Results.of(of)
+    _LAST[:] = [(of, world, found)]
+    return found
+
+
+_LAST: list[tuple[Plan, World, Results]] = []
 
 
 def _names(member: Member) -> list[str]:

@@ -9,7 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,9 +50,10 @@ def recipe(name: str, *settings: str, more: Sequence[str] = (), by_hand: int = 0
 
 @dataclass
 class Titan:
-    """Where jobs run, and the words that all of them have."""
+    """Where jobs run, in what process, and the words that all of them have."""
 
     folder: Path
+    process: "subprocess.Popen[str]"  # of titan_on_cpu
 
     def run(self, jobs: Sequence[Job], *, ranks: int = 1, dump: str = "out") -> list[dict[str, Any]]:
         """What each job logged, in torchtitan's first rank; or the error that it ended with."""
@@ -82,24 +83,22 @@ class Titan:
             }
             for job, store in zip(jobs, stores, strict=True)
         ]
-        (self.folder / "jobs.json").write_text(json.dumps(plan))
-        outputs = [self.folder / f"results-{rank}.json" for rank in range(ranks)]
-        command = [sys.executable, "-m", "tests.experiments.titan_on_cpu", str(self.folder / "jobs.json")]
-        processes = []
-        for rank, output in enumerate(outputs):
-            environment = os.environ | {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)}
-            environment |= OF_STORE | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-            environment |= {"HF_DATASETS_CACHE": str(self.folder / f"cache-{rank}")}
-            log = (self.folder / f"log-{rank}").open("w")
-            processes.append(
-                subprocess.Popen([*command, str(output)], cwd=ROOT, env=environment, stdout=log, stderr=log)
-            )
-        try:
-            for rank, process in enumerate(processes):
-                assert process.wait(300) == 0, (self.folder / f"log-{rank}").read_text()[-3000:]
-        finally:
-            for process in processes:
-                process.kill()
+        logs, outputs = ([self.folder / f"{name}-{rank}" for rank in range(ranks)] for name in ("log", "results"))
+        together = [
+            {
+                "environment": {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)},
+                "jobs": plan,
+                "log": str(logs[rank]),
+                "results": str(outputs[rank]),
+            }
+            for rank in range(ranks)
+        ]
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(json.dumps(together) + "\n")
+        self.process.stdin.flush()
+        for log, status in zip(logs, json.loads(self.process.stdout.readline()), strict=True):
+            assert status == 0, log.read_text()[-3000:]
         return json.loads(outputs[0].read_text())
 
     def keep_only(self, step: int, dump: str, copy: str) -> None:
@@ -109,7 +108,7 @@ class Titan:
 
 
 @pytest.fixture(scope="module")
-def titan(tmp_path_factory: pytest.TempPathFactory) -> Titan:
+def titan(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Titan]:
     folder = tmp_path_factory.mktemp("titan")
     (folder / "tokenizer").mkdir()
     alphabet = {letter: i for i, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
@@ -119,7 +118,17 @@ def titan(tmp_path_factory: pytest.TempPathFactory) -> Titan:
     (folder / "data").mkdir()
     texts = [(ROOT / name).read_text()[:1500] for name in ("README.md", "CONTRIBUTING.md", "LICENSE", "Makefile")]
     (folder / "data" / "data.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    return Titan(folder)
+    environment = os.environ | OF_STORE | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-m", "tests.experiments.titan_on_cpu"]
+    with subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=environment | {"HF_DATASETS_CACHE": str(folder / "cache")},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        yield Titan(folder, process)  # at the end of its stdin it ends
 
 
 ACCUMULATED = ("--training.global_batch_size", "4")

@@ -1,4 +1,6 @@
-"""Runs torchtitan's own trainer on a CPU, job after job: python -m tests.experiments.titan_on_cpu JOBS.json OUT.json
+"""Runs torchtitan's own trainer on a CPU, job after job. It is imported once: every rank is forked from this process.
+
+Each line of stdin is a list of ranks (`Rank`) that run together; the answer is a line with the exit status of each.
 
 torchtitan is made for GPUs. What stands in for one here: the device's name, what the memory monitor asks of it, triton
 where it is not installed (no kernel of it runs), and FSDP's mean of gradients, which gloo knows only as a sum.
@@ -12,9 +14,12 @@ import importlib.util
 import itertools
 import json
 import os
+import signal
 import sys
 import time
+import traceback
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -56,6 +61,7 @@ from torchtitan.protocols.train_spec import get_train_spec  # noqa: E402
 from fewbits.experiments.config import recipe_by_words  # noqa: E402
 from fewbits.models.quantize import quantize  # noqa: E402
 
+PATIENCE = 300  # seconds
 Rows = list[dict[str, float]]
 undivided = sharding.disable_fsdp_gradient_division
 
@@ -172,10 +178,11 @@ def add_gradients(model: nn.Module, masters: nn.Module) -> None:
         low.grad = None
 
 
-def main(jobs: Path, results: Path) -> None:
+def run(jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of each job what it logged, or the error that it ended with."""
     torch.set_num_threads(1)
     done: list[dict[str, Any]] = []
-    for job in json.loads(jobs.read_text()):
+    for job in jobs:
         os.environ["MASTER_PORT"] = str(job["port"])
         try:
             config = ConfigManager().parse_args(job["words"])
@@ -186,8 +193,39 @@ def main(jobs: Path, results: Path) -> None:
         finally:
             if torch.distributed.is_initialized():
                 torch.distributed.destroy_process_group()
-    results.write_text(json.dumps(done))
+    return done
+
+
+@dataclass(frozen=True)
+class Rank:
+    environment: dict[str, str]
+    jobs: list[dict[str, Any]]
+    log: str
+    results: str
+
+    def start(self) -> int:
+        """The process that it runs in."""
+        process = os.fork()
+        if process:
+            return process
+        status = 1
+        try:
+            signal.alarm(PATIENCE)  # ranks wait for each other for ever
+            log = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            for stream in (1, 2):
+                os.dup2(log, stream)
+            os.environ.update(self.environment)
+            Path(self.results).write_text(json.dumps(run(self.jobs)))
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(status)
 
 
 if __name__ == "__main__":
-    main(*map(Path, sys.argv[1:]))
+    for line in sys.stdin:
+        processes = [Rank(**rank).start() for rank in json.loads(line)]
+        print(json.dumps([os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) for process in processes]), flush=True)

@@ -9,6 +9,7 @@ import functools
 import json
 import multiprocessing
 import os
+import signal
 import sys
 from collections.abc import Iterator, Mapping
 from multiprocessing.context import ForkServerProcess
@@ -112,8 +113,11 @@ def _newest(folder: Path) -> Path:
 # ------------------------------------------------------------------------------------------------ other processes
 
 
-def _main(argv: list[str], output: str, environment: Mapping[str, str], file_size: int | None) -> None:
+def _main(argv: list[str], output: str, environment: Mapping[str, str], file_size: int | None, leads: bool) -> None:
     """In the new process: `fewbits …` as the command line runs it, both streams into one file or terminal."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if leads:
+        os.setsid()
     os.environ.update(environment)
     stream = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(stream, 1)
@@ -129,20 +133,26 @@ def _main(argv: list[str], output: str, environment: Mapping[str, str], file_siz
 
 
 def started(
-    argv: list[str], output: Path, *, environment: Mapping[str, str] | None = None, file_size: int | None = None
+    argv: list[str],
+    output: Path,
+    *,
+    environment: Mapping[str, str] | None = None,
+    file_size: int | None = None,
+    leads: bool = False,
 ) -> ForkServerProcess:
-    """`fewbits ARGV` in a process of its own."""
-    arguments = (argv, str(output), dict(environment or {}), file_size)
-    process = _server().Process(target=_main, args=arguments, daemon=True)
+    """`fewbits ARGV` in a process of its own. leads: a process group, to be killed by who started it."""
+    arguments = (argv, str(output), dict(environment or {}), file_size, leads)
+    process = server().Process(target=_main, args=arguments, daemon=not leads)  # who is a daemon has no children
     process.start()
     return process
 
 
 @functools.cache
-def _server() -> multiprocessing.context.ForkServerContext:
+def server() -> multiprocessing.context.ForkServerContext:
+    """The local backend's too, of sweeps that run in this process."""
     context = multiprocessing.get_context("forkserver")
-    preload = ["fewbits.experiments.training", "fewbits.experiments.config", "torch._inductor.config", __name__]
-    context.set_forkserver_preload(preload)
+    costly = ["mlflow", "mlflow.store.tracking.sqlalchemy_store", "torch._dynamo"]  # the last one for several ranks
+    context.set_forkserver_preload(["fewbits.sweeps.preload", "fewbits.sweeps.conduct", *costly, __name__])
     first = context.Process(target=os.getpid, daemon=True)
     first.start()
     first.join()

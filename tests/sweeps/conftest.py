@@ -8,6 +8,7 @@ import pytest
 
 from fewbits import cli
 from tests.experiments.data_inputs import shared_cache
+from tests.experiments.trial_inputs import server
 from tests.sweeps.sweep_inputs import FAMILY, all_left, planned, tiny_file
 
 
@@ -15,6 +16,12 @@ from tests.sweeps.sweep_inputs import FAMILY, all_left, planned, tiny_file
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where corpora are made once for all tests."""
     return shared_cache(tmp_path_factory)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _forked_from_one() -> None:
+    """Trials and commands are forked from a process that has loaded what either needs."""
+    server()
 
 
 @pytest.fixture(autouse=True)

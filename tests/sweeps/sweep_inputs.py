@@ -1,13 +1,13 @@
 """Tiny sweeps for tests: as files, as plans, run by the command line in processes of their own, and what they leave."""
 
+import atexit
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from fewbits.experiments.run_folder import RunFolder
 from fewbits.sweeps import store
 from fewbits.sweeps.plan import Plan, plan
 from fewbits.sweeps.sweep import load_sweeps
+from tests.experiments import trial_inputs
 from tests.experiments.trial_inputs import TINY, left
 
 ROOT = Path(__file__).parents[2]
@@ -82,40 +83,42 @@ def all_left(plan: Plan) -> dict[str, dict[str, bytes]]:
 class Command:
     """`fewbits …` in a process, and a process group, of its own."""
 
-    process: "subprocess.Popen[bytes]"
+    process: ForkServerProcess
     output: Path
+
+    @property
+    def pid(self) -> int:
+        assert self.process.pid is not None
+        return self.process.pid
 
     @property
     def said(self) -> str:
         return self.output.read_text()
 
     def end(self, patience: float = PATIENCE) -> int:
-        try:
-            return self.process.wait(patience)
-        except subprocess.TimeoutExpired:
+        self.process.join(patience)
+        if self.process.exitcode is None:
             self.kill()
-            raise AssertionError(f"no end within {patience} s:\n{self.said}") from None
+            raise AssertionError(f"no end within {patience} s:\n{self.said}")
+        return self.process.exitcode
 
     def kill(self) -> None:
         self.process.kill()
-        self.process.wait()
+        self.process.join()
 
     def until(self, there: Callable[[], bool]) -> None:
         """Wait; the command must not have ended by itself before."""
         give_up = time.monotonic() + PATIENCE
         while not there():
-            assert self.process.poll() is None, self.said
+            assert self.process.exitcode is None, self.said
             assert time.monotonic() < give_up, self.said
             time.sleep(0.01)
 
 
 def started(output: Path, *words: str | Path, environment: Mapping[str, str] | None = None) -> Command:
-    surroundings = {**os.environ, "PYTHONPATH": str(ROOT / "src"), **(environment or {})}
-    command = [sys.executable, "-m", "fewbits.cli", *map(str, words)]
-    with output.open("ab") as stream:
-        process = subprocess.Popen(
-            command, stdout=stream, stderr=stream, stdin=subprocess.DEVNULL, env=surroundings, start_new_session=True
-        )
+    surroundings = {"PYTHONPATH": str(ROOT / "src"), **(environment or {})}
+    process = trial_inputs.started([*map(str, words)], output, environment=surroundings, leads=True)
+    atexit.register(process.kill)  # else multiprocessing would wait for one that a failed test has left
     return Command(process, output)
 
 

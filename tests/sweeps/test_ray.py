@@ -103,7 +103,7 @@ def test_ranks_share_a_placement_group_and_ctrl_c_stops_a_sweep(
     done = started(tmp_path / "done", "sweep", file, "--runs", tmp_path / "ray", environment=on_ray)
     try:
         stopped.until(lambda: any(steps_done(folder) for folder in running(plan)))
-        os.killpg(stopped.process.pid, signal.SIGINT)
+        os.killpg(stopped.pid, signal.SIGINT)
         assert stopped.end() == 130, stopped.said
         assert "Traceback" not in stopped.said
         assert not running(plan)

@@ -63,6 +63,11 @@ def every(tmp_path_factory: pytest.TempPathFactory) -> Plan:
 
 
 @pytest.fixture(scope="module")
+def made(every: Plan) -> Results:
+    return Results.of(every)
+
+
+@pytest.fixture(scope="module")
 def smoke(tmp_path_factory: pytest.TempPathFactory) -> Plan:
     """One seed and one configuration, without results."""
     folder, cache = tmp_path_factory.mktemp("smoke"), shared_cache(tmp_path_factory)
@@ -96,14 +101,14 @@ def test_every_figure_of_the_paper_is_registered() -> None:
 
 
 @pytest.mark.parametrize("name", FIGURES)
-def test_it_is_drawn_whole_with_the_trials_behind_it(name: str, every: Plan) -> None:
-    picture = FIGURES[name].make(Results.of(every))
+def test_it_is_drawn_whole_with_the_trials_behind_it(name: str, made: Results) -> None:
+    picture = FIGURES[name].make(made)
     assert isinstance(picture, FigureResult)
     figure = themed(picture, "dark")
     assert figure.get_figwidth() == WIDTH
     assert not reaches_over(figure)
     assert bool(picture.trials) == (name not in SCHEMATICS[1:])
-    assert set(picture.trials) <= set(every.trials)
+    assert set(picture.trials) <= set(made.plan.trials)
 
 
 @pytest.mark.parametrize("name", ["Figure 2", "Figure 20"])
@@ -143,8 +148,8 @@ def test_one_seed_a_diverged_arm_and_a_missing_one_are_drawn_and_said(empty: Pla
     assert any("No data of Tensor" in note for note in figure_5.notes)
 
 
-def test_a_change_is_from_the_same_seed_at_the_same_step(every: Plan) -> None:
-    part = chosen(Results.of(every), PARTITIONS.sweep, "1")
+def test_a_change_is_from_the_same_seed_at_the_same_step(made: Results) -> None:
+    part = chosen(made, PARTITIONS.sweep, "1")
     assert isinstance(part, Results)
     frame = recorded(part, "loss")
     found = change(frame, "block", "bf16")
@@ -156,20 +161,20 @@ def test_a_change_is_from_the_same_seed_at_the_same_step(every: Plan) -> None:
     assert found.tokens[0] == table.index[0]
 
 
-def test_trunks_and_branches_are_one_line_of_tokens_and_steps(every: Plan) -> None:
-    figure = drawn(FIGURES["Figure 10"], Results.of(every))
+def test_trunks_and_branches_are_one_line_of_tokens_and_steps(every: Plan, made: Results) -> None:
+    figure = drawn(FIGURES["Figure 10"], made)
     trunk = every.trials[next(m.id for m in every.members if m.cell.arm == "trunk")].trial.training.steps
     block = next(line for line in figure.axes[0].lines if line.get_color() == THEMES["light"].series[0])
     assert min(np.asarray(block.get_xdata(), float)) > trunk
     assert max(np.asarray(block.get_xdata(), float)) == trunk + 50
 
 
-def test_a_heat_map_has_a_row_for_each_tensor_named_as_in_the_paper(every: Plan) -> None:
-    axes = drawn(FIGURES["Figure 12"], Results.of(every)).axes[0]
+def test_a_heat_map_has_a_row_for_each_tensor_named_as_in_the_paper(made: Results) -> None:
+    axes = drawn(FIGURES["Figure 12"], made).axes[0]
     rows = [label.get_text() for label in axes.get_yticklabels()]
     assert len(rows) == 6 * 4 * 2
     assert rows[:8] == [f"{layer} {kind}" for layer in heat_maps.PARTS.values() for kind in ("input", "weight")][:8]
-    apart = drawn(FIGURES["Figure 18"], Results.of(every)).axes[0]
+    apart = drawn(FIGURES["Figure 18"], made).axes[0]
     assert len(apart.get_yticklabels()) == 2 * 4 * 2 * 2
 
 
@@ -193,18 +198,17 @@ def test_a_block_is_walked_as_its_model_is_built(every: Plan) -> None:
     ]  # fmt: skip
 
 
-def test_the_themes_in_force_is_light_again_after_a_picture(every: Plan) -> None:
-    drawn(FIGURES["Figure 2"], Results.of(every), "dark")
+def test_the_themes_in_force_is_light_again_after_a_picture(made: Results) -> None:
+    drawn(FIGURES["Figure 2"], made, "dark")
     assert plots.theme().name == "light"
 
 
-def test_the_intervals_beside_the_noise_are_those_that_verdicts_are_read_off(every: Plan) -> None:
-    results = Results.of(every)
-    found = {effect.label: effect for effect in effects.measured(results)}
-    known = pooled(results, "validation_loss", where=ONE)
+def test_the_intervals_beside_the_noise_are_those_that_verdicts_are_read_off(made: Results) -> None:
+    found = {effect.label: effect for effect in effects.measured(made)}
+    known = pooled(made, "validation_loss", where=ONE)
     assert known is not None
     for arm, label in (("block", "Block"), ("e8m0", "E8M0"), ("two-way", "Two-way")):
         assert f"{arm}, configuration 1" in known.arms
-        pairs = compared(results, "validation_loss", arm, where=ONE)
+        pairs = compared(made, "validation_loss", arm, where=ONE)
         assert isinstance(pairs, Differences)
         assert found[label].interval == equivalent(pairs, 0.005).interval

@@ -79,15 +79,25 @@ def empty(one_seed: Plan) -> Plan:
 
 
 @pytest.fixture(scope="module")
-def light(made: Results) -> Draw:
-    """A figure of them, drawn once."""
-    return cache(lambda name: drawn(name, made))
+def pictures(made: Results) -> Callable[[str], FigureResult]:
+    """Of them, each made once."""
+    return cache(lambda name: pictured(name, made))
+
+
+@pytest.fixture(scope="module")
+def light(pictures: Callable[[str], FigureResult]) -> Draw:
+    """Drawn once."""
+    return cache(lambda name: themed(pictures(name), "light"))
+
+
+def pictured(name: str, results: Results) -> FigureResult:
+    picture = FIGURES[name].make(results)
+    assert isinstance(picture, FigureResult), (name, picture)
+    return picture
 
 
 def drawn(name: str, results: Results) -> Figure:
-    picture = FIGURES[name].make(results)
-    assert isinstance(picture, FigureResult), (name, picture)
-    return themed(picture, "light")
+    return themed(pictured(name, results), "light")
 
 
 def reaches_over(figure: Figure) -> bool:
@@ -112,10 +122,10 @@ def test_every_figure_of_the_paper_is_registered() -> None:
 
 
 @pytest.mark.parametrize("name", FIGURES)
-def test_it_is_drawn_whole_with_the_trials_behind_it(name: str, made: Results, light: Draw) -> None:
-    picture = FIGURES[name].make(made)
-    assert isinstance(picture, FigureResult)
-    figure = light(name)
+def test_it_is_drawn_whole_with_the_trials_behind_it(
+    name: str, made: Results, pictures: Callable[[str], FigureResult], light: Draw
+) -> None:
+    picture, figure = pictures(name), light(name)
     assert figure.get_figwidth() == WIDTH
     assert not reaches_over(figure)
     assert bool(picture.trials) == (name not in FROM_KERNELS)
