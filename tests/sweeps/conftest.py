@@ -18,8 +18,8 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return shared_cache(tmp_path_factory)
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _forked_from_one() -> None:
+@pytest.fixture(scope="session")
+def forked_from_one() -> None:
     """Trials and commands are forked from a process that has loaded what either needs."""
     server()
 
@@ -44,7 +44,7 @@ class Undisturbed:
 
 
 @pytest.fixture(scope="session")
-def undisturbed(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
+def undisturbed(cache: Path, forked_from_one: None, tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
     folder = tmp_path_factory.mktemp("undisturbed")
     file, store = tiny_file(folder, cache, FAMILY, "family"), folder / "runs"
     assert cli.main(["sweep", str(file), "--runs", str(store), "--backend", "local"]) == 0

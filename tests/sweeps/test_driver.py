@@ -41,6 +41,8 @@ from tests.sweeps.sweep_inputs import (
     trained_twice,
 )
 
+pytestmark = pytest.mark.usefixtures("forked_from_one")
+
 LOCAL = ("--backend", "local")
 LONG = ("training.steps=100000", "evaluation.every=100000", "training.checkpoint_every=2")
 

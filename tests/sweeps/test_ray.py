@@ -94,10 +94,10 @@ def test_ranks_share_a_placement_group_and_ctrl_c_stops_a_sweep(
     cache: Path, tmp_path: Path, on_ray: dict[str, str]
 ) -> None:
     """Two ranks under Ray give the bits of two ranks of the local backend."""
-    ranks = {"resources": {"ranks": 2, "cpus": 0.5}, "words": ["training.batch=8", "recipe=nvfp4"]}
+    ranks = {"resources": {"ranks": 2, "cpus": 1}, "words": ["training.batch=8", "recipe=nvfp4"]}
     file = tiny_file(tmp_path, cache, ranks)
     assert cli.main(["sweep", str(file), "--runs", str(tmp_path / "local"), "--backend", "local"]) == 0
-    long = ("training.steps=100000", "evaluation.every=100000", "seeds=[0,1,2]")
+    long = ("training.steps=100000", "evaluation.every=100000", "seeds=[0,1]")  # one runs and one waits, in Ray
     plan = planned(file, f"runtime.runs={tmp_path / 'stopped'}", *long)
     stopped = started(tmp_path / "out", "sweep", file, "--runs", tmp_path / "stopped", *long, environment=on_ray)
     done = started(tmp_path / "done", "sweep", file, "--runs", tmp_path / "ray", environment=on_ray)
