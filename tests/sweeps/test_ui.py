@@ -4,7 +4,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import urllib.request
@@ -19,14 +18,9 @@ from fewbits.experiments import tracking
 from fewbits.sweeps import comparison
 from fewbits.sweeps.expand import expand
 from fewbits.sweeps.sweep import Sweep
+from tests.ray_head import free_ports
 
 SWEEP = Sweep("cost", study="mine", words=("model=gpt2-tiny",), axes={"a.steps": [1, 2], "b.steps": [3], "c.lr": [0.5]})
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def get(url: str, **headers: str) -> str:
@@ -68,7 +62,7 @@ def test_the_page_is_served_with_comparison_views_in_the_form_that_it_understand
     study = tracking.experiment(client, SWEEP.study, tmp_path, uri)
     view = comparison.view_of(SWEEP, study)
     client.set_experiment_tag(study, comparison.TAG + view.key, comparison.view_state(SWEEP, ["a", "b"]))
-    port = free_port()
+    (port,) = free_ports(1)
     base = f"http://127.0.0.1:{port}"
     command = [sys.executable, "-m", "fewbits.cli", "ui", "--port", str(port), "--runs", str(tmp_path)]
     environment = {key: value for key, value in os.environ.items() if key != "MLFLOW_TRACKING_URI"}
@@ -99,6 +93,7 @@ def test_a_database_that_mlflow_does_not_open_is_one_line(
     """One of another version of it, for example."""
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     (tmp_path / tracking.DATABASE).write_bytes(b"of another kind, and longer than nothing")
-    assert cli.main(["ui", "--runs", str(tmp_path), "--port", str(free_port())]) == 2
+    (port,) = free_ports(1)
+    assert cli.main(["ui", "--runs", str(tmp_path), "--port", str(port)]) == 2
     said = capfd.readouterr().err.splitlines()[-1]
     assert said.startswith(f"fewbits: ui: MLflow does not open sqlite:///{tmp_path / tracking.DATABASE}; moved away, ")
