@@ -13,10 +13,11 @@ from fewbits.analysis.paper import Table, paper
 from fewbits.analysis.registry import table
 from fewbits.analysis.results import TableCell, TableResult, TableRow
 from fewbits.analysis.settings import SETTINGS, SILENT, Describe, flops, model, setting
+from fewbits.analysis.show.markup import plural
 
 NOTES = (
     "Losses are of other models, data and tokens than the paper's, so that levels do not compare. Changes do: each is "
-    "of the arm from BF16 in the same configuration, ours paired by seed, with 95 % intervals",
+    "of the arm from BF16 in the same configuration, ours paired by seed; ± is a 95 % interval",
     "Training losses are means over the last tenth of the steps, the same batches in all arms of a seed",
 )
 Place = Callable[[str], tuple[str, Where]]  # of a column's id: an arm, in a configuration
@@ -80,5 +81,5 @@ def table_1(results: Results) -> TableResult:
     return TableResult(
         tuple(column.title for column in said.columns),
         tuple(rows),
-        (f"The paper ran each arm once; ours, {seeds} times", "Assumed: what the paper does not state"),
+        (f"The paper ran each arm once; ours, with {plural(seeds, 'seed')}", "Assumed: what the paper does not state"),
     )

@@ -66,7 +66,7 @@ def table_2(results: Results) -> TableResult:
         ]
     notes = (
         "The paper's task scores are of its 12B model after 10 T tokens. Losses of ours are of other models, data and "
-        "tokens: what compares is each arm's change from FP8, paired by seed, with 95 % intervals",
+        "tokens: what compares is each arm's change from FP8, paired by seed; ± is a 95 % interval",
     )
     stand_ins = {"Validation loss": "validation_loss", **STAND_INS}
     return outcomes(results, paper("nvfp4").table("Table 2"), columns, notes, beside="FP8", stand_ins=stand_ins)
