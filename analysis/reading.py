@@ -107,7 +107,7 @@ class Reading:
         made = self.made_tables[name] = entry.make(self.results)
         printed = self.paper.table(name) if entry.of_paper else None
         if isinstance(made, TableResult):
-            inside = tables.table(made, printed, self.trials)
+            inside = tables.table(made, self.trials)
         else:
             inside = tag("p", words(tables.missing(made)), class_="missing")
         source = tag("p", f"The paper's numbers: {words(self.paper.sources[printed.source])}.") if printed else ""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import groupby
 
-from fewbits.analysis.paper import Table as PaperTable
 from fewbits.analysis.results import Ours, OutOfReach, Setting, TableCell, TableResult, TableRow, Value
 from fewbits.analysis.show.markup import boxed, decimals, folded, number, tag, words
 from fewbits.analysis.show.trials import Trial, behind
@@ -14,11 +14,11 @@ LINES = ("paper", "ours", "difference")
 PRINTED = 4  # decimals that a paper prints at most; what is computed from them has no more
 
 
-def table(result: TableResult, printed: PaperTable | None, trials: Mapping[str, Trial]) -> str:
+def table(result: TableResult, trials: Mapping[str, Trial]) -> str:
     body = "".join(tag("tbody", *_lines(row, trials)) for row in result.rows)
     said = (*result.notes, *_unreached(result))
     notes = tag("ul", *(tag("li", words(note)) for note in said), class_="notes") if said else ""
-    return boxed(tag("table", _head(result.columns, printed), body, class_="results")) + notes + _behind(result, trials)
+    return boxed(tag("table", _head(result.columns), body, class_="results")) + notes + _behind(result, trials)
 
 
 def missing(ours: Ours | str) -> str:
@@ -32,17 +32,15 @@ def _unreached(result: TableResult) -> tuple[str, ...]:
     return tuple(dict.fromkeys(f"O{str(ours)[1:]}" for ours in found if isinstance(ours, OutOfReach)))
 
 
-def _head(columns: tuple[str, ...], printed: PaperTable | None) -> str:
-    groups = [column.group for column in printed.columns] if printed else []
-    grouped = len(groups) == len(columns) and any(groups)
-    shown = [name.removeprefix(f"{groups[i]}: ") if grouped else name for i, name in enumerate(columns)]
+def _head(columns: tuple[str, ...]) -> str:
+    """Columns that are all called `group: name` stand under their groups."""
+    parts = [column.partition(": ") for column in columns]
+    grouped = all(name for _, _, name in parts) and len({group for group, _, _ in parts}) < len(parts)
+    shown = [name for _, _, name in parts] if grouped else columns
     names = tag("tr", tag("td", colspan="2"), *(tag("th", words(name), scope="col") for name in shown))
     if not grouped:
         return tag("thead", names)
-    spans: list[tuple[str, int]] = []
-    for group in groups:
-        before = spans.pop() if spans and spans[-1][0] == group else (group, 0)
-        spans.append((group, before[1] + 1))
+    spans = [(group, len(list(several))) for group, several in groupby(group for group, _, _ in parts)]
     heads = (tag("th", words(group), scope="colgroup", colspan=str(count)) for group, count in spans)
     return tag("thead", tag("tr", tag("td", colspan="2"), *heads, class_="groups"), names)
 

@@ -1,5 +1,6 @@
 """NVFP4's tables on trials whose truth is known: the paper's numbers beside ours, and no gap unsaid."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -10,6 +11,7 @@ from fewbits.analysis.nvfp4.arms import part
 from fewbits.analysis.paper import paper
 from fewbits.analysis.registry import shelf
 from fewbits.analysis.results import NotRun, OutOfReach, TableCell, TableResult, Value
+from fewbits.analysis.show.tables import table as html
 from fewbits.analysis.verdicts import Differences
 from fewbits.sweeps.plan import Plan
 from tests.analysis.nvfp4.worlds import PAPER, World, results
@@ -60,6 +62,13 @@ def test_losses_stand_beside_scores_that_cannot_be_had(found: Results) -> None:
     row = "Validation loss, change from FP8 (ours)"
     assert mean(cell(made, row, "Hybrid: NVFP4")) == pytest.approx(100 * (1.01 / 1.001 - 1), rel=1e-3)
     assert mean(cell(made, row, "Transformer: BF16")) == pytest.approx(100 * (1 / 1.001 - 1), rel=1e-2)
+
+
+def test_columns_of_one_family_stand_under_its_name(found: Results) -> None:
+    shown = html(table("Table 2", found), {})
+    assert re.findall(r'colspan="3">(\w+)</th>', shown) == ["Hybrid", "Transformer"]
+    assert re.findall(r'scope="col">([^<]+)</th>', shown) == ["FP8", "NVFP4", "BF16"] * 2
+    assert "colgroup" not in html(table("Table 1", found), {})
 
 
 @pytest.mark.parametrize(("name", "nano"), [("Table 3", "13"), ("Table 4", "13"), ("Table 5", "6")])
