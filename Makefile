@@ -73,8 +73,9 @@ clean: ## Remove .venv, caches and build products; runs/ and reports/ stay
 # torch first and by itself: asked for together with packages that also want it, pip may settle on another build of it.
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --constraint constraints.txt torch
-	$(BIN)/python -m pip install --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --no-compile --constraint constraints.txt torch
+	$(BIN)/python -m pip install --no-compile --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true  # on all processors, where pip takes one
 	touch $@
 
 $(BUILT): $(INSTALLED) kernels/build.py $(wildcard kernels/csrc/*)

@@ -111,8 +111,9 @@ def test_make_test_sets_up_in_order_and_runs_every_check() -> None:
     commands = make("--dry-run", "--always-make", "test")
     steps = [
         "-m venv .venv",
-        "pip install --constraint constraints.txt torch",
-        "pip install --constraint constraints.txt --editable '.[dev]'",
+        "pip install --no-compile --constraint constraints.txt torch",
+        "pip install --no-compile --constraint constraints.txt --editable '.[dev]'",
+        "compileall",
         "fewbits.kernels.build",
         "ruff check",
         "ruff format --check",
