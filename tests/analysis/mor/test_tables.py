@@ -225,3 +225,7 @@ def test_what_is_the_same_to_the_bit_has_no_interval_about_it(cpu: Plan) -> None
     assert isinstance(found, Differences)
     assert set(found.values) == {0.0}
     assert found.spread is None
+
+
+def test_it_is_said_with_how_many_seeds_ours_ran(found: Results) -> None:
+    assert table("Table 1", found).notes[0] == "The paper ran each arm once; ours, with 3 seeds"
