@@ -20,6 +20,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
+from fewbits.experiments import terminal
+
 EXAMPLES = """\
 examples:
   fewbits bench train
@@ -218,10 +220,8 @@ def _in_turns(steps: Mapping[str, Callable[[], None]], turns: int, device: Any) 
             seconds = timed(step)
             if turn >= 2:
                 times[name].append(seconds)
-        if sys.stderr.isatty():
-            print(f"\r\033[Kturn {turn + 1} of {turns + 2}", end="", file=sys.stderr, flush=True)
-    if sys.stderr.isatty():
-        print("\r\033[K", end="", file=sys.stderr, flush=True)
+        terminal.show(f"turn {turn + 1} of {turns + 2}")
+    terminal.clear()
     return times
 
 

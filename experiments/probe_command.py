@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
+
+from fewbits.experiments import terminal
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -41,7 +42,6 @@ def main(argv: Sequence[str]) -> int:
     from fewbits.experiments.probe import probe
     from fewbits.experiments.trial import Runtime
 
-    show = _Progress()
     try:
         found = probe(
             _run(options.run, Path(options.runs).expanduser()),
@@ -52,10 +52,10 @@ def main(argv: Sequence[str]) -> int:
             split=options.split,
             reference=options.reference,
             runtime=Runtime(device=options.device, threads=options.threads, cache=options.cache),
-            say=show,
+            say=lambda done, total: terminal.show(f"{done}/{total} forwards and backwards"),
         )
     finally:
-        show.end()
+        terminal.clear()
     if options.out is not None:
         _write(found, options.out)
     print(json.dumps(_plain(found), indent=2, ensure_ascii=False) if options.json else _text(found, options.layers))
@@ -202,22 +202,6 @@ def _percent(share: float) -> str:
 
 def _plus_minus(value: float, form: str) -> str:
     return "" if math.isnan(value) else f" ± {form.format(value)}"
-
-
-class _Progress:
-    """How much is done, on stderr, where that is a terminal."""
-
-    def __init__(self) -> None:
-        self._shown = False
-
-    def __call__(self, done: int, total: int) -> None:
-        if sys.stderr.isatty():
-            print(f"\r\033[K{done}/{total} forwards and backwards", end="", file=sys.stderr, flush=True)
-            self._shown = True
-
-    def end(self) -> None:
-        if self._shown:
-            print("\r\033[K", end="", file=sys.stderr, flush=True)
 
 
 def _formatter(prog: str) -> argparse.HelpFormatter:

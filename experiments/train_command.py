@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import signal
 import sys
 import time
@@ -12,6 +11,8 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any, NoReturn
+
+from fewbits.experiments import terminal
 
 EXAMPLES = """\
 examples:
@@ -153,8 +154,7 @@ class LiveLine:
             text += f"  validation {self._evaluated:.4f}"
         text += f"  {progress.tokens_per_second:,.0f} tokens/s  {_clock(left)} left"
         if self._live:
-            width = shutil.get_terminal_size().columns - 1  # a longer one would not go away
-            print(f"\r\033[K{text[:width]}", end="", file=sys.stderr, flush=True)
+            terminal.show(text)
             self._open = True
         elif (part := 20 * progress.step // progress.steps) != self._told:
             self._told = part

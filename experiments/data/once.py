@@ -6,13 +6,13 @@ lock while the others wait; what a killed one has left half made is swept away b
 
 import fcntl
 import shutil
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
+from fewbits.experiments import terminal
 from fewbits.kernels.build import cache_folder
 
 T = TypeVar("T")
@@ -30,14 +30,11 @@ def default_cache() -> Path:
 @contextmanager
 def _said(text: str) -> Iterator[None]:
     """On a terminal, while it is so: it can take a minute."""
-    live = sys.stderr.isatty()
-    if live:
-        print(f"\r\033[K{text[: shutil.get_terminal_size().columns - 1]}", end="", file=sys.stderr, flush=True)
+    terminal.show(text)
     try:
         yield
     finally:
-        if live:
-            print("\r\033[K", end="", file=sys.stderr, flush=True)
+        terminal.clear()
 
 
 def opened_or_made(folder: Path, open_: Callable[[Path], T], make: Callable[[Path], None]) -> T:

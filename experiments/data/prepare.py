@@ -20,6 +20,7 @@ from itertools import islice
 from pathlib import Path
 from typing import NoReturn
 
+from fewbits.experiments import terminal
 from fewbits.experiments.data.folder import read_meta
 from fewbits.experiments.data.once import default_cache
 from fewbits.experiments.data.text import text_folder
@@ -180,7 +181,7 @@ class _Progress:
         rate = (done - self._before) / (now - self._began)
         left = max(self._expected - done, 0) / rate / 60
         line = f"{done:,} of about {self._expected:,} documents, {tokens:,} tokens, {rate:,.0f}/s, {left:,.0f} min left"
-        print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
+        terminal.show(line)
 
     def end(self) -> None:
         if sys.stderr.isatty() and self._shown > self._began:
