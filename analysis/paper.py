@@ -29,6 +29,11 @@ class Column:
     group: str = ""  # several columns' common head
     baseline: str | None = None  # the column that this one is compared with
 
+    @property
+    def heading(self) -> str:
+        """Whole, by itself; tables show it in two parts again."""
+        return f"{self.group}: {self.title}" if self.group else self.title
+
 
 @dataclass(frozen=True)
 class Row:

@@ -70,7 +70,7 @@ def table_1(results: Results) -> Table:
             cells.append(BLANK if blank else TableCell(ours or missing, value, said.source, comparable=False))
         rows.append(TableRow(row.title, tuple(cells), row.unit))
     rows += [row for name in found.models if name not in MODELS.values() for row in _own(found, name)]
-    columns = tuple(f"{column.group}: {column.title}" for column in said.columns)
+    columns = tuple(column.heading for column in said.columns)
     notes = (
         f"Ours: {HOW}",
         f"{found.device}; {_steps(found)}",

@@ -48,9 +48,8 @@ def _outcomes(results: Results, name: str, place: Place) -> TableResult:
 
 
 def _column(said: PapersColumn, place: Place) -> Column:
-    title = f"{said.group}: {said.title}" if said.group else said.title
     baseline = None if said.baseline is None else place(said.baseline)[0]
-    return Column(title, *place(said.id), baseline, said.id)
+    return Column(said.heading, *place(said.id), baseline, said.id)
 
 
 MODEL = "Nemotron-3 8B"
