@@ -31,7 +31,7 @@ class _Running:
     answer: Connection  # of rank 0
     cpus: float
     gpus: list[int]
-    meeting_place: TCPStore | None  # of several ranks, served here while they run
+    served: TCPStore | None  # where several ranks meet, while they run
 
 
 class Local:
@@ -54,15 +54,15 @@ class Local:
         gpus, self._gpus = self._gpus[: _gpus(resources)], self._gpus[_gpus(resources) :]
         visible = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus))} if gpus else {}
         processes: list[ForkServerProcess] = []
-        meeting_place = TCPStore(_HERE, 0, is_master=True, wait_for_workers=False) if resources.ranks > 1 else None
-        for of_rank in _ranks(resources.ranks, meeting_place):
+        served = meeting_place() if resources.ranks > 1 else None
+        for of_rank in [{}] if served is None else environments_at(served, resources.ranks):
             answer = theirs if not processes else None
             its_job = replace(job, environment={**of_rank, **visible})
             process = self._context.Process(target=_child, args=(its_job, answer))
             process.start()
             processes.append(process)
         theirs.close()
-        self._running[job.id] = _Running(processes, ours, _cpus(resources), gpus, meeting_place)
+        self._running[job.id] = _Running(processes, ours, _cpus(resources), gpus, served)
 
     def wait(self, seconds: float) -> list[Ended]:
         ready = wait([running.answer for running in self._running.values()], seconds)
@@ -114,11 +114,15 @@ def _die_with_parent() -> None:
         os._exit(1)
 
 
-def _ranks(ranks: int, meeting_place: TCPStore | None) -> list[Mapping[str, str]]:
-    """As torchrun's agent has them meet: at a port that is served already, which no other program can take by then."""
-    if meeting_place is None:
-        return [{}]
-    of_ranks = rank_environments(ranks, _HERE, meeting_place.port)
+def meeting_place() -> TCPStore:
+    """Where the ranks of one trial meet on this machine, served by this process while somebody holds it, as torchrun's
+    agent does: a port that was found free and is served by rank 0 later may be another program's by then."""
+    return TCPStore(_HERE, 0, is_master=True, wait_for_workers=False)
+
+
+def environments_at(served: TCPStore, ranks: int) -> list[Mapping[str, str]]:
+    """Of ranks that meet there."""
+    of_ranks = rank_environments(ranks, _HERE, served.port)
     return [{**words, "LOCAL_RANK": words["RANK"], "TORCHELASTIC_USE_AGENT_STORE": "True"} for words in of_ranks]
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.experiments.meeting import OF_STORE, meeting_place
+from fewbits.sweeps.local import environments_at, meeting_place
 from tests.experiments.trial_inputs import ended, ending, left, leftovers, metric, only_run, started, train, words
 
 NOISY = ("recipe=nvfp4", "recipe.sampler.kind=gaussws", "recipe.sampler.penalty=0.0001", "training.steps=8")
@@ -17,9 +17,7 @@ def two_processes(cache: Path, runs: Path, *more: str, stop: int | None = None) 
     store = meeting_place()
     with ExitStack() as stack:
         processes = []
-        for rank in range(2):
-            environment = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
-            environment |= OF_STORE | {"MASTER_PORT": str(store.port)}
+        for rank, environment in enumerate(environments_at(store, 2)):
             process = started(
                 ["train", *words(cache, runs, *more)], runs.with_name(f"output-{rank}"), environment=environment
             )

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from tests.experiments.meeting import OF_STORE, meeting_place
+from fewbits.sweeps.local import environments_at, meeting_place
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("torchtitan") is None, reason="torchtitan is not installed: pip install 'fewbits[titan]'"
@@ -86,12 +86,12 @@ class Titan:
         logs, outputs = ([self.folder / f"{name}-{rank}" for rank in range(ranks)] for name in ("log", "results"))
         together = [
             {
-                "environment": {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)},
+                "environment": environment,
                 "jobs": plan,
                 "log": str(logs[rank]),
                 "results": str(outputs[rank]),
             }
-            for rank in range(ranks)
+            for rank, environment in enumerate(environments_at(stores[0], ranks))  # each job has a port of its own
         ]
         assert self.process.stdin is not None
         assert self.process.stdout is not None
@@ -118,7 +118,7 @@ def titan(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Titan]:
     (folder / "data").mkdir()
     texts = [(ROOT / name).read_text()[:1500] for name in ("README.md", "CONTRIBUTING.md", "LICENSE", "Makefile")]
     (folder / "data" / "data.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    environment = os.environ | OF_STORE | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, "-m", "tests.experiments.titan_on_cpu"]
     with subprocess.Popen(
         command,
