@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fewbits.experiments.trial import Runtime
+from fewbits.kernels import cuda
 
 # Dense BF16 FLOP/s by a part of the device's name, for the share of them that training reaches.
 PEAK = {"H200": 989e12, "H100": 989e12, "B200": 2250e12, "A100": 312e12, "RTX 4090": 165e12}
@@ -66,7 +67,7 @@ def expected(runtime: Runtime, ranks: int = 1) -> World:
 def _kind(runtime: Runtime) -> str:
     here = torch.cuda.is_available()
     if runtime.device == "cuda" and not here:
-        raise ValueError("runtime.device cuda: this torch sees no CUDA device; valid are auto, cpu")
+        raise ValueError(f"runtime.device cuda: {cuda.complaint()}; valid here are auto, cpu")
     return ("cuda" if here else "cpu") if runtime.device == "auto" else runtime.device
 
 

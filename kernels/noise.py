@@ -5,7 +5,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fewbits.kernels import ops, reference
+from fewbits.kernels import cuda, ops, reference
 from fewbits.kernels.api import check_seed
 from fewbits.kernels.backends import backend_for
 
@@ -78,5 +78,5 @@ def _checked(count: int, seed: int, device: torch.device | str) -> torch.device:
     check_seed(seed)
     device = torch.device(device)
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device {device}: this torch sees no CUDA device; valid is cpu")
+        raise ValueError(f"device {device}: {cuda.complaint()}; valid here is cpu")
     return device

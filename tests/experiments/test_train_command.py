@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 from fewbits import cli
@@ -185,3 +186,13 @@ def test_what_a_run_folder_says_of_its_config_makes_the_trial_again(cache: Path,
     folder, _ = train(cache, tmp_path, "training.steps=1", "recipe=gaussws-mor")
     trial, _ = load_trial(words(cache, tmp_path, "training.steps=1", "recipe=gaussws-mor"))
     assert saved_trial(folder.path) == trial
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_without_a_cuda_device_it_is_said_what_to_install(
+    cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["train", *words(cache, tmp_path, "runtime.device=cuda")]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("fewbits: runtime.device cuda: torch ")
+    assert ": install " in line
