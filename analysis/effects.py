@@ -85,7 +85,7 @@ def forest(
         axes.xaxis.set_major_formatter(plots.percent(signed=True))
         axes.locator_params(axis="x", nbins=5)
         axes.set_xlabel("change of validation loss from BF16, %")
-        picture.legend(handles=_key(lines), loc="outside upper left", ncols=2, borderpad=0.1)
+        picture.legend(handles=_key(rows, lines), loc="outside upper left", ncols=2, borderpad=0.1)
         return picture
 
     said = (
@@ -97,11 +97,12 @@ def forest(
     return FigureResult(draw, trials, said + notes + tuple(of_rows))
 
 
-def _key(margins: Sequence[float]) -> list[Line2D | Rectangle]:
+def _key(rows: Sequence[Effect], margins: Sequence[float]) -> list[Line2D | Rectangle]:
     theme = plots.theme()
+    ours = "mean, 90 % interval" if any(row.interval for row in rows) else "ours, one seed"
     words = "margins, ± " + " and ".join(f"{100 * margin:g}" for margin in margins) + " %"
     return [
-        Line2D([], [], color=theme.text, marker="o", label="mean, 90 % interval"),
+        Line2D([], [], color=theme.text, marker="o", label=ours),
         plots.hollow("the paper's"),
         Rectangle((0, 0), 1, 1, facecolor=theme.quiet, alpha=0.25, label=NOISE),
         Line2D([], [], color=theme.quiet, linewidth=0.8, dashes=(2, 2), label=words),

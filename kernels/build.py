@@ -23,7 +23,9 @@ from pathlib import Path
 from typing import TextIO
 
 SOURCES = Path(__file__).parent / "csrc"
-UNITS = ("cpu.cpp", "cpu_packed.cpp", "cpu_noise.cpp", "cpu_gemm.cpp")
+UNITS = tuple(
+    f"{name}.cpp" for name in ("cpu", "cpu_bf16", "cpu_fp16", "cpu_fp32", "cpu_packed", "cpu_noise", "cpu_gemm")
+)
 
 # -fno-trapping-math and -fno-math-errno let comparisons and roots inside loops vectorise; -ffp-contract=off keeps
 # a*b+c at two roundings, as the reference has them. Nothing here may reorder floating point.

@@ -3,6 +3,7 @@
 Files go whole to one worker (--dist loadfile), so that what a file's tests share is made once.
 """
 
+import gc
 import os
 import signal
 
@@ -16,6 +17,15 @@ hypothesis.settings.load_profile("fewbits")
 # Before torch is imported: threads that spin while they wait take three quarters of the time when workers, and what
 # they start, are more than the processors.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+
+# A fifth of a worker's time went to looking for garbage, most of it among what imports have left for good.
+gc.set_threshold(20_000, 10, 10)
+
+
+def pytest_collection_finish() -> None:
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_configure() -> None:

@@ -23,7 +23,7 @@ FB_HD float rounded(float v, const Grid &g, bool stochastic, uint32_t high, uint
   if (!stochastic) return nearest<WIDE>(v, g);
   Drawn<WIDE> d = draw<WIDE>(v, g);
   Move m = decide(d, high);
-  return m == GO || (m == ASK && goes(d, high, rounding_low(index, seed))) ? moved(d, g, v) : d.near;
+  return m == GO || (m == ASK && goes(d, high, rounding_low(index, seed))) ? moved(d) : d.near;
 }
 
 // The same by the first bits of its draw alone; `ask` becomes 1 if they leave it open.
@@ -33,7 +33,7 @@ FB_HD float rounded_at_once(float v, const Grid &g, uint32_t high, uint32_t *ask
   Drawn<WIDE> d = draw<WIDE>(v, g);
   uint32_t t = threshold(d);
   *ask |= t == high;
-  return high < t ? moved(d, g, v) : d.near;
+  return high < t ? moved(d) : d.near;
 }
 
 // One element of any kind: wide grids, naive casts of huge or non-finite values, scales at the end of float32.

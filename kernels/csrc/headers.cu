@@ -12,8 +12,8 @@ __device__ float through(const Grid &g, float v, uint64_t i, uint64_t seed) {
   Drawn<true> wide = draw<true>(b, g);
   Drawn<false> narrow = draw<false>(b, g);
   uint32_t high = rounding_high(i, seed), low = rounding_low(i, seed);
-  if (decide(wide, high) == GO || (decide(wide, high) == ASK && goes(wide, high, low))) q += moved(wide, g, b);
-  if (decide(narrow, high) == GO || (decide(narrow, high) == ASK && goes(narrow, high, low))) q += moved(narrow, g, b);
+  if (decide(wide, high) == GO || (decide(wide, high) == ASK && goes(wide, high, low))) q += moved(wide);
+  if (decide(narrow, high) == GO || (decide(narrow, high) == ASK && goes(narrow, high, low))) q += moved(narrow);
   return with_sign(q, v);
 }
 

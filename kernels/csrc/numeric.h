@@ -141,10 +141,9 @@ FB_HD Step step_at(float v, const Grid &g) {
 // back at the end. |v| must stay below 4 * max on grids that are not wide; `bounded` sees to it.
 template <bool WIDE> FB_HD float nearest(float v, const Grid &g) {
   if (WIDE) {
-    uint32_t u = bits(v), mag = u & MAGNITUDE;
-    if (g.dropped == 0) return v;
-    uint32_t up = (1u << (g.dropped - 1)) - 1u + ((mag >> g.dropped) & 1u);
-    return value((u & SIGN) | ((mag + up) & ~((1u << g.dropped) - 1u)));
+    uint32_t u = bits(v), mag = u & MAGNITUDE, rest = (1u << g.dropped) - 1u;
+    uint32_t up = ((rest >> 1) + ((mag >> g.dropped) & 1u)) & rest;  // nothing where nothing is dropped
+    return value((u & SIGN) | ((mag + up) & ~rest));
   }
   float c = step_at(v, g).constant(g);
   return (v + c) - c;
@@ -192,19 +191,16 @@ enum Move { STAY = 0, GO = 1, ASK = 2 };
 
 template <bool WIDE> struct Drawn {
   float near;
-  float gap;      // signed distance v - near                      (not wide)
-  float step;     //                                               (not wide)
-  uint32_t part;  // |v - near| / step as a 32-bit fraction        (wide)
+  float gap, step;           // v - near; from one value of the grid to the next                      (not wide)
+  uint32_t part, neighbour;  // |v - near| / step as a 32-bit fraction; from near, in float32's steps     (wide)
 };
 template <bool WIDE> FB_HD Drawn<WIDE> draw(float v, const Grid &g) {
   Drawn<WIDE> d{};
   d.near = nearest<WIDE>(v, g);
   if (WIDE) {
-    if (g.dropped) {
-      uint32_t rest = bits(v) & ((1u << g.dropped) - 1u), whole = 1u << g.dropped;
-      bool up = (bits(d.near) & MAGNITUDE) > (bits(v) & MAGNITUDE);
-      d.part = (up ? whole - rest : rest) << (32 - g.dropped);
-    }
+    uint32_t gap = bits(v) - bits(d.near), below = uint32_t(int32_t(gap) >> 31);  // all ones where |v| is below |near|
+    d.part = ((gap ^ below) - below) << (-g.dropped & 31);
+    d.neighbour = ((1u << g.dropped) ^ below) - below;
   } else {
     d.gap = v - d.near;
     d.step = step_at(v, g).size(g);
@@ -229,11 +225,7 @@ FB_HD bool goes(const Drawn<false> &d, uint32_t high, uint32_t low) {
 FB_HD bool goes(const Drawn<true> &d, uint32_t high, uint32_t low) {
   return ((uint64_t(high) << 32) | low) < (uint64_t(d.part) << 16);
 }
-FB_HD float moved(const Drawn<false> &d, const Grid &, float) { return d.near + with_sign(d.step, d.gap); }
-FB_HD float moved(const Drawn<true> &d, const Grid &g, float v) {
-  uint32_t near = bits(d.near) & MAGNITUDE, step = 1u << g.dropped;
-  bool up = near > (bits(v) & MAGNITUDE);
-  return with_sign(value(up ? near - step : near + step), v);
-}
+FB_HD float moved(const Drawn<false> &d) { return d.near + with_sign(d.step, d.gap); }
+FB_HD float moved(const Drawn<true> &d) { return value(bits(d.near) + d.neighbour); }
 
 }  // namespace fb

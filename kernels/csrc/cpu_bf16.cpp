@@ -1,0 +1,2 @@
+#include "walk.h"
+template void fb::quantize<fb::Bf16>(const void *, int64_t, int64_t, const fb::Request *, int, int);
