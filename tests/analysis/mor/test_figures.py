@@ -146,6 +146,15 @@ def test_one_seed_a_diverged_arm_and_a_missing_one_are_drawn_and_said(empty: Pla
     assert isinstance(figure_5, FigureResult)
     assert any("channel, seed 0: diverged at step 25" in note for note in figure_5.notes)
     assert any("No data of Tensor" in note for note in figure_5.notes)
+    assert legend_of("Figure A", results)[0] == "ours, one seed"
+
+
+def legend_of(name: str, results: Results) -> list[str]:
+    return [text.get_text() for text in drawn(FIGURES[name], results).legends[0].get_texts()]
+
+
+def test_intervals_are_spoken_of_where_there_are_seeds(made: Results) -> None:
+    assert legend_of("Figure A", made)[0] == "mean, 90 % interval"
 
 
 def test_a_change_is_from_the_same_seed_at_the_same_step(made: Results) -> None:
