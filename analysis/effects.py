@@ -73,8 +73,9 @@ def forest(
         for value in (*lines, *(-line for line in lines)):
             axes.axvline(value, color=plots.theme().quiet, linewidth=0.8, dashes=(2, 2), zorder=1)
         axes.axvline(0, color=plots.theme().text, linewidth=0.9, zorder=1)
-        if noise is not None and noise.interval is not None:
-            axes.axvspan(noise.interval.low, noise.interval.high, color=plots.theme().quiet, alpha=0.25, linewidth=0)
+        band = None if noise is None else noise.interval
+        if band is not None:
+            axes.axvspan(band.low, band.high, color=plots.theme().quiet, alpha=0.25, linewidth=0)
         for y, row in enumerate(rows):
             _effect(axes, y, row, reach)
             if y and row.group != rows[y - 1].group:
@@ -85,7 +86,7 @@ def forest(
         axes.xaxis.set_major_formatter(plots.percent(signed=True))
         axes.locator_params(axis="x", nbins=5)
         axes.set_xlabel("change of validation loss from BF16, %")
-        picture.legend(handles=_key(rows, lines), loc="outside upper left", ncols=2, borderpad=0.1)
+        picture.legend(handles=_key(rows, lines, band), loc="outside upper left", ncols=2, borderpad=0.1)
         return picture
 
     said = (
@@ -97,14 +98,15 @@ def forest(
     return FigureResult(draw, trials, said + notes + tuple(of_rows))
 
 
-def _key(rows: Sequence[Effect], margins: Sequence[float]) -> list[Line2D | Rectangle]:
+def _key(rows: Sequence[Effect], margins: Sequence[float], band: Interval | None) -> list[Line2D | Rectangle]:
     theme = plots.theme()
     ours = "mean, 90 % interval" if any(row.interval for row in rows) else "ours, one seed"
     words = "margins, ± " + " and ".join(f"{100 * margin:g}" for margin in margins) + " %"
+    shaded = [Rectangle((0, 0), 1, 1, facecolor=theme.quiet, alpha=0.25, label=NOISE)] if band else []
     return [
         Line2D([], [], color=theme.text, marker="o", label=ours),
         plots.hollow("the paper's"),
-        Rectangle((0, 0), 1, 1, facecolor=theme.quiet, alpha=0.25, label=NOISE),
+        *shaded,
         Line2D([], [], color=theme.quiet, linewidth=0.8, dashes=(2, 2), label=words),
     ]
 

@@ -146,7 +146,8 @@ def test_one_seed_a_diverged_arm_and_a_missing_one_are_drawn_and_said(empty: Pla
     assert isinstance(figure_5, FigureResult)
     assert any("channel, seed 0: diverged at step 25" in note for note in figure_5.notes)
     assert any("No data of Tensor" in note for note in figure_5.notes)
-    assert legend_of("Figure A", results)[0] == "ours, one seed"
+    assert legend_of("Figure A", results)[:2] == ["ours, one seed", "the paper's"]
+    assert not any("A/A" in words for words in legend_of("Figure A", results)), "which has no interval to shade"
 
 
 def legend_of(name: str, results: Results) -> list[str]:
@@ -154,7 +155,7 @@ def legend_of(name: str, results: Results) -> list[str]:
 
 
 def test_intervals_are_spoken_of_where_there_are_seeds(made: Results) -> None:
-    assert legend_of("Figure A", made)[0] == "mean, 90 % interval"
+    assert legend_of("Figure A", made)[::2] == ["mean, 90 % interval", "A/A: BF16 again"]
 
 
 def test_a_change_is_from_the_same_seed_at_the_same_step(made: Results) -> None:
