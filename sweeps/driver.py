@@ -138,6 +138,9 @@ class Driver:
         if task.stage is not Stage.STARTED:  # taken back
             return
         folder = task.planned.folder
+        if self.stopping:  # it may have been asked once more after it had heard
+            with contextlib.suppress(OSError):
+                (folder.path / store.STOP).unlink(missing_ok=True)
         if outcome is not None and outcome.kind == "over":
             task.stage, task.failure, task.speed = Stage.OVER, None, outcome.speed
             return

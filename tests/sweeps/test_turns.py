@@ -1,5 +1,6 @@
 """What drivers, sweeps and workers do at moments that real processes seldom meet: the trials here are pretended."""
 
+import contextlib
 import json
 import shutil
 import threading
@@ -189,7 +190,7 @@ def test_speeds_that_cannot_be_written_are_left_out(
     assert "3 trials: 3 done\n" in capfd.readouterr().out
 
 
-# ------------------------------------------------------------------------------------------------ at once
+# ------------------------------------------------------------------------------------------------ stopped
 
 
 def test_at_once_does_not_wait_for_mlflow(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,6 +217,38 @@ def test_at_once_does_not_wait_for_mlflow(cache: Path, tmp_path: Path, monkeypat
         assert time.monotonic() - began < 30
     finally:
         answered.set()
+
+
+def test_a_trial_that_was_asked_again_after_it_had_heard_leaves_no_request(cache: Path, tmp_path: Path) -> None:
+    """A worker that has taken the request away holds its lease for a moment more, in which the driver asks again."""
+
+    class Hears(Pretended):
+        held = contextlib.ExitStack()
+        turns = 0
+
+        def start(self, job: Job, resources: Resources) -> None:
+            super().start(job, resources)
+            self.held.enter_context(lease.leased(job.path))
+
+        def wait(self, seconds: float) -> list[Ended]:
+            (one,) = self._jobs
+            self.turns += 1
+            if self.turns == 1:
+                conductor.stop()
+                return []
+            if self.turns == 2:
+                (one.path / store.STOP).unlink()
+                return []
+            assert (one.path / store.STOP).exists(), "asked again"
+            self.held.close()
+            return [Ended(one.id, Outcome("stopped"))]
+
+    plan = planned(tiny_file(tmp_path, cache, {}), f"runtime.runs={tmp_path / 'runs'}")
+    conductor = Driver(plan, Hears())
+    conductor.run()
+    (task,) = conductor.tasks.values()
+    assert task.stage is Stage.WAITING
+    assert not (task.planned.folder.path / store.STOP).exists()
 
 
 # ------------------------------------------------------------------------------------------------ a lost lease
