@@ -1,2 +1,3 @@
+// The walk for FP32, a unit by itself so that compilers take the dtypes side by side.
 #include "walk.h"
 template void fb::quantize<fb::Fp32>(const void *, int64_t, int64_t, const fb::Request *, int, int);
