@@ -23,8 +23,14 @@ from pathlib import Path
 from typing import TextIO
 
 SOURCES = Path(__file__).parent / "csrc"
-UNITS = tuple(
-    f"{name}.cpp" for name in ("cpu", "cpu_bf16", "cpu_fp16", "cpu_fp32", "cpu_packed", "cpu_noise", "cpu_gemm")
+UNITS = (
+    "cpu.cpp",
+    "cpu_bf16.cpp",
+    "cpu_fp16.cpp",
+    "cpu_fp32.cpp",
+    "cpu_packed.cpp",
+    "cpu_noise.cpp",
+    "cpu_gemm.cpp",
 )
 
 # -fno-trapping-math and -fno-math-errno let comparisons and roots inside loops vectorise; -ffp-contract=off keeps
