@@ -32,7 +32,7 @@ STANDING = ("folder", "state", "step", "steps", "stale", "note", "model", "param
 EVALUATED = ("validation_loss", "ood_loss", "parameter_norm")  # there from a trial's first evaluation on
 LATE_STEPS = 4  # at least
 COARSE = 8  # bits of a format: with fewer, arms spread further
-_NO_NUMBERS = ("id", "name", "status", "step")  # of result.json
+_NO_NUMBERS = ("id", "name", "status", "step", "evaluated")  # of result.json
 
 Metric = str | Mapping[str, float]  # a number of result.json, `ood_cloze.accuracy` say; or one of each trial's, by id
 Row = Mapping[str, Any]

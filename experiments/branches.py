@@ -14,6 +14,7 @@ from pathlib import Path
 
 from fewbits.experiments import checkpoints
 from fewbits.experiments.data.corpus import Corpus
+from fewbits.experiments.identity import ParentPoint, parent_point
 from fewbits.experiments.run_folder import RunFolder, opened, saved_trial
 from fewbits.experiments.trial import Branch, Trial
 
@@ -23,9 +24,9 @@ class Parent:
     folder: RunFolder
     step: int
 
-    @property
-    def id(self) -> str:
-        return f"{self.folder.id}@{self.step}"
+    @cached_property
+    def point(self) -> ParentPoint:
+        return parent_point(self.folder.provenance() or {}, self.step)
 
     @cached_property
     def checkpoint(self) -> checkpoints.Checkpoint:

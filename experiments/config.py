@@ -29,8 +29,8 @@ from yaml import YAMLError
 from fewbits.experiments.composition import ConfigFolder
 from fewbits.experiments.trial import Runtime, Trial
 from fewbits.models.from_dict import from_dict, one_of
+from fewbits.models.presets import MODELS
 from fewbits.models.recipe import GEMMS, SLOTS, Recipe
-from fewbits.models.registry import MODELS
 
 FOLDER = Path(__file__).parent / "config"
 ROOT = "trial"

@@ -45,7 +45,8 @@ class World:
 
 def choose(runtime: Runtime) -> World:
     """Set up torch for the trial: threads, determinism, and the process group where torchrun made one."""
-    kind = _kind(runtime)
+    kind = kind_of_device(runtime)
+    check_device(kind)
     _be_deterministic()
     if kind == "cpu":
         torch.set_num_threads(runtime.threads)
@@ -59,16 +60,29 @@ def choose(runtime: Runtime) -> World:
     return World(device, rank, ranks, runtime.threads)
 
 
-def expected(runtime: Runtime, ranks: int = 1) -> World:
-    """The world of a trial that this process plans and another one runs."""
-    return World(torch.device(_kind(runtime)), ranks=ranks, threads=runtime.threads)
+def kind_of_device(runtime: Runtime) -> str:
+    """Return the requested kind of device; `auto` is what this machine, which trains, has."""
+    return ("cuda" if torch.cuda.is_available() else "cpu") if runtime.device == "auto" else runtime.device
 
 
-def _kind(runtime: Runtime) -> str:
-    here = torch.cuda.is_available()
-    if runtime.device == "cuda" and not here:
-        raise ValueError(f"runtime.device cuda: {cuda.complaint()}; valid here are auto, cpu")
-    return ("cuda" if here else "cpu") if runtime.device == "auto" else runtime.device
+def rank_count() -> int:
+    """Return how many processes torchrun started for the trial; 1 without it."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def check_device(kind: str) -> None:
+    """Raise ValueError where this machine cannot train on such a device with our kernels.
+
+    On a GPU the reference would be many times slower: it trains there only where FEWBITS_BACKEND names it.
+    """
+    if kind == "cuda" and (complaint := cuda.complaint()):
+        if not torch.cuda.is_available():
+            raise ValueError(f"runtime.device cuda: {complaint}; valid here are auto, cpu")
+        if os.environ.get("FEWBITS_BACKEND") != "reference":
+            raise ValueError(
+                f"runtime.device cuda: the kernels do not work here: {complaint}. FEWBITS_BACKEND=reference trains "
+                "without them, many times slower"
+            )
 
 
 def leave(world: World) -> None:

@@ -1,76 +1,184 @@
-"""What makes a trial the same trial: its id, and where it came from.
+"""What makes a trial the same trial: its id, and where its numbers came from.
 
-The id is a hash of all that decides a trial's bits: the resolved config, the data's fingerprint, the sources that
-compute it, torch's version, the kernels' backend, and over how many processes and threads sums are spread.
-Names and descriptions are not part of it, nor is anything else of the runtime: two studies that ask for the same
-computation share one trial. The git commit is provenance alone.
+The id is a hash of what decides a trial's numbers and is the same on every machine: the settings that differ from their
+defaults, the fingerprint of the data, the requested kind of device with ranks and threads, the parent of a branch, and
+the meaning of the sources that compute (`fingerprint/`). Names, intervals between checkpoints and evaluation beside the
+loss are no part of it. The environment (torch, processor, GPU, compiler) and the git commit are provenance.
+
+A default is not hashed, so a new setting with a default changes no id; in return the meaning of a default never
+changes.
 """
 
+from __future__ import annotations
+
+import dataclasses
 import hashlib
 import json
 import os
 import platform
 import subprocess
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from fewbits.experiments.devices import World
-from fewbits.experiments.sources import ROOMS, sources, sources_digest
+from fewbits.experiments.environment import environment
+from fewbits.experiments.fingerprint.equal_bits import equal_fingerprints
+from fewbits.experiments.fingerprint.numerics import numerics_fingerprint, source_digests
 from fewbits.experiments.trial import Trial
-from fewbits.kernels.backends import backend_for
 
+# Settings that change no number of a trial, by path.
+FREE = {
+    "model.name",
+    "recipe.name",
+    "recipe.about",
+    "training.checkpoint_every",
+    "evaluation.cloze",
+    "evaluation.tasks",
+    "evaluation.tasks_path",
+    "evaluation.run_code",
+}
+_BY_CONTENT = ("data", "branch")  # known by the data's fingerprint and the parent's identity
 _HERE = Path(__file__).parent
 
+Identity = dict[str, Any]
 
-def identity(trial: Trial, data_fingerprint: str, world: World, parent: str | None = None) -> dict[str, Any]:
-    """The parts that the id is a hash of, to be compared where two differ.
 
-    parent: the id of the trial that it branches from, with the step.
-    """
-    config = trial.to_dict()
-    del config["model"]["name"], config["recipe"]["name"], config["recipe"]["about"], config["data"]
-    del config["training"]["checkpoint_every"]  # computes nothing
-    config["branch"] = parent
-    device = world.device.type
+@dataclass(frozen=True)
+class ParentPoint:
+    """The checkpoint that a branch starts from: the meaning of its trial, its step and the sources that computed it."""
+
+    meaning: str
+    step: int
+    numerics: tuple[str, ...]  # fingerprints that are not proven equal to today's sources; none for a usual parent
+
+
+def identity(
+    trial: Trial,
+    data_fingerprint: str,
+    device: str,
+    *,
+    ranks: int = 1,
+    threads: int = 1,
+    parent: ParentPoint | None = None,
+) -> Identity:
+    """Return the parts that the id is a hash of. No machine is asked for any of them."""
     return {
-        "config": config,
+        "config": changed_settings(trial),
         "data": data_fingerprint,
-        "sources": {room: sources_digest(room) for room in ROOMS},
-        "torch": str(torch.__version__),
-        "backend": f"{device}:{backend_name(device)}",
-        "ranks": world.ranks,  # each draws noise of its own
-        "threads": world.threads if device == "cpu" else None,  # torch spreads some sums over them
+        "device": device,
+        "ranks": ranks,  # each draws noise of its own
+        "threads": threads if device == "cpu" else 1,  # torch spreads some sums over them
+        "parent": {"meaning": parent.meaning, "step": parent.step} if parent else None,
+        "numerics": [numerics_fingerprint(device), *(parent.numerics if parent else ())],
     }
 
 
 def trial_id(identity: Mapping[str, Any]) -> str:
-    text = json.dumps(identity, sort_keys=True, allow_nan=False, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()
+    return _hash(identity)
 
 
-def backend_name(device: str) -> str:
-    return backend_for(device).__name__.rpartition(".")[2]
+def meaning(identity: Mapping[str, Any]) -> str:
+    """Return the hash of all parts but the sources: what is asked for, whatever code computes it."""
+    return _hash({key: value for key, value in identity.items() if key != "numerics"})
 
 
-def provenance(identity: Mapping[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:
-    """Where a run's numbers come from, beside what its id is made of."""
+def possible_identities(made_of: Mapping[str, Any]) -> Iterator[Identity]:
+    """Yield the identity, and those that it would have under sources proven equal on some instruction set."""
+    own, *parents = made_of["numerics"]
+    for fingerprint in equal_fingerprints(own, made_of["device"]):
+        yield {**made_of, "numerics": [fingerprint, *parents]}
+
+
+def computed_by_todays_sources(provenance: Mapping[str, Any]) -> bool:
+    """Tell whether a run's numbers are those of today's sources, by equal fingerprints or by proof where it ran."""
+    made_of = provenance["identity"]
+    today = numerics_fingerprint(made_of["device"])
+    fingerprints = {(made_of["numerics"][0], None)}
+    for segment in provenance.get("segments", ()):
+        fingerprints.add((segment["numerics"], segment["environment"]["instruction_set"]))
+    return all(
+        fingerprint == today or fingerprint in equal_fingerprints(today, made_of["device"], instruction_set)
+        for fingerprint, instruction_set in fingerprints
+    )
+
+
+def parent_point(provenance: Mapping[str, Any], step: int) -> ParentPoint:
+    """Return the point that a branch of this run starts from."""
+    made_of = provenance["identity"]
+    own = () if computed_by_todays_sources(provenance) else (made_of["numerics"][0],)
+    return ParentPoint(meaning(made_of), step, tuple(dict.fromkeys((*own, *made_of["numerics"][1:]))))
+
+
+def changed_settings(trial: Trial) -> dict[str, Any]:
+    """Return the settings that decide numbers and differ from their defaults, nested as in the config."""
+    found = _changed(trial, None, "")
+    return {key: value for key, value in found.items() if key not in _BY_CONTENT}
+
+
+def _changed(value: Any, default: Any, path: str) -> dict[str, Any]:
+    found = {}
+    for field in dataclasses.fields(value):
+        item, where = getattr(value, field.name), f"{path}{field.name}"
+        usual = default_of(field) if default is None else getattr(default, field.name)
+        if dataclasses.is_dataclass(item):
+            inner = _changed(item, None if usual is dataclasses.MISSING else usual, f"{where}.")
+            if inner:
+                found[field.name] = inner
+        elif where not in FREE and (usual is dataclasses.MISSING or item != usual or type(item) is not type(usual)):
+            found[field.name] = item
+    return found
+
+
+def default_of(field: dataclasses.Field[Any]) -> Any:
+    """Return a field's default; MISSING where it has none."""
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return field.default
+
+
+def provenance(identity: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return where a run's numbers come from, beside what its id is made of."""
     return {
         "identity": dict(identity),
-        "sources": sources(),  # file by file, to say which one has changed
+        "sources": source_digests(identity["device"]),  # file by file, to name the one that changed
         "git": _git("rev-parse", "HEAD"),
         "git_dirty": bool(_git("status", "--porcelain")),
-        "python": platform.python_version(),
         "machine": platform.machine(),
-        "processor": _processor(),
         "host": platform.node(),
         "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
         "process": os.getpid(),
-        **extra,
+        **facts,
     }
+
+
+def segment(step: int, device: torch.device) -> dict[str, Any]:
+    """Describe the part of a trial that this process computes, from a step on."""
+    return {
+        "step": step,
+        "numerics": numerics_fingerprint(device.type),
+        "environment": environment(device),
+        "host": platform.node(),
+        "time": round(time.time()),
+        "git": _git("rev-parse", "HEAD"),
+    }
+
+
+def environments(provenance: Mapping[str, Any]) -> list[Mapping[str, str | None]]:
+    """Return the environments that computed the steps that a run holds: a segment ends where a later one began."""
+    found: list[Mapping[str, Any]] = []
+    for part in provenance.get("segments", ()):
+        found = [*(before for before in found if before["step"] < part["step"]), part]
+    return [part["environment"] for part in found]
+
+
+def _hash(value: Mapping[str, Any]) -> str:
+    text = json.dumps(value, sort_keys=True, allow_nan=False, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _git(*words: str) -> str | None:
@@ -79,13 +187,3 @@ def _git(*words: str) -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None
-
-
-def _processor() -> str:
-    if torch.cuda.is_available():
-        return torch.cuda.get_device_name()
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")

@@ -22,6 +22,7 @@ import yaml
 
 from fewbits.experiments.atomic import remove_folder, remove_leftovers, write_atomically, write_json
 from fewbits.experiments.checkpoints import Checkpoint, load, newest, steps
+from fewbits.experiments.identity import computed_by_todays_sources, possible_identities, trial_id
 from fewbits.experiments.trial import Trial
 
 HASH = 8  # hexadecimal digits of the id in a folder's name
@@ -99,7 +100,15 @@ class RunFolder:
                 remove_leftovers(folder)
         text = yaml.safe_dump(plain(trial.to_dict()), sort_keys=False, allow_unicode=True)
         write_atomically(self.path / "config.yaml", text.encode())
-        write_json(self.path / "provenance.json", {"id": self.id, **provenance})
+        before = (self.provenance() or {}).get("segments", [])
+        write_json(self.path / "provenance.json", {"id": self.id, **provenance, "segments": before})
+
+    def add_segment(self, segment: Mapping[str, Any]) -> None:
+        """Record which environment computes the steps from here on. Only the run's writer may call this."""
+        provenance = self.provenance() or {}
+        write_json(
+            self.path / "provenance.json", {**provenance, "segments": [*provenance.get("segments", []), segment]}
+        )
 
     @contextmanager
     def alone(self) -> Iterator[None]:
@@ -116,15 +125,28 @@ class RunFolder:
             yield
 
 
-def find(runs: Path, slug: str, trial_id: str) -> RunFolder:
-    """Where the trial lies, or will lie."""
-    short = trial_id[:HASH]
-    for path in sorted(runs.glob(f"*-{short}")):
-        found = RunFolder(path, trial_id)
-        if (found.provenance() or {"id": trial_id}).get("id") == trial_id:
-            return found
-        raise ValueError(f"{path} holds another trial whose id begins alike; move it away")
-    return RunFolder(runs / f"{slug}-{short}", trial_id)
+def find(runs: Path, slug: str, made_of: Mapping[str, Any], expected: str | None = None) -> RunFolder:
+    """Return the folder where the trial lies, or will lie.
+
+    A folder of sources that are proven to give the same bits where it was computed is the trial's too.
+    expected: the id that the trial was planned with; the folder is that one's if the trial may have it.
+    """
+    ids = [trial_id(one) for one in possible_identities(made_of)]
+    for number, one in enumerate([expected] if expected in ids else ids):
+        folder = _existing(runs, one)
+        if folder is not None and (number == 0 or computed_by_todays_sources(folder.provenance() or {})):
+            return folder
+    new = expected if expected in ids else ids[0]
+    return RunFolder(runs / f"{slug}-{new[:HASH]}", new)
+
+
+def _existing(runs: Path, trial_id: str) -> RunFolder | None:
+    for path in sorted(runs.glob(f"*-{trial_id[:HASH]}")):
+        folder = RunFolder(path, trial_id)
+        if (folder.provenance() or {"id": trial_id}).get("id") != trial_id:
+            raise ValueError(f"{path} holds another trial whose id begins alike; move it away")
+        return folder
+    return None
 
 
 def opened(path: Path) -> RunFolder:

@@ -11,13 +11,15 @@ from fewbits.experiments.data.corpus import Corpus
 from fewbits.experiments.data.tokenizing import Tokenizer, saved_tokenizer
 from fewbits.experiments.evaluation.cloze import ClozeItems, cloze_items
 from fewbits.experiments.evaluation.harness import check_tasks
+from fewbits.experiments.evaluation.loss import windows_of
 from fewbits.experiments.schedules import phases
 from fewbits.experiments.trial import Trial
 from fewbits.kernels.quantizer import Block, Mixture, Quantizer
 from fewbits.models.observer import Observer
+from fewbits.models.presets import MODELS
 from fewbits.models.quantize import keep, linear_layers, quantize
 from fewbits.models.recipe import Slot
-from fewbits.models.registry import MODELS, on_meta
+from fewbits.models.registry import on_meta
 
 ROUND = 64  # vocabularies are padded to a multiple
 CLOZE_CONTEXT, CLOZE_CONTINUATION = 64, 8  # tokens (assumed: the papers have no such task)
@@ -85,14 +87,14 @@ def coincidences(trial: Trial) -> Iterator[str]:
 
 def check_data(trial: Trial, corpus: Corpus) -> None:
     """ValueError, before any training, where the data are too few for it or for what it is judged by."""
-    t = trial.training
+    t, e = trial.training, trial.evaluation
     corpus.batch("train", 0, 1, t.length, 0)
     for split in ("validation", "ood"):
         if split in corpus.splits:
             try:
-                corpus.windows(split, trial.evaluation.windows_of(split), t.length)
+                corpus.windows(split, windows_of(split, e.windows, e.ood_windows), t.length)
             except ValueError as error:
-                own = split == "ood" and trial.evaluation.ood_windows is not None
+                own = split == "ood" and e.ood_windows is not None
                 name = "ood_windows" if own else "windows"
                 raise ValueError(f"evaluation.{name}: {error} in split {split}") from None
     check_evaluation(trial, corpus)

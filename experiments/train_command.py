@@ -34,6 +34,7 @@ def main(argv: Sequence[str]) -> int:
     parser = _Parser("fewbits train", description=__doc__, epilog=EXAMPLES, formatter_class=_formatter)
     parser.add_argument("overrides", nargs="*", metavar="WORD", help="of the config, see below")
     parser.add_argument("--config", action="store_true", help="print the resolved config and train nothing")
+    parser.add_argument("--id", action="store_true", help="print the trial's id and train nothing")
     options = parser.parse_args(argv)
 
     from fewbits.experiments.config import load_trial
@@ -46,6 +47,12 @@ def main(argv: Sequence[str]) -> int:
 
         settings = trial.to_dict() | {"runtime": asdict(runtime)}
         print(yaml.safe_dump(plain(settings), sort_keys=False, allow_unicode=True), end="")
+        return 0
+
+    if options.id:
+        from fewbits.experiments.training import folder_of
+
+        print(folder_of(trial, runtime).id)
         return 0
 
     from fewbits.experiments.tracking import Tracker

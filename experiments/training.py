@@ -29,8 +29,8 @@ from fewbits.experiments.data.load import load
 from fewbits.experiments.data.once import default_cache
 from fewbits.experiments.evaluation.cloze import evaluate_cloze
 from fewbits.experiments.evaluation.harness import run_tasks
-from fewbits.experiments.evaluation.loss import evaluate_loss
-from fewbits.experiments.identity import identity, provenance, trial_id
+from fewbits.experiments.evaluation.loss import evaluate_loss, windows_of
+from fewbits.experiments.identity import identity, possible_identities, provenance, segment, trial_id
 from fewbits.experiments.optimizers import (
     clip_gradients,
     load_optimizer_state,
@@ -39,7 +39,7 @@ from fewbits.experiments.optimizers import (
     set_learning_rate,
 )
 from fewbits.experiments.schedules import factor
-from fewbits.experiments.setup import check, check_data, cloze, corpus_model, text_tokenizer
+from fewbits.experiments.setup import check, check_data, check_evaluation, cloze, corpus_model, text_tokenizer
 from fewbits.experiments.trial import Runtime, Trial
 from fewbits.kernels.seeds import derive_seed
 from fewbits.models.decoder import Decoder
@@ -108,16 +108,16 @@ def run(
     world = devices.choose(runtime)
     try:
         runs = Path(runtime.runs).expanduser()
-        corpus = load(trial.data, Path(runtime.cache).expanduser() if runtime.cache else default_cache())
-        trial = corpus_model(trial, corpus)
+        trial, corpus = with_data(trial, runtime)
         check(trial, world.ranks)
         parent = find_parent(trial.branch, runs)
-        made_of = identity(trial, corpus.fingerprint, world, parent.id if parent else None)
-        folder = run_folder.find(runs, trial.name, trial_id(made_of))
+        made_of = identity_here(trial, corpus, runtime, parent)
+        folder = run_folder.find(runs, trial.name, made_of, expected)
         if expected not in (None, folder.id):
             raise OtherTrial(made_of)
         if (done := folder.result()) is not None and folder.has(runtime.keep_steps):
             if not world.rank:
+                done = with_evaluation(done, trial, world, corpus, folder, tell)
                 saved(folder)
             tell(DONE)
             return folder, done
@@ -128,12 +128,13 @@ def run(
             return folder, _train(trial, runtime, world, corpus, folder, parent, say, stop, saved, tell)
         with folder.alone():
             if (done := folder.result()) is not None:  # by a process that has ended since
-                if folder.has(runtime.keep_steps):
+                if folder.has(runtime.keep_steps) and not trial.evaluation.missing_from(done):
                     tell(DONE)
                     return folder, done
                 folder.reopen(runtime.keep_steps)
             facts = {"data": describe(corpus), "parent": parent and str(parent.folder.path)}
-            folder.begin(trial, provenance(made_of, facts))
+            (own,) = [one for one in possible_identities(made_of) if trial_id(one) == folder.id]
+            folder.begin(trial, provenance(own, facts))
             saved(folder)
             return folder, _train(trial, runtime, world, corpus, folder, parent, say, stop, saved, tell)
     finally:
@@ -155,8 +156,10 @@ def _train(
     t, leads = trial.training, world.rank == 0
     state = set_up(trial, world.device)
     resume(state, corpus, folder, parent)
-    if state.step and leads:
-        tell(f"going on from step {state.step}")
+    if leads:
+        folder.add_segment(segment(state.step, world.device))
+        if state.step:
+            tell(f"going on from step {state.step}")
     model, optimizer, observer = state.model, state.optimizer, state.quantization.observer
     loss_of = _loss_module(model, trial, world)
     hopeless = t.blow_up * math.log(trial.model.vocab) if t.blow_up else math.inf
@@ -250,6 +253,32 @@ def gradients(state: State, trial: Trial, corpus: Corpus, world: devices.World, 
 # ------------------------------------------------------------------------------------------------ before and between
 
 
+def with_data(trial: Trial, runtime: Runtime) -> tuple[Trial, Corpus]:
+    """Return the trial with the vocabulary of its data, and the data."""
+    corpus = load(trial.data, Path(runtime.cache).expanduser() if runtime.cache else default_cache())
+    return corpus_model(trial, corpus), corpus
+
+
+def identity_here(trial: Trial, corpus: Corpus, runtime: Runtime, parent: Parent | None) -> dict[str, Any]:
+    """Return the identity of a trial that this machine trains, as one of as many ranks as torchrun started."""
+    return identity(
+        trial,
+        corpus.fingerprint,
+        devices.kind_of_device(runtime),
+        ranks=devices.rank_count(),
+        threads=runtime.threads,
+        parent=parent.point if parent else None,
+    )
+
+
+def folder_of(trial: Trial, runtime: Runtime) -> run_folder.RunFolder:
+    """Return where the trial lies or would lie, without training it."""
+    trial, corpus = with_data(trial, runtime)
+    runs = Path(runtime.runs).expanduser()
+    made_of = identity_here(trial, corpus, runtime, find_parent(trial.branch, runs))
+    return run_folder.find(runs, trial.name, made_of)
+
+
 def set_up(trial: Trial, device: torch.device) -> State:
     """Model, quantizers and optimizer at the beginning."""
     torch.manual_seed(trial.seed)  # nothing here draws from torch's own generator; what a user adds may
@@ -330,7 +359,12 @@ def evaluate(state: State, trial: Trial, corpus: Corpus) -> dict[str, float]:
     _begin_evaluation(state, trial)
     found = {
         f"{name}_loss": evaluate_loss(
-            state.model, corpus, name, windows=e.windows_of(name), length=t.length, batch=t.micro_batch
+            state.model,
+            corpus,
+            name,
+            windows=windows_of(name, e.windows, e.ood_windows),
+            length=t.length,
+            batch=t.micro_batch,
         )
         for name in ("validation", "ood")
         if name in corpus.splits
@@ -356,7 +390,33 @@ def final_evaluation(state: State, trial: Trial, corpus: Corpus) -> dict[str, An
             task: {key: value if math.isfinite(value) else None for key, value in metrics.items()}
             for task, metrics in scores.items()
         }
+    if found:
+        found["evaluated"] = {"cloze": e.cloze, "tasks": list(e.tasks)}
     return found
+
+
+def with_evaluation(
+    result: dict[str, Any],
+    trial: Trial,
+    world: devices.World,
+    corpus: Corpus,
+    folder: run_folder.RunFolder,
+    tell: Callable[[str], None],
+) -> dict[str, Any]:
+    """Return a finished trial's result with the extra evaluation that is asked for now, by its last checkpoint."""
+    if not trial.evaluation.missing_from(result):
+        return result
+    check_evaluation(trial, corpus)
+    with folder.alone():
+        checkpoint = folder.checkpoint(result["step"])
+        tell(f"evaluating {folder.path}, which is trained already")
+        state = set_up(trial, world.device)
+        saved = checkpoints.unflatten(checkpoint.tensors(), checkpoint.state)
+        _load_weights(state.model, saved["model"], strict=True)
+        state.step, state.origin = saved["step"], saved["origin"]
+        result = result | final_evaluation(state, trial, corpus)
+        write_json(folder.path / "result.json", result)
+    return result
 
 
 def _begin_evaluation(state: State, trial: Trial) -> None:

@@ -62,8 +62,14 @@ class Evaluation:
         if self.ood_windows is not None:
             at_least("evaluation.ood_windows", self.ood_windows, 1)
 
-    def windows_of(self, split: str) -> int:
-        return self.ood_windows if split == "ood" and self.ood_windows is not None else self.windows
+    def missing_from(self, result: Mapping[str, Any]) -> bool:
+        """Tell whether a finished trial's result lacks cloze items or tasks that are asked for now."""
+        if result.get("status") != "done":
+            return False
+        there = result.get("evaluated", {})
+        return bool(self.cloze and there.get("cloze") != self.cloze) or not set(self.tasks) <= set(
+            there.get("tasks", ())
+        )
 
 
 @dataclass(frozen=True)
@@ -111,9 +117,9 @@ class Trial:
 
 @dataclass(frozen=True)
 class Runtime:
-    """How and where a trial runs. Its bits depend on the device and, on a CPU, on the threads: these are in its id."""
+    """How and where a trial runs. Its id holds the kind of device and, on a CPU, the threads."""
 
-    device: str = "auto"  # auto, cpu or cuda
+    device: str = "auto"  # cpu, cuda, or auto: what the machine that trains has
     threads: int = 1  # on a CPU
     runs: str = "runs"
     cache: str | None = None  # of data; None: the user's cache folder

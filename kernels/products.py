@@ -1,9 +1,32 @@
-"""The product of two BF16 matrices in FP32, which PyTorch has on CUDA alone: README.md says what it promises."""
+"""Products of matrices in low precision whose sums are in FP32; README.md says what they promise."""
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fewbits.kernels import ops, reference  # noqa: F401, ops defines the operator
+from fewbits.kernels.processor import has_fast_bf16_products
+
+
+def matmul(a: Tensor, b: Tensor) -> Tensor:
+    """Return a · b in a's dtype, summed in FP32 and rounded once, at the best speed that the processor has for it.
+
+    Where torch has only scalar loops for BF16, the operands are widened and multiplied in FP32.
+    """
+    if _is_widened(a):
+        return torch.matmul(a.float(), b.float()).to(torch.bfloat16)
+    return torch.matmul(a, b)
+
+
+def linear(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return x · wᵀ + bias as `matmul` does; the bias is added before the sum is rounded."""
+    if _is_widened(x):
+        return F.linear(x.float(), w.float(), None if bias is None else bias.float()).to(torch.bfloat16)
+    return F.linear(x, w, bias)
+
+
+def _is_widened(x: Tensor) -> bool:
+    return x.dtype == torch.bfloat16 and x.device.type == "cpu" and not has_fast_bf16_products()
 
 
 def matmul_fp32(a: Tensor, b: Tensor) -> Tensor:

@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from fewbits.kernels.products import matmul_fp32
+from fewbits.kernels.products import matmul, matmul_fp32
 
 
 def product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
     """a · b, summed in FP32 and rounded once to dtype."""
-    return a @ b if dtype == a.dtype else matmul_fp32(a, b).to(dtype)
+    return matmul(a, b) if dtype == a.dtype else matmul_fp32(a, b).to(dtype)

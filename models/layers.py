@@ -18,6 +18,8 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
+from fewbits.kernels.products import linear, matmul
+
 # GaussWS's words for a block's linear layers; `in` is the one of Mamba-2 that none of them fits, `head` the model's.
 Part = Literal["qkv", "out", "up", "down", "in", "head"]
 Norm = Callable[[int, float, bool], nn.Module]
@@ -36,7 +38,7 @@ class Linear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         bias = None if self.bias is None else self.bias.to(x.dtype)
-        return F.linear(x, self.weight.to(x.dtype), bias)
+        return linear(x, self.weight.to(x.dtype), bias)
 
 
 class Embedding(nn.Embedding):
@@ -189,8 +191,8 @@ def _unfused_attention(q_BHTE: Tensor, k_BKTE: Tensor, v_BKTE: Tensor, shared: i
         k_BKTE, v_BKTE = (x.repeat_interleave(shared, 1) for x in (k_BKTE, v_BKTE))
     tokens, size = q_BHTE.shape[-2:]
     future = torch.full((tokens, tokens), -torch.inf, dtype=q_BHTE.dtype).triu_(1)
-    scores = torch.matmul(q_BHTE * size**-0.5, k_BKTE.mT) + future
-    return torch.matmul(torch.softmax(scores, -1), v_BKTE)
+    scores = matmul(q_BHTE * size**-0.5, k_BKTE.mT) + future
+    return matmul(torch.softmax(scores, -1), v_BKTE)
 
 
 # ------------------------------------------------------------------------------------------------ activations

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from fewbits.models.decoder import DecoderConfig
-from fewbits.models.registry import MODELS, linear_parameters, parameters
+from fewbits.models.presets import MODELS
+from fewbits.models.registry import linear_parameters, parameters
 
 _WORDS = {
     "gelu": "GELU",

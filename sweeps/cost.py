@@ -63,7 +63,7 @@ class Speeds:
 
 def _key(planned: Planned) -> str:
     made_of, trial = planned.made_of, planned.trial
-    device = f"{made_of['backend']} x{made_of['threads'] or made_of['ranks']}"
+    device = f"{made_of['device']} x{made_of['threads'] * made_of['ranks']}"
     return f"{device}|{trial.model.name}|{trial.recipe.name}"
 
 

@@ -204,5 +204,7 @@ def job(planned: Planned) -> Job:
 
 
 def finished(planned: Planned) -> bool:
-    """There is a result, and what others start from."""
-    return store.state(planned.folder) in OVER and planned.folder.has(planned.keep)
+    """Tell whether there is a result, with the evaluation that is asked for, and what other trials start from."""
+    if store.state(planned.folder) not in OVER or not planned.folder.has(planned.keep):
+        return False
+    return not planned.trial.evaluation.missing_from(planned.folder.result() or {})

@@ -57,12 +57,13 @@ def _by_file(identity: Mapping[str, Any], files: Mapping[str, str]) -> dict[str,
 
 def _today(path: Path) -> dict[str, Any]:
     """The same config, data, device, threads and ranks, with the code, torch and backend of now."""
+    from fewbits.experiments.sources import sources
+
     from fewbits.experiments import devices
     from fewbits.experiments.data.load import load
     from fewbits.experiments.data.once import default_cache
     from fewbits.experiments.identity import identity
     from fewbits.experiments.run_folder import opened, saved_trial
-    from fewbits.experiments.sources import sources
     from fewbits.experiments.trial import Runtime
 
     trial, made_of = saved_trial(path), (opened(path).provenance() or {})["identity"]

@@ -13,13 +13,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from fewbits.experiments import devices, run_folder
+from fewbits.experiments import run_folder
 from fewbits.experiments.config import load_trial
 from fewbits.experiments.data.config import DataConfig
 from fewbits.experiments.data.corpus import Corpus
 from fewbits.experiments.data.load import load
 from fewbits.experiments.data.once import default_cache
-from fewbits.experiments.identity import identity, trial_id
+from fewbits.experiments.identity import ParentPoint, identity, meaning
 from fewbits.experiments.run_folder import RunFolder
 from fewbits.experiments.setup import check, check_data, corpus_model
 from fewbits.experiments.trial import Branch, Runtime, Trial
@@ -95,23 +95,45 @@ def _planned(cell: Cell, sweep: Sweep, made: dict[Cell, Planned], trials: dict[s
         if parent is not None:
             step = _step(cell, parent.trial)
             parent.keep.add(step)
-            start = f"{parent.id}@{step}"
+            start = ParentPoint(meaning(parent.made_of), step, ())
             trial = replace(trial, branch=Branch(str(parent.folder.path), step))
-        world = devices.expected(runtime, sweep.resources.ranks)
-        made_of = identity(trial, corpus.fingerprint, world, start)
-        folder = run_folder.find(Path(runtime.runs).expanduser().resolve(), trial.name, trial_id(made_of))
+        runtime, resources = on_a_device(runtime, sweep.resources)
+        made_of = identity(
+            trial,
+            corpus.fingerprint,
+            runtime.device,
+            ranks=resources.ranks,
+            threads=runtime.threads,
+            parent=start,
+        )
+        folder = run_folder.find(Path(runtime.runs).expanduser().resolve(), trial.name, made_of)
         if not folder.over:
-            _checked(trial, world.ranks, corpus)
+            _checked(trial, resources.ranks, corpus)
     except ValueError as error:
         place = ", ".join(f"{key} {value}" for key, value in cell.place.items())
         raise ValueError(f"sweep {cell.sweep}, {place}: {error}") from error
-    cpus = runtime.threads if sweep.resources.cpus is None else sweep.resources.cpus
-    resources = replace(sweep.resources, cpus=float(cpus))
     found = trials.setdefault(
         folder.id, Planned(folder, trial, runtime, made_of, resources, parent.id if parent else None)
     )
     made[cell] = found
     return found
+
+
+def on_a_device(runtime: Runtime, resources: Resources) -> tuple[Runtime, Resources]:
+    """Return both with nothing left to the machine: a plan asks none.
+
+    A trial without a device of its own trains on GPUs where its resources ask for them, else on the CPU.
+    """
+    device = runtime.device
+    if device == "auto":
+        device = "cuda" if resources.gpus else "cpu"
+    gpus = resources.gpus
+    if gpus is None:
+        gpus = 1.0 if device == "cuda" else 0.0
+    if device == "cuda" and not gpus:
+        raise ValueError("runtime.device cuda with resources.gpus 0: valid are 1, or a part of a GPU")
+    cpus = float(runtime.threads) if resources.cpus is None else resources.cpus
+    return replace(runtime, device=device), replace(resources, cpus=cpus, gpus=gpus)
 
 
 def _step(cell: Cell, parent: Trial) -> int:

@@ -8,6 +8,6 @@ import signal
 signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 import fewbits.sweeps.worker  # noqa: E402, F401
-from fewbits.experiments.sources import sources  # noqa: E402
+from fewbits.experiments.fingerprint.numerics import numerics_fingerprint  # noqa: E402
 
-sources()
+numerics_fingerprint("cpu")

@@ -61,8 +61,8 @@ class Resources:
     """What one trial takes."""
 
     cpus: float | None = None  # of each rank; None: as many as runtime.threads
-    gpus: float = 0.0  # of each rank
-    ranks: int = 1  # processes; on several GPUs as many
+    gpus: float | None = None  # of each rank; on several GPUs as many ranks. None: 1 on cuda, else 0
+    ranks: int = 1  # processes
     memory: float = 0.0  # GiB of each rank; 0: not reserved
     hours: float = 0.0  # after which an attempt is ended; 0: never
     attempts: int = 3  # without a step forward, before a trial counts as failed

@@ -14,6 +14,11 @@ from torch import Tensor
 from fewbits.experiments.evaluation.protocols import Corpus, Model, check_count, evaluating
 
 
+def windows_of(split: str, windows: int, ood_windows: int | None) -> int:
+    """Return how many windows of a split are evaluated; out-of-domain text may have a number of its own."""
+    return ood_windows if split == "ood" and ood_windows is not None else windows
+
+
 def evaluate_loss(model: Model, corpus: Corpus, split: str, *, windows: int, length: int, batch: int) -> float:
     """Mean loss in nats per token on the first windows of a split."""
     return mean_loss(evaluate_windows(model, corpus, split, windows=windows, length=length, batch=batch))

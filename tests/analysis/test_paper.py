@@ -8,7 +8,7 @@ import yaml
 
 from fewbits.analysis.paper import FOLDER, Margin, Paper, paper
 from fewbits.models.from_dict import from_dict
-from fewbits.models.registry import MODELS
+from fewbits.models.presets import MODELS
 from fewbits.sweeps.studies import STUDIES
 
 PAPERS = sorted(path.stem for path in FOLDER.glob("*.yaml"))

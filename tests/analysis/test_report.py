@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from fewbits.experiments.sources import sources_digest
 
 from fewbits import cli
 from fewbits.analysis.paper import paper
@@ -21,7 +22,6 @@ from fewbits.analysis.registry import judge_all, shelf
 from fewbits.analysis.report import put
 from fewbits.analysis.results import TableResult, Value
 from fewbits.analysis.show.provenance import Provenance
-from fewbits.experiments.sources import sources_digest
 from fewbits.sweeps.plans import save_plan
 from tests.analysis.conftest import SWEEP
 from tests.analysis.report_inputs import Made, left, read_page, stand_in

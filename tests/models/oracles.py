@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from fewbits.models.decoder import Decoder, DecoderConfig
-from fewbits.models.registry import MODELS, build
+from fewbits.models.presets import MODELS
+from fewbits.models.registry import build
 
 TOKENS = 24
 Oracle = tuple[nn.Module, Decoder]

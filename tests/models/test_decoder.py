@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from fewbits.models.decoder import Decoder, DecoderConfig
-from fewbits.models.registry import MODELS, build
+from fewbits.models.presets import MODELS
+from fewbits.models.registry import build
 from tests.models.oracles import ORACLES, TOKENS, small
 
 FAMILIES: dict[str, dict[str, Any]] = {

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from fewbits.models.listing import main
-from fewbits.models.registry import MODELS
+from fewbits.models.presets import MODELS
 
 
 def test_json_lists_every_model_with_its_parameters(capsys: pytest.CaptureFixture[str]) -> None:

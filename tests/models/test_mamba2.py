@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fewbits.models.mamba2 import Mamba2, causal_conv, ssd
-from fewbits.models.registry import MODELS, build
+from fewbits.models.presets import MODELS
+from fewbits.models.registry import build
 from tests.models.oracles import small
 
 

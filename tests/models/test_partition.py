@@ -6,7 +6,8 @@ import pytest
 from torch import nn
 
 from fewbits.models.partition import adam_mini_partition
-from fewbits.models.registry import MODELS, on_meta
+from fewbits.models.presets import MODELS
+from fewbits.models.registry import on_meta
 
 
 @pytest.mark.parametrize("name", MODELS)

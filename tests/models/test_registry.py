@@ -9,7 +9,8 @@ from torch import Tensor
 
 from fewbits.models.decoder import Decoder
 from fewbits.models.layers import Linear
-from fewbits.models.registry import MODELS, build, linear_parameters, model, on_meta, parameters
+from fewbits.models.presets import MODELS
+from fewbits.models.registry import build, linear_parameters, model, on_meta, parameters
 
 NANOS = [name for name in MODELS if name.endswith("-nano")]
 BILLION, MILLION = 10**9, 10**6

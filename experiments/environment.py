@@ -1,0 +1,78 @@
+"""Describe where a trial computes: processor, GPU, torch, compiler. This is provenance and no part of a trial's id.
+
+Two environments of one kind, with the same backend and torch, give the same bits; others may round sums differently, so
+trials that are compared should be alike (`likeness`).
+"""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+from collections.abc import Mapping
+from functools import cache
+from importlib import metadata
+
+import torch
+
+from fewbits.kernels import build
+from fewbits.kernels.backends import backend_for
+from fewbits.kernels.processor import instruction_set, processor_name, processor_vendor
+
+LIKENESS = ("kind", "backend", "torch")
+
+Environment = Mapping[str, str | None]
+
+
+def environment(device: torch.device) -> dict[str, str | None]:
+    """Return what is known of this process's environment for trials on the device."""
+    found: dict[str, str | None] = {
+        "device": device.type,
+        "kind": None,
+        "instruction_set": None,
+        "backend": backend_name(device.type),
+        "torch": str(torch.__version__),
+        "python": platform.python_version(),
+        "processor": processor_name(),
+        "gpu": None,
+        "cupy": None,
+        "compiler": None,
+    }
+    if device.type == "cuda":
+        major, minor = torch.cuda.get_device_capability(device)
+        name = torch.cuda.get_device_name(device)
+        found |= {"kind": name.lower().replace(" ", "-"), "instruction_set": f"sm{major}{minor}", "gpu": name}
+        found |= {"cupy": _version_of("cupy-cuda13x", "cupy-cuda12x", "cupy")}
+    else:
+        found |= {"kind": f"{processor_vendor()}-{instruction_set()}", "instruction_set": instruction_set()}
+        found |= {"compiler": _compiler_version() if found["backend"] == "cpu" else None}
+    return found
+
+
+def likeness(environment: Environment) -> tuple[str | None, ...]:
+    """Return what two environments must have in common for their trials to be compared."""
+    return tuple(environment.get(key) for key in LIKENESS)
+
+
+def backend_name(device: str) -> str:
+    return backend_for(device).__name__.rpartition(".")[2]
+
+
+@cache
+def _compiler_version() -> str | None:
+    command = build.compiler()
+    if command is None:
+        return None
+    try:
+        done = subprocess.run([*command, "--version"], capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.partition("\n")[0] or None
+
+
+def _version_of(*packages: str) -> str | None:
+    for package in packages:
+        try:
+            return metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return None

@@ -1,0 +1,107 @@
+"""Which modules compute a trial's numbers, and which of those that training imports do not, each with its reason.
+
+A test holds the two lists against the imports of the training script: every module stands in one of them.
+"""
+
+from __future__ import annotations
+
+# "any": on every device; "cpu" or "cuda": only where trials of that device kind train.
+COMPUTING = {
+    "kernels.cpu": "cpu",
+    "kernels.build": "cpu",  # the compiler's flags
+    "kernels.cubins": "cuda",
+    "kernels.cuda": "cuda",
+    "kernels.device": "cuda",
+    "kernels.formats": "any",
+    "kernels.mixing": "any",
+    "kernels.ops": "any",
+    "kernels.packing": "any",
+    "kernels.processor": "cpu",
+    "kernels.products": "any",
+    "kernels.quantizer": "any",
+    "kernels.reference": "any",
+    "kernels.reference_noise": "any",
+    "kernels.seeds": "any",
+    "models.decoder": "any",
+    "models.gemm": "any",
+    "models.initialise": "any",
+    "models.layers": "any",
+    "models.mamba2": "any",
+    "models.observer": "any",
+    "models.partition": "any",
+    "models.quantize": "any",
+    "models.quantized_linear": "any",
+    "models.recipe": "any",
+    "models.registry": "any",
+    "models.two_ways": "any",
+    "models.untraced": "any",
+    "experiments.adam_mini": "any",
+    "experiments.data.corpus": "any",
+    "experiments.data.order": "any",
+    "experiments.devices": "any",
+    "experiments.evaluation.loss": "any",
+    "experiments.evaluation.protocols": "any",
+    "experiments.optimizers": "any",
+    "experiments.schedules": "any",
+    "experiments.training": "any",
+}
+
+_DATA = "makes or opens tokens; the id holds the fingerprint of their content"
+_EXTRA = "evaluates beside the loss; extra evaluation is no part of the id"
+_FILES = "reads and writes files whose content others compute"
+NOT_COMPUTING = {
+    "kernels.backends": "chooses a backend; which one it was is provenance",
+    "models.from_dict": "fills configuration classes; the id holds their values",
+    "models.presets": "lists models; the id holds the values of the one that trains",
+    "experiments.atomic": _FILES,
+    "experiments.branches": "finds a branch's parent; the id holds the parent and its step",
+    "experiments.checkpoints": f"{_FILES}; resumed trials are tested to give the same bits",
+    "experiments.data.config": "declares settings of data; the id holds the fingerprint of the tokens",
+    "experiments.data.folder": _DATA,
+    "experiments.data.load": _DATA,
+    "experiments.data.once": _DATA,
+    "experiments.data.python_sources": _DATA,
+    "experiments.data.synthetic": _DATA,
+    "experiments.data.text": _DATA,
+    "experiments.data.tokenizing": _DATA,
+    "experiments.data.web": _DATA,
+    "experiments.environment": "describes the machine; provenance",
+    "experiments.evaluation.cloze": _EXTRA,
+    "experiments.evaluation.harness": _EXTRA,
+    "experiments.evaluation.language_model": _EXTRA,
+    "experiments.evaluation.tasks": _EXTRA,
+    "experiments.fingerprint.computing_modules": "lists modules; the fingerprint covers what it lists",
+    "experiments.fingerprint.cpp_source": "makes the fingerprint, whose value is in the id",
+    "experiments.fingerprint.equal_bits": "says which fingerprints are proven to mean the same numbers",
+    "experiments.fingerprint.numerics": "makes the fingerprint, whose value is in the id",
+    "experiments.fingerprint.python_source": "makes the fingerprint, whose value is in the id",
+    "experiments.identity": "makes the id and the provenance",
+    "experiments.run_folder": _FILES,
+    "experiments.setup": "checks settings before training; what it sets is in the resolved config",
+    "experiments.terminal": "writes progress to the terminal",
+    "experiments.trial": "declares and checks settings; the id holds their values",
+}
+
+# C++ sources that are compiled for a device kind; the headers that they include are found from them.
+CPP_ROOTS = {
+    "cpu": (
+        "cpu.cpp",
+        "cpu_bf16.cpp",
+        "cpu_fp16.cpp",
+        "cpu_fp32.cpp",
+        "cpu_gemm.cpp",
+        "cpu_noise.cpp",
+        "cpu_packed.cpp",
+    ),
+    "cuda": ("decode.cu", "quantize.cu", "weights.cu"),
+}
+DEVICES = tuple(CPP_ROOTS)
+
+# Classes whose annotated fields are settings: their values are in the id, so their declarations are not hashed.
+CONFIG_CLASSES = {
+    "models.decoder": ("DecoderConfig",),
+    "models.observer": ("ObserverConfig",),
+    "models.recipe": ("Dgrad", "Fprop", "Keep", "Recipe", "Sampler", "Switch", "Wgrad"),
+    "experiments.optimizers": ("OptimizerConfig",),
+    "experiments.schedules": ("ScheduleConfig",),
+}

@@ -1,0 +1,46 @@
+"""The numerics fingerprint: one hash of the meaning of all sources that compute a trial on a kind of device.
+
+Edits of comments, docstrings, annotations and messages leave it as it is, and so does any edit of a module that does
+not compute. It depends on no machine: whoever has the same sources has the same fingerprint.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from functools import cache
+from pathlib import Path
+
+from fewbits.experiments.fingerprint.computing_modules import COMPUTING, CONFIG_CLASSES, CPP_ROOTS
+from fewbits.experiments.fingerprint.cpp_source import source_digest, with_includes
+from fewbits.experiments.fingerprint.python_source import module_digest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@cache
+def source_digests(device: str, root: Path = ROOT) -> dict[str, str]:
+    """Return the digest of each source that computes trials of a device kind, by its path from the packages on."""
+    return {path: file_digest(path, root) for path in computing_files(device, root)}
+
+
+def computing_files(device: str, root: Path = ROOT) -> list[str]:
+    python = [module_file(module) for module, needed_on in COMPUTING.items() if needed_on in ("any", device)]
+    cpp = with_includes(root / "kernels" / "csrc" / name for name in CPP_ROOTS[device])
+    return sorted([*python, *(file.relative_to(root).as_posix() for file in cpp)])
+
+
+def file_digest(path: str, root: Path = ROOT) -> str:
+    """Return the digest of one source's meaning."""
+    if path.endswith(".py"):
+        config_classes = CONFIG_CLASSES.get(path.removesuffix(".py").replace("/", "."), ())
+        return module_digest((root / path).read_bytes(), config_classes)
+    return source_digest((root / path).read_text("utf-8"))
+
+
+def numerics_fingerprint(device: str, root: Path = ROOT) -> str:
+    return hashlib.sha256(json.dumps(source_digests(device, root)).encode()).hexdigest()
+
+
+def module_file(module: str) -> str:
+    return f"{module.replace('.', '/')}.py"
