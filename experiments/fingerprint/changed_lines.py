@@ -1,0 +1,137 @@
+"""Which statements of one version of the sources the other version does not have, and whether a run executed them.
+
+Statements are compared by their meaning and wherever they stand, so what was only moved, reformatted or commented is no
+change. A changed statement of a function counts as tried when its lines were executed. Statements that only declare
+(constants, tables, default values, C++ declarations) are executed whatever uses them, so they count as tried only if
+the other version had a statement with the same literals: a name changed, a value did not.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from fewbits.experiments.fingerprint.computing_modules import CONFIG_CLASSES
+from fewbits.experiments.fingerprint.cpp_source import tokens
+from fewbits.experiments.fingerprint.python_source import serialised, statements
+
+_NESTED = ("body", "orelse", "finalbody", "handlers", "cases")
+
+
+@dataclass(frozen=True)
+class Statement:
+    file: str
+    line: int
+    last_line: int
+    meaning: str
+    literals: tuple[str, ...]
+    declares: bool
+
+    @property
+    def place(self) -> str:
+        return f"{self.file}:{self.line}"
+
+
+def statements_of(files: Collection[str], root: Path) -> list[Statement]:
+    found: list[Statement] = []
+    for file in files:
+        text = (root / file).read_text("utf-8")
+        found += _python(file, text) if file.endswith(".py") else _cpp(file, text)
+    return found
+
+
+def only_in_first(first: list[Statement], second: list[Statement]) -> list[Statement]:
+    there = Counter(statement.meaning for statement in second)
+    found = []
+    for statement in first:
+        if there[statement.meaning]:
+            there[statement.meaning] -= 1
+        else:
+            found.append(statement)
+    return found
+
+
+def untried(
+    changed: list[Statement],
+    of_the_other: list[Statement],
+    executed: Mapping[str, Collection[int]],
+    executable: Mapping[str, Collection[int]] | None = None,
+) -> list[Statement]:
+    """Return the changed statements that the run did not try.
+
+    executed: lines by file. executable: lines that the compiler has code for, of C++ files.
+    """
+    literals = {statement.literals for statement in of_the_other}
+    found = []
+    for statement in changed:
+        lines = range(statement.line, statement.last_line + 1)
+        declares = statement.declares
+        if not statement.file.endswith(".py"):
+            declares = not any(line in (executable or {}).get(statement.file, ()) for line in lines)
+        if declares:
+            tried = not statement.literals or statement.literals in literals
+        else:
+            tried = any(line in executed.get(statement.file, ()) for line in lines)
+        if not tried:
+            found.append(statement)
+    return found
+
+
+def _python(file: str, text: str) -> Iterator[Statement]:
+    config_classes = CONFIG_CLASSES.get(file.removesuffix(".py").replace("/", "."), ())
+    yield from _of_body(file, ast.parse(text).body, config_classes, declares=True, is_config=False)
+
+
+def _of_body(
+    file: str, body: list[ast.stmt], config_classes: Collection[str], declares: bool, is_config: bool
+) -> Iterator[Statement]:
+    for node in statements(body, is_config):
+        if isinstance(node, ast.Raise | ast.Assert | ast.Import | ast.ImportFrom | ast.Pass):
+            continue
+        yield from _of_node(file, node, config_classes, declares)
+
+
+def _of_node(file: str, node: ast.AST, config_classes: Collection[str], declares: bool) -> Iterator[Statement]:
+    """Yield a statement, without those that are nested in it, and then those."""
+    nested = {name: value for name in _NESTED if isinstance(value := getattr(node, name, None), list)}
+    is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    first = min((child.lineno for part in nested.values() for child in part if hasattr(child, "lineno")), default=None)
+    for name in nested:
+        setattr(node, name, [])
+    line = getattr(node, "lineno", 0)
+    last = getattr(node, "end_lineno", line) if first is None else max(first - 1, line)
+    if is_function or isinstance(node, ast.ClassDef):
+        own = [*node.decorator_list, *(node.args.defaults if is_function else node.bases)]
+        constants = [value for part in own for value in _constants(part)]
+        yield Statement(file, line, line, serialised(node), tuple(constants), declares=True)
+    elif line:
+        yield Statement(file, line, last, serialised(node), tuple(_constants(node)), declares)
+    for name, children in nested.items():
+        setattr(node, name, children)
+        is_config = isinstance(node, ast.ClassDef) and node.name in config_classes
+        for child in statements(children, is_config):
+            if not isinstance(child, ast.Raise | ast.Assert | ast.Import | ast.ImportFrom | ast.Pass):
+                yield from _of_node(file, child, config_classes, declares and not is_function)
+
+
+def _constants(node: ast.AST) -> list[str]:
+    return [
+        repr(child.value)
+        for child in ast.walk(node)
+        if isinstance(child, ast.Constant) and not isinstance(child.value, bool | None)
+    ]
+
+
+def _cpp(file: str, text: str) -> Iterator[Statement]:
+    """Yield a statement for each line that has tokens; whether it declares is the compiler's to say."""
+    lines: dict[int, list[str]] = {}
+    for line, token in tokens(text):
+        if token != "end of directive":
+            lines.setdefault(line, []).append(token)
+    for line, parts in lines.items():
+        if any(part[0].isalnum() or part[0] in "_\"'" for part in parts) and parts[:2] != ["#", "include"]:
+            literals = tuple(part for part in parts if part[0].isdigit() or part[0] in "\"'.")
+            yield Statement(file, line, line, " ".join(parts), tuple(t for t in literals if t != "."), declares=False)

@@ -1,0 +1,304 @@
+"""Prove that two versions of the sources compute the same bits, and keep the trials that the older one has stored.
+
+    python -m fewbits.experiments.same_bits --against COMMIT
+
+Both versions train the same tiny trials: every recipe, the samplers, the optimizers, the families of models, a branch, a
+resumed trial, on the compiled kernels and on the reference. If all bytes are equal and every changed statement was
+executed, the pair of fingerprints is added to `fingerprint/equal_bits.json`, for this device kind and instruction set.
+Otherwise nothing is added, and the exit status is 1: the new sources compute other trials.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fewbits.experiments.fingerprint.changed_lines import Statement, only_in_first, statements_of, untried
+from fewbits.experiments.fingerprint.equal_bits import EqualPair, add_pairs
+from fewbits.experiments.fingerprint.numerics import ROOT, computing_files, numerics_fingerprint
+
+DEVICE = "cpu"  # CUDA kernels cannot be traced, so nothing is proven of them here
+SHOWN = 20  # lines of a refusal
+COMPARED = ("metrics.parquet", "numerics.parquet", "result.json", "tensors")
+
+TINY = (
+    *("model.layers=2", "data=synthetic", "data.size=65536", "runtime.device=cpu", "training.checkpoint_every=2"),
+    *("training.steps=4", "training.batch=4", "training.micro_batch=2", "training.length=128", "evaluation.every=2"),
+    *("evaluation.windows=2", "observer.window=2", "observer.every=1", "observer.gradients_every=2", "scale=smoke"),
+)
+OTHERS = {
+    "gpt2": ("model=gpt2-nano", "recipe=mor/block", "optimizer=adam-mini", "optimizer.lr=3e-3"),
+    "llama2": ("model=llama2-nano", "recipe=nvfp4", "schedule=wsd", "optimizer.decay_vectors=true"),
+    "hybrid": ("model=hybrid-nano", "model.layers=4", "model.pattern=M-*-", "recipe=nvfp4", "optimizer=adam-mini"),
+    "fp32": ("recipe=bf16", "training.dtype=fp32", "schedule=linear", "optimizer.clip=null"),
+    "penalty": ("recipe=gaussws", "recipe.sampler.penalty=0.01", "optimizer=adam-mini", "optimizer.bits_lr_ratio=10"),
+    "switch": ("recipe=nvfp4", "recipe.keep.last=0", "recipe.switch.at=0.5"),
+    "switch-backward": ("recipe=nvfp4", "recipe.keep.last=0", "recipe.switch.at=0.5", "recipe.switch.passes=backward"),
+    "long": ("recipe=bf16", "model.vocab=2048", "training.length=256", "model.context=1024", "schedule=constant"),
+}
+STOPPED_AT = 3  # the step after which the resumed trial is broken off, beyond its checkpoint
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser("python -m fewbits.experiments.same_bits", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--against", metavar="COMMIT", help="the older version")
+    parser.add_argument("--describe", action="store_true", help=argparse.SUPPRESS)  # asked of either version
+    parser.add_argument("--train", metavar="FOLDER", type=Path, help=argparse.SUPPRESS)  # likewise; trials on stdin
+    parser.add_argument("--trace", metavar="MODE", choices=("python", "cpp"), help=argparse.SUPPRESS)
+    options = parser.parse_args(argv)
+    if options.describe:
+        print(json.dumps(description()))
+        return 0
+    if options.train:
+        train_all(options.train, json.load(sys.stdin), options.trace)
+        return 0
+    if not options.against:
+        parser.error("--against COMMIT is missing")
+    with tempfile.TemporaryDirectory() as folder:
+        old = Path(folder, "old")
+        unpack(options.against, old)
+        return prove(old, ROOT, Path(folder), commit_name(options.against))
+
+
+def prove(old: Path, new: Path, work: Path, commit: str, trials: Mapping[str, Sequence[str]] | None = None) -> int:
+    """Compare two checkouts; declare them equal in the newer one, or say why not. Return the exit status."""
+    descriptions = [_asked(root, "--describe") for root in (old, new)]
+    before, after = (found["fingerprint"] for found in descriptions)
+    if before == after:
+        print("the sources that compute have the same fingerprint: nothing to prove")
+        return 0
+    if trials is None:
+        recipes = [name for name in descriptions[1]["recipes"] if name in descriptions[0]["recipes"]]
+        trials = {**{f"recipe-{name}": (f"recipe={name}",) for name in recipes}, **OTHERS}
+    chosen = {name.replace("/", "-"): [*TINY, *overrides] for name, overrides in trials.items()}
+    print(f"training {len(chosen)} trials and a resumed one, a branch, on two backends, with both versions", flush=True)
+    for name, root in (("old", old), ("new", new)):
+        _asked(root, "--train", str(work / name / "runs"), "--trace", "python", trials=chosen)
+    if different := differing_files(work / "old" / "runs", work / "new" / "runs"):
+        print("not the same bits: the new sources compute other trials")
+        print("\n".join(f"  {line}" for line in different[:SHOWN]))
+        return 1
+    if left := untried_statements(old, new, work, chosen, descriptions):
+        print("the same bits, but these changed statements were not tried by any of the trials:")
+        print("\n".join(f"  {line}" for line in left[:SHOWN]))
+        return 1
+    here = descriptions[1]
+    pair = EqualPair(DEVICE, here["instruction_set"], before, after, commit, here["torch"], time.strftime("%Y-%m-%d"))
+    add_pairs([pair], new / "experiments" / "fingerprint" / "equal_bits.json")
+    print(f"equal on {DEVICE}, {here['instruction_set']}: added to experiments/fingerprint/equal_bits.json")
+    return 0
+
+
+def description() -> dict[str, Any]:
+    """Say of this version what the other one has to know."""
+    import torch
+
+    from fewbits.experiments.config import names
+    from fewbits.kernels.processor import instruction_set
+
+    return {
+        "fingerprint": numerics_fingerprint(DEVICE),
+        "files": computing_files(DEVICE),
+        "recipes": names("recipe"),
+        "instruction_set": instruction_set(),
+        "torch": str(torch.__version__),
+    }
+
+
+def unpack(commit: str, folder: Path) -> None:
+    """Write the files of a commit into a new folder."""
+    done = subprocess.run(["git", "archive", commit], cwd=ROOT, capture_output=True)
+    if done.returncode:
+        raise ValueError(f"--against {commit}: {done.stderr.decode().strip()}")
+    folder.mkdir(parents=True)
+    with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
+        archive.extractall(folder, filter="tar")
+    if not (folder / "experiments" / "same_bits.py").is_file():
+        raise ValueError(f"--against {commit}: that version is older than this command")
+
+
+def commit_name(commit: str) -> str:
+    done = subprocess.run(["git", "rev-parse", commit], cwd=ROOT, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def _asked(root: Path, *arguments: str, trials: object = None) -> Any:
+    """Run this command of a version in a process of its own; its answer, if it prints one."""
+    command = [sys.executable, "-m", "fewbits.experiments.same_bits", *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(root / "src")}
+    done = subprocess.run(
+        command, cwd=root, env=environment, input=json.dumps(trials), stdout=subprocess.PIPE, text=True
+    )
+    if done.returncode:
+        raise ValueError(f"{' '.join(command)} failed in {root} with status {done.returncode}")
+    return json.loads(done.stdout) if "--describe" in arguments else None
+
+
+# ------------------------------------------------------------------------------------------------ in each version
+
+
+class _BrokenOff(BaseException):
+    """Ends a trial between two checkpoints, so that it is resumed."""
+
+
+def train_all(folder: Path, trials: Mapping[str, Sequence[str]], trace: str | None) -> None:
+    """Train all trials on both backends; beside the runs lies which lines of the computing sources were executed."""
+    lines: dict[str, set[int]] = {}
+    if trace == "cpp":
+        _build_with_counters(folder.parent)
+    elif trace == "python":
+        files = {str((ROOT / file).resolve()): file for file in computing_files(DEVICE) if file.endswith(".py")}
+        _trace(files, lines)
+    try:
+        for backend in ("cpu",) if trace == "cpp" else ("cpu", "reference"):
+            os.environ["FEWBITS_BACKEND"] = backend
+            for name, overrides in trials.items():
+                _train(folder / backend / name, overrides)
+            first = list(trials.values())[0]
+            _train(folder / backend / "resumed", first, broken_off=True)
+            (parent,) = (folder / backend / list(trials)[0]).iterdir()
+            _train(folder / backend / "branch", [*first, f"branch.parent={parent}", "branch.step=4", "recipe=mxfp4"])
+    finally:
+        sys.settrace(None)
+    (folder.parent / "lines.json").write_text(json.dumps({file: sorted(found) for file, found in lines.items()}))
+
+
+def _train(runs: Path, overrides: Sequence[str], broken_off: bool = False) -> None:
+    from fewbits.experiments.config import load_trial
+    from fewbits.experiments.training import Progress, run
+
+    def stop(progress: Progress) -> None:
+        if progress.step == STOPPED_AT:
+            raise _BrokenOff
+
+    trial, runtime = load_trial([*overrides, f"runtime.runs={runs}"])
+    if broken_off:
+        try:
+            run(trial, runtime, stop)
+        except _BrokenOff:
+            pass
+    run(trial, runtime)
+
+
+def _trace(files: Mapping[str, str], lines: dict[str, set[int]]) -> None:
+    """Note the executed lines of these files, of this thread; backward passes on a CPU run in it too."""
+
+    def of_frame(frame: Any, event: str, _: object) -> Any:
+        path = frame.f_code.co_filename
+        file = resolved.get(path)
+        if file is None:
+            file = resolved[path] = files.get(os.path.realpath(path), "")
+        if not file:
+            return None
+        seen = lines.setdefault(file, set())
+        seen.add(frame.f_lineno)
+
+        def of_line(frame: Any, event: str, _: object) -> Any:
+            seen.add(frame.f_lineno)
+            return of_line
+
+        return of_line
+
+    resolved: dict[str, str] = {}
+    sys.settrace(of_frame)
+
+
+def _build_with_counters(folder: Path) -> None:
+    """Put a CPU library that counts its executed lines in place of the usual one, in a cache of its own."""
+    from fewbits.kernels import build
+
+    os.environ["FEWBITS_CACHE"] = str(folder / "cache")
+    compiler = build.compiler()
+    if compiler is None:
+        raise ValueError(build.no_compiler())
+    build.FLAGS = tuple("-O1" if flag == "-O3" else flag for flag in build.FLAGS)
+    objects, target = folder / "objects", build.library_path()
+    for path in (objects, target.parent):
+        path.mkdir(parents=True)
+    build._compile((*compiler, "--coverage"), objects, target)
+
+
+# ------------------------------------------------------------------------------------------------ comparing
+
+
+def differing_files(old: Path, new: Path) -> list[str]:
+    """Name the files in which the versions' trials differ; their ids, which are of the sources, aside."""
+    found = []
+    for backend_and_name in sorted({path.relative_to(root) for root in (old, new) for path in root.glob("*/*")}):
+        was, now = (_contents(root / backend_and_name) for root in (old, new))
+        found += [f"{backend_and_name}: {name}" for name in COMPARED if was.get(name) != now.get(name)]
+    return found
+
+
+def _contents(runs: Path) -> dict[str, bytes]:
+    from fewbits.experiments import checkpoints
+
+    folders = list(runs.iterdir()) if runs.is_dir() else []
+    if len(folders) != 1:
+        return {}
+    (folder,) = folders
+    result = {key: value for key, value in json.loads((folder / "result.json").read_text()).items() if key != "id"}
+    tensors = checkpoints.steps(folder / "checkpoints")[result["step"]] / checkpoints.TENSORS
+    tables = {name: (folder / name).read_bytes() for name in COMPARED if name.endswith(".parquet")}
+    return {**tables, "result.json": json.dumps(result).encode(), "tensors": tensors.read_bytes()}
+
+
+def untried_statements(
+    old: Path, new: Path, work: Path, trials: Mapping[str, Sequence[str]], descriptions: Sequence[Mapping[str, Any]]
+) -> list[str]:
+    """Return the statements that one version alone has and that its trials have not executed, each as a line."""
+    of_old, of_new = (statements_of(found["files"], root) for found, root in zip(descriptions, (old, new), strict=True))
+    removed, added = only_in_first(of_old, of_new), only_in_first(of_new, of_old)
+    found = []
+    for name, root, changed, others in (("old", old, removed, added), ("new", new, added, removed)):
+        executed = json.loads((work / name / "lines.json").read_text())
+        executable: dict[str, list[int]] = {}
+        if any(not statement.file.endswith(".py") for statement in changed):
+            _asked(root, "--train", str(work / f"{name}-cpp" / "runs"), "--trace", "cpp", trials=trials)
+            counted = executed_cpp_lines(work / f"{name}-cpp" / "objects", root)
+            executed |= counted[0]
+            executable = counted[1]
+        found += [_shown(name, root, statement) for statement in untried(changed, others, executed, executable)]
+    return found
+
+
+def executed_cpp_lines(objects: Path, root: Path) -> tuple[dict[str, list[int]], dict[str, list[int]]]:
+    """Return the lines that ran, and those that the compiler has code for, by file, from gcov's counts."""
+    ran: dict[str, set[int]] = {}
+    there: dict[str, set[int]] = {}
+    for counts in sorted(objects.rglob("*.gcda")):
+        done = subprocess.run(
+            ["gcov", "--json-format", "--stdout", str(counts)], cwd=objects, capture_output=True, text=True, check=True
+        )
+        for document in done.stdout.splitlines():
+            for file in json.loads(document)["files"]:
+                path = Path(os.path.realpath(objects / file["file"]))
+                if path.is_relative_to(root.resolve()):
+                    name = path.relative_to(root.resolve()).as_posix()
+                    there.setdefault(name, set()).update(line["line_number"] for line in file["lines"])
+                    ran.setdefault(name, set()).update(line["line_number"] for line in file["lines"] if line["count"])
+    return {key: sorted(lines) for key, lines in ran.items()}, {key: sorted(lines) for key, lines in there.items()}
+
+
+def _shown(version: str, root: Path, statement: Statement) -> str:
+    text = (root / statement.file).read_text("utf-8").splitlines()[statement.line - 1].strip()
+    return f"{version} {statement.place}: {text}"
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except ValueError as problem:
+        print(f"same_bits: {problem}", file=sys.stderr)
+        sys.exit(2)
