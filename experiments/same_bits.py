@@ -2,8 +2,8 @@
 
     python -m fewbits.experiments.same_bits --against COMMIT
 
-Both versions train the same tiny trials: every recipe, the samplers, the optimizers, the families of models, a branch, a
-resumed trial, on the compiled kernels and on the reference. If all bytes are equal and every changed statement was
+Both versions train the same tiny trials: every recipe, the samplers, the optimizers, the families of models, a branch,
+a resumed trial, on the compiled kernels and on the reference. If all bytes are equal and every changed statement was
 executed, the pair of fingerprints is added to `fingerprint/equal_bits.json`, for this device kind and instruction set.
 Otherwise nothing is added, and the exit status is 1: the new sources compute other trials.
 """
@@ -11,6 +11,7 @@ Otherwise nothing is added, and the exit status is 1: the new sources compute ot
 from __future__ import annotations
 
 import argparse
+import contextlib
 import io
 import json
 import os
@@ -20,6 +21,8 @@ import tarfile
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -36,16 +39,26 @@ TINY = (
     *("training.steps=4", "training.batch=4", "training.micro_batch=2", "training.length=128", "evaluation.every=2"),
     *("evaluation.windows=2", "observer.window=2", "observer.every=1", "observer.gradients_every=2", "scale=smoke"),
 )
+KEEPS_NOTHING = ("recipe.keep.first=0", "recipe.keep.last=0")  # of two blocks
 OTHERS = {
+    "keep": ("recipe=fp8", "model.layers=4", "recipe.keep.first=1", "recipe.keep.last=1", "recipe.keep.parts=[down]"),
     "gpt2": ("model=gpt2-nano", "recipe=mor/block", "optimizer=adam-mini", "optimizer.lr=3e-3"),
-    "llama2": ("model=llama2-nano", "recipe=nvfp4", "schedule=wsd", "optimizer.decay_vectors=true"),
-    "hybrid": ("model=hybrid-nano", "model.layers=4", "model.pattern=M-*-", "recipe=nvfp4", "optimizer=adam-mini"),
+    "llama2": ("model=llama2-nano", "recipe=nvfp4", *KEEPS_NOTHING, "schedule=wsd", "optimizer.decay_vectors=true"),
+    "hybrid": (
+        "model=hybrid-nano",
+        "model.layers=4",
+        "model.pattern=M-*-",
+        "recipe=nvfp4",
+        *KEEPS_NOTHING,
+        "optimizer=adam-mini",
+    ),
     "fp32": ("recipe=bf16", "training.dtype=fp32", "schedule=linear", "optimizer.clip=null"),
     "penalty": ("recipe=gaussws", "recipe.sampler.penalty=0.01", "optimizer=adam-mini", "optimizer.bits_lr_ratio=10"),
     "switch": ("recipe=nvfp4", "recipe.keep.last=0", "recipe.switch.at=0.5"),
     "switch-backward": ("recipe=nvfp4", "recipe.keep.last=0", "recipe.switch.at=0.5", "recipe.switch.passes=backward"),
     "long": ("recipe=bf16", "model.vocab=2048", "training.length=256", "model.context=1024", "schedule=constant"),
 }
+BRANCH = ("recipe=mxfp4", *KEEPS_NOTHING)
 STOPPED_AT = 3  # the step after which the resumed trial is broken off, beyond its checkpoint
 
 
@@ -68,34 +81,63 @@ def main(argv: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory() as folder:
         old = Path(folder, "old")
         unpack(options.against, old)
-        return prove(old, ROOT, Path(folder), commit_name(options.against))
+        versions = Version(old, Path(folder, "of-old")), Version(ROOT, Path(folder, "of-new"))
+        return prove(*versions, commit_name(options.against))
 
 
-def prove(old: Path, new: Path, work: Path, commit: str, trials: Mapping[str, Sequence[str]] | None = None) -> int:
-    """Compare two checkouts; declare them equal in the newer one, or say why not. Return the exit status."""
-    descriptions = [_asked(root, "--describe") for root in (old, new)]
-    before, after = (found["fingerprint"] for found in descriptions)
+@dataclass(frozen=True)
+class Version:
+    """A checkout and a folder for what its processes leave."""
+
+    root: Path
+    work: Path
+
+    @cached_property
+    def description(self) -> dict[str, Any]:
+        return json.loads(self._run("--describe"))
+
+    def train(self, trials: Mapping[str, Sequence[str]], trace: str) -> Path:
+        """Train the trials, once; return the folder with the runs and the executed lines."""
+        folder = self.work / trace
+        if not folder.exists():
+            self._run("--train", str(folder / "runs"), "--trace", trace, trials=trials)
+        return folder
+
+    def _run(self, *arguments: str, trials: object = None) -> str:
+        """Run this command of the version in a process of its own; return what it prints."""
+        command = [sys.executable, "-m", "fewbits.experiments.same_bits", *arguments]
+        environment = {**os.environ, "PYTHONPATH": str(self.root / "src")}
+        done = subprocess.run(
+            command, cwd=self.root, env=environment, input=json.dumps(trials), stdout=subprocess.PIPE, text=True
+        )
+        if done.returncode:
+            raise ValueError(f"{' '.join(command)} failed in {self.root} with status {done.returncode}")
+        return done.stdout
+
+
+def prove(old: Version, new: Version, commit: str, trials: Mapping[str, Sequence[str]] | None = None) -> int:
+    """Declare the two versions equal in the newer one, or say why not; return the exit status."""
+    before, after = old.description["fingerprint"], new.description["fingerprint"]
     if before == after:
         print("the sources that compute have the same fingerprint: nothing to prove")
         return 0
     if trials is None:
-        recipes = [name for name in descriptions[1]["recipes"] if name in descriptions[0]["recipes"]]
-        trials = {**{f"recipe-{name}": (f"recipe={name}",) for name in recipes}, **OTHERS}
+        recipes = [name for name in new.description["recipes"] if name in old.description["recipes"]]
+        trials = {**{f"recipe-{name}": (f"recipe={name}", *KEEPS_NOTHING) for name in recipes}, **OTHERS}
     chosen = {name.replace("/", "-"): [*TINY, *overrides] for name, overrides in trials.items()}
-    print(f"training {len(chosen)} trials and a resumed one, a branch, on two backends, with both versions", flush=True)
-    for name, root in (("old", old), ("new", new)):
-        _asked(root, "--train", str(work / name / "runs"), "--trace", "python", trials=chosen)
-    if different := differing_files(work / "old" / "runs", work / "new" / "runs"):
+    print(f"training {len(chosen)} trials, a resumed one and a branch with both versions, on two backends", flush=True)
+    runs = [version.train(chosen, "python") / "runs" for version in (old, new)]
+    if different := differing_files(*runs):
         print("not the same bits: the new sources compute other trials")
         print("\n".join(f"  {line}" for line in different[:SHOWN]))
         return 1
-    if left := untried_statements(old, new, work, chosen, descriptions):
+    if left := untried_statements(old, new, chosen):
         print("the same bits, but these changed statements were not tried by any of the trials:")
         print("\n".join(f"  {line}" for line in left[:SHOWN]))
         return 1
-    here = descriptions[1]
+    here = new.description
     pair = EqualPair(DEVICE, here["instruction_set"], before, after, commit, here["torch"], time.strftime("%Y-%m-%d"))
-    add_pairs([pair], new / "experiments" / "fingerprint" / "equal_bits.json")
+    add_pairs([pair], new.root / "experiments" / "fingerprint" / "equal_bits.json")
     print(f"equal on {DEVICE}, {here['instruction_set']}: added to experiments/fingerprint/equal_bits.json")
     return 0
 
@@ -133,18 +175,6 @@ def commit_name(commit: str) -> str:
     return done.stdout.strip()
 
 
-def _asked(root: Path, *arguments: str, trials: object = None) -> Any:
-    """Run this command of a version in a process of its own; its answer, if it prints one."""
-    command = [sys.executable, "-m", "fewbits.experiments.same_bits", *arguments]
-    environment = {**os.environ, "PYTHONPATH": str(root / "src")}
-    done = subprocess.run(
-        command, cwd=root, env=environment, input=json.dumps(trials), stdout=subprocess.PIPE, text=True
-    )
-    if done.returncode:
-        raise ValueError(f"{' '.join(command)} failed in {root} with status {done.returncode}")
-    return json.loads(done.stdout) if "--describe" in arguments else None
-
-
 # ------------------------------------------------------------------------------------------------ in each version
 
 
@@ -165,10 +195,10 @@ def train_all(folder: Path, trials: Mapping[str, Sequence[str]], trace: str | No
             os.environ["FEWBITS_BACKEND"] = backend
             for name, overrides in trials.items():
                 _train(folder / backend / name, overrides)
-            first = list(trials.values())[0]
+            first = next(iter(trials.values()))
             _train(folder / backend / "resumed", first, broken_off=True)
-            (parent,) = (folder / backend / list(trials)[0]).iterdir()
-            _train(folder / backend / "branch", [*first, f"branch.parent={parent}", "branch.step=4", "recipe=mxfp4"])
+            (parent,) = (folder / backend / next(iter(trials))).iterdir()
+            _train(folder / backend / "branch", [*first, f"branch.parent={parent}", "branch.step=4", *BRANCH])
     finally:
         sys.settrace(None)
     (folder.parent / "lines.json").write_text(json.dumps({file: sorted(found) for file, found in lines.items()}))
@@ -184,10 +214,8 @@ def _train(runs: Path, overrides: Sequence[str], broken_off: bool = False) -> No
 
     trial, runtime = load_trial([*overrides, f"runtime.runs={runs}"])
     if broken_off:
-        try:
+        with contextlib.suppress(_BrokenOff):
             run(trial, runtime, stop)
-        except _BrokenOff:
-            pass
     run(trial, runtime)
 
 
@@ -254,22 +282,18 @@ def _contents(runs: Path) -> dict[str, bytes]:
     return {**tables, "result.json": json.dumps(result).encode(), "tensors": tensors.read_bytes()}
 
 
-def untried_statements(
-    old: Path, new: Path, work: Path, trials: Mapping[str, Sequence[str]], descriptions: Sequence[Mapping[str, Any]]
-) -> list[str]:
+def untried_statements(old: Version, new: Version, trials: Mapping[str, Sequence[str]]) -> list[str]:
     """Return the statements that one version alone has and that its trials have not executed, each as a line."""
-    of_old, of_new = (statements_of(found["files"], root) for found, root in zip(descriptions, (old, new), strict=True))
+    of_old, of_new = (statements_of(version.description["files"], version.root) for version in (old, new))
     removed, added = only_in_first(of_old, of_new), only_in_first(of_new, of_old)
     found = []
-    for name, root, changed, others in (("old", old, removed, added), ("new", new, added, removed)):
-        executed = json.loads((work / name / "lines.json").read_text())
+    for name, version, changed, others in (("old", old, removed, added), ("new", new, added, removed)):
+        executed = json.loads((version.train(trials, "python") / "lines.json").read_text())
         executable: dict[str, list[int]] = {}
         if any(not statement.file.endswith(".py") for statement in changed):
-            _asked(root, "--train", str(work / f"{name}-cpp" / "runs"), "--trace", "cpp", trials=trials)
-            counted = executed_cpp_lines(work / f"{name}-cpp" / "objects", root)
-            executed |= counted[0]
-            executable = counted[1]
-        found += [_shown(name, root, statement) for statement in untried(changed, others, executed, executable)]
+            ran, executable = executed_cpp_lines(version.train(trials, "cpp") / "objects", version.root)
+            executed |= ran
+        found += [_shown(name, version.root, statement) for statement in untried(changed, others, executed, executable)]
     return found
 
 

@@ -199,7 +199,8 @@ def _unfused_attention(q_BHTE: Tensor, k_BKTE: Tensor, v_BKTE: Tensor, shared: i
 
 
 def squared_relu(x: Tensor) -> Tensor:
-    return F.relu(x).square()
+    positive = F.relu(x)
+    return positive.square()
 
 
 ACTIVATIONS: Final[dict[str, Callable[[Tensor], Tensor]]] = {
