@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from fewbits.experiments.devices import World
+from fewbits.experiments.redaction import redacted
 from fewbits.experiments.sources import ROOMS, sources, sources_digest
 from fewbits.experiments.trial import Trial
 from fewbits.kernels.backends import backend_for
@@ -67,7 +68,7 @@ def provenance(identity: Mapping[str, Any], extra: Mapping[str, Any]) -> dict[st
         "machine": platform.machine(),
         "processor": _processor(),
         "host": platform.node(),
-        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        "command": [redacted(word) for word in (Path(sys.argv[0]).name, *sys.argv[1:])],
         "process": os.getpid(),
         **extra,
     }
