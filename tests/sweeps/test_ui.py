@@ -15,6 +15,7 @@ import pytest
 
 from fewbits import cli
 from fewbits.experiments import tracking
+from fewbits.experiments.owner import owner_of
 from fewbits.sweeps import comparison
 from fewbits.sweeps.expand import expand
 from fewbits.sweeps.sweep import Sweep
@@ -60,8 +61,9 @@ def test_the_page_is_served_with_comparison_views_in_the_form_that_it_understand
     uri = tracking.tracking_uri(tmp_path)
     client = tracking.connect(tmp_path, uri)
     study = tracking.experiment(client, SWEEP.study, tmp_path, uri)
-    view = comparison.view_of(SWEEP, study)
-    client.set_experiment_tag(study, comparison.TAG + view.key, comparison.view_state(SWEEP, ["a", "b"]))
+    owner = owner_of(tmp_path)
+    view = comparison.view_of(SWEEP, study, owner)
+    client.set_experiment_tag(study, comparison.TAG + view.key, comparison.view_state(SWEEP, ["a", "b"], owner))
     (port,) = free_ports(1)
     base = f"http://127.0.0.1:{port}"
     command = [sys.executable, "-m", "fewbits.cli", "ui", "--port", str(port), "--runs", str(tmp_path)]
