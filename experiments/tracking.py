@@ -100,6 +100,7 @@ def connect(runs: Path, uri: str) -> MlflowClient:
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    os.environ["MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"] = "true"  # at each run's end, with the URI's password
     import mlflow
 
     for name, level in (("mlflow", logging.CRITICAL), ("alembic", logging.WARNING)):

@@ -1,5 +1,6 @@
 """No credential of a tracking URI is in any output or file of the store, whether commands succeed or fail."""
 
+import json
 import os
 import subprocess
 import sys
@@ -55,8 +56,6 @@ def test_no_credential_is_printed_or_stored(kind: str, served: str, cache: Path,
         "PYTHONPATH": str(ROOT / "src"),
     }
     script = "import json, sys; from fewbits.cli import main\nfor argv in json.loads(sys.argv[1]): print(main(argv))"
-    import json
-
     done = subprocess.run(
         [sys.executable, "-c", script, json.dumps(commands)],
         cwd=tmp_path,
