@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from fewbits.experiments import terminal
+from fewbits.kernels.store_folder import store_folder
 
 EXAMPLES = """\
 examples:
@@ -270,10 +271,11 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--steps", type=_count, default=20, help="turns that are timed")
     parser.add_argument("--eager", type=int, default=2, metavar="TURNS", help="turns of eager emulation; 0: none")
     parser.add_argument("--no-observer", action="store_true", help="leave out the turns with the observer")
-    parser.add_argument("--store", type=Path, metavar="RUNS", help="leave it all in RUNS/bench, for reports")
+    parser.add_argument("--store", metavar="RUNS", help="leave it all in RUNS/bench, for reports")
     parser.add_argument("--once", action="store_true", help="not again where RUNS/bench has it of this kind of device")
     parser.add_argument("--json", action="store_true", help="for programs")
     options = parser.parse_args(argv)
+    options.store = options.store and store_folder(options.store)
     if options.once and options.store is None:
         raise ValueError("bench train: --once belongs to --store")
     return options

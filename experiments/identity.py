@@ -29,6 +29,7 @@ import torch
 from fewbits.experiments.environment import environment
 from fewbits.experiments.fingerprint.equal_bits import equal_fingerprints
 from fewbits.experiments.fingerprint.numerics import numerics_fingerprint, source_digests
+from fewbits.experiments.redaction import redacted
 from fewbits.experiments.trial import Trial
 
 # Settings that change no number of a trial, by path.
@@ -150,7 +151,7 @@ def provenance(identity: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[st
         "git_dirty": bool(_git("status", "--porcelain")),
         "machine": platform.machine(),
         "host": platform.node(),
-        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        "command": [redacted(word) for word in (Path(sys.argv[0]).name, *sys.argv[1:])],
         "process": os.getpid(),
         **facts,
     }

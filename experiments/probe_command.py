@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from fewbits.experiments import terminal
+from fewbits.kernels.store_folder import store_folder
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -44,7 +45,7 @@ def main(argv: Sequence[str]) -> int:
 
     try:
         found = probe(
-            _run(options.run, Path(options.runs).expanduser()),
+            _run(options.run, store_folder(options.runs)),
             _recipes(options.recipes),
             batches=options.batches,
             seeds=options.seeds,

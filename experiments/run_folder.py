@@ -8,12 +8,11 @@ A trial's folder is found by the hash alone, so that equal trials of other names
 
 from __future__ import annotations
 
-import fcntl
 import json
 import math
 import os
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,9 @@ from fewbits.experiments.atomic import remove_folder, remove_leftovers, write_at
 from fewbits.experiments.checkpoints import Checkpoint, load, newest, steps
 from fewbits.experiments.identity import computed_by_todays_sources, possible_identities, trial_id
 from fewbits.experiments.trial import Trial
+from fewbits.kernels.locks import locked
 
+NO_LOCKS = "leases keep the trials of sweeps apart; do not run the same trial twice with `fewbits train`"
 HASH = 8  # hexadecimal digits of the id in a folder's name
 
 
@@ -114,9 +115,10 @@ class RunFolder:
     def alone(self) -> Iterator[None]:
         """As its one writer; Busy where another process is at it. A killed one leaves no lock behind."""
         self.path.mkdir(parents=True, exist_ok=True)
-        with (self.path / ".lock").open("a") as lock:
+        with ExitStack() as held:
+            lock = held.enter_context((self.path / ".lock").open("a"))
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                held.enter_context(locked(lock, NO_LOCKS, wait=False))
             except BlockingIOError:
                 raise Busy(f"{self.path}: another process is running this trial") from None
             lock.truncate(0)

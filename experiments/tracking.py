@@ -12,7 +12,6 @@ again later, and made up for by the next trial of the same id.
 
 from __future__ import annotations
 
-import fcntl
 import io
 import logging
 import math
@@ -31,16 +30,22 @@ from urllib.request import url2pathname
 
 from fewbits.experiments import mlflow_database
 from fewbits.experiments.mlflow_database import Point
+from fewbits.experiments.mlflow_runs import FOLDER, TRIAL, adopt, one_run, search
+from fewbits.experiments.owner import owner_of, store_id
+from fewbits.experiments.redaction import redacted
 from fewbits.experiments.run_folder import RunFolder, saved_trial
 from fewbits.experiments.trial import Runtime, Trial
+from fewbits.kernels.build import cache_folder
+from fewbits.kernels.file_systems import network_kind_of
+from fewbits.kernels.locks import locked as flocked
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Run
 
 EXPERIMENT = "fewbits"  # of trials that belong to no study
-TRIAL, FOLDER = "fewbits.trial", "fewbits.folder"  # tags: its id, where it lies
 DATABASE, ARTIFACTS, LOCK = "mlflow.db", "mlartifacts", ".mlflow.lock"  # beside the run folders
+NO_LOCKS = "of MLflow runs that two drivers make at once, the next `fewbits sync` keeps one"
 BATCH = 1000  # metrics that MLflow takes at once; they appear together or not at all
 SHARE = 20  # a failed attempt that took a second is repeated after so many seconds at the earliest
 SECTIONS = {  # a metric whose name has a slash gets its chart below that heading
@@ -61,8 +66,33 @@ Row = Mapping[str, float]
 
 
 def tracking_uri(runs: Path) -> str:
-    """What MLFLOW_TRACKING_URI says, else a database beside the run folders."""
-    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{runs.resolve() / DATABASE}"
+    """Return MLFLOW_TRACKING_URI, else the URI of the store's own database."""
+    return os.environ.get("MLFLOW_TRACKING_URI") or f"{mlflow_database.SCHEME}{default_database(runs)}"
+
+
+_warned: set[Path] = set()  # databases that this process has said to lie elsewhere
+
+
+def default_database(runs: Path) -> Path:
+    """Return the path of the store's own database: beside the run folders, except on a network file system.
+
+    SQLite's locks are unreliable there. The database then lies in this user's cache folder, by the store's id, and one
+    warning says so; every command finds the same place.
+    """
+    kind = network_kind_of(runs)
+    if kind is None:
+        return runs.resolve() / DATABASE
+    cache = cache_folder().expanduser().resolve()
+    path = cache / "mlflow" / "stores" / store_id(runs) / DATABASE
+    if path not in _warned:
+        _warned.add(path)
+        advice = "name a server by MLFLOW_TRACKING_URI to share it"
+        if (of_cache := network_kind_of(cache)) is not None:
+            advice = f"it is on {of_cache} too, set FEWBITS_CACHE to a local folder or {advice}"
+        text = f"{runs} is on {kind}, where SQLite is unreliable: MLflow's database is {path}; {advice}"
+        warnings.warn(text, RuntimeWarning, stacklevel=3)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
 
 
 def connect(runs: Path, uri: str) -> MlflowClient:
@@ -70,6 +100,7 @@ def connect(runs: Path, uri: str) -> MlflowClient:
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    os.environ["MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"] = "true"  # at each run's end, with the URI's password
     import mlflow
 
     for name, level in (("mlflow", logging.CRITICAL), ("alembic", logging.WARNING)):
@@ -86,13 +117,9 @@ def connect(runs: Path, uri: str) -> MlflowClient:
 
 @contextmanager
 def locked(runs: Path) -> Iterator[None]:
-    """One at a time, of all that write to MLflow for these run folders and must not do so together."""
-    with (runs / LOCK).open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        try:
-            yield
-        finally:
-            fcntl.flock(lock, fcntl.LOCK_UN)  # said, since a process that was forked meanwhile has the file open too
+    """Let one process at a time write to MLflow for these run folders."""
+    with (runs / LOCK).open("a") as lock, flocked(lock, NO_LOCKS):
+        yield
 
 
 def experiment(client: MlflowClient, name: str, runs: Path, uri: str) -> str:
@@ -110,27 +137,6 @@ def experiment(client: MlflowClient, name: str, runs: Path, uri: str) -> str:
     if found.lifecycle_stage == "deleted":
         client.restore_experiment(found.experiment_id)
     return str(found.experiment_id)
-
-
-def one_run(
-    client: MlflowClient, experiment_id: str, key: Mapping[str, str], name: str, tags: Mapping[str, str], began: float
-) -> Run:
-    """The run with the tags of the key: made if there is none. Of several, made by two at once, one stays."""
-    where = " and ".join(f"tags.`{tag}` = '{value}'" for tag, value in key.items())
-    if not (found := client.search_runs([experiment_id], where)):
-        new_run(client, experiment_id, key, name, tags, began)
-        found = client.search_runs([experiment_id], where)
-    first, *others = sorted(found, key=lambda run: (run.info.start_time, run.info.run_id))
-    for other in others:
-        client.delete_run(other.info.run_id)
-    return first
-
-
-def new_run(
-    client: MlflowClient, experiment_id: str, key: Mapping[str, str], name: str, tags: Mapping[str, str], began: float
-) -> Run:
-    """For one who knows that there is none."""
-    return client.create_run(experiment_id, round(1000 * began), {**key, **tags}, name)
 
 
 # ------------------------------------------------------------------------------------------------ what it is sent
@@ -276,18 +282,22 @@ def _key(name: str) -> str:
 
 
 def reap(client: MlflowClient, runs: Path) -> int:
-    """End the runs of trials whose `fewbits train` was killed, on this host; how many there were."""
-    reaped = 0
-    if (trials := client.get_experiment_by_name(EXPERIMENT)) is not None:
-        for run in client.search_runs([trials.experiment_id], "attributes.status = 'RUNNING'"):
-            folder = RunFolder(Path(run.data.tags.get(FOLDER, "")), run.data.tags.get(TRIAL, ""))
-            origin = folder.provenance() or {}
-            ours = folder.path.parent == runs.resolve() and origin.get("host") == platform.node()
-            if ours and not _lives(origin["process"]):
-                result = folder.result()
-                status = "KILLED" if result is None else STATUS[result["status"]]
-                client.set_terminated(run.info.run_id, status, round(1000 * _ended(folder)))
-                reaped += 1
+    """End this user's runs of trials in this store whose `fewbits train` was killed on this host; return how many."""
+    trials = client.get_experiment_by_name(EXPERIMENT)
+    if trials is None:
+        return 0
+    reaped, owner = 0, owner_of(runs)
+    adopt(client, trials.experiment_id, owner, runs, {})
+    for run in search(client, trials.experiment_id, owner.key):
+        tags = run.data.tags
+        folder = RunFolder(runs.resolve() / Path(tags.get(FOLDER, "")).name, tags.get(TRIAL, ""))
+        origin = folder.provenance() or {}
+        here = origin.get("host") == platform.node()
+        if run.info.status == "RUNNING" and here and not _lives(origin["process"]):
+            result = folder.result()
+            status = "KILLED" if result is None else STATUS[result["status"]]
+            client.set_terminated(run.info.run_id, status, round(1000 * _ended(folder)))
+            reaped += 1
     return reaped
 
 
@@ -324,7 +334,7 @@ class Patience:
             now = time.monotonic()
             self._not_before = now + SHARE * (now - began)
             if not self._told:
-                said = " ".join(str(error).split())[:200]
+                said = redacted(" ".join(str(error).split()))[:200]
                 warnings.warn(f"MLflow is left aside, {what_goes_on}: {said}", RuntimeWarning, stacklevel=4)
             self._told = True
 
@@ -364,6 +374,7 @@ class Tracker:
         uri = tracking_uri(runs)
         client = connect(runs, uri)
         trials = experiment(client, EXPERIMENT, runs, uri)
-        tags = {"mlflow.source.name": "fewbits train"}
-        run = one_run(client, trials, {TRIAL: folder.id}, folder.path.name, tags, began(folder))
+        tags, owner, key = {"mlflow.source.name": "fewbits train"}, owner_of(runs), {TRIAL: folder.id}
+        adopt(client, trials, owner, runs, key)
+        run = one_run(client, trials, owner, key, folder.path.name, tags, began(folder))
         return client, run.info.run_id

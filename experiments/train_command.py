@@ -13,6 +13,7 @@ from dataclasses import asdict
 from typing import Any, NoReturn
 
 from fewbits.experiments import terminal
+from fewbits.experiments.redaction import redacted
 
 EXAMPLES = """\
 examples:
@@ -168,7 +169,7 @@ class LiveLine:
             print(text, file=sys.stderr, flush=True)
 
     def warn(self, message: Warning | str, *_: object) -> None:
-        self.tell(f"fewbits: {' '.join(str(message).split())}")
+        self.tell(f"fewbits: {redacted(' '.join(str(message).split()))}")
 
     def tell(self, text: str) -> None:
         self.end()

@@ -12,6 +12,7 @@ from typing import Any
 from fewbits.experiments.data.config import DataConfig
 from fewbits.experiments.optimizers import OptimizerConfig
 from fewbits.experiments.schedules import ScheduleConfig
+from fewbits.kernels.store_folder import store_folder
 from fewbits.models.decoder import DecoderConfig
 from fewbits.models.from_dict import from_dict, one_of
 from fewbits.models.observer import ObserverConfig
@@ -129,6 +130,7 @@ class Runtime:
     tracking: str = "none"
 
     def __post_init__(self) -> None:
+        store_folder(self.runs)
         one_of("runtime.device", self.device, ("auto", "cpu", "cuda"))
         one_of("runtime.tracking", self.tracking, TRACKING)
         for name, least in (("threads", 1), ("keep_checkpoints", 1), ("keep_every", 0)):

@@ -21,6 +21,7 @@ from fewbits.kernels.bench_cases import CASES, Case, Noise
 from fewbits.kernels.bench_measure import Ratio
 from fewbits.kernels.bench_peers import GENERATORS, PEERS, Peer, first_line, quiet
 from fewbits.kernels.bench_report import Bench, Compared, Measured, as_json, as_text, machine
+from fewbits.kernels.store_folder import store_folder
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 IN_CACHE_ROWS = 256  # for each thread; all in all more than a tile of the CPU kernels, so that every thread has work
@@ -68,15 +69,14 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
         "--generators", action="store_true", help="GaussWS's noise over matrix shapes, beside Box–Muller's and torch's"
     )
     parser.add_argument("--shapes", type=_shapes, metavar="RxC,…", help="of --generators (default: Llama 3's weights)")
-    parser.add_argument(
-        "--store", type=Path, metavar="RUNS", help="of --generators: leave it in RUNS/bench, for reports"
-    )
+    parser.add_argument("--store", metavar="RUNS", help="of --generators: leave it in RUNS/bench, for reports")
     parser.add_argument("--once", action="store_true", help="of --store: not again where RUNS/bench has it")
     options = parser.parse_args(argv)
 
     for name, of in (("shapes", "generators"), ("store", "generators"), ("once", "store")):
         if getattr(options, name) and not getattr(options, of):
             raise ValueError(f"bench kernels: --{name} belongs to --{of}")
+    options.store = options.store and store_folder(options.store)
     missing = cuda.complaint() if options.device == "cuda" else None
     if missing:
         raise ValueError(f"bench kernels: --device cuda: {missing}; valid here is cpu")

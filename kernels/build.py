@@ -8,7 +8,6 @@ This module imports neither torch nor numpy, so that `fewbits doctor` may ask it
 """
 
 import ctypes
-import fcntl
 import hashlib
 import importlib.util
 import os
@@ -21,6 +20,8 @@ import tempfile
 from functools import cache
 from pathlib import Path
 from typing import TextIO
+
+from fewbits.kernels.locks import locked
 
 SOURCES = Path(__file__).parent / "csrc"
 UNITS = (
@@ -45,6 +46,7 @@ FLAGS = (
     "-ffp-contract=off",
     "-Wno-psabi",
 )
+NO_LOCKS = "processes that compile at the same time can disturb each other: start one first, or set FEWBITS_CACHE"
 NATIVE = {"x86_64": ("-march=native", "-mprefer-vector-width=512"), "aarch64": ("-mcpu=native",)}
 
 
@@ -98,8 +100,7 @@ def build() -> Path:
     command = compiler()
     if command is None:
         raise BuildError(f"{target} is damaged, and {no_compiler()}" if target.exists() else no_compiler())
-    with opened(target.with_suffix(".lock")) as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with opened(target.with_suffix(".lock")) as lock, locked(lock, NO_LOCKS):
         if not is_whole(target):
             folder = target.with_suffix(".build")
             shutil.rmtree(folder, ignore_errors=True)  # of a process that was killed: who has the lock is alone

@@ -9,7 +9,6 @@ We compile ourselves because CuPy's own compilation adds -ftz=true, which flushe
 
 import ctypes
 import ctypes.util
-import fcntl
 import hashlib
 import importlib.util
 import os
@@ -18,7 +17,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from fewbits.kernels.build import SOURCES, BuildError, cache_folder, is_whole, opened
+from fewbits.kernels.build import NO_LOCKS, SOURCES, BuildError, cache_folder, is_whole, opened
+from fewbits.kernels.locks import locked
 
 # -fmad=false keeps a*b+c at two roundings, as the reference has them. Division and subnormals are IEEE's by default;
 # they are named because results rest on them. ptxas reports what a kernel uses, for the compile check.
@@ -53,8 +53,7 @@ def cubin(source: str, architecture: str) -> bytes:
     """Machine code for `architecture` (`sm_90`), cached or compiled. BuildError if NVRTC fails or is missing."""
     target = _path(source, architecture)
     if not is_whole(target):
-        with opened(target.with_suffix(".lock")) as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with opened(target.with_suffix(".lock")) as lock, locked(lock, NO_LOCKS):
             if not is_whole(target):
                 code, _ = compile_now(source, architecture)
                 unfinished = target.with_suffix(".tmp")

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
+import sys
+import warnings
 from typing import NoReturn
+
+from fewbits.experiments.redaction import redacted
+from fewbits.kernels.store_folder import store_folder
 
 
 class Parser(argparse.ArgumentParser):
@@ -19,9 +23,18 @@ class Parser(argparse.ArgumentParser):
 
 def existing(runs: str | None) -> str | None:
     """The store that an option names, for what only looks at one: a misspelt one would be empty, or made."""
-    if runs is not None and not Path(runs).expanduser().is_dir():
+    if runs is not None and not store_folder(runs).is_dir():
         raise ValueError(f"--runs {runs}: there is no such folder")
     return runs
+
+
+def warn_in_lines() -> None:
+    """Print each warning as one line on stderr from now on."""
+    warnings.showwarning = _print_line  # type: ignore[assignment]  # of what it is given, it prints the message alone
+
+
+def _print_line(message: Warning | str, *_: object) -> None:
+    print(f"fewbits: {redacted(' '.join(str(message).split()))}", file=sys.stderr, flush=True)
 
 
 def _formatter(prog: str) -> argparse.HelpFormatter:

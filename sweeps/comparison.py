@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
+from fewbits.experiments.owner import Owner
 from fewbits.sweeps.expand import Cell
 from fewbits.sweeps.sweep import Sweep
 
@@ -45,8 +46,9 @@ def group_of(sweep: Sweep) -> str:
     return f"{sweep.study}/{sweep.name}/{sweep.scale}"
 
 
-def view_of(sweep: Sweep, experiment: str) -> View:
-    return View(f"{sweep.name} at scale {sweep.scale}", experiment, f"{KEY}{sweep.name}-{sweep.scale}")
+def view_of(sweep: Sweep, experiment: str, owner: Owner) -> View:
+    """Return the view of the owner's runs of a sweep; an experiment has one for each owner."""
+    return View(f"{sweep.name} at scale {sweep.scale}", experiment, f"{KEY}{sweep.name}-{sweep.scale}-{owner.name}")
 
 
 def compared(sweep: Sweep, cell: Cell) -> str:
@@ -57,9 +59,9 @@ def compared(sweep: Sweep, cell: Cell) -> str:
     return " ".join([*([cell.arm] if cell.arm else []), *(f"{short[axis]}={value}" for axis, value in cell.axes)])
 
 
-def view_state(sweep: Sweep, rows: Sequence[str]) -> str:
-    """The tag's value; rows: what is compared."""
-    wanted = ((SWEEP, sweep.name), (SCALE, sweep.scale), (CURRENT, "yes"))
+def view_state(sweep: Sweep, rows: Sequence[str], owner: Owner) -> str:
+    """Return the tag's value. rows: what is compared."""
+    wanted = ((SWEEP, sweep.name), (SCALE, sweep.scale), *owner.key.items(), (CURRENT, "yes"))
     return json.dumps(
         {
             "searchFilter": " and ".join(f'tags.`{tag}` = "{value}"' for tag, value in wanted),

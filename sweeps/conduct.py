@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 
+from fewbits.experiments.redaction import redacted
 from fewbits.sweeps import store
 from fewbits.sweeps.backend import Backend
 from fewbits.sweeps.cost import Speeds
@@ -48,8 +49,9 @@ def _conduct(plan: Plan, backend: str, address: str | None, parallel: int | None
     missing = [planned for key, planned in plan.trials.items() if key not in stuck and not finished(planned)]
     driver: Driver | None = None
     speeds = Speeds(next(iter(plan.trials.values())).folder.path.parent)
-    display, mirror = Display(speeds), Mirror(plan)
-    warnings.showwarning = lambda message, *_: display.say(f"fewbits: {' '.join(str(message).split())}")
+    display = Display(speeds)
+    warnings.showwarning = lambda message, *_: display.say(f"fewbits: {redacted(' '.join(str(message).split()))}")
+    mirror = Mirror(plan)
     if missing:
         if backend == "local" or not (address or os.environ.get("RAY_ADDRESS")):
             _check_room(missing, backend)

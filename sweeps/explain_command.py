@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fewbits.kernels.store_folder import store_folder
 from fewbits.sweeps.command_line import Parser
 
 EXAMPLES = """\
@@ -21,7 +22,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("b", nargs="?", metavar="B", help="another run; without, A as it would be computed now")
     parser.add_argument("--runs", metavar="DIR", default="runs", help="the store (default: runs)")
     options = parser.parse_intermixed_args(argv)
-    runs = Path(options.runs).expanduser()
+    runs = store_folder(options.runs)
 
     from fewbits.sweeps.explain import differences
 

@@ -1,8 +1,11 @@
 """A plan's trials in MLflow: a view of the store's files that a driver keeps up to date and anybody can make again.
 
     experiment   a study
-    parent run   a sweep at a scale                       tags fewbits.sweep, fewbits.scale
+    parent run   a sweep at a scale, per store and user   tags fewbits.sweep, fewbits.scale
     child run    a trial of that sweep, once it began     tags fewbits.trial, .folder, .state, .place, .current, .reason
+
+All runs have the tags fewbits.store, fewbits.user and mlflow.user, and a driver creates, changes and deletes only runs
+of its own store and user. Runs of versions without these tags are adopted if their folder lies in the store.
 
 Drivers alone talk to MLflow, workers never do. What was sent lies in a small file beside the run folders, by what the
 trials' files looked like then: while they look the same there is nothing to do, and MLflow is not even imported. The
@@ -19,15 +22,17 @@ import os
 import shlex
 import sqlite3
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fewbits.experiments import mlflow_database, tracking
+from fewbits.experiments import mlflow_database, mlflow_runs, tracking
 from fewbits.experiments.atomic import write_json
+from fewbits.experiments.mlflow_runs import FOLDER, TRIAL
+from fewbits.experiments.owner import STORE, Owner, owner_of
+from fewbits.experiments.redaction import redacted
 from fewbits.experiments.run_folder import RunFolder
-from fewbits.experiments.tracking import FOLDER, TRIAL
 from fewbits.sweeps import comparison, store
 from fewbits.sweeps.comparison import (
     COMPARED,
@@ -72,11 +77,12 @@ class Synced:
     views: tuple[View, ...]  # of the sweeps that MLflow has something of
     sent: int  # runs of which MLflow has been told something
     away: bool  # MLflow could not be told all
+    runs: Path | None = field(default=None, compare=False)  # the store
 
     @property
     def links(self) -> tuple[tuple[str, str], ...]:
         """To the comparison views, by name; without a server, as `fewbits ui` will serve them."""
-        base = self.uri if self.uri.startswith("http") else comparison.UI
+        base = _without_user(self.uri) if self.uri.startswith("http") else comparison.UI
         return tuple((view.name, view.link(base)) for view in self.views)
 
     @property
@@ -90,7 +96,7 @@ class Synced:
         """Nothing more, of a server."""
         if self.uri.startswith("http"):
             return ""
-        runs = mlflow_database.path_of(self.uri).parent
+        runs = self.runs or mlflow_database.path_of(self.uri).parent
         ours = os.environ.get("MLFLOW_TRACKING_URI") or runs == Path("runs").resolve()
         near = runs.relative_to(Path.cwd()) if runs.is_relative_to(Path.cwd()) else runs
         return f"(served by `fewbits ui{'' if ours else f' --runs {shlex.quote(str(near))}'}`)"
@@ -123,6 +129,7 @@ class _Wanted:
     """A sweep at a scale, as the plan has it and the store now looks."""
 
     sweep: Sweep
+    owner: Owner
     cells: dict[str, Cell]  # by trial: the first, if several cells are one trial
     looks: dict[str, Look]
     status: str
@@ -130,7 +137,7 @@ class _Wanted:
     @property
     def view(self) -> str:
         rows = {compared(self.sweep, cell): None for cell in self.cells.values()}
-        return view_state(self.sweep, list(rows))
+        return view_state(self.sweep, list(rows), self.owner)
 
 
 class Mirror:
@@ -142,32 +149,39 @@ class Mirror:
         self.uri = uri or tracking.tracking_uri(self._runs)
         self._patience = tracking.Patience()
         self._client: MlflowClient | None = None
+        self._owner: Owner | None = None
 
     def sync(self, *, afresh: bool = False, last: bool = False) -> Synced:
         """Tell MLflow what is new. last: no driver is at it any more; afresh: ask MLflow what it has."""
-        groups = _read(self._runs, self.uri)
-        wanted = self._wanted(last or afresh)
+        with self._patience.guarding("trials go on"):
+            self._owner = self._owner or owner_of(self._runs)
+        if self._owner is None:  # a store that cannot be written, without an id
+            return Synced(self.uri, (), 0, True, self._runs)
+        owner = self._owner
+        groups = _read(self._runs, self.uri, owner)
+        wanted = self._wanted(last or afresh, owner)
         sent, away = 0, afresh or _news(wanted, groups, self._runs)
         if away and (last or afresh or self._patience.over):
             with self._patience.guarding("trials go on"):
                 client, self._client = self._client or self._connect(), None
                 with tracking.locked(self._runs):
-                    groups = _read(self._runs, self.uri)
+                    groups = _read(self._runs, self.uri, owner)
                     if afresh:
                         groups = {key: group for key, group in groups.items() if key not in wanted}
                     try:
-                        sent = self._tell(client, wanted, groups) + (tracking.reap(client, self._runs) if afresh else 0)
+                        sent = self._tell(client, owner, wanted, groups)
+                        sent += tracking.reap(client, self._runs) if afresh else 0
                     finally:
-                        _write(self._runs, self.uri, groups)
+                        _write(self._runs, self.uri, owner, groups)
                 self._client, away = client, False  # else the next attempt begins anew
-        views = [view_of(want.sweep, groups[key].experiment) for key, want in wanted.items() if key in groups]
-        return Synced(self.uri, tuple(views), sent, away)
+        views = [view_of(want.sweep, groups[key].experiment, owner) for key, want in wanted.items() if key in groups]
+        return Synced(self.uri, tuple(views), sent, away, self._runs)
 
     def _connect(self) -> MlflowClient:
         self._runs.mkdir(parents=True, exist_ok=True)
         return tracking.connect(self._runs, self.uri)
 
-    def _wanted(self, over: bool) -> dict[str, _Wanted]:
+    def _wanted(self, over: bool, owner: Owner) -> dict[str, _Wanted]:
         found_blocked = (key for key, one in standings(self._plan).items() if one.state is State.BLOCKED)
         blocked = dict.fromkeys(found_blocked, State.BLOCKED)
         looks = {trial: _look(planned.folder) for trial, planned in self._plan.trials.items()}
@@ -179,16 +193,18 @@ class Mirror:
                     cells.setdefault(member.id, member.cell)
             if cells:
                 status = _status([blocked.get(trial, State(looks[trial][0])) for trial in cells], over)
-                found[group_of(sweep)] = _Wanted(sweep, cells, looks, status)
+                found[group_of(sweep)] = _Wanted(sweep, owner, cells, looks, status)
         return found
 
-    def _tell(self, client: MlflowClient, wanted: Mapping[str, _Wanted], groups: dict[str, _Group]) -> int:
+    def _tell(
+        self, client: MlflowClient, owner: Owner, wanted: Mapping[str, _Wanted], groups: dict[str, _Group]
+    ) -> int:
         sent = 0
         for key, want in wanted.items():
-            group = groups.get(key) or self._ask(client, want.sweep)
+            group = groups.get(key) or self._ask(client, owner, want.sweep)
             groups.pop(key, None)  # until all is said: what MLflow has lost is asked for again
             if group.view != want.view:
-                key_of_view = view_of(want.sweep, group.experiment).key
+                key_of_view = view_of(want.sweep, group.experiment, owner).key
                 client.set_experiment_tag(group.experiment, TAG + key_of_view, want.view)
                 group.view = want.view
             for trial in _new(want, group, self._runs):
@@ -200,16 +216,23 @@ class Mirror:
             groups[key] = group
         return sent + sum(self._reap(client, group, wanted.get(key)) for key, group in groups.items())
 
-    def _ask(self, client: MlflowClient, sweep: Sweep) -> _Group:
-        """What MLflow has of a sweep; after this it has its experiment and its parent run at least."""
+    def _ask(self, client: MlflowClient, owner: Owner, sweep: Sweep) -> _Group:
+        """Return what MLflow has of a sweep of this owner; make its experiment and its parent run if need be."""
         experiment = tracking.experiment(client, sweep.study, self._runs, self.uri)
         key = {SWEEP: sweep.name, SCALE: sweep.scale}
         note = {"mlflow.note.content": sweep.about} if sweep.about else {}
         name = f"{sweep.name} {sweep.scale}"
-        parent = tracking.one_run(client, experiment, {**key, KIND: "sweep"}, name, note, time.time())
+        adopted = mlflow_runs.adopt(client, experiment, owner, self._runs, key)
+        if adopted:
+            self._adopt_parent(client, experiment, owner, key)
+        parent = mlflow_runs.one_run(client, experiment, owner, {**key, KIND: "sweep"}, name, note, time.time())
+        for run in adopted:
+            client.set_tag(run.info.run_id, PARENT, parent.info.run_id)
         group = _Group(experiment, parent.info.run_id)
-        for run in _children(client, experiment, key):
+        for run in mlflow_runs.search(client, experiment, {**key, **owner.key}):
             tags = run.data.tags
+            if TRIAL not in tags:
+                continue
             child = _Child(tags.get(FOLDER, ""), run.info.run_id, tags.get(PLACE, ""), tags.get(CURRENT) == "yes")
             child.look = [tags.get(STATE, State.RUNNING)]
             if tags[TRIAL] in group.children:
@@ -217,6 +240,14 @@ class Mirror:
             else:
                 group.children[tags[TRIAL]] = child
         return group
+
+    def _adopt_parent(self, client: MlflowClient, experiment: str, owner: Owner, key: Mapping[str, str]) -> None:
+        """Tag a parent run without an owner, if all its children are the owner's by now."""
+        found = mlflow_runs.search(client, experiment, key)
+        for parent in found:
+            children = [run for run in found if run.data.tags.get(PARENT) == parent.info.run_id]
+            if STORE not in parent.data.tags and children and all(owner.owns(run.data.tags) for run in children):
+                mlflow_runs.take(client, parent, owner)
 
     def _tell_child(self, client: MlflowClient, want: _Wanted, group: _Group, trial: str) -> None:
         cell, folder, look = want.cells[trial], self._plan.trials[trial].folder, want.looks[trial]
@@ -246,9 +277,9 @@ class Mirror:
         tags = {PARENT: group.parent, PLACE: json.dumps(cell.place), SOURCE: "fewbits sweep"}
         tags |= {tag: said for tag, said in _tags(folder, State(want.looks[trial][0])).items() if said}
         name = ", ".join(f"{key} {value}" for key, value in cell.place.items())
-        alone = self.uri.startswith("sqlite")  # other drivers wait for the store's lock, and read what we wrote down
-        make = tracking.new_run if alone else tracking.one_run
-        return make(client, group.experiment, key, name, {**tags, CURRENT: "yes"}, tracking.began(folder))
+        alone = self.uri.startswith("sqlite")  # the store's lock keeps its other drivers from making it
+        make = mlflow_runs.new_run if alone else mlflow_runs.one_run
+        return make(client, group.experiment, want.owner, key, name, {**tags, CURRENT: "yes"}, tracking.began(folder))
 
     def _reap(self, client: MlflowClient, group: _Group, want: _Wanted | None) -> int:
         """Runs that were left running, of trials that the plan has not."""
@@ -329,8 +360,8 @@ def _new(want: _Wanted, group: _Group, runs: Path) -> list[str]:
 
 
 def _removed(child: _Child | None, runs: Path) -> bool:
-    """Of a trial that is not there: whether it ran in our store when MLflow was last told of it."""
-    return child is not None and child.look[0] == State.RUNNING and Path(child.folder).parent == runs
+    """Return whether a trial that is not there ran when MLflow was last told of it."""
+    return child is not None and child.look[0] == State.RUNNING
 
 
 def _news(wanted: Mapping[str, _Wanted], groups: Mapping[str, _Group], runs: Path) -> bool:
@@ -342,36 +373,26 @@ def _news(wanted: Mapping[str, _Wanted], groups: Mapping[str, _Group], runs: Pat
 
 
 def _orphans(group: _Group, want: _Wanted | None, runs: Path) -> list[RunFolder]:
-    """Of trials that MLflow believes to be running, that do not, and that no plan of ours has. What has become of those
-    of another store, which is not here, is not for us to say."""
-    children = {RunFolder(Path(child.folder), trial): child for trial, child in group.children.items()}
+    """Return the trials of this store that MLflow believes to be running, that do not run, and that the plan lacks.
+
+    The store may be mounted elsewhere than when a folder was noted, so only the folder's name counts.
+    """
+    children = {RunFolder(runs / Path(child.folder).name, trial): child for trial, child in group.children.items()}
     return [
         folder
         for folder, child in children.items()
         if child.look[0] == State.RUNNING
         and not (want and folder.id in want.cells)
-        and (folder.path.is_dir() or folder.path.parent == runs)
         and store.state(folder) is not State.RUNNING
     ]
-
-
-def _children(client: MlflowClient, experiment: str, key: Mapping[str, str]) -> Iterator[Any]:
-    """The eldest first."""
-    where = " and ".join([*(f"tags.`{tag}` = '{value}'" for tag, value in key.items()), f"tags.`{TRIAL}` IS NOT NULL"])
-    order = ["attributes.start_time ASC", "attributes.run_id ASC"]
-    token: str | None = ""
-    while token is not None:
-        page = client.search_runs([experiment], where, order_by=order, page_token=token or None)
-        yield from page
-        token = page.token or None
 
 
 # ------------------------------------------------------------------------------------------------ what was said
 
 
-def _read(runs: Path, uri: str) -> dict[str, _Group]:
+def _read(runs: Path, uri: str, owner: Owner) -> dict[str, _Group]:
     try:
-        told = json.loads((runs / CACHE).read_text())[uri]
+        told = json.loads((runs / CACHE).read_text())[owner.cache_key(uri)]
         groups = {key: _Group(**group) for key, group in told.items()}
         for group in groups.values():
             group.children = {trial: _Child(**child) for trial, child in group.children.items()}  # type: ignore[arg-type]
@@ -382,13 +403,20 @@ def _read(runs: Path, uri: str) -> dict[str, _Group]:
     return _still_there(uri, groups) if uri.startswith(mlflow_database.SCHEME) else groups
 
 
-def _write(runs: Path, uri: str, groups: Mapping[str, _Group]) -> None:
+def _write(runs: Path, uri: str, owner: Owner, groups: Mapping[str, _Group]) -> None:
     try:
         told = json.loads((runs / CACHE).read_text())
-        told = told if isinstance(told, dict) else {}
-    except (OSError, ValueError):
+        told = {key: value for key, value in told.items() if "://" not in key}  # earlier versions wrote URIs here
+    except (OSError, ValueError, AttributeError):
         told = {}
-    write_json(runs / CACHE, {**told, uri: {key: asdict(group) for key, group in groups.items()}})
+    write_json(runs / CACHE, {**told, owner.cache_key(uri): {key: asdict(group) for key, group in groups.items()}})
+
+
+def _without_user(uri: str) -> str:
+    """Return a server's address without the user and password that it may name: a browser asks for them."""
+    scheme, separator, rest = uri.partition("://")
+    host, slash, path = rest.partition("/")
+    return redacted(f"{scheme}{separator}{host.rpartition('@')[2]}{slash}{path}")
 
 
 def _still_there(uri: str, groups: dict[str, _Group]) -> dict[str, _Group]:

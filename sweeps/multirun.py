@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from hydra._internal.hydra import Hydra
@@ -20,6 +19,7 @@ from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
 from fewbits.experiments.config import FOLDER, ROOT, check_keys, in_one_line, prepare
+from fewbits.kernels.store_folder import store_folder
 from fewbits.sweeps.command_line import Parser
 from fewbits.sweeps.conduct import conduct
 from fewbits.sweeps.expand import Cell
@@ -34,6 +34,7 @@ examples:
 """
 FLAGS = ("-m", "--multirun")
 NAME = "multirun"
+QUOTES = "\"'"
 _OPTIONS: dict[str, Any] = {}  # of the command that runs: Hydra's launchers take none
 _STATUSES: list[int] = []  # of the sweeps that the launcher has run
 
@@ -55,7 +56,8 @@ def main(argv: Sequence[str]) -> int:
     check_keys(words)
     prepare()
     runs = next((word.partition("=")[2] for word in reversed(words) if word.startswith("runtime.runs=")), "runs")
-    quiet = [f"hydra.sweep.dir={Path(runs) / 'plans' / NAME}", "hydra/job_logging=none", "hydra/hydra_logging=none"]
+    folder = store_folder(runs.strip(QUOTES)) / "plans" / NAME
+    quiet = [f"hydra.sweep.dir={folder}", "hydra/job_logging=none", "hydra/hydra_logging=none"]
     before = GlobalHydra.instance().hydra
     GlobalHydra.instance().clear()
     try:

@@ -24,6 +24,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from fewbits.experiments.redaction import redacted
 from fewbits.sweeps.shipment import pack
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ def travelling(environment: Mapping[str, str]) -> dict[str, str]:
     tracking = environment.get("MLFLOW_TRACKING_URI")
     if tracking and not _means_the_same_elsewhere(tracking):
         raise ValueError(
-            f"MLFLOW_TRACKING_URI={tracking} is relative, and means another place on a cluster: "
+            f"MLFLOW_TRACKING_URI={redacted(tracking)} is relative, and means another place on a cluster: "
             "name a server (http://…) or an absolute path, or unset it"
         )
     ours = {name: value for name, value in environment.items() if name.startswith("FEWBITS_")}

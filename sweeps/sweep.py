@@ -95,9 +95,10 @@ class Sweep:
 
     def __post_init__(self) -> None:
         for called in (self.name, self.study, self.scale):
-            if not re.fullmatch(r"[\w. -]{0,80}", called):
+            if called and not re.fullmatch(r"\w[\w. -]{0,79}", called):
                 raise ValueError(
-                    f"sweep {self.name!r}: {called!r} names files and runs: valid are 80 of letters, digits, _ . -"
+                    f"sweep {self.name!r}: {called!r} names files and runs: valid are 80 of letters, digits, _ . - "
+                    "and spaces, of which the first is a letter, a digit or _"
                 )
         if not self.seeds:
             raise ValueError(f"sweep {self.name}: seeds is empty, so that there is no trial")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from pathlib import Path
 
+from fewbits.kernels.store_folder import store_folder
 from fewbits.sweeps.command_line import Parser
 
 EXAMPLES = """\
@@ -93,7 +93,7 @@ def in_store(words: Sequence[str], runs: str | None) -> list[str]:
         return [*words]
     from fewbits.experiments.config import spelled
 
-    return [*words, f"runtime.runs={spelled(str(Path(runs).expanduser().absolute()))}"]
+    return [*words, f"runtime.runs={spelled(str(store_folder(runs).absolute()))}"]
 
 
 def _submit(words: Sequence[str], options: argparse.Namespace) -> int:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-import warnings
 from collections.abc import Sequence
 
-from fewbits.sweeps.command_line import Parser, existing
+from fewbits.experiments.redaction import redacted
+from fewbits.sweeps.command_line import Parser, existing, warn_in_lines
 from fewbits.sweeps.sweep_command import in_store
 
 EXAMPLES = """\
@@ -29,15 +28,11 @@ def main(argv: Sequence[str]) -> int:
     from fewbits.sweeps.plan import plan
     from fewbits.sweeps.sweep import load_sweeps
 
-    warnings.showwarning = _said  # type: ignore[assignment]  # of what it is given, it says the message alone
+    warn_in_lines()
     synced = Mirror(plan(*load_sweeps(in_store(options.words, existing(options.runs))))).sync(afresh=True)
     if synced.away:
         return 1
-    print(f"{synced.sent} runs brought up to date in {synced.uri}")
+    print(f"{synced.sent} runs brought up to date in {redacted(synced.uri)}")
     for line in synced.lines:
         print(line)
     return 0
-
-
-def _said(message: Warning | str, *_: object) -> None:
-    print(f"fewbits: {' '.join(str(message).split())}", file=sys.stderr)

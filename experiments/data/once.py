@@ -4,7 +4,6 @@ What is kept appears whole, by a rename, under a name that says what it was made
 lock while the others wait; what a killed one has left half made is swept away by the next.
 """
 
-import fcntl
 import shutil
 import warnings
 from collections.abc import Callable, Iterator
@@ -14,8 +13,10 @@ from typing import TypeVar
 
 from fewbits.experiments import terminal
 from fewbits.kernels.build import cache_folder
+from fewbits.kernels.locks import locked
 
 T = TypeVar("T")
+NO_LOCKS = "processes that make the same data at once can disturb each other: start one first, or set FEWBITS_CACHE"
 
 
 class Damaged(ValueError):
@@ -44,8 +45,8 @@ def opened_or_made(folder: Path, open_: Callable[[Path], T], make: Callable[[Pat
     except (FileNotFoundError, Damaged):
         pass
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with _said(f"making {folder}, once"), open(folder.with_name(f"{folder.name}.lock"), "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    lock_path = folder.with_name(f"{folder.name}.lock")
+    with _said(f"making {folder}, once"), open(lock_path, "w") as lock, locked(lock, NO_LOCKS):
         try:
             return open_(folder)  # another process may have made it meanwhile
         except FileNotFoundError:

@@ -9,12 +9,11 @@ notes how far it is: the same command goes on from there after an interruption, 
 """
 
 import argparse
-import fcntl
 import shutil
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
@@ -27,6 +26,7 @@ from fewbits.experiments.data.text import text_folder
 from fewbits.experiments.data.tokenizing import Tokenizer, bpe_size, ready_tokenizer
 from fewbits.experiments.data.unfinished import SPLITS, Request, Unfinished
 from fewbits.experiments.data.web import COLLECTIONS, documents
+from fewbits.kernels.locks import locked
 
 VALIDATION = 0.0005  # nanoGPT's share
 _AT_ONCE = 1000  # documents between notes
@@ -132,9 +132,10 @@ def _is_done(out: Path, request: Request) -> bool:
 @contextmanager
 def _alone(out: Path) -> Iterator[None]:
     out.parent.mkdir(parents=True, exist_ok=True)
-    with open(out.with_name(f"{out.name}.lock"), "w") as lock:
+    with ExitStack() as held:
+        lock = held.enter_context(open(out.with_name(f"{out.name}.lock"), "w"))
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            held.enter_context(locked(lock, f"nothing keeps two processes from preparing {out}: start one", wait=False))
         except BlockingIOError:
             raise ValueError(f"data prepare: another process is preparing {out}") from None
         yield

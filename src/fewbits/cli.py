@@ -17,6 +17,7 @@ from itertools import takewhile
 from typing import NoReturn
 
 from fewbits import __version__
+from fewbits.experiments.redaction import redacted
 
 
 @dataclass(frozen=True)
@@ -131,7 +132,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ValueError as error:
         if sys.flags.dev_mode:
             raise
-        print(f"fewbits: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"fewbits: {redacted(' '.join(str(error).split()))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("fewbits: interrupted", file=sys.stderr)
@@ -144,7 +145,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if sys.flags.dev_mode or error.errno is None:
             raise
         where = f"{error.filename}: " if error.filename else ""
-        print(f"fewbits: {where}{error.strerror}", file=sys.stderr)
+        print(redacted(f"fewbits: {where}{error.strerror}"), file=sys.stderr)
         return 1
     except ModuleNotFoundError as error:
         if sys.flags.dev_mode or error.name is None or error.name.partition(".")[0] == "fewbits":

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from fewbits.experiments.sources import sources_digest
+import yaml
 
 from fewbits import cli
 from fewbits.analysis.paper import paper
@@ -22,6 +22,8 @@ from fewbits.analysis.registry import judge_all, shelf
 from fewbits.analysis.report import put
 from fewbits.analysis.results import TableResult, Value
 from fewbits.analysis.show.provenance import Provenance
+from fewbits.experiments.run_folder import RunFolder
+from fewbits.sweeps import store
 from fewbits.sweeps.plans import save_plan
 from tests.analysis.conftest import SWEEP
 from tests.analysis.report_inputs import Made, left, read_page, stand_in
@@ -65,6 +67,30 @@ def test_the_page_needs_nothing_beside_it(original: Made) -> None:
     assert "url(" not in page.styles
     assert "@import" not in page.styles
     assert "prefers-color-scheme: dark" in page.styles
+
+
+def test_markup_in_names_notes_and_failures_is_text(made: Made, tmp_path: Path) -> None:
+    """Of an arm, a sweep's about, a bundle of words, and the reason and log of a trial that failed."""
+    attack = "</td></details></style>\"'><script>alert('{}')</script><img src=x onerror=alert(1)>"
+    data = yaml.safe_load(made.file.read_text())
+    data |= {"about": attack.format("about"), "zipped": [{"extra": {attack.format("axis"): ["training.steps=4"]}}]}
+    data["arms"][attack.format("arm")] = {"words": ["recipe=bf16"], "axes": [], "about": attack.format("arm's about")}
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(data))
+    changed = Made(tmp_path / "tiny.yaml", made.store, made.reports)
+    failed = next(made.store.glob("*-bf16-*-s1-*"))
+    (failed / "result.json").unlink()
+    reason = attack.format("reason")
+    store.write_failure(RunFolder(failed, ""), store.Failure(reason, False, 1, [attack.format("log")]))
+    assert changed.report() == 1
+    page = changed.page
+    for said in ("arm", "reason"):
+        assert attack.format(said) in page.words
+    assert "script" not in page.tags
+    assert all(address.startswith("data:image/svg+xml;base64,") for address in page.loaded)
+    for drawing in (changed.folder / "figures").glob("*.svg"):
+        assert "<script" not in drawing.read_text()
+    assert cli.main(["report", "--index", "--out", str(made.reports)]) == 0
+    assert "script" not in read_page(made.reports / "index.html").tags
 
 
 def test_links_lead_somewhere(original: Made) -> None:

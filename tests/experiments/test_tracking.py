@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from fewbits.experiments import mlflow_database, tracking
+from fewbits.experiments import mlflow_database, mlflow_runs, tracking
 from fewbits.experiments.mlflow_database import Point
 from fewbits.experiments.run_folder import RunFolder
 from fewbits.experiments.training import Progress
@@ -37,7 +37,7 @@ def mlflow(store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def the_run(client: Any, folder: RunFolder) -> Any:
     experiment = client.get_experiment_by_name(tracking.EXPERIMENT).experiment_id
-    (run,) = client.search_runs([experiment], f"tags.`{tracking.TRIAL}` = '{folder.id}'")
+    (run,) = client.search_runs([experiment], f"tags.`{mlflow_runs.TRIAL}` = '{folder.id}'")
     return run
 
 

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from fewbits import cli
-from fewbits.experiments import mlflow_database, tracking
+from fewbits.experiments import mlflow_database, mlflow_runs, tracking
+from fewbits.experiments.owner import owner_of
 from fewbits.experiments.run_folder import RunFolder
 from fewbits.experiments.training import run as run_trial
 from fewbits.sweeps import comparison, store
@@ -76,12 +77,12 @@ def copied(folder: RunFolder, path: Path, trial: str) -> RunFolder:
 
 
 def seen(mirror: Mirror) -> dict[str, Any]:
-    """The runs of trials by trial, and the sweep's own under its name."""
+    """The runs of the mirror's owner: of trials by trial, and the sweep's own under its name."""
     client = tracking.connect(mirror._runs, mirror.uri)
     found: dict[str, Any] = {}
     for study in client.search_experiments():
-        for one in client.search_runs([study.experiment_id]):
-            key = one.data.tags.get(tracking.TRIAL, one.data.tags[comparison.SWEEP])
+        for one in mlflow_runs.search(client, study.experiment_id, (mirror._owner or owner_of(mirror._runs)).key):
+            key = one.data.tags.get(mlflow_runs.TRIAL, one.data.tags[comparison.SWEEP])
             assert key not in found, "a run is there twice"
             found[key] = one
     return found
@@ -435,7 +436,7 @@ def test_sixteen_processes_at_once_lose_no_metric(done: Plan, empty_database: Pa
     study = client.get_experiment_by_name(tracking.EXPERIMENT)
     assert study is not None
     runs = client.search_runs([study.experiment_id])
-    assert sorted(run.data.tags[tracking.TRIAL] for run in runs) == [f"{number:064x}" for number in range(16)]
+    assert sorted(run.data.tags[mlflow_runs.TRIAL] for run in runs) == [f"{number:064x}" for number in range(16)]
     assert {run.info.status for run in runs} == {"FINISHED"}
     for run in runs:
         assert [point.step for point in client.get_metric_history(run.info.run_id, "loss")] == list(range(STEPS))

@@ -4,8 +4,10 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 from importlib.resources import files
 from pathlib import Path
@@ -15,9 +17,11 @@ import pytest
 
 from fewbits import cli
 from fewbits.experiments import tracking
+from fewbits.experiments.owner import owner_of
 from fewbits.sweeps import comparison
 from fewbits.sweeps.expand import expand
 from fewbits.sweeps.sweep import Sweep
+from fewbits.sweeps.ui_command import LOG
 from tests.ray_head import free_ports
 
 SWEEP = Sweep("cost", study="mine", words=("model=gpt2-tiny",), axes={"a.steps": [1, 2], "b.steps": [3], "c.lr": [0.5]})
@@ -60,8 +64,9 @@ def test_the_page_is_served_with_comparison_views_in_the_form_that_it_understand
     uri = tracking.tracking_uri(tmp_path)
     client = tracking.connect(tmp_path, uri)
     study = tracking.experiment(client, SWEEP.study, tmp_path, uri)
-    view = comparison.view_of(SWEEP, study)
-    client.set_experiment_tag(study, comparison.TAG + view.key, comparison.view_state(SWEEP, ["a", "b"]))
+    owner = owner_of(tmp_path)
+    view = comparison.view_of(SWEEP, study, owner)
+    client.set_experiment_tag(study, comparison.TAG + view.key, comparison.view_state(SWEEP, ["a", "b"], owner))
     (port,) = free_ports(1)
     base = f"http://127.0.0.1:{port}"
     command = [sys.executable, "-m", "fewbits.cli", "ui", "--port", str(port), "--runs", str(tmp_path)]
@@ -85,6 +90,56 @@ def test_the_page_is_served_with_comparison_views_in_the_form_that_it_understand
             server.send_signal(signal.SIGINT)
     assert server.returncode == 0
     assert processes(child) == []
+
+
+SECRET = "hunter2-Zq"
+
+
+def test_on_all_interfaces_the_page_works_by_name_and_no_credential_is_seen(tmp_path: Path) -> None:
+    """Neither in the arguments of any process, which all users can read, nor in what is printed or logged."""
+    uri = f"sqlite:///{tmp_path / 'mlflow.db'}?token={SECRET}"
+    (port,) = free_ports(1)
+    command = [sys.executable, "-m", "fewbits.cli", "ui", "--host", "0.0.0.0", "--port", str(port)]
+    command += ["--runs", str(tmp_path), "--allowed-hosts", "runs.example.org"]
+    with (
+        (tmp_path / "stderr").open("w") as errors,
+        subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=errors, text=True, env=os.environ | {"MLFLOW_TRACKING_URI": uri}
+        ) as server,
+    ):
+        try:
+            assert server.stdout is not None
+            printed = [server.stdout.readline() for _ in range(2)]
+            addresses = [line.split()[0] for line in printed]
+            assert addresses == [f"http://127.0.0.1:{port}", f"http://{socket.gethostname()}:{port}"]
+            search = "/ajax-api/2.0/mlflow/experiments/search"
+            for address in (*addresses, f"http://runs.example.org:{port}", "http://runs.example.org"):
+                host = address.removeprefix("http://")  # as a browser sends it with the page's own requests
+                told = post(f"{addresses[0]}{search}", {"max_results": 1}, Host=host, Origin=address)
+                assert "experiments" in json.loads(told), address
+            for headers in ({"Host": "evil.example"}, {"Origin": "http://evil.example"}):
+                with pytest.raises(urllib.error.HTTPError, match="403"):
+                    post(f"{addresses[0]}{search}", {"max_results": 1}, **headers)
+            (child,) = map(int, Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split())
+            of_all = [server.pid, *processes(child)]
+            assert len(of_all) == 3
+            for pid in of_all:
+                arguments = Path(f"/proc/{pid}/cmdline").read_text()
+                assert SECRET not in arguments
+                assert "sqlite" not in arguments
+        finally:
+            server.send_signal(signal.SIGINT)
+    said = [*printed, (tmp_path / "stderr").read_text(), (tmp_path / LOG).read_text()]
+    assert "evil.example" in said[-1]  # what the server says of the refused requests
+    assert SECRET not in "".join(said)
+    (warning,) = (line for line in said[2].splitlines() if "no log-in" in line)
+    assert all(word in warning for word in ("0.0.0.0", str(port), "read", "delete"))
+
+
+def post(url: str, body: dict[str, Any], **headers: str) -> str:
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json", **headers})
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        return str(answer.read().decode())
 
 
 def test_a_database_that_mlflow_does_not_open_is_one_line(

@@ -1,0 +1,42 @@
+"""Which kind of file system a path lies on, from /proc/self/mountinfo.
+
+Locks and memory mapping on network file systems are missing or unreliable, so SQLite databases do not belong there.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+MOUNTS = Path("/proc/self/mountinfo")
+NETWORK = frozenset(
+    """
+    nfs nfs4 cifs smb3 smbfs lustre beegfs gpfs ceph glusterfs 9p afs orangefs panfs wekafs fuse.sshfs fuse.s3fs
+    fuse.glusterfs fuse.ceph fuse.ceph-fuse fuse.rclone fuse.gcsfuse fuse.goofys fuse.juicefs fuse.mount-s3
+    fuse.blobfuse fuse.blobfuse2
+    """.split()  # noqa: SIM905
+)
+
+
+def kind_of(path: Path) -> str | None:
+    """Return the type of the file system that a path lies on, or None where the system does not tell."""
+    try:
+        lines = MOUNTS.read_text("utf-8", errors="surrogateescape").splitlines()
+    except OSError:
+        return None
+    place, kind, depth = path.expanduser().resolve(), None, -1
+    for line in lines:
+        before, _, after = line.partition(" - ")
+        fields = before.split()
+        if len(fields) < 5 or not after:
+            continue
+        mounted = Path(re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), fields[4]))
+        if place.is_relative_to(mounted) and len(mounted.parts) >= depth:  # of two at one place, the later one counts
+            kind, depth = after.split()[0], len(mounted.parts)
+    return kind
+
+
+def network_kind_of(path: Path) -> str | None:
+    """Return the type of the network file system that a path lies on, or None on a local or an unknown one."""
+    kind = kind_of(path)
+    return kind if kind in NETWORK else None

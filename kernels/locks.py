@@ -1,0 +1,49 @@
+"""Exclusive locks on open files, also where the file system has none.
+
+`flock` fails on some network and FUSE file systems. A process there goes on without the lock, after one warning that
+names the folder and says what still protects the data.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import IO, Any
+
+UNSUPPORTED = frozenset((errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.ENOSYS, errno.EINVAL))
+_warned: set[tuple[int, str]] = set()  # the file system and the advice of each warning that this process has given
+
+
+@contextmanager
+def locked(file: IO[Any], without: str, *, wait: bool = True) -> Iterator[None]:
+    """Hold an exclusive lock on an open file while the block runs.
+
+    without: what protects the data on a file system without locks, and what the user should do there.
+    wait: wait for another holder; otherwise raise BlockingIOError.
+    """
+    held = True
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in UNSUPPORTED:
+            raise
+        _warn(file, error, without)
+        held = False
+    try:
+        yield
+    finally:
+        if held:
+            fcntl.flock(file, fcntl.LOCK_UN)  # explicitly: a process forked meanwhile has the file open as well
+
+
+def _warn(file: IO[Any], error: OSError, without: str) -> None:
+    key = os.fstat(file.fileno()).st_dev, without
+    if key not in _warned:
+        _warned.add(key)
+        folder = os.path.dirname(os.path.abspath(file.name))
+        text = f"{folder}: this file system has no file locks ({error.strerror}): {without}"
+        warnings.warn(text, RuntimeWarning, stacklevel=4)

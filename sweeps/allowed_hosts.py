@@ -1,0 +1,82 @@
+"""By which names browsers may reach `fewbits ui`, as MLflow's server checks them.
+
+The server refuses a request whose Host header it does not know, against DNS rebinding, and one whose Origin it does not
+know, against other web pages. Its own defaults are this machine's loopback names and private addresses as hosts, but
+loopback names alone as origins, so that its page does not work under any other name. Who listens on more than loopback
+therefore names all hosts and origins.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import re
+import socket
+from dataclasses import dataclass
+
+ANY = ("0.0.0.0", "::")  # listening on all interfaces
+LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
+
+
+@dataclass(frozen=True)
+class AllowedHosts:
+    loopback: bool  # only this machine can reach the server
+    names: tuple[str, ...]  # for the server to allow; empty: its defaults
+
+    @staticmethod
+    def of(host: str, more: str) -> AllowedHosts:
+        """Return what is allowed when listening at `host`, with `more` names separated by commas."""
+        extra = [name.strip() for name in more.split(",") if name.strip()]
+        for name in extra:
+            if not re.fullmatch(r"[\w.*:\[\]-]*\w[\w.*:\[\]-]*", name):
+                raise ValueError(
+                    f"ui: --allowed-hosts {name!r}: names of hosts are expected, such as runs.example.org,*.lab.example"
+                )
+        loopback = _is_loopback(host)
+        own = [] if loopback else _own_names(host)
+        return AllowedHosts(loopback, tuple(dict.fromkeys([*LOOPBACK, *own, *extra])) if own or extra else ())
+
+    def options(self) -> list[str]:
+        """Return the options of `mlflow server`."""
+        if not self.names:
+            return []
+        hosts = [form for name in self.names for form in _with_port(name)]
+        origins = [f"{scheme}://{form}" for scheme in ("http", "https") for form in hosts]
+        return ["--allowed-hosts", ",".join(hosts), "--cors-allowed-origins", ",".join(origins)]
+
+
+def address_of(host: str) -> str:
+    """Return how a URL on this machine names the host that a server listens at."""
+    if host in ANY:
+        return "127.0.0.1"
+    return f"[{host}]" if ":" in host else host
+
+
+def _with_port(name: str) -> tuple[str, ...]:
+    """Return the name without a port and with any; a name that has a port already stays as it is."""
+    if re.search(r":[\d*]+$", name):
+        return (name,)
+    pattern = name.replace("[", "[[]")  # in a pattern with a *, the server reads [ as the begin of a set
+    return name, f"{pattern}:*"
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        found = {entry[4][0] for entry in socket.getaddrinfo(host, None)}
+    except OSError:
+        return False  # the check of the port names the error
+    return all(ipaddress.ip_address(str(address).partition("%")[0]).is_loopback for address in found)
+
+
+def _own_names(host: str) -> list[str]:
+    """Return the names and addresses of this machine that lead to the interface of `host`."""
+    names = [socket.gethostname(), socket.getfqdn()]
+    if host not in ANY:
+        return [address_of(host), *names]
+    with contextlib.suppress(OSError):  # a machine that does not know its own name
+        found = socket.getaddrinfo(socket.gethostname(), None)
+        names += [address_of(str(entry[4][0]).partition("%")[0]) for entry in found]
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):  # without a network
+        probe.connect(("192.0.2.1", 9))  # sends nothing: the kernel only chooses the outgoing address
+        names.append(probe.getsockname()[0])
+    return names
