@@ -23,6 +23,7 @@ from fewbits.experiments.identity import ParentPoint, identity, meaning
 from fewbits.experiments.run_folder import RunFolder
 from fewbits.experiments.setup import check, check_data, corpus_model
 from fewbits.experiments.trial import Branch, Runtime, Trial
+from fewbits.sweeps.epochs import check_repeats, tokens_before
 from fewbits.sweeps.expand import Cell, expand
 from fewbits.sweeps.sweep import Resources, Sweep
 
@@ -93,7 +94,7 @@ def _planned(cell: Cell, sweep: Sweep, made: dict[Cell, Planned], trials: dict[s
         trial = corpus_model(trial, corpus)
         start = None
         if parent is not None:
-            step = _step(cell, parent.trial)
+            step = branch_step(cell, parent.trial)
             parent.keep.add(step)
             start = ParentPoint(meaning(parent.made_of), step, ())
             trial = replace(trial, branch=Branch(str(parent.folder.path), step))
@@ -109,6 +110,7 @@ def _planned(cell: Cell, sweep: Sweep, made: dict[Cell, Planned], trials: dict[s
         folder = run_folder.find(Path(runtime.runs).expanduser().resolve(), trial.name, made_of)
         if not folder.over:
             _checked(trial, resources.ranks, corpus)
+            check_repeats(trial, tokens_before(trial, parent.id if parent else None, trials), corpus.tokens_in("train"))
     except ValueError as error:
         place = ", ".join(f"{key} {value}" for key, value in cell.place.items())
         raise ValueError(f"sweep {cell.sweep}, {place}: {error}") from error
@@ -136,7 +138,8 @@ def on_a_device(runtime: Runtime, resources: Resources) -> tuple[Runtime, Resour
     return replace(runtime, device=device), replace(resources, cpus=cpus, gpus=gpus)
 
 
-def _step(cell: Cell, parent: Trial) -> int:
+def branch_step(cell: Cell, parent: Trial) -> int:
+    """Return the step of its parent that a branch starts from."""
     steps = parent.training.steps
     at = 1.0 if cell.at is None else cell.at
     step = round(at * steps) if at < 1 or cell.at is None else int(at)

@@ -28,6 +28,7 @@ def main(argv: Sequence[str]) -> int:
         "words", nargs="*", metavar="WORD", help="study=NAME or FILE.yaml, changes of its keys, words for trials"
     )
     parser.add_argument("--dry-run", action="store_true", help="print the plan and run nothing")
+    parser.add_argument("--trials", action="store_true", help="with --dry-run: list each trial of a large sweep, too")
     add_where(parser)
     parser.add_argument("--runs", metavar="DIR", help="the store (default: runs); on a cluster, shared by its nodes")
     options = parser.parse_intermixed_args(argv)
@@ -49,7 +50,7 @@ def sweep(words: Sequence[str], options: argparse.Namespace) -> int:
 
 def _dry_run(words: Sequence[str], options: argparse.Namespace) -> int:
     if _far(options):
-        return _submit([*words, "--dry-run"], options)
+        return _submit([*words, "--dry-run", *(["--trials"] if options.trials else [])], options)
 
     from fewbits.sweeps import outline
     from fewbits.sweeps.plan import plan
@@ -61,11 +62,11 @@ def _dry_run(words: Sequence[str], options: argparse.Namespace) -> int:
     except ValueError:
         if not outline.missing_data(sweeps, extra):
             raise
-        print(outline.describe(sweeps, extra))
+        print(outline.describe(sweeps, extra, options.parallel))
         return 0
     from fewbits.sweeps.dry_run import describe
 
-    print(describe(planned, options.parallel, options.backend))
+    print(describe(planned, options.parallel, options.backend, options.trials))
     return 0
 
 

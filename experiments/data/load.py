@@ -16,7 +16,7 @@ from fewbits.experiments.data.web import COLLECTIONS
 
 @dataclass(frozen=True)
 class Kind:
-    """What data it is, which settings it takes besides `kind`, and how they become tokens, with a cache at hand."""
+    """A kind of data: a summary, the settings that it takes besides `kind` and `repeat`, and how they become tokens."""
 
     summary: str
     takes: tuple[str, ...]
@@ -30,9 +30,11 @@ def load(config: DataConfig, cache: Path) -> Corpus:
     kind = KINDS[config.kind]
     for setting in fields(DataConfig):
         value = getattr(config, setting.name)
-        if setting.name not in ("kind", *kind.takes) and value != setting.default:
+        if setting.name not in ("kind", "repeat", *kind.takes) and value != setting.default:
             takes = ", ".join(kind.takes)
             raise ValueError(f"data.{setting.name}={value} with data.kind={config.kind}, which takes only {takes}")
+    if config.repeat < 1:
+        raise ValueError(f"data.repeat={config.repeat}: a training split may be read at least 1 time")
     if config.size is not None and config.size < 1:
         raise ValueError(f"data.size={config.size}: a training split has at least 1 byte or token")
     return Corpus(config.kind, kind.tokens(config, cache))

@@ -5,16 +5,19 @@ vocabularies). Which documents are validation is decided by their own SHA-256, s
 number, and a page that is there twice stays on one side. Out-of-domain text is the held-out code of the corpus python.
 
 Work goes to FOLDER.partial, which becomes FOLDER when all is done. After every batch of documents the partial folder
-notes how far it is: the same command goes on from there after an interruption, and cuts off what is beyond the note.
+notes how far it is and where in the collection: after an interruption the same command goes on from there, reads no
+file again that it had read, and cuts off what is beyond the note. The commit of the collection on the Hub is fixed by
+the first call; meta.json of the finished folder records it.
 """
 
 import argparse
+import json
 import shutil
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
 from typing import NoReturn
@@ -24,8 +27,8 @@ from fewbits.experiments.data.folder import read_meta
 from fewbits.experiments.data.once import default_cache
 from fewbits.experiments.data.text import text_folder
 from fewbits.experiments.data.tokenizing import Tokenizer, bpe_size, ready_tokenizer
-from fewbits.experiments.data.unfinished import SPLITS, Request, Unfinished
-from fewbits.experiments.data.web import COLLECTIONS, documents
+from fewbits.experiments.data.unfinished import NOTE, SPLITS, Request, Unfinished
+from fewbits.experiments.data.web import COLLECTIONS, Collection, Documents, resolved_revision
 from fewbits.kernels.locks import locked
 
 VALIDATION = 0.0005  # nanoGPT's share
@@ -47,6 +50,8 @@ def main(argv: Sequence[str]) -> int:
         raise ValueError(
             f"data prepare: --tokenizer {spelling} would need training: valid are bytes, file:PATH, hub:NAME"
         )
+    if source and options.revision:
+        raise ValueError(f"data prepare: --revision {options.revision} with --source: files that lie here have none")
     tokenizer = ready_tokenizer(spelling)
     request = Request(
         options.collection,
@@ -57,10 +62,12 @@ def main(argv: Sequence[str]) -> int:
     )
     try:
         with _alone(out):
+            if not source:
+                request = replace(request, revision=_revision(out, collection, options.revision))
             if _is_done(out, request):
                 print(f"{out} is prepared already")
                 return 0
-            stream = documents(collection, source)
+            stream = Documents(collection, source, request.revision)
             _prepare(out, request, tokenizer, stream, options.documents or collection.documents)
     except OSError as error:
         raise ValueError(f"data prepare: {out}: {error}; the same command goes on from where it was") from error
@@ -91,6 +98,13 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
         + "; ".join(f"{item.tokenizer} for {name}" for name, item in COLLECTIONS.items())
         + ")",
     )
+    parser.add_argument(
+        "--revision",
+        metavar="COMMIT",
+        help="of the collection on the Hub, or a branch or tag (default: "
+        + "; ".join(f"{item.revision[:12]} for {name}" for name, item in COLLECTIONS.items() if item.revision)
+        + "; else the newest at the first call, which later calls keep)",
+    )
     parser.add_argument("--documents", type=_positive, metavar="N", help="stop after N documents (default: all)")
     parser.add_argument(
         "--validation",
@@ -118,11 +132,26 @@ def _fraction(text: str) -> float:
     return value
 
 
+def _revision(out: Path, collection: Collection, asked: str | None) -> str:
+    """Return the commit asked for, else the one that an earlier call began with, else the collection's own."""
+    return resolved_revision(collection, asked or _begun_with(out) or collection.revision)
+
+
+def _begun_with(out: Path) -> str | None:
+    """Return the commit that the finished or the partial folder records."""
+    note = out.with_name(f"{out.name}.partial") / NOTE
+    if out.is_dir():
+        made = read_meta(out).source.get("request")
+    else:
+        made = json.loads(note.read_text("utf-8"))["request"] if note.is_file() else None
+    return made.get("revision") if isinstance(made, dict) else None
+
+
 def _is_done(out: Path, request: Request) -> bool:
     if not out.exists():
         return False
     made = read_meta(out).source.get("request") if out.is_dir() else None
-    if made != asdict(request):
+    if not isinstance(made, dict) or asdict(request) | made != asdict(request):
         raise ValueError(
             f"data prepare: {out} is there and holds something else ({made}): remove it or choose an --out"
         )
@@ -141,12 +170,15 @@ def _alone(out: Path) -> Iterator[None]:
         yield
 
 
-def _prepare(out: Path, request: Request, tokenizer: Tokenizer, stream: Iterator[str], expected: int) -> None:
+def _prepare(out: Path, request: Request, tokenizer: Tokenizer, stream: Documents, expected: int) -> None:
     unfinished = Unfinished.found(out.with_name(f"{out.name}.partial"), request, tokenizer)
+    stream.resume(unfinished.position, unfinished.documents)
+    left = None if request.limit is None else max(request.limit - unfinished.documents, 0)
+    texts = islice(stream, left)
     progress = _Progress(unfinished.documents, expected)
     try:
-        for batch in _batches(islice(stream, unfinished.documents, request.limit)):
-            unfinished.add(batch)
+        while batch := list(islice(texts, _AT_ONCE)):
+            unfinished.add(batch, stream.position())
             progress.show(unfinished.documents, sum(unfinished.tokens.values()))
     finally:
         progress.end()
@@ -159,12 +191,6 @@ def _prepare(out: Path, request: Request, tokenizer: Tokenizer, stream: Iterator
         )
     code = text_folder("python", None, "bytes", default_cache())
     unfinished.finish(out, code.texts("validation"), {"ood": dict(code.meta.source)})
-
-
-def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
-    texts = iter(texts)
-    while batch := list(islice(texts, _AT_ONCE)):
-        yield batch
 
 
 class _Progress:

@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -24,13 +25,17 @@ _COUNTS = ("documents", "tokens", "text_bytes")
 
 @dataclass(frozen=True)
 class Request:
-    """What decides the result: two preparations of the same request are the same."""
+    """What decides the result: two preparations of the same request are the same.
+
+    revision: the commit of the collection on the Hub; None of files that lie here.
+    """
 
     collection: str
     origin: str
     tokenizer: str
     limit: int | None
     validation: float
+    revision: str | None = None
 
 
 def is_held_out(text: str, share: float) -> bool:
@@ -45,6 +50,7 @@ class Unfinished:
     def __init__(self, folder: Path, request: Request, tokenizer: Tokenizer) -> None:
         self.folder, self.request, self._tokenizer = folder, request, tokenizer
         self.documents = 0
+        self.position: dict[str, Any] | None = None  # of the stream of documents, after so many of them
         self.tokens = dict.fromkeys(SPLITS, 0)
         self.text_bytes = dict.fromkeys(SPLITS, 0)
         self._dtype = np.dtype(smallest_dtype(tokenizer.vocab)).newbyteorder("<")
@@ -57,23 +63,25 @@ class Unfinished:
             shutil.rmtree(folder, ignore_errors=True)
             return unfinished
         note = json.loads((folder / NOTE).read_text("utf-8"))
-        if note["request"] != asdict(request):
+        if asdict(request) | note["request"] != asdict(request):
             raise ValueError(f"data prepare: {folder} was begun with other options: remove it or choose an --out")
         unfinished.documents, unfinished.tokens, unfinished.text_bytes = (note[name] for name in _COUNTS)
+        unfinished.position = note.get("position")
         for split in SPLITS:
             os.truncate(folder / FILES[split], unfinished.tokens[split] * unfinished._dtype.itemsize)
         (folder / FILES["ood"]).unlink(missing_ok=True)
         return unfinished
 
-    def add(self, batch: list[str]) -> None:
+    def add(self, batch: list[str], position: dict[str, Any]) -> None:
+        """Append documents; the position is where the stream stands after them."""
         sides: dict[str, list[str]] = {split: [] for split in SPLITS}
         for text in batch:
             sides["validation" if is_held_out(text, self.request.validation) else "train"].append(text)
         for split, texts in sides.items():
             self.tokens[split] += self._append(split, texts)
             self.text_bytes[split] += text_size(texts)
-        self.documents += len(batch)
-        note = {name: getattr(self, name) for name in _COUNTS}
+        self.documents, self.position = self.documents + len(batch), position
+        note = {"position": position} | {name: getattr(self, name) for name in _COUNTS}
         unfinished = self.folder / f"{NOTE}.new"
         unfinished.write_text(json.dumps({**note, "request": asdict(self.request)}))
         unfinished.replace(self.folder / NOTE)

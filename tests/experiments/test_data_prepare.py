@@ -8,8 +8,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import datasets
+import huggingface_hub
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -20,6 +26,8 @@ from fewbits.experiments.data.config import DataConfig
 from fewbits.experiments.data.load import load
 from fewbits.experiments.data.prepare import main
 from fewbits.experiments.data.tokenizing import trained_tokenizer
+from fewbits.experiments.data.unfinished import Unfinished
+from fewbits.experiments.data.web import COLLECTIONS, Documents
 from tests.experiments.data_inputs import shared_cache, shared_home
 
 SOURCE = Path(fewbits.__file__).parents[1]
@@ -173,6 +181,135 @@ def test_killed_at_any_moment_the_same_command_goes_on(tmp_path: Path) -> None:
     assert {path.name for path in out.iterdir()} == {path.name for path in (tmp_path / "straight").iterdir()}
 
 
+def shards(folder: Path, documents: list[str], count: int) -> list[Path]:
+    """The documents in so many files, as the Hub keeps C4."""
+    folder.mkdir()
+    paths = [folder / f"c4-train.{number:05}.json.gz" for number in range(count)]
+    each = len(documents) // count
+    for number, path in enumerate(paths):
+        with gzip.open(path, "wt") as file:
+            file.writelines(
+                json.dumps({"text": text}) + "\n" for text in documents[number * each : (number + 1) * each]
+            )
+    return paths
+
+
+def test_an_interrupted_preparation_reads_no_finished_file_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed in its fifth file of six, it goes on although the second to fourth cannot be read any more."""
+    documents = pages(6 * 1500)
+    paths = shards(tmp_path / "source", documents, 6)
+    straight = ["c4", "--source", str(tmp_path / "source"), *SMALL]
+    assert main([*straight, "--out", str(tmp_path / "straight")]) == 0
+
+    script = """
+import os, signal, sys
+from fewbits.experiments.data import prepare
+add = prepare.Unfinished.add
+def killed(self, batch, position):
+    add(self, batch, position)
+    if self.documents == 7000:
+        os.kill(os.getpid(), signal.SIGKILL)
+prepare.Unfinished.add = killed
+prepare.main(sys.argv[1:])
+"""
+    out = tmp_path / "out"
+    command = [sys.executable, "-c", script, *straight, "--out", str(out)]
+    assert subprocess.run(command, env=os.environ | {"PYTHONPATH": str(SOURCE)}).returncode == -signal.SIGKILL
+
+    for path in paths[1:4]:  # the first is where the package looks for the names of columns
+        path.write_bytes(b"")
+    read = 0
+    rows = Documents._rows
+
+    def counted(self: Documents) -> Iterator[dict[str, Any]]:
+        nonlocal read
+        for row in rows(self):
+            read += 1
+            yield row
+
+    monkeypatch.setattr(Documents, "_rows", counted)
+    assert main([*straight, "--out", str(out)]) == 0
+    assert read == len(documents) - 7000
+    for name in ("train.bin", "val.bin", "meta.json"):
+        assert (out / name).read_bytes() == (tmp_path / "straight" / name).read_bytes()
+
+
+def test_a_position_of_another_version_of_the_package_is_found_by_reading(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    shards(source, pages(300), 3)
+    documents = Documents(COLLECTIONS["c4"], source)
+    before = list(islice(documents, 150))
+    position = documents.position()
+    for found in (position, position | {"datasets": "0.0.1"}, None):
+        resumed = Documents(COLLECTIONS["c4"], source)
+        resumed.resume(found, 150)
+        assert [*before, *resumed] == pages(300)
+
+
+class Hub:
+    """Stands for the Hub: each call of it names a newer commit, and what is read of it are local files."""
+
+    def __init__(self, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.commits = iter(["a" * 40, "b" * 40])
+        self.asked: list[str | None] = []
+        self.read: list[str | None] = []
+        local = datasets.load_dataset
+
+        def load_dataset(name: str, *_: object, revision: str | None = None, **options: Any) -> Any:
+            assert name in [collection.repository for collection in COLLECTIONS.values()]
+            self.read.append(revision)
+            return local("json", data_files=[str(source)], **options)
+
+        def dataset_info(_: object, repository: str, revision: str | None = None) -> SimpleNamespace:
+            self.asked.append(revision)
+            return SimpleNamespace(sha=next(self.commits))
+
+        monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+        monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", dataset_info)
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
+    return Hub(jsonl(tmp_path / "hub.jsonl", pages(2500)), monkeypatch)
+
+
+def revision_of(out: Path) -> str:
+    revision: str = json.loads((out / "meta.json").read_text())["source"]["request"]["revision"]
+    return revision
+
+
+def test_the_commit_of_the_first_call_is_kept_by_later_ones(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = ["openwebtext", "--out", str(tmp_path / "out"), *SMALL]
+    with monkeypatch.context() as patched:
+        patched.setattr(Unfinished, "finish", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            main(command)
+    with pytest.raises(ValueError, match="was begun with other options"):
+        main([*command, "--revision", "c" * 40])
+    assert main(command) == 0
+    assert revision_of(tmp_path / "out") == "a" * 40
+    assert main(command) == 0, "prepared already"
+    assert hub.asked == [None], "the Hub is asked once for its newest commit"
+    assert hub.read == ["a" * 40, "c" * 40, "a" * 40]
+    with pytest.raises(ValueError, match="is there and holds something else"):
+        main([*command, "--revision", "c" * 40])
+
+
+def test_a_commit_is_the_collections_own_or_the_one_asked_for(hub: Hub, tmp_path: Path) -> None:
+    for name, options, expected in (
+        ("own", [], COLLECTIONS["c4"].revision),
+        ("asked", ["--revision", "d" * 40], "d" * 40),
+        ("branch", ["--revision", "main"], "a" * 40),
+    ):
+        assert main(["c4", "--out", str(tmp_path / name), *SMALL, *options]) == 0
+        assert revision_of(tmp_path / name) == expected
+    assert hub.asked == ["main"], "a commit is what it is"
+
+
 @pytest.mark.parametrize(
     ("content", "what"),
     [
@@ -199,6 +336,7 @@ def test_bad_files_are_refused_and_leave_nothing(tmp_path: Path, content: str, w
         (["--source", ".", "--tokenizer", "bytes"], "it holds json and parquet files"),
         (["--source", "empty", "--tokenizer", "bytes"], "it holds none of them"),
         (["--tokenizer", "bpe:4096"], "--tokenizer bpe:4096 would need training: valid are bytes, file:PATH, hub:NAME"),
+        (["--source", ".", "--revision", "main", "--tokenizer", "bytes"], "files that lie here have none"),
         (["--tokenizer", "gpt2"], "unknown tokenizer 'gpt2'"),
         (["--documents", "0"], "'0': a whole number from 1 up"),
         (["--validation", "1.5"], "'1.5': a number between 0 and 1"),
