@@ -81,8 +81,8 @@ class Speeds:
 def device_asked_for(runtime: Runtime, resources: Resources) -> str:
     """Return the device of a trial that has not been planned, as `speeds.json` names devices."""
     if resources.gpus or runtime.device == "cuda":
-        return f"cuda:cuda x{resources.ranks}"
-    return f"cpu:cpu x{runtime.threads}"
+        return f"cuda x{resources.ranks}"
+    return f"cpu x{runtime.threads * resources.ranks}"
 
 
 def assumed_seconds(trial: Trial, resources: Resources) -> float | None:
