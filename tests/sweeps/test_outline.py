@@ -111,7 +111,7 @@ def test_a_study_on_a_gpu_says_what_each_arm_takes_before_its_data_are_there(
 def test_times_measured_in_the_store_are_used_before_the_data_are_there(tmp_path: Path) -> None:
     sweeps, extra = load_sweeps(("study=mor", "scale=gpu", "sweep=sub-tensor", f"runtime.runs={tmp_path}"))
     assumed = arms(describe(sweeps, extra))[0]["time each"]
-    (tmp_path / "speeds.json").write_text(json.dumps({"cuda:cuda x1|gpt2-124m|bf16": 1e14}))
+    (tmp_path / "speeds.json").write_text(json.dumps({"cuda x1|gpt2-124m|bf16": 1e14}))
     work = work_of(outline(sweeps, extra)[0].trial)
     measured = arms(describe(sweeps, extra))[0]["time each"]
     assert measured == clock(work / 1e14) != assumed
