@@ -21,8 +21,10 @@ _JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # set by Ray in the processes of a 
 
 
 def check_name(text: str) -> str:
-    """Return the name that `--env` was given, of a variable that is set; else ArgumentTypeError: of a ValueError argparse
-    would print the whole argument, and a value with it."""
+    """Return the name that `--env` was given, of a variable that is set.
+
+    ArgumentTypeError for anything else: argparse answers a ValueError with the whole argument, a secret value included.
+    """
     name, equals, _ = text.partition("=")
     if equals:
         raise ArgumentTypeError(

@@ -22,15 +22,26 @@ from fewbits import cli
 from fewbits.sweeps.environment import worker_variables
 from fewbits.sweeps.report_job import fetch, is_study, report_name
 from fewbits.sweeps.submit import job_variables, lasting_store, run_job, submit, token
-from tests.ray_head import Head, client_environment, ray_head
+from tests.ray_head import PATIENCE, Head, client_environment, ray_head
 from tests.sweeps.faulty_way import faulty_way
+from tests.sweeps.sweep_inputs import (
+    attempts,
+    folders,
+    holder_of,
+    planned,
+    running,
+    steps_done,
+    tiny_file,
+)
 
 ROOT = Path(__file__).parents[2]
+STEPS = 200  # of a trial that still runs when its neighbour on the other node has begun
 
 
 @pytest.fixture(scope="module")
 def head() -> Iterator[Head]:
-    with ray_head() as started:
+    """No CPUs for trials on the head, as on a real cluster; two worker nodes, which join while the first tests run."""
+    with ray_head(cpus=0, workers=2) as started:
         yield started
 
 
@@ -159,6 +170,48 @@ def test_a_cluster_that_stays_out_of_reach_is_given_up_and_the_job_is_not(
     assert "out of reach for 1 s; the job may go on there" in capfd.readouterr().err
 
 
+def test_a_sweep_runs_on_the_worker_nodes_and_outlives_one_of_them(
+    cluster: Head, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The head plans and runs nothing; the second sweep asks for what no node has."""
+    runs = tmp_path / "runs"
+    file = tiny_file(tmp_path, cache, {"seeds": [0, 1], "words": [f"training.steps={STEPS}"]})
+    plan = planned(file, f"runtime.runs={runs}")
+    killed: list[int] = []
+
+    def kill_a_node_once_both_are_training() -> None:
+        give_up = time.monotonic() + PATIENCE
+        while time.monotonic() < give_up:
+            at = [holder_of(folder) for folder in running(plan) if steps_done(folder)]
+            raylets = {parent_of(pid) for pid in at if pid is not None}
+            if len(raylets) == 2:  # one trial on each node
+                killed.append(raylets.pop())
+                os.kill(killed[0], signal.SIGKILL)
+                return
+            time.sleep(0.05)
+
+    killer = Thread(target=kill_a_node_once_both_are_training)
+    killer.start()
+    status = cli.main(["sweep", str(file), "--runs", str(runs), "--address", cluster.address])
+    killer.join()
+    shown = capfd.readouterr()
+    assert (status, len(killed)) == (0, 1), f"{shown.out}\n{shown.err}"
+    assert [folder.over for folder in folders(plan)] == [True, True]
+    assert sorted(attempts(folder) for folder in folders(plan)) == [1, 2]
+    monkeypatch.setenv("FEWBITS_JOIN_SECONDS", "1")
+    greedy = tiny_file(tmp_path, cache, {"resources": {"cpus": 3}}, "greedy")
+    assert cli.main(["sweep", str(greedy), "--runs", str(runs), "--address", cluster.address]) == 2
+    assert re.search(
+        r"fewbits: trial \S+ asks for 1 × \(3 CPUs, 0 GPUs\); the largest of 2 nodes has 1 CPUs", capfd.readouterr().out
+    )
+
+
+def parent_of(process: int) -> int:
+    """Return the process that started this one: of a worker, its node's raylet."""
+    (parent,) = re.findall(r"^PPid:\t(\d+)$", Path(f"/proc/{process}/status").read_text(), re.MULTILINE)
+    return int(parent)
+
+
 # Wrong input is one line, and nothing is sent
 
 
@@ -269,17 +322,19 @@ def test_the_token_is_looked_for_where_ray_looks(tmp_path: Path, monkeypatch: py
 # A study as a job
 
 
-def test_a_study_is_reported_by_the_job_and_other_sweeps_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_study_is_reported_by_the_job_and_other_sweeps_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     commands: list[list[str]] = []
     monkeypatch.setattr(submit_module, "run_job", lambda command, *_: commands.append(list(command)) or 0)
     monkeypatch.setattr(report_job, "watch_job", lambda command, *_, **__: (commands.append(list(command)) or 1, ""))
     where = ["--runs", "/mnt/runs", "--address", "http://head:8265"]
     assert cli.main(["sweep", "study=mor", *where, "--parallel", "3"]) == 1
-    assert cli.main(["report", "study=mor", *where, "--sweep"]) == 1
+    assert cli.main(["report", "study=mor", *where, "--sweep", "--out", str(tmp_path)]) == 1
     assert cli.main(["sweep", "study=mor", *where, "--dry-run"]) == 0
     assert cli.main(["sweep", "study=mor", "sweep=tables", *where]) == 0
     assert [command[3] for command in commands] == ["report", "report", "sweep", "sweep"]
-    reported = ["study=mor", "runtime.runs=/mnt/runs", "--sweep", "--address", "auto", "--out", "/mnt/reports"]
+    reported = ["study=mor", 'runtime.runs="/mnt/runs"', "--sweep", "--address", "auto", "--out", "/mnt/reports"]
     assert [*commands[0][4:]] == [*reported, "--backend", "ray", "--parallel", "3"]
     assert [*commands[1][4:]] == [*reported, "--backend", "ray"]
     assert "--dry-run" in commands[2]
