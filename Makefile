@@ -7,6 +7,15 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 BUILT := $(VENV)/.kernels-built
 
+# Extras to install beside the tools, with commas: make setup EXTRAS=cuda,bpe. CuPy comes by itself where there is an NVIDIA
+# driver; EXTRAS= leaves it out. What is asked for later is installed then, and nothing is taken away.
+comma := ,
+space := $() $()
+NVIDIA := $(or $(shell command -v nvidia-smi 2>/dev/null),$(wildcard /proc/driver/nvidia/version))
+EXTRAS ?= $(if $(NVIDIA),cuda)
+HAVE := $(if $(wildcard $(INSTALLED)),$(shell cat $(VENV)/.extras 2>/dev/null))
+WANTED := $(sort $(HAVE) $(subst $(comma), ,$(EXTRAS)))
+
 # What a study is reproduced with: make reproduce-mor SCALE=smoke SEEDS=0,1,2 ADDRESS=http://head:8265 RUNS=/shared/runs
 # OUT=elsewhere is where reports lie, which of another store would otherwise take the place of this one's.
 SCALE ?= cpu
@@ -26,12 +35,12 @@ MEASURE_gaussws = $(BIN)/fewbits bench train $(if $(ON_GPU),$(TIMED_gpu),$(TIMED
 	$(BIN)/fewbits bench kernels --generators $(if $(ON_GPU),--device cuda) --once --store $(or $(RUNS),runs) || exit $$?;
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test lint bench ui clean reproduce $(REPRODUCE)
+.PHONY: help setup more-extras test lint bench ui clean reproduce $(REPRODUCE)
 
 help: ## Show this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /  make \1	/p' $(firstword $(MAKEFILE_LIST)) | expand -t 26
 
-setup: $(BUILT) ## Make .venv, install fewbits with its tools, build the CPU kernels
+setup: $(BUILT) ## Make .venv, install fewbits with its tools and EXTRAS, build the CPU kernels
 
 test: lint ## Run everything CI runs: lint, types and all tests
 	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
@@ -71,11 +80,12 @@ clean: ## Remove .venv, caches and build products; runs/ and reports/ stay
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # torch first and by itself: asked for together with packages that also want it, pip may settle on another build of it.
-$(INSTALLED): pyproject.toml constraints.txt
+$(INSTALLED): pyproject.toml constraints.txt $(if $(filter-out $(HAVE),$(WANTED)),more-extras)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --no-compile --constraint constraints.txt torch
-	$(BIN)/python -m pip install --no-compile --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --no-compile --constraint constraints.txt --editable '.[$(subst $(space),$(comma),$(strip dev $(WANTED)))]'
 	$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true  # on all processors, where pip takes one
+	@echo $(WANTED) > $(VENV)/.extras
 	touch $@
 
 $(BUILT): $(INSTALLED) kernels/build.py $(wildcard kernels/csrc/*)

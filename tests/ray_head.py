@@ -31,22 +31,32 @@ class Head:
 
 
 @contextmanager
-def ray_head() -> Iterator[Head]:
+def ray_head(cpus: int = 2, workers: int = 0) -> Iterator[Head]:
+    """Start a head with these CPUs, and worker nodes of one CPU each, all on this machine; end them with the block."""
     with marked_environment() as environment, short_folder() as folder:
         token_file = folder / "token"
         token_file.write_text(secrets.token_hex(32))
-        dashboard, agent, client = free_ports(3)
-        command = [ray(), "start", "--head", "--block", "--port=0", "--num-cpus=2", f"--temp-dir={folder / 'ray'}"]
-        command += ["--dashboard-host=127.0.0.1", f"--dashboard-port={dashboard}", "--disable-usage-stats"]
+        gcs, dashboard, agent, client, *agents = free_ports(4 + workers)
+        command = [ray(), "start", "--head", "--block", f"--port={gcs}", f"--num-cpus={cpus}"]
+        command += [f"--temp-dir={folder / 'ray'}", f"--dashboard-port={dashboard}"]
+        command += ["--dashboard-host=127.0.0.1", "--disable-usage-stats"]
         command += [f"--dashboard-agent-listen-port={agent}", f"--ray-client-server-port={client}"]
-        command += ["--object-store-memory=80000000", "--min-worker-port=0", "--max-worker-port=0"]
-        command += ["--memory=1000000000"]  # else Ray refuses to start where other programs hold most of it
+        of_each = ["--object-store-memory=80000000", "--min-worker-port=0", "--max-worker-port=0"]
+        of_each += ["--memory=1000000000"]  # else Ray refuses to start where other programs hold most of it
+        command += of_each
         # RAY_AUTH_MODE is not set: Ray asks for a token because there is one.
         environment = environment | {"RAY_AUTH_TOKEN_PATH": str(token_file)}
         with (folder / "log").open("wb") as log:
             starting = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
         head = Head(f"http://127.0.0.1:{dashboard}", token_file)
         wait_for_dashboard(head, starting, folder / "log")
+        for number, port in enumerate(agents):
+            worker = [ray(), "start", "--block", f"--address=127.0.0.1:{gcs}", "--num-cpus=1", *of_each]
+            worker += ["--disable-usage-stats", f"--dashboard-agent-listen-port={port}"]
+            with (folder / f"log-{number}").open("wb") as log:
+                subprocess.Popen(
+                    worker, env=environment | {"RAY_AUTH_MODE": "token"}, stdout=log, stderr=log, start_new_session=True
+                )
         yield head
 
 

@@ -108,7 +108,7 @@ def make(*words: str, cwd: Path = ROOT) -> str:
 
 
 def test_make_test_sets_up_in_order_and_runs_every_check() -> None:
-    commands = make("--dry-run", "--always-make", "test")
+    commands = make("--dry-run", "--always-make", "test", "EXTRAS=", "VENV=.none").replace(".none", ".venv")
     steps = [
         "-m venv .venv",
         "pip install --no-compile --constraint constraints.txt torch",
@@ -133,13 +133,47 @@ def test_setup_runs_again_only_when_what_it_depends_on_has_changed(tmp_path: Pat
         file.parent.mkdir(parents=True, exist_ok=True)
         file.touch()
         os.utime(file, (second, second))
-    assert "python" not in make("--dry-run", "setup", cwd=tmp_path)
+    assert "python" not in make("--dry-run", "setup", "EXTRAS=", cwd=tmp_path)
     for name, installs in zip(needed, [True, True, False, False], strict=True):
         os.utime(tmp_path / name, (100, 100))
-        commands = make("--dry-run", "setup", cwd=tmp_path)
+        commands = make("--dry-run", "setup", "EXTRAS=", cwd=tmp_path)
         assert ("pip install" in commands) == installs
         assert "fewbits.kernels.build" in commands
         os.utime(tmp_path / name, (0, 0))
+
+
+def test_setup_installs_extras_once_and_cupy_where_there_is_an_nvidia_driver(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "kernels").mkdir()
+    for name in ("Makefile", "pyproject.toml", "constraints.txt", "kernels/build.py"):
+        shutil.copy(ROOT / name, tmp_path / name)
+        os.utime(tmp_path / name, (0, 0))
+    venv = tmp_path / ".venv"
+    venv.mkdir()
+
+    def installs(*words: str) -> list[str]:
+        return re.findall(r"--editable '(.*)'", make("--dry-run", "setup", *words, cwd=tmp_path))
+
+    def install(extras: str) -> None:
+        (venv / ".extras").write_text(f"{extras}\n")
+        (venv / ".installed").touch()
+
+    assert installs("EXTRAS=") == [".[dev]"]
+    assert installs("EXTRAS=bpe,cuda") == [".[dev,bpe,cuda]"]
+    install("")
+    assert installs("EXTRAS=") == []
+    assert installs("EXTRAS=cuda") == [".[dev,cuda]"]
+    install("cuda")
+    assert installs("EXTRAS=cuda") == installs("EXTRAS=") == []
+    assert installs("EXTRAS=bpe") == [".[dev,bpe,cuda]"]
+    install("")
+    driver = tmp_path / "bin" / "nvidia-smi"
+    driver.parent.mkdir()
+    driver.write_text("#!/bin/sh\n")
+    driver.chmod(0o755)
+    monkeypatch.setenv("PATH", str(driver.parent), prepend=os.pathsep)
+    assert installs() == [".[dev,cuda]"]
 
 
 def reproduced(folder: Path, study: str, swept: int, reported: int, *words: str) -> tuple[int, str, list[list[str]]]:
@@ -152,7 +186,7 @@ def reproduced(folder: Path, study: str, swept: int, reported: int, *words: str)
     for second, stamp in ((2_000_000_000, ".installed"), (2_000_000_001, ".kernels-built")):
         (folder / stamp).touch()
         os.utime(folder / stamp, (second, second))
-    every = [f"VENV={folder}", "SCALE=smoke", "SEEDS=0,1", "RUNS=there", *words]
+    every = [f"VENV={folder}", "EXTRAS=", "SCALE=smoke", "SEEDS=0,1", "RUNS=there", *words]
     env = {key: value for key, value in os.environ.items() if not key.startswith("MAKE")}
     done = subprocess.run(
         ["make", f"reproduce-{study}", *every], cwd=ROOT, env=env, capture_output=True, text=True, check=False

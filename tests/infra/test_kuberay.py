@@ -96,8 +96,10 @@ def test_every_node_may_write_to_the_store() -> None:
 
 def test_the_job_keeps_its_runs_in_the_store_and_stops_gently() -> None:
     words = JOB["spec"]["entrypoint"].split()
-    assert words[:2] == ["fewbits", "sweep"]
+    assert words[:2] == ["fewbits", "report"]
+    assert "--sweep" in words
     assert "runtime.runs=/mnt/fewbits/runs" in words
+    assert words[words.index("--out") + 1] == "/mnt/fewbits/reports"
     assert words[-2:] == ["--address", "auto"]
     variables = yaml.safe_load(JOB["spec"]["runtimeEnvYAML"])["env_vars"]
     assert variables["RAY_JOB_STOP_SIGNAL"] == "SIGINT"

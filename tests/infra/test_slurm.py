@@ -96,7 +96,8 @@ def test_it_runs_the_sweep_on_all_nodes_and_queues_itself_again_when_time_is_up(
         assert script.wait(PATIENCE) == 130
     said = log.read_text()
     assert " --address 127." not in said
-    assert "words: sweep study=mor runtime.runs=/shared/runs --address " in said
+    report = "report study=mor runtime.runs=/shared/runs --sweep --out /shared/reports"
+    assert f"words: {report} --address " in said
     assert "cpus: 4 task: 42" in said
     assert "\nat a checkpoint\n" in said
     assert (tmp_path / "requeued").read_text() == f"{os.getpid()}\n"
@@ -116,6 +117,28 @@ def test_the_status_of_the_sweep_is_that_of_the_job_and_ends_it(tmp_path: Path, 
         done = subprocess.run(["bash", str(SCRIPT)], env=environment, timeout=PATIENCE, check=False)
     assert done.returncode == status
     assert not (tmp_path / "requeued").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "command"),
+    [
+        (["my.yaml", "--runs", "/shared/runs"], "sweep my.yaml --runs /shared/runs"),
+        (["study=mor", "sweep=tables", "--runs=/shared/runs"], "sweep study=mor sweep=tables --runs=/shared/runs"),
+        (["study=mor", "--runs", "/a b/runs"], "report study=mor --runs /a b/runs --sweep --out /a b/reports"),
+    ],
+)
+def test_a_whole_study_gets_its_report_beside_its_runs(tmp_path: Path, words: list[str], command: str) -> None:
+    with slurm(tmp_path, ray=STILL_RAY, fewbits='#!/usr/bin/env bash\necho "$@"\n') as environment:
+        done = subprocess.run(
+            ["bash", str(SCRIPT), *words],
+            env=environment,
+            timeout=PATIENCE,
+            check=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+    assert f"{command} --address " in done.stdout
 
 
 def test_a_head_that_does_not_start_ends_the_job(tmp_path: Path) -> None:
