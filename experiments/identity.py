@@ -73,6 +73,11 @@ def provenance(identity: Mapping[str, Any], extra: Mapping[str, Any]) -> dict[st
     }
 
 
+def commit() -> str | None:
+    """Return the git commit of this code, or None where git does not know it."""
+    return _git("rev-parse", "HEAD")
+
+
 def _git(*words: str) -> str | None:
     try:
         done = subprocess.run(("git", *words), cwd=_HERE.resolve(), capture_output=True, text=True, timeout=10)

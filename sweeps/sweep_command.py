@@ -44,7 +44,8 @@ def sweep(words: Sequence[str], options: argparse.Namespace) -> int:
     from fewbits.sweeps.plan import plan
     from fewbits.sweeps.sweep import load_sweeps
 
-    return conduct(plan(*load_sweeps(words)), options.backend, options.address, options.parallel)
+    planned = plan(*load_sweeps(words))
+    return conduct(planned, options.backend, options.address, options.parallel, overrides=words)
 
 
 def _dry_run(words: Sequence[str], options: argparse.Namespace) -> int:
