@@ -32,8 +32,10 @@ def main(argv: Sequence[str]) -> int:
 
     from fewbits.analysis.reading import read
     from fewbits.analysis.show.claims import counts
+    from fewbits.sweeps.plan_lookup import show_notes
 
     reading = read(in_store(options.words, options.runs))
+    show_notes(reading.notes)
     if options.json:
         print(json.dumps(reading.record(), indent=2, ensure_ascii=False))
         return 0
@@ -45,6 +47,9 @@ def main(argv: Sequence[str]) -> int:
             for text, width, head in zip(row, widths, HEADS, strict=True)
         )
         print("  ".join(cells).rstrip())
+    for notice in reading.origin.notices:
+        if notice not in reading.notes:
+            print(f"\n{notice}")
     if flags := reading.results.flags:
         print(f"\n{len(flags)} places have no result, the first: {flags[0]}")
     print(f"\n{counts(reading.verdicts)}, at {reading.results.scale}")

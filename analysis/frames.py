@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -19,18 +19,20 @@ import pandas as pd
 
 from fewbits.analysis.statistics import Pools, differences, pooled_by_kind
 from fewbits.analysis.verdicts import Differences, NoData
+from fewbits.experiments.identity import computed_by_todays_sources
 from fewbits.kernels.quantizer import Mixture
 from fewbits.models.from_dict import one_of
 from fewbits.models.recipe import Recipe, Slot
 from fewbits.sweeps import store
 from fewbits.sweeps.cost import parameters_of
 from fewbits.sweeps.plan import Member, Plan
-from fewbits.sweeps.plans import saved_places
+from fewbits.sweeps.plans import Place, place_of
 
 LABELS = ("study", "scale", "sweep", "arm", "axes", "seed", "id")  # of a place; each axis has a column of its own too
 STANDING = ("folder", "state", "step", "steps", "stale", "note", "model", "parameters", "recipe")
 EVALUATED = ("validation_loss", "ood_loss", "parameter_norm")  # there from a trial's first evaluation on
 LATE_STEPS = 4  # at least
+OTHER_CODE = "computed by other code than today's"
 COARSE = 8  # bits of a format: with fewer, arms spread further
 _NO_NUMBERS = ("id", "name", "status", "step", "evaluated")  # of result.json
 
@@ -48,10 +50,11 @@ class Results:
     """Of a plan, or of some of its sweeps."""
 
     plan: Plan
+    earlier: Mapping[Place, str] = field(default_factory=dict)  # run folders of other trials: `plans.earlier_runs`
 
     @staticmethod
-    def of(plan: Plan) -> Results:
-        return Results(plan)
+    def of(plan: Plan, earlier: Mapping[Place, str] | None = None) -> Results:
+        return Results(plan, earlier or {})
 
     def of_sweep(self, name: str) -> Results:
         """Of one sweep of the plan alone: its arms' names are its own."""
@@ -67,7 +70,7 @@ class Results:
         return self._part(replace(self.plan, members=members))
 
     def _part(self, plan: Plan) -> Results:
-        part = Results(plan)
+        part = Results(plan, self.earlier)
         part.__dict__["_cache"] = self._cache
         return part
 
@@ -82,14 +85,8 @@ class Results:
     @cached_property
     def trials(self) -> pd.DataFrame:
         """A row for each place: what it is, how it stands, and every number of its result."""
-        before = {
-            (sweep, _key(row.place)): row for sweep, rows in saved_places(self.plan).items() for row in rows
-        }  # as they were when last run: another id there means that other code or another config computed it
-        rows = []
-        for member in self.members:
-            was = before.get((member.cell.sweep, _key(member.cell.place)))
-            old = was.folder if was is not None and was.id != member.id else ""
-            rows.append(_labels(member) | self._standing(member, old))
+        earlier = self.earlier
+        rows = [_labels(member) | self._standing(member, earlier.get(place_of(member), "")) for member in self.members]
         return pd.DataFrame(rows)
 
     @cached_property
@@ -115,7 +112,7 @@ class Results:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """What a reader must know before any number: places without a result of today's code, one line each."""
+        """Name the places without a result, one line each: a reader must know them before any number."""
         several = len({row["sweep"] for row in self._rows}) > 1
         return tuple(
             f"{row['sweep'] + ', ' if several else ''}{_place(row)}: {row['note'] or row['state']}"
@@ -349,6 +346,8 @@ class Results:
         stale = old if old and not over else ""
         if stale:
             note = f"stale: {old} was computed by other code or another config"
+        elif over and not computed_by_todays_sources(planned.folder.provenance() or {}):
+            note = OTHER_CODE
         elif state is store.State.PLANNED:
             note = "missing: not run, or not to its end"
         model = planned.trial.model
@@ -406,10 +405,6 @@ def _bits(slot: Slot) -> float:
 def treatment(arm: str | None, axes: Iterable[tuple[str, str]]) -> str:
     """What is done, whatever the seed: an arm, in one combination of its axes."""
     return str(arm) + "".join(f", {axis} {value}" for axis, value in axes)
-
-
-def _key(place: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    return tuple(sorted(place.items()))
 
 
 def _place(row: Mapping[str, Any]) -> str:

@@ -61,7 +61,7 @@ def _made(page: Path) -> Made | None:
         if "claims" not in record:
             return None
         verdicts = {name: restored(claim) for name, claim in record["claims"].items()}
-        flags = (*record["flags"], *record["mixed"])
+        flags = (*record.get("notices", ()), *record["flags"], *record["mixed"])
         return Made(record["study"], record["scale"], record["parameters"], page.parent.name, flags, verdicts)
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"{file} cannot be read ({error}): make that report again, or remove it") from None

@@ -24,11 +24,12 @@ def write_ladder(sentence: Sequence[str], scales: Sequence[str], reports: Path) 
         raise ValueError(f"{given[0]} and --compare {' '.join(scales)}: say scales once")
     readings = {scale: read((*sentence, f"scale={scale}")) for scale in scales}
     folder = reports / "-".join((readings[scales[0]].study, *scales))
-    made = [made_of(reading.results, reading.sentence) for reading in readings.values()]
+    made = [made_of(reading.results, (*reading.sentence, reading.changed)) for reading in readings.values()]
     put(folder, lambda: _files(readings), " ".join(made))
     missing = tuple(f"{scale}: {flag}" for scale, reading in readings.items() for flag in reading.results.flags)
     verdicts = "; ".join(f"{scale}: {counts(reading.verdicts)}" for scale, reading in readings.items())
-    return Report(folder / INDEX, verdicts, missing)
+    notes = tuple(f"{scale}: {note}" for scale, reading in readings.items() for note in reading.notes)
+    return Report(folder / INDEX, verdicts, missing, notes)
 
 
 def _files(readings: Mapping[str, Reading]) -> dict[str, str]:
@@ -52,7 +53,7 @@ def _page(readings: Mapping[str, Reading]) -> str:
 
 
 def _flags(reading: Reading) -> str:
-    flags = [*reading.results.flags, *reading.origin.mixed]
+    flags = [*reading.origin.notices, *reading.results.flags, *reading.origin.mixed]
     if not flags:
         return ""
     return tag("div", folded(f"⚠ {plural(len(flags), 'flag')}", listed(map(words, flags))), class_="flags")

@@ -26,21 +26,22 @@ from fewbits.analysis.show.markup import Html, anchor, listed, tag, words
 from fewbits.analysis.show.provenance import Provenance
 from fewbits.analysis.verdicts import Verdict
 from fewbits.models.from_dict import one_of
-from fewbits.sweeps.plan import plan
+from fewbits.sweeps.plan_lookup import find_plan
 from fewbits.sweeps.studies import STUDIES
-from fewbits.sweeps.sweep import load_sweeps
 
 STYLE = Path(__file__).with_name("report.css")
 
 
 def read(sentence: Sequence[str]) -> Reading:
     """The study that the words name, as `fewbits sweep` takes them; a sweep of your own names it by `study: mor`."""
-    sweeps, extra = load_sweeps(sentence)
+    found = find_plan(sentence)
+    sweeps = found.plan.sweeps
     studies = sorted({sweep.study for sweep in sweeps})
     for study in studies:
         one_of("study", study, STUDIES)
     (study,) = studies
-    return Reading(study, sweeps[0].scale, tuple(sentence), Results.of(plan(sweeps, extra)))
+    results = Results.of(found.plan, found.earlier)
+    return Reading(study, sweeps[0].scale, tuple(sentence), results, found.changed, found.notes)
 
 
 @dataclasses.dataclass
@@ -49,6 +50,8 @@ class Reading:
     scale: str
     sentence: tuple[str, ...]  # the words it was read by
     results: Results
+    changed: str = ""  # how the sweep's definition differs from that of the plan which is read
+    notes: tuple[str, ...] = ()  # what a command says on stderr about the plan
     made_tables: dict[str, Table] = dataclasses.field(default_factory=dict)
     made_figures: dict[str, Picture] = dataclasses.field(default_factory=dict)
     drawings: dict[str, Drawn] = dataclasses.field(default_factory=dict)
@@ -77,7 +80,7 @@ class Reading:
 
     @cached_property
     def origin(self) -> Provenance:
-        return Provenance(self.results, self.sentence)
+        return Provenance(self.results, self.sentence, self.changed)
 
     # -------------------------------------------------------------------------------- what opens a report
 
@@ -191,6 +194,7 @@ class Reading:
             "counts": claims.counts(self.verdicts),
             "flags": list(self.results.flags),
             "mixed": self.origin.mixed,
+            "notices": self.origin.notices,
             "claims": {
                 entry.id: {
                     "statement": entry.claim.statement,

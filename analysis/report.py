@@ -34,16 +34,17 @@ class Report:
     index: Path
     verdicts: str  # how many of each
     missing: tuple[str, ...]  # places without a result
+    notes: tuple[str, ...] = ()  # about the plan that was read
 
 
 def write_report(sentence: Sequence[str], reports: Path) -> Report:
     """Of the study that the words name, as `fewbits sweep` takes them."""
     planned = read(sentence)
-    folder, digest = reports / planned.name, made_of(planned.results, planned.sentence)
+    folder, digest = reports / planned.name, made_of(planned.results, (*planned.sentence, planned.changed))
     if not unchanged(folder, digest):
         put(folder, lambda: _files(planned.study, sentence), digest)
     verdicts = json.loads((folder / "verdicts.json").read_text("utf-8"))
-    return Report(folder / INDEX, verdicts["counts"], planned.results.flags)
+    return Report(folder / INDEX, verdicts["counts"], planned.results.flags, planned.notes)
 
 
 def _files(study: str, sentence: Sequence[str]) -> dict[str, str | bytes]:

@@ -43,6 +43,7 @@ def main(argv: Sequence[str]) -> int:
     words, reports = in_store(options.words, options.runs), Path(options.out).expanduser()
 
     from fewbits.analysis.report import check_place, write_report
+    from fewbits.sweeps.plan_lookup import show_notes
 
     if options.sweep:  # which takes a while
         check_place(reports)
@@ -57,6 +58,7 @@ def main(argv: Sequence[str]) -> int:
         report = write_ladder(words, options.compare, reports)
     else:
         report = write_report(words, reports)
+    show_notes(report.notes)
     if report.missing:
         count = len(report.missing)
         what = "1 place has" if count == 1 else f"{count} places have"

@@ -97,6 +97,8 @@ def possible_identities(made_of: Mapping[str, Any]) -> Iterator[Identity]:
 
 def computed_by_todays_sources(provenance: Mapping[str, Any]) -> bool:
     """Tell whether a run's numbers are those of today's sources, by equal fingerprints or by proof where it ran."""
+    if "identity" not in provenance:
+        return False
     made_of = provenance["identity"]
     today = numerics_fingerprint(made_of["device"])
     fingerprints = {(made_of["numerics"][0], None)}
@@ -180,6 +182,11 @@ def environments(provenance: Mapping[str, Any]) -> list[Mapping[str, str | None]
 def _hash(value: Mapping[str, Any]) -> str:
     text = json.dumps(value, sort_keys=True, allow_nan=False, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def commit() -> str | None:
+    """Return the git commit of this code, or None where git does not know it."""
+    return _git("rev-parse", "HEAD")
 
 
 def _git(*words: str) -> str | None:

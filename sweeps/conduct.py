@@ -41,20 +41,28 @@ def conduct(
     address: str | None = None,
     parallel: int | None = None,
     variables: Sequence[str] = (),
+    *,
+    overrides: Sequence[str] = (),
 ) -> int:
-    """Run what is missing; the exit status. Warnings are lines among its own until it is over.
+    """Store the plan under its overrides, run what is missing, and return the exit status.
 
+    Warnings are lines among its own until it is over.
     variables: names of environment variables that a cluster's workers get beside the usual ones.
     """
+    _save(plan, overrides)
     with warnings.catch_warnings():
         return _conduct(plan, backend, address, parallel, variables)
 
 
-def _conduct(plan: Plan, backend: str, address: str | None, parallel: int | None, variables: Sequence[str]) -> int:
+def _save(plan: Plan, overrides: Sequence[str]) -> None:
+    """Store the plan before the first trial starts. Raise ValueError where the store cannot be written."""
     try:
-        save_plan(plan)
+        save_plan(plan, overrides)
     except OSError as error:
         raise ValueError(f"{error.filename or 'the store'}: {error.strerror}: it cannot be written") from error
+
+
+def _conduct(plan: Plan, backend: str, address: str | None, parallel: int | None, variables: Sequence[str]) -> int:
     stuck = [key for key, standing in standings(plan).items() if standing.for_good]
     missing = [planned for key, planned in plan.trials.items() if key not in stuck and not finished(planned)]
     driver: Driver | None = None

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from fewbits.kernels.store_folder import store_folder
 from fewbits.sweeps.command_line import Parser
@@ -12,64 +12,56 @@ from fewbits.sweeps.command_line import Parser
 EXAMPLES = """\
 examples:
   fewbits explain nemotron-nano-bf16-python-s0-1a2b3c4d 5e6f7a8b     two runs, by folder or by the end of its name
-  fewbits explain 1a2b3c4d                                           a run, and today's code and packages
+  fewbits explain 1a2b                                               a run, and today's sources and overrides
+  fewbits explain /mnt/other/runs/nemotron-nano-bf16-python-s0-1a2b3c4d 5e6f7a8b     with a run of another store
+
+Neither needs the data, nor the machine that trained.
 """
+LEAST = 4  # hexadecimal digits of a hash that are enough to look for a run
 
 
 def main(argv: Sequence[str]) -> int:
     parser = Parser("fewbits explain", __doc__, EXAMPLES)
-    parser.add_argument("a", metavar="A", help="a run: its folder, or the hash that its name ends with")
+    parser.add_argument("a", metavar="A", help=f"a run: its folder, or the first {LEAST} or more digits of its hash")
     parser.add_argument("b", nargs="?", metavar="B", help="another run; without, A as it would be computed now")
     parser.add_argument("--runs", metavar="DIR", default="runs", help="the store (default: runs)")
     options = parser.parse_intermixed_args(argv)
     runs = store_folder(options.runs)
 
-    from fewbits.sweeps.explain import differences
+    from fewbits.sweeps.explain import as_computed, compared_with_today, differences
 
-    left = _of(_run(options.a, runs))
-    right = _of(_run(options.b, runs)) if options.b else _today(_run(options.a, runs))
-    found = differences(left, right)
-    print("\n".join(found) if found else "the same trial" if options.b else "today's code computes the same trial")
+    a = find_run(options.a, runs)
+    if options.b:
+        found, same = differences(as_computed(a), as_computed(find_run(options.b, runs))), "the same trial"
+    else:
+        found, same = compared_with_today(a), "today's code computes the same trial"
+    print("\n".join(found) or same)
     return 0
 
 
-def _run(name: str, runs: Path) -> Path:
+def find_run(name: str, runs: Path) -> Path:
+    """Return the run folder of a path, of a name in the store or of the beginning of a hash there."""
     for path in (Path(name).expanduser(), runs / name):
-        if (path / "provenance.json").is_file():
+        if name and (path / "provenance.json").is_file():
             return path
-    found = [path.parent for path in runs.glob(f"*-{name}*/provenance.json")]
-    if len(found) != 1:
-        what = f"{len(found)} runs {name!r} in {runs}" if found else f"no run {name!r} has begun in {runs}"
-        raise ValueError(f"{what}: name a run folder, or the hash that its name ends with")
+    if not re.fullmatch(rf"[0-9a-f]{{{LEAST},64}}", name):
+        raise ValueError(
+            f"no run {name!r} has begun in {runs}: name a run folder, or {LEAST} or more digits of its hash"
+        )
+    paths = sorted(runs.glob("*-*/provenance.json")) if runs.is_dir() else []
+    found = [path.parent for path in paths if _begins(path.parent, name)]
+    if not found:
+        raise ValueError(f"no run whose hash begins with {name!r} has begun in {runs}")
+    if len(found) > 1:
+        shown = ", ".join(path.name for path in found[:3]) + (", …" if len(found) > 3 else "")
+        raise ValueError(
+            f"{len(found)} runs in {runs} have a hash that begins with {name!r}: {shown}: give more digits"
+        )
     return found[0]
 
 
-def _of(path: Path) -> dict[str, Any]:
-    """What the id is made of, and the sources file by file."""
-    from fewbits.experiments.run_folder import opened
+def _begins(folder: Path, digits: str) -> bool:
+    from fewbits.experiments.run_folder import HASH, opened
 
-    provenance = opened(path).provenance() or {}
-    return _by_file(provenance["identity"], provenance.get("sources", {}))
-
-
-def _by_file(identity: Mapping[str, Any], files: Mapping[str, str]) -> dict[str, Any]:
-    return {**identity, "sources": dict(files)} if files else dict(identity)
-
-
-def _today(path: Path) -> dict[str, Any]:
-    """The same config, data, device, threads and ranks, with the code, torch and backend of now."""
-    from fewbits.experiments.sources import sources
-
-    from fewbits.experiments import devices
-    from fewbits.experiments.data.load import load
-    from fewbits.experiments.data.once import default_cache
-    from fewbits.experiments.identity import identity
-    from fewbits.experiments.run_folder import opened, saved_trial
-    from fewbits.experiments.trial import Runtime
-
-    trial, made_of = saved_trial(path), (opened(path).provenance() or {})["identity"]
-    device = str(made_of["backend"]).partition(":")[0]
-    world = devices.expected(Runtime(device=device, threads=made_of["threads"] or 1), made_of["ranks"])
-    parent = made_of["config"]["branch"]
-    now = identity(trial, load(trial.data, default_cache()).fingerprint, world, parent)
-    return _by_file(now, sources())
+    short = folder.name.rpartition("-")[2]
+    return short.startswith(digits[:HASH]) and (len(digits) <= HASH or opened(folder).id.startswith(digits))

@@ -85,8 +85,16 @@ def launch(jobs: Sequence[Sequence[str]]) -> list[JobReturn]:
     for key, value in (axis for cell in laid_out for axis in cell.axes):
         axes.setdefault(key, {})[value] = [f"{key}={value}"]
     plan = plan_cells(Sweep(NAME, study="train", axes=axes), laid_out)
-    _STATUSES.append(conduct(plan, **_OPTIONS))
+    _STATUSES.append(conduct(plan, **_OPTIONS, overrides=[NAME, *_words_of_all(jobs)]))
     return [_returned(plan, at, words) for at, words in enumerate(jobs)]
+
+
+def _words_of_all(jobs: Sequence[Sequence[str]]) -> list[str]:
+    """Return one word for each key, with the values that it has in any of the jobs."""
+    values: dict[str, dict[str, None]] = {}
+    for key, _, value in (word.partition("=") for words in jobs for word in words):
+        values.setdefault(key, {})[value] = None
+    return [f"{key}={','.join(found)}" for key, found in values.items()]
 
 
 def cells(jobs: Sequence[Sequence[str]]) -> list[Cell]:

@@ -24,7 +24,7 @@ from fewbits.sweeps.cost import Speeds, assumed_seconds, device_asked_for, disk_
 from fewbits.sweeps.dry_run import ASSUMED
 from fewbits.sweeps.epochs import check_repeats, tokens_until, training_tokens
 from fewbits.sweeps.expand import Cell, expand
-from fewbits.sweeps.plan import branch_step
+from fewbits.sweeps.plan import branch_step, on_a_device
 from fewbits.sweeps.progress import clock
 from fewbits.sweeps.standing import table
 from fewbits.sweeps.sweep import SEED, Resources, Sweep
@@ -112,7 +112,8 @@ def _outlined(cell: Cell, sweep: Sweep, made: dict[tuple[str, Cell], Outlined]) 
         trial, runtime = load_trial(cell.words)
         parent = None if cell.parent is None else _outlined(cell.parent, sweep, made)
         step = None if parent is None else branch_step(cell, parent.trial)
-        made[sweep.name, cell] = Outlined(cell, trial, runtime, sweep.resources, sweep.assumed, parent, step)
+        runtime, resources = on_a_device(runtime, sweep.resources)
+            made[sweep.name, cell] = Outlined(cell, trial, runtime, resources, sweep.assumed, parent, step)
     return made[sweep.name, cell]
 
 

@@ -11,6 +11,7 @@ from fewbits.sweeps.command_line import Parser, existing
 from fewbits.sweeps.sweep_command import in_store
 
 if TYPE_CHECKING:
+    from fewbits.sweeps.plan_lookup import FoundPlan
     from fewbits.sweeps.store import State
 
 EXAMPLES = """\
@@ -30,7 +31,7 @@ class Row:
     state: State
     step: int  # reached, in a checkpoint or live
     steps: int
-    note: str = ""  # why it failed or is blocked, or that other code or another config computed what is there
+    note: str = ""  # why it failed or is blocked, or that other code or another config computed the result
 
 
 def main(argv: Sequence[str]) -> int:
@@ -39,7 +40,13 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--runs", metavar="DIR", help="the store (default: runs)")
     parser.add_argument("--json", action="store_true", help="the same for programs: a list of objects")
     options = parser.parse_intermixed_args(argv)
-    rows = rows_of(in_store(options.words, existing(options.runs)))
+    words = in_store(options.words, existing(options.runs))
+
+    from fewbits.sweeps.plan_lookup import find_plan, show_notes
+
+    found = find_plan(words)
+    show_notes(found.notes)
+    rows = rows_of(found)
     if options.json:
         print(json.dumps([vars(row) for row in rows], indent=2))
         return 0
@@ -61,31 +68,26 @@ def _spelled(place: dict[str, str]) -> str:
     return " ".join(f"{key}={value}" for key, value in place.items())
 
 
-def rows_of(words: Sequence[str]) -> list[Row]:
+def rows_of(found: FoundPlan) -> list[Row]:
+    """Return a row for each place of the plan, as its run folder is now."""
+    from fewbits.experiments.identity import computed_by_todays_sources
+    from fewbits.experiments.run_folder import HASH
     from fewbits.sweeps import store
-    from fewbits.sweeps.plan import plan
-    from fewbits.sweeps.plans import saved_places
+    from fewbits.sweeps.plans import place_of
     from fewbits.sweeps.standing import standings
-    from fewbits.sweeps.sweep import load_sweeps
 
-    planned = plan(*load_sweeps(words))
-    before = {sweep: {_key(row.place): row for row in rows} for sweep, rows in saved_places(planned).items()}
-    rows, found = [], standings(planned)
-    for member in planned.members:
-        trial = planned.trials[member.id]
-        folder, state, note = trial.folder, found[member.id].state, found[member.id].why
-        was = before[member.cell.sweep].get(_key(member.cell.place))
-        if state is store.State.PLANNED and was is not None and was.id != member.id:
-            note = (
-                f"stale: {was.folder} was computed by other code or config; `fewbits explain {was.folder}` says which"
-            )
+    rows, standing = [], standings(found.plan)
+    for member in found.plan.members:
+        trial = found.plan.trials[member.id]
+        folder, state, note = trial.folder, standing[member.id].state, standing[member.id].why
+        was = found.earlier.get(place_of(member))
+        if state in store.OVER and not computed_by_todays_sources(folder.provenance() or {}):
+            note = f"computed by other code; `fewbits explain {folder.id[:HASH]}` says which"
+        elif state is store.State.PLANNED and was is not None:
+            note = f"stale: {was} was computed by other code or config; `fewbits explain {was}` says which"
         live: dict[str, Any] = store.progress(folder) or {}
         result = (folder.result() if state in store.OVER else None) or {}
         step = int(result.get("step", max(live.get("step", 0) if state == "running" else 0, store.reached(folder))))
         steps = trial.trial.training.steps
         rows.append(Row(member.cell.sweep, member.cell.place, folder.path.name, state, step, steps, note))
     return rows
-
-
-def _key(place: dict[str, str]) -> tuple[tuple[str, str], ...]:
-    return tuple(sorted(place.items()))

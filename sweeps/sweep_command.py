@@ -48,7 +48,8 @@ def sweep(words: Sequence[str], options: argparse.Namespace) -> int:
     from fewbits.sweeps.plan import plan
     from fewbits.sweeps.sweep import load_sweeps
 
-    return conduct(plan(*load_sweeps(words)), options.backend, options.address, options.parallel, options.env)
+    planned = plan(*load_sweeps(words))
+    return conduct(planned, options.backend, options.address, options.parallel, options.env, overrides=words)
 
 
 def _dry_run(words: Sequence[str], options: argparse.Namespace) -> int:

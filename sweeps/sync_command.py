@@ -25,11 +25,12 @@ def main(argv: Sequence[str]) -> int:
     options = parser.parse_args(argv)
 
     from fewbits.sweeps.mlflow_view import Mirror
-    from fewbits.sweeps.plan import plan
-    from fewbits.sweeps.sweep import load_sweeps
+    from fewbits.sweeps.plan_lookup import find_plan, show_notes
 
     warn_in_lines()
-    synced = Mirror(plan(*load_sweeps(in_store(options.words, existing(options.runs))))).sync(afresh=True)
+    found = find_plan(in_store(options.words, existing(options.runs)))
+    show_notes(found.notes)
+    synced = Mirror(found.plan).sync(afresh=True)
     if synced.away:
         return 1
     print(f"{synced.sent} runs brought up to date in {redacted(synced.uri)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -16,6 +17,8 @@ from fewbits import __version__
 from fewbits.analysis.fingerprint import sources
 from fewbits.analysis.frames import Results
 from fewbits.analysis.show.markup import boxed, folded, listed, number, plural, tag, words
+from fewbits.experiments.identity import computed_by_todays_sources, environments
+from fewbits.experiments.run_folder import HASH
 from fewbits.sweeps import store
 from fewbits.sweeps.cost import tokens_of, work_of
 from fewbits.sweeps.plan import Planned
@@ -28,6 +31,7 @@ SHOWN = 8  # flags of a kind, before the others are folded away
 class Provenance:
     results: Results
     sentence: Sequence[str]  # the words of the sweep
+    changed: str = ""  # how the sweep's definition differs from that of the plan which is read
 
     @cached_property
     def over(self) -> list[tuple[Planned, dict[str, Any]]]:
@@ -39,6 +43,23 @@ class Provenance:
         return Counter(str(made[key]) for _, made in self.over if made.get(key) is not None)
 
     @property
+    def _same_sources(self) -> bool:
+        return len({json.dumps(made.get("sources"), sort_keys=True) for _, made in self.over}) == 1
+
+    @property
+    def notices(self) -> list[str]:
+        """Say where the results are not what today's code and definition would give, one line each."""
+        other = [(one, made) for one, made in self.over if not computed_by_todays_sources(made)]
+        if not other:
+            return [self.changed] if self.changed else []
+        commits = sorted({_short("git", str(made["git"])) for _, made in other if made.get("git")})
+        named = f" (commit{'s' if len(commits) > 1 else ''} {', '.join(commits)})" if commits else ""
+        trials, were = plural(len(self.over), "trial"), "was" if len(other) == 1 else "were"
+        line = f"{len(other)} of {trials} {were} computed by code that differs from today's{named}"
+        explain = f"`fewbits explain {other[0][0].id[:HASH]}` says in what"
+        return [*([self.changed] if self.changed else []), f"{line}; {explain}"]
+
+    @property
     def mixed(self) -> list[str]:
         """What the trials do not have in common, though they should, or what cannot be made again."""
         found = []
@@ -46,7 +67,7 @@ class Provenance:
             values = self.values(key)
             if len(values) > 1:
                 each = ", ".join(f"{_short(key, value)} ({plural(count, 'trial')})" for value, count in values.items())
-                same = "; their sources are the same" if key == "git" else ""
+                same = "; their sources are the same" if key == "git" and self._same_sources else ""
                 found.append(f"{len(values)} {what}: {each}{same}")
         if dirty := self.values("git_dirty")["True"]:
             found.append(f"{plural(dirty, 'trial')} computed from a working tree with uncommitted changes")
@@ -67,14 +88,16 @@ class Provenance:
         tokens, work = (sum(of(one.trial) for one, _ in self.over) for of in (tokens_of, work_of))
         yield "Training", words(f"{number(tokens)} tokens, {work:.2g} FLOPs of all trials together")
         made_of = next(iter(trials.values())).made_of
-        for room, digest in made_of["sources"].items():
-            yield f"Sources of {room}", tag("code", digest[:16])
+        yield "Fingerprint of the sources that compute", tag("code", made_of["numerics"][0][:16])
         yield "Sources of the analysis", tag("code", sources(("analysis",))[:16])
         for name, data in sorted({(one.trial.data.kind, one.made_of["data"]) for one in trials.values()}):
             yield f"Data: {name}", tag("code", data[:16])
         yield "Commits", _counted(self.values("git"), "git")
         yield "Computed on", _counted(self.values("processor"), "processor")
-        yield "Backend", words(", ".join(sorted({str(one.made_of["backend"]) for one in trials.values()})))
+        yield (
+            "Backend",
+            words(", ".join(sorted({str(env["backend"]) for _, made in self.over for env in environments(made)}))),
+        )
         yield "fewbits", words(__version__)
         yield "Python of the trials", _counted(self.values("python"), "python")
         yield "Packages now", words(", ".join(f"{name} {version(name)}" for name in PACKAGES))
@@ -85,7 +108,7 @@ class Provenance:
 
     def flags(self) -> str:
         """What a reader must know before any number; nothing where all is well."""
-        parts = []
+        parts = [tag("p", tag("b", "⚠ "), words(notice)) for notice in self.notices]
         if self.results.flags:
             count = len(self.results.flags)
             head = tag("p", tag("b", f"⚠ {plural(count, 'place')} of {len(self.results.members)} without a result"))

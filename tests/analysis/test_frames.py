@@ -14,6 +14,7 @@ from fewbits.analysis.frames import LABELS, Results, kind
 from fewbits.analysis.verdicts import Differences, NoData, Outcome, higher, no_worse
 from fewbits.models.recipe import Recipe
 from fewbits.sweeps.plan import Plan
+from fewbits.sweeps.plans import earlier_runs
 
 Planner = Callable[..., Plan]
 AXIS, STRICT, USUAL = "recipe.threshold", {"recipe.threshold": "0.0001"}, {"recipe.threshold": "0.045"}
@@ -130,7 +131,8 @@ def test_a_deleted_trial_is_missing_and_said_to_be(planned: Planner) -> None:
 
 def test_what_another_config_computed_is_stale_and_not_reused(planned: Planner) -> None:
     before = Results.of(planned()).trials
-    results = Results.of(planned("optimizer.lr=0.01"))
+    other = planned("optimizer.lr=0.01")
+    results = Results.of(other, earlier_runs(other))
     rows = results.trials
     assert set(rows["id"]).isdisjoint(before["id"])
     assert set(rows["state"]) == {"planned"}

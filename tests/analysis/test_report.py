@@ -45,7 +45,8 @@ def original(trained: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactor
     (folder / "tiny.yaml").write_text("study: mor\n" + SWEEP.replace("words:", where, 1))
     shutil.copytree(runs / "runs", folder / "runs")
     made = Made(folder / "tiny.yaml", folder / "runs", folder / "reports")
-    save_plan(read([str(made.file), f"runtime.runs={made.store}"]).results.plan)
+    words = [str(made.file), f"runtime.runs={made.store}"]
+    save_plan(read(words).results.plan, words)
     with pytest.MonkeyPatch.context() as monkeypatch:
         stand_in(monkeypatch)
         assert made.report() == 0
@@ -239,16 +240,50 @@ def test_a_deleted_trial_is_said_to_be_missing(made: Made, capsys: pytest.Captur
     assert len(record["flags"]) == 1
 
 
-def test_an_edited_kernel_makes_results_stale(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
-    edited = {"kernels": "0" * 64}
-    monkeypatch.setattr(
-        "fewbits.experiments.identity.sources_digest", lambda room: edited.get(room) or sources_digest(room)
-    )
-    assert made.report() == 1
+@pytest.fixture
+def edited_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fewbits.experiments.identity.numerics_fingerprint", lambda device: "0" * 64)
+
+
+@pytest.mark.usefixtures("edited_kernel")
+def test_results_of_other_code_are_shown_and_said_to_be_so(made: Made, capsys: pytest.CaptureFixture[str]) -> None:
+    path = sorted(made.store.glob("*/provenance.json"))[0]
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"git": "f" * 40}))
+    assert made.report() == 0
+    words = made.page.words
+    assert "⚠ 8 of 8 trials were computed by code that differs from today's (commits " in words
+    assert "f" * 10 in words
+    assert "today's code, and all results were made alike" not in words
+    assert "without a result" not in words
+    record = json.loads((made.folder / "verdicts.json").read_text())
+    assert record["flags"] == []
+    assert len(record["notices"]) == 1
+    capsys.readouterr()
+    assert cli.main(["claims", *made.words]) == 0
+    assert "8 of 8 trials were computed by code that differs" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("edited_kernel")
+def test_what_is_planned_with_an_edited_kernel_takes_no_result_of_the_kernel_before(made: Made) -> None:
+    """The plan of the sweep as it would run now, here of overrides that have not run yet."""
+    assert made.report("seeds=[1,0]") == 1
     words = made.page.words
     assert "⚠ 8 places of 8 without a result" in words
     assert "was computed by other code or another config" in words
     assert "no data" in words
+
+
+def test_a_sweep_that_was_edited_since_it_ran_is_planned_anew_and_said_to_be(
+    made: Made, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    edited = Made(tmp_path / made.file.name, made.store, made.reports)
+    edited.file.write_text(made.file.read_text().replace("seeds: [0, 1]", "seeds: [0, 1, 2]"))
+    assert edited.report() == 1
+    line = "the definition of the sweep has changed since it last ran"
+    assert line in capsys.readouterr().err
+    assert line in edited.page.words
+    assert "⚠ 4 places of 12 without a result" in edited.page.words
+    assert "today's code, and all results were made alike" not in edited.page.words
 
 
 def test_what_was_not_made_alike_is_said(made: Made) -> None:
