@@ -113,7 +113,7 @@ def _outlined(cell: Cell, sweep: Sweep, made: dict[tuple[str, Cell], Outlined]) 
         parent = None if cell.parent is None else _outlined(cell.parent, sweep, made)
         step = None if parent is None else branch_step(cell, parent.trial)
         runtime, resources = on_a_device(runtime, sweep.resources)
-            made[sweep.name, cell] = Outlined(cell, trial, runtime, resources, sweep.assumed, parent, step)
+        made[sweep.name, cell] = Outlined(cell, trial, runtime, resources, sweep.assumed, parent, step)
     return made[sweep.name, cell]
 
 
