@@ -250,7 +250,7 @@ def _build_with_counters(folder: Path) -> None:
     compiler = build.compiler()
     if compiler is None:
         raise ValueError(build.no_compiler())
-    build.FLAGS = tuple("-O1" if flag == "-O3" else flag for flag in build.FLAGS)
+    build.FLAGS = tuple("-O1" if flag == "-O3" else flag for flag in build.FLAGS)  # type: ignore[assignment]
     objects, target = folder / "objects", build.library_path()
     for path in (objects, target.parent):
         path.mkdir(parents=True)

@@ -148,7 +148,7 @@ def _cpus(resources: Resources) -> float:
 
 
 def _gpus(resources: Resources) -> int:
-    return math.ceil(resources.gpus) * resources.ranks
+    return math.ceil(resources.gpus or 0) * resources.ranks
 
 
 def _cause(exit_code: int | None) -> str:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from fewbits import cli
+from fewbits.kernels.build import cache_folder
 from tests.analysis.conftest import SWEEP
 from tests.analysis.report_inputs import left, stand_in
 from tests.experiments.data_inputs import bin_folder
@@ -39,7 +40,7 @@ Answer = tuple[int, str, str]  # exit status, stdout, stderr
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokens = np.random.default_rng(0).integers(0, 256, 40_000)
-    return bin_folder(tmp_path_factory.mktemp("tokens") / "data", tokens, tokens[:4_000])
+    return bin_folder(tmp_path_factory.mktemp("tokens") / "data", tokens.tolist(), tokens[:4_000].tolist())
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +105,11 @@ def test_another_machine_says_the_same_without_data(
 
 def elsewhere(commands: list[list[str]], folder: Path) -> list[Answer]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MLFLOW")}
-    environment |= {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "FEWBITS_CACHE": str(folder / "no-cache")}
+    cache = folder / "no-data"
+    cache.mkdir(exist_ok=True)
+    for library in cache_folder().glob("cpu-*.so"):
+        shutil.copy(library, cache)
+    environment |= {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "FEWBITS_CACHE": str(cache)}
     done = subprocess.run(
         [sys.executable, "-c", THERE],
         input=json.dumps(commands),

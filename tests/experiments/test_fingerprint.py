@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -277,7 +278,8 @@ def test_the_classes_named_as_configuration_are_those_of_a_trial() -> None:
     from fewbits.experiments.trial import Trial
     from fewbits.models.from_dict import _hints
 
-    waiting, found = [Trial], set()
+    waiting: list[Any] = [Trial]
+    found = set()
     while waiting:
         kind = waiting.pop()
         found.add((kind.__module__.removeprefix("fewbits."), kind.__name__))

@@ -1,6 +1,7 @@
 """A trial gives the same bytes twice, and when it is interrupted wherever it may be, and run again."""
 
 import contextlib
+import json
 import os
 import random
 import re
@@ -17,6 +18,7 @@ import torch
 from fewbits.experiments import checkpoints, training
 from fewbits.experiments.config import load_trial
 from fewbits.experiments.data.load import load
+from fewbits.experiments.identity import identity, trial_id
 from fewbits.experiments.run_folder import find, opened, saved_trial
 from tests.experiments.data_inputs import bin_folder
 from tests.experiments.trial_inputs import (
@@ -349,7 +351,9 @@ def test_what_is_not_finite_in_a_row_comes_back_from_a_checkpoint(cache: Path, t
 
 
 def test_a_folder_of_another_trial_whose_id_begins_alike_is_not_touched(tmp_path: Path) -> None:
-    (tmp_path / "name-0123abcd").mkdir()
-    (tmp_path / "name-0123abcd" / "provenance.json").write_text('{"id": "0123abcdff"}')
+    made_of = identity(load_trial([])[0], "data", "cpu")
+    folder = tmp_path / f"name-{trial_id(made_of)[:8]}"
+    folder.mkdir()
+    (folder / "provenance.json").write_text(json.dumps({"id": trial_id(made_of)[:8] + "ff"}))
     with pytest.raises(ValueError, match="begins alike"):
-        find(tmp_path, "name", "0123abcdee")
+        find(tmp_path, "name", made_of)

@@ -326,8 +326,17 @@ def test_a_study_is_reported_by_the_job_and_other_sweeps_are_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commands: list[list[str]] = []
-    monkeypatch.setattr(submit_module, "run_job", lambda command, *_: commands.append(list(command)) or 0)
-    monkeypatch.setattr(report_job, "watch_job", lambda command, *_, **__: (commands.append(list(command)) or 1, ""))
+
+    def run_job(command: list[str], *_: object) -> int:
+        commands.append(list(command))
+        return 0
+
+    def watch_job(command: list[str], *_: object, **__: object) -> tuple[int, str]:
+        commands.append(list(command))
+        return 1, ""
+
+    monkeypatch.setattr(submit_module, "run_job", run_job)
+    monkeypatch.setattr(report_job, "watch_job", watch_job)
     where = ["--runs", "/mnt/runs", "--address", "http://head:8265"]
     assert cli.main(["sweep", "study=mor", *where, "--parallel", "3"]) == 1
     assert cli.main(["report", "study=mor", *where, "--sweep", "--out", str(tmp_path)]) == 1
