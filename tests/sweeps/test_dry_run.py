@@ -83,7 +83,7 @@ def test_a_trial_is_planned_in_a_small_part_of_the_time_of_composing_it(
     """Five hundred trials, at a third of a composition each at most; by processor time, since others compute too."""
     from fewbits.experiments import config
 
-    file = tiny_file(tmp_path, cache, {"words": ["recipe=mor/block"], "axes": {"recipe.threshold": [0.01, 0.02]}})
+    file = tiny_file(tmp_path, cache, {"words": ["recipe=mor/block", "recipe.block=32x32"], "axes": {"recipe.threshold": [0.01, 0.02]}})
     dry_run(file, tmp_path / "runs", capsys)
     began = time.process_time()
     for _ in range(5):
