@@ -6,6 +6,7 @@ import pytest
 
 from fewbits import cli
 from fewbits.sweeps.multirun import cells
+from tests.experiments.trial_inputs import MOR
 from tests.sweeps.sweep_inputs import tiny
 
 LOCAL = ("--backend", "local")
@@ -21,7 +22,7 @@ def results(runs: Path) -> dict[str, int]:
 
 
 def test_a_grid_is_run_once(cache: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    grid = ("recipe=mor/block", "recipe.block=32x32", "recipe.threshold=0.03,0.045", "seed=range(2)", "hydra/sweeper=basic")
+    grid = (*MOR, "recipe.threshold=0.03,0.045", "seed=range(2)", "hydra/sweeper=basic")
     assert multirun(cache, tmp_path / "runs", *grid) == 0
     shown = capfd.readouterr()
     assert "4 trials: 4 done\n" in shown.out
