@@ -35,7 +35,7 @@ MEASURE_gaussws = $(BIN)/fewbits bench train $(if $(ON_GPU),$(TIMED_gpu),$(TIMED
 	$(BIN)/fewbits bench kernels --generators $(if $(ON_GPU),--device cuda) --once --store $(or $(RUNS),runs) || exit $$?;
 
 .DEFAULT_GOAL := help
-.PHONY: help setup more-extras test lint bench ui clean reproduce $(REPRODUCE)
+.PHONY: help setup more-extras test test-portable lint bench ui clean reproduce $(REPRODUCE)
 
 help: ## Show this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /  make \1	/p' $(firstword $(MAKEFILE_LIST)) | expand -t 26
@@ -44,6 +44,9 @@ setup: $(BUILT) ## Make .venv, install fewbits with its tools and EXTRAS, build 
 
 test: lint ## Run everything CI runs: lint, types and all tests
 	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
+
+test-portable: setup ## Run the tests that train under three instruction sets: this processor's own and two lower ones
+	$(BIN)/python tests/portable.py --numprocesses 3 --dist loadfile --quiet
 
 lint: setup ## Check style, format and types
 	$(BIN)/ruff check .

@@ -48,6 +48,7 @@ FLAGS = (
 )
 NO_LOCKS = "processes that compile at the same time can disturb each other: start one first, or set FEWBITS_CACHE"
 NATIVE = {"x86_64": ("-march=native", "-mprefer-vector-width=512"), "aarch64": ("-mcpu=native",)}
+ARCHITECTURE = "FEWBITS_CPU_ARCH"  # environment variable: what -march is given instead, x86-64-v3 for example
 
 
 class BuildError(RuntimeError):
@@ -67,7 +68,10 @@ def no_compiler() -> str:
 
 
 def flags() -> tuple[str, ...]:
-    return FLAGS + NATIVE.get(platform.machine(), ())
+    """Return the compiler's flags: for this processor, or for the one that FEWBITS_CPU_ARCH names."""
+    native = NATIVE.get(platform.machine(), ())
+    asked = os.environ.get(ARCHITECTURE)
+    return FLAGS + ((f"-march={asked}", *native[1:]) if asked else native)
 
 
 def cache_folder() -> Path:

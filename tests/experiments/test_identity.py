@@ -27,7 +27,7 @@ from fewbits.experiments.identity import (
 )
 from fewbits.experiments.trial import Runtime, Trial
 from fewbits.kernels.processor import instruction_set
-from tests.experiments.trial_inputs import left, metric, train, train_until, words
+from tests.experiments.trial_inputs import MOR, left, metric, train, train_until, words
 
 DEFAULTS = Path(__file__).with_name("setting_defaults.json")
 
@@ -51,8 +51,8 @@ def test_names_intervals_and_extra_evaluation_are_no_part_of_an_id() -> None:
 
 def test_equal_recipes_by_other_names_are_one_trial(cache: Path, tmp_path: Path) -> None:
     assert the_id("recipe=mor/block", "recipe.threshold=0.05") == the_id("recipe=mor/threshold-5")
-    first, _ = train(cache, tmp_path, "recipe=mor/threshold-5", "training.steps=2")
-    same, _ = train(cache, tmp_path, "recipe=mor/block", "recipe.threshold=0.05", "training.steps=2")
+    first, _ = train(cache, tmp_path, "recipe=mor/threshold-5", "recipe.block=32x32", "training.steps=2")
+    same, _ = train(cache, tmp_path, *MOR, "recipe.threshold=0.05", "training.steps=2")
     assert same == first
 
 
@@ -277,7 +277,7 @@ def test_an_interrupted_trial_goes_on_under_sources_with_the_same_bits(
             *("recipe=nvfp4", "recipe.sampler.kind=gaussws", "recipe.sampler.penalty=0.0001"),
             "recipe.wgrad.output=bf16",
         ),
-        ("recipe=mor/three-way", "recipe.scaling=e8m0"),
+        ("recipe=mor/three-way", "recipe.block=32x32", "recipe.scaling=e8m0"),
     ],
     ids=["nvfp4 and gaussws", "mor/three-way"],
 )

@@ -4,7 +4,6 @@ import argparse
 import hashlib
 import inspect
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +26,11 @@ from fewbits.models.decoder import Decoder
 from fewbits.models.recipe import Recipe, Wgrad
 from fewbits.models.registry import build
 from tests.experiments.data_inputs import bin_folder
+from tests.experiments.trial_inputs import TINY
 
 STEP = 16  # of a checkpoint in the middle
 SIZES = {
+    **{key: value for key, value in TINY.items() if key.startswith("model.")},
     "training.steps": 24,
     "training.batch": 8,
     "training.micro_batch": 4,
@@ -40,6 +41,7 @@ SIZES = {
     "observer.enabled": False,
     "runtime.keep_every": 8,
 }
+MOR_BLOCKS = {"block": "32x32"}  # several to an operand of a model of this width
 
 
 def trained(folder: Path, *words: str) -> Path:
@@ -123,15 +125,18 @@ def test_coarser_numbers_are_worse(nvfp4: Path) -> None:
         load_recipe("nvfp4", fine),
         Recipe.from_dict({"name": "tensor", "fprop": coarse, **backward}),
     ]
-    found = probe(nvfp4, recipes, batches=4)
+    found = probe(nvfp4, recipes, batches=8)
     summary = found.summary().set_index("recipe").loc[["mxfp8", "nvfp4", "tensor"]]
     assert summary["error"].is_monotonic_increasing
     assert summary["cosine"].is_monotonic_decreasing
     operands = found.operands.groupby(["recipe", "slot"])["error"].mean().unstack("recipe")
     assert (operands["mxfp8"] < operands["nvfp4"]).all()
     assert (operands["nvfp4"] < operands["tensor"]).all()
-    increase = summary["increase"]
-    assert increase["tensor"] > 3 * abs(increase["mxfp8"])
+    # Rounding may lower a batch's loss as well as raise it, so the sign of the mean is chance. Its size is not: the
+    # operands of `tensor` are nine times as far off as those of mxfp8, and its losses were 3 to 16 times as far off
+    # in nine networks (six seeds, two instruction sets).
+    change = found.loss.groupby("recipe")["increase"].apply(lambda batches: (batches**2).mean() ** 0.5)
+    assert change["tensor"] > 1.5 * change["mxfp8"] > 0
 
 
 def test_fp32_shows_what_bf16_costs_by_itself(nvfp4: Path) -> None:
@@ -237,7 +242,7 @@ def test_gradient_errors_are_those_of_the_gradients(nvfp4: Path) -> None:
 
 
 def test_statistics_of_operands_are_those_of_the_kernels(nvfp4: Path) -> None:
-    q, w, mixture = "e2m1:1x16:nvfp4", "e4m3:128x128:gam", "e4m3:128x128:gam @ error<0.0225 | bf16 ; per=block"
+    q, w, mixture = "e2m1:1x16:nvfp4", "e4m3:32x32:gam", "e4m3:32x32:gam @ error<0.0225 | bf16 ; per=block"
     recipe = Recipe.from_dict(
         {"name": "mixed", "fprop": {"x": q, "w": w}, "dgrad": {"w": "same"}, "wgrad": {"x": mixture}}
     )
@@ -284,7 +289,7 @@ def test_a_sampler_has_the_widths_that_were_learned(gaussws: Path) -> None:
     learned = float((4.0 + 2.0 * scales).double().mean())
     found = probe(
         gaussws,
-        ["gaussws", load_recipe("diffq"), load_recipe("gaussws-mor", {"sampler.init": 8.0})],
+        ["gaussws", load_recipe("diffq"), load_recipe("gaussws-mor", {"sampler.init": 8.0, **MOR_BLOCKS})],
         batches=1,
         step=STEP,
     )
@@ -317,7 +322,7 @@ def digest(folder: Path) -> dict[str, tuple[str, int]]:
 
 def test_a_probe_gives_the_same_bits_and_leaves_the_run_as_it_was(nvfp4: Path) -> None:
     before = digest(nvfp4)
-    arguments: Sequence[str] = ["mor/block", "nvfp4", "gaussws"]
+    arguments = [load_recipe("mor/block", MOR_BLOCKS), "nvfp4", "gaussws"]
     first = probe(nvfp4, arguments, batches=2, seeds=2)
     same(first, probe(nvfp4, arguments, batches=2, seeds=2))
     alone = probe(nvfp4, ["nvfp4"], batches=2, seeds=2)  # the other recipes leave no trace in the model either
@@ -373,12 +378,12 @@ def test_programs_get_every_number(
     nvfp4: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], ending: str
 ) -> None:
     out = tmp_path / f"numbers.{ending}"
-    assert main([str(nvfp4), "mor/block", "--batches", "1", "--out", str(out), "--json"]) == 0
+    assert main([str(nvfp4), "mor/block", "block=32x32", "--batches", "1", "--out", str(out), "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert (answer["step"], answer["reference"], answer["split"]) == (24, "bf16", "train")
     (summary,) = answer["recipes"]
     assert summary["increase_se"] is None  # of one batch
-    found = probe(nvfp4, ["mor/block"], batches=1)
+    found = probe(nvfp4, [load_recipe("mor/block", MOR_BLOCKS)], batches=1)
     assert summary["cosine"] == whole(found, "mor/block")["cosine"]
     assert len(answer["layers"]) == found.gradients["layer"].nunique()
     numbers = pd.read_parquet(out) if ending == "parquet" else pd.read_csv(out)

@@ -22,6 +22,8 @@ from fewbits.experiments.identity import identity, trial_id
 from fewbits.experiments.run_folder import find, opened, saved_trial
 from tests.experiments.data_inputs import bin_folder
 from tests.experiments.trial_inputs import (
+    GAUSSWS_MOR,
+    MOR,
     Interrupted,
     ended,
     ending,
@@ -35,10 +37,10 @@ from tests.experiments.trial_inputs import (
 )
 
 TRIALS = {
-    "mor, accumulated": ("recipe=mor/block",),
+    "mor, accumulated": MOR,
     "nvfp4, rounded stochastically": ("recipe=nvfp4",),
     "gaussws with its penalty": ("recipe=gaussws",),
-    "sampler, mixture, adam-mini": ("recipe=gaussws-mor", "optimizer=adam-mini"),
+    "sampler, mixture, adam-mini": (*GAUSSWS_MOR, "optimizer=adam-mini"),
     "mamba-2": ("recipe=nvfp4", "model=hybrid-nano", "model.layers=3", "model.pattern=M-*"),
     "unobserved, stochastic forward, late switch": (
         "recipe=nvfp4",
@@ -65,7 +67,7 @@ def test_a_trial_gives_the_same_bytes_when_it_is_interrupted(
 
 
 def test_a_trial_gives_the_same_bytes_twice(cache: Path, tmp_path: Path) -> None:
-    first, again = (train(cache, tmp_path / name, "recipe=gaussws-mor")[0] for name in ("first", "again"))
+    first, again = (train(cache, tmp_path / name, *GAUSSWS_MOR)[0] for name in ("first", "again"))
     assert left(first.path) == left(again.path)
 
 

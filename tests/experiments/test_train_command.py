@@ -19,14 +19,27 @@ from fewbits.experiments.run_folder import plain
 from fewbits.experiments.train_command import LiveLine
 from fewbits.experiments.training import Progress
 from fewbits.experiments.trial import Trial
-from tests.experiments.trial_inputs import ended, ending, only_run, result_of, started, train, train_until, words
+from tests.experiments.trial_inputs import (
+    GAUSSWS_MOR,
+    MOR,
+    TINY,
+    ended,
+    ending,
+    only_run,
+    result_of,
+    started,
+    train,
+    train_until,
+    words,
+)
 
 
 def test_a_trial_is_one_command(cache: Path, tmp_path: Path) -> None:
     """As a user types it, in a fresh process; `runs` is made where they are. Nothing waits for torch's compiler."""
     python = [sys.executable, "-X", "importtime"]
-    command = [*python, "-m", "fewbits.cli", "train", "recipe=mor/block", "evaluation.cloze=16"]
-    tiny = ["model.layers=2", "training.steps=40", "training.batch=2", "training.micro_batch=2", "training.length=128"]
+    command = [*python, "-m", "fewbits.cli", "train", *MOR, "evaluation.cloze=16"]
+    tiny = [f"{key}={value}" for key, value in TINY.items() if key.startswith("model.")]
+    tiny += ["training.steps=40", "training.batch=2", "training.micro_batch=2", "training.length=128"]
     rest = ["evaluation.every=20", "evaluation.windows=2", "data.size=65536", f"runtime.cache={cache}"]
     done = subprocess.run([*command, *tiny, *rest], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -183,8 +196,8 @@ def test_help_shows_what_to_type(capsys: pytest.CaptureFixture[str]) -> None:
 def test_what_a_run_folder_says_of_its_config_makes_the_trial_again(cache: Path, tmp_path: Path) -> None:
     from fewbits.experiments.run_folder import saved_trial
 
-    folder, _ = train(cache, tmp_path, "training.steps=1", "recipe=gaussws-mor")
-    trial, _ = load_trial(words(cache, tmp_path, "training.steps=1", "recipe=gaussws-mor"))
+    folder, _ = train(cache, tmp_path, "training.steps=1", *GAUSSWS_MOR)
+    trial, _ = load_trial(words(cache, tmp_path, "training.steps=1", *GAUSSWS_MOR))
     assert saved_trial(folder.path) == trial
 
 

@@ -137,6 +137,24 @@ def test_a_library_is_named_by_what_it_is_made_of(tmp_path: Path, monkeypatch: p
     assert build.library_path() not in names
 
 
+@needs_gcc
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the levels of x86_64 are tried")
+def test_a_lower_instruction_set_has_a_library_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [build.library_path()]
+    for level in ("x86-64-v2", "x86-64-v3"):
+        monkeypatch.setenv(build.ARCHITECTURE, level)
+        names.append(build.library_path())
+        command = ["g++", *build.flags(), "-dM", "-E", "-x", "c++", "/dev/null"]
+        macros = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        assert ("__AVX2__" in macros) == (level == "x86-64-v3")
+        assert "__AVX512F__" not in macros
+    assert len(set(names)) == 3
+    monkeypatch.setenv(build.ARCHITECTURE, "x86-64-v9")
+    complaint = build.complaint_of(("g++",))
+    assert complaint is not None
+    assert "x86-64-v9" in complaint
+
+
 def test_a_library_is_found_without_the_compiler_that_made_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     here = build.library_path()
     monkeypatch.setenv("CXX", "")

@@ -10,6 +10,7 @@ from fewbits import cli
 from fewbits.experiments.run_folder import RunFolder
 from fewbits.sweeps.cost import STATE_BYTES, Speeds, disk, parameters_of, work_of
 from fewbits.sweeps.dry_run import describe
+from tests.experiments.trial_inputs import MOR
 from tests.sweeps.conftest import Undisturbed
 from tests.sweeps.sweep_inputs import planned, tiny_file
 
@@ -83,7 +84,7 @@ def test_a_trial_is_planned_in_a_small_part_of_the_time_of_composing_it(
     """Five hundred trials, at a third of a composition each at most; by processor time, since others compute too."""
     from fewbits.experiments import config
 
-    file = tiny_file(tmp_path, cache, {"words": ["recipe=mor/block"], "axes": {"recipe.threshold": [0.01, 0.02]}})
+    file = tiny_file(tmp_path, cache, {"words": [*MOR], "axes": {"recipe.threshold": [0.01, 0.02]}})
     dry_run(file, tmp_path / "runs", capsys)
     began = time.process_time()
     for _ in range(5):

@@ -6,6 +6,7 @@ import pytest
 
 from fewbits import cli
 from fewbits.sweeps.multirun import cells
+from tests.experiments.trial_inputs import MOR
 from tests.sweeps.sweep_inputs import tiny
 
 LOCAL = ("--backend", "local")
@@ -21,7 +22,7 @@ def results(runs: Path) -> dict[str, int]:
 
 
 def test_a_grid_is_run_once(cache: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    grid = ("recipe=mor/block", "recipe.threshold=0.03,0.045", "seed=range(2)", "hydra/sweeper=basic")
+    grid = (*MOR, "recipe.threshold=0.03,0.045", "seed=range(2)", "hydra/sweeper=basic")
     assert multirun(cache, tmp_path / "runs", *grid) == 0
     shown = capfd.readouterr()
     assert "4 trials: 4 done\n" in shown.out
@@ -31,7 +32,7 @@ def test_a_grid_is_run_once(cache: Path, tmp_path: Path, capfd: pytest.CaptureFi
     assert len(first) == 4
     assert multirun(cache, tmp_path / "runs", *grid) == 0
     assert results(tmp_path / "runs") == first
-    assert cli.main(["train", *tiny(cache, "training.steps=2", f"runtime.runs={tmp_path / 'runs'}"), *grid[:1]]) == 0
+    assert cli.main(["train", *tiny(cache, "training.steps=2", f"runtime.runs={tmp_path / 'runs'}"), *grid[:2]]) == 0
     assert results(tmp_path / "runs") == first  # 0.045 and seed 0 are what it is without words
     assert not (Path.cwd() / "multirun").exists()
     assert not (Path.cwd() / "outputs").exists()

@@ -9,12 +9,12 @@ import pytest
 from fewbits import cli
 from fewbits.sweeps.plan import Plan, Planned, plan
 from fewbits.sweeps.sweep import load_sweeps
-from tests.experiments.trial_inputs import train
+from tests.experiments.trial_inputs import MOR, train
 from tests.sweeps.sweep_inputs import planned, tiny, tiny_file
 
 ARMS = {
     "trunk": {"words": ["recipe=bf16"], "axes": []},
-    "branch": {"words": ["recipe=mor/block", "training.steps=6"], "parent": "trunk", "at": 0.5},
+    "branch": {"words": [*MOR, "training.steps=6"], "parent": "trunk", "at": 0.5},
     "twig": {"words": ["recipe=nvfp4", "training.steps=2"], "parent": "branch", "axes": ["optimizer.lr"]},
 }
 FAMILY = {"arms": ARMS, "axes": {"optimizer.lr": [0.001, 0.002]}, "words": ["training.steps=4"]}
@@ -49,7 +49,7 @@ def test_branches_run_under_the_ids_that_they_were_planned_with(cache: Path, tmp
     first, _ = train(cache, runs, *words[:-1], "recipe=bf16", "training.steps=4", "runtime.keep_steps=[2]")
     assert first == trunk.folder
     at = [f"branch.parent={first.path.name}", "branch.step=2"]
-    second, _ = train(cache, runs, *words, "recipe=mor/block", "training.steps=6", *at)
+    second, _ = train(cache, runs, *words, *MOR, "training.steps=6", *at)
     assert second == branch.folder
     third, _ = train(cache, runs, *words, "recipe=nvfp4", "training.steps=2", f"branch.parent={second.path}")
     assert third == twig.folder
@@ -60,10 +60,10 @@ def test_branches_run_under_the_ids_that_they_were_planned_with(cache: Path, tmp
 def test_equal_computations_are_one_trial_whatever_they_are_called(cache: Path, tmp_path: Path) -> None:
     data = {
         "arms": {
-            "a": {"words": ["recipe=mor/block", "recipe.threshold=0.05"]},
-            "b": {"words": ["recipe=mor/threshold-5"]},
-            "c": {"words": ["recipe=mor/block", "recipe.threshold=0.05", "training.checkpoint_every=1"]},
-            "d": {"words": ["recipe=mor/block"]},
+            "a": {"words": [*MOR, "recipe.threshold=0.05"]},
+            "b": {"words": ["recipe=mor/threshold-5", "recipe.block=32x32"]},
+            "c": {"words": [*MOR, "recipe.threshold=0.05", "training.checkpoint_every=1"]},
+            "d": {"words": [*MOR]},
         }
     }
     found = planned(tiny_file(tmp_path, cache, data))

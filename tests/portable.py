@@ -1,0 +1,122 @@
+"""Run the tests that train or multiply matrices under three instruction sets: `make test-portable`.
+
+Sums in another order and BF16 instructions change the last bits of a product, and training amplifies them, so a test
+that holds on one processor may fail on another. torch (ATen), oneDNN, MKL and the kernels of fewbits each take an
+environment variable that limits the instructions they use, so one processor can stand for several.
+
+The three are the processor's own instructions and the next two levels below. A level that the processor lacks, or that
+is the same as its own, is named with the reason. The exit status is 1 if any level fails.
+
+    python tests/portable.py                 all of them
+    python tests/portable.py -k probe -x     further arguments go to pytest
+"""
+
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+VARIABLES = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS", "FEWBITS_CPU_ARCH")
+COUNT = 3
+
+# tests/test_portable.py says which files have to be here.
+FILES = (
+    *("kernels/test_noise.py", "kernels/test_ops.py", "kernels/test_products.py"),
+    *("models/test_decoder.py", "models/test_gemm.py", "models/test_layers.py", "models/test_mamba2.py"),
+    *("models/test_observer.py", "models/test_quantize.py", "models/test_quantized_linear.py"),
+    *("models/test_registry.py", "models/test_samplers.py"),
+    *("experiments/test_adam_mini.py", "experiments/test_bench.py", "experiments/test_branch.py"),
+    *("experiments/test_distributed.py", "experiments/test_divergence.py"),
+    *("experiments/test_evaluation_cloze.py", "experiments/test_evaluation_harness.py"),
+    *("experiments/test_evaluation_loss.py", "experiments/test_final_evaluation.py", "experiments/test_identity.py"),
+    *("experiments/test_optimizers.py", "experiments/test_probe.py", "experiments/test_resume.py"),
+    *("experiments/test_titan.py", "experiments/test_tracking.py", "experiments/test_train_command.py"),
+    "experiments/test_training.py",
+)
+
+
+@dataclass(frozen=True)
+class Level:
+    """An instruction set: the flags of /proc/cpuinfo that it needs, and the values of VARIABLES that limit to it."""
+
+    name: str
+    needs: frozenset[str]
+    values: tuple[str, ...]
+
+    @property
+    def settings(self) -> dict[str, str]:
+        return dict(zip(VARIABLES, self.values, strict=True)) if self.values else {}
+
+
+OWN = Level("own", frozenset(), ())
+LOWER = (  # the highest first
+    Level(
+        "avx512",
+        frozenset({"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}),
+        ("avx512", "AVX512_CORE", "AVX512", "x86-64-v4"),
+    ),
+    Level("avx2", frozenset({"avx2", "fma", "f16c", "bmi2"}), ("avx2", "AVX2", "AVX2", "x86-64-v3")),
+    Level("avx", frozenset({"avx", "pclmulqdq"}), ("default", "AVX", "AVX", "sandybridge")),
+    Level("sse", frozenset({"sse4_2", "popcnt"}), ("default", "SSE41", "SSE4_2", "x86-64-v2")),
+)
+MULTIPLIES_BF16 = frozenset({"avx512_bf16", "amx_bf16"})  # without these, a processor with AVX-512 has just that
+
+
+def choose(flags: Collection[str]) -> tuple[list[Level], dict[str, str]]:
+    """Return the levels to run on a processor with these flags, and for every other level why it is not run."""
+    run, reasons = [OWN], {}
+    own_is_named = bool(MULTIPLIES_BF16.intersection(flags))
+    for level in LOWER:
+        if lacking := sorted(level.needs.difference(flags)):
+            reasons[level.name] = f"this processor lacks {', '.join(lacking)}"
+        elif not own_is_named:
+            own_is_named = True
+            reasons[level.name] = "it is this processor's own"
+        elif len(run) < COUNT:
+            run.append(level)
+        else:
+            reasons[level.name] = f"{COUNT} others are run"
+    return run, reasons
+
+
+def cpu_flags() -> set[str]:
+    """Return the instruction sets that Linux lists for this processor; none where it is not an x86-64."""
+    if platform.machine() != "x86_64":
+        return set()
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return set(next(line for line in lines if line.startswith("flags")).partition(":")[2].split())
+
+
+def run(level: Level, arguments: Sequence[str]) -> int:
+    """Run pytest under a level and return its exit status."""
+    environment = {name: value for name, value in os.environ.items() if name not in VARIABLES} | level.settings
+    command = [sys.executable, "-m", "pytest", *arguments, *(f"tests/{name}" for name in FILES)]
+    with tempfile.TemporaryDirectory() as compiled:  # by inductor, whose cache does not tell all levels apart
+        environment["TORCHINDUCTOR_CACHE_DIR"] = compiled
+        return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
+
+
+def main(arguments: Sequence[str]) -> int:
+    levels, reasons = choose(cpu_flags())
+    for name, reason in reasons.items():
+        print(f"not run under {name}: {reason}", flush=True)
+    results = {}
+    for level in levels:
+        told = " ".join(f"{name}={value}" for name, value in level.settings.items()) or "no limit"
+        print(f"\n==== {level.name}: {told}", flush=True)
+        start = time.monotonic()
+        results[level.name] = (run(level, arguments), time.monotonic() - start)
+    print()
+    for name, (status, seconds) in results.items():
+        print(f"{name}: {'passed' if status == 0 else f'FAILED (pytest {status})'} in {seconds:.0f} s")
+    return int(any(status for status, _ in results.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,96 @@
+"""`make test-portable` runs every file that trains, under the instruction sets that the processor has."""
+
+import ast
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests import portable
+
+TESTS = portable.ROOT / "tests"
+# Modules whose results depend on the order of sums. Sweeps and reports train too, but their tests compare runs of one
+# processor with each other and assert nothing about losses.
+COMPUTES = {
+    *("fewbits.kernels.products", "fewbits.sample_weight"),
+    *("fewbits.models.decoder", "fewbits.models.gemm", "fewbits.models.layers", "fewbits.models.mamba2"),
+    *("fewbits.models.quantize", "fewbits.models.quantized_linear"),
+    *("fewbits.experiments.adam_mini", "fewbits.experiments.optimizers", "fewbits.experiments.probe"),
+    *(
+        "fewbits.experiments.training",
+        "fewbits.experiments.bench_step",
+        "fewbits.experiments.evaluation.loss",
+        "torchtitan.train",
+    ),
+}
+WITHOUT_PRODUCTS = {  # they import such a module, and nothing that they assert depends on a product
+    "experiments/test_fingerprint.py": "hashes of sources",
+    "kernels/test_bad_use.py": "arguments that are refused",
+    "models/test_recipe.py": "recipes as data",
+}
+PACKAGES = ("kernels", "models", "experiments")
+
+
+@cache
+def imports(file: Path) -> frozenset[str]:
+    """Return what a test file imports, by itself and through the helpers under tests/."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("tests."):
+            names.add(node.value)  # a module that is run in a process of its own
+    helpers = [TESTS.parent / f"{name.replace('.', '/')}.py" for name in names if name.startswith("tests.")]
+    return frozenset(names.union(*(imports(helper) for helper in helpers if helper.is_file())))
+
+
+def test_every_file_that_trains_is_run() -> None:
+    files = [file for package in PACKAGES for file in (TESTS / package).glob("test_*.py")]
+    training = {file.relative_to(TESTS).as_posix() for file in files if COMPUTES & imports(file)}
+    assert training == {*portable.FILES, *WITHOUT_PRODUCTS}
+    assert len(portable.FILES) == len(set(portable.FILES))
+
+
+AVX2 = {"sse4_2", "popcnt", "avx", "pclmulqdq", "avx2", "fma", "f16c", "bmi2"}
+AVX512 = AVX2 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "levels"),
+    [
+        (AVX512 | {"avx512_bf16", "amx_bf16"}, ["own", "avx512", "avx2"]),
+        (AVX512, ["own", "avx2", "avx"]),
+        (AVX2, ["own", "avx", "sse"]),
+        ({"sse4_2", "popcnt"}, ["own"]),
+        (set(), ["own"]),  # another architecture
+    ],
+)
+def test_a_processor_runs_its_own_level_and_the_next_two_below(flags: set[str], levels: list[str]) -> None:
+    run, reasons = portable.choose(flags)
+    assert [level.name for level in run] == levels
+    assert {*levels, *reasons} == {"own", "avx512", "avx2", "avx", "sse"}
+    assert not set(levels) & set(reasons)
+
+
+@pytest.mark.skipif("sse4_2" not in portable.cpu_flags(), reason="the levels of x86-64 are tried")
+def test_a_level_limits_torch_and_a_failure_under_one_level_is_the_exit_status(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test_level.py").write_text(
+        "import torch\ndef test_level():\n    assert torch.backends.cpu.get_cpu_capability() != 'DEFAULT'\n"
+    )
+    monkeypatch.setattr(portable, "ROOT", tmp_path)
+    monkeypatch.setattr(portable, "FILES", ("test_level.py",))
+    monkeypatch.setenv(
+        "ATEN_CPU_CAPABILITY", "default"
+    )  # the user's own limit does not reach the processor's own level
+    sse = portable.LOWER[-1]
+    monkeypatch.setattr(portable, "choose", lambda flags: ([portable.OWN, sse], {}))
+    assert portable.main(["-q"]) == 1
+    told = capfd.readouterr().out.splitlines()
+    expected = "passed" if "avx2" in portable.cpu_flags() else "FAILED"
+    assert any(line.startswith(f"own: {expected}") for line in told)
+    assert any(line.startswith("sse: FAILED") for line in told)
