@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fewbits.sweeps.command_line import Parser
-from fewbits.sweeps.sweep_command import add_where, in_store, sweep
+from fewbits.sweeps.sweep_command import add_where, in_store, is_submitted, submit_report, sweep
 
 EXAMPLES = """\
 examples:
@@ -46,6 +46,8 @@ def main(argv: Sequence[str]) -> int:
 
     if options.sweep:  # which takes a while
         check_place(reports)
+    if options.sweep and is_submitted(options):
+        return submit_report(words, options, reports)
     swept = sweep(words, options) if options.sweep else 0
     if swept > 1:
         return swept

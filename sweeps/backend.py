@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from fewbits.sweeps.capacity import Demand
 from fewbits.sweeps.sweep import Resources
 
 if TYPE_CHECKING:  # what trains is not loaded by what finds that there is nothing to train
@@ -21,6 +23,10 @@ class Ended:
 
 
 class Backend(Protocol):
+    def require(self, demands: Sequence[Demand], say: Callable[[str], None]) -> None:
+        """Raise ValueError, naming the trials, if some ask for what can never be given here. Called before any start;
+        it may take a minute on a cluster whose nodes are still joining, and says so."""
+
     def room(self, resources: Resources) -> bool:
         """Whether to start one more of these now."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import signal
 import sys
@@ -16,10 +15,12 @@ from types import FrameType
 
 from fewbits.sweeps import store
 from fewbits.sweeps.backend import Backend
+from fewbits.sweeps.capacity import Demand
 from fewbits.sweeps.cost import Speeds
 from fewbits.sweeps.driver import Driver, Stage, Task, finished
+from fewbits.sweeps.environment import worker_variables
 from fewbits.sweeps.mlflow_view import Mirror
-from fewbits.sweeps.plan import Plan, Planned
+from fewbits.sweeps.plan import Plan
 from fewbits.sweeps.plans import save_plan
 from fewbits.sweeps.progress import Display
 from fewbits.sweeps.standing import Standing, counted, standings
@@ -33,13 +34,22 @@ ENDED = (*OVER, State.FAILED, State.BLOCKED)
 STOPPED = 130  # the status of Ctrl-C
 
 
-def conduct(plan: Plan, backend: str = "ray", address: str | None = None, parallel: int | None = None) -> int:
-    """Run what is missing; the exit status. Warnings are lines among its own until it is over."""
+def conduct(
+    plan: Plan,
+    backend: str = "ray",
+    address: str | None = None,
+    parallel: int | None = None,
+    variables: Sequence[str] = (),
+) -> int:
+    """Run what is missing; the exit status. Warnings are lines among its own until it is over.
+
+    variables: names of environment variables that a cluster's workers get beside the usual ones.
+    """
     with warnings.catch_warnings():
-        return _conduct(plan, backend, address, parallel)
+        return _conduct(plan, backend, address, parallel, variables)
 
 
-def _conduct(plan: Plan, backend: str, address: str | None, parallel: int | None) -> int:
+def _conduct(plan: Plan, backend: str, address: str | None, parallel: int | None, variables: Sequence[str]) -> int:
     try:
         save_plan(plan)
     except OSError as error:
@@ -51,14 +61,13 @@ def _conduct(plan: Plan, backend: str, address: str | None, parallel: int | None
     display, mirror = Display(speeds), Mirror(plan)
     warnings.showwarning = lambda message, *_: display.say(f"fewbits: {' '.join(str(message).split())}")
     if missing:
-        if backend == "local" or not (address or os.environ.get("RAY_ADDRESS")):
-            _check_room(missing, backend)
         began = time.monotonic()
         display.say(
             f"{len(missing)} of {len(plan.trials)} trials to be run" + ("; starting Ray" if backend == "ray" else "")
         )
-        chosen = make_backend(backend, address, parallel)
+        chosen = make_backend(backend, address, parallel, variables)
         try:
+            chosen.require([Demand(one.folder.path.name, one.resources) for one in missing], display.say)
             driver = Driver(plan, chosen, display)
             with _interruptible(driver), _mirrored(mirror):
                 driver.run()
@@ -100,23 +109,7 @@ def _mirrored(mirror: Mirror) -> Iterator[None]:
         ended.set()
 
 
-def _check_room(missing: Sequence[Planned], backend: str) -> None:
-    """ValueError for a trial that would wait for ever on this machine."""
-    import torch
-
-    cores, gpus = len(os.sched_getaffinity(0)), torch.cuda.device_count()
-    for planned in missing:
-        wanted = planned.resources
-        whole = math.ceil(wanted.gpus) if backend == "local" else wanted.gpus  # Ray alone shares a GPU out
-        most = max(cores, wanted.ranks) if backend == "local" else cores
-        if whole * wanted.ranks > gpus or (wanted.cpus or 0) * wanted.ranks > most:
-            raise ValueError(
-                f"{planned.folder.path.name} takes {wanted.ranks} × ({wanted.cpus:g} cpus, {wanted.gpus:g} gpus), and "
-                f"this machine has {cores} cpus and {gpus} gpus: change resources, or --address a cluster"
-            )
-
-
-def make_backend(name: str, address: str | None, parallel: int | None) -> Backend:
+def make_backend(name: str, address: str | None, parallel: int | None, variables: Sequence[str] = ()) -> Backend:
     if name == "local":
         if address:
             raise ValueError("sweep: --address is of a Ray cluster; --backend local is this machine")
@@ -125,7 +118,7 @@ def make_backend(name: str, address: str | None, parallel: int | None) -> Backen
         return Local(parallel)
     from fewbits.sweeps.on_ray import OnRay
 
-    return OnRay(address, parallel)
+    return OnRay(address, parallel, worker_variables(os.environ, variables))
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import multiprocessing
 import os
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
@@ -18,6 +18,7 @@ import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from fewbits.sweeps.backend import Ended
+from fewbits.sweeps.capacity import Demand
 from fewbits.sweeps.sweep import Resources
 from fewbits.sweeps.worker import Job, Outcome, work
 
@@ -40,6 +41,16 @@ class Local:
         self._gpus = list(range(torch.cuda.device_count()))  # that no trial has
         self._running: dict[str, _Running] = {}
         self._context = multiprocessing.get_context("forkserver")
+
+    def require(self, demands: Sequence[Demand], say: Callable[[str], None]) -> None:
+        cores, gpus = len(os.sched_getaffinity(0)), torch.cuda.device_count()
+        for demand in demands:
+            wanted = demand.resources
+            if _gpus(wanted) > gpus or _cpus(wanted) > max(cores, wanted.ranks):
+                raise ValueError(
+                    f"{demand.trial} takes {wanted.ranks} × ({wanted.cpus:g} cpus, {wanted.gpus:g} gpus), and this "
+                    f"machine has {cores} cpus and {gpus} gpus: change resources, or --address a cluster"
+                )
 
     def room(self, resources: Resources) -> bool:
         used = sum(running.cpus for running in self._running.values())

@@ -45,7 +45,7 @@ def main(argv: Sequence[str]) -> int:
     add_where(parser)
     options = parser.parse_intermixed_args(argv)
     words = options.words
-    _OPTIONS.update(backend=options.backend, address=options.address, parallel=options.parallel)
+    _OPTIONS.update(backend=options.backend, address=options.address, parallel=options.parallel, variables=options.env)
     _STATUSES.clear()
     if (options.address or "").startswith(("http://", "https://")):
         raise ValueError(

@@ -2,28 +2,33 @@
 
 A task is one trial, or one rank of it; ranks share a placement group. Ray retries nothing: whether to go on is for the
 driver to say, who knows the checkpoints.
+
+A cluster with an autoscaler is given every trial that is ready, up to --parallel, so that their waiting tasks are the
+demand that it grows for. `ray.autoscaler.sdk.request_resources` is not used: a cluster holds one such request, which a
+second sweep would overwrite, which stays when its driver is killed, and which the autoscaler ignores as a whole when it
+is more than the cluster may grow to. Tasks that wait go with their driver, whatever ends it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import os
 import re
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from fewbits.sweeps.backend import Ended
+from fewbits.sweeps.capacity import Demand, ask_autoscaler, bundle, nodes, require_capacity, slots
 from fewbits.sweeps.local import rank_environments
 from fewbits.sweeps.store import plain
 from fewbits.sweeps.sweep import Resources
 from fewbits.sweeps.worker import Job, Outcome, work
 
-QUEUED = 2  # tasks beyond those there is room for: the next ones start without delay, and an autoscaler sees them
+QUEUED = 2  # tasks beyond those there is room for on a cluster that does not grow: the next ones start without delay
 _QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
@@ -38,39 +43,47 @@ class _Running:
 
 
 class OnRay:
-    def __init__(self, address: str | None = None, parallel: int | None = None) -> None:
-        """address: None starts Ray here, unless RAY_ADDRESS names a cluster; parallel: trials at a time, at most."""
+    def __init__(
+        self, address: str | None = None, parallel: int | None = None, variables: Mapping[str, str] | None = None
+    ) -> None:
+        """address: None starts Ray here, unless RAY_ADDRESS names a cluster; parallel: trials at a time, at most;
+        variables: of the environment of a cluster's workers."""
         os.environ.update({name: value for name, value in _QUIET.items() if name not in os.environ})
         import ray
 
         self._ray = ray
         address = address or os.environ.get("RAY_ADDRESS") or None
-        self._here = here = address is None
+        self.alone = address is None  # on this machine, in a Ray of its own
         if address is not None:
             _answers(address)
-        local: dict[str, Any] = {"include_dashboard": False, "num_cpus": _cores()} if here else {}
+        if self.alone:
+            how: dict[str, Any] = {"include_dashboard": False, "num_cpus": _cores()}
+        else:
+            how = {"runtime_env": {"env_vars": dict(variables)}} if variables else {}
         try:
-            ray.init(address, log_to_driver=False, logging_level=logging.ERROR, namespace="fewbits", **local)
+            ray.init(address, log_to_driver=False, logging_level=logging.ERROR, namespace="fewbits", **how)
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise ValueError(f"no Ray at {address}: {' '.join(str(error).split())[:300]}") from error
         _be_quiet()
         self._task = ray.remote(max_retries=0)(work)
         self._parallel = parallel
+        self._grows = False  # an autoscaler adds nodes for what waits
         self._running: dict[str, _Running] = {}
         self._ended: list[Ended] = []
 
+    def require(self, demands: Sequence[Demand], say: Callable[[str], None]) -> None:
+        """ValueError where a trial asks for what no node can ever give; to be called before the first `start`."""
+        require_capacity(demands, say, self.alone)
+        self._grows = not self.alone and bool(ask_autoscaler().exists)
+
     def room(self, resources: Resources) -> bool:
-        there = self._ray.cluster_resources()
-        wanted = {name: amount * resources.ranks for name, amount in _wanted(resources).items()}
-        for name, amount in wanted.items():
-            if self._here and amount > there.get(
-                name, math.inf
-            ):  # a cluster may grow; a young Ray knows of nothing yet
-                raise ValueError(f"a trial takes {name} {amount:g} (resources), this machine has {there[name]:g}")
         if self._parallel is not None:
             return len(self._running) < self._parallel
-        slots = min((there.get(name, 0.0) // amount for name, amount in wanted.items()), default=1)
-        return len(self._running) < slots + QUEUED
+        if self._grows:
+            return True
+        wanted = bundle(resources)
+        at_once = sum(slots(node, wanted) for node in nodes()) // resources.ranks if wanted else 1
+        return len(self._running) < at_once + QUEUED
 
     def start(self, job: Job, resources: Resources) -> None:
         if resources.ranks == 1:
@@ -78,7 +91,7 @@ class OnRay:
             return
         from ray.util.placement_group import placement_group
 
-        group = placement_group([_wanted(resources)] * resources.ranks, strategy="PACK")
+        group = placement_group([bundle(resources)] * resources.ranks, strategy="PACK")
         first = self._ray.remote(max_retries=0, **_options(resources, group, 0))(_meeting_point).remote()
         self._running[job.id] = _Running(
             [
@@ -197,12 +210,6 @@ def _options(resources: Resources, group: Any = None, rank: int = 0) -> dict[str
 
         found["scheduling_strategy"] = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=rank)
     return found
-
-
-def _wanted(resources: Resources) -> Mapping[str, float]:
-    """Of one rank, in Ray's words."""
-    wanted = {"CPU": resources.cpus or 0.0, "GPU": resources.gpus, "memory": resources.memory * 2**30}
-    return {name: amount for name, amount in wanted.items() if amount}
 
 
 def _cores() -> int:

@@ -24,6 +24,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from fewbits.sweeps.environment import TRACKING, means_the_same_elsewhere, variables
 from fewbits.sweeps.shipment import pack
 
 if TYPE_CHECKING:
@@ -34,23 +35,35 @@ POLL = 1.0  # seconds
 SILENCE = 60.0  # seconds without a line after which the connection that carries the log is made anew
 STOP_WAIT = 600  # seconds in which a stopped job may reach its checkpoints before Ray kills it
 INTERRUPTED = 130
+END = 10_000  # characters of a log that are kept
+FEWBITS = ("python", "-m", "fewbits.cli")  # the command line, on the cluster
 
 
-def submit(words: Sequence[str], address: str) -> int:
-    """Run `fewbits sweep WORDS --address auto` on the cluster whose dashboard is at `address`; its exit status."""
-    require_lasting_store(words)
+def submit(words: Sequence[str], address: str, named: Sequence[str] = ()) -> int:
+    """Run `fewbits sweep WORDS --address auto` on the cluster whose dashboard is at `address`; its exit status.
+
+    named: environment variables that the job gets beside the usual ones (environment.py).
+    """
+    lasting_store(words)
     files = [Path(word).expanduser() for word in words if word.endswith((".yaml", ".yml")) and "=" not in word]
     for file in files:
         if not file.is_file():
             raise ValueError(f"no sweep file {file}")
     told = [Path(word).name if Path(word).expanduser() in files else word for word in words]
-    return run_job(["python", "-m", "fewbits.cli", "sweep", "--address", "auto", *told], address, files)
+    return run_job([*FEWBITS, "sweep", "--address", "auto", *told], address, files, named)
 
 
-def run_job(command: Sequence[str], address: str, files: Sequence[Path] = ()) -> int:
+def run_job(command: Sequence[str], address: str, files: Sequence[Path] = (), named: Sequence[str] = ()) -> int:
     """Run a command on the cluster with this fewbits, and files, as its working directory, show its log, return its
     exit status."""
-    environment = travelling(os.environ)
+    return watch_job(command, address, files, named)[0]
+
+
+def watch_job(
+    command: Sequence[str], address: str, files: Sequence[Path] = (), named: Sequence[str] = ()
+) -> tuple[int, str]:
+    """As run_job; also return the end of the log."""
+    environment = job_variables(os.environ, named)
     client = _connect(address)
     job = f"fewbits-{secrets.token_hex(4)}"
     log = _Log(client, job)
@@ -60,14 +73,15 @@ def run_job(command: Sequence[str], address: str, files: Sequence[Path] = ()) ->
             f"job {job} on {address}: Ctrl-C stops it where it can be resumed; without this terminal it goes on "
             f"(ray job logs --follow {job} --address {address})"
         )
-        return _status(log.follow())
+        return _status(log.follow()), log.end
     except KeyboardInterrupt:
         _stop(log)
-        return INTERRUPTED
+        return INTERRUPTED, log.end
 
 
-def require_lasting_store(words: Sequence[str]) -> None:
-    """The job's working directory ends with the job, so the store must be said, as a path of the cluster."""
+def lasting_store(words: Sequence[str]) -> PurePosixPath:
+    """Return the store that the words name, a path of the cluster; ValueError where it would end with the job, whose
+    working directory is removed."""
     said = [found[1] for word in words if (found := re.fullmatch(r"\+{0,2}runtime\.runs=(.*)", word))]
     said += [word.removeprefix("--runs=") for word in words if word.startswith("--runs=")]
     said += [value for option, value in pairwise(words) if option == "--runs"]
@@ -78,28 +92,20 @@ def require_lasting_store(words: Sequence[str]) -> None:
             f"{where}, but a job's own folder is gone when it ends: name an absolute path that every node of the "
             "cluster shares, as in runtime.runs=/mnt/fewbits/runs"
         )
+    return PurePosixPath(path)
 
 
-def travelling(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables of ours that a job sees too, and what makes Ray stop it gently."""
-    tracking = environment.get("MLFLOW_TRACKING_URI")
-    if tracking and not _means_the_same_elsewhere(tracking):
+def job_variables(environment: Mapping[str, str], named: Sequence[str] = ()) -> dict[str, str]:
+    """Return the variables that a job gets from here, and those that make Ray stop it gently."""
+    tracking = environment.get(TRACKING)
+    if tracking and not means_the_same_elsewhere(tracking):
         raise ValueError(
             f"MLFLOW_TRACKING_URI={tracking} is relative, and means another place on a cluster: "
             "name a server (http://…) or an absolute path, or unset it"
         )
-    ours = {name: value for name, value in environment.items() if name.startswith("FEWBITS_")}
-    if tracking:
-        ours["MLFLOW_TRACKING_URI"] = tracking
     # Ray sends SIGTERM and, after three seconds, SIGKILL. A sweep stops on SIGINT, after the steps it is in.
-    return ours | {"RAY_JOB_STOP_SIGNAL": "SIGINT", "RAY_JOB_STOP_WAIT_TIME_S": str(STOP_WAIT)}
-
-
-def _means_the_same_elsewhere(uri: str) -> bool:
-    parts = urlsplit(uri)
-    if parts.scheme in ("", "file"):
-        return parts.path.startswith("/") or uri == "databricks"
-    return not parts.scheme.startswith("sqlite") or parts.path.startswith("//")
+    gentle = {"RAY_JOB_STOP_SIGNAL": "SIGINT", "RAY_JOB_STOP_WAIT_TIME_S": str(STOP_WAIT)}
+    return variables(environment, named) | gentle
 
 
 def token(environment: Mapping[str, str]) -> str | None:
@@ -192,6 +198,7 @@ class _Log:
     def __init__(self, client: "JobSubmissionClient", job: str) -> None:
         self.client, self.job = client, job
         self.shown = 0  # characters
+        self.end = ""  # the last of them
 
     def follow(self) -> "JobDetails | None":
         """Show the log until the job has ended; how it ended, or None if that cannot be told."""
@@ -255,6 +262,7 @@ class _Log:
         sys.stdout.write(new)
         sys.stdout.flush()
         self.shown += len(new)
+        self.end = (self.end + new)[-END:]
 
 
 def _stop(log: _Log) -> None:

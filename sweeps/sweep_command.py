@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fewbits.sweeps.command_line import Parser
+from fewbits.sweeps.environment import check_name
 
 EXAMPLES = """\
 examples:
@@ -16,7 +17,8 @@ examples:
   fewbits sweep my-sweep.yaml                         one of your own, see the README
   fewbits sweep my-sweep.yaml training.steps=20       with a word for every trial, as for `fewbits train`
   fewbits sweep study=mor --address auto              on the Ray cluster that this machine is part of
-  fewbits sweep study=mor --address http://head:8265  submitted as a job to the cluster's head
+  fewbits sweep study=mor --address http://head:8265  submitted as a job, which also makes the study's report
+  fewbits sweep study=mor --address http://head:8265 --env HF_TOKEN    with a variable that is not sent unless named
 
 Exit status: 0 all trials are over; 1 some failed, which are named; 2 wrong input; 130 interrupted.
 """
@@ -37,19 +39,19 @@ def main(argv: Sequence[str]) -> int:
 
 def sweep(words: Sequence[str], options: argparse.Namespace) -> int:
     """Have all of its trials done, where the options of `add_where` say."""
-    if _far(options):
+    if is_submitted(options):
         return _submit(words, options)
 
     from fewbits.sweeps.conduct import conduct
     from fewbits.sweeps.plan import plan
     from fewbits.sweeps.sweep import load_sweeps
 
-    return conduct(plan(*load_sweeps(words)), options.backend, options.address, options.parallel)
+    return conduct(plan(*load_sweeps(words)), options.backend, options.address, options.parallel, options.env)
 
 
 def _dry_run(words: Sequence[str], options: argparse.Namespace) -> int:
-    if _far(options):
-        return _submit([*words, "--dry-run"], options)
+    if is_submitted(options):
+        return _submit(words, options)
 
     from fewbits.sweeps import outline
     from fewbits.sweeps.plan import plan
@@ -69,8 +71,8 @@ def _dry_run(words: Sequence[str], options: argparse.Namespace) -> int:
     return 0
 
 
-def _far(options: argparse.Namespace) -> bool:
-    """On a cluster that takes jobs."""
+def is_submitted(options: argparse.Namespace) -> bool:
+    """Return whether the command runs as a job of the cluster, whose dashboard is the address."""
     return bool(options.address) and options.address.startswith(("http://", "https://"))
 
 
@@ -79,6 +81,14 @@ def add_where(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--address", metavar="A", help="of a Ray cluster; without, Ray starts on this machine")
     parser.add_argument("--backend", choices=("ray", "local"), default="ray", help="local: processes, without Ray")
     parser.add_argument("--parallel", type=_count, metavar="N", help="at most N trials at a time")
+    parser.add_argument(
+        "--env",
+        action="append",
+        default=[],
+        type=check_name,
+        metavar="NAME",
+        help="on a cluster, give jobs and workers this environment variable too, with the value that it has here",
+    )
 
 
 def _count(text: str) -> int:
@@ -96,9 +106,24 @@ def in_store(words: Sequence[str], runs: str | None) -> list[str]:
     return [*words, f"runtime.runs={spelled(str(Path(runs).expanduser().absolute()))}"]
 
 
+def submit_report(words: Sequence[str], options: argparse.Namespace, reports: Path) -> int:
+    """Have the study's trials done and its report made by a job; the report is copied into `reports` where the store
+    is seen from here."""
+    from fewbits.sweeps.report_job import submit_study
+
+    return submit_study(words, options.address, reports, _passed_on(options), options.env)
+
+
 def _submit(words: Sequence[str], options: argparse.Namespace) -> int:
+    from fewbits.sweeps.report_job import is_study
     from fewbits.sweeps.submit import submit
 
-    more = ["--backend", options.backend]
-    more += ["--parallel", str(options.parallel)] if options.parallel else []
-    return submit([*words, *more], options.address)
+    if is_study(words) and not options.dry_run:
+        return submit_report(words, options, Path("reports"))
+    dry = ["--dry-run"] if options.dry_run else []
+    return submit([*words, *dry, *_passed_on(options)], options.address, options.env)
+
+
+def _passed_on(options: argparse.Namespace) -> list[str]:
+    """Return the options that the job's own command gets. The job has the variables of --env already."""
+    return ["--backend", options.backend, *(["--parallel", str(options.parallel)] if options.parallel else [])]

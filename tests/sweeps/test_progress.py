@@ -32,6 +32,8 @@ class Terminal(io.StringIO):
 class Nowhere:
     """A backend that has no room."""
 
+    def require(self, demands: object, say: object) -> None: ...
+
     def room(self, resources: Resources) -> bool:
         return False
 

@@ -3,6 +3,7 @@
 Against a real head, with a token, started by these tests.
 """
 
+import json
 import os
 import re
 import signal
@@ -10,13 +11,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from threading import Thread
 
 import pytest
 
+import fewbits.sweeps.report_job as report_job
 import fewbits.sweeps.submit as submit_module
-from fewbits.sweeps.submit import require_lasting_store, run_job, submit, token, travelling
+from fewbits import cli
+from fewbits.sweeps.environment import worker_variables
+from fewbits.sweeps.report_job import fetch, is_study, report_name
+from fewbits.sweeps.submit import job_variables, lasting_store, run_job, submit, token
 from tests.ray_head import Head, client_environment, ray_head
 from tests.sweeps.faulty_way import faulty_way
 
@@ -206,22 +211,45 @@ def test_a_store_must_outlive_the_job(words: list[str], said: str) -> None:
 
 @pytest.mark.parametrize("words", [["runtime.runs=/mnt/runs"], ["--runs", "/mnt/runs"], ["--runs=/mnt/runs"]])
 def test_an_absolute_store_is_fine(words: list[str]) -> None:
-    require_lasting_store(["study=mor", *words])
+    assert str(lasting_store(["study=mor", *words])) == "/mnt/runs"
 
 
 @pytest.mark.parametrize("uri", ["sqlite:///mlflow.db", "mlruns", "./mlruns", "file:mlruns"])
 def test_tracking_must_mean_the_same_on_the_cluster(uri: str) -> None:
     with pytest.raises(ValueError, match=re.escape(f"MLFLOW_TRACKING_URI={uri} is relative")):
-        travelling({"MLFLOW_TRACKING_URI": uri})
+        job_variables({"MLFLOW_TRACKING_URI": uri})
 
 
 @pytest.mark.parametrize(
     "uri", ["http://host:5000", "https://host", "sqlite:////mnt/mlflow.db", "file:///mnt/m", "/mnt/m", "databricks"]
 )
-def test_ours_travel_and_nothing_else(uri: str) -> None:
-    sent = travelling({"MLFLOW_TRACKING_URI": uri, "FEWBITS_BACKEND": "cpu", "HOME": "/root", "AWS_SECRET": "no"})
-    assert {name for name in sent if not name.startswith("RAY_JOB_STOP_")} == {"MLFLOW_TRACKING_URI", "FEWBITS_BACKEND"}
-    assert sent["MLFLOW_TRACKING_URI"] == uri
+def test_the_jobs_variables_are_ours_and_those_of_the_libraries(uri: str) -> None:
+    here = {"FEWBITS_BACKEND": "cpu", "HF_HOME": "/mnt/hf", "NCCL_DEBUG": "WARN", "MLFLOW_TRACKING_URI": uri}
+    other = {"HOME": "/root", "AWS_SECRET_ACCESS_KEY": "no", "HF_TOKEN": "no", "MLFLOW_TRACKING_PASSWORD": "no"}
+    sent = job_variables(here | other)
+    assert {name: value for name, value in sent.items() if not name.startswith("RAY_JOB_STOP_")} == here
+    sent = job_variables(here | other, ["HF_TOKEN"])
+    assert sent["HF_TOKEN"] == "no"
+    assert "MLFLOW_TRACKING_PASSWORD" not in sent
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [("A_SECRET=hush", "give the name alone"), ("NOT_SET_HERE", "not set here"), ("A B", "the name of an environment")],
+)
+def test_a_variable_is_named_and_its_value_is_in_the_environment(
+    word: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["sweep", "study=mor", "--env", word]) == 2
+    shown = capsys.readouterr().err
+    assert said in shown
+    assert "hush" not in shown
+
+
+def test_a_driver_inside_a_job_does_not_repeat_the_jobs_variables() -> None:
+    job = {"runtime_env": {"env_vars": {"HF_HOME": "/mnt/hf"}}}
+    here = {"HF_HOME": "/mnt/hf", "NCCL_DEBUG": "WARN", "RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps(job)}
+    assert worker_variables(here) == {"NCCL_DEBUG": "WARN"}
 
 
 def test_the_token_is_looked_for_where_ray_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,3 +264,54 @@ def test_the_token_is_looked_for_where_ray_looks(tmp_path: Path, monkeypatch: py
     assert token({"RAY_AUTH_TOKEN": "said", "RAY_AUTH_MODE": "disabled"}) is None
     with pytest.raises(ValueError, match=r"RAY_AUTH_TOKEN_PATH=.*missing: No such file"):
         token({"RAY_AUTH_TOKEN_PATH": str(tmp_path / "missing")})
+
+
+# A study as a job
+
+
+def test_a_study_is_reported_by_the_job_and_other_sweeps_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    commands: list[list[str]] = []
+    monkeypatch.setattr(submit_module, "run_job", lambda command, *_: commands.append(list(command)) or 0)
+    monkeypatch.setattr(report_job, "watch_job", lambda command, *_, **__: (commands.append(list(command)) or 1, ""))
+    where = ["--runs", "/mnt/runs", "--address", "http://head:8265"]
+    assert cli.main(["sweep", "study=mor", *where, "--parallel", "3"]) == 1
+    assert cli.main(["report", "study=mor", *where, "--sweep"]) == 1
+    assert cli.main(["sweep", "study=mor", *where, "--dry-run"]) == 0
+    assert cli.main(["sweep", "study=mor", "sweep=tables", *where]) == 0
+    assert [command[3] for command in commands] == ["report", "report", "sweep", "sweep"]
+    reported = ["study=mor", "runtime.runs=/mnt/runs", "--sweep", "--address", "auto", "--out", "/mnt/reports"]
+    assert [*commands[0][4:]] == [*reported, "--backend", "ray", "--parallel", "3"]
+    assert [*commands[1][4:]] == [*reported, "--backend", "ray"]
+    assert "--dry-run" in commands[2]
+    assert not is_study(["my-sweep.yaml"])
+
+
+def test_a_report_that_is_seen_from_here_is_copied_in_place_of_the_older_one(tmp_path: Path) -> None:
+    made, here = tmp_path / "there" / "reports" / "mor-cpu", tmp_path / "here" / "reports"
+    (made / "tables").mkdir(parents=True)
+    (made / "index.html").write_text("new")
+    log = f"12 reproduced\n{made}/index.html\n"
+    assert report_name(log, PurePosixPath(made.parent)) == "mor-cpu"
+    assert fetch(made, here) == str(here / "mor-cpu" / "index.html")
+    (here / "mor-cpu" / "old").write_text("left by an older report")
+    fetch(made, here)
+    assert sorted(path.name for path in (here / "mor-cpu").iterdir()) == ["index.html", "tables"]
+    assert [path.name for path in here.iterdir()] == ["mor-cpu"]
+
+
+def test_a_report_that_is_not_seen_from_here_is_said_to_lie_on_the_cluster(tmp_path: Path) -> None:
+    assert fetch(Path("/nowhere/reports/mor-cpu"), tmp_path) == (
+        "the report lies on the cluster: /nowhere/reports/mor-cpu/index.html"
+    )
+    assert report_name("no report was made\n", PurePosixPath("/nowhere/reports")) is None
+
+
+def test_a_folder_that_is_no_report_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made, mine = tmp_path / "there" / "mor-cpu", tmp_path / "here" / "mor-cpu" / "thesis.tex"
+    for folder in (made, mine.parent):
+        folder.mkdir(parents=True)
+    (made / "index.html").write_text("new")
+    mine.write_text("precious")
+    assert fetch(made, tmp_path / "here") == str(made / "index.html")
+    assert mine.read_text() == "precious"
+    assert "no report" in capsys.readouterr().err

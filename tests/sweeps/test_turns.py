@@ -39,6 +39,8 @@ class Pretended:
         self._befalls = befalls
         self._jobs: list[Job] = []
 
+    def require(self, demands: object, say: object) -> None: ...
+
     def room(self, resources: Resources) -> bool:
         return not self._jobs
 

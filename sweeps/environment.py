@@ -1,0 +1,66 @@
+"""Which environment variables a job, and the workers of a cluster, get from the machine that starts a sweep.
+
+Settings of ours, of Hugging Face's libraries and of NCCL go along, and the tracking server's address. Whatever looks
+like a credential goes only if it is named by `--env NAME`: Ray shows a job's variables in its dashboard to everybody
+who has the cluster's token.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from argparse import ArgumentTypeError
+from collections.abc import Mapping, Sequence
+from urllib.parse import urlsplit
+
+TRACKING = "MLFLOW_TRACKING_URI"
+PREFIXES = ("FEWBITS_", "HF_", "NCCL_")
+_CREDENTIAL = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|API_?KEY|ACCESS_?KEY")
+_JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # set by Ray in the processes of a job
+
+
+def check_name(text: str) -> str:
+    """Return the name that `--env` was given, of a variable that is set; else ArgumentTypeError: of a ValueError argparse
+    would print the whole argument, and a value with it."""
+    name, equals, _ = text.partition("=")
+    if equals:
+        raise ArgumentTypeError(
+            f"{name}=…: give the name alone, and the value in the environment ({name}=… fewbits …): every user "
+            "of a machine can read the arguments of its processes"
+        )
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+        raise ArgumentTypeError(f"{name!r}: the name of an environment variable is expected, as in --env HF_TOKEN")
+    if name not in os.environ:
+        raise ArgumentTypeError(f"{name}: the variable is not set here: export it first")
+    return name
+
+
+def variables(environment: Mapping[str, str], named: Sequence[str] = ()) -> dict[str, str]:
+    """Return the variables that go along: those of PREFIXES that are no credentials, the tracking server's address if
+    it means the same on another machine, and the named ones."""
+    chosen = {
+        name: value
+        for name, value in environment.items()
+        if name.startswith(PREFIXES) and not _CREDENTIAL.search(name.upper())
+    }
+    tracking = environment.get(TRACKING)
+    if tracking and means_the_same_elsewhere(tracking):
+        chosen[TRACKING] = tracking
+    return chosen | {name: environment[name] for name in named}
+
+
+def worker_variables(environment: Mapping[str, str], named: Sequence[str] = ()) -> dict[str, str]:
+    """Return the variables for workers of a driver that joins a cluster. Inside a job Ray hands the job's own variables
+    to workers already, and refuses to be given one of them again."""
+    job = json.loads(environment.get(_JOB_CONFIG) or "{}")
+    there = (job.get("runtime_env") or {}).get("env_vars") or {}
+    return {name: value for name, value in variables(environment, named).items() if name not in there}
+
+
+def means_the_same_elsewhere(uri: str) -> bool:
+    """Return whether a tracking address names the same place on another machine: a server, or an absolute path."""
+    parts = urlsplit(uri)
+    if parts.scheme in ("", "file"):
+        return parts.path.startswith("/") or uri == "databricks"
+    return not parts.scheme.startswith("sqlite") or parts.path.startswith("//")
