@@ -13,15 +13,21 @@ from fewbits.sweeps.progress import clock
 from fewbits.sweeps.standing import Standing, counted, standings, table
 
 
-def describe(plan: Plan, parallel: int | None = None, backend: str = "ray") -> str:
+def describe(
+    plan: Plan, parallel: int | None = None, backend: str = "ray", rerun: Mapping[str, str] | None = None
+) -> str:
+    """Return the plan as text. rerun: finished trials that run again, each with the reason."""
+    rerun = rerun or {}
     rows, seen, found = [], set(), standings(plan)
     for member in plan.members:
         planned = plan.trials[member.id]
         place = " ".join(f"{key}={value}" for key, value in member.cell.place.items())
         again = "  (the same trial as above)" if member.id in seen else ""
         seen.add(member.id)
-        rows.append((member.cell.sweep, place, planned.folder.path.name, _told(planned, found[member.id]) + again))
-    return "\n".join([*table(rows), "", *_totals(plan, found, parallel, backend)])
+        told = _told(planned, found[member.id])
+        told += f", runs again: {rerun[member.id]}" if member.id in rerun else ""
+        rows.append((member.cell.sweep, place, planned.folder.path.name, told + again))
+    return "\n".join([*table(rows), "", *_totals(plan, found, parallel, backend, rerun)])
 
 
 def _told(planned: Planned, standing: Standing) -> str:
@@ -36,8 +42,12 @@ def _told(planned: Planned, standing: Standing) -> str:
     return f"{state}, goes on from step {step}" if step and state is not store.State.RUNNING else str(state)
 
 
-def _totals(plan: Plan, found: Mapping[str, Standing], parallel: int | None, backend: str) -> list[str]:
-    missing = [one for key, one in plan.trials.items() if not finished(one) and not found[key].for_good]
+def _totals(
+    plan: Plan, found: Mapping[str, Standing], parallel: int | None, backend: str, rerun: Mapping[str, str]
+) -> list[str]:
+    missing = [
+        one for key, one in plan.trials.items() if key in rerun or (not finished(one) and not found[key].for_good)
+    ]
     lines = [f"{len(plan.trials)} trials: {counted(standing.state for standing in found.values())}"]
     if not missing:
         return [*lines, "nothing to run"]
@@ -49,7 +59,7 @@ def _totals(plan: Plan, found: Mapping[str, Standing], parallel: int | None, bac
         if seconds is None:
             lines.append("time not known: nothing like these trials has run in this store yet")
             break
-        seconds *= _part_left(planned)
+        seconds *= 1.0 if planned.id in rerun else _part_left(planned)
         total += seconds
         line[planned.id] = seconds + (line[planned.parent] if planned.parent else 0.0)
     else:

@@ -13,9 +13,11 @@ from typing import Any
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from fewbits import __version__
+from fewbits.analysis.alike import unlike_within_seeds
 from fewbits.analysis.fingerprint import sources
 from fewbits.analysis.frames import Results
-from fewbits.analysis.show.markup import boxed, folded, listed, number, plural, tag, words
+from fewbits.analysis.show.markup import Html, boxed, folded, listed, number, plural, tag, words
+from fewbits.experiments.identity import environments
 from fewbits.sweeps import store
 from fewbits.sweeps.cost import tokens_of, work_of
 from fewbits.sweeps.plan import Planned
@@ -42,7 +44,7 @@ class Provenance:
     def mixed(self) -> list[str]:
         """What the trials do not have in common, though they should, or what cannot be made again."""
         found = []
-        for key, what in (("git", "commits"), ("processor", "processors"), ("python", "versions of Python")):
+        for key, what in (("git", "commits"),):
             values = self.values(key)
             if len(values) > 1:
                 each = ", ".join(f"{_short(key, value)} ({plural(count, 'trial')})" for value, count in values.items())
@@ -50,7 +52,12 @@ class Provenance:
                 found.append(f"{len(values)} {what}: {each}{same}")
         if dirty := self.values("git_dirty")["True"]:
             found.append(f"{plural(dirty, 'trial')} computed from a working tree with uncommitted changes")
-        return found
+        return found + unlike_within_seeds(self.results.trials.to_dict("records"))
+
+    def of_environments(self, key: str) -> Html:
+        """Return the values of one key of the environments that computed the trials."""
+        values = {str(one[key]) for _, made in self.over for one in environments(made) if one.get(key) is not None}
+        return words(", ".join(sorted(values)) or "unknown")
 
     def rows(self) -> Iterator[tuple[str, str]]:
         trials, members = self.results.plan.trials, self.results.members
@@ -67,16 +74,17 @@ class Provenance:
         tokens, work = (sum(of(one.trial) for one, _ in self.over) for of in (tokens_of, work_of))
         yield "Training", words(f"{number(tokens)} tokens, {work:.2g} FLOPs of all trials together")
         made_of = next(iter(trials.values())).made_of
-        for room, digest in made_of["sources"].items():
-            yield f"Sources of {room}", tag("code", digest[:16])
+        yield "Fingerprint of the sources that compute", tag("code", made_of["numerics"][0][:16])
         yield "Sources of the analysis", tag("code", sources(("analysis",))[:16])
         for name, data in sorted({(one.trial.data.kind, one.made_of["data"]) for one in trials.values()}):
             yield f"Data: {name}", tag("code", data[:16])
         yield "Commits", _counted(self.values("git"), "git")
-        yield "Computed on", _counted(self.values("processor"), "processor")
-        yield "Backend", words(", ".join(sorted({str(one.made_of["backend"]) for one in trials.values()})))
+        yield "Kinds of machine", self.of_environments("kind")
+        yield "Computed on", self.of_environments("processor")
+        yield "Backend", self.of_environments("backend")
+        yield "Torch of the trials", self.of_environments("torch")
         yield "fewbits", words(__version__)
-        yield "Python of the trials", _counted(self.values("python"), "python")
+        yield "Python of the trials", self.of_environments("python")
         yield "Packages now", words(", ".join(f"{name} {version(name)}" for name in PACKAGES))
 
     def table(self) -> str:
