@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from fewbits.analysis.alike import why_not_compared
 from fewbits.analysis.frames import Metric, Results, treatment
 from fewbits.analysis.results import NotRun
 from fewbits.analysis.statistics import Pools, differences
@@ -100,11 +101,17 @@ def seed_by_seed(
 
     numbers: by trial. A trial that is not done has none. relative: they are losses, and divergence is an event.
     """
-    states = dict(zip(results.trials["id"], results.trials["state"], strict=True))
+    rows = {row["id"]: row for row in results.trials.to_dict("records")}
+    states = {key: row["state"] for key, row in rows.items()}
     left, right = ids(results, *ours), ids(results, *baseline)
     found, notes, events = [], [], [0, 0]
     for seed in left:
         pair = [i for i in (left[seed], right.get(seed)) if i is not None and states[i] in OVER]
+        if len(pair) == 2 and (
+            unlike := why_not_compared(rows[pair[0]], (ours[0], baseline[0]), rows[pair[1]], results.usual_kind)
+        ):
+            notes.append(unlike)
+            continue
         gone = [states[i] == State.DIVERGED for i in pair]
         if len(pair) == 2 and not any(gone) and set(pair) <= set(numbers):
             found += differences([numbers[pair[0]]], [numbers[pair[1]]], relative=relative).tolist()

@@ -17,6 +17,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 import pandas as pd
 
+from fewbits.analysis.alike import usual_kind, why_not_compared
 from fewbits.analysis.statistics import Pools, differences, pooled_by_kind
 from fewbits.analysis.verdicts import Differences, NoData
 from fewbits.experiments.identity import computed_by_todays_sources
@@ -25,11 +26,12 @@ from fewbits.models.from_dict import one_of
 from fewbits.models.recipe import Recipe, Slot
 from fewbits.sweeps import store
 from fewbits.sweeps.cost import parameters_of
+from fewbits.sweeps.kinds import computed, is_mixed
 from fewbits.sweeps.plan import Member, Plan
 from fewbits.sweeps.plans import Place, place_of
 
 LABELS = ("study", "scale", "sweep", "arm", "axes", "seed", "id")  # of a place; each axis has a column of its own too
-STANDING = ("folder", "state", "step", "steps", "stale", "note", "model", "parameters", "recipe")
+STANDING = ("folder", "state", "step", "steps", "stale", "note", "model", "parameters", "recipe", "computed")
 EVALUATED = ("validation_loss", "ood_loss", "parameter_norm")  # there from a trial's first evaluation on
 LATE_STEPS = 4  # at least
 OTHER_CODE = "computed by other code than today's"
@@ -195,6 +197,11 @@ class Results:
 
     # -------------------------------------------------------------------------------- comparisons
 
+    @cached_property
+    def usual_kind(self) -> str | None:
+        """The kind of machine that computed most of these trials."""
+        return usual_kind(self._rows)
+
     def paired(
         self, metric: Metric, arm: str, baseline: str, where: Mapping[str, str] | None = None, *, relative: bool = True
     ) -> Differences | NoData:
@@ -248,6 +255,10 @@ class Results:
                 continue
             (other,) = fitting
             used += [row["id"], other["id"]]
+            names = (treatment(row["arm"], row["axes"]), treatment(other["arm"], other["axes"]))
+            if unlike := why_not_compared(row, names, other, self.usual_kind):
+                notes.append(unlike)
+                continue
             diverged = [r["state"] == store.State.DIVERGED for r in (row, other)]
             if all(diverged):
                 notes.append(f"{_place(row)}: both diverged")
@@ -283,6 +294,8 @@ class Results:
         like = {self._start(row) for row in rows if row["arm"] == baseline}
         for row in rows:
             value = self._value(row, metric)
+            if is_mixed(row["computed"]):
+                continue
             if self._start(row) in like and isinstance(value, float) and value > 0:
                 name = treatment(row["arm"], row["axes"])
                 logs.setdefault(name, {})[row["seed"]] = math.log(value)
@@ -294,7 +307,8 @@ class Results:
 
     def _start(self, row: Row) -> tuple[Any, ...]:
         planned = self.plan.trials[row["id"]]
-        return row["seed"], row["model"], row["steps"], planned.trial.optimizer, planned.trial.schedule, planned.parent
+        trained = (planned.trial.optimizer, planned.trial.schedule, planned.parent)
+        return row["seed"], row["model"], row["steps"], row["computed"], *trained
 
     def sample(self, metric: Metric, arm: str, where: Mapping[str, str] | None = None) -> Differences | NoData:
         """The arm's own numbers, one of each seed: for shares and levels, which no baseline is taken from."""
@@ -361,6 +375,7 @@ class Results:
             "model": model.name,
             "parameters": parameters_of(model),
             "recipe": planned.trial.recipe.name,
+            "computed": computed(planned.folder),
         }
         return standing | dict(_numbers({k: v for k, v in result.items() if k not in _NO_NUMBERS}))
 

@@ -40,6 +40,8 @@ def main(argv: Sequence[str]) -> int:
         parser.error("which study? study=NAME, or --index")
     if options.sweep and options.compare:
         parser.error("--sweep is of one scale, --compare of several: sweep them one by one")
+    if options.like and not options.sweep:
+        parser.error("--like is of --sweep: without it nothing is trained")
     words, reports = in_store(options.words, options.runs), Path(options.out).expanduser()
 
     from fewbits.analysis.report import check_place, write_report

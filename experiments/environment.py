@@ -40,12 +40,22 @@ def environment(device: torch.device) -> dict[str, str | None]:
     if device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(device)
         name = torch.cuda.get_device_name(device)
-        found |= {"kind": name.lower().replace(" ", "-"), "instruction_set": f"sm{major}{minor}", "gpu": name}
+        found |= {"kind": gpu_kind(name), "instruction_set": f"sm{major}{minor}", "gpu": name}
         found |= {"cupy": _version_of("cupy-cuda13x", "cupy-cuda12x", "cupy")}
     else:
-        found |= {"kind": f"{processor_vendor()}-{instruction_set()}", "instruction_set": instruction_set()}
+        found |= {"kind": processor_kind(), "instruction_set": instruction_set()}
         found |= {"compiler": _compiler_version() if found["backend"] == "cpu" else None}
     return found
+
+
+def processor_kind() -> str:
+    """Return the kind of this machine's processor, as `amd-avx2`."""
+    return f"{processor_vendor()}-{instruction_set()}"
+
+
+def gpu_kind(name: str) -> str:
+    """Return the kind of a GPU whose driver calls it by this name, as `nvidia-h100-80gb-hbm3`."""
+    return name.strip().lower().replace(" ", "-")
 
 
 def likeness(environment: Environment) -> tuple[str | None, ...]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from fewbits.sweeps.capacity import Demand
+from fewbits.sweeps.kinds import Machine
 from fewbits.sweeps.sweep import Resources
 
 if TYPE_CHECKING:  # what trains is not loaded by what finds that there is nothing to train
@@ -23,15 +24,22 @@ class Ended:
 
 
 class Backend(Protocol):
+    @property
+    def alone(self) -> bool:
+        """Whether this machine is all there is, so that no other kind of machine can join."""
+
     def require(self, demands: Sequence[Demand], say: Callable[[str], None]) -> None:
         """Raise ValueError, naming the trials, if some ask for what can never be given here. Called before any start;
         it may take a minute on a cluster whose nodes are still joining, and says so."""
 
-    def room(self, resources: Resources) -> bool:
-        """Whether to start one more of these now."""
+    def machines(self) -> Sequence[Machine]:
+        """Return the machines whose kind is known, as they are now; none if no kind is known."""
 
-    def start(self, job: Job, resources: Resources) -> None:
-        """Begin, and come back at once."""
+    def room(self, resources: Resources, like: str | None = None) -> bool:
+        """Whether to start one more of these now, on machines of that kind (None: on any)."""
+
+    def start(self, job: Job, resources: Resources, like: str | None = None) -> None:
+        """Begin, on machines of that kind (None: on any), and come back at once."""
 
     def wait(self, seconds: float) -> list[Ended]:
         """What has ended, as soon as something has, or nothing after that time."""

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 
@@ -21,9 +21,11 @@ from fewbits.sweeps.cost import Speeds
 from fewbits.sweeps.driver import Driver, Stage, Task, finished
 from fewbits.sweeps.environment import worker_variables
 from fewbits.sweeps.mlflow_view import Mirror
-from fewbits.sweeps.plan import Plan
+from fewbits.sweeps.placement import Placement
+from fewbits.sweeps.plan import Plan, Planned
 from fewbits.sweeps.plans import save_plan
 from fewbits.sweeps.progress import Display
+from fewbits.sweeps.replacing import find_unlike, move_aside, reasons_to_rerun, require_kind
 from fewbits.sweeps.standing import Standing, counted, standings
 from fewbits.sweeps.store import OVER, State
 
@@ -41,17 +43,19 @@ def conduct(
     address: str | None = None,
     parallel: int | None = None,
     variables: Sequence[str] = (),
+    like: str | None = None,
     *,
     overrides: Sequence[str] = (),
 ) -> int:
     """Store the plan under its overrides, run what is missing, and return the exit status.
 
     Warnings are lines among its own until it is over.
-    variables: names of environment variables that a cluster's workers get beside the usual ones.
+    variables: names of environment variables that a cluster's workers get beside the usual ones. like: the kind of
+    machine that all trials are to be computed on; those that another kind computed are run again.
     """
     _save(plan, overrides)
     with warnings.catch_warnings():
-        return _conduct(plan, backend, address, parallel, variables)
+        return _conduct(plan, backend, address, parallel, variables, like)
 
 
 def _save(plan: Plan, overrides: Sequence[str]) -> None:
@@ -62,9 +66,16 @@ def _save(plan: Plan, overrides: Sequence[str]) -> None:
         raise ValueError(f"{error.filename or 'the store'}: {error.strerror}: it cannot be written") from error
 
 
-def _conduct(plan: Plan, backend: str, address: str | None, parallel: int | None, variables: Sequence[str]) -> int:
-    stuck = [key for key, standing in standings(plan).items() if standing.for_good]
-    missing = [planned for key, planned in plan.trials.items() if key not in stuck and not finished(planned)]
+def _conduct(
+    plan: Plan,
+    backend: str,
+    address: str | None,
+    parallel: int | None,
+    variables: Sequence[str],
+    like: str | None,
+) -> int:
+    again = find_unlike(plan, like, address) if like else {}
+    missing = _missing(plan, again)
     driver: Driver | None = None
     speeds = Speeds(next(iter(plan.trials.values())).folder.path.parent)
     display = Display(speeds)
@@ -77,8 +88,14 @@ def _conduct(plan: Plan, backend: str, address: str | None, parallel: int | None
         )
         chosen = make_backend(backend, address, parallel, variables)
         try:
+            if like:
+                again = reasons_to_rerun(plan, like, require_kind(plan, like, chosen.machines()))
+                moved = move_aside(plan, again)
+                if moved:
+                    display.say(f"{len(moved)} run folders of other kinds of machines are now in {moved[0].parent}")
+                missing = _missing(plan)
             chosen.require([Demand(one.folder.path.name, one.resources) for one in missing], display.say)
-            driver = Driver(plan, chosen, display)
+            driver = Driver(plan, chosen, display, Placement(plan, chosen, like, display.say))
             with _interruptible(driver), _mirrored(mirror):
                 driver.run()
         finally:
@@ -96,6 +113,12 @@ def _conduct(plan: Plan, backend: str, address: str | None, parallel: int | None
         for line in synced.lines:
             print(line)
     return status
+
+
+def _missing(plan: Plan, again: Collection[str] = ()) -> list[Planned]:
+    """Return the trials that still have to run, and those that have to run again."""
+    stuck = [key for key, standing in standings(plan).items() if standing.for_good]
+    return [one for key, one in plan.trials.items() if key in again or (key not in stuck and not finished(one))]
 
 
 @contextmanager

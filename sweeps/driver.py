@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from fewbits.sweeps import store
 from fewbits.sweeps.backend import Backend, Ended
 from fewbits.sweeps.cost import work_of
+from fewbits.sweeps.placement import Placement
 from fewbits.sweeps.plan import Plan, Planned
 from fewbits.sweeps.standing import lacks
 from fewbits.sweeps.store import OVER, Failure
@@ -49,6 +50,7 @@ class Task:
     rests_until: float = 0.0
     late: bool = False  # ended by its time limit
     speed: float | None = None
+    like: str | None = None  # the kind of machine that it was started for
 
     @property
     def ended(self) -> bool:
@@ -60,6 +62,7 @@ class Driver:
     plan: Plan
     backend: Backend
     look: Callable[[Driver], None] = lambda driver: None  # called every turn: the live line, MLflow
+    placement: Placement | None = None  # None: trials run on any kind of machine
     stopping: bool = False
     tasks: dict[str, Task] = field(default_factory=dict)
 
@@ -96,19 +99,36 @@ class Driver:
     def _give_out(self) -> None:
         """The longest first, and before them what others wait for."""
         now = time.monotonic()
+        full: set[str | None] = set()  # kinds of machines without room
+        self._take_back_lost_ones()
         ready = [task for task in self.of(Stage.WAITING) if now >= task.rests_until and self._ready(task)]
         for task in sorted(ready, key=lambda task: self._urgency[task.planned.id], reverse=True):
             planned = task.planned
-            if not self.backend.room(planned.resources):
-                return
+            like = self.placement.kind_for(planned) if self.placement else None
+            if like in full or (self.placement and self.placement.waits(like, planned.resources)):
+                continue
+            if not self.backend.room(planned.resources, like):
+                full.add(like)
+                continue
             if store.holder(planned.folder):  # of another driver, for as long as it lives
                 continue
             if finished(planned):
                 task.stage = Stage.OVER
                 continue
-            task.stage, task.began, task.late = Stage.STARTED, time.monotonic(), False
+            task.stage, task.began, task.late, task.like = Stage.STARTED, time.monotonic(), False, like
             task.reached = store.reached(planned.folder)
-            self.backend.start(job(planned), planned.resources)
+            self.backend.start(job(planned), planned.resources, like)
+
+    def _take_back_lost_ones(self) -> None:
+        """Take back trials that are queued for a kind of machine which is not there any more."""
+        if self.placement is None:
+            return
+        self.placement.look()
+        for task in self.of(Stage.STARTED):
+            lost = self.placement.is_lost(task.like, task.planned.resources)
+            if lost and not store.holder(task.planned.folder):
+                self.backend.kill(task.planned.id)
+                task.stage, task.rests_until = Stage.WAITING, time.monotonic() + REST
 
     def _ready(self, task: Task) -> bool:
         if task.planned.parent is None:

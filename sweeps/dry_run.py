@@ -19,21 +19,32 @@ ASSUMED = f"computed from FLOPs at {ASSUMED_SHARE:.0%} of an {ASSUMED_GPU}'s BF1
 MEASURED = "by the speeds measured here"
 
 
-def describe(plan: Plan, parallel: int | None = None, backend: str = "ray", trials: bool = False) -> str:
-    """Return the trials with their states (of a plan of few places, or on request), the arms and the totals."""
-    found = standings(plan)
-    each = [*_trials(plan, found), ""] if trials or len(plan.members) <= FEW else []
-    return "\n".join([*each, *arm_table(_shares(plan)), "", *_totals(plan, found, parallel, backend)])
+def describe(
+    plan: Plan,
+    parallel: int | None = None,
+    backend: str = "ray",
+    trials: bool = False,
+    rerun: Mapping[str, str] | None = None,
+) -> str:
+    """Return the trials with their states (of a plan of few places, or on request), the arms and the totals.
+
+    rerun: finished trials that run again, each with the reason.
+    """
+    found, rerun = standings(plan), rerun or {}
+    each = [*_trials(plan, found, rerun), ""] if trials or rerun or len(plan.members) <= FEW else []
+    return "\n".join([*each, *arm_table(_shares(plan)), "", *_totals(plan, found, parallel, backend, rerun)])
 
 
-def _trials(plan: Plan, found: Mapping[str, Standing]) -> list[str]:
+def _trials(plan: Plan, found: Mapping[str, Standing], rerun: Mapping[str, str]) -> list[str]:
     rows, seen = [], set()
     for member in plan.members:
         planned = plan.trials[member.id]
         place = " ".join(f"{key}={value}" for key, value in member.cell.place.items())
         again = "  (the same trial as above)" if member.id in seen else ""
         seen.add(member.id)
-        rows.append((member.cell.sweep, place, planned.folder.path.name, _told(planned, found[member.id]) + again))
+        told = _told(planned, found[member.id])
+        told += f", runs again: {rerun[member.id]}" if member.id in rerun else ""
+        rows.append((member.cell.sweep, place, planned.folder.path.name, told + again))
     return table(rows)
 
 
@@ -78,8 +89,12 @@ def _told(planned: Planned, standing: Standing) -> str:
     return f"{state}, goes on from step {step}" if step and state is not store.State.RUNNING else str(state)
 
 
-def _totals(plan: Plan, found: Mapping[str, Standing], parallel: int | None, backend: str) -> list[str]:
-    missing = [one for key, one in plan.trials.items() if not finished(one) and not found[key].for_good]
+def _totals(
+    plan: Plan, found: Mapping[str, Standing], parallel: int | None, backend: str, rerun: Mapping[str, str]
+) -> list[str]:
+    missing = [
+        one for key, one in plan.trials.items() if key in rerun or (not finished(one) and not found[key].for_good)
+    ]
     lines = [f"{len(plan.trials)} trials: {counted(standing.state for standing in found.values())}"]
     if not missing:
         return [*lines, "nothing to run"]
@@ -93,7 +108,7 @@ def _totals(plan: Plan, found: Mapping[str, Standing], parallel: int | None, bac
             lines.append("time not known: nothing like these trials has run in this store yet")
             break
         sources[source] = None
-        seconds *= _part_left(planned)
+        seconds *= 1.0 if planned.id in rerun else _part_left(planned)
         total += seconds
         line[planned.id] = seconds + (line[planned.parent] if planned.parent else 0.0)
     else:

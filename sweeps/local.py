@@ -19,6 +19,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from fewbits.sweeps.backend import Ended
 from fewbits.sweeps.capacity import Demand
+from fewbits.sweeps.kinds import Machine, this_machine
 from fewbits.sweeps.sweep import Resources
 from fewbits.sweeps.worker import Job, Outcome, work
 
@@ -36,11 +37,14 @@ class _Running:
 
 
 class Local:
+    alone = True
+
     def __init__(self, cpus: float | None = None) -> None:
         self._cpus = cpus or len(os.sched_getaffinity(0))
         self._gpus = list(range(torch.cuda.device_count()))  # that no trial has
         self._running: dict[str, _Running] = {}
         self._context = multiprocessing.get_context("forkserver")
+        self._machine: Machine | None = None
 
     def require(self, demands: Sequence[Demand], say: Callable[[str], None]) -> None:
         cores, gpus = len(os.sched_getaffinity(0)), torch.cuda.device_count()
@@ -52,13 +56,20 @@ class Local:
                     f"machine has {cores} cpus and {gpus} gpus: change resources, or --address a cluster"
                 )
 
-    def room(self, resources: Resources) -> bool:
+    def machines(self) -> Sequence[Machine]:
+        """Return this machine, with the room that trials get here."""
+        if self._machine is None:
+            here = this_machine()
+            self._machine = replace(here, resources={**here.resources, "CPU": max(self._cpus, 1.0)})
+        return [self._machine]
+
+    def room(self, resources: Resources, like: str | None = None) -> bool:
         used = sum(running.cpus for running in self._running.values())
         if _gpus(resources) > len(self._gpus):
             return False
         return not self._running or used + _cpus(resources) <= self._cpus
 
-    def start(self, job: Job, resources: Resources) -> None:
+    def start(self, job: Job, resources: Resources, like: str | None = None) -> None:
         of_ranks = ["torch._dynamo"] if resources.ranks > 1 else []  # loaded by torch's DistributedDataParallel
         self._context.set_forkserver_preload(["fewbits.sweeps.preload", *of_ranks])  # heeded by the first process
         ours, theirs = self._context.Pipe(duplex=False)

@@ -23,7 +23,9 @@ from typing import Any
 
 from fewbits.sweeps.backend import Ended
 from fewbits.sweeps.capacity import Demand, ask_autoscaler, bundle, nodes, require_capacity, slots
+from fewbits.sweeps.kinds import Machine
 from fewbits.sweeps.local import rank_environments
+from fewbits.sweeps.ray_machines import RayMachines, selector
 from fewbits.sweeps.store import plain
 from fewbits.sweeps.sweep import Resources
 from fewbits.sweeps.worker import Job, Outcome, work
@@ -40,6 +42,7 @@ _QUIET = {
 class _Running:
     tasks: list[Any]  # of rank 0 first
     group: Any = None  # of placement
+    like: str | None = None  # the kind of machine that it must run on
 
 
 class OnRay:
@@ -68,6 +71,7 @@ class OnRay:
         self._task = ray.remote(max_retries=0)(work)
         self._parallel = parallel
         self._grows = False  # an autoscaler adds nodes for what waits
+        self._machines = RayMachines(self.alone)
         self._running: dict[str, _Running] = {}
         self._ended: list[Ended] = []
 
@@ -76,22 +80,34 @@ class OnRay:
         require_capacity(demands, say, self.alone)
         self._grows = not self.alone and bool(ask_autoscaler().exists)
 
-    def room(self, resources: Resources) -> bool:
+    def machines(self) -> Sequence[Machine]:
+        return self._machines()
+
+    def room(self, resources: Resources, like: str | None = None) -> bool:
         if self._parallel is not None:
             return len(self._running) < self._parallel
         if self._grows:
             return True
         wanted = bundle(resources)
-        at_once = sum(slots(node, wanted) for node in nodes()) // resources.ranks if wanted else 1
-        return len(self._running) < at_once + QUEUED
+        machines = self.machines()
+        there, running = nodes(), len(self._running)
+        if selector(machines, like, resources) is not None:
+            there = [machine.resources for machine in machines if machine.kind(resources) == like]
+            running = sum(one.like == like for one in self._running.values())
+        at_once = sum(slots(node, wanted) for node in there) // resources.ranks if wanted else 1
+        return running < at_once + QUEUED
 
-    def start(self, job: Job, resources: Resources) -> None:
+    def start(self, job: Job, resources: Resources, like: str | None = None) -> None:
+        chosen = selector(self.machines(), like, resources)
         if resources.ranks == 1:
-            self._running[job.id] = _Running([self._submit(job, resources)])
+            more = {"label_selector": chosen} if chosen else {}
+            task = self._task.options(name=job.path.name, **_options(resources), **more).remote(job)
+            self._running[job.id] = _Running([task], like=like)
             return
         from ray.util.placement_group import placement_group
 
-        group = placement_group([bundle(resources)] * resources.ranks, strategy="PACK")
+        of_bundles = {"bundle_label_selector": [dict(chosen)] * resources.ranks} if chosen else {}
+        group = placement_group([bundle(resources)] * resources.ranks, strategy="PACK", **of_bundles)
         first = self._ray.remote(max_retries=0, **_options(resources, group, 0))(_meeting_point).remote()
         self._running[job.id] = _Running(
             [
@@ -101,10 +117,8 @@ class OnRay:
                 for rank in range(resources.ranks)
             ],
             group,
+            like,
         )
-
-    def _submit(self, job: Job, resources: Resources) -> Any:
-        return self._task.options(name=job.path.name, **_options(resources)).remote(job)
 
     def wait(self, seconds: float) -> list[Ended]:
         owner = {task: trial for trial, running in self._running.items() for task in running.tasks}

@@ -32,6 +32,7 @@ class Row:
     step: int  # reached, in a checkpoint or live
     steps: int
     note: str = ""  # why it failed or is blocked, or that other code or another config computed the result
+    kind: str | None = None  # of processor or GPU that computed it, None: unknown; several where they differ
 
 
 def main(argv: Sequence[str]) -> int:
@@ -52,7 +53,12 @@ def main(argv: Sequence[str]) -> int:
         return 0
     from fewbits.sweeps.standing import counted, table
 
-    print("\n".join(table((row.sweep, _spelled(row.place), row.folder, _told(row), row.note) for row in rows)))
+    differing = len({row.kind for row in rows if row.kind}) > 1
+    columns = (
+        (row.sweep, _spelled(row.place), row.folder, _told(row), *([row.kind or ""] if differing else []), row.note)
+        for row in rows
+    )
+    print("\n".join(table(columns)))
     distinct = {row.folder: row.state for row in rows}
     print(f"\n{len(distinct)} trials: {counted(distinct.values())}")
     return 0
@@ -73,6 +79,7 @@ def rows_of(found: FoundPlan) -> list[Row]:
     from fewbits.experiments.identity import computed_by_todays_sources
     from fewbits.experiments.run_folder import HASH
     from fewbits.sweeps import store
+    from fewbits.sweeps.kinds import kind
     from fewbits.sweeps.plans import place_of
     from fewbits.sweeps.standing import standings
 
@@ -89,5 +96,5 @@ def rows_of(found: FoundPlan) -> list[Row]:
         result = (folder.result() if state in store.OVER else None) or {}
         step = int(result.get("step", max(live.get("step", 0) if state == "running" else 0, store.reached(folder))))
         steps = trial.trial.training.steps
-        rows.append(Row(member.cell.sweep, member.cell.place, folder.path.name, state, step, steps, note))
+        rows.append(Row(member.cell.sweep, member.cell.place, folder.path.name, state, step, steps, note, kind(folder)))
     return rows

@@ -20,6 +20,7 @@ examples:
   fewbits sweep study=mor --address auto              on the Ray cluster that this machine is part of
   fewbits sweep study=mor --address http://head:8265  submitted as a job, which also makes the study's report
   fewbits sweep study=mor --address http://head:8265 --env HF_TOKEN    with a variable that is not sent unless named
+  fewbits sweep study=mor --like amd-avx2 --dry-run   which trials would run again, to have all on one kind of machine
 
 Exit status: 0 all trials are over; 1 some failed, which are named; 2 wrong input; 130 interrupted.
 """
@@ -49,7 +50,9 @@ def sweep(words: Sequence[str], options: argparse.Namespace) -> int:
     from fewbits.sweeps.sweep import load_sweeps
 
     planned = plan(*load_sweeps(words))
-    return conduct(planned, options.backend, options.address, options.parallel, options.env, overrides=words)
+    return conduct(
+        planned, options.backend, options.address, options.parallel, options.env, options.like, overrides=words
+    )
 
 
 def _dry_run(words: Sequence[str], options: argparse.Namespace) -> int:
@@ -69,8 +72,10 @@ def _dry_run(words: Sequence[str], options: argparse.Namespace) -> int:
         print(outline.describe(sweeps, extra, options.parallel))
         return 0
     from fewbits.sweeps.dry_run import describe
+    from fewbits.sweeps.replacing import find_unlike
 
-    print(describe(planned, options.parallel, options.backend, options.trials))
+    again = find_unlike(planned, options.like, options.address) if options.like else {}
+    print(describe(planned, options.parallel, options.backend, options.trials, again))
     return 0
 
 
@@ -84,6 +89,12 @@ def add_where(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--address", metavar="A", help="of a Ray cluster; without, Ray starts on this machine")
     parser.add_argument("--backend", choices=("ray", "local"), default="ray", help="local: processes, without Ray")
     parser.add_argument("--parallel", type=_count, metavar="N", help="at most N trials at a time")
+    parser.add_argument(
+        "--like",
+        metavar="KIND",
+        help="run all trials on this kind of processor or GPU (amd-avx2, say): those that another kind computed are "
+        "run again, and their old folders moved to replaced/ in the store",
+    )
     parser.add_argument(
         "--env",
         action="append",
@@ -129,4 +140,5 @@ def _submit(words: Sequence[str], options: argparse.Namespace) -> int:
 
 def _passed_on(options: argparse.Namespace) -> list[str]:
     """Return the options that the job's own command gets. The job has the variables of --env already."""
-    return ["--backend", options.backend, *(["--parallel", str(options.parallel)] if options.parallel else [])]
+    parallel = ["--parallel", str(options.parallel)] if options.parallel else []
+    return ["--backend", options.backend, *parallel, *(["--like", options.like] if options.like else [])]

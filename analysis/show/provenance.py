@@ -14,9 +14,10 @@ from typing import Any
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from fewbits import __version__
+from fewbits.analysis.alike import unlike_within_seeds
 from fewbits.analysis.fingerprint import sources
 from fewbits.analysis.frames import Results
-from fewbits.analysis.show.markup import boxed, folded, listed, number, plural, tag, words
+from fewbits.analysis.show.markup import Html, boxed, folded, listed, number, plural, tag, words
 from fewbits.experiments.identity import computed_by_todays_sources, environments
 from fewbits.experiments.run_folder import HASH
 from fewbits.sweeps import store
@@ -63,7 +64,7 @@ class Provenance:
     def mixed(self) -> list[str]:
         """What the trials do not have in common, though they should, or what cannot be made again."""
         found = []
-        for key, what in (("git", "commits"), ("processor", "processors"), ("python", "versions of Python")):
+        for key, what in (("git", "commits"),):
             values = self.values(key)
             if len(values) > 1:
                 each = ", ".join(f"{_short(key, value)} ({plural(count, 'trial')})" for value, count in values.items())
@@ -71,7 +72,12 @@ class Provenance:
                 found.append(f"{len(values)} {what}: {each}{same}")
         if dirty := self.values("git_dirty")["True"]:
             found.append(f"{plural(dirty, 'trial')} computed from a working tree with uncommitted changes")
-        return found
+        return found + unlike_within_seeds(self.results.trials.to_dict("records"))
+
+    def of_environments(self, key: str) -> Html:
+        """Return the values of one key of the environments that computed the trials."""
+        values = {str(one[key]) for _, made in self.over for one in environments(made) if one.get(key) is not None}
+        return words(", ".join(sorted(values)) or "unknown")
 
     def rows(self) -> Iterator[tuple[str, str]]:
         trials, members = self.results.plan.trials, self.results.members
@@ -93,13 +99,12 @@ class Provenance:
         for name, data in sorted({(one.trial.data.kind, one.made_of["data"]) for one in trials.values()}):
             yield f"Data: {name}", tag("code", data[:16])
         yield "Commits", _counted(self.values("git"), "git")
-        yield "Computed on", _counted(self.values("processor"), "processor")
-        yield (
-            "Backend",
-            words(", ".join(sorted({str(env["backend"]) for _, made in self.over for env in environments(made)}))),
-        )
+        yield "Kinds of machine", self.of_environments("kind")
+        yield "Computed on", self.of_environments("processor")
+        yield "Backend", self.of_environments("backend")
+        yield "Torch of the trials", self.of_environments("torch")
         yield "fewbits", words(__version__)
-        yield "Python of the trials", _counted(self.values("python"), "python")
+        yield "Python of the trials", self.of_environments("python")
         yield "Packages now", words(", ".join(f"{name} {version(name)}" for name in PACKAGES))
 
     def table(self) -> str:

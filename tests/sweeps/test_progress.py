@@ -11,6 +11,7 @@ from fewbits.sweeps import store
 from fewbits.sweeps.backend import Ended
 from fewbits.sweeps.cost import Speeds
 from fewbits.sweeps.driver import Driver, Stage
+from fewbits.sweeps.kinds import Machine
 from fewbits.sweeps.lease import leased
 from fewbits.sweeps.plan import Plan
 from fewbits.sweeps.progress import Display
@@ -34,10 +35,15 @@ class Nowhere:
 
     def require(self, demands: object, say: object) -> None: ...
 
-    def room(self, resources: Resources) -> bool:
+    alone = True
+
+    def machines(self) -> list[Machine]:
+        return []
+
+    def room(self, resources: Resources, like: str | None = None) -> bool:
         return False
 
-    def start(self, job: Job, resources: Resources) -> None: ...
+    def start(self, job: Job, resources: Resources, like: str | None = None) -> None: ...
     def wait(self, seconds: float) -> list[Ended]:
         return []
 

@@ -15,6 +15,7 @@ from fewbits.experiments.training import Progress
 from fewbits.sweeps import conduct, driver, lease, store, worker
 from fewbits.sweeps.backend import Ended
 from fewbits.sweeps.driver import Driver, Stage, job
+from fewbits.sweeps.kinds import Machine
 from fewbits.sweeps.lease import Holder
 from fewbits.sweeps.mlflow_view import Synced
 from fewbits.sweeps.plan import Plan, Planned
@@ -41,10 +42,15 @@ class Pretended:
 
     def require(self, demands: object, say: object) -> None: ...
 
-    def room(self, resources: Resources) -> bool:
+    alone = True
+
+    def machines(self) -> list[Machine]:
+        return []
+
+    def room(self, resources: Resources, like: str | None = None) -> bool:
         return not self._jobs
 
-    def start(self, job: Job, resources: Resources) -> None:
+    def start(self, job: Job, resources: Resources, like: str | None = None) -> None:
         self.started.append(job.id)
         self._jobs.append(job)
 
@@ -145,7 +151,7 @@ def test_files_that_are_seen_late_do_not_have_it_trained_twice(
 
     backend = Pretended(hide)
     one = Driver(plan_of(cache, tmp_path), backend, show)
-    backend.room = lambda resources: looks != 1  # type: ignore[method-assign]
+    backend.room = lambda resources, like=None: looks != 1  # type: ignore[method-assign]
     one.run()
     assert backend.started.count(trunk.id) == 1
     assert len(one.of(Stage.OVER)) == 3
@@ -228,8 +234,8 @@ def test_a_trial_that_was_asked_again_after_it_had_heard_leaves_no_request(cache
         held = contextlib.ExitStack()
         turns = 0
 
-        def start(self, job: Job, resources: Resources) -> None:
-            super().start(job, resources)
+        def start(self, job: Job, resources: Resources, like: str | None = None) -> None:
+            super().start(job, resources, like)
             self.held.enter_context(lease.leased(job.path))
 
         def wait(self, seconds: float) -> list[Ended]:

@@ -1,0 +1,91 @@
+"""Compare like with like: two trials of a seed are a pair only if one kind of machine, backend and torch computed both.
+
+Elsewhere sums round in another order, which for an arm whose effect is small looks like an effect. What is not alike is
+named, with the command that runs the odd trials again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from fewbits.experiments.environment import LIKENESS
+from fewbits.sweeps.kinds import UNKNOWN, Computed, alike, describe, is_mixed, kinds_of
+from fewbits.sweeps.store import OVER
+
+NAMES = {"kind": "kinds of machine", "backend": "backends", "torch": "versions of torch"}
+
+Row = Mapping[str, Any]  # of a place: its id, state, folder, seed, and `computed`
+
+
+def why_not_compared(row: Row, names: tuple[str, str], other: Row, usual: str | None) -> str | None:
+    """Return why two finished trials of a seed are no pair, in a line; None if they are one, or one is not finished.
+
+    names: what the line calls the two; usual: the kind that computed most trials.
+    """
+    if any(one["state"] not in OVER for one in (row, other)):
+        return None
+    ours, theirs = row["computed"], other["computed"]
+    if row["id"] == other["id"] or alike(ours, theirs):
+        return None
+    ran = f"{names[0]} ran on {describe(ours, [theirs])}, {names[1]} on {describe(theirs, [ours])}"
+    return f"seed {row['seed']}: {ran}: not compared; {_remedy([ours, theirs], usual)}"
+
+
+def usual_kind(rows: Iterable[Row]) -> str | None:
+    """Return the kind that computed most of the trials; None if no kind is known."""
+    by_trial = {row["id"]: row["computed"] for row in rows}
+    counts = Counter(kind for one in by_trial.values() for kind in kinds_of(one))
+    return min(counts, key=lambda kind: (-counts[kind], kind)) if counts else None
+
+
+def unlike_within_seeds(rows: Sequence[Row]) -> list[str]:
+    """Name the kinds, backends and versions of torch that differ within a seed, with the number of trials of each, and
+    the trials whose own parts differ."""
+    finished = {row["id"]: row for row in rows if row["state"] in OVER}
+    usual = usual_kind(finished.values())
+    lines = []
+    for at, key in enumerate(LIKENESS):
+        seeds: dict[int, Counter[str]] = defaultdict(Counter)
+        for row in finished.values():
+            seeds[row["seed"]].update(_values(row["computed"], at))
+        differing = {seed: counts for seed, counts in seeds.items() if len(counts) > 1}
+        if not differing:
+            continue
+        total = sum(differing.values(), Counter[str]())
+        each = ", ".join(f"{value} ({_trials(total[value])})" for value in sorted(total))
+        within = f"{'seed' if len(differing) == 1 else 'seeds'} {', '.join(map(str, sorted(differing)))}"
+        unlike = [row["computed"] for row in finished.values() if row["seed"] in differing]
+        lines.append(
+            f"{len(total)} {NAMES[key]} within {within}: {each}; pairs across them are not compared; "
+            f"{_remedy(unlike, usual)}"
+        )
+    for row in finished.values():
+        if is_mixed(row["computed"]):
+            name = str(row["folder"]).rpartition("/")[2]
+            lines.append(
+                f"{name} was computed on {describe(row['computed'])}, so nothing is compared with it; "
+                f"{_remedy([row['computed']], usual)}"
+            )
+    return lines
+
+
+def _values(computed: Computed, at: int) -> set[str]:
+    """Return the values of one part of a run's likenesses. That a run is of unknown kind is said by its kind alone."""
+    if not computed:
+        return {UNKNOWN} if LIKENESS[at] == "kind" else set()
+    return {str(part[at]) for part in computed}
+
+
+def _remedy(unlike: Sequence[Computed], usual: str | None) -> str:
+    """Return what makes these alike: `--like` chooses the kind and today's torch; it does not choose a backend."""
+    parts = [tuple(zip(LIKENESS, part, strict=True)) for one in unlike for part in one]
+    chosen = {tuple(fact for fact in part if fact[0] != "backend") for part in parts}
+    if len(chosen) > 1 or not all(unlike):
+        return f"`fewbits sweep … --like {usual or 'KIND'}` runs the odd ones again"
+    return "move the run folders of the odd backend away, and `fewbits sweep …` runs them again"
+
+
+def _trials(count: int) -> str:
+    return "1 trial" if count == 1 else f"{count} trials"
