@@ -1,4 +1,4 @@
-"""Two nodes of a real Ray on this machine whose processors are of different kinds: oneDNN's limit makes one an older one.
+"""Two nodes of a real Ray on this machine with processors of different kinds: a limit of oneDNN makes one older.
 
 The second node is one whose processes may use SSE4.1 alone, so its results differ in their last bits.
 """
