@@ -159,11 +159,11 @@ def provenance(identity: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[st
     }
 
 
-def segment(step: int, device: torch.device) -> dict[str, Any]:
-    """Describe the part of a trial that this process computes, from a step on."""
+def segment(step: int, kind: str, device: torch.device) -> dict[str, Any]:
+    """Describe the part of a trial for a kind of device that this process computes, from a step on."""
     return {
         "step": step,
-        "numerics": numerics_fingerprint(device.type),
+        "numerics": numerics_fingerprint(kind),
         "environment": environment(device),
         "host": platform.node(),
         "time": round(time.time()),

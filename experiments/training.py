@@ -157,7 +157,7 @@ def _train(
     state = set_up(trial, world.device)
     resume(state, corpus, folder, parent)
     if leads:
-        folder.add_segment(segment(state.step, world.device))
+        folder.add_segment(segment(state.step, devices.kind_of_device(runtime), world.device))
         if state.step:
             tell(f"going on from step {state.step}")
     model, optimizer, observer = state.model, state.optimizer, state.quantization.observer

@@ -149,7 +149,7 @@ def ask_autoscaler() -> Autoscaler:
     """Return what the cluster tells. Ray (2.60) has no public call for it: what is not where it was is not told."""
     try:
         import ray
-        from ray._raylet import GcsClient
+        from ray._raylet import GcsClient  # type: ignore[attr-defined]
         from ray.core.generated import autoscaler_pb2
         from ray.experimental.internal_kv import _internal_kv_get
 

@@ -103,9 +103,9 @@ def _of_node(file: str, node: ast.AST, config_classes: Collection[str], declares
         setattr(node, name, [])
     line = getattr(node, "lineno", 0)
     last = getattr(node, "end_lineno", line) if first is None else max(first - 1, line)
-    if is_function or isinstance(node, ast.ClassDef):
-        own = [*node.decorator_list, *(node.args.defaults if is_function else node.bases)]
-        constants = [value for part in own for value in _constants(part)]
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        values = node.bases if isinstance(node, ast.ClassDef) else node.args.defaults
+        constants = [value for part in (*node.decorator_list, *values) for value in _constants(part)]
         yield Statement(file, line, line, serialised(node), tuple(constants), declares=True)
     elif line:
         yield Statement(file, line, last, serialised(node), tuple(_constants(node)), declares)

@@ -99,8 +99,8 @@ def _defaults(kind: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     from fewbits.models.from_dict import _hints
 
     for field in dataclasses.fields(kind):
-        hint, where = _hints(kind)[field.name], f"{path}{field.name}"
-        default = default_of(field)
+        hint: Any = _hints(kind)[field.name]
+        where, default = f"{path}{field.name}", default_of(field)
         if dataclasses.is_dataclass(hint):
             yield from _defaults(hint, f"{where}.")
             assert default is dataclasses.MISSING or default == hint(), f"{where} has defaults other than its class"
