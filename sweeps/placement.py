@@ -33,7 +33,9 @@ class Placement:
     kinds: dict[Seed, str] = field(default_factory=dict)  # chosen so far
     _machines: Sequence[Machine] = ()
     _lost: dict[str, float] = field(default_factory=dict)  # kinds that are not there, with when that was seen first
-    _load: dict[str, float] = field(default_factory=lambda: defaultdict(float))  # FLOPs of the seeds that each kind was given
+    _load: dict[str, float] = field(
+        default_factory=lambda: defaultdict(float)
+    )  # FLOPs of the seeds that each kind was given
     _listed: bool = False
 
     def look(self) -> None:
