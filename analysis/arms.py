@@ -101,7 +101,7 @@ def seed_by_seed(
 
     numbers: by trial. A trial that is not done has none. relative: they are losses, and divergence is an event.
     """
-    rows = {row["id"]: row for row in results.trials.to_dict("records")}
+    rows = {row["id"]: row for row in results.rows}
     states = {key: row["state"] for key, row in rows.items()}
     left, right = ids(results, *ours), ids(results, *baseline)
     found, notes, events = [], [], [0, 0]

@@ -92,7 +92,8 @@ class Results:
         return pd.DataFrame(rows)
 
     @cached_property
-    def _rows(self) -> list[dict[str, Any]]:
+    def rows(self) -> list[dict[str, Any]]:
+        """The rows of `trials`."""
         return cast(list[dict[str, Any]], self.trials.to_dict("records"))
 
     @cached_property
@@ -115,10 +116,10 @@ class Results:
     @property
     def flags(self) -> tuple[str, ...]:
         """Name the places without a result, one line each: a reader must know them before any number."""
-        several = len({row["sweep"] for row in self._rows}) > 1
+        several = len({row["sweep"] for row in self.rows}) > 1
         return tuple(
             f"{row['sweep'] + ', ' if several else ''}{_place(row)}: {row['note'] or row['state']}"
-            for row in self._rows
+            for row in self.rows
             if row["state"] not in store.OVER
         )
 
@@ -200,7 +201,7 @@ class Results:
     @cached_property
     def usual_kind(self) -> str | None:
         """The kind of machine that computed most of these trials."""
-        return usual_kind(self._rows)
+        return usual_kind(self.rows)
 
     def paired(
         self, metric: Metric, arm: str, baseline: str, where: Mapping[str, str] | None = None, *, relative: bool = True
@@ -288,7 +289,7 @@ class Results:
         long, at the same rates, of the same model, and from the same parents; each kind of arms by itself. None of
         fewer than two seeds. without: arms that are bad on purpose."""
         axes = set((where or {}).items())
-        rows = [row for row in self._rows if axes <= set(row["axes"]) and row["arm"] not in without]
+        rows = [row for row in self.rows if axes <= set(row["axes"]) and row["arm"] not in without]
         logs: dict[str, dict[int, float]] = {}
         kinds: dict[str, str] = {}
         like = {self._start(row) for row in rows if row["arm"] == baseline}
@@ -326,7 +327,7 @@ class Results:
 
     def _arm(self, arm: str, where: Mapping[str, str] | None, *, shared: bool = False) -> list[dict[str, Any]]:
         one_of("arm", arm, dict.fromkeys(member.cell.arm for member in self.members))
-        rows = [row for row in self._rows if row["arm"] == arm and set((where or {}).items()) <= set(row["axes"])]
+        rows = [row for row in self.rows if row["arm"] == arm and set((where or {}).items()) <= set(row["axes"])]
         rows = [row for i, row in enumerate(rows) if row["id"] not in {r["id"] for r in rows[:i]}]  # shared by sweeps
         combinations = list(dict.fromkeys(row["axes"] for row in rows))
         if len(combinations) == 1 or shared:

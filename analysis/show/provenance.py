@@ -17,7 +17,7 @@ from fewbits import __version__
 from fewbits.analysis.alike import unlike_within_seeds
 from fewbits.analysis.fingerprint import sources
 from fewbits.analysis.frames import Results
-from fewbits.analysis.show.markup import Html, boxed, folded, listed, number, plural, tag, words
+from fewbits.analysis.show.markup import boxed, folded, listed, number, plural, tag, words
 from fewbits.experiments.identity import computed_by_todays_sources, environments
 from fewbits.experiments.run_folder import HASH
 from fewbits.sweeps import store
@@ -72,9 +72,9 @@ class Provenance:
                 found.append(f"{len(values)} {what}: {each}{same}")
         if dirty := self.values("git_dirty")["True"]:
             found.append(f"{plural(dirty, 'trial')} computed from a working tree with uncommitted changes")
-        return found + unlike_within_seeds(self.results.trials.to_dict("records"))
+        return found + unlike_within_seeds(self.results.rows)
 
-    def of_environments(self, key: str) -> Html:
+    def of_environments(self, key: str) -> str:
         """Return the values of one key of the environments that computed the trials."""
         values = {str(one[key]) for _, made in self.over for one in environments(made) if one.get(key) is not None}
         return words(", ".join(sorted(values)) or "unknown")

@@ -17,7 +17,7 @@ from fewbits.sweeps.kinds import Machine, alike, computed, describe, this_machin
 from fewbits.sweeps.placement import Placement
 from fewbits.sweeps.plan import Plan, Planned
 from fewbits.sweeps.ray_machines import selector
-from fewbits.sweeps.replacing import move_aside, reasons_to_rerun
+from fewbits.sweeps.replacing import move_aside, reasons_to_rerun, require_kind
 from fewbits.sweeps.sweep import Resources
 from fewbits.sweeps.worker import Job, Outcome
 from tests.sweeps.sweep_inputs import planned, tiny_file
@@ -115,7 +115,7 @@ def run(plan: Plan, backend: Machines, like: str | None = None) -> list[str]:
 
 def test_a_seed_stays_on_one_kind_and_seeds_are_spread(plan: Plan) -> None:
     said = run(plan, Machines(AVX, AMX))
-    assert sorted(map(sorted, kinds(plan).values())) == [["amd-avx2"], ["intel-amx"]]
+    assert sorted(str(*one) for one in kinds(plan).values()) == ["amd-avx2", "intel-amx"]
     (line,) = said
     assert "amd-avx2 (1 trials at a time), intel-amx (1 trials at a time)" in line
 
@@ -253,6 +253,11 @@ def test_unlike_trials_and_the_branches_of_replaced_trunks_run_again(plan: Plan)
     assert move_aside(plan, {first["scratch"].id: ""})[0].name == f"{first['scratch'].folder.path.name}.1"
     leave(driver.job(first["scratch"]), "intel-amx")
     assert move_aside(plan, {first["scratch"].id: ""})[0].name == f"{first['scratch'].folder.path.name}.2"
+
+
+def test_the_kinds_of_a_cluster_are_named_where_none_is_the_one_asked_for(plan: Plan) -> None:
+    with pytest.raises(ValueError, match="--like amd-sse: no machine has that kind; .*: amd-avx2, intel-amx$"):
+        require_kind(plan, "amd-sse", [AMX, AVX])
 
 
 def test_a_trial_of_an_unknown_kind_runs_again(plan: Plan) -> None:
