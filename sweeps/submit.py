@@ -24,6 +24,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from fewbits.experiments.owner import user
 from fewbits.experiments.redaction import redacted
 from fewbits.sweeps.environment import TRACKING, means_the_same_elsewhere, variables
 from fewbits.sweeps.shipment import pack
@@ -106,7 +107,8 @@ def job_variables(environment: Mapping[str, str], named: Sequence[str] = ()) -> 
         )
     # Ray sends SIGTERM and, after three seconds, SIGKILL. A sweep stops on SIGINT, after the steps it is in.
     gentle = {"RAY_JOB_STOP_SIGNAL": "SIGINT", "RAY_JOB_STOP_WAIT_TIME_S": str(STOP_WAIT)}
-    return variables(environment, named) | gentle
+    # On a cluster all jobs run as one user of the system; the MLflow runs belong to who submits.
+    return {"FEWBITS_USER": user(), **variables(environment, named), **gentle}
 
 
 def token(environment: Mapping[str, str]) -> str | None:

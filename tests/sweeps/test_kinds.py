@@ -256,7 +256,7 @@ def test_unlike_trials_and_the_branches_of_replaced_trunks_run_again(plan: Plan)
 
 
 def test_the_kinds_of_a_cluster_are_named_where_none_is_the_one_asked_for(plan: Plan) -> None:
-    with pytest.raises(ValueError, match="--like amd-sse: no machine has that kind; .*: amd-avx2, intel-amx$"):
+    with pytest.raises(ValueError, match=r"--like amd-sse: no machine has that kind; .*: amd-avx2, intel-amx$"):
         require_kind(plan, "amd-sse", [AMX, AVX])
 
 

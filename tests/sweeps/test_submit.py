@@ -19,6 +19,7 @@ import pytest
 import fewbits.sweeps.report_job as report_job
 import fewbits.sweeps.submit as submit_module
 from fewbits import cli
+from fewbits.experiments.owner import user
 from fewbits.sweeps.environment import worker_variables
 from fewbits.sweeps.report_job import fetch, is_study, report_name
 from fewbits.sweeps.submit import job_variables, lasting_store, run_job, submit, token
@@ -280,7 +281,8 @@ def test_the_jobs_variables_are_ours_and_those_of_the_libraries(uri: str) -> Non
     here = {"FEWBITS_BACKEND": "cpu", "HF_HOME": "/mnt/hf", "NCCL_DEBUG": "WARN", "MLFLOW_TRACKING_URI": uri}
     other = {"HOME": "/root", "AWS_SECRET_ACCESS_KEY": "no", "HF_TOKEN": "no", "MLFLOW_TRACKING_PASSWORD": "no"}
     sent = job_variables(here | other)
-    assert {name: value for name, value in sent.items() if not name.startswith("RAY_JOB_STOP_")} == here
+    ours = {name: value for name, value in sent.items() if not name.startswith("RAY_JOB_STOP_")}
+    assert ours == here | {"FEWBITS_USER": user()}
     sent = job_variables(here | other, ["HF_TOKEN"])
     assert sent["HF_TOKEN"] == "no"
     assert "MLFLOW_TRACKING_PASSWORD" not in sent
