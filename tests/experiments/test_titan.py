@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from fewbits.kernels.processor import has_fast_bf16_products
 from fewbits.sweeps.local import environments_at, meeting_place
 
 pytestmark = pytest.mark.skipif(
@@ -218,10 +219,14 @@ def losses(result: dict[str, Any]) -> list[float]:
     return [row["loss"] for row in result["rows"]]
 
 
-def test_recipe_bf16_is_torchtitan_without_fewbits_to_the_bit(alone: Results) -> None:
+def test_recipe_bf16_is_torchtitan_without_fewbits(alone: Results) -> None:
+    """To the bit, except where fewbits multiplies BF16 in FP32 because torch has only scalar loops for it: there the
+    order of sums differs, and with it some roundings to BF16 (2^-9 of an element)."""
     assert len(losses(alone["plain"])) == STEPS
+    loss, norm = (0.0, 0.0) if has_fast_bf16_products() else (1e-4, 2e-3)
     for plain, bf16 in zip(alone["plain"]["rows"], alone["bf16"]["rows"], strict=True):
-        assert (plain["loss"], plain["norm"]) == (bf16["loss"], bf16["norm"])
+        assert bf16["loss"] == pytest.approx(plain["loss"], rel=loss, abs=0)
+        assert bf16["norm"] == pytest.approx(plain["norm"], rel=norm, abs=0)
 
 
 @pytest.mark.parametrize("name", ["mor", "nvfp4", "noisy", "file"])

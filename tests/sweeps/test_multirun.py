@@ -75,7 +75,7 @@ def test_a_failure_is_status_1(cache: Path, tmp_path: Path, capfd: pytest.Captur
 def test_wrong_input_is_one_line_and_status_2(
     word: str, told: str, cache: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert multirun(cache, tmp_path / "runs", "recipe=mor/block", word) == 2
+    assert multirun(cache, tmp_path / "runs", *MOR, word) == 2
     shown = capfd.readouterr()
     assert shown.err.count("\n") == 1
     assert shown.err.startswith("fewbits: ")
