@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Event, Thread
 
 PATIENCE = 60.0  # seconds, for machines that do other things too
 MARK = "MARK_OF_A_TEST"
@@ -50,14 +51,35 @@ def ray_head(cpus: int = 2, workers: int = 0) -> Iterator[Head]:
             starting = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
         head = Head(f"http://127.0.0.1:{dashboard}", token_file)
         wait_for_dashboard(head, starting, folder / "log")
-        for number, port in enumerate(agents):
-            worker = [ray(), "start", "--block", f"--address=127.0.0.1:{gcs}", "--num-cpus=1", *of_each]
-            worker += ["--disable-usage-stats", f"--dashboard-agent-listen-port={port}"]
-            with (folder / f"log-{number}").open("wb") as log:
-                subprocess.Popen(
-                    worker, env=environment | {"RAY_AUTH_MODE": "token"}, stdout=log, stderr=log, start_new_session=True
-                )
-        yield head
+        ended = Event()
+        worker = [ray(), "start", "--block", f"--address=127.0.0.1:{gcs}", "--num-cpus=1", *of_each]
+        worker += ["--disable-usage-stats"]
+        environment = environment | {"RAY_AUTH_MODE": "token"}  # a worker sends its token only if told to
+        threads = [
+            Thread(
+                target=_join,
+                args=([*worker, f"--dashboard-agent-listen-port={port}"], environment, folder / f"log-{port}", ended),
+            )
+            for port in agents
+        ]
+        for thread in threads:
+            thread.start()
+        try:
+            yield head
+        finally:
+            ended.set()
+            for thread in threads:
+                thread.join()
+
+
+def _join(command: list[str], environment: Mapping[str, str], log: Path, ended: Event) -> None:
+    """Start a worker node, again if need be: `ray start` gives up after 30 seconds, which a busy machine may take."""
+    while not ended.is_set():
+        with log.open("wb") as out:
+            node = subprocess.Popen(command, env=environment, stdout=out, stderr=out, start_new_session=True)
+        while node.poll() is None and not ended.wait(0.2):
+            if b"Ray runtime started" in log.read_bytes():
+                return
 
 
 def wait_for_dashboard(head: Head, starting: "subprocess.Popen[bytes]", log: Path) -> None:

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
-from threading import Thread
+from threading import Event, Thread
 
 import pytest
 
@@ -23,7 +23,7 @@ from fewbits.experiments.owner import user
 from fewbits.sweeps.environment import worker_variables
 from fewbits.sweeps.report_job import fetch, is_study, report_name
 from fewbits.sweeps.submit import job_variables, lasting_store, run_job, submit, token
-from tests.ray_head import PATIENCE, Head, client_environment, ray_head
+from tests.ray_head import Head, client_environment, ray_head
 from tests.sweeps.faulty_way import faulty_way
 from tests.sweeps.sweep_inputs import (
     attempts,
@@ -31,12 +31,11 @@ from tests.sweeps.sweep_inputs import (
     holder_of,
     planned,
     running,
-    steps_done,
     tiny_file,
 )
 
 ROOT = Path(__file__).parents[2]
-STEPS = 200  # of a trial that still runs when its neighbour on the other node has begun
+STEPS = 30  # of a trial that still runs when its node is killed
 
 
 @pytest.fixture(scope="module")
@@ -179,21 +178,20 @@ def test_a_sweep_runs_on_the_worker_nodes_and_outlives_one_of_them(
     file = tiny_file(tmp_path, cache, {"seeds": [0, 1], "words": [f"training.steps={STEPS}"]})
     plan = planned(file, f"runtime.runs={runs}")
     killed: list[int] = []
+    ended = Event()
+    monkeypatch.setenv("FEWBITS_JOIN_SECONDS", "300")  # on a machine that does much else
 
-    def kill_a_node_once_both_are_training() -> None:
-        give_up = time.monotonic() + PATIENCE
-        while time.monotonic() < give_up:
-            at = [holder_of(folder) for folder in running(plan) if steps_done(folder)]
-            raylets = {parent_of(pid) for pid in at if pid is not None}
-            if len(raylets) == 2:  # one trial on each node
-                killed.append(raylets.pop())
+    def kill_the_node_of_the_first_trial() -> None:
+        while not ended.wait(0.05):
+            for pid in filter(None, (holder_of(folder) for folder in running(plan))):
+                killed.append(parent_of(pid))  # the node's raylet
                 os.kill(killed[0], signal.SIGKILL)
                 return
-            time.sleep(0.05)
 
-    killer = Thread(target=kill_a_node_once_both_are_training)
+    killer = Thread(target=kill_the_node_of_the_first_trial)
     killer.start()
     status = cli.main(["sweep", str(file), "--runs", str(runs), "--address", cluster.address])
+    ended.set()
     killer.join()
     shown = capfd.readouterr()
     assert (status, len(killed)) == (0, 1), f"{shown.out}\n{shown.err}"
