@@ -32,8 +32,11 @@ class Head:
 
 
 @contextmanager
-def ray_head(cpus: int = 2, workers: int = 0) -> Iterator[Head]:
-    """Start a head with these CPUs, and worker nodes of one CPU each, all on this machine; end them with the block."""
+def ray_head(cpus: int = 2, workers: int = 0, claiming_cuda: Path | None = None) -> Iterator[Head]:
+    """Start a head with these CPUs, and worker nodes of one CPU each, all on this machine; end them with the block.
+
+    claiming_cuda: a folder for the workers' PYTHONPATH; each worker node then says that it has a GPU.
+    """
     with marked_environment() as environment, short_folder() as folder:
         token_file = folder / "token"
         token_file.write_text(secrets.token_hex(32))
@@ -55,6 +58,9 @@ def ray_head(cpus: int = 2, workers: int = 0) -> Iterator[Head]:
         worker = [ray(), "start", "--block", f"--address=127.0.0.1:{gcs}", "--num-cpus=1", *of_each]
         worker += ["--disable-usage-stats"]
         environment = environment | {"RAY_AUTH_MODE": "token"}  # a worker sends its token only if told to
+        if claiming_cuda is not None:
+            worker.append("--num-gpus=1")
+            environment |= {"PYTHONPATH": str(claiming_cuda)}
         threads = [
             Thread(
                 target=_join,

@@ -41,7 +41,7 @@ STEPS = 30  # of a trial that still runs when its node is killed
 @pytest.fixture(scope="module")
 def head() -> Iterator[Head]:
     """No CPUs for trials on the head, as on a real cluster; two worker nodes, which join while the first tests run."""
-    with ray_head(cpus=0, workers=2) as started:
+    with ray_head(cpus=0, workers=2, claiming_cuda=Path(__file__).with_name("claims_cuda")) as started:
         yield started
 
 
@@ -173,9 +173,9 @@ def test_a_cluster_that_stays_out_of_reach_is_given_up_and_the_job_is_not(
 def test_a_sweep_runs_on_the_worker_nodes_and_outlives_one_of_them(
     cluster: Head, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The head plans and runs nothing; the second sweep asks for what no node has."""
+    """The head has no CUDA; it plans trials for CUDA and runs nothing. The second sweep asks for what no node has."""
     runs = tmp_path / "runs"
-    file = tiny_file(tmp_path, cache, {"seeds": [0, 1], "words": [f"training.steps={STEPS}"]})
+    file = tiny_file(tmp_path, cache, {"seeds": [0, 1], "words": [f"training.steps={STEPS}", "runtime.device=cuda"]})
     plan = planned(file, f"runtime.runs={runs}")
     killed: list[int] = []
     ended = Event()
@@ -196,6 +196,11 @@ def test_a_sweep_runs_on_the_worker_nodes_and_outlives_one_of_them(
     shown = capfd.readouterr()
     assert (status, len(killed)) == (0, 1), f"{shown.out}\n{shown.err}"
     assert [folder.over for folder in folders(plan)] == [True, True]
+    for folder in folders(plan):
+        provenance = folder.provenance() or {}
+        assert (provenance["id"], provenance["identity"]["device"]) == (folder.id, "cuda")
+    assert cli.main(["status", str(file), "--runs", str(runs)]) == 0
+    assert "2 trials: 2 done" in capfd.readouterr().out
     assert sorted(attempts(folder) for folder in folders(plan)) == [1, 2]
     monkeypatch.setenv("FEWBITS_JOIN_SECONDS", "1")
     greedy = tiny_file(tmp_path, cache, {"resources": {"cpus": 3}}, "greedy")
