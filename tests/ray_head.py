@@ -4,6 +4,7 @@ Every process that a head starts inherits an environment variable with a mark of
 killed: other Rays of the machine are left alone (`ray stop` would end them all).
 """
 
+import json
 import os
 import secrets
 import shutil
@@ -23,19 +24,35 @@ from threading import Event, Thread
 
 PATIENCE = 60.0  # seconds, for machines that do other things too
 MARK = "MARK_OF_A_TEST"
+HEAD_ID = "f" * 51 + "00000"
+AUTOSCALER = {
+    "RAY_enable_autoscaler_v2": "1",
+    "RAY_FAKE_CLUSTER": "1",
+    "RAY_CLOUD_INSTANCE_ID": HEAD_ID,
+    "RAY_OVERRIDE_NODE_ID_FOR_TESTING": HEAD_ID,
+    "RAY_NODE_TYPE_NAME": "ray.head.default",
+    "AUTOSCALER_UPDATE_INTERVAL_S": "1",
+}
 
 
 @dataclass(frozen=True)
 class Head:
     address: str  # of the dashboard
+    gcs: str  # where drivers and nodes join
     token_file: Path
 
 
 @contextmanager
-def ray_head(cpus: int = 2, workers: int = 0, claiming_cuda: Path | None = None) -> Iterator[Head]:
+def ray_head(
+    cpus: int = 2,
+    workers: int = 0,
+    claiming_cuda: Path | None = None,
+    grows_by: Mapping[str, Mapping[str, float]] | None = None,
+) -> Iterator[Head]:
     """Start a head with these CPUs, and worker nodes of one CPU each, all on this machine; end them with the block.
 
     claiming_cuda: a folder for the workers' PYTHONPATH; each worker node then says that it has a GPU.
+    grows_by: resources of node types, of which an autoscaler starts at most one node each.
     """
     with marked_environment() as environment, short_folder() as folder:
         token_file = folder / "token"
@@ -50,9 +67,13 @@ def ray_head(cpus: int = 2, workers: int = 0, claiming_cuda: Path | None = None)
         command += of_each
         # RAY_AUTH_MODE is not set: Ray asks for a token because there is one.
         environment = environment | {"RAY_AUTH_TOKEN_PATH": str(token_file)}
+        if grows_by is not None:
+            environment, config = environment | AUTOSCALER, folder / "autoscaler.json"
+            config.write_text(json.dumps(autoscaler(grows_by, gcs)))
+            command.append(f"--autoscaling-config={config}")
         with (folder / "log").open("wb") as log:
             starting = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
-        head = Head(f"http://127.0.0.1:{dashboard}", token_file)
+        head = Head(f"http://127.0.0.1:{dashboard}", f"127.0.0.1:{gcs}", token_file)
         wait_for_dashboard(head, starting, folder / "log")
         ended = Event()
         worker = [ray(), "start", "--block", f"--address=127.0.0.1:{gcs}", "--num-cpus=1", *of_each]
@@ -64,7 +85,14 @@ def ray_head(cpus: int = 2, workers: int = 0, claiming_cuda: Path | None = None)
         threads = [
             Thread(
                 target=_join,
-                args=([*worker, f"--dashboard-agent-listen-port={port}"], environment, folder / f"log-{port}", ended),
+                args=(
+                    # A folder of its own, as on a machine of its own: nodes remove what jobs brought when their last
+                    # worker of a job has gone.
+                    [*worker, f"--dashboard-agent-listen-port={port}", f"--temp-dir={folder / str(port)}"],
+                    environment,
+                    folder / f"log-{port}",
+                    ended,
+                ),
             )
             for port in agents
         ]
@@ -76,6 +104,37 @@ def ray_head(cpus: int = 2, workers: int = 0, claiming_cuda: Path | None = None)
             ended.set()
             for thread in threads:
                 thread.join()
+
+
+def autoscaler(types: Mapping[str, Mapping[str, float]], gcs: int) -> dict[str, object]:
+    """Return a configuration of Ray's second autoscaler with Ray's provider for tests, whose nodes are processes."""
+    small = {"object_store_memory": 80_000_000}
+    nodes = {
+        name: {"resources": {**resources, **small}, "node_config": {}, "min_workers": 0, "max_workers": 1}
+        for name, resources in types.items()
+    }
+    head = {"resources": {"CPU": 0}, "node_config": {}, "max_workers": 0}
+    provider = {
+        "type": "external",  # Ray's wheels lack the defaults of its type `fake_multinode`
+        "module": "ray.autoscaler._private.fake_multi_node.node_provider.FakeMultiNodeProvider",
+        "head_node_id": HEAD_ID,
+        "gcs_address": f"127.0.0.1:{gcs}",
+        "launch_multiple": True,
+        "disable_node_updaters": True,
+    }
+    empty = ("setup_commands", "initialization_commands", "head_setup_commands", "worker_setup_commands")
+    empty += ("head_start_ray_commands", "worker_start_ray_commands", "cluster_synced_files")
+    return {
+        "cluster_name": "test",
+        "max_workers": len(types),
+        "idle_timeout_minutes": 60,
+        "provider": provider,
+        "auth": {},
+        "file_mounts": {},
+        "available_node_types": {"ray.head.default": head, **nodes},
+        "head_node_type": "ray.head.default",
+        **{key: [] for key in empty},
+    }
 
 
 def _join(command: list[str], environment: Mapping[str, str], log: Path, ended: Event) -> None:
