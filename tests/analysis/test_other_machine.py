@@ -88,7 +88,7 @@ def test_another_machine_says_the_same_without_data(
     shutil.rmtree(file.with_name("cache"))  # of data
     try:
         unstored = ["status", str(file), "--runs", str(moved), "optimizer.lr=0.01"]
-        *there, last = elsewhere([*commands(file, moved, reports["there"]).values(), unstored], tmp_path)
+        *there, last = elsewhere([*commands(file, moved, reports["there"]).values(), unstored], tmp_path / "work")
     finally:
         gone.rename(data)
     for name, one, other in zip(asked, here, there, strict=True):
@@ -104,6 +104,7 @@ def test_another_machine_says_the_same_without_data(
 
 
 def elsewhere(commands: list[list[str]], folder: Path) -> list[Answer]:
+    folder.mkdir()
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MLFLOW")}
     environment |= {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}  # kernels that are compiled already spare a minute
     done = subprocess.run(
