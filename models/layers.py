@@ -199,8 +199,7 @@ def _unfused_attention(q_BHTE: Tensor, k_BKTE: Tensor, v_BKTE: Tensor, shared: i
 
 
 def squared_relu(x: Tensor) -> Tensor:
-    positive = F.relu(x)
-    return positive.square()
+    return F.relu(x).square()
 
 
 ACTIVATIONS: Final[dict[str, Callable[[Tensor], Tensor]]] = {

@@ -51,6 +51,8 @@ _EXTRA = "evaluates beside the loss; extra evaluation is no part of the id"
 _FILES = "reads and writes files whose content others compute"
 NOT_COMPUTING = {
     "kernels.backends": "chooses a backend; which one it was is provenance",
+    "kernels.locks": "locks files against other processes",
+    "kernels.store_folder": "checks the place of the store",
     "models.from_dict": "fills configuration classes; the id holds their values",
     "models.presets": "lists models; the id holds the values of the one that trains",
     "experiments.atomic": _FILES,
@@ -76,6 +78,7 @@ NOT_COMPUTING = {
     "experiments.fingerprint.numerics": "makes the fingerprint, whose value is in the id",
     "experiments.fingerprint.python_source": "makes the fingerprint, whose value is in the id",
     "experiments.identity": "makes the id and the provenance",
+    "experiments.redaction": "hides credentials in messages",
     "experiments.run_folder": _FILES,
     "experiments.setup": "checks settings before training; what it sets is in the resolved config",
     "experiments.terminal": "writes progress to the terminal",

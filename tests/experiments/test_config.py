@@ -26,7 +26,8 @@ def test_every_file_is_the_choice_of_a_group_or_the_tree_itself() -> None:
 def test_every_choice_of_a_group_composes(choice: str) -> None:
     trial, runtime = load_trial([choice])
     assert Trial.from_dict(trial.to_dict()) == trial
-    assert runtime == Runtime()
+    device = {"scale=cpu": "cpu", "scale=smoke": "auto"}.get(choice, "cuda" if choice.startswith("scale=") else "auto")
+    assert runtime == Runtime(device=device)
 
 
 def test_with_no_words_a_trial_is_a_small_one_in_bf16() -> None:
