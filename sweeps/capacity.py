@@ -149,11 +149,11 @@ def ask_autoscaler() -> Autoscaler:
     """Return what the cluster tells. Ray (2.60) has no public call for it: what is not where it was is not told."""
     try:
         import ray
-        from ray._raylet import GcsClient
+        from ray._raylet import GcsClient  # type: ignore[attr-defined]
         from ray.core.generated import autoscaler_pb2
         from ray.experimental.internal_kv import _internal_kv_get
 
-        reply = autoscaler_pb2.GetClusterStatusReply()
+        reply = autoscaler_pb2.GetClusterStatusReply()  # type: ignore[attr-defined]
         if not ray.util.client.ray.is_connected():  # through ray://, from where the cluster's own ports are not reached
             gcs = GcsClient(address=ray.get_runtime_context().gcs_address)
             reply.ParseFromString(gcs.get_cluster_status(timeout_s=10))

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from threading import Event, Thread
 
@@ -34,7 +34,7 @@ from tests.sweeps.sweep_inputs import (
 )
 
 ROOT = Path(__file__).parents[2]
-STEPS = 30  # of a trial that still runs when its node is killed
+STEPS = 12  # of a trial that still runs when its node is killed
 
 
 @pytest.fixture(scope="module")
@@ -325,8 +325,16 @@ def test_a_study_is_reported_by_the_job_and_other_sweeps_are_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commands: list[list[str]] = []
-    monkeypatch.setattr(submit_module, "run_job", lambda command, *_: commands.append(list(command)) or 0)
-    monkeypatch.setattr(report_job, "watch_job", lambda command, *_, **__: (commands.append(list(command)) or 1, ""))
+
+    def run_job(command: Sequence[str], *_: object) -> int:
+        commands.append([*command])
+        return 0
+
+    def watch_job(command: Sequence[str], *_: object, **__: object) -> tuple[int, str]:
+        return 1 + run_job(command), ""
+
+    monkeypatch.setattr(submit_module, "run_job", run_job)
+    monkeypatch.setattr(report_job, "watch_job", watch_job)
     where = ["--runs", "/mnt/runs", "--address", "http://head:8265"]
     assert cli.main(["sweep", "study=mor", *where, "--parallel", "3"]) == 1
     assert cli.main(["report", "study=mor", *where, "--sweep", "--out", str(tmp_path)]) == 1
