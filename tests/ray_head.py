@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Event, Thread
 
-PATIENCE = 60.0  # seconds, for machines that do other things too
+PATIENCE = 180.0  # seconds, for machines that do other things too
 MARK = "MARK_OF_A_TEST"
 HEAD_ID = "f" * 51 + "00000"
 AUTOSCALER = {
@@ -122,8 +122,8 @@ def autoscaler(types: Mapping[str, Mapping[str, float]], gcs: int) -> dict[str, 
         "launch_multiple": True,
         "disable_node_updaters": True,
     }
-    empty = ("setup_commands", "initialization_commands", "head_setup_commands", "worker_setup_commands")
-    empty += ("head_start_ray_commands", "worker_start_ray_commands", "cluster_synced_files")
+    kinds = ("setup", "head_setup", "worker_setup", "initialization", "head_start_ray", "worker_start_ray")
+    empty = [*(f"{kind}_commands" for kind in kinds), "cluster_synced_files"]
     return {
         "cluster_name": "test",
         "max_workers": len(types),

@@ -35,7 +35,7 @@ from tests.sweeps.sweep_inputs import (
 )
 
 ROOT = Path(__file__).parents[2]
-STEPS = 30  # of a trial that still runs when its node is killed
+STEPS = 12  # of a trial that still runs when its node is killed
 
 
 @pytest.fixture(scope="module")
