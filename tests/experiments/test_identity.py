@@ -101,7 +101,7 @@ def _defaults(kind: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     for field in dataclasses.fields(kind):
         hint: Any = _hints(kind)[field.name]
         where, default = f"{path}{field.name}", default_of(field)
-        if dataclasses.is_dataclass(hint):
+        if isinstance(hint, type) and dataclasses.is_dataclass(hint):
             yield from _defaults(hint, f"{where}.")
             assert default is dataclasses.MISSING or default == hint(), f"{where} has defaults other than its class"
         else:

@@ -322,7 +322,7 @@ def digest(folder: Path) -> dict[str, tuple[str, int]]:
 
 def test_a_probe_gives_the_same_bits_and_leaves_the_run_as_it_was(nvfp4: Path) -> None:
     before = digest(nvfp4)
-    arguments = [load_recipe("mor/block", MOR_BLOCKS), "nvfp4", "gaussws"]
+    arguments: list[str | Recipe] = [load_recipe("mor/block", MOR_BLOCKS), "nvfp4", "gaussws"]
     first = probe(nvfp4, arguments, batches=2, seeds=2)
     same(first, probe(nvfp4, arguments, batches=2, seeds=2))
     alone = probe(nvfp4, ["nvfp4"], batches=2, seeds=2)  # the other recipes leave no trace in the model either

@@ -20,7 +20,7 @@ class _Finder:
     def find_spec(name: str, path: object = None, target: object = None) -> ModuleSpec | None:
         if name != NAME:
             return None
-        sys.meta_path.remove(_Finder)  # type: ignore[arg-type]
+        sys.meta_path.remove(_Finder)
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.loader is not None:
             original = spec.loader.exec_module
@@ -35,4 +35,4 @@ class _Finder:
         return spec
 
 
-sys.meta_path.insert(0, _Finder)  # type: ignore[arg-type]
+sys.meta_path.insert(0, _Finder)
