@@ -123,6 +123,20 @@ def changed_settings(trial: Trial) -> dict[str, Any]:
     return {key: value for key, value in found.items() if key not in _BY_CONTENT}
 
 
+def all_settings(trial: Trial) -> dict[str, Any]:
+    """Return the settings that decide numbers, those at their defaults too, for people to compare."""
+    return {key: value for key, value in _settings(trial, "").items() if key not in _BY_CONTENT}
+
+
+def _settings(value: Any, path: str) -> dict[str, Any]:
+    found = {}
+    for field in dataclasses.fields(value):
+        item, where = getattr(value, field.name), f"{path}{field.name}"
+        if where not in FREE:
+            found[field.name] = _settings(item, f"{where}.") if dataclasses.is_dataclass(item) else item
+    return found
+
+
 def _changed(value: Any, default: Any, path: str) -> dict[str, Any]:
     found = {}
     for field in dataclasses.fields(value):

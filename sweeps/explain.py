@@ -30,9 +30,15 @@ def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
 
 def as_computed(path: Path) -> dict[str, Any]:
     """Return what a run's id is made of, with the sources file by file."""
+    from fewbits.experiments.identity import all_settings
+    from fewbits.experiments.run_folder import saved_trial
+
     provenance = _provenance(path)
     files = provenance.get("sources")
-    return {**provenance["identity"], "numerics": files} if files else dict(provenance["identity"])
+    parent = provenance["identity"].get("parent")
+    name = parent and f"{Path(provenance.get('parent') or parent['meaning']).name}@{parent['step']}"
+    found = {**provenance["identity"], "config": all_settings(saved_trial(path)), "parent": name}
+    return found | {"numerics": files} if files else found
 
 
 def compared_with_today(path: Path) -> list[str]:
@@ -41,13 +47,13 @@ def compared_with_today(path: Path) -> list[str]:
     The overrides are those of the newest stored plan that has the run; without one, the run's own config is taken.
     """
     from fewbits.experiments.fingerprint.numerics import source_digests
-    from fewbits.experiments.identity import changed_settings, computed_by_todays_sources
+    from fewbits.experiments.identity import all_settings, computed_by_todays_sources
     from fewbits.experiments.run_folder import saved_trial
 
     provenance, trial = _provenance(path), saved_trial(path)
     made_of, files = provenance["identity"], provenance.get("sources")
-    was: dict[str, Any] = {"config": made_of["config"]}
-    now: dict[str, Any] = {"config": changed_settings(trial)}
+    was: dict[str, Any] = {"config": all_settings(trial)}
+    now = was
     if planned := _planned(path, provenance["id"]):
         was, now = _by_plan(*planned)
     if not computed_by_todays_sources(provenance):
@@ -94,15 +100,15 @@ def _cell_today(overrides: tuple[str, ...], cell: Cell) -> Cell:
 def _by_plan(plan: Plan, member: Member, cell: Cell) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the trial as it was planned and as its cell describes it today, each with the trials it branches from."""
     from fewbits.experiments.config import load_trial
-    from fewbits.experiments.identity import changed_settings
+    from fewbits.experiments.identity import all_settings
 
     was: dict[str, Any] = {}
     now: dict[str, Any] = {}
     planned, old, new, where = plan.trials[member.id], member.cell, cell, ""
     while True:
         today = _with_vocabulary(load_trial(new.words)[0], planned.trial, new)
-        was |= {f"{where}config": planned.made_of["config"], f"{where}data": asdict(planned.trial.data)}
-        now |= {f"{where}config": changed_settings(today), f"{where}data": asdict(today.data)}
+        was |= {f"{where}config": all_settings(planned.trial), f"{where}data": asdict(planned.trial.data)}
+        now |= {f"{where}config": all_settings(today), f"{where}data": asdict(today.data)}
         was[f"{where}at"], now[f"{where}at"] = old.at, new.at
         if planned.parent is None or old.parent is None or new.parent is None:
             was[f"{where}branches"], now[f"{where}branches"] = old.parent is not None, new.parent is not None
