@@ -38,6 +38,7 @@ TINY = {
     "model.ffn": 128,
     "data": "synthetic",
     "data.size": 65536,
+    "data.repeat": 1000,  # some tests need trials that do not end by themselves
     "training.steps": 12,
     "training.batch": 4,
     "training.micro_batch": 2,
