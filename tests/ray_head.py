@@ -4,6 +4,7 @@ Every process that a head starts inherits an environment variable with a mark of
 killed: other Rays of the machine are left alone (`ray stop` would end them all).
 """
 
+import fcntl
 import json
 import os
 import secrets
@@ -163,9 +164,24 @@ def wait_for_dashboard(head: Head, starting: "subprocess.Popen[bytes]", log: Pat
 
 
 @contextmanager
+def one_cluster_at_a_time() -> Iterator[None]:
+    """Hold a lock among test workers: clusters that start side by side on two cores miss Ray's own time limits."""
+    with Path(tempfile.gettempdir(), "cluster-of-fewbits-tests.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+@contextmanager
 def marked_environment() -> Iterator[dict[str, str]]:
-    """This process's environment without settings for Ray and with this Python's programs first; whatever was started
-    in it is killed at the end."""
+    """Yield this process's environment without settings for Ray and with this Python's programs first.
+
+    Whatever was started in it is killed at the end.
+    """
+    with one_cluster_at_a_time():
+        yield from _marked_environment()
+
+
+def _marked_environment() -> Iterator[dict[str, str]]:
     mark = secrets.token_hex(16)
     kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])

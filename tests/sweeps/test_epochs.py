@@ -17,8 +17,8 @@ from fewbits.sweeps.sweep import load_sweeps
 from tests.sweeps.sweep_inputs import planned, tiny_file
 
 SIZES = {"python": PYTHON.size, "torch": TORCH.size} | {name: one.tokens for name, one in COLLECTIONS.items()}
-LINE = {
-    "words": ["data.kind=synthetic", "data.size=2048", "training.batch=4", "training.length=64"],  # 8 steps an epoch
+LINE = {  # of 8 steps an epoch
+    "words": ["data.kind=synthetic", "data.size=2048", "data.repeat=4", "training.batch=4", "training.length=64"],
     "arms": {
         "trunk": {"words": ["recipe=bf16", "training.steps=24"]},
         "branch": {"words": ["recipe=nvfp4", "training.steps=16"], "parent": "trunk", "at": 16},
