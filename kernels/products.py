@@ -14,14 +14,16 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
     Where torch has only scalar loops for BF16, the operands are widened and multiplied in FP32.
     """
     if _is_widened(a):
-        return torch.matmul(a.float(), b.float()).to(torch.bfloat16)
+        with torch.autocast("cpu", enabled=False):  # which would round the operands again
+            return torch.matmul(a.float(), b.float()).to(torch.bfloat16)
     return torch.matmul(a, b)
 
 
 def linear(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return x · wᵀ + bias as `matmul` does; the bias is added before the sum is rounded."""
     if _is_widened(x):
-        return F.linear(x.float(), w.float(), None if bias is None else bias.float()).to(torch.bfloat16)
+        with torch.autocast("cpu", enabled=False):
+            return F.linear(x.float(), w.float(), None if bias is None else bias.float()).to(torch.bfloat16)
     return F.linear(x, w, bias)
 
 

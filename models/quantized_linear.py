@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from fewbits.kernels.products import linear
 from fewbits.kernels.seeds import derive_seed
 from fewbits.models.gemm import product
 from fewbits.models.recipe import GEMMS, SLOTS, Operands, Recipe, Sampler
@@ -276,7 +277,7 @@ class _ThreeGemms(torch.autograd.Function):
         turned_at = torch.tensor(moment.numbers) if plan.draws_signs else None
         ctx.save_for_backward(weight, bit_scale, x_backward, w_backward, original, turned_at)
         if bias is not None:
-            return torch.addmm(bias, x_forward, w_forward.t())
+            return linear(x_forward, w_forward, bias)
         return product(x_forward, w_forward.t(), x_forward.dtype)
 
     @staticmethod

@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from fewbits.kernels import products
 from fewbits.kernels.api import fake_quantize, mix
 from fewbits.kernels.seeds import derive_seed
 from fewbits.models.gemm import product
@@ -121,9 +121,9 @@ def test_the_three_gemms_read_what_the_recipe_says(
     x_rows, dy_rows = x.detach().view(-1, inner), dy.view(-1, out)
     slots = dict(zip(SLOTS, texts * 6 if len(texts) == 1 else texts, strict=True))
     q = by_hand(slots, shared, x_rows, w, dy_rows, step=5, micro_batch=3)
-    assert torch.equal(y, torch.addmm(bias, q["fprop.x"], q["fprop.w"].t()).view_as(y))
+    assert torch.equal(y, products.linear(q["fprop.x"], q["fprop.w"], bias).view_as(y))
     assert x.grad is not None
-    assert torch.equal(x.grad, (q["dgrad.dy"] @ q["dgrad.w"]).view_as(x))
+    assert torch.equal(x.grad, products.matmul(q["dgrad.dy"], q["dgrad.w"]).view_as(x))
     assert layer.weight.grad is not None
     assert layer.weight.grad.dtype == torch.float32
     assert torch.equal(layer.weight.grad, product(q["wgrad.dy"].t(), q["wgrad.x"], OUTPUTS[output] or dtype).float())
@@ -138,7 +138,7 @@ def test_where_backward_reads_the_same_codes_gradients_are_autograds_of_the_comp
     layer, _ = one_layer(recipe(SR, MIXED, "high", "same", "high", "same", output="fp32"), 32, 40, seed=SEED)
     composed = x.clone().requires_grad_(), layer.weight.detach().clone().requires_grad_()
     q_x = fake_quantize(composed[0], SR, seed=derive_seed(SEED, 0, 0, 0, 0, 0))
-    expected = q_x @ mix(composed[1].to(dtype), MIXED)[0].t()
+    expected = products.matmul(q_x, mix(composed[1].to(dtype), MIXED)[0].t())
     expected.backward(dy)
     y = layer(x.requires_grad_())
     y.backward(dy)
@@ -156,7 +156,7 @@ def test_where_backward_reads_the_same_codes_gradients_are_autograds_of_the_comp
 def test_outputs_and_gradients_of_a_biased_layer_left_high_are_those_of_nn_linear(dtype: torch.dtype) -> None:
     x, dy = noisy(2, 24, 32, seed=1, dtype=dtype), noisy(2, 24, 40, seed=2, dtype=dtype)
     plain, (layer, _) = linear(32, 40, bias=True, draw=noisy), one_layer(Recipe(), 32, 40, bias=True)
-    expected = F.linear(x, plain.weight.to(dtype), plain.bias.to(dtype))
+    expected = products.linear(x, plain.weight.to(dtype), plain.bias.to(dtype))
     expected.backward(dy)
     y = layer(x)
     y.backward(dy)
@@ -408,7 +408,7 @@ OPTIMIZERS: dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]] = {
 
 def assert_fresh(layer: QuantizedLinear, x: Tensor, text: str) -> None:
     with torch.no_grad():
-        assert torch.equal(layer(x), x @ fake_quantize(layer.weight.to(x.dtype), text).t())
+        assert torch.equal(layer(x), products.matmul(x, fake_quantize(layer.weight.to(x.dtype), text).t()))
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -496,7 +496,9 @@ def test_layers_that_read_one_tensor_differently_each_quantize_it() -> None:
         layers = quantize(model, recipe(E4M3, keep={"last": 1, "by": by})).layers
         y = model(x)
         for layer, text, part in zip(layers, (E4M3, by), y.split((40, 48), -1), strict=True):
-            assert torch.equal(part, operand(text, x, -1, 0) @ operand(text, layer.weight.detach(), -1, 0).t())
+            assert torch.equal(
+                part, products.matmul(operand(text, x, -1, 0), operand(text, layer.weight.detach(), -1, 0).t())
+            )
 
 
 def test_an_input_is_quantized_in_each_dtype_that_it_is_read_in() -> None:

@@ -6,7 +6,14 @@ from fewbits.sweeps.plan import Plan, plan
 from fewbits.sweeps.sweep import Sweep, load_sweeps
 from tests.experiments.data_inputs import shared_cache
 
-SMALL = ("model.layers=2", "data=synthetic", "data.size=65536", "evaluation.windows=2", "runtime.device=cpu")
+SMALL = (
+    "model.layers=2",
+    "data=synthetic",
+    "data.size=65536",
+    "data.repeat=1000",
+    "evaluation.windows=2",
+    "runtime.device=cpu",
+)
 
 
 @pytest.fixture(scope="session")

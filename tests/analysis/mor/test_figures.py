@@ -40,6 +40,7 @@ FIGURES: dict[str, Entry[Picture]] = {entry.id: entry for entry in shelf("mor").
 SCHEMATICS = ("Figure 1", "Figure 2", "Figure 3", "Figure 4")
 SMALL = (
     "data=synthetic",
+    "data.repeat=1000",
     "data.size=65536",
     "training.steps=50",
     "training.length=64",

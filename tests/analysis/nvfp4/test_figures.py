@@ -52,7 +52,11 @@ def planned(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Plan]:
 
     def of(*words: str) -> Plan:
         where = (f"runtime.runs={tmp_path_factory.mktemp('runs')}", f"runtime.cache={cache}", "runtime.device=cpu")
-        return plan(*load_sweeps(("study=nvfp4", "scale=smoke", "data=synthetic", "data.size=65536", *words, *where)))
+        return plan(
+            *load_sweeps(
+                ("study=nvfp4", "scale=smoke", "data=synthetic", "data.size=65536", "data.repeat=1000", *words, *where)
+            )
+        )
 
     return of
 
