@@ -7,6 +7,9 @@ from torch import Tensor
 from fewbits.kernels import ops, reference  # noqa: F401, ops defines the operator
 from fewbits.kernels.processor import has_fast_bf16_products
 
+# Read once, at import: a compiler that traces products does not follow reads of files.
+WIDENS = not has_fast_bf16_products()
+
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:
     """Return a · b in a's dtype, summed in FP32 and rounded once, at the best speed that the processor has for it.
@@ -28,7 +31,7 @@ def linear(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def _is_widened(x: Tensor) -> bool:
-    return x.dtype == torch.bfloat16 and x.device.type == "cpu" and not has_fast_bf16_products()
+    return x.dtype == torch.bfloat16 and x.device.type == "cpu" and WIDENS
 
 
 def matmul_fp32(a: Tensor, b: Tensor) -> Tensor:
