@@ -17,7 +17,7 @@ words:
   - model=nemotron-nano
   - model.layers=2
   - data=synthetic
-  - data.repeat=1000
+  - data.repeat=1000000000
   - data.size=65536
   - training.steps=4
   - training.batch=2

@@ -22,7 +22,7 @@ from fewbits.analysis.frames import Results
 from fewbits.sweeps.plan import Member, Plan, plan
 from fewbits.sweeps.sweep import load_sweeps
 
-SMALL = ("data=synthetic", "data.size=65536", "data.repeat=1000", "evaluation.windows=2", "runtime.device=cpu")
+SMALL = ("data=synthetic", "data.size=65536", "data.repeat=1000000000", "evaluation.windows=2", "runtime.device=cpu")
 STEPS = 20  # rows of the metrics
 QUIET = ("bf16", "watched")  # what others are compared with
 

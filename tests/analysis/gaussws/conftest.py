@@ -10,7 +10,7 @@ SMALL = (
     "model.layers=2",
     "data=synthetic",
     "data.size=65536",
-    "data.repeat=1000",
+    "data.repeat=1000000000",
     "evaluation.windows=2",
     "runtime.device=cpu",
 )

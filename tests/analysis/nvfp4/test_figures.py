@@ -54,7 +54,15 @@ def planned(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Plan]:
         where = (f"runtime.runs={tmp_path_factory.mktemp('runs')}", f"runtime.cache={cache}", "runtime.device=cpu")
         return plan(
             *load_sweeps(
-                ("study=nvfp4", "scale=smoke", "data=synthetic", "data.size=65536", "data.repeat=1000", *words, *where)
+                (
+                    "study=nvfp4",
+                    "scale=smoke",
+                    "data=synthetic",
+                    "data.size=65536",
+                    "data.repeat=1000000000",
+                    *words,
+                    *where,
+                )
             )
         )
 
