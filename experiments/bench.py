@@ -131,15 +131,16 @@ def _called(row: Row, several: bool) -> str:
 def _save(found: list[Measured], device: Any, where: str, options: argparse.Namespace) -> None:
     """One file for each kind of device: what was measured last."""
     from fewbits.experiments.atomic import write_json
-    from fewbits.experiments.identity import provenance
+    from fewbits.experiments.identity import machine
+    from fewbits.kernels.processor import processor_name
 
     file = _file(options, device)
     file.parent.mkdir(parents=True, exist_ok=True)
-    machine = provenance({}, {"device": where, "load": os.getloadavg()[0], "time": time.time()})
-    machine = {key: value for key, value in machine.items() if key not in ("identity", "process", "sources")}
+    measured_on = {**machine(), "processor": processor_name(), "device": where}
+    measured_on |= {"load": os.getloadavg()[0], "time": time.time()}
     write_json(
         file,
-        {"machine": machine, "turns": options.steps, "models": [asdict(one) for one in found]},
+        {"machine": measured_on, "turns": options.steps, "models": [asdict(one) for one in found]},
     )
 
 

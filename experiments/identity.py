@@ -163,13 +163,20 @@ def provenance(identity: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[st
     return {
         "identity": dict(identity),
         "sources": source_digests(identity["device"]),  # file by file, to name the one that changed
+        "process": os.getpid(),
+        **machine(),
+        **facts,
+    }
+
+
+def machine() -> dict[str, Any]:
+    """Return which machine, commit and command line this is."""
+    return {
         "git": _git("rev-parse", "HEAD"),
         "git_dirty": bool(_git("status", "--porcelain")),
         "machine": platform.machine(),
         "host": platform.node(),
         "command": [redacted(word) for word in (Path(sys.argv[0]).name, *sys.argv[1:])],
-        "process": os.getpid(),
-        **facts,
     }
 
 

@@ -13,6 +13,7 @@ import torch
 from fewbits import cli
 from fewbits.experiments.bench_step import Step, peak_bytes
 from fewbits.experiments.config import load_recipe
+from fewbits.kernels.products import WIDENS
 from fewbits.models.registry import model, parameters
 
 SMALL = "--layers 1 --batch 1 --length 8 --steps 1 --eager 0 --no-observer --device cpu"
@@ -42,12 +43,16 @@ def test_what_is_kept_has_every_model_optimizer_and_recipe_with_each_turn(kept: 
 
 
 def test_adam_mini_takes_less_memory_and_a_sampled_weight_two_bytes_more(kept: dict[str, Any]) -> None:
-    """With so few tokens the optimizer's step is the peak; plain BF16 copies of weights are gone by then."""
+    """With so few tokens the optimizer's step is the peak; plain BF16 copies of weights are gone by then. Where products
+    widen BF16 (a processor below AVX-512), plain BF16 has its peak in a product, and less than the sampled weight is
+    added to it.
+    """
+    sampled = 2 + 16 / 1024  # and bit widths with gradient and moments
     for one in kept["models"]:
         memory = {(row["optimizer"], row["variant"]): row["memory"] for row in one["rows"]}
         assert memory["adam-mini", "bf16"] < memory["adamw", "bf16"]
         more = (memory["adamw", "gaussws"] - memory["adamw", "bf16"]) / one["linear_parameters"]
-        assert more == pytest.approx(2 + 16 / 1024, abs=0.005), "and bit widths with gradient and moments"
+        assert 0.5 < more < sampled if WIDENS else more == pytest.approx(sampled, abs=0.005)
         assert memory["adamw", "diffq"] == memory["adamw", "gaussws"]
 
 
