@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
@@ -25,6 +26,7 @@ from fewbits.sweeps.worker import Job, Outcome, work
 
 _PR_SET_PDEATHSIG = 1
 _HERE = "127.0.0.1"
+ATTEMPTS = 100  # to fork a worker, 0.1 s apart
 
 
 @dataclass
@@ -80,11 +82,23 @@ class Local:
         for of_rank in [{}] if served is None else environments_at(served, resources.ranks):
             answer = theirs if not processes else None
             its_job = replace(job, environment={**of_rank, **visible})
-            process = self._context.Process(target=_child, args=(its_job, answer))
-            process.start()
-            processes.append(process)
+            processes.append(self._forked(its_job, answer))
         theirs.close()
         self._running[job.id] = _Running(processes, ours, _cpus(resources), gpus, served)
+
+    def _forked(self, job: Job, answer: Connection | None) -> ForkServerProcess:
+        """Start a worker. The process that workers are forked from may have been killed (by the kernel, when memory
+        ran out): multiprocessing starts another one on the next attempt."""
+        for attempt in range(1, ATTEMPTS + 1):
+            process = self._context.Process(target=_child, args=(job, answer))
+            try:
+                process.start()
+                break
+            except (ConnectionError, EOFError):
+                if attempt == ATTEMPTS:
+                    raise
+                time.sleep(0.1)  # until it is gone, and seen to be
+        return process
 
     def wait(self, seconds: float) -> list[Ended]:
         ready = wait([running.answer for running in self._running.values()], seconds)

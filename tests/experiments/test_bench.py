@@ -43,9 +43,10 @@ def test_what_is_kept_has_every_model_optimizer_and_recipe_with_each_turn(kept: 
 
 
 def test_adam_mini_takes_less_memory_and_a_sampled_weight_two_bytes_more(kept: dict[str, Any]) -> None:
-    """With so few tokens the optimizer's step is the peak; plain BF16 copies of weights are gone by then. Where products
-    widen BF16 (a processor below AVX-512), plain BF16 has its peak in a product, and less than the sampled weight is
-    added to it.
+    """With so few tokens the optimizer's step is the peak; plain BF16 copies of weights are gone by then.
+
+    Where products widen BF16 (a processor below AVX-512), plain BF16 has its peak in a product instead, and less than
+    the sampled weight is added to it.
     """
     sampled = 2 + 16 / 1024  # and bit widths with gradient and moments
     for one in kept["models"]:

@@ -88,6 +88,21 @@ def test_workers_and_the_driver_are_killed_and_the_same_command_finishes(
     assert sum(map(attempts, folders(plan))) >= 8 + killed
 
 
+def test_the_server_that_forks_workers_is_killed_and_the_sweep_goes_on(
+    undisturbed: Undisturbed, tmp_path: Path
+) -> None:
+    runs = tmp_path / "runs"
+    plan = plan_of(undisturbed.file, runs)
+    command = started(tmp_path / "output", "sweep", undisturbed.file, "--runs", runs, *LOCAL)
+    command.until(lambda: any(steps_done(folder) for folder in running(plan)))
+    worker = next(pid for folder in running(plan) if (pid := holder_of(folder)))
+    server = int(Path(f"/proc/{worker}/stat").read_text().rpartition(")")[2].split()[1])
+    assert server != command.pid
+    os.kill(server, signal.SIGKILL)
+    assert command.end() == 0, command.said
+    assert all_left(plan) == undisturbed.left
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_stopped_sweep_is_at_checkpoints_and_goes_on(
     number: signal.Signals, undisturbed: Undisturbed, tmp_path: Path
