@@ -52,7 +52,7 @@ lint: setup ## Check style, format and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/clang-format --dry-run --Werror kernels/csrc/*.h kernels/csrc/*.cpp kernels/csrc/*.cu kernels/csrc/*.cuh tests/kernels/simt/*
+	$(BIN)/clang-format --dry-run --Werror kernels/csrc/*.h kernels/csrc/*.cpp kernels/csrc/*.cu kernels/csrc/*.cuh tests/kernels/backends/simt/*
 
 bench: setup ## Measure the kernels beside their peers
 	$(BIN)/fewbits bench kernels
@@ -91,6 +91,6 @@ $(INSTALLED): pyproject.toml constraints.txt $(if $(filter-out $(HAVE),$(WANTED)
 	@echo $(WANTED) > $(VENV)/.extras
 	touch $@
 
-$(BUILT): $(INSTALLED) kernels/build.py $(wildcard kernels/csrc/*)
-	$(BIN)/python -m fewbits.kernels.build
+$(BUILT): $(INSTALLED) kernels/backends/build.py $(wildcard kernels/csrc/*)
+	$(BIN)/python -m fewbits.kernels.backends.build
 	touch $@

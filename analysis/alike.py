@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fewbits.experiments.environment import LIKENESS
-from fewbits.sweeps.kinds import UNKNOWN, Computed, alike, describe, is_mixed, kinds_of
-from fewbits.sweeps.store import OVER
+from fewbits.sweeps.running.machine_kinds import UNKNOWN, Computed, alike, describe, is_mixed, kinds_of
+from fewbits.sweeps.running.store import OVER
 
 NAMES = {"kind": "kinds of machine", "backend": "backends", "torch": "versions of torch"}
 

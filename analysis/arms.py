@@ -13,8 +13,8 @@ from fewbits.analysis.frames import Metric, Results, treatment
 from fewbits.analysis.results import NotRun
 from fewbits.analysis.statistics import Pools, differences
 from fewbits.analysis.verdicts import Data, Differences, NoData, Verdict, not_run
-from fewbits.sweeps.plan import Member
-from fewbits.sweeps.store import OVER, State
+from fewbits.sweeps.planning.plan import Member
+from fewbits.sweeps.running.store import OVER, State
 
 BASELINE = "bf16"  # of every study
 AGAIN = "bf16-again"  # A/A: the same mathematics, its sums rounded in another order

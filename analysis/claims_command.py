@@ -6,8 +6,8 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from fewbits.sweeps.command_line import Parser
-from fewbits.sweeps.sweep_command import in_store
+from fewbits.sweeps.commands.arguments import Parser
+from fewbits.sweeps.commands.sweep import in_store
 
 if TYPE_CHECKING:
     from fewbits.analysis.reading import Reading
@@ -32,7 +32,7 @@ def main(argv: Sequence[str]) -> int:
 
     from fewbits.analysis.reading import read
     from fewbits.analysis.show.claims import counts
-    from fewbits.sweeps.plan_lookup import show_notes
+    from fewbits.sweeps.planning.lookup import show_notes
 
     reading = read(in_store(options.words, options.runs))
     show_notes(reading.notes)

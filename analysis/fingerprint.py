@@ -14,7 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from fewbits.analysis.frames import Results
-from fewbits.sweeps.plan import folders
+from fewbits.sweeps.planning.plan import folders
 
 ROOMS = ("kernels", "models", "experiments", "sweeps", "analysis")
 PACKAGES = ("torch", "numpy", "scipy", "pandas", "pyarrow", "matplotlib", "jupytext", "nbformat", "markdown-it-py")

@@ -20,15 +20,15 @@ import pandas as pd
 from fewbits.analysis.alike import usual_kind, why_not_compared
 from fewbits.analysis.statistics import Pools, differences, pooled_by_kind
 from fewbits.analysis.verdicts import Differences, NoData
+from fewbits.common.from_dict import one_of
 from fewbits.experiments.identity import computed_by_todays_sources
 from fewbits.kernels.quantizer import Mixture
-from fewbits.models.from_dict import one_of
 from fewbits.models.recipe import Recipe, Slot
-from fewbits.sweeps import store
-from fewbits.sweeps.cost import parameters_of
-from fewbits.sweeps.kinds import computed, is_mixed
-from fewbits.sweeps.plan import Member, Plan
-from fewbits.sweeps.plans import Place, place_of
+from fewbits.sweeps.planning.cost import parameters_of
+from fewbits.sweeps.planning.plan import Member, Plan
+from fewbits.sweeps.planning.stored_plans import Place, place_of
+from fewbits.sweeps.running import store
+from fewbits.sweeps.running.machine_kinds import computed, is_mixed
 
 LABELS = ("study", "scale", "sweep", "arm", "axes", "seed", "id")  # of a place; each axis has a column of its own too
 STANDING = ("folder", "state", "step", "steps", "stale", "note", "model", "parameters", "recipe", "computed")

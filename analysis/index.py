@@ -21,8 +21,8 @@ from fewbits.analysis.show.claims import NOTHING, tally
 from fewbits.analysis.show.markup import anchor, boxed, plural, tag, words
 from fewbits.analysis.statistics import Interval
 from fewbits.analysis.verdicts import Control, Outcome, Verdict
-from fewbits.experiments.atomic import write_atomically
-from fewbits.sweeps.studies import STUDIES
+from fewbits.common.atomic import write_atomically
+from fewbits.sweeps.planning.studies import STUDIES
 
 TITLE = "Pre-training in few bits: what was reproduced"
 SAID = (

@@ -13,7 +13,7 @@ from fewbits.analysis.report import INDEX, Report, put, to_json
 from fewbits.analysis.show.claims import NOTHING, badge, counts, effects, power, tally
 from fewbits.analysis.show.markup import boxed, folded, listed, plural, tag, words
 from fewbits.analysis.verdicts import Verdict
-from fewbits.sweeps.studies import STUDIES
+from fewbits.sweeps.planning.studies import STUDIES
 
 
 def write_ladder(sentence: Sequence[str], scales: Sequence[str], reports: Path) -> Report:

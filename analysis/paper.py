@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import yaml
 
-from fewbits.models.from_dict import from_dict, one_of
+from fewbits.common.from_dict import from_dict, one_of
 
 FOLDER = Path(__file__).parent / "papers"
 BETTER = ("", "lower", "higher")

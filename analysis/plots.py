@@ -29,7 +29,7 @@ from matplotlib.transforms import ScaledTranslation, Transform
 from numpy.typing import NDArray
 
 from fewbits.analysis.results import FigureResult
-from fewbits.models.from_dict import one_of
+from fewbits.common.from_dict import one_of
 
 Array = NDArray[np.float64]
 

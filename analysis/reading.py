@@ -25,9 +25,9 @@ from fewbits.analysis.show.figures import Drawn
 from fewbits.analysis.show.markup import Html, anchor, listed, tag, words
 from fewbits.analysis.show.provenance import Provenance
 from fewbits.analysis.verdicts import Verdict
-from fewbits.models.from_dict import one_of
-from fewbits.sweeps.plan_lookup import find_plan
-from fewbits.sweeps.studies import STUDIES
+from fewbits.common.from_dict import one_of
+from fewbits.sweeps.planning.lookup import find_plan
+from fewbits.sweeps.planning.studies import STUDIES
 
 STYLE = Path(__file__).with_name("report.css")
 

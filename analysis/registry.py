@@ -27,8 +27,8 @@ from fewbits.analysis.paper import Claim, paper
 from fewbits.analysis.results import Picture, Table
 from fewbits.analysis.studies import load
 from fewbits.analysis.verdicts import Control, Verdict, controlled, corrected, out_of_reach
-from fewbits.models.from_dict import one_of
-from fewbits.sweeps.studies import STUDIES
+from fewbits.common.from_dict import one_of
+from fewbits.sweeps.planning.studies import STUDIES
 
 R = TypeVar("R")
 

@@ -21,9 +21,9 @@ from fewbits.analysis.reading import Reading, read
 from fewbits.analysis.results import TableResult
 from fewbits.analysis.show import tables
 from fewbits.analysis.show.markup import anchor, tag
-from fewbits.experiments.atomic import folder_atomically, remove_folder
-from fewbits.models.from_dict import one_of
-from fewbits.sweeps.studies import STUDIES
+from fewbits.common.atomic import folder_atomically, remove_folder
+from fewbits.common.from_dict import one_of
+from fewbits.sweeps.planning.studies import STUDIES
 
 NOTEBOOKS = Path(__file__).with_name("notebooks")
 INDEX = "index.html"

@@ -6,8 +6,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from fewbits.sweeps.command_line import Parser
-from fewbits.sweeps.sweep_command import add_where, in_store, is_submitted, submit_report, sweep
+from fewbits.sweeps.commands.arguments import Parser
+from fewbits.sweeps.commands.sweep import add_where, in_store, is_submitted, submit_report, sweep
 
 EXAMPLES = """\
 examples:
@@ -45,7 +45,7 @@ def main(argv: Sequence[str]) -> int:
     words, reports = in_store(options.words, options.runs), Path(options.out).expanduser()
 
     from fewbits.analysis.report import check_place, write_report
-    from fewbits.sweeps.plan_lookup import show_notes
+    from fewbits.sweeps.planning.lookup import show_notes
 
     if options.sweep:  # which takes a while
         check_place(reports)

@@ -9,10 +9,10 @@ from fewbits.analysis.arms import ANYWHERE, Where, ids
 from fewbits.analysis.frames import Results
 from fewbits.analysis.results import NotRun, Setting
 from fewbits.analysis.show.markup import number
-from fewbits.experiments.schedules import factor
+from fewbits.experiments.optimization.schedules import factor
 from fewbits.experiments.trial import Trial
-from fewbits.models.registry import parameters
-from fewbits.sweeps.cost import tokens_of, work_of
+from fewbits.models.networks.registry import parameters
+from fewbits.sweeps.planning.cost import tokens_of, work_of
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import pandas as pd
 from fewbits.analysis.frames import Damaged, Results
 from fewbits.analysis.plots import Array
 from fewbits.analysis.statistics import ALPHA, summary
-from fewbits.sweeps.store import State
+from fewbits.sweeps.running.store import State
 
 POINTS = 25  # that a curve of every step is averaged to
 

@@ -26,10 +26,10 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from fewbits.common.from_dict import from_dict, one_of
 from fewbits.experiments.composition import ConfigFolder
 from fewbits.experiments.trial import Runtime, Trial
-from fewbits.models.from_dict import from_dict, one_of
-from fewbits.models.presets import MODELS
+from fewbits.models.networks.presets import MODELS
 from fewbits.models.recipe import GEMMS, SLOTS, Recipe
 
 FOLDER = Path(__file__).parent / "config"

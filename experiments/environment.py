@@ -14,9 +14,9 @@ from importlib import metadata
 
 import torch
 
-from fewbits.kernels import build
-from fewbits.kernels.backends import backend_for
-from fewbits.kernels.processor import instruction_set, processor_name, processor_vendor
+from fewbits.kernels.backends import build
+from fewbits.kernels.backends.choice import backend_for
+from fewbits.kernels.backends.processor import instruction_set, processor_name, processor_vendor
 
 LIKENESS = ("kind", "backend", "torch")
 

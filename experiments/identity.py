@@ -26,10 +26,10 @@ from typing import Any
 
 import torch
 
+from fewbits.common.redaction import redacted
 from fewbits.experiments.environment import environment
 from fewbits.experiments.fingerprint.equal_bits import equal_fingerprints
 from fewbits.experiments.fingerprint.numerics import numerics_fingerprint, source_digests
-from fewbits.experiments.redaction import redacted
 from fewbits.experiments.trial import Trial
 
 # Settings that change no number of a trial, by path.

@@ -147,7 +147,7 @@ def description() -> dict[str, Any]:
     import torch
 
     from fewbits.experiments.config import names
-    from fewbits.kernels.processor import instruction_set
+    from fewbits.kernels.backends.processor import instruction_set
 
     return {
         "fingerprint": numerics_fingerprint(DEVICE),
@@ -244,7 +244,7 @@ def _trace(files: Mapping[str, str], lines: dict[str, set[int]]) -> None:
 
 def _build_with_counters(folder: Path) -> None:
     """Put a CPU library that counts its executed lines in place of the usual one, in a cache of its own."""
-    from fewbits.kernels import build
+    from fewbits.kernels.backends import build
 
     os.environ["FEWBITS_CACHE"] = str(folder / "cache")
     compiler = build.compiler()
@@ -270,7 +270,7 @@ def differing_files(old: Path, new: Path) -> list[str]:
 
 
 def _contents(runs: Path) -> dict[str, bytes]:
-    from fewbits.experiments import checkpoints
+    from fewbits.experiments.runs import checkpoints
 
     folders = list(runs.iterdir()) if runs.is_dir() else []
     if len(folders) != 1:

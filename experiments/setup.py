@@ -12,14 +12,14 @@ from fewbits.experiments.data.tokenizing import Tokenizer, saved_tokenizer
 from fewbits.experiments.evaluation.cloze import ClozeItems, cloze_items
 from fewbits.experiments.evaluation.harness import check_tasks
 from fewbits.experiments.evaluation.loss import windows_of
-from fewbits.experiments.schedules import phases
+from fewbits.experiments.optimization.schedules import phases
 from fewbits.experiments.trial import Trial
 from fewbits.kernels.quantizer import Block, Mixture, Quantizer
+from fewbits.models.networks.presets import MODELS
+from fewbits.models.networks.registry import on_meta
 from fewbits.models.observer import Observer
-from fewbits.models.presets import MODELS
 from fewbits.models.quantize import keep, linear_layers, quantize
 from fewbits.models.recipe import Slot
-from fewbits.models.registry import on_meta
 
 ROUND = 64  # vocabularies are padded to a multiple
 CLOZE_CONTEXT, CLOZE_CONTINUATION = 64, 8  # tokens (assumed: the papers have no such task)

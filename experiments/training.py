@@ -21,9 +21,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from fewbits.experiments import checkpoints, devices, run_folder
-from fewbits.experiments.atomic import write_json, write_parquet
-from fewbits.experiments.branches import Parent, find_parent
+from fewbits.common.atomic import write_json, write_parquet
+from fewbits.experiments import devices
 from fewbits.experiments.data.corpus import Corpus, describe
 from fewbits.experiments.data.load import load
 from fewbits.experiments.data.once import default_cache
@@ -31,22 +30,24 @@ from fewbits.experiments.evaluation.cloze import evaluate_cloze
 from fewbits.experiments.evaluation.harness import run_tasks
 from fewbits.experiments.evaluation.loss import evaluate_loss, windows_of
 from fewbits.experiments.identity import identity, possible_identities, provenance, segment, trial_id
-from fewbits.experiments.optimizers import (
+from fewbits.experiments.optimization.optimizers import (
     clip_gradients,
     load_optimizer_state,
     make_optimizer,
     optimizer_state,
     set_learning_rate,
 )
-from fewbits.experiments.schedules import factor
+from fewbits.experiments.optimization.schedules import factor
+from fewbits.experiments.runs import checkpoints, run_folder
+from fewbits.experiments.runs.branches import Parent, find_parent
 from fewbits.experiments.setup import check, check_data, check_evaluation, cloze, corpus_model, text_tokenizer
 from fewbits.experiments.trial import Runtime, Trial
 from fewbits.kernels.seeds import derive_seed
-from fewbits.models.decoder import Decoder
+from fewbits.models.networks.decoder import Decoder
+from fewbits.models.networks.partition import adam_mini_partition
+from fewbits.models.networks.registry import build, linear_parameters
 from fewbits.models.observer import Observer
-from fewbits.models.partition import adam_mini_partition
 from fewbits.models.quantize import Quantization, quantize
-from fewbits.models.registry import build, linear_parameters
 
 INITIAL, ORDER, ROUNDING = range(3)  # what a trial's seed is spent on
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}

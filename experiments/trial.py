@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from fewbits.common.from_dict import from_dict, one_of
+from fewbits.common.store_folder import store_folder
 from fewbits.experiments.data.config import DataConfig
-from fewbits.experiments.optimizers import OptimizerConfig
-from fewbits.experiments.schedules import ScheduleConfig
-from fewbits.kernels.store_folder import store_folder
-from fewbits.models.decoder import DecoderConfig
-from fewbits.models.from_dict import from_dict, one_of
+from fewbits.experiments.optimization.optimizers import OptimizerConfig
+from fewbits.experiments.optimization.schedules import ScheduleConfig
+from fewbits.models.networks.decoder import DecoderConfig
 from fewbits.models.observer import ObserverConfig
 from fewbits.models.recipe import Recipe
 

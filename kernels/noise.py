@@ -5,9 +5,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fewbits.kernels import cuda, ops, reference
+from fewbits.kernels import ops
 from fewbits.kernels.api import check_seed
-from fewbits.kernels.backends import backend_for
+from fewbits.kernels.backends import cuda, reference
+from fewbits.kernels.backends.choice import backend_for
 
 NOISES = ("gaussian", "uniform")
 BLOCKS = (1, 2, 4, 8, 16, 32, 64, 128)

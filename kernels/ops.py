@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fewbits.kernels.backends import backend_for
+from fewbits.kernels.backends.choice import backend_for
 from fewbits.kernels.mixing import mix_matrix
 from fewbits.kernels.packing import layout
 from fewbits.kernels.quantizer import Mixture, Quantizer

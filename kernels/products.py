@@ -4,8 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fewbits.kernels import ops, reference  # noqa: F401, ops defines the operator
-from fewbits.kernels.processor import has_fast_bf16_products
+from fewbits.kernels.backends import reference
+from fewbits.kernels.backends.processor import has_fast_bf16_products
 
 # Read once, at import: a compiler that traces products does not follow reads of files.
 WIDENS = not has_fast_bf16_products()

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from fewbits.models.observer import Observer
+from fewbits.models.operand_pair import TwoWays
 from fewbits.models.quantized_linear import Moment, Plan, QuantizedLinear, Seen
 from fewbits.models.recipe import PARTS, Operands, Recipe, parts
-from fewbits.models.two_ways import TwoWays
 
 # The end of a linear layer's name in Hugging Face's, torchtitan's and nanoGPT's models.
 PART_OF_NAME = {

@@ -25,8 +25,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from fewbits.kernels.products import linear
 from fewbits.kernels.seeds import derive_seed
 from fewbits.models.gemm import product
+from fewbits.models.operand_pair import TwoWays
 from fewbits.models.recipe import GEMMS, SLOTS, Operands, Recipe, Sampler
-from fewbits.models.two_ways import TwoWays
 from fewbits.models.untraced import untraced
 
 DRAWS = (*SLOTS, "sampler", *GEMMS)  # what has seeds of its own, by its place here; GEMMs for their rotations' signs

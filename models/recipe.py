@@ -23,8 +23,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from fewbits.common.from_dict import from_dict, one_of
 from fewbits.kernels.quantizer import Mixture, Quantizer
-from fewbits.models.from_dict import from_dict, one_of
 
 PARTS = ("qkv", "out", "up", "down", "in")
 GEMMS = ("fprop", "dgrad", "wgrad")

@@ -15,7 +15,7 @@ from types import ModuleType
 import pytest
 
 from fewbits import __version__, cli, doctor
-from fewbits.kernels import build
+from fewbits.kernels.backends import build
 
 COMMAND = [sys.executable, "-m", "fewbits.cli"]
 
@@ -194,7 +194,7 @@ def test_doctor_says_the_same_in_text_and_json() -> None:
 
 @pytest.mark.parametrize("forced", ["", *doctor.BACKENDS])
 def test_doctor_names_the_backend_that_the_kernels_choose(monkeypatch: pytest.MonkeyPatch, forced: str) -> None:
-    from fewbits.kernels import backends
+    from fewbits.kernels.backends import choice as backends
 
     assert backends.NAMES == doctor.BACKENDS
     monkeypatch.setenv("FEWBITS_BACKEND", forced)
@@ -258,7 +258,7 @@ def test_doctor_test_runs_the_self_test_of_the_kernels(capsys: pytest.CaptureFix
 
 
 def test_a_failed_self_test_is_status_1(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    selftest = import_module("fewbits.kernels.selftest")
+    selftest = import_module("fewbits.kernels.backends.selftest")
     results = [("round trip", True, ""), ("stochastic mean", False, "0.0 instead of 0.3")]
     monkeypatch.setattr(selftest, "run", lambda device: results)
     assert cli.main(["doctor", "--test"]) == 1

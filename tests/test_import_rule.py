@@ -14,11 +14,12 @@ from textwrap import dedent
 import pytest
 
 ROOT = Path(__file__).parents[1]
-ROOMS = ("kernels", "models", "experiments", "sweeps", "analysis")  # from the ground up
+ROOMS = ("common", "kernels", "models", "experiments", "sweeps", "analysis")  # from the ground up
 
 # What a floor does not know: models neither read configs nor track runs, and one trial does not know of Ray. torchtitan
 # is known to one file.
 FOREIGN = {
+    "common": {"ray", "mlflow", "hydra", "omegaconf", "torch", "torchtitan"},
     "kernels": {"ray", "mlflow", "hydra", "omegaconf", "torchtitan"},
     "models": {"ray", "mlflow", "hydra", "omegaconf", "torchtitan"},
     "experiments": {"ray", "torchtitan"},
@@ -32,8 +33,9 @@ MODULE = re.compile(rf"fewbits\.({'|'.join(ROOMS)})(\.\w+)*")
 def files(root: Path) -> Iterator[tuple[str, Path]]:
     """The name and file of every module in the rooms."""
     for room in ROOMS:
-        for file in sorted((root / room).rglob("*.py")):
-            yield ".".join(("fewbits", *file.relative_to(root).with_suffix("").parts)), file
+        folder = root / "src" / "fewbits" / room if room == "common" else root / room
+        for file in sorted(folder.rglob("*.py")):
+            yield ".".join(("fewbits", room, *file.relative_to(folder).with_suffix("").parts)), file
 
 
 def imports(module: str, tree: ast.AST) -> Iterator[tuple[int, str]]:
@@ -112,8 +114,8 @@ def test_the_rooms_hold_the_import_rule() -> None:
         ("kernels/a.py", "from .. import sweeps"),
         ("kernels/deep/a.py", "from ...experiments.train import loop"),
         ("models/a.py", "def f():\n    from fewbits.experiments import data"),
-        ("models/a.py", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import fewbits.sweeps.plan"),
-        ("experiments/a.py", "import importlib\nimportlib.import_module('fewbits.sweeps.store')"),
+        ("models/a.py", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import fewbits.sweeps.planning.plan"),
+        ("experiments/a.py", "import importlib\nimportlib.import_module('fewbits.sweeps.running.store')"),
         ("experiments/a.py", "from importlib import import_module\nimport_module('..analysis.report', __package__)"),
         ("sweeps/a.py", "__import__('fewbits.analysis')"),
         ("sweeps/a.py", "TABLE = {'report': 'fewbits.analysis.report'}"),
@@ -140,10 +142,10 @@ def test_an_import_up_the_house_is_found(tmp_path: Path, file: str, source: str)
 def test_imports_down_the_house_are_fine(tmp_path: Path) -> None:
     write(tmp_path, "kernels/formats.py", "import torch\nfrom dataclasses import dataclass\nrange(3)")
     write(tmp_path, "models/gpt2.py", "from fewbits.kernels.formats import Format\nfrom fewbits.kernels import formats")
-    write(tmp_path, "sweeps/plan.py", "import ray, mlflow, hydra\nfrom fewbits import __version__")
+    write(tmp_path, "sweeps/planning/plan.py", "import ray, mlflow, hydra\nfrom fewbits import __version__")
     source = """
         '''fewbits.analysis.report is a name in a docstring here, and fewbits.kernels below is not.'''
-        import fewbits.sweeps.plan
+        import fewbits.sweeps.planning.plan
         from fewbits.models.gpt2 import GPT
         log, me = getLogger("fewbits.report"), getLogger("fewbits.analysis.report")
         """

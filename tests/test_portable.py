@@ -12,19 +12,24 @@ TESTS = portable.ROOT / "tests"
 # Modules whose results depend on the order of sums. Sweeps and reports train too, but their tests compare runs of one
 # processor with each other and assert nothing about losses.
 COMPUTES = {
-    *("fewbits.kernels.products", "fewbits.sample_weight"),
-    *("fewbits.models.decoder", "fewbits.models.gemm", "fewbits.models.layers", "fewbits.models.mamba2"),
-    *("fewbits.models.quantize", "fewbits.models.quantized_linear"),
-    *("fewbits.experiments.adam_mini", "fewbits.experiments.optimizers", "fewbits.experiments.probe"),
-    *(
-        "fewbits.experiments.training",
-        "fewbits.experiments.bench_step",
-        "fewbits.experiments.evaluation.loss",
-        "torchtitan.train",
-    ),
+    "fewbits.kernels.products",
+    "fewbits.sample_weight",
+    "fewbits.models.networks.decoder",
+    "fewbits.models.gemm",
+    "fewbits.models.networks.layers",
+    "fewbits.models.networks.mamba2",
+    "fewbits.models.quantize",
+    "fewbits.models.quantized_linear",
+    "fewbits.experiments.optimization.adam_mini",
+    "fewbits.experiments.optimization.optimizers",
+    "fewbits.experiments.probes.probe",
+    "fewbits.experiments.training",
+    "fewbits.experiments.bench.step",
+    "fewbits.experiments.evaluation.loss",
+    "torchtitan.train",
 }
 WITHOUT_PRODUCTS = {  # they import such a module, and nothing that they assert depends on a product
-    "experiments/test_fingerprint.py": "hashes of sources",
+    "experiments/fingerprint/test_fingerprint.py": "hashes of sources",
     "kernels/test_bad_use.py": "arguments that are refused",
     "models/test_recipe.py": "recipes as data",
 }
@@ -47,7 +52,7 @@ def imports(file: Path) -> frozenset[str]:
 
 
 def test_every_file_that_trains_is_run() -> None:
-    files = [file for package in PACKAGES for file in (TESTS / package).glob("test_*.py")]
+    files = [file for package in PACKAGES for file in (TESTS / package).rglob("test_*.py")]
     training = {file.relative_to(TESTS).as_posix() for file in files if COMPUTES & imports(file)}
     assert training == {*portable.FILES, *WITHOUT_PRODUCTS}
     assert len(portable.FILES) == len(set(portable.FILES))

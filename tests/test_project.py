@@ -74,6 +74,7 @@ def test_the_wheel_carries_every_source_of_every_room_and_nothing_else(wheel: Pa
     carried = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     package = ROOT / "src" / "fewbits"
     wanted = {"fewbits/py.typed"} | {f"fewbits/{file.name}" for file in package.glob("*.py")}
+    wanted |= {f"fewbits/common/{file.name}" for file in (package / "common").glob("*.py")}
     for room in ROOMS:
         sources = [*(ROOT / room).rglob("*.py"), *(ROOT / room).rglob("csrc/*"), *(ROOT / room).rglob("*.yaml")]
         sources += (ROOT / room).rglob("*.css")
@@ -88,7 +89,7 @@ def test_the_wheel_carries_every_source_of_every_room_and_nothing_else(wheel: Pa
 def test_the_wheel_works_where_it_lies(wheel: Path, tmp_path: Path) -> None:
     zipfile.ZipFile(wheel).extractall(tmp_path)
     probe = """
-import fewbits, fewbits.kernels.build as build, fewbits.kernels.formats as formats
+import fewbits, fewbits.kernels.backends.build as build, fewbits.kernels.formats as formats
 fewbits.Quantizer.parse("e4m3:128x128:gam")
 build.library_path()
 print(fewbits.__file__, formats.__file__, build.__file__)
@@ -114,7 +115,7 @@ def test_make_test_sets_up_in_order_and_runs_every_check() -> None:
         "pip install --no-compile --constraint constraints.txt torch",
         "pip install --no-compile --constraint constraints.txt --editable '.[dev]'",
         "compileall",
-        "fewbits.kernels.build",
+        "fewbits.kernels.backends.build",
         "ruff check",
         "ruff format --check",
         "mypy",
@@ -126,7 +127,7 @@ def test_make_test_sets_up_in_order_and_runs_every_check() -> None:
 
 def test_setup_runs_again_only_when_what_it_depends_on_has_changed(tmp_path: Path) -> None:
     shutil.copy(ROOT / "Makefile", tmp_path)
-    needed = ["pyproject.toml", "constraints.txt", "kernels/build.py", "kernels/csrc/round.h"]
+    needed = ["pyproject.toml", "constraints.txt", "kernels/backends/build.py", "kernels/csrc/round.h"]
     stamps = [".venv/.installed", ".venv/.kernels-built"]
     for second, name in enumerate([*needed, *stamps]):
         file = tmp_path / name
@@ -138,7 +139,7 @@ def test_setup_runs_again_only_when_what_it_depends_on_has_changed(tmp_path: Pat
         os.utime(tmp_path / name, (100, 100))
         commands = make("--dry-run", "setup", "EXTRAS=", cwd=tmp_path)
         assert ("pip install" in commands) == installs
-        assert "fewbits.kernels.build" in commands
+        assert "fewbits.kernels.backends.build" in commands
         os.utime(tmp_path / name, (0, 0))
 
 
@@ -146,7 +147,7 @@ def test_setup_installs_extras_once_and_cupy_where_there_is_an_nvidia_driver(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "kernels").mkdir()
-    for name in ("Makefile", "pyproject.toml", "constraints.txt", "kernels/build.py"):
+    for name in ("Makefile", "pyproject.toml", "constraints.txt", "kernels/backends/build.py"):
         shutil.copy(ROOT / name, tmp_path / name)
         os.utime(tmp_path / name, (0, 0))
     venv = tmp_path / ".venv"

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from fewbits.analysis.gaussws.theory import SQUARE, noise
 from fewbits.analysis.paper import paper
-from fewbits.experiments.bench_step import Step
+from fewbits.experiments.bench.step import Step
 from fewbits.experiments.config import load_recipe
 from fewbits.kernels.api import fake_quantize
 from fewbits.kernels.noise import gaussian_noise, sample_weight, uniform_noise
-from fewbits.models.registry import linear_parameters, model
+from fewbits.models.networks.registry import linear_parameters, model
 
 KINDS = {"gaussws": "gaussian", "diffq": "uniform"}
 INT4 = "e1m2"  # one bit of exponent makes an even grid: 0, ±1 … ±7 steps

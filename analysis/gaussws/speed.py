@@ -32,7 +32,7 @@ from fewbits.analysis.verdicts import (
     noted,
     out_of_reach,
 )
-from fewbits.kernels.bench_generators import BITWISE, BOX_MULLER, TORCH
+from fewbits.kernels.bench.generators import BITWISE, BOX_MULLER, TORCH
 
 margin = paper("gaussws").margin
 TURNS = "turns of one run, not seeds"

@@ -36,7 +36,7 @@ from fewbits.analysis.results import (
 )
 from fewbits.analysis.statistics import ALPHA, more_events
 from fewbits.analysis.verdicts import NoData, Outcome, Verdict, every, not_run, noted
-from fewbits.sweeps.store import State
+from fewbits.sweeps.running.store import State
 
 SWEEP, UNDER_MINI = "stability", "stability-mini"
 RISE = 0.1

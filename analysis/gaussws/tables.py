@@ -17,7 +17,7 @@ from fewbits.analysis.registry import table
 from fewbits.analysis.results import NotRun, Ours, OutOfReach, Setting, TableCell, TableResult, TableRow, Value
 from fewbits.analysis.settings import Line, model, setting
 from fewbits.analysis.show.markup import number
-from fewbits.sweeps.cost import tokens_of
+from fewbits.sweeps.planning.cost import tokens_of
 
 # -------------------------------------------------------------------------------- Table B.1
 

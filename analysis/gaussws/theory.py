@@ -19,8 +19,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from fewbits.kernels import reference_noise
 from fewbits.kernels.api import fake_quantize
+from fewbits.kernels.backends import reference_noise
 from fewbits.kernels.formats import Format
 from fewbits.kernels.noise import gaussian_noise, sample_weight, uniform_noise, unpack_noise
 

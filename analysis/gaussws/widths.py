@@ -21,12 +21,12 @@ from fewbits.analysis.paper import paper
 from fewbits.analysis.registry import claim, control
 from fewbits.analysis.results import NotRun
 from fewbits.analysis.verdicts import Data, Differences, NoData, Verdict, every, higher, not_run, noted, share_within
-from fewbits.experiments.schedules import factor
+from fewbits.experiments.optimization.schedules import factor
 from fewbits.experiments.trial import Trial
-from fewbits.models.decoder import DecoderConfig
+from fewbits.models.networks.decoder import DecoderConfig
+from fewbits.models.networks.registry import on_meta
 from fewbits.models.observer import TIERS
-from fewbits.models.registry import on_meta
-from fewbits.sweeps.store import State
+from fewbits.sweeps.running.store import State
 
 NINE = paper("gaussws").numbers["to-nine"].value
 ALL = 1.01  # no share is above all; the bound is beyond it, so that all of them lie within

@@ -25,7 +25,7 @@ from fewbits.analysis.mor.looks import ARMS, THRESHOLD, chosen
 from fewbits.analysis.registry import figure
 from fewbits.analysis.results import FigureResult, NotRun, Picture
 from fewbits.analysis.verdicts import NoData
-from fewbits.sweeps.store import State
+from fewbits.sweeps.running.store import State
 
 PARTS = {"qkv": "linear_qkv", "out": "linear_proj", "up": "fc1", "down": "fc2", "in": "in_proj"}
 LINE = f"threshold, {100 * THRESHOLD:g} %"

@@ -24,9 +24,9 @@ from fewbits.analysis.plots import SMALL, TEXT
 from fewbits.analysis.registry import figure
 from fewbits.analysis.results import FigureResult, NotRun, Picture
 from fewbits.experiments.config import load_recipe
-from fewbits.models.decoder import DecoderConfig
-from fewbits.models.layers import Linear
-from fewbits.models.registry import on_meta
+from fewbits.models.networks.decoder import DecoderConfig
+from fewbits.models.networks.layers import Linear
+from fewbits.models.networks.registry import on_meta
 
 BETWEEN = {"attention": "causal attention", "relu2": "squared ReLU", "gelu": "GELU", "swiglu": "SiLU × gate"}
 

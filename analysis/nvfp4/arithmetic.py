@@ -21,14 +21,14 @@ from fewbits.analysis.paper import Claim, paper
 from fewbits.analysis.registry import claim
 from fewbits.analysis.verdicts import Verdict, exact, noted
 from fewbits.experiments.config import load_recipe
-from fewbits.kernels import reference
 from fewbits.kernels.api import fake_quantize
+from fewbits.kernels.backends import reference
 from fewbits.kernels.packed import encode
 from fewbits.kernels.quantizer import HADAMARD_SIZES, Quantizer
-from fewbits.models.presets import MODELS
+from fewbits.models.networks.presets import MODELS
+from fewbits.models.networks.registry import on_meta
 from fewbits.models.quantize import keep, linear_layers
 from fewbits.models.recipe import Keep
-from fewbits.models.registry import on_meta
 
 NVFP4, MXFP4 = "e2m1:1x16:nvfp4", "e2m1:1x32:e8m0"
 SIDE = 1024

@@ -17,7 +17,7 @@ from fewbits.analysis.plots import SMALL
 from fewbits.analysis.registry import figure
 from fewbits.analysis.results import FigureResult, NotRun, Picture
 from fewbits.analysis.verdicts import NoData
-from fewbits.sweeps.store import State
+from fewbits.sweeps.running.store import State
 
 PARTS = {"in": "in", "qkv": "QKV", "out": "out", "up": "up", "down": "down"}  # from a block's input to its output
 

@@ -27,7 +27,7 @@ from fewbits.kernels.packed import Packed, decode, encode
 from fewbits.kernels.packing import unpack
 from fewbits.kernels.quantizer import Quantizer
 from fewbits.models.recipe import Recipe, Slot
-from fewbits.sweeps.plan import Plan
+from fewbits.sweeps.planning.plan import Plan
 
 POINTS = 72 * WIDTH
 SPELLED = "e2m1:1x16:nvfp4"

@@ -19,9 +19,9 @@ from fewbits.analysis.paper import paper
 from fewbits.analysis.registry import table
 from fewbits.analysis.results import NotRun, OutOfReach, Setting, TableCell, TableResult, TableRow
 from fewbits.kernels.packed import encode
-from fewbits.models.decoder import DecoderConfig
-from fewbits.models.presets import MODELS
-from fewbits.models.registry import parameters
+from fewbits.models.networks.decoder import DecoderConfig
+from fewbits.models.networks.presets import MODELS
+from fewbits.models.networks.registry import parameters
 
 SPEED = OutOfReach("formats are emulated in BF16 and FP32, no tensor core computes in them")
 ENCODINGS = {  # of Table 1's rows; either element format of a row takes as many bits

@@ -21,7 +21,7 @@ from fewbits.analysis.registry import figure
 from fewbits.analysis.results import FigureResult, NotRun, Picture
 from fewbits.analysis.statistics import ALPHA, Summary, summary
 from fewbits.analysis.verdicts import NoData
-from fewbits.sweeps.store import State
+from fewbits.sweeps.running.store import State
 
 LOSSES = (
     Group(

@@ -22,11 +22,11 @@ from fewbits.analysis.verdicts import Verdict, exact
 from fewbits.experiments.config import load_recipe
 from fewbits.kernels.api import fake_quantize
 from fewbits.kernels.quantizer import Quantizer
-from fewbits.models.presets import MODELS
+from fewbits.models.networks.presets import MODELS
+from fewbits.models.networks.registry import build
 from fewbits.models.quantize import quantize
 from fewbits.models.quantized_linear import QuantizedLinear
 from fewbits.models.recipe import Recipe
-from fewbits.models.registry import build
 
 BATCH, LENGTH = 2, 48  # as many tokens together as no side of a weight has, so that operands are told by their shapes
 STEPS, MICRO_BATCHES = 2, 2

@@ -19,10 +19,10 @@ from fewbits.analysis.fingerprint import sources
 from fewbits.analysis.frames import Results
 from fewbits.analysis.show.markup import boxed, folded, listed, number, plural, tag, words
 from fewbits.experiments.identity import computed_by_todays_sources, environments
-from fewbits.experiments.run_folder import HASH
-from fewbits.sweeps import store
-from fewbits.sweeps.cost import tokens_of, work_of
-from fewbits.sweeps.plan import Planned
+from fewbits.experiments.runs.run_folder import HASH
+from fewbits.sweeps.planning.cost import tokens_of, work_of
+from fewbits.sweeps.planning.plan import Planned
+from fewbits.sweeps.running import store
 
 PACKAGES = ("torch", "numpy", "scipy", "pandas", "matplotlib")
 SHOWN = 8  # flags of a kind, before the others are folded away

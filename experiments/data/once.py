@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from fewbits.experiments import terminal
-from fewbits.kernels.build import cache_folder
-from fewbits.kernels.locks import locked
+from fewbits.common import terminal
+from fewbits.common.locks import locked
+from fewbits.kernels.backends.build import cache_folder
 
 T = TypeVar("T")
 NO_LOCKS = "processes that make the same data at once can disturb each other: start one first, or set FEWBITS_CACHE"

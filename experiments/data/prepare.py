@@ -22,14 +22,14 @@ from itertools import islice
 from pathlib import Path
 from typing import NoReturn
 
-from fewbits.experiments import terminal
+from fewbits.common import terminal
+from fewbits.common.locks import locked
 from fewbits.experiments.data.folder import read_meta
 from fewbits.experiments.data.once import default_cache
 from fewbits.experiments.data.text import text_folder
 from fewbits.experiments.data.tokenizing import Tokenizer, bpe_size, ready_tokenizer
 from fewbits.experiments.data.unfinished import NOTE, SPLITS, Request, Unfinished
 from fewbits.experiments.data.web import COLLECTIONS, Collection, Documents, resolved_revision
-from fewbits.kernels.locks import locked
 
 VALIDATION = 0.0005  # nanoGPT's share
 _AT_ONCE = 1000  # documents between notes

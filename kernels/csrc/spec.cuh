@@ -2,7 +2,7 @@
 //
 // A kernel is compiled for one Variant: the shape of its tiles and one or two quantizers, all constants, so that the
 // compiler leaves out what a variant has no use for. In tests the same sources run on the CPU, with variants that
-// are data (FB_SIMT, tests/kernels/simt/): so here constants are values and conditions are plain ifs.
+// are data (FB_SIMT, tests/kernels/backends/simt/): so here constants are values and conditions are plain ifs.
 #pragma once
 #include "element.h"
 #include "hadamard.h"

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from fewbits.kernels.packed import Packed, decode, encode
     from fewbits.kernels.quantizer import Mixture, Quantizer
     from fewbits.kernels.seeds import derive_seed
+    from fewbits.models.networks.registry import build
     from fewbits.models.observer import Observer, ObserverConfig
     from fewbits.models.quantize import Quantization, quantize
     from fewbits.models.recipe import Recipe
-    from fewbits.models.registry import build
 
 __version__ = "0.1.0"
 
@@ -53,7 +53,7 @@ _DEFINED_IN = {
     "ObserverConfig": "fewbits.models.observer",
     "Quantization": "fewbits.models.quantize",
     "Recipe": "fewbits.models.recipe",
-    "build": "fewbits.models.registry",
+    "build": "fewbits.models.networks.registry",
     "load_recipe": "fewbits.experiments.config",
     "load_trial": "fewbits.experiments.config",
     "quantize": "fewbits.models.quantize",

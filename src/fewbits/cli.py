@@ -17,7 +17,7 @@ from itertools import takewhile
 from typing import NoReturn
 
 from fewbits import __version__
-from fewbits.experiments.redaction import redacted
+from fewbits.common.redaction import redacted
 
 
 @dataclass(frozen=True)
@@ -42,44 +42,44 @@ COMMANDS = (
     ),
     Command(
         ("train",),
-        "fewbits.sweeps.multirun",
+        "fewbits.sweeps.commands.multirun",
         "many trials, of words with several values, through the store",
         "recipe.threshold=0.03,0.045",
         flags=("--multirun", "-m"),
     ),
     Command(
         ("train",),
-        "fewbits.experiments.train_command",
+        "fewbits.experiments.commands.train",
         "one trial, here: model, recipe, data, scale by name",
         "--config",
     ),
     Command(
         ("sweep",),
-        "fewbits.sweeps.sweep_command",
+        "fewbits.sweeps.commands.sweep",
         "many trials: those that are missing of a study's or of your own sweep",
         "study=mor scale=smoke --dry-run",
     ),
     Command(
         ("status",),
-        "fewbits.sweeps.status_command",
+        "fewbits.sweeps.commands.status",
         "how the trials of a sweep stand: planned, running, done, failed, diverged, blocked",
         "study=mor scale=smoke",
     ),
     Command(
         ("explain",),
-        "fewbits.sweeps.explain_command",
+        "fewbits.sweeps.commands.explain",
         "why two trials are not the same one, or a result is stale: field by field",
         "RUN RUN",
     ),
     Command(
         ("probe",),
-        "fewbits.experiments.probe_command",
+        "fewbits.experiments.commands.probe",
         "recipes compared at a checkpoint: loss, gradients, operands",
         "RUN bf16 mor/block nvfp4",
     ),
     Command(
         ("sync",),
-        "fewbits.sweeps.sync_command",
+        "fewbits.sweeps.commands.sync",
         "a sweep's trials sent to MLflow once more, from their files: all that it lacks",
         "study=mor scale=smoke",
     ),
@@ -95,21 +95,34 @@ COMMANDS = (
         "a study's claims, each with its verdict",
         "study=mor scale=cpu",
     ),
-    Command(("ui",), "fewbits.sweeps.ui_command", "MLflow's page of the store's trials, in the browser", "--port 5000"),
-    Command(("models",), "fewbits.models.listing", "the models there are, with their parameters", "--json"),
-    Command(("recipes",), "fewbits.experiments.recipe_listing", "the recipes there are, with their operands", "--json"),
-    Command(("studies",), "fewbits.sweeps.study_listing", "the papers there are, with their recipes", "--json"),
+    Command(
+        ("ui",), "fewbits.sweeps.commands.ui", "MLflow's page of the store's trials, in the browser", "--port 5000"
+    ),
+    Command(("models",), "fewbits.models.networks.listing", "the models there are, with their parameters", "--json"),
+    Command(
+        ("recipes",), "fewbits.experiments.commands.recipes", "the recipes there are, with their operands", "--json"
+    ),
+    Command(("studies",), "fewbits.sweeps.commands.studies", "the papers there are, with their recipes", "--json"),
     Command(
         ("data", "prepare"), "fewbits.experiments.data.prepare", "web text to tokens: OpenWebText, C4", "openwebtext"
     ),
     Command(
-        ("bench", "kernels"), "fewbits.kernels.bench", "speed and memory of the kernels, and of peers", "--no-peers"
+        ("bench", "kernels"),
+        "fewbits.kernels.bench.command",
+        "speed and memory of the kernels, and of peers",
+        "--no-peers",
     ),
     Command(
-        ("bench", "train"), "fewbits.experiments.bench", "what recipes cost in training, beside plain BF16", "--steps 5"
+        ("bench", "train"),
+        "fewbits.experiments.bench.command",
+        "what recipes cost in training, beside plain BF16",
+        "--steps 5",
     ),
     Command(
-        ("bench", "sweep"), "fewbits.sweeps.bench", "how well a sweep uses the machine, and what it costs", "--trials 4"
+        ("bench", "sweep"),
+        "fewbits.sweeps.commands.bench",
+        "how well a sweep uses the machine, and what it costs",
+        "--trials 4",
     ),
 )
 

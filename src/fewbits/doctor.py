@@ -20,7 +20,7 @@ from typing import Literal
 
 from fewbits import __version__
 from fewbits.cli import Parser
-from fewbits.kernels import build
+from fewbits.kernels.backends import build
 
 BACKENDS = ("reference", "cpu", "cuda")
 OLDEST_TORCH = (2, 11)
@@ -102,7 +102,7 @@ def self_test() -> list[Check]:
     try:
         from torch.cuda import is_available
 
-        from fewbits.kernels import selftest
+        from fewbits.kernels.backends import selftest
     except (ImportError, OSError) as error:  # a torch that is missing, or that misses a library of its own
         return [Check("import torch", False, str(error))]
     devices = ("cpu", "cuda") if is_available() else ("cpu",)
@@ -180,7 +180,7 @@ def _library(compiler: Fact) -> Fact:
     if compiler.value is None:
         missing = f"{path} is damaged" if path.exists() else f"no {path}"
         return Fact("library", None, f"{missing}, and no compiler to build it", "note", compiler.fix)
-    fix = "wait for the first use to build it, or: python -m fewbits.kernels.build"
+    fix = "wait for the first use to build it, or: python -m fewbits.kernels.backends.build"
     return Fact("library", None, f"not built yet: {path}", "note", fix)
 
 
@@ -210,7 +210,7 @@ def _cupy(gpu: Fact) -> Fact:
 
 
 def _backend(compiler: Fact, library: Fact, gpu: Fact, cupy: Fact) -> Fact:
-    """Which backend serves CPU tensors, and why: what kernels/backends.py will choose, told without loading torch."""
+    """Which backend serves CPU tensors, and why: as kernels/backends/choice.py, without loading torch."""
     forced = os.environ.get("FEWBITS_BACKEND")
     can_run = library.value is not None or compiler.value is not None
     if forced and forced not in BACKENDS:

@@ -1,6 +1,6 @@
 """Hydra's launcher `fewbits`: the jobs of `--multirun` are trials of one sweep, run through the store.
 
-Hydra finds plugins by this package's name; what it does is in `fewbits.sweeps.multirun`.
+Hydra finds plugins by this package's name; what it does is in `fewbits.sweeps.commands.multirun`.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ class FewbitsLauncher(Launcher):
         """Nothing that a sweep of trials does not know by itself."""
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        from fewbits.sweeps.multirun import launch
+        from fewbits.sweeps.commands.multirun import launch
 
         return launch([list(words) for words in job_overrides])
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from fewbits.sweeps.conduct import conduct
-from fewbits.sweeps.plan import Plan, plan
-from fewbits.sweeps.sweep import load_sweeps
-from tests.experiments.data_inputs import shared_cache
+from fewbits.sweeps.planning.plan import Plan, plan
+from fewbits.sweeps.planning.sweep import load_sweeps
+from fewbits.sweeps.running.run_sweep import conduct
+from tests.experiments.data.data_inputs import shared_cache
 
 SWEEP = """
 words:

@@ -11,7 +11,7 @@ from fewbits.analysis import arms
 from fewbits.analysis.frames import Results
 from fewbits.analysis.show.provenance import Provenance
 from fewbits.analysis.verdicts import Differences, NoData
-from fewbits.sweeps.plan import Plan
+from fewbits.sweeps.planning.plan import Plan
 
 Planner = Callable[..., Plan]
 USUAL = {"recipe.threshold": "0.045"}

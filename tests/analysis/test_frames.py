@@ -13,8 +13,8 @@ from fewbits.analysis import trajectories
 from fewbits.analysis.frames import LABELS, Results, kind
 from fewbits.analysis.verdicts import Differences, NoData, Outcome, higher, no_worse
 from fewbits.models.recipe import Recipe
-from fewbits.sweeps.plan import Plan
-from fewbits.sweeps.plans import earlier_runs
+from fewbits.sweeps.planning.plan import Plan
+from fewbits.sweeps.planning.stored_plans import earlier_runs
 
 Planner = Callable[..., Plan]
 AXIS, STRICT, USUAL = "recipe.threshold", {"recipe.threshold": "0.0001"}, {"recipe.threshold": "0.045"}

@@ -13,7 +13,7 @@ import pytest
 from fewbits import cli
 from tests.analysis.conftest import SWEEP
 from tests.analysis.report_inputs import left, stand_in
-from tests.experiments.data_inputs import bin_folder
+from tests.experiments.data.data_inputs import bin_folder
 
 ROOT = Path(__file__).parents[2]
 THERE = """

@@ -7,9 +7,9 @@ import pytest
 import yaml
 
 from fewbits.analysis.paper import FOLDER, Margin, Paper, paper
-from fewbits.models.from_dict import from_dict
-from fewbits.models.presets import MODELS
-from fewbits.sweeps.studies import STUDIES
+from fewbits.common.from_dict import from_dict
+from fewbits.models.networks.presets import MODELS
+from fewbits.sweeps.planning.studies import STUDIES
 
 PAPERS = sorted(path.stem for path in FOLDER.glob("*.yaml"))
 COUNTS = {"mor": (4, 21, 20), "nvfp4": (5, 14, 26), "gaussws": (4, 8, 18)}  # tables, figures, claims

@@ -12,7 +12,7 @@ from fewbits.analysis.registry import claim, control, figure, judge_all, shelf, 
 from fewbits.analysis.results import FigureResult, NotRun, TableCell, TableResult, TableRow, Value
 from fewbits.analysis.statistics import Interval
 from fewbits.analysis.verdicts import Differences, NoData, Outcome, Verdict, equivalent, every, exact, higher, lower
-from fewbits.sweeps.plan import Plan
+from fewbits.sweeps.planning.plan import Plan
 
 OURS = Claim("own-1", "s", "", "lower", "loss", margin=Margin(0.001, True, "r"))
 NULL = Differences((0.0001, -0.0001, 0.0), relative=True, trials=("aa",))

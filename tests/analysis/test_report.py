@@ -22,9 +22,9 @@ from fewbits.analysis.registry import judge_all, shelf
 from fewbits.analysis.report import put
 from fewbits.analysis.results import TableResult, Value
 from fewbits.analysis.show.provenance import Provenance
-from fewbits.experiments.run_folder import RunFolder
-from fewbits.sweeps import store
-from fewbits.sweeps.plans import save_plan
+from fewbits.experiments.runs.run_folder import RunFolder
+from fewbits.sweeps.planning.stored_plans import save_plan
+from fewbits.sweeps.running import store
 from tests.analysis.conftest import SWEEP
 from tests.analysis.report_inputs import Made, left, read_page, stand_in
 

@@ -19,8 +19,8 @@ import numpy as np
 from pandas import DataFrame
 
 from fewbits.analysis.frames import Results
-from fewbits.sweeps.plan import Member, Plan, plan
-from fewbits.sweeps.sweep import load_sweeps
+from fewbits.sweeps.planning.plan import Member, Plan, plan
+from fewbits.sweeps.planning.sweep import load_sweeps
 
 SMALL = ("data=synthetic", "data.size=65536", "data.repeat=1000000000", "evaluation.windows=2", "runtime.device=cpu")
 STEPS = 20  # rows of the metrics

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.experiments.data_inputs import shared_cache
+from tests.experiments.data.data_inputs import shared_cache
 
 
 @pytest.fixture(scope="session")

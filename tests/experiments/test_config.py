@@ -10,7 +10,7 @@ from fewbits import cli
 from fewbits.experiments.config import FOLDER, GROUPS, load_recipe, load_trial, names, resolved
 from fewbits.experiments.trial import Runtime, Trial
 from fewbits.kernels.quantizer import Mixture, Quantizer
-from fewbits.models.presets import MODELS
+from fewbits.models.networks.presets import MODELS
 from fewbits.models.recipe import SLOTS, Recipe
 
 # ------------------------------------------------------------------------------------------------ what there is

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fewbits.sweeps.local import environments_at, meeting_place
+from fewbits.sweeps.running.local import environments_at, meeting_place
 from tests.experiments.trial_inputs import ended, ending, left, leftovers, metric, only_run, started, train, words
 
 NOISY = ("recipe=nvfp4", "recipe.sampler.kind=gaussws", "recipe.sampler.penalty=0.0001", "training.steps=8")

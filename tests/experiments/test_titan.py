@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from fewbits.kernels.processor import has_fast_bf16_products
-from fewbits.sweeps.local import environments_at, meeting_place
+from fewbits.kernels.backends.processor import has_fast_bf16_products
+from fewbits.sweeps.running.local import environments_at, meeting_place
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("torchtitan") is None, reason="torchtitan is not installed: pip install 'fewbits[titan]'"

@@ -9,17 +9,18 @@ import pandas as pd
 import pytest
 import torch
 
-from fewbits.experiments import checkpoints, training
+from fewbits.experiments import training
 from fewbits.experiments.config import load_trial
 from fewbits.experiments.data.load import load
 from fewbits.experiments.evaluation.loss import evaluate_loss
-from fewbits.experiments.optimizers import clip_gradients, make_optimizer, set_learning_rate
-from fewbits.experiments.run_folder import RunFolder
-from fewbits.experiments.schedules import factor
+from fewbits.experiments.optimization.optimizers import clip_gradients, make_optimizer, set_learning_rate
+from fewbits.experiments.optimization.schedules import factor
+from fewbits.experiments.runs import checkpoints
+from fewbits.experiments.runs.run_folder import RunFolder
 from fewbits.experiments.training import INITIAL, ORDER, ROUNDING, Progress, flops_a_token, run
 from fewbits.kernels.seeds import derive_seed
+from fewbits.models.networks.registry import build
 from fewbits.models.quantize import quantize
-from fewbits.models.registry import build
 from tests.experiments.trial_inputs import GAUSSWS_MOR, metric, train, words
 
 HIGH_BY_CAST = [f"recipe.{slot}=bf16" for slot in ("fprop.x", "fprop.w", "dgrad.dy", "dgrad.w", "wgrad.dy", "wgrad.x")]
@@ -149,7 +150,7 @@ def test_every_column_of_the_tables_is_explained(cache: Path, tmp_path: Path) ->
 
 
 def test_a_trial_without_observer_or_out_of_domain_text_leaves_readable_tables(cache: Path, tmp_path: Path) -> None:
-    from tests.experiments.data_inputs import bin_folder
+    from tests.experiments.data.data_inputs import bin_folder
 
     tokens = bin_folder(tmp_path / "tokens", [7, 8, 9, 10] * 300, [7, 8, 9, 10] * 200)
     asked = ("data=bin", "data.size=null", f"data.path={tokens}", "observer.enabled=false", "training.steps=2")

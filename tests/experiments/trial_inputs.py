@@ -21,10 +21,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from fewbits import cli
-from fewbits.experiments import checkpoints
 from fewbits.experiments.config import load_trial
-from fewbits.experiments.run_folder import RunFolder
-from fewbits.experiments.tracking import Tracker
+from fewbits.experiments.runs import checkpoints
+from fewbits.experiments.runs.run_folder import RunFolder
+from fewbits.experiments.tracking.tracker import Tracker
 from fewbits.experiments.training import Progress, Say, run
 
 # A quarter of the -nano models' width: a step takes a tenth of a second, even where torch has only scalar loops for
@@ -163,7 +163,9 @@ def server() -> multiprocessing.context.ForkServerContext:
     """The local backend's too, of sweeps that run in this process."""
     context = multiprocessing.get_context("forkserver")
     costly = ["mlflow", "mlflow.store.tracking.sqlalchemy_store", "torch._dynamo"]  # the last one for several ranks
-    context.set_forkserver_preload(["fewbits.sweeps.preload", "fewbits.sweeps.conduct", *costly, __name__])
+    context.set_forkserver_preload(
+        ["fewbits.sweeps.running.preload", "fewbits.sweeps.running.run_sweep", *costly, __name__]
+    )
     first = context.Process(target=os.getpid, daemon=True)
     first.start()
     first.join()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fewbits import gaussian_noise, sample_weight, uniform_noise, unpack_noise
-from fewbits.kernels import build, cpu, reference
+from fewbits.kernels.backends import build, cpu, reference
 from tests.kernels.inputs import DTYPES, FINITE, ODD, assert_same, generator, make
 
 Noise = Literal["gaussian", "uniform"]

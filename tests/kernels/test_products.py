@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fewbits.kernels import reference
-from fewbits.kernels.backends import backend_for
+from fewbits.kernels.backends import reference
+from fewbits.kernels.backends.choice import backend_for
 from fewbits.kernels.products import matmul_fp32
 from tests.kernels.inputs import assert_same, generator, make
 

@@ -9,9 +9,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from fewbits.models.decoder import Decoder, DecoderConfig
-from fewbits.models.presets import MODELS
-from fewbits.models.registry import build
+from fewbits.models.networks.decoder import Decoder, DecoderConfig
+from fewbits.models.networks.presets import MODELS
+from fewbits.models.networks.registry import build
 
 TOKENS = 24
 Oracle = tuple[nn.Module, Decoder]

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fewbits.models.decoder import Decoder
-from fewbits.models.presets import MODELS
+from fewbits.models.networks.decoder import Decoder
+from fewbits.models.networks.presets import MODELS
+from fewbits.models.networks.registry import build
 from fewbits.models.quantize import Quantization, quantize
 from fewbits.models.quantized_linear import QuantizedLinear
 from fewbits.models.recipe import SLOTS, Recipe
-from fewbits.models.registry import build
 
 torch.set_num_threads(1)
 

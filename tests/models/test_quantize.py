@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from fewbits.kernels.api import fake_quantize
-from fewbits.models.decoder import Decoder
+from fewbits.models.networks.decoder import Decoder
+from fewbits.models.networks.presets import MODELS
+from fewbits.models.networks.registry import on_meta
 from fewbits.models.observer import Observer, ObserverConfig
-from fewbits.models.presets import MODELS
 from fewbits.models.quantize import Quantization, linear_layers, quantize
 from fewbits.models.quantized_linear import QuantizedLinear
 from fewbits.models.recipe import Recipe
-from fewbits.models.registry import on_meta
 from tests.models.quantized import E4M3, MIXED, NVFP4, batch, equal, linear, normal, one_layer, recipe, tiny, train
 
 SQUARE = "e4m3:16x16:amax"

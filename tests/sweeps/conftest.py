@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fewbits import cli
-from tests.experiments.data_inputs import shared_cache
+from tests.experiments.data.data_inputs import shared_cache
 from tests.experiments.trial_inputs import server
 from tests.sweeps.sweep_inputs import FAMILY, all_left, planned, tiny_file
 

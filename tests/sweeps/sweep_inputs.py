@@ -14,10 +14,10 @@ from typing import Any
 import pandas as pd
 import yaml
 
-from fewbits.experiments.run_folder import RunFolder
-from fewbits.sweeps import store
-from fewbits.sweeps.plan import Plan, plan
-from fewbits.sweeps.sweep import load_sweeps
+from fewbits.experiments.runs.run_folder import RunFolder
+from fewbits.sweeps.planning.plan import Plan, plan
+from fewbits.sweeps.planning.sweep import load_sweeps
+from fewbits.sweeps.running import store
 from tests.experiments import trial_inputs
 from tests.experiments.trial_inputs import TINY, left
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from fewbits.sweeps.plan import Plan, plan
-from fewbits.sweeps.sweep import Sweep, load_sweeps
-from tests.experiments.data_inputs import shared_cache
+from fewbits.sweeps.planning.plan import Plan, plan
+from fewbits.sweeps.planning.sweep import Sweep, load_sweeps
+from tests.experiments.data.data_inputs import shared_cache
 
 SMALL = (
     "model.layers=2",

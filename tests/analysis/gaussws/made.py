@@ -17,9 +17,9 @@ import pandas as pd
 from torch import nn
 
 from fewbits.analysis.frames import Results
+from fewbits.models.networks.registry import on_meta
 from fewbits.models.observer import TIERS
-from fewbits.models.registry import on_meta
-from fewbits.sweeps.plan import Plan, Planned
+from fewbits.sweeps.planning.plan import Plan, Planned
 
 Place = str  # sweep/arm, or sweep/arm@rate
 OPTIMIZERS, RECIPES = ("adamw", "adam-mini"), ("bf16", "gaussws", "diffq")

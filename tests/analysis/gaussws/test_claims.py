@@ -15,8 +15,8 @@ from fewbits.analysis.gaussws.tables import table_e1
 from fewbits.analysis.noise import VALIDATION
 from fewbits.analysis.registry import judge, judge_all, shelf
 from fewbits.analysis.verdicts import Outcome, Verdict
-from fewbits.sweeps.plan import Plan, plan
-from fewbits.sweeps.sweep import load_sweeps
+from fewbits.sweeps.planning.plan import Plan, plan
+from fewbits.sweeps.planning.sweep import load_sweeps
 from tests.analysis.gaussws.conftest import SMALL
 from tests.analysis.gaussws.made import World, benches, results
 

@@ -13,7 +13,7 @@ from fewbits.analysis.registry import shelf
 from fewbits.analysis.results import FigureResult, NotRun, Setting, TableResult, Value
 from fewbits.analysis.show.tables import table
 from fewbits.analysis.verdicts import NoData
-from fewbits.sweeps.plan import Plan
+from fewbits.sweeps.planning.plan import Plan
 from tests.analysis.gaussws.made import World, benches, results
 
 OF_KERNELS = {"Figure 2", "Figure D.1", "Figure C"}

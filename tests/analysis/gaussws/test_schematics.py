@@ -6,7 +6,7 @@ from fewbits.analysis import plots
 from fewbits.analysis.frames import Results
 from fewbits.analysis.gaussws import schematics
 from fewbits.analysis.results import FigureResult
-from fewbits.sweeps.plan import Plan
+from fewbits.sweeps.planning.plan import Plan
 
 NOBODY = Results(Plan((), (), {}))
 

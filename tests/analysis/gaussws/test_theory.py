@@ -12,9 +12,9 @@ from fewbits.analysis.gaussws import arithmetic, consistency, theory
 from fewbits.analysis.gaussws.tables import TIES, table_c1
 from fewbits.analysis.results import TableResult, Value
 from fewbits.analysis.verdicts import Outcome
-from fewbits.kernels import reference_noise
+from fewbits.kernels.backends import reference_noise
 from fewbits.kernels.noise import gaussian_noise, sample_weight
-from fewbits.sweeps.plan import Plan
+from fewbits.sweeps.planning.plan import Plan
 
 NOBODY = Results(Plan((), (), {}))
 CLAIMS = (arithmetic.g1, arithmetic.g2, arithmetic.g3, arithmetic.g4, arithmetic.g5, arithmetic.g6, arithmetic.g17)

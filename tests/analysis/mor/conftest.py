@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import pytest
 
-from fewbits.sweeps.plan import Plan
+from fewbits.sweeps.planning.plan import Plan
 from tests.analysis.mor.worlds import planned
-from tests.experiments.data_inputs import shared_cache
+from tests.experiments.data.data_inputs import shared_cache
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ import pandas as pd
 from fewbits.kernels.quantizer import Mixture
 from fewbits.models.observer import BINS
 from fewbits.models.recipe import Recipe
-from fewbits.sweeps.plan import Plan, Planned
+from fewbits.sweeps.planning.plan import Plan, Planned
 
 PARTS = ("qkv", "out", "up", "down")
 SHARED = ("fprop.x", "fprop.w", "dgrad.dy")

@@ -10,7 +10,7 @@ from fewbits.analysis.frames import Results
 from fewbits.analysis.mor import arithmetic
 from fewbits.analysis.verdicts import Outcome
 from fewbits.kernels.packed import Packed, encode
-from fewbits.sweeps.plan import Plan
+from fewbits.sweeps.planning.plan import Plan
 
 NOBODY = Results(Plan((), (), {}))
 

@@ -9,7 +9,7 @@ import pytest
 from fewbits.analysis.frames import Results
 from fewbits.analysis.registry import judge, judge_all, shelf
 from fewbits.analysis.verdicts import Outcome, Verdict
-from fewbits.sweeps.plan import Plan
+from fewbits.sweeps.planning.plan import Plan
 from tests.analysis.mor.worlds import FLOOR, World, results
 
 REPRODUCED, CONTRADICTED = Outcome.REPRODUCED, Outcome.CONTRADICTED

@@ -31,10 +31,10 @@ from fewbits.analysis.results import FigureResult, NotRun, Picture
 from fewbits.analysis.trajectories import change
 from fewbits.analysis.trajectories import curves as recorded
 from fewbits.analysis.verdicts import Differences, NoData, equivalent
-from fewbits.sweeps.plan import Plan, plan
-from fewbits.sweeps.sweep import load_sweeps
+from fewbits.sweeps.planning.plan import Plan, plan
+from fewbits.sweeps.planning.sweep import load_sweeps
 from tests.analysis.mor.made import fill
-from tests.experiments.data_inputs import shared_cache
+from tests.experiments.data.data_inputs import shared_cache
 
 FIGURES: dict[str, Entry[Picture]] = {entry.id: entry for entry in shelf("mor").figures}
 SCHEMATICS = ("Figure 1", "Figure 2", "Figure 3", "Figure 4")

@@ -11,7 +11,7 @@ from fewbits.analysis.paper import paper
 from fewbits.analysis.registry import shelf
 from fewbits.analysis.results import NotRun, OutOfReach, Setting, TableCell, TableResult, Value
 from fewbits.analysis.verdicts import Differences, NoData
-from fewbits.sweeps.plan import Plan
+from fewbits.sweeps.planning.plan import Plan
 from tests.analysis.mor.worlds import FLOOR, World, results
 
 EFFECT = {"block": 0.002, "two-way": -0.003, "bad-arm": 0.05, "bf16-again": 0.0001}

@@ -12,7 +12,7 @@ import numpy as np
 from fewbits.analysis.mor.numerics import PARTS, high
 from fewbits.kernels.quantizer import Mixture
 from fewbits.models.observer import BINS
-from fewbits.sweeps.plan import Member, Plan
+from fewbits.sweeps.planning.plan import Member, Plan
 from tests.analysis import worlds
 from tests.analysis.worlds import results, wave
 

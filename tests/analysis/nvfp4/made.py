@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fewbits.models.decoder import DecoderConfig
-from fewbits.models.layers import Linear
-from fewbits.models.registry import on_meta
-from fewbits.sweeps.plan import Plan, Planned
+from fewbits.models.networks.decoder import DecoderConfig
+from fewbits.models.networks.layers import Linear
+from fewbits.models.networks.registry import on_meta
+from fewbits.sweeps.planning.plan import Plan, Planned
 
 NOISE = 2e-4  # of losses, between seeds
 

@@ -11,8 +11,8 @@ from fewbits.analysis.frames import Results
 from fewbits.analysis.nvfp4 import arithmetic, weights_read
 from fewbits.analysis.verdicts import Outcome
 from fewbits.kernels.api import fake_quantize
-from fewbits.models.two_ways import TwoWays
-from fewbits.sweeps.plan import Plan
+from fewbits.models.operand_pair import TwoWays
+from fewbits.sweeps.planning.plan import Plan
 
 NOBODY = Results(Plan((), (), {}))
 COMPUTED = (

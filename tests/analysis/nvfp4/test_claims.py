@@ -11,10 +11,10 @@ from fewbits.analysis.nvfp4.own_tables import PAIRS
 from fewbits.analysis.paper import paper
 from fewbits.analysis.registry import judge, judge_all, shelf
 from fewbits.analysis.verdicts import Outcome, Verdict
-from fewbits.sweeps.plan import Plan
+from fewbits.sweeps.planning.plan import Plan
 from tests.analysis.nvfp4.worlds import BAD, PAPER, World, results
 from tests.analysis.worlds import planned
-from tests.experiments.data_inputs import shared_cache
+from tests.experiments.data.data_inputs import shared_cache
 
 REPRODUCED, CONTRADICTED = Outcome.REPRODUCED, Outcome.CONTRADICTED
 INCONCLUSIVE, OUT_OF_REACH = Outcome.INCONCLUSIVE, Outcome.OUT_OF_REACH

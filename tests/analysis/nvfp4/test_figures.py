@@ -21,12 +21,12 @@ from fewbits.analysis.results import FigureResult, NotRun, Picture
 from fewbits.analysis.verdicts import Differences, NoData
 from fewbits.experiments.config import load_recipe
 from fewbits.kernels.api import fake_quantize
-from fewbits.sweeps.plan import Plan, plan
-from fewbits.sweeps.sweep import load_sweeps
+from fewbits.sweeps.planning.plan import Plan, plan
+from fewbits.sweeps.planning.sweep import load_sweeps
 from tests.analysis.nvfp4.made import fill
 from tests.analysis.nvfp4.worlds import PAPER, World
 from tests.analysis.nvfp4.worlds import results as of_world
-from tests.experiments.data_inputs import shared_cache
+from tests.experiments.data.data_inputs import shared_cache
 
 FIGURES: dict[str, Entry[Picture]] = {entry.id: entry for entry in shelf("nvfp4").figures}
 FROM_KERNELS = ("Figure 1", "Figure 5", "Figure C")

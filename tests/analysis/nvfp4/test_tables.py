@@ -13,7 +13,7 @@ from fewbits.analysis.registry import shelf
 from fewbits.analysis.results import NotRun, OutOfReach, TableCell, TableResult, Value
 from fewbits.analysis.show.tables import table as html
 from fewbits.analysis.verdicts import Differences
-from fewbits.sweeps.plan import Plan
+from fewbits.sweeps.planning.plan import Plan
 from tests.analysis.nvfp4.worlds import PAPER, World, results
 
 

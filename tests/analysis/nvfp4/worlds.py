@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from fewbits.sweeps.plan import Member, Plan
+from fewbits.sweeps.planning.plan import Member, Plan
 from tests.analysis import worlds
 from tests.analysis.worlds import results, wave
 

@@ -1,0 +1,209 @@
+"""`fewbits probe`: recipes compared at a checkpoint of a run, on the same batches."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from fewbits.common import terminal
+from fewbits.common.store_folder import store_folder
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from fewbits.experiments.probes.tables import Probe
+    from fewbits.models.recipe import Recipe
+
+EXAMPLES = """\
+examples:
+  fewbits probe nemotron-nano-bf16-python-s0-1a2b3c4d bf16 mor/block nvfp4
+  fewbits probe runs/gpt2-nano-bf16-python-s0-5e6f7a8b --step 500 nvfp4 nvfp4 rht=null stochastic=[] --seeds 8 --layers
+
+A recipe is a name of `fewbits recipes`; KEY=VALUE after it changes its settings. The table: how much higher the loss is
+than without quantization, with the standard error over batches; and of the gradient of the loss its cosine with, error
+and bias against the unquantized one, and the part of the error that is noise, which another seed would change."""
+FORMATS = (".parquet", ".csv")
+UNKNOWN = "–"
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(f"probe: {message}")
+
+
+def main(argv: Sequence[str]) -> int:
+    options = _parser().parse_intermixed_args(argv)
+    if options.out is not None:
+        _check_out(options.out)
+
+    from fewbits.experiments.probes.probe import probe
+    from fewbits.experiments.trial import Runtime
+
+    try:
+        found = probe(
+            _run(options.run, store_folder(options.runs)),
+            _recipes(options.recipes),
+            batches=options.batches,
+            seeds=options.seeds,
+            step=options.step,
+            split=options.split,
+            reference=options.reference,
+            runtime=Runtime(device=options.device, threads=options.threads, cache=options.cache),
+            say=lambda done, total: terminal.show(f"{done}/{total} forwards and backwards"),
+        )
+    finally:
+        terminal.clear()
+    if options.out is not None:
+        _write(found, options.out)
+    print(json.dumps(_plain(found), indent=2, ensure_ascii=False) if options.json else _text(found, options.layers))
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser("fewbits probe", description=__doc__, epilog=EXAMPLES, formatter_class=_formatter)
+    parser.add_argument("run", help="a run folder, its name in --runs, or one of its checkpoints")
+    parser.add_argument("recipes", nargs="+", metavar="RECIPE", help="a recipe, and KEY=VALUE for its settings")
+    parser.add_argument("--step", type=int, help="of the checkpoint (default: the newest)")
+    parser.add_argument("--batches", type=int, default=4, help="micro-batches (default: %(default)s)")
+    parser.add_argument("--seeds", type=int, default=1, help="of recipes that draw noise (default: %(default)s)")
+    parser.add_argument(
+        "--split",
+        default="train",
+        help="train, what the trial would have seen next (default), or windows of validation or ood",
+    )
+    parser.add_argument("--reference", help="dtype of the unquantized model: bf16 or fp32 (default: the trial's own)")
+    parser.add_argument("--layers", action="store_true", help="a row for each layer too, with every operand's error")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="every number in one long table, .parquet or .csv")
+    parser.add_argument("--json", action="store_true", help="the summary and the layers for programs")
+    parser.add_argument("--runs", default="runs", help="where runs lie (default: %(default)s)")
+    parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
+    parser.add_argument("--threads", type=int, default=1, help="on a CPU (default: %(default)s)")
+    parser.add_argument("--cache", help="where corpora lie (default: the user's cache)")
+    return parser
+
+
+def _run(name: str, runs: Path) -> Path:
+    path = Path(name).expanduser()
+    return runs / name if not path.is_dir() and (runs / name).is_dir() else path
+
+
+def _recipes(words: Sequence[str]) -> list[Recipe]:
+    """Names, each followed by settings of its own; a changed recipe is called by all its words."""
+    from dataclasses import replace
+
+    import yaml
+
+    from fewbits.experiments.config import load_recipe
+
+    grouped: list[list[str]] = []
+    for word in words:
+        if "=" not in word:
+            grouped.append([word])
+        elif grouped:
+            grouped[-1].append(word)
+        else:
+            raise ValueError(f"{word} changes no recipe: put a recipe's name before it")
+    recipes = []
+    for name, *changes in grouped:
+        pairs = [change.partition("=") for change in changes]
+        try:
+            settings = {key: yaml.safe_load(value) for key, _, value in pairs}
+        except yaml.YAMLError:
+            raise ValueError(f"{' '.join(changes)}: KEY=VALUE is expected, values as in YAML") from None
+        recipes.append(replace(load_recipe(name, settings), name=" ".join([name, *changes])))
+    return recipes
+
+
+# ------------------------------------------------------------------------------------------------ what comes out
+
+
+def _check_out(path: Path) -> None:
+    if path.suffix not in FORMATS:
+        raise ValueError(f"--out {path}: valid endings are {', '.join(FORMATS)}")
+    if not path.parent.is_dir():
+        raise ValueError(f"--out {path}: there is no folder {path.parent}")
+
+
+def _write(found: Probe, path: Path) -> None:
+    from fewbits.common.atomic import write_atomically, write_parquet
+
+    if path.suffix == ".parquet":
+        write_parquet(path, found.long())
+    else:
+        write_atomically(path, found.long().to_csv(index=False).encode())
+
+
+def _plain(found: Probe) -> dict[str, Any]:
+    named = ("run", "step", "split", "batches", "sequences", "length", "dtype", "reference")
+    facts: dict[str, Any] = {name: getattr(found, name) for name in named}
+    return facts | {"recipes": _records(found.summary()), "layers": _records(found.layers())}
+
+
+def _records(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """null for what is not a finite number, which JSON cannot say."""
+    rows = frame.astype(object).where(frame.notna(), None).to_dict("records")
+    return [
+        {str(k): None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()} for row in rows
+    ]
+
+
+def _text(found: Probe, layers: bool) -> str:
+    where = f"{found.split}, {found.batches} × {found.sequences}x{found.length} tokens"
+    lines = [f"{found.run} at step {found.step}: {where}, against {found.reference} unquantized", ""]
+    rows = [("recipe", "loss increase", "cosine", "error %", "bias %", "noise %", "worst layer")]
+    for row in found.summary().to_dict("records"):
+        worst = f"{_percent(row['worst_error'])} {row['worst_layer']}" if row["worst_error"] > 0 else UNKNOWN
+        rows.append(
+            (
+                str(row["recipe"]),
+                f"{row['increase']:+.6f}" + _plus_minus(row["increase_se"], "{:.6f}"),
+                f"{row['cosine']:.6f}",
+                _percent(row["error"]),
+                f"{100 * row['bias']:+.3f}" + _plus_minus(100 * row["bias_se"], "{:.3f}"),
+                _percent(row["noise"]),
+                worst,
+            )
+        )
+    lines += _table(rows)
+    return "\n".join([*lines, *(_layer_lines(found) if layers else [])])
+
+
+def _layer_lines(found: Probe) -> list[str]:
+    from fewbits.models.recipe import SLOTS
+
+    rows: list[tuple[str, ...]] = [("recipe", "layer", "cosine", "error %", "bias %", "noise %", *SLOTS)]
+    for row in found.layers().to_dict("records"):
+        slots = (_percent(row.get(slot, math.nan)) for slot in SLOTS)
+        gradient = (f"{row['cosine']:.6f}", _percent(row["error"]), f"{100 * row['bias']:+.3f}", _percent(row["noise"]))
+        rows.append((str(row["recipe"]), str(row["layer"]), *gradient, *slots))
+    return ["", "gradients of the weights, and the mean relative error of each operand, in percent", *_table(rows)]
+
+
+def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    words = {"recipe", "layer", "worst layer"}
+    left = [head in words for head in rows[0]]
+
+    def line(row: Iterable[str]) -> str:
+        cells = zip(row, widths, left, strict=True)
+        return "  ".join(
+            f"{cell:<{width}}" if is_left else f"{cell:>{width}}" for cell, width, is_left in cells
+        ).rstrip()
+
+    return [line(row) for row in rows]
+
+
+def _percent(share: float) -> str:
+    return UNKNOWN if math.isnan(share) else f"{100 * share:.3f}"
+
+
+def _plus_minus(value: float, form: str) -> str:
+    return "" if math.isnan(value) else f" ± {form.format(value)}"
+
+
+def _formatter(prog: str) -> argparse.HelpFormatter:
+    return argparse.RawDescriptionHelpFormatter(prog, width=110)

@@ -1,0 +1,190 @@
+"""`fewbits train`: one trial, here and now, with a live line."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any, NoReturn
+
+from fewbits.common import terminal
+from fewbits.common.redaction import redacted
+
+EXAMPLES = """\
+examples:
+  fewbits train model=nemotron-nano recipe=mor/block data=python scale=cpu seed=1
+  fewbits train recipe=nvfp4 recipe.keep.last=2 recipe.rht=32 training.steps=500
+  fewbits train branch.parent=nemotron-nano-bf16-python-s0-1a2b3c4d recipe=mxfp4 schedule=linear
+  torchrun --nproc-per-node 8 -m fewbits.cli train model=gpt2-124m scale=gpu runtime.device=cuda
+
+Words are Hydra's: GROUP=NAME chooses (model, recipe, data, scale, optimizer, schedule), KEY.FIELD=VALUE sets.
+The same words again go on where an interrupted trial stopped; a finished one is shown."""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(f"train: {message}")
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = _Parser("fewbits train", description=__doc__, epilog=EXAMPLES, formatter_class=_formatter)
+    parser.add_argument("overrides", nargs="*", metavar="WORD", help="of the config, see below")
+    parser.add_argument("--config", action="store_true", help="print the resolved config and train nothing")
+    parser.add_argument("--id", action="store_true", help="print the trial's id and train nothing")
+    options = parser.parse_args(argv)
+
+    from fewbits.experiments.config import load_trial
+
+    trial, runtime = load_trial(options.overrides)
+    if options.config:
+        import yaml
+
+        from fewbits.experiments.runs.run_folder import plain
+
+        settings = trial.to_dict() | {"runtime": asdict(runtime)}
+        print(yaml.safe_dump(plain(settings), sort_keys=False, allow_unicode=True), end="")
+        return 0
+
+    if options.id:
+        from fewbits.experiments.training import folder_of
+
+        print(folder_of(trial, runtime).id)
+        return 0
+
+    from fewbits.experiments.tracking.tracker import Tracker
+    from fewbits.experiments.training import run
+
+    tracker = Tracker(runtime)
+    line = LiveLine()
+    warnings.showwarning = line.warn  # type: ignore[assignment]  # of what it is given, it says the message alone
+    try:
+        with Stop() as stop:
+            line.then = stop.wait_for_the_step
+            folder, result = run(trial, runtime, line, stop.asked, saved=tracker, tell=line.tell)
+    except OSError as error:
+        line.end()
+        print(f"fewbits: {_told(error)}; the same command goes on from the last checkpoint", file=sys.stderr)
+        return 1
+    except (MemoryError, RuntimeError) as error:
+        if not _out_of_memory(error):
+            raise
+        reason = str(error).strip().partition("\n")[0]
+        line.tell(f"fewbits: out of memory, take a smaller training.micro_batch or model: {reason}")
+        return 1
+    except KeyboardInterrupt:
+        line.end()
+        print("fewbits: stopped; the same command goes on from the last checkpoint", file=sys.stderr)
+        return 130
+    finally:
+        line.end()
+        tracker.left()
+    if result:
+        print(f"{folder.path}\n{summary(result)}")
+    return 0
+
+
+class Stop:
+    """Ctrl-C while a trial trains: it ends after its step, at a checkpoint. Before that, or twice: at once."""
+
+    def __init__(self) -> None:
+        self._asked = self._training = False
+
+    def __enter__(self) -> Stop:
+        self._before = signal.signal(signal.SIGINT, self._interrupt)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.signal(signal.SIGINT, self._before)
+
+    def wait_for_the_step(self) -> None:
+        self._training = "RANK" not in os.environ  # among ranks, those that still wait for each other would hang
+
+    def asked(self) -> bool:
+        return self._asked
+
+    def _interrupt(self, *_: object) -> None:
+        if self._asked or not self._training:
+            raise KeyboardInterrupt
+        self._asked = True
+
+
+def _told(error: OSError) -> str:
+    reason = error.strerror or str(error)
+    return f"{error.filename}: {reason}" if error.filename else reason
+
+
+def _out_of_memory(error: Exception) -> bool:
+    """torch says it of a GPU by a class of its own, and of a CPU in words alone."""
+    ours = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    return ours or "can't allocate memory" in str(error)
+
+
+def summary(result: dict[str, Any]) -> str:
+    """What became of a trial, in a line or two."""
+    words = [f"{result['status']} at step {result['step']}"]
+    names = (("loss", "loss"), ("validation_loss", "validation"), ("ood_loss", "out of domain"))
+    words += [f"{name} {result[key]:.4f}" for key, name in names if result.get(key) is not None]
+    for split in ("validation", "ood"):
+        if score := result.get(f"{split}_cloze"):
+            words.append(f"{split} cloze {100 * score['accuracy']:.1f} ± {100 * score['error']:.1f} %")
+    return ", ".join(words)
+
+
+class LiveLine:
+    """Progress on stderr: one line that changes on a terminal, else a line for every twentieth of the trial."""
+
+    def __init__(self) -> None:
+        self.then: Callable[[], None] = lambda: None
+        self._live = sys.stderr.isatty()
+        self._open = False
+        self._told = -1
+        self._began: tuple[float, int] | None = None
+        self._evaluated: float | None = None
+
+    def __call__(self, progress: Any) -> None:
+        self.then()
+        now = time.monotonic()
+        if self._began is None:
+            self._began = now, progress.step
+        if progress.evaluated is not None:
+            self._evaluated = progress.evaluated
+        since, first = self._began
+        done = progress.step - first
+        each = (now - since) / done if done else progress.seconds_a_step
+        left = each * (progress.steps - progress.step)
+        text = f"step {progress.step}/{progress.steps}  loss {progress.loss:.4f}"
+        if self._evaluated is not None:
+            text += f"  validation {self._evaluated:.4f}"
+        text += f"  {progress.tokens_per_second:,.0f} tokens/s  {_clock(left)} left"
+        if self._live:
+            terminal.show(text)
+            self._open = True
+        elif (part := 20 * progress.step // progress.steps) != self._told:
+            self._told = part
+            print(text, file=sys.stderr, flush=True)
+
+    def warn(self, message: Warning | str, *_: object) -> None:
+        self.tell(f"fewbits: {redacted(' '.join(str(message).split()))}")
+
+    def tell(self, text: str) -> None:
+        self.end()
+        print(text, file=sys.stderr, flush=True)
+
+    def end(self) -> None:
+        if self._open:
+            print(file=sys.stderr)
+            self._open = False
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}" if minutes >= 60 else f"{minutes}:{rest:02}"
+
+
+def _formatter(prog: str) -> argparse.HelpFormatter:
+    return argparse.RawDescriptionHelpFormatter(prog, width=110)

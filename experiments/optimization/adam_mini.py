@@ -1,0 +1,114 @@
+"""Adam-mini (arXiv 2406.16793): AdamW with one second moment per part of a tensor instead of one per element.
+
+    m ← β1·m + (1 − β1)·g                     per element, as in AdamW
+    v ← β2·v + (1 − β2)·mean of g² over the part
+    w ← w·(1 − lr·decay) − lr/(1 − β1^t) · m / (√v / √(1 − β2^t) + ε)
+
+How a parameter is partitioned is a value (fewbits.models.networks.partition has it for every parameter of a model):
+
+    "element"      every element is its own part: AdamW, for embeddings and the output head
+    "tensor"       the whole tensor is one part
+    (64, 64, 1, …) consecutive rows, which add up to all of them: 64 rows of a head are one part, a neuron's row is one
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fewbits.models.networks.partition import Partition
+from fewbits.models.untraced import UntracedOptimizer
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """`count` consecutive parts of `size` rows each, so that they are one view [count, size × columns]."""
+
+    rows: slice
+    parts: slice
+    count: int
+
+    def of(self, x: Tensor) -> Tensor:
+        return x[self.rows].view(self.count, -1)
+
+
+class AdamMini(UntracedOptimizer):
+    """`params` as for torch.optim.AdamW; `partition` has an entry for each of them."""
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        partition: Mapping[Tensor, Partition],
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+    ) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+        self._runs = {p: _runs(partition[p], p.shape) for group in self.param_groups for p in group["params"]}
+
+    def second_moment_shape(self, param: Tensor) -> tuple[int, ...]:
+        """The shape of its `exp_avg_sq`: one number per part."""
+        runs = self._runs[param]
+        return tuple(param.shape) if runs is None else (runs[-1].parts.stop,)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for param in group["params"]:
+                if param.grad is not None:
+                    self._update(param, param.grad, group)
+        return loss
+
+    def _update(self, param: Tensor, grad: Tensor, group: dict[str, Any]) -> None:
+        """The operations and their order are those of torch's AdamW, so that "element" gives its very bits."""
+        state, runs = self.state[param], self._runs[param]
+        if not state:
+            state["step"] = torch.zeros(())
+            state["exp_avg"] = torch.zeros_like(param)
+            state["exp_avg_sq"] = param.new_zeros(self.second_moment_shape(param))
+        state["step"] += 1  # on the CPU, as AdamW keeps it: reading it waits for no device
+        m, v, step = state["exp_avg"], state["exp_avg_sq"], state["step"].item()
+        (beta1, beta2), lr = group["betas"], group["lr"]
+        step_size = lr / (1 - beta1**step)
+        correction = (1 - beta2**step) ** 0.5
+
+        param.mul_(1 - lr * group["weight_decay"])
+        m.lerp_(grad, 1 - beta1)
+        if runs is None:
+            v.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
+            param.addcdiv_(m, (v.sqrt() / correction).add_(group["eps"]), value=-step_size)
+            return
+        grad = grad.contiguous()
+        for run in runs:
+            part = v[run.parts].mul_(beta2).add_(run.of(grad).square().mean(1), alpha=1 - beta2)
+            denominator = (part.sqrt() / correction).add_(group["eps"])
+            run.of(param).addcdiv_(run.of(m), denominator[:, None], value=-step_size)
+
+
+def _runs(partition: Partition, shape: torch.Size) -> tuple[_Run, ...] | None:
+    """Neighbouring parts of equal size are updated together; None: every element is a part."""
+    if partition == "element" or len(shape) == 0 or 0 in shape:
+        return None
+    sizes = (shape[0],) if partition == "tensor" else partition
+    if isinstance(sizes, str) or not all(size > 0 for size in sizes) or sum(sizes) != shape[0]:
+        raise ValueError(
+            f"partition {partition!s:.60} of a tensor with {shape[0]} rows: "
+            "valid are element, tensor, or numbers of rows that add up to all of them"
+        )
+    runs: list[_Run] = []
+    row = part = 0
+    for size, same in groupby(sizes):
+        count = len(list(same))
+        runs.append(_Run(slice(row, row + count * size), slice(part, part + count), count))
+        row, part = row + count * size, part + count
+    return tuple(runs)

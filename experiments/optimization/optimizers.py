@@ -1,0 +1,166 @@
+"""The optimizer of a trial: AdamW or Adam-mini over groups of parameters, and what the training loop does with it.
+
+Three groups, by what a parameter is:
+
+    decay   matrices (two dimensions or more): weights, embeddings, convolutions
+    plain   norms, biases and other vectors, and what steers Mamba-2's recurrence: no weight decay
+    bits    a sampler's learned bit widths (b_i of GaussWS eq. 11): here weight decay is the pull to the target, so
+            they always have it, and may have a learning rate of their own
+
+The learning rate of an update is a group's `peak_lr` times the schedule's factor. What a checkpoint keeps of an
+optimizer is its state by parameter name (`optimizer_state`); learning rates and the like come from the config every
+time, and a branch whose recipe adds or drops a sampler finds the state of everything else in its place.
+
+Every optimizer made here moves the version counter of the parameters it updates (torch's fused kernels do not by
+themselves), so that a cache of quantized weights can go by `weight._version`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from inspect import unwrap
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+from fewbits.experiments.optimization.adam_mini import AdamMini
+from fewbits.models.networks.partition import Partition
+from fewbits.models.untraced import UntracedOptimizer
+
+BITS = "bit_scale"
+RECURRENCE = ("A_log", "D", "dt_bias")  # Mamba-2 keeps weight decay from them, vectors or not
+KINDS = ("adamw", "adam-mini")
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    kind: str = "adamw"
+    lr: float = 1e-3  # at the schedule's peak
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-8  # assumed: no paper states it
+    weight_decay: float = 0.1
+    decay_vectors: bool = False  # decay norms and biases too, as torchtitan, GaussWS's trainer of Llama2, does
+    clip: float | None = 1.0  # largest gradient norm; None: never clip
+    bits_lr_ratio: float = 1.0  # assumed: GaussWS does not state a learning rate for b_i. Over lr
+    bits_weight_decay: float | None = None  # assumed: nor a weight decay. None: weight_decay
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ValueError(f"unknown optimizer {self.kind!r}: valid are {', '.join(KINDS)}")
+        for name in ("beta1", "beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}: valid are numbers from 0 to below 1")
+        for name in ("lr", "eps", "weight_decay", "bits_lr_ratio", "bits_weight_decay"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < float("inf"):
+                raise ValueError(f"{name}={value}: valid are finite numbers, 0 or more")
+        if self.clip is not None and not 0 < self.clip < float("inf"):
+            raise ValueError(f"clip={self.clip}: valid are finite numbers above 0, or null to never clip")
+
+
+class AdamW(UntracedOptimizer, torch.optim.AdamW):
+    step = torch.no_grad()(unwrap(torch.optim.AdamW.step))
+
+
+def make_optimizer(
+    model: nn.Module, config: OptimizerConfig, *, partition: Mapping[str, Partition] | None = None
+) -> torch.optim.Optimizer:
+    """`partition` is Adam-mini's, by parameter name. Bit widths need no entry: they are "tensor" (assumed), as
+    everything that the published code does not know."""
+    groups = parameter_groups(model, config)
+    settings: dict[str, Any] = {"lr": config.lr, "betas": (config.beta1, config.beta2), "eps": config.eps}
+    optimizer: torch.optim.Optimizer
+    if config.kind == "adamw":
+        optimizer = AdamW(groups, fused=True, **settings)
+    else:
+        optimizer = AdamMini(groups, _by_parameter(model, partition), **settings)
+    optimizer.register_step_post_hook(_move_versions)
+    return optimizer
+
+
+def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str, Any]]:
+    """The groups that hold something, each with its name, its peak learning rate and its weight decay."""
+    members: dict[str, list[tuple[str, nn.Parameter]]] = {"decay": [], "plain": [], "bits": []}
+    for name, param in model.named_parameters():
+        if param.requires_grad:
+            members[_group_of(name, param, config)].append((name, param))
+    bits_decay = config.weight_decay if config.bits_weight_decay is None else config.bits_weight_decay
+    decays = {"decay": config.weight_decay, "plain": 0.0, "bits": bits_decay}
+    peaks = {"decay": config.lr, "plain": config.lr, "bits": config.lr * config.bits_lr_ratio}
+    return [
+        {"params": params, "name": name, "lr": peaks[name], "peak_lr": peaks[name], "weight_decay": decays[name]}
+        for name, params in members.items()
+        if params
+    ]
+
+
+def _group_of(name: str, param: Tensor, config: OptimizerConfig) -> str:
+    last = name.rpartition(".")[2]
+    if last == BITS:
+        return "bits"
+    return "decay" if config.decay_vectors or (param.ndim >= 2 and last not in RECURRENCE) else "plain"
+
+
+def _by_parameter(model: nn.Module, partition: Mapping[str, Partition] | None) -> dict[Tensor, Partition]:
+    if partition is None:
+        raise ValueError("adam-mini needs a partition, a dict from each parameter's name to how it is partitioned")
+    params = {name: param for name, param in model.named_parameters() if param.requires_grad}
+    rest = {name for name in params if name.rpartition(".")[2] == BITS}
+    if missing := sorted(params.keys() - partition.keys() - rest):
+        raise ValueError(f"the partition says nothing of {', '.join(missing)}")
+    return {param: partition.get(name, "tensor") for name, param in params.items()}
+
+
+def _move_versions(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    torch.autograd.graph.increment_version([param for _, param in _named(optimizer) if param.grad is not None])
+
+
+def _named(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, nn.Parameter]]:
+    for group in optimizer.param_groups:
+        yield from zip(group["param_names"], group["params"], strict=True)
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, factor: float) -> None:
+    """Every group's learning rate for the next update, `factor` being the schedule's."""
+    for group in optimizer.param_groups:
+        group["lr"] = group["peak_lr"] * factor
+
+
+def clip_gradients(params: Iterable[Tensor], max_norm: float | None) -> Tensor:
+    """Scale all gradients so that their common norm is at most max_norm; returns the norm before, on their device.
+
+    Nothing waits for the device. A norm that is not finite makes gradients NaN: the trial sees its divergence."""
+    params = list(params)
+    norm = get_total_norm([param.grad for param in params if param.grad is not None])
+    if max_norm is not None:
+        clip_grads_with_norm_(params, max_norm, norm)
+    return norm
+
+
+def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Tensor]]:
+    """What has to be kept to go on: by parameter name, empty before the first update. The tensors are not copied."""
+    return {name: dict(optimizer.state[param]) for name, param in _named(optimizer) if param in optimizer.state}
+
+
+def load_optimizer_state(optimizer: torch.optim.Optimizer, states: Mapping[str, Mapping[str, Tensor]]) -> None:
+    """Go on from a copy of `states`. Bit widths alone may be on one side only: they start anew, or are left out."""
+    params = dict(_named(optimizer))
+    alone = sorted(name for name in states.keys() ^ params.keys() if name.rpartition(".")[2] != BITS)
+    if alone and states:
+        raise ValueError(f"the saved optimizer and this one do not hold the same parameters: {', '.join(alone)}")
+    for name, param in params.items():
+        second = optimizer.second_moment_shape(param) if isinstance(optimizer, AdamMini) else tuple(param.shape)
+        saved = {key: tuple(value.shape) for key, value in states.get(name, {}).items()}
+        if saved and saved != {"step": (), "exp_avg": tuple(param.shape), "exp_avg_sq": second}:
+            raise ValueError(f"the saved state of {name} is of another optimizer or partition: {saved}")
+    whole = optimizer.state_dict()
+    whole["state"] = {
+        index: {key: value.clone() for key, value in states[name].items()}
+        for index, name in enumerate(params)
+        if name in states
+    }
+    optimizer.load_state_dict(whole)

@@ -1,0 +1,287 @@
+"""Recipes compared at one checkpoint, on the same batches, with nothing else changed.
+
+For every batch the weights of the checkpoint go forward and backward once unquantized and once with each recipe
+(several times, with other seeds, where a recipe draws noise). Everything is paired with that reference, so answers
+about numerics have almost no noise, where outcomes of training need many seeds. Three tables come out, in tidy form:
+
+    loss        recipe, batch, seed         loss, reference, increase; bits, the mean b_t of weights with a sampler
+    gradients   recipe, batch, layer        how the weight's gradient differs (gradient_errors.py);
+                                            of the layer `whole`: the gradient of the loss by all parameters
+    operands    recipe, batch, seed,        relative error, rates of flushed, saturated and capped values, lost ones,
+                layer, slot                 how often a mixture chose its entry i (share_i). Operands left high have no
+                                            row. Of a mixture the errors are those of its first entry, before the choice
+
+The reference computes in the dtype that the trial computes in: what differs is the recipe's doing alone, and a recipe
+that leaves all operands high differs by exact zeros. `reference="fp32"` asks for FP32 throughout instead: it adds what
+BF16 costs by itself, which the recipe bf16 then shows.
+
+Batches of `train` are those that the trial would have seen next, with the noise that its first rank would have drawn
+(seed 0): on one rank, its own recipe gives the losses that the trial went on with, to the bit. Those of the other
+splits are windows spread evenly over held-out text. Every batch has the size of a micro-batch: a tensor's scale may
+depend on it.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from fewbits.common.from_dict import one_of
+from fewbits.experiments import devices
+from fewbits.experiments.config import load_recipe
+from fewbits.experiments.data.corpus import Corpus
+from fewbits.experiments.data.load import load
+from fewbits.experiments.data.once import default_cache
+from fewbits.experiments.probes.gradient_errors import GradientErrors
+from fewbits.experiments.probes.tables import KEYS, WHOLE, Probe
+from fewbits.experiments.runs import checkpoints, run_folder
+from fewbits.experiments.setup import check
+from fewbits.experiments.training import DTYPES, ORDER, ROUNDING
+from fewbits.experiments.trial import Runtime, Trial
+from fewbits.kernels.seeds import derive_seed
+from fewbits.models.networks.decoder import Decoder
+from fewbits.models.observer import Observer, ObserverConfig
+from fewbits.models.operand_pair import TwoWays
+from fewbits.models.quantize import Quantization, quantize
+from fewbits.models.quantized_linear import QuantizedLinear
+from fewbits.models.recipe import Recipe
+
+SPLITS = ("train", "validation", "ood")
+_WIDTHS = ".bit_scale"
+_STATISTICS = ["error", "flushed", "saturated", "capped", "lost"]
+
+Say = Callable[[int, int], None]  # forwards and backwards done, and in all
+
+
+def probe(
+    run: Path,
+    recipes: Sequence[str | Recipe],
+    *,
+    batches: int = 4,
+    seeds: int = 1,
+    step: int | None = None,
+    split: str = "train",
+    reference: str | None = None,
+    runtime: Runtime = Runtime(),  # noqa: B008, a frozen value
+    say: Say = lambda done, total: None,
+) -> Probe:
+    """Compare recipes at a checkpoint.
+
+    run: a run folder, whose newest checkpoint is taken unless `step` names one, or one of its checkpoints.
+    recipes: names of the config tree, or recipes; each must be called differently.
+    seeds: how often a recipe that draws noise is computed, to tell what it does on average from the noise.
+    reference: the dtype of the unquantized model, bf16 or fp32; None: the trial's own.
+
+    >>> found = probe(Path("runs/nemotron-nano-bf16-python-s0-1a2b3c4d"), ["bf16", "mor/block", "nvfp4"], seeds=4)
+    >>> found.summary()
+    """
+    for name, count in (("batches", batches), ("seeds", seeds)):
+        if count < 1:
+            raise ValueError(f"{name} {count}: 1 or more is expected")
+    one_of("split", split, SPLITS)
+    folder, checkpoint = _found(run, step)
+    trial = run_folder.saved_trial(folder.path)
+    chosen = _chosen(recipes, trial)
+    precision = trial.training.dtype if reference is None else reference
+    one_of("reference", precision, DTYPES)
+    device = devices.choose(runtime).device
+    corpus = load(trial.data, Path(runtime.cache).expanduser() if runtime.cache else default_cache())
+    corpus.check(checkpoint.state["data"]["fingerprint"], checkpoint.state["data"])
+    bench = _bench(trial, checkpoint, device, DTYPES[precision])
+
+    passes = {recipe.name: seeds if bench.draws_noise(recipe) else 1 for recipe in chosen}
+    done, total = 0, batches * (1 + sum(passes.values()))
+    losses: list[dict[str, Any]] = []
+    gradients: list[dict[str, Any]] = []
+    operands: list[dict[str, Any]] = []
+    for batch, tokens in enumerate(_batches(corpus, trial, checkpoint, split, batches)):
+        inputs, targets = (part.to(device) for part in tokens)
+        exact_loss, exact = _backward(bench.exact, inputs, targets)
+        say(done := done + 1, total)
+        for recipe in chosen:
+            errors = GradientErrors(exact, random=bench.draws_noise(recipe))
+            for seed in range(passes[recipe.name]):
+                model, quantization = bench.quantized(recipe, batch, seed)
+                loss, found = _backward(model, inputs, targets)
+                errors.add(found)
+                labels = {"recipe": recipe.name, "batch": batch, "seed": seed}
+                row = {"loss": loss, "reference": exact_loss, "increase": loss - exact_loss}
+                losses.append(labels | row | {"bits": _mean_bits(quantization)})
+                operands += [labels | row for row in _operand_rows(quantization)]
+                say(done := done + 1, total)
+            labels = {"recipe": recipe.name, "batch": batch}
+            gradients += [labels | row for row in _gradient_rows(errors, exact, quantization)]
+    return Probe(
+        run=folder.path.resolve().name,
+        step=checkpoint.step,
+        split=split,
+        batches=batches,
+        sequences=trial.training.micro_batch,
+        length=trial.training.length,
+        dtype=trial.training.dtype,
+        reference=precision,
+        loss=pd.DataFrame(losses),
+        gradients=pd.DataFrame(gradients).astype({"block": "Int64"}),
+        operands=_with_columns(operands, [*KEYS, *_STATISTICS]),
+    )
+
+
+# ------------------------------------------------------------------------------------------------ what is looked at
+
+
+def _found(path: Path, step: int | None) -> tuple[run_folder.RunFolder, checkpoints.Checkpoint]:
+    """The run, and its checkpoint of that step; or the checkpoint that the path is of."""
+    if not path.is_dir():
+        raise ValueError(f"{path}: no such folder; a run folder is expected, or one of its checkpoints")
+    above = path.resolve().parent.parent
+    if not path.name.startswith("step-") or not (above / "provenance.json").is_file():
+        folder = run_folder.opened(path)
+        return folder, folder.checkpoint(step)
+    if step is not None:
+        raise ValueError(f"step {step} of {path}: that is a checkpoint already; a step is of a run folder")
+    return run_folder.opened(above), checkpoints.load(path)
+
+
+def _chosen(recipes: Sequence[str | Recipe], trial: Trial) -> list[Recipe]:
+    """ValueError for a recipe with which this trial could not train either."""
+    chosen = [load_recipe(recipe) if isinstance(recipe, str) else recipe for recipe in recipes]
+    names = [recipe.name for recipe in chosen]
+    if not chosen or len(set(names)) < len(names):
+        raise ValueError(f"recipes {', '.join(names) or '(none)'}: one or more are expected, each of another name")
+    for recipe in chosen:
+        check(replace(trial, recipe=recipe))
+    return chosen
+
+
+def _batches(
+    corpus: Corpus, trial: Trial, checkpoint: checkpoints.Checkpoint, split: str, count: int
+) -> Iterator[tuple[Tensor, Tensor]]:
+    t = trial.training
+    if split != "train":
+        inputs, targets = corpus.windows(split, count * t.micro_batch, t.length)
+        yield from zip(inputs.split(t.micro_batch), targets.split(t.micro_batch), strict=True)
+        return
+    for batch in range(count):
+        first = checkpoint.state["position"] + batch * t.micro_batch
+        yield corpus.batch("train", first, t.micro_batch, t.length, derive_seed(trial.seed, ORDER))
+
+
+@dataclass(frozen=True, eq=False)
+class _Bench:
+    """The checkpoint's weights, in a model that stays as it is, and one that serves as the reference."""
+
+    trial: Trial
+    model: Decoder
+    exact: Decoder
+    widths: Mapping[str, Tensor]  # learned bit widths, if the trial has a sampler
+    step: int
+    origin: int
+
+    def quantized(self, recipe: Recipe, batch: int, seed: int) -> tuple[Decoder, Quantization]:
+        """A model over the same parameters with the recipe's layers, before the batch. Seed 0 is the trial's own.
+
+        A sampler has the bit widths that the trial learned, if with the same init, target and block; else its init.
+        """
+        t, ours, own = self.trial.training, recipe.sampler, self.trial.recipe.sampler
+        rounding = self.trial.seed if t.rounding_seed is None else t.rounding_seed
+        model = _sharing(self.model)
+        quantization = quantize(
+            model,
+            recipe,
+            seed=derive_seed(rounding, ROUNDING, seed) if seed else derive_seed(rounding, ROUNDING),
+            observer=Observer(ObserverConfig(window=1, every=1, gradients_every=0)),
+        )
+        if (ours.init, ours.target, ours.block) == (own.init, own.target, own.block):
+            for layer in quantization.layers:
+                if layer.bit_scale is not None and (learned := self.widths.get(layer.name + _WIDTHS)) is not None:
+                    layer.bit_scale.data.copy_(learned)
+        update, micro_batch = divmod(batch, t.batch // t.micro_batch)
+        quantization.begin(self.origin + self.step + update, micro_batch, progress=self.step / t.steps)
+        return model, quantization
+
+    def draws_noise(self, recipe: Recipe) -> bool:
+        """Whether another seed gives other numbers."""
+        _, quantization = self.quantized(recipe, 0, 0)
+        return any(
+            layer.sampler is not None or any(way.needs_seed for way in _ways(quantization, layer))
+            for layer in quantization.layers
+        )
+
+
+def _bench(trial: Trial, checkpoint: checkpoints.Checkpoint, device: torch.device, reference: torch.dtype) -> _Bench:
+    """Without the optimizer, whose state is not even read."""
+    state = checkpoint.state
+    saved = checkpoints.unflatten(checkpoint.tensors(device, under="model."), state["model"])
+    widths = {name: tensor for name, tensor in saved.items() if name.endswith(_WIDTHS)}
+    with torch.device(device):
+        model = Decoder(trial.model, DTYPES[trial.training.dtype])
+    model.load_state_dict({name: tensor for name, tensor in saved.items() if name not in widths})
+    exact = _sharing(model)
+    exact.compute_dtype = reference
+    return _Bench(trial, model, exact, widths, state["step"], state["origin"])
+
+
+def _sharing(model: Decoder) -> Decoder:
+    """A copy of the model, over the same parameters and buffers."""
+    return copy.deepcopy(model, {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())})
+
+
+# ------------------------------------------------------------------------------------------------ what is seen
+
+
+def _backward(model: Decoder, inputs: Tensor, targets: Tensor) -> tuple[float, dict[str, Tensor]]:
+    """The loss, without a sampler's penalty, and its gradient by every parameter that the plain model has too."""
+    parameters = {name: p for name, p in model.named_parameters() if not name.endswith(_WIDTHS)}
+    loss = model.loss(inputs, targets)
+    gradients = torch.autograd.grad(loss, list(parameters.values()))
+    return float(loss.detach()), dict(zip(parameters, gradients, strict=True))
+
+
+def _gradient_rows(
+    errors: GradientErrors, exact: Mapping[str, Tensor], quantization: Quantization
+) -> Iterator[dict[str, Any]]:
+    for layer in quantization.layers:
+        yield _labels(layer) | errors.of([f"{layer.name}.weight"])
+    yield {"layer": WHOLE, "block": None, "part": None} | errors.of(list(exact))
+
+
+def _operand_rows(quantization: Quantization) -> Iterator[dict[str, Any]]:
+    """A row for each slot that is not left high; those that share their values with another's share its row."""
+    observer = quantization.observer
+    assert observer is not None
+    rows = {(row["layer"], row["slot"]): row for row in observer.rows(quantization.moment.step, quantization.layers)}
+    for layer in quantization.layers:
+        for way in _ways(quantization, layer):
+            for slot in way.names:
+                if row := rows.get((layer.name, way.names[0] if way.shared else slot)):
+                    shares = {key: value for key, value in row.items() if key.startswith("share_")}
+                    statistics = {key: row[key] for key in ("quantizer", *_STATISTICS)}
+                    yield _labels(layer) | {"slot": slot} | statistics | shares
+
+
+def _ways(quantization: Quantization, layer: QuantizedLinear) -> tuple[TwoWays, TwoWays, TwoWays]:
+    plan = layer.plans[quantization.moment.switched]
+    return plan.x, plan.w, plan.dy
+
+
+def _labels(layer: QuantizedLinear) -> dict[str, Any]:
+    return {"layer": layer.name, "block": layer.block, "part": layer.part}
+
+
+def _mean_bits(quantization: Quantization) -> float:
+    widths = [bits.detach().flatten() for bits in (layer.bits for layer in quantization.layers) if bits is not None]
+    return float(torch.cat(widths).double().mean()) if widths else math.nan
+
+
+def _with_columns(rows: Sequence[Mapping[str, Any]], first: Sequence[str]) -> pd.DataFrame:
+    """These columns first, and there even if there is no row."""
+    frame = pd.DataFrame(rows)
+    return frame.reindex(columns=[*first, *(column for column in frame if column not in first)])

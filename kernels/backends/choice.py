@@ -1,0 +1,69 @@
+"""Which implementation runs: `reference` (torch, anywhere), `cpu` (compiled) or `cuda`, by device and availability.
+
+FEWBITS_BACKEND forces one. A fallback is announced once.
+"""
+
+import os
+import warnings
+from functools import cache
+from types import ModuleType
+
+from fewbits.kernels.backends import build, reference
+
+NAMES = ("reference", "cpu", "cuda")
+
+
+def backend_for(device_type: str) -> ModuleType:
+    return _choose(os.environ.get("FEWBITS_BACKEND") or None, device_type)
+
+
+@cache
+def _choose(forced: str | None, device_type: str) -> ModuleType:
+    if forced is not None and forced not in NAMES:
+        raise ValueError(f"FEWBITS_BACKEND={forced}: valid are {', '.join(NAMES)}")
+    if forced == "reference":
+        return reference
+    if forced == "cuda" or (forced is None and device_type == "cuda"):
+        return _on_gpus(forced, device_type)
+    if device_type != "cpu":
+        if forced == "cpu":
+            raise RuntimeError(
+                f"FEWBITS_BACKEND=cpu, but the tensor is on {device_type}: move it, or unset the variable"
+            )
+        _warn(f"fewbits has no kernels for {device_type} in this version: the reference serves, many times slower")
+        return reference
+    if forced is None and build.compiler() is None and not build.library_path().exists():
+        _warn(f"{build.no_compiler()}; until then the reference serves, many times slower")
+        return reference
+    return _compiled(forced)
+
+
+def _on_gpus(forced: str | None, device_type: str) -> ModuleType:
+    from fewbits.kernels.backends import cuda
+
+    complaint = cuda.complaint()
+    if forced and complaint:
+        raise RuntimeError(f"FEWBITS_BACKEND=cuda: {complaint}")
+    if device_type != "cuda":
+        raise RuntimeError(f"FEWBITS_BACKEND=cuda, but the tensor is on {device_type}: move it, or unset the variable")
+    if complaint:
+        _warn(f"the fewbits CUDA kernels do not work here, so the reference serves, many times slower: {complaint}")
+        return reference
+    return cuda
+
+
+def _compiled(forced: str | None) -> ModuleType:
+    from fewbits.kernels.backends import cpu
+
+    try:
+        cpu.library()
+    except (build.BuildError, OSError) as error:
+        if forced == "cpu":
+            raise
+        _warn(f"the fewbits CPU kernels do not work here, so the reference serves, many times slower: {error}")
+        return reference
+    return cpu
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, RuntimeWarning, stacklevel=2)

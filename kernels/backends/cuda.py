@@ -1,0 +1,115 @@
+"""The CUDA backend: the functions of reference.py by the kernels of csrc/, launched by CuPy.
+
+Kernels run on torch's current stream of the tensor's device, on torch's memory; nothing is copied and nothing waits, so
+they may be captured in a CUDA graph (after a first call, which compiles and loads them). `complaint` says in one line
+what keeps this backend from working here.
+"""
+
+import ctypes
+import threading
+from collections.abc import Callable
+from functools import cache
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+
+from fewbits.kernels.backends import cubins, reference
+from fewbits.kernels.backends.build import BuildError, cache_folder, opened
+from fewbits.kernels.backends.device import Device, Variant
+
+OLDEST = (8, 0)  # compute capability: bf16 conversion needs Ampere
+
+
+def complaint() -> str | None:
+    """What is missing for this backend, and what to install; None if nothing is."""
+    if not torch.cuda.is_available():
+        build = f"torch {torch.__version__}"
+        if torch.version.cuda is None:
+            return f"{build} is built without CUDA: install a build with it (see pytorch.org)"
+        return f"{build} finds no CUDA device: install NVIDIA's driver for CUDA {torch.version.cuda} or newer"
+    if torch.cuda.get_device_capability() < OLDEST:
+        name = torch.cuda.get_device_name()
+        return f"{name} is older than the kernels can be compiled for: use a GPU of compute capability 8.0 or newer"
+    major = (torch.version.cuda or "13").partition(".")[0]
+    package = f"cupy-cuda{major}x"
+    if find_spec("cupy") is None:
+        return f"CuPy, which launches the kernels, is missing: pip install {package}"
+    try:
+        import cupy  # noqa: F401, finds the libraries that its parts need
+        from cupy_backends.cuda.api import driver, runtime
+
+        installed, wanted = runtime.driverGetVersion(), driver.get_build_version()
+    except Exception as error:  # whatever a broken installation raises
+        return f"CuPy does not work ({' '.join(str(error).split())}): pip install {package}"
+    if installed // 1000 < wanted // 1000:
+        has, needs = f"{installed // 1000}.{installed % 1000 // 10}", wanted // 1000
+        return f"the driver is for CUDA {has}, CuPy for {needs}: update the driver, or pip install cupy-cuda{has[:2]}x"
+    try:
+        cubins.nvrtc()
+        opened(cache_folder() / "cuda.lock").close()
+    except BuildError as error:
+        return str(error)
+    return None
+
+
+class CupyLauncher:
+    """Loads cubins, each once per device, and launches them through CuPy's binding of the driver."""
+
+    def __init__(self) -> None:
+        self._kernels: dict[tuple[Variant, int], int] = {}
+        self._modules: list[int] = []  # never unloaded: a graph may hold their kernels
+        self._lock = threading.Lock()
+
+    def launch(self, variant: Variant, blocks: int, call: ctypes.Structure, device: torch.device) -> None:
+        index = torch.cuda.current_device() if device.index is None else device.index
+        with torch.cuda.device(index):
+            if not _driver().ctxGetCurrent():  # a thread's first work on the device: torch's guard does not bind it
+                _runtime().setDevice(index)
+            kernel = self._kernels.get((variant, index)) or self._load(variant, index)
+            arguments = (ctypes.c_void_p * 1)(ctypes.addressof(call))
+            stream = torch.cuda.current_stream(index).cuda_stream
+            grid, threads = (blocks, 1, 1), (variant.shape.threads, 1, 1)
+            _driver().launchKernel(kernel, *grid, *threads, 0, stream, ctypes.addressof(arguments), 0)
+
+    def _load(self, variant: Variant, index: int) -> int:
+        with self._lock:
+            if (variant, index) not in self._kernels:
+                major, minor = torch.cuda.get_device_capability(index)
+                architecture = f"sm_{major}{minor}{'a' if major >= 10 else ''}"  # a: and what only this one has
+                code = cubins.cubin(cubins.source_of(variant.file, variant.constants()), architecture)
+                module = _driver().moduleLoadData(code)
+                self._modules.append(module)
+                self._kernels[variant, index] = _driver().moduleGetFunction(module, "run")
+            return self._kernels[variant, index]
+
+
+@cache
+def _driver() -> Any:
+    from cupy_backends.cuda.api import driver
+
+    return driver
+
+
+@cache
+def _runtime() -> Any:
+    from cupy_backends.cuda.api import runtime
+
+    return runtime
+
+
+_DEVICE = Device(CupyLauncher())
+
+never_waits = _DEVICE.never_waits
+quantize = _DEVICE.quantize
+quantize_both = _DEVICE.quantize_both
+encode = _DEVICE.encode
+decode = _DEVICE.decode
+rotate = _DEVICE.rotate
+extent = _DEVICE.extent
+gaussian_noise = _DEVICE.gaussian_noise
+uniform_noise = _DEVICE.uniform_noise
+unpack_noise: Callable[..., torch.Tensor] = _DEVICE.unpack_noise
+sample_weight = _DEVICE.sample_weight
+sample_weight_backward = _DEVICE.sample_weight_backward
+matmul_fp32 = reference.matmul_fp32  # products.py asks torch on CUDA

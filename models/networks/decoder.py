@@ -1,0 +1,262 @@
+"""The one network: a decoder that GPT-2, Llama, Nemotron and the Mamba-2 hybrids are configurations of.
+
+    embedding (+ learned positions) → blocks → norm → head
+
+Each block holds residual branches, x ← x + mixer(norm(x)): attention and then the feed-forward layer, or the one that
+the block's letter in `pattern` names. Parameters are FP32; the residual stream runs in `compute_dtype` from the
+embedding on, logits and loss are FP32.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from fewbits.models.networks.layers import ACTIVATIONS, NORMS, Embedding, Linear, Rope, causal_attention
+from fewbits.models.networks.mamba2 import Mamba2
+
+POSITIONS: Final = ("learned", "rope", "none")
+INITS: Final = ("gpt2", "llama")
+LETTERS: Final = {"M": "Mamba-2", "-": "feed-forward", "*": "attention"}
+LOGITS_AT_ONCE: Final = 1 << 24  # 64 MiB in FP32; the loss of more is taken in parts, each computed again in backward
+IGNORED: Final = -100  # a target that no loss is taken of
+
+
+@dataclass(frozen=True)
+class DecoderConfig:
+    """What a decoder is made of. Plain values only, so that it can also be the schema of a config file."""
+
+    name: str
+    vocab: int
+    width: int
+    layers: int  # blocks
+    heads: int
+    kv_heads: int
+    head_dim: int
+    ffn: int  # hidden width of the feed-forward layer
+    activation: str = "relu2"  # gelu, swiglu (with a gate, so three matrices) or relu2, the squared ReLU
+    norm: str = "rmsnorm"  # layernorm, layernorm1p or rmsnorm
+    norm_eps: float = 1e-5
+    positions: str = "rope"  # learned, rope or none
+    rope_fraction: float = 1.0  # the part of a head's dimensions that is rotated
+    rope_theta: float = 10000.0
+    context: int = 2048
+    tied: bool = False  # the head is the embedding
+    bias: bool = False  # of linear layers and LayerNorms
+    fused_qkv: bool = True  # q, k and v of one linear layer, else of three
+    pattern: str = ""  # a letter for each block, Megatron's: M Mamba-2, - feed-forward, * attention; "": all are *-
+    mamba_groups: int = 8  # heads of a group share B and C, and a norm
+    mamba_state: int = 128
+    mamba_head_dim: int = 64
+    mamba_expand: int = 2
+    mamba_conv: int = 4
+    init: str = "gpt2"  # gpt2 or llama: see `initialise`
+    init_std: float = 0.02
+
+    def __post_init__(self) -> None:
+        _choose(self, "activation", ACTIVATIONS)
+        _choose(self, "norm", NORMS)
+        _choose(self, "positions", POSITIONS)
+        _choose(self, "init", INITS)
+        sizes = ("vocab", "width", "layers", "heads", "kv_heads", "head_dim", "ffn", "context")
+        for field in (*sizes, "mamba_groups", "mamba_state", "mamba_head_dim", "mamba_expand", "mamba_conv"):
+            _require(self, field, getattr(self, field) >= 1, "1 and up")
+        _require(self, "kv_heads", self.heads % self.kv_heads == 0, f"a divisor of heads, {self.heads}")
+        _require(self, "init_std", self.init_std > 0, "more than 0")
+        _require(self, "norm_eps", self.norm_eps > 0, "more than 0")
+        if self.positions == "rope":
+            _require(self, "rope_theta", self.rope_theta > 1, "more than 1")
+            rotated = self.head_dim * self.rope_fraction
+            even = 0 < rotated <= self.head_dim and int(rotated) == rotated and rotated % 2 == 0
+            _require(self, "rope_fraction", even, f"an even number, 2 and up, of head_dim {self.head_dim}'s dimensions")
+        if self.pattern:
+            letters = ", ".join(f"{letter} {what}" for letter, what in LETTERS.items())
+            _require(self, "pattern", set(self.pattern) <= set(LETTERS), letters)
+            length = len(self.pattern)
+            _require(self, "layers", self.layers == length, f"{length}, the letters of pattern {self.pattern!r}")
+        if "M" in self.pattern:
+            inner = self.mamba_inner
+            _require(self, "mamba_head_dim", inner % self.mamba_head_dim == 0, f"a divisor of {inner}, expand × width")
+            heads = self.mamba_heads
+            _require(self, "mamba_groups", heads % self.mamba_groups == 0, f"a divisor of the {heads} heads")
+
+    @property
+    def blocks(self) -> tuple[str, ...]:
+        """The letters of each block's branches."""
+        return tuple(self.pattern) if self.pattern else ("*-",) * self.layers
+
+    @property
+    def branches(self) -> int:
+        """Residual branches in all: how many terms add up in the residual stream."""
+        return sum(map(len, self.blocks))
+
+    @property
+    def mamba_inner(self) -> int:
+        return self.mamba_expand * self.width
+
+    @property
+    def mamba_heads(self) -> int:
+        return self.mamba_inner // self.mamba_head_dim
+
+
+def _choose(config: DecoderConfig, field: str, choices: object) -> None:
+    names = tuple(choices)  # type: ignore[arg-type, var-annotated]
+    _require(config, field, getattr(config, field) in names, ", ".join(names))
+
+
+def _require(config: DecoderConfig, field: str, valid: bool, choices: str) -> None:
+    if not valid:
+        raise ValueError(f"{field} {getattr(config, field)!r} of model {config.name!r}: valid are {choices}")
+
+
+# ------------------------------------------------------------------------------------------------ blocks
+
+
+class Attention(nn.Module):
+    """Causal attention with heads/kv_heads query heads to a key and value head. A fused W_qkv has q's rows first."""
+
+    def __init__(self, config: DecoderConfig, rope: Rope | None) -> None:
+        super().__init__()
+        self.heads, self.kv_heads, self.head_dim = config.heads, config.kv_heads, config.head_dim
+        queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        linear = partial(Linear, config.width, part="qkv", bias=config.bias)
+        self.fused = config.fused_qkv
+        if self.fused:
+            self.qkv = linear(queries + 2 * keys)
+        else:
+            self.q, self.k, self.v = linear(queries), linear(keys), linear(keys)
+        self.out = Linear(queries, config.width, part="out", bias=config.bias)
+        self.rope = rope
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        if self.fused:
+            heads_BTHE = self.qkv(x_BTD).unflatten(-1, (-1, self.head_dim))
+            qk, v = heads_BTHE.split((self.heads + self.kv_heads, self.kv_heads), 2)
+            q, k = (self.rope(qk) if self.rope else qk).split((self.heads, self.kv_heads), 2)
+        else:
+            q, k, v = (linear(x_BTD).unflatten(-1, (-1, self.head_dim)) for linear in (self.q, self.k, self.v))
+            if self.rope:
+                q, k = self.rope(q), self.rope(k)
+        return self.out(causal_attention(q, k, v).flatten(2))
+
+
+class FeedForward(nn.Module):
+    """down(activation(up(x))), or with a gate down(activation(gate(x))·up(x))."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        up = partial(Linear, config.width, config.ffn, part="up", bias=config.bias)
+        self.gate = up() if config.activation == "swiglu" else None
+        self.up = up()
+        self.down = Linear(config.ffn, config.width, part="down", bias=config.bias)
+        self.activation = ACTIVATIONS[config.activation]
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.gate is None:
+            return self.down(self.activation(self.up(x)))
+        return self.down(self.activation(self.gate(x)) * self.up(x))
+
+
+def _mamba2(config: DecoderConfig) -> Mamba2:
+    return Mamba2(
+        width=config.width,
+        inner=config.mamba_inner,
+        heads=config.mamba_heads,
+        groups=config.mamba_groups,
+        state=config.mamba_state,
+        conv=config.mamba_conv,
+        eps=config.norm_eps,
+        bias=config.bias,
+    )
+
+
+# What a letter puts into a block, and the name it has there.
+MIXERS: Final[dict[str, tuple[str, Callable[[DecoderConfig, Rope | None], nn.Module]]]] = {
+    "*": ("attention", Attention),
+    "-": ("ffn", lambda config, rope: FeedForward(config)),
+    "M": ("mamba", lambda config, rope: _mamba2(config)),
+}
+
+
+class Block(nn.Module):
+    """Residual branches one after the other: x ← x + mixer(norm(x)). Each has its norm beside it: `ffn_norm`, `ffn`."""
+
+    def __init__(self, config: DecoderConfig, letters: str, rope: Rope | None) -> None:
+        super().__init__()
+        self.branches = tuple(MIXERS[letter][0] for letter in letters)
+        for letter in letters:
+            name, mixer = MIXERS[letter]
+            self.add_module(f"{name}_norm", NORMS[config.norm](config.width, config.norm_eps, config.bias))
+            self.add_module(name, mixer(config, rope))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for name in self.branches:
+            x = x + getattr(self, name)(getattr(self, f"{name}_norm")(x))
+        return x
+
+
+# ------------------------------------------------------------------------------------------------ the model
+
+
+class Decoder(nn.Module):
+    """Made with empty parameters: `fewbits.models.networks.registry.build` makes one and fills them."""
+
+    def __init__(self, config: DecoderConfig, compute_dtype: torch.dtype = torch.bfloat16) -> None:
+        super().__init__()
+        self.config, self.compute_dtype = config, compute_dtype
+        self.embed = Embedding(config.vocab, config.width)
+        self.positions = Embedding(config.context, config.width) if config.positions == "learned" else None
+        rope = None
+        if config.positions == "rope":
+            rope = Rope(config.head_dim, config.rope_fraction, config.rope_theta, config.context)
+        self.blocks = nn.ModuleList(Block(config, letters, rope) for letters in config.blocks)
+        self.norm = NORMS[config.norm](config.width, config.norm_eps, config.bias)
+        self.head = Linear(config.width, config.vocab, part="head")
+        if config.tied:
+            self.head.weight = self.embed.weight
+
+    def forward(self, tokens_BT: Tensor) -> Tensor:
+        """Logits [B, T, vocab] in FP32."""
+        return self.head(self.hidden(tokens_BT)).float()
+
+    def hidden(self, tokens_BT: Tensor) -> Tensor:
+        """What the head sees: [B, T, width] in the compute dtype."""
+        tokens = tokens_BT.shape[1]
+        if tokens > self.config.context and self.config.positions != "none":
+            raise ValueError(f"{tokens} tokens: {self.config.name} has positions for 1 to {self.config.context}")
+        x = self.embed(tokens_BT)
+        if self.positions is not None:
+            x = x + self.positions.weight[:tokens]
+        x = x.to(self.compute_dtype)
+        for block in self.blocks:
+            x = block(x)
+        return self.norm(x)
+
+    def loss(self, tokens_BT: Tensor, targets_BT: Tensor, reduction: Literal["mean", "none"] = "mean") -> Tensor:
+        """Cross entropy in nats, FP32: the mean over targets, or one for each [B, T], 0 where the target is −100.
+
+        Never more than about LOGITS_AT_ONCE logits are alive: rows beyond that come in parts, in order.
+        """
+        if reduction not in ("mean", "none"):
+            raise ValueError(f"reduction {reduction!r}: valid are mean, none")
+        x, targets = self.hidden(tokens_BT).flatten(0, 1), targets_BT.flatten()
+        rows = max(1, LOGITS_AT_ONCE // self.config.vocab)
+        if len(x) <= rows:
+            losses = self._losses(x, targets)
+        else:
+            parts = zip(x.split(rows), targets.split(rows), strict=True)
+            losses = torch.cat([self._recomputed_losses(*part) for part in parts])
+        if reduction == "none":
+            return losses.view_as(targets_BT)
+        return losses.sum() / (targets != IGNORED).sum()
+
+    def _losses(self, x: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(self.head(x).float(), targets, reduction="none", ignore_index=IGNORED)
+
+    def _recomputed_losses(self, x: Tensor, targets: Tensor) -> Tensor:
+        return checkpoint(self._losses, x, targets, use_reentrant=False, preserve_rng_state=False)

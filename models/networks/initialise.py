@@ -1,0 +1,90 @@
+"""The initial parameters: every one from its own random stream, keyed by the seed and the parameter's name.
+
+So a parameter's bits depend on neither the other layers nor the global generator nor the device (all are drawn on the
+CPU): a deeper model starts with the same first blocks, except where the published scheme scales by depth.
+
+`gpt2` (GPT-2 and nanoGPT; Megatron's default too, with which Nemotron and the hybrids were trained): N(0, std), and
+std/√branches for what adds to the residual stream, where branches is 2·layers, or with a pattern layers.
+
+`llama` (torchtitan's): embedding N(0, 1); q, k, v and gate N(0, 0.02); out, up and down of block l, from 0,
+N(0, 0.02/√(2(l + 1))); head N(0, 1/width), cut at 3 deviations. torchtitan cuts the blocks' at ±2 too, 100 deviations.
+
+Mamba-2's own parameters as in its published code: A uniform in [1, 16], Δ log-uniform in [0.001, 0.1] at input zero,
+D = 1, the convolution as torch initialises one.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+
+from fewbits.kernels.seeds import derive_seed
+from fewbits.models.networks.decoder import Decoder, DecoderConfig
+from fewbits.models.networks.layers import Linear
+from fewbits.models.networks.mamba2 import Mamba2
+
+Draw = Callable[[Tensor, torch.Generator], object]  # fills an FP32 CPU tensor
+
+A_RANGE: Final = (1.0, 16.0)
+DT_RANGE: Final = (0.001, 0.1)
+DT_FLOOR: Final = 1e-4
+
+
+@torch.no_grad()
+def initialise(model: Decoder, seed: int) -> None:
+    """Fill all parameters but the norms', which are made with the values they start from."""
+    config = model.config
+    llama = config.init == "llama"
+    _fill(model.embed.weight, "embed.weight", seed, _normal(1.0 if llama else config.init_std))
+    if model.positions is not None:
+        _fill(model.positions.weight, "positions.weight", seed, _normal(config.init_std))
+    if not config.tied:
+        draw = _cut_normal(config.width**-0.5) if llama else _normal(config.init_std)
+        _fill(model.head.weight, "head.weight", seed, draw)
+    for number, block in enumerate(model.blocks):
+        for name, module in block.named_modules(prefix=f"blocks.{number}"):
+            if isinstance(module, Linear):
+                _fill(module.weight, f"{name}.weight", seed, _normal(_deviation(config, number, name, module)))
+                if module.bias is not None:
+                    module.bias.zero_()
+            elif isinstance(module, Mamba2):
+                _mamba2(module, name, seed)
+
+
+def _deviation(config: DecoderConfig, number: int, name: str, linear: Linear) -> float:
+    if config.init == "llama":
+        scaled, terms = name.rpartition(".")[2] in ("out", "up", "down"), 2 * (number + 1)
+    else:
+        scaled, terms = linear.part in ("out", "down"), config.branches
+    return config.init_std / math.sqrt(terms) if scaled else config.init_std
+
+
+def _mamba2(mixer: Mamba2, name: str, seed: int) -> None:
+    _fill(mixer.A_log, f"{name}.A_log", seed, lambda x, generator: x.uniform_(*A_RANGE, generator=generator).log_())
+    _fill(mixer.dt_bias, f"{name}.dt_bias", seed, _inverse_softplus_of_steps)
+    bound = len(mixer.conv_weight) ** -0.5  # nn.Conv1d's, of as many inputs as taps
+    for parameter, what in ((mixer.conv_weight, "conv_weight"), (mixer.conv_bias, "conv_bias")):
+        _fill(parameter, f"{name}.{what}", seed, lambda x, generator: x.uniform_(-bound, bound, generator=generator))
+    mixer.D.fill_(1.0)
+    mixer.norm_weight.fill_(1.0)
+
+
+def _inverse_softplus_of_steps(x: Tensor, generator: torch.Generator) -> None:
+    step = x.uniform_(*map(math.log, DT_RANGE), generator=generator).exp_().clamp_(min=DT_FLOOR)
+    x.copy_(step + torch.log(-torch.expm1(-step)))
+
+
+def _normal(std: float) -> Draw:
+    return lambda x, generator: x.normal_(0.0, std, generator=generator)
+
+
+def _cut_normal(std: float) -> Draw:
+    return lambda x, generator: nn.init.trunc_normal_(x, 0.0, std, -3 * std, 3 * std, generator=generator)
+
+
+def _fill(parameter: Tensor, name: str, seed: int, draw: Draw) -> None:
+    values = torch.empty(parameter.shape)
+    draw(values, torch.Generator().manual_seed(derive_seed(seed, *name.encode())))
+    parameter.copy_(values)

@@ -1,0 +1,79 @@
+"""`fewbits models`: the models by name, with their size and what they are made of."""
+
+import argparse
+import json
+from collections.abc import Sequence
+from typing import NoReturn
+
+from fewbits.models.networks.decoder import DecoderConfig
+from fewbits.models.networks.presets import MODELS
+from fewbits.models.networks.registry import linear_parameters, parameters
+
+_WORDS = {
+    "gelu": "GELU",
+    "swiglu": "SwiGLU",
+    "relu2": "squared ReLU",
+    "layernorm": "LayerNorm",
+    "layernorm1p": "LayerNorm1p",
+    "rmsnorm": "RMSNorm",
+    "learned": "learned positions",
+    "none": "no positions",
+}
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(f"models: {message}")
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = _Parser(
+        prog="fewbits models",
+        description="List the models: parameters, those of the linear layers that recipes quantize, and their parts.",
+        epilog="example: fewbits models --json",
+    )
+    parser.add_argument("--json", action="store_true", help="the same for programs: a list of objects")
+    options = parser.parse_args(argv)
+    rows = [
+        {
+            "name": name,
+            "parameters": parameters(config),
+            "linear_parameters": linear_parameters(config),
+            "description": describe(config),
+        }
+        for name, config in MODELS.items()
+    ]
+    print(json.dumps(rows, indent=2) if options.json else _table(rows))
+    return 0
+
+
+def describe(config: DecoderConfig) -> str:
+    """One line: `12 blocks of width 768, 12 heads, SwiGLU 2048, RMSNorm, RoPE, context 2048, vocabulary 256`, say."""
+    heads = f"{config.heads} heads"
+    if config.kv_heads < config.heads:
+        heads += f" on {config.kv_heads}"
+    if config.positions == "rope":
+        positions = "RoPE" if config.rope_fraction == 1 else f"RoPE on {config.rope_fraction:.0%}"
+    else:
+        positions = _WORDS[config.positions]
+    return ", ".join(
+        [
+            f"{config.layers} blocks" + (f" {config.pattern}" if config.pattern else "") + f" of width {config.width}",
+            heads,
+            f"{_WORDS[config.activation]} {config.ffn}",
+            _WORDS[config.norm],
+            positions,
+            f"context {config.context}",
+            f"vocabulary {config.vocab}" + (" tied" if config.tied else ""),
+        ]
+    )
+
+
+def _table(rows: list[dict[str, object]]) -> str:
+    head = ("name", "parameters", "linear", "description")
+    cells = [
+        (str(row["name"]), f"{row['parameters']:,}", f"{row['linear_parameters']:,}", str(row["description"]))
+        for row in rows
+    ]
+    name, total, linear = (max(len(row[i]) for row in (head, *cells)) for i in range(3))
+    return "\n".join(f"{row[0]:{name}}  {row[1]:>{total}}  {row[2]:>{linear}}  {row[3]}" for row in (head, *cells))

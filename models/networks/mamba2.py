@@ -1,0 +1,146 @@
+"""Mamba-2: a state-space mixer whose recurrence is computed as matrix products, chunk by chunk.
+
+Per head, with a state S [N, P], decay a = −exp(A_log) and step Δ = softplus(dt + dt_bias):
+
+    S_t = exp(Δ_t·a)·S_{t−1} + Δ_t·B_t x_tᵀ        y_t = S_tᵀ C_t + D·x_t
+
+B and C are shared by the heads of a group. Around it: z, x, B, C and dt come from one linear layer; x, B and C pass a
+causal depthwise convolution and SiLU; y is gated with SiLU(z), and then RMS-normed group by group (gate before norm,
+as in the published code and Nemotron-H); the output projection ends it. All but the two linear layers is FP32.
+
+Shape suffixes: B batch, T token, C chunk, Q token of a chunk, G group, R head of a group, H head (G·R), N state,
+P head's dimension.
+"""
+
+from typing import Any, Final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+from fewbits.models.networks.layers import Linear, rms_norm
+
+CHUNK: Final = 64  # tokens; speed alone depends on it
+
+
+class Mamba2(nn.Module):
+    def __init__(
+        self, *, width: int, inner: int, heads: int, groups: int, state: int, conv: int, eps: float, bias: bool
+    ) -> None:
+        super().__init__()
+        self.inner, self.heads, self.groups, self.state, self.eps = inner, heads, groups, state, eps
+        self.mixed = inner + 2 * groups * state  # channels of x, B and C
+        self.in_proj = Linear(width, inner + self.mixed + heads, part="in", bias=bias)
+        self.conv_weight = nn.Parameter(torch.empty(conv, self.mixed))  # the last row weighs the token itself
+        self.conv_bias = nn.Parameter(torch.empty(self.mixed))
+        self.A_log = nn.Parameter(torch.empty(heads))
+        self.dt_bias = nn.Parameter(torch.empty(heads))
+        self.D = nn.Parameter(torch.empty(heads))
+        self.norm_weight = nn.Parameter(torch.empty(inner))
+        self.out_proj = Linear(inner, width, part="out", bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z, xbc, dt = self.in_proj(x).split((self.inner, self.mixed, self.heads), -1)
+        xbc = F.silu(causal_conv(xbc, self.conv_weight, self.conv_bias))
+        x_BTI, b_BTGN, c_BTGN = xbc.split((self.inner, *(self.groups * self.state,) * 2), -1)
+        x_BTHP = x_BTI.unflatten(-1, (self.heads, -1))
+        b_BTGN, c_BTGN = (y.unflatten(-1, (self.groups, -1)) for y in (b_BTGN, c_BTGN))
+
+        dt_BTH = F.softplus(dt.float() + self.dt_bias)
+        y_BTHP = ssd(x_BTHP, dt_BTH, -self.A_log.exp(), b_BTGN, c_BTGN) + self.D[:, None] * x_BTHP
+
+        gated = (y_BTHP.flatten(2) * F.silu(z.float())).unflatten(-1, (self.groups, -1))
+        normed = rms_norm(gated, self.norm_weight.view(self.groups, -1), self.eps, x.dtype)
+        return self.out_proj(normed.flatten(2))
+
+
+def ssd(x_BTHP: Tensor, dt_BTH: Tensor, a_H: Tensor, b_BTGN: Tensor, c_BTGN: Tensor, chunk: int = CHUNK) -> Tensor:
+    """The recurrence without D's term, from a zero state: the state-space duality algorithm of Mamba-2, in FP32.
+
+    Within a chunk, y_i = Σ_{j≤i} exp(s_i − s_j)·(C_i·B_j)·Δ_j x_j with s the running sum of Δ·a: attention with a decay
+    in place of the softmax. What came before the chunk reaches it through the state alone. No exponent is positive.
+    """
+    tokens, groups = x_BTHP.shape[1], b_BTGN.shape[2]
+    size = min(chunk, tokens)
+    padding = -tokens % size  # of tokens with Δ = 0, which change nothing
+    if padding:
+        x_BTHP, dt_BTH, b_BTGN, c_BTGN = (
+            F.pad(y, (0, 0) * (y.ndim - 2) + (0, padding)) for y in (x_BTHP, dt_BTH, b_BTGN, c_BTGN)
+        )
+    # Chunks and groups in front, where matrix products take them for batches.
+    b_BCGQN, c_BCGQN = (y.unflatten(1, (-1, size)).transpose(2, 3) for y in (b_BTGN, c_BTGN))
+    dt_BCGRQ = dt_BTH.unflatten(-1, (groups, -1)).unflatten(1, (-1, size)).permute(0, 1, 3, 4, 2)
+    x_BCGRQP = x_BTHP.unflatten(2, (groups, -1)).unflatten(1, (-1, size)).permute(0, 1, 3, 4, 2, 5)
+    x_BCGRQP = x_BCGRQP * dt_BCGRQ[..., None]
+
+    sums_BCGRQ = (dt_BCGRQ * a_H.view(groups, -1, 1)).cumsum(-1)
+    y_BCGRQP = _Decayed.apply(c_BCGQN @ b_BCGQN.mT, sums_BCGRQ) @ x_BCGRQP
+
+    if x_BCGRQP.shape[1] > 1:
+        to_end = (sums_BCGRQ[..., -1:] - sums_BCGRQ).exp()[..., None]
+        added_BCGRNP = torch.einsum("bcgqn,bcgrqp->bcgrnp", b_BCGQN[:, :-1], (x_BCGRQP * to_end)[:, :-1])
+        carried = [added_BCGRNP[:, 0]]
+        for added, whole in zip(added_BCGRNP[:, 1:].unbind(1), sums_BCGRQ[:, 1:-1, ..., -1].unbind(1), strict=True):
+            carried.append(torch.addcmul(added, carried[-1], whole.exp()[..., None, None]))
+        before_BCGRQP = torch.einsum("bcgqn,bcgrnp->bcgrqp", c_BCGQN[:, 1:], torch.stack(carried, 1))
+        before_BCGRQP = before_BCGRQP * sums_BCGRQ[:, 1:].exp()[..., None]
+        y_BCGRQP = torch.cat((y_BCGRQP[:, :1], y_BCGRQP[:, 1:] + before_BCGRQP), 1)
+    return y_BCGRQP.permute(0, 1, 4, 2, 3, 5).flatten(3, 4).flatten(1, 2)[:, :tokens]
+
+
+class _Decayed(Function):
+    """scores_ij·exp(s_i − s_j) for j ≤ i, else 0: the largest tensors of all, so no pass over them is wasted."""
+
+    @staticmethod
+    def forward(ctx: Any, scores_BCGQQ: Tensor, sums_BCGRQ: Tensor) -> Tensor:
+        # Capped at 0 for the future, where it would overflow; exp(−∞) is three times slower than exp(0) and a mask.
+        decay = (sums_BCGRQ[..., :, None] - sums_BCGRQ[..., None, :]).clamp_(max=0).exp_().tril_()
+        decayed = decay * scores_BCGQQ[:, :, :, None]
+        ctx.save_for_backward(decay, decayed)
+        return decayed
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        decay, decayed = ctx.saved_tensors
+        dexponent = grad * decayed
+        dsums = dexponent.sum(-1).sub_(dexponent.sum(-2))
+        return torch.mul(grad, decay, out=dexponent).sum(3), dsums
+
+
+def causal_conv(x_BTC: Tensor, weight_WC: Tensor, bias_C: Tensor) -> Tensor:
+    """y_t = Σ_w weight_w·x_{t−W+1+w} + bias, channel by channel, in FP32."""
+    return _CausalConv.apply(x_BTC, weight_WC, bias_C)
+
+
+class _CausalConv(Function):
+    """The few taps as shifted sums: a third faster than conv1d on a CPU, which wants the channels first."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        x = x.float()
+        y = torch.addcmul(bias, x, weight[-1])
+        for shift, tap in _shifted(weight, x.shape[1]):
+            y[:, shift:].addcmul_(x[:, :-shift], tap)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        x, weight = ctx.saved_tensors
+        x_FP32 = x.float()
+        dx = dy * weight[-1]
+        dweight = torch.zeros_like(weight)
+        dweight[-1] = (dy * x_FP32).sum((0, 1))
+        for shift, tap in _shifted(weight, x.shape[1]):
+            dx[:, :-shift].addcmul_(dy[:, shift:], tap)
+            dweight[-1 - shift] = (dy[:, shift:] * x_FP32[:, :-shift]).sum((0, 1))
+        return dx.to(x.dtype), dweight, dy.sum((0, 1))
+
+
+def _shifted(weight_WC: Tensor, tokens: int) -> list[tuple[int, Tensor]]:
+    """Each tap on a token before the present one, with its distance, as far as there are such tokens."""
+    return [(shift, weight_WC[-1 - shift]) for shift in range(1, min(len(weight_WC), tokens))]

@@ -1,0 +1,135 @@
+"""The models of the papers by name, and their families' small ones for a CPU.
+
+The `-nano` models keep their family's parts at the least size where the block shapes still differ: width 256, so that
+every operand of every linear layer holds 4 blocks of 128x128 or more, and enough blocks that the last 4 of them are
+not the whole model. They read bytes; with another tokenizer, replace `vocab`. A model added here changes no trial's id:
+the id holds the values of the model that trains.
+"""
+
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any, Final
+
+from fewbits.models.networks.decoder import DecoderConfig
+
+# GaussWS: nanoGPT 9755682b. The vocabulary is GPT-2's 50257 padded to a multiple of 64.
+_GPT2 = DecoderConfig(
+    name="gpt2-124m",
+    vocab=50304,
+    width=768,
+    layers=12,
+    heads=12,
+    kv_heads=12,
+    head_dim=64,
+    ffn=3072,
+    activation="gelu",
+    norm="layernorm",
+    positions="learned",
+    context=1024,
+    tied=True,
+)
+
+# GaussWS: presets of Adam-mini's copy of torchtitan. Seven linear layers to a block.
+_LLAMA2 = DecoderConfig(
+    name="llama2-134m",
+    vocab=32000,  # assumed for C4: the parameter count fits
+    width=768,
+    layers=12,
+    heads=12,
+    kv_heads=12,
+    head_dim=64,
+    ffn=2048,
+    activation="swiglu",
+    context=2048,
+    fused_qkv=False,
+    init="llama",
+)
+
+# MoR: Nemotron-3 8B's published configuration. Four linear layers to a block.
+_NEMOTRON3 = DecoderConfig(
+    name="nemotron3-8b",
+    vocab=256000,
+    width=4096,
+    layers=32,
+    heads=32,
+    kv_heads=32,
+    head_dim=128,
+    ffn=16384,
+    norm="layernorm1p",
+    rope_fraction=0.5,
+    context=4096,  # the model's own; assumed for MoR's runs
+    init_std=0.0134,  # assumed: the default of the Nemotron family in transformers
+)
+
+# NVFP4, the Transformer of its ablations. N.B. RoPE's θ and fraction, and the initial deviation, are assumed.
+_NVFP4 = DecoderConfig(
+    name="nvfp4-1.2b",
+    vocab=131072,
+    width=2048,
+    layers=20,
+    heads=16,
+    kv_heads=8,
+    head_dim=128,
+    ffn=6144,
+    context=8192,
+)
+
+# NVFP4, the Nemotron-H family: no positions, for Mamba-2 knows the order.
+_HYBRID_8B = DecoderConfig(
+    name="hybrid-8b",
+    vocab=131072,
+    width=4096,
+    layers=52,
+    heads=32,
+    kv_heads=4,
+    head_dim=128,
+    ffn=21504,
+    positions="none",
+    context=8192,
+    pattern="M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-",
+)
+_HYBRID_12B = replace(
+    _HYBRID_8B,
+    name="hybrid-12b",
+    width=5120,
+    layers=62,
+    heads=40,
+    kv_heads=8,
+    ffn=20480,
+    pattern="M-M-M-M*-M-M-M-M*-M-M-M-M*-M-M-M-M*-M-M-M-M*-M-M-M-M*-M-M-M-M-",
+)
+
+
+def _nano(config: DecoderConfig, name: str, **changes: Any) -> DecoderConfig:
+    """The family's parts, bytes in, and only as wide as it takes: see above."""
+    sizes = {"vocab": 256, "width": 256, "layers": 6, "heads": 4, "kv_heads": 4, "head_dim": 64, "ffn": 512}
+    return replace(config, name=name, **{**sizes, "context": 256, **changes})
+
+
+_ALL = (
+    _GPT2,
+    _LLAMA2,
+    replace(_LLAMA2, name="llama2-1b", width=2048, layers=18, heads=16, kv_heads=16, head_dim=128, ffn=5632),
+    # The dimensions are not published: those that fit GaussWS Table 1's memory best are assumed.
+    replace(_LLAMA2, name="llama2-3b", width=3072, layers=28, heads=24, kv_heads=24, head_dim=128, ffn=8192),
+    replace(_LLAMA2, name="llama2-70b-4l", width=8192, layers=4, heads=64, kv_heads=8, head_dim=128, ffn=28672),
+    replace(_LLAMA2, name="llama2-70b", width=8192, layers=80, heads=64, kv_heads=8, head_dim=128, ffn=28672),
+    _NEMOTRON3,
+    _NVFP4,
+    _HYBRID_8B,
+    _HYBRID_12B,
+    _nano(_GPT2, "gpt2-nano"),
+    _nano(_LLAMA2, "llama2-nano"),
+    _nano(_NEMOTRON3, "nemotron-nano", init_std=0.02),
+    _nano(
+        _HYBRID_8B,
+        "hybrid-nano",
+        layers=13,
+        pattern="M-M*-M-M-M-M-",  # the published ones' beginning, middle and end
+        mamba_groups=2,
+        mamba_state=32,
+        kv_heads=2,
+    ),
+)
+
+MODELS: Final = MappingProxyType({config.name: config for config in _ALL})

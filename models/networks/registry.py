@@ -1,0 +1,59 @@
+"""Build a model by its configuration or its name, and count its parameters.
+
+build(dataclasses.replace(MODELS["nemotron-nano"], layers=10), seed=1)
+"""
+
+from functools import cache
+
+import torch
+from torch import nn
+
+from fewbits.models.networks.decoder import Decoder, DecoderConfig
+from fewbits.models.networks.initialise import initialise
+from fewbits.models.networks.layers import Linear
+from fewbits.models.networks.presets import MODELS
+
+
+def model(name: str) -> DecoderConfig:
+    """The configuration of that name."""
+    if name not in MODELS:
+        raise ValueError(f"no model {name!r}; choose from: {', '.join(MODELS)}")
+    return MODELS[name]
+
+
+def build(
+    config: DecoderConfig | str,
+    *,
+    seed: int,
+    device: torch.device | str = "cpu",
+    compute_dtype: torch.dtype = torch.bfloat16,
+) -> Decoder:
+    """The model, by configuration or name, with its initial parameters.
+
+    For a seed they have the same bits on any device, whatever was drawn before.
+    """
+    with torch.device(device):
+        decoder = Decoder(model(config) if isinstance(config, str) else config, compute_dtype)
+    initialise(decoder, seed)
+    return decoder
+
+
+def on_meta(config: DecoderConfig) -> Decoder:
+    """The model without memory, to count and to look at."""
+    with torch.device("meta"):
+        return Decoder(config)
+
+
+def parameters(config: DecoderConfig) -> int:
+    """How many parameters the model has; those of a tied head count once."""
+    return sum(parameter.numel() for parameter in on_meta(config).parameters())
+
+
+@cache
+def linear_parameters(config: DecoderConfig) -> int:
+    """How many of them are weights of linear layers in blocks: those that recipes quantize."""
+    return sum(linear.weight.numel() for linear in _linears(on_meta(config).blocks))
+
+
+def _linears(modules: nn.Module) -> list[Linear]:
+    return [module for module in modules.modules() if isinstance(module, Linear)]

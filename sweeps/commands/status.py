@@ -1,0 +1,100 @@
+"""`fewbits status`: how the trials of a sweep stand, read from the store."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from fewbits.sweeps.commands.arguments import Parser, existing
+from fewbits.sweeps.commands.sweep import in_store
+
+if TYPE_CHECKING:
+    from fewbits.sweeps.planning.lookup import FoundPlan
+    from fewbits.sweeps.running.store import State
+
+EXAMPLES = """\
+examples:
+  fewbits status study=mor scale=smoke
+  fewbits status my-sweep.yaml --json
+"""
+
+
+@dataclass(frozen=True)
+class Row:
+    """How one place of a sweep stands."""
+
+    sweep: str
+    place: dict[str, str]
+    folder: str
+    state: State
+    step: int  # reached, in a checkpoint or live
+    steps: int
+    note: str = ""  # why it failed or is blocked, or that other code or another config computed the result
+    kind: str | None = None  # of processor or GPU that computed it, None: unknown; several where they differ
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = Parser("fewbits status", __doc__, EXAMPLES)
+    parser.add_argument("words", nargs="+", metavar="WORD", help="as for `fewbits sweep`")
+    parser.add_argument("--runs", metavar="DIR", help="the store (default: runs)")
+    parser.add_argument("--json", action="store_true", help="the same for programs: a list of objects")
+    options = parser.parse_intermixed_args(argv)
+    words = in_store(options.words, existing(options.runs))
+
+    from fewbits.sweeps.planning.lookup import find_plan, show_notes
+
+    found = find_plan(words)
+    show_notes(found.notes)
+    rows = rows_of(found)
+    if options.json:
+        print(json.dumps([vars(row) for row in rows], indent=2))
+        return 0
+    from fewbits.sweeps.running.trial_status import counted, table
+
+    differing = len({row.kind for row in rows if row.kind}) > 1
+    columns = (
+        (row.sweep, _spelled(row.place), row.folder, _told(row), *([row.kind or ""] if differing else []), row.note)
+        for row in rows
+    )
+    print("\n".join(table(columns)))
+    distinct = {row.folder: row.state for row in rows}
+    print(f"\n{len(distinct)} trials: {counted(distinct.values())}")
+    return 0
+
+
+def _told(row: Row) -> str:
+    if row.state == "planned":
+        return f"planned, goes on from step {row.step}/{row.steps}" if row.step else "planned"
+    return row.state if row.state == "blocked" else f"{row.state} {row.step}/{row.steps}"
+
+
+def _spelled(place: dict[str, str]) -> str:
+    return " ".join(f"{key}={value}" for key, value in place.items())
+
+
+def rows_of(found: FoundPlan) -> list[Row]:
+    """Return a row for each place of the plan, as its run folder is now."""
+    from fewbits.experiments.identity import computed_by_todays_sources
+    from fewbits.experiments.runs.run_folder import HASH
+    from fewbits.sweeps.planning.stored_plans import place_of
+    from fewbits.sweeps.running import store
+    from fewbits.sweeps.running.machine_kinds import kind
+    from fewbits.sweeps.running.trial_status import standings
+
+    rows, standing = [], standings(found.plan)
+    for member in found.plan.members:
+        trial = found.plan.trials[member.id]
+        folder, state, note = trial.folder, standing[member.id].state, standing[member.id].why
+        was = found.earlier.get(place_of(member))
+        if state in store.OVER and not computed_by_todays_sources(folder.provenance() or {}):
+            note = f"computed by other code; `fewbits explain {folder.id[:HASH]}` says which"
+        elif state is store.State.PLANNED and was is not None:
+            note = f"stale: {was} was computed by other code or config; `fewbits explain {was}` says which"
+        live: dict[str, Any] = store.progress(folder) or {}
+        result = (folder.result() if state in store.OVER else None) or {}
+        step = int(result.get("step", max(live.get("step", 0) if state == "running" else 0, store.reached(folder))))
+        steps = trial.trial.training.steps
+        rows.append(Row(member.cell.sweep, member.cell.place, folder.path.name, state, step, steps, note, kind(folder)))
+    return rows

@@ -1,0 +1,41 @@
+"""`fewbits studies`: the papers there are, and their recipes."""
+
+import argparse
+import dataclasses
+import json
+from collections.abc import Sequence
+from typing import NoReturn
+
+from fewbits.sweeps.planning.studies import STUDIES, Study
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(f"studies: {message}")
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = _Parser(
+        prog="fewbits studies",
+        description="List the studies, one for each paper, with the recipes that they compare. Of a study there are "
+        "the recipes, to train and to probe one by one; `make reproduce-mor` runs MoR's sweeps and writes its report.",
+        epilog="example: fewbits studies --json",
+    )
+    parser.add_argument("--json", action="store_true", help="the same for programs: a list of objects")
+    options = parser.parse_args(argv)
+    if options.json:
+        print(json.dumps([dataclasses.asdict(study) for study in STUDIES.values()], indent=2))
+    else:
+        print("\n\n".join(map(_entry, STUDIES.values())))
+    return 0
+
+
+def _entry(study: Study) -> str:
+    return "\n  ".join(
+        [
+            study.name,
+            f"{study.title} (arXiv {study.arxiv})",
+            study.about,
+            f"recipes {', '.join(study.recipes)}; claims {study.claims}1, {study.claims}2, …",
+        ]
+    )

@@ -1,0 +1,39 @@
+"""`fewbits sync`: bring MLflow up to date with the store, whatever it has missed, or lost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fewbits.common.redaction import redacted
+from fewbits.sweeps.commands.arguments import Parser, existing, warn_in_lines
+from fewbits.sweeps.commands.sweep import in_store
+
+EXAMPLES = """\
+examples:
+  fewbits sync study=mor scale=smoke
+  fewbits sync my-sweep.yaml
+  MLFLOW_TRACKING_URI=http://server:5000 fewbits sync study=mor scale=gpu     to a server that has seen nothing of it
+
+`fewbits sweep` does this by itself while it runs. Twice is as good as once.
+"""
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = Parser("fewbits sync", __doc__, EXAMPLES)
+    parser.add_argument("words", nargs="+", metavar="WORD", help="as for `fewbits sweep`")
+    parser.add_argument("--runs", metavar="DIR", help="the store (default: runs)")
+    options = parser.parse_args(argv)
+
+    from fewbits.sweeps.planning.lookup import find_plan, show_notes
+    from fewbits.sweeps.tracking.mlflow_view import Mirror
+
+    warn_in_lines()
+    found = find_plan(in_store(options.words, existing(options.runs)))
+    show_notes(found.notes)
+    synced = Mirror(found.plan).sync(afresh=True)
+    if synced.away:
+        return 1
+    print(f"{synced.sent} runs brought up to date in {redacted(synced.uri)}")
+    for line in synced.lines:
+        print(line)
+    return 0

@@ -1,0 +1,164 @@
+"""`fewbits ui`: MLflow's page of a store's trials, served here until Ctrl-C."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO
+
+from fewbits.common.redaction import redacted
+from fewbits.common.store_folder import store_folder
+from fewbits.sweeps.commands.allowed_hosts import ANY, AllowedHosts, address_of
+from fewbits.sweeps.commands.arguments import Parser, existing, warn_in_lines
+from fewbits.sweeps.tracking.comparison import View
+
+EXAMPLES = """\
+examples:
+  fewbits ui
+  fewbits ui --port 5001 --runs /shared/runs
+
+It shows the database that MLFLOW_TRACKING_URI names, else the store's own.
+From another machine: ssh -L 5000:127.0.0.1:5000 HOST. There is no log-in: with --host 0.0.0.0 all who reach this
+machine can read, change and delete the runs.
+"""
+LIGHT = {  # two processes and some 380 MB rather than 15 and 1.8 GB
+    "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_DISABLE_AGENT_HINT": "true",
+}
+LOG = ".mlflow-ui.log"  # in the store: what the server says
+START = 120.0  # seconds that a server may take to answer
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = Parser("fewbits ui", __doc__, EXAMPLES)
+    parser.add_argument("--port", type=int, default=5000)
+    parser.add_argument("--host", default="127.0.0.1", help="the address to listen at (default: for this machine only)")
+    parser.add_argument("--runs", default="runs", metavar="DIR", help="the store (default: runs)")
+    parser.add_argument(
+        "--allowed-hosts",
+        default="",
+        metavar="NAME,…",
+        help="further names by which browsers may reach the page, of a proxy say; * stands for any characters",
+    )
+    options = parser.parse_args(argv)
+    existing(options.runs)
+    hosts = AllowedHosts.of(options.host, options.allowed_hosts)
+    from fewbits.experiments.tracking import tracker as tracking
+
+    warn_in_lines()
+    runs = store_folder(options.runs)
+    uri = tracking.tracking_uri(runs)
+    if uri.startswith(("http://", "https://")):
+        raise ValueError(f"ui: MLFLOW_TRACKING_URI {redacted(uri)} is a server already: open it in the browser")
+    _check_free(options.host, options.port)
+    if not hosts.loopback:
+        print(
+            f"fewbits: ui: --host {options.host}: there is no log-in: all who reach port {options.port} of this "
+            "machine can read, change and delete every run; without --host only this machine can",
+            file=sys.stderr,
+        )
+    _serve(options.host, options.port, runs, uri, hosts)
+    return 0
+
+
+def _check_free(host: str, port: int) -> None:
+    if not 0 < port < 1 << 16:
+        raise ValueError(f"ui: --port {port}: 1 to 65535 is expected")
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        raise ValueError(f"ui: --host {host} --port {port}: {error}; choose another with --port") from None
+
+
+def _serve(host: str, port: int, runs: Path, uri: str, hosts: AllowedHosts) -> None:
+    from fewbits.experiments.tracking.tracker import ARTIFACTS, connect
+    from fewbits.sweeps.tracking.comparison import views_in
+
+    print(f"MLflow starts, for {redacted(uri)} …", file=sys.stderr, flush=True)
+    try:
+        views = views_in(connect(runs, uri))  # which makes the database, too: the server would not do so safely
+    except Exception as error:  # whatever MLflow finds wrong with a database, of another version of it say
+        ours = "" if os.environ.get("MLFLOW_TRACKING_URI") else "; moved away, it is made anew by `fewbits sync`"
+        said = redacted(" ".join(str(error).split()))[:300]
+        raise ValueError(f"ui: MLflow does not open {redacted(uri)}{ours}: {said}") from None
+    words = ["--artifacts-destination", str(runs.resolve() / ARTIFACTS), *hosts.options()]
+    words += ["--host", host, "--port", str(port), "--workers", "1", "--uvicorn-opts", "--log-level warning"]
+    log = runs.resolve() / LOG
+    with log.open("w") as output:
+        server = subprocess.Popen(
+            [sys.executable, "-m", "mlflow", "server", *words],
+            env={**os.environ, **LIGHT, "MLFLOW_BACKEND_STORE_URI": uri},  # not in argv, which all users can read
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # a group of its own, to be ended with all its children
+        )
+        copying = threading.Thread(target=_copy_redacted, args=(server.stdout, output), daemon=True)
+        copying.start()
+        try:
+            _show_until_ended(server, host, port, views, log)
+        finally:
+            copying.join(10)
+
+
+def _copy_redacted(source: IO[bytes], log: IO[str]) -> None:
+    """Copy the server's output to the log, line by line, without credentials."""
+    for line in source:
+        with contextlib.suppress(OSError):  # on a full disk the server goes on
+            log.write(redacted(line.decode(errors="replace")))
+            log.flush()
+
+
+def _show_until_ended(server: subprocess.Popen[bytes], host: str, port: int, views: list[View], log: Path) -> None:
+    before = {number: signal.signal(number, signal.default_int_handler) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        base = f"http://{address_of(host)}:{port}"
+        if _answers(server, base):
+            print(f"{base}   (Ctrl-C ends it)")
+            if host in ANY:
+                print(f"http://{socket.gethostname()}:{port}   (from other machines)")
+            for view in views:
+                print(f"  {view.name}: {view.link(base)}")
+            sys.stdout.flush()
+        server.wait()
+        raise ValueError(f"ui: MLflow's server ended with status {server.returncode}; {log} says why")
+    except KeyboardInterrupt:
+        print(file=sys.stderr)
+    finally:
+        _end(server)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _answers(server: subprocess.Popen[bytes], base: str) -> bool:
+    """False: it has ended."""
+    until = time.monotonic() + START
+    while server.poll() is None:
+        with contextlib.suppress(OSError), urllib.request.urlopen(f"{base}/health", timeout=5):
+            return True
+        if time.monotonic() > until:
+            raise ValueError(f"ui: MLflow's server has not answered for {START:.0f} s")
+        time.sleep(0.2)
+    return False
+
+
+def _end(server: subprocess.Popen[bytes]) -> None:
+    """With the processes that it has started."""
+    for how in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(server.pid, how)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            server.wait(10)

@@ -1,0 +1,102 @@
+"""From a sweep to its cells, the trials as words: a pure function, so that what will run can be read before it does."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fewbits.experiments.config import spelled
+from fewbits.sweeps.planning.sweep import ARM, SEED, Sweep
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A place in the sweep's grid."""
+
+    sweep: str
+    arm: str
+    axes: tuple[tuple[str, str], ...]  # each axis that the arm has, with its value as it is said
+    seed: int
+    words: tuple[str, ...]  # of the trial, later ones winning
+    parent: Cell | None = None
+    at: float | None = None
+
+    @property
+    def place(self) -> dict[str, str]:
+        """What tells it from the other cells, to be shown."""
+        return ({ARM: self.arm} if self.arm else {}) | dict(self.axes) | {SEED: str(self.seed)}
+
+
+def expand(sweep: Sweep, extra: tuple[str, ...] = ()) -> list[Cell]:
+    """In the order of the arms, then of the axes, then of the seeds; extra: further words for every trial."""
+    for axis in (axis for group in sweep.groups for axis in group):
+        if axis in [word.partition("=")[0] for word in extra]:
+            raise ValueError(f"{axis} is an axis of sweep {sweep.name}: say which values by axes={{{axis}:[…]}}")
+    return [cell for arm in sweep.arms if sweep.runs_at(arm) for cell in _cells(sweep, arm, extra)]
+
+
+def _cells(sweep: Sweep, arm: str, extra: tuple[str, ...]) -> Iterator[Cell]:
+    for axes in _combinations(sweep, arm):
+        for seed in sweep.seeds:
+            if not _excluded(sweep, arm, axes, seed):
+                yield _cell(sweep, arm, axes, seed, extra)
+
+
+def _cell(sweep: Sweep, name: str, axes: Mapping[str, str], seed: int, extra: tuple[str, ...]) -> Cell:
+    arm = sweep.arms[name]
+    words = [*sweep.words, *sweep.size, *arm.words]
+    for group in sweep.groups:
+        words += [word for axis, values in group.items() if axis in axes for word in values[axes[axis]]]
+    return Cell(
+        sweep=sweep.name,
+        arm=name,
+        axes=tuple(axes.items()),
+        seed=seed,
+        words=_last_wins([*words, f"seed={seed}", *extra]),
+        parent=None if arm.parent is None else _parent(sweep, name, axes, seed, extra),
+        at=arm.at,
+    )
+
+
+def _parent(sweep: Sweep, child: str, axes: Mapping[str, str], seed: int, extra: tuple[str, ...]) -> Cell:
+    name = sweep.arms[child].parent
+    assert name is not None
+    where = f"sweep {sweep.name}: arm {child} starts from {name}, which"
+    if not sweep.runs_at(name):
+        raise ValueError(f"{where} is not run at scale {sweep.scale}")
+    own = {axis: value for axis, value in axes.items() if _has(sweep, name, axis)}
+    if missing := [axis for combination in _combinations(sweep, name)[:1] for axis in combination if axis not in own]:
+        raise ValueError(f"{where} has axes that {child} has not: {', '.join(missing)}")
+    if _excluded(sweep, name, own, seed):
+        raise ValueError(f"{where} is excluded at {own | {SEED: seed}}")
+    return _cell(sweep, name, own, seed, extra)
+
+
+def _has(sweep: Sweep, arm: str, axis: str) -> bool:
+    chosen = sweep.arms[arm].axes
+    return chosen is None or axis in chosen
+
+
+def _combinations(sweep: Sweep, arm: str) -> list[dict[str, str]]:
+    """Values of the axes that the arm has; of axes zipped together it may have some."""
+    groups = []
+    for group in sweep.groups:
+        names = {axis: list(values) for axis, values in group.items() if _has(sweep, arm, axis)}
+        if names:
+            groups.append([dict(zip(names, values, strict=True)) for values in zip(*names.values(), strict=True)])
+    return [{axis: value for part in parts for axis, value in part.items()} for parts in itertools.product(*groups)]
+
+
+def _excluded(sweep: Sweep, arm: str, axes: Mapping[str, str], seed: int) -> bool:
+    place: dict[str, Any] = {ARM: arm, **axes, SEED: str(seed)}
+    return any(
+        all(key in place and place[key] in (spelled(value), str(value)) for key, value in exclusion.items())
+        for exclusion in sweep.exclude
+    )
+
+
+def _last_wins(words: list[str]) -> tuple[str, ...]:
+    """Hydra refuses some keys that are said twice."""
+    return tuple({word.partition("=")[0]: word for word in words}.values())

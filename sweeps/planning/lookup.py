@@ -1,0 +1,122 @@
+"""Which plan a command reads that looks at results: `status`, `claims`, `report`, `sync`.
+
+It is the plan that the store holds for the command's overrides: what the sweep last ran. The command then shows the
+same on any machine that sees the store. Where no sweep has run with these overrides, or the definition has changed
+since, they are planned here, in memory, if that is possible. `fewbits sweep` always plans anew.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from fewbits.experiments.config import load_trial
+from fewbits.sweeps.planning.expand import expand
+from fewbits.sweeps.planning.overrides import normalised, runs_named, without_sweep
+from fewbits.sweeps.planning.plan import Plan, plan
+from fewbits.sweeps.planning.stored_plans import (
+    Place,
+    StoredPlan,
+    UnusablePlan,
+    definition,
+    earlier_runs,
+    has_format_1,
+    load_plan,
+)
+from fewbits.sweeps.planning.sweep import Sweep, load_sweeps
+
+
+@dataclass(frozen=True)
+class FoundPlan:
+    plan: Plan
+    changed: str = ""  # how the sweep's definition differs from that of the stored plan, in one line
+    notes: tuple[str, ...] = ()  # lines for stderr: `changed`, and why a plan file was not used
+    earlier: Mapping[Place, str] = field(default_factory=dict)  # for a plan that is not stored: see `earlier_runs`
+
+
+def find_plan(overrides: Sequence[str]) -> FoundPlan:
+    """Return the stored plan of these overrides, or else plan them here. Raise ValueError where neither can be."""
+    try:
+        sweeps, extra = load_sweeps(overrides)
+    except ValueError as error:
+        return _without_definition(overrides, error)
+    runs = _store(overrides, sweeps, extra)
+    again = f"`fewbits sweep {_command(overrides)}`"
+    notes: list[str] = []
+    stored = _stored(runs, overrides, notes)
+    if stored is None:
+        if not notes and has_format_1(runs, sweeps):
+            notes.append(f"{runs / 'plans'}: the plans of an earlier fewbits are not read; {again} writes a new one")
+        return _planned_here(sweeps, extra, notes=notes)
+    if definition(sweeps) == definition(stored.plan.sweeps):
+        return FoundPlan(stored.plan, notes=tuple(notes))
+    changed = f"the definition of the sweep has changed since it last ran, on {stored.time}; {again} runs the new one"
+    try:
+        return _planned_here(sweeps, extra, changed, notes)
+    except ValueError as error:
+        changed += f"; shown is the plan of then, as the new one cannot be made here: {error}"
+        return FoundPlan(stored.plan, changed, (*notes, changed))
+
+
+def show_notes(notes: Iterable[str]) -> None:
+    """Print lines about the plan to stderr."""
+    for note in notes:
+        print(f"fewbits: {note}", file=sys.stderr)
+
+
+def _without_definition(overrides: Sequence[str], error: ValueError) -> FoundPlan:
+    """Return the stored plan of a sweep whose definition cannot be read; without one, raise the error."""
+    stored = _stored(Path(runs_named(overrides) or "runs").expanduser(), overrides, [])
+    if stored is None:
+        raise error
+    changed = f"shown is the plan of {stored.time}, as the definition of the sweep cannot be read here: {error}"
+    return FoundPlan(stored.plan, changed, (changed,))
+
+
+def _planned_here(
+    sweeps: Sequence[Sweep], extra: tuple[str, ...], changed: str = "", notes: Sequence[str] = ()
+) -> FoundPlan:
+    made = plan(sweeps, extra)
+    return FoundPlan(made, changed, (*notes, *([changed] if changed else [])), earlier_runs(made))
+
+
+def _stored(runs: Path, overrides: Sequence[str], notes: list[str]) -> StoredPlan | None:
+    """Return the plan of these overrides; for one sweep of a study, that sweep's part of the study's plan will do."""
+    name, others = without_sweep(overrides)
+    for words, part in ((overrides, None), *([(others, name)] if name else [])):
+        try:
+            if (stored := load_plan(runs, words)) is not None:
+                return stored if part is None else _part(stored, part)
+        except UnusablePlan as error:
+            notes.append(f"{error}: it is not used; `fewbits sweep {_command(words)}` writes it anew")
+    return None
+
+
+def _part(stored: StoredPlan, sweep: str) -> StoredPlan | None:
+    """Return one sweep's part of a stored plan, with the trials that its own branch from."""
+    whole = stored.plan
+    sweeps = tuple(one for one in whole.sweeps if one.name == sweep)
+    members = tuple(member for member in whole.members if member.cell.sweep == sweep)
+    wanted = {member.id for member in members}
+    for key, planned in reversed(whole.trials.items()):  # parents come before their branches
+        if key in wanted and planned.parent is not None:
+            wanted.add(planned.parent)
+    trials = {key: planned for key, planned in whole.trials.items() if key in wanted}
+    return replace(stored, plan=Plan(sweeps, members, trials)) if members else None
+
+
+def _store(overrides: Sequence[str], sweeps: Sequence[Sweep], extra: tuple[str, ...]) -> Path:
+    """Return the store that the overrides or the sweep's own words name."""
+    runs = runs_named(overrides)
+    if runs is None:
+        cell = next((cell for sweep in sweeps for cell in expand(sweep, extra)), None)
+        runs = "runs" if cell is None else load_trial(cell.words)[1].runs
+    return Path(runs).expanduser().resolve()
+
+
+def _command(overrides: Sequence[str]) -> str:
+    runs = runs_named(overrides)
+    return shlex.join([*normalised(overrides), *(["--runs", runs] if runs else [])])

@@ -1,0 +1,176 @@
+"""What a sweep comes to: which trials, under which ids, in which folders, each with what it is in which sweep.
+
+Trials that are the same computation are one, however many sweeps or arms ask for them. Ids of branches follow from
+their parents', so the whole plan stands before anything has run.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from fewbits.experiments.config import load_trial
+from fewbits.experiments.data.config import DataConfig
+from fewbits.experiments.data.corpus import Corpus
+from fewbits.experiments.data.load import load
+from fewbits.experiments.data.once import default_cache
+from fewbits.experiments.identity import ParentPoint, identity, meaning
+from fewbits.experiments.runs import run_folder
+from fewbits.experiments.runs.run_folder import RunFolder
+from fewbits.experiments.setup import check, check_data, corpus_model
+from fewbits.experiments.trial import Branch, Runtime, Trial
+from fewbits.sweeps.planning.epochs import check_repeats, tokens_before
+from fewbits.sweeps.planning.expand import Cell, expand
+from fewbits.sweeps.planning.sweep import Resources, Sweep
+
+
+@dataclass
+class Planned:
+    """One trial of the plan."""
+
+    folder: RunFolder
+    trial: Trial
+    runtime: Runtime
+    made_of: dict[str, Any]  # what its id is a hash of
+    resources: Resources
+    parent: str | None = None  # the id of the trial that it branches from
+    keep: set[int] = field(default_factory=set)  # steps whose checkpoints others start from
+
+    @property
+    def id(self) -> str:
+        return self.folder.id
+
+
+@dataclass(frozen=True)
+class Member:
+    """A trial's place in a sweep."""
+
+    study: str
+    scale: str
+    cell: Cell
+    id: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    sweeps: tuple[Sweep, ...]
+    members: tuple[Member, ...]
+    trials: dict[str, Planned]  # by id; parents before the trials that branch from them
+
+
+def plan(sweeps: Sequence[Sweep], extra: tuple[str, ...] = ()) -> Plan:
+    """Of whole sweeps. ValueError, naming the cell, where one of the trials could not be."""
+    plans = [plan_cells(sweep, cells) for sweep in sweeps if (cells := expand(sweep, extra))]
+    if not plans:
+        names = ", ".join(f"{sweep.name} at scale {sweep.scale}" for sweep in sweeps)
+        raise ValueError(f"nothing to run: {names} has no trials")
+    trials: dict[str, Planned] = {}
+    for one in plans:
+        for key, planned in one.trials.items():
+            trials.setdefault(key, planned).keep.update(planned.keep)
+    return Plan(tuple(sweeps), tuple(member for one in plans for member in one.members), trials)
+
+
+def plan_cells(sweep: Sweep, cells: Sequence[Cell]) -> Plan:
+    """Of cells that somebody else has laid out."""
+    trials: dict[str, Planned] = {}
+    made: dict[Cell, Planned] = {}
+    members = [Member(sweep.study, sweep.scale, cell, _planned(cell, sweep, made, trials).id) for cell in cells]
+    return Plan((sweep,), tuple(members), trials)
+
+
+def _planned(cell: Cell, sweep: Sweep, made: dict[Cell, Planned], trials: dict[str, Planned]) -> Planned:
+    """Its parent first; the same trial once."""
+    if cell in made:
+        return made[cell]
+    parent = None if cell.parent is None else _planned(cell.parent, sweep, made, trials)
+    try:
+        trial, runtime = load_trial(cell.words)
+        corpus = _corpus(trial.data, runtime.cache)
+        trial = corpus_model(trial, corpus)
+        start = None
+        if parent is not None:
+            step = branch_step(cell, parent.trial)
+            parent.keep.add(step)
+            start = ParentPoint(meaning(parent.made_of), step, ())
+            trial = replace(trial, branch=Branch(str(parent.folder.path), step))
+        runtime, resources = on_a_device(runtime, sweep.resources)
+        made_of = identity(
+            trial,
+            corpus.fingerprint,
+            runtime.device,
+            ranks=resources.ranks,
+            threads=runtime.threads,
+            parent=start,
+        )
+        folder = run_folder.find(Path(runtime.runs).expanduser().resolve(), trial.name, made_of)
+        if not folder.over:
+            _checked(trial, resources.ranks, corpus)
+            check_repeats(trial, tokens_before(trial, parent.id if parent else None, trials), corpus.tokens_in("train"))
+    except ValueError as error:
+        place = ", ".join(f"{key} {value}" for key, value in cell.place.items())
+        raise ValueError(f"sweep {cell.sweep}, {place}: {error}") from error
+    found = trials.setdefault(
+        folder.id, Planned(folder, trial, runtime, made_of, resources, parent.id if parent else None)
+    )
+    made[cell] = found
+    return found
+
+
+def on_a_device(runtime: Runtime, resources: Resources) -> tuple[Runtime, Resources]:
+    """Return both with nothing left to the machine: a plan asks none.
+
+    A trial without a device of its own trains on GPUs where its resources ask for them, else on the CPU.
+    """
+    device = runtime.device
+    if device == "auto":
+        device = "cuda" if resources.gpus else "cpu"
+    gpus = resources.gpus
+    if gpus is None:
+        gpus = 1.0 if device == "cuda" else 0.0
+    if device == "cuda" and not gpus:
+        raise ValueError("runtime.device cuda with resources.gpus 0: valid are 1, or a part of a GPU")
+    cpus = float(runtime.threads) if resources.cpus is None else resources.cpus
+    return replace(runtime, device=device), replace(resources, cpus=cpus, gpus=gpus)
+
+
+def branch_step(cell: Cell, parent: Trial) -> int:
+    """Return the step of its parent that a branch starts from."""
+    steps = parent.training.steps
+    at = 1.0 if cell.at is None else cell.at
+    step = round(at * steps) if at < 1 or cell.at is None else int(at)
+    if not 1 <= step <= steps:
+        raise ValueError(f"at {cell.at}: its parent has steps 1 to {steps}")
+    return step
+
+
+@cache
+def _corpus(data: DataConfig, cache_folder: str | None) -> Corpus:
+    return load(data, Path(cache_folder).expanduser() if cache_folder else default_cache())
+
+
+_seen: set[str] = set()
+
+
+def _checked(trial: Trial, ranks: int, corpus: Corpus) -> None:
+    """As a trial is before it starts, but once for all that differ in what this does not look at: building models and
+    looking up data take seconds. One that is over was checked then."""
+    parts = asdict(replace(trial, seed=0, optimizer=type(trial.optimizer)(), branch=Branch()))
+    of_data = [asdict(trial.evaluation), trial.training.length, corpus.fingerprint]
+    _once([parts, ranks], lambda: check(trial, ranks))
+    _once(of_data, lambda: check_data(trial, corpus))
+
+
+def _once(of: object, look: Callable[[], None]) -> None:
+    key = json.dumps(of, default=str)
+    if key not in _seen:
+        look()
+        _seen.add(key)
+
+
+def folders(plan: Plan) -> Iterable[RunFolder]:
+    return (planned.folder for planned in plan.trials.values())

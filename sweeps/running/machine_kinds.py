@@ -1,0 +1,122 @@
+"""Which kinds of processor or GPU the machines of a sweep have, and which kind computed a trial.
+
+The kind of a trial on a CPU is its processor's (`amd-avx2`), that of a trial on GPUs is the GPU's name. Trials of equal
+kind, backend and torch round alike; comparisons within a seed are of such trials.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from fewbits.experiments.environment import LIKENESS, gpu_kind, likeness, processor_kind
+from fewbits.experiments.identity import environments
+from fewbits.experiments.runs.run_folder import RunFolder
+from fewbits.sweeps.cluster.capacity import bundle, slots
+from fewbits.sweeps.planning.sweep import Resources
+
+UNKNOWN = "an unknown kind"
+
+Computed = tuple[tuple[str | None, ...], ...]  # the likenesses of what computed a run, in order; empty: unknown
+
+
+# ------------------------------------------------------------------------------------------------ what computed a run
+
+
+def computed(folder: RunFolder) -> Computed:
+    """Return the distinct likenesses of the environments that computed a run's steps; none of a run of an older
+    version, or of one that has not begun."""
+    try:
+        provenance = folder.provenance() or {}
+    except ValueError:  # damaged: as if it were not there
+        return ()
+    return tuple(dict.fromkeys(likeness(one) for one in environments(provenance)))
+
+
+def is_mixed(one: Computed) -> bool:
+    """Tell whether environments that are not alike computed parts of one run."""
+    return len(one) > 1
+
+
+def alike(one: Computed, other: Computed) -> bool:
+    """Tell whether two runs can be compared: one environment computed both. Runs of unknown kind are alike."""
+    return one == other and not is_mixed(one)
+
+
+def kinds_of(one: Computed) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(str(kind) for kind, *_ in one))
+
+
+def kind(folder: RunFolder) -> str | None:
+    """Return the kind that computed a run's steps; several, in order, where parts of it differ; None: unknown."""
+    return ", then ".join(kinds_of(computed(folder))) or None
+
+
+def describe(one: Computed, beside: Collection[Computed] = ()) -> str:
+    """Return the kinds, with torch and backend where these differ from those beside or within the run."""
+    if not one:
+        return UNKNOWN
+    there = [part for each in (one, *beside) for part in each]
+    differing = [key for at, key in enumerate(LIKENESS) if len({part[at] for part in there}) > 1]
+    return ", then ".join(_described(part, differing) for part in one)
+
+
+def _described(part: tuple[str | None, ...], differing: Collection[str]) -> str:
+    facts = dict(zip(LIKENESS, part, strict=True))
+    more = [f"{key} {facts[key]}" for key in ("backend", "torch") if key in differing]
+    return f"{facts['kind']} ({', '.join(more)})" if more else str(facts["kind"])
+
+
+# ------------------------------------------------------------------------------------------------ what there is
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A machine that trials can run on."""
+
+    processor: str  # its kind
+    gpu: str | None  # the kind of its GPUs, None without any
+    torch: str
+    resources: Mapping[str, float]  # in total, by Ray's names
+    id: str = ""  # of the node in Ray
+    labels: Mapping[str, str] = field(default_factory=dict)  # of the node in Ray
+
+    def kind(self, resources: Resources) -> str | None:
+        """Return the kind that a trial with these resources would have here."""
+        return self.gpu if resources.gpus else self.processor
+
+    def slots(self, resources: Resources) -> float:
+        """Return how many ranks of such trials fit here at a time."""
+        return slots(self.resources, bundle(resources))
+
+
+def room_by_kind(machines: Sequence[Machine], resources: Resources) -> dict[str, float]:
+    """Return how many such trials each kind of machine can run at a time, for kinds that can run one."""
+    ranks: dict[str, float] = {}
+    for machine in machines:
+        if (kind := machine.kind(resources)) is not None:
+            ranks[kind] = ranks.get(kind, 0.0) + machine.slots(resources)
+    return {kind: count / resources.ranks for kind, count in ranks.items() if count >= resources.ranks}
+
+
+def this_machine() -> Machine:
+    """Return the machine that this process runs on."""
+    gpus = _gpus()
+    resources = {"CPU": float(len(os.sched_getaffinity(0))), "GPU": float(len(gpus))}
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    kind = gpu_kind(gpus[0]) if gpus else None
+    return Machine(processor_kind(), kind, str(torch.__version__), resources | {"memory": float(memory)})
+
+
+def _gpus() -> list[str]:
+    """Return the names of this machine's GPUs. CUDA is not asked: to ask takes half a GiB of a GPU's memory."""
+    command = ("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return done.stdout.splitlines() if done.returncode == 0 else []

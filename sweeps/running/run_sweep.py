@@ -1,0 +1,223 @@
+"""A whole sweep from its plan: the backend, the driver, the display and MLflow together, and Ctrl-C."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+
+from fewbits.common.redaction import redacted
+from fewbits.sweeps.cluster.capacity import Demand
+from fewbits.sweeps.cluster.environment import worker_variables
+from fewbits.sweeps.planning.cost import Speeds
+from fewbits.sweeps.planning.plan import Plan, Planned
+from fewbits.sweeps.planning.replacing import find_unlike, move_aside, reasons_to_rerun, require_kind
+from fewbits.sweeps.planning.stored_plans import save_plan
+from fewbits.sweeps.running import store
+from fewbits.sweeps.running.backend import Backend
+from fewbits.sweeps.running.driver import Driver, Stage, Task, finished
+from fewbits.sweeps.running.placement import Placement
+from fewbits.sweeps.running.progress import Display
+from fewbits.sweeps.running.store import OVER, State
+from fewbits.sweeps.running.trial_status import Standing, counted, standings
+from fewbits.sweeps.tracking.mlflow_view import Mirror
+
+SHOWN = 8  # lines of a failed trial's log
+SYNC = 5.0  # seconds between looks for what MLflow does not have
+SYNC_WAIT = 60.0  # seconds that a look which is on its way has to end
+AGAIN = "the same command goes on"
+ENDED = (*OVER, State.FAILED, State.BLOCKED)
+STOPPED = 130  # the status of Ctrl-C
+
+
+def conduct(
+    plan: Plan,
+    backend: str = "ray",
+    address: str | None = None,
+    parallel: int | None = None,
+    variables: Sequence[str] = (),
+    like: str | None = None,
+    *,
+    overrides: Sequence[str] = (),
+) -> int:
+    """Store the plan under its overrides, run what is missing, and return the exit status.
+
+    Warnings are lines among its own until it is over.
+    variables: names of environment variables that a cluster's workers get beside the usual ones. like: the kind of
+    machine that all trials are to be computed on; those that another kind computed are run again.
+    """
+    _save(plan, overrides)
+    with warnings.catch_warnings():
+        return _conduct(plan, backend, address, parallel, variables, like)
+
+
+def _save(plan: Plan, overrides: Sequence[str]) -> None:
+    """Store the plan before the first trial starts. Raise ValueError where the store cannot be written."""
+    try:
+        save_plan(plan, overrides)
+    except OSError as error:
+        raise ValueError(f"{error.filename or 'the store'}: {error.strerror}: it cannot be written") from error
+
+
+def _conduct(
+    plan: Plan,
+    backend: str,
+    address: str | None,
+    parallel: int | None,
+    variables: Sequence[str],
+    like: str | None,
+) -> int:
+    again = find_unlike(plan, like, address) if like else {}
+    missing = _missing(plan, again)
+    driver: Driver | None = None
+    speeds = Speeds(next(iter(plan.trials.values())).folder.path.parent)
+    display = Display(speeds)
+    warnings.showwarning = lambda message, *_: display.say(f"fewbits: {redacted(' '.join(str(message).split()))}")
+    mirror = Mirror(plan)
+    if missing:
+        began = time.monotonic()
+        display.say(
+            f"{len(missing)} of {len(plan.trials)} trials to be run" + ("; starting Ray" if backend == "ray" else "")
+        )
+        chosen = make_backend(backend, address, parallel, variables)
+        try:
+            if like:
+                again = reasons_to_rerun(plan, like, require_kind(plan, like, chosen.machines()))
+                moved = move_aside(plan, again)
+                if moved:
+                    display.say(f"{len(moved)} run folders of other kinds of machines are now in {moved[0].parent}")
+                missing = _missing(plan)
+            chosen.require([Demand(one.folder.path.name, one.resources) for one in missing], display.say)
+            driver = Driver(plan, chosen, display, Placement(plan, chosen, like, display.say))
+            with _interruptible(driver), _mirrored(mirror):
+                driver.run()
+        finally:
+            chosen.close()
+            display.end()
+        with contextlib.suppress(OSError):  # estimates; on a disk that is full there are none
+            for task in driver.tasks.values():
+                if task.speed is not None:
+                    speeds.measured(task.planned, task.speed)
+            if display.began is not None and not address:
+                speeds.started(backend, display.began - began)
+    status = _summary(plan, driver)
+    synced = mirror.sync(last=True)
+    if status != STOPPED:
+        for line in synced.lines:
+            print(line)
+    return status
+
+
+def _missing(plan: Plan, again: Collection[str] = ()) -> list[Planned]:
+    """Return the trials that still have to run, and those that have to run again."""
+    stuck = [key for key, standing in standings(plan).items() if standing.for_good]
+    return [one for key, one in plan.trials.items() if key in again or (key not in stuck and not finished(one))]
+
+
+@contextmanager
+def _mirrored(mirror: Mirror) -> Iterator[None]:
+    """MLflow is told what is new every few seconds, beside the driver: it may be slow, or away. Who is to end at once
+    does not wait for it."""
+    ended = threading.Event()
+
+    def mirror_all() -> None:
+        while not ended.is_set():
+            mirror.sync()
+            ended.wait(SYNC)
+
+    thread = threading.Thread(target=mirror_all, daemon=True)
+    thread.start()
+    try:
+        yield
+        ended.set()
+        thread.join(SYNC_WAIT)
+    finally:
+        ended.set()
+
+
+def make_backend(name: str, address: str | None, parallel: int | None, variables: Sequence[str] = ()) -> Backend:
+    if name == "local":
+        if address:
+            raise ValueError("sweep: --address is of a Ray cluster; --backend local is this machine")
+        from fewbits.sweeps.running.local import Local
+
+        return Local(parallel)
+    from fewbits.sweeps.cluster.on_ray import OnRay
+
+    return OnRay(address, parallel, worker_variables(os.environ, variables))
+
+
+@contextmanager
+def _interruptible(driver: Driver) -> Iterator[None]:
+    """Ctrl-C, or SIGTERM: trials end at their next step, at a checkpoint. Twice: at once.
+
+    Set up when the backend is there: Ray has a handler for SIGTERM of its own.
+    """
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        if driver.stopping:
+            raise KeyboardInterrupt
+        driver.stop()
+
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _summary(plan: Plan, driver: Driver | None) -> int:
+    failed = driver.of(Stage.FAILED) if driver else []
+    found = standings(plan, [task.planned.id for task in failed])
+    print(f"{len(found)} trials: {counted(standing.state for standing in found.values())}")
+    blocked = [standing for standing in found.values() if standing.state is State.BLOCKED]
+    for key, standing in found.items():
+        path = plan.trials[key].folder.path
+        if standing.state is State.DIVERGED:
+            print(f"diverged: {path} at step {(plan.trials[key].folder.result() or {}).get('step')}")
+        elif standing.state is State.BLOCKED:
+            print(f"blocked: {path}: {standing.why}", file=sys.stderr)
+    for task in failed:
+        print(_failed(task), file=sys.stderr)
+    if driver is not None and driver.stopping:
+        print(f"fewbits: stopped; {AGAIN}", file=sys.stderr)
+        return STOPPED
+    named = {task.planned.id for task in failed}
+    gone = [key for key, standing in found.items() if standing.state not in ENDED and key not in named]
+    if failed or blocked or gone:
+        print(f"fewbits: {_what_now(failed, blocked, len(gone))}", file=sys.stderr)
+    return 1 if failed or blocked or gone else 0
+
+
+def _what_now(failed: Sequence[Task], blocked: Sequence[Standing], gone: int) -> str:
+    wrong = [task for task in failed if task.failure is not None and task.failure.wrong_input]
+    stuck = sum(standing.for_good for standing in blocked)
+    parts = []
+    if wrong:
+        parts.append(f"{len(wrong)} failed of their input, and would again: change that")
+    if others := len(failed) - len(wrong):
+        parts.append(f"{others} failed: {AGAIN} with them, from their checkpoints")
+    if waiting := len(blocked) - stuck:
+        parts.append(f"{waiting} blocked by what failed")
+    if stuck:
+        parts.append(f"{stuck} blocked for good: what they start from has diverged")
+    if gone:
+        parts.append(f"{gone} were over, and the store has them no more: {AGAIN} with them")
+    return "; ".join(parts)
+
+
+def _failed(task: Task) -> str:
+    failure = task.failure
+    assert failure is not None
+    lines = [f"failed: {task.planned.folder.path}: {failure.reason}"]
+    lines += [f"    {line}" for line in failure.log[-SHOWN:]]
+    lines.append(f"    (the whole log: {task.planned.folder.path / store.LOG})")
+    return "\n".join(lines)

@@ -1,0 +1,103 @@
+"""Dataclasses from nested mappings: what is written arrives, and what is wrong is named with what would be right."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from fewbits.common.from_dict import from_dict, one_of
+
+
+@dataclass(frozen=True)
+class Wheel:
+    spokes: int = 32
+
+
+@dataclass(frozen=True)
+class Bicycle:
+    name: str
+    gears: int
+    weight: float = 9.5
+    electric: bool = False
+    colours: tuple[str, ...] = ()
+    sizes: tuple[float, ...] = (1.0,)
+    front: Wheel = field(default_factory=Wheel)
+    spare: Wheel | None = None
+    owner: str | None = None
+
+
+LEAST: dict[str, Any] = {"name": "a", "gears": 7}
+
+
+def test_fields_arrive_with_their_types_and_defaults_fill_the_rest() -> None:
+    data = LEAST | {
+        "weight": 8,
+        "colours": ["red"],
+        "sizes": [1, 2.5],
+        "front": {"spokes": 36},
+        "spare": {},
+        "owner": None,
+    }
+    found = from_dict(Bicycle, data)
+    assert found == Bicycle("a", 7, 8.0, False, ("red",), (1.0, 2.5), Wheel(36), Wheel(), None)
+    assert isinstance(found.weight, float)
+    assert all(isinstance(size, float) for size in found.sizes)
+    assert from_dict(Bicycle, LEAST) == Bicycle("a", 7)
+
+
+def test_what_is_already_of_its_kind_stays() -> None:
+    assert from_dict(Bicycle, LEAST | {"front": Wheel(3), "colours": ("red",)}).front == Wheel(3)
+
+
+BAD: dict[str, tuple[Any, str]] = {
+    "unknown key": (LEAST | {"saddle": 1}, "unknown key bike.saddle: valid are name, gears, weight, electric, colours"),
+    "unknown key below": (LEAST | {"front": {"rim": 1}}, "unknown key bike.front.rim: valid are spokes"),
+    "missing": ({"weight": 1.0}, "bike: missing name, gears"),
+    "no mapping": ([1], "bike: a mapping of name, gears, weight"),
+    "no mapping below": (LEAST | {"front": 3}, "bike.front: a mapping of spokes is expected, not 3"),
+    "nothing where something is needed": (LEAST | {"front": None}, "bike.front: a mapping of spokes"),
+    "text for a number": (LEAST | {"gears": "7"}, "bike.gears: int is expected, not '7'"),
+    "fraction for a whole number": (LEAST | {"gears": 7.0}, "bike.gears: int is expected, not 7.0"),
+    "yes for a whole number": (LEAST | {"gears": True}, "bike.gears: int is expected, not True"),
+    "yes for a number": (LEAST | {"weight": True}, "bike.weight: float is expected, not True"),
+    "number as YAML 1.1 reads 1e-4": (LEAST | {"weight": "1e-4"}, "bike.weight: float is expected, not '1e-4'"),
+    "number for yes": (LEAST | {"electric": 1}, "bike.electric: bool is expected, not 1"),
+    "number for text": (LEAST | {"name": 1}, "bike.name: str is expected, not 1"),
+    "text for a list": (LEAST | {"colours": "red"}, "bike.colours: a list is expected, not 'red'"),
+    "mapping for a list": (LEAST | {"colours": {"red": 1}}, "bike.colours: a list is expected, not {'red': 1}"),
+    "wrong item": (LEAST | {"colours": ["red", 3]}, "bike.colours: str is expected, not 3"),
+    "wrong where optional": (LEAST | {"owner": 3}, "bike.owner: str is expected, not 3"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_is_wrong_is_named(case: str) -> None:
+    data, message = BAD[case]
+    with pytest.raises(ValueError, match=re.escape(message)):
+        from_dict(Bicycle, data, "bike")
+
+
+def test_a_mistake_at_the_top_names_the_key_alone() -> None:
+    with pytest.raises(ValueError, match=r"^unknown key saddle: "):
+        from_dict(Bicycle, LEAST | {"saddle": 1})
+
+
+def test_errors_of_the_dataclass_itself_come_through() -> None:
+    @dataclass
+    class Odd:
+        n: int = 1
+
+        def __post_init__(self) -> None:
+            raise TypeError("from inside")
+
+    with pytest.raises(TypeError, match="from inside"):
+        from_dict(Odd, {})
+
+
+def test_a_choice_names_the_value_and_what_is_valid() -> None:
+    one_of("colour", "red", ("red", "green"))
+    with pytest.raises(ValueError, match=re.escape("side 3: valid are 1, 2")):
+        one_of("side", 3, (1, 2))

@@ -1,0 +1,73 @@
+"""Credentials are replaced in every text that may carry them, and what is no credential stays."""
+
+import pytest
+
+from fewbits.common.redaction import redacted
+
+SECRET = "hunter2-Zq"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"postgresql://alice:{SECRET}@host/db",
+        f"postgresql+psycopg2://alice:{SECRET}@host:5432/db?sslmode=require",
+        f"mysql://alice:a/{SECRET}@host/db",
+        f"mysql://alice:{SECRET}@x@host/db",
+        f"http://alice:{SECRET}@host:5000",
+        f"https://{SECRET}@host",
+        f"redis://:{SECRET}@host",
+        f"http://host:5000/?token={SECRET}",
+        f"http://host:5000/api?a=1&access_token={SECRET}&b=2",
+        f"postgresql://host/db?user=alice&password={SECRET}",
+        f"https://b.s3.example/key?X-Amz-Signature={SECRET}",
+        f"connection failed: host=h password={SECRET} user=u",
+        f"connection failed: password='{SECRET}'",
+        f"two: http://a:{SECRET}@h, http://b:{SECRET}@i",
+    ],
+)
+def test_a_credential_is_replaced(text: str) -> None:
+    assert SECRET not in redacted(text)
+    assert "***" in redacted(text)
+
+
+def test_what_tells_where_stays() -> None:
+    assert redacted(f"postgresql://alice:{SECRET}@host:5432/db") == "postgresql://alice:***@host:5432/db"
+    assert redacted(f"http://host/?token={SECRET}&x=1") == "http://host/?token=***&x=1"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "http://127.0.0.1:5000/#/experiments/1/runs?viewStateShareKey=fewbits-cost-smoke&workflowType=machine_learning",
+        "sqlite:////home/a@b/runs/mlflow.db",
+        "fewbits train training.steps=20 data.tokens=5 runtime.runs=/mnt/runs",
+        "mail me at me@example.org: see https://example.org",
+        "model=nemotron-nano; token: 5 of 9",
+    ],
+)
+def test_other_text_stays_as_it_is(text: str) -> None:
+    assert redacted(text) == text
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("MLFLOW_TRACKING_PASSWORD", SECRET),
+        ("MLFLOW_TRACKING_TOKEN", SECRET),
+        ("MLFLOW_TRACKING_URI", f"postgresql://alice:{SECRET}@host/db"),
+        ("MLFLOW_TRACKING_URI", f"http://host?token={SECRET}"),
+    ],
+)
+def test_a_secret_of_the_environment_is_replaced_wherever_it_stands(
+    variable: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = f"could not authenticate with {SECRET!r}"
+    assert redacted(text) == text
+    monkeypatch.setenv(variable, value)
+    assert redacted(text) == "could not authenticate with '***'"
+
+
+def test_a_percent_encoded_secret_is_replaced_as_it_is_meant_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "postgresql://alice:p%40ss%2Fword@host/db")
+    assert redacted("bad password p@ss/word") == "bad password ***"

@@ -1,0 +1,95 @@
+"""`fewbits bench train`: every variant is trained and measured, and what is left for reports holds all of it.
+
+Nothing here says how fast anything must be.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fewbits import cli
+from fewbits.experiments.bench.step import Step, peak_bytes
+from fewbits.experiments.config import load_recipe
+from fewbits.kernels.products import WIDENS
+from fewbits.models.networks.registry import model, parameters
+
+SMALL = "--layers 1 --batch 1 --length 8 --steps 1 --eager 0 --no-observer --device cpu"
+
+
+def bench(words: str) -> int:
+    return cli.main(["bench", "train", *words.split()])
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    runs = tmp_path_factory.mktemp("store") / "runs"
+    words = f"{SMALL} --model gpt2-nano,llama2-nano --recipes gaussws,diffq --optimizers adamw,adam-mini --store {runs}"
+    assert bench(words) == 0
+    assert [path.name for path in (runs / "bench").iterdir()] == ["train-cpu.json"]
+    found: dict[str, Any] = json.loads((runs / "bench" / "train-cpu.json").read_text())
+    return found
+
+
+def test_what_is_kept_has_every_model_optimizer_and_recipe_with_each_turn(kept: dict[str, Any]) -> None:
+    assert [one["model"] for one in kept["models"]] == ["gpt2-nano", "llama2-nano"]
+    for one in kept["models"]:
+        places = [(row["optimizer"], row["variant"]) for row in one["rows"]]
+        assert places == [(o, r) for o in ("adamw", "adam-mini") for r in ("bf16", "gaussws", "diffq")]
+        assert all(len(row["seconds"]) == 1 and row["memory"] > 0 for row in one["rows"])
+    assert {"git", "processor", "device", "load", "time", "command"} <= set(kept["machine"])
+
+
+def test_adam_mini_takes_less_memory_and_a_sampled_weight_two_bytes_more(kept: dict[str, Any]) -> None:
+    """With so few tokens the optimizer's step is the peak; plain BF16 copies of weights are gone by then.
+
+    Where products widen BF16 (a processor below AVX-512), plain BF16 has its peak in a product instead, and less than
+    the sampled weight is added to it.
+    """
+    sampled = 2 + 16 / 1024  # and bit widths with gradient and moments
+    for one in kept["models"]:
+        memory = {(row["optimizer"], row["variant"]): row["memory"] for row in one["rows"]}
+        assert memory["adam-mini", "bf16"] < memory["adamw", "bf16"]
+        more = (memory["adamw", "gaussws"] - memory["adamw", "bf16"]) / one["linear_parameters"]
+        assert 0.5 < more < sampled if WIDENS else more == pytest.approx(sampled, abs=0.005)
+        assert memory["adamw", "diffq"] == memory["adamw", "gaussws"]
+
+
+def test_memory_is_exact_and_the_same_every_time() -> None:
+    config = model("gpt2-nano")
+    step = Step.of(config, load_recipe("gaussws"), "adamw", torch.zeros(1, 9, dtype=torch.long))
+    step()
+    first, second = step.memory(), step.memory()
+    assert first == second > 4 * 4 * parameters(config), "weights, gradients and both moments in FP32"
+
+
+def test_memory_that_is_let_go_of_is_counted_no_longer() -> None:
+    def work() -> None:
+        for _ in range(5):
+            torch.ones(1000)
+        x = torch.ones(500)
+        x.view(10, 50).add_(1)
+
+    assert peak_bytes(work, [torch.ones(10)], torch.device("cpu")) == 4 * 1010
+
+
+def test_once_measures_what_a_store_has_not_and_leaves_the_rest(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = f"{SMALL} --model gpt2-nano --recipes gaussws --store {tmp_path} --once"
+    assert bench(words) == 0
+    file = tmp_path / "bench" / "train-cpu.json"
+    first = file.read_bytes()
+    assert bench(words) == 0
+    assert f"{file} is there" in capsys.readouterr().out
+    assert file.read_bytes() == first
+    assert bench(words.replace(" --once", "")) == 0
+    assert file.read_bytes() != first, "asked for plainly, it is measured again"
+    assert bench(f"{SMALL} --once") == 2
+
+
+def test_wrong_names_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench(f"{SMALL} --optimizers sgd") == 2
+    assert "adamw" in capsys.readouterr().err

@@ -1,0 +1,67 @@
+"""`fewbits recipes`: every recipe of the tree, its six operands, and the settings that it offers."""
+
+import json
+from typing import Any
+
+import pytest
+
+from fewbits.experiments.commands.recipes import main
+from fewbits.experiments.config import load_recipe, names
+from fewbits.models.recipe import SLOTS
+
+
+def listed(capsys: pytest.CaptureFixture[str], *words: str) -> list[dict[str, Any]]:
+    assert main([*words, "--json"]) == 0
+    rows: list[dict[str, Any]] = json.loads(capsys.readouterr().out)
+    return rows
+
+
+def entry(capsys: pytest.CaptureFixture[str], name: str) -> list[str]:
+    assert main([name]) == 0
+    return capsys.readouterr().out.splitlines()
+
+
+def test_programs_get_every_recipe_with_what_it_is_about(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = listed(capsys)
+    assert [row["name"] for row in rows] == names("recipe")
+    assert all(row["about"] and tuple(row["operands"]) == SLOTS for row in rows)
+
+
+def test_people_get_every_recipe(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    entries = capsys.readouterr().out.rstrip("\n").split("\n\n")
+    assert [lines.splitlines()[0] for lines in entries] == names("recipe")
+
+
+@pytest.mark.parametrize("name", ["bf16", "mor/three-way", "nvfp4", "mxfp8"])
+def test_operands_are_those_that_the_layers_get(capsys: pytest.CaptureFixture[str], name: str) -> None:
+    ((row,), recipe) = (listed(capsys, name), load_recipe(name))
+    assert row["operands"] == {slot: str(given.spec or "high") for slot, given in recipe.operands.items()}
+    assert row["output"] == recipe.wgrad.output
+    assert row["keep"]["last"] == recipe.keep.last
+
+
+def test_people_read_one_line_for_each_product(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = entry(capsys, "nvfp4")
+    assert "  fprop  x e2m1:1x16:nvfp4                    w e2m1:16x16:nvfp4" in lines
+    assert "  wgrad  dy e2m1:1x16:nvfp4:stochastic:rht16  x e2m1:1x16:nvfp4:rht16  weight gradients in FP32" in lines
+    assert "  all six operands high  weight gradients in the compute dtype" in entry(capsys, "bf16")
+    assert "  the last block kept high" in lines
+    assert "  the first block and the last 2 blocks kept high" in entry(capsys, "fp8")
+    assert "  gaussws on the weights of all: 6 → 4 bits for each 32x32, λ 0.0001" in entry(capsys, "gaussws")
+
+
+def test_settings_are_what_a_recipe_can_be_changed_by(capsys: pytest.CaptureFixture[str]) -> None:
+    (row,) = listed(capsys, "mor/block")
+    assert row["settings"]["threshold"] == 0.045
+    assert row["settings"]["block"] == "128x128"
+    changed = load_recipe("mor/block", {"block": "64x64"})
+    assert changed.operands.fprop_x == load_recipe("mor/block-64").operands.fprop_x
+    assert "    threshold  0.045" in entry(capsys, "mor/block")
+    (plain,) = listed(capsys, "bf16")
+    assert plain["settings"] == {}
+
+
+def test_an_unknown_recipe_is_told_with_the_nearest_first() -> None:
+    with pytest.raises(ValueError, match=r"^no recipe 'nvfp': valid are nvfp4, "):
+        main(["nvfp"])

@@ -1,0 +1,211 @@
+"""`fewbits train`: what it says while it runs and at its end, and how it ends."""
+
+import dataclasses
+import os
+import pty
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from fewbits import cli
+from fewbits.experiments.commands.train import LiveLine
+from fewbits.experiments.config import load_trial
+from fewbits.experiments.data.load import load
+from fewbits.experiments.runs.run_folder import plain
+from fewbits.experiments.training import Progress
+from fewbits.experiments.trial import Trial
+from tests.experiments.trial_inputs import (
+    GAUSSWS_MOR,
+    MOR,
+    TINY,
+    ended,
+    ending,
+    only_run,
+    result_of,
+    started,
+    train,
+    train_until,
+    words,
+)
+
+
+def test_a_trial_is_one_command(cache: Path, tmp_path: Path) -> None:
+    """As a user types it, in a fresh process; `runs` is made where they are. Nothing waits for torch's compiler."""
+    python = [sys.executable, "-X", "importtime"]
+    command = [*python, "-m", "fewbits.cli", "train", *MOR, "evaluation.cloze=16"]
+    tiny = [f"{key}={value}" for key, value in TINY.items() if key.startswith("model.")]
+    tiny += ["training.steps=40", "training.batch=2", "training.micro_batch=2", "training.length=128"]
+    rest = ["evaluation.every=20", "evaluation.windows=2", "data.size=65536", f"runtime.cache={cache}"]
+    done = subprocess.run([*command, *tiny, *rest], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    folder = only_run(tmp_path / "runs")
+    path, summary = done.stdout.splitlines()
+    assert tmp_path / path == folder
+    assert re.fullmatch(
+        r"done at step 40, loss \d\.\d{4}, validation \d\.\d{4}, out of domain \d\.\d{4}, "
+        r"validation cloze \d+\.\d ± \d+\.\d %, ood cloze \d+\.\d ± \d+\.\d %",
+        summary,
+    )
+    lines = done.stderr.splitlines()
+    loaded = {line.rpartition("|")[2].strip() for line in lines if line.startswith("import time:")}
+    assert "torch" in loaded
+    assert not loaded & {"torch._dynamo", "torch._inductor", "sympy"}
+    lines = [line for line in lines if not line.startswith("import time:")]
+    assert 15 <= len(lines) <= 21
+    pattern = r"step \d+/40  loss \d\.\d{4}(  validation \d\.\d{4})?  [\d,]+ tokens/s  \d+:\d\d left"
+    assert all(re.fullmatch(pattern, line) for line in lines)
+    assert lines[-1].startswith("step 40/40  loss ")
+    assert "validation" in lines[-1]
+    assert lines[-1].endswith("0:00 left")
+
+
+def test_on_a_terminal_one_line_changes(cache: Path, tmp_path: Path) -> None:
+    argv = ["train", *words(cache, tmp_path, "evaluation.every=3")]
+    load(load_trial(argv[1:])[0].data, cache)  # or else it is said that they are made
+    mine, theirs = pty.openpty()
+    terminal = Path(os.ttyname(theirs))
+    with ending(started(argv, terminal, environment={"COLUMNS": "60"})) as process:
+        said = b""
+        while b"done at step" not in said or not said.endswith(b"\n"):
+            said += os.read(mine, 65536)
+        assert ended(process) == 0
+    os.close(mine)
+    os.close(theirs)
+    lines = said.decode().split("\n")
+    assert lines[0].count("\r\x1b[K") == 12
+    shown = [text.rstrip("\r") for text in lines[0].split("\r\x1b[K")]
+    assert [text.split("  ")[0] for text in shown[1:]] == [f"step {step}/12" for step in range(1, 13)]
+    assert max(map(len, shown)) < 60
+    assert len(lines) == 4  # it, the folder, the summary, and the end
+
+
+def test_time_left_is_that_of_the_steps_so_far(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    line = LiveLine()
+    line(Progress(1, 100, 5.0, 1234.5, 90.0))
+    now += 40.0
+    line(Progress(21, 100, 4.0, 1234.5, 2.0, evaluated=0.0))
+    line(Progress(22, 100, 3.0, 1234.5, 2.0))
+    now += 19 * 2.0
+    line(Progress(41, 100, 3.0, 1234.5, 2.0))
+    assert capsys.readouterr().err.splitlines() == [
+        "step 1/100  loss 5.0000  1,234 tokens/s  2:28:30 left",
+        "step 21/100  loss 4.0000  validation 0.0000  1,234 tokens/s  2:38 left",
+        "step 41/100  loss 3.0000  validation 0.0000  1,234 tokens/s  1:55 left",
+    ]
+
+
+def test_the_same_words_again_show_the_result(cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["train", *words(cache, tmp_path, "training.steps=3")]
+    assert cli.main(argv) == 0
+    first = capsys.readouterr()
+    assert cli.main(argv) == 0
+    again = capsys.readouterr()
+    assert again.out == first.out
+    assert again.err == "already done\n"
+
+
+def test_a_trial_that_diverges_has_ended_well(cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["train", *words(cache, tmp_path, "optimizer.lr=1e30", "optimizer.clip=null")]) == 0
+    out, err = capsys.readouterr()
+    assert out.splitlines()[-1] == "diverged at step 1"
+    assert "loss nan" in err
+    assert result_of(only_run(tmp_path))["status"] == "diverged"
+
+
+def test_a_trial_that_is_being_run_is_wrong_input(
+    cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from fewbits.experiments.runs.run_folder import opened
+
+    train_until(2, cache, tmp_path)
+    with opened(only_run(tmp_path)).alone():
+        assert cli.main(["train", *words(cache, tmp_path)]) == 2
+    assert capsys.readouterr().err == f"fewbits: {only_run(tmp_path)}: another process is running this trial\n"
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(
+    cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    assert cli.main(["train", *words(cache, tmp_path / "file" / "runs")]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith(f"fewbits: {tmp_path / 'file'}")
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize("size", ["model.vocab=1000000000000", "training.micro_batch=4000000000000"])
+def test_too_little_memory_is_one_line(
+    size: str, cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["train", *words(cache, tmp_path, "training.batch=4000000000000", size)]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("fewbits: out of memory, take a smaller training.micro_batch or model: ")
+    assert said.count("\n") == 1
+
+
+def test_a_warning_is_one_line(cache: Path, tmp_path: Path) -> None:
+    """In a process of its own: pytest takes warnings for itself."""
+    train_until(8, cache, tmp_path / "runs")
+    newest = only_run(tmp_path / "runs") / "checkpoints" / "step-00000006" / "state.json"
+    newest.write_bytes(b"")
+    output = tmp_path / "output"
+    with ending(started(["train", *words(cache, tmp_path / "runs")], output)) as process:
+        assert ended(process) == 0
+    (told,) = (line for line in output.read_text().splitlines() if line.startswith("fewbits:"))
+    assert "damaged checkpoint passed over" in told
+    assert "step 3/12" not in output.read_text()
+    assert "going on from step 3\nstep 4/12" in output.read_text()
+
+
+def test_config_prints_what_a_trial_resolves_to_and_trains_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    told = ["recipe=nvfp4", "recipe.sampler.parts=[od]", "model=hybrid-nano", "seed=3", "runtime.keep_every=7"]
+    assert cli.main(["train", "--config", *told]) == 0
+    printed = yaml.safe_load(capsys.readouterr().out)
+    trial, runtime = load_trial(told)
+    assert printed.pop("runtime") == plain(dataclasses.asdict(runtime))
+    assert Trial.from_dict(printed) == trial
+    assert not list(tmp_path.iterdir())
+
+
+def test_help_shows_what_to_type(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["train", "--help"])
+    assert not stop.value.code
+    said = capsys.readouterr().out
+    examples = [line.split()[2:] for line in said.splitlines() if line.startswith("  fewbits train ")]
+    assert len(examples) == 3
+    for example in examples:
+        load_trial(example)
+    assert "torchrun" in said
+    for word in ("model", "recipe", "data", "scale", "optimizer", "schedule", "--config"):
+        assert word in said
+
+
+def test_what_a_run_folder_says_of_its_config_makes_the_trial_again(cache: Path, tmp_path: Path) -> None:
+    from fewbits.experiments.runs.run_folder import saved_trial
+
+    folder, _ = train(cache, tmp_path, "training.steps=1", *GAUSSWS_MOR)
+    trial, _ = load_trial(words(cache, tmp_path, "training.steps=1", *GAUSSWS_MOR))
+    assert saved_trial(folder.path) == trial
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_without_a_cuda_device_it_is_said_what_to_install(
+    cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["train", *words(cache, tmp_path, "runtime.device=cuda")]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("fewbits: runtime.device cuda: torch ")
+    assert ": install " in line

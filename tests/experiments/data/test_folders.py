@@ -1,0 +1,191 @@
+"""Folders of tokens: nanoGPT's as they are, ours with meta.json; what is damaged or inconsistent is refused."""
+
+import hashlib
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fewbits.experiments.data.config import DataConfig
+from fewbits.experiments.data.corpus import Corpus, describe
+from fewbits.experiments.data.folder import REMEMBERED_FROM, survey
+from fewbits.experiments.data.load import load
+from tests.experiments.data.data_inputs import bin_folder
+
+
+def opened(folder: Path) -> Corpus:
+    return load(DataConfig(kind="bin", path=str(folder)), folder.parent / "cache")
+
+
+def test_nanogpts_folder_is_read_as_it_is(tmp_path: Path) -> None:
+    corpus = opened(bin_folder(tmp_path / "owt", [5, 50256, 7, 9], [1, 2, 3]))
+    assert set(corpus.splits) == {"train", "validation"}
+    assert corpus.splits["train"].tolist() == [5, 50256, 7, 9]
+    assert corpus.vocab == 50257
+    assert corpus.tokens_in("validation") == 3
+    assert corpus.bytes_per_token("train") is None
+    assert corpus.entropy is None
+    with pytest.raises(ValueError, match="no known ends of documents"):
+        corpus.documents("train")
+
+
+@pytest.mark.parametrize(("dtype", "name", "top"), [("<u4", "uint32", 127_999), ("u1", "uint8", 255)])
+def test_meta_names_another_dtype(tmp_path: Path, dtype: str, name: str, top: int) -> None:
+    corpus = opened(bin_folder(tmp_path / "x", [1, top, 0], [2], dtype, {"dtype": name, "vocab": top + 1}))
+    assert corpus.splits["train"].tolist() == [1, top, 0]
+    assert corpus.vocab == top + 1
+
+
+def test_a_separator_gives_documents_and_text_bytes_give_bytes_per_token(tmp_path: Path) -> None:
+    meta = {"separator": 9, "text_bytes": {"train": 16}}
+    corpus = opened(bin_folder(tmp_path / "x", [1, 2, 9, 9, 3, 9, 4, 5], [7], meta=meta))
+    assert [document.tolist() for document in corpus.documents("train")] == [[1, 2], [3], [4, 5]]
+    assert corpus.bytes_per_token("train") == 2.0
+    assert corpus.bytes_per_token("validation") is None
+
+
+def test_tokens_are_mapped_not_read(tmp_path: Path) -> None:
+    folder = bin_folder(tmp_path / "x", [1])
+    os.truncate(folder / "train.bin", 40 << 20)
+    tokens = opened(folder).splits["train"]
+    assert isinstance(tokens.base, np.memmap)
+    assert tokens.size == 20 << 20
+
+
+@pytest.mark.parametrize(
+    ("size", "what"), [(7, "has 7 bytes, no whole number of uint16: it was cut off"), (0, "is empty")]
+)
+def test_a_file_that_was_cut_off_is_refused(tmp_path: Path, size: int, what: str) -> None:
+    folder = bin_folder(tmp_path / "x", range(50))
+    os.truncate(folder / "train.bin", size)
+    with pytest.raises(ValueError, match=rf"train\.bin {what}"):
+        opened(folder)
+
+
+def test_a_token_beyond_the_vocabulary_is_refused(tmp_path: Path) -> None:
+    folder = bin_folder(tmp_path / "x", [1, 300], [2], meta={"vocab": 300})
+    with pytest.raises(
+        ValueError, match=r"train\.bin holds token 300, but meta\.json says that the vocabulary has 300"
+    ):
+        opened(folder)
+
+
+def test_a_file_that_meta_does_not_describe_is_refused(tmp_path: Path) -> None:
+    digest = hashlib.sha256(np.array([1, 2], "<u2").tobytes()).hexdigest()
+    folder = bin_folder(tmp_path / "x", [1, 2], [3], meta={"sha256": {"train": digest}})
+    assert opened(folder).vocab == 4
+    bin_folder(folder, [1, 3], [3])
+    with pytest.raises(ValueError, match=r"train\.bin is not the file that meta\.json beside it describes"):
+        opened(folder)
+
+
+@pytest.mark.parametrize(
+    ("meta", "what"),
+    [
+        ('{"vocab": ', "is not JSON"),
+        ("[]", "not an object; valid are dtype, vocab, separator"),
+        ('{"vocabulary": 5}', "unknown vocabulary; valid are dtype, vocab, separator"),
+        ('{"dtype": "int64"}', "dtype 'int64': valid are uint8, uint16, uint32"),
+        ('{"vocab": 65537}', "vocab 65537 with dtype uint16: valid are whole numbers from 0 to 65536"),
+        ('{"vocab": 10, "separator": 10}', "separator 10 with dtype uint16: valid are whole numbers from 0 to 9"),
+        ('{"vocab": "many"}', "vocab 'many'"),
+        ('{"sha256": 5}', "sha256 5: an object is expected"),
+        ('{"text_bytes": []}', "text_bytes .*: an object is expected"),
+        ('{"source": "here"}', "source 'here': an object is expected"),
+        ('{"entropy": "high"}', "entropy 'high': a number or null is expected"),
+    ],
+)
+def test_a_meta_that_makes_no_sense_is_refused(tmp_path: Path, meta: str, what: str) -> None:
+    folder = bin_folder(tmp_path / "x", [1])
+    (folder / "meta.json").write_text(meta)
+    with pytest.raises(ValueError, match=rf"meta\.json.*{what}"):
+        opened(folder)
+
+
+def test_what_is_missing_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"no folder .*nowhere; a folder of train\.bin and val\.bin is expected"):
+        opened(tmp_path / "nowhere")
+    folder = bin_folder(tmp_path / "x", [1])
+    (folder / "val.bin").unlink()
+    with pytest.raises(ValueError, match=r"x has no val\.bin"):
+        opened(folder)
+
+
+def test_a_large_file_is_read_through_once(tmp_path: Path) -> None:
+    path, notes = tmp_path / "train.bin", tmp_path / "notes"
+    path.touch()
+    os.truncate(path, REMEMBERED_FROM)
+    found = survey(path, "uint16", notes)
+    assert found.largest == 0
+    assert found.sha256 == hashlib.sha256(bytes(REMEMBERED_FROM)).hexdigest()
+
+    before = path.stat()
+    with open(path, "r+b") as file:
+        file.write(b"\5")
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert survey(path, "uint16", notes) == found, "size and time of change are those of the note: not read again"
+    os.utime(path)
+    assert survey(path, "uint16", notes).largest == 5
+
+
+def test_the_fingerprint_is_of_the_content_and_not_of_the_place(tmp_path: Path) -> None:
+    corpus = opened(bin_folder(tmp_path / "x", [1, 2]))
+    assert opened(bin_folder(tmp_path / "y", [1, 2])).fingerprint == corpus.fingerprint
+    others = [
+        bin_folder(tmp_path / "train", [1, 3]),
+        bin_folder(tmp_path / "validation", [1, 2], [4]),
+        bin_folder(tmp_path / "vocab", [1, 2], meta={"vocab": 200}),
+        bin_folder(tmp_path / "tokenizer", [1, 2], meta={"tokenizer_sha256": "ab"}),
+        bin_folder(tmp_path / "separator", [1, 2], meta={"separator": 2}),
+    ]
+    assert len({corpus.fingerprint, *(opened(folder).fingerprint for folder in others)}) == 1 + len(others)
+
+
+def test_resuming_on_other_data_is_refused_and_says_what_differs(tmp_path: Path) -> None:
+    then = opened(bin_folder(tmp_path / "x", [1, 2, 3]))
+    now = opened(bin_folder(tmp_path / "y", [1, 2]))
+    then.check(then.fingerprint)
+    with pytest.raises(ValueError, match=rf"{now.fingerprint[:16]}…, not {then.fingerprint[:16]}….*kind bin"):
+        now.check(then.fingerprint)
+    recorded = json.loads(json.dumps(describe(then)))
+    with pytest.raises(ValueError, match=r"train\.tokens 2 \(then 3\), train\.sha256") as caught:
+        now.check(then.fingerprint, recorded)
+    assert "validation" not in str(caught.value)
+
+
+def test_the_description_is_json_and_tells_sizes_and_checksums(tmp_path: Path) -> None:
+    facts = describe(opened(bin_folder(tmp_path / "x", [1, 2], meta={"source": {"from": "here"}})))
+    assert json.loads(json.dumps(facts)) == facts
+    assert facts["kind"] == "bin"
+    assert facts["train.tokens"] == 2
+    assert facts["train.sha256"] == hashlib.sha256(np.array([1, 2], "<u2").tobytes()).hexdigest()
+    assert facts["source.from"] == "here"
+
+
+@pytest.mark.parametrize(
+    ("config", "what"),
+    [
+        (
+            DataConfig(kind="pile"),
+            r"unknown kind of data 'pile': valid are python, torch, synthetic, bin, openwebtext, c4",
+        ),
+        (DataConfig(kind="bin"), r"data\.path is missing"),
+        (
+            DataConfig(kind="bin", path="x", tokenizer="bpe:512"),
+            r"data\.tokenizer=bpe:512 with data\.kind=bin.*only path",
+        ),
+        (DataConfig(kind="python", path="x"), r"data\.path=x with data\.kind=python, which takes only tokenizer, size"),
+        (DataConfig(kind="python", seed=3), r"data\.seed=3 with data\.kind=python"),
+        (DataConfig(kind="synthetic", size=0), r"data\.size=0: a training split has at least 1"),
+        (DataConfig(kind="c4"), r"no folder .*c4; make it by fewbits data prepare c4"),
+        (DataConfig(tokenizer="words"), r"unknown tokenizer 'words': valid are bytes, bpe:N"),
+        (DataConfig(tokenizer="bpe:256"), r"unknown tokenizer 'bpe:256': valid are bytes, bpe:N with N from 257"),
+        (DataConfig(tokenizer="file:/no/such.json"), r"there is no file /no/such\.json"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(tmp_path: Path, config: DataConfig, what: str) -> None:
+    with pytest.raises(ValueError, match=what):
+        load(config, tmp_path)
+    assert not list(tmp_path.iterdir()), "told before any work"

@@ -1,0 +1,137 @@
+"""The order of training data: a pure function of the window's number that visits each window once an epoch."""
+
+from math import isqrt
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fewbits.experiments.data import order
+from fewbits.kernels.seeds import derive_seed
+from tests.experiments.data.data_inputs import bin_corpus
+
+WORD = (1 << 64) - 1
+
+
+def permuted_in_plain_integers(index: int, size: int, key: int) -> int:
+    """The same permutation written a second time, without numpy."""
+    a = isqrt(size - 1) + 1
+    b = -(-size // a)
+    while True:
+        left, right = divmod(index, b)
+        for number in range(6):
+            z = ((right if number % 2 == 0 else left) ^ derive_seed(key, number)) + 0x9E3779B97F4A7C15 & WORD
+            z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 & WORD
+            z = (z ^ z >> 27) * 0x94D049BB133111EB & WORD
+            z ^= z >> 31
+            if number % 2 == 0:
+                left = (left + z) % a
+            else:
+                right = (right + z) % b
+        index = left * b + right
+        if index < size:
+            return index
+
+
+@pytest.mark.parametrize("size", [*range(1, 130), 1000, 4096, 4097, 99_999])
+def test_every_size_is_permuted_onto_itself(size: int) -> None:
+    image = order.permuted(np.arange(size), size, key=3)
+    assert np.array_equal(np.sort(image), np.arange(size))
+
+
+@given(st.integers(1, 1 << 40), st.integers(0, (1 << 63) - 1), st.data())
+def test_the_permutation_is_the_one_that_plain_integers_give(size: int, key: int, data: st.DataObject) -> None:
+    index = data.draw(st.integers(0, size - 1))
+    assert order.permuted(np.array([index]), size, key).tolist() == [permuted_in_plain_integers(index, size, key)]
+
+
+def test_ten_thousand_million_windows_need_no_table() -> None:
+    size = 10**10
+    begins = order.starts(3 * size - 500, 1000, tokens=size * 2048 + 2048, length=2048, seed=1)
+    assert len(set(begins.tolist())) == 1000
+    assert begins.max() > size * 2048 * 0.98
+    assert begins.max() + 2048 + 1 <= size * 2048 + 2048
+
+
+def test_every_place_is_as_likely_for_every_window() -> None:
+    size, keys = 12, 6000
+    counts = np.zeros((size, size))
+    for key in range(keys):
+        counts[np.arange(size), order.permuted(np.arange(size), size, key=derive_seed(key))] += 1
+    statistic = ((counts - keys / size) ** 2 / (keys / size)).sum()
+    freedom = (size - 1) ** 2
+    assert abs(statistic - freedom) < 5 * (2 * freedom) ** 0.5
+
+
+def test_the_order_is_the_same_on_every_machine() -> None:
+    begins = order.starts(0, 8, tokens=1000, length=16, seed=0).tolist()
+    assert begins == [492, 556, 188, 828, 92, 572, 812, 508]
+    offset, key = derive_seed(0, 0, 2) % 16, derive_seed(0, 0, 1)
+    assert begins == [offset + 16 * permuted_in_plain_integers(number, 61, key) for number in range(8)]
+
+
+def test_an_epoch_holds_each_window_once_and_no_two_overlap() -> None:
+    tokens, length = 1003, 10
+    windows = order.windows_per_epoch(tokens, length)
+    assert windows == 99
+    offsets = set()
+    for epoch in range(30):
+        begins = np.sort(order.starts(epoch * windows, windows, tokens, length, seed=5))
+        offsets.add(int(begins[0]))
+        assert np.array_equal(begins, begins[0] + length * np.arange(windows))
+        assert 0 <= begins[0] < length
+        assert begins[-1] + length < tokens, "the last target would lie beyond the end"
+    assert len(offsets) > 5, "every epoch is cut at another offset"
+
+
+def test_epochs_and_seeds_give_other_orders() -> None:
+    first, second = (order.starts(epoch * 99, 99, 1003, 10, seed=5) // 10 for epoch in (0, 1))
+    assert not np.array_equal(first, second)
+    assert not np.array_equal(first, order.starts(0, 99, 1003, 10, seed=6) // 10)
+    assert not np.array_equal(first, np.sort(first))
+
+
+@given(st.integers(0, 500), st.lists(st.integers(0, 40), max_size=6), st.integers(0, 9))
+def test_the_stream_does_not_depend_on_how_it_is_cut_into_batches(first: int, counts: list[int], seed: int) -> None:
+    tokens, length = 333, 7
+    pieces, at = [np.empty(0, np.int64)], first
+    for count in counts:
+        pieces.append(order.starts(at, count, tokens, length, seed))
+        at += count
+    assert np.array_equal(np.concatenate(pieces), order.starts(first, sum(counts), tokens, length, seed))
+
+
+def test_a_batch_is_windows_of_the_text_and_targets_are_the_next_tokens(tmp_path: Path) -> None:
+    corpus = bin_corpus(tmp_path, range(5000))
+    inputs, targets = corpus.batch("train", first=700, count=9, length=31, seed=2)
+    assert inputs.dtype == targets.dtype == torch.int64
+    assert inputs.shape == targets.shape == (9, 31)
+    assert inputs.is_contiguous()
+    assert targets.is_contiguous()
+    assert torch.equal(inputs[:, :1] + torch.arange(31), inputs)
+    assert torch.equal(inputs + 1, targets)
+    assert inputs[:, 0].tolist() == order.starts(700, 9, 5000, 31, seed=2).tolist()
+
+
+def test_evaluation_windows_are_spread_evenly_and_do_not_overlap(tmp_path: Path) -> None:
+    corpus = bin_corpus(tmp_path, range(1001))
+    inputs, targets = corpus.windows("train", 4, 100)
+    assert inputs[:, 0].tolist() == [0, 200, 500, 700]
+    assert torch.equal(inputs + 1, targets)
+    assert corpus.windows("train", 10, 100)[1][-1, -1] == 1000, "all windows: the last target is the last token"
+
+
+def test_a_split_too_small_for_the_length_is_refused(tmp_path: Path) -> None:
+    corpus = bin_corpus(tmp_path, range(100))
+    assert corpus.batch("train", 0, 3, 50, seed=0)[0].shape == (3, 50)
+    with pytest.raises(ValueError, match=r"100 tokens are too few for windows of length 51: at least 102 are needed"):
+        corpus.batch("train", 0, 3, 51, seed=0)
+    with pytest.raises(ValueError, match=r"10 windows of length 10 asked of 100 tokens: they hold 9"):
+        corpus.windows("train", 10, 10)
+    with pytest.raises(ValueError, match="from 0 up"):
+        corpus.batch("train", -1, 3, 5, seed=0)
+    with pytest.raises(ValueError, match=r"no split 'test'.*train, validation"):
+        corpus.batch("test", 0, 3, 5, seed=0)

@@ -1,0 +1,280 @@
+"""The built-in corpora of text: of fixed size, held-out files not in train, prose out of domain; and tokenizers."""
+
+import ast
+import json
+import os
+import string
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import fewbits
+from fewbits.experiments.data.config import DataConfig
+from fewbits.experiments.data.corpus import Corpus, describe
+from fewbits.experiments.data.load import load
+from fewbits.experiments.data.python_sources import HELD_OUT, PYTHON, TORCH, Sources, collect, without_docstrings
+from fewbits.experiments.data.tokenizing import joined, ready_tokenizer, trained_tokenizer
+from tests.experiments.data.data_inputs import shared_cache
+
+SOURCE = Path(fewbits.__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return shared_cache(tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def python(cache: Path) -> Corpus:
+    return load(DataConfig(), cache)
+
+
+@pytest.fixture(scope="module")
+def torch_sources(cache: Path) -> Corpus:
+    return load(DataConfig(kind="torch", size=1 << 20), cache)
+
+
+def texts(corpus: Corpus, split: str) -> list[str]:
+    return [document.tobytes().decode() for document in corpus.documents(split)]
+
+
+def lines(documents: list[str], shortest: int) -> set[str]:
+    return {line for text in documents for line in map(str.strip, text.splitlines()) if len(line) >= shortest}
+
+
+# What the built-in corpora hold
+
+
+def test_sizes_are_fixed(python: Corpus, torch_sources: Corpus) -> None:
+    for corpus, size in ((python, PYTHON.size), (torch_sources, 1 << 20)):
+        sizes = {split: corpus.tokens_in(split) for split in corpus.splits}
+        wanted = {"train": size, "validation": HELD_OUT, "ood": HELD_OUT}
+        assert sizes.keys() == wanted.keys()
+        assert all(wanted[split] - 4 <= sizes[split] <= wanted[split] for split in wanted), sizes
+        assert corpus.vocab == 256
+        assert corpus.bytes_per_token("train") == 1.0
+
+
+def test_making_it_again_gives_the_same_bytes(python: Corpus) -> None:
+    again = collect(PYTHON, PYTHON.size).documents
+    for split in ("train", "validation", "ood"):
+        assert "".join(f"{text}\0" for text in again[split]).encode() == python.splits[split].tobytes()
+
+
+@pytest.mark.parametrize("corpus", ["python", "torch_sources"])
+def test_no_validation_file_is_in_train_nor_a_near_copy(corpus: str, request: pytest.FixtureRequest) -> None:
+    held: Corpus = request.getfixturevalue(corpus)
+    train = lines(texts(held, "train"), shortest=16)
+    for text in texts(held, "validation"):
+        own = lines([text], shortest=16)
+        assert sum(len(line) for line in own & train) <= 0.75 * sum(map(len, own)), text[:200]
+
+
+@pytest.mark.parametrize("corpus", ["python", "torch_sources"])
+def test_no_line_of_out_of_domain_text_is_a_line_of_train(corpus: str, request: pytest.FixtureRequest) -> None:
+    held: Corpus = request.getfixturevalue(corpus)
+    assert not lines(texts(held, "ood"), shortest=16) & lines(texts(held, "train"), shortest=16)
+
+
+def test_out_of_domain_is_prose_and_train_is_code(python: Corpus) -> None:
+    prose, code = texts(python, "ood"), texts(python, "train")
+    assert len(prose) > 1000
+    assert len(code) > 200
+    assert not any(">>>" in text for text in prose)
+    for text in code[:100]:
+        scopes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Module | ast.FunctionDef)]
+        assert not any(ast.get_docstring(scope) for scope in scopes)
+
+
+def test_both_corpora_are_judged_on_the_same_prose(python: Corpus, torch_sources: Corpus) -> None:
+    assert np.array_equal(python.splits["ood"], torch_sources.splits["ood"])
+
+
+def test_nothing_comes_from_tests_or_from_installed_packages(python: Corpus) -> None:
+    train = python.splits["train"].tobytes()
+    assert train.count(b"class TestCase(") <= 1
+    assert b"import torch\n" not in train
+
+
+def test_provenance_names_the_versions_that_the_bytes_depend_on(torch_sources: Corpus) -> None:
+    import torch
+
+    facts = describe(torch_sources)
+    assert facts["source.python"] == ".".join(map(str, sys.version_info[:3]))
+    assert facts["source.torch"] == torch.__version__
+
+
+def test_the_second_time_nothing_is_made(python: Corpus, cache: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in cache.rglob("*.bin")}
+    assert load(DataConfig(), cache).fingerprint == python.fingerprint
+    assert {path: path.stat().st_mtime_ns for path in cache.rglob("*.bin")} == before
+
+
+# How sources become documents
+
+
+def sources(root: Path, like: Sources = PYTHON) -> Sources:
+    return Sources("mine", lambda: str(root), like.left_out, like.accepts, 1000)
+
+
+def code(name: str, size: int) -> str:
+    """Lines that stand in no other file; in a string, which is quick to parse."""
+    body = [f"line number {number} of the file that is called {name}\n" for number in range(size // 40)]
+    return f'{name} = """\n{"".join(body)}{name} ends here, says its last line"""\n'
+
+
+def filled(root: Path) -> Path:
+    """Enough files for validation and a thousand bytes to train on."""
+    for name in string.ascii_lowercase[:6]:
+        (root / f"{name}.py").write_text(code(name * 3, HELD_OUT // 4))
+    return root
+
+
+def test_copies_and_near_copies_are_taken_once(tmp_path: Path) -> None:
+    plain = collect(sources(filled(tmp_path)), 1000, prose=["x" * HELD_OUT]).documents
+    for name in string.ascii_lowercase[:6]:
+        text = (tmp_path / f"{name}.py").read_text()
+        (tmp_path / f"{name}_again.py").write_text("# another first line of the file\n" + text)
+    again = collect(sources(tmp_path), 1000, prose=["x" * HELD_OUT]).documents
+    assert {text.splitlines()[-1] for text in again["validation"][:-1]} <= {
+        (tmp_path / f"{name}.py").read_text().splitlines()[-1] for name in string.ascii_lowercase[:6]
+    }
+    assert len(again["validation"]) == len(plain["validation"])
+
+
+def test_folders_of_tests_and_unreadable_files_are_left_out(tmp_path: Path) -> None:
+    filled(tmp_path)
+    plain = collect(sources(tmp_path), 1000, prose=["x" * HELD_OUT]).documents
+    for number in range(20):
+        for folder in ("test", "pkg/tests", "__pycache__", "site-packages"):
+            (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+            (tmp_path / folder / f"{number}.py").write_text(code(f"no{number}", 400))
+        (tmp_path / f"broken{number}.py").write_text(f"def broken{number}(:\n")
+        (tmp_path / f"latin{number}.py").write_bytes(b"name = '\xe9\xff' # not UTF-8, and no coding line\n")
+        (tmp_path / f"notes{number}.txt").write_text(code(f"no{number}", 400))
+    assert collect(sources(tmp_path), 1000, prose=["x" * HELD_OUT]).documents == plain
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        "# This file is generated by a script\n" + code("generated", 4000),
+        f"table = [{'1234567, ' * 200}]\n",
+        "x = (\n" + "    +-+-+-+-+-+-+-+-+-+-+-+-+ 1\n" * 200 + ")\n",
+        "".join(f"def function_{number}(argument):\n    return {number}\n" for number in range(50)),
+    ],
+    ids=["generated", "long lines", "no words", "not annotated"],
+)
+def test_torch_sources_are_filtered(tmp_path: Path, bad: str) -> None:
+    good = "def function(argument: int) -> int:\n    return argument\n"
+    assert not TORCH.accepts(bad, ast.parse(bad))
+    assert TORCH.accepts(good, ast.parse(good))
+    assert PYTHON.accepts(bad, ast.parse(bad))
+
+
+def test_too_few_sources_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"the sources of mine give \d+ bytes of train text, not 10000000"):
+        collect(sources(filled(tmp_path)), 10**7, prose=["x" * HELD_OUT])
+
+
+def test_docstrings_are_taken_out_and_nothing_else() -> None:
+    source = '''
+"""Module."""
+# é before it on the line: columns are bytes
+class A:
+    """Class,
+    over lines."""
+    x = "not a docstring"
+
+    def only(self):
+        """Only this."""
+
+    def same_line(self): "é"; return 1
+
+    def code(self):
+        """Two lines
+        of it.
+        """
+        """A string, no docstring."""
+        return f"""{self}"""
+'''
+    wanted = '''
+# é before it on the line: columns are bytes
+class A:
+    x = "not a docstring"
+
+    def only(self):
+        ...
+
+    def same_line(self): ...; return 1
+
+    def code(self):
+        """A string, no docstring."""
+        return f"""{self}"""
+'''
+    assert without_docstrings(source, ast.parse(source)) == wanted
+
+
+# Tokenizers
+
+
+def test_byte_level_bpe_is_trained_on_train_and_loses_nothing(torch_sources: Corpus, cache: Path) -> None:
+    config = DataConfig(kind="torch", size=1 << 20, tokenizer="bpe:400")
+    corpus = load(config, cache)
+    assert corpus.vocab == 400
+    import tokenizers
+
+    (folder,) = (path.parent for path in cache.glob("torch-*/tokenizer.json"))
+    reader = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    for split in corpus.splits:
+        decoded = [reader.decode(document.tolist()) for document in corpus.documents(split)]
+        assert decoded == texts(torch_sources, split)
+        ratio = corpus.bytes_per_token(split)
+        assert ratio == torch_sources.tokens_in(split) / corpus.tokens_in(split)
+        assert ratio > 1.3
+    assert corpus.fingerprint != torch_sources.fingerprint
+    assert load(config, cache).fingerprint == corpus.fingerprint
+
+
+def test_training_a_tokenizer_twice_gives_the_same() -> None:
+    words = [code(name, 3000) for name in ("alpha", "beta", "gamma")]
+    assert trained_tokenizer(300, words).sha256 == trained_tokenizer(300, words).sha256
+
+
+def test_a_tokenizer_from_a_file_separates_documents_by_its_own_token(tmp_path: Path) -> None:
+    trained_tokenizer(300, [code("alpha", 3000)]).save(tmp_path)
+    path = tmp_path / "tokenizer.json"
+    tokenizer = ready_tokenizer(f"file:{path}")
+    assert tokenizer.separator == 0
+    text = "alpha <|endoftext|> beta"
+    tokens = joined([text, text], tokenizer).tolist()
+    assert tokens.count(0) == 2, "text that looks like the separator is text"
+    assert tokens[-1] == 0
+
+    stripped = json.loads(path.read_text())
+    stripped["added_tokens"] = []
+    del stripped["model"]["vocab"]["<|endoftext|>"]
+    path.write_text(json.dumps(stripped))
+    with pytest.raises(ValueError, match=r"none of <\|endoftext\|>, .* is in it to separate documents"):
+        ready_tokenizer(f"file:{path}")
+    path.write_text("{}")
+    with pytest.raises(ValueError, match=r"no tokenizer\.json"):
+        ready_tokenizer(f"file:{path}")
+
+
+def test_without_the_package_the_extra_is_named(tmp_path: Path) -> None:
+    probe = """
+import sys
+sys.modules["tokenizers"] = None  # as good as not installed
+from fewbits.experiments.data.tokenizing import trained_tokenizer
+try:
+    trained_tokenizer(4096, [])
+except ValueError as error:
+    print(error)
+"""
+    environment = os.environ | {"PYTHONPATH": str(SOURCE)}
+    done = subprocess.run([sys.executable, "-c", probe], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "tokenizer bpe:4096 needs the package tokenizers: pip install 'fewbits[bpe]'\n"

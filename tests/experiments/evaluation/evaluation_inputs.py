@@ -1,0 +1,85 @@
+"""Models whose answers are known, a tokenizer of bytes, and corpora of text, for the tests of evaluation."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fewbits.models.networks.decoder import Decoder, DecoderConfig
+from fewbits.models.networks.registry import build
+
+
+class LanguageModel(nn.Module):
+    """The face that evaluation asks for, over any forward that gives logits[B, T, V]."""
+
+    def loss(self, tokens: Tensor, targets: Tensor, reduction: Literal["mean", "none"] = "mean") -> Tensor:
+        logits = self(tokens)
+        return nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction=reduction)
+
+
+class Bigram(LanguageModel):
+    """The next token's logits are a row of a table."""
+
+    def __init__(self, table: Tensor) -> None:
+        super().__init__()
+        self.table = nn.Parameter(table.double())
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.table[tokens]
+
+
+def successor(vocab: int = 256) -> Bigram:
+    """After token t, t + 1 is likeliest (and 0 after the last), and all others are equally unlikely."""
+    return Bigram(3.0 * torch.eye(vocab).roll(1, dims=1))
+
+
+class Recurrent(LanguageModel):
+    """Every token before it counts for a prediction, in double precision, so batches differ by next to nothing."""
+
+    def __init__(self, vocab: int = 256, width: int = 12) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(5)
+        self.embedding = nn.Embedding(vocab, width)
+        self.memory = nn.GRU(width, width, batch_first=True)
+        self.head = nn.Linear(width, vocab)
+        self.double()
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.memory(self.embedding(tokens))[0])
+
+
+def decoder() -> Decoder:
+    """One of ours, as small as can be."""
+    config = DecoderConfig("tiny", vocab=256, width=16, layers=1, heads=2, kv_heads=2, head_dim=8, ffn=32, context=64)
+    return build(config, seed=0, compute_dtype=torch.float32)
+
+
+class Bytes:
+    def encode(self, text: str) -> list[int]:
+        return list(text.encode())
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return bytes(tokens).decode(errors="replace")
+
+
+class Text:
+    """A corpus: documents of tokens by split; its windows lie one after the other in all of them joined."""
+
+    def __init__(self, **splits: Sequence[Sequence[int]]) -> None:
+        self.splits = {
+            split: [np.array(tokens, dtype=np.uint16) for tokens in texts] for split, texts in splits.items()
+        }
+
+    def documents(self, split: str) -> Iterator[np.ndarray[Any, Any]]:
+        return iter(self.splits[split])
+
+    def windows(self, split: str, count: int, length: int) -> tuple[Tensor, Tensor]:
+        tokens = torch.from_numpy(np.concatenate(self.splits[split]).astype(np.int64))
+        starts = torch.arange(count)[:, None] * length
+        index = starts + torch.arange(length)
+        return tokens[index], tokens[index + 1]

@@ -1,0 +1,136 @@
+"""What a trial is judged by at its end, on data in subwords: cloze items and lm-eval's tasks; refused before training
+where they could not be."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fewbits.experiments.config import load_trial
+from fewbits.experiments.data.config import DataConfig
+from fewbits.experiments.data.load import load
+from fewbits.experiments.setup import text_tokenizer
+from fewbits.experiments.training import run
+from tests.experiments.data.data_inputs import bin_folder, shared_cache
+
+SUBWORDS = ["data.tokenizer=bpe:512", "data.size=200000"]
+TEXT = "def naïve(x):\n    return '<|endoftext|>' * x  # 日本\n"
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return shared_cache(tmp_path_factory)
+
+
+def words(*more: str) -> list[str]:
+    sizes = {"model.layers": 1, "training.steps": 2, "training.batch": 2, "training.micro_batch": 2}
+    sizes |= {"training.length": 64, "evaluation.windows": 2}
+    return [*(f"{key}={value}" for key, value in sizes.items()), *more]
+
+
+@pytest.mark.parametrize("tokenizer", ["bytes", "bpe:512"])
+def test_a_corpus_of_text_encodes_and_decodes_with_its_own_tokenizer(cache: Path, tokenizer: str) -> None:
+    corpus = load(DataConfig(tokenizer=tokenizer, size=200000), cache)
+    found = text_tokenizer(corpus)
+    assert found is not None
+    tokens = found.encode(TEXT)
+    assert found.decode(tokens) == TEXT
+    assert corpus.folder.meta.separator not in tokens
+    assert max(tokens) < corpus.vocab
+    assert (len(tokens) < len(TEXT.encode())) == (tokenizer != "bytes")
+    document = next(corpus.documents("validation")).tolist()
+    assert found.encode(found.decode(document)) == document
+
+
+@pytest.mark.parametrize("tokenizer", ["bytes", "bpe:512"])
+def test_a_model_may_stop_within_a_letter_or_have_more_tokens_than_its_tokenizer(cache: Path, tokenizer: str) -> None:
+    corpus = load(DataConfig(tokenizer=tokenizer, size=200000), cache)
+    found = text_tokenizer(corpus)
+    assert found is not None
+    assert corpus.folder.meta.separator is not None
+    assert found.decode([*found.encode("a日")[:-1], corpus.folder.meta.separator, corpus.vocab + 40]) == "a\ufffd"
+
+
+def test_tokens_without_their_tokenizer_are_no_text(tmp_path: Path) -> None:
+    folder = bin_folder(tmp_path / "tokens", [1, 2, 3] * 100)
+    assert text_tokenizer(load(DataConfig(kind="bin", path=str(folder)), tmp_path)) is None
+
+
+def test_a_tokenizer_that_is_not_that_of_the_tokens_is_refused(cache: Path, tmp_path: Path) -> None:
+    made = load(DataConfig(tokenizer="bpe:512", size=200000), cache).folder.path
+    other = load(DataConfig(tokenizer="bpe:300", size=200000), cache).folder.path
+    for file in made.iterdir():
+        (tmp_path / file.name).write_bytes(((other if file.suffix == ".json" else made) / file.name).read_bytes())
+    (tmp_path / "meta.json").write_bytes((made / "meta.json").read_bytes())
+    corpus = load(DataConfig(kind="bin", path=str(tmp_path)), tmp_path / "cache")
+    with pytest.raises(ValueError, match="not the tokenizer that made the tokens"):
+        text_tokenizer(corpus)
+
+
+@pytest.fixture
+def tasks(tmp_path: Path) -> Path:
+    """A folder with one task, and its questions."""
+    folder = tmp_path / "tasks"
+    folder.mkdir()
+    questions = [{"text": "import ", "choices": ["os", "q#"], "answer": answer} for answer in (0, 1, 0)]
+    (folder / "toy.jsonl").write_text("\n".join(map(json.dumps, questions)))
+    (folder / "toy.yaml").write_text(
+        f"""task: toy
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {folder / "toy.jsonl"}}}}}
+test_split: test
+output_type: multiple_choice
+doc_to_text: text
+doc_to_choice: choices
+doc_to_target: answer
+metric_list: [{{metric: acc, aggregation: mean, higher_is_better: true}}]
+"""
+    )
+    (folder / "toy_code.yaml").write_text((folder / "toy.yaml").read_text().replace("toy\n", "toy_code\n", 1))
+    with (folder / "toy_code.yaml").open("a") as file:
+        file.write("unsafe_code: true\n")
+    return folder
+
+
+def test_a_trial_in_subwords_ends_with_cloze_and_tasks(
+    cache: Path, tasks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "datasets")
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    asked = ["evaluation.cloze=8", "evaluation.tasks=[toy]", f"evaluation.tasks_path={tasks}"]
+    place = [f"runtime.runs={tmp_path}", f"runtime.cache={cache}"]
+    trial, runtime = load_trial(words(*SUBWORDS, *asked, *place))
+    folder, result = run(trial, runtime)
+    assert result["status"] == "done"
+    for split in ("validation", "ood"):
+        assert result[f"{split}_cloze"]["items"] == 8
+        assert 0 <= result[f"{split}_cloze"]["accuracy"] <= 1
+    assert result["tasks"]["toy"]["acc,none"] in (1 / 3, 2 / 3)
+    assert json.loads((folder.path / "result.json").read_text()) == result
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        (["evaluation.tasks=[toy_code]"], "toy_code run the code that the model writes"),
+        (["data=synthetic", "data.size=5000", "evaluation.tasks=[toy]"], "the tokenizer of data of kind synthetic"),
+        (
+            ["data=synthetic", "data.size=5000", "evaluation.cloze=4"],
+            "evaluation.cloze 4: these data have no known ends",
+        ),
+        (["data=bin", "evaluation.cloze=4"], "evaluation.cloze 4: count=4: split 'validation' holds fewer items"),
+        (["evaluation.cloze=4", "training.length=8"], "needs a training.length of 16 or more, not 8"),
+    ],
+)
+def test_an_evaluation_that_cannot_be_is_refused_before_training(
+    cache: Path, tasks: Path, tmp_path: Path, asked: list[str], told: str
+) -> None:
+    place = [f"runtime.runs={tmp_path / 'runs'}", f"runtime.cache={cache}", f"evaluation.tasks_path={tasks}"]
+    few = bin_folder(tmp_path / "few", [1, 2, 0] * 100, [1, 2, 0] * 100, meta={"separator": 0})
+    data = [f"data.path={few}"] if "data=bin" in asked else [] if "data=synthetic" in asked else SUBWORDS
+    trial, runtime = load_trial(words(*data, *place, *asked))
+    with pytest.raises(ValueError, match=told):
+        run(trial, runtime)
+    assert not (tmp_path / "runs").exists()

@@ -1,0 +1,407 @@
+"""lm-eval on a model of ours: numbers that a direct computation gives, real tasks on local data, and no network."""
+
+import json
+import os
+import random
+import shutil
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from fewbits.experiments.evaluation.harness import run_tasks
+from fewbits.experiments.evaluation.language_model import FewbitsLM
+from fewbits.experiments.evaluation.protocols import Model
+from fewbits.experiments.evaluation.tasks import TASK_GROUPS
+from tests.experiments.evaluation.evaluation_inputs import Bigram, Bytes, LanguageModel, Recurrent, decoder, successor
+
+BYTES = Bytes()
+LENGTH = 24
+END = 0  # of a document, where a test has such a token
+SENTENCE = "the quick brown fox jumps over the lazy dog and runs away from all of them"
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Whoever would reach for the network fails, and data sets are cached beside the test's files."""
+    import datasets
+    import huggingface_hub
+
+    def refused(*_: object) -> None:
+        raise AssertionError("a connection was asked for")
+
+    monkeypatch.setattr(socket.socket, "connect", refused)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+
+
+# Requests: against what follows from the logits directly
+
+
+class Request:
+    """lm-eval's Instance, as far as a model reads it."""
+
+    def __init__(self, *args: Any) -> None:
+        self.args = args
+
+
+def ask(model: Model, method: str, *requests: tuple[Any, ...], **settings: Any) -> list[Any]:
+    lm = FewbitsLM(model, BYTES, **({"length": LENGTH, "batch": 3} | settings))
+    return list(getattr(lm, method)([Request(*request) for request in requests]))
+
+
+def likelihood(model: Model, read: Sequence[int], wanted: Sequence[int]) -> tuple[float, bool]:
+    """Of the last tokens wanted after what was read before them, one forward for each: slow and plain."""
+    total, greedy = 0.0, True
+    for i, token in enumerate(wanted):
+        logits = model(torch.tensor([[*read, *wanted[:i]]]))[0, -1]
+        total += logits.log_softmax(-1)[token].item()
+        greedy &= logits.argmax().item() == token
+    return total, greedy
+
+
+def greedy(model: LanguageModel, read: Sequence[int], count: int) -> list[int]:
+    tokens = list(read)
+    for _ in range(count):
+        tokens.append(int(model(torch.tensor([tokens[-LENGTH:]]))[0, -1].argmax()))
+    return tokens[len(read) :]
+
+
+def same(found: Sequence[tuple[float, bool]], wanted: Sequence[tuple[float, bool]]) -> None:
+    assert [greedy for _, greedy in found] == [greedy for _, greedy in wanted]
+    assert [total for total, _ in found] == pytest.approx([total for total, _ in wanted], rel=1e-11)
+
+
+def pairs(seed: int) -> list[tuple[str, str]]:
+    """Contexts and continuations that fit in the window together."""
+    draw = random.Random(seed)
+    texts = [" ".join(draw.choices(SENTENCE.split(), k=6)) for _ in range(12)]
+    return [(text[: draw.randint(1, 14)].rstrip(), text[14 : 14 + draw.randint(1, 10)]) for text in texts]
+
+
+@pytest.mark.parametrize("batch", [1, 3, 64])
+def test_a_likelihood_is_the_sum_over_the_continuation_given_the_context(batch: int) -> None:
+    model = Recurrent()
+    wanted = [likelihood(model, BYTES.encode(context), BYTES.encode(after)) for context, after in pairs(0)]
+    same(ask(model, "loglikelihood", *pairs(0), batch=batch), wanted)
+
+
+def test_our_decoders_are_read() -> None:
+    model = decoder()
+    found = ask(model, "loglikelihood", *pairs(2))
+    wanted = [likelihood(model, BYTES.encode(context), BYTES.encode(after)) for context, after in pairs(2)]
+    assert [total for total, _ in found] == pytest.approx([total for total, _ in wanted], rel=1e-5)
+
+
+def test_greedy_means_that_every_token_is_the_likeliest() -> None:
+    model = successor()
+    found = ask(model, "loglikelihood", ("a", "bcd"), ("a", "bce"), ("b", "bcd"), ("z", "bcd"), ("a", "b"))
+    assert [is_greedy for _, is_greedy in found] == [True, False, False, False, True]
+
+
+def test_choices_after_one_context_are_told_apart() -> None:
+    model = Recurrent()
+    found = ask(model, "loglikelihood", *[("Which?", f" {letter}") for letter in "ABCDA"])
+    same(found, [likelihood(model, BYTES.encode("Which?"), BYTES.encode(f" {letter}")) for letter in "ABCDA"])
+    assert found[0] == found[4]
+
+
+def test_a_long_context_loses_its_beginning() -> None:
+    model, context, after = Recurrent(), SENTENCE, BYTES.encode(" again")
+    kept = BYTES.encode(context)[-(LENGTH + 1 - len(after)) :]  # the last token is predicted, not read
+    same(ask(model, "loglikelihood", (context, " again")), [likelihood(model, kept, after)])
+
+
+def test_a_continuation_longer_than_the_window_rolls_on() -> None:
+    model, tokens = Recurrent(), BYTES.encode(" " + SENTENCE)
+    found = ask(model, "loglikelihood", ("before it,", BYTES.decode(tokens)))
+    same(found, [rolled(model, BYTES.encode(",")[0], tokens)])
+
+
+@pytest.mark.parametrize("end", [None, END])
+def test_without_context_a_text_begins_after_the_end_of_another(end: int | None) -> None:
+    model = Recurrent()
+    before = BYTES.encode("\n") if end is None else [END]
+    found = ask(model, "loglikelihood", ("", "begins"), ("", "\nbegins"), ("  ", "begins"), end=end)
+    same(found, [likelihood(model, before, BYTES.encode(text)) for text in ("begins", "\nbegins", "  begins")])
+
+
+def test_the_last_spaces_of_a_context_belong_to_the_continuation() -> None:
+    model = Recurrent()
+    same(ask(model, "loglikelihood", ("a b ", "c")), [likelihood(model, BYTES.encode("a b"), BYTES.encode(" c"))])
+
+
+def test_an_empty_continuation_is_certain() -> None:
+    assert ask(Recurrent(), "loglikelihood", ("context", ""), ("", "")) == [(0.0, True)] * 2
+
+
+def test_quantized_logits_are_scored_in_single_precision_or_better() -> None:
+    class Half(Recurrent):
+        def forward(self, tokens: Tensor) -> Tensor:
+            return super().forward(tokens).bfloat16()
+
+    class Widened(Half):
+        def forward(self, tokens: Tensor) -> Tensor:
+            return super().forward(tokens).double()
+
+    found = ask(Half(), "loglikelihood", *pairs(1), batch=1)
+    wanted = ask(Widened(), "loglikelihood", *pairs(1), batch=1)
+    assert [total for total, _ in found] == pytest.approx([total for total, _ in wanted], rel=1e-6)
+
+
+def rolled(model: LanguageModel, prefix: int, tokens: Sequence[int]) -> tuple[float, bool]:
+    """Full windows one after the other, each read from the token before it; the last reads LENGTH tokens as well."""
+    text, total, greedy = [prefix, *tokens], 0.0, True
+    for start in range(1, len(text), LENGTH):
+        stop = min(start + LENGTH, len(text))
+        first = max(stop - 1 - LENGTH, 0)  # of what is read: LENGTH tokens up to the last one predicted
+        part = likelihood(model, text[first:start], text[start:stop])
+        total, greedy = total + part[0], greedy and part[1]
+    return total, greedy
+
+
+@pytest.mark.parametrize("size", [0, 1, LENGTH - 1, LENGTH, LENGTH + 1, 2 * LENGTH, 2 * LENGTH + 7])
+def test_a_rolling_likelihood_predicts_every_token_once(size: int) -> None:
+    model, tokens = Recurrent(), BYTES.encode(SENTENCE)[:size]
+    (found,) = ask(model, "loglikelihood_rolling", (BYTES.decode(tokens),), end=END)
+    assert found == pytest.approx(rolled(model, END, tokens)[0], rel=1e-11)
+
+
+def generate(text: str, **settings: Any) -> tuple[str, dict[str, Any]]:
+    return text, {"until": [], "max_gen_toks": 8, "do_sample": False} | settings
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_generation_is_greedy_within_a_window_that_slides(batch: int) -> None:
+    model = Recurrent()
+    prompts = ["a", "some prompt", SENTENCE, "x" * LENGTH, ""]
+    wanted = [BYTES.decode(greedy(model, BYTES.encode(prompt or "\n"), 40)) for prompt in prompts]
+    found = ask(model, "generate_until", *[generate(prompt, max_gen_toks=40) for prompt in prompts], batch=batch)
+    assert found == wanted
+
+
+def test_generation_ends_before_a_stop_or_at_the_limit_each_text_for_itself() -> None:
+    requests = [
+        generate("abc"),
+        generate("a", max_gen_toks=3),
+        generate("a", until=["f"]),
+        generate("bc", until=["ijk", "hi"]),  # two stops of several tokens: the first to be complete ends it
+        generate("ab", until="gh"),
+        generate("a", until=["g", "efg"]),  # one token completes both: cut before the one that begins first
+        generate("a", max_gen_toks=0),
+        generate("a", until=["b"]),
+    ]
+    wanted = ["defghijk", "bcd", "bcde", "defg", "cdef", "bcd", "", ""]
+    for batch in (1, 2, 16):
+        assert ask(successor(), "generate_until", *requests, batch=batch) == wanted
+
+
+def test_generation_ends_with_the_document() -> None:
+    assert ask(successor(), "generate_until", generate("a"), end=ord("d")) == ["bc"]
+
+
+def test_sampling_is_refused() -> None:
+    with pytest.raises(ValueError, match="only greedy decoding is offered"):
+        ask(successor(), "generate_until", generate("a", do_sample=True, temperature=0.8))
+
+
+@pytest.mark.parametrize("name", ["length", "batch"])
+def test_bad_sizes_are_named(name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name}=0: an integer from 1 up"):
+        ask(successor(), "generate_until", **{name: 0})
+
+
+def test_a_model_is_left_in_training() -> None:
+    model = successor().train()
+    ask(model, "loglikelihood", ("a", "b"))
+    ask(model, "generate_until", generate("a"))
+    assert model.training
+
+
+# Tasks: lm-eval itself, on local data
+
+
+def write_task(folder: Path, name: str, rows: list[dict[str, Any]], examples: int = 0, **settings: Any) -> None:
+    """A task of lm-eval's on rows of ours, the first of which are its examples. (JSON is YAML.)"""
+    files = {}
+    for split, part in {"train": rows[:examples], "test": rows[examples:]}.items():
+        if part:
+            files[split] = str(folder / f"{name}-{split}.json")
+            Path(files[split]).write_text("\n".join(json.dumps(row) for row in part))
+    local = {"task": name, "dataset_path": "json", "dataset_name": None, "dataset_kwargs": {"data_files": files}}
+    local |= {"training_split": None, "validation_split": None, "test_split": "test"}
+    local |= {"fewshot_split": "train"} if examples else {}
+    (folder / f"{name}.yaml").write_text(json.dumps(local | settings))
+
+
+CHOOSE: dict[str, Any] = {
+    "output_type": "multiple_choice",
+    "doc_to_text": "{{question}}",
+    "doc_to_choice": "{{choices}}",
+    "doc_to_target": "{{answer}}",
+    "target_delimiter": "",
+    "metric_list": [{"metric": name, "aggregation": "mean", "higher_is_better": True} for name in ("acc", "acc_norm")],
+}
+CHOICES = [
+    {"question": "a", "choices": ["bcd", "xbz", "zzz"], "answer": 0},
+    {"question": "k", "choices": ["aaa", "lmn", "bbb"], "answer": 1},
+    {"question": "k", "choices": ["lmm", "aaa", "lmn"], "answer": 0},  # the model says 2
+    {"question": "p", "choices": ["qrs", "z", "aaaaa"], "answer": 0},  # by the sum it says 1, by the mean 0
+    {"question": "p", "choices": ["zzz", "z", "qrs"], "answer": 2},  # by the sum 1, by the mean 2
+]
+CONTINUE: dict[str, Any] = {
+    "output_type": "generate_until",
+    "doc_to_text": "{{start}}",
+    "doc_to_target": "{{goal}}",
+    "generation_kwargs": {"until": ["h"], "max_gen_toks": 6, "do_sample": False},
+    "metric_list": [{"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}],
+}
+STARTS = [
+    {"start": "abc", "goal": "defg"},
+    {"start": "ab", "goal": "cdefg"},
+    {"start": "tu", "goal": "vwxyz{"},
+    {"start": "k", "goal": "lmn"},  # it goes on to the limit
+]
+
+
+@pytest.fixture
+def tasks(tmp_path: Path) -> Path:
+    folder = tmp_path / "tasks"
+    folder.mkdir()
+    write_task(folder, "choose", CHOICES, **CHOOSE)
+    write_task(folder, "continue", STARTS, **CONTINUE)
+    return folder
+
+
+def run(folder: Path, *names: str, model: LanguageModel | None = None, **settings: Any) -> dict[str, dict[str, float]]:
+    return run_tasks(model or successor(), BYTES, names, include_path=folder, **({"length": 32} | settings))
+
+
+def test_accuracies_are_those_of_a_model_whose_answers_are_known(tasks: Path) -> None:
+    found = run(tasks, "choose", "continue")
+    assert found["choose"]["acc,none"] == 2 / 5
+    assert found["choose"]["acc_norm,none"] == 4 / 5
+    assert found["choose"]["sample_len"] == 5
+    assert found["choose"]["acc_stderr,none"] == pytest.approx((0.4 * 0.6 / 4) ** 0.5)
+    assert found["continue"]["exact_match,none"] == 3 / 4
+    assert set(found) == {"choose", "continue"}
+
+
+def test_results_repeat_exactly_and_leave_the_generators_and_the_environment_as_they_were(tasks: Path) -> None:
+    def state() -> object:
+        return random.getstate(), str(np.random.get_state()), torch.get_rng_state().tolist(), dict(os.environ)
+
+    random.seed(99)
+    np.random.seed(99)
+    torch.manual_seed(99)
+    model, before = Recurrent(), state()
+    first = run(tasks, "choose", "continue", model=model)
+    assert state() == before
+    torch.rand(1)
+    assert run(tasks, "choose", "continue", model=model) == first
+
+
+def test_a_limit_takes_the_first_questions(tasks: Path) -> None:
+    found = run(tasks, "choose", limit=2)["choose"]
+    assert (found["acc,none"], found["sample_len"]) == (1.0, 2)
+
+
+QUESTION = {"question": "What?", "choices": ["yes", "no", "maybe", "never"], "answer": 2}
+LABELLED = {"text": QUESTION["choices"], "label": ["A", "B", "C", "D"]}
+ROWS: dict[str, dict[str, Any]] = {  # a row of each data set, in the shape that it has at its source
+    "mmlu": QUESTION,
+    "winogrande": {"sentence": "The _ is small.", "option1": "cup", "option2": "box", "answer": "2"},
+    "piqa": {"goal": "Open it.", "sol1": "Pull.", "sol2": "Push.", "label": 0},
+    "hellaswag": {"ctx_a": "A man", "ctx_b": "he", "activity_label": "Run", "endings": list("abcd"), "label": "3"},
+    "arc_easy": {"question": "What?", "choices": LABELLED, "answerKey": "B"},
+    "arc_challenge": {"question": "What?", "choices": LABELLED, "answerKey": "C"},
+    "openbookqa": {"question_stem": "What", "choices": LABELLED, "answerKey": "D"},
+    "social_iqa": {
+        "context": "He ran.",
+        "question": "Why?",
+        "answerA": "x",
+        "answerB": "y",
+        "answerC": "z",
+        "label": "1",
+    },
+    "commonsense_qa": {"question": "What?", "choices": {"text": list("vwxyz")}, "answerKey": "E"},
+}
+SOURCES = {
+    "mmlu": "mmlu/default/_default_template_yaml",
+    "winogrande": "winogrande/default.yaml",
+    "piqa": "piqa/piqa.yaml",
+    "hellaswag": "hellaswag/hellaswag.yaml",
+    "arc_easy": "arc/arc_easy.yaml",
+    "arc_challenge": "arc/arc_challenge.yaml",
+    "openbookqa": "openbookqa/openbookqa.yaml",
+    "social_iqa": "siqa/siqa.yaml",
+    "commonsense_qa": "commonsense_qa/default.yaml",
+}
+
+
+def test_the_nine_tasks_of_mor_run_as_lm_eval_defines_them(tmp_path: Path) -> None:
+    import lm_eval.tasks
+
+    for name, row in ROWS.items():
+        source = Path(lm_eval.tasks.__file__).parent / SOURCES[name]
+        examples = 5 if name == "mmlu" else 0
+        write_task(tmp_path, name, [row] * (2 + examples), examples, include=str(source))
+    seen: list[str] = []
+
+    class Reader(Bigram):
+        def forward(self, tokens: Tensor) -> Tensor:
+            seen.extend(BYTES.decode(row) for row in tokens.tolist())
+            return super().forward(tokens)
+
+    found = run(tmp_path, "mor", model=Reader(successor().table.detach()), length=400)
+    for task in TASK_GROUPS["mor"]:
+        assert task.score(found) in (0.0, 1.0)
+        assert found[task.names[0]]["sample_len"] == 2
+    assert max(text.count("Answer: C\n\nWhat?") for text in seen) == 5  # MMLU's examples: five of them
+
+
+# Mistakes
+
+
+def test_without_lm_eval_one_line_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch, tasks: Path) -> None:
+    monkeypatch.setitem(sys.modules, "lm_eval", None)
+    with pytest.raises(ValueError, match=r"^downstream tasks need lm-eval: pip install 'fewbits\[eval\]'$"):
+        run(tasks, "choose")
+
+
+def test_tasks_that_run_written_code_are_refused_unless_that_is_wanted(tasks: Path) -> None:
+    write_task(tasks, "program", STARTS, **CONTINUE, unsafe_code=True)
+    with pytest.raises(ValueError, match="program run the code that the model writes: pass run_code=True"):
+        run(tasks, "choose", "program")
+    assert run(tasks, "program", run_code=True)["program"]["exact_match,none"] == 3 / 4
+    assert "HF_ALLOW_CODE_EVAL" not in os.environ
+
+
+def test_two_names_for_one_task_are_refused(tasks: Path) -> None:
+    (tasks / "both.yaml").write_text(json.dumps({"group": "both", "task": ["choose"]}))
+    with pytest.raises(ValueError, match="task choose is asked for twice, by 'both' and by one of choose, both"):
+        run(tasks, "choose", "both")
+
+
+def test_an_unknown_task_is_named_with_what_is_near(monkeypatch: pytest.MonkeyPatch, tasks: Path) -> None:
+    import lm_eval.tasks.manager as manager
+
+    few = tasks.parent / "lm_eval"  # in place of lm-eval's 14,000 tasks, which take 10 seconds to read
+    shutil.copytree(Path(manager.__file__).parent / "piqa", few / "piqa")
+    monkeypatch.setattr(manager, "__file__", str(few / "manager.py"))
+    with pytest.raises(ValueError, match=r"task 'piqq', 'xyz': valid are mor, nvfp4, lm-eval's names .* near .* piqa$"):
+        run(tasks, "choose", "piqq", "xyz")
+
+
+def test_a_folder_that_is_not_there_and_a_bad_limit_are_named(tasks: Path) -> None:
+    with pytest.raises(ValueError, match=r"include_path='.*nowhere': not a folder"):
+        run(tasks / "nowhere", "choose")
+    with pytest.raises(ValueError, match="limit=0: an integer from 1 up"):
+        run(tasks, "choose", limit=0)

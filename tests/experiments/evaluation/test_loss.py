@@ -1,0 +1,99 @@
+"""Held-out loss: the mean cross entropy, whatever the batch, and a model left as it was found."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fewbits.experiments.evaluation.loss import evaluate_loss, evaluate_windows
+from tests.experiments.evaluation.evaluation_inputs import Bigram, LanguageModel, Recurrent, Text, decoder
+
+VOCAB = 7
+
+
+@pytest.fixture
+def corpus() -> Text:
+    generator = torch.Generator().manual_seed(0)
+    return Text(validation=[torch.randint(VOCAB, (401,), generator=generator).tolist() for _ in range(2)])
+
+
+class Noisy(LanguageModel):
+    """Dropout, and a part that stays in evaluation mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = Recurrent(VOCAB)
+        self.dropout = nn.Dropout(0.5)
+        self.frozen = nn.Dropout(0.5).eval()
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.frozen(self.dropout(self.body(tokens)))
+
+
+def settings(**changes: Any) -> Any:
+    return {"windows": 10, "length": 20, "batch": 4} | changes
+
+
+def test_the_loss_is_the_mean_cross_entropy_in_nats(corpus: Text) -> None:
+    model = Recurrent(VOCAB)
+    inputs, targets = corpus.windows("validation", 10, 20)
+    likelihoods = model(inputs).log_softmax(-1).gather(2, targets[..., None])
+    assert evaluate_loss(model, corpus, "validation", **settings()) == pytest.approx(-likelihoods.mean().item(), 1e-12)
+
+
+def test_our_decoders_are_evaluated(corpus: Text) -> None:
+    model = decoder()
+    inputs, targets = corpus.windows("validation", 10, 20)
+    wanted = model.loss(inputs, targets).item()
+    assert evaluate_loss(model, corpus, "validation", **settings()) == pytest.approx(wanted, rel=1e-6)
+
+
+def test_each_window_has_its_own_mean(corpus: Text) -> None:
+    model = Recurrent(VOCAB)
+    each = evaluate_windows(model, corpus, "validation", **settings())
+    inputs, targets = corpus.windows("validation", 10, 20)
+    assert each.shape == (10,)
+    assert each.dtype == torch.float64
+    for loss, x, y in zip(each, inputs, targets, strict=True):
+        torch.testing.assert_close(loss, model.loss(x[None], y[None]).detach(), rtol=1e-12, atol=0)
+    assert evaluate_loss(model, corpus, "validation", **settings()) == pytest.approx(each.mean().item(), rel=1e-15)
+
+
+@pytest.mark.parametrize("batch", [1, 3, 10, 64])
+def test_sums_do_not_depend_on_the_batch(corpus: Text, batch: int) -> None:
+    model = Bigram(torch.randn(VOCAB, VOCAB, generator=torch.Generator().manual_seed(1))).float()
+    alone = evaluate_windows(model, corpus, "validation", **settings(windows=40, batch=1))
+    assert torch.equal(evaluate_windows(model, corpus, "validation", **settings(windows=40, batch=batch)), alone)
+
+
+def test_a_model_is_evaluated_in_evaluation_mode_and_left_as_it_was(corpus: Text) -> None:
+    model = Noisy()
+    first = evaluate_loss(model, corpus, "validation", **settings())
+    assert evaluate_loss(model, corpus, "validation", **settings()) == first
+    assert first == evaluate_loss(model.body, corpus, "validation", **settings())
+    assert model.training
+    assert model.dropout.training
+    assert not model.frozen.training
+    assert all(parameter.grad is None and parameter.requires_grad for parameter in model.parameters())
+
+
+def test_a_model_that_fails_is_left_as_it_was(corpus: Text) -> None:
+    model = Noisy()
+    with pytest.raises(IndexError):  # tokens that it does not know
+        evaluate_loss(model, Text(ood=[[VOCAB] * 300]), "ood", **settings())
+    assert model.training
+    assert not model.frozen.training
+    assert torch.is_grad_enabled()
+
+
+def test_a_diverged_model_has_a_loss_that_says_so(corpus: Text) -> None:
+    loss = evaluate_loss(Bigram(torch.full((VOCAB, VOCAB), torch.nan)), corpus, "validation", **settings())
+    assert loss != loss
+
+
+@pytest.mark.parametrize("name", ["windows", "length", "batch"])
+@pytest.mark.parametrize("value", [0, -1, 2.0, True])
+def test_bad_counts_are_named(corpus: Text, name: str, value: object) -> None:
+    with pytest.raises(ValueError, match=rf"{name}={value}: an integer from 1 up"):
+        evaluate_loss(Recurrent(VOCAB), corpus, "validation", **settings(**{name: value}))

@@ -1,0 +1,312 @@
+"""A trial's id changes with everything that decides its numbers, with nothing else, and is the same on any machine."""
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fewbits import cli
+from fewbits.experiments import environment as environment_module
+from fewbits.experiments import identity as identity_module
+from fewbits.experiments import training
+from fewbits.experiments.config import load_trial
+from fewbits.experiments.fingerprint import equal_bits
+from fewbits.experiments.fingerprint.equal_bits import EqualPair
+from fewbits.experiments.identity import (
+    FREE,
+    ParentPoint,
+    default_of,
+    environments,
+    identity,
+    parent_point,
+    trial_id,
+)
+from fewbits.experiments.trial import Runtime, Trial
+from fewbits.kernels.backends.processor import instruction_set
+from tests.experiments.trial_inputs import MOR, left, metric, train, train_until, words
+
+DEFAULTS = Path(__file__).with_name("setting_defaults.json")
+
+
+def the_id(*overrides: str, data: str = "data", device: str = "cpu", **more: Any) -> str:
+    return trial_id(identity(load_trial(overrides)[0], data, device, **more))
+
+
+def test_names_intervals_and_extra_evaluation_are_no_part_of_an_id() -> None:
+    overrides = ("recipe=nvfp4", "model=gpt2-nano")
+    free = ["model.name=mine", "recipe.name=mine", "recipe.about=mine", "training.checkpoint_every=7"]
+    free += ["evaluation.cloze=8", "evaluation.tasks=[mor]", "evaluation.tasks_path=x", "evaluation.run_code=true"]
+    assert {word.partition("=")[0] for word in free} == FREE
+    assert the_id(*overrides, *free) == the_id(*overrides)
+    settings: dict[str, object] = {"runs": "else", "cache": "else", "keep_checkpoints": 5, "keep_every": 3}
+    settings |= {"keep_steps": [7], "tracking": "mlflow"}
+    told = [f"runtime.{key}={value}" for key, value in settings.items()]
+    assert the_id(*overrides, *told) == the_id(*overrides)
+    assert {field.name for field in dataclasses.fields(Runtime)} == {*settings, "device", "threads"}  # see below
+
+
+def test_equal_recipes_by_other_names_are_one_trial(cache: Path, tmp_path: Path) -> None:
+    assert the_id("recipe=mor/block", "recipe.threshold=0.05") == the_id("recipe=mor/threshold-5")
+    first, _ = train(cache, tmp_path, "recipe=mor/threshold-5", "recipe.block=32x32", "training.steps=2")
+    same, _ = train(cache, tmp_path, *MOR, "recipe.threshold=0.05", "training.steps=2")
+    assert same == first
+
+
+def _leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    if dataclasses.is_dataclass(value):
+        for field in dataclasses.fields(value):
+            yield from _leaves(getattr(value, field.name), (*path, field.name))
+    else:
+        yield path, value
+
+
+def _replaced(value: Any, path: tuple[str, ...], leaf: Any) -> Any:
+    """The same value with another leaf, without the checks of its class."""
+    if not path:
+        return leaf
+    other = object.__new__(type(value))
+    for field in dataclasses.fields(value):
+        item = getattr(value, field.name)
+        object.__setattr__(other, field.name, _replaced(item, path[1:], leaf) if field.name == path[0] else item)
+    return other
+
+
+def test_every_other_setting_is_part_of_an_id() -> None:
+    """Data are known by their fingerprint and branches by their parent."""
+    trial, _ = load_trial(["recipe=nvfp4"])
+    unchanged = trial_id(identity(trial, "data", "cpu"))
+    paths = [path for path, _ in _leaves(trial) if path[0] not in ("data", "branch")]
+    part = {path for path in paths if trial_id(identity(_replaced(trial, path, "else"), "data", "cpu")) != unchanged}
+    assert {".".join(path) for path in part} == {".".join(path) for path in paths} - FREE
+    assert len(part) > 60
+
+
+def test_a_new_setting_with_a_default_changes_no_id() -> None:
+    trial, _ = load_trial(["recipe=nvfp4"])
+    bases = (type(trial.training),)
+    grown: Any = dataclasses.make_dataclass("Training", [("brand_new", int, 3)], bases=bases, frozen=True)
+    values = {field.name: getattr(trial.training, field.name) for field in dataclasses.fields(trial.training)}
+    same, other = (dataclasses.replace(trial, training=grown(**values, **new)) for new in ({}, {"brand_new": 4}))
+    assert trial_id(identity(same, "data", "cpu")) == trial_id(identity(trial, "data", "cpu"))
+    assert trial_id(identity(other, "data", "cpu")) != trial_id(identity(trial, "data", "cpu"))
+
+
+def _defaults(kind: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    from fewbits.common.from_dict import _hints
+
+    for field in dataclasses.fields(kind):
+        hint: Any = _hints(kind)[field.name]
+        where, default = f"{path}{field.name}", default_of(field)
+        if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+            yield from _defaults(hint, f"{where}.")
+            assert default is dataclasses.MISSING or default == hint(), f"{where} has defaults other than its class"
+        else:
+            yield where, "required" if default is dataclasses.MISSING else default
+
+
+def test_no_default_has_changed() -> None:
+    """An id leaves defaults out, so a changed one would give the id of the old trial to another. A new setting is added
+    to the file; a default that has to change becomes the default of a new setting."""
+    now = {key: value for key, value in _defaults(Trial) if not key.startswith(("data.", "branch."))}
+    assert json.loads(json.dumps(now)) == json.loads(DEFAULTS.read_text())
+
+
+def test_data_device_ranks_threads_and_parent_are_part_of_an_id() -> None:
+    parent = ParentPoint("meaning", 8, ())
+    ids = [
+        the_id(),
+        the_id(data="other"),
+        the_id(device="cuda"),
+        the_id(ranks=2),
+        the_id(threads=2),
+        the_id(parent=parent),
+        the_id(parent=dataclasses.replace(parent, step=9)),
+        the_id(parent=dataclasses.replace(parent, meaning="other")),
+        the_id(parent=dataclasses.replace(parent, numerics=("older",))),
+    ]
+    assert len(set(ids)) == len(ids)
+    assert the_id(device="cuda", threads=2) == the_id(device="cuda")  # a GPU does not sum on the CPU's threads
+
+
+def test_no_machine_is_asked_for_an_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = the_id(), the_id("scale=gpu", device="cuda")
+    monkeypatch.setattr(torch, "__version__", "9.9.9")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: pytest.fail("this machine was asked for its GPU"))
+    monkeypatch.setattr(identity_module, "environment", lambda device: pytest.fail("this machine was asked"))
+    monkeypatch.setenv("FEWBITS_BACKEND", "reference")
+    assert (the_id(), the_id("scale=gpu", device="cuda")) == before
+
+
+def test_train_prints_the_id_and_nothing_else(cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = words(cache, tmp_path, "training.steps=1")
+    assert cli.main(["train", *asked, "--id"]) == 0
+    printed = capsys.readouterr().out
+    assert not list(tmp_path.iterdir())
+    folder, _ = train(cache, tmp_path, "training.steps=1")
+    assert printed == f"{folder.id}\n"
+
+
+# Provenance
+
+
+def test_provenance_says_what_an_id_is_made_of_and_where_each_part_was_computed(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = ("training.steps=6", "training.checkpoint_every=2")
+    train_until(5, cache, tmp_path, *asked)
+    monkeypatch.setattr(torch, "__version__", "9.9.9")
+    folder, _ = train(cache, tmp_path, *asked)
+    provenance = folder.provenance()
+    assert provenance
+    assert provenance["id"] == folder.id == trial_id(provenance["identity"])
+    assert folder.path.name == f"nemotron-nano-bf16-synthetic-s0-{folder.id[:8]}"
+    assert provenance["data"]["fingerprint"] == provenance["identity"]["data"]
+    assert [part["step"] for part in provenance["segments"]] == [0, 4]
+    first, second = environments(provenance)
+    assert (first["torch"], second["torch"]) != ("9.9.9", "9.9.9")
+    assert second["torch"] == "9.9.9"
+    assert first["instruction_set"] == second["instruction_set"]
+
+
+def test_a_part_that_was_computed_again_counts_where_it_was_computed_last() -> None:
+    parts = [{"step": step, "environment": {"kind": kind}} for step, kind in ((0, "a"), (40, "b"), (20, "c"))]
+    assert environments({"segments": parts}) == [{"kind": "a"}, {"kind": "c"}]
+
+
+@pytest.mark.parametrize(
+    ("limits", "expected"),
+    [({}, "avx512-bf16"), ({"ONEDNN_MAX_CPU_ISA": "AVX2"}, "avx2"), ({"ONEDNN_MAX_CPU_ISA": "AVX512_CORE"}, "avx512")],
+)
+def test_an_instruction_set_is_the_widest_that_is_allowed(
+    limits: dict[str, str], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fewbits.kernels.backends import processor
+
+    flags = {"flags": "avx2 avx512f avx512bw avx512_bf16", "vendor_id": "AuthenticAMD"}
+    monkeypatch.setattr(processor, "_cpuinfo", flags.get)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
+    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
+    for name, value in limits.items():
+        monkeypatch.setenv(name, value)
+    assert processor.instruction_set() == expected
+    assert environment_module.environment(torch.device("cpu"))["kind"] == f"amd-{expected}"
+
+
+# Sources that are proven to give the same bits
+
+
+@pytest.fixture
+def other_sources(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Set which fingerprint today's sources have, and which pairs are declared equal."""
+
+    def set_to(fingerprint: str, *pairs: tuple[str, str, str]) -> None:
+        monkeypatch.setattr(identity_module, "numerics_fingerprint", lambda device: fingerprint)
+        declared = tuple(EqualPair("cpu", on, old, new, "", "", "") for old, new, on in pairs)
+        monkeypatch.setattr(equal_bits, "declared_pairs", lambda *_: declared)
+
+    return set_to
+
+
+def test_trials_of_sources_with_the_same_bits_are_found_where_that_was_proven(
+    cache: Path, tmp_path: Path, other_sources: Any
+) -> None:
+    here = instruction_set()
+    other_sources("old")
+    stored, _ = train(cache, tmp_path, "training.steps=2")
+    other_sources("new")
+    assert cli_id(cache, tmp_path) != stored.id
+    other_sources("new", ("old", "new", "another"))
+    assert cli_id(cache, tmp_path) != stored.id
+    other_sources("new", ("old", "middle", here), ("middle", "new", here))
+    before = (stored.path / "metrics.parquet").stat().st_mtime_ns
+    again, _ = train(cache, tmp_path, "training.steps=2")
+    assert again == stored
+    assert (stored.path / "metrics.parquet").stat().st_mtime_ns == before
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def cli_id(cache: Path, runs: Path, *more: str) -> str:
+    trial, runtime = load_trial(words(cache, runs, "training.steps=2", *more))
+    return training.folder_of(trial, runtime).id
+
+
+def test_a_branch_of_a_parent_with_the_same_bits_is_the_same_branch(
+    cache: Path, tmp_path: Path, other_sources: Any
+) -> None:
+    here = instruction_set()
+    other_sources("old")
+    parent, _ = train(cache, tmp_path, "training.steps=2")
+    branch = (f"branch.parent={parent.path}", "recipe=mxfp8")
+    old, _ = train(cache, tmp_path, "training.steps=2", *branch)
+    other_sources("new", ("old", "new", here))
+    assert cli_id(cache, tmp_path, *branch) == old.id
+    other_sources("new")
+    point = parent_point(parent.provenance() or {}, 2)
+    assert point.numerics == ("old",)
+    assert cli_id(cache, tmp_path, *branch) not in (
+        old.id,
+        trial_id({**(old.provenance() or {})["identity"], "numerics": ["new"]}),
+    )
+
+
+def test_an_interrupted_trial_goes_on_under_sources_with_the_same_bits(
+    cache: Path, tmp_path: Path, other_sources: Any
+) -> None:
+    other_sources("old")
+    asked = ("training.steps=6", "training.checkpoint_every=2")
+    train_until(5, cache, tmp_path, *asked)
+    other_sources("new", ("old", "new", instruction_set()))
+    folder, result = train(cache, tmp_path, *asked)
+    provenance = folder.provenance() or {}
+    assert result["status"] == "done"
+    assert trial_id(provenance["identity"]) == folder.id
+    assert [(part["step"], part["numerics"]) for part in provenance["segments"]] == [(0, "old"), (4, "new")]
+
+
+# Backends and extra evaluation
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        (
+            *("recipe=nvfp4", "recipe.sampler.kind=gaussws", "recipe.sampler.penalty=0.0001"),
+            "recipe.wgrad.output=bf16",
+        ),
+        ("recipe=mor/three-way", "recipe.block=32x32", "recipe.scaling=e8m0"),
+    ],
+    ids=["nvfp4 and gaussws", "mor/three-way"],
+)
+def test_backends_are_provenance_and_give_the_same_numbers(
+    recipe: tuple[str, ...], cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Products into FP32 aside, of weight gradients and their measurement: each backend sums them in its own order."""
+    asked = (*recipe, "training.steps=3", "evaluation.every=3", "observer.every=1", "observer.gradients_every=0")
+    runs = {}
+    for backend in ("cpu", "reference"):
+        monkeypatch.setenv("FEWBITS_BACKEND", backend)
+        runs[backend], _ = train(cache, tmp_path / backend, *asked)
+        (where,) = environments(runs[backend].provenance() or {})
+        assert where["backend"] == backend
+    assert runs["cpu"].id == runs["reference"].id
+    assert left(runs["cpu"].path) == left(runs["reference"].path)
+    assert metric(runs["cpu"], "loss") == metric(runs["reference"], "loss")
+
+
+def test_evaluation_asked_for_later_is_added_to_a_finished_trial(cache: Path, tmp_path: Path) -> None:
+    asked = ("training.steps=2", "evaluation.windows=2", "data=python", "data.size=65536")
+    first, result = train(cache, tmp_path, *asked)
+    assert "validation_cloze" not in result
+    weights = left(first.path)["tensors"]
+    same, later = train(cache, tmp_path, *asked, "evaluation.cloze=8")
+    assert same == first
+    assert later["validation_cloze"]["items"] == 8
+    assert {key: later[key] for key in result} == result
+    assert left(first.path)["tensors"] == weights
+    at_once, whole = train(cache, tmp_path / "else", *asked, "evaluation.cloze=8")
+    assert at_once.id == first.id
+    assert whole == later

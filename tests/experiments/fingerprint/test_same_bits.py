@@ -1,0 +1,175 @@
+"""Two versions are declared equal only where all bytes agree and every changed statement was executed."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fewbits.experiments import same_bits
+from fewbits.experiments.fingerprint.changed_lines import Statement, only_in_first, statements_of, untried
+from fewbits.experiments.fingerprint.numerics import ROOT
+from fewbits.experiments.same_bits import Version, prove
+
+TRIALS = {"one": ("recipe=mor/block",)}
+MODULE = """
+SIZE = 16
+
+class Layer:
+    limit: int = 8
+
+    def run(self, x, scale=1.0):
+        if x > self.limit:
+            raise ValueError("too large")
+        if x < 0:
+            return -x * scale
+        return x * scale
+"""
+
+
+# Which statements changed, and which of them a run tried
+
+
+@pytest.fixture
+def compared(tmp_path: Path) -> Callable[..., list[str]]:
+    """Return what remains untried of an edit, given the lines that ran."""
+
+    def compare(old: str, new: str, executed: list[int], file: str = "a.py", executable: object = None) -> list[str]:
+        versions = []
+        for name, text in (("old", old), ("new", new)):
+            (tmp_path / name).mkdir()
+            (tmp_path / name / file).write_text(text)
+            versions.append(statements_of([file], tmp_path / name))
+        lines = {file: executed}
+        known = {file: executed} if executable is None else {file: executable}
+        added = only_in_first(versions[1], versions[0])
+        left = untried(added, only_in_first(versions[0], versions[1]), lines, known)  # type: ignore[arg-type]
+        return [statement.place for statement in left]
+
+    return compare
+
+
+def edited(before: str, after: str) -> str:
+    assert before in MODULE
+    return MODULE.replace(before, after)
+
+
+@pytest.mark.parametrize(
+    ("new", "executed", "left"),
+    [
+        (edited("return x * scale", "y = x * scale\n        return y"), [12, 13], []),
+        (edited("return x * scale", "y = x * scale\n        return y"), [12], ["a.py:13"]),
+        (edited("-x * scale", "-(x * scale)"), [12], ["a.py:11"]),
+        (edited("-x * scale", "-(x * scale)"), [11], []),
+        (edited('"too large"', '"x is too large"'), [], []),
+        (edited("x < 0", "x <= 0"), [], ["a.py:10"]),
+        (edited("SIZE = 16", "_SIZE = 16"), [], []),
+        (edited("SIZE = 16", "SIZE = 32"), [2], ["a.py:2"]),
+        (edited("scale=1.0", "scale=2.0"), [7], ["a.py:7"]),
+        (edited("limit: int = 8", "limit: int = 9"), [5], ["a.py:5"]),
+        (edited("SIZE = 16\n\n", "\n# moved\n") + "\nSIZE = 16\n", [], []),
+    ],
+    ids=[
+        *("tried", "half tried", "a branch not taken", "a branch taken", "message", "condition", "renamed constant"),
+        *("changed constant", "changed default", "changed attribute", "moved"),
+    ],
+)
+def test_a_changed_statement_counts_as_tried_when_it_ran(
+    compared: Callable[..., list[str]], new: str, executed: list[int], left: list[str]
+) -> None:
+    assert compared(MODULE, new, executed) == left
+
+
+CPP = "float f(float x) {\n    if (x > 2.0f)\n        return 2.0f;\n    return x;\n}\nconstexpr int size = 8;\n"
+
+
+@pytest.mark.parametrize(
+    ("new", "left"),
+    [
+        (CPP.replace("return x;", "return x + 0.0f;"), []),
+        (CPP.replace("return 2.0f;", "return 3.0f;"), ["a.h:3"]),
+        (CPP.replace("size = 8", "size = 9"), ["a.h:6"]),
+        (CPP.replace("int size = 8", "int width = 8"), []),
+        ("// first\n" + CPP, []),
+    ],
+    ids=["ran", "did not run", "changed constant", "renamed constant", "comment"],
+)
+def test_a_changed_line_of_cpp_counts_as_tried_when_it_ran(
+    compared: Callable[..., list[str]], new: str, left: list[str]
+) -> None:
+    assert compared(CPP, new, [1, 2, 4], file="a.h", executable=[1, 2, 3, 4]) == left
+
+
+def test_moved_statements_are_no_change() -> None:
+    one, two = (Statement(file, line, line, "x = 1", ("1",), True) for file, line in (("a.py", 1), ("b.py", 9)))
+    assert only_in_first([two], [one]) == []
+    assert only_in_first([two, two], [one]) == [two]
+
+
+# Whole versions
+
+
+@pytest.fixture(scope="module")
+def old(tmp_path_factory: pytest.TempPathFactory) -> Version:
+    return copied(tmp_path_factory.mktemp("old"))
+
+
+def copied(folder: Path) -> Version:
+    ignored = shutil.ignore_patterns("__pycache__", "*.pyc")
+    for name in ("kernels", "models", "experiments", "src"):
+        shutil.copytree(ROOT / name, folder / "root" / name, symlinks=True, ignore=ignored)
+    (folder / "root/experiments/fingerprint/equal_bits.json").write_text("[]")
+    return Version(folder / "root", folder / "work")
+
+
+def replace(version: Version, file: str, before: str, after: str) -> None:
+    path = version.root / file
+    text = path.read_text("utf-8")
+    assert before in text
+    path.write_text(text.replace(before, after), "utf-8")
+
+
+def declared(version: Version) -> list[dict[str, str]]:
+    found: list[dict[str, str]] = json.loads((version.root / "experiments/fingerprint/equal_bits.json").read_text())
+    return found
+
+
+def test_a_refactoring_with_the_same_bits_is_declared_equal(
+    old: Version, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    new = copied(tmp_path)
+    replace(
+        new,
+        "models/networks/layers.py",
+        "return F.relu(x).square()",
+        "positive = F.relu(x)\n    return positive.square()",
+    )
+    assert prove(old, new, "abc", TRIALS) == 0
+    (pair,) = declared(new)
+    assert (pair["old"], pair["new"]) == (old.description["fingerprint"], new.description["fingerprint"])
+    assert pair["old"] != pair["new"]
+    assert (pair["device"], pair["instruction_set"]) == ("cpu", new.description["instruction_set"])
+    assert "equal on cpu" in capsys.readouterr().out
+
+
+def test_a_changed_rounding_is_refused(old: Version, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    new = copied(tmp_path)
+    replace(new, "kernels/backends/reference.py", "steps.round()", "steps.floor()")
+    assert prove(old, new, "abc", TRIALS) == 1
+    assert declared(new) == []
+    printed = capsys.readouterr().out
+    assert "reference" in printed
+    assert "metrics.parquet" in printed
+
+
+def test_equal_sources_need_no_proof(old: Version, tmp_path: Path) -> None:
+    new = copied(tmp_path)
+    replace(new, "models/networks/layers.py", "def squared_relu", "# a remark\ndef squared_relu")
+    assert prove(old, new, "abc", TRIALS) == 0
+    assert declared(new) == []
+
+
+def test_a_version_without_the_command_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no-such-commit"):
+        same_bits.unpack("no-such-commit", tmp_path / "old")

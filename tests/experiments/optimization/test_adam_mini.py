@@ -1,0 +1,126 @@
+"""Adam-mini: AdamW where every element is its own part, and a plain loop over parts everywhere else."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fewbits.experiments.optimization.adam_mini import AdamMini
+from fewbits.models.networks.partition import Partition
+
+LR, BETAS, EPS, DECAY = 3e-3, (0.9, 0.95), 1e-8, 0.1
+HEADS, ROWS, COLS = 4, 24, 10
+
+
+def gradients(shape: tuple[int, ...], steps: int = 6) -> list[Tensor]:
+    """Rows of very different size, so that parts have different second moments."""
+    generator = torch.Generator().manual_seed(5)
+    rows = torch.logspace(-3, 1, shape[0] if shape else 1).reshape(shape[:1] + (1,) * (len(shape) - 1))
+    return [torch.randn(shape, generator=generator) * rows for _ in range(steps)]
+
+
+def start(shape: tuple[int, ...]) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(1))
+
+
+def adam_mini(param: nn.Parameter, partition: Partition) -> AdamMini:
+    return AdamMini([param], {param: partition}, lr=LR, betas=BETAS, eps=EPS, weight_decay=DECAY)
+
+
+def train(optimizer: torch.optim.Optimizer, param: nn.Parameter, grads: list[Tensor]) -> Tensor:
+    for grad in grads:
+        param.grad = grad.clone()
+        optimizer.step()
+    return param.detach()
+
+
+def by_hand(w: Tensor, grads: list[Tensor], sizes: tuple[int, ...]) -> Tensor:
+    """One part after another, one scalar second moment each, in float64."""
+    beta1, beta2 = BETAS
+    w, bounds = w.double(), torch.tensor((0, *sizes)).cumsum(0).tolist()
+    m, v = torch.zeros_like(w), [0.0] * len(sizes)
+    for t, grad in enumerate(grads, start=1):
+        g = grad.double()
+        m = beta1 * m + (1 - beta1) * g
+        w = w * (1 - LR * DECAY)
+        for i, (first, last) in enumerate(pairwise(bounds)):
+            squares = g[first:last].square()
+            v[i] = beta2 * v[i] + (1 - beta2) * (squares.sum() / squares.numel()).item()
+            root = (v[i] / (1 - beta2**t)) ** 0.5
+            w[first:last] -= LR * (m[first:last] / (1 - beta1**t)) / (root + EPS)
+    return w
+
+
+@pytest.mark.parametrize("shape", [(ROWS, COLS), (7,), (), (4, 1, 3)])
+def test_where_every_element_is_a_part_it_is_adamw_to_the_bit(shape: tuple[int, ...]) -> None:
+    ours, theirs = nn.Parameter(start(shape)), nn.Parameter(start(shape))
+    adamw = torch.optim.AdamW([theirs], foreach=False, fused=False, lr=LR, betas=BETAS, eps=EPS, weight_decay=DECAY)
+    got = train(adam_mini(ours, "element"), ours, gradients(shape))
+    assert torch.equal(got, train(adamw, theirs, gradients(shape)))
+
+
+@pytest.mark.parametrize(
+    ("partition", "sizes"),
+    [
+        ("tensor", (ROWS,)),
+        ((ROWS // HEADS,) * HEADS, (ROWS // HEADS,) * HEADS),  # one part per head
+        ((1,) * ROWS, (1,) * ROWS),  # one per output neuron
+        ((6, 6, 4) + (1,) * 8, (6, 6, 4) + (1,) * 8),  # fused qkv: heads of q, of k, neurons of v
+        ((5, 2, 2, 15), (5, 2, 2, 15)),
+    ],
+    ids=["tensor", "head", "neuron", "fused", "uneven"],
+)
+@pytest.mark.parametrize("columns", [(COLS,), (2, 3), ()], ids=["matrix", "convolution", "vector"])
+def test_each_part_has_the_second_moment_of_its_mean_square(
+    partition: Partition, sizes: tuple[int, ...], columns: tuple[int, ...]
+) -> None:
+    shape = (ROWS, *columns)
+    param = nn.Parameter(start(shape))
+    optimizer = adam_mini(param, partition)
+    got, expected = train(optimizer, param, gradients(shape)), by_hand(start(shape), gradients(shape), sizes)
+    torch.testing.assert_close(got, expected.float(), rtol=2e-6, atol=2e-6)
+    assert optimizer.state[param]["exp_avg_sq"].shape == optimizer.second_moment_shape(param) == (len(sizes),)
+    assert optimizer.state[param]["exp_avg"].shape == shape
+
+
+def test_a_gradient_need_not_be_contiguous() -> None:
+    grads = gradients((ROWS, COLS))
+    params = [nn.Parameter(start((ROWS, COLS))) for _ in range(2)]
+    results = [
+        train(adam_mini(param, (6,) * 4), param, [g.T.contiguous().T if turned else g for g in grads])
+        for param, turned in zip(params, (False, True), strict=True)
+    ]
+    assert torch.equal(*results)
+
+
+def test_its_state_dict_goes_on_bit_identically() -> None:
+    grads = gradients((ROWS, COLS), steps=8)
+    straight, stopped, resumed = (nn.Parameter(start((ROWS, COLS))) for _ in range(3))
+    whole = train(adam_mini(straight, (6,) * 4), straight, grads)
+    first = adam_mini(stopped, (6,) * 4)
+    train(first, stopped, grads[:3])
+    second = adam_mini(resumed, (6,) * 4)
+    second.load_state_dict(first.state_dict())
+    resumed.data.copy_(stopped.data)
+    assert torch.equal(train(second, resumed, grads[3:]), whole)
+
+
+def test_it_keeps_one_number_per_part_in_place_of_a_matrix() -> None:
+    param = nn.Parameter(torch.zeros(512, 256))
+    optimizer = adam_mini(param, (64,) * 8)
+    train(optimizer, param, [torch.ones(512, 256)])
+    assert sum(value.numel() for value in optimizer.state[param].values()) == 512 * 256 + 8 + 1
+
+
+def test_a_parameter_without_a_gradient_stays_as_it_is() -> None:
+    param = nn.Parameter(torch.ones(4, 4))
+    adam_mini(param, "tensor").step()
+    assert torch.equal(param.detach(), torch.ones(4, 4))
+
+
+@pytest.mark.parametrize("partition", [(3, 4), (), (8, 0), (9, -1), "head"])
+def test_a_partition_that_does_not_cover_the_rows_is_refused(partition: Partition) -> None:
+    param = nn.Parameter(torch.zeros(8, 2))
+    with pytest.raises(ValueError, match="8 rows: valid are element, tensor, or numbers of rows that add up"):
+        AdamMini([param], {param: partition})

@@ -1,0 +1,369 @@
+"""Optimizers: who is decayed, what clipping does, that updates are the same bits everywhere and are seen by caches."""
+
+import copy
+import hashlib
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+from torch import Tensor, nn
+
+from fewbits.experiments.optimization.adam_mini import AdamMini
+from fewbits.experiments.optimization.optimizers import (
+    KINDS,
+    OptimizerConfig,
+    clip_gradients,
+    load_optimizer_state,
+    make_optimizer,
+    optimizer_state,
+    set_learning_rate,
+)
+from fewbits.models.networks.partition import Partition
+
+
+class Sampled(nn.Linear):
+    """A linear layer with learned bit widths, one per square of 32 × 32."""
+
+    def __init__(self, rows: int, cols: int) -> None:
+        super().__init__(cols, rows)
+        self.bit_scale = nn.Parameter(torch.ones(-(-rows // 32), -(-cols // 32)))
+
+
+class Mixer(nn.Module):
+    """The parameters of a Mamba-2 mixer that are not linear layers; A_log a matrix here, as in Mamba-1."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(6, 6, 4, groups=6)
+        self.A_log, self.D = nn.Parameter(torch.zeros(6, 2)), nn.Parameter(torch.ones(6))
+        self.dt_bias = nn.Parameter(torch.zeros(6))
+
+
+class Model(nn.Module):
+    def __init__(self, *, sampled: bool = True) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.embed = nn.Embedding(20, 40)
+        self.up: nn.Linear = Sampled(70, 40) if sampled else nn.Linear(40, 70)
+        self.norm = nn.LayerNorm(70)
+        self.mixer = Mixer()
+        self.head = nn.Linear(40, 20, bias=False)
+        self.head.weight = self.embed.weight  # tied
+        self.frozen = nn.Parameter(torch.zeros(3, 3), requires_grad=False)
+        self.linear_D = nn.Linear(4, 4)  # names that only look like the exceptions
+        torch.manual_seed(4)
+        with torch.no_grad():
+            for param in self.parameters():
+                if param is not getattr(self.up, "bit_scale", None):
+                    param.add_(torch.randn_like(param), alpha=0.1)
+
+
+def partition(model: nn.Module) -> dict[str, Partition]:
+    """Some of each kind, for every parameter but the bit widths."""
+    found: dict[str, Partition] = {
+        name: "tensor" for name, _ in model.named_parameters() if not name.endswith("bit_scale")
+    }
+    return found | {"embed.weight": "element", "up.weight": (7,) * 10}
+
+
+def build(kind: str, model: nn.Module, **settings: Any) -> torch.optim.Optimizer:
+    return make_optimizer(model, OptimizerConfig(kind=kind, **settings), partition=partition(model))
+
+
+def members(optimizer: torch.optim.Optimizer) -> dict[str, set[str]]:
+    return {group["name"]: set(group["param_names"]) for group in optimizer.param_groups}
+
+
+def backward(model: nn.Module, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    for param in model.parameters():
+        if param.requires_grad:
+            param.grad = torch.randn(param.shape, generator=generator)
+
+
+def digest(model: nn.Module) -> str:
+    return hashlib.sha256(b"".join(param.detach().numpy().tobytes() for param in model.parameters())).hexdigest()
+
+
+def train(kind: str, model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> str:
+    for step in steps:
+        backward(model, step)
+        clip_gradients(model.parameters(), 1.0)
+        set_learning_rate(optimizer, 1 / (step + 1))
+        optimizer.step()
+    return digest(model)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_matrices_are_decayed_vectors_and_mambas_recurrence_are_not_and_bit_widths_are_apart(kind: str) -> None:
+    assert members(build(kind, Model())) == {
+        "decay": {"embed.weight", "up.weight", "mixer.conv.weight", "linear_D.weight"},
+        "plain": {"up.bias", "norm.weight", "norm.bias", "mixer.conv.bias", "mixer.A_log", "mixer.D", "mixer.dt_bias"}
+        | {"linear_D.bias"},
+        "bits": {"up.bit_scale"},
+    }
+
+
+def test_vectors_are_decayed_too_where_that_is_asked_for() -> None:
+    groups = members(build("adamw", Model(), decay_vectors=True))
+    assert set(groups) == {"decay", "bits"}
+    assert {"norm.weight", "up.bias", "embed.weight"} <= groups["decay"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_without_gradients_an_update_is_the_decay_alone(kind: str) -> None:
+    model = Model()
+    before = {name: param.detach().clone() for name, param in model.named_parameters()}
+    optimizer = build(kind, model, lr=0.5, weight_decay=0.1, bits_lr_ratio=0.5, bits_weight_decay=0.2)
+    for param in model.parameters():
+        param.grad = torch.zeros_like(param) if param.requires_grad else None
+    set_learning_rate(optimizer, 0.25)
+    optimizer.step()
+    after = dict(model.named_parameters())
+    for group, kept in (("decay", 1 - 0.25 * 0.5 * 0.1), ("plain", 1.0), ("bits", 1 - 0.25 * 0.5 * 0.5 * 0.2)):
+        for name in members(optimizer)[group]:
+            torch.testing.assert_close(after[name].detach(), before[name] * kept, rtol=1e-6, atol=0)
+    assert torch.equal(after["frozen"], before["frozen"])
+
+
+def test_bit_widths_decay_and_learn_as_weights_do_unless_told_otherwise() -> None:
+    groups = {group["name"]: group for group in build("adamw", Model(), lr=0.3, weight_decay=0.7).param_groups}
+    assert groups["bits"]["weight_decay"] == groups["decay"]["weight_decay"] == 0.7
+    assert groups["bits"]["peak_lr"] == groups["decay"]["peak_lr"] == 0.3
+
+
+def test_the_learning_rate_is_the_factor_times_the_groups_peak() -> None:
+    optimizer = build("adamw", Model(), lr=0.4, bits_lr_ratio=0.5)
+    for factor in (0.1, 1.0, 0.5):
+        set_learning_rate(optimizer, factor)
+        rates = {group["name"]: group["lr"] for group in optimizer.param_groups}
+        assert rates == {"decay": 0.4 * factor, "plain": 0.4 * factor, "bits": 0.2 * factor}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_update_moves_the_version_of_what_it_changes(kind: str) -> None:
+    """Caches of quantized weights go by it; torch's fused AdamW does not move it by itself."""
+    model = Model()
+    optimizer = build(kind, model)
+    for step in range(3):
+        backward(model, step)
+        model.norm.weight.grad = None
+        before = {name: (param._version, param.detach().clone()) for name, param in model.named_parameters()}
+        optimizer.step()
+        for name, param in model.named_parameters():
+            version, value = before[name]
+            assert (param._version > version) == (not torch.equal(param, value)) == (param.grad is not None), name
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_view_taken_of_a_parameter_is_seen_to_be_out_of_date_too(kind: str) -> None:
+    model = Model()
+    optimizer, view = build(kind, model), model.up.weight.detach()
+    backward(model, 0)
+    version = view._version
+    optimizer.step()
+    assert view._version > version
+
+
+CHILD = """
+from tests.experiments.optimization.test_optimizers import KINDS, Model, build, train
+for kind in KINDS:
+    model = Model()
+    print(train(kind, model, build(kind, model), range(4)))
+"""
+
+
+def test_updates_are_the_same_bits_in_another_process() -> None:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    there = subprocess.run([sys.executable, "-c", CHILD], capture_output=True, check=True, env=environment, text=True)
+    models = [Model() for _ in KINDS]
+    here = [train(kind, model, build(kind, model), range(4)) for kind, model in zip(KINDS, models, strict=True)]
+    assert there.stdout.split() == here
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("saved", [0, 2])
+def test_an_optimizer_goes_on_bit_identically_from_its_state_by_name(kind: str, saved: int) -> None:
+    model = Model()
+    optimizer = build(kind, model)
+    train(kind, model, optimizer, range(saved))
+    weights = {name: value.clone() for name, value in model.state_dict().items()}
+    state = copy.deepcopy(optimizer_state(optimizer))
+    straight = train(kind, model, optimizer, range(saved, 5))
+
+    resumed = Model()
+    resumed.load_state_dict(weights)
+    other = build(kind, resumed)
+    load_optimizer_state(other, state)
+    assert train(kind, resumed, other, range(saved, 5)) == straight
+
+
+def test_the_state_that_was_loaded_is_not_the_one_that_is_trained() -> None:
+    model = Model()
+    optimizer = build("adamw", model)
+    train("adamw", model, optimizer, range(1))
+    state = optimizer_state(optimizer)
+    kept = state["up.weight"]["exp_avg"].clone()
+    other_model = Model()
+    other = build("adamw", other_model)
+    load_optimizer_state(other, state)
+    train("adamw", other_model, other, range(1))
+    assert torch.equal(state["up.weight"]["exp_avg"], kept)
+
+
+def test_learning_rates_come_from_the_config_not_from_the_saved_state() -> None:
+    model = Model()
+    optimizer = build("adamw", model, lr=0.1)
+    train("adamw", model, optimizer, range(1))
+    branch = build("adamw", model, lr=0.025, weight_decay=0.5)
+    load_optimizer_state(branch, optimizer_state(optimizer))
+    assert {group["peak_lr"] for group in branch.param_groups} == {0.025}
+    assert branch.param_groups[0]["weight_decay"] == 0.5
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("parent", "arm"), [(False, True), (True, False)])
+def test_a_branch_may_add_or_drop_bit_widths_and_keeps_the_state_of_the_rest(
+    kind: str, parent: bool, arm: bool
+) -> None:
+    model, branched = Model(sampled=parent), Model(sampled=arm)
+    optimizer, other = build(kind, model), build(kind, branched)
+    train(kind, model, optimizer, range(2))
+    load_optimizer_state(other, optimizer_state(optimizer))
+    states, branch_states = optimizer_state(optimizer), optimizer_state(other)
+    assert branch_states.keys() == states.keys() - {"up.bit_scale"}
+    for name in branch_states:
+        assert states[name].keys() == branch_states[name].keys()
+        assert all(torch.equal(value, branch_states[name][key]) for key, value in states[name].items())
+    train(kind, branched, other, range(2, 3))
+    assert ("up.bit_scale" in optimizer_state(other)) == arm
+
+
+def test_the_state_of_other_parameters_another_optimizer_or_partition_is_refused() -> None:
+    model = Model()
+    adamw, mini = build("adamw", model), build("adam-mini", model)
+    train("adamw", model, adamw, range(1))
+    train("adam-mini", model, mini, range(1))
+    with pytest.raises(ValueError, match=r"saved state of up\.weight is of another optimizer or partition"):
+        load_optimizer_state(mini, optimizer_state(adamw))
+    with pytest.raises(ValueError, match=r"saved state of \S+ is of another optimizer or partition"):
+        load_optimizer_state(adamw, optimizer_state(mini))
+    fewer = {name: state for name, state in optimizer_state(adamw).items() if name != "norm.bias"}
+    with pytest.raises(ValueError, match=r"do not hold the same parameters: norm\.bias"):
+        load_optimizer_state(adamw, fewer)
+
+
+def test_clipping_bounds_the_common_norm_and_returns_the_one_before() -> None:
+    model = Model()
+    backward(model, 0)
+    grads = [param.grad for param in model.parameters() if param.grad is not None]
+    before = [grad.clone() for grad in grads]
+    expected = torch.cat([grad.flatten() for grad in before]).double().norm()
+    norm = clip_gradients(model.parameters(), 1.0)
+    torch.testing.assert_close(norm.double(), expected, rtol=1e-6, atol=0)
+    torch.testing.assert_close(
+        torch.cat([grad.flatten() for grad in grads]).norm(), torch.tensor(1.0), rtol=1e-5, atol=0
+    )
+
+
+@pytest.mark.parametrize("max_norm", [None, 1e6])
+def test_gradients_within_the_bound_keep_their_bits(max_norm: float | None) -> None:
+    model = Model()
+    backward(model, 0)
+    before = [None if param.grad is None else param.grad.clone() for param in model.parameters()]
+    assert clip_gradients(model.parameters(), max_norm) > 1
+    for param, grad in zip(model.parameters(), before, strict=True):
+        assert param.grad is grad is None or torch.equal(param.grad, grad)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_gradient_that_is_not_finite_shows_in_the_norm_and_is_not_hidden(bad: float) -> None:
+    param = nn.Parameter(torch.ones(3))
+    param.grad = torch.tensor([1.0, bad, 2.0])
+    assert not clip_gradients([param], 1.0).isfinite()
+    assert param.grad.isnan().any()
+
+
+def test_clipping_without_gradients_gives_a_norm_of_zero() -> None:
+    assert clip_gradients([nn.Parameter(torch.ones(2))], 1.0) == 0
+
+
+def test_adam_mini_follows_the_partition_and_takes_a_layers_bit_widths_together() -> None:
+    model = Model()
+    optimizer = build("adam-mini", model)
+    train("adam-mini", model, optimizer, range(1))
+    assert isinstance(optimizer, AdamMini)
+    sizes = {name: state["exp_avg_sq"].numel() for name, state in optimizer_state(optimizer).items()}
+    assert sizes["up.weight"] == 10
+    assert sizes["norm.weight"] == sizes["mixer.conv.weight"] == 1
+    assert sizes["embed.weight"] == model.embed.weight.numel()
+    assert sizes["up.bit_scale"] == 1
+
+
+@pytest.mark.parametrize(
+    ("broken", "said"),
+    [
+        (lambda parts: None, "adam-mini needs a partition"),
+        (lambda parts: parts.pop("norm.bias") and parts, r"the partition says nothing of norm\.bias"),
+    ],
+)
+def test_a_partition_must_speak_of_every_parameter(broken: Callable[[Any], Any], said: str) -> None:
+    model = Model()
+    with pytest.raises(ValueError, match=said):
+        make_optimizer(model, OptimizerConfig(kind="adam-mini"), partition=broken(partition(model)))
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"kind": "sgd"}, "unknown optimizer 'sgd': valid are adamw, adam-mini"),
+        ({"lr": -1.0}, "lr=-1.0: valid are finite numbers"),
+        ({"lr": float("nan")}, "lr=nan"),
+        ({"beta2": 1.0}, r"beta2=1.0: valid are numbers from 0 to below 1"),
+        ({"clip": 0.0}, r"clip=0.0: valid are finite numbers above 0"),
+        ({"clip": float("inf")}, r"clip=inf: valid are finite numbers above 0"),
+        ({"bits_weight_decay": -0.1}, "bits_weight_decay=-0.1"),
+    ],
+)
+def test_a_wrong_setting_is_named_with_what_is_valid(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        OptimizerConfig(**settings)
+
+
+def test_the_config_is_a_structured_config() -> None:
+    config = OmegaConf.merge(OmegaConf.structured(OptimizerConfig), {"kind": "adam-mini", "clip": None})
+    assert OmegaConf.to_object(config) == OptimizerConfig(kind="adam-mini", clip=None)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", KINDS)
+def test_on_a_gpu_versions_move_and_the_state_by_name_goes_on_bit_identically(kind: str) -> None:
+    def run(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> Tensor:
+        for step in steps:
+            generator = torch.Generator().manual_seed(step)
+            for param in model.parameters():
+                if param.requires_grad:
+                    param.grad = torch.randn(param.shape, generator=generator).cuda()
+            clip_gradients(model.parameters(), 1.0)
+            versions = [param._version for param in model.parameters() if param.requires_grad]
+            optimizer.step()
+            moved = [param._version for param in model.parameters() if param.requires_grad]
+            assert all(new > old for old, new in zip(versions, moved, strict=True))
+        return torch.cat([param.detach().flatten() for param in model.parameters()])
+
+    model = Model().cuda()
+    optimizer = build(kind, model)
+    run(model, optimizer, range(2))
+    weights = {name: value.cpu() for name, value in model.state_dict().items()}
+    state = {name: {k: v.cpu() for k, v in entry.items()} for name, entry in optimizer_state(optimizer).items()}
+    straight = run(model, optimizer, range(2, 5))
+    resumed = Model().cuda()
+    resumed.load_state_dict(weights)
+    other = build(kind, resumed)
+    load_optimizer_state(other, state)
+    assert torch.equal(run(resumed, other, range(2, 5)), straight)

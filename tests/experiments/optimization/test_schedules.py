@@ -1,0 +1,136 @@
+"""Learning-rate schedules: every factor is the closed form, at both ends and at every seam."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+
+from fewbits.experiments.optimization.schedules import KINDS, SHAPES, ScheduleConfig, factor, phases
+
+
+def curve(config: ScheduleConfig, steps: int) -> list[float]:
+    return [factor(config, step, steps) for step in range(steps)]
+
+
+def nanogpt(it: int, warmup: int, steps: int, floor: float) -> float:
+    """get_lr of nanoGPT's train.py over its peak, with lr_decay_iters = steps."""
+    if it < warmup:
+        return (it + 1) / (warmup + 1)
+    ratio = (it - warmup) / (steps - warmup)
+    return floor + 0.5 * (1.0 + math.cos(math.pi * ratio)) * (1 - floor)
+
+
+def torchtitan(step: int, warmup: int, steps: int) -> float:
+    """linear_warmup_linear_decay of the torchtitan that GaussWS used."""
+    if step < warmup:
+        return (step + 1) / (warmup + 1)
+    decay = float(max(1, steps - warmup))
+    return 1 - (decay - (decay - (step - warmup))) / decay
+
+
+def test_cosine_is_nanogpts() -> None:
+    config = ScheduleConfig(kind="cosine", warmup_steps=20, final_ratio=0.1)
+    for step, value in enumerate(curve(config, 300)):
+        assert value == pytest.approx(nanogpt(step, 20, 300, 0.1), rel=1e-15)
+
+
+def test_linear_is_torchtitans() -> None:
+    config = ScheduleConfig(kind="linear", warmup_steps=7)
+    for step, value in enumerate(curve(config, 50)):
+        assert value == pytest.approx(torchtitan(step, 7, 50), rel=1e-15)
+
+
+def test_warm_up_rises_evenly_from_above_zero_to_the_peak_reached_once_it_is_over() -> None:
+    for kind in KINDS:
+        values = curve(ScheduleConfig(kind=kind, warmup_steps=4), 40)
+        assert values[:5] == [1 / 5, 2 / 5, 3 / 5, 4 / 5, 1.0]
+
+
+def test_constant_stays_at_the_peak() -> None:
+    assert curve(ScheduleConfig(kind="constant", final_ratio=0.1), 5) == [1.0] * 5
+
+
+def test_a_branch_decays_to_zero_from_the_peak_and_wastes_no_update() -> None:
+    assert curve(ScheduleConfig(kind="linear"), 4) == [1.0, 0.75, 0.5, 0.25]
+
+
+def test_the_final_ratio_is_reached_one_update_after_the_last() -> None:
+    values = curve(ScheduleConfig(kind="linear", final_ratio=0.2), 8)
+    assert values[-1] == pytest.approx(0.2 + 0.8 / 8)
+    assert values[-1] + (values[-1] - values[-2]) == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize("decay_fraction", [0.2, 0.15])
+def test_wsd_holds_the_peak_and_decays_in_the_last_part(decay_fraction: float) -> None:
+    """NVFP4's table of hyper-parameters: the last 20 % (12B) or 15 % (8B, 1.2B), down to 1/100 of the peak."""
+    config = ScheduleConfig(kind="wsd", warmup_steps=10, final_ratio=0.01, decay_fraction=decay_fraction)
+    steps, decaying = 200, round(200 * decay_fraction)
+    values = curve(config, steps)
+    assert set(values[10 : steps - decaying + 1]) == {1.0}
+    assert values[steps - decaying + 1] == pytest.approx(1 - 0.99 / decaying)
+    assert values[-1] == pytest.approx(0.01 + 0.99 / decaying)
+
+
+@pytest.mark.parametrize(("shape", "half"), [("linear", 0.5), ("cosine", 0.5), ("sqrt", 1 - math.sqrt(0.5))])
+def test_the_shape_of_wsds_decay_is_a_setting(shape: str, half: float) -> None:
+    config = ScheduleConfig(kind="wsd", decay_fraction=0.5, decay_shape=shape)
+    assert factor(config, 75, 100) == pytest.approx(half)
+
+
+def test_a_fraction_of_warm_up_is_a_number_of_updates_and_at_least_one() -> None:
+    config = ScheduleConfig(kind="linear", warmup_fraction=0.05)
+    assert phases(config, 200) == (10, 10)
+    assert phases(config, 4) == (1, 1)
+
+
+@given(
+    st.sampled_from(KINDS),
+    st.sampled_from(sorted(SHAPES)),
+    st.integers(0, 30),
+    st.floats(0, 1),
+    st.floats(0, 0.5),
+    st.integers(80, 300),
+)
+def test_every_factor_is_positive_at_most_one_and_falls_once_decay_has_started(
+    kind: str, shape: str, warmup: int, floor: float, decay_fraction: float, steps: int
+) -> None:
+    config = ScheduleConfig(kind, warmup, 0.0, floor, decay_fraction, shape)
+    values = curve(config, steps)
+    assert all(0 < value <= 1 for value in values)
+    assert max(values) == 1
+    assert sorted(values[:warmup]) == values[:warmup]
+    assert sorted(values[warmup:], reverse=True) == values[warmup:]
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"kind": "exponential"}, "unknown schedule 'exponential': valid are constant, linear, cosine, wsd"),
+        ({"decay_shape": "cubic"}, "unknown decay_shape 'cubic': valid are linear, cosine, sqrt"),
+        ({"warmup_steps": -1}, "warmup_steps=-1"),
+        ({"warmup_steps": 5, "warmup_fraction": 0.1}, "set only one"),
+        ({"final_ratio": 1.5}, "final_ratio=1.5: valid are numbers from 0 to 1"),
+        ({"decay_fraction": float("nan")}, "decay_fraction=nan"),
+    ],
+)
+def test_a_wrong_setting_is_named_with_what_is_valid(settings: dict[str, float], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        ScheduleConfig(**settings)  # type: ignore[arg-type]
+
+
+def test_warm_up_that_does_not_fit_and_updates_outside_the_trial_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"90 updates of warm-up in a trial of 100.*: valid are 0 to 80"):
+        factor(ScheduleConfig(kind="wsd", warmup_steps=90), 0, 100)
+    with pytest.raises(ValueError, match=r"10 updates of warm-up in a trial of 10.*: valid are 0 to 9"):
+        factor(ScheduleConfig(kind="constant", warmup_steps=10), 0, 10)
+    with pytest.raises(ValueError, match=r"update 10 of a trial of 10: valid are 0 to 9"):
+        factor(ScheduleConfig(), 10, 10)
+
+
+def test_the_config_is_a_structured_config_that_refuses_wrong_types() -> None:
+    config = OmegaConf.merge(OmegaConf.structured(ScheduleConfig), {"kind": "wsd", "decay_fraction": 0.15})
+    assert OmegaConf.to_object(config) == ScheduleConfig(kind="wsd", decay_fraction=0.15)
+    with pytest.raises(Exception, match="warmup_steps"):
+        OmegaConf.merge(OmegaConf.structured(ScheduleConfig), {"warmup_steps": "many"})

@@ -1,0 +1,417 @@
+"""Probes: recipes at one checkpoint, on the trial's own next batches, beside the same model unquantized."""
+
+import argparse
+import hashlib
+import inspect
+import json
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from torch import Tensor
+
+from fewbits import fake_quantize, mix
+from fewbits.experiments.commands.probe import main
+from fewbits.experiments.config import load_recipe, load_trial
+from fewbits.experiments.data.corpus import Corpus
+from fewbits.experiments.data.load import load
+from fewbits.experiments.probes.probe import probe
+from fewbits.experiments.probes.tables import WHOLE, Probe
+from fewbits.experiments.runs.run_folder import opened, saved_trial
+from fewbits.experiments.training import INITIAL, ORDER, run
+from fewbits.kernels.seeds import derive_seed
+from fewbits.models.networks.decoder import Decoder
+from fewbits.models.networks.registry import build
+from fewbits.models.recipe import Recipe, Wgrad
+from tests.experiments.data.data_inputs import bin_folder
+from tests.experiments.trial_inputs import TINY
+
+STEP = 16  # of a checkpoint in the middle
+SIZES = {
+    **{key: value for key, value in TINY.items() if key.startswith("model.")},
+    "training.steps": 24,
+    "training.batch": 8,
+    "training.micro_batch": 4,
+    "training.length": 64,
+    "training.checkpoint_every": 8,
+    "evaluation.every": 100,
+    "evaluation.windows": 4,
+    "observer.enabled": False,
+    "runtime.keep_every": 8,
+}
+MOR_BLOCKS = {"block": "32x32"}  # several to an operand of a model of this width
+
+
+def trained(folder: Path, *words: str) -> Path:
+    """A short run on the bytes of a module."""
+    text = inspect.getsource(argparse).encode()
+    tokens = bin_folder(
+        folder / "tokens", list(text[4000:]), list(text[:4000]), "<u1", {"dtype": "uint8", "vocab": 256}
+    )
+    settings = SIZES | {"data.path": tokens, "runtime.runs": folder / "runs"}
+    trial, runtime = load_trial(["data=bin", *(f"{key}={value}" for key, value in settings.items()), *words])
+    found, result = run(trial, runtime)
+    assert result["status"] == "done"
+    return found.path
+
+
+@pytest.fixture(scope="module")
+def nvfp4(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that rounds stochastically, and whose learning rate has moved the weights."""
+    return trained(tmp_path_factory.mktemp("nvfp4"), "model.layers=2", "recipe=nvfp4", "optimizer.lr=0.002")
+
+
+@pytest.fixture(scope="module")
+def gaussws(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that learned bit widths."""
+    return trained(tmp_path_factory.mktemp("gaussws"), "model.layers=1", "recipe=gaussws", "optimizer.lr=0.01")
+
+
+def plain_model(folder: Path, step: int | None = None) -> tuple[Decoder, dict[str, Any]]:
+    """The model as the checkpoint has it, unquantized, made in another way than a probe does; and the checkpoint."""
+    trial, checkpoint = saved_trial(folder), opened(folder).checkpoint(step)
+    saved = {name.removeprefix("model."): tensor for name, tensor in checkpoint.tensors().items()}
+    model = build(trial.model, seed=derive_seed(trial.seed, INITIAL))
+    model.load_state_dict({name: saved[name] for name in model.state_dict()})
+    return model, checkpoint.state
+
+
+def corpus_of(folder: Path) -> Corpus:
+    return load(saved_trial(folder).data, folder)
+
+
+def whole(found: Probe, recipe: str) -> pd.Series:
+    """Of the gradient of the loss, means over batches."""
+    rows = found.gradients[(found.gradients["recipe"] == recipe) & (found.gradients["layer"] == WHOLE)]
+    return rows.drop(columns=["recipe", "layer", "block", "part"]).mean()
+
+
+def same(a: Probe, b: Probe) -> None:
+    for table in ("loss", "gradients", "operands"):
+        pd.testing.assert_frame_equal(getattr(a, table), getattr(b, table), check_exact=True)
+
+
+# What is compared
+
+
+def test_operands_left_high_change_nothing_at_all(nvfp4: Path) -> None:
+    casts = Recipe.from_dict(
+        {"name": "casts", "fprop": {"x": "bf16", "w": "bf16"}, "dgrad": {"dy": "bf16"}, "wgrad": {"x": "bf16"}}
+    )
+    found = probe(nvfp4, ["bf16", casts], batches=2)
+    assert (found.loss["increase"] == 0).all()
+    assert (found.gradients["cosine"] == 1).all()
+    assert (found.gradients[["error", "bias", "mean_error", "noise", "systematic"]] == 0).all(axis=None)
+    assert found.gradients["norm"].min() > 0
+    assert found.operands.empty
+    assert list(found.summary()["worst_error"]) == [0, 0]
+
+
+def test_the_dtype_of_the_weight_gradient_is_seen_alone(nvfp4: Path) -> None:
+    found = probe(nvfp4, [Recipe(name="fp32 gradients", wgrad=Wgrad(output="fp32"))], batches=1)
+    assert (found.loss["increase"] == 0).all()
+    errors = found.gradients[found.gradients["layer"] != WHOLE]["error"]
+    assert errors.between(2.0**-12, 2.0**-8).all()  # BF16 rounds by 2^-9 at most, the reference alone
+
+
+def test_coarser_numbers_are_worse(nvfp4: Path) -> None:
+    coarse = dict.fromkeys(("x", "w"), "e2m1:tensor:amax")
+    backward = {"dgrad": {"dy": coarse["x"], "w": coarse["w"]}, "wgrad": {"dy": coarse["x"], "x": coarse["x"]}}
+    fine = {"weights": "1x16", "stochastic": [], "rotated": [], "keep": {"last": 0}}
+    recipes = [
+        load_recipe("mxfp8"),
+        load_recipe("nvfp4", fine),
+        Recipe.from_dict({"name": "tensor", "fprop": coarse, **backward}),
+    ]
+    found = probe(nvfp4, recipes, batches=8)
+    summary = found.summary().set_index("recipe").loc[["mxfp8", "nvfp4", "tensor"]]
+    assert summary["error"].is_monotonic_increasing
+    assert summary["cosine"].is_monotonic_decreasing
+    operands = found.operands.groupby(["recipe", "slot"])["error"].mean().unstack("recipe")
+    assert (operands["mxfp8"] < operands["nvfp4"]).all()
+    assert (operands["nvfp4"] < operands["tensor"]).all()
+    # Rounding may lower a batch's loss as well as raise it, so the sign of the mean is chance. Its size is not: the
+    # operands of `tensor` are nine times as far off as those of mxfp8, and its losses were 3 to 16 times as far off
+    # in nine networks (six seeds, two instruction sets).
+    change = found.loss.groupby("recipe")["increase"].apply(lambda batches: (batches**2).mean() ** 0.5)
+    assert change["tensor"] > 1.5 * change["mxfp8"] > 0
+
+
+def test_fp32_shows_what_bf16_costs_by_itself(nvfp4: Path) -> None:
+    own, fp32 = (probe(nvfp4, ["bf16", "mxfp8"], batches=2, reference=word) for word in (None, "fp32"))
+    assert (own.reference, fp32.reference, fp32.dtype) == ("bf16", "fp32", "bf16")
+    assert 0 < whole(fp32, "bf16")["error"] < whole(fp32, "mxfp8")["error"]
+    assert whole(own, "bf16")["error"] == 0
+    pd.testing.assert_frame_equal(own.operands, fp32.operands)
+    pd.testing.assert_series_equal(own.loss["loss"], fp32.loss["loss"], check_exact=True)
+    model, state = plain_model(nvfp4)
+    model.compute_dtype = torch.float32
+    trial = saved_trial(nvfp4)
+    first = corpus_of(nvfp4).batch("train", state["position"], 4, 64, derive_seed(trial.seed, ORDER))
+    assert fp32.loss["reference"][0] == float(model.loss(*first).detach())
+
+
+# On which batches
+
+
+@pytest.mark.parametrize("step", [STEP, None])
+def test_batches_are_those_that_the_trial_would_have_seen_next(nvfp4: Path, step: int | None) -> None:
+    found = probe(nvfp4, ["bf16"], batches=3, step=step)
+    trial, corpus = saved_trial(nvfp4), corpus_of(nvfp4)
+    model, state = plain_model(nvfp4, step)
+    assert found.step == state["step"] == (step or trial.training.steps)
+    assert state["position"] == found.step * trial.training.batch
+    for batch in range(3):
+        tokens = corpus.batch("train", state["position"] + 4 * batch, 4, 64, derive_seed(trial.seed, ORDER))
+        assert found.loss["loss"][batch] == float(model.loss(*tokens).detach())
+
+
+def test_held_out_batches_are_spread_over_the_split(nvfp4: Path) -> None:
+    found = probe(nvfp4, ["bf16"], batches=2, split="validation")
+    model, _ = plain_model(nvfp4)
+    inputs, targets = corpus_of(nvfp4).windows("validation", 8, 64)
+    losses = [float(model.loss(x, y).detach()) for x, y in zip(inputs.split(4), targets.split(4), strict=True)]
+    assert list(found.loss["reference"]) == losses
+
+
+@pytest.mark.parametrize("recipe", ["nvfp4", "gaussws"])
+def test_the_trials_own_recipe_gives_the_loss_that_it_went_on_with(request: pytest.FixtureRequest, recipe: str) -> None:
+    """To the bit: the same weights and learned widths, windows, noise, and split into micro-batches."""
+    folder: Path = request.getfixturevalue(recipe)
+    found = probe(folder, [saved_trial(folder).recipe], batches=2, step=STEP)
+    metrics = pd.read_parquet(folder / "metrics.parquet").set_index("step")
+    losses = torch.tensor(list(found.loss["loss"]), dtype=torch.float32)
+    assert losses.mean().item() == metrics["loss"][STEP]
+    assert losses.max().item() == metrics["loss_max"][STEP]
+
+
+# Noise and bias
+
+
+def test_averaging_over_seeds_leaves_nothing_of_noise_and_all_of_a_bias(nvfp4: Path) -> None:
+    """Scales that never saturate, so stochastic rounding is unbiased; the forward is exact."""
+    recipes = [
+        Recipe(name=name, wgrad=Wgrad(dy=f"e2m1:1x32:e8m0{rounding}", output="fp32"))
+        for name, rounding in (("stochastic", ":stochastic"), ("nearest", ""))
+    ]
+    one, many = (probe(nvfp4, recipes, batches=1, seeds=seeds) for seeds in (1, 9))
+    alone, averaged = whole(one, "stochastic"), whole(many, "stochastic")
+    assert alone["mean_error"] == alone["error"]
+    assert alone[["noise", "systematic"]].isna().all()
+    assert averaged["mean_error"] == pytest.approx(alone["error"] / 3, rel=0.15)
+    assert averaged["noise"] == pytest.approx(alone["error"], rel=0.1)
+    assert averaged["systematic"] < 0.1 * averaged["noise"]
+    assert abs(averaged["bias"]) < 0.01
+    nearest = whole(one, "nearest")
+    pd.testing.assert_series_equal(nearest, whole(many, "nearest"), check_exact=True)
+    assert nearest["systematic"] == nearest["mean_error"] == nearest["error"] > averaged["systematic"]
+    assert nearest["noise"] == 0
+    assert dict(many.loss.groupby("recipe")["seed"].nunique()) == {"stochastic": 9, "nearest": 1}
+
+
+def test_gradient_errors_are_those_of_the_gradients(nvfp4: Path) -> None:
+    """By hand: a layer's weight gradient from quantized dy is that of the plain model from quantized dy."""
+    recipe = Recipe(name="dy", wgrad=Wgrad(dy="e4m3:1x128:amax", output="fp32"))
+    found = probe(nvfp4, [recipe], batches=1)
+    model, state = plain_model(nvfp4)
+    seen: dict[str, Tensor] = {}
+
+    def look(_: object, inputs: tuple[Tensor, ...], y: Tensor) -> None:
+        seen["x"] = inputs[0].detach().flatten(0, 1)
+        y.register_hook(lambda dy: seen.update(dy=dy.flatten(0, 1)))
+
+    model.get_submodule("blocks.0.ffn.down").register_forward_hook(look)
+    trial = saved_trial(nvfp4)
+    tokens = corpus_of(nvfp4).batch("train", state["position"], 4, 64, derive_seed(trial.seed, ORDER))
+    model.loss(*tokens).backward()
+    exact = model.get_parameter("blocks.0.ffn.down.weight").grad
+    assert isinstance(exact, Tensor)
+    quantized = fake_quantize(seen["dy"], "e4m3:1x128:amax", axis=0).float().t() @ seen["x"].float()
+    e, g = (quantized - exact).double(), exact.double()
+    row = found.gradients.set_index("layer").loc["blocks.0.ffn.down"]
+    assert row["norm"] == pytest.approx(float(g.norm()), rel=1e-9)
+    assert row["error"] == pytest.approx(float(e.norm() / g.norm()), rel=1e-3)
+    assert row["bias"] == pytest.approx(float((e * g).sum() / (g * g).sum()), rel=1e-2, abs=1e-6)
+    cosine = torch.nn.functional.cosine_similarity(quantized.double().flatten(), g.flatten(), dim=0)
+    assert row["cosine"] == pytest.approx(float(cosine), rel=1e-6)
+
+
+# Operands
+
+
+def test_statistics_of_operands_are_those_of_the_kernels(nvfp4: Path) -> None:
+    q, w, mixture = "e2m1:1x16:nvfp4", "e4m3:32x32:gam", "e4m3:32x32:gam @ error<0.0225 | bf16 ; per=block"
+    recipe = Recipe.from_dict(
+        {"name": "mixed", "fprop": {"x": q, "w": w}, "dgrad": {"w": "same"}, "wgrad": {"x": mixture}}
+    )
+    found = probe(nvfp4, [recipe], batches=1)
+    rows = found.operands[found.operands["layer"] == "blocks.0.attention.qkv"].set_index("slot")
+    assert sorted(rows.index) == ["dgrad.w", "fprop.w", "fprop.x", "wgrad.x"]
+
+    model, state = plain_model(nvfp4)
+    trial = saved_trial(nvfp4)
+    tokens, _ = corpus_of(nvfp4).batch("train", state["position"], 4, 64, derive_seed(trial.seed, ORDER))
+    block = model.blocks[0]
+    x = block.get_submodule("attention_norm")(model.embed(tokens).bfloat16()).detach().flatten(0, 1)
+    weight = block.get_submodule("attention.qkv").weight
+    assert isinstance(weight, Tensor)
+
+    _, of_x = fake_quantize(x, q, stats=True)
+    _, of_w = fake_quantize(weight.detach().bfloat16(), w, stats=True)
+    _, choice, of_mixture = mix(x, mixture, axis=0, stats=True)
+    for slot, stats in (("fprop.x", of_x), ("fprop.w", of_w), ("dgrad.w", of_w)):
+        assert rows["error"][slot] == float(stats.error)
+        for name in ("flushed", "saturated", "capped"):
+            assert rows[name][slot] == int(getattr(stats, name)) / int(stats.nonzeros)
+    assert rows["flushed"]["fprop.x"] > 0
+    assert rows["error"]["wgrad.x"] == float(of_mixture.error_sum.sum() / of_mixture.nonzeros.sum())
+    shares = torch.bincount(choice.flatten(), minlength=2) / choice.numel()
+    assert [rows["share_0"]["wgrad.x"], rows["share_1"]["wgrad.x"]] == shares.tolist()
+    assert rows["share_0"].isna().to_dict() == {"dgrad.w": True, "fprop.w": True, "fprop.x": True, "wgrad.x": False}
+    assert rows["quantizer"]["wgrad.x"] == mixture
+
+
+def test_kept_layers_have_no_operands(nvfp4: Path) -> None:
+    found = probe(nvfp4, ["nvfp4"], batches=1)
+    assert set(found.operands["block"]) == {0}
+    assert set(found.gradients["block"].dropna()) == {0, 1}
+    assert set(found.operands["slot"]) == {"fprop.x", "fprop.w", "dgrad.dy", "dgrad.w", "wgrad.dy", "wgrad.x"}
+
+
+# Samplers and switches
+
+
+def test_a_sampler_has_the_widths_that_were_learned(gaussws: Path) -> None:
+    tensors = opened(gaussws).checkpoint(STEP).tensors(under="model.")
+    scales = torch.cat([t.flatten() for name, t in tensors.items() if name.endswith(".bit_scale")])
+    learned = float((4.0 + 2.0 * scales).double().mean())
+    found = probe(
+        gaussws,
+        ["gaussws", load_recipe("diffq"), load_recipe("gaussws-mor", {"sampler.init": 8.0, **MOR_BLOCKS})],
+        batches=1,
+        step=STEP,
+    )
+    bits = dict(zip(found.loss["recipe"], found.loss["bits"], strict=True))
+    assert bits["gaussws"] == pytest.approx(learned, rel=1e-6)
+    assert bits["gaussws"] != 6
+    assert bits["diffq"] == bits["gaussws"]
+    assert bits["gaussws-mor"] == 8
+    assert probe(gaussws, ["bf16"], batches=1).loss["bits"].isna().all()
+
+
+def test_a_switch_has_happened_where_the_trial_is_past_it(nvfp4: Path) -> None:
+    late = load_recipe("mxfp8", {"switch": {"at": 0.5, "passes": "both", "to": "high"}})
+    before, after = (probe(nvfp4, [late], batches=1, step=step) for step in (8, STEP))
+    assert len(before.operands)
+    assert after.operands.empty
+    assert (after.loss["increase"] == 0).all()
+
+
+# Without a trace
+
+
+def digest(folder: Path) -> dict[str, tuple[str, int]]:
+    return {
+        str(path): (hashlib.sha256(path.read_bytes()).hexdigest(), path.stat().st_mtime_ns)
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def test_a_probe_gives_the_same_bits_and_leaves_the_run_as_it_was(nvfp4: Path) -> None:
+    before = digest(nvfp4)
+    arguments: list[str | Recipe] = [load_recipe("mor/block", MOR_BLOCKS), "nvfp4", "gaussws"]
+    first = probe(nvfp4, arguments, batches=2, seeds=2)
+    same(first, probe(nvfp4, arguments, batches=2, seeds=2))
+    alone = probe(nvfp4, ["nvfp4"], batches=2, seeds=2)  # the other recipes leave no trace in the model either
+    together = first.gradients[first.gradients["recipe"] == "nvfp4"].reset_index(drop=True)
+    pd.testing.assert_frame_equal(alone.gradients, together, check_exact=True)
+    assert digest(nvfp4) == before
+
+
+def test_a_checkpoint_is_found_by_its_step_or_its_path(nvfp4: Path) -> None:
+    (path,) = (nvfp4 / "kept").glob(f"step-*{STEP}")
+    same(probe(nvfp4, ["mxfp8"], batches=1, step=STEP), probe(path, ["mxfp8"], batches=1))
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"step": 3}, r"has no checkpoint of step 3; there are 8, 16, 24$"),
+        ({"batches": 0}, "batches 0: 1 or more"),
+        ({"seeds": 0}, "seeds 0: 1 or more"),
+        ({"split": "test"}, "split 'test': valid are train, validation, ood"),
+        ({"split": "ood"}, "no split 'ood'"),
+        ({"reference": "fp64"}, "reference 'fp64': valid are bf16, fp32"),
+        ({"recipes": []}, r"recipes \(none\)"),
+        ({"recipes": ["nvfp4", "nvfp4"]}, "recipes nvfp4, nvfp4: .* each of another name"),
+        ({"recipes": ["fp8"]}, "recipe fp8 keeps the first 1 and last 2 of 2 blocks"),
+        ({"recipes": ["fp9"]}, "no recipe 'fp9': valid are fp8"),
+    ],
+)
+def test_what_cannot_be_probed_is_refused(nvfp4: Path, changes: dict[str, Any], told: str) -> None:
+    recipes = changes.pop("recipes", ["bf16"])
+    with pytest.raises(ValueError, match=told):
+        probe(nvfp4, recipes, **({"batches": 1} | changes))
+
+
+# The command line
+
+
+def test_people_get_a_row_for_each_recipe_and_layer(nvfp4: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [nvfp4.name, "bf16", "nvfp4", "nvfp4", "stochastic=[]", "keep.last=0"]
+    assert main([*words, "--runs", str(nvfp4.parent), "--batches", "2", "--seeds", "2", "--layers"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"{nvfp4.name} at step 24: train, 2 × 4x64 tokens, against bf16 unquantized"
+    assert [line.split()[0] for line in lines[3:6]] == ["bf16", "nvfp4", "nvfp4"]
+    assert " ".join(lines[3].split()) == "bf16 +0.000000 ± 0.000000 1.000000 0.000 +0.000 ± 0.000 0.000 –"
+    assert lines[5].startswith("nvfp4 stochastic=[] keep.last=0  ")
+    assert sum("blocks.1.ffn.down" in line for line in lines[8:]) == 3
+    (exact,) = (line for line in lines[8:] if line.startswith("bf16 ") and "blocks.1.ffn.down" in line)
+    assert exact.split()[-6:] == ["–"] * 6
+
+
+@pytest.mark.parametrize("ending", ["parquet", "csv"])
+def test_programs_get_every_number(
+    nvfp4: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], ending: str
+) -> None:
+    out = tmp_path / f"numbers.{ending}"
+    assert main([str(nvfp4), "mor/block", "block=32x32", "--batches", "1", "--out", str(out), "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["step"], answer["reference"], answer["split"]) == (24, "bf16", "train")
+    (summary,) = answer["recipes"]
+    assert summary["increase_se"] is None  # of one batch
+    found = probe(nvfp4, [load_recipe("mor/block", MOR_BLOCKS)], batches=1)
+    assert summary["cosine"] == whole(found, "mor/block")["cosine"]
+    assert len(answer["layers"]) == found.gradients["layer"].nunique()
+    numbers = pd.read_parquet(out) if ending == "parquet" else pd.read_csv(out)
+    assert list(numbers.columns[-2:]) == ["measure", "value"]
+    increase = numbers[numbers["measure"] == "increase"]["value"]
+    assert list(increase) == list(found.loss["increase"])
+    errors = numbers[(numbers["measure"] == "error") & (numbers["slot"] == "fprop.x")]
+    assert list(errors["value"]) == list(found.operands[found.operands["slot"] == "fprop.x"]["error"])
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["nowhere", "bf16"], "nowhere: no such folder"),
+        ([".", "bf16"], "is no run: it has no provenance.json"),
+        (["RUN"], "the following arguments are required: RECIPE"),
+        (["RUN", "rht=16", "nvfp4"], "rht=16 changes no recipe"),
+        (["RUN", "nvfp4", "rth=16"], r"rth"),
+        (["RUN", "bf16", "--out", "numbers.txt"], "valid endings are .parquet, .csv"),
+        (["RUN", "bf16", "--out", "nowhere/numbers.csv"], "there is no folder nowhere"),
+        (["RUN", "bf16", "--step", "x"], "probe: argument --step: invalid int value"),
+        (["RUN", "bf16", "--device", "tpu"], "runtime.device 'tpu': valid are"),
+    ],
+)
+def test_wrong_words_are_refused_in_one_line(
+    nvfp4: Path, words: list[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=told):
+        main([str(nvfp4) if word == "RUN" else word for word in words])
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,186 @@
+"""A branch goes on from another trial's checkpoint, as that trial would have gone on, but for its recipe."""
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from fewbits.experiments.runs import checkpoints
+from fewbits.experiments.config import load_trial
+from fewbits.experiments.identity import meaning
+from fewbits.experiments.runs.run_folder import RunFolder, opened
+from fewbits.experiments.training import run
+from tests.experiments.trial_inputs import left, metric, tensors, train, train_until, words
+
+NOISY = ("recipe=nvfp4", "recipe.sampler.kind=gaussws", "recipe.sampler.penalty=0.0001")
+KEPT = ("runtime.keep_every=4", "runtime.keep_checkpoints=1")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def parent(cache: Path, runs: Path) -> RunFolder:
+    """Eight noisy steps, kept at 4 and 8."""
+    return train(cache, runs, *NOISY, *KEPT, "training.steps=8")[0]
+
+
+@pytest.fixture(scope="module")
+def longer(cache: Path, runs: Path) -> RunFolder:
+    """The same trial, had it had twelve steps."""
+    return train(cache, runs, *NOISY, "training.steps=12")[0]
+
+
+def test_a_branch_with_its_parents_recipe_goes_on_as_the_parent_would_have(
+    parent: RunFolder, longer: RunFolder, cache: Path, runs: Path
+) -> None:
+    assert metric(parent, "loss") == metric(longer, "loss")[:8]
+    branch, result = train(cache, runs, *NOISY, "training.steps=4", f"branch.parent={parent.path}")
+    assert result["step"] == 4
+    for name in ("loss", "gradient_norm", "penalty", "tokens"):
+        assert metric(branch, name) == metric(longer, name)[8:]
+    assert metric(branch, "validation_loss")[-1] == metric(longer, "validation_loss")[-1]
+    here, there = tensors(branch.path), tensors(longer.path)
+    of_trial = [name for name in there if name.startswith(("model.", "optimizer."))]
+    assert all(torch.equal(here[name], there[name]) for name in of_trial)
+
+
+def test_a_branch_may_start_from_a_kept_checkpoint_by_the_name_of_the_run(
+    parent: RunFolder, longer: RunFolder, cache: Path, runs: Path
+) -> None:
+    branch, _ = train(cache, runs, *NOISY, "training.steps=2", f"branch.parent={parent.path.name}", "branch.step=4")
+    assert metric(branch, "loss") == metric(longer, "loss")[4:6]
+
+
+def test_a_branch_of_a_branch_goes_on_along_the_line(
+    parent: RunFolder, longer: RunFolder, cache: Path, runs: Path
+) -> None:
+    first, _ = train(cache, runs, *NOISY, "training.steps=3", f"branch.parent={parent.path}", "branch.step=4")
+    second, _ = train(cache, runs, *NOISY, "training.steps=2", f"branch.parent={first.path}")
+    assert metric(second, "loss") == metric(longer, "loss")[7:9]
+
+
+def test_a_branch_differs_in_its_recipe_alone(parent: RunFolder, longer: RunFolder, cache: Path, runs: Path) -> None:
+    """Another recipe sees the same weights and data; samplers may be dropped and added, at 1 as they begin."""
+    asked = ("training.steps=2", f"branch.parent={parent.path}")
+    high, _ = train(cache, runs, *asked)
+    bits = [name for name in tensors(parent.path) if name.endswith("bit_scale")]
+    assert bits
+    assert not [name for name in tensors(high.path) if "bit_scale" in name]
+    assert metric(high, "loss")[0] != metric(longer, "loss")[8]
+    assert metric(high, "loss")[0] == pytest.approx(metric(longer, "loss")[8], rel=0.05)
+
+    plain, _ = train(cache, runs, "training.steps=2")
+    added, _ = train(cache, runs, "recipe=gaussws", "optimizer.lr=0", *asked[:1], f"branch.parent={plain.path}")
+    kept, scales = tensors(plain.path), tensors(added.path)
+    assert all(torch.equal(scales[name], kept[name]) for name in kept if name.startswith("model."))
+    new = [value for name, value in scales.items() if name.startswith("model.") and name.endswith("bit_scale")]
+    assert new
+    assert all((value == 1).all() for value in new)
+
+
+def test_an_interrupted_branch_gives_the_same_bytes(parent: RunFolder, cache: Path, tmp_path: Path) -> None:
+    asked = (*NOISY, "training.steps=7", "schedule=linear", f"branch.parent={parent.path}")
+    undisturbed, _ = train(cache, tmp_path / "undisturbed", *asked)
+    for step in (1, 5):
+        train_until(step, cache, tmp_path / "broken", *asked)
+    resumed, _ = train(cache, tmp_path / "broken", *asked)
+    assert left(resumed.path) == left(undisturbed.path)
+
+
+def test_a_branch_is_known_by_its_parents_id_and_step_and_not_by_where_it_lies(
+    parent: RunFolder, cache: Path, tmp_path: Path
+) -> None:
+    moved = tmp_path / "elsewhere"
+    shutil.copytree(parent.path, moved)
+    asked = ("training.steps=1", f"runtime.runs={tmp_path / 'runs'}")
+    trial, runtime = load_trial(words(cache, tmp_path, *asked, f"branch.parent={parent.path}", "branch.step=8"))
+    folder, _ = run(trial, runtime)
+    by_newest, _ = run(*load_trial(words(cache, tmp_path, *asked, f"branch.parent={moved}")))
+    other_step, _ = run(*load_trial(words(cache, tmp_path, *asked, f"branch.parent={moved}", "branch.step=4")))
+    none, _ = run(*load_trial(words(cache, tmp_path, *asked)))
+    assert folder == by_newest
+    assert len({folder.id, other_step.id, none.id}) == 3
+    provenance = folder.provenance()
+    assert provenance
+    assert provenance["identity"]["parent"] == {"meaning": meaning((parent.provenance() or {})["identity"]), "step": 8}
+
+
+def test_a_branch_outlives_its_parents_checkpoint(parent: RunFolder, cache: Path, tmp_path: Path) -> None:
+    moved = tmp_path / "parent"
+    shutil.copytree(parent.path, moved)
+    asked = ("training.steps=5", f"branch.parent={moved}", "branch.step=4")
+    train_until(4, cache, tmp_path / "runs", *asked)
+    shutil.rmtree(moved / "kept")
+    folder, result = train(cache, tmp_path / "runs", *asked)
+    assert result["step"] == 5
+    assert train(cache, tmp_path / "runs", *asked) == (folder, result)
+
+
+# ------------------------------------------------------------------------------------------------ refused
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        (("branch.step=5",), r"has no checkpoint of step 5; there are 4, 8"),
+        (("model.layers=3",), r"model and data: model.layers 3, not 2"),
+        (("model=llama2-nano",), r"model.activation 'swiglu', not 'relu2'.* model.fused_qkv False, not True"),
+        (("seed=1",), r"seed 1, not 0; other noise is training.rounding_seed"),
+        (("training.length=64",), r"training.length 64, not 128"),
+        (("optimizer=adam-mini",), r"optimizer.kind 'adam-mini', not 'adamw'"),
+        (("data.seed=1",), r"not the data of the checkpoint: .*source.seed 1 \(then 0\)"),
+    ],
+)
+def test_a_branch_that_could_not_go_on_is_refused_before_it_leaves_anything(
+    asked: tuple[str, ...], told: str, parent: RunFolder, cache: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=told) as error:
+        train(cache, tmp_path / "runs", f"branch.parent={parent.path}", *asked)
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_what_is_no_run_is_no_parent(cache: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    for asked, told in (
+        (("branch.parent=nowhere",), "no such run folder"),
+        ((f"branch.parent={tmp_path / 'empty'}",), "has no provenance.json"),
+        (("branch.step=3",), "without branch.parent"),
+    ):
+        with pytest.raises(ValueError, match=told):
+            train(cache, tmp_path / "runs", *asked)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_parent_that_has_not_finished_needs_a_step(cache: Path, tmp_path: Path) -> None:
+    train_until(8, cache, tmp_path)
+    (parent,) = tmp_path.iterdir()
+    with pytest.raises(ValueError, match=r"has not finished: say by branch\.step"):
+        train(cache, tmp_path, f"branch.parent={parent}", "training.steps=2")
+    branch, _ = train(cache, tmp_path, f"branch.parent={parent}", "branch.step=6", "training.steps=2")
+    whole, _ = train(cache, tmp_path)
+    assert metric(branch, "loss") == metric(whole, "loss")[6:8]
+
+
+def test_a_parents_damaged_checkpoint_is_refused(parent: RunFolder, cache: Path, tmp_path: Path) -> None:
+    moved = tmp_path / "parent"
+    shutil.copytree(parent.path, moved)
+    for file in moved.rglob("tensors.safetensors"):
+        file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(checkpoints.DamagedCheckpoint, match="were saved"):
+        train(cache, tmp_path / "runs", f"branch.parent={moved}")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_branchs_config_says_where_it_came_from(parent: RunFolder, cache: Path, runs: Path) -> None:
+    branch, _ = train(cache, runs, "training.steps=1", f"branch.parent={parent.path}")
+    provenance = json.loads((branch.path / "provenance.json").read_text())
+    assert provenance["parent"] == str(parent.path)
+    assert opened(branch.path) == branch
+    assert dataclasses.replace(branch, id="") != branch

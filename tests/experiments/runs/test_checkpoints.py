@@ -1,0 +1,601 @@
+"""The checkpoint store: what comes back is what was saved; killed writers, damage and full disks cost only steps."""
+
+import hashlib
+import json
+import os
+import random
+import resource
+import shutil
+import subprocess
+import sys
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors import safe_open
+from torch import Tensor, nn
+
+from fewbits.common.atomic import write_atomically, write_json, write_parquet
+from fewbits.experiments.runs.checkpoints import (
+    FORMAT,
+    STATE,
+    TENSORS,
+    DamagedCheckpoint,
+    flatten,
+    load,
+    newest,
+    save,
+    unflatten,
+)
+
+DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2]
+DTYPES += [torch.float8_e8m0fnu, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool]
+DTYPES += [torch.uint16, torch.uint32, torch.uint64]
+SHAPES: list[tuple[int, ...]] = [(), (0,), (1,), (7,), (3, 0, 2), (5, 3)]
+
+
+def bits(x: Tensor) -> bytes:
+    return bytes(x.detach().clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8).tolist())
+
+
+def equal(a: Any, b: Any) -> bool:
+    """Same types, same values, same bits, NaN included."""
+    if isinstance(a, Tensor):
+        return isinstance(b, Tensor) and a.dtype == b.dtype and a.shape == b.shape and bits(a) == bits(b)
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, dict):
+        return list(a) == list(b) and all(equal(a[key], b[key]) for key in a)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(equal, a, b))
+    return repr(a) == repr(b)
+
+
+def every_tensor() -> dict[str, Tensor]:
+    """All dtypes and shapes, every byte random: NaNs with payloads, subnormals and negative zeros among them."""
+    generator = torch.Generator().manual_seed(0)
+    found = {}
+    for dtype in DTYPES:
+        for shape in SHAPES:
+            count = torch.Size(shape).numel() * dtype.itemsize
+            raw = torch.randint(0, 2 if dtype is torch.bool else 256, (count,), generator=generator, dtype=torch.uint8)
+            found[f"{dtype}{shape}"] = raw.view(dtype).reshape(shape)
+    return found
+
+
+def some(step: int) -> dict[str, Tensor]:
+    return {"w": torch.full((300, 100), float(step)), "step": torch.tensor(step)}
+
+
+def steps(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+@contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """The kernel refuses to make any file larger, as it refuses on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+# What comes back
+
+
+def test_tensors_come_back_in_every_dtype_and_shape_bit_for_bit(tmp_path: Path) -> None:
+    tensors = every_tensor()
+    save(tmp_path, 3, tensors, {})
+    found = newest(tmp_path)
+    assert found is not None
+    back = found.tensors()
+    assert back.keys() == tensors.keys()
+    assert all(equal(tensors[name], back[name]) for name in tensors)
+
+
+def test_the_tensor_file_is_safetensors_to_others(tmp_path: Path) -> None:
+    path = save(tmp_path, 3, every_tensor(), {})
+    with safe_open(path / TENSORS, framework="pt") as file:
+        assert all(equal(file.get_tensor(name), tensor) for name, tensor in every_tensor().items())
+
+
+def test_equal_content_gives_equal_bytes(tmp_path: Path) -> None:
+    paths = [save(tmp_path / name, 1, every_tensor(), {"a": 1.5}) for name in ("x", "y")]
+    assert all((paths[0] / name).read_bytes() == (paths[1] / name).read_bytes() for name in (TENSORS, STATE))
+
+
+def test_a_tensor_need_not_be_contiguous_and_may_be_a_parameter(tmp_path: Path) -> None:
+    base = torch.arange(24.0).reshape(4, 6)
+    views = {
+        "transposed": base.T,
+        "column": base[:, 2],
+        "single": base[:1, 2],
+        "offset": base[2:],
+        "expanded": base[:1].expand(5, 6),
+        "param": nn.Parameter(base),
+    }
+    back = load(save(tmp_path, 0, views, {})).tensors()
+    assert all(equal(view.detach().contiguous(), back[name]) for name, view in views.items())
+
+
+def test_tensors_that_were_read_outlive_the_checkpoint_and_may_be_changed(tmp_path: Path) -> None:
+    save(tmp_path, 1, some(1), {})
+    found = newest(tmp_path)
+    assert found is not None
+    back, again = found.tensors(), found.tensors()
+    back["w"].add_(1)
+    assert again["w"].unique().tolist() == [1.0]
+    shutil.rmtree(found.path)
+    assert back["w"].unique().tolist() == [2.0]
+
+
+def test_the_state_comes_back_with_its_step(tmp_path: Path) -> None:
+    state = {"text": "é\n\ud800", "n": 2**100, "x": [0.1, -0.0, 5e-324, None, True], "nested": {"": {}}}
+    save(tmp_path, 12345678901, {}, state)
+    found = newest(tmp_path)
+    assert found is not None
+    assert found.step == 12345678901
+    assert found.path.name == "step-12345678901"
+    assert equal(found.state, state)
+
+
+# flatten
+
+
+leaves = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
+keys = (
+    st.sampled_from(["a", "a.b", "b", "$tensor", "$dict", "$", ""])
+    | st.integers()
+    | st.tuples(st.integers(), st.text(max_size=2))
+)
+nodes = leaves | st.sampled_from(sorted(every_tensor())).map(lambda name: every_tensor()[name])
+trees = st.recursive(
+    nodes,
+    lambda node: (
+        st.lists(node, max_size=3) | st.lists(node, max_size=3).map(tuple) | st.dictionaries(keys, node, max_size=4)
+    ),
+    max_leaves=12,
+)
+
+
+@given(trees)
+def test_unflatten_gives_back_exactly_what_flatten_was_given(tree: Any) -> None:
+    tensors, state = flatten(tree)
+    assert equal(unflatten(tensors, json.loads(json.dumps(state, allow_nan=False))), tree)
+
+
+def test_a_torch_optimizer_goes_on_bit_identically_from_disk(tmp_path: Path) -> None:
+    def model() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 6))
+
+    def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
+        for _ in range(steps):
+            optimizer.zero_grad()
+            model(torch.randn(4, 6)).square().mean().backward()
+            optimizer.step()
+
+    straight = model()
+    optimizer = torch.optim.AdamW(straight.parameters(), lr=0.01, betas=(0.9, 0.95))
+    train(straight, optimizer, 3)
+    tree = {
+        "model": straight.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "random": {"torch": torch.get_rng_state(), "python": random.getstate()},
+    }
+    save(tmp_path, 3, *flatten(tree))
+    train(straight, optimizer, 3)
+    expected = random.random()
+
+    found = newest(tmp_path)
+    assert found is not None
+    tree = unflatten(found.tensors(), found.state)
+    resumed = model()
+    optimizer = torch.optim.AdamW(resumed.parameters())
+    resumed.load_state_dict(tree["model"])
+    optimizer.load_state_dict(tree["optimizer"])
+    torch.set_rng_state(tree["random"]["torch"])
+    random.setstate(tree["random"]["python"])
+    train(resumed, optimizer, 3)
+    assert all(map(torch.equal, straight.parameters(), resumed.parameters()))
+    assert random.random() == expected
+
+
+def test_a_tied_tensor_is_kept_once_and_comes_back_tied(tmp_path: Path) -> None:
+    model = nn.ModuleDict({"embed": nn.Embedding(50, 8), "head": nn.Linear(8, 50, bias=False)})
+    model["head"].weight = model["embed"].weight
+    tensors, state = flatten({"model": model.state_dict()})
+    assert list(tensors) == ["model.embed.weight"]
+    found = load(save(tmp_path, 0, tensors, state))
+    tree = unflatten(found.tensors(), found.state)
+    assert tree["model"]["embed.weight"] is tree["model"]["head.weight"]
+    model.load_state_dict(tree["model"])
+
+
+def test_tensors_are_named_after_their_place_even_where_names_meet() -> None:
+    tensors, _ = flatten({"a": {"b": torch.zeros(1)}, "a.b": torch.ones(1), "list": [torch.zeros(2)]})
+    assert list(tensors) == ["a.b", "a.b'", "list.0"]
+
+
+def test_ordered_dicts_come_back_as_dicts_in_their_order() -> None:
+    tensors, state = flatten(OrderedDict([("z", 1), ("a", 2)]))
+    assert list(unflatten(tensors, state)) == ["z", "a"]
+
+
+@pytest.mark.parametrize("value", [b"bytes", {1, 2}, object(), torch.float32])
+def test_what_cannot_be_kept_is_refused_with_its_place(value: object) -> None:
+    with pytest.raises(TypeError, match=r"data\.0\.order is a .*: valid are None, bool"):
+        flatten({"data": [{"order": value}]})
+
+
+# What may be saved
+
+
+def test_tensors_and_states_that_would_not_come_back_are_refused(tmp_path: Path) -> None:
+    refused: list[tuple[dict[str, Tensor], dict[Any, Any], str]] = [
+        ({"c": torch.zeros(1, dtype=torch.complex64)}, {}, r"c is a torch.complex64 tensor.*: valid are dense"),
+        ({"s": torch.eye(2).to_sparse()}, {}, "s is a torch.float32 tensor, torch.sparse_coo"),
+        ({"m": torch.zeros(1, device="meta")}, {}, "on meta"),
+        ({"__metadata__": torch.zeros(1)}, {}, "no tensor may be called __metadata__"),
+        ({}, {"x": float("nan")}, "not plain JSON, flatten it first"),
+        ({}, {1: 2}, "not plain JSON, flatten it first"),
+        ({}, {"x": (1, 2)}, "not plain JSON, flatten it first"),
+        ({}, {"x": torch.zeros(1)}, "not plain JSON, flatten it first"),
+    ]
+    for tensors, state, said in refused:
+        with pytest.raises(ValueError, match=said):
+            save(tmp_path / "new", 0, tensors, state)
+    for step, keep in ((-1, 2), (0, 0)):
+        with pytest.raises(ValueError, match=f"step={step}, keep={keep}"):
+            save(tmp_path / "new", step, {}, {}, keep=keep)
+    assert not (tmp_path / "new").exists()
+
+
+# What stays
+
+
+def test_the_newest_two_are_kept(tmp_path: Path) -> None:
+    for step in (5, 10, 99999999, 100000000):
+        path = save(tmp_path, step, some(step), {})
+        assert path == tmp_path / f"step-{step:08d}"
+    assert steps(tmp_path) == ["step-100000000", "step-99999999"]
+    found = newest(tmp_path)
+    assert found is not None
+    assert found.step == 100000000
+    save(tmp_path, 100000001, some(1), {}, keep=1)
+    assert steps(tmp_path) == ["step-100000001"]
+
+
+def test_there_is_none_in_a_folder_that_is_empty_or_missing(tmp_path: Path) -> None:
+    assert newest(tmp_path) is None
+    assert newest(tmp_path / "missing") is None
+
+
+def test_what_others_put_beside_checkpoints_is_left_alone(tmp_path: Path) -> None:
+    others = [tmp_path / "notes.txt", tmp_path / "step-7", tmp_path / "step-000000010-best"]
+    for path in others:
+        path.mkdir()
+    for step in range(4):
+        save(tmp_path, step, {}, {})
+    assert all(path.exists() for path in others)
+
+
+def test_leftovers_of_killed_writers_go_with_the_next_save(tmp_path: Path) -> None:
+    save(tmp_path, 1, some(1), {})
+    leftover = tmp_path / ".step-00000002.0123abcd.partial"
+    shutil.copytree(tmp_path / "step-00000001", leftover)
+    found = newest(tmp_path)
+    assert found is not None
+    assert found.step == 1
+    save(tmp_path, 2, some(2), {})
+    assert steps(tmp_path) == ["step-00000001", "step-00000002"]
+
+
+def test_a_step_saved_again_takes_the_place_of_the_first(tmp_path: Path) -> None:
+    save(tmp_path, 1, some(1), {})
+    for value in (2, 3, 4):
+        save(tmp_path, 2, some(value), {})
+        found = newest(tmp_path)
+        assert found is not None
+        assert (found.step, found.tensors()["step"].item()) == (2, value)
+        assert len(steps(tmp_path)) == 2
+
+
+def test_after_a_fall_back_saving_goes_on_from_there(tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        save(tmp_path, step, some(step), {})
+    (tmp_path / "step-00000003" / TENSORS).write_bytes(b"damaged")
+    save(tmp_path, 2, some(20), {})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = newest(tmp_path)
+    assert found is not None
+    assert (found.step, found.tensors()["step"].item()) == (2, 20)
+
+
+# Damage
+
+
+def flip(path: Path, at: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1
+    path.write_bytes(content)
+
+
+def state_to_folder(checkpoint: Path) -> None:
+    (checkpoint / STATE).unlink()
+    (checkpoint / STATE).mkdir()
+
+
+def to_file(checkpoint: Path) -> None:
+    shutil.rmtree(checkpoint)
+    checkpoint.write_text("")
+
+
+def emptied(checkpoint: Path) -> None:
+    for path in checkpoint.iterdir():
+        path.unlink()
+
+
+DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "tensors cut short": (
+        lambda c: os.truncate(c / TENSORS, 5000),
+        r"tensors.safetensors has 5,000 bytes, [\d,]+ were saved",
+    ),
+    "tensors empty": (lambda c: os.truncate(c / TENSORS, 0), "has 0 bytes"),
+    "tensors longer": (lambda c: (c / TENSORS).open("ab").write(b"x"), r"bytes, [\d,]+ were saved"),
+    "a byte of the header": (lambda c: flip(c / TENSORS, 12), "tensors.safetensors is not what was saved: its SHA-256"),
+    "a byte of a tensor": (lambda c: flip(c / TENSORS, -1), "tensors.safetensors is not what was saved: its SHA-256"),
+    "no tensors": (lambda c: (c / TENSORS).unlink(), "tensors.safetensors: No such file"),
+    "no state": (lambda c: (c / STATE).unlink(), "state.json: No such file"),
+    "state is garbage": (lambda c: (c / STATE).write_bytes(b"\xff\x00garbage"), "state.json is not what was saved"),
+    "state is other json": (lambda c: (c / STATE).write_text("[1, 2]"), "state.json is not what was saved"),
+    "state is an empty object": (lambda c: (c / STATE).write_text("{}"), "state.json is not what was saved"),
+    "state nests forever": (lambda c: (c / STATE).write_text("[" * 100000), "state.json is not what was saved"),
+    "state cut short": (lambda c: os.truncate(c / STATE, 40), "state.json is not what was saved"),
+    "a digit of the state": (
+        lambda c: (c / STATE).write_text((c / STATE).read_text().replace('"lr": 0.5', '"lr": 0.7')),
+        "state.json is not what was saved: its SHA-256",
+    ),
+    "state is a folder": (state_to_folder, "state.json: Is a directory"),
+    "nothing in it": (emptied, "state.json: No such file"),
+    "not a folder": (to_file, "Not a directory"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_newest_falls_back_to_the_one_before_with_one_warning(damage: str, tmp_path: Path) -> None:
+    save(tmp_path, 1, some(1), {"lr": 0.25})
+    path = save(tmp_path, 2, some(2), {"lr": 0.5})
+    spoil, said = DAMAGE[damage]
+    spoil(path)
+    with pytest.warns(UserWarning, match=said) as caught:
+        found = newest(tmp_path)
+    assert len(caught) == 1
+    assert "\n" not in str(caught[0].message)
+    assert str(path) in str(caught[0].message)
+    assert found is not None
+    assert (found.step, found.state, found.tensors()["step"].item()) == (1, {"lr": 0.25}, 1)
+    with pytest.raises(DamagedCheckpoint, match=said):
+        load(path)
+
+
+def test_every_flipped_bit_is_noticed(tmp_path: Path) -> None:
+    """All of the state but its white space, and a good part of the tensors."""
+    path = save(tmp_path, 1, {"w": torch.ones(3)}, {"a": [1, 2.5, "x"]})
+    for name in (TENSORS, STATE):
+        content = (path / name).read_bytes()
+        for at in range(len(content)):
+            spoilt = bytearray(content)
+            spoilt[at] ^= 1 << (at % 8)
+            (path / name).write_bytes(spoilt)
+            if name == TENSORS or json_differs(bytes(spoilt), content):
+                with pytest.raises(DamagedCheckpoint):
+                    load(path)
+        (path / name).write_bytes(content)
+    assert load(path).state == {"a": [1, 2.5, "x"]}
+
+
+def json_differs(one: bytes, other: bytes) -> bool:
+    try:
+        return bool(json.loads(one) != json.loads(other))
+    except ValueError:
+        return True
+
+
+def test_where_all_are_damaged_there_is_none_and_each_is_named(tmp_path: Path) -> None:
+    for step in (1, 2):
+        (save(tmp_path, step, some(step), {}) / STATE).unlink()
+    with pytest.warns(UserWarning, match="state.json") as caught:
+        assert newest(tmp_path) is None
+    assert len(caught) == 2
+
+
+def test_a_checkpoint_of_another_format_is_not_read(tmp_path: Path) -> None:
+    path = save(tmp_path, 1, some(1), {})
+
+    def write_as(version: int) -> None:
+        content = json.loads((path / STATE).read_text()) | {"format": version}
+        del content["seal"]
+        seal = hashlib.sha256(json.dumps(content, separators=(",", ":")).encode()).hexdigest()
+        (path / STATE).write_text(json.dumps({"seal": seal} | content))
+
+    write_as(FORMAT + 1)
+    with pytest.raises(DamagedCheckpoint, match=f"state.json has format {FORMAT + 1}, this version reads {FORMAT}"):
+        load(path)
+    write_as(FORMAT)
+    assert load(path).step == 1
+
+
+# A full disk
+
+
+def test_a_full_disk_is_one_clear_error_and_costs_nothing_that_was_there(tmp_path: Path) -> None:
+    for step in (1, 2):
+        save(tmp_path, step, some(step), {})
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with largest_file(100_000), pytest.raises(OSError, match="checkpoint not written") as caught:
+        save(tmp_path, 3, some(3), {})
+    message = str(caught.value)
+    assert "\n" not in message
+    assert str(tmp_path / "step-00000003") in message
+    assert f"needs {(tmp_path / 'step-00000002' / TENSORS).stat().st_size:,} bytes, " in message
+    assert message.endswith(" are free")
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    found = newest(tmp_path)
+    assert found is not None
+    assert found.step == 2
+    save(tmp_path, 3, some(3), {})
+
+
+# Killed writers
+
+WRITER = """
+import os, random, signal, sys, time, warnings
+from pathlib import Path
+import torch
+from fewbits.experiments.runs.checkpoints import load, newest, save
+
+torch.set_num_threads(1)
+folder, tensors = Path(sys.argv[1]), {"w": torch.zeros(400_000)}
+
+
+def write(first, report):
+    for step in range(first, first + 10**6):
+        tensors["w"].fill_(step)
+        save(folder, step, tensors, {"step": step})
+        os.write(report, step.to_bytes(8, "big"))
+
+
+def child(work):
+    "A process that does this work, and where to read what it reports."
+    read, report = os.pipe()
+    if (pid := os.fork()) == 0:
+        os.close(read)
+        work(report)
+        os._exit(0)
+    os.close(report)
+    return pid, read
+
+
+def last_reported(read, otherwise):
+    with open(read, "rb") as pipe:
+        said = pipe.read()
+    return int.from_bytes(said[-8:], "big") if said else otherwise
+
+
+def check(at_least):
+    found = newest(folder)
+    assert found is not None and found.step in (at_least, at_least + 1), (found, at_least)
+    for path in folder.glob("step-*"):
+        one = load(path)
+        assert one.state == {"step": one.step} and (one.tensors()["w"] == one.step).all()
+    return found.step
+
+
+def killed_at_any_moment(rounds):
+    at = 0
+    save(folder, at, tensors, {"step": at})
+    for _ in range(rounds):
+        pid, read = child(lambda report: write(at + 1, report))
+        first = int.from_bytes(os.read(read, 8), "big")
+        time.sleep(random.uniform(0, 0.15))
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        at = check(last_reported(read, first))
+    return at
+
+
+def killed_before_every_system_call(at):
+    "Python tells of every file that is opened, renamed or removed: the writer dies before the n-th of them."
+    for n in range(1, 1000):
+
+        def work(report):
+            left = n
+
+            def count(event, _):
+                nonlocal left
+                if event.split(".")[0] in ("open", "os", "shutil"):
+                    left -= 1
+                    if left == 0:
+                        os.kill(os.getpid(), signal.SIGKILL)
+
+            tensors["w"].fill_(at + 1)
+            sys.addaudithook(count)
+            save(folder, at + 1, tensors, {"step": at + 1})
+            os.write(report, (at + 1).to_bytes(8, "big"))
+
+        pid, read = child(work)
+        finished = os.waitpid(pid, 0)[1] == 0
+        at = check(last_reported(read, at))
+        if finished:
+            assert sorted(path.name for path in folder.iterdir()) == [f"step-{step:08d}" for step in (at - 1, at)]
+            return n
+    raise AssertionError("never finished")
+
+
+warnings.simplefilter("error")
+at = killed_at_any_moment(12)
+calls = killed_before_every_system_call(at)
+print(at, calls)
+"""
+
+
+def test_a_writer_killed_at_any_moment_leaves_a_whole_checkpoint_at_or_after_the_last_it_reported(
+    tmp_path: Path,
+) -> None:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    done = subprocess.run(
+        [sys.executable, "-c", WRITER, str(tmp_path)], capture_output=True, env=environment, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    written, calls = map(int, done.stdout.split())
+    assert written > 12
+    assert calls > 10
+
+
+# Files
+
+
+def test_a_file_is_replaced_whole_or_stays_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    write_atomically(path, b"one")
+
+    def half(file: Any) -> None:
+        file.write(b"tw")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_atomically(path, half)
+    with largest_file(1000), pytest.raises(OSError, match="File too large"):
+        write_atomically(path, bytes(2000))
+    assert [(p.name, p.read_bytes()) for p in tmp_path.iterdir()] == [("result.json", b"one")]
+    write_atomically(path, lambda file: file.write(b"two"))
+    assert path.read_bytes() == b"two"
+
+
+def test_json_keeps_the_order_given_and_refuses_what_is_not_json(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    write_json(path, {"z": 1, "a": [0.1, None, "é"]})
+    assert path.read_text() == '{\n  "z": 1,\n  "a": [\n    0.1,\n    null,\n    "é"\n  ]\n}\n'
+    with pytest.raises(ValueError, match=r"config\.json: .*say null"):
+        write_json(path, {"loss": float("nan")})
+    assert json.loads(path.read_text())["z"] == 1
+
+
+def test_equal_frames_give_equal_parquet_bytes_whatever_their_index(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"step": [1, 2, 3], "loss": [0.5, float("nan"), 2.25], "layer": ["a", "b", "a"]})
+    for name, rows in (("a", frame), ("b", frame.set_index(pd.Index([7, 8, 9])).copy())):
+        write_parquet(tmp_path / name, rows)
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+    pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "a"), frame)

@@ -1,0 +1,362 @@
+"""A trial gives the same bytes twice, and when it is interrupted wherever it may be, and run again."""
+
+import contextlib
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import time
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+
+from fewbits.experiments.runs import checkpoints
+from fewbits.experiments import training
+from fewbits.experiments.config import load_trial
+from fewbits.experiments.data.load import load
+from fewbits.experiments.identity import identity, trial_id
+from fewbits.experiments.runs.run_folder import find, opened, saved_trial
+from tests.experiments.data.data_inputs import bin_folder
+from tests.experiments.trial_inputs import (
+    GAUSSWS_MOR,
+    MOR,
+    Interrupted,
+    ended,
+    ending,
+    left,
+    leftovers,
+    only_run,
+    started,
+    train,
+    train_until,
+    words,
+)
+
+TRIALS = {
+    "mor, accumulated": MOR,
+    "nvfp4, rounded stochastically": ("recipe=nvfp4",),
+    "gaussws with its penalty": ("recipe=gaussws",),
+    "sampler, mixture, adam-mini": (*GAUSSWS_MOR, "optimizer=adam-mini"),
+    "mamba-2": ("recipe=nvfp4", "model=hybrid-nano", "model.layers=3", "model.pattern=M-*"),
+    "unobserved, stochastic forward, late switch": (
+        "recipe=nvfp4",
+        "recipe.stochastic=[fprop.x,fprop.w,dgrad.dy,wgrad.dy]",
+        "recipe.switch.at=0.5",
+        "recipe.switch.passes=forward",
+        "recipe.switch.to=e4m3:1x128:amax:stochastic",
+        "observer.enabled=false",
+    ),
+}
+
+
+@pytest.mark.parametrize("trial", TRIALS.values(), ids=TRIALS)
+def test_a_trial_gives_the_same_bytes_when_it_is_interrupted(
+    trial: tuple[str, ...], cache: Path, tmp_path: Path
+) -> None:
+    trial = ("training.steps=8", *trial)
+    undisturbed, result = train(cache, tmp_path / "undisturbed", *trial)
+    assert result["status"] == "done"
+    for step in (2, 5):
+        train_until(step, cache, tmp_path / "broken", *trial)
+    resumed, _ = train(cache, tmp_path / "broken", *trial)
+    assert left(resumed.path) == left(undisturbed.path)
+
+
+def test_a_trial_gives_the_same_bytes_twice(cache: Path, tmp_path: Path) -> None:
+    first, again = (train(cache, tmp_path / name, *GAUSSWS_MOR)[0] for name in ("first", "again"))
+    assert left(first.path) == left(again.path)
+
+
+def test_final_evaluations_are_the_same_where_only_they_are_left(cache: Path, tmp_path: Path) -> None:
+    trial = (*TRIALS["unobserved, stochastic forward, late switch"], "data=python", "data.size=65536")
+    trial += ("evaluation.cloze=40", "training.steps=4")
+    folder, result = train(cache, tmp_path, *trial)
+    assert 0 <= result["ood_cloze"]["accuracy"] <= 1
+    before = left(folder.path)
+    (folder.path / "result.json").unlink()
+    train(cache, tmp_path, *trial)
+    assert left(folder.path) == before
+
+
+def test_what_draws_from_torchs_generator_goes_on_where_it_was(cache: Path, tmp_path: Path) -> None:
+    """Nothing of ours does; what a user hangs into a trial may."""
+    drawn: list[tuple[int, float]] = []
+
+    def say(progress: training.Progress) -> None:
+        drawn.append((progress.step, torch.rand(()).item()))
+
+    train(cache, tmp_path / "undisturbed", "training.steps=8", say=say)
+    undisturbed, drawn = drawn, []
+
+    def break_off(progress: training.Progress) -> None:
+        say(progress)
+        if progress.step == 5:
+            raise Interrupted
+
+    with contextlib.suppress(Interrupted):
+        train(cache, tmp_path / "broken", "training.steps=8", say=break_off)
+    torch.rand(100)
+    drawn = []
+    train(cache, tmp_path / "broken", "training.steps=8", say=say)
+    assert drawn == undisturbed[3:]
+
+
+def test_timing_goes_on_too(cache: Path, tmp_path: Path) -> None:
+    train_until(8, cache, tmp_path)
+    folder, _ = train(cache, tmp_path)
+    timing = pd.read_parquet(folder.path / "timing.parquet")
+    assert list(timing["step"]) == list(range(12))
+    assert (timing["seconds"] > 0).all()
+
+
+# ------------------------------------------------------------------------------------------------ killed
+
+KILLED = (
+    *("recipe=nvfp4", "recipe.sampler.kind=gaussws", "recipe.sampler.penalty=0.0001"),
+    *("training.checkpoint_every=2", "evaluation.every=2", "evaluation.windows=8"),  # most of the time goes to these
+)
+
+
+def _while_it_writes_a_checkpoint(process: ForkServerProcess, runs: Path) -> None:
+    while process.is_alive() and not list(runs.glob("*/checkpoints/.step-*.partial")):
+        time.sleep(0.0005)
+
+
+def test_a_trial_killed_at_ten_random_moments_gives_the_same_bytes(cache: Path, tmp_path: Path) -> None:
+    """Three of them while a checkpoint is being written. A trial that gets to its end before is begun anew."""
+    undisturbed, runs, output = tmp_path / "undisturbed", tmp_path / "killed", tmp_path / "output"
+    with ending(started(["train", *words(cache, undisturbed, *KILLED)], output)) as process:
+        began = time.monotonic()
+        assert ended(process) == 0, output.read_text()
+        whole = time.monotonic() - began
+    expected = left(only_run(undisturbed))
+
+    moments, kills, ends = random.Random(4), 0, 0
+    while kills < 10 or not ends:
+        with ending(started(["train", *words(cache, runs, *KILLED)], output)) as process:
+            if kills in (2, 5, 8):
+                _while_it_writes_a_checkpoint(process, runs)
+            elif kills < 10:
+                process.join(whole * moments.uniform(0.2, 0.9))
+            else:
+                process.join()
+            process.kill()
+            process.join()
+        if process.exitcode == -signal.SIGKILL:
+            kills += 1
+            continue
+        assert process.exitcode == 0, output.read_text()
+        assert left(only_run(runs)) == expected
+        assert not leftovers(runs)
+        shutil.rmtree(runs)
+        ends += 1
+
+
+def test_ctrl_c_ends_a_trial_at_a_checkpoint_and_with_130(cache: Path, tmp_path: Path) -> None:
+    runs, output = tmp_path / "runs", tmp_path / "output"
+    asked = (*KILLED, "training.checkpoint_every=100")
+    with ending(started(["train", *words(cache, runs, *asked)], output)) as process:
+        while process.is_alive() and (not output.exists() or "step 3/12" not in output.read_text()):
+            time.sleep(0.001)
+        assert process.pid
+        os.kill(process.pid, signal.SIGINT)
+        assert ended(process) == 130
+    assert output.read_text().splitlines()[-1] == "fewbits: stopped; the same command goes on from the last checkpoint"
+    assert not leftovers(runs)
+    (step,) = checkpoints.steps(only_run(runs) / "checkpoints")
+    assert f"step {step}/12" in output.read_text()
+    assert f"step {step + 1}/12" not in output.read_text()
+    folder, _ = train(cache, runs, *asked)
+    undisturbed, _ = train(cache, tmp_path / "undisturbed", *asked)
+    assert left(folder.path) == left(undisturbed.path)
+
+
+def test_a_full_disk_is_said_in_one_line_and_gone_on_from(cache: Path, tmp_path: Path) -> None:
+    runs, output = tmp_path / "runs", tmp_path / "output"
+    with ending(started(["train", *words(cache, runs, *KILLED)], output, file_size=1 << 20)) as process:
+        assert ended(process) == 1
+    (told,) = (line for line in output.read_text().splitlines() if line.startswith("fewbits:"))
+    assert "checkpoint not written" in told
+    assert "bytes, " in told
+    folder = only_run(runs)
+    assert not leftovers(folder)
+    assert not list((folder / "checkpoints").glob("*"))
+    train(cache, runs, *KILLED)
+    undisturbed, _ = train(cache, tmp_path / "undisturbed", *KILLED)
+    assert left(folder) == left(undisturbed.path)
+
+
+# ------------------------------------------------------------------------------------------------ what else may happen
+
+
+def test_a_damaged_checkpoint_is_passed_over_with_a_warning(cache: Path, tmp_path: Path) -> None:
+    train_until(8, cache, tmp_path / "runs")
+    newest = only_run(tmp_path / "runs") / "checkpoints" / "step-00000006" / "tensors.safetensors"
+    content = bytearray(newest.read_bytes())
+    content[len(content) // 2] ^= 1
+    newest.write_bytes(content)
+    with pytest.warns(UserWarning, match=r"damaged checkpoint passed over: .*step-00000006.* SHA-256 differs"):
+        folder, _ = train(cache, tmp_path / "runs")
+    assert list(pd.read_parquet(folder.path / "timing.parquet")["step"]) == list(range(12))
+    undisturbed, _ = train(cache, tmp_path / "undisturbed")
+    assert left(folder.path) == left(undisturbed.path)
+
+
+def test_where_all_others_are_damaged_a_checkpoint_kept_for_branches_serves(cache: Path, tmp_path: Path) -> None:
+    asked = ("runtime.keep_every=4",)
+    train_until(8, cache, tmp_path / "runs", *asked)
+    for state in (only_run(tmp_path / "runs") / "checkpoints").glob("*/state.json"):
+        state.write_text("{}")
+    steps: list[int] = []
+    with pytest.warns(UserWarning, match="damaged checkpoint passed over"):
+        folder, _ = train(cache, tmp_path / "runs", *asked, say=lambda progress: steps.append(progress.step))
+    assert steps[0] == 5
+    undisturbed, _ = train(cache, tmp_path / "undisturbed")
+    assert left(folder.path) == left(undisturbed.path)
+
+
+def test_what_a_killed_process_left_half_written_is_cleared_away(cache: Path, tmp_path: Path) -> None:
+    asked = ("training.steps=2", "model.layers=1")
+    train_until(1, cache, tmp_path, *asked)
+    folder = only_run(tmp_path)
+    (folder / "kept").mkdir()
+    (folder / ".metrics.parquet.0123abcd.partial").write_text("half")
+    (folder / "kept" / ".step-00000001.0123abcd.partial").mkdir()
+    assert len(leftovers(folder)) == 2
+    train(cache, tmp_path, *asked)
+    assert not leftovers(folder)
+
+
+def test_damaged_timing_costs_the_timing_alone(cache: Path, tmp_path: Path) -> None:
+    train_until(8, cache, tmp_path)
+    (only_run(tmp_path) / "timing.parquet").write_text("no table")
+    with pytest.warns(UserWarning, match=r"timing\.parquet is damaged, timing begins anew"):
+        _, result = train(cache, tmp_path)
+    assert result["step"] == 12
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("result.json", b"{}", "is not this trial's result: remove it"),
+        ("result.json", b'{"id": "0123", "status": "done", "step": 3}', "is not this trial's result: remove it"),
+        ("result.json", b"[]", "is not a JSON object: remove it, and it is made again"),
+        ("result.json", b'{"id": "01', "char 7): remove it, and it is made again"),
+        ("provenance.json", b"null", "is not a JSON object"),
+        ("provenance.json", b"", "provenance.json is not JSON"),
+    ],
+)
+def test_what_says_of_a_folder_what_it_is_has_to_be_whole(
+    name: str, content: bytes, message: str, cache: Path, tmp_path: Path
+) -> None:
+    folder, _ = train(cache, tmp_path, "training.steps=1", "model.layers=1")
+    (folder.path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        train(cache, tmp_path, "training.steps=1", "model.layers=1")
+
+
+def test_a_run_without_a_readable_config_is_no_parent(cache: Path, tmp_path: Path) -> None:
+    folder, _ = train(cache, tmp_path, "training.steps=1", "model.layers=1")
+    for content in (b"a: [", b"5", b"\xff"):
+        (folder.path / "config.yaml").write_bytes(content)
+        with pytest.raises(ValueError, match=r"config\.yaml is not a trial's"):
+            saved_trial(folder.path)
+
+
+def test_a_checkpoint_of_other_data_is_refused(cache: Path, tmp_path: Path) -> None:
+    train_until(4, cache, tmp_path)
+    trial, _ = load_trial(words(cache, tmp_path, "data.seed=1"))
+    state = training.set_up(trial, torch.device("cpu"))
+    with pytest.raises(ValueError, match="these are not the data of the checkpoint"):
+        training.resume(state, load(trial.data, cache), opened(only_run(tmp_path)), None)
+
+
+def test_data_that_are_written_to_under_a_trial_end_it_before_its_next_checkpoint(cache: Path, tmp_path: Path) -> None:
+    """One that another file took the place of is still read as it was."""
+    tokens, runs = bin_folder(tmp_path / "tokens", range(4000), range(2000)), tmp_path / "runs"
+    asked = ("data=bin", "data.size=null", f"data.path={tokens}")
+
+    def replaced(progress: training.Progress) -> None:
+        if progress.step == 2:
+            (tokens / "new").write_bytes(bytes(8000))
+            (tokens / "new").replace(tokens / "val.bin")
+
+    def overwritten(progress: training.Progress) -> None:
+        if progress.step == 2:
+            with (tokens / "train.bin").open("r+b") as file:
+                file.write(bytes(8))
+
+    undisturbed, _ = train(cache, tmp_path / "undisturbed", *asked)
+    again, _ = train(cache, runs, *asked, say=replaced)
+    assert left(again.path) == left(undisturbed.path)
+    shutil.rmtree(runs)
+    with pytest.raises(ValueError, match=r"train\.bin was written to while it was in use"):
+        train(cache, runs, *asked, say=overwritten)
+    assert not list(runs.rglob("step-*"))
+    assert not list(runs.rglob("result.json"))
+
+
+def test_a_finished_trial_is_not_run_again(cache: Path, tmp_path: Path) -> None:
+    folder, result = train(cache, tmp_path, "training.steps=3")
+    before = {path: path.stat().st_mtime_ns for path in folder.path.rglob("*")}
+
+    def say(_: object) -> None:
+        raise Interrupted
+
+    again, same = train(cache, tmp_path, "training.steps=3", say=say)
+    assert (again, same) == (folder, result)
+    assert {path: path.stat().st_mtime_ns for path in folder.path.rglob("*")} == before
+
+
+def test_a_trial_that_another_process_runs_is_refused(cache: Path, tmp_path: Path) -> None:
+    train_until(4, cache, tmp_path)
+    folder = opened(only_run(tmp_path))
+    with folder.alone(), pytest.raises(ValueError, match="another process is running this trial"):
+        train(cache, tmp_path)
+    _, result = train(cache, tmp_path)
+    assert result["status"] == "done"
+
+
+def test_two_processes_on_one_trial_leave_one_result(cache: Path, tmp_path: Path) -> None:
+    argv = ["train", *words(cache, tmp_path / "runs")]
+    with (
+        ending(started(argv, tmp_path / "one")) as one,
+        ending(started(argv, tmp_path / "two")) as two,
+    ):
+        statuses = sorted((ended(one), ended(two)))
+    said = (tmp_path / "one").read_text() + (tmp_path / "two").read_text()
+    assert statuses in ([0, 2], [0, 0])  # the second may come when the first is done
+    assert ("another process is running this trial" in said) == (statuses == [0, 2])
+    undisturbed, _ = train(cache, tmp_path / "undisturbed")
+    assert left(only_run(tmp_path / "runs")) == left(undisturbed.path)
+
+
+def test_what_is_not_finite_in_a_row_comes_back_from_a_checkpoint(cache: Path, tmp_path: Path) -> None:
+    """A weight gradient that is 0 has no direction: its error and cosine are NaN."""
+    trial, runtime = load_trial(words(cache, tmp_path, "training.steps=3"))
+    folder, _ = training.run(trial, runtime)
+    corpus = load(trial.data, cache)
+    state = training.set_up(trial, torch.device("cpu"))
+    training.resume(state, corpus, folder, None)
+    state.numerics[-1] |= {"gradient_error": float("nan"), "gradient_norm": float("inf")}
+    told = repr((state.metrics, state.numerics))
+    state.step = 4
+    training.save(state, corpus, folder.checkpoints, keep=1)
+    training.write_tables(state, [], folder.path)
+    again = training.set_up(trial, torch.device("cpu"))
+    training.resume(again, corpus, folder, None)
+    assert repr((again.metrics, again.numerics)) == told
+
+
+def test_a_folder_of_another_trial_whose_id_begins_alike_is_not_touched(tmp_path: Path) -> None:
+    made_of = identity(load_trial([])[0], "data", "cpu")
+    folder = tmp_path / f"name-{trial_id(made_of)[:8]}"
+    folder.mkdir()
+    (folder / "provenance.json").write_text(json.dumps({"id": trial_id(made_of)[:8] + "ff"}))
+    with pytest.raises(ValueError, match="begins alike"):
+        find(tmp_path, "name", made_of)

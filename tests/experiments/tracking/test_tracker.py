@@ -1,0 +1,252 @@
+"""MLflow beside a trial: every step once, whatever happens; and nothing that MLflow does touches the trial."""
+
+import json
+import sqlite3
+import subprocess
+import warnings
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from fewbits.experiments.runs.run_folder import RunFolder
+from fewbits.experiments.tracking import mlflow_database, mlflow_runs
+from fewbits.experiments.tracking import tracker as tracking
+from fewbits.experiments.tracking.mlflow_database import Point
+from fewbits.experiments.training import Progress
+from tests.experiments.trial_inputs import Interrupted, left, metric, train, train_until
+
+ON = ("runtime.tracking=mlflow", "training.steps=9", "evaluation.every=4")
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return f"sqlite:///{tmp_path_factory.mktemp('mlflow') / 'mlflow.db'}"
+
+
+@pytest.fixture
+def mlflow(store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A client of a store that lasts as long as this file; artifacts lie where the test is."""
+    import mlflow
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
+    return mlflow.MlflowClient()
+
+
+def the_run(client: Any, folder: RunFolder) -> Any:
+    experiment = client.get_experiment_by_name(tracking.EXPERIMENT).experiment_id
+    (run,) = client.search_runs([experiment], f"tags.`{mlflow_runs.TRIAL}` = '{folder.id}'")
+    return run
+
+
+def steps(client: Any, run: Any, key: str) -> list[int]:
+    return [point.step for point in client.get_metric_history(run.info.run_id, key)]
+
+
+@pytest.fixture(scope="module")
+def untracked(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    return train(cache, tmp_path_factory.mktemp("untracked"), *ON, "runtime.tracking=none")[0]
+
+
+def test_every_step_is_there_once(mlflow: Any, untracked: RunFolder, cache: Path, tmp_path: Path) -> None:
+    folder, result = train(cache, tmp_path, *ON)
+    assert folder.id == untracked.id
+    assert left(folder.path) == left(untracked.path)
+    run = the_run(mlflow, folder)
+    assert run.info.status == "FINISHED"
+    assert run.info.run_name == folder.path.name
+    assert run.data.params == {"model": "nemotron-nano", "recipe": "bf16", "data": "synthetic", "seed": "0"}
+    for name in ("loss", "loss_max", "optimizer/learning_rate", "tokens", "speed/tokens_per_second"):
+        assert steps(mlflow, run, name) == list(range(9))
+    assert steps(mlflow, run, "validation_loss") == [3, 7, 8]
+    history = mlflow.get_metric_history(run.info.run_id, "loss")
+    assert [point.value for point in history] == metric(folder, "loss")
+    assert [point.timestamp for point in history] == sorted(point.timestamp for point in history)
+    assert history[0].timestamp < history[-1].timestamp
+    assert run.data.metrics["validation_loss"] == result["validation_loss"]
+    assert mlflow.list_artifacts(run.info.run_id)[0].path == "config.yaml"
+
+
+def test_an_interrupted_trial_goes_on_in_its_run(
+    mlflow: Any, untracked: RunFolder, cache: Path, tmp_path: Path
+) -> None:
+    """Before and after its first checkpoint; and where MLflow missed what a checkpoint holds, or holds some of it."""
+    for step in (2, 5):
+        train_until(step, cache, tmp_path, *ON, "seed=1")
+    folder = RunFolder(next(tmp_path.glob("nemotron-*")), "")
+    folder = RunFolder(folder.path, folder.provenance()["id"])  # type: ignore[index]
+    run = the_run(mlflow, folder)
+    assert (run.info.status, steps(mlflow, run, "loss")) == ("RUNNING", [0, 1, 2])
+    with pytest.MonkeyPatch.context() as patch:  # checkpoints that MLflow hears nothing of
+        patch.setattr(tracking.Tracker, "__call__", lambda *_: None)
+        train_until(8, cache, tmp_path, *ON, "seed=1")
+    assert steps(mlflow, run, "loss") == [0, 1, 2]
+    again, _ = train(cache, tmp_path, *ON, "seed=1")
+    assert again == folder
+    run = the_run(mlflow, folder)
+    assert run.info.status == "FINISHED"
+    for name in ("loss", "speed/tokens_per_second"):
+        assert steps(mlflow, run, name) == list(range(9))
+
+
+def test_the_run_of_a_killed_trial_can_be_ended(mlflow: Any, cache: Path, tmp_path: Path) -> None:
+    """One whose process lives is left alone."""
+    train_until(2, cache, tmp_path, *ON, "seed=5")
+    path = next(tmp_path.glob("nemotron-*"))
+    origin = json.loads((path / "provenance.json").read_text())
+    folder = RunFolder(path, origin["id"])
+    assert tracking.reap(mlflow, tmp_path) == 0
+    with subprocess.Popen(["true"]) as gone:
+        pass
+    (path / "provenance.json").write_text(json.dumps({**origin, "process": gone.pid}))
+    assert tracking.reap(mlflow, tmp_path) == 1
+    assert the_run(mlflow, folder).info.status == "KILLED"
+    train(cache, tmp_path, *ON, "seed=5")
+    assert the_run(mlflow, folder).info.status == "FINISHED"
+
+
+def test_a_trial_whose_end_was_not_written_down_ends_again(mlflow: Any, cache: Path, tmp_path: Path) -> None:
+    asked = (*ON, "seed=2", "training.steps=3", "data=python", "data.size=65536", "evaluation.cloze=8")
+    folder, result = train(cache, tmp_path, *asked)
+    (folder.path / "result.json").unlink()
+    train(cache, tmp_path, *asked)
+    run = the_run(mlflow, folder)
+    assert steps(mlflow, run, "loss") == [0, 1, 2]
+    assert steps(mlflow, run, "validation_cloze") == [3]
+    assert run.data.metrics["validation_cloze"] == result["validation_cloze"]["accuracy"]
+
+
+def test_a_trial_that_diverges_has_failed(mlflow: Any, cache: Path, tmp_path: Path) -> None:
+    folder, _ = train(cache, tmp_path, *ON, "optimizer.lr=1e30", "optimizer.clip=null")
+    run = the_run(mlflow, folder)
+    assert run.info.status == "FAILED"
+    assert steps(mlflow, run, "loss") == [0]  # MLflow takes no NaN
+    assert steps(mlflow, run, "tokens") == [0, 1]
+
+
+def nowhere(folder: Path) -> str:
+    """A store that cannot be: below a file."""
+    (folder / "file").write_text("")
+    return f"sqlite:///{folder / 'file' / 'mlflow.db'}"
+
+
+@pytest.mark.parametrize("uri", ["http://127.0.0.1:9", ""])
+def test_mlflow_being_away_is_one_warning(
+    uri: str, untracked: RunFolder, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri or nowhere(tmp_path))
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        folder, _ = train(cache, tmp_path / "runs", *ON)
+    (told,) = (str(w.message) for w in caught if "MLflow is left aside" in str(w.message))
+    assert "\n" not in told
+    assert left(folder.path) == left(untracked.path)
+
+
+def test_what_mlflow_missed_while_it_was_away_is_made_up_for(
+    mlflow: Any, store: str, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tracking, "SHARE", 0)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", nowhere(tmp_path))
+
+    def say(progress: Progress) -> None:
+        if progress.step == 5:
+            monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
+
+    with pytest.warns(RuntimeWarning, match="MLflow is left aside"):
+        folder, _ = train(cache, tmp_path / "runs", *ON, "seed=3", say=say)
+    assert steps(mlflow, the_run(mlflow, folder), "loss") == list(range(9))
+
+
+def test_ctrl_c_is_no_fault_of_mlflow(
+    mlflow: Any, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise Interrupted
+
+    monkeypatch.setattr(tracking.Tracker, "_send", interrupted)
+    with pytest.raises(Interrupted):
+        train(cache, tmp_path, *ON, "seed=4")
+    monkeypatch.undo()
+
+
+def test_rows_are_sent_whole_in_batches_that_mlflow_takes() -> None:
+    rows = [dict.fromkeys("abcdefgh", float(number)) for number in range(350)]
+    batches = list(tracking._batches(rows))
+    assert [row for batch in batches for row in batch] == rows
+    assert [len(batch) * 10 <= tracking.BATCH for batch in batches] == [True] * 4
+    assert list(tracking._batches([])) == []
+
+
+def test_points_added_in_bulk_are_as_mlflow_writes_them(tmp_path: Path) -> None:
+    """In whatever order, and however often, they come."""
+    from mlflow.entities import Metric
+
+    uri = f"sqlite:///{tmp_path / tracking.DATABASE}"
+    client = tracking.connect(tmp_path, uri)
+    ours, theirs = (client.create_run("0").info.run_id for _ in range(2))
+    first = [Point("loss", 1.0 / (step + 1), 1000 + step, step) for step in range(2000)]
+    more = [Point("loss", 7.0, 5000, 3), Point("loss", -0.0, 2999, 1999), Point("a/b", -1e300, 0, -1), *first[:3]]
+    for points in (first, more, more):
+        mlflow_database.add(uri, ours, points)
+        for start in range(0, len(points), tracking.BATCH):
+            client.log_batch(theirs, [Metric(*point) for point in points[start : start + tracking.BATCH]])
+    mlflow_database.add(uri, ours, [])
+    with closing(sqlite3.connect(tmp_path / tracking.DATABASE)) as database:
+        for table in ("metrics", "latest_metrics"):
+            columns = "key, value, timestamp, step, is_nan"
+            query = f"SELECT {columns} FROM {table} WHERE run_uuid = ? ORDER BY {columns}"
+            left, right = (database.execute(query, (run,)).fetchall() for run in (ours, theirs))
+            assert left == right
+            assert len(left) == {"metrics": 2003, "latest_metrics": 2}[table]
+
+
+def test_a_table_that_is_replaced_while_it_is_read_is_read_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parquet has its end read first; a trial that runs may have put another file there by then."""
+    path, read = tmp_path / "metrics.parquet", pd.read_parquet
+    pd.DataFrame({"step": range(3)}).to_parquet(path)
+
+    def replaced(source: Any) -> Any:
+        path.write_bytes(b"another")
+        return read(source)
+
+    monkeypatch.setattr(pd, "read_parquet", replaced)
+    assert tracking._table(path) == [{"step": 0}, {"step": 1}, {"step": 2}]
+
+
+def test_a_store_that_was_moved_makes_nothing_at_its_old_place(tmp_path: Path) -> None:
+    """Where it may not write; and what would lie there alone is of no use."""
+    client = tracking.connect(tmp_path / "old", f"sqlite:///{tmp_path / 'old' / tracking.DATABASE}")
+    study = tracking.experiment(client, "study", tmp_path / "old", client.tracking_uri)
+    (tmp_path / "old").rename(tmp_path / "new")
+    moved = tracking.connect(tmp_path / "new", f"sqlite:///{tmp_path / 'new' / tracking.DATABASE}")
+    run = moved.create_run(study)
+    config = tmp_path / "config.yaml"
+    config.write_text("seed: 1")
+    tracking._keep_config(moved, run, config)
+    assert not (tmp_path / "old").exists()
+
+
+def test_a_database_whose_making_was_cut_short_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """MLflow would refuse what a full disk or a killed process leaves half made."""
+    import mlflow
+
+    def cut_short(tracking_uri: str) -> None:
+        Path(tracking_uri.removeprefix("sqlite:///")).write_bytes(b"half a database")
+        raise RuntimeError("the disk is full")
+
+    monkeypatch.setenv("FEWBITS_CACHE", str(tmp_path / "cache"))
+    runs = tmp_path / "runs"
+    uri = f"sqlite:///{runs / tracking.DATABASE}"
+    with monkeypatch.context() as patched:
+        patched.setattr(mlflow, "MlflowClient", cut_short)
+        with pytest.raises(RuntimeError, match="full"):
+            tracking.connect(runs, uri)
+    assert [path.name for path in runs.iterdir()] == [tracking.LOCK]
+    assert tracking.connect(runs, uri).search_experiments()

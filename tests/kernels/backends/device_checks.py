@@ -1,0 +1,167 @@
+"""Device ≡ reference, bit for bit: what the emulated kernels and those on a GPU are both held to.
+
+`place` puts inputs where the backend works; the reference always runs on the CPU.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fewbits.kernels.backends import reference
+from fewbits.kernels.backends.reference_noise import uniform
+from fewbits.kernels.mixing import mix_matrix
+from fewbits.kernels.packing import layout
+from fewbits.kernels.quantizer import Mixture, Quantizer
+from tests.kernels.inputs import assert_same, generator
+
+
+@dataclass(frozen=True)
+class Checks:
+    backend: Any
+    place: Callable[[Tensor], Tensor]
+
+    def quantizer(self, x: Tensor, q: Quantizer, axis: int, seed: int = 7, **parts: Any) -> None:
+        """Of everything that a backend does with a quantizer; `parts` are partition and skip."""
+        was = torch.full_like(x, 0.5)  # what skipped parts keep
+        want = reference.quantize(x, q, axis, seed, out=was.clone(), want_stats=True, **parts)
+        here = {name: self.place(part) if isinstance(part, Tensor) else part for name, part in parts.items()}
+        where = f"{q} of {tuple(x.shape)} {x.dtype}, {axis=}, {seed=}, {parts}"
+
+        def run(x: Tensor, **how: Any) -> tuple[Tensor, Tensor, Tensor]:
+            got: tuple[Tensor, Tensor, Tensor] = self.backend.quantize(self.place(x), q, axis, seed, **how, **here)
+            return got
+
+        got = run(x, out=self.place(was.clone()), want_stats=True)
+        for what, a, b in zip(("values", "counts", "amax"), got, want, strict=True):
+            assert b is not None
+            assert_same(a.cpu(), b, f"{what} of {where}")
+        assert want[1] is not None
+        assert_same(run(x, want_values=False, want_stats=True)[1].cpu(), want[1], f"counts alone of {where}")
+        assert_same(run(x, out=self.place(was.clone()))[0].cpu(), want[0], f"values alone of {where}")
+        if "skip" not in parts:
+            in_place = self.place(x.clone())
+            self.backend.quantize(in_place, q, axis, seed, out=in_place)
+            assert_same(in_place.cpu(), want[0], f"in place, {where}")
+        if q.format.bits <= 16 and not unstorable(x, q, axis):
+            stored = reference.encode(x, q, axis, seed)
+            there = self.backend.encode(self.place(x), q, axis, seed)
+            for what, a, b in zip(("codes", "scales", "groups"), there, stored, strict=True):
+                assert_same(a.cpu(), b, f"{what} of {where}")
+            self.decoding(stored, q, axis, x.shape[1], x.dtype)
+
+    def decoding(
+        self, stored: tuple[Tensor, Tensor, Tensor], q: Quantizer, axis: int, cols: int, dtype: torch.dtype
+    ) -> None:
+        got = self.backend.decode(*(self.place(t) for t in stored), q, axis, cols, dtype)
+        want = reference.decode(*stored, q, axis, cols, dtype)
+        assert_same(got.cpu(), want, f"what is stored of {tuple(want.shape)} {dtype} by {q}, {axis=}")
+
+    def values(self, x: Tensor, q: Quantizer, axis: int, seed: int = 7) -> None:
+        got = self.backend.quantize(self.place(x), q, axis, seed)[0]
+        assert_same(got.cpu(), reference.quantize(x, q, axis, seed)[0], f"{q} of {tuple(x.shape)} {x.dtype}, {axis=}")
+
+    def both(self, x: Tensor, row: Quantizer, column: Quantizer, seed: int) -> None:
+        along, down = self.backend.quantize_both(self.place(x), row, column, seed, seed // 2)
+        assert_same(along.cpu(), reference.quantize(x, row, -1, seed)[0], f"{row} along, beside {column}")
+        assert_same(down.cpu(), reference.quantize(x, column, 0, seed // 2)[0], f"{column} down, beside {row}")
+
+    def rotation(self, x: Tensor, q: Quantizer, axis: int) -> None:
+        for inverse in (False, True):
+            got = self.backend.rotate(self.place(x), q, axis, inverse)
+            want = reference.rotate(x, q, axis, inverse)
+            assert_same(got.cpu(), want, f"{q} of {tuple(x.shape)} {x.dtype}, {axis=}, {inverse=}")
+
+    def extent(self, x: Tensor, partition: tuple[int, int]) -> None:
+        want = reference.extent(x, partition)
+        for got, expected in zip(self.backend.extent(self.place(x), partition), want, strict=True):
+            assert_same(got.cpu(), expected, f"extent of {tuple(x.shape)} {x.dtype} by {partition}")
+
+    def mixture(self, x: Tensor, mixture: Mixture, axis: int, seed: int = 5) -> None:
+        want = mix_matrix(reference, x, mixture, axis, seed)
+        got = mix_matrix(self.backend, self.place(x), mixture, axis, seed)
+        for what, a, b in zip(("values", "choice", "counts", "amax"), got, want, strict=True):
+            assert_same(a.cpu(), b, f"{what} of {mixture}, {tuple(x.shape)} {x.dtype}, {axis=}")
+
+    def noise(self, count: int, seed: int) -> None:
+        device = self.place(torch.zeros(1)).device
+        for draw in ("gaussian_noise", "uniform_noise"):
+            got = getattr(self.backend, draw)(count, seed, device)
+            assert_same(got.cpu(), getattr(reference, draw)(count, seed, "cpu"), f"{draw} of {count}")
+
+    def sampled_weight(self, w: Tensor, grad: Tensor, bits: Tensor, noise: Any, block: int, dtype: torch.dtype) -> None:
+        what = f"{noise} noise on {tuple(w.shape)} {w.dtype} by {block}"
+        there = self.place(w), self.place(bits)
+        got = self.backend.sample_weight(*there, 11, noise, block, dtype)
+        assert_same(got.cpu(), reference.sample_weight(w, bits, 11, noise, block, dtype), what)
+        back = self.backend.sample_weight_backward(self.place(grad), *there, 11, noise, block)
+        assert_same(back.cpu(), reference.sample_weight_backward(grad, w, bits, 11, noise, block), f"gradient, {what}")
+
+
+def any_bytes(q: Quantizer, axis: int, shape: tuple[int, int], seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """What might be stored, were it by nobody who knows how: every code, also of scales, and every float32."""
+    g, random = generator(seed), []
+    for size, dtype in layout(q, axis, *shape):
+        bytes_ = torch.randint(256, (*size[:-1], size[-1] * dtype.itemsize), generator=g, dtype=torch.uint8)
+        random.append(bytes_.view(dtype).view(size))
+    codes, scales, groups = random
+    return codes, scales, groups
+
+
+def unstorable(x: Tensor, q: Quantizer, axis: int) -> bool:
+    """A naive cast of what is not finite, to a format that has no code for it."""
+    naive = q.scaling == "none" and not q.format.has_nan
+    return naive and not bool(reference.rotate(x, q, axis).isfinite().all())
+
+
+# All ways in which a draw is taken, on a grid whose steps about 3 are 1.
+DRAWN = (
+    "e2m1",
+    "e2m1:1x16:amax",
+    "e2m1:16x16:mx",
+    "e2m1:1x16:nvfp4",
+    "e2m1:16x16:nvfp4",
+    "e2m1:1x16:fouroversix",
+    "e2m1:16x16:fouroversix",
+)
+
+
+def undecided(q: Quantizer, axis: int, seed: int) -> Tensor:
+    """Values that the first 16 bits of their draws leave between two neighbours.
+
+    Scales are powers of two. In a block that Four Over Six scales there is one such value beside the largest, by which
+    it chooses; in every other row of blocks it is one if the largest becomes 4.
+    """
+    n = 128
+    down, place = axis == 0, torch.arange(n)
+    high = (uniform(n * n, seed, "cpu") * 2**16).floor().view(n, n)
+    away = (high + 0.5) / 2**16 * (1 - 2 * (place % 2))
+    x = torch.where(high < 2**15, 3 + away, 3.0)  # nobody is further than half a step from the nearest
+    if q.scaling != "none":
+        x = x.mT if down else x
+        height = min(q.block.resolve(n, n, axis))
+        if q.scaling == "fouroversix":
+            x = x * torch.where(place // height % 2 == 0, 1, 1.5).view(-1, 1)
+            x = torch.where((place % height == 0).view(-1, 1) & (place % 16 == 1), x, 0.0)
+        x[::height, ::16] = 6
+        sizes = 2.0 ** torch.randint(-3, 4, (n // height, n // 16), generator=generator(seed))
+        x = x * sizes.repeat_interleave(height, 0).repeat_interleave(16, 1)
+        if q.scaling in reference.TWO_LEVELS:
+            x[0, 0] = 6 * reference.TWO_LEVELS[q.scaling].target  # so that the tensor's scale is 1
+        x = x.mT if down else x
+    return x.float().contiguous()
+
+
+def decided_late(x: Tensor, q: Quantizer, axis: int, seed: int) -> int:
+    """How many of `undecided`'s values, or of Four Over Six's scales, would be others without a draw's last 32 bits."""
+    draws = uniform(x.numel(), seed, "cpu").view(x.shape)
+    amax = reference.largest(x, reference.block_of(x, q, axis))
+    found = []
+    for d in (draws, ((draws * 2**16).floor() + 1) / 2**16):
+        if q.scaling == "fouroversix":
+            found.append(reference.four_over_six(x, amax, q, axis, d).scales.codes)
+        else:
+            found.append(reference.round_with(reference.choose_scales(amax, q, axis), x, q, axis, d).values)
+    return int((found[0] != found[1]).sum())

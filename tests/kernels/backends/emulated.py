@@ -1,0 +1,64 @@
+"""The CUDA backend on the CPU: its host code as it is, and its kernels' sources through the SIMT emulator of simt/."""
+
+import ctypes
+import shlex
+import subprocess
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from fewbits.kernels.backends import build
+from fewbits.kernels.backends.device import DTYPES, Device, Spec, Variant
+
+SIMT = Path(__file__).parent / "simt"
+KERNELS = {
+    "quantize.cu": ("quantize", "measure", "extent", "weigh"),
+    "decode.cu": ("decode",),
+    "weights.cu": ("gaussian_noise", "uniform_noise", "sample_weight", "sample_weight_backward"),
+}
+NAMES = tuple(DTYPES.values())
+FLAGS = "-std=c++17 -O1 -fPIC -shared -ffp-contract=off -fno-trapping-math -fno-math-errno"
+
+
+class _Variant(ctypes.Structure):  # csrc/spec.cuh
+    _fields_ = [
+        ("shape", ctypes.c_int32 * 3),
+        ("count", ctypes.c_int32),
+        ("specs", (ctypes.c_uint32 * len(Spec._fields)) * 2),
+    ]
+
+
+class EmulatedLauncher:
+    """Runs each launch at once; there is no stream. Threads take turns in another order in each, so that a race comes
+    out as other bits. `launches` is what was asked for."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._library = library
+        self.launches: list[Variant] = []
+
+    def launch(self, variant: Variant, blocks: int, call: ctypes.Structure, device: torch.device) -> None:
+        assert device.type == "cpu"
+        self.launches.append(variant)
+        data = _Variant((ctypes.c_int32 * 3)(*variant.shape), len(variant.specs))
+        for i, spec in enumerate(variant.specs):
+            data.specs[i] = (ctypes.c_uint32 * len(Spec._fields))(*spec)
+        run = getattr(self._library, f"simt_{variant.file.removesuffix('.cu')}")
+        kernel = KERNELS[variant.file].index(variant.kernel)
+        self._library.simt_shuffle(ctypes.c_uint64(len(self.launches)))
+        run(kernel, *map(NAMES.index, variant.dtypes), ctypes.byref(data), blocks, ctypes.byref(call))
+
+
+@cache
+def compiled(source: Path, folder: Path) -> ctypes.CDLL:
+    """A library of kernels on the emulator."""
+    command, library = build.compiler(), folder / f"{source.stem}.so"
+    assert command is not None
+    flags = [*shlex.split(FLAGS), f"-I{build.SOURCES}", f"-I{SIMT}"]
+    subprocess.run([*command, *flags, str(source), "-o", str(library)], check=True)
+    return ctypes.CDLL(str(library))
+
+
+def emulated_device(folder: Path) -> tuple[Device, EmulatedLauncher]:
+    launcher = EmulatedLauncher(compiled(SIMT / "emulate.cpp", folder))
+    return Device(launcher), launcher

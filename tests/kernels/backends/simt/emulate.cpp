@@ -1,0 +1,54 @@
+// The CUDA kernels as functions of a library for the CPU: tests/kernels/backends/emulated.py launches them through ctypes.
+#include "simt.h"
+
+#include "decode.cu"
+#include "quantize.cu"
+#include "weights.cu"
+
+namespace {
+
+template <class F> void with_dtype(int dtype, F f) {
+  switch (dtype) {
+    case 0:
+      return f(fb::Bf16{});
+    case 1:
+      return f(fb::Fp16{});
+    default:
+      return f(fb::Fp32{});
+  }
+}
+
+}  // namespace
+
+// In what order threads and CTAs take turns from now on; 0: as they are numbered.
+extern "C" void simt_shuffle(uint64_t seed) { simt::shuffle = seed; }
+
+extern "C" void simt_quantize(int kernel, int dtype, const fb::Variant *variant, unsigned blocks,
+                              const fb::Call *call) {
+  fb::variant = *variant;
+  with_dtype(dtype, [&](auto d) {
+    typedef decltype(d) D;
+    void (*const kernels[])(const fb::Call &) = {fb::quantize<D>, fb::measure<D>, fb::extent<D>, fb::weigh<D>};
+    simt::run(blocks, variant->shape.threads, [&] { kernels[kernel](*call); });
+  });
+}
+
+extern "C" void simt_decode(int, int dtype, const fb::Variant *variant, unsigned blocks, const fb::DecodeCall *call) {
+  fb::variant = *variant;
+  with_dtype(dtype,
+             [&](auto d) { simt::run(blocks, variant->shape.threads, [&] { fb::decode<decltype(d)>(*call); }); });
+}
+
+extern "C" void simt_weights(int kernel, int dtype, int other, const fb::Variant *variant, unsigned blocks,
+                             const fb::WeightCall *call) {
+  fb::variant = *variant;
+  with_dtype(dtype, [&](auto d) {
+    with_dtype(other, [&](auto o) {
+      typedef decltype(d) D;
+      typedef decltype(o) O;
+      void (*const kernels[])(const fb::WeightCall &) = {fb::gaussian_noise<D, O>, fb::uniform_noise<D, O>,
+                                                         fb::sample_weight<D, O>, fb::sample_weight_backward<D, O>};
+      simt::run(blocks, variant->shape.threads, [&] { kernels[kernel](*call); });
+    });
+  });
+}

@@ -1,0 +1,367 @@
+"""Building the CPU kernels: once for the same content, by one process at a time, and loudly where it cannot be done.
+
+What g++ takes half a minute for is what all tests use, and is handed out here by a compiler that has it ready.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from fewbits import fake_quantize, gaussian_noise
+from fewbits.kernels.backends import build
+
+USE = """
+import hashlib, json, sys, warnings
+import torch
+from fewbits import fake_quantize, gaussian_noise, mix
+from fewbits.kernels import build
+x = torch.linspace(-3, 3, 4096).view(64, 64)
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    results = [fake_quantize(x, "e2m1:1x16:nvfp4:stochastic:rht16", seed=3), gaussian_noise(4096, 3)]
+    mix(x, "e4m3:16x16:gam @ error<0.03 | bf16")
+    fake_quantize(x, "bf16", axis=0)
+print(json.dumps({
+    "digest": hashlib.sha256(b"".join(r.numpy().tobytes() for r in results)).hexdigest(),
+    "warnings": [str(w.message) for w in caught],
+    "library": str(build.library_path()),
+}))
+"""
+needs_gcc = pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++")
+
+
+def command_and_environment(cache: Path, **changes: str) -> dict[str, Any]:
+    kept = {k: v for k, v in os.environ.items() if k not in ("CXX", "FEWBITS_BACKEND", "FEWBITS_CACHE")}
+    return {"args": [sys.executable, "-c", USE], "env": kept | {"FEWBITS_CACHE": str(cache)} | changes, "text": True}
+
+
+def use(cache: Path, **changes: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(**command_and_environment(cache, **changes), capture_output=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def digest() -> str:
+    """What USE computes, by the backend that has been chosen here."""
+    x = torch.linspace(-3, 3, 4096).view(64, 64)
+    results = [fake_quantize(x, "e2m1:1x16:nvfp4:stochastic:rht16", seed=3), gaussian_noise(4096, 3)]
+    return hashlib.sha256(b"".join(r.numpy().tobytes() for r in results)).hexdigest()
+
+
+class Quick(NamedTuple):
+    """A cache with nothing in it yet, and a compiler that keeps a diary and hands out what g++ has made already."""
+
+    cache: Path
+    compiler: Path
+    diary: Path
+
+    def compilations(self) -> Counter[str]:
+        """How often each unit was compiled, and `-shared` for linking."""
+        named = [re.search(r"\S*/(\w+\.cpp)|-shared", call) for call in self.diary.read_text().splitlines()]
+        return Counter((found[1] or found[0]) if found else "?" for found in named)
+
+
+@pytest.fixture
+def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Quick:
+    made = tmp_path / "made.so"
+    made.write_bytes(build.build().read_bytes()[:-32])  # less the hash at its end
+    quick = Quick(*(tmp_path / name for name in ("cache", "compiler", "diary")))
+    script = f'echo "$@" >> {quick.diary}\n[[ "$1" = -shared ]] && cp {made} "${{@: -1}}" || : > "${{@: -1}}"'
+    quick.compiler.write_text(f"#!/bin/bash\nsleep 0.2\n{script}\n")  # so that others wait for the lock
+    quick.compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(quick.compiler))
+    monkeypatch.setenv("FEWBITS_CACHE", str(quick.cache))
+    return quick
+
+
+# Once
+
+
+@needs_gcc
+def test_four_processes_at_once_build_one_library_and_all_work(quick: Quick, digest: str) -> None:
+    asked = command_and_environment(quick.cache, CXX=str(quick.compiler), FEWBITS_BACKEND="cpu")
+    running = [subprocess.Popen(**asked, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for _ in range(4)]
+    heard = [process.communicate() for process in running]
+    assert all(out for out, _ in heard), heard
+    answers = [json.loads(out) for out, _ in heard]
+    assert [answer["digest"] for answer in answers] == [digest] * 4
+    assert not any(answer["warnings"] for answer in answers)
+    assert quick.compilations() == Counter([*build.UNITS, "-shared"])
+    left = sorted(path.suffix for path in quick.cache.iterdir())
+    assert left == [".lock", ".so"]
+    assert {answer["library"] for answer in answers} == {str(next(quick.cache.glob("*.so")))}
+
+
+@needs_gcc
+def test_a_second_build_is_instant(quick: Quick) -> None:
+    library = build.build()
+    assert library.parent == quick.cache
+    before = quick.compilations()
+    start = time.monotonic()
+    assert build.build() == library
+    assert time.monotonic() - start < 0.5
+    assert quick.compilations() == before
+
+
+def test_a_library_is_named_by_what_it_is_made_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contents of every source, and flags: not their place or their age."""
+    original = build.library_path()
+    copy = tmp_path / "elsewhere"
+    shutil.copytree(build.SOURCES, copy)
+    monkeypatch.setattr(build, "SOURCES", copy)
+    assert build.library_path() == original
+    names = {original}
+    for source in sorted(copy.glob("*.[hc]*")):
+        text = source.read_text()
+        source.write_text(text + "// edited\n")
+        names.add(build.library_path())
+        source.write_text(text)
+        assert build.library_path() == original
+    assert len(names) == 1 + len(list(copy.glob("*.[hc]*")))
+    monkeypatch.setattr(build, "FLAGS", (*build.FLAGS, "-DEDITED"))
+    assert build.library_path() not in names
+
+
+@needs_gcc
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the levels of x86_64 are tried")
+def test_a_lower_instruction_set_has_a_library_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [build.library_path()]
+    for level in ("x86-64-v2", "x86-64-v3"):
+        monkeypatch.setenv(build.ARCHITECTURE, level)
+        names.append(build.library_path())
+        command = ["g++", *build.flags(), "-dM", "-E", "-x", "c++", "/dev/null"]
+        macros = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        assert ("__AVX2__" in macros) == (level == "x86-64-v3")
+        assert "__AVX512F__" not in macros
+    assert len(set(names)) == 3
+    monkeypatch.setenv(build.ARCHITECTURE, "x86-64-v9")
+    complaint = build.complaint_of(("g++",))
+    assert complaint is not None
+    assert "x86-64-v9" in complaint
+
+
+def test_a_library_is_found_without_the_compiler_that_made_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = build.library_path()
+    monkeypatch.setenv("CXX", "")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert build.compiler() is None
+    assert build.library_path() == here
+
+
+# Not at all
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [({"CXX": "false"}, "do not work here"), ({"PATH": ""}, "no C\\+\\+ compiler found: install")],
+    ids=["broken", "none"],
+)
+def test_without_a_compiler_the_reference_serves_after_one_warning(
+    changes: dict[str, str], says: str, tmp_path: Path, digest: str
+) -> None:
+    answer = use(tmp_path, **changes)
+    assert answer.returncode == 0, answer.stderr
+    said = json.loads(answer.stdout)
+    assert len(said["warnings"]) == 1
+    assert re.search(says, said["warnings"][0])
+    assert "reference" in said["warnings"][0]
+    assert said["digest"] == digest
+    assert not list(tmp_path.glob("*.so"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [({"CXX": "false"}, "false .*failed with status 1"), ({"PATH": ""}, "no C\\+\\+ compiler found: install g\\+\\+")],
+    ids=["broken", "none"],
+)
+def test_a_backend_that_was_asked_for_fails_loudly(changes: dict[str, str], says: str, tmp_path: Path) -> None:
+    answer = use(tmp_path, FEWBITS_BACKEND="cpu", **changes)
+    assert answer.returncode != 0
+    assert answer.stdout == ""
+    assert re.search(rf"BuildError: .*{says}", answer.stderr)
+
+
+def test_a_folder_that_cannot_be_written_is_named_with_what_to_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A container's user without a home, say."""
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("CXX", "true")
+    for folder in (tmp_path / "file", tmp_path / "file" / "below"):
+        monkeypatch.setenv("FEWBITS_CACHE", str(folder))
+        with pytest.raises(build.BuildError, match=rf"nothing can be kept in {folder} .*: set FEWBITS_CACHE"):
+            build.build()
+
+
+def test_a_compiler_that_fails_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = tmp_path / "compiler"
+    compiler.write_text("#!/bin/sh\necho no room on the disk\nexit 3\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    monkeypatch.setenv("FEWBITS_CACHE", str(tmp_path / "cache"))
+    with pytest.raises(build.BuildError, match=r"failed with status 3:\nno room on the disk"):
+        build.build()
+    assert not list((tmp_path / "cache").glob("*.so"))
+    assert not list((tmp_path / "cache").glob("*.build"))
+
+
+def put_in_its_place(library: Path, content: bytes) -> None:
+    """A new file: the one that was built is mapped into this process, which a change of it would end."""
+    library.unlink()
+    library.write_bytes(content)
+
+
+def cut_short(library: Path) -> None:
+    put_in_its_place(library, library.read_bytes()[:50_000])
+
+
+def empty(library: Path) -> None:
+    put_in_its_place(library, b"")
+
+
+def overwrite_its_middle(library: Path) -> None:
+    content = bytearray(library.read_bytes())
+    content[20_000:40_000] = bytes(20_000)
+    put_in_its_place(library, bytes(content))
+
+
+DAMAGES = (cut_short, empty, overwrite_its_middle)
+
+
+@needs_gcc
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_library_is_built_again(quick: Quick, damage: Callable[[Path], None]) -> None:
+    """A disk may have been full. To load such a library ends the process with a bus error."""
+    library = build.build()
+    good = library.read_bytes()
+    damage(library)
+    assert not build.is_whole(library)
+    assert build.build().read_bytes() == good
+
+
+@needs_gcc
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_library_is_not_loaded_where_none_can_be_built(quick: Quick, damage: Callable[[Path], None]) -> None:
+    damage(build.build())
+    answer = use(quick.cache, CXX="none")
+    assert answer.returncode == 0, answer.stderr
+    (warning,) = json.loads(answer.stdout)["warnings"]
+    assert re.search("is damaged, and no C\\+\\+ compiler found: CXX=none is no program", warning)
+
+
+@needs_gcc
+def test_what_a_killed_build_has_left_is_cleared_away(quick: Quick) -> None:
+    left = build.library_path().with_suffix(".build")
+    left.mkdir(parents=True)
+    (left / "cpu.cpp.o").write_text("half")
+    build.build()
+    assert sorted(path.suffix for path in quick.cache.iterdir()) == [".lock", ".so"]
+
+
+@pytest.mark.parametrize(
+    ("script", "says"),
+    [
+        ('for name; do :; done; echo garbage > "$name"', "what the compiler made is no library: .*file too short"),
+        ("exit 0", "what the compiler made is no library"),
+        (r"printf '\377 is no UTF-8'; exit 4", "failed with status 4:\n\ufffd is no UTF-8"),
+    ],
+)
+def test_a_compiler_that_lies_is_found_out(
+    script: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = tmp_path / "compiler"
+    compiler.write_text(f"#!/bin/bash\n{script}\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    monkeypatch.setenv("FEWBITS_CACHE", str(tmp_path / "cache"))
+    with pytest.raises(build.BuildError, match=says):
+        build.build()
+    assert [path.suffix for path in (tmp_path / "cache").iterdir()] == [".lock"]
+    found = build.complaint_of(build.compiler() or ())
+    assert found is not None
+    assert re.search(says, found)
+
+
+@needs_gcc
+def test_no_complaint_of_a_compiler_that_works() -> None:
+    assert build.complaint_of(("g++",)) is None
+
+
+def test_cxx_may_have_options_and_is_not_replaced_where_it_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("ccache", "g++"):
+        (tmp_path / name).write_text("#!/bin/sh\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CXX", "ccache g++ -O1")
+    assert build.compiler() == (str(tmp_path / "ccache"), "g++", "-O1")
+    monkeypatch.setenv("CXX", "icpx")
+    assert build.compiler() is None
+    assert build.no_compiler() == "no C++ compiler found: CXX=icpx is no program here"
+    monkeypatch.setenv("CXX", "")
+    assert build.compiler() == (str(tmp_path / "g++"),)
+
+
+# Fast
+
+
+def line_of(source: Path, function: str, loop: str) -> int:
+    """The line on which a loop stands, in the definition of a function."""
+    lines = source.read_text().splitlines()
+    start = next(i for i, line in enumerate(lines) if re.search(rf"\b{function}\(", line))
+    end = next(i for i in range(start, len(lines)) if lines[i] == "}")
+    (found,) = [i for i in range(start, end) if lines[i].lstrip().startswith(f"for ({loop}")]
+    return found + 1
+
+
+EITHER = ("true", "false")
+LAYOUTS = ("UNIFORM", "BY_SIXTEEN", "BY_COLUMN")
+# What plan.h asks of `piece`: dividing, stochastic, counting, layout, wide.
+SETTLED = [
+    *itertools.product(EITHER, EITHER, EITHER, LAYOUTS, ["false"]),
+    *itertools.product(["false"], EITHER, EITHER, ["UNIFORM"], ["true"]),
+]
+HOT_LOOPS = {
+    "run": ("int k = 0; k < end", "int i = 0; i < n"),
+    "narrow_run": ("; i < n",),
+    "column_maxima": ("int64_t i = 0; i < n",),
+    "group_maxima": ("int64_t b = 0; b < whole",),
+}
+
+
+@needs_gcc
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the report is read for x86_64 only")
+@pytest.mark.parametrize("dtype", ["Bf16", "Fp16", "Fp32"])
+def test_the_hot_loops_are_vectorised(dtype: str, tmp_path: Path) -> None:
+    """A branch or a call too many and a loop is scalar: an order of magnitude slower, with the same results."""
+    storage = f"{dtype}::Storage *"
+    of_piece = f"const {storage}, {storage}, int, const float *, const float *, float, const Grid &, const uint16_t *"
+    asked = [f"Counts fb::piece<{dtype}, {', '.join(settled)}>({of_piece})" for settled in SETTLED]
+    asked += [
+        f"void fb::{name}<{dtype}>(const {storage}, int64_t, {storage})" for name in HOT_LOOPS if "maxima" in name
+    ]
+    unit = tmp_path / "unit.cpp"
+    unit.write_text('#include "lanes.h"\nusing namespace fb;\n' + "".join(f"template {what};\n" for what in asked))
+    command = ["g++", *build.flags(), f"-I{build.SOURCES}", "-fopt-info-vec-all", "-c", "unit.cpp"]
+    report = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stderr
+    for function, loops in HOT_LOOPS.items():
+        for loop in loops:
+            place = rf"lanes\.h:{line_of(build.SOURCES / 'lanes.h', function, loop)}:\d+:"
+            assert re.search(rf"{place} optimized: +loop vectorized", report), (function, loop)
+            assert re.search(rf"{place} missed: +couldn't vectorize loop", report) is None, (function, loop)

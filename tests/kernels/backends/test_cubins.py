@@ -1,0 +1,63 @@
+"""Cubins are compiled once, kept whole, and never from options that would change a bit; no GPU is needed."""
+
+from pathlib import Path
+
+import pytest
+
+from fewbits.kernels.backends import cubins
+from fewbits.kernels.backends.build import BuildError
+
+KERNEL = 'extern "C" __global__ void run(float *x) { x[0] = x[0] * x[1] + x[2] / x[3]; }\n'
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    try:
+        cubins.nvrtc()
+    except BuildError as missing:
+        pytest.skip(str(missing))
+    monkeypatch.setenv("FEWBITS_CACHE", str(tmp_path))
+
+
+def test_a_cubin_is_compiled_once_for_each_source_and_architecture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = cubins.cubin(KERNEL, "sm_90")
+    assert first.startswith(b"\x7fELF")
+    assert cubins.cubin(KERNEL, "sm_80") != first
+    assert cubins.cubin(KERNEL.replace("x[0] * x[1]", "x[0] - x[1]"), "sm_90") != first
+    assert len(list(tmp_path.glob("*.cubin"))) == 3
+    monkeypatch.setattr(cubins, "compile_now", lambda *_: pytest.fail("compiled again"))
+    assert cubins.cubin(KERNEL, "sm_90") == first
+
+
+def test_a_damaged_cubin_is_compiled_again(tmp_path: Path) -> None:
+    code = cubins.cubin(KERNEL, "sm_90")
+    (kept,) = tmp_path.glob("*.cubin")
+    for damaged in (kept.read_bytes()[:-1], b"", kept.read_bytes()[:100] + b"?" + kept.read_bytes()[101:]):
+        kept.write_bytes(damaged)
+        assert cubins.cubin(KERNEL, "sm_90") == code
+
+
+def test_what_does_not_compile_is_told_with_nvrtcs_reason(tmp_path: Path) -> None:
+    with pytest.raises(BuildError, match="nothing_of_the_kind"):
+        cubins.cubin("__global__ void run() { nothing_of_the_kind(); }", "sm_90")
+    assert not list(tmp_path.glob("*.cubin"))
+
+
+def test_an_architecture_that_nvrtc_does_not_know_is_an_error() -> None:
+    with pytest.raises(BuildError, match="sm_1"):
+        cubins.cubin(KERNEL, "sm_1")
+
+
+def test_arithmetic_keeps_subnormals_and_two_roundings() -> None:
+    """-fmad contracts a product and a sum, -ftz flushes, approximate division rounds otherwise."""
+    assert {"-fmad=false", "-ftz=false", "-prec-div=true"} <= set(cubins.OPTIONS)
+    assert not any("fast" in option for option in cubins.OPTIONS)
+
+
+def test_usage_is_read_from_what_ptxas_says() -> None:
+    _, log = cubins.compile_now(KERNEL, "sm_90")
+    assert 0 < cubins.usage(log).registers < 64
+    said = "8 bytes stack frame, 12 bytes spill stores, 4 bytes spill loads\nUsed 80 registers, 2048 bytes smem"
+    assert cubins.usage(said) == cubins.Usage(registers=80, spilled_bytes=16, stack_bytes=8, shared_bytes=2048)

@@ -1,0 +1,181 @@
+"""Every class of CUDA kernel compiles for the GPUs there are, without one at hand, and keeps to its registers.
+
+The kernels are those that the host code asks for, recorded as it asks. The table of what each uses is printed (pytest
+-s); a kernel that spills registers to memory fails. All are compiled for Hopper, one of each kind for the others.
+"""
+
+import ctypes
+from collections.abc import Callable
+from functools import cache
+
+import pytest
+import torch
+from torch import Tensor
+
+from fewbits.kernels.backends import cubins
+from fewbits.kernels.backends.build import BuildError
+from fewbits.kernels.backends.device import Device, Variant
+from fewbits.kernels.packing import room
+from fewbits.kernels.quantizer import Quantizer
+
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+
+
+class Recorder:
+    """A launcher that launches nothing."""
+
+    def __init__(self) -> None:
+        self.variants: list[Variant] = []
+
+    def launch(self, variant: Variant, blocks: int, call: ctypes.Structure, device: torch.device) -> None:
+        self.variants.append(variant)
+
+
+Ask = Callable[[Device, Tensor], object]
+
+
+def quantize(text: str, axis: int = -1, **how: object) -> Ask:
+    return lambda device, x: device.quantize(x, Quantizer.parse(text), axis, 1, **how)  # type: ignore[arg-type]
+
+
+def both(text: str) -> Ask:
+    return lambda device, x: device.quantize_both(x, Quantizer.parse(text), Quantizer.parse(text), 1, 1)
+
+
+def encode(text: str) -> Ask:
+    return lambda device, x: device.encode(x, Quantizer.parse(text), -1, 1)
+
+
+def decode(text: str, axis: int = -1) -> Ask:
+    q = Quantizer.parse(text)
+    return lambda device, x: device.decode(*room(q, axis, x), q, axis, x.shape[1], x.dtype)
+
+
+def skip(x: Tensor, part: tuple[int, int]) -> Tensor:
+    return torch.zeros(-(-x.shape[0] // part[0]), -(-x.shape[1] // part[1]), dtype=torch.bool)
+
+
+USUAL = (512, 512)
+CLASSES: dict[str, tuple[Ask, torch.dtype, tuple[int, int]]] = {
+    "128x128, amax": (quantize("e4m3:128x128:amax"), BF16, USUAL),
+    "128x128, gam, with statistics": (quantize("e4m3:128x128:gam", want_stats=True), BF16, USUAL),
+    "128x128, statistics of blocks": (
+        quantize("e5m2:128x128:amax", want_stats=True, partition=(128, 128)),
+        BF16,
+        USUAL,
+    ),
+    "1x16, statistics of blocks": (quantize("e4m3:1x16:e8m0", want_stats=True, partition=(1, 16)), BF16, USUAL),
+    "1x32, mx": (quantize("e2m1:1x32:mx"), BF16, USUAL),
+    "32x1, e8m0, fp32": (quantize("e4m3:1x32:e8m0", axis=0), FP32, USUAL),
+    "1x1, amax, fp16": (quantize("e4m3:1x1:amax"), FP16, USUAL),
+    "nvfp4": (quantize("e2m1:1x16:nvfp4"), BF16, USUAL),
+    "nvfp4 down": (quantize("e2m1:1x16:nvfp4", axis=0), BF16, USUAL),
+    "nvfp4, stochastic": (quantize("e2m1:1x16:nvfp4:stochastic"), BF16, USUAL),
+    "nvfp4, stochastic, rht16": (quantize("e2m1:1x16:nvfp4:stochastic:rht16"), BF16, USUAL),
+    "nvfp4, stochastic, ragged rht16": (quantize("e2m1:1x16:nvfp4:stochastic:rht16"), FP16, (129, 127)),
+    "nvfp4, stochastic, rht128 down": (quantize("e2m1:1x16:nvfp4:stochastic:rht128", axis=0), BF16, USUAL),
+    "nvfp4 16x16, both axes": (both("e2m1:16x16:nvfp4"), BF16, USUAL),
+    "nvfp4, stochastic, rht16, both axes": (both("e2m1:1x16:nvfp4:stochastic:rht16"), BF16, USUAL),
+    "fouroversix, stochastic, rht16": (quantize("e2m1:1x16:fouroversix:stochastic:rht16"), BF16, USUAL),
+    "fouroversix down": (quantize("e2m1:1x16:fouroversix", axis=0), BF16, USUAL),
+    "fouroversix 64x64": (quantize("e2m1:64x64:fouroversix"), BF16, USUAL),
+    "fouroversix 16x16, both axes": (both("e2m1:16x16:fouroversix"), FP32, USUAL),
+    "eden, rht128": (quantize("e2m1:1x16:eden:rht128"), BF16, USUAL),
+    "eden, rht128 down": (quantize("e2m1:1x16:eden:rht128", axis=0), BF16, USUAL),
+    "eden, rht16, both axes, fp32": (both("e2m1:1x16:eden:rht16"), FP32, USUAL),
+    "gam by row": (quantize("e4m3:1x16:gam:group=row"), BF16, USUAL),
+    "tensor, amax": (quantize("e4m3:tensor:amax"), BF16, USUAL),
+    "tensor, amax, with statistics": (quantize("e4m3:tensor:amax", want_stats=True), FP32, USUAL),
+    "channel": (quantize("e4m3:channel:amax"), BF16, (16, 8192)),
+    "channel down": (quantize("e4m3:channel:amax", axis=0), BF16, (2048, 64)),
+    "odd blocks": (quantize("e4m3:3x5:amax"), BF16, USUAL),
+    "odd partition, parts left out": (
+        lambda device, x: quantize("e4m3", want_stats=True, partition=(7, 40), skip=skip(x, (7, 40)))(device, x),
+        BF16,
+        USUAL,
+    ),
+    "naive cast": (quantize("e4m3"), BF16, USUAL),
+    "naive cast, wide, stochastic": (quantize("bf16:stochastic"), FP32, USUAL),
+    "overflow to inf": (quantize("e5m2:tensor:amax:overflow=inf"), BF16, USUAL),
+    "encode, nvfp4": (encode("e2m1:1x16:nvfp4"), BF16, USUAL),
+    "encode, nvfp4, stochastic, rht16": (encode("e2m1:1x16:nvfp4:stochastic:rht16"), BF16, USUAL),
+    "encode, e4m3, 128x128, gam": (encode("e4m3:128x128:gam"), BF16, USUAL),
+    "encode, e5m2, channel, fp32": (encode("e5m2:channel:amax"), FP32, (16, 8192)),
+    "encode, e2m3, 1x32, mx": (encode("e2m3:1x32:mx"), BF16, USUAL),
+    "encode, e3m2, 1x32, mx": (encode("e3m2:1x32:mx"), FP16, USUAL),
+    "encode, bf16": (encode("bf16:stochastic"), FP32, USUAL),
+    "encode, overflow to inf": (encode("e5m2:tensor:amax:overflow=inf"), BF16, USUAL),
+    "decode, nvfp4": (decode("e2m1:1x16:nvfp4"), BF16, USUAL),
+    "decode, nvfp4 down, fp32": (decode("e2m1:1x16:nvfp4", axis=0), FP32, USUAL),
+    "decode, e4m3, 128x128, gam": (decode("e4m3:128x128:gam"), BF16, USUAL),
+    "decode, e4m3, odd blocks": (decode("e4m3:3x5:amax"), BF16, USUAL),
+    "decode, e3m2, 1x32, mx": (decode("e3m2:1x32:mx"), FP16, USUAL),
+    "decode, fp16": (decode("fp16"), FP32, USUAL),
+    "rotate": (lambda device, x: device.rotate(x, Quantizer("fp32", hadamard=16), -1, inverse=True), BF16, USUAL),
+    "extent": (lambda device, x: device.extent(x, (128, 128)), BF16, USUAL),
+    "sampled weight": (
+        lambda device, x: device.sample_weight(x, torch.ones(16, 16), 1, "gaussian", 32, BF16),
+        FP32,
+        USUAL,
+    ),
+    "sampled weight, uniform": (
+        lambda device, x: device.sample_weight(x, torch.ones(16, 16), 1, "uniform", 32, BF16),
+        BF16,
+        USUAL,
+    ),
+    "gradient of bits": (
+        lambda device, x: device.sample_weight_backward(x, x, torch.ones(16, 16), 1, "gaussian", 32),
+        BF16,
+        USUAL,
+    ),
+}
+OF_EACH_KIND = (
+    "128x128, statistics of blocks",
+    "nvfp4, stochastic, rht16",
+    "nvfp4 16x16, both axes",
+    "fouroversix, stochastic, rht16",
+    "eden, rht128 down",
+    "tensor, amax",
+    "sampled weight",
+    "gradient of bits",
+    "encode, nvfp4, stochastic, rht16",
+    "encode, e4m3, 128x128, gam",
+    "encode, e5m2, channel, fp32",
+    "encode, e2m3, 1x32, mx",
+    "encode, e3m2, 1x32, mx",
+    "decode, nvfp4 down, fp32",
+    "decode, e4m3, odd blocks",
+)
+
+
+@cache
+def usage(variant: Variant, architecture: str) -> cubins.Usage:
+    code, log = cubins.compile_now(cubins.source_of(variant.file, variant.constants()), architecture)
+    assert code
+    assert "warning" not in log, log
+    return cubins.usage(log)
+
+
+@pytest.mark.parametrize(
+    ("name", "architecture"),
+    [*((name, "sm_90") for name in CLASSES), *((n, a) for a in ("sm_80", "sm_100a") for n in OF_EACH_KIND)],
+)
+def test_kernels_compile_and_spill_nothing(name: str, architecture: str) -> None:
+    try:
+        cubins.nvrtc()
+    except BuildError as missing:
+        pytest.skip(str(missing))
+    ask, dtype, shape = CLASSES[name]
+    recorder = Recorder()
+    ask(Device(recorder), torch.empty(shape, dtype=dtype))
+    assert recorder.variants
+    for variant in recorder.variants:
+        used = usage(variant, architecture)
+        print(
+            f"\n{name:36} {variant.kernel:22} {architecture:8} {variant.shape.threads:4} threads "
+            f"{used.registers:4} registers {used.spilled_bytes:4} spilled {used.shared_bytes:6} shared",
+            end="",
+        )
+        assert used.registers > 0, "ptxas said nothing"
+        assert used.spilled_bytes == 0
+        assert used.stack_bytes == 0, "something is indexed where registers have no addresses"

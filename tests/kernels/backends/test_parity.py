@@ -1,0 +1,367 @@
+"""cpu ≡ reference, bit for bit: values with the signs of their zeros, counts, maxima, codes and scales.
+
+The systematic part walks every family of quantizers; the sweeps let hypothesis combine what nobody thought of, and
+shrink it when it fails. Rows and columns of one call are shared between threads from the first element on.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from itertools import product
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from fewbits.kernels.backends import build, cpu, reference
+from fewbits.kernels.backends.reference_noise import uniform
+from fewbits.kernels.quantizer import HADAMARD_SIZES, ROUNDINGS, SCALINGS, Quantizer
+from tests.kernels.backends.device_checks import DRAWN, Checks, any_bytes, decided_late, undecided, unstorable
+from tests.kernels.inputs import DTYPES, EMPTY, KINDS, ODD, assert_same, generator, make, settled
+
+pytestmark = pytest.mark.skipif(build.compiler() is None, reason="there is no C++ compiler, hence no cpu backend")
+
+ON_CPU = Checks(cpu, lambda t: t)
+FAMILIES = (
+    "fp32",
+    "bf16",
+    "fp16",
+    "e4m3",
+    "e2m1",
+    "e4m3:overflow=nan",
+    "e5m2:overflow=inf",
+    "e4m3:tensor:amax",
+    "e4m3:channel:amax",
+    "e5m2:128x128:amax",
+    "e4m3:1x128:amax",
+    "bf16:1x16:amax",
+    "e4m3:tensor:gam",
+    "e4m3:channel:gam",
+    "e4m3:128x128:gam",
+    "e5m2:64x64:gam",
+    "e4m3:1x16:gam:group=row",
+    "e3m2:3x5:gam",
+    "e8m3:5x16:gam:group=row",
+    "e4m3:1x32:e8m0",
+    "e2m1:32x32:e8m0",
+    "e2m3:1x7:e8m0",
+    "e4m3:1x32:mx",
+    "e2m1:1x32:mx",
+    "e3m2:channel:mx:overflow=saturate",
+    "e5m2:1x16:mx:overflow=inf",
+    "e2m1:1x16:nvfp4",
+    "e2m1:16x16:nvfp4",
+    "e2m1:32x1:nvfp4",
+    "e4m3:channel:nvfp4",
+    "e2m1:1x16:ue5m3",
+    "e2m1:16x16:ue5m3",
+    "e4m3:3x5:ue5m3",
+    "e2m1:1x16:fouroversix",
+    "e2m1:16x16:fouroversix",
+    "e2m1:3x5:fouroversix",
+    "e2m1:channel:fouroversix",
+)
+MS_EDEN = tuple(f"e2m1:1x16:eden:{turned}" for turned in ("rht16", "rht32:signs=none", "rht64:signs=5", "rht128"))
+VARIANTS = (
+    "",
+    ":stochastic",
+    ":rht16",
+    ":stochastic:rht16",
+    ":rht2:signs=none",
+    ":rht64:signs=5",
+    ":stochastic:rht128",
+)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _threads_even_for_few_elements() -> Iterator[None]:
+    before = torch.get_num_threads()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cpu, "SMALL", 0)
+        yield
+    torch.set_num_threads(before)
+
+
+def run(backend: ModuleType, x: Tensor, q: Quantizer, axis: int, seed: int, **how: Any) -> tuple[Tensor, ...]:
+    values: tuple[Tensor, ...] = backend.quantize(x, q, axis, seed, **how)
+    return values
+
+
+def check(
+    x: Tensor,
+    q: Quantizer,
+    axis: int,
+    seed: int = 7,
+    threads: tuple[int, ...] = (1, 2, 3),
+    **parts: Any,
+) -> None:
+    """Of everything that a backend does with a quantizer; `parts` are partition and skip."""
+    torch.set_num_threads(1)
+    was = torch.full_like(x, 0.5)  # what skipped parts keep
+    want = run(reference, x, q, axis, seed, out=was.clone(), want_stats=True, **parts)
+    stored = () if q.format.bits > 16 or unstorable(x, q, axis) else reference.encode(x, q, axis, seed)
+    for n in threads:
+        torch.set_num_threads(n)
+        where = f"{q} of {tuple(x.shape)} {x.dtype}, {axis=}, {seed=}, {parts}, {n} threads"
+        got = run(cpu, x, q, axis, seed, out=was.clone(), want_stats=True, **parts)
+        for what, a, b in zip(("values", "counts", "amax"), got, want, strict=True):
+            assert_same(a, b, f"{what} of {where}")
+        counts = run(cpu, x, q, axis, seed, want_values=False, want_stats=True, **parts)[1]
+        assert_same(counts, want[1], f"counts alone of {where}")
+        assert_same(run(cpu, x, q, axis, seed, out=was.clone(), **parts)[0], want[0], f"values alone of {where}")
+        if "skip" not in parts:
+            in_place = x.clone()
+            cpu.quantize(in_place, q, axis, seed, out=in_place)
+            assert_same(in_place, want[0], f"in place, {where}")
+        if stored:
+            for what, a, b in zip(("codes", "scales", "groups"), cpu.encode(x, q, axis, seed), stored, strict=True):
+                assert_same(a, b, f"{what} of {where}")
+            ON_CPU.decoding(stored, q, axis, x.shape[1], x.dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_gives_the_references_bits(family: str, dtype: torch.dtype) -> None:
+    """Each shape and axis with the next input, variant and number of threads: all of them within a few families."""
+    start = FAMILIES.index(family) * 7 + DTYPES.index(dtype) * 3
+    names = list(KINDS)
+    for i, (shape, axis) in enumerate(product(ODD, (-1, 0)), start=start):
+        q = Quantizer.parse(family + VARIANTS[i % len(VARIANTS)])
+        check(make(names[i % len(names)], shape, dtype, seed=i), q, axis, seed=i, threads=(i % 3 + 1,))
+
+
+@pytest.mark.parametrize("text", MS_EDEN)
+def test_ms_eden_gives_the_references_bits(text: str) -> None:
+    """It takes no variants; every input, shape and axis, each with the next dtype and number of threads."""
+    names = list(KINDS)
+    for i, (shape, axis) in enumerate(product((*ODD, *ODD), (-1, 0)), start=MS_EDEN.index(text) * 5):
+        x = make(names[i % len(names)], shape, DTYPES[i % 3], seed=i)
+        check(x, Quantizer.parse(text), axis, seed=i, threads=(i % 3 + 1,))
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_every_input_gives_the_references_bits(name: str) -> None:
+    texts = ("e4m3:1x16:amax", "e4m3:32x32:gam", "e2m1:1x32:e8m0", "e2m1:1x32:mx", "e2m1:1x16:nvfp4", "e5m2", "bf16")
+    for text, rounding, dtype in product(texts, ("", ":stochastic"), DTYPES):
+        check(make(name, (34, 50), dtype), Quantizer.parse(text + rounding), -1, threads=(2,))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_nothing_gives_nothing(family: str) -> None:
+    for shape, axis, dtype in product(EMPTY, (-1, 0), DTYPES):
+        check(torch.zeros(shape, dtype=dtype), Quantizer.parse(family), axis)
+
+
+scaled = st.sampled_from(["e4m3", "e5m2", "e2m1", "e3m2", "e2m3", "e3m4", "bf16", "fp16", "e4m3ieee", "e8m3", "e4m9"])
+odd_formats = st.sampled_from(["fp32", "e1m3", "e6m5", "e3m1", "e5m2finite", "e4m3fn", "e2m6", "e7m2", "e1m1", "e8m15"])
+blocks = st.sampled_from(
+    ["tensor", "channel", "128x128", "64x64", "32x32", "16x16", "1x128", "1x32", "1x16", "16x1", "1x1", "1x7", "3x5"]
+) | st.builds("{}x{}".format, st.integers(1, 40), st.integers(1, 200))
+signs: st.SearchStrategy[Any] = st.none() | st.just("none") | st.integers(0, 2**63 - 1)
+sizes = st.integers(1, 40) | st.integers(1, 300)
+parts = st.none() | st.just((16, 16)) | st.tuples(st.integers(1, 70), st.integers(1, 140))
+
+
+@st.composite
+def quantizers(draw: st.DrawFn) -> Quantizer:
+    name = draw(scaled | odd_formats)
+    scaling = draw(st.sampled_from(SCALINGS)) if name != "fp32" else "none"
+    name = "e2m1" if scaling == "fouroversix" else name
+    if scaling == "eden":  # says all else itself, and turns whole blocks
+        whole = draw(st.sampled_from([n for n in HADAMARD_SIZES if n >= 16]))
+        return Quantizer("e2m1", "1x16", "eden", hadamard=whole, signs=draw(signs))
+    plain = Quantizer(name)
+    return Quantizer(
+        format=name,
+        block=draw(blocks) if scaling != "none" else "tensor",
+        scaling=scaling,
+        rounding=draw(st.sampled_from(ROUNDINGS)),
+        hadamard=(size := draw(st.none() | st.sampled_from(HADAMARD_SIZES))),
+        signs=draw(signs) if size else None,
+        overflow=draw(st.sampled_from(plain.format.overflows)),
+        group=draw(st.sampled_from(["tensor", "row"])) if scaling == "gam" else "tensor",
+    )
+
+
+@st.composite
+def matrices(draw: st.DrawFn) -> Tensor:
+    shape = draw(sizes), draw(sizes)
+    return make(draw(st.sampled_from(list(KINDS))), shape, draw(st.sampled_from(DTYPES)), draw(st.integers(0, 2**32)))
+
+
+@settled(1200)
+@given(matrices(), quantizers(), st.sampled_from([-1, 0]), st.integers(0, 2**63 - 1), st.sampled_from([1, 2, 3]))
+def test_any_quantizer_of_any_matrix(x: Tensor, q: Quantizer, axis: int, seed: int, threads: int) -> None:
+    check(x, q, axis, seed, threads=(threads,))
+
+
+@settled(800)
+@given(matrices(), quantizers(), st.sampled_from([-1, 0]), parts, st.floats(0, 1), st.sampled_from([1, 3]))
+def test_any_partition_with_any_parts_left_out(
+    x: Tensor, q: Quantizer, axis: int, part: tuple[int, int] | None, share: float, threads: int
+) -> None:
+    part = part or q.block.resolve(x.shape[0], x.shape[1], axis)
+    grid = [-(-n // size) for n, size in zip(x.shape, part, strict=True)]
+    skip: dict[str, Any] = {"skip": torch.rand(grid, generator=generator(x.numel())) < share} if share else {}
+    check(x, q, axis, threads=(threads,), partition=part, **skip)
+
+
+@settled(300)
+@given(matrices(), quantizers(), quantizers(), st.integers(0, 2**63 - 1), st.sampled_from([1, 2, 3]))
+def test_both_axes_in_one_reading_are_two_calls(
+    x: Tensor, row: Quantizer, column: Quantizer, seed: int, threads: int
+) -> None:
+    torch.set_num_threads(threads)
+    along, down = cpu.quantize_both(x, row, column, seed, seed // 2)
+    assert_same(along, run(cpu, x, row, -1, seed)[0], f"{row} along, beside {column}")
+    assert_same(down, run(cpu, x, column, 0, seed // 2)[0], f"{column} down, beside {row}")
+
+
+@pytest.mark.parametrize("axis", [-1, 0])
+@pytest.mark.parametrize("text", DRAWN)
+def test_the_last_bits_of_a_draw_decide_where_its_first_do_not(text: str, axis: int) -> None:
+    q = Quantizer.parse(f"{text}:stochastic")
+    x = undecided(q, axis, seed=3)
+    assert decided_late(x, q, axis, seed=3)
+    check(x, q, axis, seed=3)
+
+
+@pytest.mark.parametrize("name", ["bf16", "e8m15"])
+@pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
+def test_what_scaling_takes_beyond_float32_overflows(name: str, rounding: str) -> None:
+    """448 times the largest value of these formats is no float32, so nvfp4's scales are as large as they can be.
+
+    The scale of 1.05 rounds down to 1, so the largest values leave float32 when they are scaled.
+    """
+    for overflow, dtype in product(("saturate", "inf", "nan"), DTYPES):
+        x = make("ties", (64, 64), dtype).clamp(-1, 1) * 1.05
+        check(x, Quantizer.parse(f"{name}:tensor:nvfp4:{rounding}:overflow={overflow}"), -1)
+
+
+@pytest.mark.parametrize(
+    ("name", "low", "step", "seed", "index", "draw"),
+    [
+        ("e4m3", 0.0, 2.0**-9, 1674, 916, 0xD6B1E9),
+        ("e4m3", 0.0, 2.0**-9, 24367, 194, 0x9BD9F6),
+        ("e8m1", 1.0, 2.0**-1, 422221, 910, 0x537EE0000000),
+        ("e8m1", 1.0, 2.0**-1, 470821, 187, 0x03332C000000),
+    ],
+)
+def test_a_draw_goes_below_the_distance_and_stays_at_it(
+    name: str, low: float, step: float, seed: int, index: int, draw: int
+) -> None:
+    """Draws of 48 bits that float32 can stand beside, found by search: one in 2^24 is, and one in 2^26."""
+    distance = draw * 2.0**-48
+    assert float(uniform(index + 1, seed, "cpu")[index]) == distance
+    x, q = torch.zeros(1, index + 1), Quantizer.parse(f"{name}:stochastic")
+    x[0, index] = low + step * distance
+    assert float(x[0, index].double() - low) == step * distance
+    for nudged, want in ((x, low), (x.nextafter(x + 1), low + step)):
+        for backend in (reference, cpu):
+            assert float(run(backend, nudged, q, -1, seed)[0][0, index]) == want
+
+
+STORED = (
+    *FAMILIES[1:],
+    *MS_EDEN,
+    "e3m4:tensor:amax",
+    "e1m1:1x5:e8m0",
+    "e2m2:1x16:nvfp4",
+    "e4m3ieee:7x8:gam",
+    "e4m7:8x8:mx",
+)
+
+
+@pytest.mark.parametrize("text", STORED)
+def test_any_bytes_are_read_as_the_reference_reads_them(text: str) -> None:
+    """Codes and scales that `encode` never stores too: NaN, zeros, signs, and what overflows."""
+    q = Quantizer.parse(text)
+    for i, (shape, axis) in enumerate(product((*ODD, (40, 1040)), (-1, 0)), start=STORED.index(text)):
+        torch.set_num_threads(i % 3 + 1)
+        ON_CPU.decoding(any_bytes(q, axis, shape, seed=i), q, axis, shape[1], DTYPES[i % 3])
+
+
+# Tiles end at 256 rows and 16384 columns; blocks beyond are looked up.
+@pytest.mark.parametrize(
+    ("text", "shape"),
+    [
+        ("e4m3:300x2:amax:stochastic", (700, 130)),
+        ("e4m3:tensor:gam", (515, 130)),
+        ("e4m3:300x300:gam:group=row", (700, 610)),
+        ("e2m1:1x16:nvfp4:stochastic", (3, 33000)),
+        ("e4m3:channel:amax", (3, 33000)),
+        ("e4m3:1x20000:gam", (2, 33001)),
+        ("e4m3:1x300:amax:stochastic", (3, 4000)),  # random bits lie ready for 1024 columns: no multiple of 300
+        ("e2m1:16x16:nvfp4:rht16", (300, 520)),
+        ("e2m1:1x16:eden:rht128", (300, 1100)),
+        ("e4m3:tensor:amax:rht128", (390, 300)),
+        ("e5m2:257x1:mx:stochastic:rht8", (520, 70)),
+    ],
+)
+@pytest.mark.parametrize("axis", [-1, 0])
+def test_blocks_and_matrices_larger_than_a_tile(text: str, shape: tuple[int, int], axis: int) -> None:
+    q = Quantizer.parse(text)
+    partition = q.block.resolve(*shape, axis)
+    check(make("lognormal", shape, torch.bfloat16), q, axis, threads=(1, 3), partition=partition)
+    check(make("one bad", shape[::-1], torch.float32), q, axis, threads=(2,))
+
+
+@pytest.mark.parametrize("cols", [4096, 4099])
+@pytest.mark.parametrize("text", ["e4m3:1x128:amax", "e2m1:1x16:mx:stochastic"])
+def test_a_matrix_larger_than_the_caches_is_as_its_bands_are(text: str, cols: int) -> None:
+    """Results beyond 16 MiB are written past the caches; a band of 100 rows is not, nor does it start at a tile."""
+    q, x = Quantizer.parse(text), make("lognormal", (1100, cols), torch.float32)
+    torch.set_num_threads(2)
+    whole, counts, _ = run(cpu, x, q, -1, 3, want_stats=True, partition=(100, cols))
+    if q.needs_seed:  # an element's draw belongs to its place in the whole
+        assert_same(whole, run(reference, x, q, -1, 3)[0])
+        return
+    for i, band in enumerate(x.split(100)):
+        values, total, _ = run(cpu, band.contiguous(), q, -1, 3, want_stats=True)
+        assert_same(whole[100 * i : 100 * i + 100], values, f"rows from {100 * i}")
+        assert torch.equal(counts[i], total[0])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_caller_that_flushes_subnormals_changes_no_bit(family: str) -> None:
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this processor cannot flush subnormals")
+    torch.set_flush_denormal(False)
+    for name, variant, dtype in product(("subnormal", "tiny", "wide"), ("", ":stochastic"), DTYPES):
+        x, q = make(name, (40, 70), dtype), Quantizer.parse(family + variant)
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            want = everything(x, q)
+            torch.set_flush_denormal(True)
+            try:
+                got = everything(x, q)
+            finally:
+                torch.set_flush_denormal(False)
+            for a, b in zip(got, want, strict=True):
+                assert_same(a, b, f"{q} of {name} {dtype}, {threads} threads")
+
+
+def everything(x: Tensor, q: Quantizer) -> tuple[Tensor, ...]:
+    return *run(cpu, x, q, -1, 3, want_stats=True), *(cpu.encode(x, q, -1, 3) if q.format.bits <= 16 else ())
+
+
+def test_a_forked_child_works_without_the_parents_threads() -> None:
+    code = (
+        "import os, torch\n"
+        "from fewbits import fake_quantize\n"
+        "torch.set_num_threads(2)\n"
+        "x = torch.arange(1 << 18, dtype=torch.float32).view(512, 512)\n"
+        "y = fake_quantize(x, 'e4m3:128x128:gam')\n"
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        "    z = fake_quantize(x, 'e4m3:128x128:gam')\n"
+        "    os._exit(0 if z.numpy().tobytes() == y.numpy().tobytes() else 1)\n"  # torch's own threads would hang
+        "raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0

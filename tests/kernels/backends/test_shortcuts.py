@@ -1,0 +1,101 @@
+"""Shortcuts of the C++ that no tensor of a test's size would show wrong, tried where they could be: in a program."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from fewbits.kernels.backends import build
+
+pytestmark = pytest.mark.skipif(build.compiler() is None, reason="there is no C++ compiler")
+
+DIVISION = """
+#include "scale.h"
+#include <cstdio>
+#include <vector>
+using namespace fb;
+
+// Of n quotients from q0 on, `step` patterns apart, those that are not what the processor's division gives.
+static uint32_t wrong(uint32_t divisor, uint32_t q0, uint32_t n, uint32_t step) {
+  float by = value(divisor), inverse = 1.0f / by;
+  uint32_t count = 0;
+  for (uint32_t i = 0; i < n; i++) {
+    float q = value(q0 + i * step);
+    count += bits(quotient(q, by, inverse)) != bits(q / by);
+  }
+  return count;
+}
+
+int main() {
+  const uint32_t ONE = 0x3f800000u, ALL = 1u << 23;
+  unsigned long long found = 0, tried = 0;
+  for (uint32_t m = 0; m < ALL; m++) found += wrong(ONE + m, ONE, 16, ALL / 16), tried += 16;
+  std::vector<uint32_t> divisors;
+  for (uint32_t i = 0; i < 8; i++)
+    for (uint32_t m : {i, ALL - 1 - i, 0x3504f3 + i}) divisors.push_back(m);  // near 1, 2 and their geometric mean
+  for (uint32_t k = 0; k < 23; k++) divisors.push_back(1u << k), divisors.push_back((ALL - 1) ^ (1u << k));
+  for (uint32_t i = 0; i < 40; i++) divisors.push_back((i * 2654435761u) >> 9);
+  for (uint32_t m : divisors) found += wrong(ONE + m, ONE, ALL, 1), tried += ALL;
+  for (uint32_t m = 0; m < 4096; m++)  // at the ends of the ranges that block_scales.h admits
+    for (uint32_t e : {68u, 186u})
+      for (uint32_t q : {64u, 100u, 150u, 190u})
+        found += wrong(e << 23 | m * 2047, q << 23, 4096, 2047), tried += 4096;
+  printf("%llu of %llu", found, tried);
+}
+"""
+
+COUNTERS = """
+#include "lanes.h"
+#include <cstdio>
+#include <initializer_list>
+using namespace fb;
+
+int main() {
+  int found = 0, tried = 0;
+  for (uint64_t first : {0ull, 0xfffffff0ull, 0xfffffff1ull, 0xffffffffull, 0x100000000ull, 0xffffffffffffff8ull})
+    for (uint64_t seed : {0ull, 0xffffffffull, 0x100000000ull, 0x7fffffffffffffffull})
+      for (uint32_t stream : {ROUND_HIGH, ROUND_LOW, NOISE, SIGNS}) {
+        const U32x16 order = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+        U32x16 c0, c1;
+        counters(first, order, c0, c1);
+        Words16 all = philox16(c0, c1, stream, seed);
+        for (uint64_t i = 0; i < 16; i++, tried++) {
+          Words one = philox(first + i, stream, seed);
+          for (int k = 0; k < 4; k++) found += all.w[k][i] != one.w[k];
+        }
+        uint16_t high[2 * PIECE];
+        fill_high(first * 8, PIECE, seed, high);
+        for (uint64_t i = 0; i < PIECE; i++, tried++) found += high[i] != rounding_high(first * 8 + i, seed);
+      }
+  printf("%d of %d", found, tried);
+}
+"""
+
+
+def output_of(program: str, folder: Path) -> str:
+    source, binary = folder / "program.cpp", folder / "program"
+    source.write_text(program)
+    options = [*build.flags(), "-I", str(build.SOURCES)]
+    for step in ([*(build.compiler() or ()), *options, str(source), "-o", str(binary)], [str(binary)]):
+        done = subprocess.run(step, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_quotient_without_a_division_is_the_quotient(tmp_path: Path) -> None:
+    """Every divisor for the values of a grid, and every value for divisors that are hard, common or any.
+
+    Markstein's theorem asks that the first guess be off by at most one unit, which a product with the rounded
+    reciprocal need not be: so it is tried. Longer runs, of all divisors with grids of 14 bits, found nothing either.
+    """
+    found, tried = output_of(DIVISION, tmp_path).split(" of ")
+    assert int(tried) > 1 << 29
+    assert int(found) == 0
+
+
+def test_philox_of_sixteen_counters_is_that_of_each_beyond_32_bits_too(tmp_path: Path) -> None:
+    found, tried = output_of(COUNTERS, tmp_path).split(" of ")
+    assert int(tried) == 6 * 4 * 4 * (16 + 128)
+    assert int(found) == 0

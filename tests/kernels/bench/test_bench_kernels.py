@@ -1,0 +1,385 @@
+"""The benchmark: every case appears with its limits; peers do the same work, may be absent; bad options are one line.
+
+Nothing here says how fast anything must be: that depends on the machine and on who else uses it.
+"""
+
+import json
+import re
+import subprocess
+import sys
+import time
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fewbits import cli
+from fewbits.kernels.backends import build
+from fewbits.kernels.bench import measure as bench_measure
+from fewbits.kernels.bench import peers as bench_peers
+from fewbits.kernels.bench.cases import CASES, Both, Case, Decode, Encode, Mix, Noise, Quantize, Sample
+from fewbits.kernels.bench.measure import Ratio, TouchedMemory, peak_memory
+from fewbits.kernels.bench.report import Bench, Measured, as_text
+from fewbits.kernels.packed import Packed
+
+LINUX = sys.platform == "linux"
+SMALL = ["--size", "256", "--runs", "1", "--threads", "1"]  # several wait for each other on a busy machine
+MIB = 1 << 20
+
+
+def bench(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    status = cli.main(["bench", "kernels", *words])
+    said = capsys.readouterr()
+    return status, said.out, said.err
+
+
+@pytest.fixture
+def no_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch.compile takes seconds for each case; what it returns is a function of the tensor, as what it is given."""
+    monkeypatch.setattr(torch, "compile", lambda work, **_: work)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str, dict[str, Any]]:
+    """Table, progress and JSON of the real command, without peers."""
+    file = tmp_path_factory.mktemp("bench") / "out.json"
+    command = [sys.executable, "-m", "fewbits.cli", "bench", "kernels", *SMALL, "--no-peers", "--json", str(file)]
+    answer = subprocess.run(command, capture_output=True, text=True, check=True)
+    return answer.stdout, answer.stderr, json.loads(file.read_text())
+
+
+# The command
+
+
+def test_every_case_is_in_the_table_the_progress_and_the_json(run: tuple[str, str, dict[str, Any]]) -> None:
+    table, progress, answer = run
+    assert [entry["case"] for entry in answer["measured"]] == [case.name for case in CASES]
+    for case in CASES:
+        assert sum(line.startswith(f"{case.name}  ") for line in table.splitlines()) == 1
+        assert sum(line.partition(" ")[2] == case.name for line in progress.splitlines()) == 1
+
+
+def test_the_table_is_readable_at_120_columns(run: tuple[str, str, dict[str, Any]]) -> None:
+    table, _, answer = run
+    assert max(map(len, table.splitlines())) <= 120
+    assert str(answer["machine"]["cpu"]) in table
+    assert f"torch {torch.__version__}" in table
+    assert "tensor 256x256 bfloat16" in table
+
+
+def test_the_json_holds_every_single_time(run: tuple[str, str, dict[str, Any]]) -> None:
+    _, _, answer = run
+    for entry in answer["measured"]:
+        assert set(entry["seconds"]) == {"copy", "into", "small", "double", "clone", "fresh"}
+        assert all(len(times) == answer["runs"] == 1 for times in entry["seconds"].values())
+        assert all(seconds > 0 for times in entry["seconds"].values() for seconds in times)
+        assert entry["share"]["median"] == entry["seconds"]["copy"][0] / entry["seconds"]["into"][0]
+        assert isfinite(entry["memory"])
+        assert entry["limit"] in ("memory", "arithmetic", None)
+        assert (entry["temporary"] is not None) == LINUX
+
+
+@pytest.mark.usefixtures("no_compiling")
+def test_peers_stand_beside_the_cases_they_implement(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "out.json"
+    status, table, _ = bench(capsys, *SMALL, "--only", "e4m3", "--json", str(file))
+    assert status == 0
+    answer = json.loads(file.read_text())
+    by_peer = {name: {e["case"] for e in answer["measured"] if name in e["peers"]} for name in answer["peers"]}
+    stored = {e["case"] for e in answer["measured"] if e["case"].startswith(("encode", "decode"))}
+    assert len(stored) == 2, "which have no peers"
+    assert by_peer["torch eager"] == by_peer["torch.compile"] == {e["case"] for e in answer["measured"]} - stored
+    assert "×eager" in table
+    assert "×compile" in table
+    for name, cases in {"torchao": {"e4m3:1x32:e8m0"}, "ml_dtypes": {"e4m3"}}.items():
+        assert by_peer.get(name, cases) == cases
+        assert (name in by_peer) == (f"×{name}" in table)
+        assert (name in by_peer) != (f"{name} skipped" in table)
+
+
+@pytest.mark.usefixtures("no_compiling")
+def test_noise_stands_beside_randn_and_box_muller(capsys: pytest.CaptureFixture[str]) -> None:
+    _, table, _ = bench(capsys, *SMALL, "--only", "noise")
+    assert all(word in table for word in ("×torch.randn", "×Box–Muller", "ns each"))
+    assert "×eager" not in table
+
+
+@pytest.mark.usefixtures("no_compiling")
+def test_a_peer_that_is_absent_is_skipped_with_a_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torchao", None)
+    monkeypatch.setitem(sys.modules, "ml_dtypes", None)
+    status, table, _ = bench(capsys, *SMALL, "--only", "e4m3:1x32")
+    assert status == 0
+    assert "torchao skipped: it is not installed" in table.splitlines()
+    assert "ml_dtypes skipped: it is not installed" in table.splitlines()
+    assert "×torchao" not in table
+    assert "×eager" in table
+
+
+def test_a_peer_that_fails_is_said_in_a_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("no C++ compiler\nand a long story")
+
+    monkeypatch.setattr(torch, "compile", fail)
+    status, table, _ = bench(capsys, *SMALL, "--only", "e2m1:16x16")
+    assert status == 0
+    assert "torch.compile failed on e2m1:16x16:nvfp4: RuntimeError: no C++ compiler" in table.splitlines()
+    assert "×compile" not in table
+
+
+def test_ragged_tensors_are_measured_without_peers(capsys: pytest.CaptureFixture[str]) -> None:
+    status, table, _ = bench(capsys, "--rows", "99", "--cols", "130", "--runs", "1", "--only", "e4m3:128x128:gam")
+    assert status == 0
+    assert "tensor 99x130 bfloat16" in table
+    assert "no peers: they take whole blocks" in table
+
+
+def test_threads_are_put_back(capsys: pytest.CaptureFixture[str]) -> None:
+    before = torch.get_num_threads()
+    _, table, _ = bench(capsys, *SMALL[:4], "--no-peers", "--threads", str(before + 1), "--only", "e2m1:1x32:mx")
+    assert f"{before + 1} threads" in table
+    assert torch.get_num_threads() == before
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["--device", "cuda"], ["--device cuda", "cpu"]),
+        (["--size", "0"], ["--size", "'0'", "from 1 up"]),
+        (["--runs", "many"], ["--runs", "'many'"]),
+        (["--dtype", "int8"], ["--dtype", "int8", "bfloat16", "float32"]),
+        (["--only", "nvfp5"], ["nvfp5", *(case.name for case in CASES)]),
+        (["--json", "/no/such/folder/out.json"], ["--json", "/no/such/folder/out.json"]),
+        (["--json", "."], ["--json"]),
+        (["now"], ["now"]),
+    ],
+)
+def test_wrong_options_are_one_line_and_status_2(
+    capsys: pytest.CaptureFixture[str], words: list[str], named: list[str]
+) -> None:
+    status, out, err = bench(capsys, *words)
+    assert status == 2
+    assert out == ""
+    assert err.startswith("fewbits: bench kernels: ")
+    assert err.count("\n") == 1
+    assert all(name in err for name in named)
+
+
+# What is compared
+
+
+def test_names_of_cases_are_distinct() -> None:
+    assert len({case.name for case in CASES}) == len(CASES)
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if not isinstance(c, (Noise, Encode, Decode))], ids=lambda c: c.name)
+def test_peers_do_the_same_work(case: Case) -> None:
+    """Their values are ours, but for the last bit of a scale here and there; random ones are about as far from x."""
+    x = torch.randn(256, 256, generator=torch.Generator().manual_seed(3)).to(case.dtype or torch.bfloat16)
+    for peer in bench_peers.PEERS:
+        if peer.name == "torch.compile" or peer.missing():
+            continue
+        with bench_peers.quiet():
+            work = peer.work(case)
+        if work is None:
+            assert peer.name != "torch eager"
+            continue
+        theirs: Any = work(x)
+        ours: Any = case.fresh(x)
+        pairs = zip(theirs, ours, strict=True) if isinstance(case, Both) else [(_first(theirs), _first(ours))]
+        for a, b in pairs:
+            assert (a.shape, a.dtype) == (b.shape, b.dtype)
+            if isinstance(case, Sample) or "stochastic" in case.name:
+                far = [float((y.float() - x.float()).square().mean().sqrt()) for y in (a, b)]
+                assert far[0] == pytest.approx(far[1], rel=0.1)
+            else:
+                assert float((a == b).float().mean()) > (0.98 if "rht" in case.name else 0.99)
+        if isinstance(case, Quantize) and case.stats:
+            assert float(theirs[1]) == pytest.approx(float(ours[1].error), rel=0.01)
+
+
+def _first(result: Any) -> torch.Tensor:
+    if isinstance(result, Packed):
+        return result.codes
+    return result[0] if isinstance(result, tuple) else result
+
+
+def test_the_case_of_float32_rounds_values_that_are_not_bfloat16() -> None:
+    (case,) = (case for case in CASES if case.dtype == torch.float32)
+    x = torch.randn(64, 64)
+    y: Any = case.fresh(x)
+    assert not torch.equal(y, x)
+    assert torch.equal(y, y.bfloat16().float())
+
+
+@pytest.mark.parametrize(
+    ("case", "traffic"),
+    [
+        (Quantize("e4m3"), 1.0),
+        (Quantize("e4m3:tensor:amax"), 1.5),
+        (Quantize("e4m3:channel:amax"), 1.0),
+        (Quantize("e4m3:channel:amax", axis=0), 1.5),
+        (Quantize("e4m3:128x128:amax"), 1.0),
+        (Quantize("e4m3:128x128:gam"), 1.5),
+        (Quantize("e2m1:1x32:mx", axis=0), 1.0),
+        (Quantize("e2m1:1x16:nvfp4:rht16"), 1.5),
+        (Both("e4m3:1x32:e8m0"), 1.5),
+        (Both("e2m1:1x16:nvfp4"), 2.0),
+        (Mix("m", "e4m3:128x128:amax @ error<0.1 | bf16 ; per=block"), 1.0),
+        (Encode("e2m1:1x16:nvfp4"), (4 + 0.5 + 1 / 16) / 4),
+        (Encode("e4m3:channel:amax"), 0.75),
+        (Encode("e3m2:1x32:mx"), (2 + 0.75 + 1 / 32) / 4),
+        (Decode("e4m3:128x128:amax"), (1 + 4 / 128**2 + 2) / 4),
+        (Decode("bf16"), 1.0),
+        (Sample("gaussian"), 1.25),
+        (Noise("gaussian"), 0.125),
+        (Noise("uniform"), 0.5),
+    ],
+    ids=lambda value: getattr(value, "name", None),
+)
+def test_the_bytes_a_perfect_kernel_moves_beside_those_of_the_copy(case: Case, traffic: float) -> None:
+    assert case.traffic(itemsize=2) == traffic
+
+
+# How it is measured and told
+
+
+def measured(share: float, memory: float, arithmetic: float | None) -> Measured:
+    ratio = Ratio(share, share / 2, share * 2)
+    return Measured("made up", False, ratio, memory, arithmetic, ratio, 0.01, 1e10, 1e-9, {}, 1)
+
+
+def told(cores: int, load: float) -> Bench:
+    named = dict.fromkeys(("cpu", "threads", "fewbits", "backend", "torch", "python", "compiler"), "?")
+    return Bench({**named, "cores": cores, "load": load}, "bfloat16", 8192, 8192, 7, [measured(0.6, 1.0, 0.8)])
+
+
+def test_the_limit_is_the_lower_of_memory_and_arithmetic() -> None:
+    assert (measured(0.6, 0.67, 0.9).limit, measured(0.6, 0.8, 0.9).reached) == ("memory", 0.6 / 0.8)
+    assert (measured(0.6, 1.0, 0.8).limit, measured(0.6, 1.0, 0.8).reached) == ("arithmetic", 0.6 / 0.8)
+    assert (measured(0.6, 1.0, None).limit, measured(0.6, 1.0, None).reached) == (None, None)
+
+
+def test_a_share_is_printed_with_its_range_and_limit() -> None:
+    table = as_text(told(cores=4, load=0.2))
+    assert "made up 60 30–120 100 80 arith 75 60 1" in re.sub(r" +", " ", table)
+    assert "small tensor" not in table
+    assert "they disturb every figure" not in table
+
+
+def test_time_in_the_caches_is_a_difference_and_none_where_it_was_disturbed() -> None:
+    seconds = bench_measure.seconds_per_element
+    assert seconds(small=15e-6, double=25e-6, elements=10_000, in_memory=2e-9) == pytest.approx(1e-9)
+    assert seconds(small=15e-6, double=25e-6, elements=10_000, in_memory=0.5e-9) is None
+    assert seconds(small=8e-3, double=8.1e-3, elements=10_000, in_memory=2e-9) is None
+    assert seconds(small=15e-6, double=8e-3, elements=10_000, in_memory=2e-9) is None
+
+
+def test_a_busy_machine_is_told() -> None:
+    assert "they disturb every figure" in as_text(told(cores=4, load=2.1))
+
+
+def test_turns_end_when_patience_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench_measure, "PATIENCE", 0.0)
+    assert len(bench_measure.take_turns([lambda: None], runs=5)[0]) == 1
+    monkeypatch.setattr(bench_measure, "PATIENCE", 60.0)
+    assert len(bench_measure.take_turns([lambda: None], runs=5)[0]) == 5
+
+
+def test_ratios_are_taken_within_a_turn() -> None:
+    assert Ratio.of([1, 20, 3], [2, 10, 1]) == Ratio(2, 0.5, 3)
+
+
+@pytest.mark.skipif(not LINUX, reason="peak memory is read from /proc")
+@pytest.mark.parametrize("kernel_keeps_the_peak", [True, False])
+def test_peak_memory_is_what_a_call_holds_beyond_its_result(
+    monkeypatch: pytest.MonkeyPatch, kernel_keeps_the_peak: bool
+) -> None:
+    if not kernel_keeps_the_peak:
+        monkeypatch.setattr(bench_measure, "_reset_peak", lambda: False)
+
+    def call() -> torch.Tensor:
+        scratch = torch.ones(64 * MIB, dtype=torch.uint8)
+        time.sleep(0.02)
+        del scratch
+        return torch.ones(16 * MIB, dtype=torch.uint8)
+
+    call()
+    extra = peak_memory(call)
+    assert extra is not None
+    assert 40 * MIB < extra < 72 * MIB
+
+
+def test_touched_memory_gives_a_call_the_memory_of_the_last_one() -> None:
+    memory = TouchedMemory()
+
+    def call() -> tuple[int, ...]:
+        with memory:
+            x = torch.empty(3, 5)
+            return x.data_ptr(), torch.empty_like(x).data_ptr(), torch.empty(3, 5, dtype=torch.int32).data_ptr()
+
+    assert call() == call()
+    assert len(set(call())) == 3
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if not c.has_out], ids=lambda c: c.name)
+def test_what_has_no_out_writes_the_same_values_into_touched_memory(case: Case) -> None:
+    x = torch.randn(256, 256, generator=torch.Generator().manual_seed(3)).bfloat16()
+    memory = TouchedMemory()
+    for _ in range(2):
+        with memory:
+            values: Any = case.into(x, x)
+    public: Any = case.fresh(x)
+    assert torch.equal(_first(values), _first(public))
+
+
+# Generators
+
+
+def test_a_machine_with_more_to_do_than_cores_is_said_to_be_busy() -> None:
+    assert bench_measure.busy(2.0, 2) is None, "what has just ended is in the load for a minute"
+    warning = bench_measure.busy(6.8, 2)
+    assert warning is not None
+    assert "load 6.8, cores 2" in warning
+
+
+def test_generators_are_measured_over_shapes_and_kept_for_reports(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    words = ["--generators", "--shapes", "64x96,32x32", "--runs", "2", "--threads", "1", "--store", str(tmp_path)]
+    status, table, _ = bench(capsys, *words)
+    assert status == 0
+    assert [line.split()[0] for line in table.splitlines()[-2:]] == ["64x96", "32x32"]
+    answer = json.loads((tmp_path / "bench" / "generators-cpu.json").read_text())
+    places = {(one["rows"], one["cols"], one["what"], one["arm"]) for one in answer["timed"]}
+    arms = {"bitwise", "torch"} | ({"box-muller"} if build.compiler() else set())
+    assert {arm for rows, _, what, arm in places if (rows, what) == (64, "generator")} == arms
+    assert {arm for rows, _, what, arm in places if (rows, what) == (32, "forward")} == {"bitwise", "torch"}
+    assert all(len(one["seconds"]) == 2 and min(one["seconds"]) > 0 for one in answer["timed"])
+    assert answer["machine"]["device"]
+    _, again, _ = bench(capsys, *words, "--once")
+    assert "is there" in again
+    assert json.loads((tmp_path / "bench" / "generators-cpu.json").read_text()) == answer
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--generators", "--shapes", "64"], "shapes such as 2048x512"),
+        (["--generators", "--shapes", "0x5"], "shapes such as 2048x512"),
+        (["--store", "runs"], "--store belongs to --generators"),
+        (["--generators", "--once"], "--once belongs to --store"),
+    ],
+)
+def test_bad_shapes_and_a_store_of_nothing_are_one_line(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, _, error = bench(capsys, *words)
+    assert status == 2
+    assert said in error

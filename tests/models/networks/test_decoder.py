@@ -1,0 +1,166 @@
+"""The decoder computes what its families' own code computes, whatever the sizes."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fewbits.models.networks.decoder import Decoder, DecoderConfig
+from fewbits.models.networks.presets import MODELS
+from fewbits.models.networks.registry import build
+from tests.models.oracles import ORACLES, TOKENS, small
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "gpt2-124m": {},
+    "llama2-134m": {"kv_heads": 2},
+    "nemotron3-8b": {},
+    "hybrid-8b": {"layers": 4, "pattern": "M-*M", "mamba_groups": 2, "mamba_state": 8, "mamba_head_dim": 16},
+}
+
+
+def tokens(seed: int, shape: tuple[int, int] = (2, TOKENS)) -> Tensor:
+    return torch.randint(61, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def family(name: str, compute_dtype: torch.dtype = torch.float32, **changes: Any) -> Decoder:
+    return build(small(name, **{**FAMILIES[name], **changes}), seed=1, compute_dtype=compute_dtype)
+
+
+def gradients(model: nn.Module, loss: Tensor) -> dict[str, Tensor]:
+    model.zero_grad()
+    loss.backward()
+    return {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
+
+
+@pytest.mark.parametrize("oracle", ORACLES)
+def test_logits_and_gradients_equal_those_of_transformers_with_the_same_weights(oracle: str) -> None:
+    theirs, ours = ORACLES[oracle]()
+    x, y = tokens(1), tokens(2)
+    expected = theirs(x).logits
+    logits = ours(x)
+    assert expected.std() > 0.5  # there is something to compare
+    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=2e-5)
+
+    # The whole gradient, seen where all of it meets: at the embedding; and the parameters' own in norm.
+    cross_entropy = nn.functional.cross_entropy(expected.flatten(0, 1), y.flatten())
+    their_gradients = gradients(theirs, cross_entropy)
+    our_gradients = gradients(ours, ours.loss(x, y))
+    embedding = next(iter(their_gradients.values()))  # both models' first parameter
+    torch.testing.assert_close(our_gradients["embed.weight"], embedding, rtol=1e-3, atol=1e-6)
+    total, expected_total = (
+        torch.stack([g.norm() for g in grads.values()]).norm() for grads in (our_gradients, their_gradients)
+    )
+    torch.testing.assert_close(total, expected_total, rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_later_token_never_changes_an_earlier_logit(name: str, dtype: torch.dtype) -> None:
+    model, x = family(name, dtype), tokens(1)
+    changed = x.clone()
+    changed[:, 10:] = (changed[:, 10:] + 1) % 61
+    before, after = model(x), model(changed)
+    assert torch.equal(before[:, :10], after[:, :10])
+    assert not torch.equal(before[:, 10], after[:, 10])
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_bf16_compute_keeps_parameters_and_gradients_in_fp32_and_the_loss_near(name: str) -> None:
+    model, x, y = family(name, torch.bfloat16), tokens(1), tokens(2)
+    loss = model.loss(x, y)
+    assert loss.dtype == torch.float32
+    assert model(x).dtype == torch.float32
+    grads = gradients(model, loss)
+    assert grads.keys() == dict(model.named_parameters()).keys()
+    assert all(grad.dtype == torch.float32 for grad in grads.values())
+    assert all(parameter.dtype == torch.float32 for parameter in model.parameters())
+    torch.testing.assert_close(loss, family(name).loss(x, y), rtol=2e-2, atol=0)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_repeated_step_gives_the_same_bits(name: str) -> None:
+    model, x, y = family(name, torch.bfloat16), tokens(1), tokens(2)
+    first, second = gradients(model, model.loss(x, y)), gradients(model, model.loss(x, y))
+    assert all(torch.equal(first[parameter], second[parameter]) for parameter in first)
+
+
+def test_the_residual_stream_runs_in_the_compute_dtype() -> None:
+    model, seen = family("nemotron3-8b", torch.bfloat16), []
+    for block in model.blocks:
+        block.register_forward_hook(lambda block, args, output: seen.append((args[0].dtype, output.dtype)))
+    model(tokens(1))
+    assert seen == [(torch.bfloat16, torch.bfloat16)] * 2
+
+
+def test_the_loss_of_each_token_averages_to_the_loss_and_ignored_targets_do_not_count() -> None:
+    model, x, y = family("llama2-134m"), tokens(1), tokens(2)
+    losses = model.loss(x, y, reduction="none")
+    assert losses.shape == y.shape
+    torch.testing.assert_close(losses.mean(), model.loss(x, y))
+    torch.testing.assert_close(losses, -model(x).log_softmax(-1).gather(-1, y[..., None]).squeeze(-1))
+
+    y[0] = -100
+    torch.testing.assert_close(model.loss(x, y), losses[1].mean())
+    assert model.loss(x, y, reduction="none")[0].eq(0).all()
+
+
+def test_a_loss_taken_in_parts_equals_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x, y = family("llama2-134m"), tokens(1), tokens(2)
+    whole = model.loss(x, y)
+    expected = gradients(model, whole)
+    monkeypatch.setattr("fewbits.models.networks.decoder.LOGITS_AT_ONCE", 7 * 61)  # 48 rows in parts of 7
+    in_parts = model.loss(x, y)
+    torch.testing.assert_close(in_parts, whole)
+    grads = gradients(model, in_parts)
+    for name, grad in expected.items():
+        torch.testing.assert_close(grads[name], grad)
+
+
+def test_a_large_vocabulary_never_has_all_its_logits_alive() -> None:
+    config = small("nvfp4-1.2b", vocab=131072, width=8, layers=1, heads=1, kv_heads=1, head_dim=8, ffn=8, context=512)
+    model, shapes = build(config, seed=1), []
+    model.head.register_forward_hook(lambda head, args, output: shapes.append(output.numel()))
+    x = tokens(1, (1, 300))
+    model.loss(x, x).backward()
+    assert len(shapes) == 6  # three parts, each once more in backward
+    assert max(shapes) <= 1 << 24
+
+
+def test_more_tokens_than_positions_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"33 tokens: .* 1 to 32"):
+        family("llama2-134m")(tokens(1, (1, 33)))
+    assert family("hybrid-8b")(tokens(1, (1, 33))).shape == (1, 33, 61)  # has no positions to run out of
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"activation": "relu"}, r"activation 'relu' of model 'gpt2-nano': valid are gelu, swiglu, relu2"),
+        ({"norm": "batchnorm"}, r"norm 'batchnorm' .* layernorm, layernorm1p, rmsnorm"),
+        ({"positions": "alibi"}, r"positions 'alibi' .* learned, rope, none"),
+        ({"init": "kaiming"}, r"init 'kaiming' .* gpt2, llama"),
+        ({"kv_heads": 3}, r"kv_heads 3 .* a divisor of heads, 4"),
+        ({"layers": 0}, r"layers 0 .* 1 and up"),
+        ({"positions": "rope", "rope_fraction": 0.3}, r"rope_fraction 0.3 .* head_dim 64"),
+        ({"pattern": "M-X"}, r"pattern 'M-X' .* M Mamba-2, - feed-forward, \* attention"),
+        ({"pattern": "M-"}, r"layers 6 .* 2, the letters of pattern 'M-'"),
+        ({"pattern": "MMMMMM", "mamba_head_dim": 48}, r"mamba_head_dim 48 .* a divisor of 512"),
+        ({"pattern": "MMMMMM", "mamba_groups": 3}, r"mamba_groups 3 .* a divisor of the 8 heads"),
+        ({"init_std": 0.0}, r"init_std 0.0 .* more than 0"),
+    ],
+)
+def test_a_wrong_setting_names_the_valid_ones(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        replace(MODELS["gpt2-nano"], **changes)
+
+
+def test_a_wrong_reduction_names_the_valid_ones() -> None:
+    with pytest.raises(ValueError, match="reduction 'sum': valid are mean, none"):
+        family("gpt2-124m").loss(tokens(1), tokens(2), reduction="sum")  # type: ignore[arg-type]
+
+
+def test_settings_are_plain_values() -> None:
+    values = vars(DecoderConfig("tiny", 61, 64, 2, 4, 4, 16, 96)).values()
+    assert {type(value) for value in values} == {str, int, float, bool}

@@ -1,0 +1,161 @@
+"""Each layer against torch's own in FP32 or FP64, gradients included."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fewbits.models.networks.layers import (
+    ACTIVATIONS,
+    NORMS,
+    UNFUSED_UP_TO,
+    Linear,
+    Rope,
+    causal_attention,
+    rms_norm,
+    squared_relu,
+)
+
+EPS = 1e-5
+
+
+def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype).requires_grad_()
+
+
+def same_with_gradients(ours: Tensor, theirs: Tensor, inputs: list[Tensor], rtol: float, atol: float) -> None:
+    torch.testing.assert_close(ours, theirs, rtol=rtol, atol=atol)
+    cotangent = normal(*theirs.shape, seed=99).detach()
+    grads = torch.autograd.grad((ours * cotangent).sum(), inputs)
+    expected = torch.autograd.grad((theirs * cotangent).sum(), inputs)
+    for grad, other in zip(grads, expected, strict=True):
+        torch.testing.assert_close(grad, other, rtol=rtol, atol=atol)
+
+
+def stirred(norm: str) -> torch.nn.Module:
+    module = NORMS[norm](48, EPS, True)
+    with torch.no_grad():
+        for number, parameter in enumerate(module.parameters()):
+            parameter.add_(normal(48, seed=number + 5))
+    return module
+
+
+TORCH_NORMS: dict[str, Callable[[Tensor, torch.nn.Module], Tensor]] = {
+    "layernorm": lambda x, m: F.layer_norm(x, (48,), m.weight, m.bias, EPS),  # type: ignore[arg-type]
+    "layernorm1p": lambda x, m: F.layer_norm(x, (48,), m.weight + 1, m.bias, EPS),  # type: ignore[arg-type, operator]
+    "rmsnorm": lambda x, m: F.rms_norm(x, (48,), m.weight, EPS),  # type: ignore[arg-type]
+}
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_norms_are_torchs(norm: str) -> None:
+    module, x = stirred(norm), normal(2, 7, 48)
+    inputs = [x, *module.parameters()]
+    same_with_gradients(module(x), TORCH_NORMS[norm](x, module), inputs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_norms_compute_in_fp32_and_return_the_input_dtype(norm: str) -> None:
+    module, x = stirred(norm), normal(2, 7, 48, dtype=torch.bfloat16)
+    y, exact = module(x), TORCH_NORMS[norm](x.float(), module)
+    assert y.dtype == torch.bfloat16
+    # Rounded once, from FP32: at most half a step of BF16 away.
+    assert ((y.float() - exact).abs() <= exact.abs() * 2**-8 + 1e-6).all()
+    y.sum().backward()
+    assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in module.parameters())
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_a_norm_starts_as_the_bare_norm(norm: str) -> None:
+    x = normal(2, 7, 48)
+    bare = F.rms_norm(x, (48,), eps=EPS) if norm == "rmsnorm" else F.layer_norm(x, (48,), eps=EPS)
+    torch.testing.assert_close(NORMS[norm](48, EPS, True)(x), bare)
+
+
+def test_a_grouped_rms_norm_is_one_for_each_group() -> None:
+    x, weight = normal(3, 5, 2, 8), normal(2, 8, seed=1)
+    theirs = torch.stack([F.rms_norm(x[..., g, :], (8,), weight[g], EPS) for g in range(2)], -2)
+    same_with_gradients(rms_norm(x, weight, EPS, torch.float32), theirs, [x, weight], rtol=1e-4, atol=1e-5)
+
+
+def test_squared_relu_and_its_gradient() -> None:
+    x = normal(400)
+    same_with_gradients(squared_relu(x), F.relu(x) ** 2, [x], rtol=0, atol=0)
+
+
+def test_gelu_is_the_exact_one() -> None:
+    x = normal(100)
+    torch.testing.assert_close(ACTIVATIONS["gelu"](x), x * 0.5 * (1 + torch.erf(x / 2**0.5)))
+
+
+def test_a_linear_layer_keeps_fp32_and_computes_in_the_dtype_of_its_input() -> None:
+    linear, x = Linear(16, 8, part="up", bias=True), normal(3, 16, dtype=torch.bfloat16)
+    with torch.no_grad():
+        for parameter in linear.parameters():
+            parameter.copy_(normal(*parameter.shape, seed=2))
+    y = linear(x)
+    assert torch.equal(y, F.linear(x, linear.weight.bfloat16(), linear.bias.bfloat16()))
+    y.sum().backward()
+    assert linear.weight.grad is not None
+    assert linear.weight.dtype == linear.weight.grad.dtype == torch.float32
+    assert isinstance(linear, torch.nn.Linear)
+
+
+# ------------------------------------------------------------------------------------------------ positions
+
+
+def test_rotated_scores_depend_on_distance_alone() -> None:
+    rope = Rope(head_dim=8, fraction=1.0, theta=100.0, context=20)
+    q, k = (normal(1, 1, 1, 8, seed=seed).expand(1, 20, 1, 8) for seed in (1, 2))
+    scores = torch.einsum("bqhe,bkhe->qk", rope(q), rope(k))
+    for distance in range(-19, 20):
+        diagonal = scores.diagonal(distance)
+        torch.testing.assert_close(diagonal, diagonal[:1].expand_as(diagonal), rtol=1e-4, atol=1e-5)
+
+
+def test_neighbours_turn_by_position_times_a_power_of_theta() -> None:
+    rope = Rope(head_dim=4, fraction=1.0, theta=100.0, context=8)
+    x = torch.tensor([1.0, 0.0, 1.0, 0.0]).expand(1, 8, 1, 4)
+    fast, slow = torch.arange(8.0), torch.arange(8.0) / 10
+    expected = torch.stack((fast.cos(), fast.sin(), slow.cos(), slow.sin()), -1)
+    torch.testing.assert_close(rope(x)[0, :, 0], expected)
+
+
+def test_a_fraction_leaves_the_other_dimensions_alone() -> None:
+    x = normal(2, 6, 3, 8)
+    y = Rope(head_dim=8, fraction=0.5, theta=100.0, context=20)(x)
+    assert torch.equal(y[..., 4:], x[..., 4:])
+    assert torch.equal(y[..., :4], Rope(head_dim=4, fraction=1.0, theta=100.0, context=20)(x[..., :4]))
+
+
+def test_rotations_are_no_part_of_the_state() -> None:
+    assert not Rope(head_dim=8, fraction=1.0, theta=100.0, context=20).state_dict()
+
+
+# ------------------------------------------------------------------------------------------------ attention
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("heads", "kv_heads"), [(2, 2), (4, 2), (2, 1)])
+@pytest.mark.parametrize("tokens", [1, 33, UNFUSED_UP_TO, UNFUSED_UP_TO + 1])
+def test_attention_is_the_softmax_over_tokens_up_to_its_own(
+    tokens: int, heads: int, kv_heads: int, dtype: torch.dtype
+) -> None:
+    inputs = [normal(1, tokens, n, 16, seed=n, dtype=dtype) for n in (heads, kv_heads, kv_heads)]
+    q, k, v = (x.double() for x in inputs)
+    k, v = (x.repeat_interleave(heads // kv_heads, 2) for x in (k, v))
+    scores = torch.einsum("bqhe,bkhe->bhqk", q, k) / 4
+    future = torch.ones(tokens, tokens, dtype=torch.bool).triu(1)
+    exact = torch.einsum("bhqk,bkhe->bqhe", scores.masked_fill(future, -torch.inf).softmax(-1), v)
+
+    ours, exact_FP32 = causal_attention(*inputs), exact.float()
+    assert ours.dtype == dtype
+    cotangent = normal(*exact.shape, seed=99).detach()
+    grads = torch.autograd.grad((ours.float() * cotangent).sum(), inputs)
+    expected = torch.autograd.grad((exact * cotangent).sum(), inputs)
+    tolerance = 1e-5 if dtype == torch.float32 else 2e-2  # of the tensor's largest entry
+    for one, other in zip((ours, *grads), (exact_FP32, *expected), strict=True):
+        difference = (one.double() - other.double()).abs().max()
+        assert difference <= tolerance * other.abs().max().clamp(min=1)

@@ -1,0 +1,39 @@
+"""`fewbits models` says what there is."""
+
+import json
+
+import pytest
+
+from fewbits.models.networks.listing import main
+from fewbits.models.networks.presets import MODELS
+
+
+def test_json_lists_every_model_with_its_parameters(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["name"] for row in rows] == list(MODELS)
+    assert all(row.keys() == {"name", "parameters", "linear_parameters", "description"} for row in rows)
+    nvfp4 = next(row for row in rows if row["name"] == "nvfp4-1.2b")
+    assert (nvfp4["parameters"], nvfp4["linear_parameters"]) == (1_291_929_600, 754_974_720)
+
+
+def test_the_table_has_a_line_for_each_model(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert head.split() == ["name", "parameters", "linear", "description"]
+    assert [line.split()[0] for line in lines] == list(MODELS)
+    nemotron = next(line for line in lines if line.startswith("nemotron3-8b"))
+    assert "8,540,135,424" in nemotron
+    assert "squared ReLU 16384, LayerNorm1p, RoPE on 50%" in nemotron
+
+
+def test_help_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["--help"])
+    assert stopped.value.code == 0
+    assert "example: fewbits models --json" in capsys.readouterr().out
+
+
+def test_an_unknown_option_is_a_value_error() -> None:
+    with pytest.raises(ValueError, match="models: unrecognized arguments: --xml"):
+        main(["--xml"])

@@ -1,0 +1,101 @@
+"""Adam-mini's partition covers every parameter, and follows its heads and neurons."""
+
+import math
+
+import pytest
+from torch import nn
+
+from fewbits.models.networks.partition import adam_mini_partition
+from fewbits.models.networks.presets import MODELS
+from fewbits.models.networks.registry import on_meta
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_groups_of_rows_cover_each_parameter_once(name: str) -> None:
+    model = on_meta(MODELS[name])
+    partition = adam_mini_partition(model)
+    assert list(partition) == [name for name, _ in model.named_parameters()]
+    for name, parameter in model.named_parameters():
+        groups = partition[name]
+        assert groups in ("element", "tensor") or sum(map(int, groups)) == parameter.shape[0]
+
+
+def test_a_fused_qkv_has_queries_and_keys_by_head_and_values_by_neuron() -> None:
+    partition = adam_mini_partition(on_meta(MODELS["nvfp4-1.2b"]))
+    assert partition["blocks.0.attention.qkv.weight"] == (128,) * (16 + 8) + (1,) * (8 * 128)
+
+
+def test_separate_queries_and_keys_go_by_head_and_the_other_linear_layers_by_neuron() -> None:
+    partition = adam_mini_partition(on_meta(MODELS["llama2-nano"]))
+    block = {name.removeprefix("blocks.0."): groups for name, groups in partition.items() if ".0." in name}
+    assert block == {
+        "attention_norm.weight": "tensor",
+        "attention.q.weight": (64,) * 4,
+        "attention.k.weight": (64,) * 4,
+        "attention.v.weight": (1,) * 256,
+        "attention.out.weight": (1,) * 256,
+        "ffn_norm.weight": "tensor",
+        "ffn.gate.weight": (1,) * 512,
+        "ffn.up.weight": (1,) * 512,
+        "ffn.down.weight": (1,) * 256,
+    }
+
+
+def test_embeddings_and_head_go_by_element() -> None:
+    assert adam_mini_partition(on_meta(MODELS["llama2-nano"]))["head.weight"] == "element"
+    for name in ("embed.weight", "positions.weight"):
+        assert adam_mini_partition(on_meta(MODELS["gpt2-nano"]))[name] == "element"
+
+
+def test_mambas_linear_layers_go_by_neuron_and_the_rest_of_it_by_tensor() -> None:
+    partition = adam_mini_partition(on_meta(MODELS["hybrid-nano"]))
+    mamba = {name.rpartition("blocks.0.mamba.")[2]: g for name, g in partition.items() if ".0.mamba." in name}
+    rows = {name: groups for name, groups in mamba.items() if groups != "tensor"}
+    assert rows == {"in_proj.weight": (1,) * 1160, "out_proj.weight": (1,) * 256}
+    assert mamba.keys() - rows.keys() == {"conv_weight", "conv_bias", "A_log", "dt_bias", "D", "norm_weight"}
+
+
+def test_a_foreign_llama_is_partitioned_like_ours() -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=256,
+        hidden_size=256,
+        intermediate_size=512,
+        num_hidden_layers=6,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+    )
+    theirs = sorted(map(str, adam_mini_partition(LlamaForCausalLM(config)).values()))
+    assert theirs == sorted(map(str, adam_mini_partition(on_meta(MODELS["llama2-nano"])).values()))
+
+
+def test_a_module_without_attention_goes_by_neuron() -> None:
+    model = nn.Sequential(nn.Linear(3, 5), nn.LayerNorm(5))
+    assert adam_mini_partition(model) == {
+        "0.weight": (1,) * 5,
+        "0.bias": "tensor",
+        "1.weight": "tensor",
+        "1.bias": "tensor",
+    }
+
+
+def test_queries_without_a_heads_dimension_are_refused() -> None:
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.q_proj = nn.Linear(4, 6)
+
+    with pytest.raises(ValueError, match=r"q_proj has 6 rows for heads of dimension None"):
+        adam_mini_partition(nn.Sequential(Attention()))
+
+
+def test_the_second_moments_of_a_llama_are_few() -> None:
+    """The point of Adam-mini: almost no memory for v outside embedding and head."""
+    model = on_meta(MODELS["llama2-1b"])
+    partition = adam_mini_partition(model)
+    sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
+    moments = {"element": math.inf, "tensor": 1}
+    blocks = [name for name in sizes if name.startswith("blocks")]
+    shared = sum(moments[g] if isinstance(g, str) else len(g) for g in (partition[name] for name in blocks))
+    assert shared < sum(sizes[name] for name in blocks) / 1000

@@ -1,0 +1,98 @@
+"""`--dry-run`: what would run, by what was measured, at little cost and with nothing written."""
+
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+from fewbits import cli
+from fewbits.experiments.runs.run_folder import RunFolder
+from fewbits.sweeps.commands.dry_run import describe
+from fewbits.sweeps.planning.cost import STATE_BYTES, Speeds, disk, parameters_of, work_of
+from tests.experiments.trial_inputs import MOR
+from tests.sweeps.conftest import Undisturbed
+from tests.sweeps.sweep_inputs import planned, tiny_file
+
+
+def dry_run(file: Path, runs: Path, capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    capsys.readouterr()
+    assert cli.main(["sweep", str(file), *words, "--runs", str(runs), "--dry-run"]) == 0
+    shown = capsys.readouterr()
+    assert shown.err == ""
+    return shown.out
+
+
+def test_what_is_there_is_told_apart_from_what_is_missing(
+    undisturbed: Undisturbed, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = sorted(undisturbed.store.rglob("*"))
+    assert dry_run(undisturbed.file, undisturbed.store, capsys).endswith("\n\n8 trials: 8 done\nnothing to run\n")
+    shown = dry_run(undisturbed.file, undisturbed.store, capsys, "seeds=[0,2]")
+    rows = shown.partition("\n\n")[0].splitlines()
+    assert len(rows) == 8
+    assert sum(row.endswith("  done") for row in rows) == 4
+    assert sum(row.endswith("  planned") for row in rows) == 4
+    assert re.search(r"^8 trials: 4 planned, 4 done$", shown, re.MULTILINE)
+    assert re.search(r"^about \d+:\d\d, \d+ at a time, by the speeds measured here$", shown, re.MULTILINE)
+    assert sorted(undisturbed.store.rglob("*")) == before
+
+
+def test_a_store_in_which_nothing_like_it_has_run_tells_no_time(
+    undisturbed: Undisturbed, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "time not known: nothing like these trials" in dry_run(undisturbed.file, tmp_path / "none", capsys)
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize("name", ["a,b", "lr=1 (ü)", "it's", 'say "a"', "[x]{y}", "~#\\"])
+def test_a_store_may_be_called_anything(
+    name: str, undisturbed: Undisturbed, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / name).symlink_to(undisturbed.store)
+    assert dry_run(undisturbed.file, tmp_path / name, capsys).endswith("nothing to run\n")
+
+
+def test_times_are_work_by_measured_speed_less_what_is_done(cache: Path, tmp_path: Path) -> None:
+    file = tiny_file(tmp_path, cache, {"axes": {"training.steps": [8, 16]}, "resources": {"cpus": 1}})
+    plan = planned(file, f"runtime.runs={tmp_path / 'runs'}")
+    short, long = plan.trials.values()
+    assert work_of(long.trial) == 2 * work_of(short.trial)
+    tokens = long.trial.training.batch * long.trial.training.length
+    Path(tmp_path / "runs").mkdir()
+    Speeds(tmp_path / "runs").measured(short, tokens / 60)  # a minute for each step
+    assert Speeds(tmp_path / "runs").seconds(long) == pytest.approx(16 * 60)
+    assert "about 24:00, 1 at a time" in describe(plan, parallel=1)
+    assert "about 16:00, 2 at a time" in describe(plan, parallel=2)  # the longest
+    (RunFolder(long.folder.path, long.id).checkpoints / "step-00000008").mkdir(parents=True)
+    assert "about 8:00, 2 at a time" in describe(plan, parallel=2)
+    assert disk([short]) == 2 * STATE_BYTES * parameters_of(short.trial.model)
+    short.keep.update({1, 3})
+    assert disk([short]) == 4 * STATE_BYTES * parameters_of(short.trial.model)
+
+
+def test_a_trial_in_two_places_is_told_once(cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tiny_file(tmp_path, cache, {"arms": {"a": {}, "b": {"words": ["recipe.name=other"]}}})
+    shown = dry_run(file, tmp_path / "runs", capsys)
+    assert shown.splitlines()[1].endswith("planned  (the same trial as above)")
+    assert "\n1 trials: 1 planned\n" in shown
+
+
+def test_a_trial_is_planned_in_a_small_part_of_the_time_of_composing_it(
+    cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Five hundred trials, at a third of a composition each at most; by processor time, since others compute too."""
+    from fewbits.experiments import config
+
+    file = tiny_file(tmp_path, cache, {"words": [*MOR], "axes": {"recipe.threshold": [0.01, 0.02]}})
+    dry_run(file, tmp_path / "runs", capsys)
+    began = time.process_time()
+    for _ in range(5):
+        config._composed.cache_clear()
+        config._interpolated.cache_clear()
+        config.resolved(["recipe=mor/block"])
+    composition = (time.process_time() - began) / 5
+    began = time.process_time()
+    shown = dry_run(file, tmp_path / "runs", capsys, f"seeds={list(range(250))}".replace(" ", ""))
+    assert "500 trials: 500 planned" in shown
+    assert time.process_time() - began < 500 * composition / 3

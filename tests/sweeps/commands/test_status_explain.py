@@ -1,0 +1,238 @@
+"""What is told of trials without running any: how they stand, what makes two of them different, what is stale."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fewbits import cli
+from fewbits.experiments.runs.run_folder import RunFolder
+from fewbits.sweeps.commands.explanation import differences
+from fewbits.sweeps.running import store
+from fewbits.sweeps.running.lease import leased
+from tests.sweeps.conftest import Undisturbed
+from tests.sweeps.sweep_inputs import folders, planned
+
+
+def status(undisturbed: Undisturbed, capsys: pytest.CaptureFixture[str], *words: str, runs: Path) -> list[Any]:
+    capsys.readouterr()
+    assert cli.main(["status", str(undisturbed.file), *words, "--runs", str(runs), "--json"]) == 0
+    rows: list[Any] = json.loads(capsys.readouterr().out)
+    return rows
+
+
+@pytest.fixture
+def some(undisturbed: Undisturbed, tmp_path: Path) -> list[RunFolder]:
+    """Folders of a store in which nothing has run."""
+    return folders(planned(undisturbed.file, f"runtime.runs={tmp_path}"))
+
+
+def test_states_follow_from_files(
+    undisturbed: Undisturbed, some: list[RunFolder], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done, diverged, failed, stopped, again, odd, *planned_ones = some
+    for folder, state in ((done, "done"), (diverged, "diverged"), (odd, "lost")):
+        folder.path.mkdir(parents=True)
+        (folder.path / "result.json").write_text(json.dumps({"id": folder.id, "status": state, "step": 5}))
+    for folder in (failed, again):
+        store.write_failure(folder, store.Failure("it broke", False, 2, ["a line"]))
+    (stopped.checkpoints / "step-00000006").mkdir(parents=True)
+    (again.path / store.PROGRESS).write_text(json.dumps({"step": 3, "steps": 8, "loss": 1.0}))
+    with leased(again.path):
+        rows = {row["folder"]: row for row in status(undisturbed, capsys, runs=tmp_path)}
+        assert cli.main(["status", str(undisturbed.file), "--runs", str(tmp_path)]) == 0
+        shown = capsys.readouterr().out
+    states = [rows[folder.path.name]["state"] for folder in some]
+    assert states[:6] == ["done", "diverged", "failed", "planned", "running", "failed"]
+    assert sorted(states[6:]) == ["blocked", "planned"]
+    assert rows[some[states.index("blocked")].path.name]["note"].endswith(
+        f"{diverged.path.name} diverged before step 4"
+    )
+    assert "result.json is not this trial's result: remove it" in rows[odd.path.name]["note"]
+    assert rows[failed.path.name]["note"] == "it broke"
+    steps = [rows[folder.path.name]["step"] for folder in (done, stopped, again)]
+    assert steps[0] == 5
+    assert steps[2] == 3
+    assert re.search(rf"{failed.path.name} +failed 0/8 +it broke\n", shown)
+    assert re.search(rf"{stopped.path.name} +planned, goes on from step 6/8\n", shown)
+    table = shown.partition("\n\n")[0].splitlines()
+    assert len({line.index("nemotron-nano-") for line in table}) == 1
+    assert "8 trials: 2 planned, 1 running, 1 done, 2 failed, 1 diverged, 1 blocked\n" in shown
+    assert len(planned_ones) == 2
+
+
+@pytest.mark.parametrize("command", ["status", "sync", "ui"])
+def test_a_misspelt_store_is_told_and_not_made(
+    command: str, undisturbed: Undisturbed, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    words = [] if command == "ui" else [str(undisturbed.file)]
+    for name in ("rnus", "file", "file/below"):
+        assert cli.main([command, *words, "--runs", str(tmp_path / name)]) == 2
+        assert capsys.readouterr().err == f"fewbits: --runs {tmp_path / name}: there is no such folder\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("change", [{"step": "3"}, {"steps": 0}, {"loss": None}, {"tokens_per_second": []}])
+def test_progress_that_cannot_be_is_none(change: dict[str, Any], some: list[RunFolder]) -> None:
+    report = {"step": 3, "steps": 8, "loss": float("nan"), "tokens_per_second": 1.0}
+    for said, is_told in ((report, True), (report | change, False)):
+        some[0].path.mkdir(parents=True, exist_ok=True)
+        (some[0].path / store.PROGRESS).write_text(json.dumps(said))
+        assert (store.progress(some[0]) is not None) is is_told
+
+
+def test_a_status_writes_nothing_and_says_where_each_trial_stands(
+    undisturbed: Undisturbed, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = sorted(undisturbed.store.rglob("*"))
+    rows = status(undisturbed, capsys, runs=undisturbed.store)
+    assert [(row["state"], row["step"], row["steps"], row["note"]) for row in rows] == [("done", 8, 8, "")] * 8
+    assert {tuple(row["place"]) for row in rows} == {("arm", "seed"), ("arm", "optimizer.lr", "seed")}
+    assert sorted(undisturbed.store.rglob("*")) == before
+
+
+def test_what_other_words_computed_is_stale_and_explained(
+    undisturbed: Undisturbed, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = status(undisturbed, capsys, "training.blow_up=2", runs=undisturbed.store)
+    assert {row["state"] for row in rows} == {"planned"}
+    for row in rows:
+        assert row["note"].startswith("stale: nemotron-nano-")
+    was, now = rows[0]["note"].split()[1], rows[0]["folder"]
+    assert was != now
+    assert f"`fewbits explain {was}` says which" in rows[0]["note"]
+    assert cli.main(["explain", was, "--runs", str(undisturbed.store)]) == 0
+    assert capsys.readouterr().out == "today's code computes the same trial\n"
+
+
+def test_two_trials_are_explained_field_by_field(undisturbed: Undisturbed, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = planned(undisturbed.file, f"runtime.runs={undisturbed.store}")
+    names = {tuple(member.cell.place.values()): plan.trials[member.id].folder.path.name for member in plan.members}
+
+    def explain(*argv: str) -> list[str]:
+        assert cli.main(["explain", *argv, "--runs", str(undisturbed.store)]) == 0
+        return capsys.readouterr().out.splitlines()
+
+    a, b, seed, plain, late = (
+        names[place]
+        for place in (
+            ("noisy", "0.001", "0"),
+            ("noisy", "0.002", "0"),
+            ("noisy", "0.001", "1"),
+            ("plain", "0"),
+            ("late", "0"),
+        )
+    )
+    assert explain(a, b) == ["config.optimizer.lr: 0.001 → 0.002"]
+    assert explain(a, a.rpartition("-")[2]) == ["the same trial"]
+    assert explain(str(undisturbed.store / a), seed) == ["config.seed: 0 → 1"]
+    lines = explain(plain, late)
+    assert f"parent: None → {plain}@4" in lines
+    assert any(line.startswith("config.recipe.") for line in lines)
+
+
+def test_an_edit_of_the_code_is_named_by_its_file(
+    undisturbed: Undisturbed, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    source = next(undisturbed.store.glob("*-bf16-*"))
+    run = tmp_path / source.name
+    run.mkdir()
+    provenance = json.loads((source / "provenance.json").read_text())
+    provenance["sources"]["models/networks/decoder.py"] = "0" * 64
+    provenance["identity"]["numerics"] = ["0" * 64]
+    (run / "provenance.json").write_text(json.dumps(provenance))
+    (run / "config.yaml").write_text((source / "config.yaml").read_text())
+    assert cli.main(["explain", run.name, "--runs", str(tmp_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith("sources.models/networks/decoder.py: 000000000000 → ")
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("nothing", "no run 'nothing' has begun"),
+        ("", "4 or more digits of its hash"),
+        ("nemotron", "no run 'nemotron' has begun"),
+        ("abc", "4 or more digits of its hash"),
+        ("*", "no run '*' has begun"),
+        ("0" * 64, f"no run whose hash begins with '{'0' * 64}' has begun"),
+    ],
+)
+def test_a_run_that_is_not_there_is_told(
+    undisturbed: Undisturbed, name: str, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["explain", name, "--runs", str(undisturbed.store)]) == 2
+    said = capsys.readouterr()
+    assert told in said.err
+    assert said.err.count("\n") == 1
+    assert said.out == ""
+
+
+def test_a_run_is_found_by_the_beginning_of_its_hash_if_that_is_of_one(
+    undisturbed: Undisturbed, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = next(undisturbed.store.glob("*-bf16-*"))
+    digits = json.loads((source / "provenance.json").read_text())["id"]
+    shutil.copytree(source, tmp_path / source.name)
+    for length in (4, 7, 8, 12, 64):
+        assert cli.main(["explain", digits[:length], "--runs", str(tmp_path)]) == 0
+        assert capsys.readouterr().out == "today's code computes the same trial\n"
+    other = tmp_path / f"other-{digits[:4]}{'0' * 4}"
+    shutil.copytree(source, other)
+    assert cli.main(["explain", digits[:4], "--runs", str(tmp_path)]) == 2
+    assert f"2 runs in {tmp_path} have a hash that begins with '{digits[:4]}': " in capsys.readouterr().err
+    assert cli.main(["explain", digits[:8], str(other), "--runs", str(tmp_path)]) == 0
+
+
+def test_an_edit_of_the_sweep_is_explained_in_the_trial_and_in_its_parent(
+    undisturbed: Undisturbed, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, runs = tmp_path / undisturbed.file.name, undisturbed.store
+    text = undisturbed.file.read_text()
+    plan = planned(undisturbed.file, f"runtime.runs={runs}")
+    trials = {member.cell.arm: plan.trials[member.id].folder.path.name for member in plan.members}
+    edits = {"at: 0.5": "at: 0.75", "training.batch=4": "training.batch=8", "recipe=bf16": "recipe=fp8"}
+    for before, after in edits.items():
+        assert text.count(before) == 1
+        text = text.replace(before, after)
+    file.write_text(text)
+    (path,) = (runs / "plans").iterdir()
+    shutil.copytree(runs, tmp_path / "runs")
+    stored = tmp_path / "runs" / "plans" / path.name
+    content = json.loads(stored.read_text())
+    stored.write_text(json.dumps(content | {"overrides": [str(file)]}))
+    assert cli.main(["explain", trials["late"], "--runs", str(tmp_path / "runs")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "config.training.batch: 4 → 8" in lines
+    assert "at: 0.5 → 0.75" in lines
+    assert "parent.config.training.batch: 4 → 8" in lines
+    assert any(line.startswith("parent.config.recipe.") for line in lines)
+    assert not any(line.startswith(("config.recipe.", "sources.")) for line in lines)
+
+
+def test_a_result_of_other_code_is_shown_and_noted(
+    undisturbed: Undisturbed, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fewbits.experiments.identity.computed_by_todays_sources", lambda provenance: False)
+    for row in status(undisturbed, capsys, runs=undisturbed.store):
+        assert row["state"] == "done"
+        assert row["step"] == 8
+        digits = row["folder"].rpartition("-")[2]
+        assert row["note"] == f"computed by other code; `fewbits explain {digits}` says which"
+
+
+def test_differences_are_of_leaves_and_shorten_digests() -> None:
+    a = {"x": {"y": 1, "z": (1, 2)}, "digest": "a" * 64, "gone": None}
+    b = {"x": {"y": 2, "z": [1, 2]}, "digest": "b" * 64 + "@5", "new": {"k": True}}
+    assert differences(a, b) == [
+        "x.y: 1 → 2",
+        "digest: aaaaaaaaaaaa → bbbbbbbbbbbb@5",
+        "gone: None → (none)",
+        "new.k: (none) → True",
+    ]
+    assert differences(a, a) == []

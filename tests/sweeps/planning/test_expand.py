@@ -1,0 +1,155 @@
+"""From a sweep to its cells: which there are, in which order, of which words. Pure: nothing is read or written."""
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fewbits.sweeps.planning.expand import Cell, expand
+from fewbits.sweeps.planning.sweep import Arm, Sweep
+
+
+def said(cells: list[Cell]) -> list[str]:
+    return [" ".join(f"{key}={value}" for key, value in cell.place.items()) for cell in cells]
+
+
+def test_a_sweep_of_nothing_is_one_trial() -> None:
+    assert expand(Sweep("s", size=())) == [Cell("s", "", (), 0, ("seed=0",))]
+
+
+def test_axes_are_crossed_in_the_order_in_which_they_are_said() -> None:
+    sweep = Sweep("s", arms={"y": Arm(), "x": Arm()}, axes={"b": [2, 1], "a": ["u", "v"]}, seeds=(5, 3))
+    assert said(expand(sweep)) == [
+        f"arm={arm} b={b} a={a} seed={seed}" for arm in "yx" for b in (2, 1) for a in "uv" for seed in (5, 3)
+    ]
+
+
+values = st.lists(st.integers(0, 9), min_size=1, max_size=3, unique=True)
+
+
+@given(first=values, second=values, pairs=st.integers(1, 3), seeds=values)
+def test_there_is_each_combination_once(first: list[int], second: list[int], pairs: int, seeds: list[int]) -> None:
+    zipped = {"c": list(range(pairs)), "d": list(range(10, 10 + pairs))}
+    sweep = Sweep("s", axes={"a": first, "b": second}, zipped=(zipped,), seeds=tuple(seeds))
+    cells = expand(sweep)
+    assert [(cell.axes, cell.seed) for cell in cells] == [
+        ((("a", str(a)), ("b", str(b)), ("c", str(c)), ("d", str(10 + c))), seed)
+        for a, b, c, seed in itertools.product(first, second, range(pairs), seeds)
+    ]
+    assert expand(sweep) == cells
+
+
+def test_later_words_win_so_that_hydra_sees_each_key_once() -> None:
+    sweep = Sweep(
+        "s",
+        words=("recipe=bf16", "data=python", "training.steps=1"),
+        size=("training.steps=2",),
+        arms={"a": Arm(words=("recipe=mor/block", "training.steps=3"))},
+        axes={"optimizer.lr": [4]},
+        seeds=(7,),
+    )
+    (cell,) = expand(sweep, ("training.steps=5", "observer.every=1"))
+    assert cell.words == (
+        *("recipe=mor/block", "data=python", "training.steps=5", "optimizer.lr=4", "seed=7", "observer.every=1"),
+    )
+    (cell,) = expand(sweep)
+    assert "training.steps=3" in cell.words
+
+
+def test_a_bundle_is_called_by_its_name_and_brings_its_words() -> None:
+    sweep = Sweep("s", size=(), axes={"data": {"small": ["data=python", "data.size=9"], "large": ["data=torch"]}})
+    small, large = expand(sweep)
+    assert (small.axes, small.words) == ((("data", "small"),), ("data=python", "data.size=9", "seed=0"))
+    assert (large.axes, large.words) == ((("data", "large"),), ("data=torch", "seed=0"))
+
+
+def test_an_arm_without_axes_is_a_baseline_that_is_there_once() -> None:
+    sweep = Sweep("s", arms={"base": Arm(axes=()), "x": Arm()}, axes={"a": [1, 2, 3]})
+    assert said(expand(sweep)) == ["arm=base seed=0", *(f"arm=x a={a} seed=0" for a in (1, 2, 3))]
+
+
+def test_an_arm_may_have_one_of_the_axes_that_are_zipped() -> None:
+    sweep = Sweep("s", arms={"x": Arm(axes=("b",)), "y": Arm()}, zipped=({"a": [1, 2], "b": [3, 4]},))
+    assert said(expand(sweep)) == [
+        "arm=x b=3 seed=0",
+        "arm=x b=4 seed=0",
+        "arm=y a=1 b=3 seed=0",
+        "arm=y a=2 b=4 seed=0",
+    ]
+
+
+def test_exclusions_take_out_the_cells_that_they_match_entirely() -> None:
+    axes = {"a": [0.03, 0.5], "data": {"two words": ["data=python"], "8": ["data=torch"]}}
+    arms = {"x": Arm(), "y z": Arm(axes=("a",))}
+    every = said(expand(Sweep("s", axes=axes, arms=arms, seeds=(0, 1))))
+
+    def without(*exclude: dict[str, object]) -> list[str]:
+        left = said(expand(Sweep("s", axes=axes, arms=arms, seeds=(0, 1), exclude=exclude)))
+        assert [place for place in every if place in left] == left
+        return [place for place in every if place not in left]
+
+    assert without({"arm": "y z", "a": 0.03, "seed": 1}) == ["arm=y z a=0.03 seed=1"]
+    assert without({"data": "two words", "seed": 0, "a": 0.5}) == ["arm=x a=0.5 data=two words seed=0"]
+    assert len(without({"data": 8})) == 4  # of the arm that has that axis
+    assert len(without({"seed": 1})) == len(every) / 2
+    assert without({"seed": 2}) == []
+    assert len(without({"arm": "x"}, {"arm": "y z", "seed": 0})) == len(every) - 2
+
+
+# ------------------------------------------------------------------------------------------------ parents
+
+
+def test_a_branch_has_the_parent_of_its_own_seed_and_axes() -> None:
+    sweep = Sweep(
+        "s",
+        arms={"trunk": Arm(axes=("a",)), "x": Arm(parent="trunk", at=0.5), "z": Arm(parent="x")},
+        axes={"a": [1, 2], "b": [3, 4]},
+        seeds=(0, 1),
+    )
+    cells = expand(sweep, ("training.steps=9",))
+    there = {cell: cell for cell in cells}
+    assert len(cells) == 4 + 8 + 8
+    for cell in cells:
+        if cell.arm == "trunk":
+            assert cell.parent is None
+            continue
+        assert cell.parent in there
+        assert cell.parent.arm == {"x": "trunk", "z": "x"}[cell.arm]
+        assert cell.parent.seed == cell.seed
+        assert dict(cell.parent.axes).items() <= dict(cell.axes).items()
+        assert cell.at == {"x": 0.5, "z": None}[cell.arm]
+        assert "training.steps=9" in cell.parent.words
+
+
+@pytest.mark.parametrize(
+    ("arms", "more", "told"),
+    [
+        ({"t": Arm(), "x": Arm(parent="t", axes=())}, {}, "arm x starts from t, which has axes that x has not: a"),
+        ({"t": Arm(scales=("gpu",)), "x": Arm(parent="t")}, {}, "which is not run at scale smoke"),
+        ({"t": Arm(), "x": Arm(parent="t")}, {"exclude": ({"arm": "t", "a": 1},)}, "which is excluded at .*'a': '1'"),
+        ({"x": Arm(parent="y"), "y": Arm(parent="x")}, {}, "arms x, y start from each other, in a circle"),
+    ],
+)
+def test_a_parent_that_is_not_there_is_told(arms: dict[str, Arm], more: dict[str, object], told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        expand(Sweep("s", arms=arms, axes={"a": [1, 2]}, **more))  # type: ignore[arg-type]
+
+
+def test_an_arm_and_a_sweep_are_run_at_their_scales_alone() -> None:
+    def at(scale: str, scales: tuple[str, ...] | None = None) -> list[str]:
+        arms = {"x": Arm(), "y": Arm(scales=("gpu", "cpu"))}
+        return said(expand(Sweep("s", arms=arms, scale=scale, scales=scales)))
+
+    assert at("smoke") == ["arm=x seed=0"]
+    assert at("cpu") == ["arm=x seed=0", "arm=y seed=0"]
+    assert at("cpu", scales=("gpu",)) == []
+    assert at("gpu", scales=("gpu",)) == ["arm=x seed=0", "arm=y seed=0"]
+
+
+def test_a_word_for_all_trials_may_not_undo_an_axis() -> None:
+    """Places would go on saying the axis's values."""
+    sweep = Sweep("one", axes={"optimizer.lr": [1, 2]})
+    with pytest.raises(ValueError, match=r"optimizer\.lr is an axis of sweep one"):
+        expand(sweep, ("optimizer.lr=3",))
+    assert len(expand(sweep, ("training.steps=3",))) == 2

@@ -1,0 +1,158 @@
+"""What a sweep comes to: ids that hold before anything has run, and are those under which the trials then run."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fewbits import cli
+from fewbits.sweeps.planning.plan import Plan, Planned, plan
+from fewbits.sweeps.planning.sweep import load_sweeps
+from tests.experiments.trial_inputs import MOR, train
+from tests.sweeps.sweep_inputs import planned, tiny, tiny_file
+
+ARMS = {
+    "trunk": {"words": ["recipe=bf16"], "axes": []},
+    "branch": {"words": [*MOR, "training.steps=6"], "parent": "trunk", "at": 0.5},
+    "twig": {"words": ["recipe=nvfp4", "training.steps=2"], "parent": "branch", "axes": ["optimizer.lr"]},
+}
+FAMILY = {"arms": ARMS, "axes": {"optimizer.lr": [0.001, 0.002]}, "words": ["training.steps=4"]}
+
+
+def of(plan: Plan, **place: str) -> Planned:
+    (member,) = [member for member in plan.members if member.cell.place.items() >= place.items()]
+    return plan.trials[member.id]
+
+
+def test_a_planned_trial_is_the_one_that_train_runs(cache: Path, tmp_path: Path) -> None:
+    """Also by a relative store, and by a recipe with interpolations."""
+    file = tiny_file(tmp_path, cache, {"arms": {"x": {"words": ["recipe=nvfp4", "recipe.weights=1x16"]}}, "seeds": [3]})
+    found = planned(file, f"runtime.runs={tmp_path / 'runs'}", "training.steps=1")
+    words = found.members[0].cell.words
+    assert cli.main(["train", *words]) == 0
+    (one,) = found.trials.values()
+    assert one.folder.path.is_dir()
+    assert (one.folder.result() or {})["id"] == one.id
+
+
+def test_branches_run_under_the_ids_that_they_were_planned_with(cache: Path, tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    file = tiny_file(tmp_path, cache, FAMILY)
+    found = planned(file, "seeds=[1]", "axes={optimizer.lr:[0.002]}", f"runtime.runs={runs}")
+    trunk, branch, twig = (of(found, arm=arm) for arm in ARMS)
+    assert (branch.parent, twig.parent) == (trunk.id, branch.id)
+    assert (trunk.keep, branch.keep) == ({2}, {6})
+    words = [word for word in tiny(cache, "seed=1", "optimizer.lr=0.002") if not word.startswith("runtime.cache")]
+    first, _ = train(cache, runs, *words, "recipe=bf16", "training.steps=4", "runtime.keep_steps=[2]")
+    assert first.id != trunk.id  # the arm that leaves the axis out has another rate
+    first, _ = train(cache, runs, *words[:-1], "recipe=bf16", "training.steps=4", "runtime.keep_steps=[2]")
+    assert first == trunk.folder
+    at = [f"branch.parent={first.path.name}", "branch.step=2"]
+    second, _ = train(cache, runs, *words, *MOR, "training.steps=6", *at)
+    assert second == branch.folder
+    third, _ = train(cache, runs, *words, "recipe=nvfp4", "training.steps=2", f"branch.parent={second.path}")
+    assert third == twig.folder
+    again = planned(file, "seeds=[1]", "axes={optimizer.lr:[0.002]}", f"runtime.runs={runs}")
+    assert list(again.trials) == list(found.trials)
+
+
+def test_equal_computations_are_one_trial_whatever_they_are_called(cache: Path, tmp_path: Path) -> None:
+    data = {
+        "arms": {
+            "a": {"words": [*MOR, "recipe.threshold=0.05"]},
+            "b": {"words": ["recipe=mor/threshold-5", "recipe.block=32x32"]},
+            "c": {"words": [*MOR, "recipe.threshold=0.05", "training.checkpoint_every=1"]},
+            "d": {"words": [*MOR]},
+        }
+    }
+    found = planned(tiny_file(tmp_path, cache, data))
+    assert len(found.members) == 4
+    assert len(found.trials) == 2
+    assert of(found, arm="a") is of(found, arm="b") is of(found, arm="c")
+
+
+def test_parents_come_before_their_branches(cache: Path, tmp_path: Path) -> None:
+    data = {**FAMILY, "arms": dict(reversed(ARMS.items())), "seeds": [0, 1]}
+    found = planned(tiny_file(tmp_path, cache, data))
+    order = list(found.trials)
+    assert len(order) == 2 + 4 + 4
+    for one in found.trials.values():
+        assert one.parent is None or order.index(one.parent) < order.index(one.id)
+
+
+@pytest.mark.parametrize(("at", "step"), [(0.5, 2), (0.8, 3), (3, 3), (1, 1), (None, 4)])
+def test_at_is_a_part_of_the_parents_steps_or_a_step(cache: Path, tmp_path: Path, at: Any, step: int) -> None:
+    data = {"arms": {"t": {}, "b": {"parent": "t", "at": at, "words": ["recipe=nvfp4"]}}}
+    found = planned(tiny_file(tmp_path, cache, data), "training.steps=4")
+    assert of(found, arm="b").trial.branch.step == step
+    assert of(found, arm="t").keep == {step}
+
+
+def test_what_runs_it_is_no_part_of_an_id_but_ranks_are(cache: Path, tmp_path: Path) -> None:
+    file = tiny_file(tmp_path, cache, {})
+    (first,) = planned(file).trials
+    assert [first] == list(planned(file, "resources={cpus:2,hours:3,attempts:9}", "runtime.keep_every=2").trials)
+    assert [first] != list(planned(file, "resources.ranks=1", "runtime.threads=2").trials)
+    assert [first] != list(planned(file, "resources.ranks=2", "training.batch=8").trials)
+
+
+def test_a_trial_takes_as_many_cores_as_it_has_threads_unless_told_otherwise(cache: Path, tmp_path: Path) -> None:
+    file = tiny_file(tmp_path, cache, {})
+    assert [one.resources.cpus for one in planned(file, "runtime.threads=2").trials.values()] == [2.0]
+    assert [one.resources.cpus for one in planned(file, "resources.cpus=0.5").trials.values()] == [0.5]
+
+
+def test_planning_writes_nothing(cache: Path, tmp_path: Path) -> None:
+    planned(tiny_file(tmp_path, cache, {"seeds": [0, 1]}), f"runtime.runs={tmp_path / 'runs'}")
+    assert os.listdir(tmp_path) == ["tiny.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("data", "told"),
+    [
+        ({"words": ["recipe=mor/blok"]}, "sweep tiny, seed 0: no recipe 'mor/blok': valid are mor/block"),
+        ({"axes": {"optimizer.rate": [1]}}, r"sweep tiny, optimizer\.rate 1, seed 0: unknown key 'optimizer\.rate'"),
+        ({"axes": {"training.steps": [2, -1]}}, r"training\.steps -1, seed 0: training\.steps -1: 1 or more"),
+        ({"axes": {"training.steps": ["many"]}}, r"training\.steps: int is expected, not 'many'"),
+        ({"resources": {"ranks": 3}}, r"training\.batch 4: 3 ranks of training\.micro_batch 4 need a multiple of 12"),
+        ({"words": ["evaluation.windows=100000"]}, r"evaluation\.windows: "),
+        (
+            {"arms": {"t": {}, "b": {"parent": "t", "at": 9}}},
+            r"sweep tiny, arm b, seed 0: at 9\.0: its parent has steps 1 to 8",
+        ),
+        ({"scales": ["gpu"]}, "nothing to run: tiny at scale smoke has no trials"),
+        ({"exclude": [{"seed": 0}]}, "nothing to run"),
+    ],
+)
+def test_a_trial_that_could_not_be_is_refused_by_its_place(
+    cache: Path, tmp_path: Path, data: dict[str, Any], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(ValueError, match=told):
+        planned(tiny_file(tmp_path, cache, data))
+    assert cli.main(["sweep", str(tmp_path / "tiny.yaml"), "--runs", str(tmp_path / "runs")]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    assert not (tmp_path / "runs").exists()
+
+
+def test_sweeps_planned_together_share_trials_and_what_they_keep(cache: Path, tmp_path: Path) -> None:
+    plain = tiny_file(tmp_path, cache, {"words": ["recipe=bf16"]}, "plain")
+    branched = tiny_file(
+        tmp_path, cache, {"arms": {"t": {}, "b": {"parent": "t", "at": 4, "words": ["recipe=nvfp4"]}}}, "branched"
+    )
+    sweeps = [load_sweeps([str(path)])[0][0] for path in (plain, branched)]
+    both = plan(sweeps)
+    assert [member.cell.sweep for member in both.members] == ["plain", "branched", "branched"]
+    assert len(both.trials) == 2
+    assert both.trials[both.members[0].id].keep == {4}
+
+
+def test_what_this_machine_never_has_room_for_is_refused(
+    cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tiny_file(tmp_path, cache, {"resources": {"gpus": 99}})
+    assert cli.main(["sweep", str(file), "--runs", str(tmp_path / "runs"), "--backend", "local"]) == 2
+    assert "99 gpus), and this machine has" in capsys.readouterr().err
+    (tmp_path / "taken").write_text("")
+    assert cli.main(["sweep", str(file), "--runs", str(tmp_path / "taken"), "--backend", "local"]) == 2
+    assert "it cannot be written" in capsys.readouterr().err

@@ -1,0 +1,228 @@
+"""Plans as files: what is read is what was stored for these overrides, wherever the store lies."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from fewbits import cli
+from fewbits.experiments.identity import trial_id
+from fewbits.sweeps.commands.sweep import in_store
+from fewbits.sweeps.planning.lookup import find_plan
+from fewbits.sweeps.planning.overrides import normalised
+from fewbits.sweeps.planning.plan import Plan
+from fewbits.sweeps.planning.stored_plans import (
+    FOLDER,
+    UnusablePlan,
+    earlier_runs,
+    load_plan,
+    place_of,
+    save_plan,
+    store_of,
+)
+from tests.sweeps.sweep_inputs import FAMILY, planned, tiny_file
+
+CHANGED = "the definition of the sweep has changed since it last ran"
+
+
+class Stored:
+    """A sweep file whose plan is stored, though nothing has run."""
+
+    def __init__(self, folder: Path, cache: Path) -> None:
+        self.file, self.runs = tiny_file(folder, cache, FAMILY, "family"), folder / "runs"
+        self.words = in_store([str(self.file)], str(self.runs))
+        self.plan = planned(*self.words)
+        self.path = save_plan(self.plan, self.words)
+
+    def edit(self, **changes: Any) -> None:
+        self.file.write_text(yaml.safe_dump(yaml.safe_load(self.file.read_text()) | changes, sort_keys=False))
+
+
+@pytest.fixture
+def stored(tmp_path: Path, cache: Path) -> Stored:
+    return Stored(tmp_path, cache)
+
+
+def parts(plan: Plan) -> list[Any]:
+    """All of a plan; what an id is a hash of has lists for tuples in a file."""
+    trials = plan.trials.values()
+    made_of = [json.loads(json.dumps(planned.made_of)) for planned in trials]
+    rest = [(p.folder, p.trial, p.runtime, p.resources, p.parent, p.keep) for p in trials]
+    return [plan.sweeps, plan.members, list(plan.trials), made_of, rest]
+
+
+def test_a_plan_is_read_as_it_was_stored(stored: Stored) -> None:
+    found = load_plan(stored.runs, stored.words)
+    assert found is not None
+    assert parts(found.plan) == parts(stored.plan)
+    assert all(trial_id(planned.made_of) == planned.id for planned in found.plan.trials.values())
+
+
+def test_an_equal_plan_leaves_the_file_alone_and_another_replaces_it(stored: Stored) -> None:
+    os.utime(stored.path, ns=(1, 1))
+    assert save_plan(planned(*stored.words), stored.words) == stored.path
+    assert stored.path.stat().st_mtime_ns == 1
+    stored.edit(seeds=[0])
+    assert save_plan(planned(*stored.words), stored.words) == stored.path
+    assert stored.path.stat().st_mtime_ns != 1
+    assert len(list(stored.path.parent.iterdir())) == 1
+
+
+def test_paths_follow_the_store_to_where_it_is_mounted(stored: Stored, tmp_path: Path) -> None:
+    moved = tmp_path / "mnt" / "store"
+    shutil.copytree(stored.runs, moved)
+    found = load_plan(moved, stored.words)
+    assert found is not None
+    assert store_of(found.plan) == moved
+    for planned_trial in found.plan.trials.values():
+        assert planned_trial.runtime.runs == str(moved)
+        if planned_trial.parent is not None:
+            assert planned_trial.trial.branch.parent == str(found.plan.trials[planned_trial.parent].folder.path)
+    assert str(stored.runs) not in stored.path.read_text()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "equal"),
+    [
+        (("study=mor", "scale=cpu", "seeds=[0,1]"), ("seeds=[0, 1]", "study=mor", "scale=cpu")),
+        (("study=mor", "scale=smoke"), ("study=mor",)),
+        (("study=mor", "runtime.runs=/a"), ("study=mor", 'runtime.runs="/b c"', "runtime.cache=/d")),
+        (("study=mor", "optimizer.lr=1", "optimizer.lr=2"), ("optimizer.lr=2", "study=mor")),
+        (("a/b/my.yaml",), ("my.yaml",)),
+        (("file=a/my.yaml",), ("my.yaml",)),
+    ],
+)
+def test_overrides_are_one_selection_whatever_their_order_and_places(
+    overrides: tuple[str, ...], equal: tuple[str, ...]
+) -> None:
+    assert normalised(overrides) == normalised(equal)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "other"),
+    [
+        (("study=mor",), ("study=mor", "scale=cpu")),
+        (("my.yaml",), ("my.yaml", "scale=smoke")),
+        (("study=mor",), ("study=mor", "sweep=tables")),
+        (("study=mor", "seeds=[0,1]"), ("study=mor", "seeds=[1,0]")),
+    ],
+)
+def test_other_overrides_are_another_selection(overrides: tuple[str, ...], other: tuple[str, ...]) -> None:
+    assert normalised(overrides) != normalised(other)
+
+
+def test_sweeps_of_other_seeds_have_a_plan_each(stored: Stored) -> None:
+    words = [*stored.words, "seeds=[0,2]"]
+    save_plan(planned(*words), words)
+    for overrides, seeds in ((stored.words, {0, 1}), (words, {0, 2}), (words[::-1], {0, 2})):
+        found = find_plan(overrides)
+        assert {member.cell.seed for member in found.plan.members} == seeds
+        assert (found.notes, found.earlier) == ((), {})
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("{", "is damaged, or no plan"),
+        ("[]", "is damaged, or no plan"),
+        ('{"format": 99}', "has format 99"),
+        ('{"format": 2, "overrides": ["other.yaml"]}', "is the plan of other overrides"),
+    ],
+)
+def test_a_file_that_is_no_plan_is_told_in_a_line_and_not_used(
+    content: str, said: str, stored: Stored, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stored.path.write_text(content)
+    with pytest.raises(UnusablePlan, match=said):
+        load_plan(stored.runs, stored.words)
+    assert parts(find_plan(stored.words).plan) == parts(stored.plan), "it is planned here"
+    assert cli.main(["status", *stored.words]) == 0
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert said in err
+    assert f"`fewbits sweep family.yaml --runs {stored.runs}` writes it anew" in err
+
+
+@pytest.mark.parametrize("key", ["trials", "values", "cells", "members", "sweeps", "time"])
+def test_half_a_plan_is_not_used(key: str, stored: Stored) -> None:
+    content = json.loads(stored.path.read_text())
+    for half in ({k: v for k, v in content.items() if k != key}, content | {key: content[key][:1]}):
+        stored.path.write_text(json.dumps(half))
+        if key == "time" or (key in ("members", "sweeps") and key in half):
+            continue
+        with pytest.raises(UnusablePlan, match=r"cannot be read by this fewbits|is damaged"):
+            load_plan(stored.runs, stored.words)
+
+
+def test_a_plan_of_an_earlier_fewbits_is_told(stored: Stored) -> None:
+    stored.path.rename(stored.path.parent / "family-family-smoke.json")
+    (note,) = find_plan(stored.words).notes
+    assert "the plans of an earlier fewbits are not read; `fewbits sweep family.yaml" in note
+
+
+def test_a_changed_definition_is_planned_anew_where_its_data_are(stored: Stored) -> None:
+    stored.edit(seeds=[0, 5])
+    found = find_plan(stored.words)
+    assert {member.cell.seed for member in found.plan.members} == {0, 5}
+    assert found.changed.startswith(CHANGED)
+    assert found.notes == (found.changed,)
+
+
+def test_a_changed_definition_without_its_data_leaves_the_stored_plan(stored: Stored) -> None:
+    stored.edit(words=["model=nemotron-nano", "data=bin", "data.path=/nowhere", "training.steps=5"])
+    found = find_plan(stored.words)
+    assert parts(found.plan) == parts(stored.plan)
+    assert found.changed.startswith(CHANGED)
+    assert "no folder /nowhere" in found.changed
+
+
+@pytest.mark.parametrize("how", ["gone", "broken"])
+def test_without_a_readable_definition_the_stored_plan_is_shown(how: str, stored: Stored) -> None:
+    if how == "gone":
+        stored.file.unlink()
+    else:
+        stored.file.write_text("arms: [")
+    found = find_plan(stored.words)
+    assert parts(found.plan) == parts(stored.plan)
+    assert "the definition of the sweep cannot be read here" in found.changed
+    with pytest.raises(ValueError, match=r"family\.yaml"):
+        find_plan([*stored.words, "seeds=[7]"])
+
+
+def test_one_sweep_of_a_study_is_read_from_the_studys_plan(tmp_path: Path, cache: Path) -> None:
+    small = ["data=synthetic", "data.size=65536", f"runtime.cache={cache}", "runtime.device=cpu"]
+    words = in_store(["study=mor", *small], str(tmp_path))
+    whole = planned(*words)
+    save_plan(whole, words)
+    there = {member.cell.sweep for member in whole.members}
+    for sweep in (sweep for sweep in whole.sweeps if sweep.name in there):
+        part, alone = find_plan([*words, f"sweep={sweep.name}"]), planned(*words, f"sweep={sweep.name}")
+        assert part.notes == ()
+        assert part.plan.sweeps == alone.sweeps
+        assert part.plan.members == alone.members
+        assert part.plan.trials.keys() == alone.trials.keys()
+
+
+def test_another_config_in_the_same_place_is_named_while_the_sweep_has_no_plan(stored: Stored) -> None:
+    words = [*stored.words, "training.blow_up=2"]
+    other = planned(*words)
+    assert earlier_runs(other) == {}, "nothing has begun"
+    for trial in stored.plan.trials.values():
+        trial.folder.path.mkdir(parents=True)
+    found = find_plan(words)
+    was = {place_of(m): stored.plan.trials[m.id].folder.path.name for m in stored.plan.members}
+    assert found.earlier == was
+    save_plan(other, words)
+    assert find_plan(words).earlier == {}
+
+
+def test_looking_writes_nothing(stored: Stored) -> None:
+    before = {path: path.stat().st_mtime_ns for path in stored.runs.rglob("*")}
+    assert cli.main(["status", *stored.words]) == 0
+    assert cli.main(["status", *stored.words, "seeds=[3]"]) == 0
+    assert {path: path.stat().st_mtime_ns for path in stored.runs.rglob("*")} == before
+    assert {path.name for path in before} == {FOLDER, stored.path.name}

@@ -1,0 +1,36 @@
+"""`fewbits studies`: the papers, and recipes that there are."""
+
+import json
+
+import pytest
+
+from fewbits.experiments.config import names
+from fewbits.sweeps.commands.studies import main
+from fewbits.sweeps.planning.studies import STUDIES, Study
+
+
+@pytest.mark.parametrize("study", STUDIES.values(), ids=lambda study: study.name)
+def test_a_study_names_recipes_of_the_tree_and_its_baseline(study: Study) -> None:
+    assert set(study.recipes) <= set(names("recipe"))
+    assert len(set(study.recipes)) == len(study.recipes)
+    assert "bf16" in study.recipes
+
+
+def test_studies_are_told_apart() -> None:
+    studies = list(STUDIES.values())
+    for field in ("name", "arxiv", "claims", "title"):
+        assert len({getattr(study, field) for study in studies}) == len(studies)
+    assert [study.name for study in studies] == list(STUDIES) == ["mor", "nvfp4", "gaussws"]
+
+
+def test_people_and_programs_are_told_of_every_study(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    text = capsys.readouterr().out
+    assert main(["--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["name"] for row in rows] == list(STUDIES)
+    for row in rows:
+        assert tuple(row["recipes"]) == STUDIES[row["name"]].recipes
+        assert row["title"] in text
+        assert f"arXiv {row['arxiv']}" in text
+        assert all(recipe in text for recipe in row["recipes"])

@@ -1,0 +1,297 @@
+"""The format of sweep files: what may stand in one, how a command line changes it, and what mistakes are told.
+
+Every mistake is one line that names what is wrong and what would be right.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
+from fewbits import cli
+from fewbits.experiments.config import spelled
+from fewbits.sweeps.planning.sweep import Arm, Resources, Sweep, load_sweeps
+from tests.sweeps.sweep_inputs import sweep_file
+
+
+def loaded(folder: Path, text: str, *words: str) -> Sweep:
+    path = folder / "one.yaml"
+    path.write_text(text)
+    (sweep,), extra = load_sweeps([str(path), *words])
+    assert extra == ()
+    return sweep
+
+
+def test_a_file_is_a_sweep_by_its_name_and_says_only_what_is_not_usual(tmp_path: Path) -> None:
+    assert loaded(tmp_path, "seeds: [3]") == Sweep("one", study="one", seeds=(3,), size=("scale=smoke",))
+
+
+FULL = """
+study: mine
+about: all that there is
+scale: cpu
+scales: [cpu, gpu]
+words: [model=gpt2-nano, 'data=python']
+size: []
+seeds: [0, 7]
+axes:
+  recipe.threshold: [0.03, 0.045]
+  data: {small: [data=python, data.size=1000], large: [data=torch]}
+zipped:
+  - {training.steps: [500, 1000], optimizer.lr: [1e-3, 5e-4]}
+arms:
+  trunk: {words: [recipe=bf16], axes: []}
+  mor: {words: [recipe=mor/block], parent: trunk, at: 0.8, scales: [cpu], about: the paper's}
+exclude:
+  - {arm: mor, recipe.threshold: 0.03, seed: 7}
+resources: {cpus: 2, gpus: 0.5, ranks: 2, memory: 4, hours: 1.5, attempts: 5}
+"""
+
+
+def test_everything_that_a_file_may_say_is_read(tmp_path: Path) -> None:
+    sweep = loaded(tmp_path, FULL)
+    assert (sweep.name, sweep.study, sweep.scale, sweep.scales) == ("one", "mine", "cpu", ("cpu", "gpu"))
+    assert sweep.words == ("model=gpt2-nano", "data=python")
+    assert (sweep.size, sweep.seeds) == ((), (0, 7))
+    assert sweep.arms["trunk"] == Arm(words=("recipe=bf16",), axes=())
+    assert sweep.arms["mor"].parent == "trunk"
+    assert sweep.arms["mor"].at == 0.8
+    assert sweep.resources == Resources(cpus=2.0, gpus=0.5, ranks=2, memory=4.0, hours=1.5, attempts=5)
+    assert sweep.groups == [
+        {"recipe.threshold": {"0.03": ("recipe.threshold=0.03",), "0.045": ("recipe.threshold=0.045",)}},
+        {"data": {"small": ("data=python", "data.size=1000"), "large": ("data=torch",)}},
+        {
+            "training.steps": {"500": ("training.steps=500",), "1000": ("training.steps=1000",)},
+            "optimizer.lr": {"0.001": ("optimizer.lr=0.001",), "0.0005": ("optimizer.lr=0.0005",)},
+        },
+    ]
+
+
+def test_values_are_what_words_and_sizes_refer_to_and_a_scale_may_give_them(tmp_path: Path) -> None:
+    text = (
+        "size: ${values.small}\narms: {a: {words: ['training.steps=${values.steps}']}, b: {words: '${values.whole}'}}"
+    )
+    (tmp_path / "scale").mkdir()
+    for scale, steps in (("smoke", 5), ("cpu", 50)):
+        values = {"small": ["model=gpt2-nano"], "steps": steps, "whole": ["recipe=bf16", "seed_of=it"]}
+        (tmp_path / "scale" / f"{scale}.yaml").write_text(yaml.safe_dump({"values": values}))
+    sweep = loaded(tmp_path, text, "scale=cpu")
+    assert sweep.size == ("model=gpt2-nano",)
+    assert sweep.arms["a"].words == ("training.steps=50",)
+    assert sweep.arms["b"].words == ("recipe=bf16", "seed_of=it")
+    assert loaded(tmp_path, text, "scale=cpu", "values.steps=7").arms["a"].words == ("training.steps=7",)
+    with pytest.raises(ValueError, match=r"values\.stepz"):
+        loaded(tmp_path, text.replace("values.steps", "values.stepz"), "scale=cpu")
+
+
+def test_values_of_an_axis_are_spelled_so_that_hydra_reads_them_back(tmp_path: Path) -> None:
+    sweep = loaded(tmp_path, 'axes: {evaluation.tasks: [[], [a, "b c"]], training.rounding_seed: [null, 1]}')
+    (tasks,), (seeds,) = (group.values() for group in sweep.groups)
+    assert list(tasks.values()) == [("evaluation.tasks=[]",), ('evaluation.tasks=[a,"b c"]',)]
+    assert list(seeds.values()) == [("training.rounding_seed=null",), ("training.rounding_seed=1",)]
+    for text in ("\\", '\\"', 'a\\\\"b', "\\a", "a b\\\\"):  # backslashes count before quotes alone
+        assert OverridesParser.create().parse_override(f"recipe.name={spelled(text)}").value() == text
+
+
+def test_interpolations_read_other_keys_of_the_file(tmp_path: Path) -> None:
+    sweep = loaded(tmp_path, "scale: cpu\nabout: ${scale} of ${study}\nstudy: mine\nwords: ['data.size=${seeds.0}']")
+    assert sweep.about == "cpu of mine"
+    assert sweep.words == ("data.size=0",)
+    assert sweep.size == ("scale=cpu",)
+
+
+def test_an_interpolation_that_reads_nothing_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"one\.yaml: .*nothing"):
+        loaded(tmp_path, "about: ${nothing}")
+
+
+# ------------------------------------------------------------------------------------------------ the command line
+
+
+def test_words_of_a_command_line_change_the_file_and_the_last_one_wins(tmp_path: Path) -> None:
+    sweep = loaded(tmp_path, FULL, "seeds=[1]", "seeds=[2,3]", "resources.attempts=1", "scale=gpu", "~exclude")
+    assert (sweep.seeds, sweep.scale, sweep.exclude) == ((2, 3), "gpu", ())
+    assert sweep.resources == Resources(cpus=2.0, gpus=0.5, ranks=2, memory=4.0, hours=1.5, attempts=1)
+
+
+def test_words_of_trials_are_told_from_those_of_the_sweep(tmp_path: Path) -> None:
+    path = sweep_file(tmp_path, {"seeds": [0]})
+    (sweep,), extra = load_sweeps([str(path), "training.steps=5", "seeds=[1]", "recipe=mor/block", "+observer.x=1"])
+    assert extra == ("training.steps=5", "recipe=mor/block", "+observer.x=1")
+    assert sweep.seeds == (1,)
+
+
+def test_a_file_may_lie_anywhere_and_be_called_anything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "two words"
+    folder.mkdir()
+    (folder / "my-sweep.v2.yaml").write_text("seeds: [5]")
+    monkeypatch.chdir(folder)
+    (sweep,), _ = load_sweeps(["my-sweep.v2.yaml"])
+    assert (sweep.name, sweep.seeds) == ("my-sweep.v2", (5,))
+    (tmp_path / "lr=1").mkdir()
+    (tmp_path / "lr=1" / "é.yaml").write_text("seeds: [6]")
+    assert load_sweeps([f"{tmp_path}/lr=1/é.yaml"])[0][0].seeds == (6,)
+
+
+# ------------------------------------------------------------------------------------------------ scales
+
+
+@pytest.fixture
+def scaled(tmp_path: Path) -> Path:
+    """A file with a folder of scales beside it."""
+    path = sweep_file(tmp_path, {"seeds": [0], "words": ["data=python"]})
+    sweep_file(tmp_path / "scale", {"size": ["training.steps=3"]}, "smoke")
+    sweep_file(tmp_path / "scale", {"seeds": [0, 1], "size": []}, "cpu")
+    return path
+
+
+def test_a_scale_beside_the_file_says_how_big_things_are(scaled: Path) -> None:
+    (smoke,), _ = load_sweeps([str(scaled)])
+    (cpu,), _ = load_sweeps([str(scaled), "scale=smoke", "scale=cpu"])
+    assert (smoke.scale, smoke.size, smoke.seeds) == ("smoke", ("training.steps=3",), (0,))
+    assert (cpu.scale, cpu.size, cpu.seeds, cpu.words) == ("cpu", (), (0, 1), ("data=python",))
+
+
+def test_the_command_line_wins_over_the_scale(scaled: Path) -> None:
+    (sweep,), _ = load_sweeps([str(scaled), "scale=cpu", "seeds=[9]"])
+    assert sweep.seeds == (9,)
+
+
+def test_a_file_may_choose_its_own_scale(scaled: Path) -> None:
+    scaled.write_text("scale: cpu")
+    assert load_sweeps([str(scaled)])[0][0].seeds == (0, 1)
+    assert load_sweeps([str(scaled), "scale=smoke"])[0][0].seeds == (0,)
+
+
+def test_a_trunk_is_the_parent_of_all_that_name_none(tmp_path: Path) -> None:
+    text = """
+trunk: long
+arms: {long: {}, mid: {at: 0.5}, far: {parent: mid}, alone: {scratch: true}}
+"""
+    sweep = loaded(tmp_path, text)
+    assert {name: arm.parent for name, arm in sweep.arms.items()} == {
+        "long": None,
+        "mid": "long",
+        "far": "mid",
+        "alone": None,
+    }
+    for wrong in ("trunk: lon\narms: {long: {}}", "arms: {a: {at: 0.5}}", "trunk: a\narms: {a: {at: 0.5}}"):
+        with pytest.raises(ValueError, match=r"trunk 'lon': valid are long|of an arm that has no parent"):
+            loaded(tmp_path, wrong)
+
+
+def test_a_scale_that_is_not_there_is_told_with_those_that_are(scaled: Path) -> None:
+    with pytest.raises(ValueError, match="scale 'huge': valid are cpu, smoke"):
+        load_sweeps([str(scaled), "scale=huge"])
+
+
+# ------------------------------------------------------------------------------------------------ mistakes
+
+MISTAKES = {
+    "unknown key": ("seedz: [0]", "seedz: valid are .*seeds"),
+    "unknown key of an arm": ("arms: {a: {word: [x=1]}}", r"unknown key arms\.a\.word: valid are words, axes"),
+    "unknown key of resources": ("resources: {cpu: 1}", r"unknown key resources\.cpu: valid are cpus, gpus"),
+    "text for a list": ("words: model=gpt2-nano", "words: a list is expected, not 'model=gpt2-nano'"),
+    "text for seeds": ("seeds: [a]", "seeds: int is expected, not 'a'"),
+    "part of a seed": ("seeds: [0.5]", r"seeds: int is expected, not 0\.5"),
+    "a seed below 0": ("seeds: [-1]", r"seeds \[-1\]: different integers from 0"),
+    "a seed twice": ("seeds: [1, 1]", r"seeds \[1, 1\]: different integers"),
+    "no seeds": ("seeds: []", "seeds is empty"),
+    "a list for arms": ("arms: [a, b]", "arms: a mapping is expected"),
+    "an axis of one value": ("axes: {a: 1}", "axis a: a list of different values is expected"),
+    "an axis of no values": ("axes: {a: []}", "axis a: a list of different values is expected"),
+    "an axis with a value twice": ("axes: {a: [1, 1]}", "axis a: a list of different values is expected"),
+    "bundles that are no lists": ("axes: {a: {x: 'data=python'}}", "or a mapping of names to lists of words"),
+    "a list of bundles": ("axes: {a: [{x: 1}]}", "axis a: a list of different values is expected"),
+    "unequal lengths": ("zipped: [{a: [1, 2], b: [1]}]", "zipped axes are of one length, but a has 2, b has 1"),
+    "zipped but no mapping": ("zipped: [[a, b]]", r"zipped \['a', 'b'\]: a mapping of axes to lists is expected"),
+    "zipped as a mapping": ("zipped: {a: [1]}", "zipped: a list is expected"),
+    "an axis twice": ("axes: {a: [1]}\nzipped: [{a: [1], b: [2]}]", "axis a is given twice"),
+    "seed as an axis": ("axes: {seed: [1]}", "axis seed is given twice .arms and seeds are not axes."),
+    "an arm with an axis that there is not": (
+        "arms: {x: {axes: [b]}}\naxes: {a: [1]}",
+        r"arms\.x\.axes: 'b': valid are a",
+    ),
+    "an exclusion of no value": ("axes: {a: [1, 2]}\nexclude: [{a: 3}]", "exclude: a '3': valid are 1, 2"),
+    "an unknown parent": ("arms: {x: {parent: z}, y: {}}", r"arms\.x\.parent: 'z': valid are y"),
+    "its own parent": ("arms: {x: {parent: x}, y: {}}", r"arms\.x\.parent: 'x': valid are y"),
+    "at without a parent": ("arms: {x: {at: 0.5}}", r"at 0\.5: of an arm that has no parent"),
+    "at 0": ("arms: {x: {at: 0, parent: y}, y: {}}", r"at 0\.0: a part below 1"),
+    "at one step and a half": ("arms: {x: {at: 1.5, parent: y}, y: {}}", r"at 1\.5: .*a whole step"),
+    "an exclusion of what is no axis": ("exclude: [{lr: 1}]", "exclude: 'lr': valid are arm, seed"),
+    "an exclusion of an arm that there is not": ("arms: {a: {}}\nexclude: [{arm: b}]", "exclude: arm 'b': valid are a"),
+    "an exclusion of everything": ("exclude: [{}]", "a mapping of axes to values is expected"),
+    "an exclusion of several values": ("exclude: [{seed: [0, 1]}]", r"one value is expected, not \[0, 1\]"),
+    "bundles of one name": ("axes: {a: {1: [x=1], '1': [x=2]}}", "axis a: a list of different values is expected"),
+    "a name that MLflow does not take": ("study: it's", '"it\'s" names files and runs: valid are'),
+    "a name that leads elsewhere": ("study: ../../x", "'../../x' names files and runs: valid are"),
+    "the folder above as a study": ("study: ..", "'..' names files and runs: valid are"),
+    "this folder as a study": ("study: .", "'.' names files and runs: valid are"),
+    "a hidden name": ("study: .git", "'.git' names files and runs: valid are"),
+    "an option's name": ("study: --x", "'--x' names files and runs: valid are"),
+    "a path as a study": ("study: a/b", "'a/b' names files and runs: valid are"),
+    "a tag as a study": ("study: <script>", "'<script>' names files and runs: valid are"),
+    "a limit that is no number": ("resources: {hours: .nan}", r"resources\.hours nan: 0 or more"),
+    "at no number": ("arms: {x: {at: .nan, parent: y}, y: {}}", r"at nan: a part below 1"),
+    "less than one rank": ("resources: {ranks: 0}", r"resources\.ranks 0: 1 or more"),
+    "negative hours": ("resources: {hours: -1}", r"resources\.hours -1\.0: 0 or more"),
+    "not YAML": ("axes: {a: [1", r"one\.yaml: .*expected"),
+    "a list as a file": ("- a\n- b", r"one\.yaml"),
+}
+
+
+@pytest.mark.parametrize(("text", "said"), MISTAKES.values(), ids=MISTAKES)
+def test_a_mistake_in_a_file_is_one_line(text: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=said) as error:
+        loaded(tmp_path, text)
+    assert str(error.value).count("\n") == 0
+    assert "one" in str(error.value)  # which file
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), "which sweep"),
+        (("missing.yaml",), r"no sweep file missing\.yaml"),
+        (("old.yml",), r"a file NAME\.yaml is expected"),
+        (("study=none",), "study 'none': valid are"),
+        (("FILE", "seed=1"), "'seed=1' is neither of a sweep nor of its trials: valid keys are .*seeds"),
+        (("FILE", "nonsense"), "'nonsense' is neither"),
+        (("FILE", "seeds=0,1"), "takes one value"),
+        (("FILE", "seeds=[0"), "is not KEY=VALUE"),
+        (("FILE", "resources.cores=1"), "resources.*cores"),
+        (("FILE", "name=x"), "'name=x' is neither"),
+        (("FILE", "x=1"), "valid keys are study, sweep, file, about,"),
+        (("FILE", "study=mor"), r"tiny\.yaml and study=mor: a file or a study, not both"),
+        (("FILE", "FILE"), "one file at a time"),
+        (("study=mor", "study=nvfp4"), "'study=nvfp4' after 'mor': one study at a time"),
+        (("FILE", "+axes.optimizer.lr=[1,2]"), r"write axes=\{optimizer\.lr:\[1,2\]\}"),
+    ],
+)
+def test_a_mistake_on_the_command_line_is_one_line_and_status_2(
+    words: tuple[str, ...],
+    said: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "old.yml").write_text("seeds: [0]")
+    path = sweep_file(tmp_path, {"seeds": [0]})
+    argv = ["sweep", *(str(path) if word == "FILE" else word for word in words), "--dry-run"]
+    assert cli.main(argv) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.count("\n") == 1
+    with pytest.raises(ValueError, match=said):
+        raise ValueError(shown.err)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_what_a_file_says_survives_yaml(tmp_path: Path) -> None:
+    """A file written by a program, as YAML likes it, is the same sweep."""
+    data: dict[str, Any] = yaml.safe_load(FULL)
+    path = sweep_file(tmp_path, data, "one")
+    assert load_sweeps([str(path)])[0][0].groups == loaded(tmp_path, FULL).groups

@@ -1,0 +1,403 @@
+"""A sweep is done by the same command, whatever befalls it: with processes that are killed, stopped, starved and late.
+
+What is killed is killed by real signals, at moments that differ from run to run.
+"""
+
+import json
+import os
+import random
+import resource
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fewbits import cli
+from fewbits.experiments.runs.run_folder import RunFolder
+from fewbits.sweeps.planning.plan import Plan
+from fewbits.sweeps.running import store
+from tests.sweeps.conftest import Undisturbed
+from tests.sweeps.sweep_inputs import (
+    PATIENCE,
+    ROOT,
+    all_left,
+    attempts,
+    folders,
+    holder_of,
+    json_of,
+    kill_worker,
+    planned,
+    reported_steps,
+    running,
+    started,
+    steps_done,
+    tiny_file,
+    trained_twice,
+)
+
+pytestmark = pytest.mark.usefixtures("forked_from_one")
+
+LOCAL = ("--backend", "local")
+LONG = ("training.steps=100000", "evaluation.every=100000", "training.checkpoint_every=2")
+
+
+def sweep(file: Path, runs: Path, *words: str) -> int:
+    return cli.main(["sweep", str(file), "--runs", str(runs), *LOCAL, *words])
+
+
+def plan_of(file: Path, runs: Path) -> Plan:
+    return planned(file, f"runtime.runs={runs}")
+
+
+def gone(plan: Plan) -> None:
+    """Wait until nobody works on any of its trials."""
+    give_up = time.monotonic() + 30
+    while at := running(plan):
+        assert time.monotonic() < give_up, at
+        time.sleep(0.01)
+
+
+# ------------------------------------------------------------------------------------------------ killed
+
+
+def test_workers_and_the_driver_are_killed_and_the_same_command_finishes(
+    undisturbed: Undisturbed, tmp_path: Path
+) -> None:
+    """Bit for bit what it is undisturbed, and no step is done again that was in a checkpoint."""
+    runs, moments = tmp_path / "runs", random.Random()
+    plan = plan_of(undisturbed.file, runs)
+    command = started(tmp_path / "output", "sweep", undisturbed.file, "--runs", runs, *LOCAL)
+    killed = 0
+    while killed < 2:
+        command.until(lambda: any(steps_done(folder) for folder in running(plan)))
+        time.sleep(moments.uniform(0, 0.5))
+        killed += kill_worker(moments.choice(at)) if (at := running(plan)) else 0
+    command.until(lambda: bool(running(plan)))
+    time.sleep(moments.uniform(0, 1))
+    command.kill()
+    gone(plan)  # its workers have died with it
+    assert sweep(undisturbed.file, runs) == 0
+    assert all_left(plan) == undisturbed.left
+    assert [trained_twice(folder) for folder in folders(plan)] == [[]] * 8
+    assert sum(map(attempts, folders(plan))) >= 8 + killed
+
+
+def test_the_server_that_forks_workers_is_killed_and_the_sweep_goes_on(
+    undisturbed: Undisturbed, tmp_path: Path
+) -> None:
+    runs = tmp_path / "runs"
+    plan = plan_of(undisturbed.file, runs)
+    command = started(tmp_path / "output", "sweep", undisturbed.file, "--runs", runs, *LOCAL)
+    command.until(lambda: any(steps_done(folder) for folder in running(plan)))
+    worker = next(pid for folder in running(plan) if (pid := holder_of(folder)))
+    server = int(Path(f"/proc/{worker}/stat").read_text().rpartition(")")[2].split()[1])
+    assert server != command.pid
+    os.kill(server, signal.SIGKILL)
+    assert command.end() == 0, command.said
+    assert all_left(plan) == undisturbed.left
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stopped_sweep_is_at_checkpoints_and_goes_on(
+    number: signal.Signals, undisturbed: Undisturbed, tmp_path: Path
+) -> None:
+    """Ctrl-C as a terminal sends it: to the driver and its workers alike."""
+    runs = tmp_path / "runs"
+    plan = plan_of(undisturbed.file, runs)
+    command = started(tmp_path / "output", "sweep", undisturbed.file, "--runs", runs, *LOCAL)
+    command.until(lambda: any(steps_done(folder) for folder in running(plan)))
+    (os.killpg if number == signal.SIGINT else os.kill)(command.pid, number)
+    assert command.end() == 130
+    assert "fewbits: stopped; the same command goes on\n" in command.said
+    assert "Traceback" not in command.said
+    assert not running(plan)
+    for folder in folders(plan):
+        assert not (folder.path / store.STOP).exists()
+        assert store.failure(folder) is None
+        if attempts(folder) and folder.result() is None and any(reported_steps(folder)):
+            assert store.reached(folder) == reported_steps(folder)[-1][-1]
+    if number == signal.SIGINT:
+        assert sweep(undisturbed.file, runs) == 0
+        assert all_left(plan) == undisturbed.left
+
+
+def test_asked_twice_a_sweep_stops_at_once(undisturbed: Undisturbed, tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    plan = planned(undisturbed.file, f"runtime.runs={runs}", *LONG)
+    command = started(tmp_path / "output", "sweep", undisturbed.file, "--runs", runs, *LOCAL, *LONG)
+    command.until(lambda: bool(running(plan)))
+    for folder in running(plan):
+        os.kill(holder_of(folder) or 0, signal.SIGSTOP)  # it will reach no checkpoint
+    os.kill(command.pid, signal.SIGINT)
+    command.until(lambda: "once more: at once" in command.said)
+    os.kill(command.pid, signal.SIGINT)
+    assert command.end() == 130
+    gone(plan)
+
+
+def test_two_drivers_on_one_store_share_its_trials(undisturbed: Undisturbed, tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    plan = plan_of(undisturbed.file, runs)
+    other = started(tmp_path / "output", "sweep", undisturbed.file, "--runs", runs, *LOCAL)
+    try:
+        assert sweep(undisturbed.file, runs) == 0
+        assert other.end() == 0, other.said
+    finally:
+        other.kill()
+    trained = [[steps for steps in reported_steps(folder) if steps] for folder in folders(plan)]
+    assert trained == [[list(range(1, 9))]] * 8
+    assert all_left(plan) == undisturbed.left
+
+
+# ------------------------------------------------------------------------------------------------ what fails
+
+
+def spoil(folder: RunFolder) -> None:
+    """Have the trial fail where it would write its first checkpoint."""
+    folder.path.mkdir(parents=True)
+    (folder.path / "checkpoints").write_text("no folder")
+
+
+BAD = {
+    "arms": {
+        "good": {"words": ["optimizer.lr=0.005"]},
+        "broken": {},
+        "child": {"words": ["recipe=nvfp4"], "parent": "broken", "at": 4},
+        "grandchild": {"words": ["recipe=bf16", "training.steps=2"], "parent": "child"},
+        "hot": {"words": ["optimizer.lr=1e9"]},
+        "after": {"words": ["recipe=nvfp4"], "parent": "hot", "at": 8},
+    },
+    "resources": {"attempts": 2},
+}
+
+
+def test_what_fails_is_named_with_its_log_and_leaves_the_others_whole(
+    cache: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    runs = tmp_path / "runs"
+    file = tiny_file(tmp_path, cache, BAD, "bad")
+    plan = plan_of(file, runs)
+    good, broken, child, grandchild, hot, after = (plan.trials[member.id].folder for member in plan.members)
+    spoil(broken)
+    assert sweep(file, runs) == 1
+    shown = capfd.readouterr()
+    assert "6 trials: 1 done, 1 failed, 1 diverged, 3 blocked\n" in shown.out
+    assert [store.state(folder) for folder in (good, broken, hot)] == ["done", "failed", "diverged"]
+    step = (hot.result() or {})["step"]
+    assert f"diverged: {hot.path} at step {step}\n" in shown.out
+    errors = shown.err
+    (told,) = [line for line in errors.splitlines() if line.startswith(f"failed: {broken.path}: ")]
+    assert "checkpoints" in told
+    assert "    (the whole log: " + str(broken.path / store.LOG) in errors
+    assert errors.count(f"{broken.path.name}: ") == 1 + 1  # that it is tried again, and the failure
+    assert attempts(broken) == 2
+    blocked = {
+        child: f"its parent {broken.path.name} failed",
+        grandchild: f"its parent {child.path.name} is blocked",
+        after: f"its parent {hot.path.name} diverged before step 8",
+    }
+    assert cli.main(["status", str(file), "--runs", str(runs), "--json"]) == 0
+    rows = {row["folder"]: row for row in json.loads(capfd.readouterr().out)}
+    for folder, why in blocked.items():
+        assert f"blocked: {folder.path}: {why}\n" in errors
+        assert (rows[folder.path.name]["state"], rows[folder.path.name]["note"]) == ("blocked", why)
+    last = errors.splitlines()[-1]
+    assert last == (
+        "fewbits: 1 failed: the same command goes on with them, from their checkpoints; 2 blocked by what failed; "
+        "1 blocked for good: what they start from has diverged"
+    )
+
+    (broken.path / "checkpoints").unlink()
+    for _ in range(2):  # the second time there is nothing to run
+        assert sweep(file, runs) == 1
+        shown = capfd.readouterr()
+        assert "6 trials: 4 done, 1 diverged, 1 blocked\n" in shown.out
+        assert "failed: " not in shown.err
+        assert shown.err.splitlines()[-1] == "fewbits: 1 blocked for good: what they start from has diverged"
+    assert len(shown.err.splitlines()) == 2
+    assert attempts(good) == 1
+    assert store.failure(broken) is None
+
+
+def test_a_folder_that_takes_no_files_is_that_trials_failure_alone(
+    cache: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """As on a full disk: neither the worker nor the driver can write down what it was."""
+    file = tiny_file(tmp_path, cache, {"seeds": [0, 1], "resources": {"attempts": 2}})
+    bad, good = folders(plan_of(file, tmp_path / "runs"))
+    for name in (store.LOG, store.FAILURE):
+        (bad.path / name).mkdir(parents=True)
+    assert sweep(file, tmp_path / "runs") == 1
+    assert f"failed: {bad.path}: IsADirectoryError: " in capfd.readouterr().err
+    assert store.state(good) == "done"
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"members": 1, "a|b|c": "x"}', "\udcff"])
+def test_what_may_be_deleted_may_be_damaged(
+    content: str, undisturbed: Undisturbed, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Files that only say something of the trials are made anew."""
+    runs = tmp_path / "runs"
+    shutil.copytree(undisturbed.store, runs)
+    folder = folders(plan_of(undisturbed.file, runs))[-1]
+    (folder.path / "result.json").unlink()
+    shutil.rmtree(folder.checkpoints)
+    uri = f"sqlite:///{runs / 'mlflow.db'}"
+    told = json.dumps({uri: json.loads(content)}) if content.startswith("{") else content
+    (runs / ".mlflow-sync.json").write_text(told, errors="surrogateescape")
+    spoilt = [*(runs / "plans").iterdir(), runs / "speeds.json"]
+    spoilt += [folder.path / name for name in (store.FAILURE, store.PROGRESS, "lease.json")]
+    for path in spoilt:
+        path.write_text(content, errors="surrogateescape")
+    words = [str(undisturbed.file), "--runs", str(runs)]
+    assert cli.main(["status", *words]) == 0
+    assert "7 done" in capfd.readouterr().out
+    assert sweep(undisturbed.file, runs) == 0
+    shown = capfd.readouterr()
+    assert "8 trials: 8 done\n" in shown.out
+    assert "Traceback" not in shown.err
+    assert "MLflow is left aside" not in shown.err
+    assert json_of(runs / "speeds.json")
+    assert cli.main(["status", *words, "training.blow_up=2"]) == 0
+    assert "stale: " in capfd.readouterr().out  # by the plan, which is there again
+
+
+CRASHES = ("SIGSEGV", "SIGKILL", "memory")
+
+
+def test_crashes_are_told_and_leave_the_others_whole(cache: Path, tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    arms: dict[str, Any] = {"good": {}} | {
+        how: {"words": [*LONG, f"optimizer.lr=0.00{1 + at}"]} for at, how in enumerate(CRASHES)
+    }
+    arms["memory"]["words"].append("training.checkpoint_every=100000")  # a thread that begins without memory never has
+    file = tiny_file(tmp_path, cache, {"arms": arms, "resources": {"attempts": 1}})
+    plan = plan_of(file, runs)
+    place = {member.cell.arm: plan.trials[member.id].folder for member in plan.members}
+    command = started(tmp_path / "output", "sweep", file, "--runs", runs, *LOCAL, "--parallel", "4")
+    try:
+        for how in CRASHES:
+            command.until(lambda how=how: steps_done(place[how]) > 0)  # type: ignore[misc]
+            worker = holder_of(place[how])
+            assert worker is not None
+            if how == "memory":
+                resource.prlimit(worker, resource.RLIMIT_AS, (1 << 20, 1 << 20))  # there is no more than it has
+            else:
+                os.kill(worker, getattr(signal, how))
+        assert command.end() == 1
+    finally:
+        command.kill()
+    assert "4 trials: 1 done, 3 failed" in command.said
+    told = {
+        "SIGSEGV": "ended by SIGSEGV",
+        "SIGKILL": "ended by SIGKILL, as when memory is short",
+        "memory": "",
+    }  # it shows in many ways
+    for how in CRASHES:
+        (said,) = [line for line in command.said.splitlines() if line.startswith(f"failed: {place[how].path}: ")]
+        assert told[how] in said
+        assert store.state(place[how]) == "failed"
+    assert "Fatal Python error: Segmentation fault" in (place["SIGSEGV"].path / store.LOG).read_text()
+    assert place["good"].result() is not None
+
+
+@pytest.mark.parametrize(
+    ("resources", "told"),
+    [({"gpus": 1000}, "(1 cpus, 1000 gpus)"), ({"cpus": 500}, "takes 1 × (500 cpus, 0 gpus)")],
+)
+def test_what_this_machine_has_not_is_told(
+    resources: dict[str, Any], told: str, cache: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert sweep(tiny_file(tmp_path, cache, {"resources": resources}), tmp_path / "runs") == 2
+    assert told in capfd.readouterr().err
+
+
+def test_a_sweep_needs_no_stdout_and_no_stderr(cache: Path, tmp_path: Path) -> None:
+    file = tiny_file(tmp_path, cache, {"words": ["training.steps=1"]})
+    (folder,) = folders(plan_of(file, tmp_path / "runs"))
+    words = [sys.executable, "-m", "fewbits.cli", "sweep", file, "--runs", tmp_path / "runs", *LOCAL]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    for closed in (">&- 2>&-", ">&-", "2>&-"):  # the first trains, the others find it done
+        command = f"{shlex.join(map(str, words))} {closed}"
+        assert subprocess.run(command, shell=True, env=environment, timeout=PATIENCE).returncode == 0
+    assert store.state(folder) == "done"
+    assert attempts(folder) == 1
+    assert "  step 1/1  loss " in (folder.path / store.LOG).read_text()
+
+
+def test_a_trial_that_takes_too_long_is_ended(cache: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    runs = tmp_path / "runs"
+    file = tiny_file(tmp_path, cache, {"words": list(LONG), "resources": {"hours": 0.001}})
+    (folder,) = folders(plan_of(file, runs))
+    assert sweep(file, runs) == 1
+    assert f"failed: {folder.path}: ended after 0.001 hours, its limit\n" in capfd.readouterr().err
+    assert attempts(folder) == 1
+
+
+# ------------------------------------------------------------------------------------------------ branches, caches
+
+
+def test_a_branch_that_is_asked_for_later_has_its_parent_trained_once_more(cache: Path, tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    trunk = {"words": ["recipe=bf16"]}
+    alone = tiny_file(tmp_path, cache, {"arms": {"trunk": trunk}}, "alone")
+    (folder,) = folders(plan_of(alone, runs))
+    assert sweep(alone, runs) == 0
+    before = all_left(plan_of(alone, runs))
+    late = {"words": ["recipe=nvfp4"], "parent": "trunk", "at": 3}
+    both = tiny_file(tmp_path, cache, {"arms": {"trunk": trunk, "late": late}}, "both")
+    for _ in range(2):
+        assert sweep(both, runs) == 0
+        assert attempts(folder) == 2
+    assert all_left(plan_of(alone, runs)) == before
+    assert folder.has([3])
+    assert sweep(alone, runs) == 0
+    assert attempts(folder) == 2
+    earlier = {"words": ["recipe=nvfp4"], "parent": "trunk", "at": 1}  # than what is kept by now
+    all_three = tiny_file(tmp_path, cache, {"arms": {"trunk": trunk, "late": late, "earlier": earlier}}, "three")
+    for _ in range(2):
+        assert sweep(all_three, runs) == 0
+        assert attempts(folder) == 3
+    assert all_left(plan_of(alone, runs)) == before
+    assert folder.has([1, 3])
+
+
+def test_what_is_done_is_not_done_again_and_loads_neither_ray_nor_mlflow(undisturbed: Undisturbed) -> None:
+    before = [path.stat().st_mtime_ns for path in undisturbed.store.rglob("*")]
+    words = ["sweep", str(undisturbed.file), "--runs", str(undisturbed.store)]
+    modules = "[name for name in ('ray', 'mlflow') if name in sys.modules]"
+    script = f"import sys; from fewbits import cli; print(cli.main({words!r}), {modules})"
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    first, *links, served, last = done.stdout.splitlines()
+    assert (first, last) == ("8 trials: 8 done", "0 []"), done.stderr
+    assert links
+    assert all("viewStateShareKey" in link for link in links)
+    assert served.startswith("(served by `fewbits ui")
+    assert [path.stat().st_mtime_ns for path in undisturbed.store.rglob("*")] == before
+
+
+def test_ranks_of_a_trial_are_processes_that_live_and_die_together(cache: Path, tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    data = {"resources": {"ranks": 2}, "words": ["training.batch=8", "recipe=nvfp4"]}
+    file = tiny_file(tmp_path, cache, data)
+    assert sweep(file, runs) == 0
+    whole = all_left(plan_of(file, runs))
+    (folder,) = folders(plan_of(file, tmp_path / "again"))
+    command = started(tmp_path / "output", "sweep", file, "--runs", tmp_path / "again", *LOCAL)
+    command.until(lambda: steps_done(folder) > 0)
+    kill_worker(folder)
+    assert command.end() == 0
+    assert all_left(plan_of(file, tmp_path / "again")) == whole
+    assert trained_twice(folder) == []

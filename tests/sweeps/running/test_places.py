@@ -1,0 +1,128 @@
+"""Where a store and its database may be: a URL is refused by every command; on a network file system, SQLite is not."""
+
+import errno
+import fcntl
+import os
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fewbits import cli
+from fewbits.common import file_systems, locks
+from fewbits.experiments.runs import run_folder
+from fewbits.experiments.runs.run_folder import Busy, RunFolder
+from fewbits.experiments.tracking import owner
+from fewbits.experiments.tracking import tracker as tracking
+from fewbits.sweeps.tracking.mlflow_view import Synced
+from tests.experiments.trial_inputs import TINY
+
+URL = "s3://bucket/runs"
+COMMANDS = {
+    "train": ["train", f"runtime.runs={URL}"],
+    "train --multirun": ["train", "-m", "seed=0,1", f"runtime.runs={URL}"],
+    "sweep": ["sweep", "study=mor", "scale=smoke", "--runs", URL],
+    "sweep by an override": ["sweep", "study=mor", "scale=smoke", f"runtime.runs={URL}"],
+    "dry run": ["sweep", "study=mor", "scale=smoke", "--dry-run", "--runs", URL],
+    "status": ["status", "study=mor", "scale=smoke", "--runs", URL],
+    "report": ["report", "study=mor", "scale=smoke", "--runs", URL],
+    "claims": ["claims", "study=mor", "scale=smoke", "--runs", URL],
+    "sync": ["sync", "study=mor", "scale=smoke", "--runs", URL],
+    "ui": ["ui", "--runs", URL],
+    "explain": ["explain", "1a2b3c4d", "--runs", URL],
+    "probe": ["probe", "some-run", "nvfp4", "--runs", URL],
+    "bench train": ["bench", "train", "--store", URL],
+    "bench kernels": ["bench", "kernels", "--generators", "--store", URL],
+}
+
+
+@pytest.mark.parametrize("argv", COMMANDS.values(), ids=COMMANDS)
+def test_a_store_that_is_a_url_is_one_line(
+    argv: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(argv) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert URL in line
+    assert "a store is a folder" in line
+    assert "mount" in line
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def on_nfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A store of which the system says that it is on NFS, while the cache folder is not."""
+    runs = tmp_path / "shared" / "runs"
+    runs.mkdir(parents=True)
+    mounts = tmp_path / "mountinfo"
+    mounts.write_text(f"22 1 254:0 / / rw - ext4 /dev/vda rw\n30 22 0:40 / {runs.parent} rw - nfs4 server:/x rw\n")
+    monkeypatch.setattr(file_systems, "MOUNTS", mounts)
+    monkeypatch.setattr(tracking, "_warned", set())
+    monkeypatch.setenv("FEWBITS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    return runs
+
+
+def test_on_a_network_file_system_the_database_is_in_the_users_cache_and_one_line_says_so(on_nfs: Path) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        first, second = tracking.tracking_uri(on_nfs), tracking.tracking_uri(on_nfs)
+    assert first == second
+    path = Path(first.removeprefix("sqlite:///"))
+    assert path.is_relative_to(Path(os.environ["FEWBITS_CACHE"]))
+    assert owner.store_id(on_nfs) in path.parts
+    (told,) = (str(one.message) for one in caught)
+    assert "\n" not in told
+    for part in ("nfs4", str(on_nfs), str(path), "MLFLOW_TRACKING_URI"):
+        assert part in told
+    assert tracking.connect(on_nfs, first).search_experiments()
+    assert not (on_nfs / tracking.DATABASE).exists()
+    assert Synced(first, (), 0, False, on_nfs)._served.count(str(on_nfs)) == 1  # the store is named, not the cache
+
+
+def test_a_cache_folder_on_a_network_file_system_is_named_too(on_nfs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEWBITS_CACHE", str(on_nfs.parent / "cache"))
+    with pytest.warns(RuntimeWarning, match="set FEWBITS_CACHE to a local folder"):
+        tracking.tracking_uri(on_nfs)
+
+
+def test_a_named_database_or_server_is_used_wherever_it_is(on_nfs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{on_nfs / 'mine.db'}")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert tracking.tracking_uri(on_nfs) == f"sqlite:///{on_nfs / 'mine.db'}"
+
+
+def test_sync_and_ui_agree_on_the_database(
+    on_nfs: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FEWBITS_BACKEND", "reference")  # its cache has no compiled kernels
+    settings = TINY | {"runtime.cache": cache, "training.steps": 2}
+    (tmp_path / "one.yaml").write_text("arms: {bf16: {words: [recipe=bf16]}}\n")
+    words = [str(tmp_path / "one.yaml"), *(f"{key}={value}" for key, value in settings.items()), "--runs", str(on_nfs)]
+    assert cli.main(["sync", *words]) == 0
+    shown = capfd.readouterr()
+    assert sum("nfs4" in line for line in shown.err.splitlines()) == 1
+    (database,) = (tmp_path / "cache" / "mlflow" / "stores").rglob(tracking.DATABASE)
+    assert f"sqlite:///{database}" in shown.out
+    database.write_bytes(b"no database")  # so that ui says which one it opens
+    assert cli.main(["ui", "--runs", str(on_nfs)]) == 2
+    assert f"MLflow does not open sqlite:///{database}" in capfd.readouterr().err
+
+
+def test_a_trial_runs_alone_and_without_file_locks_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = RunFolder(tmp_path / "run", "id")
+    with folder.alone(), pytest.raises(Busy), folder.alone():
+        pass
+
+    def refuse(file: Any, operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    monkeypatch.setattr(locks, "_warned", set())
+    with pytest.warns(RuntimeWarning, match="no file locks") as told, folder.alone():
+        pass
+    assert run_folder.NO_LOCKS in str(told[0].message)
+    with pytest.warns(RuntimeWarning, match="no file locks"), tracking.locked(tmp_path):
+        pass

@@ -1,0 +1,114 @@
+"""What a sweep shows while it runs: no wider than the terminal, the time left from the start, nothing twice."""
+
+import io
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from fewbits.sweeps.planning.cost import Speeds
+from fewbits.sweeps.planning.plan import Plan
+from fewbits.sweeps.planning.sweep import Resources
+from fewbits.sweeps.running import store
+from fewbits.sweeps.running.backend import Ended
+from fewbits.sweeps.running.driver import Driver, Stage
+from fewbits.sweeps.running.lease import leased
+from fewbits.sweeps.running.machine_kinds import Machine
+from fewbits.sweeps.running.progress import Display
+from fewbits.sweeps.running.store import Failure
+from fewbits.sweeps.running.worker import Job
+from tests.sweeps.sweep_inputs import planned, tiny_file
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+    @property
+    def frames(self) -> list[str]:
+        return re.split(r"\r(?:\x1b\[\d+A)?\x1b\[J", self.getvalue())
+
+
+class Nowhere:
+    """A backend that has no room."""
+
+    def require(self, demands: object, say: object) -> None: ...
+
+    alone = True
+
+    def machines(self) -> list[Machine]:
+        return []
+
+    def room(self, resources: Resources, like: str | None = None) -> bool:
+        return False
+
+    def start(self, job: Job, resources: Resources, like: str | None = None) -> None: ...
+    def wait(self, seconds: float) -> list[Ended]:
+        return []
+
+    def kill(self, trial: str) -> None: ...
+    def close(self) -> None: ...
+
+
+@pytest.fixture
+def sweep(cache: Path, tmp_path: Path) -> Plan:
+    file = tiny_file(tmp_path, cache, {"seeds": [0, 1, 2], "axes": {"training.steps": [8, 16]}})
+    (tmp_path / "runs").mkdir()
+    return planned(file, f"runtime.runs={tmp_path / 'runs'}")
+
+
+def test_the_first_line_has_the_time_left_and_none_is_wider_than_the_terminal(
+    sweep: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "48")
+    first = next(iter(sweep.trials.values()))
+    training = first.trial.training
+    Speeds(tmp_path / "runs").measured(first, training.batch * training.length)  # a second for each step
+    driver, terminal = Driver(sweep, Nowhere()), Terminal()
+    display = Display(Speeds(tmp_path / "runs"), terminal)
+    driver.tasks[first.id].stage = Stage.STARTED
+    with leased(first.folder.path):
+        progress = {"step": 4, "steps": training.steps, "loss": 1.5, "tokens_per_second": 1234.0}
+        (first.folder.path / store.PROGRESS).write_text(json.dumps(progress))
+        display(driver)
+    *_, frame = terminal.frames
+    assert "1,234 tokens/s  1:08 left" in frame  # 3 × 8 + 3 × 16 steps, less 4
+    assert "  step 4/8  loss 1.5000" in frame
+    assert all(len(line) < 48 for line in frame.splitlines())
+
+
+def test_steps_of_an_earlier_run_are_not_taken_for_this_ones_pace(
+    sweep: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    first = next(iter(sweep.trials.values()))
+    (first.folder.checkpoints / "step-00000004").mkdir(parents=True)
+    driver, stream = Driver(sweep, Nowhere()), io.StringIO()
+    display = Display(Speeds(tmp_path / "runs"), stream)
+    driver.tasks[first.id].stage = Stage.STARTED
+    with leased(first.folder.path):
+        display(driver)
+        assert "left" not in stream.getvalue()
+        now += 80.0
+        progress = {"step": 6, "steps": 8, "loss": 1.5, "tokens_per_second": 1234.0}
+        (first.folder.path / store.PROGRESS).write_text(json.dumps(progress))
+        display(driver)
+    assert stream.getvalue().endswith("1,234 tokens/s  44:00 left\n")  # 3 × 8 + 3 × 16 steps, less 6, of 40 s
+
+
+def test_a_second_attempt_is_said_once_and_what_is_live_is_wiped_out_at_the_end(sweep: Plan, tmp_path: Path) -> None:
+    driver, terminal = Driver(sweep, Nowhere()), Terminal()
+    display = Display(Speeds(tmp_path / "runs"), terminal)
+    task = next(iter(driver.tasks.values()))
+    task.failure = Failure("its process was ended", False, 0, [])
+    for task.stage in (Stage.WAITING, Stage.STARTED, Stage.WAITING):
+        display(driver)
+    display.end()
+    assert terminal.getvalue().count("its process was ended; it is tried again\n") == 1
+    assert terminal.frames[-1] == ""
+    for task in driver.tasks.values():
+        task.stage = Stage.OVER
+    display(driver)
+    assert terminal.frames[-1] == ""  # the summary says it

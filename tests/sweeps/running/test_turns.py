@@ -1,0 +1,293 @@
+"""What drivers, sweeps and workers do at moments that real processes seldom meet: the trials here are pretended."""
+
+import contextlib
+import json
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fewbits.experiments.training import Progress
+from fewbits.sweeps.planning.plan import Plan, Planned
+from fewbits.sweeps.planning.sweep import Resources
+from fewbits.sweeps.running import driver, lease, store, worker
+from fewbits.sweeps.running import run_sweep as conduct
+from fewbits.sweeps.running.backend import Ended
+from fewbits.sweeps.running.driver import Driver, Stage, job
+from fewbits.sweeps.running.lease import Holder
+from fewbits.sweeps.running.machine_kinds import Machine
+from fewbits.sweeps.running.worker import Job, Outcome
+from fewbits.sweeps.tracking.mlflow_view import Synced
+from tests.sweeps.sweep_inputs import planned, tiny_file
+
+BRANCHES = {
+    "arms": {
+        "trunk": {"words": ["recipe=bf16"]},
+        "early": {"words": ["recipe=nvfp4"], "parent": "trunk", "at": 4},
+        "late": {"words": ["recipe=nvfp4"], "parent": "trunk"},
+    }
+}
+
+
+class Pretended:
+    """A backend whose trials are done, with all that others start from, in the turn after they begin."""
+
+    def __init__(self, befalls: Callable[[Job], None] = lambda job: None) -> None:
+        self.started: list[str] = []
+        self._befalls = befalls
+        self._jobs: list[Job] = []
+
+    def require(self, demands: object, say: object) -> None: ...
+
+    alone = True
+
+    def machines(self) -> list[Machine]:
+        return []
+
+    def room(self, resources: Resources, like: str | None = None) -> bool:
+        return not self._jobs
+
+    def start(self, job: Job, resources: Resources, like: str | None = None) -> None:
+        self.started.append(job.id)
+        self._jobs.append(job)
+
+    def wait(self, seconds: float) -> list[Ended]:
+        jobs, self._jobs = self._jobs, []
+        for one in jobs:
+            finish(one)
+            self._befalls(one)
+        return [Ended(one.id, Outcome("over", speed=1.0)) for one in jobs]
+
+    def kill(self, trial: str) -> None: ...
+    def close(self) -> None: ...
+
+
+def finish(job: Job) -> None:
+    for step in job.runtime.keep_steps:
+        (job.folder.kept / f"step-{step:08d}").mkdir(parents=True, exist_ok=True)
+    job.path.mkdir(parents=True, exist_ok=True)
+    result = {"id": job.id, "status": "done", "step": job.trial.training.steps}
+    (job.path / "result.json").write_text(json.dumps(result))
+
+
+@pytest.fixture
+def family(cache: Path, tmp_path: Path) -> dict[str, Planned]:
+    """By arm."""
+    plan = plan_of(cache, tmp_path)
+    return {member.cell.arm: plan.trials[member.id] for member in plan.members}
+
+
+def plan_of(cache: Path, where: Path) -> Plan:
+    return planned(tiny_file(where, cache, BRANCHES, "branches"), f"runtime.runs={where / 'runs'}")
+
+
+@pytest.fixture
+def without_mlflow(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Away:
+        def __init__(self, plan: Plan) -> None: ...
+        def sync(self, *, last: bool = False) -> Synced:
+            return Synced("", (), 0, away=True)
+
+    monkeypatch.setattr(conduct, "Mirror", Away)
+
+
+def conducted(plan: Plan, backend: Any, monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setattr(conduct, "make_backend", lambda *_: backend)
+    return conduct.conduct(plan, "local")
+
+
+# ------------------------------------------------------------------------------------------------ removed meanwhile
+
+
+@pytest.fixture
+def restless(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver, "REST", 0.0)
+
+
+@pytest.mark.usefixtures("restless")
+def test_a_parent_that_was_removed_is_trained_once_more_for_its_branches(
+    cache: Path, family: dict[str, Planned], tmp_path: Path
+) -> None:
+    removed: list[Path] = []
+
+    def remove_once(job: Job) -> None:
+        if not removed:
+            removed.append(job.path)
+            shutil.rmtree(job.path)
+
+    backend = Pretended(remove_once)
+    one = Driver(plan_of(cache, tmp_path), backend)
+    one.run()
+    trunk, early, late = (family[arm].id for arm in ("trunk", "early", "late"))
+    assert backend.started[:2] == [trunk, trunk]
+    assert sorted(backend.started[2:]) == sorted([early, late])
+    assert len(one.of(Stage.OVER)) == 3
+
+
+@pytest.mark.usefixtures("restless")
+def test_files_that_are_seen_late_do_not_have_it_trained_twice(
+    cache: Path, family: dict[str, Planned], tmp_path: Path
+) -> None:
+    """As on a network's file system: the worker has written what the driver does not see yet."""
+    trunk, hidden = family["trunk"], tmp_path / "hidden"
+    looks = 0
+
+    def hide(job: Job) -> None:
+        if job.id == trunk.id:
+            shutil.move(job.path, hidden)
+
+    def show(one: Driver) -> None:
+        nonlocal looks
+        looks += 1
+        if looks == 1:
+            assert one.tasks[trunk.id].stage is Stage.OVER
+            assert store.state(trunk.folder) != "done"
+        if looks == 2 and hidden.exists():
+            backend._befalls = lambda job: None
+            shutil.move(hidden, trunk.folder.path)
+
+    backend = Pretended(hide)
+    one = Driver(plan_of(cache, tmp_path), backend, show)
+    backend.room = lambda resources, like=None: looks != 1  # type: ignore[method-assign]
+    one.run()
+    assert backend.started.count(trunk.id) == 1
+    assert len(one.of(Stage.OVER)) == 3
+
+
+@pytest.mark.usefixtures("restless")
+def test_a_parent_whose_checkpoints_never_come_fails(cache: Path, family: dict[str, Planned], tmp_path: Path) -> None:
+    """Rather than to be tried for ever."""
+    backend = Pretended(lambda job: shutil.rmtree(job.folder.kept, ignore_errors=True))
+    one = Driver(plan_of(cache, tmp_path), backend)
+    one.run()
+    assert backend.started == [family["trunk"].id] * 3
+    assert [task.planned.id for task in one.of(Stage.FAILED)] == [family["trunk"].id]
+    assert len(one.of(Stage.BLOCKED)) == 2
+    (task,) = one.of(Stage.FAILED)
+    assert task.failure is not None
+    assert "steps 4, 8, which others start from" in task.failure.reason
+
+
+@pytest.mark.usefixtures("without_mlflow")
+def test_what_was_over_and_is_gone_is_told_with_status_1(
+    cache: Path, family: dict[str, Planned], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
+) -> None:
+    plan, late = plan_of(cache, tmp_path), family["late"].folder.path
+    backend = Pretended(lambda job: shutil.rmtree(late) if job.path == late else None)
+    assert conducted(plan, backend, monkeypatch) == 1
+    shown = capfd.readouterr()
+    assert "3 trials: 1 planned, 2 done\n" in shown.out
+    assert shown.err.splitlines()[-1] == (
+        "fewbits: 1 were over, and the store has them no more: the same command goes on with them"
+    )
+    backend = Pretended()
+    assert conducted(plan, backend, monkeypatch) == 0
+    assert backend.started == [family["late"].id]
+
+
+@pytest.mark.usefixtures("without_mlflow")
+def test_speeds_that_cannot_be_written_are_left_out(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
+) -> None:
+    """As on a disk that is full by then: what became of the trials is told all the same."""
+    (tmp_path / "runs" / "speeds.json").mkdir(parents=True)
+    assert conducted(plan_of(cache, tmp_path), Pretended(), monkeypatch) == 0
+    assert "3 trials: 3 done\n" in capfd.readouterr().out
+
+
+# ------------------------------------------------------------------------------------------------ stopped
+
+
+def test_at_once_does_not_wait_for_mlflow(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which may take a minute to find that its server is away."""
+    busy, answered = threading.Event(), threading.Event()
+
+    class Slow:
+        def __init__(self, plan: Plan) -> None: ...
+        def sync(self, *, last: bool = False) -> Synced:
+            busy.set()
+            answered.wait(60)
+            return Synced("", (), 0, away=True)
+
+    class Interrupted(Pretended):
+        def wait(self, seconds: float) -> list[Ended]:
+            busy.wait(60)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(conduct, "Mirror", Slow)
+    began = time.monotonic()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            conducted(plan_of(cache, tmp_path), Interrupted(), monkeypatch)
+        assert time.monotonic() - began < 30
+    finally:
+        answered.set()
+
+
+def test_a_trial_that_was_asked_again_after_it_had_heard_leaves_no_request(cache: Path, tmp_path: Path) -> None:
+    """A worker that has taken the request away holds its lease for a moment more, in which the driver asks again."""
+
+    class Hears(Pretended):
+        held = contextlib.ExitStack()
+        turns = 0
+
+        def start(self, job: Job, resources: Resources, like: str | None = None) -> None:
+            super().start(job, resources, like)
+            self.held.enter_context(lease.leased(job.path))
+
+        def wait(self, seconds: float) -> list[Ended]:
+            (one,) = self._jobs
+            self.turns += 1
+            if self.turns == 1:
+                conductor.stop()
+                return []
+            if self.turns == 2:
+                (one.path / store.STOP).unlink()
+                return []
+            assert (one.path / store.STOP).exists(), "asked again"
+            self.held.close()
+            return [Ended(one.id, Outcome("stopped"))]
+
+    plan = planned(tiny_file(tmp_path, cache, {}), f"runtime.runs={tmp_path / 'runs'}")
+    conductor = Driver(plan, Hears())
+    conductor.run()
+    (task,) = conductor.tasks.values()
+    assert task.stage is Stage.WAITING
+    assert not (task.planned.folder.path / store.STOP).exists()
+
+
+# ------------------------------------------------------------------------------------------------ a lost lease
+
+
+@pytest.mark.parametrize("how", ["taken over", "removed"])
+def test_a_worker_that_has_lost_its_lease_writes_nothing_more(
+    how: str, family: dict[str, Planned], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one whose machine slept: another has gone on meanwhile, and one of its earlier steps would undo that.
+    To end at a checkpoint is therefore not what it is asked for."""
+    planned = family["trunk"]
+    path = planned.folder.path / lease.NAME
+    other = vars(Holder("another-host", 1, 1.0, "the next"))
+    told: list[int] = []
+
+    def run(trial: object, runtime: object, say: Callable[[Progress], None], stop: Callable[[], bool], **_: Any) -> Any:
+        if how == "removed":
+            path.unlink()
+        else:
+            path.write_text(json.dumps(other))
+        for step in range(1, 6000):
+            say(Progress(step, 6000, 1.0, 1.0, 1.0))
+            told.append(step)
+            assert not stop()
+            time.sleep(0.01)
+
+    monkeypatch.setattr(worker, "run", run)
+    monkeypatch.setattr(lease, "HEARTBEAT", 0.05)
+    outcome = worker.work(job(planned))
+    assert (outcome.kind, len(told) < 5000) == ("busy", True)
+    assert store.failure(planned.folder) is None
+    assert (json.loads(path.read_text()) if how == "taken over" else not path.exists()) in (other, True)

@@ -1,0 +1,52 @@
+"""A real `mlflow server` over an SQLite database, for tests."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+from fewbits.experiments.tracking import tracker as tracking
+from fewbits.sweeps.commands.ui import LIGHT
+from tests.ray_head import free_ports
+
+START = 120.0  # seconds
+
+
+@contextlib.contextmanager
+def mlflow_server(folder: Path) -> Iterator[str]:
+    """Serve a new database in the folder; yield the server's address."""
+    folder.mkdir(parents=True, exist_ok=True)
+    uri = f"sqlite:///{folder / 'served.db'}"
+    tracking.connect(folder, uri)  # makes the database
+    (port,) = free_ports(1)
+    words = ["--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
+    words += ["--artifacts-destination", str(folder / "artifacts")]
+    with (folder / "server.log").open("w") as log:
+        server = subprocess.Popen(
+            [sys.executable, "-m", "mlflow", "server", *words],
+            env={**os.environ, **LIGHT, "MLFLOW_BACKEND_STORE_URI": uri},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    try:
+        until = time.monotonic() + START
+        while True:
+            with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5):
+                break
+            assert server.poll() is None, (folder / "server.log").read_text()
+            assert time.monotonic() < until
+            time.sleep(0.2)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(server.pid, signal.SIGKILL)
+        server.wait()

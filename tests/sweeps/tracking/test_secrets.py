@@ -1,0 +1,80 @@
+"""No credential of a tracking URI is in any output or file of the store, whether commands succeed or fail."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.experiments.trial_inputs import TINY
+from tests.ray_head import free_ports
+from tests.sweeps.tracking.mlflow_servers import mlflow_server
+
+SECRET = "hunter2-Zq"
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with mlflow_server(tmp_path_factory.mktemp("server")) as address:
+        yield address.removeprefix("http://")
+
+
+def uri_of(kind: str, served: str, folder: Path) -> str:
+    if kind == "a server":
+        return f"http://alice:{SECRET}@{served}"
+    if kind == "no server":
+        return f"http://alice:{SECRET}@127.0.0.1:{free_ports(1)[0]}/?token={SECRET}"
+    if kind == "a database":
+        return f"sqlite:///{folder / 'of-user.db'}?token={SECRET}"
+    return f"postgresql://alice:{SECRET}@127.0.0.1:1/db"
+
+
+@pytest.mark.parametrize("kind", ["a server", "no server", "a database", "no database"])
+def test_no_credential_is_printed_or_stored(kind: str, served: str, cache: Path, tmp_path: Path) -> None:
+    """Of train, sweep, sync, report and ui, with the arguments of `train` in its provenance too."""
+    uri, runs = uri_of(kind, served, tmp_path), tmp_path / "runs"
+    words = [f"{key}={value}" for key, value in (TINY | {"training.steps": 2, "runtime.cache": cache}).items()]
+    (tmp_path / "one.yaml").write_text("arms: {bf16: {words: [recipe=bf16]}}\n")
+    one = [str(tmp_path / "one.yaml"), *words, "--runs", str(runs)]
+    commands = [
+        ["train", "recipe=mor/tensor", *words, f"runtime.runs={runs}", "runtime.tracking=mlflow", f"+note={uri}"],
+        ["train", "recipe=mor/tensor", *words, f"runtime.runs={runs}", "runtime.tracking=mlflow"],
+        ["sweep", *one, "--backend", "local"],
+        ["sync", *one],
+        ["report", *one, "--out", str(tmp_path / "reports")],
+    ]
+    if kind != "a database":  # it would be served until Ctrl-C
+        commands.append(["ui", "--runs", str(runs), "--port", str(free_ports(1)[0])])
+    environment = {
+        "MLFLOW_TRACKING_URI": uri,
+        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
+        "FEWBITS_USER": "alice",
+        "PYTHONPATH": str(ROOT / "src"),
+    }
+    script = "import json, sys; from fewbits.cli import main\nfor argv in json.loads(sys.argv[1]): print(main(argv))"
+    done = subprocess.run(
+        [sys.executable, "-c", script, json.dumps(commands)],
+        cwd=tmp_path,
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        timeout=400,
+    )
+    assert done.returncode == 0, done.stderr
+    said = done.stdout + done.stderr
+    assert SECRET not in said
+    assert "Traceback" not in said
+    works = kind in ("a server", "a database")
+    assert ("MLflow is left aside" in said) != works
+    assert ("1 runs brought up to date" in done.stdout) == works
+    assert "***" in said
+    stored = [path for path in tmp_path.rglob("*") if path.is_file() and path.suffix != ".db"]
+    assert {"provenance.json", ".store.json"} <= {path.name for path in stored}
+    if works:
+        assert ".mlflow-sync.json" in {path.name for path in stored}
+    for path in stored:
+        assert SECRET.encode() not in path.read_bytes(), path
