@@ -30,6 +30,7 @@ from fewbits.sweeps.running.machine_kinds import Machine
 from fewbits.sweeps.running.store import plain
 from fewbits.sweeps.running.worker import Job, Outcome, work
 
+STARTS = 3  # attempts to start Ray here; each has Ray's own limit of 30 seconds, too few on a machine that is busy
 QUEUED = 2  # tasks beyond those there is room for on a cluster that does not grow: the next ones start without delay
 _QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -64,7 +65,9 @@ class OnRay:
         else:
             how = {"runtime_env": {"env_vars": dict(variables)}} if variables else {}
         try:
-            ray.init(address, log_to_driver=False, logging_level=logging.ERROR, namespace="fewbits", **how)
+            _start(
+                lambda: ray.init(address, log_to_driver=False, logging_level=logging.ERROR, namespace="fewbits", **how)
+            )
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise ValueError(f"no Ray at {address}: {' '.join(str(error).split())[:300]}") from error
         _be_quiet()
@@ -191,6 +194,22 @@ def _why(error: Exception) -> str:
             "which fewbits is installed"
         )
     return f"{type(error).__name__}: {' '.join(text.split())[:300]}"
+
+
+def _start(init: Callable[[], object]) -> None:
+    """Call ray.init; once more where the machine was too busy for Ray's time limit, which is a plain Exception."""
+    for attempt in range(1, STARTS + 1):
+        try:
+            init()
+            return
+        except Exception as error:
+            if "timed out" not in str(error):
+                raise
+            if attempt == STARTS:
+                raise ValueError(
+                    f"Ray did not start on this machine in {STARTS} attempts ({error}): the machine may be too busy; "
+                    "--backend local trains without Ray"
+                ) from error
 
 
 def _answers(address: str) -> None:
