@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from fewbits.sweeps.commands.arguments import Parser
+from fewbits.common.arguments import CommandParser
 from fewbits.sweeps.commands.sweep import in_store
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ RIGHT = ("effect", "seeds", "found from", "margin")  # where numbers are aligned
 
 
 def main(argv: Sequence[str]) -> int:
-    parser = Parser("fewbits claims", __doc__, EXAMPLES)
+    parser = CommandParser("fewbits claims", __doc__, EXAMPLES)
     parser.add_argument("words", nargs="+", metavar="WORD", help="as for `fewbits sweep`")
     parser.add_argument("--runs", metavar="DIR", help="the store (default: runs)")
     parser.add_argument("--json", action="store_true", help="the same for programs, as a report's verdicts.json")

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from fewbits.sweeps.commands.arguments import Parser
+from fewbits.common.arguments import CommandParser
 from fewbits.sweeps.commands.sweep import add_where, in_store, is_submitted, submit_report, sweep
 
 EXAMPLES = """\
@@ -23,7 +23,7 @@ Exit status: 0 the report is complete; 1 it is made, but places have no result; 
 
 
 def main(argv: Sequence[str]) -> int:
-    parser = Parser("fewbits report", __doc__, EXAMPLES)
+    parser = CommandParser("fewbits report", __doc__, EXAMPLES)
     parser.add_argument("words", nargs="*", metavar="WORD", help="as for `fewbits sweep`")
     parser.add_argument("--runs", metavar="DIR", help="the store (default: runs)")
     parser.add_argument("--out", metavar="DIR", default="reports", help="where reports lie (default: reports)")

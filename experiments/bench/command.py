@@ -18,9 +18,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from fewbits.common import terminal
+from fewbits.common.arguments import CommandParser
 from fewbits.common.store_folder import store_folder
 
 EXAMPLES = """\
@@ -37,11 +38,6 @@ the same quantizers run as plain torch operators (the reference)."""
 RECIPES = ("mor/block", "nvfp4", "gaussws")
 PLAIN = "bf16"
 MIB = 2**20
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ValueError(f"bench train: {message}")
 
 
 @dataclass(frozen=True)
@@ -255,10 +251,7 @@ def _where(device: Any, threads: int) -> str:
 
 
 def _options(argv: Sequence[str]) -> argparse.Namespace:
-    def formatter(prog: str) -> argparse.HelpFormatter:
-        return argparse.RawDescriptionHelpFormatter(prog, width=110)
-
-    parser = _Parser("fewbits bench train", description=__doc__, epilog=EXAMPLES, formatter_class=formatter)
+    parser = CommandParser("fewbits bench train", __doc__, EXAMPLES)
     parser.add_argument(
         "--model", default="nemotron-nano", help="by name, separated by commas; nemotron-nano if not given"
     )

@@ -7,9 +7,10 @@ import json
 import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from fewbits.common import terminal
+from fewbits.common.arguments import CommandParser
 from fewbits.common.store_folder import store_folder
 
 if TYPE_CHECKING:
@@ -28,11 +29,6 @@ than without quantization, with the standard error over batches; and of the grad
 and bias against the unquantized one, and the part of the error that is noise, which another seed would change."""
 FORMATS = (".parquet", ".csv")
 UNKNOWN = "–"
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ValueError(f"probe: {message}")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -64,7 +60,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser("fewbits probe", description=__doc__, epilog=EXAMPLES, formatter_class=_formatter)
+    parser = CommandParser("fewbits probe", __doc__, EXAMPLES)
     parser.add_argument("run", help="a run folder, its name in --runs, or one of its checkpoints")
     parser.add_argument("recipes", nargs="+", metavar="RECIPE", help="a recipe, and KEY=VALUE for its settings")
     parser.add_argument("--step", type=int, help="of the checkpoint (default: the newest)")
@@ -203,7 +199,3 @@ def _percent(share: float) -> str:
 
 def _plus_minus(value: float, form: str) -> str:
     return "" if math.isnan(value) else f" ± {form.format(value)}"
-
-
-def _formatter(prog: str) -> argparse.HelpFormatter:
-    return argparse.RawDescriptionHelpFormatter(prog, width=110)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
+from fewbits.common.arguments import CommandParser
 from fewbits.experiments.config import names, resolved
 from fewbits.models.recipe import HIGH, Keep, Recipe, Sampler, Switch
 
@@ -16,16 +16,11 @@ WIDTH = 110
 GEMMS = {"fprop": ("x", "w"), "dgrad": ("dy", "w"), "wgrad": ("dy", "x")}
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ValueError(f"recipes: {message}")
-
-
 def main(argv: Sequence[str]) -> int:
-    parser = _Parser(
-        prog="fewbits recipes",
-        description="List the recipes and what each operand of the three GEMMs gets; of one recipe, its settings too.",
-        epilog="example: fewbits recipes nvfp4, then fewbits train recipe=nvfp4 recipe.rht=32",
+    parser = CommandParser(
+        "fewbits recipes",
+        about="List the recipes and what each operand of the three GEMMs gets; of one recipe, its settings too.",
+        examples="example: fewbits recipes nvfp4, then fewbits train recipe=nvfp4 recipe.rht=32",
     )
     parser.add_argument("name", nargs="?", metavar="NAME", help="of one recipe, mor/block say")
     parser.add_argument("--json", action="store_true", help="the same for programs: a list of objects")

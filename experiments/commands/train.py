@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import signal
 import sys
@@ -10,9 +9,10 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from typing import Any, NoReturn
+from typing import Any
 
 from fewbits.common import terminal
+from fewbits.common.arguments import CommandParser
 from fewbits.common.redaction import redacted
 
 EXAMPLES = """\
@@ -26,13 +26,8 @@ Words are Hydra's: GROUP=NAME chooses (model, recipe, data, scale, optimizer, sc
 The same words again go on where an interrupted trial stopped; a finished one is shown."""
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ValueError(f"train: {message}")
-
-
 def main(argv: Sequence[str]) -> int:
-    parser = _Parser("fewbits train", description=__doc__, epilog=EXAMPLES, formatter_class=_formatter)
+    parser = CommandParser("fewbits train", __doc__, EXAMPLES)
     parser.add_argument("overrides", nargs="*", metavar="WORD", help="of the config, see below")
     parser.add_argument("--config", action="store_true", help="print the resolved config and train nothing")
     parser.add_argument("--id", action="store_true", help="print the trial's id and train nothing")
@@ -184,7 +179,3 @@ class LiveLine:
 def _clock(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02}:{rest:02}" if minutes >= 60 else f"{minutes}:{rest:02}"
-
-
-def _formatter(prog: str) -> argparse.HelpFormatter:
-    return argparse.RawDescriptionHelpFormatter(prog, width=110)

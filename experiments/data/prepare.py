@@ -20,9 +20,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
-from typing import NoReturn
 
 from fewbits.common import terminal
+from fewbits.common.arguments import CommandParser
 from fewbits.common.locks import locked
 from fewbits.experiments.data.folder import read_meta
 from fewbits.experiments.data.once import default_cache
@@ -33,11 +33,6 @@ from fewbits.experiments.data.web import COLLECTIONS, Collection, Documents, res
 
 VALIDATION = 0.0005  # nanoGPT's share
 _AT_ONCE = 1000  # documents between notes
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ValueError(f"data prepare: {message}")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -77,10 +72,10 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _options(argv: Sequence[str]) -> argparse.Namespace:
-    parser = _Parser(
-        prog="fewbits data prepare",
-        description="Turn web text into a folder of tokens to train on. Needs the packages datasets and tokenizers.",
-        epilog="example: fewbits data prepare openwebtext --source openwebtext/ --tokenizer file:gpt2/tokenizer.json",
+    parser = CommandParser(
+        "fewbits data prepare",
+        about="Turn web text into a folder of tokens to train on. Needs the packages datasets and tokenizers.",
+        examples="example: fewbits data prepare openwebtext --source openwebtext/ --tokenizer file:gpt2/tokenizer.json",
     )
     parser.add_argument("collection", choices=COLLECTIONS, help="which text, and whose tokenizer by default")
     parser.add_argument(

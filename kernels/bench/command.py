@@ -10,11 +10,11 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
-from typing import NoReturn
 
 import torch
 from torch import Tensor
 
+from fewbits.common.arguments import CommandParser
 from fewbits.common.store_folder import store_folder
 from fewbits.kernels.backends import cuda
 from fewbits.kernels.bench import cuda as bench_cuda
@@ -33,11 +33,6 @@ PEER_SECONDS = 0.3  # a slow peer gets the rows that it can do in about this tim
 PEER_UNIT = 128  # peers take whole blocks: rows and columns must be multiples of this
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ValueError(f"bench kernels: {message}")
-
-
 def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r}: a whole number from 1 up")
@@ -52,10 +47,10 @@ def _shapes(text: str) -> tuple[tuple[int, int], ...]:
 
 
 def _options(argv: Sequence[str]) -> argparse.Namespace:
-    parser = _Parser(
-        prog="fewbits bench kernels",
-        description="Measure the kernels beside a copy of the same tensor and beside their peers, in one run.",
-        epilog="example: fewbits bench kernels --size 4096 --only nvfp4 --json nvfp4.json",
+    parser = CommandParser(
+        "fewbits bench kernels",
+        about="Measure the kernels beside a copy of the same tensor and beside their peers, in one run.",
+        examples="example: fewbits bench kernels --size 4096 --only nvfp4 --json nvfp4.json",
     )
     parser.add_argument("--size", type=_positive, default=8192, metavar="N", help="rows and columns (default: 8192)")
     parser.add_argument("--rows", type=_positive, metavar="R", help="rows, if not N")

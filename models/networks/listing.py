@@ -1,10 +1,9 @@
 """`fewbits models`: the models by name, with their size and what they are made of."""
 
-import argparse
 import json
 from collections.abc import Sequence
-from typing import NoReturn
 
+from fewbits.common.arguments import CommandParser
 from fewbits.models.networks.decoder import DecoderConfig
 from fewbits.models.networks.presets import MODELS
 from fewbits.models.networks.registry import linear_parameters, parameters
@@ -21,16 +20,11 @@ _WORDS = {
 }
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ValueError(f"models: {message}")
-
-
 def main(argv: Sequence[str]) -> int:
-    parser = _Parser(
-        prog="fewbits models",
-        description="List the models: parameters, those of the linear layers that recipes quantize, and their parts.",
-        epilog="example: fewbits models --json",
+    parser = CommandParser(
+        "fewbits models",
+        about="List the models: parameters, those of the linear layers that recipes quantize, and their parts.",
+        examples="example: fewbits models --json",
     )
     parser.add_argument("--json", action="store_true", help="the same for programs: a list of objects")
     options = parser.parse_args(argv)

@@ -7,14 +7,12 @@ Exit status 2 is wrong input: a `ValueError`, said in one line on stderr (`pytho
 it came from); 1 what the system refuses, a full disk say; 130 is Ctrl-C; 141 a pipe whose reader has gone.
 """
 
-import argparse
 import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from itertools import takewhile
-from typing import NoReturn
 
 from fewbits import __version__
 from fewbits.common.redaction import redacted
@@ -125,13 +123,6 @@ COMMANDS = (
         "--trials 4",
     ),
 )
-
-
-class Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are ValueErrors: one line on stderr, without the usage in front of it."""
-
-    def error(self, message: str) -> NoReturn:
-        raise ValueError(f"{self.prog.removeprefix('fewbits ')}: {message}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

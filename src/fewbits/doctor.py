@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Literal
 
 from fewbits import __version__
-from fewbits.cli import Parser
+from fewbits.common.arguments import CommandParser
 from fewbits.kernels.backends import build
 
 BACKENDS = ("reference", "cpu", "cuda")
@@ -57,11 +57,11 @@ class Check:
 
 
 def main(argv: Sequence[str]) -> int:
-    parser = Parser(
-        prog="fewbits doctor",
-        description="Say what this machine has, which kernels run on it and why, and what to do about what is amiss. "
+    parser = CommandParser(
+        "fewbits doctor",
+        about="Say what this machine has, which kernels run on it and why, and what to do about what is amiss. "
         "Exit status 1 if something is.",
-        epilog="example: fewbits doctor --test",
+        examples="example: fewbits doctor --test",
     )
     parser.add_argument("--json", action="store_true", help="the same facts as JSON")
     parser.add_argument("--test", action="store_true", help="also run the kernels' self-test (loads torch)")

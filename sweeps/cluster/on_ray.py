@@ -70,7 +70,9 @@ class OnRay:
             )
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise ValueError(f"no Ray at {address}: {' '.join(str(error).split())[:300]}") from error
-        _be_quiet()
+        # Ray prints a paragraph on stdout for each worker that dies; the driver reports that in one line on stderr.
+        self._silenced = contextlib.ExitStack()
+        self._silenced.enter_context(contextlib.redirect_stdout(self._silenced.enter_context(open(os.devnull, "w"))))
         self._task = ray.remote(max_retries=0)(work)
         self._parallel = parallel
         self._grows = False  # an autoscaler adds nodes for what waits
@@ -176,14 +178,7 @@ class OnRay:
         for running in self._running.values():
             self._end(running)
         self._ray.shutdown()
-
-
-def _be_quiet() -> None:
-    """A worker that died is told by the driver, in a line; Ray prints a paragraph on stdout, for which it has no switch
-    (log_to_driver is of workers' output). A Ray that does not know this name prints it."""
-    from ray._private import worker
-
-    worker.print_to_stdstream = lambda *_, **__: None
+        self._silenced.close()
 
 
 def _why(error: Exception) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from fewbits.sweeps.commands.arguments import Parser
+from fewbits.common.arguments import CommandParser
 from fewbits.sweeps.planning.plan import Plan, plan
 from fewbits.sweeps.planning.sweep import load_sweeps
 from fewbits.sweeps.running import store
@@ -39,7 +39,7 @@ MANY = 500  # trials of the dry run
 
 
 def main(argv: Sequence[str]) -> int:
-    parser = Parser("fewbits bench sweep", __doc__, EXAMPLES)
+    parser = CommandParser("fewbits bench sweep", __doc__, EXAMPLES)
     parser.add_argument("--trials", type=int, default=20)
     parser.add_argument("--seconds", type=float, default=30.0, help="of training in each (default: 30)")
     parser.add_argument("--backend", choices=("ray", "local"), default="ray")

@@ -6,8 +6,8 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from fewbits.common.arguments import CommandParser
 from fewbits.common.store_folder import store_folder
-from fewbits.sweeps.commands.arguments import Parser
 
 EXAMPLES = """\
 examples:
@@ -21,7 +21,7 @@ LEAST = 4  # hexadecimal digits of a hash that are enough to look for a run
 
 
 def main(argv: Sequence[str]) -> int:
-    parser = Parser("fewbits explain", __doc__, EXAMPLES)
+    parser = CommandParser("fewbits explain", __doc__, EXAMPLES)
     parser.add_argument("a", metavar="A", help=f"a run: its folder, or the first {LEAST} or more digits of its hash")
     parser.add_argument("b", nargs="?", metavar="B", help="another run; without, A as it would be computed now")
     parser.add_argument("--runs", metavar="DIR", default="runs", help="the store (default: runs)")

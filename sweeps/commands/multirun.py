@@ -18,9 +18,9 @@ from hydra.core.utils import JobReturn, JobStatus
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
+from fewbits.common.arguments import CommandParser
 from fewbits.common.store_folder import store_folder
 from fewbits.experiments.config import FOLDER, ROOT, check_keys, in_one_line, prepare
-from fewbits.sweeps.commands.arguments import Parser
 from fewbits.sweeps.commands.sweep import add_where
 from fewbits.sweeps.planning.expand import Cell
 from fewbits.sweeps.planning.plan import Plan, plan_cells
@@ -40,7 +40,7 @@ _STATUSES: list[int] = []  # of the sweeps that the launcher has run
 
 
 def main(argv: Sequence[str]) -> int:
-    parser = Parser("fewbits train --multirun", __doc__, EXAMPLES)
+    parser = CommandParser("fewbits train --multirun", __doc__, EXAMPLES)
     parser.add_argument("words", nargs="+", metavar="WORD", help="of the config; KEY=A,B for several values")
     parser.add_argument(*FLAGS, action="store_true", help=argparse.SUPPRESS)
     add_where(parser)

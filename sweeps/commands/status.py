@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from fewbits.sweeps.commands.arguments import Parser, existing
+from fewbits.common.arguments import CommandParser, existing
 from fewbits.sweeps.commands.sweep import in_store
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class Row:
 
 
 def main(argv: Sequence[str]) -> int:
-    parser = Parser("fewbits status", __doc__, EXAMPLES)
+    parser = CommandParser("fewbits status", __doc__, EXAMPLES)
     parser.add_argument("words", nargs="+", metavar="WORD", help="as for `fewbits sweep`")
     parser.add_argument("--runs", metavar="DIR", help="the store (default: runs)")
     parser.add_argument("--json", action="store_true", help="the same for programs: a list of objects")

@@ -1,25 +1,19 @@
 """`fewbits studies`: the papers there are, and their recipes."""
 
-import argparse
 import dataclasses
 import json
 from collections.abc import Sequence
-from typing import NoReturn
 
+from fewbits.common.arguments import CommandParser
 from fewbits.sweeps.planning.studies import STUDIES, Study
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ValueError(f"studies: {message}")
-
-
 def main(argv: Sequence[str]) -> int:
-    parser = _Parser(
-        prog="fewbits studies",
-        description="List the studies, one for each paper, with the recipes that they compare. Of a study there are "
+    parser = CommandParser(
+        "fewbits studies",
+        about="List the studies, one for each paper, with the recipes that they compare. Of a study there are "
         "the recipes, to train and to probe one by one; `make reproduce-mor` runs MoR's sweeps and writes its report.",
-        epilog="example: fewbits studies --json",
+        examples="example: fewbits studies --json",
     )
     parser.add_argument("--json", action="store_true", help="the same for programs: a list of objects")
     options = parser.parse_args(argv)

@@ -6,9 +6,9 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from fewbits.common.arguments import CommandParser
 from fewbits.common.store_folder import store_folder
 from fewbits.sweeps.cluster.environment import check_name
-from fewbits.sweeps.commands.arguments import Parser
 
 EXAMPLES = """\
 examples:
@@ -27,7 +27,7 @@ Exit status: 0 all trials are over; 1 some failed, which are named; 2 wrong inpu
 
 
 def main(argv: Sequence[str]) -> int:
-    parser = Parser("fewbits sweep", __doc__, EXAMPLES)
+    parser = CommandParser("fewbits sweep", __doc__, EXAMPLES)
     parser.add_argument(
         "words", nargs="*", metavar="WORD", help="study=NAME or FILE.yaml, changes of its keys, words for trials"
     )

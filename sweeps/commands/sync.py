@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fewbits.common.arguments import CommandParser, existing, warn_in_lines
 from fewbits.common.redaction import redacted
-from fewbits.sweeps.commands.arguments import Parser, existing, warn_in_lines
 from fewbits.sweeps.commands.sweep import in_store
 
 EXAMPLES = """\
@@ -19,7 +19,7 @@ examples:
 
 
 def main(argv: Sequence[str]) -> int:
-    parser = Parser("fewbits sync", __doc__, EXAMPLES)
+    parser = CommandParser("fewbits sync", __doc__, EXAMPLES)
     parser.add_argument("words", nargs="+", metavar="WORD", help="as for `fewbits sweep`")
     parser.add_argument("--runs", metavar="DIR", help="the store (default: runs)")
     options = parser.parse_args(argv)

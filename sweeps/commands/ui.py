@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
+from fewbits.common.arguments import CommandParser, existing, warn_in_lines
 from fewbits.common.redaction import redacted
 from fewbits.common.store_folder import store_folder
 from fewbits.sweeps.commands.allowed_hosts import ANY, AllowedHosts, address_of
-from fewbits.sweeps.commands.arguments import Parser, existing, warn_in_lines
 from fewbits.sweeps.tracking.comparison import View
 
 EXAMPLES = """\
@@ -40,7 +40,7 @@ START = 120.0  # seconds that a server may take to answer
 
 
 def main(argv: Sequence[str]) -> int:
-    parser = Parser("fewbits ui", __doc__, EXAMPLES)
+    parser = CommandParser("fewbits ui", __doc__, EXAMPLES)
     parser.add_argument("--port", type=int, default=5000)
     parser.add_argument("--host", default="127.0.0.1", help="the address to listen at (default: for this machine only)")
     parser.add_argument("--runs", default="runs", metavar="DIR", help="the store (default: runs)")

@@ -1,0 +1,49 @@
+"""The argument parser of all commands, and what they check of their options before they start."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import textwrap
+import warnings
+from typing import NoReturn
+
+from fewbits.common.redaction import redacted
+from fewbits.common.store_folder import store_folder
+
+WIDTH = 110
+
+
+class CommandParser(argparse.ArgumentParser):
+    """Parse the options of a command, and raise ValueError for wrong ones, so that the user sees one line."""
+
+    def __init__(self, command: str, about: str | None, examples: str | None = None) -> None:
+        super().__init__(command, description=_wrapped(about), epilog=_wrapped(examples), formatter_class=_formatter)
+
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(f"{self.prog.removeprefix('fewbits ')}: {message}")
+
+
+def existing(runs: str | None) -> str | None:
+    """Return the store that an option names. A command that only reads must not create a misspelt one."""
+    if runs is not None and not store_folder(runs).is_dir():
+        raise ValueError(f"--runs {runs}: there is no such folder")
+    return runs
+
+
+def warn_in_lines() -> None:
+    """Print each warning as one line on stderr from now on."""
+    warnings.showwarning = _print_line  # type: ignore[assignment]  # it takes more, and prints the message alone
+
+
+def _print_line(message: Warning | str, *_: object) -> None:
+    print(f"fewbits: {redacted(' '.join(str(message).split()))}", file=sys.stderr, flush=True)
+
+
+def _wrapped(text: str | None) -> str | None:
+    """Break one long line into several; text that has line breaks keeps them."""
+    return text if text is None or "\n" in text.strip() else textwrap.fill(text, WIDTH)
+
+
+def _formatter(prog: str) -> argparse.HelpFormatter:
+    return argparse.RawDescriptionHelpFormatter(prog, width=WIDTH)
