@@ -123,7 +123,7 @@ class FewbitsConverter:
                     layer.register_forward_hook(self._penalise)
 
     def post_optimizer_hook(self, model: nn.Module | list[nn.Module]) -> None:
-        self._step(self.quantization.moment.step + 1)
+        self._step(self.quantization.context.step + 1)
 
     def _step(self, step: int) -> None:
         self.micro_batches = 0
@@ -131,7 +131,7 @@ class FewbitsConverter:
 
     def _forward(self, model: nn.Module, _: object) -> None:
         if model.training and torch.is_grad_enabled():  # no validation
-            self._begin(self.quantization.moment.step, self.micro_batches)
+            self._begin(self.quantization.context.step, self.micro_batches)
             self.micro_batches += 1
 
     def _begin(self, step: int, micro_batch: int) -> None:
@@ -266,7 +266,7 @@ def numerics(models: Sequence[nn.Module]) -> dict[str, float]:
     quantization = layers[0].owner[0] if layers else None
     if not isinstance(quantization, Quantization) or quantization.observer is None:
         return {}
-    rows = quantization.observer.operand_rows(quantization.moment.step - 1, layers)
+    rows = quantization.observer.operand_rows(quantization.context.step - 1, layers)
     found: dict[str, float] = {}
     for slot in dict.fromkeys(row["slot"] for row in rows):
         of_slot = [row for row in rows if row["slot"] == slot]

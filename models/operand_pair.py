@@ -11,7 +11,7 @@ from fewbits.models.recipe import Slot
 Record = Callable[[str, Tensor, Tensor | None], None]  # slot, counts, choice of a mixture
 
 
-class TwoWays:
+class OperandPair:
     """Quantizes a matrix for its first and its second GEMM.
 
     seed(name): the seed for a slot's stochastic rounding; or for a GEMM's signs, by which both its operands turn where

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from fewbits.models.observer import Observer
-from fewbits.models.operand_pair import TwoWays
-from fewbits.models.quantized_linear import Moment, Plan, QuantizedLinear, Seen
+from fewbits.models.operand_pair import OperandPair
+from fewbits.models.quantized_linear import Plan, QuantizedLinear, Seen, StepContext
 from fewbits.models.recipe import PARTS, Operands, Recipe, parts
 
 # The end of a linear layer's name in Hugging Face's, torchtitan's and nanoGPT's models.
@@ -45,7 +45,7 @@ class Found:
 
 @dataclass(repr=False)
 class Quantization:
-    """What the quantized layers of one model share: the recipe, the moment, and who looks on.
+    """What the quantized layers of one model share: the recipe, the step context and the observer.
 
     A training loop says `begin(step, micro_batch)` before every forward: seeds are made of it, so that equal moments
     give equal noise. Another can attach an optimizer: its updates and the model's forwards are counted instead.
@@ -57,12 +57,12 @@ class Quantization:
     layers: list[QuantizedLinear] = field(default_factory=list)
     kept: list[str] = field(default_factory=list)  # names of the layers that the recipe keeps high
     observer: Observer | None = None
-    moment: Moment = field(default_factory=Moment)
+    context: StepContext = field(default_factory=StepContext)
     watching: bool = False  # statistics of every quantizer, not of mixtures alone
     watching_gradients: bool = False  # the error of every weight gradient, for the price of another GEMM
     keep_weights: bool = True  # quantized ones, for the whole step
     _last_input: _Input | None = None
-    _seen: set[int] = field(default_factory=set)  # layers whose input the observer has seen in this moment
+    _seen: set[int] = field(default_factory=set)  # layers whose input the observer has seen in this step
 
     def __repr__(self) -> str:
         return f"<{self.recipe.name} on {len(self.layers)} linear layers, {len(self.kept)} of them kept high>"
@@ -70,7 +70,7 @@ class Quantization:
     def begin(self, step: int, micro_batch: int = 0, *, rank: int = 0, progress: float = 0.0) -> None:
         """progress: the part of training that is done, from 0 to 1, which the recipe's switch goes by."""
         switched = self.recipe.switches and progress >= self.recipe.switch.at
-        self.moment = Moment(step, micro_batch, rank, switched)
+        self.context = StepContext(step, micro_batch, rank, switched)
         self._last_input = None
         self._seen.clear()
         if self.observer is not None:
@@ -87,7 +87,7 @@ class Quantization:
                 f"recipe {self.recipe.name} switches at {self.recipe.switch.at} of training: give attach the steps of "
                 "the whole, or say begin(step, progress=…) yourself"
             )
-        step, micro_batch, rank = self.moment.step, -1, self.moment.rank
+        step, micro_batch, rank = self.context.step, -1, self.context.rank
 
         def forward(*_: object) -> None:
             nonlocal micro_batch
@@ -119,28 +119,30 @@ class Quantization:
 
     # ---- called by the layers
 
-    def quantize_input(self, layer: QuantizedLinear, way: TwoWays, x: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    def quantize_input(
+        self, layer: QuantizedLinear, pair: OperandPair, x: Tensor, rows: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """x for fprop and wgrad. Layers that read one tensor alike (q, k, v) quantize it once, if nothing is drawn."""
         last = self._last_input
-        alike = last is not None and last.way is way and last.values[0].dtype == rows.dtype
+        alike = last is not None and last.pair is pair and last.values[0].dtype == rows.dtype
         if last is not None and alike and last.x is x and last.version == x._version:
             values, seen = last.values, last.seen
         else:
             seen = []
-            values = way(
+            values = pair(
                 rows,
-                lambda name: layer.seed(self.moment, name),
+                lambda name: layer.seed(self.context, name),
                 (lambda *statistics: seen.append(statistics)) if self.observer else None,
                 watch=self.watching,
             )
-            self._last_input = None if way.needs_seed else _Input(x, x._version, way, values, seen)
+            self._last_input = None if pair.needs_seed else _Input(x, x._version, pair, values, seen)
         if not self.recomputes(layer):
             self._seen.add(layer.index)
-            self.record(layer, seen, self.moment)
+            self.record(layer, seen, self.context)
         return values
 
     def quantize_gradient(
-        self, layer: QuantizedLinear, way: TwoWays, dy: Tensor, moment: Moment, for_x: bool, for_weight: bool
+        self, layer: QuantizedLinear, pair: OperandPair, dy: Tensor, context: StepContext, for_x: bool, for_weight: bool
     ) -> tuple[Tensor, Tensor]:
         """dy for dgrad and wgrad."""
         self._last_input = None  # the forward is over
@@ -148,14 +150,14 @@ class Quantization:
         record = (lambda *statistics: seen.append(statistics)) if self.observer else None
 
         def seed(name: str) -> int:
-            return layer.seed(moment, name)
+            return layer.seed(context, name)
 
         if for_x and for_weight:
-            values = way(dy, seed, record, watch=self.watching)
+            values = pair(dy, seed, record, watch=self.watching)
         else:
-            one = way.one(0 if for_x else 1, dy, seed, record, watch=self.watching)
+            one = pair.one(0 if for_x else 1, dy, seed, record, watch=self.watching)
             values = one, one
-        self.record(layer, seen, moment)
+        self.record(layer, seen, context)
         return values
 
     def recomputes(self, layer: QuantizedLinear) -> bool:
@@ -167,9 +169,9 @@ class Quantization:
         if self.observer is not None:
             self.observer.saw_weight_gradient(layer.index, quantized, exact)
 
-    def record(self, layer: QuantizedLinear, seen: Iterable[Seen], moment: Moment) -> None:
+    def record(self, layer: QuantizedLinear, seen: Iterable[Seen], context: StepContext) -> None:
         if self.observer is not None:
-            switched = moment.switched and layer.plans[0] is not layer.plans[1]
+            switched = context.switched and layer.plans[0] is not layer.plans[1]
             for slot, counts, choice in seen:
                 self.observer.saw(layer.index, slot, counts, choice, switched=switched)
 
@@ -178,7 +180,7 @@ class Quantization:
 class _Input:
     x: Tensor
     version: int
-    way: TwoWays
+    pair: OperandPair
     values: tuple[Tensor, Tensor]
     seen: list[Seen]
 

@@ -25,7 +25,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from fewbits.kernels.products import linear
 from fewbits.kernels.seeds import derive_seed
 from fewbits.models.gemm import product
-from fewbits.models.operand_pair import TwoWays
+from fewbits.models.operand_pair import OperandPair
 from fewbits.models.recipe import GEMMS, SLOTS, Operands, Recipe, Sampler
 from fewbits.models.untraced import untraced
 
@@ -35,7 +35,7 @@ OUTPUT = {"compute": None, "bf16": torch.bfloat16, "fp32": torch.float32}  # Non
 
 
 @dataclass(frozen=True)
-class Moment:
+class StepContext:
     """When something is computed: what seeds are made of, and which operands are in force."""
 
     step: int = 0
@@ -82,7 +82,7 @@ class Owner(Protocol):
 
     recipe: Recipe
     seed: int
-    moment: Moment
+    context: StepContext
     watching: bool
     watching_gradients: bool
     keep_weights: bool
@@ -90,14 +90,14 @@ class Owner(Protocol):
     def recomputes(self, layer: QuantizedLinear) -> bool: ...
 
     def quantize_input(
-        self, layer: QuantizedLinear, way: TwoWays, x: Tensor, rows: Tensor
+        self, layer: QuantizedLinear, pair: OperandPair, x: Tensor, rows: Tensor
     ) -> tuple[Tensor, Tensor]: ...
 
     def quantize_gradient(
-        self, layer: QuantizedLinear, way: TwoWays, dy: Tensor, moment: Moment, for_x: bool, for_weight: bool
+        self, layer: QuantizedLinear, pair: OperandPair, dy: Tensor, context: StepContext, for_x: bool, for_weight: bool
     ) -> tuple[Tensor, Tensor]: ...
 
-    def record(self, layer: QuantizedLinear, seen: list[Seen], moment: Moment) -> None: ...
+    def record(self, layer: QuantizedLinear, seen: list[Seen], context: StepContext) -> None: ...
 
     def record_weight_gradient(self, layer: QuantizedLinear, quantized: Tensor, exact: Tensor) -> None: ...
 
@@ -108,14 +108,14 @@ class Plan:
     def __init__(self, operands: Operands) -> None:
         o = operands
         self.operands = o
-        self.x = TwoWays(o.fprop_x, o.wgrad_x, ("fprop.x", "wgrad.x"))
-        self.w = TwoWays(o.fprop_w, o.dgrad_w, ("fprop.w", "dgrad.w"))
-        self.dy = TwoWays(o.dgrad_dy, o.wgrad_dy, ("dgrad.dy", "wgrad.dy"))
-        self.draws_signs = any(way.draws_signs for way in (self.x, self.w, self.dy))
+        self.x = OperandPair(o.fprop_x, o.wgrad_x, ("fprop.x", "wgrad.x"))
+        self.w = OperandPair(o.fprop_w, o.dgrad_w, ("fprop.w", "dgrad.w"))
+        self.dy = OperandPair(o.dgrad_dy, o.wgrad_dy, ("dgrad.dy", "wgrad.dy"))
+        self.draws_signs = any(pair.draws_signs for pair in (self.x, self.w, self.dy))
 
 
 class QuantizedLinear(nn.Linear):
-    """Takes over the parameters of an nn.Linear. Made by `quantize`, which also knows the moment and the observer."""
+    """Takes over the parameters of an nn.Linear. Made by `quantize`, which also knows the context and the observer."""
 
     bit_scale: nn.Parameter | None  # b_i of GaussWS eq. 11, one for each square
 
@@ -161,8 +161,8 @@ class QuantizedLinear(nn.Linear):
 
     @untraced  # what happens inside depends on the step
     def forward(self, x: Tensor) -> Tensor:
-        owner, moment = self.owner[0], self.owner[0].moment
-        plan = self.plans[moment.switched]
+        owner, context = self.owner[0], self.owner[0].context
+        plan = self.plans[context.switched]
         rows = x.reshape(-1, self.in_features)
         if torch.is_autocast_enabled(x.device.type):
             rows = rows.to(torch.get_autocast_dtype(x.device.type))
@@ -170,29 +170,29 @@ class QuantizedLinear(nn.Linear):
         with torch.no_grad():
             sampled = self.sampler is not None and (self.training or self.sampler.in_evaluation)
             weight = self._quantized_weight if owner.keep_weights else self._passing_weight
-            w_forward, w_backward = weight(plan, moment, rows.dtype, sampled, backward)
+            w_forward, w_backward = weight(plan, context, rows.dtype, sampled, backward)
             if backward:
                 x_forward, x_backward = owner.quantize_input(self, plan.x, x, rows)
             else:
-                x_forward = x_backward = plan.x.one(0, rows, lambda name: self.seed(moment, name))
+                x_forward = x_backward = plan.x.one(0, rows, lambda name: self.seed(context, name))
         bias = None if self.bias is None else self.bias.to(rows.dtype)
         y = _ThreeGemms.apply(
             *(rows, self.weight, self.bit_scale if sampled else None, bias),
-            *(x_forward, x_backward, w_forward, w_backward, self, plan, moment),
+            *(x_forward, x_backward, w_forward, w_backward, self, plan, context),
         )
         return y.view(*x.shape[:-1], self.out_features)
 
-    def seed(self, moment: Moment, name: str) -> int:
+    def seed(self, context: StepContext, name: str) -> int:
         """Independent for every step, micro-batch, rank, layer and slot or GEMM. The noise of a weight is one for all
         that share a step."""
-        micro_batch, rank = (0, 0) if name.endswith(".w") else (moment.micro_batch, moment.rank)
-        return derive_seed(self.owner[0].seed, moment.step, micro_batch, rank, self.index, DRAWS.index(name))
+        micro_batch, rank = (0, 0) if name.endswith(".w") else (context.micro_batch, context.rank)
+        return derive_seed(self.owner[0].seed, context.step, micro_batch, rank, self.index, DRAWS.index(name))
 
-    def sampler_seed(self, moment: Moment) -> int:
-        return derive_seed(self.owner[0].seed, moment.step, self.index, DRAWS.index("sampler"))
+    def sampler_seed(self, context: StepContext) -> int:
+        return derive_seed(self.owner[0].seed, context.step, self.index, DRAWS.index("sampler"))
 
     def _quantized_weight(
-        self, plan: Plan, moment: Moment, dtype: torch.dtype, sampled: bool, training: bool
+        self, plan: Plan, context: StepContext, dtype: torch.dtype, sampled: bool, training: bool
     ) -> tuple[Tensor, Tensor]:
         """w for fprop and for dgrad. Statistics wait beside it until training asks: evaluation leaves no trace."""
         owner, w = self.owner[0], self.weight
@@ -201,56 +201,56 @@ class QuantizedLinear(nn.Linear):
             w._version,
             w.data_ptr(),
             dtype,
-            moment.step,
-            moment.switched,
+            context.step,
+            context.switched,
             sampled,
             owner.watching,
         )
         if plan.w.draws_signs:
-            key = (*key, moment.micro_batch, moment.rank)
+            key = (*key, context.micro_batch, context.rank)
         if self.bit_scale is not None:
             key = (*key, self.bit_scale._version)
         if self._weights is None or self._weights.key != key:
             self._weights = None  # frees the old ones before the new ones are made
-            self._weights = _Weights(key, w.detach(), *self._quantize_weight(plan, moment, dtype, sampled))
+            self._weights = _Weights(key, w.detach(), *self._quantize_weight(plan, context, dtype, sampled))
         if training:
-            owner.record(self, self._weights.take(), moment)
+            owner.record(self, self._weights.take(), context)
         return self._weights.values
 
     def _passing_weight(
-        self, plan: Plan, moment: Moment, dtype: torch.dtype, sampled: bool, training: bool
+        self, plan: Plan, context: StepContext, dtype: torch.dtype, sampled: bool, training: bool
     ) -> tuple[Tensor, None]:
         """w for fprop, held by nobody. Told of as often as one that is kept."""
-        if not training or (moment.micro_batch and not plan.w.draws_signs):
-            return self.one_weight(0, plan, moment, dtype, sampled), None
-        (w, _), seen = self._quantize_weight(plan, moment, dtype, sampled)
+        if not training or (context.micro_batch and not plan.w.draws_signs):
+            return self.one_weight(0, plan, context, dtype, sampled), None
+        (w, _), seen = self._quantize_weight(plan, context, dtype, sampled)
         if not self.owner[0].recomputes(self):
-            self.owner[0].record(self, seen, moment)
+            self.owner[0].record(self, seen, context)
         return w, None
 
-    def one_weight(self, which: int, plan: Plan, moment: Moment, dtype: torch.dtype, sampled: bool) -> Tensor:
+    def one_weight(self, which: int, plan: Plan, context: StepContext, dtype: torch.dtype, sampled: bool) -> Tensor:
         """w for fprop (which=0) or for dgrad (1) alone."""
-        return plan.w.one(which, self._source(moment, dtype, sampled), lambda name: self.seed(moment, name))
+        return plan.w.one(which, self._source(context, dtype, sampled), lambda name: self.seed(context, name))
 
     def _quantize_weight(
-        self, plan: Plan, moment: Moment, dtype: torch.dtype, sampled: bool
+        self, plan: Plan, context: StepContext, dtype: torch.dtype, sampled: bool
     ) -> tuple[tuple[Tensor, Tensor], list[Seen]]:
         """w for fprop and for dgrad, and what there is to say of them."""
         seen: list[Seen] = []
         values = plan.w(
-            self._source(moment, dtype, sampled),
-            lambda name: self.seed(moment, name),
+            self._source(context, dtype, sampled),
+            lambda name: self.seed(context, name),
             lambda *statistics: seen.append(statistics),
             watch=self.owner[0].watching,
         )
         return values, seen
 
-    def _source(self, moment: Moment, dtype: torch.dtype, sampled: bool) -> Tensor:
+    def _source(self, context: StepContext, dtype: torch.dtype, sampled: bool) -> Tensor:
         """The weight before it is quantized, in the dtype that the layer computes in."""
         if not sampled:
             return self.weight.detach().to(dtype)
         assert self.sampler is not None
-        noise, seed = NOISE[self.sampler.kind], self.sampler_seed(moment)
+        noise, seed = NOISE[self.sampler.kind], self.sampler_seed(context)
         return torch.ops.fewbits.sample_weight(self.weight.detach(), self.bits, seed, noise, self.sampler.block, dtype)
 
 
@@ -268,13 +268,13 @@ class _ThreeGemms(torch.autograd.Function):
         w_backward: Tensor | None,
         layer: QuantizedLinear,
         plan: Plan,
-        moment: Moment,
+        context: StepContext,
     ) -> Tensor:
-        ctx.layer, ctx.plan, ctx.moment = layer, plan, moment
+        ctx.layer, ctx.plan, ctx.context = layer, plan, context
         ctx.watched = layer.owner[0].watching_gradients
         original = x if ctx.watched else None
-        # With the operands, as activation checkpointing may make these again at another moment, turned otherwise.
-        turned_at = torch.tensor(moment.numbers) if plan.draws_signs else None
+        # With the operands, as activation checkpointing may make these again at another context, turned otherwise.
+        turned_at = torch.tensor(context.numbers) if plan.draws_signs else None
         ctx.save_for_backward(weight, bit_scale, x_backward, w_backward, original, turned_at)
         if bias is not None:
             return linear(x_forward, w_forward, bias)
@@ -289,15 +289,15 @@ class _ThreeGemms(torch.autograd.Function):
     @staticmethod
     def gradients(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         weight, bit_scale, x, w, original, turned_at = ctx.saved_tensors
-        layer, plan, moment = ctx.layer, ctx.plan, ctx.moment
+        layer, plan, context = ctx.layer, ctx.plan, ctx.context
         if turned_at is not None:
             step, micro_batch, rank = turned_at.tolist()
-            moment = Moment(step, micro_batch, rank, moment.switched)
+            context = StepContext(step, micro_batch, rank, context.switched)
         owner = layer.owner[0]
         for_x, for_weight = ctx.needs_input_grad[0], ctx.needs_input_grad[1] or ctx.needs_input_grad[2]
-        dy_dgrad, dy_wgrad = owner.quantize_gradient(layer, plan.dy, dy, moment, for_x, for_weight)
+        dy_dgrad, dy_wgrad = owner.quantize_gradient(layer, plan.dy, dy, context, for_x, for_weight)
         if w is None and for_x:
-            w = layer.one_weight(1, plan, moment, x.dtype, bit_scale is not None)
+            w = layer.one_weight(1, plan, context, x.dtype, bit_scale is not None)
         dx = product(dy_dgrad, w, dy.dtype) if for_x else None
         d_bias = dy.sum(0) if ctx.needs_input_grad[3] else None
         if not for_weight:
@@ -310,7 +310,7 @@ class _ThreeGemms(torch.autograd.Function):
             sampler, bits = layer.sampler, layer.bits
             assert sampler is not None
             d_bits = torch.ops.fewbits.sample_weight_backward(
-                dw, weight, bits, layer.sampler_seed(moment), NOISE[sampler.kind], sampler.block
+                dw, weight, bits, layer.sampler_seed(context), NOISE[sampler.kind], sampler.block
             )
             d_scale = d_bits * (sampler.init - sampler.target)
         return dx, dw.to(weight.dtype), d_scale, d_bias, *[None] * 7

@@ -49,7 +49,7 @@ from fewbits.experiments.trial import Runtime, Trial
 from fewbits.kernels.seeds import derive_seed
 from fewbits.models.networks.decoder import Decoder
 from fewbits.models.observer import Observer, ObserverConfig
-from fewbits.models.operand_pair import TwoWays
+from fewbits.models.operand_pair import OperandPair
 from fewbits.models.quantize import Quantization, quantize
 from fewbits.models.quantized_linear import QuantizedLinear
 from fewbits.models.recipe import Recipe
@@ -257,7 +257,7 @@ def _operand_rows(quantization: Quantization) -> Iterator[dict[str, Any]]:
     """A row for each slot that is not left high; those that share their values with another's share its row."""
     observer = quantization.observer
     assert observer is not None
-    rows = {(row["layer"], row["slot"]): row for row in observer.rows(quantization.moment.step, quantization.layers)}
+    rows = {(row["layer"], row["slot"]): row for row in observer.rows(quantization.context.step, quantization.layers)}
     for layer in quantization.layers:
         for way in _ways(quantization, layer):
             for slot in way.names:
@@ -267,8 +267,8 @@ def _operand_rows(quantization: Quantization) -> Iterator[dict[str, Any]]:
                     yield _labels(layer) | {"slot": slot} | statistics | shares
 
 
-def _ways(quantization: Quantization, layer: QuantizedLinear) -> tuple[TwoWays, TwoWays, TwoWays]:
-    plan = layer.plans[quantization.moment.switched]
+def _ways(quantization: Quantization, layer: QuantizedLinear) -> tuple[OperandPair, OperandPair, OperandPair]:
+    plan = layer.plans[quantization.context.switched]
     return plan.x, plan.w, plan.dy
 
 

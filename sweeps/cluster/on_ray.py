@@ -72,7 +72,8 @@ class OnRay:
             raise ValueError(f"no Ray at {address}: {' '.join(str(error).split())[:300]}") from error
         # Ray prints a paragraph on stdout for each worker that dies; the driver reports that in one line on stderr.
         self._silenced = contextlib.ExitStack()
-        self._silenced.enter_context(contextlib.redirect_stdout(self._silenced.enter_context(open(os.devnull, "w"))))
+        nowhere = self._silenced.enter_context(open(os.devnull, "w"))  # noqa: SIM115, closed with the stack
+        self._silenced.enter_context(contextlib.redirect_stdout(nowhere))
         self._task = ray.remote(max_retries=0)(work)
         self._parallel = parallel
         self._grows = False  # an autoscaler adds nodes for what waits

@@ -12,7 +12,7 @@ from fewbits.sweeps.planning.plan import Plan, Planned
 from fewbits.sweeps.running import store
 from fewbits.sweeps.running.driver import finished
 from fewbits.sweeps.running.progress import clock
-from fewbits.sweeps.running.trial_status import Standing, counted, standings, table
+from fewbits.sweeps.running.trial_status import TrialStatus, counted, table, trial_statuses
 
 FEW = 40  # places up to which each trial is listed without being asked for
 ASSUMED = f"computed from FLOPs at {ASSUMED_SHARE:.0%} of an {ASSUMED_GPU}'s BF16 peak, which is assumed"
@@ -30,12 +30,12 @@ def describe(
 
     rerun: finished trials that run again, each with the reason.
     """
-    found, rerun = standings(plan), rerun or {}
+    found, rerun = trial_statuses(plan), rerun or {}
     each = [*_trials(plan, found, rerun), ""] if trials or rerun or len(plan.members) <= FEW else []
     return "\n".join([*each, *arm_table(_shares(plan)), "", *_totals(plan, found, parallel, backend, rerun)])
 
 
-def _trials(plan: Plan, found: Mapping[str, Standing], rerun: Mapping[str, str]) -> list[str]:
+def _trials(plan: Plan, found: Mapping[str, TrialStatus], rerun: Mapping[str, str]) -> list[str]:
     rows, seen = [], set()
     for member in plan.members:
         planned = plan.trials[member.id]
@@ -77,7 +77,7 @@ def _seconds(planned: Planned, speeds: Speeds) -> tuple[float | None, str]:
     return assumed_seconds(planned.trial, planned.resources), ASSUMED
 
 
-def _told(planned: Planned, standing: Standing) -> str:
+def _told(planned: Planned, standing: TrialStatus) -> str:
     state = standing.state
     if state is store.State.BLOCKED:
         return f"blocked: {standing.why}"
@@ -90,7 +90,7 @@ def _told(planned: Planned, standing: Standing) -> str:
 
 
 def _totals(
-    plan: Plan, found: Mapping[str, Standing], parallel: int | None, backend: str, rerun: Mapping[str, str]
+    plan: Plan, found: Mapping[str, TrialStatus], parallel: int | None, backend: str, rerun: Mapping[str, str]
 ) -> list[str]:
     missing = [
         one for key, one in plan.trials.items() if key in rerun or (not finished(one) and not found[key].for_good)

@@ -25,7 +25,7 @@ from fewbits.sweeps.commands.sweep import add_where
 from fewbits.sweeps.planning.expand import Cell
 from fewbits.sweeps.planning.plan import Plan, plan_cells
 from fewbits.sweeps.planning.sweep import SEED, Sweep
-from fewbits.sweeps.running.run_sweep import conduct
+from fewbits.sweeps.running.run_sweep import run_sweep
 
 EXAMPLES = """\
 examples:
@@ -85,7 +85,7 @@ def launch(jobs: Sequence[Sequence[str]]) -> list[JobReturn]:
     for key, value in (axis for cell in laid_out for axis in cell.axes):
         axes.setdefault(key, {})[value] = [f"{key}={value}"]
     plan = plan_cells(Sweep(NAME, study="train", axes=axes), laid_out)
-    _STATUSES.append(conduct(plan, **_OPTIONS, overrides=[NAME, *_words_of_all(jobs)]))
+    _STATUSES.append(run_sweep(plan, **_OPTIONS, overrides=[NAME, *_words_of_all(jobs)]))
     return [_returned(plan, at, words) for at, words in enumerate(jobs)]
 
 

@@ -81,9 +81,9 @@ def rows_of(found: FoundPlan) -> list[Row]:
     from fewbits.sweeps.planning.stored_plans import place_of
     from fewbits.sweeps.running import store
     from fewbits.sweeps.running.machine_kinds import kind
-    from fewbits.sweeps.running.trial_status import standings
+    from fewbits.sweeps.running.trial_status import trial_statuses
 
-    rows, standing = [], standings(found.plan)
+    rows, standing = [], trial_statuses(found.plan)
     for member in found.plan.members:
         trial = found.plan.trials[member.id]
         folder, state, note = trial.folder, standing[member.id].state, standing[member.id].why

@@ -47,10 +47,10 @@ def sweep(words: Sequence[str], options: argparse.Namespace) -> int:
 
     from fewbits.sweeps.planning.plan import plan
     from fewbits.sweeps.planning.sweep import load_sweeps
-    from fewbits.sweeps.running.run_sweep import conduct
+    from fewbits.sweeps.running.run_sweep import run_sweep
 
     planned = plan(*load_sweeps(words))
-    return conduct(
+    return run_sweep(
         planned, options.backend, options.address, options.parallel, options.env, options.like, overrides=words
     )
 

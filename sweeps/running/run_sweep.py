@@ -26,7 +26,7 @@ from fewbits.sweeps.running.driver import Driver, Stage, Task, finished
 from fewbits.sweeps.running.placement import Placement
 from fewbits.sweeps.running.progress import Display
 from fewbits.sweeps.running.store import OVER, State
-from fewbits.sweeps.running.trial_status import Standing, counted, standings
+from fewbits.sweeps.running.trial_status import TrialStatus, counted, trial_statuses
 from fewbits.sweeps.tracking.mlflow_view import Mirror
 
 SHOWN = 8  # lines of a failed trial's log
@@ -37,7 +37,7 @@ ENDED = (*OVER, State.FAILED, State.BLOCKED)
 STOPPED = 130  # the status of Ctrl-C
 
 
-def conduct(
+def run_sweep(
     plan: Plan,
     backend: str = "ray",
     address: str | None = None,
@@ -55,7 +55,7 @@ def conduct(
     """
     _save(plan, overrides)
     with warnings.catch_warnings():
-        return _conduct(plan, backend, address, parallel, variables, like)
+        return _run_sweep(plan, backend, address, parallel, variables, like)
 
 
 def _save(plan: Plan, overrides: Sequence[str]) -> None:
@@ -66,7 +66,7 @@ def _save(plan: Plan, overrides: Sequence[str]) -> None:
         raise ValueError(f"{error.filename or 'the store'}: {error.strerror}: it cannot be written") from error
 
 
-def _conduct(
+def _run_sweep(
     plan: Plan,
     backend: str,
     address: str | None,
@@ -117,7 +117,7 @@ def _conduct(
 
 def _missing(plan: Plan, again: Collection[str] = ()) -> list[Planned]:
     """Return the trials that still have to run, and those that have to run again."""
-    stuck = [key for key, standing in standings(plan).items() if standing.for_good]
+    stuck = [key for key, standing in trial_statuses(plan).items() if standing.for_good]
     return [one for key, one in plan.trials.items() if key in again or (key not in stuck and not finished(one))]
 
 
@@ -176,7 +176,7 @@ def _interruptible(driver: Driver) -> Iterator[None]:
 
 def _summary(plan: Plan, driver: Driver | None) -> int:
     failed = driver.of(Stage.FAILED) if driver else []
-    found = standings(plan, [task.planned.id for task in failed])
+    found = trial_statuses(plan, [task.planned.id for task in failed])
     print(f"{len(found)} trials: {counted(standing.state for standing in found.values())}")
     blocked = [standing for standing in found.values() if standing.state is State.BLOCKED]
     for key, standing in found.items():
@@ -197,7 +197,7 @@ def _summary(plan: Plan, driver: Driver | None) -> int:
     return 1 if failed or blocked or gone else 0
 
 
-def _what_now(failed: Sequence[Task], blocked: Sequence[Standing], gone: int) -> str:
+def _what_now(failed: Sequence[Task], blocked: Sequence[TrialStatus], gone: int) -> str:
     wrong = [task for task in failed if task.failure is not None and task.failure.wrong_input]
     stuck = sum(standing.for_good for standing in blocked)
     parts = []

@@ -16,37 +16,37 @@ from fewbits.sweeps.running.store import State
 
 
 @dataclass(frozen=True)
-class Standing:
+class TrialStatus:
     state: State
     why: str = ""  # of one that failed, or is blocked
     for_good: bool = False  # blocked, and the same command will not change it
 
 
-def standings(plan: Plan, failed: Collection[str] = ()) -> dict[str, Standing]:
+def trial_statuses(plan: Plan, failed: Collection[str] = ()) -> dict[str, TrialStatus]:
     """By trial. failed: those that a driver saw fail, which on a full disk their folders do not say."""
-    found: dict[str, Standing] = {}
+    found: dict[str, TrialStatus] = {}
     for key, planned in plan.trials.items():  # parents come before their branches
         state = store.state(planned.folder)
         if state is State.PLANNED and key in failed:
-            found[key] = Standing(State.FAILED)
+            found[key] = TrialStatus(State.FAILED)
         elif state is State.FAILED and (failure := store.failure(planned.folder)) is not None:
-            found[key] = Standing(state, failure.reason)
+            found[key] = TrialStatus(state, failure.reason)
         elif state is State.PLANNED and planned.parent is not None:
             found[key] = _below(planned, plan.trials[planned.parent], found[planned.parent])
         else:
-            found[key] = Standing(state)
+            found[key] = TrialStatus(state)
     return found
 
 
-def _below(planned: Planned, parent: Planned, above: Standing) -> Standing:
+def _below(planned: Planned, parent: Planned, above: TrialStatus) -> TrialStatus:
     name = parent.folder.path.name
     if above.state is State.DIVERGED and lacks(parent, planned.trial.branch.step):
         why = f"its parent {name} diverged before step {planned.trial.branch.step}"
-        return Standing(State.BLOCKED, why, for_good=True)
+        return TrialStatus(State.BLOCKED, why, for_good=True)
     if above.state in (State.FAILED, State.BLOCKED):
         how = "failed" if above.state is State.FAILED else "is blocked"
-        return Standing(State.BLOCKED, f"its parent {name} {how}", above.for_good)
-    return Standing(State.PLANNED)
+        return TrialStatus(State.BLOCKED, f"its parent {name} {how}", above.for_good)
+    return TrialStatus(State.PLANNED)
 
 
 def lacks(parent: Planned, step: int | None) -> bool:

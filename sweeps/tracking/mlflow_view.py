@@ -39,7 +39,7 @@ from fewbits.sweeps.planning.plan import Plan
 from fewbits.sweeps.planning.sweep import Sweep
 from fewbits.sweeps.running import store
 from fewbits.sweeps.running.store import State
-from fewbits.sweeps.running.trial_status import standings
+from fewbits.sweeps.running.trial_status import trial_statuses
 from fewbits.sweeps.tracking import comparison
 from fewbits.sweeps.tracking.comparison import (
     COMPARED,
@@ -184,7 +184,7 @@ class Mirror:
         return tracking.connect(self._runs, self.uri)
 
     def _wanted(self, over: bool, owner: Owner) -> dict[str, _Wanted]:
-        found_blocked = (key for key, one in standings(self._plan).items() if one.state is State.BLOCKED)
+        found_blocked = (key for key, one in trial_statuses(self._plan).items() if one.state is State.BLOCKED)
         blocked = dict.fromkeys(found_blocked, State.BLOCKED)
         looks = {trial: _look(planned.folder) for trial, planned in self._plan.trials.items()}
         found = {}

@@ -9,7 +9,7 @@ import torch
 
 from fewbits.sweeps.planning.plan import Plan, plan
 from fewbits.sweeps.planning.sweep import load_sweeps
-from fewbits.sweeps.running.run_sweep import conduct
+from fewbits.sweeps.running.run_sweep import run_sweep
 from tests.experiments.data.data_inputs import shared_cache
 
 SWEEP = """
@@ -51,7 +51,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """The store and the cache of data, after the sweep."""
     folder, cache = tmp_path_factory.mktemp("sweep"), shared_cache(tmp_path_factory)
     (folder / "tiny.yaml").write_text(SWEEP)
-    assert conduct(_plan(folder, folder / "runs", cache), backend="local", parallel=2) == 0
+    assert run_sweep(_plan(folder, folder / "runs", cache), backend="local", parallel=2) == 0
     return folder, cache
 
 

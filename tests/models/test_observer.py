@@ -85,7 +85,7 @@ def test_rows_are_what_is_computed_slowly_by_hand(text: str) -> None:
         means, sums, saturated = [], [0, 0, 0], 0
         choices: list[int] = []
         for micro_batch, tensor in enumerate(tensors):
-            seed = layer.seed(type(quantization.moment)(0, micro_batch), slot)
+            seed = layer.seed(type(quantization.context)(0, micro_batch), slot)
             y, stats = fake_quantize(tensor, first, axis=axis, seed=seed, stats=True)
             mean, *counts = slowly(tensor, y)
             means.append(mean)

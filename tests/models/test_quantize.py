@@ -291,14 +291,14 @@ def test_forward_alone_switched_leaves_backward_with_the_quantized_original() ->
 def test_a_switch_at_the_end_of_training_is_none() -> None:
     quantization = quantize(nn.Sequential(linear(32, 48)), recipe(E4M3))
     quantization.begin(10, progress=1.0)
-    assert not quantization.moment.switched
+    assert not quantization.context.switched
 
 
 def test_a_switch_happens_at_its_very_fraction() -> None:
     quantization = quantize(nn.Sequential(linear(32, 48)), recipe(E4M3, switch={"at": 0.82}))
     for step, switched in ((0, False), (81, False), (82, True), (100, True)):
         quantization.begin(step, progress=step / 100)
-        assert quantization.moment.switched == switched
+        assert quantization.context.switched == switched
 
 
 # ---- models of others
@@ -397,14 +397,14 @@ def test_an_attached_optimizer_counts_steps_and_calls_in_training_between_them()
     for _ in range(2):
         for _ in range(2):
             model(x)
-            seen.append((quantization.moment.step, quantization.moment.micro_batch, quantization.moment.rank))
+            seen.append((quantization.context.step, quantization.context.micro_batch, quantization.context.rank))
             with torch.no_grad():
                 model(x)
             model.eval()(x)
             model.train()
-        step = quantization.moment.step
+        step = quantization.context.step
         optimizer.step()
-        assert quantization.moment.step == step + 1  # also for what does not call the model
+        assert quantization.context.step == step + 1  # also for what does not call the model
     assert seen == [(7, 0, 3), (7, 1, 3), (8, 0, 3), (8, 1, 3)]
 
 
@@ -420,7 +420,7 @@ def test_an_attached_optimizer_switches_by_the_steps_it_is_told() -> None:
     seen = []
     for _ in range(4):
         model(normal(24, 32, seed=1)).sum().backward()
-        seen.append(quantization.moment.switched)
+        seen.append(quantization.context.switched)
         optimizer.step()
     assert seen == [False, False, True, True]
 

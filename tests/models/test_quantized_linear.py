@@ -657,7 +657,7 @@ def test_copies_and_pickles_compute_the_same_and_are_independent(text: str) -> N
             twin[0].weight.zero_()
         assert torch.equal(model(x), expected)
         its.begin(4)
-        assert quantization.moment.step == 3
+        assert quantization.context.step == 3
 
 
 def test_state_dicts_are_those_of_the_plain_model() -> None:

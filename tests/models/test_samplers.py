@@ -69,7 +69,7 @@ def test_both_forward_and_dgrad_read_the_sampled_weight_of_the_step(kind: str, b
     with torch.no_grad():
         scale_of(layer).copy_(normal(*scale_of(layer).shape, seed=4))
     for step in (0, 3):
-        layer.owner[0].moment = type(layer.owner[0].moment)(step)
+        layer.owner[0].context = type(layer.owner[0].context)(step)
         expected = sample_weight(
             *(layer.weight.detach(), bits_of(layer), derive_seed(SEED, step, 0, len(SLOTS))),
             noise=NOISE[kind],  # type: ignore[arg-type]

@@ -11,7 +11,7 @@ from fewbits.analysis.frames import Results
 from fewbits.analysis.nvfp4 import arithmetic, weights_read
 from fewbits.analysis.verdicts import Outcome
 from fewbits.kernels.api import fake_quantize
-from fewbits.models.operand_pair import TwoWays
+from fewbits.models.operand_pair import OperandPair
 from fewbits.sweeps.planning.plan import Plan
 
 NOBODY = Results(Plan((), (), {}))
@@ -129,12 +129,12 @@ def test_in_a_training_step_both_passes_read_the_same_weights_in_squares_and_oth
 
 
 def test_a_backward_pass_that_reads_another_weight_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    make = TwoWays.__call__
+    make = OperandPair.__call__
 
-    def other(self: TwoWays, *words: Any, **options: Any) -> tuple[Tensor, Tensor]:
+    def other(self: OperandPair, *words: Any, **options: Any) -> tuple[Tensor, Tensor]:
         first, second = make(self, *words, **options)
         return first, -second if self.names[0] == "fprop.w" else second
 
-    monkeypatch.setattr(TwoWays, "__call__", other)
+    monkeypatch.setattr(OperandPair, "__call__", other)
     assert weights_read.consistency("16x16").same == 0
     assert weights_read.n19(NOBODY).outcome is Outcome.CONTRADICTED

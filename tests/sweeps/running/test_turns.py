@@ -15,7 +15,7 @@ from fewbits.experiments.training import Progress
 from fewbits.sweeps.planning.plan import Plan, Planned
 from fewbits.sweeps.planning.sweep import Resources
 from fewbits.sweeps.running import driver, lease, store, worker
-from fewbits.sweeps.running import run_sweep as conduct
+from fewbits.sweeps.running import run_sweep as run_sweep
 from fewbits.sweeps.running.backend import Ended
 from fewbits.sweeps.running.driver import Driver, Stage, job
 from fewbits.sweeps.running.lease import Holder
@@ -92,12 +92,12 @@ def without_mlflow(monkeypatch: pytest.MonkeyPatch) -> None:
         def sync(self, *, last: bool = False) -> Synced:
             return Synced("", (), 0, away=True)
 
-    monkeypatch.setattr(conduct, "Mirror", Away)
+    monkeypatch.setattr(run_sweep, "Mirror", Away)
 
 
 def conducted(plan: Plan, backend: Any, monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr(conduct, "make_backend", lambda *_: backend)
-    return conduct.conduct(plan, "local")
+    monkeypatch.setattr(run_sweep, "make_backend", lambda *_: backend)
+    return run_sweep.run_sweep(plan, "local")
 
 
 # ------------------------------------------------------------------------------------------------ removed meanwhile
@@ -218,7 +218,7 @@ def test_at_once_does_not_wait_for_mlflow(cache: Path, tmp_path: Path, monkeypat
             busy.wait(60)
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(conduct, "Mirror", Slow)
+    monkeypatch.setattr(run_sweep, "Mirror", Slow)
     began = time.monotonic()
     try:
         with pytest.raises(KeyboardInterrupt):
