@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from fewbits.experiments.config import recipe_by_words
+from fewbits.experiments.config import recipe_from_overrides
 from fewbits.models.observer import Observer, ObserverConfig
 from fewbits.models.quantize import Quantization, quantize
 from fewbits.models.quantized_linear import QuantizedLinear
@@ -88,7 +88,7 @@ class FewbitsConverter:
                 f'the converter {NAME} wants a recipe: say custom_config_module = "{__name__}" in [job], and recipe in '
                 f"[{NAME}]"
             )
-        self.recipe = recipe_by_words(section.recipe, split(section.settings))
+        self.recipe = recipe_from_overrides(section.recipe, split(section.settings))
         for problem in problems(job_config, parallel_dims, self.recipe):
             raise ValueError(problem)
         self.config = job_config

@@ -58,7 +58,7 @@ from torchtitan.config import ConfigManager  # noqa: E402
 from torchtitan.models.llama3 import Transformer, llama3_args  # noqa: E402
 from torchtitan.protocols.train_spec import get_train_spec  # noqa: E402
 
-from fewbits.experiments.config import recipe_by_words  # noqa: E402
+from fewbits.experiments.config import recipe_from_overrides  # noqa: E402
 from fewbits.models.quantize import quantize  # noqa: E402
 
 # Four times narrower than it comes: without AVX-512, torch multiplies BF16 matrices at 1 GFLOP/s.
@@ -111,7 +111,7 @@ def by_hand(config: Any, ranks: int) -> Rows:
     # FSDP computes with a copy of all weights in the lower precision.
     low_precision = sharded and config.training.mixed_precision_param == "bfloat16"
     model = copy.deepcopy(masters).bfloat16() if low_precision else masters
-    recipe = recipe_by_words(config.fewbits.recipe, config.fewbits.settings)
+    recipe = recipe_from_overrides(config.fewbits.recipe, config.fewbits.settings)
     quantization = quantize(model, recipe, seed=config.debug.seed)
     if start := config.checkpoint.initial_load_path:  # torchtitan draws sharded weights otherwise than whole ones
         state = masters.state_dict()
