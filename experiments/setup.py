@@ -51,7 +51,7 @@ def check(trial: Trial, ranks: int = 1) -> None:
         )
     if trial.model.positions != "none" and t.length > trial.model.context:
         raise ValueError(
-            f"training.length {t.length}: model {trial.model.name} has {trial.model.context} positions; choose a shorter "
+            f"training.length {t.length}: model {trial.model.name} has {trial.model.context} positions; use a shorter "
             "length, another model or, where positions are rotary, a larger model.context"
         )
     phases(trial.schedule, t.steps)

@@ -166,7 +166,7 @@ def open_folder(folder: Path, remembered: Path | None = None) -> TokenFolder:
     for other mistakes.
     """
     if not folder.is_dir():
-        raise FileNotFoundError(f"the folder {folder} does not exist")
+        raise FileNotFoundError(f"no folder {folder}")
     meta, files = read_meta(folder), _files(folder)
     for name in ("train", "validation"):
         if name not in files:

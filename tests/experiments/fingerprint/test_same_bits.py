@@ -1,4 +1,4 @@
-"""Two versions are declared equal only where all bytes agree and every changed statement was executed."""
+"""Two versions are declared equal only if all bytes are equal and every changed statement was executed."""
 
 import json
 import shutil
@@ -28,12 +28,12 @@ class Layer:
 """
 
 
-# Which statements changed, and which of them a run tried
+# Changed statements, and those that a run tried
 
 
 @pytest.fixture
 def compared(tmp_path: Path) -> Callable[..., list[str]]:
-    """Return what remains untried of an edit, given the lines that ran."""
+    """Return a function that lists the untried statements of an edit, given the lines that ran."""
 
     def compare(old: str, new: str, executed: list[int], file: str = "a.py", executable: object = None) -> list[str]:
         versions = []
