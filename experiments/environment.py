@@ -41,7 +41,7 @@ def environment(device: torch.device) -> dict[str, str | None]:
         major, minor = torch.cuda.get_device_capability(device)
         name = torch.cuda.get_device_name(device)
         facts |= {"kind": gpu_kind(name), "instruction_set": f"sm{major}{minor}", "gpu": name}
-        facts |= {"cupy": _version_of("cupy-cuda13x", "cupy-cuda12x", "cupy")}
+        facts |= {"cupy": _package_version("cupy-cuda13x", "cupy-cuda12x", "cupy")}
     else:
         facts |= {"kind": processor_kind(), "instruction_set": instruction_set()}
         facts |= {"compiler": _compiler_version() if facts["backend"] == "cpu" else None}
@@ -80,7 +80,7 @@ def _compiler_version() -> str | None:
     return done.stdout.partition("\n")[0] or None
 
 
-def _version_of(*packages: str) -> str | None:
+def _package_version(*packages: str) -> str | None:
     for package in packages:
         try:
             return metadata.version(package)

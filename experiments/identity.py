@@ -142,7 +142,7 @@ def _changed(value: Any, default: Any, path: str) -> dict[str, Any]:
     result = {}
     for field in dataclasses.fields(value):
         item, key = getattr(value, field.name), f"{path}{field.name}"
-        default_value = default_of(field) if default is None else getattr(default, field.name)
+        default_value = field_default(field) if default is None else getattr(default, field.name)
         if dataclasses.is_dataclass(item):
             inner = _changed(item, None if default_value is dataclasses.MISSING else default_value, f"{key}.")
             if inner:
@@ -154,7 +154,7 @@ def _changed(value: Any, default: Any, path: str) -> dict[str, Any]:
     return result
 
 
-def default_of(field: dataclasses.Field[Any]) -> Any:
+def field_default(field: dataclasses.Field[Any]) -> Any:
     """Return a field's default; MISSING if it has none."""
     if field.default_factory is not dataclasses.MISSING:
         return field.default_factory()

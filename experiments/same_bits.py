@@ -26,7 +26,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fewbits.experiments.fingerprint.changed_lines import Statement, only_in_first, statements_of, untried
+from fewbits.experiments.fingerprint.changed_lines import Statement, only_in_first, read_statements, untried
 from fewbits.experiments.fingerprint.equal_bits import EqualPair, add_pairs
 from fewbits.experiments.fingerprint.numerics import ROOT, computing_files, numerics_fingerprint
 
@@ -285,7 +285,7 @@ def _contents(runs: Path) -> dict[str, bytes]:
 
 def untried_statements(old: Version, new: Version, trials: Mapping[str, Sequence[str]]) -> list[str]:
     """Return a line for each statement that only one version has and that its trials have not executed."""
-    of_old, of_new = (statements_of(version.description["files"], version.root) for version in (old, new))
+    of_old, of_new = (read_statements(version.description["files"], version.root) for version in (old, new))
     removed, added = only_in_first(of_old, of_new), only_in_first(of_new, of_old)
     lines = []
     for name, version, changed, others in (("old", old, removed, added), ("new", new, added, removed)):

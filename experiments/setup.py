@@ -13,7 +13,7 @@ from fewbits.experiments.data.corpus import Corpus
 from fewbits.experiments.data.tokenizing import Tokenizer, saved_tokenizer
 from fewbits.experiments.evaluation.cloze import ClozeItems, cloze_items
 from fewbits.experiments.evaluation.harness import check_tasks
-from fewbits.experiments.evaluation.loss import windows_of
+from fewbits.experiments.evaluation.loss import window_count
 from fewbits.experiments.optimization.schedules import phases
 from fewbits.experiments.trial import Trial
 from fewbits.kernels.quantizer import Block, Mixture, Quantizer
@@ -94,7 +94,7 @@ def check_data(trial: Trial, corpus: Corpus) -> None:
     for split in ("validation", "ood"):
         if split in corpus.splits:
             try:
-                corpus.windows(split, windows_of(split, e.windows, e.ood_windows), t.length)
+                corpus.windows(split, window_count(split, e.windows, e.ood_windows), t.length)
             except ValueError as error:
                 own = split == "ood" and e.ood_windows is not None
                 name = "ood_windows" if own else "windows"

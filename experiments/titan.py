@@ -256,8 +256,8 @@ def _mixed(config: Any) -> str:
 class _LoggedSteps(Observer):
     """An observer of plain quantizers that is active in the steps that torchtitan logs."""
 
-    def __init__(self, every: int) -> None:
-        super().__init__(ObserverConfig(every=every, gradients_every=0))
+    def __init__(self, interval: int) -> None:
+        super().__init__(ObserverConfig(every=interval, gradients_every=0))
 
     def watches(self, step: int) -> bool:
         return step == 0 or (step + 1) % self.config.every == 0

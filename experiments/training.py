@@ -28,7 +28,7 @@ from fewbits.experiments.data.load import load
 from fewbits.experiments.data.once import default_cache
 from fewbits.experiments.evaluation.cloze import evaluate_cloze
 from fewbits.experiments.evaluation.harness import run_tasks
-from fewbits.experiments.evaluation.loss import evaluate_loss, windows_of
+from fewbits.experiments.evaluation.loss import evaluate_loss, window_count
 from fewbits.experiments.identity import identity, possible_identities, provenance, segment, trial_id
 from fewbits.experiments.optimization.optimizers import (
     clip_gradients,
@@ -273,7 +273,7 @@ def identity_here(trial: Trial, corpus: Corpus, runtime: Runtime, parent: Parent
     )
 
 
-def folder_of(trial: Trial, runtime: Runtime) -> run_folder.RunFolder:
+def find_folder(trial: Trial, runtime: Runtime) -> run_folder.RunFolder:
     """Return the folder where the trial is or would be stored, without training it."""
     trial, corpus = with_data(trial, runtime)
     runs = Path(runtime.runs).expanduser()
@@ -368,7 +368,7 @@ def evaluate(state: State, trial: Trial, corpus: Corpus) -> dict[str, float]:
             state.model,
             corpus,
             name,
-            windows=windows_of(name, e.windows, e.ood_windows),
+            windows=window_count(name, e.windows, e.ood_windows),
             length=t.length,
             batch=t.micro_batch,
         )
@@ -383,22 +383,22 @@ def final_evaluation(state: State, trial: Trial, corpus: Corpus) -> dict[str, An
     """Return what is evaluated only at the end: cloze and tasks."""
     e, model = trial.evaluation, state.model
     _begin_evaluation(state, trial)
-    scores: dict[str, Any] = {}
+    found: dict[str, Any] = {}
     for split, items in cloze(trial, corpus).items():
         score = evaluate_cloze(model, items)
-        scores[f"{split}_cloze"] = {"accuracy": score.accuracy, "error": score.standard_error, "items": score.count}
+        found[f"{split}_cloze"] = {"accuracy": score.accuracy, "error": score.standard_error, "items": score.count}
     if (tokenizer := text_tokenizer(corpus)) and e.tasks:
         end, length = corpus.folder.meta.separator, trial.training.length
-        tasks = run_tasks(
+        scores = run_tasks(
             model, tokenizer, e.tasks, length=length, end=end, include_path=e.tasks_path, run_code=e.run_code
         )
-        scores["tasks"] = {
+        found["tasks"] = {
             task: {key: value if math.isfinite(value) else None for key, value in metrics.items()}
-            for task, metrics in tasks.items()
+            for task, metrics in scores.items()
         }
-    if scores:
-        scores["evaluated"] = {"cloze": e.cloze, "tasks": list(e.tasks)}
-    return scores
+    if found:
+        found["evaluated"] = {"cloze": e.cloze, "tasks": list(e.tasks)}
+    return found
 
 
 def with_evaluation(
@@ -415,7 +415,7 @@ def with_evaluation(
     check_evaluation(trial, corpus)
     with folder.alone():
         checkpoint = folder.checkpoint(result["step"])
-        tell(f"evaluating {folder.path}, which is already trained")
+        tell(f"evaluating {folder.path}, which is trained already")
         state = set_up(trial, world.device)
         saved = checkpoints.unflatten(checkpoint.tensors(), checkpoint.state)
         _load_weights(state.model, saved["model"], strict=True)

@@ -46,9 +46,9 @@ def main(argv: Sequence[str]) -> int:
         return 0
 
     if options.id:
-        from fewbits.experiments.training import folder_of
+        from fewbits.experiments.training import find_folder
 
-        print(folder_of(trial, runtime).id)
+        print(find_folder(trial, runtime).id)
         return 0
 
     from fewbits.experiments.tracking.tracker import Tracker

@@ -14,7 +14,7 @@ from torch import Tensor
 from fewbits.experiments.evaluation.protocols import Corpus, Model, check_count, evaluating
 
 
-def windows_of(split: str, windows: int, ood_windows: int | None) -> int:
+def window_count(split: str, windows: int, ood_windows: int | None) -> int:
     """Return how many windows of a split are evaluated; out-of-domain text may have its own number."""
     return ood_windows if split == "ood" and ood_windows is not None else windows
 

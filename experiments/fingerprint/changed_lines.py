@@ -37,7 +37,7 @@ class Statement:
         return f"{self.file}:{self.line}"
 
 
-def statements_of(files: Collection[str], root: Path) -> list[Statement]:
+def read_statements(files: Collection[str], root: Path) -> list[Statement]:
     """Return all statements of the files, which are paths below `root`."""
     result: list[Statement] = []
     for file in files:

@@ -149,7 +149,7 @@ def flatten(tree: Any) -> tuple[dict[str, Tensor], Any]:
     tensors: dict[str, Tensor] = {}
     names: dict[Any, str] = {}
 
-    def name_of(tensor: Tensor, path: str) -> str:
+    def tensor_name(tensor: Tensor, path: str) -> str:
         same = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.device)
         if tensor.numel() and same in names:
             return names[same]
@@ -164,7 +164,7 @@ def flatten(tree: Any) -> tuple[dict[str, Tensor], Any]:
         if type(node) is float:
             return node if math.isfinite(node) else {"$float": str(node)}
         if isinstance(node, Tensor):
-            return {"$tensor": name_of(node, path)}
+            return {"$tensor": tensor_name(node, path)}
         inside = f"{path}." if path else ""
         if type(node) in (list, tuple):
             items = [walk(item, f"{inside}{index}") for index, item in enumerate(node)]

@@ -19,8 +19,8 @@ from fewbits.experiments.fingerprint.equal_bits import EqualPair
 from fewbits.experiments.identity import (
     FREE,
     ParentPoint,
-    default_of,
     environments,
+    field_default,
     identity,
     parent_point,
     trial_id,
@@ -100,7 +100,7 @@ def _defaults(kind: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
     for field in dataclasses.fields(kind):
         hint: Any = _hints(kind)[field.name]
-        key, default = f"{path}{field.name}", default_of(field)
+        key, default = f"{path}{field.name}", field_default(field)
         if isinstance(hint, type) and dataclasses.is_dataclass(hint):
             yield from _defaults(hint, f"{key}.")
             assert default is dataclasses.MISSING or default == hint(), f"{key} has defaults other than its class"
@@ -235,7 +235,7 @@ def test_trials_of_sources_with_the_same_bits_are_found_where_that_was_proven(
 
 def cli_id(cache: Path, runs: Path, *more: str) -> str:
     trial, runtime = load_trial(words(cache, runs, "training.steps=2", *more))
-    return training.folder_of(trial, runtime).id
+    return training.find_folder(trial, runtime).id
 
 
 def test_a_branch_of_a_parent_with_the_same_bits_is_the_same_branch(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fewbits.experiments import same_bits
-from fewbits.experiments.fingerprint.changed_lines import Statement, only_in_first, statements_of, untried
+from fewbits.experiments.fingerprint.changed_lines import Statement, only_in_first, read_statements, untried
 from fewbits.experiments.fingerprint.numerics import ROOT
 from fewbits.experiments.same_bits import Version, prove
 
@@ -40,7 +40,7 @@ def compared(tmp_path: Path) -> Callable[..., list[str]]:
         for name, text in (("old", old), ("new", new)):
             (tmp_path / name).mkdir()
             (tmp_path / name / file).write_text(text)
-            versions.append(statements_of([file], tmp_path / name))
+            versions.append(read_statements([file], tmp_path / name))
         lines = {file: executed}
         known = {file: executed} if executable is None else {file: executable}
         added = only_in_first(versions[1], versions[0])
