@@ -170,11 +170,11 @@ def _compare(
 ) -> list[Row]:
     from fewbits.experiments.bench.step import Step
 
-    steps = {PLAIN: Step.create(config, None, optimizer, batch)}
+    steps = {PLAIN: Step.of(config, None, optimizer, batch)}
     for name, recipe in recipes.items():
-        steps[name] = Step.create(config, recipe, optimizer, batch)
+        steps[name] = Step.of(config, recipe, optimizer, batch)
         if not options.no_observer:
-            steps[f"{name} observed"] = Step.create(config, recipe, optimizer, batch, observed=True)
+            steps[f"{name} observed"] = Step.of(config, recipe, optimizer, batch, observed=True)
     times = _in_turns(steps, options.steps, batch.device)
     eager = {}
     if options.eager:

@@ -37,7 +37,7 @@ class Step:
     number: int = 0
 
     @staticmethod
-    def create(
+    def of(
         config: DecoderConfig, recipe: Recipe | None, optimizer: str, batch: Tensor, *, observed: bool = False
     ) -> Step:
         """Return the step of a new model; `recipe` None trains plain BF16, `observed` attaches an observer."""

@@ -140,7 +140,7 @@ class LiveLine:
         self.then: Callable[[], None] = lambda: None
         self._live = sys.stderr.isatty()
         self._open = False
-        self._told = -1
+        self._shown_part = -1
         self._began: tuple[float, int] | None = None
         self._evaluated: float | None = None
 
@@ -162,8 +162,8 @@ class LiveLine:
         if self._live:
             terminal.show(text)
             self._open = True
-        elif (part := 20 * progress.step // progress.steps) != self._told:
-            self._told = part
+        elif (part := 20 * progress.step // progress.steps) != self._shown_part:
+            self._shown_part = part
             print(text, file=sys.stderr, flush=True)
 
     def warn(self, message: Warning | str, *_: object) -> None:
