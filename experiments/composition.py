@@ -1,7 +1,7 @@
-"""Hydra's composition of a folder of config files, and nothing else of Hydra.
+"""Compose a folder of config files with Hydra's loader, without the rest of Hydra.
 
-Its public `compose` comes to the same tree in several times the time: it composes Hydra's own settings too, which no
-trial has, reads every file again, and makes itself the one Hydra of the process.
+Hydra's public `compose` gives the same tree, but takes several times longer: it also composes Hydra's own settings,
+which trials do not use, reads every file again, and initialises Hydra's global state.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 
 
 class ConfigFolder:
-    """With what Hydra's store holds beside it at this moment. Each file is read once."""
+    """A folder of config files, plus the nodes in Hydra's config store when it is created. Each file is read once."""
 
     def __init__(self, folder: Path) -> None:
         version.setbase(None)
@@ -31,8 +31,8 @@ class ConfigFolder:
         self._files = CachingConfigRepository(self._loader.repository)
 
     def compose(self, root: str, overrides: Sequence[str]) -> DictConfig:
-        words = OverridesParser.create().parse_overrides(list(overrides))
-        chosen = create_defaults_list(self._files, root, words, prepend_hydra=False, skip_missing=False)
+        parsed = OverridesParser.create().parse_overrides(list(overrides))
+        chosen = create_defaults_list(self._files, root, parsed, prepend_hydra=False, skip_missing=False)
         config = self._loader._compose_config_from_defaults_list(chosen.defaults, self._files)
         OmegaConf.set_struct(config, True)
         self._loader._apply_overrides_to_config(chosen.config_overrides, config)
@@ -41,6 +41,6 @@ class ConfigFolder:
 
 class _Loader(ConfigLoaderImpl):
     def _load_single_config(self, default: ResultDefault, repo: IConfigRepository) -> ConfigResult:
-        """A copy: what is composed has its nodes, and is changed."""
-        found = super()._load_single_config(default, repo)
-        return replace(found, config=copy.deepcopy(found.config))
+        """Return a copy, because composing changes the nodes of the cached config."""
+        loaded = super()._load_single_config(default, repo)
+        return replace(loaded, config=copy.deepcopy(loaded.config))

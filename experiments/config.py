@@ -1,8 +1,8 @@
-"""From the words of a command line to a trial: Hydra composes the config tree, dataclasses check it.
+"""Turn config overrides into a trial: Hydra composes the config tree, dataclasses check it.
 
 The tree is `experiments/config/`, plus a node for every model of the registry. Groups are chosen by name
-(`recipe=mor/block`), fields set by path (`training.steps=500`). Unknown names and keys, and values of a wrong type, are
-ValueErrors of one line that say what would be right.
+(`recipe=mor/block`), fields set by path (`training.steps=500`). Unknown names, unknown keys and values of a wrong type
+raise ValueError with one line that lists the valid choices.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ KINDS = {float: "a number", int: "a whole number", str: "a text"}
 
 
 def load_trial(overrides: Sequence[str] = ()) -> tuple[Trial, Runtime]:
-    """The trial that the overrides describe, and how to run it.
+    """Return the trial that the overrides describe, and its runtime settings.
 
     >>> trial, runtime = load_trial(["model=nemotron-nano", "recipe=mor/block", "seed=1"])
     """
@@ -52,43 +52,45 @@ def load_trial(overrides: Sequence[str] = ()) -> tuple[Trial, Runtime]:
 
 
 def load_recipe(name: str, settings: Mapping[str, Any] | None = None) -> Recipe:
-    """A recipe of the tree by name, with some of its settings or fields changed.
+    """Return a recipe of the tree by name, with some of its settings or fields changed.
 
     >>> load_recipe("mor/block", {"threshold": 0.05})
     """
-    return recipe_by_words(name, [f"{key}={spelled(value)}" for key, value in (settings or {}).items()])
+    return recipe_from_overrides(name, [f"{key}={spelled(value)}" for key, value in (settings or {}).items()])
 
 
-def recipe_by_words(name: str, words: Sequence[str]) -> Recipe:
-    """The same with settings as on a command line.
+def recipe_from_overrides(name: str, changes: Sequence[str]) -> Recipe:
+    """Return a recipe of the tree by name, with its settings changed by overrides as on a command line.
 
-    >>> recipe_by_words("nvfp4", ["keep.last=2", "stochastic=[dgrad.dy]"])
+    >>> recipe_from_overrides("nvfp4", ["keep.last=2", "stochastic=[dgrad.dy]"])
     """
-    overrides = [f"recipe={spelled(name)}", *(f"recipe.{word}" for word in words)]
+    overrides = [f"recipe={spelled(name)}", *(f"recipe.{change}" for change in changes)]
     return _recipe(resolved(overrides)["recipe"], overrides)
 
 
 def compose_file(file: Path, base: Mapping[str, Any], overrides: Sequence[str], group: str) -> dict[str, Any]:
-    """A YAML file over default values, with changes to its keys; `group=NAME` takes in NAME.yaml of the folder of that
-    name beside the file, if there is one. As plain values, interpolations resolved."""
-    folder, words, top = file.parent / group, list(overrides), _top_level(file, base)
+    """Return the values of a YAML file over default values, with overrides applied, as plain resolved data.
+
+    group=NAME includes NAME.yaml from the folder called `group` beside the file, if that folder exists.
+    """
+    folder, values, top = file.parent / group, list(overrides), _top_level(file, base)
     defaults: list[Any] = [_BASE_OF_FILES, file.stem]
     choice: dict[str, Any] = {}
     if folder.is_dir():
-        said = [word.partition("=")[2] for word in words if word.startswith(f"{group}=")]
-        choice[group] = said[-1] if said else top.get(group, base[group])
+        chosen = [value.partition("=")[2] for value in values if value.startswith(f"{group}=")]
+        choice[group] = chosen[-1] if chosen else top.get(group, base[group])
         one_of(group, choice[group], sorted(path.stem for path in folder.glob("*.yaml")))
         defaults.append({f"{group}@_global_": choice[group]})
-        words = [word for word in words if not word.startswith(f"{group}=")]
+        values = [value for value in values if not value.startswith(f"{group}=")]
     store = ConfigStore.instance()
     store.store(_BASE_OF_FILES, dict(base))
     store.store(_ROOT_OF_FILES, {"defaults": [*defaults, "_self_"]})
-    for text in words:
+    for text in values:
         key = str(_override(text).key_or_group).partition(".")[0]
         if key not in base:
             raise ValueError(f"unknown key {key!r}: valid are {nearest_first(key, list(base))}")
     try:
-        config = ConfigFolder(file.parent.resolve()).compose(_ROOT_OF_FILES, words)
+        config = ConfigFolder(file.parent.resolve()).compose(_ROOT_OF_FILES, values)
         data = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     except (HydraException, OmegaConfBaseException, YAMLError) as error:
         raise ValueError(f"{file.name}: {' '.join(str(error).split())}") from error
@@ -96,66 +98,66 @@ def compose_file(file: Path, base: Mapping[str, Any], overrides: Sequence[str], 
 
 
 def _top_level(file: Path, base: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a file before Hydra sees it, which says of a list in a mapping's place neither where nor what."""
+    """Return a file's top-level keys, checked here because Hydra's error names neither key nor file."""
     try:
-        found = yaml.safe_load(file.read_text())
+        data = yaml.safe_load(file.read_text())
     except YAMLError as error:
         raise ValueError(f"{file.name}: {' '.join(str(error).split())}") from None
-    if not isinstance(found or {}, dict):
-        raise ValueError(f"{file.name}: a mapping is expected, of {', '.join(base)}")
-    for key, value in (found or {}).items():
-        for kind, called in ((dict, "a mapping"), (list, "a list")):
+    if not isinstance(data or {}, dict):
+        raise ValueError(f"{file.name}: a mapping is expected, with keys of {', '.join(base)}")
+    for key, value in (data or {}).items():
+        for kind, kind_name in ((dict, "a mapping"), (list, "a list")):
             if isinstance(base.get(key), kind) and isinstance(value, (dict, list)) and not isinstance(value, kind):
-                raise ValueError(f"{file.name}: {key}: {called} is expected, not {value!r}")
-    return found or {}
+                raise ValueError(f"{file.name}: {key}: {kind_name} is expected, not {value!r}")
+    return data or {}
 
 
 def names(group: str) -> list[str]:
-    """The choices of a group, `recipe` say."""
+    """Return the names that a group offers, for example of `recipe`."""
     stored = MODELS if group == "model" else ()
     files = (FOLDER / group).rglob("*.yaml")
     return [*stored, *sorted(f.relative_to(FOLDER / group).with_suffix("").as_posix() for f in files)]
 
 
 def resolved(overrides: Sequence[str]) -> dict[str, Any]:
-    """The composed tree as plain values, interpolations resolved.
+    """Return the composed tree as plain values, with interpolations resolved.
 
-    Composing takes hundredths of a second, and a sweep has hundreds of trials. So a choice of groups is composed once
-    and values are set in a copy, as Hydra would; interpolations are resolved again where one reads such a value.
+    Composing takes about 10 ms, and a sweep has hundreds of trials. So each combination of groups is composed once, and
+    values are set in a copy, as Hydra would set them. Interpolations are resolved again if they refer to such a value.
     """
-    words = [_parsed(text) for text in overrides]
-    values = [word for word in words if word.sets]
-    if not all(word.sets or word.chooses for word in words):
+    parsed = [_parsed(text) for text in overrides]
+    values = [override for override in parsed if override.sets]
+    if not all(override.sets or override.chooses for override in parsed):
         return copy.deepcopy(_composed(tuple(overrides)).data)
-    choices = tuple(word.text for word in words if word.chooses)
+    choices = tuple(override.text for override in parsed if override.chooses)
     referred = _composed(choices).referred
-    read = tuple(word for word in values if word.keys[-1] in referred)
-    data = copy.deepcopy(_interpolated(choices, tuple(word.text for word in read)))
-    if not all(_set(data, word.keys, word.value) for word in values if word not in read):
+    read = tuple(value for value in values if value.keys[-1] in referred)
+    data = copy.deepcopy(_interpolated(choices, tuple(value.text for value in read)))
+    if not all(_set(data, value.keys, value.value) for value in values if value not in read):
         return copy.deepcopy(_composed(tuple(overrides)).data)
     return data
 
 
 @lru_cache(maxsize=256)
 def _interpolated(choices: tuple[str, ...], values: tuple[str, ...]) -> dict[str, Any]:
-    """The tree with some values set that interpolations read; or that there is no place for, as Hydra tells of it."""
+    """Return the tree with the values set that interpolations read; for unknown keys, raise the error from Hydra."""
     composed = _composed(choices)
-    words = [_parsed(text) for text in values]
-    if not words:
+    parsed = [_parsed(text) for text in values]
+    if not parsed:
         return composed.data
-    if not all(_set(copy.deepcopy(composed.data), word.keys, word.value) for word in words):
+    if not all(_set(copy.deepcopy(composed.data), override.keys, override.value) for override in parsed):
         return _composed((*choices, *values)).data
     config = copy.deepcopy(composed.config)
-    for word in words:
-        OmegaConf.update(config, ".".join(word.keys), word.value)
+    for override in parsed:
+        OmegaConf.update(config, ".".join(override.keys), override.value)
     return _plain(config, (*choices, *values))
 
 
 @dataclass(frozen=True)
 class _Composed:
     config: DictConfig
-    data: dict[str, Any]  # the same, interpolations resolved
-    referred: frozenset[str]  # the last words of keys that interpolations read
+    data: dict[str, Any]  # the same values with interpolations resolved
+    referred: frozenset[str]  # last parts of the keys that interpolations read
 
 
 @lru_cache(maxsize=256)
@@ -185,7 +187,7 @@ def _plain(config: DictConfig, overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def _set(data: dict[str, Any], keys: Sequence[str], value: object) -> bool:
-    """Set a leaf that there is; False where there is none."""
+    """Set an existing leaf; return False if there is none at these keys."""
     node: Any = data
     for key in keys[:-1]:
         node = node.get(key) if isinstance(node, dict) else None
@@ -196,7 +198,7 @@ def _set(data: dict[str, Any], keys: Sequence[str], value: object) -> bool:
 
 
 def _recipe(data: Mapping[str, Any], overrides: Sequence[str]) -> Recipe:
-    """A recipe file may define settings of its own beside the fields, for its slots to refer to. They end here."""
+    """Return the recipe without its file's own settings, which only its slots refer to; explain wrong settings."""
     fields = {f.name for f in dataclasses.fields(Recipe)}
     try:
         return Recipe.from_dict({key: value for key, value in data.items() if key in fields})
@@ -207,7 +209,7 @@ def _recipe(data: Mapping[str, Any], overrides: Sequence[str]) -> Recipe:
 
 @cache
 def prepare() -> None:
-    """Tell Hydra of what is not in files."""
+    """Register in Hydra the nodes and resolvers that are not in files."""
     store = ConfigStore.instance()
     for name, model in MODELS.items():
         store.store(name, dataclasses.asdict(model), group="model")
@@ -216,12 +218,12 @@ def prepare() -> None:
 
 
 def _options(slot: str, stochastic: Sequence[str], rotated: Sequence[str], size: int, signs: object) -> str:
-    """`${options:wgrad.dy,…}`: how a slot's spelling ends, by what a recipe's settings say of rounding and rotation."""
-    for name, words, valid in (("stochastic", stochastic, SLOTS), ("rotated", rotated, GEMMS)):
-        if isinstance(words, str) or not isinstance(words, Sequence):
-            raise ValueError(f"recipe.{name} {words!r}: a list is expected, of {', '.join(valid)}")
-        for word in words:
-            one_of(f"recipe.{name}", word, valid)
+    """Return the end of a slot's quantizer for `${options:wgrad.dy,…}`, from the settings of rounding and rotation."""
+    for name, slots, valid in (("stochastic", stochastic, SLOTS), ("rotated", rotated, GEMMS)):
+        if isinstance(slots, str) or not isinstance(slots, Sequence):
+            raise ValueError(f"recipe.{name} {slots!r}: a list is expected, with values of {', '.join(valid)}")
+        for item in slots:
+            one_of(f"recipe.{name}", item, valid)
     text = ":stochastic" if slot in stochastic else ""
     if slot.split(".")[0] in rotated and size:
         text += f":rht{size}" + (f":signs={signs}" if signs is not None else "")
@@ -234,15 +236,15 @@ def _tree() -> ConfigFolder:
     return ConfigFolder(FOLDER)
 
 
-_WORDS_OF_ITS_OWN = ("null", "none", "true", "false", "yes", "no", "on", "off", "nan", "inf")
+_YAML_CONSTANTS = ("null", "none", "true", "false", "yes", "no", "on", "off", "nan", "inf")
 
 
 def spelled(value: object) -> str:
-    """In Hydra's grammar."""
+    """Return a value in Hydra's override grammar."""
     if isinstance(value, str):
-        if re.fullmatch(r"[A-Za-z_][\w./-]*", value) and value.lower() not in _WORDS_OF_ITS_OWN:
+        if re.fullmatch(r"[A-Za-z_][\w./-]*", value) and value.lower() not in _YAML_CONSTANTS:
             return value
-        before_a_quote = r'(\\+)(?="|\Z)'  # only there is a backslash no letter like others
+        before_a_quote = r'(\\+)(?="|\Z)'  # elsewhere a backslash is an ordinary character
         return '"' + re.sub(before_a_quote, r"\1\1", value).replace('"', '\\"') + '"'
     if isinstance(value, Mapping):
         return "{" + ",".join(f"{k}:{spelled(v)}" for k, v in value.items()) + "}"
@@ -254,30 +256,34 @@ def spelled(value: object) -> str:
 # ------------------------------------------------------------------------------------------------ errors
 
 
-_OF_A_RESOLVER = "ValueError raised while resolving interpolation: "
+_RESOLVER_PREFIX = "ValueError raised while resolving interpolation: "
 
 
 def check_keys(overrides: Sequence[str]) -> None:
-    """ValueError for keys of a sweep of trials that no trial has: Hydra composes only what it makes of them."""
+    """Raise ValueError for keys of a multirun that no trial has; Hydra itself checks only expanded trials."""
     for text in overrides:
         try:
-            word: Override = OverridesParser.create().parse_override(text)
-            values = [str(value) for value in word.sweep_iterator()] if word.is_sweep_override() else [word.value()]
+            override: Override = OverridesParser.create().parse_override(text)
+            values = (
+                [str(value) for value in override.sweep_iterator()]
+                if override.is_sweep_override()
+                else [override.value()]
+            )
         except HydraException:
             raise ValueError(f"{text!r} is not KEY=VALUE or KEY=VALUE,VALUE in Hydra's grammar") from None
-        key = word.key_or_group
-        if key in GROUPS and word.package is None:
+        key = override.key_or_group
+        if key in GROUPS and override.package is None:
             for value in values:
                 _check_choice(key, value)
-        elif word.type != OverrideType.CHANGE or re.split(r"\W", key)[0] in (*GROUPS, "hydra"):
+        elif override.type != OverrideType.CHANGE or re.split(r"\W", key)[0] in (*GROUPS, "hydra"):
             continue
         elif (complaint := _about_key(key, [])) is not None:
             raise ValueError(complaint)
 
 
 @dataclass(frozen=True)
-class _Word:
-    """KEY=VALUE. `sets`: a value at a dotted key; `chooses`: from a group; neither: what is left to Hydra."""
+class _Parsed:
+    """An override KEY=VALUE that sets a value (`sets`), chooses from a group (`chooses`), or is left to Hydra."""
 
     text: str
     keys: tuple[str, ...] = ()
@@ -287,18 +293,18 @@ class _Word:
 
 
 @lru_cache(maxsize=4096)
-def _parsed(text: str) -> _Word:
-    """ValueError for what is not KEY=VALUE, and for choices that there are not."""
-    word = _override(text)
-    key, value = word.key_or_group, word.value()
-    group = key if word.package is None else ""
-    if group in GROUPS and not word.is_delete():
+def _parsed(text: str) -> _Parsed:
+    """Parse an override; raise ValueError if it is not KEY=VALUE or names an unknown choice."""
+    override = _override(text)
+    key, value = override.key_or_group, override.value()
+    group = key if override.package is None else ""
+    if group in GROUPS and not override.is_delete():
         _check_choice(group, value)
     if re.match(r"hydra\b", key):
         raise ValueError(f"unknown key {key!r}: Hydra's own settings have no effect on a trial")
-    changes = word.type == OverrideType.CHANGE and word.package is None
+    changes = override.type == OverrideType.CHANGE and override.package is None
     sets = changes and key not in GROUPS and "/" not in key and not isinstance(value, dict) and "${" not in text
-    return _Word(text, tuple(key.split(".")), value, sets, chooses=changes and key in GROUPS)
+    return _Parsed(text, tuple(key.split(".")), value, sets, chooses=changes and key in GROUPS)
 
 
 def _check_choice(group: str, value: object) -> None:
@@ -308,25 +314,25 @@ def _check_choice(group: str, value: object) -> None:
 
 def _override(text: str) -> Override:
     try:
-        word: Override = OverridesParser.create().parse_override(text)
-        if not word.key_or_group:
+        override: Override = OverridesParser.create().parse_override(text)
+        if not override.key_or_group:
             raise HydraException("no key")
-        word.value()
+        override.value()
     except HydraException:
         raise ValueError(
-            f"{text!r} is not KEY=VALUE in Hydra's grammar; a value with special characters, < say, wants quotes of "
-            "its own: KEY='\"VALUE\"'"
+            f"{text!r} is not KEY=VALUE in Hydra's grammar; quote a value that has special characters such as <: "
+            "KEY='\"VALUE\"'"
         ) from None
-    key = word.key_or_group
-    if word.is_sweep_override():
-        raise ValueError(f"{text!r}: a trial takes one value; for a list write {key}=[…], for a text {key}='\"…\"'")
-    return word
+    key = override.key_or_group
+    if override.is_sweep_override():
+        raise ValueError(f"{text!r}: a trial takes one value; write a list as {key}=[…] and a text as {key}='\"…\"'")
+    return override
 
 
 def in_one_line(error: Exception, overrides: Sequence[str]) -> str:
-    """What Hydra says, if need be in words of ours that name the choices."""
-    text = " ".join(str(error).split()).removeprefix(_OF_A_RESOLVER).partition(" full_key:")
-    if str(error).startswith(_OF_A_RESOLVER):  # `_options` names the key itself
+    """Return Hydra's error as one line, replaced by our own text if that can name the valid choices."""
+    text = " ".join(str(error).split()).removeprefix(_RESOLVER_PREFIX).partition(" full_key:")
+    if str(error).startswith(_RESOLVER_PREFIX):  # `_options` names the key itself
         return text[0]
     for override in overrides:
         key = override.lstrip("+~").partition("=")[0]
@@ -337,34 +343,35 @@ def in_one_line(error: Exception, overrides: Sequence[str]) -> str:
 
 
 def _about_setting(settings: Mapping[str, Any], overrides: Sequence[str]) -> str | None:
-    """Which of a recipe's settings, given as another kind of value than it has, is behind the mistake; None if none."""
-    own = resolved([word for word in overrides if not word.lstrip("+~").startswith("recipe.")])["recipe"]
+    """Name the recipe setting whose value has the wrong type and so caused the error; None if there is none."""
+    own = resolved([override for override in overrides if not override.lstrip("+~").startswith("recipe.")])["recipe"]
     for key, value in settings.items():
-        kind, given = type(own.get(key)), type(value)
-        if given is not kind and kind in KINDS and (given, kind) != (int, float):
+        kind, actual = type(own.get(key)), type(value)
+        if actual is not kind and kind in KINDS and (actual, kind) != (int, float):
             return f"recipe.{key} {value!r}: {KINDS[kind]} is expected, such as {own[key]}"
     return None
 
 
 def _about_key(key: str, choices: Sequence[str]) -> str | None:
-    """Where in the tree, with those choices of groups, the key stops being known, and what there is; None if it is."""
+    """Explain which part of a key is unknown in the tree with these groups, and list the valid names; None if known."""
     node: Any = OmegaConf.create(resolved(choices))
     done: list[str] = []
-    words = key.split(".")
-    for word in words:
-        if not isinstance(node, DictConfig) or word not in node:
+    parts = key.split(".")
+    for part in parts:
+        if not isinstance(node, DictConfig) or part not in node:
             break
-        node = node[word]
-        done.append(word)
-    if len(done) == len(words):
+        node = node[part]
+        done.append(part)
+    if len(done) == len(parts):
         return None
-    where = ".".join(done) or "a trial"
+    known = ".".join(done) or "a trial"
     if not isinstance(node, DictConfig):
-        return f"{where} is a value and has no {'.'.join(words[len(done) :])!r}"
-    there = dict.fromkeys((*map(str, node), *(() if done else GROUPS)))
-    return f"unknown key {key!r}: {where} has {nearest_first(words[len(done)], list(there))}"
+        return f"{known} is a value and has no {'.'.join(parts[len(done) :])!r}"
+    valid = dict.fromkeys((*map(str, node), *(() if done else GROUPS)))
+    return f"unknown key {key!r}: {known} has {nearest_first(parts[len(done)], list(valid))}"
 
 
 def nearest_first(word: str, valid: Sequence[str]) -> str:
+    """Return the valid names as text, those most like the word first."""
     near = difflib.get_close_matches(word, valid, n=3, cutoff=0.5)
     return ", ".join([*near, *(v for v in valid if v not in near)])

@@ -1,4 +1,4 @@
-"""The processes and devices of a trial: one, or as many as torchrun started."""
+"""Choose the device and set up the processes of a trial: one process, or as many as torchrun started."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from torch import Tensor
 from fewbits.experiments.trial import Runtime
 from fewbits.kernels.backends import cuda
 
-# Dense BF16 FLOP/s by a part of the device's name, for the share of them that training reaches.
+# Peak dense BF16 FLOP/s by a part of the device's name, for the utilisation (MFU) of training.
 PEAK = {"H200": 989e12, "H100": 989e12, "B200": 2250e12, "A100": 312e12, "RTX 4090": 165e12}
 
 
 @dataclass(frozen=True)
 class World:
-    """Where one process of a trial stands; `mean` and `greatest` are over all of them."""
+    """One process of a trial: its device and rank. `mean` and `greatest` reduce over all ranks."""
 
     device: torch.device
     rank: int = 0
@@ -44,7 +44,7 @@ class World:
 
 
 def choose(runtime: Runtime) -> World:
-    """Set up torch for the trial: threads, determinism, and the process group where torchrun made one."""
+    """Set up torch for the trial: threads, determinism, and the process group if torchrun started several processes."""
     kind = kind_of_device(runtime)
     check_device(kind)
     _be_deterministic()
@@ -61,19 +61,19 @@ def choose(runtime: Runtime) -> World:
 
 
 def kind_of_device(runtime: Runtime) -> str:
-    """Return the requested kind of device; `auto` is what this machine, which trains, has."""
+    """Return the requested kind of device; `auto` is a GPU if this machine has one, else the CPU."""
     return ("cuda" if torch.cuda.is_available() else "cpu") if runtime.device == "auto" else runtime.device
 
 
 def rank_count() -> int:
-    """Return how many processes torchrun started for the trial; 1 without it."""
+    """Return the number of processes that torchrun started for the trial; 1 without torchrun."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def check_device(kind: str) -> None:
-    """Raise ValueError where this machine cannot train on such a device with our kernels.
+    """Raise ValueError if this machine cannot train on this kind of device with our kernels.
 
-    On a GPU the reference would be many times slower: it trains there only where FEWBITS_BACKEND names it.
+    On a GPU the reference is many times slower, so it trains there only if FEWBITS_BACKEND names it.
     """
     if kind == "cuda" and (complaint := cuda.complaint()):
         if not torch.cuda.is_available():
@@ -91,7 +91,7 @@ def leave(world: World) -> None:
 
 
 def peak_flops(device: torch.device) -> float | None:
-    """What the device could do at most, if it is a known one."""
+    """Return the peak FLOP/s of the device, or None if it is not a known GPU."""
     if device.type != "cuda":
         return None
     name = torch.cuda.get_device_name(device)
@@ -103,12 +103,14 @@ _TORCHRUN = (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"))
 
 def _be_deterministic() -> None:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.set_deterministic_debug_mode("error")  # as use_deterministic_algorithms(True), which loads the compiler
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # saves a pass over each
+    torch.set_deterministic_debug_mode(
+        "error"
+    )  # use_deterministic_algorithms(True) does the same but loads the compiler
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # saves writing each new tensor
 
 
 def _keep_memory() -> None:
-    """Have glibc keep freed memory up to 32 MiB a piece: a step's tensors then cost no page faults."""
+    """Make glibc keep freed memory for reuse, blocks of up to 32 MiB, so that a step's tensors cause no page faults."""
     if sys.platform == "linux":
         libc = ctypes.CDLL(None)
         if hasattr(libc, "mallopt"):

@@ -1,7 +1,7 @@
 """Describe where a trial computes: processor, GPU, torch, compiler. This is provenance and no part of a trial's id.
 
-Two environments of one kind, with the same backend and torch, give the same bits; others may round sums differently, so
-trials that are compared should be alike (`likeness`).
+Two environments of one kind, with the same backend and torch, give the same bits. Others may round sums differently, so
+trials that are compared should have the same `likeness`.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ Environment = Mapping[str, str | None]
 
 
 def environment(device: torch.device) -> dict[str, str | None]:
-    """Return what is known of this process's environment for trials on the device."""
-    found: dict[str, str | None] = {
+    """Return what is known about this process's environment for trials on the device."""
+    facts: dict[str, str | None] = {
         "device": device.type,
         "kind": None,
         "instruction_set": None,
@@ -40,21 +40,21 @@ def environment(device: torch.device) -> dict[str, str | None]:
     if device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(device)
         name = torch.cuda.get_device_name(device)
-        found |= {"kind": gpu_kind(name), "instruction_set": f"sm{major}{minor}", "gpu": name}
-        found |= {"cupy": _version_of("cupy-cuda13x", "cupy-cuda12x", "cupy")}
+        facts |= {"kind": gpu_kind(name), "instruction_set": f"sm{major}{minor}", "gpu": name}
+        facts |= {"cupy": _package_version("cupy-cuda13x", "cupy-cuda12x", "cupy")}
     else:
-        found |= {"kind": processor_kind(), "instruction_set": instruction_set()}
-        found |= {"compiler": _compiler_version() if found["backend"] == "cpu" else None}
-    return found
+        facts |= {"kind": processor_kind(), "instruction_set": instruction_set()}
+        facts |= {"compiler": _compiler_version() if facts["backend"] == "cpu" else None}
+    return facts
 
 
 def processor_kind() -> str:
-    """Return the kind of this machine's processor, as `amd-avx2`."""
+    """Return the kind of this machine's processor, for example `amd-avx2`."""
     return f"{processor_vendor()}-{instruction_set()}"
 
 
 def gpu_kind(name: str) -> str:
-    """Return the kind of a GPU whose driver calls it by this name, as `nvidia-h100-80gb-hbm3`."""
+    """Return the kind of a GPU from its name in the driver, for example `nvidia-h100-80gb-hbm3`."""
     return name.strip().lower().replace(" ", "-")
 
 
@@ -64,6 +64,7 @@ def likeness(environment: Environment) -> tuple[str | None, ...]:
 
 
 def backend_name(device: str) -> str:
+    """Return the name of the kernel backend for a kind of device: cpu, cuda or reference."""
     return backend_for(device).__name__.rpartition(".")[2]
 
 
@@ -79,7 +80,7 @@ def _compiler_version() -> str | None:
     return done.stdout.partition("\n")[0] or None
 
 
-def _version_of(*packages: str) -> str | None:
+def _package_version(*packages: str) -> str | None:
     for package in packages:
         try:
             return metadata.version(package)

@@ -1,12 +1,12 @@
-"""What makes a trial the same trial: its id, and where its numbers came from.
+"""Compute a trial's id, and describe where its numbers come from.
 
 The id is a hash of what decides a trial's numbers and is the same on every machine: the settings that differ from their
 defaults, the fingerprint of the data, the requested kind of device with ranks and threads, the parent of a branch, and
-the meaning of the sources that compute (`fingerprint/`). Names, intervals between checkpoints and evaluation beside the
-loss are no part of it. The environment (torch, processor, GPU, compiler) and the git commit are provenance.
+the meaning of the sources that compute (`fingerprint/`). It does not include names, intervals between checkpoints, and
+evaluation other than the loss. The environment (torch, processor, GPU, compiler) and the git commit are provenance.
 
-A default is not hashed, so a new setting with a default changes no id; in return the meaning of a default never
-changes.
+A default is not hashed, so a new setting with a default changes no id. In return the meaning of a default must never
+change.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ FREE = {
     "evaluation.tasks_path",
     "evaluation.run_code",
 }
-_BY_CONTENT = ("data", "branch")  # known by the data's fingerprint and the parent's identity
+_BY_CONTENT = ("data", "branch")  # the id holds the data's fingerprint and the parent's identity instead
 _HERE = Path(__file__).parent
 
 Identity = dict[str, Any]
@@ -55,7 +55,7 @@ class ParentPoint:
 
     meaning: str
     step: int
-    numerics: tuple[str, ...]  # fingerprints that are not proven equal to today's sources; none for a usual parent
+    numerics: tuple[str, ...]  # fingerprints not proven equal to the current sources; usually none
 
 
 def identity(
@@ -67,36 +67,37 @@ def identity(
     threads: int = 1,
     parent: ParentPoint | None = None,
 ) -> Identity:
-    """Return the parts that the id is a hash of. No machine is asked for any of them."""
+    """Return the parts that the id is a hash of; none depends on this machine."""
     return {
         "config": changed_settings(trial),
         "data": data_fingerprint,
         "device": device,
-        "ranks": ranks,  # each draws noise of its own
-        "threads": threads if device == "cpu" else 1,  # torch spreads some sums over them
+        "ranks": ranks,  # each rank draws its own noise
+        "threads": threads if device == "cpu" else 1,  # torch splits some sums over threads
         "parent": {"meaning": parent.meaning, "step": parent.step} if parent else None,
         "numerics": [numerics_fingerprint(device), *(parent.numerics if parent else ())],
     }
 
 
 def trial_id(identity: Mapping[str, Any]) -> str:
+    """Return the id of an identity."""
     return _hash(identity)
 
 
 def meaning(identity: Mapping[str, Any]) -> str:
-    """Return the hash of all parts but the sources: what is asked for, whatever code computes it."""
+    """Return the hash of all parts except the sources: the request, independent of the code that computes it."""
     return _hash({key: value for key, value in identity.items() if key != "numerics"})
 
 
 def possible_identities(made_of: Mapping[str, Any]) -> Iterator[Identity]:
-    """Yield the identity, and those that it would have under sources proven equal on some instruction set."""
+    """Yield the identity, and those it would have under sources proven equal on some instruction set."""
     own, *parents = made_of["numerics"]
     for fingerprint in equal_fingerprints(own, made_of["device"]):
         yield {**made_of, "numerics": [fingerprint, *parents]}
 
 
 def computed_by_todays_sources(provenance: Mapping[str, Any]) -> bool:
-    """Tell whether a run's numbers are those of today's sources, by equal fingerprints or by proof where it ran."""
+    """Tell whether the current sources give a run's numbers: by equal fingerprints, or by proof for its device."""
     if "identity" not in provenance:
         return False
     made_of = provenance["identity"]
@@ -119,47 +120,49 @@ def parent_point(provenance: Mapping[str, Any], step: int) -> ParentPoint:
 
 def changed_settings(trial: Trial) -> dict[str, Any]:
     """Return the settings that decide numbers and differ from their defaults, nested as in the config."""
-    found = _changed(trial, None, "")
-    return {key: value for key, value in found.items() if key not in _BY_CONTENT}
+    settings = _changed(trial, None, "")
+    return {key: value for key, value in settings.items() if key not in _BY_CONTENT}
 
 
 def all_settings(trial: Trial) -> dict[str, Any]:
-    """Return the settings that decide numbers, those at their defaults too, for people to compare."""
+    """Return all settings that decide numbers, including those at their defaults, for people to compare."""
     return {key: value for key, value in _settings(trial, "").items() if key not in _BY_CONTENT}
 
 
 def _settings(value: Any, path: str) -> dict[str, Any]:
-    found = {}
+    result = {}
     for field in dataclasses.fields(value):
-        item, where = getattr(value, field.name), f"{path}{field.name}"
-        if where not in FREE:
-            found[field.name] = _settings(item, f"{where}.") if dataclasses.is_dataclass(item) else item
-    return found
+        item, key = getattr(value, field.name), f"{path}{field.name}"
+        if key not in FREE:
+            result[field.name] = _settings(item, f"{key}.") if dataclasses.is_dataclass(item) else item
+    return result
 
 
 def _changed(value: Any, default: Any, path: str) -> dict[str, Any]:
-    found = {}
+    result = {}
     for field in dataclasses.fields(value):
-        item, where = getattr(value, field.name), f"{path}{field.name}"
-        usual = default_of(field) if default is None else getattr(default, field.name)
+        item, key = getattr(value, field.name), f"{path}{field.name}"
+        default_value = field_default(field) if default is None else getattr(default, field.name)
         if dataclasses.is_dataclass(item):
-            inner = _changed(item, None if usual is dataclasses.MISSING else usual, f"{where}.")
+            inner = _changed(item, None if default_value is dataclasses.MISSING else default_value, f"{key}.")
             if inner:
-                found[field.name] = inner
-        elif where not in FREE and (usual is dataclasses.MISSING or item != usual or type(item) is not type(usual)):
-            found[field.name] = item
-    return found
+                result[field.name] = inner
+        elif key not in FREE and (
+            default_value is dataclasses.MISSING or item != default_value or type(item) is not type(default_value)
+        ):
+            result[field.name] = item
+    return result
 
 
-def default_of(field: dataclasses.Field[Any]) -> Any:
-    """Return a field's default; MISSING where it has none."""
+def field_default(field: dataclasses.Field[Any]) -> Any:
+    """Return a field's default; MISSING if it has none."""
     if field.default_factory is not dataclasses.MISSING:
         return field.default_factory()
     return field.default
 
 
 def provenance(identity: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return where a run's numbers come from, beside what its id is made of."""
+    """Return where a run's numbers come from, and the identity that its id is a hash of."""
     return {
         "identity": dict(identity),
         "sources": source_digests(identity["device"]),  # file by file, to name the one that changed
@@ -170,18 +173,18 @@ def provenance(identity: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[st
 
 
 def machine() -> dict[str, Any]:
-    """Return which machine, commit and command line this is."""
+    """Describe this machine, the git commit and the command line."""
     return {
         "git": _git("rev-parse", "HEAD"),
         "git_dirty": bool(_git("status", "--porcelain")),
         "machine": platform.machine(),
         "host": platform.node(),
-        "command": [redacted(word) for word in (Path(sys.argv[0]).name, *sys.argv[1:])],
+        "command": [redacted(argument) for argument in (Path(sys.argv[0]).name, *sys.argv[1:])],
     }
 
 
 def segment(step: int, kind: str, device: torch.device) -> dict[str, Any]:
-    """Describe the part of a trial for a kind of device that this process computes, from a step on."""
+    """Describe the part of a trial that this process computes from a step on, for a kind of device."""
     return {
         "step": step,
         "numerics": numerics_fingerprint(kind),
@@ -193,11 +196,11 @@ def segment(step: int, kind: str, device: torch.device) -> dict[str, Any]:
 
 
 def environments(provenance: Mapping[str, Any]) -> list[Mapping[str, str | None]]:
-    """Return the environments that computed the steps that a run holds: a segment ends where a later one began."""
-    found: list[Mapping[str, Any]] = []
+    """Return the environments that computed a run's steps; a segment ends at the step where a later one began."""
+    segments: list[Mapping[str, Any]] = []
     for part in provenance.get("segments", ()):
-        found = [*(before for before in found if before["step"] < part["step"]), part]
-    return [part["environment"] for part in found]
+        segments = [*(before for before in segments if before["step"] < part["step"]), part]
+    return [part["environment"] for part in segments]
 
 
 def _hash(value: Mapping[str, Any]) -> str:
@@ -206,13 +209,13 @@ def _hash(value: Mapping[str, Any]) -> str:
 
 
 def commit() -> str | None:
-    """Return the git commit of this code, or None where git does not know it."""
+    """Return the git commit of this code, or None outside a git repository."""
     return _git("rev-parse", "HEAD")
 
 
-def _git(*words: str) -> str | None:
+def _git(*arguments: str) -> str | None:
     try:
-        done = subprocess.run(("git", *words), cwd=_HERE.resolve(), capture_output=True, text=True, timeout=10)
+        done = subprocess.run(("git", *arguments), cwd=_HERE.resolve(), capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None

@@ -1,11 +1,11 @@
-"""Prove that two versions of the sources compute the same bits, and keep the trials that the older one has stored.
+"""Prove that two versions of the sources compute the same bits, so that the trials stored by the older one stay valid.
 
     python -m fewbits.experiments.same_bits --against COMMIT
 
-Both versions train the same tiny trials: every recipe, the samplers, the optimizers, the families of models, a branch,
-a resumed trial, on the compiled kernels and on the reference. If all bytes are equal and every changed statement was
-executed, the pair of fingerprints is added to `fingerprint/equal_bits.json`, for this device kind and instruction set.
-Otherwise nothing is added, and the exit status is 1: the new sources compute other trials.
+Both versions train the same tiny trials: every recipe, the samplers, the optimizers, the families of models, a branch
+and a resumed trial, with the compiled kernels and with the reference. If all bytes are equal and every changed
+statement was executed, the pair of fingerprints is added to `fingerprint/equal_bits.json`, for this device kind and
+instruction set. Otherwise nothing is added, and the exit status is 1: the new sources define different trials.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fewbits.experiments.fingerprint.changed_lines import Statement, only_in_first, statements_of, untried
+from fewbits.experiments.fingerprint.changed_lines import Statement, only_in_first, read_statements, untried
 from fewbits.experiments.fingerprint.equal_bits import EqualPair, add_pairs
 from fewbits.experiments.fingerprint.numerics import ROOT, computing_files, numerics_fingerprint
 
-DEVICE = "cpu"  # CUDA kernels cannot be traced, so nothing is proven of them here
-SHOWN = 20  # lines of a refusal
+DEVICE = "cpu"  # CUDA kernels cannot be traced, so nothing is proven for them here
+SHOWN = 20  # lines shown of a list of differences
 COMPARED = ("metrics.parquet", "numerics.parquet", "result.json", "tensors")
 
 TINY = (
@@ -59,14 +59,14 @@ OTHERS = {
     "long": ("recipe=bf16", "model.vocab=2048", "training.length=256", "model.context=1024", "schedule=constant"),
 }
 BRANCH = ("recipe=mxfp4", *KEEPS_NOTHING)
-STOPPED_AT = 3  # the step after which the resumed trial is broken off, beyond its checkpoint
+STOPPED_AT = 3  # the resumed trial is interrupted after this step, later than its checkpoint
 
 
 def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser("python -m fewbits.experiments.same_bits", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--against", metavar="COMMIT", help="the older version")
-    parser.add_argument("--describe", action="store_true", help=argparse.SUPPRESS)  # asked of either version
+    parser.add_argument("--against", metavar="COMMIT", help="commit of the older version")
+    parser.add_argument("--describe", action="store_true", help=argparse.SUPPRESS)  # run in each version
     parser.add_argument("--train", metavar="FOLDER", type=Path, help=argparse.SUPPRESS)  # likewise; trials on stdin
     parser.add_argument("--trace", metavar="MODE", choices=("python", "cpp"), help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
@@ -87,7 +87,7 @@ def main(argv: Sequence[str]) -> int:
 
 @dataclass(frozen=True)
 class Version:
-    """A checkout and a folder for what its processes leave."""
+    """A checkout, and a folder for the output of its processes."""
 
     root: Path
     work: Path
@@ -97,14 +97,14 @@ class Version:
         return json.loads(self._run("--describe"))
 
     def train(self, trials: Mapping[str, Sequence[str]], trace: str) -> Path:
-        """Train the trials, once; return the folder with the runs and the executed lines."""
+        """Train the trials, at most once; return the folder with the runs and the executed lines."""
         folder = self.work / trace
         if not folder.exists():
             self._run("--train", str(folder / "runs"), "--trace", trace, trials=trials)
         return folder
 
     def _run(self, *arguments: str, trials: object = None) -> str:
-        """Run this command of the version in a process of its own; return what it prints."""
+        """Run this command in a process of this version; return its output."""
         command = [sys.executable, "-m", "fewbits.experiments.same_bits", *arguments]
         environment = {**os.environ, "PYTHONPATH": str(self.root / "src")}
         done = subprocess.run(
@@ -116,7 +116,7 @@ class Version:
 
 
 def prove(old: Version, new: Version, commit: str, trials: Mapping[str, Sequence[str]] | None = None) -> int:
-    """Declare the two versions equal in the newer one, or say why not; return the exit status."""
+    """Declare the two versions equal in the newer one, or print why they are not; return the exit status."""
     before, after = old.description["fingerprint"], new.description["fingerprint"]
     if before == after:
         print("the sources that compute have the same fingerprint: nothing to prove")
@@ -128,22 +128,22 @@ def prove(old: Version, new: Version, commit: str, trials: Mapping[str, Sequence
     print(f"training {len(chosen)} trials, a resumed one and a branch with both versions, on two backends", flush=True)
     runs = [version.train(chosen, "python") / "runs" for version in (old, new)]
     if different := differing_files(*runs):
-        print("not the same bits: the new sources compute other trials")
+        print("not the same bits: the new sources define different trials")
         print("\n".join(f"  {line}" for line in different[:SHOWN]))
         return 1
     if left := untried_statements(old, new, chosen):
-        print("the same bits, but these changed statements were not tried by any of the trials:")
+        print("the same bits, but no trial executed these changed statements:")
         print("\n".join(f"  {line}" for line in left[:SHOWN]))
         return 1
-    here = new.description
-    pair = EqualPair(DEVICE, here["instruction_set"], before, after, commit, here["torch"], time.strftime("%Y-%m-%d"))
+    facts = new.description
+    pair = EqualPair(DEVICE, facts["instruction_set"], before, after, commit, facts["torch"], time.strftime("%Y-%m-%d"))
     add_pairs([pair], new.root / "experiments" / "fingerprint" / "equal_bits.json")
-    print(f"equal on {DEVICE}, {here['instruction_set']}: added to experiments/fingerprint/equal_bits.json")
+    print(f"equal on {DEVICE}, {facts['instruction_set']}: added to experiments/fingerprint/equal_bits.json")
     return 0
 
 
 def description() -> dict[str, Any]:
-    """Say of this version what the other one has to know."""
+    """Return what the other version has to know about this one."""
     import torch
 
     from fewbits.experiments.config import names
@@ -171,6 +171,7 @@ def unpack(commit: str, folder: Path) -> None:
 
 
 def commit_name(commit: str) -> str:
+    """Return the full hash of a commit."""
     done = subprocess.run(["git", "rev-parse", commit], cwd=ROOT, capture_output=True, text=True, check=True)
     return done.stdout.strip()
 
@@ -178,12 +179,12 @@ def commit_name(commit: str) -> str:
 # ------------------------------------------------------------------------------------------------ in each version
 
 
-class _BrokenOff(BaseException):
-    """Ends a trial between two checkpoints, so that it is resumed."""
+class _Interrupted(BaseException):
+    """Raised to interrupt a trial between two checkpoints, so that it is resumed."""
 
 
 def train_all(folder: Path, trials: Mapping[str, Sequence[str]], trace: str | None) -> None:
-    """Train all trials on both backends; beside the runs lies which lines of the computing sources were executed."""
+    """Train all trials on both backends; write the executed lines of the computing sources beside the runs."""
     lines: dict[str, set[int]] = {}
     if trace == "cpp":
         _build_with_counters(folder.parent)
@@ -196,33 +197,33 @@ def train_all(folder: Path, trials: Mapping[str, Sequence[str]], trace: str | No
             for name, overrides in trials.items():
                 _train(folder / backend / name, overrides)
             first = next(iter(trials.values()))
-            _train(folder / backend / "resumed", first, broken_off=True)
+            _train(folder / backend / "resumed", first, interrupted=True)
             (parent,) = (folder / backend / next(iter(trials))).iterdir()
             _train(folder / backend / "branch", [*first, f"branch.parent={parent}", "branch.step=4", *BRANCH])
     finally:
         sys.settrace(None)
-    (folder.parent / "lines.json").write_text(json.dumps({file: sorted(found) for file, found in lines.items()}))
+    (folder.parent / "lines.json").write_text(json.dumps({file: sorted(numbers) for file, numbers in lines.items()}))
 
 
-def _train(runs: Path, overrides: Sequence[str], broken_off: bool = False) -> None:
+def _train(runs: Path, overrides: Sequence[str], interrupted: bool = False) -> None:
     from fewbits.experiments.config import load_trial
     from fewbits.experiments.training import Progress, run
 
     def stop(progress: Progress) -> None:
         if progress.step == STOPPED_AT:
-            raise _BrokenOff
+            raise _Interrupted
 
     trial, runtime = load_trial([*overrides, f"runtime.runs={runs}"])
-    if broken_off:
-        with contextlib.suppress(_BrokenOff):
+    if interrupted:
+        with contextlib.suppress(_Interrupted):
             run(trial, runtime, stop)
     run(trial, runtime)
 
 
 def _trace(files: Mapping[str, str], lines: dict[str, set[int]]) -> None:
-    """Note the executed lines of these files, of this thread; backward passes on a CPU run in it too."""
+    """Record the executed lines of these files in this thread, where backward passes on a CPU run too."""
 
-    def of_frame(frame: Any, event: str, _: object) -> Any:
+    def trace_frame(frame: Any, event: str, _: object) -> Any:
         path = frame.f_code.co_filename
         file = resolved.get(path)
         if file is None:
@@ -232,18 +233,18 @@ def _trace(files: Mapping[str, str], lines: dict[str, set[int]]) -> None:
         seen = lines.setdefault(file, set())
         seen.add(frame.f_lineno)
 
-        def of_line(frame: Any, event: str, _: object) -> Any:
+        def trace_line(frame: Any, event: str, _: object) -> Any:
             seen.add(frame.f_lineno)
-            return of_line
+            return trace_line
 
-        return of_line
+        return trace_line
 
     resolved: dict[str, str] = {}
-    sys.settrace(of_frame)
+    sys.settrace(trace_frame)
 
 
 def _build_with_counters(folder: Path) -> None:
-    """Put a CPU library that counts its executed lines in place of the usual one, in a cache of its own."""
+    """Replace the CPU library by one that counts its executed lines, in a separate cache."""
     from fewbits.kernels.backends import build
 
     os.environ["FEWBITS_CACHE"] = str(folder / "cache")
@@ -261,12 +262,12 @@ def _build_with_counters(folder: Path) -> None:
 
 
 def differing_files(old: Path, new: Path) -> list[str]:
-    """Name the files in which the versions' trials differ; their ids, which are of the sources, aside."""
-    found = []
+    """Return the files in which the versions' trials differ, apart from their ids, which depend on the sources."""
+    differing = []
     for backend_and_name in sorted({path.relative_to(root) for root in (old, new) for path in root.glob("*/*")}):
         was, now = (_contents(root / backend_and_name) for root in (old, new))
-        found += [f"{backend_and_name}: {name}" for name in COMPARED if was.get(name) != now.get(name)]
-    return found
+        differing += [f"{backend_and_name}: {name}" for name in COMPARED if was.get(name) != now.get(name)]
+    return differing
 
 
 def _contents(runs: Path) -> dict[str, bytes]:
@@ -283,24 +284,26 @@ def _contents(runs: Path) -> dict[str, bytes]:
 
 
 def untried_statements(old: Version, new: Version, trials: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return the statements that one version alone has and that its trials have not executed, each as a line."""
-    of_old, of_new = (statements_of(version.description["files"], version.root) for version in (old, new))
+    """Return a line for each statement that only one version has and that its trials have not executed."""
+    of_old, of_new = (read_statements(version.description["files"], version.root) for version in (old, new))
     removed, added = only_in_first(of_old, of_new), only_in_first(of_new, of_old)
-    found = []
+    lines = []
     for name, version, changed, others in (("old", old, removed, added), ("new", new, added, removed)):
         executed = json.loads((version.train(trials, "python") / "lines.json").read_text())
         executable: dict[str, list[int]] = {}
         if any(not statement.file.endswith(".py") for statement in changed):
             ran, executable = executed_cpp_lines(version.train(trials, "cpp") / "objects", version.root)
             executed |= ran
-        found += [_shown(name, version.root, statement) for statement in untried(changed, others, executed, executable)]
-    return found
+        lines += [
+            _source_line(name, version.root, statement) for statement in untried(changed, others, executed, executable)
+        ]
+    return lines
 
 
 def executed_cpp_lines(objects: Path, root: Path) -> tuple[dict[str, list[int]], dict[str, list[int]]]:
-    """Return the lines that ran, and those that the compiler has code for, by file, from gcov's counts."""
+    """Return, by file, the lines that ran and the lines that the compiler has code for, from gcov's counts."""
     ran: dict[str, set[int]] = {}
-    there: dict[str, set[int]] = {}
+    executable: dict[str, set[int]] = {}
     for counts in sorted(objects.rglob("*.gcda")):
         done = subprocess.run(
             ["gcov", "--json-format", "--stdout", str(counts)], cwd=objects, capture_output=True, text=True, check=True
@@ -310,12 +313,12 @@ def executed_cpp_lines(objects: Path, root: Path) -> tuple[dict[str, list[int]],
                 path = Path(os.path.realpath(objects / file["file"]))
                 if path.is_relative_to(root.resolve()):
                     name = path.relative_to(root.resolve()).as_posix()
-                    there.setdefault(name, set()).update(line["line_number"] for line in file["lines"])
+                    executable.setdefault(name, set()).update(line["line_number"] for line in file["lines"])
                     ran.setdefault(name, set()).update(line["line_number"] for line in file["lines"] if line["count"])
-    return {key: sorted(lines) for key, lines in ran.items()}, {key: sorted(lines) for key, lines in there.items()}
+    return {key: sorted(lines) for key, lines in ran.items()}, {key: sorted(lines) for key, lines in executable.items()}
 
 
-def _shown(version: str, root: Path, statement: Statement) -> str:
+def _source_line(version: str, root: Path, statement: Statement) -> str:
     text = (root / statement.file).read_text("utf-8").splitlines()[statement.line - 1].strip()
     return f"{version} {statement.place}: {text}"
 

@@ -1,5 +1,7 @@
-"""What has to fit together before a trial starts: the model and the corpus, the batch and the ranks, the recipe and
-the sizes. Each mistake is a ValueError that says which setting to change."""
+"""Check before a trial starts that its settings fit together: model and corpus, batch and ranks, recipe and sizes.
+
+Each mistake raises ValueError with the setting to change.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from fewbits.experiments.data.corpus import Corpus
 from fewbits.experiments.data.tokenizing import Tokenizer, saved_tokenizer
 from fewbits.experiments.evaluation.cloze import ClozeItems, cloze_items
 from fewbits.experiments.evaluation.harness import check_tasks
-from fewbits.experiments.evaluation.loss import windows_of
+from fewbits.experiments.evaluation.loss import window_count
 from fewbits.experiments.optimization.schedules import phases
 from fewbits.experiments.trial import Trial
 from fewbits.kernels.quantizer import Block, Mixture, Quantizer
@@ -27,7 +29,7 @@ SHORTEST_CLOZE = 2 * CLOZE_CONTINUATION
 
 
 def corpus_model(trial: Trial, corpus: Corpus) -> Trial:
-    """The trial with the vocabulary that its data has, where the model is a nano one, which has none of its own."""
+    """Return the trial with the vocabulary size of its data, if the model is a nano preset with the default size."""
     if trial.model.vocab >= corpus.vocab:
         return trial
     preset = MODELS.get(trial.model.name)
@@ -40,7 +42,7 @@ def corpus_model(trial: Trial, corpus: Corpus) -> Trial:
 
 
 def check(trial: Trial, ranks: int = 1) -> None:
-    """ValueError where the trial cannot run, or would be another one than it is called."""
+    """Raise ValueError if the trial cannot run, or if its recipe would not be what its name says."""
     t = trial.training
     if t.batch % (t.micro_batch * ranks):
         raise ValueError(
@@ -49,7 +51,7 @@ def check(trial: Trial, ranks: int = 1) -> None:
         )
     if trial.model.positions != "none" and t.length > trial.model.context:
         raise ValueError(
-            f"training.length {t.length}: model {trial.model.name} has {trial.model.context} positions; take a shorter "
+            f"training.length {t.length}: model {trial.model.name} has {trial.model.context} positions; use a shorter "
             "length, another model or, where positions are rotary, a larger model.context"
         )
     phases(trial.schedule, t.steps)
@@ -59,13 +61,13 @@ def check(trial: Trial, ranks: int = 1) -> None:
 
 
 def coincidences(trial: Trial) -> Iterator[str]:
-    """Blocks that at this size are the whole tensor, so that the arm would be another arm under its own name."""
+    """Yield a problem for each block that covers its whole tensor at this size, which makes the arm another arm."""
     recipe, model = trial.recipe, on_meta(trial.model)
-    found = list(linear_layers(model))
-    kept = keep(recipe, found, trial.model.layers)
+    layers = list(linear_layers(model))
+    kept = keep(recipe, layers, trial.model.layers)
     tokens = trial.training.micro_batch * trial.training.length
     seen: set[tuple[Any, ...]] = set()
-    for layer in found:
+    for layer in layers:
         if layer.name in kept:
             continue
         out, inner = layer.linear.weight.shape
@@ -79,20 +81,20 @@ def coincidences(trial: Trial) -> Iterator[str]:
                 r, c = block.resolve(rows, cols, slot.axis)
                 if r >= rows and c >= cols:
                     yield (
-                        f"recipe {recipe.name} at this size is not itself: a {block} block covers all of {name} of "
-                        f"{layer.name} ({rows}x{cols}), as block `tensor` would; take a wider model, more tokens or "
+                        f"recipe {recipe.name} is another one at this size: a {block} block covers all of {name} "
+                        f"of {layer.name} ({rows}x{cols}), like block `tensor`; use a wider model, more tokens or "
                         "smaller blocks"
                     )
 
 
 def check_data(trial: Trial, corpus: Corpus) -> None:
-    """ValueError, before any training, where the data are too few for it or for what it is judged by."""
+    """Raise ValueError before training if there are too few data for training or evaluation."""
     t, e = trial.training, trial.evaluation
     corpus.batch("train", 0, 1, t.length, 0)
     for split in ("validation", "ood"):
         if split in corpus.splits:
             try:
-                corpus.windows(split, windows_of(split, e.windows, e.ood_windows), t.length)
+                corpus.windows(split, window_count(split, e.windows, e.ood_windows), t.length)
             except ValueError as error:
                 own = split == "ood" and e.ood_windows is not None
                 name = "ood_windows" if own else "windows"
@@ -101,17 +103,19 @@ def check_data(trial: Trial, corpus: Corpus) -> None:
 
 
 def check_evaluation(trial: Trial, corpus: Corpus) -> None:
-    """ValueError, before any training, where the evaluation at its end could not be."""
+    """Raise ValueError before training if the evaluation at its end would fail."""
     e = trial.evaluation
     cloze(trial, corpus)
     if e.tasks:
         if text_tokenizer(corpus) is None:
-            raise ValueError(f"evaluation.tasks need text: the tokenizer of data of kind {corpus.kind} is not known")
+            raise ValueError(
+                f"evaluation.tasks needs text, but the tokenizer of data of kind {corpus.kind} is not known"
+            )
         check_tasks(e.tasks, e.tasks_path, e.run_code)
 
 
 def cloze(trial: Trial, corpus: Corpus) -> dict[str, ClozeItems]:
-    """The items of each held-out split, none where none are asked for; a short model has them with less context."""
+    """Return the cloze items of each held-out split, if any are requested; short windows have less context."""
     count, length = trial.evaluation.cloze, trial.training.length
     if not count:
         return {}
@@ -129,14 +133,14 @@ def cloze(trial: Trial, corpus: Corpus) -> dict[str, ClozeItems]:
 
 
 def text_tokenizer(corpus: Corpus) -> TextTokenizer | None:
-    """encode and decode for the corpus's tokens, if it is known what they spell."""
-    found = saved_tokenizer(corpus.folder)
-    return None if found is None else TextTokenizer(found)
+    """Return a tokenizer for the corpus's tokens, or None if it is not known which text they stand for."""
+    tokenizer = saved_tokenizer(corpus.folder)
+    return None if tokenizer is None else TextTokenizer(tokenizer)
 
 
 @dataclass(frozen=True)
 class TextTokenizer:
-    """One text at a time, as evaluation asks for it (fewbits.experiments.evaluation.protocols)."""
+    """A tokenizer for one text at a time, as evaluation needs it (fewbits.experiments.evaluation.protocols)."""
 
     corpus: Tokenizer
 
@@ -148,6 +152,7 @@ class TextTokenizer:
 
 
 def _blocks(slot: Slot) -> Iterator[Block]:
+    """Yield the blocks of a slot's quantizers that have scales."""
     spec = slot.spec
     for q in spec.quantizers if isinstance(spec, Mixture) else [spec] if isinstance(spec, Quantizer) else []:
         if q.scaling != "none":

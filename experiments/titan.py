@@ -1,4 +1,4 @@
-"""torchtitan trains with fewbits' recipes: a model converter for it, and the section `[fewbits]` of its config.
+"""Train with fewbits' recipes in torchtitan: a model converter, and the section `[fewbits]` of its config.
 
     [job]
     custom_config_module = "fewbits.experiments.titan"
@@ -10,12 +10,12 @@
 
 or the same on its command line: `--job.custom_config_module fewbits.experiments.titan --model.converters fewbits
 --fewbits.recipe nvfp4`. torchtitan builds the model without storage, lets converters change it, shards it, gives it
-weights, and makes the optimizer last; so the parameters of samplers are in its optimizer and its checkpoints.
+weights, and makes the optimizer last. So the samplers' parameters are in its optimizer and its checkpoints.
 
-Noise is made of the seed (`debug.seed`), the step, the micro-batch, the rank of the data and the layer, so torchtitan's
-checkpoints need no state of ours. A resumed run has to know the step: torchtitan hands its train state to the model's
-`load_state_dict` among the weights, and from there it is read. Nothing else is said of it to a converter, which is one
-reason why this file speaks of one version.
+Noise is derived from the seed (`debug.seed`), the step, the micro-batch, the data-parallel rank and the layer, so
+torchtitan's checkpoints need no state of ours. A resumed run has to know the step. torchtitan passes its train state to
+the model's `load_state_dict` among the weights, and the step is read from there. A converter gets it in no other way,
+which is one reason why this file supports only one version.
 """
 
 # No `from __future__ import annotations`: torchtitan reads the types of the dataclasses below.
@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from fewbits.experiments.config import recipe_by_words
+from fewbits.experiments.config import recipe_from_overrides
 from fewbits.models.observer import Observer, ObserverConfig
 from fewbits.models.quantize import Quantization, quantize
 from fewbits.models.quantized_linear import QuantizedLinear
@@ -38,14 +38,14 @@ SUPPORTED = "0.2.2"
 
 
 def _check_version() -> None:
-    """torchtitan's extension points change with every version."""
+    """Raise ImportError for other versions of torchtitan, because its extension points change with every version."""
     try:
-        found = version("torchtitan")
+        installed = version("torchtitan")
     except PackageNotFoundError:
-        found = "none"
-    if found != SUPPORTED:
+        installed = "none"
+    if installed != SUPPORTED:
         raise ImportError(
-            f"fewbits works with torchtitan {SUPPORTED}, and here is {found}: pip install 'fewbits[titan]'"
+            f"fewbits needs torchtitan {SUPPORTED}, but {installed} is installed: pip install 'fewbits[titan]'"
         )
 
 
@@ -58,52 +58,55 @@ from torchtitan.protocols.model_converter import register_model_converter  # noq
 from torchtitan.protocols.train_spec import get_train_spec, register_train_spec  # noqa: E402
 
 NAME = "fewbits"
-DENSE = {"llama3": llama3, "qwen3": qwen3}  # torchtitan's own models whose blocks multiply by nn.Linear
+DENSE = {"llama3": llama3, "qwen3": qwen3}  # torchtitan's own models whose blocks consist of nn.Linear
 TRACED = ("simple_fsdp.", "compiler_toolkit.", "autoparallel.")  # its experiments that rewrite or trace the model
 
 
 @dataclass
 class Fewbits:
+    """The section `[fewbits]` of torchtitan's config."""
+
     recipe: str = ""
-    """A recipe by name, as `fewbits recipes` lists them"""
+    """The name of a recipe, from `fewbits recipes`"""
 
     settings: list[str] = field(default_factory=list)
-    """Changes to its settings and fields, as on fewbits' command line without the word recipe: keep.last=2,rht=32"""
+    """Changes of its settings and fields, like overrides without the prefix `recipe.`: keep.last=2,rht=32"""
 
 
 @dataclass
 class JobConfig:
-    """What torchtitan adds to its own."""
+    """The fields that torchtitan adds to its own config class."""
 
     fewbits: Fewbits = field(default_factory=Fewbits)
 
 
 class FewbitsConverter:
-    """torchtitan's protocol: made with its config, given the model before it is sharded, told of every update."""
+    """A converter of torchtitan: it gets the config, then the model before sharding, then a call after each update."""
 
     def __init__(self, job_config: Any, parallel_dims: Any) -> None:
         section = getattr(job_config, NAME, None)
         if section is None:
             raise ValueError(
-                f'the converter {NAME} wants a recipe: say custom_config_module = "{__name__}" in [job], and recipe in '
+                f'the converter {NAME} needs a recipe: set custom_config_module = "{__name__}" in [job], and recipe in '
                 f"[{NAME}]"
             )
-        self.recipe = recipe_by_words(section.recipe, split(section.settings))
+        self.recipe = recipe_from_overrides(section.recipe, split(section.settings))
         for problem in problems(job_config, parallel_dims, self.recipe):
             raise ValueError(problem)
         self.config = job_config
         self.sharded = parallel_dims.fsdp_enabled
-        self.rank, self.ranks = 0, 1  # of the data: other ranks read other tokens and draw other noise
+        self.rank, self.ranks = 0, 1  # data-parallel rank: each rank reads its own tokens and draws its own noise
         if parallel_dims.dp_enabled:
             mesh = parallel_dims.get_mesh("batch")
             self.rank, self.ranks = mesh.get_local_rank(), mesh.size()
 
     def convert(self, model: nn.Module) -> None:
+        """Quantize the model and register the hooks that follow the steps."""
         for name, parameter in model.named_parameters():
             if parameter.ndim == 3:
                 raise ValueError(
-                    f"{name} holds the weights of experts, which are multiplied outside nn.Linear and would stay as "
-                    "they are: models with experts are not supported"
+                    f"{name} holds the weights of experts, which are multiplied outside nn.Linear and would not be "
+                    "quantized: models with experts are not supported"
                 )
         self.quantization = quantize(
             model,
@@ -123,6 +126,7 @@ class FewbitsConverter:
                     layer.register_forward_hook(self._penalise)
 
     def post_optimizer_hook(self, model: nn.Module | list[nn.Module]) -> None:
+        """Continue with the next step."""
         self._step(self.quantization.context.step + 1)
 
     def _step(self, step: int) -> None:
@@ -139,12 +143,12 @@ class FewbitsConverter:
         self.quantization.begin(step, micro_batch, rank=self.rank, progress=progress)
 
     def _load(self, model: nn.Module, state: Mapping[str, Any], *_: object) -> None:
-        """Weights alone come without a train state: then torchtitan begins at step 0 too."""
+        """Continue at the loaded step; weights without a train state start at step 0, as in torchtitan."""
         train_state = state.get("train_state")
         self._step(0 if train_state is None else train_state.step)
 
     def _initialise_with(self, model: Any) -> None:
-        """torchtitan gives storage to all parameters and then has the model fill those that it knows of."""
+        """Make the model's init_weights set bit_scale too: torchtitan only allocates parameters it does not know."""
         original = model.init_weights
 
         def init_weights(*args: Any, **kwargs: Any) -> None:
@@ -156,7 +160,7 @@ class FewbitsConverter:
         model.init_weights = init_weights
 
     def _penalise(self, layer: QuantizedLinear, _: object, y: Tensor) -> Tensor:
-        """The layer's part of GaussWS eq. 12, which torchtitan's loss has no place for."""
+        """Add the layer's part of GaussWS eq. 12 to the gradients, because torchtitan's loss has no place for it."""
         bits, sampler = layer.bits, layer.sampler
         if bits is None or sampler is None or not (layer.training and torch.is_grad_enabled()):
             return y
@@ -167,7 +171,7 @@ class FewbitsConverter:
         return _AddedToLoss.apply(y, term)
 
     def _observer(self) -> Observer | None:
-        """One that somebody reads: the metrics of the models above, or of who makes theirs with the same function."""
+        """Return an observer if its numbers are logged: if the train spec uses `build_metrics_processor`."""
         spec = get_train_spec(self.config.model.name)
         if spec.build_metrics_processor_fn is not build_metrics_processor:
             return None
@@ -175,7 +179,7 @@ class FewbitsConverter:
 
 
 class _AddedToLoss(torch.autograd.Function):
-    """y, and a term with it that is added to whatever loss y leads to."""
+    """The identity of y whose backward also adds a term to the loss that y leads to."""
 
     @staticmethod
     def forward(ctx: Any, y: Tensor, term: Tensor) -> Tensor:
@@ -187,46 +191,46 @@ class _AddedToLoss(torch.autograd.Function):
         return dy, torch.ones_like(ctx.saved_tensors[0])
 
 
-# ---- what does not go together
+# ---- unsupported combinations
 
 
 def split(settings: Sequence[str]) -> list[str]:
-    """On the command line torchtitan splits a list at every comma, those within brackets too."""
-    words: list[str] = []
+    """Return the settings one by one; torchtitan splits a list at every comma, also at those inside brackets."""
+    parts: list[str] = []
     depth = 0
     for piece in ",".join(settings).split(","):
         if depth:
-            words[-1] += f",{piece}"
+            parts[-1] += f",{piece}"
         elif piece:
-            words.append(piece.strip())
+            parts.append(piece.strip())
         depth += sum(map(piece.count, "[{(")) - sum(map(piece.count, "]})"))
-    return words
+    return parts
 
 
 def problems(config: Any, dims: Any, recipe: Recipe) -> Iterator[str]:
-    """Why torchtitan's job would not be what the recipe says, a line for each reason."""
+    """Yield a line for each reason why torchtitan's job would not follow the recipe."""
     for name in ("tensor", "pipeline", "context", "expert"):
         degree = getattr(config.parallelism, f"{name}_parallel_degree")
         if degree > 1:
             yield (
-                f"parallelism.{name}_parallel_degree {degree}: fewbits quantizes whole weights and the tokens of one "
-                "rank; parallel over data it works (FSDP, HSDP, DDP), otherwise it does not"
+                f"parallelism.{name}_parallel_degree {degree}: fewbits needs whole weights and the tokens of one rank; "
+                "only data parallelism is supported (FSDP, HSDP, DDP)"
             )
     if config.compile.enable and "model" in config.compile.components:
         yield (
-            "compile.components holds model: torchtitan compiles each block in one piece, and a quantized layer, which "
-            "changes with the step, breaks it; leave compile.components=loss"
+            "compile.components includes model: torchtitan compiles each block as one graph, but a quantized layer "
+            "changes with the step and breaks the graph; set compile.components=loss"
         )
-    if others := [name for name in config.model.converters if name.startswith("quantize.")]:
-        yield f"model.converters: {', '.join(others)} would quantize the layers of {NAME} once more; take one of them"
+    if quantizers := [name for name in config.model.converters if name.startswith("quantize.")]:
+        yield f"model.converters: {', '.join(quantizers)} would quantize the layers of {NAME} again; use one"
     if config.fault_tolerance.enable:
-        yield "fault_tolerance.enable: a replica that joins takes over no step, which the noise is made of"
+        yield "fault_tolerance.enable: a joining replica does not get the step, from which the noise is derived"
     if config.model.name.startswith(TRACED):
-        yield f"model.name {config.model.name}: this experiment of torchtitan's traces the layers; take llama3, say"
+        yield f"model.name {config.model.name}: this experiment of torchtitan traces the layers; use for example llama3"
     bf16 = config.training.mixed_precision_param != "float32"
     if dims.fsdp_enabled and bf16 and recipe.wgrad.output == "fp32":
         yield (
-            f"recipe {recipe.name} has weight gradients in FP32, and FSDP takes them in {_mixed(config)}: say "
+            f"recipe {recipe.name} has weight gradients in FP32, but FSDP reduces them in {_mixed(config)}: set "
             f"wgrad.output=bf16 in {NAME}.settings, or training.mixed_precision_param=float32"
         )
     if recipe.sampler.kind == "none":
@@ -235,11 +239,11 @@ def problems(config: Any, dims: Any, recipe: Recipe) -> Iterator[str]:
         key = "dtype" if config.training.dtype != "float32" else "mixed_precision_param"
         yield (
             f"training.{key} {getattr(config.training, key)}: recipe {recipe.name} adds its noise to FP32 weights"
-            f"{', which FSDP hands over rounded' if key != 'dtype' else ''}; say training.{key}=float32"
+            f"{', which FSDP rounds' if key != 'dtype' else ''}; set training.{key}=float32"
         )
     for key in ("initial_load_in_hf", "last_save_in_hf"):
         if getattr(config.checkpoint, key):
-            yield f"checkpoint.{key}: Hugging Face's models have no place for the bit widths of recipe {recipe.name}"
+            yield f"checkpoint.{key}: Hugging Face's format cannot store the bit widths of recipe {recipe.name}"
 
 
 def _mixed(config: Any) -> str:
@@ -250,32 +254,35 @@ def _mixed(config: Any) -> str:
 
 
 class _LoggedSteps(Observer):
-    """Looks at plain quantizers in the steps that torchtitan logs: its first, and every so many."""
+    """An observer of plain quantizers that is active in the steps that torchtitan logs."""
 
-    def __init__(self, every: int) -> None:
-        super().__init__(ObserverConfig(every=every, gradients_every=0))
+    def __init__(self, interval: int) -> None:
+        super().__init__(ObserverConfig(every=interval, gradients_every=0))
 
     def watches(self, step: int) -> bool:
         return step == 0 or (step + 1) % self.config.every == 0
 
 
 def numerics(models: Sequence[nn.Module]) -> dict[str, float]:
-    """What quantization did since the last call, on this rank's tokens: for each slot the mean over layers of relative
-    error, flushed and saturated values and a mixture's choices, and the largest error; bit widths over all layers."""
+    """Return statistics of this rank's tokens since the last call.
+
+    For each slot: the mean over layers of the relative error, flushed and saturated values and a mixture's choices, and
+    the largest error. Over all layers: the bit widths.
+    """
     layers = [module for model in models for module in model.modules() if isinstance(module, QuantizedLinear)]
     quantization = layers[0].owner[0] if layers else None
     if not isinstance(quantization, Quantization) or quantization.observer is None:
         return {}
     rows = quantization.observer.operand_rows(quantization.context.step - 1, layers)
-    found: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     for slot in dict.fromkeys(row["slot"] for row in rows):
         of_slot = [row for row in rows if row["slot"] == slot]
         for column in ("error", "flushed", "saturated", "share_0", "share_1", "share_2", "share_3"):
             values = [row[column] for row in of_slot if column in row]
             if values:
-                found[f"{NAME}/{column}/{slot}"] = sum(values) / len(values)
-        found[f"{NAME}/error_max/{slot}"] = max(row["error_max"] for row in of_slot)
-    return found | _bit_widths(layers)
+                metrics[f"{NAME}/{column}/{slot}"] = sum(values) / len(values)
+        metrics[f"{NAME}/error_max/{slot}"] = max(row["error_max"] for row in of_slot)
+    return metrics | _bit_widths(layers)
 
 
 def _bit_widths(layers: Sequence[QuantizedLinear]) -> dict[str, float]:
@@ -285,12 +292,12 @@ def _bit_widths(layers: Sequence[QuantizedLinear]) -> dict[str, float]:
         ]
     if not bits:
         return {}
-    every = torch.cat([b.flatten() for b in bits])
-    return {f"{NAME}/bits_{name}": float(getattr(every, name)()) for name in ("mean", "min", "max")}
+    widths = torch.cat([b.flatten() for b in bits])
+    return {f"{NAME}/bits_{name}": float(getattr(widths, name)()) for name in ("mean", "min", "max")}
 
 
 class NumericsProcessor(MetricsProcessor):  # type: ignore[misc]
-    """torchtitan's, that logs numerics too, to TensorBoard or Weights & Biases, whichever is on."""
+    """A metrics processor that also logs numerics, to TensorBoard or Weights & Biases, whichever is enabled."""
 
     def log(
         self,
@@ -307,10 +314,10 @@ class NumericsProcessor(MetricsProcessor):  # type: ignore[misc]
 def build_metrics_processor(
     job_config: Any, parallel_dims: Any, model_args: Any = None, tag: str | None = None
 ) -> MetricsProcessor:
-    """For `build_metrics_processor_fn` of a train spec; torchtitan's dense models have it already."""
+    """Return the processor, for `build_metrics_processor_fn` of a train spec; its dense models already use it."""
     section = getattr(job_config, NAME, None)
     if section is not None and section.recipe and NAME not in job_config.model.converters:
-        raise ValueError(f"{NAME}.recipe {section.recipe}: nothing applies it; add {NAME} to model.converters")
+        raise ValueError(f"{NAME}.recipe {section.recipe}: not applied; add {NAME} to model.converters")
     return NumericsProcessor(job_config, parallel_dims, tag)
 
 

@@ -1,8 +1,8 @@
-"""One trial, from its config to its result: the training script.
+"""Train one trial, from its config to its result: the training script.
 
-A trial is a pure function of its config. Batches are numbered windows of the corpus; noise is keyed by seed, step,
-micro-batch, rank, layer and slot; so what a checkpoint has to hold is the weights, the optimizer, one position, and
-what the observer has seen. Interrupted anywhere and run again, a trial gives the same bits.
+A trial is a pure function of its config. Batches are numbered windows of the corpus, and noise is keyed by seed, step,
+micro-batch, rank, layer and slot. So a checkpoint holds only the weights, the optimizer, one position, and what the
+observer has recorded. A trial that is interrupted anywhere and run again gives the same bits.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from fewbits.experiments.data.load import load
 from fewbits.experiments.data.once import default_cache
 from fewbits.experiments.evaluation.cloze import evaluate_cloze
 from fewbits.experiments.evaluation.harness import run_tasks
-from fewbits.experiments.evaluation.loss import evaluate_loss, windows_of
+from fewbits.experiments.evaluation.loss import evaluate_loss, window_count
 from fewbits.experiments.identity import identity, possible_identities, provenance, segment, trial_id
 from fewbits.experiments.optimization.optimizers import (
     clip_gradients,
@@ -49,7 +49,7 @@ from fewbits.models.networks.registry import build, linear_parameters
 from fewbits.models.observer import Observer
 from fewbits.models.quantize import Quantization, quantize
 
-INITIAL, ORDER, ROUNDING = range(3)  # what a trial's seed is spent on
+INITIAL, ORDER, ROUNDING = range(3)  # purposes for which seeds are derived from the trial's seed
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 DONE = "already done"
 Say = Callable[["Progress"], None]
@@ -58,7 +58,7 @@ Saved = Callable[[run_folder.RunFolder], None]
 
 @dataclass(frozen=True)
 class Progress:
-    """For the live line."""
+    """The state of a trial for the progress line."""
 
     step: int
     steps: int
@@ -69,7 +69,7 @@ class Progress:
 
 
 class OtherTrial(RuntimeError):
-    """What would be computed here is not what was planned elsewhere."""
+    """An error: this machine would compute another trial than the one that was planned."""
 
     def __init__(self, made_of: dict[str, Any]) -> None:
         super().__init__("this machine would compute another trial than was planned")
@@ -78,14 +78,14 @@ class OtherTrial(RuntimeError):
 
 @dataclass
 class State:
-    """Where a trial stands: all that a checkpoint holds."""
+    """The state of a trial: everything that a checkpoint holds."""
 
     model: Decoder
     optimizer: torch.optim.Optimizer
     quantization: Quantization
-    step: int = 0  # updates done
-    position: int = 0  # sequences of the corpus consumed, a parent's included
-    origin: int = 0  # updates done by the parents: noise is not drawn twice along a line of branches
+    step: int = 0  # number of updates done
+    position: int = 0  # sequences of the corpus consumed, including the parent's
+    origin: int = 0  # updates done by the parents, so that a branch never draws their noise again
     metrics: list[dict[str, float]] = field(default_factory=list)
     numerics: list[dict[str, Any]] = field(default_factory=list)
 
@@ -99,12 +99,13 @@ def run(
     saved: Saved = lambda _: None,
     tell: Callable[[str], None] = lambda _: None,
 ) -> tuple[run_folder.RunFolder, dict[str, Any]]:
-    """Train, or go on training, or find it done: the folder and its result. Ranks above 0 get no result.
+    """Train a trial, resume it, or find it done; return the folder and its result. Ranks above 0 get no result.
 
-    stop: asked after every step; when true, the trial is left at a checkpoint with KeyboardInterrupt.
-    expected: the id that the trial was planned with; OtherTrial where here it would be another one.
-    saved: called with the folder when there is something new in it: its config, a checkpoint, the result.
-    tell: is told in words where a trial that is not new begins.
+    say: called with the progress after every step.
+    stop: called after every step; when it returns true, the trial saves a checkpoint and raises KeyboardInterrupt.
+    expected: the id that the trial was planned with; raises OtherTrial if the id on this machine differs.
+    saved: called with the folder when it has something new: its config, a checkpoint, the result.
+    tell: called with a text when a trial is resumed, evaluated again or already done.
     """
     world = devices.choose(runtime)
     try:
@@ -128,13 +129,13 @@ def run(
         if world.rank:
             return folder, _train(trial, runtime, world, corpus, folder, parent, say, stop, saved, tell)
         with folder.alone():
-            if (done := folder.result()) is not None:  # by a process that has ended since
+            if (done := folder.result()) is not None:  # another process has finished it meanwhile
                 if folder.has(runtime.keep_steps) and not trial.evaluation.missing_from(done):
                     tell(DONE)
                     return folder, done
                 folder.reopen(runtime.keep_steps)
             facts = {"data": describe(corpus), "parent": parent and str(parent.folder.path)}
-            (own,) = [one for one in possible_identities(made_of) if trial_id(one) == folder.id]
+            (own,) = [possible for possible in possible_identities(made_of) if trial_id(possible) == folder.id]
             folder.begin(trial, provenance(own, facts))
             saved(folder)
             return folder, _train(trial, runtime, world, corpus, folder, parent, say, stop, saved, tell)
@@ -160,7 +161,7 @@ def _train(
     if leads:
         folder.add_segment(segment(state.step, devices.kind_of_device(runtime), world.device))
         if state.step:
-            tell(f"going on from step {state.step}")
+            tell(f"resuming from step {state.step}")
     model, optimizer, observer = state.model, state.optimizer, state.quantization.observer
     loss_of = _loss_module(model, trial, world)
     hopeless = t.blow_up * math.log(trial.model.vocab) if t.blow_up else math.inf
@@ -222,7 +223,7 @@ def _train(
 
 
 def gradients(state: State, trial: Trial, corpus: Corpus, world: devices.World, loss_of: nn.Module) -> dict[str, float]:
-    """Forward and backward of one update's batch, micro-batch by micro-batch; what there is to say of it."""
+    """Run forward and backward for one update's batch, micro-batch by micro-batch; return its row of metrics."""
     t, quantization = trial.training, state.quantization
     accumulation = t.batch // t.micro_batch // world.ranks
     order_seed = derive_seed(trial.seed, ORDER)
@@ -261,7 +262,7 @@ def with_data(trial: Trial, runtime: Runtime) -> tuple[Trial, Corpus]:
 
 
 def identity_here(trial: Trial, corpus: Corpus, runtime: Runtime, parent: Parent | None) -> dict[str, Any]:
-    """Return the identity of a trial that this machine trains, as one of as many ranks as torchrun started."""
+    """Return the identity that the trial has on this machine, with as many ranks as torchrun started."""
     return identity(
         trial,
         corpus.fingerprint,
@@ -272,8 +273,8 @@ def identity_here(trial: Trial, corpus: Corpus, runtime: Runtime, parent: Parent
     )
 
 
-def folder_of(trial: Trial, runtime: Runtime) -> run_folder.RunFolder:
-    """Return where the trial lies or would lie, without training it."""
+def find_folder(trial: Trial, runtime: Runtime) -> run_folder.RunFolder:
+    """Return the folder where the trial is or would be stored, without training it."""
     trial, corpus = with_data(trial, runtime)
     runs = Path(runtime.runs).expanduser()
     made_of = identity_here(trial, corpus, runtime, find_parent(trial.branch, runs))
@@ -281,8 +282,8 @@ def folder_of(trial: Trial, runtime: Runtime) -> run_folder.RunFolder:
 
 
 def set_up(trial: Trial, device: torch.device) -> State:
-    """Model, quantizers and optimizer at the beginning."""
-    torch.manual_seed(trial.seed)  # nothing here draws from torch's own generator; what a user adds may
+    """Return the initial state: model, quantizers and optimizer."""
+    torch.manual_seed(trial.seed)  # our code does not use torch's generator, but a user's code may
     model = build(
         trial.model, seed=derive_seed(trial.seed, INITIAL), device=device, compute_dtype=DTYPES[trial.training.dtype]
     )
@@ -294,7 +295,7 @@ def set_up(trial: Trial, device: torch.device) -> State:
 
 
 def resume(state: State, corpus: Corpus, folder: run_folder.RunFolder, parent: Parent | None) -> None:
-    """Go on from the newest whole checkpoint, or start where a branch's parent stood, or from the beginning."""
+    """Restore the newest intact checkpoint, else the checkpoint of a branch's parent, else change nothing."""
     own = checkpoints.newest(folder.checkpoints, folder.kept)
     checkpoint = own or (parent.checkpoint if parent else None)
     if checkpoint is None:
@@ -315,6 +316,7 @@ def resume(state: State, corpus: Corpus, folder: run_folder.RunFolder, parent: P
 
 
 def save(state: State, corpus: Corpus, folder: Path, *, keep: int) -> Path:
+    """Save a checkpoint of the state into a folder; return its path."""
     corpus.folder.check_unchanged()
     observer = state.quantization.observer
     tensors, rest = checkpoints.flatten(
@@ -335,14 +337,14 @@ def save(state: State, corpus: Corpus, folder: Path, *, keep: int) -> Path:
 
 
 def write_tables(state: State, timing: Sequence[Mapping[str, float]], folder: Path) -> None:
-    """Timing is a table of its own: of all that a trial writes it alone differs from run to run."""
+    """Write the tables. Timing is separate because only it differs between runs of a trial."""
     write_parquet(folder / "metrics.parquet", pd.DataFrame(state.metrics))
     write_parquet(folder / "numerics.parquet", pd.DataFrame(state.numerics))
     write_parquet(folder / "timing.parquet", pd.DataFrame(timing))
 
 
 def read_timing(folder: Path, step: int) -> list[dict[str, float]]:
-    """Of the steps before this one, as far as an interrupted trial has left them."""
+    """Return the timing of the steps before this one, as far as an interrupted trial has written it."""
     path = folder / "timing.parquet"
     if not step or not path.is_file():
         return []
@@ -350,20 +352,23 @@ def read_timing(folder: Path, step: int) -> list[dict[str, float]]:
         frame = pd.read_parquet(path)
         return cast(list[dict[str, float]], frame[frame["step"] < step].to_dict("records"))
     except (ValueError, KeyError) as error:
-        warnings.warn(f"{path} is damaged, timing begins anew: {error}", stacklevel=2)
+        warnings.warn(f"{path} is damaged, its rows are lost: {error}", stacklevel=2)
         return []
 
 
 def evaluate(state: State, trial: Trial, corpus: Corpus) -> dict[str, float]:
-    """What is measured between steps. Batches are of the training size: a tensor's scale may depend on it."""
+    """Return the losses and the norm that are measured between steps, in batches of the micro-batch size.
+
+    A tensor's scale may depend on the batch size.
+    """
     e, t = trial.evaluation, trial.training
     _begin_evaluation(state, trial)
-    found = {
+    losses = {
         f"{name}_loss": evaluate_loss(
             state.model,
             corpus,
             name,
-            windows=windows_of(name, e.windows, e.ood_windows),
+            windows=window_count(name, e.windows, e.ood_windows),
             length=t.length,
             batch=t.micro_batch,
         )
@@ -371,11 +376,11 @@ def evaluate(state: State, trial: Trial, corpus: Corpus) -> dict[str, float]:
         if name in corpus.splits
     }
     norms = [parameter.detach().norm() for parameter in state.model.parameters()]
-    return found | {"parameter_norm": float(torch.stack(norms).norm())}
+    return losses | {"parameter_norm": float(torch.stack(norms).norm())}
 
 
 def final_evaluation(state: State, trial: Trial, corpus: Corpus) -> dict[str, Any]:
-    """What is measured at the end alone."""
+    """Return what is evaluated only at the end: cloze and tasks."""
     e, model = trial.evaluation, state.model
     _begin_evaluation(state, trial)
     found: dict[str, Any] = {}
@@ -404,7 +409,7 @@ def with_evaluation(
     folder: run_folder.RunFolder,
     tell: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Return a finished trial's result with the extra evaluation that is asked for now, by its last checkpoint."""
+    """Return a finished trial's result with newly requested evaluation, computed from its last checkpoint."""
     if not trial.evaluation.missing_from(result):
         return result
     check_evaluation(trial, corpus)
@@ -421,7 +426,7 @@ def with_evaluation(
 
 
 def _begin_evaluation(state: State, trial: Trial) -> None:
-    """With the operands and the noise that the next update would have: the same ones after an interruption."""
+    """Use the operands and the noise of the next update, so that they are the same after an interruption."""
     state.quantization.begin(state.origin + state.step, progress=state.step / trial.training.steps)
 
 
@@ -429,27 +434,29 @@ def _begin_evaluation(state: State, trial: Trial) -> None:
 
 
 def _load_weights(model: nn.Module, saved: dict[str, Tensor], *, strict: bool) -> None:
-    """A branch's recipe may have samplers that its parent had not, or the other way round; all else is the same."""
+    """Load the weights. A branch's recipe may add or drop samplers; all other weights must match."""
     missing, unexpected = model.load_state_dict(saved, strict=False)
     wrong = [name for name in (*missing, *unexpected) if strict or not name.endswith(".bit_scale")]
     if wrong:
-        raise ValueError(f"the checkpoint is of another model: {', '.join(wrong[:5])} differ")
+        raise ValueError(f"the checkpoint belongs to another model: {', '.join(wrong[:5])} differ")
 
 
 def _columns(rows: list[dict[str, float]]) -> dict[str, Tensor]:
-    """A row for each step is much to write as text: at paper scale it would take longer than the model."""
+    """Return rows as columns of tensors: as JSON text, a row for each step would be larger than the model."""
     frame = pd.DataFrame(rows, dtype="float64")
     return {str(name): torch.from_numpy(frame[name].to_numpy(copy=True)) for name in frame}
 
 
 def _rows(columns: Mapping[str, Tensor]) -> list[dict[str, float]]:
-    """What is not finite is missing: such a row ends a trial and is in no checkpoint."""
+    """Return columns as rows, without values that are not finite: those mark missing ones."""
     values = zip(*(column.tolist() for column in columns.values()), strict=True)
     rows = [{name: value for name, value in zip(columns, row, strict=True) if math.isfinite(value)} for row in values]
     return [{**row, "step": int(row["step"]), "tokens": int(row["tokens"])} for row in rows]
 
 
 class _Loss(nn.Module):
+    """A module whose forward is the model's loss, for DistributedDataParallel and torch.compile."""
+
     def __init__(self, model: Decoder) -> None:
         super().__init__()
         self.model = model
@@ -461,7 +468,7 @@ class _Loss(nn.Module):
 def _loss_module(model: Decoder, trial: Trial, world: devices.World) -> nn.Module:
     module: nn.Module = _Loss(model)
     if trial.training.compile:
-        torch.use_deterministic_algorithms(True)  # they are by now, but this tells the compiler
+        torch.use_deterministic_algorithms(True)  # already set, but the compiler reads it from here
         module = torch.compile(module)  # type: ignore[assignment]
     if world.ranks > 1:
         module = DistributedDataParallel(
@@ -471,7 +478,7 @@ def _loss_module(model: Decoder, trial: Trial, world: devices.World) -> nn.Modul
 
 
 def flops_a_token(trial: Trial) -> float:
-    """Of the model, forward and backward: 6 for each weight of a matrix, the head's included, and attention's own."""
+    """Return the model's FLOPs per token, forward and backward: 6 per matrix weight (head included), plus attention."""
     model = trial.model
     matrices = linear_parameters(model) + model.width * model.vocab
     attentions = model.pattern.count("*") if model.pattern else model.layers
@@ -483,6 +490,6 @@ def _finite(row: Mapping[str, float]) -> bool:
 
 
 def _final(state: State) -> dict[str, float | None]:
-    """The last numbers of every metric; None for what is not finite, which JSON cannot say."""
+    """Return the last value of every metric; None for a value that is not finite, which JSON cannot represent."""
     last = {key: value for row in state.metrics for key, value in row.items() if key != "step"}
     return {key: value if math.isfinite(value) else None for key, value in last.items()}

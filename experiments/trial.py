@@ -1,4 +1,4 @@
-"""A trial: one fully resolved training run, as frozen values. Its parts are the configs of the things it uses."""
+"""Declare a trial: one fully resolved training run, as frozen values. Its parts are the configs of what it uses."""
 
 from __future__ import annotations
 
@@ -25,14 +25,16 @@ SEEDS = 1 << 63
 
 @dataclass(frozen=True)
 class Training:
+    """The size and precision of training, and how it ends."""
+
     steps: int
-    batch: int  # sequences to an update, over all ranks
-    micro_batch: int  # sequences that one rank takes at once
-    length: int  # tokens to a sequence
-    dtype: str = "bf16"  # that the model computes in; its parameters are FP32
+    batch: int  # sequences per update, over all ranks
+    micro_batch: int  # sequences that one rank processes at once
+    length: int  # tokens per sequence
+    dtype: str = "bf16"  # in which the model computes; its parameters are FP32
     checkpoint_every: int = 100  # steps
-    blow_up: float = 3.0  # a loss above so many times that of guessing ends the trial as diverged (assumed)
-    rounding_seed: int | None = None  # of stochastic rounding and samplers; None: the trial's seed
+    blow_up: float = 3.0  # a loss above this multiple of the loss of guessing ends the trial as diverged (assumed)
+    rounding_seed: int | None = None  # for stochastic rounding and samplers; None: the trial's seed
     compile: bool = False
 
     def __post_init__(self) -> None:
@@ -42,20 +44,22 @@ class Training:
         if not 0 <= self.blow_up < math.inf:
             raise ValueError(f"training.blow_up {self.blow_up}: 0 (never) or more is expected")
         if self.rounding_seed is not None and not 0 <= self.rounding_seed < SEEDS:
-            raise ValueError(f"training.rounding_seed {self.rounding_seed}: an integer from 0 to 2^63 - 1, or null")
+            raise ValueError(f"training.rounding_seed {self.rounding_seed}: valid are 0 to 2^63 - 1 and null")
         if self.batch % self.micro_batch:
-            raise ValueError(f"training.batch {self.batch}: a multiple of training.micro_batch {self.micro_batch}")
+            raise ValueError(f"training.batch {self.batch}: not a multiple of training.micro_batch {self.micro_batch}")
 
 
 @dataclass(frozen=True)
 class Evaluation:
+    """The evaluation of a trial, during training and at its end."""
+
     every: int = 50  # steps; the last step is always evaluated
     windows: int = 64  # of validation and out-of-domain text
-    ood_windows: int | None = None  # of out-of-domain text, if not as many
+    ood_windows: int | None = None  # of out-of-domain text; None: as many as `windows`
     cloze: int = 0  # items of the four-way cloze task, at the end; 0: none
-    tasks: tuple[str, ...] = ()  # names of lm-eval's or of our groups of them (mor, nvfp4), at the end
-    tasks_path: str | None = None  # a folder of further tasks, lm-eval's YAML files
-    run_code: bool = False  # let tasks run the code that the model writes: in a sandbox
+    tasks: tuple[str, ...] = ()  # names of lm-eval's tasks or of our groups (mor, nvfp4), at the end
+    tasks_path: str | None = None  # a folder of further tasks, as YAML files of lm-eval
+    run_code: bool = False  # let tasks run code that the model writes; use a sandbox
 
     def __post_init__(self) -> None:
         for name, least in (("every", 1), ("windows", 1), ("cloze", 0)):
@@ -64,25 +68,27 @@ class Evaluation:
             at_least("evaluation.ood_windows", self.ood_windows, 1)
 
     def missing_from(self, result: Mapping[str, Any]) -> bool:
-        """Tell whether a finished trial's result lacks cloze items or tasks that are asked for now."""
+        """Tell whether a finished trial's result lacks cloze items or tasks that this config requests."""
         if result.get("status") != "done":
             return False
-        there = result.get("evaluated", {})
-        return bool(self.cloze and there.get("cloze") != self.cloze) or not set(self.tasks) <= set(
-            there.get("tasks", ())
+        evaluated = result.get("evaluated", {})
+        return bool(self.cloze and evaluated.get("cloze") != self.cloze) or not set(self.tasks) <= set(
+            evaluated.get("tasks", ())
         )
 
 
 @dataclass(frozen=True)
 class Branch:
-    """Where a trial starts: at another trial's checkpoint, with its weights, optimizer and place in the data."""
+    """The start of a trial at another trial's checkpoint, with its weights, optimizer and position in the data."""
 
     parent: str | None = None  # the run folder
-    step: int | None = None  # of the checkpoint; None: the newest
+    step: int | None = None  # step of the checkpoint; None: the newest
 
 
 @dataclass(frozen=True)
 class Trial:
+    """One fully resolved training run."""
+
     model: DecoderConfig
     recipe: Recipe
     data: DataConfig
@@ -96,7 +102,7 @@ class Trial:
 
     def __post_init__(self) -> None:
         if not 0 <= self.seed < SEEDS:
-            raise ValueError(f"seed {self.seed}: an integer from 0 to 2^63 - 1")
+            raise ValueError(f"seed {self.seed}: valid are 0 to 2^63 - 1")
         if self.model.positions == "learned" and self.training.length > self.model.context:
             raise ValueError(
                 f"training.length {self.training.length}: model {self.model.name} has {self.model.context} positions"
@@ -104,29 +110,31 @@ class Trial:
 
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> Trial:
+        """Return the trial of nested plain data; raise ValueError for unknown keys and wrong types."""
         return from_dict(Trial, data)
 
     def to_dict(self) -> dict[str, Any]:
+        """Return the trial as nested plain data."""
         return dataclasses.asdict(self)
 
     @property
     def name(self) -> str:
-        """For people: which model, recipe, data and seed; part of a folder's name, so of letters that any can have."""
-        words = (self.model.name, self.recipe.name, self.data.kind, f"s{self.seed}")
-        return "-".join(re.sub(r"[^\w.]+", "-", word)[:40].strip("-.") or "unnamed" for word in words)
+        """The model, recipe, data and seed, for people; part of a folder's name, so with safe characters only."""
+        parts = (self.model.name, self.recipe.name, self.data.kind, f"s{self.seed}")
+        return "-".join(re.sub(r"[^\w.]+", "-", part)[:40].strip("-.") or "unnamed" for part in parts)
 
 
 @dataclass(frozen=True)
 class Runtime:
-    """How and where a trial runs. Its id holds the kind of device and, on a CPU, the threads."""
+    """The settings of a run. Of these, a trial's id depends only on the kind of device and, on a CPU, the threads."""
 
-    device: str = "auto"  # cpu, cuda, or auto: what the machine that trains has
+    device: str = "auto"  # cpu, cuda, or auto: a GPU if the machine that trains has one
     threads: int = 1  # on a CPU
     runs: str = "runs"
-    cache: str | None = None  # of data; None: the user's cache folder
+    cache: str | None = None  # folder of corpora; None: in the user's cache folder
     keep_checkpoints: int = 2
-    keep_every: int = 0  # steps between checkpoints that are kept for good, for branches and probes; 0: none
-    keep_steps: tuple[int, ...] = ()  # further ones that are kept for good
+    keep_every: int = 0  # steps between checkpoints that are kept permanently, for branches and probes; 0: none
+    keep_steps: tuple[int, ...] = ()  # further steps whose checkpoints are kept permanently
     tracking: str = "none"
 
     def __post_init__(self) -> None:
@@ -137,6 +145,7 @@ class Runtime:
             at_least(f"runtime.{name}", getattr(self, name), least)
 
 
-def at_least(what: str, value: int, least: int) -> None:
+def at_least(setting: str, value: int, least: int) -> None:
+    """Raise ValueError if a setting is below its least value."""
     if value < least:
-        raise ValueError(f"{what} {value}: {least} or more is expected")
+        raise ValueError(f"{setting} {value}: {least} or more is expected")

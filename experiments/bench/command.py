@@ -1,9 +1,9 @@
-"""`fewbits bench train`: what a recipe costs in training, as tokens/s beside plain BF16 in the same run.
+"""Measure what recipes cost in training (`fewbits bench train`): tokens/s relative to plain BF16 in the same run.
 
-Every variant trains its own copy of the model. They take turns, one step each, so that whatever else the machine does
-falls on all alike; a ratio is the median over turns of (plain step time / variant's step time). A step is forward,
-backward, clipping and optimizer, on the batch and threads that a trial of that model has. `--store` leaves all that was
-measured, every single time and the machine, beside the trials, where a study's report finds it.
+Every variant trains its own copy of the model. The variants take turns, one step each, so that other load on the
+machine affects all of them alike. A ratio is the median over turns of (plain step time / variant's step time). A step
+is forward, backward, clipping and optimizer, on the batch and threads that a trial of that model has. `--store` writes
+every step time and a description of the machine into the store, from where a study's report reads them.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ examples:
   fewbits bench train --device cuda --model gpt2-124m --batch 12 --length 1024
   fewbits bench train --model gpt2-nano,llama2-nano --recipes gaussws,diffq --optimizers adamw,adam-mini --store runs
 
-Columns: ms a step; tokens/s; share, tokens/s over plain BF16's; memory, MiB of tensors at a step's peak, parameters and
-optimizer included; observed, tokens/s with the observer on over those without; eager, tokens/s over plain BF16's when
-the same quantizers run as plain torch operators (the reference)."""
+Columns: ms per step; tokens/s; share: tokens/s divided by those of plain BF16; memory: MiB of tensors at a step's peak,
+parameters and optimizer included; observed: tokens/s with the observer divided by those without it; eager: tokens/s
+divided by those of plain BF16 when the same quantizers run as plain torch operators (the reference)."""
 
 RECIPES = ("mor/block", "nvfp4", "gaussws")
 PLAIN = "bf16"
@@ -42,7 +42,7 @@ MIB = 2**20
 
 @dataclass(frozen=True)
 class Row:
-    """A variant: a recipe under an optimizer."""
+    """The results of one variant: a recipe under an optimizer."""
 
     variant: str
     optimizer: str
@@ -50,14 +50,14 @@ class Row:
     tokens_per_second: float
     share: float
     memory: int  # bytes
-    seconds: list[float]  # of each turn
+    seconds: list[float]  # one for each turn
     observed: float | None = None
     eager: float | None = None
 
 
 @dataclass(frozen=True)
-class Measured:
-    """All variants of one model, measured in one run."""
+class ModelResult:
+    """The results of all variants of one model, measured in one run."""
 
     model: str
     layers: int
@@ -84,59 +84,59 @@ def main(argv: Sequence[str]) -> int:
     world = choose(Runtime(device=options.device, threads=options.threads))
     if world.device.type == "cuda" and (missing := cuda.complaint()):
         raise ValueError(f"bench train: --device cuda: {missing}")
-    if options.once and (there := _file(options, world.device)).exists():
-        print(f"{there} is there: nothing is measured again (delete it to do so)")
+    if options.once and (file := _file(options, world.device)).exists():
+        print(f"{file} exists, nothing was measured; delete it to measure again")
         return 0
     if warning := busy(os.getloadavg()[0], os.cpu_count() or 1):
         print(f"fewbits: {warning}", file=sys.stderr)
     configs = [model_named(name) for name in options.model.split(",")]
     recipes = {name: load_recipe(name) for name in options.recipes.split(",")}
-    found: list[Measured] = []
+    results: list[ModelResult] = []
     for config in configs:
         print(f"fewbits: timing {config.name} in {options.steps} turns", file=sys.stderr, flush=True)
-        found.append(_measured(config, recipes, world.device, options))
-    where = _where(world.device, options.threads)
+        results.append(_measure(config, recipes, world.device, options))
+    device_text = _describe_device(world.device, options.threads)
     if options.store is not None:
-        _save(found, world.device, where, options)
+        _save(results, world.device, device_text, options)
     if options.json:
-        print(json.dumps([asdict(one) for one in found], indent=2))
+        print(json.dumps([asdict(result) for result in results], indent=2))
         return 0
-    for one in found:
-        print(_text(one, where))
+    for result in results:
+        print(_text(result, device_text))
     return 0
 
 
-def _text(one: Measured, where: str) -> str:
-    several = len({row.optimizer for row in one.rows}) > 1
-    width = max(14, *(len(_called(row, several)) + 2 for row in one.rows))
-    heads = f"{'ms':>9}{'tokens/s':>11}{'share':>8}{'memory':>9}{'observed':>10}{'eager':>8}"
-    lines = [f"{one}, {where}", "", " " * width + heads]
-    for row in one.rows:
+def _text(result: ModelResult, device_text: str) -> str:
+    several = len({row.optimizer for row in result.rows}) > 1
+    width = max(14, *(len(_label(row, several)) + 2 for row in result.rows))
+    header = f"{'ms':>9}{'tokens/s':>11}{'share':>8}{'memory':>9}{'observed':>10}{'eager':>8}"
+    lines = [f"{result}, {device_text}", "", " " * width + header]
+    for row in result.rows:
         optional = [f"{value:.3f}" if value is not None else "-" for value in (row.observed, row.eager)]
         lines.append(
-            f"{_called(row, several):{width}}{row.milliseconds:9.1f}{row.tokens_per_second:11,.0f}{row.share:8.3f}"
+            f"{_label(row, several):{width}}{row.milliseconds:9.1f}{row.tokens_per_second:11,.0f}{row.share:8.3f}"
             f"{row.memory / MIB:9.1f}{optional[0]:>10}{optional[1]:>8}"
         )
     return "\n".join(lines)
 
 
-def _called(row: Row, several: bool) -> str:
+def _label(row: Row, several: bool) -> str:
     return f"{row.variant}, {row.optimizer}" if several else row.variant
 
 
-def _save(found: list[Measured], device: Any, where: str, options: argparse.Namespace) -> None:
-    """One file for each kind of device: what was measured last."""
+def _save(results: list[ModelResult], device: Any, device_text: str, options: argparse.Namespace) -> None:
+    """Write the results into the store, in one file for each kind of device that holds the latest measurement."""
     from fewbits.common.atomic import write_json
     from fewbits.experiments.identity import machine
     from fewbits.kernels.backends.processor import processor_name
 
     file = _file(options, device)
     file.parent.mkdir(parents=True, exist_ok=True)
-    measured_on = {**machine(), "processor": processor_name(), "device": where}
+    measured_on = {**machine(), "processor": processor_name(), "device": device_text}
     measured_on |= {"load": os.getloadavg()[0], "time": time.time()}
     write_json(
         file,
-        {"machine": measured_on, "turns": options.steps, "models": [asdict(one) for one in found]},
+        {"machine": measured_on, "turns": options.steps, "models": [asdict(result) for result in results]},
     )
 
 
@@ -145,8 +145,8 @@ def _file(options: argparse.Namespace, device: Any) -> Path:
     return store / "bench" / f"train-{device.type}.json"
 
 
-def _measured(config: Any, recipes: dict[str, Any], device: Any, options: argparse.Namespace) -> Measured:
-    """Plain BF16 and every recipe, each also with the observer, in turns; eager emulation in shorter ones."""
+def _measure(config: Any, recipes: dict[str, Any], device: Any, options: argparse.Namespace) -> ModelResult:
+    """Time plain BF16 and each recipe, with and without the observer, in turns; eager emulation takes fewer turns."""
     import torch
 
     from fewbits.models.networks.registry import linear_parameters, parameters
@@ -159,13 +159,13 @@ def _measured(config: Any, recipes: dict[str, Any], device: Any, options: argpar
     rows = [
         row
         for optimizer in options.optimizers.split(",")
-        for row in _compared(config, recipes, optimizer, tokens.to(device), options)
+        for row in _compare(config, recipes, optimizer, tokens.to(device), options)
     ]
     sizes = (config.layers, parameters(config), linear_parameters(config), options.batch, options.length)
-    return Measured(config.name, *sizes, rows)
+    return ModelResult(config.name, *sizes, rows)
 
 
-def _compared(
+def _compare(
     config: Any, recipes: dict[str, Any], optimizer: str, batch: Any, options: argparse.Namespace
 ) -> list[Row]:
     from fewbits.experiments.bench.step import Step
@@ -242,7 +242,7 @@ def _reference() -> Iterator[None]:
             os.environ["FEWBITS_BACKEND"] = before
 
 
-def _where(device: Any, threads: int) -> str:
+def _describe_device(device: Any, threads: int) -> str:
     import torch
 
     if device.type == "cuda":
@@ -252,30 +252,28 @@ def _where(device: Any, threads: int) -> str:
 
 def _options(argv: Sequence[str]) -> argparse.Namespace:
     parser = CommandParser("fewbits bench train", __doc__, EXAMPLES)
-    parser.add_argument(
-        "--model", default="nemotron-nano", help="by name, separated by commas; nemotron-nano if not given"
-    )
-    parser.add_argument("--layers", type=_count, help="blocks, where the whole model is too large")
-    parser.add_argument("--recipes", default=",".join(RECIPES), help="by name, separated by commas")
+    parser.add_argument("--model", default="nemotron-nano", help="names, separated by commas (default: nemotron-nano)")
+    parser.add_argument("--layers", type=_count, help="number of blocks, for a model that is too large as a whole")
+    parser.add_argument("--recipes", default=",".join(RECIPES), help="names, separated by commas")
     parser.add_argument("--optimizers", default="adamw", help="adamw, adam-mini, or both, separated by a comma")
     parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
-    parser.add_argument("--threads", type=_count, default=1, help="on a CPU")
-    parser.add_argument("--batch", type=_count, default=8, help="sequences")
-    parser.add_argument("--length", type=_count, default=256, help="tokens of a sequence")
+    parser.add_argument("--threads", type=_count, default=1, help="threads on a CPU")
+    parser.add_argument("--batch", type=_count, default=8, help="sequences in a batch")
+    parser.add_argument("--length", type=_count, default=256, help="tokens in a sequence")
     parser.add_argument("--steps", type=_count, default=20, help="turns that are timed")
-    parser.add_argument("--eager", type=int, default=2, metavar="TURNS", help="turns of eager emulation; 0: none")
-    parser.add_argument("--no-observer", action="store_true", help="leave out the turns with the observer")
-    parser.add_argument("--store", metavar="RUNS", help="leave it all in RUNS/bench, for reports")
-    parser.add_argument("--once", action="store_true", help="not again where RUNS/bench has it of this kind of device")
-    parser.add_argument("--json", action="store_true", help="for programs")
+    parser.add_argument("--eager", type=int, default=2, metavar="TURNS", help="turns of eager emulation (0: skip it)")
+    parser.add_argument("--no-observer", action="store_true", help="skip the turns with the observer")
+    parser.add_argument("--store", metavar="RUNS", help="write all results to RUNS/bench, for reports")
+    parser.add_argument("--once", action="store_true", help="skip if RUNS/bench has results for this kind of device")
+    parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args(argv)
     options.store = options.store and store_folder(options.store)
     if options.once and options.store is None:
-        raise ValueError("bench train: --once belongs to --store")
+        raise ValueError("bench train: --once needs --store")
     return options
 
 
 def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: a number from 1 up")
+        raise argparse.ArgumentTypeError(f"{text!r}: a whole number of 1 or more is expected")
     return int(text)

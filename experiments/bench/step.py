@@ -1,7 +1,7 @@
-"""A training step that is measured: forward, backward, clipping and optimizer, and the memory that its tensors take.
+"""Run the training step that is measured (forward, backward, clipping, optimizer) and count its tensors' memory.
 
-Memory is exact and the same on every run. On a GPU the allocator knows it. On a CPU every tensor that an operation
-returns is counted from when its storage is made until it is let go of; what a kernel uses inside is not seen.
+Memory is exact and the same on every run. On a GPU the allocator reports it. On a CPU every tensor that an operation
+returns is counted from its creation until its storage is freed; temporary memory inside a kernel is not counted.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from fewbits.models.recipe import Recipe
 
 @dataclass
 class Step:
-    """One variant's training: a model of its own, called for one step after another."""
+    """A training step of one variant, with a model of its own. Each call runs the next step."""
 
     model: Decoder
     quantization: Quantization | None
@@ -40,6 +40,7 @@ class Step:
     def of(
         config: DecoderConfig, recipe: Recipe | None, optimizer: str, batch: Tensor, *, observed: bool = False
     ) -> Step:
+        """Return the step of a new model; `recipe` None trains plain BF16, `observed` attaches an observer."""
         model = build(config, seed=0, device=batch.device)
         observer = Observer(ObserverConfig()) if observed else None
         quantization = None if recipe is None else quantize(model, recipe, observer=observer)
@@ -63,20 +64,25 @@ class Step:
         self.number += 1
 
     def memory(self) -> int:
-        """Bytes of tensors at the peak of the next step."""
-        held = [*self.model.parameters(), *self.model.buffers()]
-        held += [value for state in self.optimizer.state.values() for value in state.values() if torch.is_tensor(value)]
-        return peak_bytes(self, held, self.inputs.device)
+        """Run one step and return the bytes of tensors at its peak."""
+        tensors = [*self.model.parameters(), *self.model.buffers()]
+        tensors += [
+            value for state in self.optimizer.state.values() for value in state.values() if torch.is_tensor(value)
+        ]
+        return peak_bytes(self, tensors, self.inputs.device)
 
 
-class Counted(TorchDispatchMode):
-    """Within: `now` and `peak` are the bytes of tensors on the CPU that were given, or made by operations since."""
+class MemoryCounter(TorchDispatchMode):
+    """A context that tracks the bytes of CPU tensors: those passed in, and those that operations return inside it.
 
-    def __init__(self, given: Iterable[Tensor]) -> None:
+    `now` is the current number of bytes and `peak` the largest so far.
+    """
+
+    def __init__(self, tensors: Iterable[Tensor]) -> None:
         super().__init__()
         self.now = self.peak = 0
         self._seen: set[int] = set()
-        for tensor in given:
+        for tensor in tensors:
             self._add(tensor)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -101,18 +107,21 @@ class Counted(TorchDispatchMode):
         self.now -= size
 
 
-def peak_bytes(step: Callable[[], None], held: Iterable[Tensor], device: torch.device) -> int:
-    """Of a step, what is held before it (parameters, the optimizer's state) included, and what others hold left out."""
-    held = list(held)
+def peak_bytes(step: Callable[[], None], tensors: Iterable[Tensor], device: torch.device) -> int:
+    """Run a step and return the bytes of tensors at its peak.
+
+    tensors: what exists before the step and counts (parameters, the optimizer's state). Other memory does not count.
+    """
+    tensors = list(tensors)
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         before = torch.cuda.memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)
         step()
         torch.cuda.synchronize(device)
-        own = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in held}
+        own = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in tensors}
         return torch.cuda.max_memory_allocated(device) - before + sum(own.values())
-    counted = Counted(held)
-    with counted:
+    counter = MemoryCounter(tensors)
+    with counter:
         step()
-    return counted.peak
+    return counter.peak

@@ -1,4 +1,4 @@
-"""`fewbits probe`: recipes compared at a checkpoint of a run, on the same batches."""
+"""Compare recipes at a checkpoint of a run, on the same batches (`fewbits probe`)."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ examples:
   fewbits probe nemotron-nano-bf16-python-s0-1a2b3c4d bf16 mor/block nvfp4
   fewbits probe runs/gpt2-nano-bf16-python-s0-5e6f7a8b --step 500 nvfp4 nvfp4 rht=null stochastic=[] --seeds 8 --layers
 
-A recipe is a name of `fewbits recipes`; KEY=VALUE after it changes its settings. The table: how much higher the loss is
-than without quantization, with the standard error over batches; and of the gradient of the loss its cosine with, error
-and bias against the unquantized one, and the part of the error that is noise, which another seed would change."""
+A recipe is a name from `fewbits recipes`; KEY=VALUE after it changes its settings. The table shows the loss increase
+over the unquantized model, with the standard error over batches. For the gradient of the loss it shows the cosine,
+error and bias against the unquantized gradient, and noise: the part of the error that changes with the seed."""
 FORMATS = (".parquet", ".csv")
 UNKNOWN = "–"
 
@@ -40,8 +40,8 @@ def main(argv: Sequence[str]) -> int:
     from fewbits.experiments.trial import Runtime
 
     try:
-        found = probe(
-            _run(options.run, store_folder(options.runs)),
+        result = probe(
+            _run_folder(options.run, store_folder(options.runs)),
             _recipes(options.recipes),
             batches=options.batches,
             seeds=options.seeds,
@@ -49,13 +49,13 @@ def main(argv: Sequence[str]) -> int:
             split=options.split,
             reference=options.reference,
             runtime=Runtime(device=options.device, threads=options.threads, cache=options.cache),
-            say=lambda done, total: terminal.show(f"{done}/{total} forwards and backwards"),
+            report=lambda done, total: terminal.show(f"{done}/{total} forwards and backwards"),
         )
     finally:
         terminal.clear()
     if options.out is not None:
-        _write(found, options.out)
-    print(json.dumps(_plain(found), indent=2, ensure_ascii=False) if options.json else _text(found, options.layers))
+        _write(result, options.out)
+    print(json.dumps(_plain(result), indent=2, ensure_ascii=False) if options.json else _text(result, options.layers))
     return 0
 
 
@@ -63,32 +63,38 @@ def _parser() -> argparse.ArgumentParser:
     parser = CommandParser("fewbits probe", __doc__, EXAMPLES)
     parser.add_argument("run", help="a run folder, its name in --runs, or one of its checkpoints")
     parser.add_argument("recipes", nargs="+", metavar="RECIPE", help="a recipe, and KEY=VALUE for its settings")
-    parser.add_argument("--step", type=int, help="of the checkpoint (default: the newest)")
-    parser.add_argument("--batches", type=int, default=4, help="micro-batches (default: %(default)s)")
-    parser.add_argument("--seeds", type=int, default=1, help="of recipes that draw noise (default: %(default)s)")
+    parser.add_argument("--step", type=int, help="step of the checkpoint (default: the newest)")
+    parser.add_argument("--batches", type=int, default=4, help="number of micro-batches (default: %(default)s)")
+    parser.add_argument(
+        "--seeds", type=int, default=1, help="number of seeds for recipes that draw noise (default: %(default)s)"
+    )
     parser.add_argument(
         "--split",
         default="train",
-        help="train, what the trial would have seen next (default), or windows of validation or ood",
+        help="train: the next batches of the trial (default); validation or ood: windows of that split",
     )
     parser.add_argument("--reference", help="dtype of the unquantized model: bf16 or fp32 (default: the trial's own)")
-    parser.add_argument("--layers", action="store_true", help="a row for each layer too, with every operand's error")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="every number in one long table, .parquet or .csv")
-    parser.add_argument("--json", action="store_true", help="the summary and the layers for programs")
-    parser.add_argument("--runs", default="runs", help="where runs lie (default: %(default)s)")
+    parser.add_argument(
+        "--layers", action="store_true", help="add a row for each layer, with the error of each operand"
+    )
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="write all numbers as one long table, .parquet or .csv"
+    )
+    parser.add_argument("--json", action="store_true", help="print the summary and the layers as JSON")
+    parser.add_argument("--runs", default="runs", help="folder of runs (default: %(default)s)")
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
-    parser.add_argument("--threads", type=int, default=1, help="on a CPU (default: %(default)s)")
-    parser.add_argument("--cache", help="where corpora lie (default: the user's cache)")
+    parser.add_argument("--threads", type=int, default=1, help="threads on a CPU (default: %(default)s)")
+    parser.add_argument("--cache", help="folder of corpora (default: the user's cache)")
     return parser
 
 
-def _run(name: str, runs: Path) -> Path:
+def _run_folder(name: str, runs: Path) -> Path:
     path = Path(name).expanduser()
     return runs / name if not path.is_dir() and (runs / name).is_dir() else path
 
 
-def _recipes(words: Sequence[str]) -> list[Recipe]:
-    """Names, each followed by settings of its own; a changed recipe is called by all its words."""
+def _recipes(arguments: Sequence[str]) -> list[Recipe]:
+    """Parse recipe names, each followed by its changed settings. A changed recipe is named by all its arguments."""
     from dataclasses import replace
 
     import yaml
@@ -96,62 +102,62 @@ def _recipes(words: Sequence[str]) -> list[Recipe]:
     from fewbits.experiments.config import load_recipe
 
     grouped: list[list[str]] = []
-    for word in words:
-        if "=" not in word:
-            grouped.append([word])
+    for argument in arguments:
+        if "=" not in argument:
+            grouped.append([argument])
         elif grouped:
-            grouped[-1].append(word)
+            grouped[-1].append(argument)
         else:
-            raise ValueError(f"{word} changes no recipe: put a recipe's name before it")
+            raise ValueError(f"{argument} comes before any recipe: name the recipe first, then its settings")
     recipes = []
     for name, *changes in grouped:
         pairs = [change.partition("=") for change in changes]
         try:
             settings = {key: yaml.safe_load(value) for key, _, value in pairs}
         except yaml.YAMLError:
-            raise ValueError(f"{' '.join(changes)}: KEY=VALUE is expected, values as in YAML") from None
+            raise ValueError(f"{' '.join(changes)}: KEY=VALUE is expected, with VALUE in YAML") from None
         recipes.append(replace(load_recipe(name, settings), name=" ".join([name, *changes])))
     return recipes
 
 
-# ------------------------------------------------------------------------------------------------ what comes out
+# ------------------------------------------------------------------------------------------------ output
 
 
 def _check_out(path: Path) -> None:
     if path.suffix not in FORMATS:
         raise ValueError(f"--out {path}: valid endings are {', '.join(FORMATS)}")
     if not path.parent.is_dir():
-        raise ValueError(f"--out {path}: there is no folder {path.parent}")
+        raise ValueError(f"--out {path}: the folder {path.parent} does not exist")
 
 
-def _write(found: Probe, path: Path) -> None:
+def _write(result: Probe, path: Path) -> None:
     from fewbits.common.atomic import write_atomically, write_parquet
 
     if path.suffix == ".parquet":
-        write_parquet(path, found.long())
+        write_parquet(path, result.long())
     else:
-        write_atomically(path, found.long().to_csv(index=False).encode())
+        write_atomically(path, result.long().to_csv(index=False).encode())
 
 
-def _plain(found: Probe) -> dict[str, Any]:
+def _plain(result: Probe) -> dict[str, Any]:
     named = ("run", "step", "split", "batches", "sequences", "length", "dtype", "reference")
-    facts: dict[str, Any] = {name: getattr(found, name) for name in named}
-    return facts | {"recipes": _records(found.summary()), "layers": _records(found.layers())}
+    facts: dict[str, Any] = {name: getattr(result, name) for name in named}
+    return facts | {"recipes": _records(result.summary()), "layers": _records(result.layers())}
 
 
 def _records(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """null for what is not a finite number, which JSON cannot say."""
+    """Return the rows as dictionaries; None stands for numbers that are not finite, which JSON does not have."""
     rows = frame.astype(object).where(frame.notna(), None).to_dict("records")
     return [
         {str(k): None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()} for row in rows
     ]
 
 
-def _text(found: Probe, layers: bool) -> str:
-    where = f"{found.split}, {found.batches} × {found.sequences}x{found.length} tokens"
-    lines = [f"{found.run} at step {found.step}: {where}, against {found.reference} unquantized", ""]
+def _text(result: Probe, layers: bool) -> str:
+    batches = f"{result.split}, {result.batches} × {result.sequences}x{result.length} tokens"
+    lines = [f"{result.run} at step {result.step}: {batches}, compared with unquantized {result.reference}", ""]
     rows = [("recipe", "loss increase", "cosine", "error %", "bias %", "noise %", "worst layer")]
-    for row in found.summary().to_dict("records"):
+    for row in result.summary().to_dict("records"):
         worst = f"{_percent(row['worst_error'])} {row['worst_layer']}" if row["worst_error"] > 0 else UNKNOWN
         rows.append(
             (
@@ -165,24 +171,24 @@ def _text(found: Probe, layers: bool) -> str:
             )
         )
     lines += _table(rows)
-    return "\n".join([*lines, *(_layer_lines(found) if layers else [])])
+    return "\n".join([*lines, *(_layer_lines(result) if layers else [])])
 
 
-def _layer_lines(found: Probe) -> list[str]:
+def _layer_lines(result: Probe) -> list[str]:
     from fewbits.models.recipe import SLOTS
 
     rows: list[tuple[str, ...]] = [("recipe", "layer", "cosine", "error %", "bias %", "noise %", *SLOTS)]
-    for row in found.layers().to_dict("records"):
+    for row in result.layers().to_dict("records"):
         slots = (_percent(row.get(slot, math.nan)) for slot in SLOTS)
         gradient = (f"{row['cosine']:.6f}", _percent(row["error"]), f"{100 * row['bias']:+.3f}", _percent(row["noise"]))
         rows.append((str(row["recipe"]), str(row["layer"]), *gradient, *slots))
-    return ["", "gradients of the weights, and the mean relative error of each operand, in percent", *_table(rows)]
+    return ["", "weight gradients, and the mean relative error of each operand, in percent", *_table(rows)]
 
 
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    words = {"recipe", "layer", "worst layer"}
-    left = [head in words for head in rows[0]]
+    text_columns = {"recipe", "layer", "worst layer"}
+    left = [head in text_columns for head in rows[0]]
 
     def line(row: Iterable[str]) -> str:
         cells = zip(row, widths, left, strict=True)

@@ -1,4 +1,4 @@
-"""`fewbits train`: one trial, here and now, with a live line."""
+"""Train one trial on this machine, with a progress line (`fewbits train`)."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ examples:
   fewbits train branch.parent=nemotron-nano-bf16-python-s0-1a2b3c4d recipe=mxfp4 schedule=linear
   torchrun --nproc-per-node 8 -m fewbits.cli train model=gpt2-124m scale=gpu runtime.device=cuda
 
-Words are Hydra's: GROUP=NAME chooses (model, recipe, data, scale, optimizer, schedule), KEY.FIELD=VALUE sets.
-The same words again go on where an interrupted trial stopped; a finished one is shown."""
+Hydra overrides: GROUP=NAME chooses (model, recipe, data, scale, optimizer, schedule), KEY.FIELD=VALUE sets.
+The same command resumes an interrupted trial; for a finished trial it prints the result."""
 
 
 def main(argv: Sequence[str]) -> int:
     parser = CommandParser("fewbits train", __doc__, EXAMPLES)
-    parser.add_argument("overrides", nargs="*", metavar="WORD", help="of the config, see below")
+    parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="config overrides, see below")
     parser.add_argument("--config", action="store_true", help="print the resolved config and train nothing")
     parser.add_argument("--id", action="store_true", help="print the trial's id and train nothing")
     options = parser.parse_args(argv)
@@ -46,9 +46,9 @@ def main(argv: Sequence[str]) -> int:
         return 0
 
     if options.id:
-        from fewbits.experiments.training import folder_of
+        from fewbits.experiments.training import find_folder
 
-        print(folder_of(trial, runtime).id)
+        print(find_folder(trial, runtime).id)
         return 0
 
     from fewbits.experiments.tracking.tracker import Tracker
@@ -56,24 +56,24 @@ def main(argv: Sequence[str]) -> int:
 
     tracker = Tracker(runtime)
     line = LiveLine()
-    warnings.showwarning = line.warn  # type: ignore[assignment]  # of what it is given, it says the message alone
+    warnings.showwarning = line.warn  # type: ignore[assignment]  # it takes more, and prints the message alone
     try:
         with Stop() as stop:
             line.then = stop.wait_for_the_step
             folder, result = run(trial, runtime, line, stop.asked, saved=tracker, tell=line.tell)
     except OSError as error:
         line.end()
-        print(f"fewbits: {_told(error)}; the same command goes on from the last checkpoint", file=sys.stderr)
+        print(f"fewbits: {_reason(error)}; the same command resumes from the last checkpoint", file=sys.stderr)
         return 1
     except (MemoryError, RuntimeError) as error:
         if not _out_of_memory(error):
             raise
         reason = str(error).strip().partition("\n")[0]
-        line.tell(f"fewbits: out of memory, take a smaller training.micro_batch or model: {reason}")
+        line.tell(f"fewbits: out of memory, reduce training.micro_batch or choose a smaller model: {reason}")
         return 1
     except KeyboardInterrupt:
         line.end()
-        print("fewbits: stopped; the same command goes on from the last checkpoint", file=sys.stderr)
+        print("fewbits: stopped; the same command resumes from the last checkpoint", file=sys.stderr)
         return 130
     finally:
         line.end()
@@ -84,7 +84,10 @@ def main(argv: Sequence[str]) -> int:
 
 
 class Stop:
-    """Ctrl-C while a trial trains: it ends after its step, at a checkpoint. Before that, or twice: at once."""
+    """A handler for Ctrl-C: the first ends training after its step, at a checkpoint.
+
+    The second, and any before training starts, raises KeyboardInterrupt at once.
+    """
 
     def __init__(self) -> None:
         self._asked = self._training = False
@@ -97,7 +100,7 @@ class Stop:
         signal.signal(signal.SIGINT, self._before)
 
     def wait_for_the_step(self) -> None:
-        self._training = "RANK" not in os.environ  # among ranks, those that still wait for each other would hang
+        self._training = "RANK" not in os.environ  # with several ranks, those that wait for the stopped one would hang
 
     def asked(self) -> bool:
         return self._asked
@@ -108,36 +111,36 @@ class Stop:
         self._asked = True
 
 
-def _told(error: OSError) -> str:
+def _reason(error: OSError) -> str:
     reason = error.strerror or str(error)
     return f"{error.filename}: {reason}" if error.filename else reason
 
 
 def _out_of_memory(error: Exception) -> bool:
-    """torch says it of a GPU by a class of its own, and of a CPU in words alone."""
-    ours = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
-    return ours or "can't allocate memory" in str(error)
+    """Tell whether torch ran out of memory: an error class of its own on a GPU, only a message on a CPU."""
+    by_class = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    return by_class or "can't allocate memory" in str(error)
 
 
 def summary(result: dict[str, Any]) -> str:
-    """What became of a trial, in a line or two."""
-    words = [f"{result['status']} at step {result['step']}"]
+    """Return what a trial ended with, in one line."""
+    parts = [f"{result['status']} at step {result['step']}"]
     names = (("loss", "loss"), ("validation_loss", "validation"), ("ood_loss", "out of domain"))
-    words += [f"{name} {result[key]:.4f}" for key, name in names if result.get(key) is not None]
+    parts += [f"{name} {result[key]:.4f}" for key, name in names if result.get(key) is not None]
     for split in ("validation", "ood"):
         if score := result.get(f"{split}_cloze"):
-            words.append(f"{split} cloze {100 * score['accuracy']:.1f} ± {100 * score['error']:.1f} %")
-    return ", ".join(words)
+            parts.append(f"{split} cloze {100 * score['accuracy']:.1f} ± {100 * score['error']:.1f} %")
+    return ", ".join(parts)
 
 
 class LiveLine:
-    """Progress on stderr: one line that changes on a terminal, else a line for every twentieth of the trial."""
+    """The progress on stderr: one line that is updated on a terminal, else a new line for each 5 % of the trial."""
 
     def __init__(self) -> None:
         self.then: Callable[[], None] = lambda: None
         self._live = sys.stderr.isatty()
         self._open = False
-        self._told = -1
+        self._shown_part = -1
         self._began: tuple[float, int] | None = None
         self._evaluated: float | None = None
 
@@ -150,8 +153,8 @@ class LiveLine:
             self._evaluated = progress.evaluated
         since, first = self._began
         done = progress.step - first
-        each = (now - since) / done if done else progress.seconds_a_step
-        left = each * (progress.steps - progress.step)
+        seconds_per_step = (now - since) / done if done else progress.seconds_a_step
+        left = seconds_per_step * (progress.steps - progress.step)
         text = f"step {progress.step}/{progress.steps}  loss {progress.loss:.4f}"
         if self._evaluated is not None:
             text += f"  validation {self._evaluated:.4f}"
@@ -159,8 +162,8 @@ class LiveLine:
         if self._live:
             terminal.show(text)
             self._open = True
-        elif (part := 20 * progress.step // progress.steps) != self._told:
-            self._told = part
+        elif (part := 20 * progress.step // progress.steps) != self._shown_part:
+            self._shown_part = part
             print(text, file=sys.stderr, flush=True)
 
     def warn(self, message: Warning | str, *_: object) -> None:

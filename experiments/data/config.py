@@ -1,4 +1,4 @@
-"""What a trial trains on, as a frozen value of plain fields, which a config tree can fill."""
+"""Declare what a trial trains on, as a frozen value of plain fields that a config tree can fill."""
 
 from dataclasses import dataclass
 
@@ -8,15 +8,15 @@ class DataConfig:
     """A kind of data and its settings; each kind takes only some of them (`fewbits.experiments.data.load.KINDS`).
 
     kind: python, torch, synthetic, bin, openwebtext, c4 or c4-nemotron.
-    tokenizer: of text that is here: `bytes`; `bpe:N`, byte-level BPE with N tokens trained on the training split;
-        `file:PATH` of a tokenizer.json; or `hub:NAME`, the Hugging Face Hub's. Folders of tokens carry their own.
-    path: the folder of tokens of bin and of the collections openwebtext, c4 and c4-nemotron (None, for collections:
-        where `fewbits data prepare` puts it).
-    size: of the training split of python and torch in bytes of text, of synthetic in tokens (None: the kind's own).
-    seed: of the synthetic source, so that another seed is another language. The order of training is not of the data:
+    tokenizer: for the kinds that hold text: `bytes`; `bpe:N`, byte-level BPE with N tokens trained on the training
+        split; `file:PATH` of a tokenizer.json; or `hub:NAME` on the Hugging Face Hub. Folders of tokens name their own.
+    path: the folder of tokens, for bin and the collections openwebtext, c4 and c4-nemotron (None: for collections, the
+        folder that `fewbits data prepare` writes).
+    size: of the training split: bytes of text for python and torch, tokens for synthetic (None: the kind's default).
+    seed: of the synthetic source; another seed gives another language. The order of training does not depend on it:
         that seed is an argument of `Corpus.batch`.
-    repeat: how many times a sweep's trial may read the training split; one that reads more is refused when it is
-        planned. Every kind takes it, and it changes no number.
+    repeat: how many times a sweep's trial may read the training split; planning refuses a trial that reads more. Every
+        kind takes it, and it changes no number.
     """
 
     kind: str = "python"

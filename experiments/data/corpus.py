@@ -1,4 +1,4 @@
-"""Tokens to train and to judge on: splits, their order, and the fingerprint by which a checkpoint knows them again."""
+"""Hold the tokens to train on and to evaluate on: splits, their order, and the fingerprint that checkpoints record."""
 
 import hashlib
 import json
@@ -16,10 +16,10 @@ from fewbits.experiments.data.folder import TokenFolder, Tokens
 
 @dataclass(frozen=True)
 class Corpus:
-    """The splits `train`, `validation` (documents that train does not hold) and, where there is one, `ood`.
+    """A corpus with the splits `train`, `validation` (documents that train does not have) and optionally `ood`.
 
-    kind: of `DataConfig`.
-    folder: the tokens and what is known of them.
+    kind: the kind in `DataConfig`.
+    folder: the tokens and their metadata.
     """
 
     kind: str
@@ -27,7 +27,7 @@ class Corpus:
 
     @property
     def vocab(self) -> int:
-        """Every token is below it."""
+        """The size of the vocabulary; every token is below it."""
         return self.folder.vocab
 
     @property
@@ -36,22 +36,22 @@ class Corpus:
 
     @property
     def entropy(self) -> float | None:
-        """Of the source, in nats per token: no model's loss goes below it, but by luck. None where it is unknown."""
+        """The entropy of the source in nats per token, a lower bound of the expected loss; None if it is unknown."""
         return self.folder.meta.entropy
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 of what the tokens are: the content of every split, their dtype and vocabulary, the tokenizer."""
+        """The SHA-256 of what the tokens are: the content of every split, their dtype and vocabulary, the tokenizer."""
         meta = self.folder.meta
-        content = {name: found.sha256 for name, found in sorted(self.folder.surveys.items())}
-        what = [content, meta.dtype, self.vocab, meta.separator, meta.tokenizer_sha256]
-        return hashlib.sha256(json.dumps(what).encode()).hexdigest()
+        content = {name: survey.sha256 for name, survey in sorted(self.folder.surveys.items())}
+        facts = [content, meta.dtype, self.vocab, meta.separator, meta.tokenizer_sha256]
+        return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
     def tokens_in(self, split: str) -> int:
         return int(self._tokens(split).size)
 
     def bytes_per_token(self, split: str) -> float | None:
-        """Bytes of text behind a token; a document's separator counts as one. None where nobody knows.
+        """Return the bytes of text per token, counting one byte for a document's separator; None if unknown.
 
         A loss of x nats per token is x / (ln 2 · bytes_per_token) bits per byte.
         """
@@ -59,22 +59,25 @@ class Corpus:
         return None if size is None else size / self.tokens_in(split)
 
     def batch(self, split: str, first: int, count: int, length: int, seed: int) -> tuple[Tensor, Tensor]:
-        """Inputs and targets, int64 [count, length], of windows number first … first+count−1 of the seed's stream."""
+        """Return inputs and targets, int64 [count, length], of windows first … first+count−1 of the seed's stream."""
         tokens = self._tokens(split)
         return _cut(tokens, order.starts(first, count, tokens.size, length, seed), length)
 
     def windows(self, split: str, count: int, length: int) -> tuple[Tensor, Tensor]:
-        """Inputs and targets of `count` windows spread evenly over the split: the same ones for every trial."""
+        """Return inputs and targets of `count` windows spread evenly over the split, the same for every trial."""
         tokens = self._tokens(split)
         return _cut(tokens, order.evenly_spread(count, tokens.size, length), length)
 
     def documents(self, split: str) -> Iterator[Tokens]:
-        """The split's documents in turn, without their separators; ValueError where those are not known."""
+        """Yield the split's documents in order, without separators; raise ValueError if the separator is unknown."""
         self._tokens(split)
         return self.folder.documents(split)
 
     def check(self, fingerprint: str, described: Mapping[str, object] | None = None) -> None:
-        """ValueError unless this is the corpus that had the fingerprint, and that description, when it was recorded."""
+        """Raise ValueError unless this corpus has the recorded fingerprint.
+
+        described: the recorded result of `describe`, so that the message can name what differs.
+        """
         if fingerprint == self.fingerprint:
             return
         here = describe(self)
@@ -85,17 +88,17 @@ class Corpus:
             told = ", ".join(f"{key} {here.get(key)} (then {described.get(key)})" for key in differing)
         raise ValueError(
             f"these are not the data of the checkpoint: their fingerprint is {self.fingerprint[:16]}…, not "
-            f"{fingerprint[:16]}…; here: {told}. Resume with the same data, Python and torch, or start another trial"
+            f"{fingerprint[:16]}…; here: {told}. Resume with the same data, Python and torch, or start a new trial"
         )
 
     def _tokens(self, split: str) -> Tokens:
         if split not in self.splits:
-            raise ValueError(f"no split {split!r} in data of kind {self.kind}; there are {', '.join(self.splits)}")
+            raise ValueError(f"no split {split!r} in data of kind {self.kind}; valid are {', '.join(self.splits)}")
         return self.splits[split]
 
 
 def describe(corpus: Corpus) -> dict[str, object]:
-    """What a run's provenance records of its data: flat, and all of it JSON."""
+    """Return what a run's provenance records about its data: a flat dictionary of JSON values."""
     meta = corpus.folder.meta
     facts: dict[str, object] = {"kind": corpus.kind, "fingerprint": corpus.fingerprint, "vocab": corpus.vocab}
     for name in corpus.splits:

@@ -1,9 +1,9 @@
-"""Tokens on disk: nanoGPT's folder of train.bin and val.bin, with what it leaves unsaid in an optional meta.json.
+"""Read and write tokens on disk: nanoGPT's folder of train.bin and val.bin, plus an optional meta.json.
 
-A .bin file is the tokens' numbers one after another, little-endian, uint16 unless meta.json says uint8 or uint32. Ours
-may have a third one, ood.bin, out-of-domain text. The files are memory-mapped, never read whole. Every file is surveyed
-before use: its SHA-256, which goes into the corpus's fingerprint, and its largest token, which must be below the
-vocabulary. The survey of a large file is remembered under the file's size and time of change.
+A .bin file holds token numbers one after another, little-endian, uint16 unless meta.json says uint8 or uint32. Ours may
+have a third file, ood.bin, with out-of-domain text. The files are memory-mapped, never read whole. Every file is
+surveyed before use: its SHA-256, which goes into the corpus's fingerprint, and its largest token, which must be below
+the vocabulary. The survey of a large file is cached under the file's size and modification time.
 """
 
 import hashlib
@@ -25,22 +25,22 @@ FILES = {"train": "train.bin", "validation": "val.bin", "ood": "ood.bin"}
 DTYPES = ("uint8", "uint16", "uint32")
 META = "meta.json"
 
-REMEMBERED_FROM = 64 << 20  # bytes: reading a smaller file costs less than 0.1 s, so nothing needs to be remembered
+REMEMBERED_FROM = 64 << 20  # bytes: reading a smaller file takes less than 0.1 s, so its survey is not cached
 _CHUNK = 16 << 20
 
 
 @dataclass(frozen=True)
 class Meta:
-    """What meta.json may say of a folder.
+    """The content of meta.json.
 
     dtype: of the numbers in the .bin files.
-    vocab: above every token; without it the largest token + 1.
+    vocab: an upper bound of the tokens; without it the largest token + 1.
     separator: the token that follows every document.
-    tokenizer: what made the tokens, for people; tokenizer_sha256: of its tokenizer.json.
-    text_bytes: of each split, a separator counting as one, so that a loss can be put in bits per byte.
-    sha256: of each .bin file, which must still be so.
-    entropy: of the source in nats per token, where it is known.
-    source: what else is known of where the text came from.
+    tokenizer: the tokenizer's spelling, for people; tokenizer_sha256: SHA-256 of its tokenizer.json.
+    text_bytes: of each split, one byte for each separator, to convert a loss to bits per byte.
+    sha256: of each .bin file, checked when the folder is opened.
+    entropy: of the source in nats per token, if it is known.
+    source: other facts about where the text came from.
     """
 
     dtype: str = "uint16"
@@ -72,7 +72,7 @@ class Meta:
 
 @dataclass(frozen=True)
 class Survey:
-    """What one pass over a .bin file finds."""
+    """The result of one pass over a .bin file."""
 
     sha256: str
     largest: int
@@ -80,7 +80,7 @@ class Survey:
 
 @dataclass(frozen=True)
 class Stamp:
-    """By which it is seen that a file was written to."""
+    """The state of a file that shows whether it was written to."""
 
     inode: int
     size: int
@@ -89,55 +89,59 @@ class Stamp:
 
 @dataclass(frozen=True)
 class TokenFolder:
+    """An opened folder of tokens: its metadata, its memory-mapped splits and their surveys."""
+
     path: Path
     meta: Meta
     vocab: int
     splits: Mapping[str, Tokens]
     surveys: Mapping[str, Survey]
-    stamps: Mapping[str, Stamp]  # of the files before they were surveyed
+    stamps: Mapping[str, Stamp]  # taken before the survey
 
     def check_unchanged(self) -> None:
-        """ValueError where a file was written to since it was surveyed: what is mapped is not what was fingerprinted.
+        """Raise ValueError if a file was written to after its survey, so that its map differs from its fingerprint.
 
-        One that another took the place of is still mapped as it was.
+        A file that was replaced by another one is fine: the map still shows the old content.
         """
         for name, stamp in self.stamps.items():
             now = _stamp(self.path / FILES[name])
             if now.inode == stamp.inode and now != stamp:
                 raise ValueError(
-                    f"{self.path / FILES[name]} was written to while it was in use; run the same command again: with "
-                    "other content it is another trial"
+                    f"{self.path / FILES[name]} was written to while it was in use; run the same command again, which "
+                    "starts another trial if the content differs"
                 )
 
     def documents(self, split: str) -> Iterator[Tokens]:
-        """The split's documents in turn, without their separators; ValueError where those are not known."""
+        """Yield the split's documents in order, without separators; raise ValueError if the separator is unknown."""
         if self.meta.separator is None:
-            raise ValueError(f"these data have no known ends of documents: no separator is named in {META}")
+            raise ValueError(f"the documents cannot be separated: {META} names no separator")
         return _separated(self.splits[split], self.meta.separator)
 
     def texts(self, split: str) -> list[str]:
-        """The documents of a folder whose tokens are bytes of UTF-8."""
+        """Return the documents of a folder whose tokens are bytes of UTF-8."""
         return [tokens.tobytes().decode() for tokens in self.documents(split)]
 
 
 def smallest_dtype(vocab: int) -> str:
+    """Return the smallest dtype that holds every token of a vocabulary."""
     return next(dtype for dtype in DTYPES if vocab <= 1 << 8 * np.dtype(dtype).itemsize)
 
 
 def write_folder(folder: Path, splits: Mapping[str, Tokens], meta: Meta) -> None:
-    """Fill an empty folder; meta.json, with the files' checksums, comes last."""
+    """Write splits into an empty folder; meta.json, with the files' checksums, comes last."""
     for name, tokens in splits.items():
         tokens.astype(np.dtype(meta.dtype).newbyteorder("<"), copy=False).tofile(folder / FILES[name])
     write_meta(folder, meta)
 
 
 def write_meta(folder: Path, meta: Meta) -> None:
-    """Write meta.json for the .bin files that lie in the folder, with their checksums."""
+    """Write meta.json for the .bin files in the folder, with their checksums."""
     sha256 = {name: survey(path, meta.dtype).sha256 for name, path in _files(folder).items()}
     (folder / META).write_text(json.dumps({**asdict(meta), "sha256": sha256}, indent=1) + "\n")
 
 
 def read_meta(folder: Path) -> Meta:
+    """Return the folder's meta.json, or the defaults if there is none."""
     path = folder / META
     try:
         written = json.loads(path.read_text("utf-8"))
@@ -147,8 +151,8 @@ def read_meta(folder: Path) -> Meta:
         raise Damaged(f"{path} is not JSON: {error}") from None
     known = [item.name for item in fields(Meta)]
     if not isinstance(written, dict) or (unknown := sorted(set(written) - set(known))):
-        what = f"unknown {', '.join(unknown)}" if isinstance(written, dict) else "not an object"
-        raise ValueError(f"{path}: {what}; valid are {', '.join(known)}")
+        problem = f"unknown {', '.join(unknown)}" if isinstance(written, dict) else "not an object"
+        raise ValueError(f"{path}: {problem}; valid are {', '.join(known)}")
     try:
         return Meta(**written)
     except (TypeError, ValueError) as error:
@@ -156,46 +160,45 @@ def read_meta(folder: Path) -> Meta:
 
 
 def open_folder(folder: Path, remembered: Path | None = None) -> TokenFolder:
-    """The folder's splits, memory-mapped and surveyed; `remembered` is where surveys of large files are kept.
+    """Open a folder: memory-map and survey its splits. `remembered` is the folder that caches surveys of large files.
 
-    FileNotFoundError if there is no such folder, `Damaged` if a file is not what meta.json says, ValueError for the
-    rest.
+    Raises FileNotFoundError if the folder does not exist, `Damaged` if a file does not match meta.json, and ValueError
+    for other mistakes.
     """
     if not folder.is_dir():
         raise FileNotFoundError(f"no folder {folder}")
     meta, files = read_meta(folder), _files(folder)
     for name in ("train", "validation"):
         if name not in files:
-            raise Damaged(f"{folder} has no {FILES[name]}: a folder of tokens holds train.bin and val.bin")
+            raise Damaged(f"{folder} has no {FILES[name]}: a folder of tokens needs train.bin and val.bin")
     stamps = {name: _stamp(path) for name, path in files.items()}
-    splits = {name: _mapped(path, meta.dtype) for name, path in files.items()}
+    splits = {name: _map_tokens(path, meta.dtype) for name, path in files.items()}
     surveys = {name: survey(path, meta.dtype, remembered) for name, path in files.items()}
-    vocab = meta.vocab if meta.vocab is not None else 1 + max(found.largest for found in surveys.values())
-    for name, found in surveys.items():
-        if meta.sha256.get(name, found.sha256) != found.sha256:
+    vocab = meta.vocab if meta.vocab is not None else 1 + max(result.largest for result in surveys.values())
+    for name, result in surveys.items():
+        if meta.sha256.get(name, result.sha256) != result.sha256:
             raise Damaged(f"{files[name]} is not the file that {META} beside it describes: its SHA-256 differs")
-        if found.largest >= vocab:
-            raise ValueError(
-                f"{files[name]} holds token {found.largest}, but {META} says that the vocabulary has {vocab}"
-            )
+        if result.largest >= vocab:
+            raise ValueError(f"{files[name]} holds token {result.largest}, but the vocabulary in {META} is {vocab}")
     return TokenFolder(folder, meta, vocab, splits, surveys, stamps)
 
 
 def survey(path: Path, dtype: str, remembered: Path | None = None) -> Survey:
+    """Return a file's survey, from the cache folder `remembered` if it is a large file that has not changed."""
     status = path.stat()
     if remembered is None or status.st_size < REMEMBERED_FROM:
         return _read_through(path, dtype)
     identity = (str(path.resolve()), status.st_size, status.st_mtime_ns, status.st_ino, dtype)
-    note = remembered / f"{hashlib.sha256(repr(identity).encode()).hexdigest()[:32]}.json"
+    cached = remembered / f"{hashlib.sha256(repr(identity).encode()).hexdigest()[:32]}.json"
     try:
-        return Survey(**json.loads(note.read_text("utf-8")))
+        return Survey(**json.loads(cached.read_text("utf-8")))
     except (FileNotFoundError, ValueError, TypeError):
-        found = _read_through(path, dtype)
+        result = _read_through(path, dtype)
     remembered.mkdir(parents=True, exist_ok=True)
-    unfinished = note.with_suffix(f".{os.getpid()}")
-    unfinished.write_text(json.dumps(asdict(found)))
-    unfinished.replace(note)
-    return found
+    unfinished = cached.with_suffix(f".{os.getpid()}")
+    unfinished.write_text(json.dumps(asdict(result)))
+    unfinished.replace(cached)
+    return result
 
 
 def _read_through(path: Path, dtype: str) -> Survey:
@@ -208,7 +211,7 @@ def _read_through(path: Path, dtype: str) -> Survey:
 
 
 def _stamp(path: Path) -> Stamp:
-    """Of a file that is gone, which does no harm to its map, one of no file."""
+    """Return a file's stamp, or a stamp of zeros if it was deleted, which does not affect its map."""
     try:
         status = path.stat()
     except FileNotFoundError:
@@ -216,12 +219,12 @@ def _stamp(path: Path) -> Stamp:
     return Stamp(status.st_ino, status.st_size, status.st_mtime_ns)
 
 
-def _mapped(path: Path, dtype: str) -> Tokens:
+def _map_tokens(path: Path, dtype: str) -> Tokens:
     little, size = np.dtype(dtype).newbyteorder("<"), path.stat().st_size
     if size == 0 or size % little.itemsize:
-        what = "is empty" if size == 0 else f"has {size} bytes, no whole number of {dtype}: it was cut off"
-        raise Damaged(f"{path} {what}")
-    # A plain array over the map: slicing np.memmap itself costs several times as much.
+        problem = "is empty" if size == 0 else f"has {size} bytes, which is no multiple of {dtype}: it is truncated"
+        raise Damaged(f"{path} {problem}")
+    # A plain array over the map: slicing np.memmap itself is several times slower.
     return np.asarray(np.memmap(path, little, mode="r"))
 
 

@@ -1,4 +1,4 @@
-"""From the config of data to a corpus: the kinds there are, and which settings each of them takes."""
+"""Load the corpus that a data config describes; `KINDS` lists the kinds and the settings that each of them takes."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -10,13 +10,13 @@ from fewbits.experiments.data.corpus import Corpus
 from fewbits.experiments.data.folder import TokenFolder, open_folder
 from fewbits.experiments.data.once import Damaged, opened_or_made
 from fewbits.experiments.data.synthetic import SIZE, write_synthetic
-from fewbits.experiments.data.text import named, text_folder
+from fewbits.experiments.data.text import content_key, text_folder
 from fewbits.experiments.data.web import COLLECTIONS
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of data: a summary, the settings that it takes besides `kind` and `repeat`, and how they become tokens."""
+    """A kind of data: a summary, the settings that it takes besides `kind` and `repeat`, and a function to open it."""
 
     summary: str
     takes: tuple[str, ...]
@@ -24,7 +24,7 @@ class Kind:
 
 
 def load(config: DataConfig, cache: Path) -> Corpus:
-    """The corpus; from the cache if it has been made before. ValueError for settings that make no sense."""
+    """Return the corpus, from the cache if it was made before. Raise ValueError for wrong settings."""
     if config.kind not in KINDS:
         raise ValueError(f"unknown kind of data {config.kind!r}: valid are {', '.join(KINDS)}")
     kind = KINDS[config.kind]
@@ -46,22 +46,22 @@ def _text(config: DataConfig, cache: Path) -> TokenFolder:
 
 def _synthetic(config: DataConfig, cache: Path) -> TokenFolder:
     size = SIZE if config.size is None else config.size
-    folder = cache / f"synthetic-{named(str(size), str(config.seed))}"
+    folder = cache / f"synthetic-{content_key(str(size), str(config.seed))}"
     return opened_or_made(folder, open_folder, partial(write_synthetic, size=size, seed=config.seed))
 
 
 def _tokens(config: DataConfig, cache: Path) -> TokenFolder:
     if config.path is None:
         raise ValueError("data.path is missing: data.kind=bin reads a folder of train.bin and val.bin")
-    return _opened(Path(config.path), cache, "a folder of train.bin and val.bin is expected")
+    return _open(Path(config.path), cache, "a folder of train.bin and val.bin is expected")
 
 
 def _prepared(config: DataConfig, cache: Path) -> TokenFolder:
     folder = cache / config.kind if config.path is None else Path(config.path)
-    return _opened(folder, cache, f"make it by fewbits data prepare {config.kind}")
+    return _open(folder, cache, f"make it by fewbits data prepare {config.kind}")
 
 
-def _opened(folder: Path, cache: Path, remedy: str) -> TokenFolder:
+def _open(folder: Path, cache: Path, remedy: str) -> TokenFolder:
     try:
         return open_folder(folder.expanduser(), remembered=cache / "surveys")
     except (FileNotFoundError, Damaged) as error:
@@ -69,8 +69,8 @@ def _opened(folder: Path, cache: Path, remedy: str) -> TokenFolder:
 
 
 KINDS = {
-    "python": Kind("the Python standard library's sources, here without a network", ("tokenizer", "size"), _text),
-    "torch": Kind("torch's sources: more, filtered, mostly annotated; same judges", ("tokenizer", "size"), _text),
+    "python": Kind("the Python standard library's sources, available without a network", ("tokenizer", "size"), _text),
+    "torch": Kind("torch's sources: larger, filtered, mostly annotated; same ood split", ("tokenizer", "size"), _text),
     "synthetic": Kind("a seeded source over bytes whose entropy is known exactly", ("size", "seed"), _synthetic),
     "bin": Kind("a folder of tokens as nanoGPT writes them: train.bin and val.bin", ("path",), _tokens),
     **{name: Kind(collection.what, ("path",), _prepared) for name, collection in COLLECTIONS.items()},

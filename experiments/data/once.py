@@ -1,7 +1,7 @@
-"""Things made once and kept in the cache, however many trials start at the same time.
+"""Make data once and keep it in the cache, however many trials start at the same time.
 
-What is kept appears whole, by a rename, under a name that says what it was made from. One process makes it under a
-lock while the others wait; what a killed one has left half made is swept away by the next.
+A finished folder appears by a rename, under a name that identifies what it was made from. One process makes it under a
+lock while the others wait. The next process removes what a killed one left half made.
 """
 
 import shutil
@@ -20,17 +20,17 @@ NO_LOCKS = "processes that make the same data at once can disturb each other: st
 
 
 class Damaged(ValueError):
-    """What was kept is not what was once made."""
+    """An error for cached data that differ from what was written."""
 
 
 def default_cache() -> Path:
-    """Where corpora lie unless told otherwise: `data` in fewbits' cache (FEWBITS_CACHE, else ~/.cache/fewbits)."""
+    """Return the default folder of corpora: `data` in fewbits' cache (FEWBITS_CACHE, else ~/.cache/fewbits)."""
     return cache_folder() / "data"
 
 
 @contextmanager
-def _said(text: str) -> Iterator[None]:
-    """On a terminal, while it is so: it can take a minute."""
+def _progress(text: str) -> Iterator[None]:
+    """Show the text on a terminal while the body runs, which can take a minute."""
     terminal.show(text)
     try:
         yield
@@ -39,14 +39,14 @@ def _said(text: str) -> Iterator[None]:
 
 
 def opened_or_made(folder: Path, open_: Callable[[Path], T], make: Callable[[Path], None]) -> T:
-    """`open_(folder)`; where it is not there or `Damaged`, after `make` has filled an empty folder in its place."""
+    """Return `open_(folder)`; if it is missing or `Damaged`, let `make` fill an empty folder in its place first."""
     try:
         return open_(folder)
     except (FileNotFoundError, Damaged):
         pass
     folder.parent.mkdir(parents=True, exist_ok=True)
     lock_path = folder.with_name(f"{folder.name}.lock")
-    with _said(f"making {folder}, once"), open(lock_path, "w") as lock, locked(lock, NO_LOCKS):
+    with _progress(f"making {folder}, once"), open(lock_path, "w") as lock, locked(lock, NO_LOCKS):
         try:
             return open_(folder)  # another process may have made it meanwhile
         except FileNotFoundError:

@@ -1,10 +1,10 @@
-"""In which order windows of tokens are visited: a pure function of the window's number, with no state and no table.
+"""Compute the order in which windows of tokens are visited: a pure function of the window's number, without state.
 
-Training reads an infinite stream of windows. Each epoch is all windows of the split once, in another permutation and
-cut at another offset; so one integer, the number of windows consumed, is the whole position in the data, whatever the
-batch size and however many ranks share it. The permutation is a Feistel network on Z_a × Z_b, a·b just above the number
-of windows, walked until it lands on one (Black and Rogaway, "Ciphers with arbitrary finite domains", 2002): ten windows
-or ten thousand million cost the same.
+Training reads an infinite stream of windows. Each epoch is all windows of the split once, in a new permutation and cut
+at a new offset. So one integer, the number of windows consumed, is the whole position in the data, for any batch size
+and number of ranks. The permutation is a Feistel network on Z_a × Z_b, with a·b just above the number of windows,
+applied again until the result is a valid window (cycle walking; Black and Rogaway, "Ciphers with arbitrary finite
+domains", 2002). It costs the same for ten windows and for ten thousand million.
 """
 
 from math import isqrt
@@ -17,12 +17,12 @@ from fewbits.kernels.seeds import derive_seed
 Integers = npt.NDArray[np.int64]
 _Words = npt.NDArray[np.uint64]
 
-ROUNDS = 6  # four make a Feistel network pseudo-random; two more cost nothing beside reading the tokens
-_PERMUTATION, _OFFSET = 1, 2  # what a seed is derived for
+ROUNDS = 6  # four make a Feistel network pseudo-random; the cost of two more is negligible
+_PERMUTATION, _OFFSET = 1, 2  # purposes for which seeds are derived
 
 
 def windows_per_epoch(tokens: int, length: int) -> int:
-    """How many windows of `length` inputs and their targets fit at every offset below `length`."""
+    """Return how many windows of `length` inputs and their targets fit at every offset below `length`."""
     if length < 1:
         raise ValueError(f"length {length}: a window has at least 1 token")
     if tokens < 2 * length:
@@ -33,32 +33,34 @@ def windows_per_epoch(tokens: int, length: int) -> int:
 
 
 def starts(first: int, count: int, tokens: int, length: int, seed: int) -> Integers:
-    """Where windows number first … first+count−1 of the stream begin in a split of so many tokens."""
+    """Return where windows first … first+count−1 of the stream begin in a split of `tokens` tokens."""
     if first < 0 or count < 0:
-        raise ValueError(f"windows {first} and the next {count}: numbers are from 0 up")
+        raise ValueError(f"windows from {first}, count {count}: both must be 0 or more")
     windows = windows_per_epoch(tokens, length)
     numbers = np.arange(first, first + count, dtype=np.int64)
     epochs, within = np.divmod(numbers, windows)
     begins = np.empty(count, np.int64)
     for epoch in range(first // windows, (first + max(count, 1) - 1) // windows + 1):
-        chosen = epochs == epoch
+        in_epoch = epochs == epoch
         offset = derive_seed(seed, epoch, _OFFSET) % length
-        begins[chosen] = offset + length * permuted(within[chosen], windows, derive_seed(seed, epoch, _PERMUTATION))
+        begins[in_epoch] = offset + length * permuted(within[in_epoch], windows, derive_seed(seed, epoch, _PERMUTATION))
     return begins
 
 
 def evenly_spread(count: int, tokens: int, length: int) -> Integers:
-    """Where `count` windows begin that do not overlap and are spread over the whole split; they depend on no seed."""
+    """Return the starts of `count` windows spread evenly over the split, without overlap and independent of a seed."""
     if length < 1 or count < 1:
-        raise ValueError(f"{count} windows of length {length}: both are from 1 up")
+        raise ValueError(f"{count} windows of length {length}: both must be 1 or more")
     windows = (tokens - 1) // length
     if count > windows:
-        raise ValueError(f"{count} windows of length {length} asked of {tokens} tokens: they hold {max(windows, 0)}")
+        raise ValueError(
+            f"{count} windows of length {length} do not fit into {tokens} tokens, which hold {max(windows, 0)}"
+        )
     return length * (np.arange(count, dtype=np.int64) * windows // count)
 
 
 def permuted(index: Integers, size: int, key: int) -> Integers:
-    """The images of these members of 0 … size−1 under the permutation that the key names."""
+    """Return the images of these members of 0 … size−1 under the permutation of this key."""
     a = isqrt(size - 1) + 1
     b = -(-size // a)
     keys = [derive_seed(key, number) for number in range(ROUNDS)]
@@ -78,9 +80,9 @@ def _feistel(index: _Words, a: int, b: int, keys: list[int]) -> _Words:
     return left * np.uint64(b) + right
 
 
-def _mixed(words: _Words, key: int) -> _Words:
-    """SplitMix64's finalizer, as in `derive_seed`, on arrays, which wrap around at 2^64."""
-    z = words ^ np.uint64(key)
+def _mixed(values: _Words, key: int) -> _Words:
+    """Apply SplitMix64's finalizer, as in `derive_seed`, to arrays, which wrap around at 2^64."""
+    z = values ^ np.uint64(key)
     z = z + np.uint64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

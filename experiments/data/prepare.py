@@ -1,13 +1,13 @@
-"""`fewbits data prepare`: web text to a folder of tokens that the kinds openwebtext, c4 and bin (and nanoGPT) read.
+"""Turn web text into a folder of tokens for the kinds openwebtext, c4 and bin, and nanoGPT (`fewbits data prepare`).
 
-nanoGPT's procedure: every document as tokens, a separator after each, all in one file of uint16 (uint32 for large
-vocabularies). Which documents are validation is decided by their own SHA-256, so it depends on neither order nor
-number, and a page that is there twice stays on one side. Out-of-domain text is the held-out code of the corpus python.
+The procedure is nanoGPT's: each document as tokens, followed by a separator, all in one file of uint16 (uint32 for
+large vocabularies). A document's own SHA-256 decides whether it is validation, independent of order and number, so that
+a page that occurs twice stays in one split. Out-of-domain text is the held-out code of the corpus python.
 
-Work goes to FOLDER.partial, which becomes FOLDER when all is done. After every batch of documents the partial folder
-notes how far it is and where in the collection: after an interruption the same command goes on from there, reads no
-file again that it had read, and cuts off what is beyond the note. The commit of the collection on the Hub is fixed by
-the first call; meta.json of the finished folder records it.
+The command writes to FOLDER.partial and renames it to FOLDER at the end. After every batch of documents it records its
+progress and its position in the collection. After an interruption the same command resumes from there, reads no
+finished file again, and truncates what was written after the record. The first call fixes the commit of the collection
+on the Hub; meta.json of the finished folder records it.
 """
 
 import argparse
@@ -32,7 +32,7 @@ from fewbits.experiments.data.unfinished import NOTE, SPLITS, Request, Unfinishe
 from fewbits.experiments.data.web import COLLECTIONS, Collection, Documents, resolved_revision
 
 VALIDATION = 0.0005  # nanoGPT's share
-_AT_ONCE = 1000  # documents between notes
+_AT_ONCE = 1000  # documents between progress records
 
 
 def main(argv: Sequence[str]) -> int:
@@ -42,11 +42,9 @@ def main(argv: Sequence[str]) -> int:
     source: Path | None = options.source and options.source.expanduser().absolute()
     spelling = options.tokenizer or collection.tokenizer
     if bpe_size(spelling):
-        raise ValueError(
-            f"data prepare: --tokenizer {spelling} would need training: valid are bytes, file:PATH, hub:NAME"
-        )
+        raise ValueError(f"data prepare: --tokenizer {spelling} needs training: valid are bytes, file:PATH, hub:NAME")
     if source and options.revision:
-        raise ValueError(f"data prepare: --revision {options.revision} with --source: files that lie here have none")
+        raise ValueError(f"data prepare: --revision {options.revision} with --source: local files have no revision")
     tokenizer = ready_tokenizer(spelling)
     request = Request(
         options.collection,
@@ -56,18 +54,18 @@ def main(argv: Sequence[str]) -> int:
         options.validation,
     )
     try:
-        with _alone(out):
+        with _exclusive(out):
             if not source:
                 request = replace(request, revision=_revision(out, collection, options.revision))
             if _is_done(out, request):
-                print(f"{out} is prepared already")
+                print(f"{out} is already prepared")
                 return 0
             stream = Documents(collection, source, request.revision)
             _prepare(out, request, tokenizer, stream, options.documents or collection.documents)
     except OSError as error:
-        raise ValueError(f"data prepare: {out}: {error}; the same command goes on from where it was") from error
-    elsewhere = f" data.path={out}" if options.out else ""
-    print(f"{out} is prepared: fewbits train data={options.collection}{elsewhere}")
+        raise ValueError(f"data prepare: {out}: {error}; the same command resumes") from error
+    path_override = f" data.path={out}" if options.out else ""
+    print(f"{out} is prepared: fewbits train data={options.collection}{path_override}")
     return 0
 
 
@@ -77,13 +75,15 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
         about="Turn web text into a folder of tokens to train on. Needs the packages datasets and tokenizers.",
         examples="example: fewbits data prepare openwebtext --source openwebtext/ --tokenizer file:gpt2/tokenizer.json",
     )
-    parser.add_argument("collection", choices=COLLECTIONS, help="which text, and whose tokenizer by default")
+    parser.add_argument(
+        "collection", choices=COLLECTIONS, help="the collection of text; it also sets the default tokenizer"
+    )
     parser.add_argument(
         "--source",
         type=Path,
         metavar="PATH",
-        help="a file or folder of .json, .jsonl, .parquet (documents in a field text) or .txt files, perhaps with .gz "
-        "(default: the collection on the Hugging Face Hub)",
+        help="a file or folder of .json, .jsonl, .parquet (documents in a field text) or .txt files, optionally with "
+        ".gz (default: the collection on the Hugging Face Hub)",
     )
     parser.add_argument("--out", type=Path, metavar="FOLDER", help=f"default: {default_cache()}/COLLECTION")
     parser.add_argument(
@@ -96,9 +96,9 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--revision",
         metavar="COMMIT",
-        help="of the collection on the Hub, or a branch or tag (default: "
+        help="commit, branch or tag of the collection on the Hub (default: "
         + "; ".join(f"{item.revision[:12]} for {name}" for name, item in COLLECTIONS.items() if item.revision)
-        + "; else the newest at the first call, which later calls keep)",
+        + "; else the newest at the first call; later calls keep it)",
     )
     parser.add_argument("--documents", type=_positive, metavar="N", help="stop after N documents (default: all)")
     parser.add_argument(
@@ -106,14 +106,14 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
         type=_fraction,
         default=VALIDATION,
         metavar="SHARE",
-        help=f"of documents held out (default: {VALIDATION})",
+        help=f"share of documents held out (default: {VALIDATION})",
     )
     return parser.parse_args(argv)
 
 
 def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: a whole number from 1 up")
+        raise argparse.ArgumentTypeError(f"{text!r}: a whole number of 1 or more is expected")
     return int(text)
 
 
@@ -123,17 +123,17 @@ def _fraction(text: str) -> float:
     except ValueError:
         value = 0.0
     if not 0 < value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: a number between 0 and 1")
+        raise argparse.ArgumentTypeError(f"{text!r}: a number between 0 and 1 is expected")
     return value
 
 
-def _revision(out: Path, collection: Collection, asked: str | None) -> str:
-    """Return the commit asked for, else the one that an earlier call began with, else the collection's own."""
-    return resolved_revision(collection, asked or _begun_with(out) or collection.revision)
+def _revision(out: Path, collection: Collection, requested: str | None) -> str:
+    """Return the requested commit, else the one that an earlier call used, else the collection's own."""
+    return resolved_revision(collection, requested or _earlier_revision(out) or collection.revision)
 
 
-def _begun_with(out: Path) -> str | None:
-    """Return the commit that the finished or the partial folder records."""
+def _earlier_revision(out: Path) -> str | None:
+    """Return the commit recorded in the finished or the partial folder."""
     note = out.with_name(f"{out.name}.partial") / NOTE
     if out.is_dir():
         made = read_meta(out).source.get("request")
@@ -148,25 +148,25 @@ def _is_done(out: Path, request: Request) -> bool:
     made = read_meta(out).source.get("request") if out.is_dir() else None
     if not isinstance(made, dict) or asdict(request) | made != asdict(request):
         raise ValueError(
-            f"data prepare: {out} is there and holds something else ({made}): remove it or choose an --out"
+            f"data prepare: {out} holds data of another request ({made}): remove it or choose another --out"
         )
     return True
 
 
 @contextmanager
-def _alone(out: Path) -> Iterator[None]:
+def _exclusive(out: Path) -> Iterator[None]:
     out.parent.mkdir(parents=True, exist_ok=True)
     with ExitStack() as held:
         lock = held.enter_context(open(out.with_name(f"{out.name}.lock"), "w"))
         try:
-            held.enter_context(locked(lock, f"nothing keeps two processes from preparing {out}: start one", wait=False))
+            held.enter_context(locked(lock, f"two processes could prepare {out} at once: start only one", wait=False))
         except BlockingIOError:
             raise ValueError(f"data prepare: another process is preparing {out}") from None
         yield
 
 
 def _prepare(out: Path, request: Request, tokenizer: Tokenizer, stream: Documents, expected: int) -> None:
-    unfinished = Unfinished.found(out.with_name(f"{out.name}.partial"), request, tokenizer)
+    unfinished = Unfinished.open(out.with_name(f"{out.name}.partial"), request, tokenizer)
     stream.resume(unfinished.position, unfinished.documents)
     left = None if request.limit is None else max(request.limit - unfinished.documents, 0)
     texts = islice(stream, left)
@@ -181,15 +181,15 @@ def _prepare(out: Path, request: Request, tokenizer: Tokenizer, stream: Document
     if empty:
         shutil.rmtree(unfinished.folder, ignore_errors=True)
         raise ValueError(
-            f"data prepare: none of {unfinished.documents} documents fell to {' and '.join(empty)}: "
-            f"with so few, choose another --validation than {request.validation}"
+            f"data prepare: none of {unfinished.documents} documents is in {' and '.join(empty)}: "
+            f"set a --validation other than {request.validation}"
         )
     code = text_folder("python", None, "bytes", default_cache())
     unfinished.finish(out, code.texts("validation"), {"ood": dict(code.meta.source)})
 
 
 class _Progress:
-    """One line on stderr, if that is a terminal, renewed every second."""
+    """A progress line on stderr, updated every second if stderr is a terminal."""
 
     def __init__(self, before: int, expected: int) -> None:
         self._before, self._expected = before, expected

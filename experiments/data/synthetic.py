@@ -1,10 +1,10 @@
-"""A language whose entropy is known exactly, so that a loss can be held against the best one possible.
+"""Generate a language whose entropy is known exactly, so that a loss can be compared with the best possible one.
 
-Every byte belongs to one of 16 classes, and the classes of the last two tokens choose one of 256 orders of the bytes;
-the next token is the r-th of that order with probability p_r, close to Zipf's r^-2. So this is a Markov source of order
-2 over the byte vocabulary, and as every context has the same probabilities in another order, its entropy rate is
-−Σ p_r ln p_r whatever the contexts' frequencies. The p_r are multiples of 2^-32, drawn by comparing integers: the
-entropy is that of what is drawn, not of a real-valued ideal. A window's first target lacks half of its context.
+Every byte belongs to one of 16 classes, and the classes of the last two tokens choose one of 256 orders of the bytes.
+The next token is the r-th of that order with probability p_r, close to Zipf's r^-2. So this is a Markov source of order
+2 over the byte vocabulary. Every context has the same probabilities in another order, so the entropy rate is
+−Σ p_r ln p_r, independent of the contexts' frequencies. The p_r are multiples of 2^-32, drawn by comparing integers, so
+the entropy is exactly that of the drawn tokens. A window's first target lacks half of its context.
 """
 
 from collections.abc import Iterator
@@ -17,15 +17,15 @@ from fewbits.experiments.data.folder import Meta, write_folder
 from fewbits.kernels.seeds import derive_seed
 
 VOCAB, CLASSES, EXPONENT, DRAWN_BITS = 256, 16, 2, 32
-SIZE, HELD_OUT = 1 << 22, 1 << 19  # tokens of the training split unless told otherwise, and of each other split
+SIZE, HELD_OUT = 1 << 22, 1 << 19  # default tokens of the training split, and tokens of each other split
 
-# One language for train and validation, another for out of domain; each split its own draws.
+# Train and validation share a language, out of domain has another; each split has its own draws.
 _LANGUAGE, _DRAWS = {"train": 0, "validation": 0, "ood": 1}, {"train": 0, "validation": 1, "ood": 2}
 _CHUNK = 1 << 20
 
 
 def weights() -> npt.NDArray[np.int64]:
-    """2^32 p_r: whole numbers that sum to 2^32, the first taking what rounding has left."""
+    """Return 2^32 p_r: whole numbers that sum to 2^32; the first one takes the remainder of rounding."""
     zipf = [1 / (rank + 1) ** EXPONENT for rank in range(VOCAB)]
     total = sum(zipf)
     whole = np.array([int(share / total * (1 << DRAWN_BITS)) for share in zipf], np.int64)
@@ -34,21 +34,21 @@ def weights() -> npt.NDArray[np.int64]:
 
 
 def entropy() -> float:
-    """In nats per token."""
+    """Return the entropy in nats per token."""
     p = weights() / 2.0**DRAWN_BITS
     return float(-(p * np.log(p)).sum())
 
 
 def write_synthetic(folder: Path, size: int, seed: int) -> None:
-    """Fill a folder with `size` tokens to train on and the held-out splits."""
+    """Write `size` tokens to train on and the held-out splits into an empty folder."""
     sizes = {"train": size, "validation": HELD_OUT, "ood": HELD_OUT}
-    splits = {name: np.frombuffer(b"".join(_spoken(seed, name, count)), np.uint8) for name, count in sizes.items()}
+    splits = {name: np.frombuffer(b"".join(_generate(seed, name, count)), np.uint8) for name, count in sizes.items()}
     source = {"seed": seed, "what": "Markov source of order 2, Zipf r^-2; ood is another such source"}
     write_folder(folder, splits, Meta("uint8", VOCAB, text_bytes=sizes, entropy=entropy(), source=source))
 
 
-def _spoken(seed: int, split: str, count: int) -> Iterator[bytes]:
-    """The split's tokens, a chunk at a time: one loop over them, as each depends on the two before."""
+def _generate(seed: int, split: str, count: int) -> Iterator[bytes]:
+    """Yield the split's tokens in chunks; one loop makes them, as each depends on the two before."""
     class_of, orders = _language(derive_seed(seed, _LANGUAGE[split], 0))
     bits = np.random.Philox(key=derive_seed(seed, _DRAWS[split], 1))
     upper = np.cumsum(weights()).astype(np.uint64)
@@ -63,7 +63,7 @@ def _spoken(seed: int, split: str, count: int) -> Iterator[bytes]:
 
 
 def _language(key: int) -> tuple[list[int], list[list[int]]]:
-    """The class of every byte, and for each pair of classes its order of the bytes."""
+    """Return the class of every byte, and for each pair of classes its order of the bytes."""
     bits = np.random.Philox(key=key)  # its raw words are the same in every version of numpy
 
     def shuffled() -> npt.NDArray[np.int64]:

@@ -1,7 +1,7 @@
-"""The built-in corpora of text, in bytes or in subwords, made once and kept.
+"""Make and cache the built-in corpora of text, in bytes or in subwords.
 
-The name of a corpus in bytes says which files it was made from, that of one in subwords which bytes and which
-tokenizer; both say by which version of this room's code.
+The name of a corpus in bytes identifies the files it was made from; the name of one in subwords identifies those bytes
+and the tokenizer. Both names also depend on the code of this package.
 """
 
 import hashlib
@@ -23,11 +23,11 @@ SOURCES = {sources.name: sources for sources in (python_sources.PYTHON, python_s
 
 
 def text_folder(kind: str, size: int | None, tokenizer: str, cache: Path) -> TokenFolder:
-    """The corpus `python` or `torch`, `size` bytes to train on (None: its own), as tokens of the tokenizer spelled."""
+    """Return the corpus `python` or `torch` with `size` bytes to train on (None: its default), as tokens."""
     sources = SOURCES[kind]
     size = sources.size if size is None else size
     vocab = bpe_size(tokenizer)
-    ready = None if vocab else ready_tokenizer(tokenizer)  # a wrong spelling is told before any work
+    ready = None if vocab else ready_tokenizer(tokenizer)  # reports a wrong spelling before any work
 
     made_from = [python_sources.stamp(sources), str(size)]
     prose = None
@@ -36,14 +36,16 @@ def text_folder(kind: str, size: int | None, tokenizer: str, cache: Path) -> Tok
         prose = python.texts("ood")
         made_from.append(python.surveys["ood"].sha256)
     in_bytes = opened_or_made(
-        cache / f"{kind}-{named(*made_from)}", open_folder, partial(_write_bytes, sources, size, prose)
+        cache / f"{kind}-{content_key(*made_from)}", open_folder, partial(_write_bytes, sources, size, prose)
     )
     if tokenizer == "bytes":
         return in_bytes
-    content = [found.sha256 for _, found in sorted(in_bytes.surveys.items())]
+    content = [survey.sha256 for _, survey in sorted(in_bytes.surveys.items())]
     identity = ready.sha256 if ready else tokenizer
     return opened_or_made(
-        cache / f"{kind}-{named(*content, str(identity))}", open_folder, partial(_write_subwords, in_bytes, tokenizer)
+        cache / f"{kind}-{content_key(*content, str(identity))}",
+        open_folder,
+        partial(_write_subwords, in_bytes, tokenizer),
     )
 
 
@@ -59,7 +61,7 @@ def _write_subwords(in_bytes: TokenFolder, spelling: str, folder: Path) -> None:
     write_text(folder, documents, tokenizer, dict(in_bytes.meta.source))
 
 
-def named(*made_from: str) -> str:
-    """Part of a folder's name: what its content was made from, this room's code included."""
+def content_key(*made_from: str) -> str:
+    """Return the part of a folder's name that identifies its inputs and the code of this package."""
     code = [path.read_text("utf-8") for path in sorted(Path(__file__).parent.glob("*.py"))]
     return hashlib.sha256("\0".join([*made_from, *code]).encode()).hexdigest()[:16]

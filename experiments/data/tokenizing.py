@@ -1,7 +1,7 @@
-"""From text to tokens and their vocabulary: bytes, or byte-level BPE by the package `tokenizers`.
+"""Turn text into tokens: bytes, or byte-level BPE by the package `tokenizers`.
 
-Spelled `bytes`, `bpe:N` (N tokens, trained on the training split), `file:PATH` of a tokenizer.json, or `hub:NAME`, the
-Hugging Face Hub's. Every vocabulary has a token that separates documents and stands nowhere else.
+Spellings are `bytes`, `bpe:N` (N tokens, trained on the training split), `file:PATH` of a tokenizer.json, and
+`hub:NAME` on the Hugging Face Hub. Every vocabulary has a token that separates documents and occurs nowhere else.
 """
 
 import hashlib
@@ -17,13 +17,13 @@ from fewbits.experiments.data.folder import Meta, TokenFolder, Tokens, smallest_
 SPELLINGS = "bytes, bpe:N with N from 257 to 65536, file:PATH of a tokenizer.json, hub:NAME"
 FILE = "tokenizer.json"
 
-# What ends a document in the vocabularies of GPT-2, Llama 3, Llama 1 and 2, and others.
+# The token that ends a document in the vocabularies of GPT-2, Llama 3, Llama 1 and 2, and others.
 SEPARATORS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
-_AT_ONCE = 1000  # documents, so that their encodings stay small
+_AT_ONCE = 1000  # documents per batch, so that their encodings need little memory
 
 
 class Tokenizer(Protocol):
-    """`sha256` names what the tokens mean; `separator` is the token that follows every document."""
+    """A tokenizer: `sha256` identifies what the tokens mean; `separator` is the token after every document."""
 
     spelling: str
     vocab: int
@@ -31,17 +31,17 @@ class Tokenizer(Protocol):
     sha256: str | None
 
     def encode(self, texts: Sequence[str]) -> list[Tokens]:
-        """Each text's tokens, without separators."""
+        """Return each text's tokens, without separators."""
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Their text, without separators; what spells no letter becomes U+FFFD."""
+        """Return the tokens' text, without separators; invalid UTF-8 becomes U+FFFD."""
 
     def save(self, folder: Path) -> None:
-        """Put beside the tokens what is needed to read them."""
+        """Write into the folder what is needed to read the tokens."""
 
 
 class Bytes:
-    """A token is a byte of UTF-8. NUL separates documents, so none may hold one."""
+    """The tokenizer whose tokens are bytes of UTF-8. NUL separates documents, so no document may have one."""
 
     spelling, vocab, separator = "bytes", 256, 0
     sha256: str | None = None
@@ -53,11 +53,11 @@ class Bytes:
         return bytes(token for token in tokens if 0 < token < self.vocab).decode(errors="replace")
 
     def save(self, folder: Path) -> None:
-        """Bytes need nothing."""
+        """Write nothing: bytes need no file."""
 
 
 class Subwords:
-    """A tokenizer of the package `tokenizers`. Text that looks like a special token is text."""
+    """A tokenizer of the package `tokenizers`. Text that looks like a special token is encoded as text."""
 
     def __init__(self, spelling: str, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -67,7 +67,9 @@ class Subwords:
         numbers: dict[str, int] = tokenizer.get_vocab(with_added_tokens=True)
         separator = next((numbers[name] for name in SEPARATORS if name in numbers), None)
         if separator is None:
-            raise ValueError(f"tokenizer {spelling}: none of {', '.join(SEPARATORS)} is in it to separate documents")
+            raise ValueError(
+                f"tokenizer {spelling}: its vocabulary has none of {', '.join(SEPARATORS)} to separate documents"
+            )
         self.spelling, self.separator, self.vocab = spelling, separator, 1 + max(numbers.values())
         self.sha256: str | None = hashlib.sha256(tokenizer.to_str().encode()).hexdigest()
 
@@ -84,35 +86,35 @@ class Subwords:
 
 
 def ready_tokenizer(spelling: str) -> Tokenizer:
-    """The tokenizer of a spelling that needs no training."""
+    """Return the tokenizer of a spelling that needs no training; raise ValueError for other spellings."""
     form, _, rest = spelling.partition(":")
     if spelling == "bytes":
         return Bytes()
     if form == "file" and rest:
         if not Path(rest).is_file():
-            raise ValueError(f"tokenizer {spelling}: there is no file {rest}")
+            raise ValueError(f"tokenizer {spelling}: the file {rest} does not exist")
         return Subwords(spelling, _read(spelling, Path(rest)))
     if form == "hub" and rest:
-        return Subwords(spelling, _fetched(spelling, rest))
+        return Subwords(spelling, _fetch(spelling, rest))
     raise ValueError(f"unknown tokenizer {spelling!r}: valid are {SPELLINGS}")
 
 
 def saved_tokenizer(folder: TokenFolder) -> Tokenizer | None:
-    """What made a folder's tokens; None where that is not known."""
+    """Return the tokenizer that made a folder's tokens; None if it is not known."""
     meta, path = folder.meta, folder.path / FILE
     if meta.tokenizer == Bytes.spelling:
         return Bytes()
     if not path.is_file():
         return None
     spelling = meta.tokenizer or f"file:{path}"
-    found = Subwords(spelling, _read(spelling, path))
-    if meta.tokenizer_sha256 not in (None, found.sha256):
-        raise ValueError(f"{path} is not the tokenizer that made the tokens beside it: its SHA-256 differs")
-    return found
+    tokenizer = Subwords(spelling, _read(spelling, path))
+    if meta.tokenizer_sha256 not in (None, tokenizer.sha256):
+        raise ValueError(f"{path} is not the tokenizer of the tokens in its folder: its SHA-256 differs")
+    return tokenizer
 
 
 def bpe_size(spelling: str) -> int | None:
-    """N of `bpe:N`; None for the other spellings."""
+    """Return N of `bpe:N`; None for the other spellings. Raise ValueError if N is wrong."""
     if not spelling.startswith("bpe:"):
         return None
     if not re.fullmatch(r"bpe:[1-9][0-9]{2,4}", spelling) or not 257 <= int(spelling[4:]) <= 1 << 16:
@@ -121,7 +123,7 @@ def bpe_size(spelling: str) -> int | None:
 
 
 def trained_tokenizer(size: int, texts: Iterable[str]) -> Tokenizer:
-    """Byte-level BPE as GPT-2 has it: the bytes, the separator, and the most frequent merges up to this many tokens."""
+    """Train byte-level BPE like GPT-2's: the bytes, the separator, and the most frequent merges up to `size` tokens."""
     spelling = f"bpe:{size}"
     package = _package(spelling)
     tokenizer = package.Tokenizer(package.models.BPE())
@@ -136,15 +138,16 @@ def trained_tokenizer(size: int, texts: Iterable[str]) -> Tokenizer:
 
 
 def write_text(folder: Path, documents: dict[str, list[str]], tokenizer: Tokenizer, source: dict[str, object]) -> None:
-    """Fill an empty folder with the documents of each split as tokens, a separator after each."""
+    """Write the documents of each split as tokens into an empty folder, each followed by a separator."""
     dtype = smallest_dtype(tokenizer.vocab)
     splits = {name: joined(texts, tokenizer) for name, texts in documents.items()}
     text_bytes = {name: text_size(texts) for name, texts in documents.items()}
     tokenizer.save(folder)
-    write_folder(folder, splits, meta_of(tokenizer, dtype, text_bytes, source))
+    write_folder(folder, splits, make_meta(tokenizer, dtype, text_bytes, source))
 
 
-def meta_of(tokenizer: Tokenizer, dtype: str, text_bytes: dict[str, int], source: dict[str, object]) -> Meta:
+def make_meta(tokenizer: Tokenizer, dtype: str, text_bytes: dict[str, int], source: dict[str, object]) -> Meta:
+    """Return the metadata of a folder of this tokenizer's tokens."""
     return Meta(
         dtype,
         tokenizer.vocab,
@@ -157,12 +160,12 @@ def meta_of(tokenizer: Tokenizer, dtype: str, text_bytes: dict[str, int], source
 
 
 def text_size(texts: Iterable[str]) -> int:
-    """Bytes of the texts, and one for each one's separator."""
+    """Return the number of bytes of the texts, with one more for the separator of each."""
     return sum(len(text.encode()) + 1 for text in texts)
 
 
 def joined(texts: Sequence[str], tokenizer: Tokenizer) -> Tokens:
-    """The texts' tokens with a separator after each."""
+    """Return the texts' tokens with a separator after each."""
     dtype = smallest_dtype(tokenizer.vocab)
     end, parts = np.array([tokenizer.separator], dtype), [np.empty(0, dtype)]
     for begin in range(0, len(texts), _AT_ONCE):
@@ -176,17 +179,17 @@ def _read(spelling: str, path: Path) -> Any:
     try:
         return package.Tokenizer.from_file(str(path))
     except Exception as error:  # the package raises bare Exceptions
-        raise ValueError(f"tokenizer {spelling}: no tokenizer.json: {error}") from None
+        raise ValueError(f"tokenizer {spelling}: not a valid tokenizer.json: {error}") from None
 
 
-def _fetched(spelling: str, name: str) -> Any:
+def _fetch(spelling: str, name: str) -> Any:
     package = _package(spelling)
     try:
         return package.Tokenizer.from_pretrained(name)
     except Exception as error:
-        said = str(error).strip().partition("\n")[0]
+        reason = str(error).strip().partition("\n")[0]
         raise ValueError(
-            f"tokenizer {spelling} could not be fetched ({said}): download its tokenizer.json and give file:PATH"
+            f"tokenizer {spelling} could not be fetched ({reason}): download its tokenizer.json and use file:PATH"
         ) from None
 
 

@@ -1,7 +1,7 @@
-"""A folder of tokens that grows a batch of documents at a time, and can be killed at any moment.
+"""Write a folder of tokens a batch of documents at a time, so that it can be killed at any moment and resumed.
 
-After every batch it notes how far it is; what lies beyond the note is cut off when the work is taken up again. It gets
-its final name when all is there.
+After every batch a progress record is written; what is beyond the record is cut off on resuming. The folder gets its
+final name when it is complete.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from fewbits.experiments.data.folder import FILES, smallest_dtype, write_meta
-from fewbits.experiments.data.tokenizing import Tokenizer, joined, meta_of, text_size
+from fewbits.experiments.data.tokenizing import Tokenizer, joined, make_meta, text_size
 
 NOTE = "progress.json"
 SPLITS = ("train", "validation")
@@ -25,9 +25,9 @@ _COUNTS = ("documents", "tokens", "text_bytes")
 
 @dataclass(frozen=True)
 class Request:
-    """What decides the result: two preparations of the same request are the same.
+    """The inputs that decide the result: two preparations of the same request are the same.
 
-    revision: the commit of the collection on the Hub; None of files that lie here.
+    revision: the commit of the collection on the Hub; None for local files.
     """
 
     collection: str
@@ -39,32 +39,34 @@ class Request:
 
 
 def is_held_out(text: str, share: float) -> bool:
-    """Whether a document is validation, for this share of them."""
+    """Tell whether a document belongs to validation, if this share of all documents does."""
     digest = hashlib.sha256(text.encode()).digest()
     return int.from_bytes(digest[:8], "big") < share * 2.0**64
 
 
 class Unfinished:
-    """The partial folder: .bin files that grow, and a note of how far they are valid."""
+    """A partial folder: .bin files that grow, and a record of how far they are valid."""
 
     def __init__(self, folder: Path, request: Request, tokenizer: Tokenizer) -> None:
         self.folder, self.request, self._tokenizer = folder, request, tokenizer
         self.documents = 0
-        self.position: dict[str, Any] | None = None  # of the stream of documents, after so many of them
+        self.position: dict[str, Any] | None = None  # of the document stream after `documents` documents
         self.tokens = dict.fromkeys(SPLITS, 0)
         self.text_bytes = dict.fromkeys(SPLITS, 0)
         self._dtype = np.dtype(smallest_dtype(tokenizer.vocab)).newbyteorder("<")
 
     @staticmethod
-    def found(folder: Path, request: Request, tokenizer: Tokenizer) -> "Unfinished":
-        """As far as an earlier process came with the same request; else a new one."""
+    def open(folder: Path, request: Request, tokenizer: Tokenizer) -> "Unfinished":
+        """Resume the folder of an earlier process with the same request, or start a new one."""
         unfinished = Unfinished(folder, request, tokenizer)
         if not (folder / NOTE).is_file():
             shutil.rmtree(folder, ignore_errors=True)
             return unfinished
         note = json.loads((folder / NOTE).read_text("utf-8"))
         if asdict(request) | note["request"] != asdict(request):
-            raise ValueError(f"data prepare: {folder} was begun with other options: remove it or choose an --out")
+            raise ValueError(
+                f"data prepare: {folder} was started with other options: remove it or choose another --out"
+            )
         unfinished.documents, unfinished.tokens, unfinished.text_bytes = (note[name] for name in _COUNTS)
         unfinished.position = note.get("position")
         for split in SPLITS:
@@ -73,7 +75,7 @@ class Unfinished:
         return unfinished
 
     def add(self, batch: list[str], position: dict[str, Any]) -> None:
-        """Append documents; the position is where the stream stands after them."""
+        """Append documents and record the progress; `position` is that of the stream after them."""
         sides: dict[str, list[str]] = {split: [] for split in SPLITS}
         for text in batch:
             sides["validation" if is_held_out(text, self.request.validation) else "train"].append(text)
@@ -87,12 +89,12 @@ class Unfinished:
         unfinished.replace(self.folder / NOTE)
 
     def finish(self, out: Path, ood: list[str], source: dict[str, object]) -> None:
-        """With these out-of-domain documents and what is known of the source, the folder under its final name."""
+        """Add the out-of-domain documents and metadata, and rename the folder to its final name."""
         self._append("ood", ood)
         self._tokenizer.save(self.folder)
         sizes = {**self.text_bytes, "ood": text_size(ood)}
         known = {"request": asdict(self.request), "documents": self.documents, **source}
-        write_meta(self.folder, meta_of(self._tokenizer, self._dtype.name, sizes, known))
+        write_meta(self.folder, make_meta(self._tokenizer, self._dtype.name, sizes, known))
         self.folder.rename(out)
         (out / NOTE).unlink()
 
@@ -102,5 +104,5 @@ class Unfinished:
         with open(self.folder / FILES[split], "ab") as file:
             file.write(tokens.astype(self._dtype, copy=False).tobytes())
             file.flush()
-            os.fsync(file.fileno())  # the note that follows must not be ahead of the tokens
+            os.fsync(file.fileno())  # the tokens must be on disk before the record that counts them
         return int(tokens.size)

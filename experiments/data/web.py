@@ -1,7 +1,7 @@
-"""Streams of documents of OpenWebText and C4: from the Hugging Face Hub, or from files that lie here.
+"""Stream documents of OpenWebText and C4, from the Hugging Face Hub or from local files.
 
-A stream can say where it is and be started there again, so that an interrupted preparation does not read again what it
-has read. The package datasets finds the place by the file and the document within it: only the file in hand is read
+A stream reports its position and can be restarted there, so that an interrupted preparation does not read finished
+files again. The position of the package datasets is a file and a document within it, so only the current file is read
 from its beginning.
 """
 
@@ -16,10 +16,10 @@ from typing import Any
 class Collection:
     """A collection on the Hub, and the tokenizer that papers used with it.
 
-    documents: how many it has.
-    tokens: how many tokens of the training split `tokenizer` makes of all documents, about.
-    revision: the commit that is read unless another one is asked for; None: the newest when the preparation begins.
-    assumed: which part of this the papers do not state.
+    documents: their number.
+    tokens: the approximate number of tokens that `tokenizer` makes of all documents.
+    revision: the commit that is read by default; None: the newest when the preparation begins.
+    assumed: which of these facts the papers do not state.
     """
 
     repository: str
@@ -52,8 +52,8 @@ COLLECTIONS = {
         _C4_REVISION,
         assumed="Llama 2's tokenizer",
     ),
-    # For NVFP4's models, whose data are not public. Nemotron-H's vocabulary has 131,072 tokens, as theirs has.
-    # Tokens: 156 B as arXiv 2104.08758 counts them (table 1); a count by this tokenizer is not published.
+    # For NVFP4's models, whose data are not public. Nemotron-H's vocabulary has 131,072 tokens, like theirs.
+    # Tokens: 156 B as arXiv 2104.08758 counts them (table 1); no count with this tokenizer is published.
     "c4-nemotron": Collection(
         "allenai/c4",
         "en",
@@ -66,7 +66,7 @@ COLLECTIONS = {
     ),
 }
 
-# Files that `datasets` reads: by what, and with which options. A text file is one document.
+# The reader of `datasets` for each file suffix, and its options. A text file is one document.
 _READERS: dict[str, tuple[str, dict[str, str]]] = {
     ".json": ("json", {}),
     ".jsonl": ("json", {}),
@@ -75,27 +75,27 @@ _READERS: dict[str, tuple[str, dict[str, str]]] = {
 }
 
 
-def resolved_revision(collection: Collection, asked: str | None) -> str:
-    """Return the commit on the Hub that a branch, a tag or a commit (None: the newest) stands for now."""
-    if asked is not None and len(asked) == 40 and set(asked) <= set("0123456789abcdef"):
-        return asked
+def resolved_revision(collection: Collection, requested: str | None) -> str:
+    """Return the Hub's current commit for a branch, a tag or a commit (None: the newest)."""
+    if requested is not None and len(requested) == 40 and set(requested) <= set("0123456789abcdef"):
+        return requested
     try:
         from huggingface_hub import HfApi
     except ImportError:
         raise ValueError(_MISSING) from None
     try:
-        found = HfApi().dataset_info(collection.repository, revision=asked).sha
-    except Exception as error:  # of the network, of the Hub: the package lets them all through
+        commit = HfApi().dataset_info(collection.repository, revision=requested).sha
+    except Exception as error:  # the package raises errors of many kinds, from the network or the Hub
         raise ValueError(_unreadable(collection.repository, error, _OFFLINE)) from error
-    if found is None:
-        raise ValueError(f"{collection.repository}: the Hub names no commit of revision {asked or 'main'}")
-    return found
+    if commit is None:
+        raise ValueError(f"{collection.repository}: the Hub has no commit for revision {requested or 'main'}")
+    return commit
 
 
 class Documents:
-    """Iterate over the documents of a collection; from `source`, a file or a folder of them, if given, else the Hub.
+    """The documents of a collection, to iterate over; from `source`, a file or folder, if it is given, else the Hub.
 
-    NUL, which separates documents of bytes, is left out, and half a surrogate pair, which has no UTF-8, becomes `?`.
+    NUL, which separates documents of bytes, is removed, and a lone surrogate, which UTF-8 cannot encode, becomes `?`.
     """
 
     def __init__(self, collection: Collection, source: Path | None, revision: str | None = None) -> None:
@@ -115,17 +115,17 @@ class Documents:
                 self._stream = datasets.load_dataset(
                     collection.repository, collection.subset, split="train", streaming=True, revision=revision
                 )
-        except Exception as error:  # of the network, of file formats: the package lets them all through
+        except Exception as error:  # the package raises errors of many kinds, from the network or file formats
             raise ValueError(_unreadable(self._name, error, self._remedy)) from error
 
     def position(self) -> dict[str, Any]:
-        """Return where the iteration stands, as JSON holds it, for `resume`."""
+        """Return the position of the iteration as JSON data for `resume`."""
         return {"datasets": self._version, "state": self._stream.state_dict()}
 
     def resume(self, position: dict[str, Any] | None, count: int) -> None:
-        """Start the iteration after `count` documents: at the position, or by reading where it is of no use.
+        """Continue after `count` documents, from the position if possible, else by reading and skipping them.
 
-        It is of use to the version of the package that wrote it.
+        A position is valid only for the version of `datasets` that wrote it.
         """
         if position is not None and position["datasets"] == self._version:
             self._stream.load_state_dict(position["state"])
@@ -137,7 +137,7 @@ class Documents:
             text = row.get("text")
             if not isinstance(text, str):
                 columns = ", ".join(map(str, row))
-                raise ValueError(f"{self._name}: a document has no string named 'text', but {columns}")
+                raise ValueError(f"{self._name}: a document has no string field 'text'; its fields are {columns}")
             yield text.encode(errors="replace").decode().replace("\0", "")
 
     def _rows(self) -> Iterator[dict[str, Any]]:
@@ -148,26 +148,26 @@ class Documents:
 
 
 _MISSING = "reading web text needs the package datasets: pip install 'fewbits[data]'"
-_OFFLINE = "; without a network, download the files elsewhere and give --source PATH"
+_OFFLINE = "; without a network, download the files elsewhere and use --source PATH"
 
 
 def _unreadable(name: str, error: Exception, remedy: str) -> str:
-    said = str(error.__cause__ or error).strip().partition("\n")[0]
-    return f"{name} cannot be read: {said}{remedy}"
+    reason = str(error.__cause__ or error).strip().partition("\n")[0]
+    return f"{name} cannot be read: {reason}{remedy}"
 
 
 def _files(source: Path) -> tuple[str, list[str], dict[str, str]]:
     if not source.exists():
-        raise ValueError(f"--source {source}: there is no such file or folder")
+        raise ValueError(f"--source {source}: the file or folder does not exist")
     candidates = sorted(source.rglob("*")) if source.is_dir() else [source]
-    found: dict[str, list[str]] = {}
+    by_reader: dict[str, list[str]] = {}
     for path in candidates:
         suffix = Path(path.name.removesuffix(".gz")).suffix
         if path.is_file() and suffix in _READERS:
-            found.setdefault(_READERS[suffix][0], []).append(str(path))
-    if len(found) != 1:
-        what = f"holds {' and '.join(found)} files" if found else "holds none of them"
+            by_reader.setdefault(_READERS[suffix][0], []).append(str(path))
+    if len(by_reader) != 1:
+        problem = f"it has {' and '.join(by_reader)} files" if by_reader else "it has none"
         kinds = ", ".join(_READERS)
-        raise ValueError(f"--source {source}: files of one kind of {kinds} (or with .gz) are expected; it {what}")
-    ((reader, paths),) = found.items()
+        raise ValueError(f"--source {source}: files of one kind of {kinds} (or with .gz) are expected; {problem}")
+    ((reader, paths),) = by_reader.items()
     return reader, paths, next(options for name, options in _READERS.values() if name == reader)

@@ -1,24 +1,24 @@
-"""A four-way cloze task cut from held-out text: which of four continuations follows this context?
+"""Cut a four-way cloze task from held-out text: choose which of four continuations follows a context.
 
-It stands in for downstream suites at sizes where those sit at chance (MoR's MMLU curves, NVFP4's table 2). Chance is
-25 %. What is asked is whether the model uses the context, so nothing else may give the answer away, nor hide it:
+It replaces downstream suites at sizes where those are at chance (MoR's MMLU curves, NVFP4's table 2). Chance is 25 %.
+The task tests whether the model uses the context, so nothing else may reveal or hide the answer:
 
-* All choices are real text of the same split and of the same number of tokens, so none is odd in itself and sums of
-  log-likelihoods compare.
-* All follow, where they stand, the token that ends the context: the same letter, or the same space. Cut anywhere else,
-  they would be told by whether they spell a word with what is before them; here that takes two tokens or more, and a
-  model of token pairs is at chance.
-* Of 64 such places the three are taken whose text surprises a model of token pairs about as much as the truth does. A
-  sum of log-likelihoods varies more between texts than a small model's knowledge of the context can make up for: with
-  places taken at random, plain words win and the model stays near chance for long.
-* They overlap neither the context nor the truth, and all four differ.
+* All choices are real text of the same split with the same number of tokens, so none is odd in itself and sums of
+  log-likelihoods are comparable.
+* In the text, each choice follows the same token that ends the context: the same letter, or the same space. Otherwise
+  a choice could be recognised by whether it spells a word with the text before it. With this rule that takes two tokens
+  or more, and a model of token pairs is at chance.
+* Of 64 such places the three are taken whose text is about as improbable as the truth under a model of token pairs. A
+  sum of log-likelihoods varies more between texts than a small model can gain from the context: with places taken at
+  random, common words win and the model stays near chance for long.
+* The choices overlap neither the context nor the truth, and all four differ.
 
-Continuations are short, in mid-word for the most part: that is what a model of bytes learns first. One of 1.9 M
-parameters that had read 2 MB of Python was right in 55 ± 2 % of items of eight bytes; of the first 16, 32 or 64 bytes
-of lines after the same indentation, with places taken at random, in 27 to 29 ± 2 %.
+Continuations are short and mostly start inside a word, because models of bytes learn these first. A model of 1.9 M
+parameters that had read 2 MB of Python was right in 55 ± 2 % of items of eight bytes. On the first 16, 32 or 64 bytes
+of lines after the same indentation, with places taken at random, it was right in 27 to 29 ± 2 %.
 
-Items depend on the text, the seed and the count alone (never on the libraries' generators), so every trial sees the
-same ones, and the first are the same whatever the count.
+Items depend only on the text, the seed and the count (never on a library's generator), so every trial gets the same
+items, and the first items are the same for every count.
 """
 
 import math
@@ -34,15 +34,17 @@ from fewbits.experiments.evaluation.protocols import Corpus, Model, check_count,
 from fewbits.kernels.seeds import derive_seed
 
 CHOICES = 4
-POOL = 1 << 22  # tokens of a split that items are cut from: enough for any count, and a split may be the web
-DRAWS = 64  # places looked at for the wrong choices of one item
+POOL = (
+    1 << 22
+)  # tokens of a split that items are cut from: enough for any count, while a split may be as large as the web
+DRAWS = 64  # candidate places for the wrong choices of one item
 
 Tokens = np.ndarray[Any, np.dtype[np.int64]]
 
 
 @dataclass(frozen=True, eq=False)
 class ClozeItems:
-    """contexts[N, n] and choices[N, 4, m], int64. Choice 0 is the truth: scoring must not depend on the order."""
+    """Items: contexts[N, n] and choices[N, 4, m], int64. Choice 0 is the truth; scoring ignores the order."""
 
     contexts: Tensor
     choices: Tensor
@@ -50,9 +52,9 @@ class ClozeItems:
 
 @dataclass(frozen=True, eq=False)
 class ClozeScore:
-    """What each item earned, float64 [N]: 1 if the truth alone is likeliest, 1/k if it ties with k − 1 others, else 0.
+    """The points of each item, float64 [N]: 1 if only the truth is likeliest, 1/k if k choices with it tie, else 0.
 
-    A tie earns what guessing among the tied would, on average: a model that says nothing is at chance exactly.
+    A tie gives what guessing among the tied choices would give on average, so an uninformed model is exactly at chance.
     """
 
     each: Tensor
@@ -67,20 +69,23 @@ class ClozeScore:
 
     @property
     def standard_error(self) -> float:
-        """Binomial; an upper bound where there are ties."""
+        """The binomial standard error; an upper bound if there are ties."""
         return math.sqrt(self.accuracy * (1 - self.accuracy) / self.count)
 
 
 def cloze_items(
     corpus: Corpus, split: str, *, count: int, context: int = 64, continuation: int = 8, seed: int = 0
 ) -> ClozeItems:
-    """Cut items with so many tokens of context and of continuation."""
+    """Return `count` items with `context` tokens of context and `continuation` tokens per choice.
+
+    Raises ValueError if the split has fewer items.
+    """
     for name, value in (("count", count), ("context", context), ("continuation", continuation)):
         check_count(name, value)
-    pool = _Pool.of(corpus, split, context, continuation)
+    pool = _Pool.read(corpus, split, context, continuation)
     size = f"of {context} + {continuation} tokens ({len(pool.tokens)} tokens, {len(pool.places)} places to cut)"
-    if count > len(pool.places):  # to look at all of them first would take hours of a large split
-        raise ValueError(f"count={count}: split {split!r} holds fewer items {size}")
+    if count > len(pool.places):  # checked first, because trying all places of a large split takes hours
+        raise ValueError(f"count={count}: split {split!r} has fewer items {size}")
     contexts, choices = [], []
     for drawn in _shuffled(len(pool.places), seed):
         place = int(pool.places[drawn])
@@ -90,11 +95,11 @@ def cloze_items(
             choices.append(np.stack([pool.text(start) for start in starts]))
         if len(choices) == count:
             return ClozeItems(torch.from_numpy(np.stack(contexts)), torch.from_numpy(np.stack(choices)))
-    raise ValueError(f"count={count}: split {split!r} holds {len(choices)} items {size}")
+    raise ValueError(f"count={count}: split {split!r} has {len(choices)} items {size}")
 
 
 def evaluate_cloze(model: Model, items: ClozeItems, *, batch: int = 8) -> ClozeScore:
-    """Score a model, so many items at a time. The likeliest choice has the largest sum of log-likelihoods."""
+    """Score a model, `batch` items at a time. The likeliest choice has the largest sum of log-likelihoods."""
     check_count("batch", batch)
     n, ways, m = items.contexts.shape[1], *items.choices.shape[1:]
     earned = []
@@ -103,24 +108,24 @@ def evaluate_cloze(model: Model, items: ClozeItems, *, batch: int = 8) -> ClozeS
             texts = torch.cat([contexts[:, None].expand(-1, ways, -1), choices], dim=2).flatten(0, 1).to(device)
             losses = model.loss(texts[:, :-1], texts[:, 1:], reduction="none").reshape(-1, n + m - 1)
             likelihoods = -losses[:, n - 1 :].double().sum(1).reshape(-1, ways).cpu()
-            best = likelihoods == likelihoods.max(1, keepdim=True).values  # of NaNs none is best
+            best = likelihoods == likelihoods.max(1, keepdim=True).values  # false for NaNs
             earned.append(best[:, 0].double() / best.sum(1).clamp(min=1))
     return ClozeScore(torch.cat(earned))
 
 
 @dataclass(frozen=True, eq=False)
 class _Pool:
-    """The text that items are cut from. A place is where a continuation may begin, its context before it."""
+    """The text that items are cut from. A place is where a continuation may begin, after its context."""
 
     tokens: Tokens
     places: Tokens
     alike: dict[int, Tokens]  # the places after each token
-    surprise: Tokens  # of all tokens up to each one
+    surprise: Tokens  # cumulative, up to and including each token
     context: int
     continuation: int
 
     @classmethod
-    def of(cls, corpus: Corpus, split: str, context: int, continuation: int) -> "_Pool":
+    def read(cls, corpus: Corpus, split: str, context: int, continuation: int) -> "_Pool":
         tokens, document = _read(corpus, split)
         places = np.arange(context, len(tokens) - continuation + 1)
         places = places[document[places - context] == document[places + continuation - 1]]
@@ -134,21 +139,21 @@ class _Pool:
         return self.tokens[place : place + self.continuation]
 
     def choices(self, place: int, seed: int) -> list[int]:
-        """Where the truth and up to three wrong choices begin."""
+        """Return where the truth and up to three wrong choices begin."""
         alike = self.alike[int(self.tokens[place - 1])]
-        found = {self.text(place).tobytes(): place}
+        by_text = {self.text(place).tobytes(): place}
         for draw in range(DRAWS):
             other = int(alike[derive_seed(seed, place, draw) % len(alike)])
             if abs(other - place) >= self.context + self.continuation:
-                found.setdefault(self.text(other).tobytes(), other)
-        return sorted(found.values(), key=lambda start: abs(self._cost(start) - self._cost(place)))[:CHOICES]
+                by_text.setdefault(self.text(other).tobytes(), other)
+        return sorted(by_text.values(), key=lambda start: abs(self._cost(start) - self._cost(place)))[:CHOICES]
 
     def _cost(self, place: int) -> int:
         return int(self.surprise[place + self.continuation - 1] - self.surprise[place - 1])
 
 
 def _read(corpus: Corpus, split: str) -> tuple[Tokens, Tokens]:
-    """The split's first tokens, and the number of each one's document."""
+    """Return the split's first tokens, and the document number of each one."""
     documents, size = [], 0
     for document in corpus.documents(split):
         documents.append(document[: POOL - size].astype(np.int64))
@@ -156,13 +161,15 @@ def _read(corpus: Corpus, split: str) -> tuple[Tokens, Tokens]:
         if size == POOL:
             break
     if not documents:
-        raise ValueError(f"split {split!r} holds no documents: no cloze items can be cut")
+        raise ValueError(f"split {split!r} has no documents, so no cloze items can be cut")
     return np.concatenate(documents), np.repeat(np.arange(len(documents)), [len(document) for document in documents])
 
 
 def _surprise(tokens: Tokens) -> Tokens:
-    """−log₂ of each token's share among those that follow the token before it, in whole 1024ths of a bit: integers add
-    up alike on every machine."""
+    """Return −log₂ of each token's share among those that follow the token before it, in whole 1024ths of a bit.
+
+    Sums of integers are the same on every machine.
+    """
     surprise = np.zeros(len(tokens), dtype=np.int64)
     if len(tokens) > 1:
         before, after = tokens[:-1], tokens[1:]
@@ -173,7 +180,7 @@ def _surprise(tokens: Tokens) -> Tokens:
 
 
 def _shuffled(size: int, seed: int) -> Iterator[int]:
-    """0 … size − 1 in an order drawn from the seed (Fisher and Yates, as far as it is asked for)."""
+    """Yield 0 … size − 1 in an order drawn from the seed (Fisher and Yates, computed only as far as it is read)."""
     moved: dict[int, int] = {}
     for i in range(size):
         j = i + derive_seed(seed, i) % (size - i)

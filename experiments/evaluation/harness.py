@@ -1,7 +1,7 @@
-"""lm-eval on a model of ours: from names of tasks to numbers.
+"""Run lm-eval tasks on a model of ours and return their metrics.
 
-Deterministic and without side effects: lm-eval seeds the global generators, and a trial that is evaluated midway must
-go on as if it had not been, so they are put back. Tasks with local data (`dataset_path: json`) need no network.
+This is deterministic and has no side effects: lm-eval seeds the global generators, so their states are restored, and a
+trial that is evaluated midway continues unchanged. Tasks with local data (`dataset_path: json`) need no network.
 """
 
 import os
@@ -21,7 +21,7 @@ from fewbits.experiments.evaluation.tasks import TASK_GROUPS, shots
 if TYPE_CHECKING:
     from lm_eval.tasks import TaskManager
 
-SEED = 1234  # lm-eval's default, for the examples that it draws and for all else that it seeds
+SEED = 1234  # lm-eval's default, for the few-shot examples and everything else that it seeds
 BOOTSTRAPS = 1000  # resamples for the standard error of metrics that have no formula
 
 
@@ -37,14 +37,14 @@ def run_tasks(
     include_path: str | Path | None = None,
     run_code: bool = False,
 ) -> dict[str, dict[str, float]]:
-    """Metrics by lm-eval task (and by group of lm-eval's, which pools its tasks), keyed as lm-eval does: "acc,none".
+    """Return metrics by lm-eval task (and by lm-eval group, which pools its tasks), keyed like lm-eval: "acc,none".
 
     Tasks are names of lm-eval, of YAML files under `include_path`, or of our groups of them (`tasks.TASK_GROUPS`).
-    `length`, `batch` and `end` are those of `FewbitsLM`. `limit` takes so many questions of each task. Some tasks run
-    the code that a model wrote, and want `run_code`.
+    `length`, `batch` and `end` are those of `FewbitsLM`. `limit` is the number of questions of each task (None: all).
+    Tasks that execute code written by the model need `run_code`.
     """
     if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 1):
-        raise ValueError(f"limit={limit!r}: an integer from 1 up, or None for all questions")
+        raise ValueError(f"limit={limit!r}: an integer of 1 or more, or None for all questions, is expected")
     wanted = shots(tasks)
     _require_lm_eval()
     from lm_eval import evaluate
@@ -55,19 +55,19 @@ def run_tasks(
     manager = _manager(wanted, include_path)
     _check_code(manager, wanted, run_code)
     with _seeded(), _environment(DISABLE_MULTIPROC="1", **({"HF_ALLOW_CODE_EVAL": "1"} if run_code else {})):
-        found = evaluate(
+        evaluated = evaluate(
             lm=lm,
-            task_dict=_loaded(manager, wanted),
+            task_dict=_load(manager, wanted),
             limit=limit,
             bootstrap_iters=BOOTSTRAPS,
             log_samples=False,
             confirm_run_unsafe_code=run_code,
         )
-    return {name: _numbers(metrics) for name, metrics in found["results"].items()}
+    return {name: _numbers(metrics) for name, metrics in evaluated["results"].items()}
 
 
 def check_tasks(tasks: Sequence[str], include_path: str | Path | None = None, run_code: bool = False) -> None:
-    """ValueError where `run_tasks` would end in one before it asks anything: for before a long training."""
+    """Raise the ValueError that `run_tasks` would raise before it starts, so that a long training is not wasted."""
     wanted = shots(tasks)
     _require_lm_eval()
     _check_code(_manager(wanted, include_path), wanted, run_code)
@@ -83,12 +83,12 @@ def _require_lm_eval() -> None:
 
 
 def _manager(wanted: Mapping[str, int | None], include_path: str | Path | None) -> "TaskManager":
-    """lm-eval's index of tasks. Its own 14,000 take 10 seconds to read, and are left unread if the local ones do."""
+    """Return lm-eval's index of tasks; its own 14,000, which take 10 s to read, are skipped if local ones suffice."""
     from lm_eval.tasks import TaskManager
 
     if include_path is not None:
         if not Path(include_path).is_dir():
-            raise ValueError(f"include_path={str(include_path)!r}: not a folder (of lm-eval's YAML files)")
+            raise ValueError(f"include_path={str(include_path)!r}: a folder of lm-eval YAML files is expected")
         local = TaskManager(include_path=include_path, include_defaults=False)
         if all(_complete(local, name) for name in wanted):
             return local
@@ -98,52 +98,52 @@ def _manager(wanted: Mapping[str, int | None], include_path: str | Path | None) 
         raise ValueError(
             f"task {', '.join(map(repr, unknown))}: valid are {', '.join(TASK_GROUPS)}, lm-eval's names"
             f" (lm-eval ls tasks) and those under include_path={include_path!r}"
-            + (f"; near it are {', '.join(near)}" if near else "")
+            + (f"; did you mean {', '.join(near)}" if near else "")
         )
     return manager
 
 
 def _complete(manager: "TaskManager", name: str) -> bool:
-    """Whether a task is in the index, and if it is a group, all that it holds."""
+    """Tell whether a task is in the index, and for a group also all of its members."""
     if name not in manager.task_index:
         return False
-    held = (manager.task_index[name].cfg or {}).get("task")
-    return not isinstance(held, list) or all(isinstance(each, str) and _complete(manager, each) for each in held)
+    members = (manager.task_index[name].cfg or {}).get("task")
+    return not isinstance(members, list) or all(isinstance(name, str) and _complete(manager, name) for name in members)
 
 
 def _check_code(manager: "TaskManager", wanted: Mapping[str, int | None], run_code: bool) -> None:
-    """Refused by name before anything is loaded: lm-eval stops late, and with a page of text."""
+    """Raise ValueError for tasks that run code, before anything is loaded; lm-eval fails later and with a long text."""
     unsafe = [name for name in wanted if (manager.task_index[name].cfg or {}).get("unsafe_code")]
     if unsafe and not run_code:
-        raise ValueError(f"{', '.join(unsafe)} run the code that the model writes: pass run_code=True in a sandbox")
+        raise ValueError(f"{', '.join(unsafe)} run code that the model writes: use a sandbox and set run_code=True")
 
 
-def _loaded(manager: "TaskManager", wanted: Mapping[str, int | None]) -> dict[str, dict[str, Any]]:
-    """The tasks with their data and their numbers of examples, in the shape that lm-eval's `evaluate` takes."""
+def _load(manager: "TaskManager", wanted: Mapping[str, int | None]) -> dict[str, dict[str, Any]]:
+    """Return the tasks with their data and numbers of examples, in the shape that lm-eval's `evaluate` takes."""
     loaded: dict[str, dict[str, Any]] = {"tasks": {}, "groups": {}, "group_map": {}}
     for name, few_shot in wanted.items():
-        found: dict[str, Any] = manager.load([name])
-        if twice := loaded["tasks"].keys() & found["tasks"].keys():
-            raise ValueError(f"task {min(twice)} is asked for twice, by {name!r} and by one of {', '.join(wanted)}")
-        for task in found["tasks"].values():
+        one: dict[str, Any] = manager.load([name])
+        if twice := loaded["tasks"].keys() & one["tasks"].keys():
+            raise ValueError(f"task {min(twice)} is requested twice, by {name!r} and by one of {', '.join(wanted)}")
+        for task in one["tasks"].values():
             if few_shot is not None:
                 task.set_config(key="num_fewshot", value=few_shot)
             elif task.get_config("num_fewshot") is None:
                 task.set_config(key="num_fewshot", value=0)
             task.set_fewshot_seed(seed=SEED)
         for part in loaded:
-            loaded[part] |= found[part]
+            loaded[part] |= one[part]
     return loaded
 
 
 def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Metrics, their standard errors where there are any ("acc_stderr,none"), and "sample_len", the questions asked."""
+    """Return the metrics, their standard errors if any ("acc_stderr,none"), and "sample_len", the questions asked."""
     return {key: float(value) for key, value in metrics.items() if isinstance(value, (int, float, np.number))}
 
 
 @contextmanager
 def _seeded() -> Iterator[None]:
-    """The global generators in a known state, and afterwards in the one they had."""
+    """Seed the global generators, and restore their states afterwards."""
     python, numpy = random.getstate(), np.random.get_state()
     with torch.random.fork_rng():
         random.seed(SEED)
@@ -158,7 +158,7 @@ def _seeded() -> Iterator[None]:
 
 @contextmanager
 def _environment(**settings: str) -> Iterator[None]:
-    """Environment variables for a while. DISABLE_MULTIPROC: lm-eval would fork this process, threads and all."""
+    """Set environment variables temporarily. Without DISABLE_MULTIPROC lm-eval would fork this process with threads."""
     before = {name: os.environ.get(name) for name in settings}
     os.environ.update(settings)
     try:

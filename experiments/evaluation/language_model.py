@@ -1,9 +1,9 @@
-"""A model of ours as lm-eval sees one. Importing this needs lm-eval (extra `eval`); `harness` does so when it is used.
+"""Present a model of ours to lm-eval. Importing this needs lm-eval (extra `eval`), so `harness` imports it when used.
 
-Everything is scored through windows: tokens to read, at most the context length of them, and the last of what they
-predict. Windows go by length and are padded on the right, where a causal model cannot see. A quantizer can: a scale
-that a tensor shares is shared by a batch and its padding; with batch=1 there is neither. The order of the batches
-depends on nothing but the requests, so at any batch results repeat exactly.
+Everything is scored through windows: tokens to read, at most the context length of them, and targets for the last
+predictions. Windows are sorted by length and padded on the right, which a causal model cannot see. A quantizer can see
+it: a scale that a whole tensor shares is shared by a batch and its padding; with batch=1 there is neither. The order of
+the batches depends only on the requests, so results repeat exactly for any batch size.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,7 +21,7 @@ from fewbits.experiments.evaluation.protocols import Model, Tokenizer, check_cou
 
 
 class Window(NamedTuple):
-    """What the model reads, and what its last predictions are compared with."""
+    """The tokens that the model reads, and the targets of its last predictions."""
 
     inputs: tuple[int, ...]
     targets: tuple[int, ...]
@@ -38,8 +38,11 @@ class Answer:
 
 
 class FewbitsLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
-    """`length` is the longest input; of longer contexts the last tokens are read. `end` is the token between
-    documents: it opens texts without context and closes generated ones; without one, a line break opens them."""
+    """A model of ours for lm-eval.
+
+    `length` is the longest input; of longer contexts the last tokens are read. `end` is the token between documents: it
+    precedes texts without context and ends generated ones. Without it, a line break precedes them.
+    """
 
     def __init__(
         self, model: Model, tokenizer: Tokenizer, *, length: int, batch: int = 16, end: int | None = None
@@ -57,12 +60,12 @@ class FewbitsLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
         return list(self._tokenizer.encode(string))
 
-    # What lm-eval asks for
+    # The interface that lm-eval calls
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        """Of each (context, continuation), the continuation's log-likelihood and whether it is the greedy one."""
+        """Return each continuation's log-likelihood given its context, and whether it is the greedy one."""
         pairs = [request.args for request in requests]
-        return self._loglikelihood_tokens([(pair, *self._encoded(*pair)) for pair in pairs])
+        return self._loglikelihood_tokens([(pair, *self._encode(*pair)) for pair in pairs])
 
     def _loglikelihood_tokens(
         self, requests: list[tuple[tuple[str, str], list[int], list[int]]], **_: Any
@@ -70,16 +73,16 @@ class FewbitsLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
         return self._totals([self._windows(context, continuation) for _, context, continuation in requests])
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
-        """The log-likelihood of whole texts, each token of which is predicted once."""
+        """Return the log-likelihood of each whole text; each of its tokens is predicted once."""
         texts = [self.tok_encode(request.args[0]) for request in requests]
         return [total for total, _ in self._totals([self._rolling([self._prefix], text) for text in texts])]
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """Greedy text up to a stop, which is left out, or the limit. As it grows the window slides along.
+        """Return greedy text up to a stop, which is removed, or up to the limit. The window slides along as it grows.
 
-        Models keep no keys and values, so each token costs one forward over the window.
+        Models have no key-value cache, so each token costs one forward over the window.
         """
-        answers = [self._begun(*request.args) for request in requests]
+        answers = [self._start(*request.args) for request in requests]
         order = sorted(range(len(answers)), key=lambda i: (-len(answers[i].tokens), i))
         texts = [""] * len(answers)
         with evaluating(self._model) as device:
@@ -89,40 +92,40 @@ class FewbitsLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
                     windows = [tuple(answers[i].tokens[-self._length :]) for i in active]
                     going = []
                     for i, logits in zip(active, self._logits(windows, device), strict=True):
-                        texts[i], done = self._grown(answers[i], int(logits[-1].argmax()))
+                        texts[i], done = self._extend(answers[i], int(logits[-1].argmax()))
                         going += [] if done else [i]
                     active = going
         return texts
 
     # Text to windows
 
-    def _encoded(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
-        """Both as tokens, split as lm-eval does: a context's last spaces belong to the continuation."""
+    def _encode(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
+        """Return both as tokens, split as in lm-eval: trailing spaces of the context belong to the continuation."""
         if not context:
             return [self._prefix], self.tok_encode(continuation)
         before, after = self._encode_pair(context, continuation)
         return before or [self._prefix], after
 
     def _windows(self, context: list[int], continuation: list[int]) -> list[Window]:
-        """One window with as much context as fits; a continuation longer than the window rolls over several."""
+        """Return one window with as much context as fits; a longer continuation is split into several windows."""
         if not continuation or len(continuation) > self._length:
             return self._rolling(context, continuation)
         return [Window(tuple((context + continuation)[-self._length - 1 : -1]), tuple(continuation))]
 
     def _rolling(self, context: list[int], text: list[int]) -> list[Window]:
-        """lm-eval's windows over a text: one after the other, the last with the whole context length to read."""
+        """Return lm-eval's windows over a text: consecutive, the last with the whole context length to read."""
         pairs = get_rolling_token_windows(text, context[-1], max_seq_len=self._length, context_len=1)
         return [Window(tuple(inputs), tuple(targets)) for inputs, targets in pairs]
 
-    def _begun(self, context: str, settings: dict[str, Any]) -> Answer:
+    def _start(self, context: str, settings: dict[str, Any]) -> Answer:
         wanted = normalize_gen_kwargs(settings)
         if wanted["do_sample"]:
-            raise ValueError(f"generation settings {settings}: only greedy decoding is offered (do_sample: false)")
+            raise ValueError(f"generation settings {settings}: only greedy decoding is supported (do_sample: false)")
         tokens = self.tok_encode(context) or [self._prefix]
         return Answer(tokens, len(tokens), wanted["max_gen_toks"], [stop for stop in wanted["until"] if stop])
 
-    def _grown(self, answer: Answer, token: int) -> tuple[str, bool]:
-        """The answer's text with one more token, cut before the first stop; and whether it ends there."""
+    def _extend(self, answer: Answer, token: int) -> tuple[str, bool]:
+        """Add a token; return the answer's text, cut before the first stop, and whether it ends there."""
         if token != self._end:
             answer.tokens.append(token)
         text = self._tokenizer.decode(answer.tokens[answer.prompt :])
@@ -132,15 +135,15 @@ class FewbitsLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
     # Windows to numbers
 
     def _totals(self, texts: Sequence[list[Window]]) -> list[tuple[float, bool]]:
-        scored = iter(self._scored([window for windows in texts for window in windows]))
+        scored = iter(self._score_windows([window for windows in texts for window in windows]))
         totals = []
         for windows in texts:
             parts = [next(scored) for _ in windows]
             totals.append((sum(total for total, _ in parts), all(greedy for _, greedy in parts)))
         return totals
 
-    def _scored(self, windows: Sequence[Window]) -> list[tuple[float, bool]]:
-        """Equal inputs are read once: the choices of a question differ in their last token alone, often."""
+    def _score_windows(self, windows: Sequence[Window]) -> list[tuple[float, bool]]:
+        """Score windows; equal inputs are read once, as a question's choices often differ only in the last token."""
         readers: dict[tuple[int, ...], list[int]] = {}
         for i, window in enumerate(windows):
             readers.setdefault(window.inputs, []).append(i)
@@ -155,7 +158,7 @@ class FewbitsLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
         return scores
 
     def _logits(self, batch: Sequence[tuple[int, ...]], device: torch.device) -> Iterator[Tensor]:
-        """Logits[t, V] of each input, which is padded with its own tokens: those a quantizer's scale has seen."""
+        """Return logits[t, V] of each input. It is padded with its own tokens, so that its scales see no others."""
         longest = max(map(len, batch))
         rows = [(inputs * -(-longest // len(inputs)))[:longest] for inputs in batch]
         logits = self._model(torch.tensor(rows, device=device))
@@ -163,7 +166,7 @@ class FewbitsLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
 
 
 def _score(logits: Tensor, targets: tuple[int, ...]) -> tuple[float, bool]:
-    """The log-likelihood of targets under the last logits, summed in double precision, and whether they are greedy."""
+    """Return the targets' log-likelihood under the last logits, summed in float64, and whether they are greedy."""
     last = logits[-len(targets) :]
     last = last.to(torch.promote_types(last.dtype, torch.float32))
     wanted = torch.tensor(targets, device=last.device)

@@ -1,9 +1,9 @@
-"""Held-out loss: mean cross entropy in nats per token, of every window and of all of them.
+"""Evaluate held-out loss: the mean cross entropy in nats per token, of each window and of all windows.
 
 The windows are the same for every trial, so two trials are compared window by window: the difference of two vectors
 has far less noise than the difference of two means. Sums are exact (math.fsum rounds once), so they depend neither on
-the order nor on the batch; what is left is the model's own arithmetic. There the batch does count: a scale shared by a
-whole tensor is shared by the windows of a batch. Compare losses that were taken with one batch size.
+the order nor on the batch size. The model's own arithmetic does depend on the batch size: a scale shared by a whole
+tensor is shared by the windows of a batch. Compare only losses that were computed with one batch size.
 """
 
 import math
@@ -14,24 +14,24 @@ from torch import Tensor
 from fewbits.experiments.evaluation.protocols import Corpus, Model, check_count, evaluating
 
 
-def windows_of(split: str, windows: int, ood_windows: int | None) -> int:
-    """Return how many windows of a split are evaluated; out-of-domain text may have a number of its own."""
+def window_count(split: str, windows: int, ood_windows: int | None) -> int:
+    """Return how many windows of a split are evaluated; out-of-domain text may have its own number."""
     return ood_windows if split == "ood" and ood_windows is not None else windows
 
 
 def evaluate_loss(model: Model, corpus: Corpus, split: str, *, windows: int, length: int, batch: int) -> float:
-    """Mean loss in nats per token on the first windows of a split."""
+    """Return the mean loss in nats per token on the first windows of a split."""
     return mean_loss(evaluate_windows(model, corpus, split, windows=windows, length=length, batch=batch))
 
 
 def evaluate_windows(model: Model, corpus: Corpus, split: str, *, windows: int, length: int, batch: int) -> Tensor:
-    """The mean loss of each window, float64 [windows], for paired comparisons."""
+    """Return the mean loss of each window, float64 [windows], for paired comparisons."""
     for name, value in (("windows", windows), ("length", length), ("batch", batch)):
         check_count(name, value)
     inputs, targets = corpus.windows(split, windows, length)
     if inputs.shape != (windows, length) or targets.shape != (windows, length):
         shapes = f"{tuple(inputs.shape)} and {tuple(targets.shape)}"
-        raise ValueError(f"split {split!r} gives windows of {shapes}: asked for ({windows}, {length})")
+        raise ValueError(f"split {split!r} gives windows of {shapes}, not ({windows}, {length})")
     means: list[float] = []
     with evaluating(model) as device:
         for x, y in zip(inputs.split(batch), targets.split(batch), strict=True):
@@ -41,5 +41,5 @@ def evaluate_windows(model: Model, corpus: Corpus, split: str, *, windows: int, 
 
 
 def mean_loss(each: Tensor) -> float:
-    """The mean over windows, which are of one length."""
+    """Return the mean over windows, which all have one length."""
     return math.fsum(each.tolist()) / each.numel()

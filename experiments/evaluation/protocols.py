@@ -1,4 +1,4 @@
-"""What evaluation asks of a model, a tokenizer and a corpus, and the state in which a model is evaluated."""
+"""Declare what evaluation needs from a model, a tokenizer and a corpus, and put a model into evaluation mode."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,7 +15,7 @@ class Model(Protocol):
     def __call__(self, tokens: Tensor, /) -> Tensor: ...
 
     def loss(self, tokens: Tensor, targets: Tensor, /, reduction: Literal["mean", "none"] = "mean") -> Tensor:
-        """Cross entropy in nats: one number, or one for each target."""
+        """Return the cross entropy in nats: one number, or one for each target."""
 
     def modules(self) -> Iterator[nn.Module]: ...
 
@@ -23,24 +23,28 @@ class Model(Protocol):
 
 
 class Tokenizer(Protocol):
+    """A tokenizer that turns text into tokens and back."""
+
     def encode(self, text: str, /) -> list[int]: ...
 
     def decode(self, tokens: Sequence[int], /) -> str: ...
 
 
 class Corpus(Protocol):
+    """A corpus with splits that are read in windows or documents."""
+
     def windows(self, split: str, count: int, length: int) -> tuple[Tensor, Tensor]:
-        """Inputs and targets, int64 [count, length]: always the same ones for the same arguments."""
+        """Return inputs and targets, int64 [count, length]: always the same ones for the same arguments."""
 
     def documents(self, split: str) -> Iterator[np.ndarray[Any, Any]]:
-        """The split's texts in order, each a vector of tokens."""
+        """Yield the split's texts in order, each a vector of tokens."""
 
 
 @contextmanager
 def evaluating(model: Model) -> Iterator[torch.device]:
-    """No gradients, every module in evaluation mode and afterwards in the mode it had; yields the model's device.
+    """Disable gradients, put every module into evaluation mode, restore the modes afterwards; yield the model's device.
 
-    Quantizers stay on: a recipe's model is evaluated as it computes.
+    Quantizers stay on: the model is evaluated with its recipe.
     """
     modes = [(module, module.training) for module in model.modules()]
     for module, _ in modes:
@@ -54,5 +58,6 @@ def evaluating(model: Model) -> Iterator[torch.device]:
 
 
 def check_count(name: str, value: int) -> None:
+    """Raise ValueError if a count is no integer of 1 or more."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"{name}={value!r}: an integer from 1 up")
+        raise ValueError(f"{name}={value!r}: an integer of 1 or more is expected")

@@ -1,8 +1,8 @@
-"""The papers' downstream suites as data: lm-eval's tasks behind every row of their tables.
+"""List the papers' downstream suites as data: the lm-eval tasks behind every row of their tables.
 
-What a paper does not say is not invented. `few_shot=None` means that the paper gives no number of examples: lm-eval's
-own is used, and is assumed. The metric is assumed throughout (accuracy normalised by length where lm-eval has it, as
-is usual). Where lm-eval offers nothing that is what the paper names, `differs` says what is run in its place.
+Nothing is added to what a paper states. `few_shot=None` means that the paper gives no number of examples: lm-eval's
+default is used, as an assumption. The metric is always assumed (accuracy normalised by length where lm-eval has it, as
+is usual). Where lm-eval does not have exactly what the paper names, `differs` says what is run instead.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,26 +15,26 @@ class Task:
     """A row of a paper's table; its score is the mean of one metric over lm-eval tasks."""
 
     title: str  # the row's name in the paper
-    names: tuple[str, ...]  # lm-eval's
+    names: tuple[str, ...]  # names of lm-eval's tasks
     metric: str  # lm-eval's key: metric,filter
-    few_shot: int | None = None  # None: not in the paper; lm-eval's own number, assumed
-    category: str = ""  # the paper's heading for some rows, whose own score is their unweighted mean
-    differs: str = ""
+    few_shot: int | None = None  # None: not stated in the paper, lm-eval's default is assumed
+    category: str = ""  # the paper's heading for several rows; its score is their unweighted mean
+    differs: str = ""  # from the paper's task, if lm-eval does not have exactly that
 
     def score(self, results: Mapping[str, Mapping[str, float]]) -> float:
-        """This row from what `run_tasks` returned, between 0 and 1."""
+        """Return this row's score, between 0 and 1, from the results of `run_tasks`."""
         return fmean(results[name][self.metric] for name in self.names)
 
 
 ACC, ACC_NORM = "acc,none", "acc_norm,none"
 LAST_NUMBER = "exact_match,flexible-extract"  # the last number of the answer, however it is phrased
 
-# Of MGSM the languages of its own paper; of Global MMLU those of lm-eval's lite set.
+# MGSM: the languages of its own paper. Global MMLU: those of lm-eval's lite set.
 MGSM_LANGUAGES = ("bn", "de", "en", "es", "fr", "ja", "ru", "sw", "te", "th", "zh")
 GLOBAL_MMLU_LANGUAGES = ("ar", "bn", "de", "en", "es", "fr", "hi", "id", "it", "ja", "ko", "pt", "sw", "yo", "zh")
 
 TASK_GROUPS: Mapping[str, tuple[Task, ...]] = {
-    # MoR tables 2 to 4. The shots of MMLU are in the text and figure 7; nothing is said of the others.
+    # MoR tables 2 to 4. The shots of MMLU are in the text and figure 7; the others are not stated.
     "mor": (
         Task("MMLU", ("mmlu",), ACC, few_shot=5),
         Task("WinoGrande", ("winogrande",), ACC),
@@ -46,7 +46,7 @@ TASK_GROUPS: Mapping[str, tuple[Task, ...]] = {
         Task("SIQA", ("social_iqa",), ACC),
         Task("CommonSenseQA", ("commonsense_qa",), ACC),
     ),
-    # NVFP4 table 2. Only MMLU-Pro's shots are given there.
+    # NVFP4 table 2. It states only MMLU-Pro's shots.
     "nvfp4": (
         Task("MMLU", ("mmlu",), ACC, category="General"),
         Task("MMLU-Pro 5-shot", ("mmlu_pro",), "exact_match,custom-extract", few_shot=5, category="General"),
@@ -92,7 +92,7 @@ TASK_GROUPS: Mapping[str, tuple[Task, ...]] = {
 
 
 def shots(names: Sequence[str]) -> dict[str, int | None]:
-    """lm-eval's tasks that names ask for, each with its number of examples. A name is a group here or lm-eval's own."""
+    """Return the lm-eval tasks of these names, each with its number of examples. A name is a group or a task."""
     if not names:
         raise ValueError(f"no tasks: valid are {', '.join(TASK_GROUPS)} and the names of lm-eval")
     wanted: dict[str, int | None] = {}
@@ -102,11 +102,11 @@ def shots(names: Sequence[str]) -> dict[str, int | None]:
             for each in task.names:
                 if wanted.setdefault(each, task.few_shot) != task.few_shot:
                     raise ValueError(
-                        f"tasks {', '.join(names)} want {each} with different numbers of examples"
-                        f" ({_count(wanted[each])} and {_count(task.few_shot)}): run them apart"
+                        f"tasks {', '.join(names)} need {each} with different numbers of examples"
+                        f" ({_count(wanted[each])} and {_count(task.few_shot)}): run them separately"
                     )
     return wanted
 
 
 def _count(few_shot: int | None) -> str:
-    return "lm-eval's own" if few_shot is None else str(few_shot)
+    return "lm-eval's default" if few_shot is None else str(few_shot)

@@ -1,9 +1,9 @@
-"""Which statements of one version of the sources the other version does not have, and whether a run executed them.
+"""Find statements that only one version of the sources has, and tell whether a run executed them.
 
-Statements are compared by their meaning and wherever they stand, so what was only moved, reformatted or commented is no
-change. A changed statement of a function counts as tried when its lines were executed. Statements that only declare
-(constants, tables, default values, C++ declarations) are executed whatever uses them, so they count as tried only if
-the other version had a statement with the same literals: a name changed, a value did not.
+Statements are compared by their meaning, independent of their place, so moved, reformatted or commented code is no
+change. A changed statement of a function counts as tried if its lines were executed. Statements that only declare
+(constants, tables, default values, C++ declarations) are executed by every run, so they count as tried only if the
+other version has a statement with the same literals: then a name changed and no value did.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ _NESTED = ("body", "orelse", "finalbody", "handlers", "cases")
 
 @dataclass(frozen=True)
 class Statement:
+    """A statement with its place, its meaning, its literals, and whether it only declares something."""
+
     file: str
     line: int
     last_line: int
@@ -35,23 +37,25 @@ class Statement:
         return f"{self.file}:{self.line}"
 
 
-def statements_of(files: Collection[str], root: Path) -> list[Statement]:
-    found: list[Statement] = []
+def read_statements(files: Collection[str], root: Path) -> list[Statement]:
+    """Return all statements of the files, which are paths below `root`."""
+    result: list[Statement] = []
     for file in files:
         text = (root / file).read_text("utf-8")
-        found += _python(file, text) if file.endswith(".py") else _cpp(file, text)
-    return found
+        result += _python(file, text) if file.endswith(".py") else _cpp(file, text)
+    return result
 
 
 def only_in_first(first: list[Statement], second: list[Statement]) -> list[Statement]:
-    there = Counter(statement.meaning for statement in second)
-    found = []
+    """Return the statements of the first list whose meaning the second does not have, counting repetitions."""
+    remaining = Counter(statement.meaning for statement in second)
+    result = []
     for statement in first:
-        if there[statement.meaning]:
-            there[statement.meaning] -= 1
+        if remaining[statement.meaning]:
+            remaining[statement.meaning] -= 1
         else:
-            found.append(statement)
-    return found
+            result.append(statement)
+    return result
 
 
 def untried(
@@ -62,10 +66,10 @@ def untried(
 ) -> list[Statement]:
     """Return the changed statements that the run did not try.
 
-    executed: lines by file. executable: lines that the compiler has code for, of C++ files.
+    executed: executed lines by file. executable: for C++ files, the lines that the compiler has code for.
     """
     literals = {statement.literals for statement in of_the_other}
-    found = []
+    result = []
     for statement in changed:
         lines = range(statement.line, statement.last_line + 1)
         declares = statement.declares
@@ -76,26 +80,26 @@ def untried(
         else:
             tried = any(line in executed.get(statement.file, ()) for line in lines)
         if not tried:
-            found.append(statement)
-    return found
+            result.append(statement)
+    return result
 
 
 def _python(file: str, text: str) -> Iterator[Statement]:
     config_classes = CONFIG_CLASSES.get(file.removesuffix(".py").replace("/", "."), ())
-    yield from _of_body(file, ast.parse(text).body, config_classes, declares=True, is_config=False)
+    yield from _body_statements(file, ast.parse(text).body, config_classes, declares=True, is_config=False)
 
 
-def _of_body(
+def _body_statements(
     file: str, body: list[ast.stmt], config_classes: Collection[str], declares: bool, is_config: bool
 ) -> Iterator[Statement]:
     for node in statements(body, is_config):
         if isinstance(node, ast.Raise | ast.Assert | ast.Import | ast.ImportFrom | ast.Pass):
             continue
-        yield from _of_node(file, node, config_classes, declares)
+        yield from _node_statements(file, node, config_classes, declares)
 
 
-def _of_node(file: str, node: ast.AST, config_classes: Collection[str], declares: bool) -> Iterator[Statement]:
-    """Yield a statement, without those that are nested in it, and then those."""
+def _node_statements(file: str, node: ast.AST, config_classes: Collection[str], declares: bool) -> Iterator[Statement]:
+    """Yield a statement without the statements nested in it, and then the nested ones."""
     nested = {name: value for name in _NESTED if isinstance(value := getattr(node, name, None), list)}
     is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     first = min((child.lineno for part in nested.values() for child in part if hasattr(child, "lineno")), default=None)
@@ -114,7 +118,7 @@ def _of_node(file: str, node: ast.AST, config_classes: Collection[str], declares
         is_config = isinstance(node, ast.ClassDef) and node.name in config_classes
         for child in statements(children, is_config):
             if not isinstance(child, ast.Raise | ast.Assert | ast.Import | ast.ImportFrom | ast.Pass):
-                yield from _of_node(file, child, config_classes, declares and not is_function)
+                yield from _node_statements(file, child, config_classes, declares and not is_function)
 
 
 def _constants(node: ast.AST) -> list[str]:
@@ -126,7 +130,7 @@ def _constants(node: ast.AST) -> list[str]:
 
 
 def _cpp(file: str, text: str) -> Iterator[Statement]:
-    """Yield a statement for each line that has tokens; whether it declares is the compiler's to say."""
+    """Yield a statement for each line that has tokens; `untried` asks the compiler's data whether it declares."""
     lines: dict[int, list[str]] = {}
     for line, token in tokens(text):
         if token != "end of directive":

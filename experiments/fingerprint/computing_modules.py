@@ -1,6 +1,6 @@
-"""Which modules compute a trial's numbers, and which of those that training imports do not, each with its reason.
+"""List the modules that compute a trial's numbers, and the other modules that training imports, each with its reason.
 
-A test holds the two lists against the imports of the training script: every module stands in one of them.
+A test compares the two lists with the imports of the training script: every imported module must be in one of them.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ COMPUTING = {
 }
 
 _DATA = "makes or opens tokens; the id holds the fingerprint of their content"
-_EXTRA = "evaluates beside the loss; extra evaluation is no part of the id"
-_FILES = "reads and writes files whose content others compute"
+_EXTRA = "computes extra evaluation, which is no part of the id"
+_FILES = "reads and writes files whose content other modules compute"
 NOT_COMPUTING = {
     "kernels.backends.choice": "chooses a backend; which one it was is provenance",
     "common.locks": "locks files against other processes",
-    "common.store_folder": "checks the place of the store",
+    "common.store_folder": "checks the store's path",
     "common.from_dict": "fills configuration classes; the id holds their values",
     "models.networks.presets": "lists models; the id holds the values of the one that trains",
     "common.atomic": _FILES,
@@ -74,7 +74,7 @@ NOT_COMPUTING = {
     "experiments.evaluation.tasks": _EXTRA,
     "experiments.fingerprint.computing_modules": "lists modules; the fingerprint covers what it lists",
     "experiments.fingerprint.cpp_source": "makes the fingerprint, whose value is in the id",
-    "experiments.fingerprint.equal_bits": "says which fingerprints are proven to mean the same numbers",
+    "experiments.fingerprint.equal_bits": "lists fingerprints that are proven to give the same numbers",
     "experiments.fingerprint.numerics": "makes the fingerprint, whose value is in the id",
     "experiments.fingerprint.python_source": "makes the fingerprint, whose value is in the id",
     "experiments.identity": "makes the id and the provenance",
@@ -85,7 +85,7 @@ NOT_COMPUTING = {
     "experiments.trial": "declares and checks settings; the id holds their values",
 }
 
-# C++ sources that are compiled for a device kind; the headers that they include are found from them.
+# C++ sources that are compiled for a device kind; the headers that they include are added.
 CPP_ROOTS = {
     "cpu": (
         "cpu.cpp",

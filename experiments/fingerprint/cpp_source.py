@@ -1,4 +1,4 @@
-"""Reduce C++ sources to their tokens, so that comments and white space change no digest, and follow their includes."""
+"""Reduce C++ sources to their tokens, so that comments and spaces do not change the digest, and follow includes."""
 
 from __future__ import annotations
 
@@ -45,17 +45,18 @@ def tokens(source: str) -> Iterator[tuple[int, str]]:
 
 
 def source_digest(source: str) -> str:
+    """Return the digest of a C++ source's tokens."""
     return hashlib.sha256("\n".join(text for _, text in tokens(source)).encode()).hexdigest()
 
 
 def with_includes(roots: Iterable[Path]) -> list[Path]:
-    """Return the files and every file that they include by a quoted name, directly or not, sorted."""
-    found: set[Path] = set()
+    """Return the sorted files and all files that they include by a quoted name, directly or indirectly."""
+    files: set[Path] = set()
     waiting = list(roots)
     while waiting:
         path = waiting.pop()
-        if path not in found:
-            found.add(path)
+        if path not in files:
+            files.add(path)
             included = (path.parent / name for name in _INCLUDE.findall(path.read_text("utf-8")))
-            waiting += [file for file in included if file.is_file()]
-    return sorted(found)
+            waiting += [path for path in included if path.is_file()]
+    return sorted(files)

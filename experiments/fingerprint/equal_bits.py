@@ -1,8 +1,8 @@
-"""Which numerics fingerprints are proven to give the same bits, so that a refactoring keeps the stored trials.
+"""Record which numerics fingerprints are proven to give the same bits, so that a refactoring keeps the stored trials.
 
 `equal_bits.json` lists pairs of fingerprints, each with the kind of device and the instruction set on which a set of
-tiny trials gave the same bytes under both (`same_bits.py` writes it). A pair says nothing of any other device or
-instruction set: there, trials of the older sources stay trials of their own.
+tiny trials gave the same bytes under both (`same_bits.py` writes it). A pair says nothing about any other device or
+instruction set: there, trials of the older sources remain different trials.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ FILE = Path(__file__).with_name("equal_bits.json")
 
 @dataclass(frozen=True)
 class EqualPair:
+    """Two fingerprints that gave the same bits, and where and when this was tested."""
+
     device: str
     instruction_set: str
     old: str
@@ -29,24 +31,26 @@ class EqualPair:
 
 @cache
 def declared_pairs(file: Path = FILE) -> tuple[EqualPair, ...]:
+    """Return the pairs of the file."""
     return tuple(EqualPair(**row) for row in json.loads(file.read_text("utf-8")))
 
 
 def add_pairs(pairs: list[EqualPair], file: Path = FILE) -> None:
+    """Add pairs to the file, without duplicates."""
     rows = [asdict(pair) for pair in dict.fromkeys([*declared_pairs(file), *pairs])]
     file.write_text("[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n", "utf-8")
     declared_pairs.cache_clear()
 
 
 def equal_fingerprints(fingerprint: str, device: str, instruction_set: str | None = None) -> list[str]:
-    """Return the fingerprint and all that are proven equal to it, through any number of pairs.
+    """Return the fingerprint and all fingerprints that are proven equal to it, through any number of pairs.
 
-    Without an instruction set: equal on at least one for each pair, for a caller that checks that later.
+    Without an instruction set, a pair for any instruction set counts; the caller has to check that later.
     """
-    found = [fingerprint]
-    for known in found:  # grows while it is read
-        found += [other for other in _neighbours(known, device, instruction_set) if other not in found]
-    return found
+    equal = [fingerprint]
+    for known in equal:  # the list grows during the loop
+        equal += [other for other in _neighbours(known, device, instruction_set) if other not in equal]
+    return equal
 
 
 def _neighbours(fingerprint: str, device: str, instruction_set: str | None) -> Iterator[str]:

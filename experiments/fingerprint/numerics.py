@@ -1,7 +1,7 @@
-"""The numerics fingerprint: one hash of the meaning of all sources that compute a trial on a kind of device.
+"""Compute the numerics fingerprint: one hash of the meaning of all sources that compute a trial on a kind of device.
 
-Edits of comments, docstrings, annotations and messages leave it as it is, and so does any edit of a module that does
-not compute. It depends on no machine: whoever has the same sources has the same fingerprint.
+Edits of comments, docstrings, annotations and messages do not change it, nor does any edit of a module that does not
+compute. It does not depend on the machine: equal sources have equal fingerprints.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @cache
 def source_digests(device: str, root: Path = ROOT) -> dict[str, str]:
-    """Return the digest of each source that computes trials of a device kind, by its path from the packages on."""
+    """Return the digest of each source that computes trials of a device kind, by its path below the repository."""
     return {path: file_digest(path, root) for path in computing_files(device, root)}
 
 
 def computing_files(device: str, root: Path = ROOT) -> list[str]:
+    """Return the paths of the sources that compute trials of a device kind, sorted."""
     python = [module_file(module) for module, needed_on in COMPUTING.items() if needed_on in ("any", device)]
     cpp = with_includes(root / "kernels" / "csrc" / name for name in CPP_ROOTS[device])
     return sorted([*python, *(file.relative_to(root).as_posix() for file in cpp)])
@@ -39,8 +40,10 @@ def file_digest(path: str, root: Path = ROOT) -> str:
 
 
 def numerics_fingerprint(device: str, root: Path = ROOT) -> str:
+    """Return the numerics fingerprint of a device kind."""
     return hashlib.sha256(json.dumps(source_digests(device, root)).encode()).hexdigest()
 
 
 def module_file(module: str) -> str:
+    """Return the path of a module's file below the repository."""
     return f"{module.replace('.', '/')}.py"

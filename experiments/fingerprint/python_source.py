@@ -24,13 +24,13 @@ SKIPPED = {"annotation", "returns", "type_comment", "type_params", "type_ignores
 def module_digest(source: str | bytes, config_classes: Collection[str] = ()) -> str:
     """Return the digest of a module's meaning.
 
-    config_classes: names of the classes in it whose annotated fields are settings that a trial's id holds by value.
+    config_classes: names of its classes whose annotated fields are settings; a trial's id holds their values.
     """
     return hashlib.sha256(serialised(ast.parse(source), config_classes).encode()).hexdigest()
 
 
 def serialised(node: ast.AST, config_classes: Collection[str] = ()) -> str:
-    """Return the text that stands for a syntax tree's meaning; empty parts are left out."""
+    """Return the text that represents a syntax tree's meaning, without its empty parts."""
     if isinstance(node, ast.Raise | ast.Assert) or _is_message(node):
         return _fields(node, config_classes, silent=True)
     return _fields(node, config_classes, silent=False)
@@ -80,7 +80,7 @@ def _value(value: object, config_classes: Collection[str], silent: bool) -> str:
 
 
 def _is_message(node: ast.AST) -> bool:
-    """Tell whether the node is a call that only speaks to people: a warning or a log call."""
+    """Tell whether the node is a call that only writes a message for people: a warning or a log call."""
     if not isinstance(node, ast.Call):
         return False
     called = node.func

@@ -1,14 +1,14 @@
-"""Adam-mini (arXiv 2406.16793): AdamW with one second moment per part of a tensor instead of one per element.
+"""Implement Adam-mini (arXiv 2406.16793): AdamW with one second moment per part of a tensor, not per element.
 
     m ← β1·m + (1 − β1)·g                     per element, as in AdamW
     v ← β2·v + (1 − β2)·mean of g² over the part
     w ← w·(1 − lr·decay) − lr/(1 − β1^t) · m / (√v / √(1 − β2^t) + ε)
 
-How a parameter is partitioned is a value (fewbits.models.networks.partition has it for every parameter of a model):
+A partition says how a parameter is split into parts (fewbits.models.networks.partition has it for every parameter):
 
     "element"      every element is its own part: AdamW, for embeddings and the output head
     "tensor"       the whole tensor is one part
-    (64, 64, 1, …) consecutive rows, which add up to all of them: 64 rows of a head are one part, a neuron's row is one
+    (64, 64, 1, …) numbers of consecutive rows, which add up to all rows: 64 for a head's rows, 1 for a neuron's row
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from fewbits.models.untraced import UntracedOptimizer
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """`count` consecutive parts of `size` rows each, so that they are one view [count, size × columns]."""
+    """A run of `count` parts of `size` consecutive rows each, which one view [count, size × columns] covers."""
 
     rows: slice
     parts: slice
     count: int
 
-    def of(self, x: Tensor) -> Tensor:
+    def view(self, x: Tensor) -> Tensor:
         return x[self.rows].view(self.count, -1)
 
 
 class AdamMini(UntracedOptimizer):
-    """`params` as for torch.optim.AdamW; `partition` has an entry for each of them."""
+    """The optimizer. `params` is as for torch.optim.AdamW; `partition` has an entry for each parameter."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class AdamMini(UntracedOptimizer):
         self._runs = {p: _runs(partition[p], p.shape) for group in self.param_groups for p in group["params"]}
 
     def second_moment_shape(self, param: Tensor) -> tuple[int, ...]:
-        """The shape of its `exp_avg_sq`: one number per part."""
+        """Return the shape of a parameter's `exp_avg_sq`: one number per part."""
         runs = self._runs[param]
         return tuple(param.shape) if runs is None else (runs[-1].parts.stop,)
 
@@ -70,13 +70,13 @@ class AdamMini(UntracedOptimizer):
         return loss
 
     def _update(self, param: Tensor, grad: Tensor, group: dict[str, Any]) -> None:
-        """The operations and their order are those of torch's AdamW, so that "element" gives its very bits."""
+        """Update a parameter by the operations of torch's AdamW in their order, so that "element" gives its bits."""
         state, runs = self.state[param], self._runs[param]
         if not state:
             state["step"] = torch.zeros(())
             state["exp_avg"] = torch.zeros_like(param)
             state["exp_avg_sq"] = param.new_zeros(self.second_moment_shape(param))
-        state["step"] += 1  # on the CPU, as AdamW keeps it: reading it waits for no device
+        state["step"] += 1  # on the CPU, as in AdamW, so that reading it does not wait for the device
         m, v, step = state["exp_avg"], state["exp_avg_sq"], state["step"].item()
         (beta1, beta2), lr = group["betas"], group["lr"]
         step_size = lr / (1 - beta1**step)
@@ -90,13 +90,13 @@ class AdamMini(UntracedOptimizer):
             return
         grad = grad.contiguous()
         for run in runs:
-            part = v[run.parts].mul_(beta2).add_(run.of(grad).square().mean(1), alpha=1 - beta2)
+            part = v[run.parts].mul_(beta2).add_(run.view(grad).square().mean(1), alpha=1 - beta2)
             denominator = (part.sqrt() / correction).add_(group["eps"])
-            run.of(param).addcdiv_(run.of(m), denominator[:, None], value=-step_size)
+            run.view(param).addcdiv_(run.view(m), denominator[:, None], value=-step_size)
 
 
 def _runs(partition: Partition, shape: torch.Size) -> tuple[_Run, ...] | None:
-    """Neighbouring parts of equal size are updated together; None: every element is a part."""
+    """Group neighbouring parts of equal size, which are updated together. Return None if every element is a part."""
     if partition == "element" or len(shape) == 0 or 0 in shape:
         return None
     sizes = (shape[0],) if partition == "tensor" else partition

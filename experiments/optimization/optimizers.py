@@ -1,18 +1,18 @@
-"""The optimizer of a trial: AdamW or Adam-mini over groups of parameters, and what the training loop does with it.
+"""Make a trial's optimizer, AdamW or Adam-mini over groups of parameters, and update, save and restore it.
 
-Three groups, by what a parameter is:
+There are three groups of parameters:
 
     decay   matrices (two dimensions or more): weights, embeddings, convolutions
-    plain   norms, biases and other vectors, and what steers Mamba-2's recurrence: no weight decay
-    bits    a sampler's learned bit widths (b_i of GaussWS eq. 11): here weight decay is the pull to the target, so
-            they always have it, and may have a learning rate of their own
+    plain   norms, biases and other vectors, and the parameters of Mamba-2's recurrence: no weight decay
+    bits    a sampler's learned bit widths (b_i of GaussWS eq. 11): here weight decay pulls them to the target, so
+            they always have it, and they may have their own learning rate
 
-The learning rate of an update is a group's `peak_lr` times the schedule's factor. What a checkpoint keeps of an
-optimizer is its state by parameter name (`optimizer_state`); learning rates and the like come from the config every
-time, and a branch whose recipe adds or drops a sampler finds the state of everything else in its place.
+The learning rate of an update is a group's `peak_lr` times the schedule's factor. A checkpoint stores an optimizer's
+state by parameter name (`optimizer_state`). Learning rates and the like always come from the config, and a branch whose
+recipe adds or drops a sampler still finds the state of all other parameters.
 
-Every optimizer made here moves the version counter of the parameters it updates (torch's fused kernels do not by
-themselves), so that a cache of quantized weights can go by `weight._version`.
+Every optimizer made here increments the version counter of the parameters it updates (torch's fused kernels do not),
+so that a cache of quantized weights can check `weight._version`.
 """
 
 from __future__ import annotations
@@ -31,22 +31,24 @@ from fewbits.models.networks.partition import Partition
 from fewbits.models.untraced import UntracedOptimizer
 
 BITS = "bit_scale"
-RECURRENCE = ("A_log", "D", "dt_bias")  # Mamba-2 keeps weight decay from them, vectors or not
+RECURRENCE = ("A_log", "D", "dt_bias")  # Mamba-2 has no weight decay on them, whatever their shape
 KINDS = ("adamw", "adam-mini")
 
 
 @dataclass(frozen=True)
 class OptimizerConfig:
+    """The settings of a trial's optimizer."""
+
     kind: str = "adamw"
     lr: float = 1e-3  # at the schedule's peak
     beta1: float = 0.9
     beta2: float = 0.95
-    eps: float = 1e-8  # assumed: no paper states it
+    eps: float = 1e-8  # assumed, no paper states it
     weight_decay: float = 0.1
-    decay_vectors: bool = False  # decay norms and biases too, as torchtitan, GaussWS's trainer of Llama2, does
-    clip: float | None = 1.0  # largest gradient norm; None: never clip
-    bits_lr_ratio: float = 1.0  # assumed: GaussWS does not state a learning rate for b_i. Over lr
-    bits_weight_decay: float | None = None  # assumed: nor a weight decay. None: weight_decay
+    decay_vectors: bool = False  # decay norms and biases too, like torchtitan, which GaussWS used for Llama2
+    clip: float | None = 1.0  # largest gradient norm; None: no clipping
+    bits_lr_ratio: float = 1.0  # learning rate of b_i over lr; assumed, GaussWS does not state it
+    bits_weight_decay: float | None = None  # None: weight_decay; assumed, GaussWS does not state it
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -59,18 +61,23 @@ class OptimizerConfig:
             if value is not None and not 0 <= value < float("inf"):
                 raise ValueError(f"{name}={value}: valid are finite numbers, 0 or more")
         if self.clip is not None and not 0 < self.clip < float("inf"):
-            raise ValueError(f"clip={self.clip}: valid are finite numbers above 0, or null to never clip")
+            raise ValueError(f"clip={self.clip}: valid are finite numbers above 0, or null for no clipping")
 
 
 class AdamW(UntracedOptimizer, torch.optim.AdamW):
+    """The fused AdamW of torch, without the tracing that torch.compile adds to its step."""
+
     step = torch.no_grad()(unwrap(torch.optim.AdamW.step))
 
 
 def make_optimizer(
     model: nn.Module, config: OptimizerConfig, *, partition: Mapping[str, Partition] | None = None
 ) -> torch.optim.Optimizer:
-    """`partition` is Adam-mini's, by parameter name. Bit widths need no entry: they are "tensor" (assumed), as
-    everything that the published code does not know."""
+    """Return the optimizer of a model.
+
+    partition: Adam-mini's partition by parameter name. Bit widths need no entry: their partition is "tensor" (assumed),
+        which the published code uses for every parameter that it does not know.
+    """
     groups = parameter_groups(model, config)
     settings: dict[str, Any] = {"lr": config.lr, "betas": (config.beta1, config.beta2), "eps": config.eps}
     optimizer: torch.optim.Optimizer
@@ -83,11 +90,11 @@ def make_optimizer(
 
 
 def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str, Any]]:
-    """The groups that hold something, each with its name, its peak learning rate and its weight decay."""
+    """Return the groups that are not empty, each with its name, peak learning rate and weight decay."""
     members: dict[str, list[tuple[str, nn.Parameter]]] = {"decay": [], "plain": [], "bits": []}
     for name, param in model.named_parameters():
         if param.requires_grad:
-            members[_group_of(name, param, config)].append((name, param))
+            members[_group_name(name, param, config)].append((name, param))
     bits_decay = config.weight_decay if config.bits_weight_decay is None else config.bits_weight_decay
     decays = {"decay": config.weight_decay, "plain": 0.0, "bits": bits_decay}
     peaks = {"decay": config.lr, "plain": config.lr, "bits": config.lr * config.bits_lr_ratio}
@@ -98,7 +105,7 @@ def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str
     ]
 
 
-def _group_of(name: str, param: Tensor, config: OptimizerConfig) -> str:
+def _group_name(name: str, param: Tensor, config: OptimizerConfig) -> str:
     last = name.rpartition(".")[2]
     if last == BITS:
         return "bits"
@@ -107,33 +114,37 @@ def _group_of(name: str, param: Tensor, config: OptimizerConfig) -> str:
 
 def _by_parameter(model: nn.Module, partition: Mapping[str, Partition] | None) -> dict[Tensor, Partition]:
     if partition is None:
-        raise ValueError("adam-mini needs a partition, a dict from each parameter's name to how it is partitioned")
+        raise ValueError("adam-mini needs a partition, a dict from each parameter's name to its partition")
     params = {name: param for name, param in model.named_parameters() if param.requires_grad}
     rest = {name for name in params if name.rpartition(".")[2] == BITS}
     if missing := sorted(params.keys() - partition.keys() - rest):
-        raise ValueError(f"the partition says nothing of {', '.join(missing)}")
+        raise ValueError(f"the partition has no entry for {', '.join(missing)}")
     return {param: partition.get(name, "tensor") for name, param in params.items()}
 
 
 def _move_versions(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    torch.autograd.graph.increment_version([param for _, param in _named(optimizer) if param.grad is not None])
+    torch.autograd.graph.increment_version(
+        [param for _, param in _named_parameters(optimizer) if param.grad is not None]
+    )
 
 
-def _named(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, nn.Parameter]]:
+def _named_parameters(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, nn.Parameter]]:
     for group in optimizer.param_groups:
         yield from zip(group["param_names"], group["params"], strict=True)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, factor: float) -> None:
-    """Every group's learning rate for the next update, `factor` being the schedule's."""
+    """Set every group's learning rate for the next update; `factor` is the schedule's."""
     for group in optimizer.param_groups:
         group["lr"] = group["peak_lr"] * factor
 
 
 def clip_gradients(params: Iterable[Tensor], max_norm: float | None) -> Tensor:
-    """Scale all gradients so that their common norm is at most max_norm; returns the norm before, on their device.
+    """Scale all gradients so that their common norm is at most max_norm; return the norm before, on their device.
 
-    Nothing waits for the device. A norm that is not finite makes gradients NaN: the trial sees its divergence."""
+    This does not wait for the device. A norm that is not finite makes all gradients NaN, which the trial reports as
+    divergence.
+    """
     params = list(params)
     norm = get_total_norm([param.grad for param in params if param.grad is not None])
     if max_norm is not None:
@@ -142,25 +153,30 @@ def clip_gradients(params: Iterable[Tensor], max_norm: float | None) -> Tensor:
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Tensor]]:
-    """What has to be kept to go on: by parameter name, empty before the first update. The tensors are not copied."""
-    return {name: dict(optimizer.state[param]) for name, param in _named(optimizer) if param in optimizer.state}
+    """Return the state to save, by parameter name; empty before the first update. The tensors are not copied."""
+    return {
+        name: dict(optimizer.state[param]) for name, param in _named_parameters(optimizer) if param in optimizer.state
+    }
 
 
 def load_optimizer_state(optimizer: torch.optim.Optimizer, states: Mapping[str, Mapping[str, Tensor]]) -> None:
-    """Go on from a copy of `states`. Bit widths alone may be on one side only: they start anew, or are left out."""
-    params = dict(_named(optimizer))
+    """Restore a copy of `states`. Only bit widths may be missing on one side: they start from scratch or are ignored.
+
+    Raises ValueError if the parameters or the shapes of their states differ otherwise.
+    """
+    params = dict(_named_parameters(optimizer))
     alone = sorted(name for name in states.keys() ^ params.keys() if name.rpartition(".")[2] != BITS)
     if alone and states:
-        raise ValueError(f"the saved optimizer and this one do not hold the same parameters: {', '.join(alone)}")
+        raise ValueError(f"the saved optimizer and this one do not have the same parameters: {', '.join(alone)}")
     for name, param in params.items():
         second = optimizer.second_moment_shape(param) if isinstance(optimizer, AdamMini) else tuple(param.shape)
         saved = {key: tuple(value.shape) for key, value in states.get(name, {}).items()}
         if saved and saved != {"step": (), "exp_avg": tuple(param.shape), "exp_avg_sq": second}:
-            raise ValueError(f"the saved state of {name} is of another optimizer or partition: {saved}")
-    whole = optimizer.state_dict()
-    whole["state"] = {
+            raise ValueError(f"the saved state of {name} belongs to another optimizer or partition: {saved}")
+    state = optimizer.state_dict()
+    state["state"] = {
         index: {key: value.clone() for key, value in states[name].items()}
         for index, name in enumerate(params)
         if name in states
     }
-    optimizer.load_state_dict(whole)
+    optimizer.load_state_dict(state)

@@ -1,4 +1,4 @@
-"""The learning rate over a trial, as a pure function: update `step` uses peak × `factor(config, step, steps)`.
+"""Compute the learning rate over a trial as a pure function: update `step` uses peak × `factor(config, step, steps)`.
 
 Updates are counted from 0 to steps − 1. With W updates of warm-up and a decay that starts at update D (at W for linear
 and cosine; for wsd where the last part of the trial begins):
@@ -7,9 +7,9 @@ and cosine; for wsd where the last part of the trial begins):
     plateau   W ≤ step < D    1
     decay     D ≤ step        f + (1 − f)·shape((step − D) / (steps − D)),    f = final_ratio, shape falls from 1 to 0
 
-The first update is thus never lost to a rate of 0, nor is the last: f is where the curve would arrive one update after
-it, and the last factor is f + (1 − f)·shape(1 − 1/(steps − D)). nanoGPT's cosine and torchtitan's linear schedule have
-this form. A branch that decays "to zero from here" is `ScheduleConfig(kind="linear")`: it starts at the peak.
+So neither the first nor the last update has a rate of 0: the curve would reach f one update after the last, whose
+factor is f + (1 − f)·shape(1 − 1/(steps − D)). nanoGPT's cosine and torchtitan's linear schedule have this form. A
+branch that decays "to zero from here" is `ScheduleConfig(kind="linear")`: it starts at the peak.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ KINDS = ("constant", "linear", "cosine", "wsd")
 
 @dataclass(frozen=True)
 class ScheduleConfig:
-    """A schedule for trials of any length. Of the two lengths of warm-up one may be set; neither means no warm-up."""
+    """A schedule for trials of any length. One of the two warm-up lengths may be set; neither means no warm-up."""
 
     kind: str = "linear"
     warmup_steps: int = 0
     warmup_fraction: float = 0.0
     final_ratio: float = 0.0  # the lowest rate over the peak
-    decay_fraction: float = 0.2  # wsd alone: the part of the trial that decays; NVFP4's 12B 0.2, its 8B and 1.2B 0.15
-    decay_shape: str = "linear"  # wsd alone; assumed: the NVFP4 paper does not state it
+    decay_fraction: float = 0.2  # only wsd: the part of the trial that decays; NVFP4: 0.2 for 12B, 0.15 for 8B and 1.2B
+    decay_shape: str = "linear"  # only wsd; assumed, the NVFP4 paper does not state it
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -54,7 +54,7 @@ class ScheduleConfig:
 
 
 def factor(config: ScheduleConfig, step: int, steps: int) -> float:
-    """What the peak learning rate is multiplied by in update `step`, counted from 0, of `steps`."""
+    """Return the factor of the peak learning rate in update `step`, counted from 0, of `steps`."""
     if not 0 <= step < steps:
         raise ValueError(f"update {step} of a trial of {steps}: valid are 0 to {steps - 1}")
     warmup, decay = phases(config, steps)
@@ -67,7 +67,7 @@ def factor(config: ScheduleConfig, step: int, steps: int) -> float:
 
 
 def phases(config: ScheduleConfig, steps: int) -> tuple[int, int]:
-    """The number of updates of warm-up, and the update at which decay starts (`steps` if there is none)."""
+    """Return the number of warm-up updates, and the update at which decay starts (`steps` if there is no decay)."""
     warmup = config.warmup_steps or _part(config.warmup_fraction, steps)
     if config.kind == "constant":
         decay = steps
@@ -75,12 +75,12 @@ def phases(config: ScheduleConfig, steps: int) -> tuple[int, int]:
         decay = steps - _part(config.decay_fraction, steps)
     else:
         decay = warmup
-    room = min(decay, steps - 1)
-    if warmup > room:
-        raise ValueError(f"{warmup} updates of warm-up in a trial of {steps} ({config.kind}): valid are 0 to {room}")
+    longest = min(decay, steps - 1)
+    if warmup > longest:
+        raise ValueError(f"{warmup} updates of warm-up in a trial of {steps} ({config.kind}): valid are 0 to {longest}")
     return warmup, decay
 
 
 def _part(fraction: float, steps: int) -> int:
-    """A fraction of a trial in updates: at least one if it is asked for at all, however short the trial."""
+    """Return a fraction of a trial in updates, at least 1 unless the fraction is 0."""
     return max(1, round(fraction * steps)) if fraction else 0

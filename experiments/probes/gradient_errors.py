@@ -1,4 +1,4 @@
-"""How gradients from quantized operands differ from the exact one: cosine, error, bias, and what of it is noise.
+"""Measure how gradients from quantized operands differ from the exact gradient: cosine, error, bias, noise.
 
 With the exact gradient g, gradients ĝ_s of S rounding seeds, e_s = ĝ_s − g, and ē the mean of e_s over the seeds:
 
@@ -6,11 +6,11 @@ With the exact gradient g, gradients ĝ_s of S rounding seeds, e_s = ĝ_s − g,
     cosine        mean of ⟨ĝ_s, g⟩ / ‖ĝ_s‖‖g‖
     error         √(mean of ‖e_s‖²) / ‖g‖
     bias          ⟨ē, g⟩ / ⟨g, g⟩: the projection coefficient of ĝ on g, less 1
-    mean_error    ‖ē‖ / ‖g‖: what averaging over the seeds has left of the error
-    noise         √(Σ ‖e_s − ē‖² / (S − 1)) / ‖g‖: what another seed changes; 0 where nothing is random, and unknown of
+    mean_error    ‖ē‖ / ‖g‖: the error that remains after averaging over the seeds
+    noise         √(Σ ‖e_s − ē‖² / (S − 1)) / ‖g‖: the part that changes with the seed; 0 without randomness, NaN for
                   one seed
-    systematic    √(mean_error² − noise² / S): what no number of seeds would average away. Its square is an unbiased
-                  estimate, taken for 0 where that is negative
+    systematic    √(mean_error² − noise² / S): the part that averaging over any number of seeds would not remove. Its
+                  square is an unbiased estimate; a negative estimate counts as 0
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from torch import Tensor
 
 
 class GradientErrors:
-    """Of one batch. Parameters are kept apart, so that any of them can be taken together as one vector."""
+    """The errors of one batch. They are stored per parameter, so that any parameters can be combined to one vector."""
 
     def __init__(self, exact: Mapping[str, Tensor], *, random: bool) -> None:
         self._exact, self._random = exact, random
         self._norms = {name: _dot(g, g) for name, g in exact.items()}
         self._seeds: list[dict[str, tuple[Tensor, Tensor]]] = []  # ⟨e, g⟩ and ⟨e, e⟩
-        self._sums: dict[str, Tensor] = {}  # of e over seeds
+        self._sums: dict[str, Tensor] = {}  # sum of e over the seeds
 
     def add(self, gradients: Mapping[str, Tensor]) -> None:
-        """Those of another seed; of one alone where nothing is random."""
+        """Add the gradients of another seed; without randomness call this only once."""
         products = {}
         for name, g in self._exact.items():
             e = gradients[name].float() - g
@@ -41,8 +41,8 @@ class GradientErrors:
                 self._sums[name] = self._sums[name].add_(e) if name in self._sums else e
         self._seeds.append(products)
 
-    def of(self, names: Sequence[str]) -> dict[str, float]:
-        """Of these parameters' gradients as one vector."""
+    def measures(self, names: Sequence[str]) -> dict[str, float]:
+        """Return the measures of these parameters' gradients, taken together as one vector."""
         count = len(self._seeds)
         gg = _total(self._norms[name] for name in names)
         eg = [_total(products[name][0] for name in names) for products in self._seeds]

@@ -1,24 +1,23 @@
-"""Recipes compared at one checkpoint, on the same batches, with nothing else changed.
+"""Compare recipes at one checkpoint, on the same batches, with nothing else changed.
 
-For every batch the weights of the checkpoint go forward and backward once unquantized and once with each recipe
-(several times, with other seeds, where a recipe draws noise). Everything is paired with that reference, so answers
-about numerics have almost no noise, where outcomes of training need many seeds. Three tables come out, in tidy form:
+For every batch, the checkpoint's weights do a forward and a backward pass once unquantized and once with each recipe
+(several times, with different seeds, if a recipe draws noise). Each result is paired with the unquantized reference, so
+results about numerics have almost no noise, while training outcomes need many seeds. The result is three tidy tables:
 
     loss        recipe, batch, seed         loss, reference, increase; bits, the mean b_t of weights with a sampler
-    gradients   recipe, batch, layer        how the weight's gradient differs (gradient_errors.py);
-                                            of the layer `whole`: the gradient of the loss by all parameters
-    operands    recipe, batch, seed,        relative error, rates of flushed, saturated and capped values, lost ones,
-                layer, slot                 how often a mixture chose its entry i (share_i). Operands left high have no
-                                            row. Of a mixture the errors are those of its first entry, before the choice
+    gradients   recipe, batch, layer        errors of the weight's gradient (gradient_errors.py);
+                                            layer `whole`: the gradient of the loss by all parameters
+    operands    recipe, batch, seed,        relative error, rates of flushed, saturated and capped values, lost values,
+                layer, slot                 share of each entry i of a mixture (share_i). Operands left high have no
+                                            row. A mixture's errors are those of its first entry, before the choice
 
-The reference computes in the dtype that the trial computes in: what differs is the recipe's doing alone, and a recipe
-that leaves all operands high differs by exact zeros. `reference="fp32"` asks for FP32 throughout instead: it adds what
-BF16 costs by itself, which the recipe bf16 then shows.
+The reference computes in the trial's dtype: then all differences come from the recipe, and a recipe that leaves all
+operands high differs by exact zeros. `reference="fp32"` uses FP32 throughout instead: this adds the error of BF16
+itself, which the recipe bf16 then shows.
 
-Batches of `train` are those that the trial would have seen next, with the noise that its first rank would have drawn
-(seed 0): on one rank, its own recipe gives the losses that the trial went on with, to the bit. Those of the other
-splits are windows spread evenly over held-out text. Every batch has the size of a micro-batch: a tensor's scale may
-depend on it.
+Batches of `train` are those that the trial would read next, with the noise that its first rank would draw (seed 0): on
+one rank, its own recipe gives exactly the losses that the trial had next. Batches of the other splits are windows
+spread evenly over held-out text. Every batch has the size of a micro-batch, because a tensor's scale may depend on it.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ SPLITS = ("train", "validation", "ood")
 _WIDTHS = ".bit_scale"
 _STATISTICS = ["error", "flushed", "saturated", "capped", "lost"]
 
-Say = Callable[[int, int], None]  # forwards and backwards done, and in all
+ReportProgress = Callable[[int, int], None]  # passes done, and passes in all
 
 
 def probe(
@@ -71,25 +70,25 @@ def probe(
     split: str = "train",
     reference: str | None = None,
     runtime: Runtime = Runtime(),  # noqa: B008, a frozen value
-    say: Say = lambda done, total: None,
+    report: ReportProgress = lambda done, total: None,
 ) -> Probe:
     """Compare recipes at a checkpoint.
 
-    run: a run folder, whose newest checkpoint is taken unless `step` names one, or one of its checkpoints.
-    recipes: names of the config tree, or recipes; each must be called differently.
-    seeds: how often a recipe that draws noise is computed, to tell what it does on average from the noise.
-    reference: the dtype of the unquantized model, bf16 or fp32; None: the trial's own.
+    run: a run folder, or one of its checkpoints. Of a run folder the newest checkpoint is used unless `step` is set.
+    recipes: names of the config tree, or recipes; their names must differ.
+    seeds: how often a recipe that draws noise is computed, to separate its average effect from the noise.
+    reference: the dtype of the unquantized model, bf16 or fp32; None: the trial's dtype.
 
-    >>> found = probe(Path("runs/nemotron-nano-bf16-python-s0-1a2b3c4d"), ["bf16", "mor/block", "nvfp4"], seeds=4)
-    >>> found.summary()
+    >>> result = probe(Path("runs/nemotron-nano-bf16-python-s0-1a2b3c4d"), ["bf16", "mor/block", "nvfp4"], seeds=4)
+    >>> result.summary()
     """
     for name, count in (("batches", batches), ("seeds", seeds)):
         if count < 1:
             raise ValueError(f"{name} {count}: 1 or more is expected")
     one_of("split", split, SPLITS)
-    folder, checkpoint = _found(run, step)
+    folder, checkpoint = _open_checkpoint(run, step)
     trial = run_folder.saved_trial(folder.path)
-    chosen = _chosen(recipes, trial)
+    checked = _checked_recipes(recipes, trial)
     precision = trial.training.dtype if reference is None else reference
     one_of("reference", precision, DTYPES)
     device = devices.choose(runtime).device
@@ -97,7 +96,7 @@ def probe(
     corpus.check(checkpoint.state["data"]["fingerprint"], checkpoint.state["data"])
     bench = _bench(trial, checkpoint, device, DTYPES[precision])
 
-    passes = {recipe.name: seeds if bench.draws_noise(recipe) else 1 for recipe in chosen}
+    passes = {recipe.name: seeds if bench.draws_noise(recipe) else 1 for recipe in checked}
     done, total = 0, batches * (1 + sum(passes.values()))
     losses: list[dict[str, Any]] = []
     gradients: list[dict[str, Any]] = []
@@ -105,18 +104,18 @@ def probe(
     for batch, tokens in enumerate(_batches(corpus, trial, checkpoint, split, batches)):
         inputs, targets = (part.to(device) for part in tokens)
         exact_loss, exact = _backward(bench.exact, inputs, targets)
-        say(done := done + 1, total)
-        for recipe in chosen:
+        report(done := done + 1, total)
+        for recipe in checked:
             errors = GradientErrors(exact, random=bench.draws_noise(recipe))
             for seed in range(passes[recipe.name]):
                 model, quantization = bench.quantized(recipe, batch, seed)
-                loss, found = _backward(model, inputs, targets)
-                errors.add(found)
+                loss, quantized = _backward(model, inputs, targets)
+                errors.add(quantized)
                 labels = {"recipe": recipe.name, "batch": batch, "seed": seed}
                 row = {"loss": loss, "reference": exact_loss, "increase": loss - exact_loss}
                 losses.append(labels | row | {"bits": _mean_bits(quantization)})
                 operands += [labels | row for row in _operand_rows(quantization)]
-                say(done := done + 1, total)
+                report(done := done + 1, total)
             labels = {"recipe": recipe.name, "batch": batch}
             gradients += [labels | row for row in _gradient_rows(errors, exact, quantization)]
     return Probe(
@@ -134,36 +133,41 @@ def probe(
     )
 
 
-# ------------------------------------------------------------------------------------------------ what is looked at
+# ------------------------------------------------------------------------------------------------ inputs
 
 
-def _found(path: Path, step: int | None) -> tuple[run_folder.RunFolder, checkpoints.Checkpoint]:
-    """The run, and its checkpoint of that step; or the checkpoint that the path is of."""
+def _open_checkpoint(path: Path, step: int | None) -> tuple[run_folder.RunFolder, checkpoints.Checkpoint]:
+    """Return a run and its checkpoint: of a run folder that of the step, or the checkpoint at the path itself."""
     if not path.is_dir():
-        raise ValueError(f"{path}: no such folder; a run folder is expected, or one of its checkpoints")
+        raise ValueError(f"{path}: no such folder; a run folder or one of its checkpoints is expected")
     above = path.resolve().parent.parent
     if not path.name.startswith("step-") or not (above / "provenance.json").is_file():
         folder = run_folder.opened(path)
         return folder, folder.checkpoint(step)
     if step is not None:
-        raise ValueError(f"step {step} of {path}: that is a checkpoint already; a step is of a run folder")
+        raise ValueError(
+            f"step {step} of {path}: the path is a checkpoint already; a step can be chosen only from a run folder"
+        )
     return run_folder.opened(above), checkpoints.load(path)
 
 
-def _chosen(recipes: Sequence[str | Recipe], trial: Trial) -> list[Recipe]:
-    """ValueError for a recipe with which this trial could not train either."""
-    chosen = [load_recipe(recipe) if isinstance(recipe, str) else recipe for recipe in recipes]
-    names = [recipe.name for recipe in chosen]
-    if not chosen or len(set(names)) < len(names):
-        raise ValueError(f"recipes {', '.join(names) or '(none)'}: one or more are expected, each of another name")
-    for recipe in chosen:
+def _checked_recipes(recipes: Sequence[str | Recipe], trial: Trial) -> list[Recipe]:
+    """Return the recipes. Raise ValueError for duplicate names, and for a recipe that this trial cannot train with."""
+    checked = [load_recipe(recipe) if isinstance(recipe, str) else recipe for recipe in recipes]
+    names = [recipe.name for recipe in checked]
+    if not checked or len(set(names)) < len(names):
+        raise ValueError(
+            f"recipes {', '.join(names) or '(none)'}: one or more recipes with different names are expected"
+        )
+    for recipe in checked:
         check(replace(trial, recipe=recipe))
-    return chosen
+    return checked
 
 
 def _batches(
     corpus: Corpus, trial: Trial, checkpoint: checkpoints.Checkpoint, split: str, count: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield `count` batches of inputs and targets from a split."""
     t = trial.training
     if split != "train":
         inputs, targets = corpus.windows(split, count * t.micro_batch, t.length)
@@ -176,7 +180,7 @@ def _batches(
 
 @dataclass(frozen=True, eq=False)
 class _Bench:
-    """The checkpoint's weights, in a model that stays as it is, and one that serves as the reference."""
+    """The checkpoint's weights in a model that is never changed, and in one that serves as the reference."""
 
     trial: Trial
     model: Decoder
@@ -186,13 +190,13 @@ class _Bench:
     origin: int
 
     def quantized(self, recipe: Recipe, batch: int, seed: int) -> tuple[Decoder, Quantization]:
-        """A model over the same parameters with the recipe's layers, before the batch. Seed 0 is the trial's own.
+        """Return a model with the same parameters and the recipe's layers, ready for a batch; seed 0 is the trial's.
 
-        A sampler has the bit widths that the trial learned, if with the same init, target and block; else its init.
+        A sampler uses the learned bit widths of a trial with the same init, target and block; else its init.
         """
         t, ours, own = self.trial.training, recipe.sampler, self.trial.recipe.sampler
         rounding = self.trial.seed if t.rounding_seed is None else t.rounding_seed
-        model = _sharing(self.model)
+        model = _shared_copy(self.model)
         quantization = quantize(
             model,
             recipe,
@@ -208,37 +212,37 @@ class _Bench:
         return model, quantization
 
     def draws_noise(self, recipe: Recipe) -> bool:
-        """Whether another seed gives other numbers."""
+        """Tell whether another seed gives other numbers."""
         _, quantization = self.quantized(recipe, 0, 0)
         return any(
-            layer.sampler is not None or any(way.needs_seed for way in _ways(quantization, layer))
+            layer.sampler is not None or any(pair.needs_seed for pair in _operand_pairs(quantization, layer))
             for layer in quantization.layers
         )
 
 
 def _bench(trial: Trial, checkpoint: checkpoints.Checkpoint, device: torch.device, reference: torch.dtype) -> _Bench:
-    """Without the optimizer, whose state is not even read."""
+    """Load the checkpoint's model, but not its optimizer, whose state is not even read."""
     state = checkpoint.state
     saved = checkpoints.unflatten(checkpoint.tensors(device, under="model."), state["model"])
     widths = {name: tensor for name, tensor in saved.items() if name.endswith(_WIDTHS)}
     with torch.device(device):
         model = Decoder(trial.model, DTYPES[trial.training.dtype])
     model.load_state_dict({name: tensor for name, tensor in saved.items() if name not in widths})
-    exact = _sharing(model)
+    exact = _shared_copy(model)
     exact.compute_dtype = reference
     return _Bench(trial, model, exact, widths, state["step"], state["origin"])
 
 
-def _sharing(model: Decoder) -> Decoder:
-    """A copy of the model, over the same parameters and buffers."""
+def _shared_copy(model: Decoder) -> Decoder:
+    """Return a copy of the model that shares its parameters and buffers."""
     return copy.deepcopy(model, {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())})
 
 
-# ------------------------------------------------------------------------------------------------ what is seen
+# ------------------------------------------------------------------------------------------------ results
 
 
 def _backward(model: Decoder, inputs: Tensor, targets: Tensor) -> tuple[float, dict[str, Tensor]]:
-    """The loss, without a sampler's penalty, and its gradient by every parameter that the plain model has too."""
+    """Return the loss without a sampler's penalty, and its gradient by every parameter that the plain model has."""
     parameters = {name: p for name, p in model.named_parameters() if not name.endswith(_WIDTHS)}
     loss = model.loss(inputs, targets)
     gradients = torch.autograd.grad(loss, list(parameters.values()))
@@ -249,25 +253,25 @@ def _gradient_rows(
     errors: GradientErrors, exact: Mapping[str, Tensor], quantization: Quantization
 ) -> Iterator[dict[str, Any]]:
     for layer in quantization.layers:
-        yield _labels(layer) | errors.of([f"{layer.name}.weight"])
-    yield {"layer": WHOLE, "block": None, "part": None} | errors.of(list(exact))
+        yield _labels(layer) | errors.measures([f"{layer.name}.weight"])
+    yield {"layer": WHOLE, "block": None, "part": None} | errors.measures(list(exact))
 
 
 def _operand_rows(quantization: Quantization) -> Iterator[dict[str, Any]]:
-    """A row for each slot that is not left high; those that share their values with another's share its row."""
+    """Yield a row for each slot that is not left high; slots that share their values share a row's numbers."""
     observer = quantization.observer
     assert observer is not None
     rows = {(row["layer"], row["slot"]): row for row in observer.rows(quantization.context.step, quantization.layers)}
     for layer in quantization.layers:
-        for way in _ways(quantization, layer):
-            for slot in way.names:
-                if row := rows.get((layer.name, way.names[0] if way.shared else slot)):
+        for pair in _operand_pairs(quantization, layer):
+            for slot in pair.names:
+                if row := rows.get((layer.name, pair.names[0] if pair.shared else slot)):
                     shares = {key: value for key, value in row.items() if key.startswith("share_")}
                     statistics = {key: row[key] for key in ("quantizer", *_STATISTICS)}
                     yield _labels(layer) | {"slot": slot} | statistics | shares
 
 
-def _ways(quantization: Quantization, layer: QuantizedLinear) -> tuple[OperandPair, OperandPair, OperandPair]:
+def _operand_pairs(quantization: Quantization, layer: QuantizedLinear) -> tuple[OperandPair, OperandPair, OperandPair]:
     plan = layer.plans[quantization.context.switched]
     return plan.x, plan.w, plan.dy
 
@@ -282,6 +286,6 @@ def _mean_bits(quantization: Quantization) -> float:
 
 
 def _with_columns(rows: Sequence[Mapping[str, Any]], first: Sequence[str]) -> pd.DataFrame:
-    """These columns first, and there even if there is no row."""
+    """Return the rows as a table with these columns first; the columns exist even without rows."""
     frame = pd.DataFrame(rows)
     return frame.reindex(columns=[*first, *(column for column in frame if column not in first)])

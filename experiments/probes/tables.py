@@ -1,4 +1,4 @@
-"""What a probe found: its three tables, and views of them."""
+"""Hold the three tables of a probe, and compute views of them."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-WHOLE = "whole"  # in the place of a layer: all parameters of the model
-KEYS = ["recipe", "batch", "seed", "layer", "block", "part", "slot", "quantizer"]  # what a row may be of
+WHOLE = "whole"  # used as a layer's name: all parameters of the model
+KEYS = ["recipe", "batch", "seed", "layer", "block", "part", "slot", "quantizer"]  # columns that identify a row
 
 
 @dataclass(frozen=True, eq=False)
 class Probe:
-    """What a probe found, and what it looked at."""
+    """The results of a probe, and what it compared."""
 
     run: str  # the run folder's name
     step: int
     split: str
     batches: int
-    sequences: int  # to a batch
-    length: int  # tokens to a sequence
+    sequences: int  # per batch
+    length: int  # tokens per sequence
     dtype: str
     reference: str
     loss: pd.DataFrame
@@ -28,7 +28,7 @@ class Probe:
     operands: pd.DataFrame
 
     def summary(self) -> pd.DataFrame:
-        """A row for each recipe: means over batches; `_se` is the standard error of such a mean, NaN of one batch."""
+        """Return a row for each recipe: means over batches, and their standard errors (`_se`), NaN for one batch."""
         rows = []
         for recipe, losses in self.loss.groupby("recipe", sort=False):
             increase = losses.groupby("batch")["increase"].mean()
@@ -52,7 +52,7 @@ class Probe:
         return pd.DataFrame(rows)
 
     def layers(self) -> pd.DataFrame:
-        """A row for each recipe and layer: means over batches and seeds, each slot's relative error beside them."""
+        """Return a row for each recipe and layer: means over batches and seeds, with each slot's relative error."""
         keys = ["recipe", "layer"]
         labels = {"block": "first", "part": "first"}
         measures = ["norm", "cosine", "error", "bias", "noise", "systematic"]
@@ -61,7 +61,7 @@ class Probe:
         return gradients.join(errors).reset_index()
 
     def long(self) -> pd.DataFrame:
-        """All three tables in one, a row for each number: what it is in `measure`, the number in `value`."""
+        """Return all three tables as one, a row for each number: its name in `measure`, the number in `value`."""
         parts = []
         for frame in (self.loss, self.gradients, self.operands):
             melted = frame.melt([key for key in KEYS if key in frame], var_name="measure", value_name="value")

@@ -1,8 +1,8 @@
-"""Where a branch starts: another trial's checkpoint, with its weights, its optimizer and its place in the data.
+"""Find where a branch starts: another trial's checkpoint, with its weights, its optimizer and its position in the data.
 
-A branch differs from its parent in its recipe, and in how long and at which rates it goes on. What the checkpoint's
-contents mean must not change under it: the model, the data and their order, the kind of optimizer. A parent is known by
-its id and the step, not by where it lies.
+A branch differs from its parent in its recipe, its length and its learning rates. Whatever gives the checkpoint its
+meaning must be the same: the model, the data and their order, the kind of optimizer. A parent is identified by its id
+and the step, not by its path.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from fewbits.experiments.trial import Branch, Trial
 
 @dataclass(frozen=True)
 class Parent:
+    """The parent of a branch: a run, and the step of the checkpoint to start from."""
+
     folder: RunFolder
     step: int
 
@@ -30,45 +32,46 @@ class Parent:
 
     @cached_property
     def checkpoint(self) -> checkpoints.Checkpoint:
-        """Read and checked once, and only where the branch has none of its own yet."""
+        """The checkpoint, read and checked once, and only if the branch has no checkpoint yet."""
         return self.folder.checkpoint(self.step)
 
     def check(self, trial: Trial, corpus: Corpus) -> None:
-        """ValueError where the trial cannot go on from here."""
+        """Raise ValueError if the trial cannot start from this checkpoint."""
         theirs = dict(_inherited(saved_trial(self.folder.path)))
         differing = [
             f"{key} {value!r}, not {theirs[key]!r}" for key, value in _inherited(trial) if value != theirs[key]
         ]
         if differing:
-            hint = "; other noise is training.rounding_seed" if trial.seed != theirs["seed"] else ""
+            hint = "; for other noise set training.rounding_seed" if trial.seed != theirs["seed"] else ""
             raise ValueError(
-                f"a branch of {self.folder.path} has its parent's model and data: {'; '.join(differing)}{hint}"
+                f"a branch of {self.folder.path} must have its parent's model and data: {'; '.join(differing)}{hint}"
             )
         data = self.checkpoint.state["data"]
         corpus.check(data["fingerprint"], data)
 
 
 def find_parent(branch: Branch, runs: Path) -> Parent | None:
-    """The parent that a trial names, by a path or by the name of a folder in `runs`."""
+    """Return the parent that a trial names, by a path or by a folder's name in `runs`; None without a parent."""
     if branch.parent is None:
         if branch.step is not None:
-            raise ValueError(f"branch.step {branch.step} without branch.parent: the run folder that it is a step of")
+            raise ValueError(f"branch.step {branch.step} needs branch.parent, a run folder")
         return None
     path = next((p for p in (Path(branch.parent).expanduser(), runs / branch.parent) if p.is_dir()), None)
     if path is None:
-        raise ValueError(f"branch.parent {branch.parent}: no such run folder, here or in {runs}")
+        raise ValueError(f"branch.parent {branch.parent}: no such run folder, neither at this path nor in {runs}")
     folder = opened(path)
     if branch.step is not None:
         return Parent(folder, branch.step)
     if folder.result() is None:
-        raise ValueError(f"branch.parent {path} has not finished: say by branch.step which of its checkpoints is meant")
+        raise ValueError(f"branch.parent {path} has not finished: set branch.step to one of its checkpoints")
     return Parent(folder, max({**checkpoints.steps(folder.kept), **checkpoints.steps(folder.checkpoints)}, default=0))
 
 
 def _inherited(trial: Trial) -> Iterator[tuple[str, object]]:
+    """Yield the settings that a branch must share with its parent."""
     for key, value in asdict(trial.model).items():
         if key != "name":
             yield f"model.{key}", value
-    yield "seed", trial.seed  # the order of the data is the seed's
-    yield "training.length", trial.training.length  # and a place in it is counted in sequences
+    yield "seed", trial.seed  # it decides the order of the data
+    yield "training.length", trial.training.length  # a position in the data is counted in sequences of this length
     yield "optimizer.kind", trial.optimizer.kind

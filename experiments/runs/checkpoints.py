@@ -1,15 +1,15 @@
-"""The checkpoint store of a trial: atomic, checksummed, without pickle.
+"""Save and load checkpoints of a trial: atomic, checksummed, without pickle.
 
     FOLDER/step-00001234/tensors.safetensors      every tensor
-    FOLDER/step-00001234/state.json               everything else, the SHA-256 of the tensors, and its own
+    FOLDER/step-00001234/state.json               everything else, the SHA-256 of the tensors and its own
 
-A checkpoint is written beside its place, flushed to the disk and renamed into place: whatever happens, and whenever, it
-is there whole or not at all, and those before it stay until it is. `newest` believes nothing that it has not checked; a
-damaged checkpoint costs the steps since the one before it, and one warning. Saving step N makes N the newest: what
-stands at later steps is a future that was given up, and goes. A folder has one writer at a time.
+A checkpoint is written under a temporary name, flushed to the disk and renamed into place. So after any failure it is
+either complete or missing, and the older ones stay until it is complete. `newest` checks every checkpoint that it
+returns; a damaged one costs the steps since the one before it, and one warning. Saving step N makes N the newest:
+checkpoints of later steps belong to an abandoned continuation and are removed. A folder has one writer at a time.
 
 `flatten` splits any nesting of dicts, lists and tuples (a model's or optimizer's state_dict, states of random
-generators, a data position) into named tensors and JSON, and `unflatten` puts back exactly that.
+generators, a position in the data) into named tensors and JSON, and `unflatten` restores exactly the same nesting.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from fewbits.common.atomic import folder_atomically, remove_folder, remove_lefto
 FORMAT = 1
 TENSORS, STATE = "tensors.safetensors", "state.json"
 
-# A step saved again beside a damaged or foreign checkpoint of the same step is its second edition, step-00001234.2.
+# If a damaged or foreign checkpoint of the same step exists, the step is saved as a second edition, step-00001234.2.
 _NAME = re.compile(r"step-(\d{8,})(?:\.(\d+))?")
 _CHUNK = 32 << 20
-_SMALL = 1 << 20  # hashed on the spot: handing it over costs more
+_SMALL = 1 << 20  # hashed in the same thread: passing it to another thread costs more
 _DTYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -61,29 +61,29 @@ _DTYPES = {
 
 
 class DamagedCheckpoint(ValueError):
-    """Says which file of which checkpoint is not what was saved, and in what way."""
+    """An error that names the damaged file of a checkpoint, and how it is damaged."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One that was found whole. Its tensors are read when asked for."""
+    """A checkpoint whose files are intact. Its tensors are read on request."""
 
     path: Path
     step: int
     state: dict[str, Any]
 
     def tensors(self, device: str | torch.device = "cpu", *, under: str = "") -> dict[str, Tensor]:
-        """All of them, or those whose name begins so: `model.`, say, without the optimizer's."""
+        """Return the tensors whose names begin with `under`; for example `model.` skips the optimizer's."""
         with safe_open(self.path / TENSORS, "pt", device=str(device)) as file:
             return {name: file.get_tensor(name) for name in file.keys() if name.startswith(under)}  # noqa: SIM118
 
 
 def save(folder: Path, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any], *, keep: int = 2) -> Path:
-    """Write the checkpoint of a step, then remove all but the newest `keep`; returns where it is.
+    """Write the checkpoint of a step, then remove all but the newest `keep`; return its path.
 
-    `state` is plain JSON, as `flatten` makes it. No tensor is copied as a whole unless it is not contiguous. Names that
-    share a tensor are saved once each; `flatten` gives it one name. Where there is no writing, on a full disk say, an
-    OSError tells how much room it takes and how much there is; nothing of it remains, and the older ones do.
+    `state` is plain JSON, as from `flatten`. A tensor is copied as a whole only if it is not contiguous. Several names
+    of one tensor are saved separately; `flatten` gives it one name. If writing fails, for example on a full disk,
+    OSError states the bytes needed and free; the partial checkpoint is removed, and the older ones stay.
     """
     if step < 0 or keep < 1:
         raise ValueError(f"step={step}, keep={keep}: valid are a step of 0 or more, and 1 or more to keep")
@@ -91,7 +91,7 @@ def save(folder: Path, step: int, tensors: Mapping[str, Tensor], state: Mapping[
     _check_json(state)
     folder.mkdir(parents=True, exist_ok=True)
     remove_leftovers(folder)
-    edition = max((edition for (at, edition), _ in _found(folder) if at == step), default=0) + 1
+    edition = max((edition for (at, edition), _ in _list(folder) if at == step), default=0) + 1
     path = folder / (f"step-{step:08d}" + (f".{edition}" if edition > 1 else ""))
     try:
         with folder_atomically(path) as partial:
@@ -108,31 +108,31 @@ def save(folder: Path, step: int, tensors: Mapping[str, Tensor], state: Mapping[
 
 
 def newest(*folders: Path) -> Checkpoint | None:
-    """The newest checkpoint in any of them that is whole; one warning for each damaged one passed over."""
-    for _, path in sorted((found for folder in folders for found in _found(folder)), reverse=True):
+    """Return the newest intact checkpoint of all folders, or None; warn about each damaged one that is skipped."""
+    for _, path in sorted((entry for folder in folders for entry in _list(folder)), reverse=True):
         try:
             return load(path)
         except DamagedCheckpoint as error:
-            warnings.warn(f"damaged checkpoint passed over: {error}", stacklevel=2)
+            warnings.warn(f"damaged checkpoint skipped: {error}", stacklevel=2)
     return None
 
 
 def steps(folder: Path) -> dict[int, Path]:
-    """The checkpoints that lie in a folder by step, whole or not."""
-    return {step: path for (step, _), path in _found(folder)}
+    """Return the paths of a folder's checkpoints by step, damaged ones included."""
+    return {step: path for (step, _), path in _list(folder)}
 
 
 def load(path: Path) -> Checkpoint:
-    """Check every byte of one checkpoint."""
+    """Return a checkpoint after checking all its bytes; raise DamagedCheckpoint if they differ from what was saved."""
     try:
         sealed = _unsealed(path / STATE)
         tensors = path / TENSORS
         if (size := tensors.stat().st_size) != sealed["bytes"]:
-            raise DamagedCheckpoint(f"{tensors} has {size:,} bytes, {sealed['bytes']:,} were saved")
+            raise DamagedCheckpoint(f"{tensors} has {size:,} bytes, but {sealed['bytes']:,} were saved")
         with tensors.open("rb") as file:
             if hashlib.file_digest(file, "sha256").hexdigest() != sealed["sha256"]:
                 raise DamagedCheckpoint(f"{tensors} is not what was saved: its SHA-256 differs")
-    except OSError as error:  # a file that is missing or unreadable is damage; one that may not be read is not
+    except OSError as error:  # a missing or unreadable file is damage, a lack of permission is not
         if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO):
             raise
         raise DamagedCheckpoint(f"{error.filename or path}: {error.strerror}") from error
@@ -140,19 +140,20 @@ def load(path: Path) -> Checkpoint:
 
 
 def flatten(tree: Any) -> tuple[dict[str, Tensor], Any]:
-    """Named tensors, and JSON that refers to them. What is neither container nor tensor nor plain value is refused.
+    """Return named tensors, and JSON that refers to them. Raise TypeError for any other kind of value.
 
-    A name is the path to the tensor, `optimizer.w.exp_avg`. A tensor met twice (a tied embedding) is kept once, and
-    comes back as one; views that share only some memory come back apart. Dicts of all kinds come back as dict.
+    A name is the path to the tensor, such as `optimizer.w.exp_avg`. A tensor that occurs twice (a tied embedding) is
+    stored once and restored as one; views that share only some memory are restored separately. Every kind of dict is
+    restored as dict.
     """
     tensors: dict[str, Tensor] = {}
     names: dict[Any, str] = {}
 
-    def named(tensor: Tensor, path: str) -> str:
+    def tensor_name(tensor: Tensor, path: str) -> str:
         same = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.device)
         if tensor.numel() and same in names:
             return names[same]
-        while path in tensors:  # "a.b" may be a key, and a key in a key
+        while path in tensors:  # the key "a.b" and the key "b" within "a" give the same path
             path += "'"
         tensors[path] = tensor.detach()
         return names.setdefault(same, path) if tensor.numel() else path
@@ -163,7 +164,7 @@ def flatten(tree: Any) -> tuple[dict[str, Tensor], Any]:
         if type(node) is float:
             return node if math.isfinite(node) else {"$float": str(node)}
         if isinstance(node, Tensor):
-            return {"$tensor": named(node, path)}
+            return {"$tensor": tensor_name(node, path)}
         inside = f"{path}." if path else ""
         if type(node) in (list, tuple):
             items = [walk(item, f"{inside}{index}") for index, item in enumerate(node)]
@@ -181,7 +182,7 @@ def flatten(tree: Any) -> tuple[dict[str, Tensor], Any]:
 
 
 def unflatten(tensors: Mapping[str, Tensor], state: Any) -> Any:
-    """What `flatten` was given."""
+    """Return the nesting that `flatten` split."""
     if isinstance(state, list):
         return [unflatten(tensors, item) for item in state]
     if not isinstance(state, Mapping):
@@ -198,8 +199,8 @@ def unflatten(tensors: Mapping[str, Tensor], state: Any) -> Any:
     return {key: unflatten(tensors, value) for key, value in state.items()}
 
 
-def _found(folder: Path) -> list[tuple[tuple[int, int], Path]]:
-    """The checkpoints of a folder, whole or not, oldest first."""
+def _list(folder: Path) -> list[tuple[tuple[int, int], Path]]:
+    """Return ((step, edition), path) of a folder's checkpoints, damaged ones included, oldest first."""
     if not folder.is_dir():
         return []
     matches = ((_NAME.fullmatch(path.name), path) for path in folder.iterdir())
@@ -207,7 +208,8 @@ def _found(folder: Path) -> list[tuple[tuple[int, int], Path]]:
 
 
 def _retain(folder: Path, step: int, edition: int, keep: int) -> None:
-    others = [(at, path) for (at, found), path in _found(folder) if (at, found) != (step, edition)]
+    """Remove later checkpoints, other editions of the step, and older ones beyond the number to keep."""
+    others = [(at, path) for (at, number), path in _list(folder) if (at, number) != (step, edition)]
     older = [path for at, path in others if at < step]
     later = [path for at, path in others if at >= step]
     for path in later + older[: max(len(older) - (keep - 1), 0)]:
@@ -215,15 +217,17 @@ def _retain(folder: Path, step: int, edition: int, keep: int) -> None:
 
 
 def _layout(tensors: Mapping[str, Tensor]) -> tuple[list[bytes | Tensor], int]:
-    """The parts of a safetensors file in order, its header first, and its size. Wide elements come first, so that all
-    are aligned without gaps."""
+    """Return the parts of a safetensors file in order, its header first, and the file's size.
+
+    Tensors with wide elements come first, so that all are aligned without gaps.
+    """
     for name, tensor in tensors.items():
         if tensor.dtype not in _DTYPES or tensor.layout is not torch.strided or tensor.is_meta:
             kind = f"{tensor.dtype} tensor, {tensor.layout}, on {tensor.device}"
             raise ValueError(f"{name} is a {kind}: valid are dense tensors of {', '.join(map(str, _DTYPES))}")
     entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     if clash := entries.keys() & tensors.keys():
-        raise ValueError(f"no tensor may be called {clash.pop()}: safetensors has it for itself")
+        raise ValueError(f"no tensor may be named {clash.pop()}: safetensors reserves this name")
     ordered = sorted(tensors.items(), key=lambda item: -item[1].itemsize)
     at = 0
     for name, tensor in ordered:
@@ -236,23 +240,23 @@ def _layout(tensors: Mapping[str, Tensor]) -> tuple[list[bytes | Tensor], int]:
 
 
 def _write(file: BinaryIO, layout: list[bytes | Tensor]) -> str:
-    """Write all parts; their SHA-256. The hash runs beside the disk, one chunk behind, and costs no second reading."""
+    """Write all parts; return their SHA-256, computed in a second thread one chunk behind the disk."""
     digest = hashlib.sha256()
-    with ThreadPoolExecutor(1) as beside:
-        hashed = beside.submit(digest.update, b"")
+    with ThreadPoolExecutor(1) as pool:
+        hashed = pool.submit(digest.update, b"")
         for chunk in _chunks(layout):
             hashed.result()
             if len(chunk) < _SMALL:
                 digest.update(chunk)
             else:
-                hashed = beside.submit(digest.update, chunk)
+                hashed = pool.submit(digest.update, chunk)
             file.write(chunk)
         hashed.result()
     return digest.hexdigest()
 
 
 def _chunks(layout: list[bytes | Tensor]) -> Iterator[Any]:
-    """The bytes of all parts, of tensors on other devices only so much at a time."""
+    """Yield the bytes of all parts; tensors on other devices are copied one chunk at a time."""
     for part in layout:
         if isinstance(part, bytes):
             yield part
@@ -263,7 +267,7 @@ def _chunks(layout: list[bytes | Tensor]) -> Iterator[Any]:
 
 
 def _check_json(state: Mapping[str, Any]) -> None:
-    """Refuse what JSON would change or cannot say: tuples, keys that are not strings, NaN."""
+    """Raise ValueError for values that JSON would change or cannot represent: tuples, other keys than strings, NaN."""
     try:
         same = json.loads(json.dumps(state, allow_nan=False)) == state
     except (TypeError, ValueError) as error:
@@ -285,7 +289,7 @@ def _unsealed(path: Path) -> dict[str, Any]:
     if not intact:
         raise DamagedCheckpoint(f"{path} is not what was saved: its SHA-256 differs")
     if content["format"] != FORMAT:
-        raise DamagedCheckpoint(f"{path} has format {content['format']}, this version reads {FORMAT}")
+        raise DamagedCheckpoint(f"{path} has format {content['format']}, but this version reads {FORMAT}")
     return content
 
 

@@ -1,9 +1,9 @@
-"""The folder of one run: who may write in it, what lies there, and how a finished one is known.
+"""Manage the folder of one run: its files, its lock, and its result.
 
     RUNS/<slug>-<hash8>/  config.yaml  provenance.json  metrics.parquet  numerics.parquet  checkpoints/  result.json
 
-A trial's folder is found by the hash alone, so that equal trials of other names share it. One process writes at a time.
-`result.json` is written last; where it is, the trial is over, be it done or diverged.
+A trial's folder is found by the hash alone, so that equal trials with different names share it. One process writes at a
+time. `result.json` is written last: if it exists, the trial has ended, with status done or diverged.
 """
 
 from __future__ import annotations
@@ -30,11 +30,13 @@ HASH = 8  # hexadecimal digits of the id in a folder's name
 
 
 class Busy(ValueError):
-    """Another process writes in the folder."""
+    """An error: another process writes to the folder."""
 
 
 @dataclass(frozen=True)
 class RunFolder:
+    """The folder of a run, with the id of its trial."""
+
     path: Path
     id: str
 
@@ -44,28 +46,28 @@ class RunFolder:
 
     @property
     def kept(self) -> Path:
-        """Checkpoints that stay, for branches and probes."""
+        """The folder of checkpoints that are kept permanently, for branches and probes."""
         return self.path / "kept"
 
     def checkpoint(self, step: int | None = None) -> Checkpoint:
-        """That of a step; without one, the newest that is whole."""
-        places = (self.checkpoints, self.kept)
-        if step is None and (found := newest(*places)) is not None:
-            return found
-        there = {at: path for place in places for at, path in steps(place).items()}
-        if step not in there:
-            what = "whole checkpoint" if step is None else f"checkpoint of step {step}"
-            raise ValueError(f"{self.path} has no {what}; there are {', '.join(map(str, sorted(there))) or 'none'}")
-        return load(there[step])
+        """Return the checkpoint of a step; without a step, the newest intact one."""
+        folders = (self.checkpoints, self.kept)
+        if step is None and (latest := newest(*folders)) is not None:
+            return latest
+        available = {at: path for folder in folders for at, path in steps(folder).items()}
+        if step not in available:
+            missing = "intact checkpoint" if step is None else f"checkpoint of step {step}"
+            raise ValueError(f"{self.path} has no {missing}; available are {', '.join(map(str, sorted(available))) or 'none'}")
+        return load(available[step])
 
     def has(self, wanted: Collection[int]) -> bool:
-        """Whether there are checkpoints of these steps; of a trial that has diverged, of those before that."""
-        there, result = {**steps(self.kept), **steps(self.checkpoints)}, self.result() or {}
+        """Tell whether there are checkpoints of these steps; if the trial diverged, of those before it did."""
+        available, result = {**steps(self.kept), **steps(self.checkpoints)}, self.result() or {}
         end = result["step"] if result.get("status") == "diverged" else math.inf
-        return all(step in there or step >= end for step in wanted)
+        return all(step in available or step >= end for step in wanted)
 
     def reopen(self, wanted: Collection[int]) -> None:
-        """Have a finished trial trained once more, for checkpoints that nobody asked to be kept at the time."""
+        """Make a finished trial train again, for checkpoints that were not kept the first time."""
         (self.path / "result.json").unlink()
         first = min(set(wanted) - set(steps(self.kept)))
         for step, path in steps(self.checkpoints).items():
@@ -74,28 +76,29 @@ class RunFolder:
 
     @property
     def over(self) -> bool:
-        """As far as a look tells: there is a result, whole or not."""
+        """Tell whether there is a result file, without reading it."""
         return (self.path / "result.json").exists()
 
     def result(self) -> dict[str, Any] | None:
+        """Return the trial's result, or None if it has not ended; raise ValueError for a damaged or foreign result."""
         path = self.path / "result.json"
         try:
             result = _json(path)
         except ValueError as error:
-            raise ValueError(f"{error}: remove it, and it is made again") from None
+            raise ValueError(f"{error}: remove it and run the trial again") from None
         if result is not None and (
             result.get("id") != self.id
             or result.get("status") not in ("done", "diverged")
             or not isinstance(result.get("step"), int)
         ):
-            raise ValueError(f"{path} is not this trial's result: remove it, and it is made again")
+            raise ValueError(f"{path} is not this trial's result: remove it and run the trial again")
         return result
 
     def provenance(self) -> dict[str, Any] | None:
         return _json(self.path / "provenance.json")
 
     def begin(self, trial: Trial, provenance: Mapping[str, Any]) -> None:
-        """Say what this run is, before it trains. Only its writer may call this."""
+        """Write the config and the provenance before the trial trains. Only the run's writer may call this."""
         for folder in (self.path, self.checkpoints, self.kept):
             if folder.is_dir():
                 remove_leftovers(folder)
@@ -105,7 +108,7 @@ class RunFolder:
         write_json(self.path / "provenance.json", {"id": self.id, **provenance, "segments": before})
 
     def add_segment(self, segment: Mapping[str, Any]) -> None:
-        """Record which environment computes the steps from here on. Only the run's writer may call this."""
+        """Record the environment that computes the steps from here on. Only the run's writer may call this."""
         provenance = self.provenance() or {}
         write_json(
             self.path / "provenance.json", {**provenance, "segments": [*provenance.get("segments", []), segment]}
@@ -113,7 +116,7 @@ class RunFolder:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """As its one writer; Busy where another process is at it. A killed one leaves no lock behind."""
+        """Hold the folder's lock as its only writer. Raise Busy if another process holds it; a killed one does not."""
         self.path.mkdir(parents=True, exist_ok=True)
         with ExitStack() as held:
             lock = held.enter_context((self.path / ".lock").open("a"))
@@ -128,14 +131,14 @@ class RunFolder:
 
 
 def find(runs: Path, slug: str, made_of: Mapping[str, Any], expected: str | None = None) -> RunFolder:
-    """Return the folder where the trial lies, or will lie.
+    """Return the folder where the trial is or will be stored.
 
-    A folder of sources that are proven to give the same bits where it was computed is the trial's too.
-    expected: the id that the trial was planned with; the folder is that one's if the trial may have it.
+    A folder whose sources are proven to give the same bits, on the device where it was computed, counts as the trial's.
+    expected: the id that the trial was planned with; its folder is returned if the trial can have this id.
     """
-    ids = [trial_id(one) for one in possible_identities(made_of)]
-    for number, one in enumerate([expected] if expected in ids else ids):
-        folder = _existing(runs, one)
+    ids = [trial_id(identity) for identity in possible_identities(made_of)]
+    for number, possible in enumerate([expected] if expected in ids else ids):
+        folder = _existing(runs, possible)
         if folder is not None and (number == 0 or computed_by_todays_sources(folder.provenance() or {})):
             return folder
     new = expected if expected in ids else ids[0]
@@ -146,45 +149,45 @@ def _existing(runs: Path, trial_id: str) -> RunFolder | None:
     for path in sorted(runs.glob(f"*-{trial_id[:HASH]}")):
         folder = RunFolder(path, trial_id)
         if (folder.provenance() or {"id": trial_id}).get("id") != trial_id:
-            raise ValueError(f"{path} holds another trial whose id begins alike; move it away")
+            raise ValueError(f"{path} belongs to another trial whose id begins with the same digits; move it away")
         return folder
     return None
 
 
 def opened(path: Path) -> RunFolder:
-    """A run that exists, a branch's parent say."""
+    """Return the folder of an existing run, such as a branch's parent; raise ValueError if it is no run."""
     provenance = _json(path / "provenance.json")
     if provenance is None:
-        raise ValueError(f"{path} is no run: it has no provenance.json")
+        raise ValueError(f"{path} is no run folder: it has no provenance.json")
     if not isinstance(provenance.get("id"), str):
-        raise ValueError(f"{path / 'provenance.json'} names no id: no run can be known by it")
+        raise ValueError(f"{path / 'provenance.json'} has no id, so the run cannot be identified")
     return RunFolder(path, provenance["id"])
 
 
 def saved_trial(path: Path) -> Trial:
-    """The trial of a run folder."""
+    """Return the trial of a run folder."""
     try:
         return Trial.from_dict(yaml.safe_load((path / "config.yaml").read_text("utf-8")))
     except OSError as error:
-        raise ValueError(f"{path} is no run: {error.strerror}: config.yaml") from None
+        raise ValueError(f"{path} is no run folder: {error.strerror}: config.yaml") from None
     except (ValueError, yaml.YAMLError) as error:
-        raise ValueError(f"{path / 'config.yaml'} is not a trial's: {error}") from None
+        raise ValueError(f"{path / 'config.yaml'} is not the config of a trial: {error}") from None
 
 
 def _json(path: Path) -> dict[str, Any] | None:
     try:
-        found = json.loads(path.read_text("utf-8"))
+        content = json.loads(path.read_text("utf-8"))
     except FileNotFoundError:
         return None
     except ValueError as error:
         raise ValueError(f"{path} is not JSON: {error}") from None
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise ValueError(f"{path} is not a JSON object")
-    return found
+    return content
 
 
 def plain(value: Any) -> Any:
-    """With lists for tuples, as YAML and JSON have it."""
+    """Return a value with lists instead of tuples, for YAML and JSON."""
     if isinstance(value, Mapping):
         return {key: plain(item) for key, item in value.items()}
     return [plain(item) for item in value] if isinstance(value, tuple) else value

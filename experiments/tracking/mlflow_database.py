@@ -1,9 +1,9 @@
-"""MLflow's SQLite database where MLflow itself is slow: it is made as a copy of an empty one, and takes points in bulk.
+"""Create MLflow's SQLite database and add points to it, both faster than MLflow does.
 
-Making one takes MLflow seconds of migrations; done once for each version, into the cache, it is a copy. A point that
-goes through MLflow costs some 80 µs of Python objects, and a trial has thousands: here they are two statements in one
-transaction. The tables are those of the MLflow version that this package asks for, and a test compares what comes of
-it with what MLflow writes.
+MLflow creates a database with migrations that take seconds. Here this happens once for each version, in the cache, and
+then the file is copied. A point that goes through MLflow costs about 80 µs of Python objects, and a trial has thousands
+of points. Here they are two statements in one transaction. The tables are those of the MLflow version that this package
+requires; a test compares the result with what MLflow writes.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ _LATEST = """
 
 
 class Point(NamedTuple):
+    """One value of a metric."""
+
     key: str
     value: float  # finite
     timestamp: int  # milliseconds
@@ -42,19 +44,20 @@ class Point(NamedTuple):
 
 
 def path_of(uri: str) -> Path:
+    """Return the path of the SQLite file of an MLflow URI."""
     return Path(uri.removeprefix(SCHEME).partition("?")[0])
 
 
 def make(path: Path) -> None:
-    """If it is not there; whole or not at all: one whose making was cut short, MLflow would refuse for ever."""
+    """Create the database if it does not exist, atomically: MLflow would refuse an incomplete one for ever."""
     if path.exists():
         if path.stat().st_size:
             return
-        path.unlink()  # of nothing: SQLite makes that of a database which was deleted, when it is looked into
+        path.unlink()  # SQLite creates an empty file when a deleted database is opened
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
     try:
         shutil.copyfile(_empty(), partial)
-        with contextlib.suppress(FileExistsError):  # another store's process was faster
+        with contextlib.suppress(FileExistsError):  # another process was faster
             os.link(partial, path)
     finally:
         partial.unlink(missing_ok=True)
@@ -63,7 +66,7 @@ def make(path: Path) -> None:
 def _empty() -> Path:
     import mlflow
 
-    def there(folder: Path) -> Path:
+    def existing(folder: Path) -> Path:
         if not (folder / _EMPTY).exists():
             raise FileNotFoundError(folder)
         return folder / _EMPTY
@@ -71,11 +74,11 @@ def _empty() -> Path:
     def fill(folder: Path) -> None:
         mlflow.MlflowClient(tracking_uri=f"{SCHEME}{folder / _EMPTY}")
 
-    return opened_or_made(cache_folder() / "mlflow" / mlflow.__version__, there, fill)
+    return opened_or_made(cache_folder() / "mlflow" / mlflow.__version__, existing, fill)
 
 
 def add(uri: str, run: str, points: Iterable[Point]) -> None:
-    """To a run: all of them or none. Those that are there already stay as they are."""
+    """Add points to a run, all or none. Existing points stay unchanged."""
     rows = [(run, *point) for point in points]
     latest: dict[str, tuple[str, str, float, int, int]] = {}
     for row in rows:

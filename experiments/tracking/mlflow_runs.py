@@ -1,4 +1,4 @@
-"""MLflow's runs by their tags: found, made once, and adopted, each only for its owner (owner.py)."""
+"""Find MLflow's runs by their tags, create each once, and adopt old ones, each only for its owner (owner.py)."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ TRIAL, FOLDER = "fewbits.trial", "fewbits.folder"  # tags of trials' runs: the t
 
 def search(client: MlflowClient, experiment_id: str, key: Mapping[str, str]) -> list[Run]:
     """Return all runs with these tags, the oldest first."""
-    where = " and ".join(f"tags.`{tag}` = '{value}'" for tag, value in key.items())
+    query = " and ".join(f"tags.`{tag}` = '{value}'" for tag, value in key.items())
     order = ["attributes.start_time ASC", "attributes.run_id ASC"]
-    found: list[Run] = []
+    runs: list[Run] = []
     token: str | None = ""
     while token is not None:
-        page = client.search_runs([experiment_id], where, order_by=order, page_token=token or None)
-        found += page
+        page = client.search_runs([experiment_id], query, order_by=order, page_token=token or None)
+        runs += page
         token = page.token or None
-    return found
+    return runs
 
 
 def one_run(
@@ -37,17 +37,16 @@ def one_run(
     tags: Mapping[str, str],
     began: float,
 ) -> Run:
-    """Return the owner's run with the tags of the key; make it if there is none.
+    """Return the owner's run with the tags of the key; create it if there is none.
 
-    Of several runs, made by two processes at once, the oldest stays. Another owner's runs are neither returned nor
-    deleted.
+    If two processes created it at once, the oldest run is kept. Another owner's runs are neither returned nor deleted.
     """
-    if not (found := search(client, experiment_id, {**key, **owner.key})):
+    if not (runs := search(client, experiment_id, {**key, **owner.key})):
         new_run(client, experiment_id, owner, key, name, tags, began)
-        found = search(client, experiment_id, {**key, **owner.key})
-    first, *others = found
-    for other in others:
-        client.delete_run(other.info.run_id)
+        runs = search(client, experiment_id, {**key, **owner.key})
+    first, *duplicates = runs
+    for duplicate in duplicates:
+        client.delete_run(duplicate.info.run_id)
     return first
 
 
@@ -60,7 +59,7 @@ def new_run(
     tags: Mapping[str, str],
     began: float,
 ) -> Run:
-    """Make the run; the caller knows that there is none."""
+    """Create the run; the caller knows that there is none."""
     return client.create_run(experiment_id, round(1000 * began), {**key, **owner.tags, **tags}, name)
 
 

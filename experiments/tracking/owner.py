@@ -1,4 +1,4 @@
-"""Whose runs are whose in MLflow: every run of ours carries the store and the user that it belongs to.
+"""Identify the owner of MLflow's runs: each run of ours has tags for the store and the user that it belongs to.
 
 Several users may share a store, and several stores an MLflow server. A driver creates, changes and deletes only runs
 with its own store and user. The store's id is a random number in `.store.json`, so that a store keeps its id wherever
@@ -25,6 +25,8 @@ STORE, USER, MLFLOW_USER = "fewbits.store", "fewbits.user", "mlflow.user"  # tag
 
 @dataclass(frozen=True)
 class Owner:
+    """A store and a user, which own runs in MLflow."""
+
     store: str  # its id
     user: str
 
@@ -45,19 +47,24 @@ class Owner:
         return f"{re.sub(r'[^A-Za-z0-9_.-]', '-', self.user)[:20]}-{digest[:8]}"
 
     def owns(self, tags: Mapping[str, str]) -> bool:
+        """Tell whether a run with these tags belongs to this owner."""
         return self.key.items() <= tags.items()
 
     def cache_key(self, uri: str) -> str:
-        """Return the key of notes about this owner's runs in an MLflow; no credential can be computed from it."""
+        """Return the key for cached facts about this owner's runs at an MLflow URI; it reveals no credential."""
         return hashlib.sha256(f"{redacted(uri)}\n{self.store}\n{self.user}".encode()).hexdigest()[:32]
 
 
 def owner_of(runs: Path) -> Owner:
+    """Return the owner of runs that this process creates for a store."""
     return Owner(store_id(runs), user())
 
 
 def user() -> str:
-    """Return FEWBITS_USER, else MLFLOW_TRACKING_USERNAME, else the name of the operating system's user."""
+    """Return FEWBITS_USER, else MLFLOW_TRACKING_USERNAME, else the name of the operating system's user.
+
+    Raises ValueError for a name that MLflow's queries cannot contain.
+    """
     for variable in ("FEWBITS_USER", "MLFLOW_TRACKING_USERNAME"):
         if name := os.environ.get(variable, "").strip():
             break
@@ -74,12 +81,12 @@ def user() -> str:
 def _system_user() -> str:
     try:
         return getpass.getuser()
-    except (KeyError, OSError, ImportError):  # in a container, a number may have no name
+    except (KeyError, OSError, ImportError):  # in a container, a user id may have no name
         return f"uid-{os.getuid()}"
 
 
 def store_id(runs: Path) -> str:
-    """Return the store's id; the first process to ask makes it."""
+    """Return the store's id; the first process that needs it creates it."""
     path = runs / FILE
     if not path.exists():
         runs.mkdir(parents=True, exist_ok=True)
@@ -92,9 +99,11 @@ def store_id(runs: Path) -> str:
         finally:
             partial.unlink()
     try:
-        found = json.loads(path.read_text("utf-8"))["id"]
+        identifier = json.loads(path.read_text("utf-8"))["id"]
     except (ValueError, KeyError, TypeError):
-        found = None
-    if not isinstance(found, str) or not re.fullmatch(r"[0-9a-f]{16}", found):
-        raise ValueError(f'{path} holds no store id, {{"id": "<16 hexadecimal digits>"}}: restore or remove it')
-    return found
+        identifier = None
+    if not isinstance(identifier, str) or not re.fullmatch(r"[0-9a-f]{16}", identifier):
+        raise ValueError(
+            f'{path} has no valid store id, {{"id": "<16 hexadecimal digits>"}}: restore or remove the file'
+        )
+    return identifier

@@ -1,13 +1,13 @@
-"""MLflow as a view of run folders, never the truth: what a folder's files say is sent to a run, each row of it once.
+"""Copy run folders to MLflow. The folders' files stay the only source; each of their rows is sent to a run once.
 
 `send` brings one MLflow run up to date with one folder, from the files alone: config.yaml, metrics.parquet,
-timing.parquet, result.json; into SQLite, points go without MLflow's help (mlflow_database.py). Sent twice, or by two
-processes, it is there once: rows after the last that MLflow has are sent, their times are those of the files, and
-MLflow keeps equal points as one. So a trial that was killed, wherever it was, goes on in the same run, and a run can be
-made again from nothing.
+timing.parquet, result.json. Points of an SQLite database are written without MLflow (mlflow_database.py). Sending
+twice, or by two processes, has the same result as sending once: only rows after MLflow's last one are sent, their times
+are those of the files, and MLflow merges equal points. So a trial that was killed continues in the same run, and a run
+can be created again from the files.
 
-`Tracker` does that beside `fewbits train`. Nothing that goes wrong in MLflow stops a trial: it is said once, tried
-again later, and made up for by the next trial of the same id.
+`Tracker` does this while `fewbits train` runs. No failure of MLflow stops a trial: it is reported once and retried
+later, and the next trial with the same id sends what is missing.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Run
 
-EXPERIMENT = "fewbits"  # of trials that belong to no study
-DATABASE, ARTIFACTS, LOCK = "mlflow.db", "mlartifacts", ".mlflow.lock"  # beside the run folders
-NO_LOCKS = "of MLflow runs that two drivers make at once, the next `fewbits sync` keeps one"
-BATCH = 1000  # metrics that MLflow takes at once; they appear together or not at all
-SHARE = 20  # a failed attempt that took a second is repeated after so many seconds at the earliest
-SECTIONS = {  # a metric whose name has a slash gets its chart below that heading
+EXPERIMENT = "fewbits"  # the experiment of trials that belong to no study
+DATABASE, ARTIFACTS, LOCK = "mlflow.db", "mlartifacts", ".mlflow.lock"  # in the folder of runs
+NO_LOCKS = "if two drivers create the same MLflow run, the next `fewbits sync` keeps one"
+BATCH = 1000  # largest number of metrics in one MLflow request; they appear together or not at all
+SHARE = 20  # an attempt that failed after 1 s is retried after this many seconds at the earliest
+SECTIONS = {  # MLflow shows the chart of a metric `section/name` below the heading `section`
     "gradient_norm": "optimizer",
     "learning_rate": "optimizer",
     "parameter_norm": "optimizer",
@@ -57,12 +57,12 @@ SECTIONS = {  # a metric whose name has a slash gets its chart below that headin
     "mfu": "speed",
 }
 
-STATUS = {"done": "FINISHED", "diverged": "FAILED"}  # of a result
+STATUS = {"done": "FINISHED", "diverged": "FAILED"}  # by status of a result
 
 Row = Mapping[str, float]
 
 
-# ------------------------------------------------------------------------------------------------ where MLflow is
+# ------------------------------------------------------------------------------------------------ connection
 
 
 def tracking_uri(runs: Path) -> str:
@@ -70,14 +70,14 @@ def tracking_uri(runs: Path) -> str:
     return os.environ.get("MLFLOW_TRACKING_URI") or f"{mlflow_database.SCHEME}{default_database(runs)}"
 
 
-_warned: set[Path] = set()  # databases that this process has said to lie elsewhere
+_warned: set[Path] = set()  # databases outside their store that this process has warned about
 
 
 def default_database(runs: Path) -> Path:
     """Return the path of the store's own database: beside the run folders, except on a network file system.
 
-    SQLite's locks are unreliable there. The database then lies in this user's cache folder, by the store's id, and one
-    warning says so; every command finds the same place.
+    SQLite's locks are unreliable there. The database is then in this user's cache folder, under the store's id, and one
+    warning says so; every command uses the same path.
     """
     kind = network_kind_of(runs)
     if kind is None:
@@ -86,27 +86,29 @@ def default_database(runs: Path) -> Path:
     path = cache / "mlflow" / "stores" / store_id(runs) / DATABASE
     if path not in _warned:
         _warned.add(path)
-        advice = "name a server by MLFLOW_TRACKING_URI to share it"
+        advice = "to share it, set MLFLOW_TRACKING_URI to a server"
         if (of_cache := network_kind_of(cache)) is not None:
-            advice = f"it is on {of_cache} too, set FEWBITS_CACHE to a local folder or {advice}"
-        text = f"{runs} is on {kind}, where SQLite is unreliable: MLflow's database is {path}; {advice}"
+            advice = f"it is on {of_cache} too, so set FEWBITS_CACHE to a local folder; {advice}"
+        text = f"{runs} is on {kind}, where SQLite is unreliable: MLflow's database is at {path}; {advice}"
         warnings.warn(text, RuntimeWarning, stacklevel=3)
     path.parent.mkdir(parents=True, exist_ok=True)
     return path
 
 
 def connect(runs: Path, uri: str) -> MlflowClient:
-    """A client. Its database is made here, by one process at a time: MLflow's own making of it bears no company."""
+    """Return a client; create its database under a lock first, because MLflow cannot create it in parallel."""
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-    os.environ["MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"] = "true"  # at each run's end, with the URI's password
+    os.environ["MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"] = (
+        "true"  # MLflow would print the URI with its password at each run's end
+    )
     import mlflow
 
     for name, level in (("mlflow", logging.CRITICAL), ("alembic", logging.WARNING)):
-        logging.getLogger(name).setLevel(level)  # what goes wrong comes as an exception, and is said in a line
+        logging.getLogger(name).setLevel(level)  # failures arrive as exceptions and are reported in one line
     if uri.startswith(mlflow_database.SCHEME):
-        # by path each time: a connection that is kept would go on with a file that was deleted or moved meanwhile
+        # open the file for each request: a pooled connection would keep using a deleted or moved file
         os.environ.setdefault("MLFLOW_SQLALCHEMYSTORE_POOLCLASS", "NullPool")
         runs.mkdir(parents=True, exist_ok=True)
         with locked(runs):
@@ -123,42 +125,42 @@ def locked(runs: Path) -> Iterator[None]:
 
 
 def experiment(client: MlflowClient, name: str, runs: Path, uri: str) -> str:
-    """Its id. Without a server, which decides that itself, its artifacts lie beside the run folders."""
-    found = client.get_experiment_by_name(name)
-    if found is None:
+    """Return an experiment's id, creating it if needed. Without a server its artifacts are beside the run folders."""
+    existing = client.get_experiment_by_name(name)
+    if existing is None:
         location = None if uri.startswith("http") else (runs.resolve() / ARTIFACTS / name).as_uri()
-        tags = {"mlflow.experimentKind": "custom_model_development"}  # else the page asks everybody
+        tags = {"mlflow.experimentKind": "custom_model_development"}  # else MLflow's page asks each user for it
         try:
             return str(client.create_experiment(name, location, tags))
         except Exception:
-            found = client.get_experiment_by_name(name)  # another was faster
-            if found is None:
+            existing = client.get_experiment_by_name(name)  # another process was faster
+            if existing is None:
                 raise
-    if found.lifecycle_stage == "deleted":
-        client.restore_experiment(found.experiment_id)
-    return str(found.experiment_id)
+    if existing.lifecycle_stage == "deleted":
+        client.restore_experiment(existing.experiment_id)
+    return str(existing.experiment_id)
 
 
-# ------------------------------------------------------------------------------------------------ what it is sent
+# ------------------------------------------------------------------------------------------------ sending
 
 
 def send(
     client: MlflowClient,
-    run: Run,  # as MLflow has it
+    run: Run,  # current state in MLflow
     folder: RunFolder,
-    status: str,  # MLflow's word
+    status: str,  # MLflow's status
     params: Mapping[str, str],
-    tags: Mapping[str, str | None],  # None: not to be there
+    tags: Mapping[str, str | None],  # None: delete the tag
 ) -> None:
-    """All that the folder's files say and the run does not; its status last."""
+    """Send everything that the folder's files have and the run does not; its status comes last."""
     run_id = run.info.run_id
     if run.info.lifecycle_stage == "deleted":
         client.restore_run(run_id)
     _describe(client, run, params, tags)
-    have = run.data.metrics
-    rows = [row for row in _table(folder.path / "metrics.parquet") if row["tokens"] > have.get("tokens", 0)]
+    sent = run.data.metrics
+    rows = [row for row in _table(folder.path / "metrics.parquet") if row["tokens"] > sent.get("tokens", 0)]
     result = (folder.result() if status == STATUS["done"] else None) or {}
-    scores = {key: value for key, value in _scores(result) if _key(key) not in have}
+    scores = {key: value for key, value in _scores(result) if _key(key) not in sent}
     _log(client, run_id, rows, _times(folder), [_point(key, scores[key], _ended(folder), result) for key in scores])
     _keep_config(client, run, folder.path / "config.yaml")
     if run.info.status != status:
@@ -171,12 +173,12 @@ def send(
 def _describe(client: MlflowClient, run: Run, params: Mapping[str, str], tags: Mapping[str, str | None]) -> None:
     from mlflow.entities import Param, RunTag
 
-    run_id, there = run.info.run_id, run.data
-    new_params = [Param(_key(key), value[:6000]) for key, value in params.items() if _key(key) not in there.params]
-    said = {key: value and value[:5000] for key, value in tags.items()}
-    new_tags = [RunTag(key, value) for key, value in said.items() if value and there.tags.get(key) != value]
-    for key in said:
-        if not said[key] and key in there.tags:
+    run_id, current = run.info.run_id, run.data
+    new_params = [Param(_key(key), value[:6000]) for key, value in params.items() if _key(key) not in current.params]
+    texts = {key: value and value[:5000] for key, value in tags.items()}
+    new_tags = [RunTag(key, value) for key, value in texts.items() if value and current.tags.get(key) != value]
+    for key in texts:
+        if not texts[key] and key in current.tags:
             client.delete_tag(run_id, key)
     if new_params or new_tags:
         client.log_batch(run_id, params=new_params, tags=new_tags)
@@ -200,14 +202,14 @@ def _log(
 
 
 def _keep_config(client: MlflowClient, run: Run, config: Path) -> None:
-    """As an artifact."""
+    """Store the config as an artifact of the run, once."""
     if not config.exists():
         return
     place = run.info.artifact_uri or ""
     if place.startswith("file://"):
         kept = Path(url2pathname(urlsplit(place).path)) / config.name
         moved = any(above.name == ARTIFACTS and not above.parent.exists() for above in kept.parents)
-        if not kept.exists() and not moved:  # a store's old place is not made again
+        if not kept.exists() and not moved:  # the old folder of a moved store is not created again
             kept.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(config, kept)
     elif not client.list_artifacts(run.info.run_id):
@@ -215,19 +217,19 @@ def _keep_config(client: MlflowClient, run: Run, config: Path) -> None:
 
 
 def began(folder: RunFolder) -> float:
-    """When its first step began, as far as one can tell."""
+    """Return when the trial's first step began, or the current time if it has no steps."""
     first = next(iter(_table(folder.path / "timing.parquet")), None)
     return first["time"] - first["seconds"] if first else time.time()
 
 
 def about(trial: Trial) -> dict[str, str]:
-    """Parameters that every trial has."""
+    """Return the parameters that every trial has in MLflow."""
     names = {"model": trial.model.name, "recipe": trial.recipe.name, "data": trial.data.kind}
     return {**names, "seed": str(trial.seed)}
 
 
 def _ended(folder: RunFolder) -> float:
-    """When something was last written to it."""
+    """Return when something was last written to the run."""
     files = [folder.path / name for name in ("result.json", "failure.json", "timing.parquet")]
     return next((file.stat().st_mtime for file in files if file.exists()), time.time())
 
@@ -237,7 +239,7 @@ def _table(path: Path) -> list[dict[str, float]]:
 
     if not path.exists():
         return []
-    table = pd.read_parquet(io.BytesIO(path.read_bytes()))  # at once: a trial that runs replaces it meanwhile
+    table = pd.read_parquet(io.BytesIO(path.read_bytes()))  # read at once, because a running trial may replace the file
     return [{str(key): value for key, value in row.items()} for row in table.to_dict("records")]
 
 
@@ -246,7 +248,7 @@ def _times(folder: RunFolder) -> dict[float, Row]:
 
 
 def _batches(rows: Sequence[Row]) -> Iterator[Sequence[Row]]:
-    """Whole rows, as many as MLflow takes at once: each has its own metrics and some of its timing."""
+    """Yield groups of whole rows that fit into one request; a row has its own metrics and two of timing."""
     size = max((len(row) + 2 for row in rows), default=1)
     for start in range(0, len(rows), BATCH // size):
         yield rows[start : start + BATCH // size]
@@ -266,7 +268,7 @@ def _point(key: str, value: float, at: float, row: Mapping[str, Any]) -> Point:
 
 
 def _scores(result: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """What only the end of a trial is judged by."""
+    """Yield the scores that are evaluated only at the end of a trial."""
     for key, value in result.items():
         if key.endswith("_cloze"):
             yield key, value["accuracy"]
@@ -277,7 +279,7 @@ def _scores(result: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
 
 
 def _key(name: str) -> str:
-    """As MLflow takes it."""
+    """Return a name with the characters that MLflow does not allow replaced."""
     return re.sub(r"[^\w./ -]", "_", name)
 
 
@@ -293,7 +295,7 @@ def reap(client: MlflowClient, runs: Path) -> int:
         folder = RunFolder(runs.resolve() / Path(tags.get(FOLDER, "")).name, tags.get(TRIAL, ""))
         origin = folder.provenance() or {}
         here = origin.get("host") == platform.node()
-        if run.info.status == "RUNNING" and here and not _lives(origin["process"]):
+        if run.info.status == "RUNNING" and here and not _is_alive(origin["process"]):
             result = folder.result()
             status = "KILLED" if result is None else STATUS[result["status"]]
             client.set_terminated(run.info.run_id, status, round(1000 * _ended(folder)))
@@ -301,7 +303,7 @@ def reap(client: MlflowClient, runs: Path) -> int:
     return reaped
 
 
-def _lives(process: int) -> bool:
+def _is_alive(process: int) -> bool:
     try:
         os.kill(process, 0)
     except ProcessLookupError:
@@ -311,36 +313,38 @@ def _lives(process: int) -> bool:
     return True
 
 
-# ------------------------------------------------------------------------------------------------ beside a trial
+# ------------------------------------------------------------------------------------------------ while a trial runs
 
 
 class Patience:
-    """What goes wrong in MLflow is said once, and not tried again at once."""
+    """A guard that reports MLflow's failures once, and delays the next attempt after each one."""
 
     def __init__(self) -> None:
         self._not_before = -math.inf
-        self._told = False
+        self._reported = False
 
     @property
     def over(self) -> bool:
+        """Tell whether the next attempt may start."""
         return time.monotonic() >= self._not_before
 
     @contextmanager
-    def guarding(self, what_goes_on: str) -> Iterator[None]:
+    def guarding(self, consequence: str) -> Iterator[None]:
+        """Turn a failure of the body into one warning that also states the consequence."""
         began = time.monotonic()
         try:
             yield
-        except Exception as error:  # whatever a server or a network can do
+        except Exception as error:  # any failure of a server or a network
             now = time.monotonic()
             self._not_before = now + SHARE * (now - began)
-            if not self._told:
-                said = redacted(" ".join(str(error).split()))[:200]
-                warnings.warn(f"MLflow is left aside, {what_goes_on}: {said}", RuntimeWarning, stacklevel=4)
-            self._told = True
+            if not self._reported:
+                reason = redacted(" ".join(str(error).split()))[:200]
+                warnings.warn(f"MLflow is left aside, {consequence}: {reason}", RuntimeWarning, stacklevel=4)
+            self._reported = True
 
 
 class Tracker:
-    """Called with the folder of a trial whenever there is something new in it; `left` when its process leaves it."""
+    """A callback that sends a trial's folder to MLflow when it has changed; `left` is called when training ends."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._on = runtime.tracking == "mlflow"
@@ -354,20 +358,20 @@ class Tracker:
             self._send(folder, "RUNNING")
 
     def left(self) -> None:
-        """A trial that was stopped does not run."""
+        """Mark a trial without a result as stopped."""
         if self._folder is not None and self._folder.result() is None:
             self._send(self._folder, "KILLED")
 
-    def _send(self, folder: RunFolder, unless_over: str) -> None:
+    def _send(self, folder: RunFolder, status_without_result: str) -> None:
         result = folder.result()
         if result is None and not self._patience.over:
             return
         with self._patience.guarding("the trial goes on"):
-            status = unless_over if result is None else STATUS[result["status"]]
+            status = status_without_result if result is None else STATUS[result["status"]]
             (client, run), self._connected = self._connected or self._connect(folder), None
             params = about(saved_trial(folder.path)) if (folder.path / "config.yaml").exists() else {}
             send(client, client.get_run(run), folder, status, params, {FOLDER: str(folder.path.resolve())})
-            self._connected = client, run  # else the next attempt begins anew
+            self._connected = client, run  # after a failure the next attempt connects again
 
     def _connect(self, folder: RunFolder) -> tuple[MlflowClient, str]:
         runs = folder.path.parent

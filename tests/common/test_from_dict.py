@@ -1,4 +1,4 @@
-"""Dataclasses from nested mappings: what is written arrives, and what is wrong is named with what would be right."""
+"""Dataclasses are filled from nested mappings; an error names the wrong value and the valid choices."""
 
 from __future__ import annotations
 

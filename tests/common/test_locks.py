@@ -1,4 +1,4 @@
-"""Locks hold between processes, and their absence is announced once; network file systems and URLs are recognised."""
+"""Locks hold between processes, and missing locks are reported once; network file systems and URLs are recognised."""
 
 import errno
 import fcntl
@@ -24,7 +24,7 @@ with open(sys.argv[1], "a") as file, locked(file, "nothing", wait=False):
 
 
 def taken(path: Path) -> bool:
-    """Return whether another process finds the lock held."""
+    """Tell whether the lock is held, as seen from another process."""
     done = subprocess.run([sys.executable, "-c", TRY, str(path)], capture_output=True, text=True)
     assert done.returncode == 0 or "BlockingIOError" in done.stderr
     return done.returncode != 0
@@ -56,10 +56,10 @@ def test_a_file_system_without_locks_is_announced_once(
         for _ in range(2):
             with (tmp_path / "lock").open("a") as file, locked(file, "leases protect trials", wait=False):
                 pass
-    (told,) = (str(one.message) for one in caught)
-    assert "\n" not in told
-    assert str(tmp_path) in told
-    assert "leases protect trials" in told
+    (message,) = (str(one.message) for one in caught)
+    assert "\n" not in message
+    assert str(tmp_path) in message
+    assert "leases protect trials" in message
 
 
 def test_other_errors_of_a_lock_are_not_hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Credentials are replaced in every text that may carry them, and what is no credential stays."""
+"""Credentials are replaced in every text that may contain them, and other text stays."""
 
 import pytest
 

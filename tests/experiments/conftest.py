@@ -1,4 +1,4 @@
-"""A trial sets up torch for its process: tests of trials leave torch as they found it."""
+"""Fixtures for tests of trials. A trial sets up torch for its process, so torch's settings are restored after each."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +10,7 @@ from tests.experiments.data.data_inputs import shared_cache
 
 @pytest.fixture(scope="session")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where corpora are made once for all tests."""
+    """Return the folder where corpora are made once for all tests."""
     return shared_cache(tmp_path_factory)
 
 

@@ -1,6 +1,6 @@
-"""`resolved` sets values in a copy of what was composed before: the tree is the one that Hydra itself would compose.
+"""`resolved` sets values in a copy of an earlier composition and gives the tree that Hydra itself would compose.
 
-The oracle is Hydra's own composition of all words at once, without any of ours.
+The oracle is Hydra's own composition of all overrides at once, without any code of ours.
 """
 
 from typing import Any
@@ -14,10 +14,10 @@ from omegaconf import OmegaConf
 from fewbits.experiments.config import FOLDER, ROOT, load_trial, prepare, resolved, spelled
 
 
-def composed(words: list[str]) -> Any:
+def composed(overrides: list[str]) -> Any:
     prepare()
     with initialize_config_dir(str(FOLDER), version_base=None):
-        return OmegaConf.to_container(compose(ROOT, overrides=words), resolve=True, throw_on_missing=True)
+        return OmegaConf.to_container(compose(ROOT, overrides=overrides), resolve=True, throw_on_missing=True)
 
 
 @pytest.mark.parametrize(
@@ -54,20 +54,20 @@ def composed(words: list[str]) -> Any:
 def test_values_are_set_as_hydra_would(words: str) -> None:
     chosen = split(words)
     assert resolved(chosen) == composed(chosen)
-    assert resolved(chosen) == composed(chosen)  # the copy has been a copy
+    assert resolved(chosen) == composed(chosen)  # the first call has not changed the cached tree
 
 
 def split(words: str) -> list[str]:
-    """At blanks that are not within quotes."""
-    found, quote = [""], ""
+    """Split at blanks that are not within quotes."""
+    parts, quote = [""], ""
     for letter in words:
         if letter == " " and not quote:
-            found.append("")
+            parts.append("")
             continue
         if letter in "'\"":
             quote = "" if letter == quote else quote or letter
-        found[-1] += letter
-    return found
+        parts[-1] += letter
+    return parts
 
 
 CHOICES = st.fixed_dictionaries(
@@ -101,24 +101,24 @@ VALUES: dict[str, st.SearchStrategy[object]] = {
 @settings(max_examples=20)
 @given(
     choices=CHOICES,
-    said=st.lists(
+    settings_list=st.lists(
         st.sampled_from(sorted(VALUES)).flatmap(lambda key: st.tuples(st.just(key), VALUES[key])), max_size=5
     ),
     before=st.booleans(),
 )
 def test_any_words_come_to_what_hydra_makes_of_them(
-    choices: dict[str, str], said: list[tuple[str, object]], before: bool
+    choices: dict[str, str], settings_list: list[tuple[str, object]], before: bool
 ) -> None:
-    values = [f"{key}={spelled(value)}" for key, value in said]
+    values = [f"{key}={spelled(value)}" for key, value in settings_list]
     groups = [f"{key}={value}" for key, value in choices.items()]
-    words = [*values, *groups] if before else [*groups, *values]
-    found = resolved(words)
-    assert found == composed(words)
-    for key, value in dict(said).items():
-        node = found
+    overrides = [*values, *groups] if before else [*groups, *values]
+    tree = resolved(overrides)
+    assert tree == composed(overrides)
+    for key, value in dict(settings_list).items():
+        node = tree
         for part in key.split("."):
             node = node[part]
-        assert node == value  # and what was spelled is what is read
+        assert node == value  # the spelled value is read back unchanged
 
 
 @pytest.mark.parametrize("words", ["scale=cpu +scale=smoke", "training.stepz=1", "recipe.threshold=1", "observer=3"])

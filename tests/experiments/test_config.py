@@ -1,4 +1,4 @@
-"""The config tree: every file of it composes, the paper scales are the papers', and mistakes are one clear line."""
+"""Every file of the config tree composes, the paper scales have the papers' values, and a mistake gives one line."""
 
 import dataclasses
 from pathlib import Path
@@ -13,7 +13,7 @@ from fewbits.kernels.quantizer import Mixture, Quantizer
 from fewbits.models.networks.presets import MODELS
 from fewbits.models.recipe import SLOTS, Recipe
 
-# ------------------------------------------------------------------------------------------------ what there is
+# ------------------------------------------------------------------------------------------------ content
 
 
 def test_every_file_is_the_choice_of_a_group_or_the_tree_itself() -> None:
@@ -41,18 +41,18 @@ def test_with_no_words_a_trial_is_a_small_one_in_bf16() -> None:
 def test_whatever_models_and_recipes_are_called_a_trials_name_is_one_folders(name: str) -> None:
     trial = load_trial()[0]
     model, recipe = dataclasses.replace(trial.model, name=name), dataclasses.replace(trial.recipe, name=name)
-    called = dataclasses.replace(trial, model=model, recipe=recipe).name
-    assert Path(called).name == called
-    assert called.isprintable()
-    assert not called.startswith(("-", "."))
-    assert len(called.encode()) < 200
+    full_name = dataclasses.replace(trial, model=model, recipe=recipe).name
+    assert Path(full_name).name == full_name
+    assert full_name.isprintable()
+    assert not full_name.startswith(("-", "."))
+    assert len(full_name.encode()) < 200
 
 
 def test_a_recipe_is_loaded_by_name_with_settings() -> None:
     assert load_recipe("nvfp4") == load_trial(["recipe=nvfp4"])[0].recipe
     changed = load_recipe("nvfp4", {"rht": 32, "stochastic": ["fprop.x"], "keep": {"last": 3}, "about": "a 'b' \"c\""})
-    told = ["recipe=nvfp4", "recipe.rht=32", "recipe.stochastic=[fprop.x]", "recipe.keep.last=3"]
-    assert changed == load_trial([*told, 'recipe.about="a \'b\' \\"c\\""'])[0].recipe
+    overrides = ["recipe=nvfp4", "recipe.rht=32", "recipe.stochastic=[fprop.x]", "recipe.keep.last=3"]
+    assert changed == load_trial([*overrides, 'recipe.about="a \'b\' \\"c\\""'])[0].recipe
     with pytest.raises(ValueError, match="no recipe 'nvfp5': valid are nvfp4"):
         load_recipe("nvfp5")
 
@@ -182,10 +182,10 @@ def test_samplers_and_what_is_kept_high() -> None:
     }
 
 
-# ------------------------------------------------------------------------------------------------ the papers' own
+# ------------------------------------------------------------------------------------------------ paper scales
 
-# Model; sequences to an update, tokens to a sequence; updates, and tokens in all as the paper counts them; the highest
-# and lowest learning rate; the schedule, its warm-up in updates and the part that decays.
+# Model; sequences per update, tokens per sequence; all tokens as the paper counts them; the highest and lowest learning
+# rate; the schedule, its warm-up in updates and the part that decays.
 PAPERS = {
     # MoR's configurations: 1 T tokens, batches of 1024 and 1536; cosine. Rates and length are not stated.
     "mor-config1": ("nemotron3-8b", 1024, 4096, 1e12, None, "cosine", None, None),
@@ -278,7 +278,7 @@ MISTAKES = {
     "training=3": "training: a mapping of steps, ",
     "optimizer.lr=fast": "optimizer.lr: float is expected, not 'fast'",
     "evaluation.tasks=piqa": "evaluation.tasks: a list is expected, not 'piqa'",
-    "seed=-1": "seed -1: an integer from 0",
+    "seed=-1": "seed -1: valid are 0 to",
     "training.blow_up=-1": "training.blow_up -1.0",
     "training.rounding_seed=-1": "training.rounding_seed -1",
     "runtime.threads=0": "runtime.threads 0: 1 or more",
@@ -291,7 +291,7 @@ MISTAKES = {
     "training..steps=3": "'training..steps=3' is not KEY=VALUE",
     "training.steps=1,2": "'training.steps=1,2': a trial takes one value",
     "recipe=bf16,nvfp4": "'recipe=bf16,nvfp4': a trial takes one value",
-    "recipe.fprop.x=e4m3:tensor:amax@error<0.1|bf16": "wants quotes of its own: KEY='\"VALUE\"'",
+    "recipe.fprop.x=e4m3:tensor:amax@error<0.1|bf16": "a value that has special characters such as <: KEY='\"VALUE\"'",
     "training.steps=${nowhere}": "training.steps: Interpolation key 'nowhere' not found",
     "+training.steps=3": "training.steps: Could not append",
     "--steps": "train: unrecognized arguments: --steps",
@@ -306,8 +306,8 @@ MISTAKES = {
     "recipe=nvfp4 recipe.stochastic=[dy]": "recipe.stochastic 'dy': valid are fprop.x, ",
     "recipe=nvfp4 recipe.stochastic=wgrad.dy": "recipe.stochastic 'wgrad.dy': a list is expected",
     "recipe=nvfp4 recipe.rotated=[wgrad.dy]": "recipe.rotated 'wgrad.dy': valid are fprop, dgrad, wgrad",
-    # what does not fit together
-    "training.batch=5": "training.batch 5: a multiple of training.micro_batch 2",
+    # invalid combinations
+    "training.batch=5": "training.batch 5: not a multiple of training.micro_batch 2",
     "training.length=512": "training.length 512: model nemotron-nano has 256 positions",
     "training.length=512 model=gpt2-nano": "training.length 512: model gpt2-nano has 256 positions",
     "recipe.keep.last=2": "recipe bf16 keeps the first 0 and last 2 of 2 blocks high",
@@ -315,12 +315,12 @@ MISTAKES = {
     "recipe.keep.names=[foo]": "keep.names: no layer is called 'foo'; there are blocks.0.",
     "recipe=gaussws recipe.sampler.parts=[in]": "sampler.parts ['in']: the model has only down, out, qkv, up",
     "recipe=mor/block model.width=128 model.heads=2 model.kv_heads=2 training.length=32": (
-        "recipe mor/block at this size is not itself: a 128x128 block covers all of fprop.x of"
+        "recipe mor/block is another one at this size: a 128x128 block covers all of fprop.x of"
     ),
     "schedule.warmup_steps=3": "warmup_steps=3 and warmup_fraction=0.05: set only one",
     "schedule.warmup_steps=9 schedule.warmup_fraction=0": "9 updates of warm-up in a trial of 2",
     "model.vocab=10": "model.vocab 10: the data have 256 tokens",
-    "evaluation.windows=100000": "evaluation.windows: 100000 windows of length 256 asked of",
+    "evaluation.windows=100000": "evaluation.windows: 100000 windows of length 256 do not fit into",
     "training.length=4000000 model.context=4000000": "tokens are too few for windows of length 4000000",
     "data=bin": "data.path is missing",
     "data=bin data.path=/nowhere": "no folder /nowhere; a folder of train.bin and val.bin is expected",
@@ -336,29 +336,31 @@ def at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(("said", "told"), MISTAKES.items(), ids=MISTAKES)
+@pytest.mark.parametrize(("command", "message"), MISTAKES.items(), ids=MISTAKES)
 def test_a_mistake_is_one_line_and_leaves_nothing(
-    said: str, told: str, at_home: Path, cache: Path, capsys: pytest.CaptureFixture[str]
+    command: str, message: str, at_home: Path, cache: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = said.split(" ")
-    keys = {word.partition("=")[0] for word in words}
+    overrides = command.split(" ")
+    keys = {override.partition("=")[0] for override in overrides}
     tiny = (
-        [] if keys & {"training", "~training.steps"} else [word for word in TINY if word.partition("=")[0] not in keys]
+        []
+        if keys & {"training", "~training.steps"}
+        else [setting for setting in TINY if setting.partition("=")[0] not in keys]
     )
     data = [] if any(key.startswith("data") for key in keys) else ["data.size=65536"]
-    assert cli.main(["train", f"runtime.cache={cache}", *tiny, *data, *words]) == 2
+    assert cli.main(["train", f"runtime.cache={cache}", *tiny, *data, *overrides]) == 2
     out, err = capsys.readouterr()
     assert not out
     assert err.startswith("fewbits: ")
     assert err.count("\n") == 1
-    assert told in err
+    assert message in err
     assert "Traceback" not in err
     assert not list(at_home.iterdir())
 
 
 def test_settings_of_a_recipe_may_be_changed_in_any_order_of_words() -> None:
-    told = ["recipe.threshold=0.03", "recipe=mor/block", "seed=3"]
-    assert load_trial(told) == load_trial(told[::-1])
+    overrides = ["recipe.threshold=0.03", "recipe=mor/block", "seed=3"]
+    assert load_trial(overrides) == load_trial(overrides[::-1])
 
 
 def test_composing_leaves_hydra_as_it_was() -> None:

@@ -1,4 +1,4 @@
-"""One trial over two processes, as torchrun starts them: here with gloo, on a CPU."""
+"""One trial runs over two processes, as torchrun starts them; here with gloo, on a CPU."""
 
 import os
 from contextlib import ExitStack
@@ -13,7 +13,7 @@ NOISY = ("recipe=nvfp4", "recipe.sampler.kind=gaussws", "recipe.sampler.penalty=
 
 
 def two_processes(cache: Path, runs: Path, *more: str, stop: int | None = None) -> list[int]:
-    """Run the trial; their exit statuses. `stop` kills both once the checkpoint of that step is there."""
+    """Run the trial; return the exit statuses. `stop` kills both processes once the checkpoint of that step exists."""
     store = meeting_place()
     with ExitStack() as stack:
         processes = []
@@ -32,7 +32,7 @@ def two_processes(cache: Path, runs: Path, *more: str, stop: int | None = None) 
 
 @pytest.fixture(scope="module")
 def whole(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A noisy trial over two processes, undisturbed."""
+    """Return a noisy trial over two processes that was not interrupted."""
     runs = tmp_path_factory.mktemp("two") / "runs"
     assert two_processes(cache, runs, *NOISY) == [0, 0]
     return only_run(runs)
@@ -44,14 +44,14 @@ def test_a_killed_trial_over_two_processes_gives_the_same_bytes(whole: Path, cac
     assert two_processes(cache, runs, *NOISY) == [0, 0]
     assert left(only_run(runs)) == left(whole)
     assert not leftovers(runs)
-    assert two_processes(cache, runs, *NOISY) == [0, 0]  # finished: both say so
+    assert two_processes(cache, runs, *NOISY) == [0, 0]  # it is finished, and both report it
     said = [(tmp_path / f"output-{rank}").read_text() for rank in range(2)]
     assert "done at step 8" in said[0]
-    assert "loss" not in said[1].partition("done at step 8")[0]  # one of them shows progress
+    assert "loss" not in said[1].partition("done at step 8")[0]  # only one of them shows progress
 
 
 def test_ranks_draw_noise_of_their_own_and_are_part_of_the_id(whole: Path, cache: Path, tmp_path: Path) -> None:
-    """The same batches by one process: equal but for noise and for sums, and another trial."""
+    """One process with the same batches differs only in noise and in the order of sums, and is another trial."""
     alone, _ = train(cache, tmp_path, *NOISY)
     assert alone.path.name != whole.name
     assert metric(alone, "tokens") == metric(whole, "tokens")

@@ -1,4 +1,4 @@
-"""Divergence is a result with its step, not a crash."""
+"""Divergence is a result with a step, not a crash."""
 
 import json
 import math
@@ -18,7 +18,7 @@ HOPELESS = ("optimizer.lr=1e30", "optimizer.clip=null")
 def test_numbers_that_are_not_finite_end_a_trial_with_a_result(cache: Path, tmp_path: Path) -> None:
     folder, result = train(cache, tmp_path, *HOPELESS, *MOR)
     assert result["status"] == "diverged"
-    assert result["step"] == 1  # the first update ruined the model
+    assert result["step"] == 1  # the first update made the model useless
     assert result["loss"] is None
     assert result_of(folder.path) == result
     losses = metric(folder, "loss")
@@ -26,7 +26,7 @@ def test_numbers_that_are_not_finite_end_a_trial_with_a_result(cache: Path, tmp_
     assert math.isfinite(losses[0])
     assert not math.isfinite(losses[1])
     numerics = pd.read_parquet(folder.path / "numerics.parquet")
-    assert set(numerics["step"]) == {1}  # the window in which it happened, as far as it went
+    assert set(numerics["step"]) == {1}  # the incomplete window in which it happened
     assert not leftovers(folder.path)
     assert train(cache, tmp_path, *HOPELESS, *MOR) == (folder, result)
 
@@ -49,7 +49,7 @@ def test_a_model_that_is_ruined_by_its_last_update_has_diverged(cache: Path, tmp
 
 
 def test_a_diverging_trial_that_is_interrupted_gives_the_same_bytes(cache: Path, tmp_path: Path) -> None:
-    """A rate that grows: some steps go well. Twelve other trials (seeds, instruction sets) diverged in steps 2 to 5."""
+    """At a growing rate some steps succeed. Twelve other trials (seeds, instruction sets) diverged in steps 2 to 5."""
     growing = ("optimizer.lr=0.2", "schedule=linear", "schedule.warmup_steps=11", "optimizer.clip=null")
     asked = (*growing, "training.blow_up=1.03", "recipe=nvfp4", "training.checkpoint_every=1")
     undisturbed, result = train(cache, tmp_path / "undisturbed", *asked)
@@ -65,12 +65,12 @@ def test_a_parent_with_numbers_that_are_not_finite_gives_branches_that_diverge_a
     bad: float, cache: Path, tmp_path: Path
 ) -> None:
     parent, _ = train(cache, tmp_path, "training.steps=2")
-    found = checkpoints.newest(parent.checkpoints)
-    assert found is not None
-    ruined = {name: value.clone() for name, value in found.tensors().items()}
+    newest = checkpoints.newest(parent.checkpoints)
+    assert newest is not None
+    ruined = {name: value.clone() for name, value in newest.tensors().items()}
     ruined["model.blocks.1.ffn.down.weight"][3, 5] = bad
     shutil.rmtree(parent.checkpoints)
-    checkpoints.save(parent.checkpoints, 2, ruined, found.state)
+    checkpoints.save(parent.checkpoints, 2, ruined, newest.state)
     for recipe in (("recipe=bf16",), MOR, ("recipe=nvfp4",), ("recipe=gaussws",)):
         branch, result = train(cache, tmp_path, *recipe, f"branch.parent={parent.path}")
         assert (result["status"], result["step"], result["loss"]) == ("diverged", 0, None)

@@ -1,4 +1,4 @@
-"""fewbits' recipes in torchtitan: its own trainer, its debug Llama and its checkpoints, on a CPU."""
+"""Recipes of fewbits work in torchtitan, with its own trainer, its debug Llama and its checkpoints, on a CPU."""
 
 import importlib
 import importlib.metadata
@@ -38,7 +38,7 @@ NOISY = (
 @dataclass(frozen=True)
 class Job:
     words: tuple[str, ...]
-    by_hand: int = 0  # for so many ranks in one process, without torchtitan's trainer
+    by_hand: int = 0  # ranks to simulate in one process, without torchtitan's trainer; 0: use it
 
 
 def recipe(name: str, *settings: str, more: Sequence[str] = (), by_hand: int = 0) -> Job:
@@ -51,13 +51,13 @@ def recipe(name: str, *settings: str, more: Sequence[str] = (), by_hand: int = 0
 
 @dataclass
 class Titan:
-    """Where jobs run, in what process, and the words that all of them have."""
+    """The folder and the process in which jobs run."""
 
     folder: Path
     process: "subprocess.Popen[str]"  # of titan_on_cpu
 
     def run(self, jobs: Sequence[Job], *, ranks: int = 1, dump: str = "out") -> list[dict[str, Any]]:
-        """What each job logged, in torchtitan's first rank; or the error that it ended with."""
+        """Return, for each job, what torchtitan's first rank logged, or the error that ended it."""
         common = {
             "job.dump_folder": self.folder / dump,
             "model.hf_assets_path": self.folder / "tokenizer",
@@ -66,8 +66,8 @@ class Titan:
             "training.local_batch_size": 2,
             "training.seq_len": 64,
             "training.steps": STEPS,
-            "optimizer.lr": 0.003,  # a few steps lower the loss by more than batches differ
-            "training.max_norm": 1e9,  # norms of shards are added in another order
+            "optimizer.lr": 0.003,  # a few steps lower the loss by more than the difference between batches
+            "training.max_norm": 1e9,  # no clipping, because norms of shards are added in another order
             "lr_scheduler.warmup_steps": 0,
             "lr_scheduler.decay_ratio": 0.0,
             "activation_checkpoint.mode": "none",
@@ -93,7 +93,7 @@ class Titan:
                 "log": str(logs[rank]),
                 "results": str(outputs[rank]),
             }
-            for rank, environment in enumerate(environments_at(stores[0], ranks))  # each job has a port of its own
+            for rank, environment in enumerate(environments_at(stores[0], ranks))  # each job has its own port
         ]
         assert self.process.stdin is not None
         assert self.process.stdout is not None
@@ -104,7 +104,7 @@ class Titan:
         return json.loads(outputs[0].read_text())
 
     def keep_only(self, step: int, dump: str, copy: str) -> None:
-        """A dump folder as it is when training was killed before the next checkpoint."""
+        """Copy one checkpoint of a dump folder, as if training was killed before the next checkpoint."""
         name = f"checkpoint/step-{step}"
         shutil.copytree(self.folder / dump / name, self.folder / copy / name)
 
@@ -130,7 +130,7 @@ def titan(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Titan]:
         stdout=subprocess.PIPE,
         text=True,
     ) as process:
-        yield Titan(folder, process)  # at the end of its stdin it ends
+        yield Titan(folder, process)  # it ends when its stdin is closed
 
 
 ACCUMULATED = ("--training.global_batch_size", "4")
@@ -166,20 +166,20 @@ ALONE = {
 REFUSED = {
     "no recipe 'nvfp5': valid are nvfp4, ": recipe("nvfp5"),
     "unknown key 'recipe.keep.lats': recipe.keep has last, ": recipe("nvfp4", "keep.lats=2"),
-    'say custom_config_module = "fewbits.experiments.titan" in [job], and recipe in [fewbits]': Job(
+    'set custom_config_module = "fewbits.experiments.titan" in [job], and recipe in [fewbits]': Job(
         ("--experimental.custom_import", "fewbits.experiments.titan", "--model.converters", "fewbits")
     ),
-    "fewbits.recipe nvfp4: nothing applies it; add fewbits to model.converters": Job(
+    "fewbits.recipe nvfp4: not applied; add fewbits to model.converters": Job(
         ("--job.custom_config_module", "fewbits.experiments.titan", "--fewbits.recipe", "nvfp4")
     ),
-    "compile.components holds model: ": recipe("nvfp4", more=("--compile.enable",)),
-    "quantize.linear.float8 would quantize the layers of fewbits once more": recipe(
+    "compile.components includes model: ": recipe("nvfp4", more=("--compile.enable",)),
+    "quantize.linear.float8 would quantize the layers of fewbits again": recipe(
         "nvfp4", more=("--model.converters", "fewbits,quantize.linear.float8")
     ),
-    "training.dtype bfloat16: recipe gaussws adds its noise to FP32 weights; say training.dtype=float32": recipe(
+    "training.dtype bfloat16: recipe gaussws adds its noise to FP32 weights; set training.dtype=float32": recipe(
         "gaussws", more=("--training.dtype", "bfloat16")
     ),
-    "checkpoint.last_save_in_hf: Hugging Face's models have no place for the bit widths": recipe(
+    "checkpoint.last_save_in_hf: Hugging Face's format cannot store the bit widths": recipe(
         "gaussws", more=("--checkpoint.last_save_in_hf",)
     ),
     "experts.w1 holds the weights of experts": recipe(
@@ -195,7 +195,7 @@ TOGETHER = {
 REFUSED_TOGETHER = {
     "parallelism.tensor_parallel_degree 2: ": recipe("nvfp4", more=("--parallelism.tensor_parallel_degree", "2")),
     "parallelism.pipeline_parallel_degree 2: ": recipe("nvfp4", more=("--parallelism.pipeline_parallel_degree", "2")),
-    "say wgrad.output=bf16 in fewbits.settings, or training.mixed_precision_param=float32": recipe("nvfp4"),
+    "set wgrad.output=bf16 in fewbits.settings, or training.mixed_precision_param=float32": recipe("nvfp4"),
     "training.mixed_precision_param bfloat16: recipe gaussws adds its noise to FP32 weights": recipe("gaussws"),
 }
 
@@ -220,8 +220,10 @@ def losses(result: dict[str, Any]) -> list[float]:
 
 
 def test_recipe_bf16_is_torchtitan_without_fewbits(alone: Results) -> None:
-    """To the bit, except where fewbits multiplies BF16 in FP32 because torch has only scalar loops for it: there the
-    order of sums differs, and with it some roundings to BF16 (2^-9 of an element)."""
+    """The bits are equal, except where fewbits multiplies BF16 in FP32 because torch has only scalar loops for it.
+
+    There the order of sums differs, and with it some roundings to BF16 (2^-9 of an element).
+    """
     assert len(losses(alone["plain"])) == STEPS
     loss, norm = (0.0, 0.0) if has_fast_bf16_products() else (1e-4, 2e-3)
     for plain, bf16 in zip(alone["plain"]["rows"], alone["bf16"]["rows"], strict=True):
@@ -231,7 +233,7 @@ def test_recipe_bf16_is_torchtitan_without_fewbits(alone: Results) -> None:
 
 @pytest.mark.parametrize("name", ["mor", "nvfp4", "noisy", "file"])
 def test_a_recipe_trains_as_quantize_does_by_hand_to_the_bit(alone: Results, name: str) -> None:
-    """Rounding noise, samplers with their penalty, and gradients accumulated over micro-batches included."""
+    """This includes rounding noise, samplers with their penalty, and gradients accumulated over micro-batches."""
     assert losses(alone[name]) == losses(alone[f"{name} by hand"])
     assert not set(losses(alone[name])) & set(losses(alone["bf16"]))
     assert losses(alone[name])[-1] < losses(alone[name])[0]
@@ -249,7 +251,7 @@ def test_numerics_are_among_the_metrics(alone: Results) -> None:
         assert 0 < row[f"fewbits/error/{slot}"] < row[f"fewbits/error_max/{slot}"] < 0.2
     bits = [row["fewbits/bits_mean"] for row in alone["noisy"]["rows"]]
     assert bits[0] == pytest.approx(6, abs=0.1)
-    assert bits == sorted(bits, reverse=True)  # the penalty draws them to 4
+    assert bits == sorted(bits, reverse=True)  # the penalty pulls them to 4
     assert not any(name.startswith("fewbits/") for name in alone["plain"]["rows"][-1])
 
 
@@ -279,6 +281,6 @@ def test_what_does_not_go_together_is_said_in_one_line(alone: Results, together:
 
 def test_another_version_of_torchtitan_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.metadata, "version", lambda _: "0.3.0")
-    message = "fewbits works with torchtitan 0.2.2, and here is 0.3.0: pip install 'fewbits[titan]'"
+    message = "fewbits needs torchtitan 0.2.2, but 0.3.0 is installed: pip install 'fewbits[titan]'"
     with pytest.raises(ImportError, match=re.escape(message)):
         importlib.import_module("fewbits.experiments.titan")

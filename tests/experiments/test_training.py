@@ -1,4 +1,4 @@
-"""What a trial computes, and what it writes of it."""
+"""A trial computes what its recipe says, and writes tables and a result that describe it."""
 
 import dataclasses
 import math
@@ -28,7 +28,7 @@ HIGH_BY_CAST = [f"recipe.{slot}=bf16" for slot in ("fprop.x", "fprop.w", "dgrad.
 
 @pytest.mark.parametrize("model", ["nemotron-nano", "gpt2-nano", "llama2-nano"])
 def test_a_recipe_of_bf16_operands_is_the_unquantized_model(model: str, cache: Path, tmp_path: Path) -> None:
-    """Recipe bf16, operands cast to bf16, and a loop over the plain model with nothing of ours around its layers."""
+    """Recipe bf16, operands cast to bf16, and a loop over the plain model without our layers give the same numbers."""
     asked = [f"model={model}", "seed=3", "training.steps=4", "schedule=linear", "schedule.warmup_fraction=0.25"]
     high, _ = train(cache, tmp_path, *asked)
     cast, _ = train(cache, tmp_path, *asked, *HIGH_BY_CAST)
@@ -90,12 +90,12 @@ def test_equal_seeds_share_weights_and_data_across_recipes_and_other_seeds_do_no
 
 def test_noise_has_a_seed_of_its_own(cache: Path, tmp_path: Path) -> None:
     asked = ("recipe=nvfp4", "training.steps=2")
-    of_trial, again, other = (
+    default, again, other = (
         metric(train(cache, tmp_path, *asked, *more)[0], "gradient_norm")
         for more in ((), ("training.rounding_seed=0",), ("training.rounding_seed=1",))
     )
-    assert of_trial == again
-    assert of_trial[0] != other[0]
+    assert default == again
+    assert default[0] != other[0]
 
 
 def test_tables_and_result_say_what_happened(cache: Path, tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_tables_and_result_say_what_happened(cache: Path, tmp_path: Path) -> Non
     numerics = pd.read_parquet(folder.path / "numerics.parquet")
     assert sorted(set(numerics["step"])) == [4, 9, 11]
     mixtures = numerics[numerics["slot"] != "weight"]
-    assert set(mixtures["slot"]) == {"fprop.x", "fprop.w", "dgrad.dy"}  # read twice, they are decided once
+    assert set(mixtures["slot"]) == {"fprop.x", "fprop.w", "dgrad.dy"}  # operands that are read twice are decided once
     assert (mixtures["share_0"] + mixtures["share_1"] == 1).all()
     assert (mixtures["batches"][mixtures["slot"] == "fprop.x"].groupby(numerics["step"]).first() == [10, 10, 4]).all()
     weights = numerics[numerics["slot"] == "weight"]
@@ -172,7 +172,7 @@ def test_out_of_domain_text_may_be_judged_by_fewer_windows(cache: Path, tmp_path
 
 
 def test_evaluation_is_of_each_split_with_the_operands_and_noise_of_its_step(cache: Path, tmp_path: Path) -> None:
-    """Before the recipe's switch and after it, both rounded stochastically, in batches of the training size."""
+    """The test compares losses before and after the recipe's switch, in training's batch size."""
     asked = ["recipe=mor/tensor", "recipe.fprop.x=e4m3:tensor:amax:stochastic", "recipe.switch.at=0.75"]
     asked += ["recipe.switch.to=e2m1:tensor:amax:stochastic", "training.steps=4", "evaluation.every=2"]
     trial, _ = load_trial(words(cache, tmp_path, *asked))
@@ -185,15 +185,15 @@ def test_evaluation_is_of_each_split_with_the_operands_and_noise_of_its_step(cac
         model.load_state_dict({name.removeprefix("model."): value for name, value in saved.items()})
         quantization.begin(step, progress=step / 4)
         for split in ("validation", "ood"):
-            found = metric(folder, f"{split}_loss")[step - 1]
-            assert found == evaluate_loss(model, corpus, split, windows=4, length=128, batch=2)
+            loss = metric(folder, f"{split}_loss")[step - 1]
+            assert loss == evaluate_loss(model, corpus, split, windows=4, length=128, batch=2)
         squares = sum(float(value.double().square().sum()) for value in model.state_dict().values())
         assert parameters[step - 1] == pytest.approx(math.sqrt(squares), rel=1e-5)
 
 
 def test_the_samplers_penalty_is_part_of_what_is_minimised(cache: Path, tmp_path: Path) -> None:
-    """At the start b_t = init everywhere: ∂(λ Σ mean |b_t − target|)/∂b_i = λ (init − target) / squares."""
-    penalty = 1e6  # beside it the loss's own gradient is nothing
+    """At the start b_t = init everywhere, so ∂(λ Σ mean |b_t − target|)/∂b_i = λ (init − target) / squares."""
+    penalty = 1e6  # so large that the loss's own gradient is negligible
     asked = ("recipe=gaussws", f"recipe.sampler.penalty={penalty}", "training.steps=6", "observer.window=1")
     folder, _ = train(cache, tmp_path, *asked)
     squares = [6 * 2, 2 * 2, 4 * 2, 2 * 4] * 2  # qkv, out, up, down of two blocks
@@ -240,7 +240,9 @@ def test_a_late_switch_changes_nothing_before_it(cache: Path, tmp_path: Path) ->
     for switched in runs.values():
         assert switched[:4] == losses[:4]
         assert switched[5:] != losses[5:]
-    assert runs["forward"][4] == runs["both"][4] != losses[4]  # the first loss behind the switch knows of forward alone
+    assert (
+        runs["forward"][4] == runs["both"][4] != losses[4]
+    )  # the first loss after the switch depends on the forward only
     assert runs["backward"][4] == losses[4]
     assert len({tuple(losses) for losses in runs.values()}) == 3
 
@@ -255,15 +257,19 @@ def eager_and_compiled(cache: Path, runs: Path, *more: str) -> tuple[RunFolder, 
 
 
 def test_compiled_training_in_fp32_is_eager_training_but_for_the_order_of_sums(cache: Path, tmp_path: Path) -> None:
-    """Both compute in FP32 (unit 6e-8) with the same casts and noise, so an operand's code differs only where a
-    difference of that size crosses a boundary of E2M1: about one of a million. Two losses in a row differed by 1e-7."""
+    """Both compute in FP32 (unit 6e-8) with the same casts and noise.
+
+    So an operand's code differs only where a difference of that size crosses a boundary of E2M1: about one of a
+    million. Two consecutive losses differed by 1e-7.
+    """
     eager, compiled = eager_and_compiled(cache, tmp_path, "training.dtype=fp32")
     assert metric(compiled, "loss") == pytest.approx(metric(eager, "loss"), rel=1e-5)
     assert metric(compiled, "gradient_norm") == pytest.approx(metric(eager, "gradient_norm"), rel=1e-4)
 
 
 def test_flops_are_those_of_matrices_and_attention() -> None:
-    """nvfp4-1.2b: 1.0 B of linear weights and a head of 2048 x 131072, 20 blocks of attention over 8192 tokens."""
+    """The model nvfp4-1.2b has 1.0 B linear weights, a head of 2048 x 131072, and 20 attention blocks."""
+
     trial, _ = load_trial(["scale=paper/nvfp4-1.2b"])
     linear = 20 * (2048 * 4096 + 2048 * 2048 + 2 * 2048 * 6144)
     assert flops_a_token(trial) == 6 * (linear + 2048 * 131072) + 12 * 20 * 2048 * 8192

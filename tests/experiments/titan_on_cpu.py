@@ -1,12 +1,12 @@
-"""Runs torchtitan's own trainer on a CPU, job after job. It is imported once: every rank is forked from this process.
+"""Run torchtitan's trainer on a CPU, job after job. It is imported once, and every rank is forked from this process.
 
 Each line of stdin is a list of ranks (`Rank`) that run together; the answer is a line with the exit status of each.
 
-torchtitan is made for GPUs. What stands in for one here: the device's name, what the memory monitor asks of it, triton
-where it is not installed (no kernel of it runs), and FSDP's mean of gradients, which gloo knows only as a sum.
+torchtitan is made for GPUs. Replaced here are the device's name, the queries of the memory monitor, triton if it is not
+installed (none of its kernels runs), and FSDP's mean of gradients, for which gloo has only a sum.
 
 A job is torchtitan's command line. `by_hand` does the same training without torchtitan's trainer and without our
-converter: its model, `quantize`, and a loop as anyone would write it, with all ranks in one process.
+converter: with torchtitan's model, `quantize`, and a plain loop, with all ranks in one process.
 """
 
 import copy
@@ -58,10 +58,10 @@ from torchtitan.config import ConfigManager  # noqa: E402
 from torchtitan.models.llama3 import Transformer, llama3_args  # noqa: E402
 from torchtitan.protocols.train_spec import get_train_spec  # noqa: E402
 
-from fewbits.experiments.config import recipe_by_words  # noqa: E402
+from fewbits.experiments.config import recipe_from_overrides  # noqa: E402
 from fewbits.models.quantize import quantize  # noqa: E402
 
-# Four times narrower than it comes: without AVX-512, torch multiplies BF16 matrices at 1 GFLOP/s.
+# Four times narrower than in torchtitan: without AVX-512, torch multiplies BF16 matrices at 1 GFLOP/s.
 llama3_args["debugmodel"].dim, llama3_args["debugmodel"].n_heads = 64, 4
 
 PATIENCE = 300  # seconds
@@ -77,11 +77,13 @@ def summed(model: nn.Module) -> None:
 
 
 sharding.disable_fsdp_gradient_division = summed
-torchtitan.train.time = SimpleNamespace(perf_counter=time.perf_counter, sleep=lambda _: None)  # it waits 2 s at the end
+torchtitan.train.time = SimpleNamespace(
+    perf_counter=time.perf_counter, sleep=lambda _: None
+)  # else it waits 2 s at the end
 
 
 class Recorder:
-    """In the place of TensorBoard's logger, so that numbers keep all their bits."""
+    """A replacement of TensorBoard's logger that keeps all bits of the numbers."""
 
     def __init__(self) -> None:
         self.rows: Rows = []
@@ -111,9 +113,11 @@ def by_hand(config: Any, ranks: int) -> Rows:
     # FSDP computes with a copy of all weights in the lower precision.
     low_precision = sharded and config.training.mixed_precision_param == "bfloat16"
     model = copy.deepcopy(masters).bfloat16() if low_precision else masters
-    recipe = recipe_by_words(config.fewbits.recipe, config.fewbits.settings)
+    recipe = recipe_from_overrides(config.fewbits.recipe, config.fewbits.settings)
     quantization = quantize(model, recipe, seed=config.debug.seed)
-    if start := config.checkpoint.initial_load_path:  # torchtitan draws sharded weights otherwise than whole ones
+    if (
+        start := config.checkpoint.initial_load_path
+    ):  # torchtitan draws other numbers for sharded weights than for whole ones
         state = masters.state_dict()
         load(state, checkpoint_id=start, no_dist=True)
         masters.load_state_dict(state)
@@ -126,14 +130,14 @@ def by_hand(config: Any, ranks: int) -> Rows:
     rows: Rows = []
     for step in range(config.training.steps):
         tokens = [list(itertools.islice(batch, micro_batches)) for batch in batches]
-        count = sum(labels.numel() for of_rank in tokens for _, labels in of_rank)
+        count = sum(labels.numel() for rank_batches in tokens for _, labels in rank_batches)
         total = torch.zeros(())
         if model is not masters:
             with torch.no_grad():
                 for low, master in zip(model.parameters(), masters.parameters(), strict=True):
                     low.copy_(master)
-        for rank, of_rank in enumerate(tokens):
-            for micro_batch, (inputs, labels) in enumerate(of_rank):
+        for rank, rank_batches in enumerate(tokens):
+            for micro_batch, (inputs, labels) in enumerate(rank_batches):
                 quantization.begin(step, micro_batch, rank=rank)
                 with autocast:
                     loss = cross_entropy_loss(model(inputs), labels) / count
@@ -174,7 +178,7 @@ def batches_of(config: Any, rank: int, ranks: int) -> Iterator[tuple[Tensor, Ten
 
 
 def add_gradients(model: nn.Module, masters: nn.Module) -> None:
-    """To the masters', in FP32."""
+    """Add the gradients of the model to those of the masters, in FP32."""
     for low, master in zip(model.parameters(), masters.parameters(), strict=True):
         assert low.grad is not None
         master.grad = low.grad.float() if master.grad is None else master.grad + low.grad.float()
@@ -182,7 +186,7 @@ def add_gradients(model: nn.Module, masters: nn.Module) -> None:
 
 
 def run(jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Of each job what it logged, or the error that it ended with."""
+    """Return, for each job, the rows that it logged or the error that ended it."""
     torch.set_num_threads(1)
     done: list[dict[str, Any]] = []
     for job in jobs:
@@ -207,13 +211,13 @@ class Rank:
     results: str
 
     def start(self) -> int:
-        """The process that it runs in."""
+        """Start a process for the rank; return its process id."""
         process = os.fork()
         if process:
             return process
         status = 1
         try:
-            signal.alarm(PATIENCE)  # ranks wait for each other for ever
+            signal.alarm(PATIENCE)  # ranks would wait for each other for ever
             log = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
             for stream in (1, 2):
                 os.dup2(log, stream)

@@ -1,7 +1,6 @@
-"""What tests of trials share: a tiny trial by words of the command line, run here or in a process of its own, and the
-bytes that it leaves.
+"""Train tiny trials for tests, in this process or in another one, and read what they write.
 
-Processes are forked from a server that has imported torch once, so a test may start and kill as many as it likes.
+Processes are forked from a server that has imported torch once, so that a test can start and kill many of them.
 """
 
 import contextlib
@@ -27,8 +26,8 @@ from fewbits.experiments.runs.run_folder import RunFolder
 from fewbits.experiments.tracking.tracker import Tracker
 from fewbits.experiments.training import Progress, Say, run
 
-# A quarter of the -nano models' width: a step takes a tenth of a second, even where torch has only scalar loops for
-# BF16. Blocks of 16 and 32 still divide every operand into several.
+# A quarter of the -nano models' width: a step takes 0.1 s, even on processors where torch has only scalar loops for
+# BF16. Every operand still has several blocks of 16 and 32.
 TINY = {
     "model.layers": 2,
     "model.width": 64,
@@ -52,30 +51,31 @@ TINY = {
     "schedule": "constant",
     "schedule.warmup_fraction": 0,
 }
-# Several blocks to every operand of a tiny model, as 128x128 gives the papers' own.
+# Every operand of a tiny model has several such blocks, as those of the papers' models have blocks of 128x128.
 MOR = ("recipe=mor/block", "recipe.block=32x32")
 GAUSSWS_MOR = ("recipe=gaussws-mor", "recipe.block=32x32")
 FILES = ("metrics.parquet", "numerics.parquet", "result.json")
 
 
 def words(cache: Path, runs: Path, *more: str) -> list[str]:
-    """The command line of a tiny trial; what is said in `more` replaces what is said here."""
+    """Return the overrides of a tiny trial; those in `more` replace the defaults with the same keys."""
     settings = TINY | {"runtime.device": "cpu", "runtime.cache": cache, "runtime.runs": runs}
-    said = {word.partition("=")[0] for word in more}
-    return [*(f"{key}={value}" for key, value in settings.items() if key not in said), *more]
+    replaced = {override.partition("=")[0] for override in more}
+    return [*(f"{key}={value}" for key, value in settings.items() if key not in replaced), *more]
 
 
 def train(cache: Path, runs: Path, *more: str, say: Say = lambda _: None) -> tuple[RunFolder, dict[str, Any]]:
+    """Train a tiny trial in this process; return its folder and its result."""
     trial, runtime = load_trial(words(cache, runs, *more))
     return run(trial, runtime, say, saved=Tracker(runtime))
 
 
 class Interrupted(BaseException):
-    """What a trial dies of in `train_until`; nothing in it may catch it."""
+    """Raised to interrupt a trial in `train_until`; a BaseException, so that nothing catches it."""
 
 
 def train_until(step: int, cache: Path, runs: Path, *more: str) -> None:
-    """Train and break off after a step, before its checkpoint."""
+    """Train and interrupt after a step, before its checkpoint."""
 
     def say(progress: Progress) -> None:
         if progress.step == step:
@@ -87,7 +87,7 @@ def train_until(step: int, cache: Path, runs: Path, *more: str) -> None:
 
 
 def left(folder: Path) -> dict[str, bytes]:
-    """The bytes that a finished trial promises to be the same each time."""
+    """Return the bytes that must be the same for every run of a finished trial."""
     return {name: (folder / name).read_bytes() for name in FILES} | {"tensors": _newest(folder).read_bytes()}
 
 
@@ -97,7 +97,7 @@ def only_run(runs: Path) -> Path:
 
 
 def tensors(folder: Path) -> dict[str, Tensor]:
-    """Of the last checkpoint."""
+    """Return the tensors of the last checkpoint."""
     return load_file(_newest(folder))
 
 
@@ -107,8 +107,8 @@ def metric(folder: RunFolder | Path, name: str) -> list[float]:
 
 
 def result_of(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "result.json").read_text())
-    return found
+    result: dict[str, Any] = json.loads((folder / "result.json").read_text())
+    return result
 
 
 def leftovers(folder: Path) -> list[Path]:
@@ -116,16 +116,16 @@ def leftovers(folder: Path) -> list[Path]:
 
 
 def _newest(folder: Path) -> Path:
-    found = checkpoints.newest(folder / "checkpoints")
-    assert found is not None
-    return found.path / checkpoints.TENSORS
+    newest = checkpoints.newest(folder / "checkpoints")
+    assert newest is not None
+    return newest.path / checkpoints.TENSORS
 
 
 # ------------------------------------------------------------------------------------------------ other processes
 
 
 def _main(argv: list[str], output: str, environment: Mapping[str, str], file_size: int | None, leads: bool) -> None:
-    """In the new process: `fewbits …` as the command line runs it, both streams into one file or terminal."""
+    """Run `fewbits …` in a new process like the command line, with both streams into one file or terminal."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if leads:
         os.setsid()
@@ -151,18 +151,22 @@ def started(
     file_size: int | None = None,
     leads: bool = False,
 ) -> ForkServerProcess:
-    """`fewbits ARGV` in a process of its own. leads: a process group, to be killed by who started it."""
+    """Start `fewbits ARGV` in another process. With leads, it leads a process group that the caller must kill."""
     arguments = (argv, str(output), dict(environment or {}), file_size, leads)
-    process = server().Process(target=_main, args=arguments, daemon=not leads)  # who is a daemon has no children
+    process = server().Process(target=_main, args=arguments, daemon=not leads)  # a daemon cannot have children
     process.start()
     return process
 
 
 @functools.cache
 def server() -> multiprocessing.context.ForkServerContext:
-    """The local backend's too, of sweeps that run in this process."""
+    """Return the fork server's context, also used by the local backend of sweeps that run in this process."""
     context = multiprocessing.get_context("forkserver")
-    costly = ["mlflow", "mlflow.store.tracking.sqlalchemy_store", "torch._dynamo"]  # the last one for several ranks
+    costly = [
+        "mlflow",
+        "mlflow.store.tracking.sqlalchemy_store",
+        "torch._dynamo",
+    ]  # the last one is for trials of several ranks
     context.set_forkserver_preload(
         ["fewbits.sweeps.running.preload", "fewbits.sweeps.running.run_sweep", *costly, __name__]
     )
@@ -173,7 +177,7 @@ def server() -> multiprocessing.context.ForkServerContext:
 
 
 def ended(process: ForkServerProcess, timeout: float = 120) -> int:
-    """Its exit status; minus the signal where one ended it."""
+    """Wait for the process; return its exit status, or minus the signal that ended it."""
     process.join(timeout)
     if process.exitcode is None:
         process.kill()
@@ -183,7 +187,7 @@ def ended(process: ForkServerProcess, timeout: float = 120) -> int:
 
 @contextlib.contextmanager
 def ending(process: ForkServerProcess) -> Iterator[ForkServerProcess]:
-    """Whatever happens in the block, the process is gone after it."""
+    """Kill the process after the block, if it still runs."""
     try:
         yield process
     finally:

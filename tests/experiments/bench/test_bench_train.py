@@ -1,6 +1,6 @@
-"""`fewbits bench train`: every variant is trained and measured, and what is left for reports holds all of it.
+"""`fewbits bench train` trains and measures every variant, and writes all results for reports.
 
-Nothing here says how fast anything must be.
+No test here demands any speed.
 """
 
 import json
@@ -43,12 +43,12 @@ def test_what_is_kept_has_every_model_optimizer_and_recipe_with_each_turn(kept: 
 
 
 def test_adam_mini_takes_less_memory_and_a_sampled_weight_two_bytes_more(kept: dict[str, Any]) -> None:
-    """With so few tokens the optimizer's step is the peak; plain BF16 copies of weights are gone by then.
+    """With so few tokens the memory peak is in the optimizer's step, when plain BF16 copies of weights are freed.
 
-    Where products widen BF16 (a processor below AVX-512), plain BF16 has its peak in a product instead, and less than
-    the sampled weight is added to it.
+    Where products widen BF16 (a processor below AVX-512), plain BF16 has its peak in a product instead, and the sampled
+    weight adds less than this.
     """
-    sampled = 2 + 16 / 1024  # and bit widths with gradient and moments
+    sampled = 2 + 16 / 1024  # bytes per element: the weight, and its share of bit widths with gradient and moments
     for one in kept["models"]:
         memory = {(row["optimizer"], row["variant"]): row["memory"] for row in one["rows"]}
         assert memory["adam-mini", "bf16"] < memory["adamw", "bf16"]
@@ -83,10 +83,10 @@ def test_once_measures_what_a_store_has_not_and_leaves_the_rest(
     file = tmp_path / "bench" / "train-cpu.json"
     first = file.read_bytes()
     assert bench(words) == 0
-    assert f"{file} is there" in capsys.readouterr().out
+    assert f"{file} exists" in capsys.readouterr().out
     assert file.read_bytes() == first
     assert bench(words.replace(" --once", "")) == 0
-    assert file.read_bytes() != first, "asked for plainly, it is measured again"
+    assert file.read_bytes() != first, "without --once it is measured again"
     assert bench(f"{SMALL} --once") == 2
 
 

@@ -1,4 +1,4 @@
-"""`fewbits recipes`: every recipe of the tree, its six operands, and the settings that it offers."""
+"""`fewbits recipes` lists every recipe of the tree, its six operands, and its settings."""
 
 import json
 from typing import Any

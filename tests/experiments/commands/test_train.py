@@ -1,4 +1,4 @@
-"""`fewbits train`: what it says while it runs and at its end, and how it ends."""
+"""`fewbits train` reports its progress and its result, and each way of ending has its exit status and message."""
 
 import dataclasses
 import os
@@ -35,7 +35,7 @@ from tests.experiments.trial_inputs import (
 
 
 def test_a_trial_is_one_command(cache: Path, tmp_path: Path) -> None:
-    """As a user types it, in a fresh process; `runs` is made where they are. Nothing waits for torch's compiler."""
+    """Run a trial like a user, in a fresh process: `runs` is created there, and torch's compiler is not loaded."""
     python = [sys.executable, "-X", "importtime"]
     command = [*python, "-m", "fewbits.cli", "train", *MOR, "evaluation.cloze=16"]
     tiny = [f"{key}={value}" for key, value in TINY.items() if key.startswith("model.")]
@@ -66,22 +66,22 @@ def test_a_trial_is_one_command(cache: Path, tmp_path: Path) -> None:
 
 def test_on_a_terminal_one_line_changes(cache: Path, tmp_path: Path) -> None:
     argv = ["train", *words(cache, tmp_path, "evaluation.every=3")]
-    load(load_trial(argv[1:])[0].data, cache)  # or else it is said that they are made
+    load(load_trial(argv[1:])[0].data, cache)  # so that no message about making them appears
     mine, theirs = pty.openpty()
     terminal = Path(os.ttyname(theirs))
     with ending(started(argv, terminal, environment={"COLUMNS": "60"})) as process:
-        said = b""
-        while b"done at step" not in said or not said.endswith(b"\n"):
-            said += os.read(mine, 65536)
+        output = b""
+        while b"done at step" not in output or not output.endswith(b"\n"):
+            output += os.read(mine, 65536)
         assert ended(process) == 0
     os.close(mine)
     os.close(theirs)
-    lines = said.decode().split("\n")
+    lines = output.decode().split("\n")
     assert lines[0].count("\r\x1b[K") == 12
     shown = [text.rstrip("\r") for text in lines[0].split("\r\x1b[K")]
     assert [text.split("  ")[0] for text in shown[1:]] == [f"step {step}/12" for step in range(1, 13)]
     assert max(map(len, shown)) < 60
-    assert len(lines) == 4  # it, the folder, the summary, and the end
+    assert len(lines) == 4  # the progress line, the folder, the summary, and the empty end
 
 
 def test_time_left_is_that_of_the_steps_so_far(
@@ -137,9 +137,9 @@ def test_a_folder_that_cannot_be_written_is_one_line(
 ) -> None:
     (tmp_path / "file").write_text("")
     assert cli.main(["train", *words(cache, tmp_path / "file" / "runs")]) == 1
-    said = capsys.readouterr().err
-    assert said.startswith(f"fewbits: {tmp_path / 'file'}")
-    assert said.count("\n") == 1
+    output = capsys.readouterr().err
+    assert output.startswith(f"fewbits: {tmp_path / 'file'}")
+    assert output.count("\n") == 1
 
 
 @pytest.mark.parametrize("size", ["model.vocab=1000000000000", "training.micro_batch=4000000000000"])
@@ -147,33 +147,33 @@ def test_too_little_memory_is_one_line(
     size: str, cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["train", *words(cache, tmp_path, "training.batch=4000000000000", size)]) == 1
-    said = capsys.readouterr().err
-    assert said.startswith("fewbits: out of memory, take a smaller training.micro_batch or model: ")
-    assert said.count("\n") == 1
+    output = capsys.readouterr().err
+    assert output.startswith("fewbits: out of memory, reduce training.micro_batch or choose a smaller model: ")
+    assert output.count("\n") == 1
 
 
 def test_a_warning_is_one_line(cache: Path, tmp_path: Path) -> None:
-    """In a process of its own: pytest takes warnings for itself."""
+    """A warning is one line, tested in another process because pytest captures warnings."""
     train_until(8, cache, tmp_path / "runs")
     newest = only_run(tmp_path / "runs") / "checkpoints" / "step-00000006" / "state.json"
     newest.write_bytes(b"")
     output = tmp_path / "output"
     with ending(started(["train", *words(cache, tmp_path / "runs")], output)) as process:
         assert ended(process) == 0
-    (told,) = (line for line in output.read_text().splitlines() if line.startswith("fewbits:"))
-    assert "damaged checkpoint passed over" in told
+    (message,) = (line for line in output.read_text().splitlines() if line.startswith("fewbits:"))
+    assert "damaged checkpoint skipped" in message
     assert "step 3/12" not in output.read_text()
-    assert "going on from step 3\nstep 4/12" in output.read_text()
+    assert "resuming from step 3\nstep 4/12" in output.read_text()
 
 
 def test_config_prints_what_a_trial_resolves_to_and_trains_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    told = ["recipe=nvfp4", "recipe.sampler.parts=[od]", "model=hybrid-nano", "seed=3", "runtime.keep_every=7"]
-    assert cli.main(["train", "--config", *told]) == 0
+    overrides = ["recipe=nvfp4", "recipe.sampler.parts=[od]", "model=hybrid-nano", "seed=3", "runtime.keep_every=7"]
+    assert cli.main(["train", "--config", *overrides]) == 0
     printed = yaml.safe_load(capsys.readouterr().out)
-    trial, runtime = load_trial(told)
+    trial, runtime = load_trial(overrides)
     assert printed.pop("runtime") == plain(dataclasses.asdict(runtime))
     assert Trial.from_dict(printed) == trial
     assert not list(tmp_path.iterdir())
@@ -183,14 +183,14 @@ def test_help_shows_what_to_type(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         cli.main(["train", "--help"])
     assert not stop.value.code
-    said = capsys.readouterr().out
-    examples = [line.split()[2:] for line in said.splitlines() if line.startswith("  fewbits train ")]
+    output = capsys.readouterr().out
+    examples = [line.split()[2:] for line in output.splitlines() if line.startswith("  fewbits train ")]
     assert len(examples) == 3
     for example in examples:
         load_trial(example)
-    assert "torchrun" in said
+    assert "torchrun" in output
     for word in ("model", "recipe", "data", "scale", "optimizer", "schedule", "--config"):
-        assert word in said
+        assert word in output
 
 
 def test_what_a_run_folder_says_of_its_config_makes_the_trial_again(cache: Path, tmp_path: Path) -> None:

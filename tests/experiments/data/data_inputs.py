@@ -1,4 +1,4 @@
-"""What tests of data share: folders of tokens written by hand, and a cache in which built-in corpora are made once."""
+"""Shared inputs for tests of data: folders of tokens, and a cache in which built-in corpora are made once."""
 
 import json
 import os
@@ -20,7 +20,7 @@ def bin_folder(
     dtype: str = "<u2",
     meta: Mapping[str, object] | None = None,
 ) -> Path:
-    """A folder as nanoGPT's prepare scripts leave it, with our meta.json if one is given."""
+    """Write a folder like nanoGPT's prepare scripts, with our meta.json if one is given; return its path."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, tokens in (("train", train), ("val", validation)):
         (folder / f"{name}.bin").write_bytes(np.array(tokens, dtype).tobytes())
@@ -34,11 +34,11 @@ def bin_corpus(folder: Path, train: Sequence[int]) -> Corpus:
 
 
 def shared_home(factory: pytest.TempPathFactory) -> Path:
-    """One FEWBITS_CACHE for all test files of a run, and all its workers: the corpus python takes seconds to make."""
+    """Return one FEWBITS_CACHE for all test files and workers of a run: the corpus python takes seconds to make."""
     base = factory.getbasetemp()
     return (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "fewbits-cache"
 
 
 def shared_cache(factory: pytest.TempPathFactory) -> Path:
-    """Where corpora lie in it."""
+    """Return the folder of corpora in the shared cache."""
     return shared_home(factory) / "data"

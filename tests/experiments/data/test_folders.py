@@ -1,4 +1,4 @@
-"""Folders of tokens: nanoGPT's as they are, ours with meta.json; what is damaged or inconsistent is refused."""
+"""Folders of tokens are read, nanoGPT's unchanged and ours with meta.json; damaged or inconsistent ones are refused."""
 
 import hashlib
 import json
@@ -27,7 +27,7 @@ def test_nanogpts_folder_is_read_as_it_is(tmp_path: Path) -> None:
     assert corpus.tokens_in("validation") == 3
     assert corpus.bytes_per_token("train") is None
     assert corpus.entropy is None
-    with pytest.raises(ValueError, match="no known ends of documents"):
+    with pytest.raises(ValueError, match="documents cannot be separated"):
         corpus.documents("train")
 
 
@@ -55,7 +55,7 @@ def test_tokens_are_mapped_not_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "what"), [(7, "has 7 bytes, no whole number of uint16: it was cut off"), (0, "is empty")]
+    ("size", "what"), [(7, "has 7 bytes, which is no multiple of uint16: it is truncated"), (0, "is empty")]
 )
 def test_a_file_that_was_cut_off_is_refused(tmp_path: Path, size: int, what: str) -> None:
     folder = bin_folder(tmp_path / "x", range(50))
@@ -66,9 +66,7 @@ def test_a_file_that_was_cut_off_is_refused(tmp_path: Path, size: int, what: str
 
 def test_a_token_beyond_the_vocabulary_is_refused(tmp_path: Path) -> None:
     folder = bin_folder(tmp_path / "x", [1, 300], [2], meta={"vocab": 300})
-    with pytest.raises(
-        ValueError, match=r"train\.bin holds token 300, but meta\.json says that the vocabulary has 300"
-    ):
+    with pytest.raises(ValueError, match=r"train\.bin holds token 300, but the vocabulary in meta\.json is 300"):
         opened(folder)
 
 
@@ -125,7 +123,7 @@ def test_a_large_file_is_read_through_once(tmp_path: Path) -> None:
     with open(path, "r+b") as file:
         file.write(b"\5")
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert survey(path, "uint16", notes) == found, "size and time of change are those of the note: not read again"
+    assert survey(path, "uint16", notes) == found, "unchanged size and modification time: the cached survey is used"
     os.utime(path)
     assert survey(path, "uint16", notes).largest == 5
 
@@ -182,10 +180,10 @@ def test_the_description_is_json_and_tells_sizes_and_checksums(tmp_path: Path) -
         (DataConfig(kind="c4"), r"no folder .*c4; make it by fewbits data prepare c4"),
         (DataConfig(tokenizer="words"), r"unknown tokenizer 'words': valid are bytes, bpe:N"),
         (DataConfig(tokenizer="bpe:256"), r"unknown tokenizer 'bpe:256': valid are bytes, bpe:N with N from 257"),
-        (DataConfig(tokenizer="file:/no/such.json"), r"there is no file /no/such\.json"),
+        (DataConfig(tokenizer="file:/no/such.json"), r"the file /no/such\.json does not exist"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(tmp_path: Path, config: DataConfig, what: str) -> None:
     with pytest.raises(ValueError, match=what):
         load(config, tmp_path)
-    assert not list(tmp_path.iterdir()), "told before any work"
+    assert not list(tmp_path.iterdir()), "refused before any work"

@@ -1,4 +1,4 @@
-"""What is kept in the cache is made once, appears whole, and is made again where it is damaged."""
+"""Data in the cache is made once, appears as a whole, and is made again if it is damaged."""
 
 import os
 import subprocess
@@ -16,7 +16,7 @@ from fewbits.experiments.data.once import opened_or_made
 SOURCE = Path(fewbits.__file__).parents[1]
 SMALL = DataConfig(kind="synthetic", size=5000)
 
-# Making takes long enough that the others find it under way.
+# Making takes so long that the other processes start before it ends.
 RACE = """
 import os, sys, time
 from pathlib import Path
@@ -52,13 +52,13 @@ def test_on_a_terminal_it_is_said_while_it_is_made(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "500")
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    folder, said = tmp_path / "thing", []
+    folder, shown = tmp_path / "thing", []
 
     def make(folder: Path) -> None:
-        said.append(capsys.readouterr().err)
+        shown.append(capsys.readouterr().err)
 
     opened_or_made(folder, os.listdir, make)
-    assert said == [f"\r\033[Kmaking {folder}, once"]
+    assert shown == [f"\r\033[Kmaking {folder}, once"]
     assert capsys.readouterr().err == "\r\033[K"
     opened_or_made(folder, os.listdir, make)
     assert capsys.readouterr().err == ""

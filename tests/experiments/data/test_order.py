@@ -1,4 +1,4 @@
-"""The order of training data: a pure function of the window's number that visits each window once an epoch."""
+"""The order of training data is a pure function of the window's number and visits each window once per epoch."""
 
 from math import isqrt
 from pathlib import Path
@@ -17,7 +17,7 @@ WORD = (1 << 64) - 1
 
 
 def permuted_in_plain_integers(index: int, size: int, key: int) -> int:
-    """The same permutation written a second time, without numpy."""
+    """Return the image under the same permutation, implemented a second time without numpy."""
     a = isqrt(size - 1) + 1
     b = -(-size // a)
     while True:
@@ -83,7 +83,7 @@ def test_an_epoch_holds_each_window_once_and_no_two_overlap() -> None:
         offsets.add(int(begins[0]))
         assert np.array_equal(begins, begins[0] + length * np.arange(windows))
         assert 0 <= begins[0] < length
-        assert begins[-1] + length < tokens, "the last target would lie beyond the end"
+        assert begins[-1] + length < tokens, "else the last target would be beyond the end"
     assert len(offsets) > 5, "every epoch is cut at another offset"
 
 
@@ -129,9 +129,9 @@ def test_a_split_too_small_for_the_length_is_refused(tmp_path: Path) -> None:
     assert corpus.batch("train", 0, 3, 50, seed=0)[0].shape == (3, 50)
     with pytest.raises(ValueError, match=r"100 tokens are too few for windows of length 51: at least 102 are needed"):
         corpus.batch("train", 0, 3, 51, seed=0)
-    with pytest.raises(ValueError, match=r"10 windows of length 10 asked of 100 tokens: they hold 9"):
+    with pytest.raises(ValueError, match=r"10 windows of length 10 do not fit into 100 tokens, which hold 9"):
         corpus.windows("train", 10, 10)
-    with pytest.raises(ValueError, match="from 0 up"):
+    with pytest.raises(ValueError, match="must be 0 or more"):
         corpus.batch("train", -1, 3, 5, seed=0)
     with pytest.raises(ValueError, match=r"no split 'test'.*train, validation"):
         corpus.batch("test", 0, 3, 5, seed=0)

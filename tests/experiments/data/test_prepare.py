@@ -1,4 +1,4 @@
-"""`fewbits data prepare`: files of every kind become the same folder, killed or not, and bad ones are refused."""
+"""`fewbits data prepare` gives the same folder for every kind of file, killed or not, and refuses bad files."""
 
 import gzip
 import json
@@ -61,7 +61,7 @@ def test_pages_become_splits_that_load(tmp_path: Path, cache: Path) -> None:
     corpus = load(DataConfig(kind="openwebtext", path=str(out)), cache)
     found = {split: [tokens.tobytes().decode() for tokens in corpus.documents(split)] for split in corpus.splits}
     assert sorted(found["train"] + found["validation"]) == sorted(documents)
-    assert [text for text in documents if text in set(found["train"])] == found["train"], "in their order"
+    assert [text for text in documents if text in set(found["train"])] == found["train"], "in the same order"
     assert 15 < len(found["validation"]) < 80
     assert corpus.bytes_per_token("train") == corpus.bytes_per_token("ood") == 1.0
     code = load(DataConfig(), cache)
@@ -98,7 +98,7 @@ def test_a_document_falls_on_the_same_side_whatever_the_order(tmp_path: Path, ca
         main(["c4", "--source", str(jsonl(tmp_path / f"{name}.jsonl", order)), "--out", str(out), *SMALL])
         corpus = load(DataConfig(kind="c4", path=str(out)), cache)
         sides = [{tokens.tobytes() for tokens in corpus.documents(split)} for split in ("train", "validation")]
-        assert not sides[0] & sides[1], "a page that is there twice stays on one side"
+        assert not sides[0] & sides[1], "a page that occurs twice stays in one split"
         held_out.append(sides[1])
     assert held_out[1] < held_out[0]
 
@@ -147,9 +147,9 @@ def test_done_again_it_says_so_and_other_options_are_refused(
     )
     before = (tmp_path / "out" / "meta.json").stat().st_mtime_ns
     assert main(options) == 0
-    assert capsys.readouterr().out == f"{tmp_path / 'out'} is prepared already\n"
+    assert capsys.readouterr().out == f"{tmp_path / 'out'} is already prepared\n"
     assert (tmp_path / "out" / "meta.json").stat().st_mtime_ns == before
-    with pytest.raises(ValueError, match="is there and holds something else"):
+    with pytest.raises(ValueError, match="holds data of another request"):
         main([*options, "--documents", "40"])
 
 
@@ -166,13 +166,13 @@ def test_killed_at_any_moment_the_same_command_goes_on(tmp_path: Path) -> None:
         time.sleep(0.0005)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    assert not out.exists(), "nothing is under the final name before all is there"
+    assert not out.exists(), "nothing has the final name before it is complete"
     assert 0 < json.loads((partial / "progress.json").read_text())["documents"] < 9000
     with open(partial / "train.bin", "ab") as file:
         file.write(b"written after the note")
     (partial / "ood.bin").write_bytes(b"half")
 
-    with pytest.raises(ValueError, match="was begun with other options"):
+    with pytest.raises(ValueError, match="was started with other options"):
         main([*straight, "--out", str(out), "--documents", "5000"])
     assert main([*straight, "--out", str(out)]) == 0
     assert not partial.exists()
@@ -182,7 +182,7 @@ def test_killed_at_any_moment_the_same_command_goes_on(tmp_path: Path) -> None:
 
 
 def shards(folder: Path, documents: list[str], count: int) -> list[Path]:
-    """The documents in so many files, as the Hub keeps C4."""
+    """Write the documents into this number of files, named like those of C4 on the Hub; return their paths."""
     folder.mkdir()
     paths = [folder / f"c4-train.{number:05}.json.gz" for number in range(count)]
     each = len(documents) // count
@@ -197,7 +197,7 @@ def shards(folder: Path, documents: list[str], count: int) -> list[Path]:
 def test_an_interrupted_preparation_reads_no_finished_file_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Killed in its fifth file of six, it goes on although the second to fourth cannot be read any more."""
+    """A run killed in its fifth file of six resumes, although the second to fourth cannot be read any more."""
     documents = pages(6 * 1500)
     paths = shards(tmp_path / "source", documents, 6)
     straight = ["c4", "--source", str(tmp_path / "source"), *SMALL]
@@ -218,7 +218,7 @@ prepare.main(sys.argv[1:])
     command = [sys.executable, "-c", script, *straight, "--out", str(out)]
     assert subprocess.run(command, env=os.environ | {"PYTHONPATH": str(SOURCE)}).returncode == -signal.SIGKILL
 
-    for path in paths[1:4]:  # the first is where the package looks for the names of columns
+    for path in paths[1:4]:  # the package reads the names of columns from the first
         path.write_bytes(b"")
     read = 0
     rows = Documents._rows
@@ -242,14 +242,14 @@ def test_a_position_of_another_version_of_the_package_is_found_by_reading(tmp_pa
     documents = Documents(COLLECTIONS["c4"], source)
     before = list(islice(documents, 150))
     position = documents.position()
-    for found in (position, position | {"datasets": "0.0.1"}, None):
+    for saved in (position, position | {"datasets": "0.0.1"}, None):
         resumed = Documents(COLLECTIONS["c4"], source)
-        resumed.resume(found, 150)
+        resumed.resume(saved, 150)
         assert [*before, *resumed] == pages(300)
 
 
 class Hub:
-    """Stands for the Hub: each call of it names a newer commit, and what is read of it are local files."""
+    """A fake of the Hub: each request names a newer commit, and the content is read from local files."""
 
     def __init__(self, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.commits = iter(["a" * 40, "b" * 40])
@@ -288,14 +288,14 @@ def test_the_commit_of_the_first_call_is_kept_by_later_ones(
         patched.setattr(Unfinished, "finish", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             main(command)
-    with pytest.raises(ValueError, match="was begun with other options"):
+    with pytest.raises(ValueError, match="was started with other options"):
         main([*command, "--revision", "c" * 40])
     assert main(command) == 0
     assert revision_of(tmp_path / "out") == "a" * 40
     assert main(command) == 0, "prepared already"
-    assert hub.asked == [None], "the Hub is asked once for its newest commit"
+    assert hub.asked == [None], "one request for the newest commit"
     assert hub.read == ["a" * 40, "c" * 40, "a" * 40]
-    with pytest.raises(ValueError, match="is there and holds something else"):
+    with pytest.raises(ValueError, match="holds data of another request"):
         main([*command, "--revision", "c" * 40])
 
 
@@ -307,18 +307,18 @@ def test_a_commit_is_the_collections_own_or_the_one_asked_for(hub: Hub, tmp_path
     ):
         assert main(["c4", "--out", str(tmp_path / name), *SMALL, *options]) == 0
         assert revision_of(tmp_path / name) == expected
-    assert hub.asked == ["main"], "a commit is what it is"
+    assert hub.asked == ["main"], "a commit needs no request"
 
 
 @pytest.mark.parametrize(
     ("content", "what"),
     [
         ('{"text": "a"}\n{nonsense\n', r"bad\.jsonl cannot be read: .*JSON"),
-        ('{"body": "a"}\n', r"a document has no string named 'text', but body"),
-        ('{"text": 5}\n', r"a document has no string named 'text'"),
+        ('{"body": "a"}\n', r"a document has no string field 'text'; its fields are body"),
+        ('{"text": 5}\n', r"a document has no string field 'text'"),
         (
             '{"text": "a"}\n',
-            r"none of 1 documents fell to (train|validation): with so few, choose another --validation",
+            r"none of 1 documents is in (train|validation): set a --validation other than",
         ),
     ],
 )
@@ -332,13 +332,13 @@ def test_bad_files_are_refused_and_leave_nothing(tmp_path: Path, content: str, w
 @pytest.mark.parametrize(
     ("options", "what"),
     [
-        (["--source", "nowhere", "--tokenizer", "bytes"], "nowhere: there is no such file or folder"),
-        (["--source", ".", "--tokenizer", "bytes"], "it holds json and parquet files"),
-        (["--source", "empty", "--tokenizer", "bytes"], "it holds none of them"),
-        (["--tokenizer", "bpe:4096"], "--tokenizer bpe:4096 would need training: valid are bytes, file:PATH, hub:NAME"),
-        (["--source", ".", "--revision", "main", "--tokenizer", "bytes"], "files that lie here have none"),
+        (["--source", "nowhere", "--tokenizer", "bytes"], "nowhere: the file or folder does not exist"),
+        (["--source", ".", "--tokenizer", "bytes"], "it has json and parquet files"),
+        (["--source", "empty", "--tokenizer", "bytes"], "it has none"),
+        (["--tokenizer", "bpe:4096"], "--tokenizer bpe:4096 needs training: valid are bytes, file:PATH, hub:NAME"),
+        (["--source", ".", "--revision", "main", "--tokenizer", "bytes"], "local files have no revision"),
         (["--tokenizer", "gpt2"], "unknown tokenizer 'gpt2'"),
-        (["--documents", "0"], "'0': a whole number from 1 up"),
+        (["--documents", "0"], "'0': a whole number of 1 or more is expected"),
         (["--validation", "1.5"], "'1.5': a number between 0 and 1"),
     ],
 )
@@ -357,7 +357,7 @@ def test_options_that_make_no_sense_are_refused(
 
 
 def test_the_hubs_tokenizer_is_found_where_the_hub_keeps_it(tmp_path: Path) -> None:
-    """Offline, with and without what an earlier download leaves: its tokenizer, or advice in one line."""
+    """Offline, an earlier download's tokenizer is found; without a download the error is one line of advice."""
     held = tmp_path / "hub" / "models--gpt2"
     (held / "snapshots" / "abc").mkdir(parents=True)
     (held / "refs").mkdir()
@@ -376,7 +376,7 @@ except ValueError as error:
     vocab, advice = done.stdout.splitlines()
     assert vocab == "300"
     assert "Llama-2-7b-hf could not be fetched" in advice
-    assert advice.endswith("download its tokenizer.json and give file:PATH")
+    assert advice.endswith("download its tokenizer.json and use file:PATH")
 
 
 def test_help_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:

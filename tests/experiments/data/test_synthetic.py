@@ -1,4 +1,4 @@
-"""The synthetic source: seeded, and its entropy is what its tokens have."""
+"""The synthetic source is seeded, and its entropy is that of its tokens."""
 
 from collections import Counter
 from math import log
@@ -36,7 +36,7 @@ def test_the_entropy_is_that_of_the_distribution_drawn_from(corpus: Corpus) -> N
 
 
 def test_every_frequent_context_shows_the_same_probabilities_in_its_own_order(corpus: Corpus) -> None:
-    """Counted from bytes alone, without the source's classes: each pair of bytes determines its context."""
+    """The counts use bytes alone, without the source's classes: each pair of bytes determines its context."""
     tokens = corpus.splits["train"].astype(np.int64)
     pairs = tokens[:-2] * 256 + tokens[1:-1]
     favourites = set()
@@ -50,7 +50,7 @@ def test_every_frequent_context_shows_the_same_probabilities_in_its_own_order(co
 
 
 def test_a_model_that_knows_the_source_has_the_entropy_as_its_loss(corpus: Corpus) -> None:
-    """A model with each frequent context's order, counted in train, and Zipf's probabilities."""
+    """The model has each frequent context's order, counted in train, and Zipf's probabilities."""
     cost = [-log(p) for p in zipf()]
     costs = {}
     for pair, ranks in fitted(corpus, "train").items():
@@ -61,19 +61,19 @@ def test_a_model_that_knows_the_source_has_the_entropy_as_its_loss(corpus: Corpu
     assert corpus.entropy is not None
     error = np.std(surprises) / len(surprises) ** 0.5
     assert error < 0.01
-    assert -5 * error < np.mean(surprises) - corpus.entropy < 5 * error + 0.05  # rare ranks are counted badly
+    assert -5 * error < np.mean(surprises) - corpus.entropy < 5 * error + 0.05  # counts of rare ranks are imprecise
 
 
 def fitted(corpus: Corpus, split: str) -> dict[tuple[int, int], list[int]]:
-    """For the pairs of bytes seen often, the bytes that followed, the frequent ones first."""
+    """Return, for the frequent pairs of bytes, the bytes that followed them, the most frequent first."""
     tokens = corpus.splits[split].astype(np.int64)
     pairs = tokens[:-2] * 256 + tokens[1:-1]
-    found = {}
+    orders = {}
     for pair, count in Counter(pairs.tolist()).most_common(30):
         following = np.bincount(tokens[2:][pairs == pair], minlength=256)
         assert count > 1000
-        found[divmod(pair, 256)] = np.argsort(-following, kind="stable").tolist()
-    return found
+        orders[divmod(pair, 256)] = np.argsort(-following, kind="stable").tolist()
+    return orders
 
 
 def test_one_token_of_context_is_not_enough(corpus: Corpus) -> None:
@@ -105,4 +105,4 @@ def test_a_seed_is_a_language(corpus: Corpus, tmp_path: Path) -> None:
     assert not np.array_equal(other.splits["train"], corpus.splits["train"][:5000])
     assert other.entropy == corpus.entropy
     longer = load(DataConfig(kind="synthetic", size=9000), tmp_path)
-    assert np.array_equal(longer.splits["train"][:5000], other.splits["train"]), "size only says where to stop"
+    assert np.array_equal(longer.splits["train"][:5000], other.splits["train"]), "the size decides only where it stops"

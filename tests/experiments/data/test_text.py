@@ -1,4 +1,4 @@
-"""The built-in corpora of text: of fixed size, held-out files not in train, prose out of domain; and tokenizers."""
+"""Built-in corpora have a fixed size, held-out files that are not in train, and out-of-domain prose."""
 
 import ast
 import json
@@ -45,7 +45,7 @@ def lines(documents: list[str], shortest: int) -> set[str]:
     return {line for text in documents for line in map(str.strip, text.splitlines()) if len(line) >= shortest}
 
 
-# What the built-in corpora hold
+# Content of the built-in corpora
 
 
 def test_sizes_are_fixed(python: Corpus, torch_sources: Corpus) -> None:
@@ -113,7 +113,7 @@ def test_the_second_time_nothing_is_made(python: Corpus, cache: Path) -> None:
     assert {path: path.stat().st_mtime_ns for path in cache.rglob("*.bin")} == before
 
 
-# How sources become documents
+# Documents from sources
 
 
 def sources(root: Path, like: Sources = PYTHON) -> Sources:
@@ -121,13 +121,13 @@ def sources(root: Path, like: Sources = PYTHON) -> Sources:
 
 
 def code(name: str, size: int) -> str:
-    """Lines that stand in no other file; in a string, which is quick to parse."""
+    """Return lines that occur in no other file, within a string, which is quick to parse."""
     body = [f"line number {number} of the file that is called {name}\n" for number in range(size // 40)]
     return f'{name} = """\n{"".join(body)}{name} ends here, says its last line"""\n'
 
 
 def filled(root: Path) -> Path:
-    """Enough files for validation and a thousand bytes to train on."""
+    """Write enough files for validation and a thousand bytes to train on; return the folder."""
     for name in string.ascii_lowercase[:6]:
         (root / f"{name}.py").write_text(code(name * 3, HELD_OUT // 4))
     return root
@@ -176,7 +176,7 @@ def test_torch_sources_are_filtered(tmp_path: Path, bad: str) -> None:
 
 
 def test_too_few_sources_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"the sources of mine give \d+ bytes of train text, not 10000000"):
+    with pytest.raises(ValueError, match=r"the sources of mine have \d+ bytes of train text; 10000000 are needed"):
         collect(sources(filled(tmp_path)), 10**7, prose=["x" * HELD_OUT])
 
 
@@ -258,17 +258,17 @@ def test_a_tokenizer_from_a_file_separates_documents_by_its_own_token(tmp_path: 
     stripped["added_tokens"] = []
     del stripped["model"]["vocab"]["<|endoftext|>"]
     path.write_text(json.dumps(stripped))
-    with pytest.raises(ValueError, match=r"none of <\|endoftext\|>, .* is in it to separate documents"):
+    with pytest.raises(ValueError, match=r"its vocabulary has none of <\|endoftext\|>, .* to separate documents"):
         ready_tokenizer(f"file:{path}")
     path.write_text("{}")
-    with pytest.raises(ValueError, match=r"no tokenizer\.json"):
+    with pytest.raises(ValueError, match=r"not a valid tokenizer\.json"):
         ready_tokenizer(f"file:{path}")
 
 
 def test_without_the_package_the_extra_is_named(tmp_path: Path) -> None:
     probe = """
 import sys
-sys.modules["tokenizers"] = None  # as good as not installed
+sys.modules["tokenizers"] = None  # as if it were not installed
 from fewbits.experiments.data.tokenizing import trained_tokenizer
 try:
     trained_tokenizer(4096, [])

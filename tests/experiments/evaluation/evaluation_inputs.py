@@ -12,7 +12,7 @@ from fewbits.models.networks.registry import build
 
 
 class LanguageModel(nn.Module):
-    """The face that evaluation asks for, over any forward that gives logits[B, T, V]."""
+    """The model interface that evaluation needs, over any forward that gives logits[B, T, V]."""
 
     def loss(self, tokens: Tensor, targets: Tensor, reduction: Literal["mean", "none"] = "mean") -> Tensor:
         logits = self(tokens)
@@ -20,7 +20,7 @@ class LanguageModel(nn.Module):
 
 
 class Bigram(LanguageModel):
-    """The next token's logits are a row of a table."""
+    """A model whose logits for the next token are a row of a table."""
 
     def __init__(self, table: Tensor) -> None:
         super().__init__()
@@ -31,12 +31,12 @@ class Bigram(LanguageModel):
 
 
 def successor(vocab: int = 256) -> Bigram:
-    """After token t, t + 1 is likeliest (and 0 after the last), and all others are equally unlikely."""
+    """Return a model for which t + 1 is likeliest after t (0 after the last token), and all others equally unlikely."""
     return Bigram(3.0 * torch.eye(vocab).roll(1, dims=1))
 
 
 class Recurrent(LanguageModel):
-    """Every token before it counts for a prediction, in double precision, so batches differ by next to nothing."""
+    """A model whose predictions depend on all earlier tokens; in float64, so that batches hardly differ."""
 
     def __init__(self, vocab: int = 256, width: int = 12) -> None:
         super().__init__()
@@ -54,12 +54,14 @@ class Recurrent(LanguageModel):
 
 
 def decoder() -> Decoder:
-    """One of ours, as small as can be."""
+    """Return one of our decoders, as small as possible."""
     config = DecoderConfig("tiny", vocab=256, width=16, layers=1, heads=2, kv_heads=2, head_dim=8, ffn=32, context=64)
     return build(config, seed=0, compute_dtype=torch.float32)
 
 
 class Bytes:
+    """A tokenizer whose tokens are bytes."""
+
     def encode(self, text: str) -> list[int]:
         return list(text.encode())
 
@@ -68,7 +70,7 @@ class Bytes:
 
 
 class Text:
-    """A corpus: documents of tokens by split; its windows lie one after the other in all of them joined."""
+    """A corpus of documents of tokens by split; its windows follow one another in the joined documents."""
 
     def __init__(self, **splits: Sequence[Sequence[int]]) -> None:
         self.splits = {

@@ -1,4 +1,4 @@
-"""The cloze task: how items are cut, that nothing but the context gives them away, and how they are scored."""
+"""Cloze items are cut so that only the context reveals the answer, and they are scored as documented."""
 
 import hashlib
 import random
@@ -16,7 +16,7 @@ BYTES = Bytes()
 
 
 def source(seed: int, lines: int = 120) -> str:
-    """Something like a program, no line of which occurs twice anywhere."""
+    """Return something like a program, in which no line occurs twice."""
     draw = random.Random(seed)
     words = ["".join(draw.choices("abcdefghij", k=draw.randint(2, 6))) for _ in range(40)]
     text = []
@@ -50,7 +50,9 @@ def test_items_depend_on_text_seed_and_count_alone() -> None:
     again = cut()
     assert torch.equal(items.contexts, again.contexts)
     assert torch.equal(items.choices, again.choices)
-    assert hashlib.sha256(data).hexdigest()[:16] == "97c3214a1cefa43b"  # trials of other years and machines
+    assert (
+        hashlib.sha256(data).hexdigest()[:16] == "97c3214a1cefa43b"
+    )  # the same for trials of other years and machines
     assert not torch.equal(items.contexts, cut(seed=4).contexts)
 
 
@@ -88,7 +90,7 @@ def test_every_choice_follows_the_token_that_ends_the_context_somewhere_apart() 
 
 
 def pairs(tokens: Sequence[int]) -> Tensor:
-    """How often each token follows each other one."""
+    """Return how often each token follows each other one."""
     counts = torch.zeros(256, 256, dtype=torch.float64)
     for before, after in pairwise(tokens):
         counts[before, after] += 1
@@ -112,8 +114,8 @@ def test_wrong_choices_surprise_a_model_of_token_pairs_as_the_truth_does() -> No
 
     items, draw = cut(count=100), random.Random(0)
     texts = torch.cat([items.contexts[:, None, -1:].expand(-1, 4, -1), items.choices], dim=2)
-    found = [[surprise(text) for text in row] for row in texts.tolist()]
-    apart = [abs(other - row[0]) for row in found for other in row[1:]]
+    costs = [[surprise(text) for text in row] for row in texts.tolist()]
+    apart = [abs(other - row[0]) for row in costs for other in row[1:]]
     anywhere = [surprise(joined[i : i + 9]) for i in draw.choices(range(len(joined) - 9), k=300)]
     assert sum(apart) / len(apart) < 1.0  # bits
     assert torch.tensor(anywhere).std() > 4.0
@@ -139,23 +141,21 @@ def test_choices_that_read_like_the_truth_are_passed_over() -> None:
 
 def test_too_little_text_is_an_error_that_says_how_much_there_is() -> None:
     short = Text(ood=[BYTES.encode(TEXTS[0])[:500]])
-    with pytest.raises(
-        ValueError, match=r"count=445: split 'ood' holds \d+ items of 48 \+ 8 tokens \(500 tokens, 445 p"
-    ):
+    with pytest.raises(ValueError, match=r"count=445: split 'ood' has \d+ items of 48 \+ 8 tokens \(500 tokens, 445 p"):
         cloze_items(short, "ood", count=445, context=48)
     with pytest.raises(
-        ValueError, match=r"count=446: split 'ood' holds fewer items of 48 \+ 8 tokens \(500 tokens, 445 p"
+        ValueError, match=r"count=446: split 'ood' has fewer items of 48 \+ 8 tokens \(500 tokens, 445 p"
     ):
         cloze_items(short, "ood", count=446, context=48)
-    with pytest.raises(ValueError, match="holds fewer items of 48 \\+ 8 tokens \\(3 tokens, 0 places"):
+    with pytest.raises(ValueError, match="has fewer items of 48 \\+ 8 tokens \\(3 tokens, 0 places"):
         cloze_items(Text(ood=[[1, 2, 3]]), "ood", count=1, context=48)
-    with pytest.raises(ValueError, match="split 'ood' holds no documents"):
+    with pytest.raises(ValueError, match="split 'ood' has no documents"):
         cloze_items(Text(ood=[]), "ood", count=1)
 
 
 @pytest.mark.parametrize("name", ["count", "context", "continuation"])
 def test_bad_counts_are_named(name: str) -> None:
-    with pytest.raises(ValueError, match=f"{name}=0: an integer from 1 up"):
+    with pytest.raises(ValueError, match=f"{name}=0: an integer of 1 or more"):
         cut(**{name: 0})
 
 
@@ -163,7 +163,7 @@ def test_bad_counts_are_named(name: str) -> None:
 
 
 class Memory(LanguageModel):
-    """It has read the texts: after 24 tokens that it knows, what came next is certain; all else is unlikely."""
+    """A model that has memorised the texts: after 24 known tokens the next one is certain; all others are unlikely."""
 
     def __init__(self, texts: Sequence[str]) -> None:
         super().__init__()
@@ -200,7 +200,10 @@ def test_a_model_that_says_nothing_is_at_chance_exactly() -> None:
         (["bcd", "bcd", "xyz", "zzz"], 1 / 2),
         (["bcd", "zzz", "bcd", "bcd"], 1 / 3),
         (["xyz", "bcd", "bcd", "zzz"], 0.0),
-        (["bcx", "xbc", "xxx", "yyy"], 1.0),  # two steps up of three, from the a before it, against one
+        (
+            ["bcx", "xbc", "xxx", "yyy"],
+            1.0,
+        ),  # two of three steps are successors, counted from the a before it, against one
     ],
 )
 def test_the_likeliest_choice_counts_and_a_tie_shares(choices: list[str], credit: float) -> None:

@@ -1,5 +1,7 @@
-"""What a trial is judged by at its end, on data in subwords: cloze items and lm-eval's tasks; refused before training
-where they could not be."""
+"""A trial in subwords is evaluated at its end by cloze items and lm-eval's tasks.
+
+An evaluation that would fail is refused before training.
+"""
 
 import json
 from pathlib import Path
@@ -63,13 +65,13 @@ def test_a_tokenizer_that_is_not_that_of_the_tokens_is_refused(cache: Path, tmp_
         (tmp_path / file.name).write_bytes(((other if file.suffix == ".json" else made) / file.name).read_bytes())
     (tmp_path / "meta.json").write_bytes((made / "meta.json").read_bytes())
     corpus = load(DataConfig(kind="bin", path=str(tmp_path)), tmp_path / "cache")
-    with pytest.raises(ValueError, match="not the tokenizer that made the tokens"):
+    with pytest.raises(ValueError, match="is not the tokenizer of the tokens"):
         text_tokenizer(corpus)
 
 
 @pytest.fixture
 def tasks(tmp_path: Path) -> Path:
-    """A folder with one task, and its questions."""
+    """Return a folder with a task, its questions, and a copy of the task that runs code."""
     folder = tmp_path / "tasks"
     folder.mkdir()
     questions = [{"text": "import ", "choices": ["os", "q#"], "answer": answer} for answer in (0, 1, 0)]
@@ -114,13 +116,13 @@ def test_a_trial_in_subwords_ends_with_cloze_and_tasks(
 @pytest.mark.parametrize(
     ("asked", "told"),
     [
-        (["evaluation.tasks=[toy_code]"], "toy_code run the code that the model writes"),
+        (["evaluation.tasks=[toy_code]"], "toy_code run code that the model writes"),
         (["data=synthetic", "data.size=5000", "evaluation.tasks=[toy]"], "the tokenizer of data of kind synthetic"),
         (
             ["data=synthetic", "data.size=5000", "evaluation.cloze=4"],
-            "evaluation.cloze 4: these data have no known ends",
+            "evaluation.cloze 4: the documents cannot be separated",
         ),
-        (["data=bin", "evaluation.cloze=4"], "evaluation.cloze 4: count=4: split 'validation' holds fewer items"),
+        (["data=bin", "evaluation.cloze=4"], "evaluation.cloze 4: count=4: split 'validation' has fewer items"),
         (["evaluation.cloze=4", "training.length=8"], "needs a training.length of 16 or more, not 8"),
     ],
 )

@@ -1,4 +1,4 @@
-"""lm-eval on a model of ours: numbers that a direct computation gives, real tasks on local data, and no network."""
+"""lm-eval on a model of ours gives the numbers of a direct computation and runs real tasks without a network."""
 
 import json
 import os
@@ -29,12 +29,12 @@ SENTENCE = "the quick brown fox jumps over the lazy dog and runs away from all o
 
 @pytest.fixture(autouse=True)
 def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Whoever would reach for the network fails, and data sets are cached beside the test's files."""
+    """Make every connection fail, and cache data sets in the test's folder."""
     import datasets
     import huggingface_hub
 
     def refused(*_: object) -> None:
-        raise AssertionError("a connection was asked for")
+        raise AssertionError("a connection was attempted")
 
     monkeypatch.setattr(socket.socket, "connect", refused)
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
@@ -42,11 +42,11 @@ def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
 
 
-# Requests: against what follows from the logits directly
+# Requests, compared with what follows directly from the logits
 
 
 class Request:
-    """lm-eval's Instance, as far as a model reads it."""
+    """The part of lm-eval's Instance that a model reads."""
 
     def __init__(self, *args: Any) -> None:
         self.args = args
@@ -58,7 +58,7 @@ def ask(model: Model, method: str, *requests: tuple[Any, ...], **settings: Any) 
 
 
 def likelihood(model: Model, read: Sequence[int], wanted: Sequence[int]) -> tuple[float, bool]:
-    """Of the last tokens wanted after what was read before them, one forward for each: slow and plain."""
+    """Return the log-likelihood of `wanted` after `read`, and whether it is greedy; one plain forward per token."""
     total, greedy = 0.0, True
     for i, token in enumerate(wanted):
         logits = model(torch.tensor([[*read, *wanted[:i]]]))[0, -1]
@@ -80,7 +80,7 @@ def same(found: Sequence[tuple[float, bool]], wanted: Sequence[tuple[float, bool
 
 
 def pairs(seed: int) -> list[tuple[str, str]]:
-    """Contexts and continuations that fit in the window together."""
+    """Return contexts and continuations that fit into the window together."""
     draw = random.Random(seed)
     texts = [" ".join(draw.choices(SENTENCE.split(), k=6)) for _ in range(12)]
     return [(text[: draw.randint(1, 14)].rstrip(), text[14 : 14 + draw.randint(1, 10)]) for text in texts]
@@ -157,11 +157,11 @@ def test_quantized_logits_are_scored_in_single_precision_or_better() -> None:
 
 
 def rolled(model: LanguageModel, prefix: int, tokens: Sequence[int]) -> tuple[float, bool]:
-    """Full windows one after the other, each read from the token before it; the last reads LENGTH tokens as well."""
+    """Score full windows one after the other, each after the token before it; the last reads LENGTH tokens as well."""
     text, total, greedy = [prefix, *tokens], 0.0, True
     for start in range(1, len(text), LENGTH):
         stop = min(start + LENGTH, len(text))
-        first = max(stop - 1 - LENGTH, 0)  # of what is read: LENGTH tokens up to the last one predicted
+        first = max(stop - 1 - LENGTH, 0)  # start of the input: LENGTH tokens up to the last predicted one
         part = likelihood(model, text[first:start], text[start:stop])
         total, greedy = total + part[0], greedy and part[1]
     return total, greedy
@@ -192,9 +192,9 @@ def test_generation_ends_before_a_stop_or_at_the_limit_each_text_for_itself() ->
         generate("abc"),
         generate("a", max_gen_toks=3),
         generate("a", until=["f"]),
-        generate("bc", until=["ijk", "hi"]),  # two stops of several tokens: the first to be complete ends it
+        generate("bc", until=["ijk", "hi"]),  # two stops of several tokens: the first complete one ends the text
         generate("ab", until="gh"),
-        generate("a", until=["g", "efg"]),  # one token completes both: cut before the one that begins first
+        generate("a", until=["g", "efg"]),  # one token completes both: the text is cut before the one that begins first
         generate("a", max_gen_toks=0),
         generate("a", until=["b"]),
     ]
@@ -208,13 +208,13 @@ def test_generation_ends_with_the_document() -> None:
 
 
 def test_sampling_is_refused() -> None:
-    with pytest.raises(ValueError, match="only greedy decoding is offered"):
+    with pytest.raises(ValueError, match="only greedy decoding is supported"):
         ask(successor(), "generate_until", generate("a", do_sample=True, temperature=0.8))
 
 
 @pytest.mark.parametrize("name", ["length", "batch"])
 def test_bad_sizes_are_named(name: str) -> None:
-    with pytest.raises(ValueError, match=f"{name}=0: an integer from 1 up"):
+    with pytest.raises(ValueError, match=f"{name}=0: an integer of 1 or more"):
         ask(successor(), "generate_until", **{name: 0})
 
 
@@ -229,7 +229,7 @@ def test_a_model_is_left_in_training() -> None:
 
 
 def write_task(folder: Path, name: str, rows: list[dict[str, Any]], examples: int = 0, **settings: Any) -> None:
-    """A task of lm-eval's on rows of ours, the first of which are its examples. (JSON is YAML.)"""
+    """Write a task of lm-eval with our rows, the first of which are its examples, as JSON, which is YAML."""
     files = {}
     for split, part in {"train": rows[:examples], "test": rows[examples:]}.items():
         if part:
@@ -267,7 +267,7 @@ STARTS = [
     {"start": "abc", "goal": "defg"},
     {"start": "ab", "goal": "cdefg"},
     {"start": "tu", "goal": "vwxyz{"},
-    {"start": "k", "goal": "lmn"},  # it goes on to the limit
+    {"start": "k", "goal": "lmn"},  # the model continues to the limit
 ]
 
 
@@ -315,7 +315,7 @@ def test_a_limit_takes_the_first_questions(tasks: Path) -> None:
 
 QUESTION = {"question": "What?", "choices": ["yes", "no", "maybe", "never"], "answer": 2}
 LABELLED = {"text": QUESTION["choices"], "label": ["A", "B", "C", "D"]}
-ROWS: dict[str, dict[str, Any]] = {  # a row of each data set, in the shape that it has at its source
+ROWS: dict[str, dict[str, Any]] = {  # a row of each data set, in its original shape
     "mmlu": QUESTION,
     "winogrande": {"sentence": "The _ is small.", "option1": "cup", "option2": "box", "answer": "2"},
     "piqa": {"goal": "Open it.", "sol1": "Pull.", "sol2": "Push.", "label": 0},
@@ -364,7 +364,7 @@ def test_the_nine_tasks_of_mor_run_as_lm_eval_defines_them(tmp_path: Path) -> No
     for task in TASK_GROUPS["mor"]:
         assert task.score(found) in (0.0, 1.0)
         assert found[task.names[0]]["sample_len"] == 2
-    assert max(text.count("Answer: C\n\nWhat?") for text in seen) == 5  # MMLU's examples: five of them
+    assert max(text.count("Answer: C\n\nWhat?") for text in seen) == 5  # the five examples of MMLU
 
 
 # Mistakes
@@ -378,7 +378,7 @@ def test_without_lm_eval_one_line_says_how_to_get_it(monkeypatch: pytest.MonkeyP
 
 def test_tasks_that_run_written_code_are_refused_unless_that_is_wanted(tasks: Path) -> None:
     write_task(tasks, "program", STARTS, **CONTINUE, unsafe_code=True)
-    with pytest.raises(ValueError, match="program run the code that the model writes: pass run_code=True"):
+    with pytest.raises(ValueError, match="program run code that the model writes: use a sandbox and set run_code=True"):
         run(tasks, "choose", "program")
     assert run(tasks, "program", run_code=True)["program"]["exact_match,none"] == 3 / 4
     assert "HF_ALLOW_CODE_EVAL" not in os.environ
@@ -386,22 +386,22 @@ def test_tasks_that_run_written_code_are_refused_unless_that_is_wanted(tasks: Pa
 
 def test_two_names_for_one_task_are_refused(tasks: Path) -> None:
     (tasks / "both.yaml").write_text(json.dumps({"group": "both", "task": ["choose"]}))
-    with pytest.raises(ValueError, match="task choose is asked for twice, by 'both' and by one of choose, both"):
+    with pytest.raises(ValueError, match="task choose is requested twice, by 'both' and by one of choose, both"):
         run(tasks, "choose", "both")
 
 
 def test_an_unknown_task_is_named_with_what_is_near(monkeypatch: pytest.MonkeyPatch, tasks: Path) -> None:
     import lm_eval.tasks.manager as manager
 
-    few = tasks.parent / "lm_eval"  # in place of lm-eval's 14,000 tasks, which take 10 seconds to read
+    few = tasks.parent / "lm_eval"  # instead of lm-eval's 14,000 tasks, which take 10 seconds to read
     shutil.copytree(Path(manager.__file__).parent / "piqa", few / "piqa")
     monkeypatch.setattr(manager, "__file__", str(few / "manager.py"))
-    with pytest.raises(ValueError, match=r"task 'piqq', 'xyz': valid are mor, nvfp4, lm-eval's names .* near .* piqa$"):
+    with pytest.raises(ValueError, match=r"task 'piqq', 'xyz': valid are mor, nvfp4, .* did you mean .*piqa$"):
         run(tasks, "choose", "piqq", "xyz")
 
 
 def test_a_folder_that_is_not_there_and_a_bad_limit_are_named(tasks: Path) -> None:
-    with pytest.raises(ValueError, match=r"include_path='.*nowhere': not a folder"):
+    with pytest.raises(ValueError, match=r"include_path='.*nowhere': a folder of lm-eval YAML files"):
         run(tasks / "nowhere", "choose")
-    with pytest.raises(ValueError, match="limit=0: an integer from 1 up"):
+    with pytest.raises(ValueError, match="limit=0: an integer of 1 or more"):
         run(tasks, "choose", limit=0)

@@ -1,4 +1,4 @@
-"""Held-out loss: the mean cross entropy, whatever the batch, and a model left as it was found."""
+"""Held-out loss is the mean cross entropy for any batch size, and the model is left unchanged."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ def corpus() -> Text:
 
 
 class Noisy(LanguageModel):
-    """Dropout, and a part that stays in evaluation mode."""
+    """A model with dropout, and with a part that stays in evaluation mode."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -95,5 +95,5 @@ def test_a_diverged_model_has_a_loss_that_says_so(corpus: Text) -> None:
 @pytest.mark.parametrize("name", ["windows", "length", "batch"])
 @pytest.mark.parametrize("value", [0, -1, 2.0, True])
 def test_bad_counts_are_named(corpus: Text, name: str, value: object) -> None:
-    with pytest.raises(ValueError, match=rf"{name}={value}: an integer from 1 up"):
+    with pytest.raises(ValueError, match=rf"{name}={value}: an integer of 1 or more"):
         evaluate_loss(Recurrent(VOCAB), corpus, "validation", **settings(**{name: value}))

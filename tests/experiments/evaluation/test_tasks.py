@@ -1,4 +1,4 @@
-"""The papers' suites as data: the rows of their tables, under names and metrics that the installed lm-eval has."""
+"""The papers' suites have the rows of their tables, under names and metrics that the installed lm-eval has."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from lm_eval.tasks import TaskManager
 
 EVERY = [(group, task) for group, tasks in TASK_GROUPS.items() for task in tasks]
-FOLDERS = (  # of lm-eval's 14,000 tasks, those that hold ours: all would take 10 seconds to read
+FOLDERS = (  # the folders of our tasks: reading all of lm-eval's 14,000 tasks takes 10 seconds
     *("agieval", "arc", "commonsense_qa", "global_mmlu/default", "gsm8k", "hellaswag", "hendrycks_math", "humaneval"),
     *("mbpp", "mgsm", "mmlu/default", "mmlu_pro", "openbookqa", "piqa", "siqa", "winogrande"),
 )
@@ -50,7 +50,7 @@ def test_numbers_of_examples_are_those_that_the_papers_state() -> None:
 
 
 def leaves(manager: "TaskManager", name: str) -> Iterator[dict[str, Any]]:
-    """The settings of a task, or of all that a group of lm-eval's or a tag holds."""
+    """Yield the settings of a task, or of all members of a group or tag of lm-eval."""
     entry = manager.task_index[name]
     held = entry.tags if entry.cfg is None else entry.cfg["task"]
     if isinstance(held, str):
@@ -64,14 +64,16 @@ def leaves(manager: "TaskManager", name: str) -> Iterator[dict[str, Any]]:
 def test_the_installed_lm_eval_has_every_task_and_its_metric(manager: "TaskManager", group: str, task: Task) -> None:
     metric, filtered = task.metric.split(",")
     if metric == "pass@1":
-        metric = "pass_at_k"  # the function, which names its values after the k that it is given
+        metric = "pass_at_k"  # the function, which names its values after its k
     for name in task.names:
         top = manager.task_index[name].cfg
         assert top is not None, f"{name} is a tag: lm-eval pools no metric for it"
         if isinstance(top["task"], list):
             assert metric in [pooled["metric"] for pooled in top["aggregate_metric_list"]]
         for leaf in leaves(manager, name):
-            metrics = [each["metric"].rpartition(".")[2] for each in leaf["metric_list"]]  # a function has a path
+            metrics = [
+                each["metric"].rpartition(".")[2] for each in leaf["metric_list"]
+            ]  # a function is named with its path
             assert metric in metrics, f"{leaf['task']} has {metrics}"
             filters = [each["name"] for each in leaf.get("filter_list", [{"name": "none"}])]
             assert filtered in filters, f"{leaf['task']} has {filters}"
@@ -100,5 +102,7 @@ def test_names_are_groups_or_lm_evals_own() -> None:
 
 
 def test_one_task_with_two_numbers_of_examples_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"mor, nvfp4 want mmlu with .* \(5 and lm-eval's own\): run them apart"):
+    with pytest.raises(
+        ValueError, match=r"mor, nvfp4 need mmlu with .* \(5 and lm-eval's default\): run them separately"
+    ):
         shots(["mor", "nvfp4"])

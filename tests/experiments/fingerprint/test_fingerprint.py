@@ -1,4 +1,4 @@
-"""The numerics fingerprint changes with what sources compute, and with nothing else that is written in them."""
+"""The numerics fingerprint changes if and only if the sources compute something else."""
 
 import ast
 import json
@@ -52,7 +52,7 @@ def f(x: int, y: float = 0.5) -> float:
 SAME = {
     "comments": ("# a comment", "# another comment\n\n"),
     "module docstring": ('"""A module."""', '"""Another text."""'),
-    "docstring": ('"""Return something."""', '"""Say it otherwise."""'),
+    "docstring": ('"""Return something."""', '"""Use other words."""'),
     "no docstring": ('    """Return something."""\n', ""),
     "annotations": ("x: int, y: float = 0.5) -> float", "x, y=0.5)"),
     "a local annotation": ("z: float = x", "z: int = x"),
@@ -150,7 +150,7 @@ def test_other_tokens_change_a_cpp_digest(edit: tuple[str, str]) -> None:
 
 @pytest.fixture
 def copied(tmp_path: Path) -> Iterator[Path]:
-    """The packages' sources in a folder of their own."""
+    """Copy the packages' sources into a separate folder; return the folder."""
     for package in PACKAGES:
         shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__", "config"))
     shutil.copytree(ROOT / "src", tmp_path / "src", symlinks=True)
@@ -168,7 +168,7 @@ def changed_on(root: Path, before: dict[str, str]) -> set[str]:
 
 
 def with_another_statement(path: Path) -> str:
-    """Return the source with a statement more, within its first function if it has one."""
+    """Return the source with one more statement, within its first function if it has one."""
     text = path.read_text("utf-8")
     if path.suffix == ".py":
         for node in ast.walk(ast.parse(text)):
@@ -176,9 +176,9 @@ def with_another_statement(path: Path) -> str:
                 last = node.body[-1]
                 lines = text.splitlines(keepends=True)
                 indent = " " * last.col_offset
-                return "".join([*lines[: last.lineno - 1], f"{indent}unheard_of = 1\n", *lines[last.lineno - 1 :]])
-        return text + "\nunheard_of = 1\n"
-    return text + "\nstatic const int unheard_of = 1;\n"
+                return "".join([*lines[: last.lineno - 1], f"{indent}unused_name = 1\n", *lines[last.lineno - 1 :]])
+        return text + "\nunused_name = 1\n"
+    return text + "\nstatic const int unused_name = 1;\n"
 
 
 def test_every_listed_source_counts_by_its_meaning(copied: Path) -> None:

@@ -1,4 +1,4 @@
-"""A trial's id changes with everything that decides its numbers, with nothing else, and is the same on any machine."""
+"""A trial's id changes with everything that decides its numbers, with nothing else, and with no machine."""
 
 import dataclasses
 import json
@@ -19,8 +19,8 @@ from fewbits.experiments.fingerprint.equal_bits import EqualPair
 from fewbits.experiments.identity import (
     FREE,
     ParentPoint,
-    default_of,
     environments,
+    field_default,
     identity,
     parent_point,
     trial_id,
@@ -40,12 +40,12 @@ def test_names_intervals_and_extra_evaluation_are_no_part_of_an_id() -> None:
     overrides = ("recipe=nvfp4", "model=gpt2-nano")
     free = ["model.name=mine", "recipe.name=mine", "recipe.about=mine", "training.checkpoint_every=7"]
     free += ["evaluation.cloze=8", "evaluation.tasks=[mor]", "evaluation.tasks_path=x", "evaluation.run_code=true"]
-    assert {word.partition("=")[0] for word in free} == FREE
+    assert {override.partition("=")[0] for override in free} == FREE
     assert the_id(*overrides, *free) == the_id(*overrides)
     settings: dict[str, object] = {"runs": "else", "cache": "else", "keep_checkpoints": 5, "keep_every": 3}
     settings |= {"keep_steps": [7], "tracking": "mlflow"}
-    told = [f"runtime.{key}={value}" for key, value in settings.items()]
-    assert the_id(*overrides, *told) == the_id(*overrides)
+    runtime_overrides = [f"runtime.{key}={value}" for key, value in settings.items()]
+    assert the_id(*overrides, *runtime_overrides) == the_id(*overrides)
     assert {field.name for field in dataclasses.fields(Runtime)} == {*settings, "device", "threads"}  # see below
 
 
@@ -65,7 +65,7 @@ def _leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str,
 
 
 def _replaced(value: Any, path: tuple[str, ...], leaf: Any) -> Any:
-    """The same value with another leaf, without the checks of its class."""
+    """Return the same value with another leaf, without the checks of its class."""
     if not path:
         return leaf
     other = object.__new__(type(value))
@@ -76,7 +76,7 @@ def _replaced(value: Any, path: tuple[str, ...], leaf: Any) -> Any:
 
 
 def test_every_other_setting_is_part_of_an_id() -> None:
-    """Data are known by their fingerprint and branches by their parent."""
+    """The id holds the data's fingerprint and the parent of a branch, not their settings."""
     trial, _ = load_trial(["recipe=nvfp4"])
     unchanged = trial_id(identity(trial, "data", "cpu"))
     paths = [path for path, _ in _leaves(trial) if path[0] not in ("data", "branch")]
@@ -100,17 +100,19 @@ def _defaults(kind: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
     for field in dataclasses.fields(kind):
         hint: Any = _hints(kind)[field.name]
-        where, default = f"{path}{field.name}", default_of(field)
+        key, default = f"{path}{field.name}", field_default(field)
         if isinstance(hint, type) and dataclasses.is_dataclass(hint):
-            yield from _defaults(hint, f"{where}.")
-            assert default is dataclasses.MISSING or default == hint(), f"{where} has defaults other than its class"
+            yield from _defaults(hint, f"{key}.")
+            assert default is dataclasses.MISSING or default == hint(), f"{key} has defaults other than its class"
         else:
-            yield where, "required" if default is dataclasses.MISSING else default
+            yield key, "required" if default is dataclasses.MISSING else default
 
 
 def test_no_default_has_changed() -> None:
-    """An id leaves defaults out, so a changed one would give the id of the old trial to another. A new setting is added
-    to the file; a default that has to change becomes the default of a new setting."""
+    """A changed default would give another trial the id of an old one, because an id leaves defaults out.
+
+    A new setting is added to the file; a default that has to change becomes the default of a new setting.
+    """
     now = {key: value for key, value in _defaults(Trial) if not key.startswith(("data.", "branch."))}
     assert json.loads(json.dumps(now)) == json.loads(DEFAULTS.read_text())
 
@@ -135,8 +137,10 @@ def test_data_device_ranks_threads_and_parent_are_part_of_an_id() -> None:
 def test_no_machine_is_asked_for_an_id(monkeypatch: pytest.MonkeyPatch) -> None:
     before = the_id(), the_id("scale=gpu", device="cuda")
     monkeypatch.setattr(torch, "__version__", "9.9.9")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: pytest.fail("this machine was asked for its GPU"))
-    monkeypatch.setattr(identity_module, "environment", lambda device: pytest.fail("this machine was asked"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: pytest.fail("an id must not depend on this machine's GPU"))
+    monkeypatch.setattr(
+        identity_module, "environment", lambda device: pytest.fail("an id must not depend on this machine")
+    )
     monkeypatch.setenv("FEWBITS_BACKEND", "reference")
     assert (the_id(), the_id("scale=gpu", device="cuda")) == before
 
@@ -201,7 +205,7 @@ def test_an_instruction_set_is_the_widest_that_is_allowed(
 
 @pytest.fixture
 def other_sources(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Set which fingerprint today's sources have, and which pairs are declared equal."""
+    """Return a function that sets the fingerprint of the current sources, and the pairs declared equal."""
 
     def set_to(fingerprint: str, *pairs: tuple[str, str, str]) -> None:
         monkeypatch.setattr(identity_module, "numerics_fingerprint", lambda device: fingerprint)
@@ -231,7 +235,7 @@ def test_trials_of_sources_with_the_same_bits_are_found_where_that_was_proven(
 
 def cli_id(cache: Path, runs: Path, *more: str) -> str:
     trial, runtime = load_trial(words(cache, runs, "training.steps=2", *more))
-    return training.folder_of(trial, runtime).id
+    return training.find_folder(trial, runtime).id
 
 
 def test_a_branch_of_a_parent_with_the_same_bits_is_the_same_branch(
@@ -284,14 +288,14 @@ def test_an_interrupted_trial_goes_on_under_sources_with_the_same_bits(
 def test_backends_are_provenance_and_give_the_same_numbers(
     recipe: tuple[str, ...], cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Products into FP32 aside, of weight gradients and their measurement: each backend sums them in its own order."""
+    """Products into FP32 are off (weight gradients and their measurement): each backend sums them in its own order."""
     asked = (*recipe, "training.steps=3", "evaluation.every=3", "observer.every=1", "observer.gradients_every=0")
     runs = {}
     for backend in ("cpu", "reference"):
         monkeypatch.setenv("FEWBITS_BACKEND", backend)
         runs[backend], _ = train(cache, tmp_path / backend, *asked)
-        (where,) = environments(runs[backend].provenance() or {})
-        assert where["backend"] == backend
+        (environment,) = environments(runs[backend].provenance() or {})
+        assert environment["backend"] == backend
     assert runs["cpu"].id == runs["reference"].id
     assert left(runs["cpu"].path) == left(runs["reference"].path)
     assert metric(runs["cpu"], "loss") == metric(runs["reference"], "loss")

@@ -1,4 +1,4 @@
-"""Two versions are declared equal only where all bytes agree and every changed statement was executed."""
+"""Two versions are declared equal only if all bytes are equal and every changed statement was executed."""
 
 import json
 import shutil
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fewbits.experiments import same_bits
-from fewbits.experiments.fingerprint.changed_lines import Statement, only_in_first, statements_of, untried
+from fewbits.experiments.fingerprint.changed_lines import Statement, only_in_first, read_statements, untried
 from fewbits.experiments.fingerprint.numerics import ROOT
 from fewbits.experiments.same_bits import Version, prove
 
@@ -28,19 +28,19 @@ class Layer:
 """
 
 
-# Which statements changed, and which of them a run tried
+# Changed statements, and those that a run tried
 
 
 @pytest.fixture
 def compared(tmp_path: Path) -> Callable[..., list[str]]:
-    """Return what remains untried of an edit, given the lines that ran."""
+    """Return a function that lists the untried statements of an edit, given the lines that ran."""
 
     def compare(old: str, new: str, executed: list[int], file: str = "a.py", executable: object = None) -> list[str]:
         versions = []
         for name, text in (("old", old), ("new", new)):
             (tmp_path / name).mkdir()
             (tmp_path / name / file).write_text(text)
-            versions.append(statements_of([file], tmp_path / name))
+            versions.append(read_statements([file], tmp_path / name))
         lines = {file: executed}
         known = {file: executed} if executable is None else {file: executable}
         added = only_in_first(versions[1], versions[0])

@@ -1,4 +1,4 @@
-"""Adam-mini: AdamW where every element is its own part, and a plain loop over parts everywhere else."""
+"""Adam-mini is AdamW if every element is its own part; otherwise it gives the results of a plain loop over parts."""
 
 from itertools import pairwise
 
@@ -14,7 +14,7 @@ HEADS, ROWS, COLS = 4, 24, 10
 
 
 def gradients(shape: tuple[int, ...], steps: int = 6) -> list[Tensor]:
-    """Rows of very different size, so that parts have different second moments."""
+    """Return gradients with rows of very different size, so that parts have different second moments."""
     generator = torch.Generator().manual_seed(5)
     rows = torch.logspace(-3, 1, shape[0] if shape else 1).reshape(shape[:1] + (1,) * (len(shape) - 1))
     return [torch.randn(shape, generator=generator) * rows for _ in range(steps)]
@@ -36,7 +36,7 @@ def train(optimizer: torch.optim.Optimizer, param: nn.Parameter, grads: list[Ten
 
 
 def by_hand(w: Tensor, grads: list[Tensor], sizes: tuple[int, ...]) -> Tensor:
-    """One part after another, one scalar second moment each, in float64."""
+    """Return the trained weights, computed part by part with one scalar second moment each, in float64."""
     beta1, beta2 = BETAS
     w, bounds = w.double(), torch.tensor((0, *sizes)).cumsum(0).tolist()
     m, v = torch.zeros_like(w), [0.0] * len(sizes)
@@ -64,8 +64,8 @@ def test_where_every_element_is_a_part_it_is_adamw_to_the_bit(shape: tuple[int, 
     ("partition", "sizes"),
     [
         ("tensor", (ROWS,)),
-        ((ROWS // HEADS,) * HEADS, (ROWS // HEADS,) * HEADS),  # one part per head
-        ((1,) * ROWS, (1,) * ROWS),  # one per output neuron
+        ((ROWS // HEADS,) * HEADS, (ROWS // HEADS,) * HEADS),  # one for each head
+        ((1,) * ROWS, (1,) * ROWS),  # one for each output neuron
         ((6, 6, 4) + (1,) * 8, (6, 6, 4) + (1,) * 8),  # fused qkv: heads of q, of k, neurons of v
         ((5, 2, 2, 15), (5, 2, 2, 15)),
     ],

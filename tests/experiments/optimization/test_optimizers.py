@@ -1,4 +1,4 @@
-"""Optimizers: who is decayed, what clipping does, that updates are the same bits everywhere and are seen by caches."""
+"""Optimizers decay the right parameters, clip gradients, give the same bits everywhere, and move parameter versions."""
 
 import copy
 import hashlib
@@ -35,7 +35,7 @@ class Sampled(nn.Linear):
 
 
 class Mixer(nn.Module):
-    """The parameters of a Mamba-2 mixer that are not linear layers; A_log a matrix here, as in Mamba-1."""
+    """The parameters of a Mamba-2 mixer that are not linear layers; here A_log is a matrix, as in Mamba-1."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class Model(nn.Module):
         self.head = nn.Linear(40, 20, bias=False)
         self.head.weight = self.embed.weight  # tied
         self.frozen = nn.Parameter(torch.zeros(3, 3), requires_grad=False)
-        self.linear_D = nn.Linear(4, 4)  # names that only look like the exceptions
+        self.linear_D = nn.Linear(4, 4)  # a name that only looks like an exception
         torch.manual_seed(4)
         with torch.no_grad():
             for param in self.parameters():
@@ -64,7 +64,7 @@ class Model(nn.Module):
 
 
 def partition(model: nn.Module) -> dict[str, Partition]:
-    """Some of each kind, for every parameter but the bit widths."""
+    """Return a partition with parts of each kind, for every parameter except the bit widths."""
     found: dict[str, Partition] = {
         name: "tensor" for name, _ in model.named_parameters() if not name.endswith("bit_scale")
     }
@@ -147,7 +147,7 @@ def test_the_learning_rate_is_the_factor_times_the_groups_peak() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_update_moves_the_version_of_what_it_changes(kind: str) -> None:
-    """Caches of quantized weights go by it; torch's fused AdamW does not move it by itself."""
+    """Caches of quantized weights check the version; torch's fused AdamW does not increment it."""
     model = Model()
     optimizer = build(kind, model)
     for step in range(3):
@@ -249,12 +249,12 @@ def test_the_state_of_other_parameters_another_optimizer_or_partition_is_refused
     adamw, mini = build("adamw", model), build("adam-mini", model)
     train("adamw", model, adamw, range(1))
     train("adam-mini", model, mini, range(1))
-    with pytest.raises(ValueError, match=r"saved state of up\.weight is of another optimizer or partition"):
+    with pytest.raises(ValueError, match=r"saved state of up\.weight belongs to another optimizer or partition"):
         load_optimizer_state(mini, optimizer_state(adamw))
-    with pytest.raises(ValueError, match=r"saved state of \S+ is of another optimizer or partition"):
+    with pytest.raises(ValueError, match=r"saved state of \S+ belongs to another optimizer or partition"):
         load_optimizer_state(adamw, optimizer_state(mini))
     fewer = {name: state for name, state in optimizer_state(adamw).items() if name != "norm.bias"}
-    with pytest.raises(ValueError, match=r"do not hold the same parameters: norm\.bias"):
+    with pytest.raises(ValueError, match=r"do not have the same parameters: norm\.bias"):
         load_optimizer_state(adamw, fewer)
 
 
@@ -309,12 +309,12 @@ def test_adam_mini_follows_the_partition_and_takes_a_layers_bit_widths_together(
     ("broken", "said"),
     [
         (lambda parts: None, "adam-mini needs a partition"),
-        (lambda parts: parts.pop("norm.bias") and parts, r"the partition says nothing of norm\.bias"),
+        (lambda parts: parts.pop("norm.bias") and parts, r"the partition has no entry for norm\.bias"),
     ],
 )
-def test_a_partition_must_speak_of_every_parameter(broken: Callable[[Any], Any], said: str) -> None:
+def test_a_partition_must_speak_of_every_parameter(broken: Callable[[Any], Any], message: str) -> None:
     model = Model()
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         make_optimizer(model, OptimizerConfig(kind="adam-mini"), partition=broken(partition(model)))
 
 
@@ -330,8 +330,8 @@ def test_a_partition_must_speak_of_every_parameter(broken: Callable[[Any], Any],
         ({"bits_weight_decay": -0.1}, "bits_weight_decay=-0.1"),
     ],
 )
-def test_a_wrong_setting_is_named_with_what_is_valid(settings: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_a_wrong_setting_is_named_with_what_is_valid(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         OptimizerConfig(**settings)
 
 

@@ -1,4 +1,4 @@
-"""Learning-rate schedules: every factor is the closed form, at both ends and at every seam."""
+"""Learning-rate schedules give the closed form, at both ends and wherever two parts meet."""
 
 import math
 
@@ -15,7 +15,7 @@ def curve(config: ScheduleConfig, steps: int) -> list[float]:
 
 
 def nanogpt(it: int, warmup: int, steps: int, floor: float) -> float:
-    """get_lr of nanoGPT's train.py over its peak, with lr_decay_iters = steps."""
+    """Return get_lr of nanoGPT's train.py divided by its peak, with lr_decay_iters = steps."""
     if it < warmup:
         return (it + 1) / (warmup + 1)
     ratio = (it - warmup) / (steps - warmup)
@@ -23,7 +23,7 @@ def nanogpt(it: int, warmup: int, steps: int, floor: float) -> float:
 
 
 def torchtitan(step: int, warmup: int, steps: int) -> float:
-    """linear_warmup_linear_decay of the torchtitan that GaussWS used."""
+    """Return linear_warmup_linear_decay of the torchtitan version that GaussWS used."""
     if step < warmup:
         return (step + 1) / (warmup + 1)
     decay = float(max(1, steps - warmup))
@@ -64,7 +64,7 @@ def test_the_final_ratio_is_reached_one_update_after_the_last() -> None:
 
 @pytest.mark.parametrize("decay_fraction", [0.2, 0.15])
 def test_wsd_holds_the_peak_and_decays_in_the_last_part(decay_fraction: float) -> None:
-    """NVFP4's table of hyper-parameters: the last 20 % (12B) or 15 % (8B, 1.2B), down to 1/100 of the peak."""
+    """NVFP4's table of hyper-parameters states the last 20 % (12B) or 15 % (8B, 1.2B), down to 1/100 of the peak."""
     config = ScheduleConfig(kind="wsd", warmup_steps=10, final_ratio=0.01, decay_fraction=decay_fraction)
     steps, decaying = 200, round(200 * decay_fraction)
     values = curve(config, steps)
@@ -115,8 +115,8 @@ def test_every_factor_is_positive_at_most_one_and_falls_once_decay_has_started(
         ({"decay_fraction": float("nan")}, "decay_fraction=nan"),
     ],
 )
-def test_a_wrong_setting_is_named_with_what_is_valid(settings: dict[str, float], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_a_wrong_setting_is_named_with_what_is_valid(settings: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         ScheduleConfig(**settings)  # type: ignore[arg-type]
 
 

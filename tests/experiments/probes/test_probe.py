@@ -1,4 +1,4 @@
-"""Probes: recipes at one checkpoint, on the trial's own next batches, beside the same model unquantized."""
+"""A probe compares recipes at one checkpoint, on the trial's own next batches, with the same model unquantized."""
 
 import argparse
 import hashlib
@@ -28,7 +28,7 @@ from fewbits.models.recipe import Recipe, Wgrad
 from tests.experiments.data.data_inputs import bin_folder
 from tests.experiments.trial_inputs import TINY
 
-STEP = 16  # of a checkpoint in the middle
+STEP = 16  # step of a checkpoint in the middle
 SIZES = {
     **{key: value for key, value in TINY.items() if key.startswith("model.")},
     "training.steps": 24,
@@ -41,36 +41,36 @@ SIZES = {
     "observer.enabled": False,
     "runtime.keep_every": 8,
 }
-MOR_BLOCKS = {"block": "32x32"}  # several to an operand of a model of this width
+MOR_BLOCKS = {"block": "32x32"}  # an operand of a model of this width has several
 
 
-def trained(folder: Path, *words: str) -> Path:
-    """A short run on the bytes of a module."""
+def trained(folder: Path, *overrides: str) -> Path:
+    """Train a short run on the bytes of a Python module; return its folder."""
     text = inspect.getsource(argparse).encode()
     tokens = bin_folder(
         folder / "tokens", list(text[4000:]), list(text[:4000]), "<u1", {"dtype": "uint8", "vocab": 256}
     )
     settings = SIZES | {"data.path": tokens, "runtime.runs": folder / "runs"}
-    trial, runtime = load_trial(["data=bin", *(f"{key}={value}" for key, value in settings.items()), *words])
-    found, result = run(trial, runtime)
+    trial, runtime = load_trial(["data=bin", *(f"{key}={value}" for key, value in settings.items()), *overrides])
+    trained_folder, result = run(trial, runtime)
     assert result["status"] == "done"
-    return found.path
+    return trained_folder.path
 
 
 @pytest.fixture(scope="module")
 def nvfp4(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that rounds stochastically, and whose learning rate has moved the weights."""
+    """Return a run that rounds stochastically, trained at a learning rate that has moved the weights."""
     return trained(tmp_path_factory.mktemp("nvfp4"), "model.layers=2", "recipe=nvfp4", "optimizer.lr=0.002")
 
 
 @pytest.fixture(scope="module")
 def gaussws(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that learned bit widths."""
+    """Return a run that learned bit widths."""
     return trained(tmp_path_factory.mktemp("gaussws"), "model.layers=1", "recipe=gaussws", "optimizer.lr=0.01")
 
 
 def plain_model(folder: Path, step: int | None = None) -> tuple[Decoder, dict[str, Any]]:
-    """The model as the checkpoint has it, unquantized, made in another way than a probe does; and the checkpoint."""
+    """Return the checkpoint's unquantized model, built without the probe's code, and the checkpoint's state."""
     trial, checkpoint = saved_trial(folder), opened(folder).checkpoint(step)
     saved = {name.removeprefix("model."): tensor for name, tensor in checkpoint.tensors().items()}
     model = build(trial.model, seed=derive_seed(trial.seed, INITIAL))
@@ -83,7 +83,7 @@ def corpus_of(folder: Path) -> Corpus:
 
 
 def whole(found: Probe, recipe: str) -> pd.Series:
-    """Of the gradient of the loss, means over batches."""
+    """Return the measures of the whole gradient of the loss, as means over batches."""
     rows = found.gradients[(found.gradients["recipe"] == recipe) & (found.gradients["layer"] == WHOLE)]
     return rows.drop(columns=["recipe", "layer", "block", "part"]).mean()
 
@@ -93,7 +93,7 @@ def same(a: Probe, b: Probe) -> None:
         pd.testing.assert_frame_equal(getattr(a, table), getattr(b, table), check_exact=True)
 
 
-# What is compared
+# Comparisons
 
 
 def test_operands_left_high_change_nothing_at_all(nvfp4: Path) -> None:
@@ -113,7 +113,7 @@ def test_the_dtype_of_the_weight_gradient_is_seen_alone(nvfp4: Path) -> None:
     found = probe(nvfp4, [Recipe(name="fp32 gradients", wgrad=Wgrad(output="fp32"))], batches=1)
     assert (found.loss["increase"] == 0).all()
     errors = found.gradients[found.gradients["layer"] != WHOLE]["error"]
-    assert errors.between(2.0**-12, 2.0**-8).all()  # BF16 rounds by 2^-9 at most, the reference alone
+    assert errors.between(2.0**-12, 2.0**-8).all()  # only the reference rounds to BF16, by 2^-9 at most
 
 
 def test_coarser_numbers_are_worse(nvfp4: Path) -> None:
@@ -132,15 +132,15 @@ def test_coarser_numbers_are_worse(nvfp4: Path) -> None:
     operands = found.operands.groupby(["recipe", "slot"])["error"].mean().unstack("recipe")
     assert (operands["mxfp8"] < operands["nvfp4"]).all()
     assert (operands["nvfp4"] < operands["tensor"]).all()
-    # Rounding may lower a batch's loss as well as raise it, so the sign of the mean is chance. Its size is not: the
-    # operands of `tensor` are nine times as far off as those of mxfp8, and its losses were 3 to 16 times as far off
-    # in nine networks (six seeds, two instruction sets).
+    # Rounding may lower or raise a batch's loss, so the sign of the mean is random, but its size is not: the errors of
+    # the operands of `tensor` are nine times those of mxfp8, and its loss differences were 3 to 16 times as large in
+    # nine networks (six seeds, two instruction sets).
     change = found.loss.groupby("recipe")["increase"].apply(lambda batches: (batches**2).mean() ** 0.5)
     assert change["tensor"] > 1.5 * change["mxfp8"] > 0
 
 
 def test_fp32_shows_what_bf16_costs_by_itself(nvfp4: Path) -> None:
-    own, fp32 = (probe(nvfp4, ["bf16", "mxfp8"], batches=2, reference=word) for word in (None, "fp32"))
+    own, fp32 = (probe(nvfp4, ["bf16", "mxfp8"], batches=2, reference=dtype) for dtype in (None, "fp32"))
     assert (own.reference, fp32.reference, fp32.dtype) == ("bf16", "fp32", "bf16")
     assert 0 < whole(fp32, "bf16")["error"] < whole(fp32, "mxfp8")["error"]
     assert whole(own, "bf16")["error"] == 0
@@ -153,7 +153,7 @@ def test_fp32_shows_what_bf16_costs_by_itself(nvfp4: Path) -> None:
     assert fp32.loss["reference"][0] == float(model.loss(*first).detach())
 
 
-# On which batches
+# Batches
 
 
 @pytest.mark.parametrize("step", [STEP, None])
@@ -178,7 +178,7 @@ def test_held_out_batches_are_spread_over_the_split(nvfp4: Path) -> None:
 
 @pytest.mark.parametrize("recipe", ["nvfp4", "gaussws"])
 def test_the_trials_own_recipe_gives_the_loss_that_it_went_on_with(request: pytest.FixtureRequest, recipe: str) -> None:
-    """To the bit: the same weights and learned widths, windows, noise, and split into micro-batches."""
+    """The loss is equal to the bit, with the same weights, learned widths, windows, noise and micro-batches."""
     folder: Path = request.getfixturevalue(recipe)
     found = probe(folder, [saved_trial(folder).recipe], batches=2, step=STEP)
     metrics = pd.read_parquet(folder / "metrics.parquet").set_index("step")
@@ -191,7 +191,7 @@ def test_the_trials_own_recipe_gives_the_loss_that_it_went_on_with(request: pyte
 
 
 def test_averaging_over_seeds_leaves_nothing_of_noise_and_all_of_a_bias(nvfp4: Path) -> None:
-    """Scales that never saturate, so stochastic rounding is unbiased; the forward is exact."""
+    """The scales never saturate, so stochastic rounding is unbiased, and the forward is exact."""
     recipes = [
         Recipe(name=name, wgrad=Wgrad(dy=f"e2m1:1x32:e8m0{rounding}", output="fp32"))
         for name, rounding in (("stochastic", ":stochastic"), ("nearest", ""))
@@ -212,17 +212,17 @@ def test_averaging_over_seeds_leaves_nothing_of_noise_and_all_of_a_bias(nvfp4: P
 
 
 def test_gradient_errors_are_those_of_the_gradients(nvfp4: Path) -> None:
-    """By hand: a layer's weight gradient from quantized dy is that of the plain model from quantized dy."""
+    """A layer's weight gradient from quantized dy equals a computation by hand from the plain model's dy."""
     recipe = Recipe(name="dy", wgrad=Wgrad(dy="e4m3:1x128:amax", output="fp32"))
     found = probe(nvfp4, [recipe], batches=1)
     model, state = plain_model(nvfp4)
     seen: dict[str, Tensor] = {}
 
-    def look(_: object, inputs: tuple[Tensor, ...], y: Tensor) -> None:
+    def record(_: object, inputs: tuple[Tensor, ...], y: Tensor) -> None:
         seen["x"] = inputs[0].detach().flatten(0, 1)
         y.register_hook(lambda dy: seen.update(dy=dy.flatten(0, 1)))
 
-    model.get_submodule("blocks.0.ffn.down").register_forward_hook(look)
+    model.get_submodule("blocks.0.ffn.down").register_forward_hook(record)
     trial = saved_trial(nvfp4)
     tokens = corpus_of(nvfp4).batch("train", state["position"], 4, 64, derive_seed(trial.seed, ORDER))
     model.loss(*tokens).backward()
@@ -258,15 +258,15 @@ def test_statistics_of_operands_are_those_of_the_kernels(nvfp4: Path) -> None:
     weight = block.get_submodule("attention.qkv").weight
     assert isinstance(weight, Tensor)
 
-    _, of_x = fake_quantize(x, q, stats=True)
-    _, of_w = fake_quantize(weight.detach().bfloat16(), w, stats=True)
-    _, choice, of_mixture = mix(x, mixture, axis=0, stats=True)
-    for slot, stats in (("fprop.x", of_x), ("fprop.w", of_w), ("dgrad.w", of_w)):
+    _, x_stats = fake_quantize(x, q, stats=True)
+    _, w_stats = fake_quantize(weight.detach().bfloat16(), w, stats=True)
+    _, choice, mixture_stats = mix(x, mixture, axis=0, stats=True)
+    for slot, stats in (("fprop.x", x_stats), ("fprop.w", w_stats), ("dgrad.w", w_stats)):
         assert rows["error"][slot] == float(stats.error)
         for name in ("flushed", "saturated", "capped"):
             assert rows[name][slot] == int(getattr(stats, name)) / int(stats.nonzeros)
     assert rows["flushed"]["fprop.x"] > 0
-    assert rows["error"]["wgrad.x"] == float(of_mixture.error_sum.sum() / of_mixture.nonzeros.sum())
+    assert rows["error"]["wgrad.x"] == float(mixture_stats.error_sum.sum() / mixture_stats.nonzeros.sum())
     shares = torch.bincount(choice.flatten(), minlength=2) / choice.numel()
     assert [rows["share_0"]["wgrad.x"], rows["share_1"]["wgrad.x"]] == shares.tolist()
     assert rows["share_0"].isna().to_dict() == {"dgrad.w": True, "fprop.w": True, "fprop.x": True, "wgrad.x": False}
@@ -309,7 +309,7 @@ def test_a_switch_has_happened_where_the_trial_is_past_it(nvfp4: Path) -> None:
     assert (after.loss["increase"] == 0).all()
 
 
-# Without a trace
+# No side effects
 
 
 def digest(folder: Path) -> dict[str, tuple[str, int]]:
@@ -325,7 +325,7 @@ def test_a_probe_gives_the_same_bits_and_leaves_the_run_as_it_was(nvfp4: Path) -
     arguments: list[str | Recipe] = [load_recipe("mor/block", MOR_BLOCKS), "nvfp4", "gaussws"]
     first = probe(nvfp4, arguments, batches=2, seeds=2)
     same(first, probe(nvfp4, arguments, batches=2, seeds=2))
-    alone = probe(nvfp4, ["nvfp4"], batches=2, seeds=2)  # the other recipes leave no trace in the model either
+    alone = probe(nvfp4, ["nvfp4"], batches=2, seeds=2)  # the other recipes do not change the model either
     together = first.gradients[first.gradients["recipe"] == "nvfp4"].reset_index(drop=True)
     pd.testing.assert_frame_equal(alone.gradients, together, check_exact=True)
     assert digest(nvfp4) == before
@@ -339,21 +339,21 @@ def test_a_checkpoint_is_found_by_its_step_or_its_path(nvfp4: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"step": 3}, r"has no checkpoint of step 3; there are 8, 16, 24$"),
+        ({"step": 3}, r"has no checkpoint of step 3; available are 8, 16, 24$"),
         ({"batches": 0}, "batches 0: 1 or more"),
         ({"seeds": 0}, "seeds 0: 1 or more"),
         ({"split": "test"}, "split 'test': valid are train, validation, ood"),
         ({"split": "ood"}, "no split 'ood'"),
         ({"reference": "fp64"}, "reference 'fp64': valid are bf16, fp32"),
         ({"recipes": []}, r"recipes \(none\)"),
-        ({"recipes": ["nvfp4", "nvfp4"]}, "recipes nvfp4, nvfp4: .* each of another name"),
+        ({"recipes": ["nvfp4", "nvfp4"]}, "recipes nvfp4, nvfp4: .* with different names"),
         ({"recipes": ["fp8"]}, "recipe fp8 keeps the first 1 and last 2 of 2 blocks"),
         ({"recipes": ["fp9"]}, "no recipe 'fp9': valid are fp8"),
     ],
 )
-def test_what_cannot_be_probed_is_refused(nvfp4: Path, changes: dict[str, Any], told: str) -> None:
+def test_what_cannot_be_probed_is_refused(nvfp4: Path, changes: dict[str, Any], message: str) -> None:
     recipes = changes.pop("recipes", ["bf16"])
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=message):
         probe(nvfp4, recipes, **({"batches": 1} | changes))
 
 
@@ -364,7 +364,7 @@ def test_people_get_a_row_for_each_recipe_and_layer(nvfp4: Path, capsys: pytest.
     words = [nvfp4.name, "bf16", "nvfp4", "nvfp4", "stochastic=[]", "keep.last=0"]
     assert main([*words, "--runs", str(nvfp4.parent), "--batches", "2", "--seeds", "2", "--layers"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == f"{nvfp4.name} at step 24: train, 2 × 4x64 tokens, against bf16 unquantized"
+    assert lines[0] == f"{nvfp4.name} at step 24: train, 2 × 4x64 tokens, compared with unquantized bf16"
     assert [line.split()[0] for line in lines[3:6]] == ["bf16", "nvfp4", "nvfp4"]
     assert " ".join(lines[3].split()) == "bf16 +0.000000 ± 0.000000 1.000000 0.000 +0.000 ± 0.000 0.000 –"
     assert lines[5].startswith("nvfp4 stochastic=[] keep.last=0  ")
@@ -382,7 +382,7 @@ def test_programs_get_every_number(
     answer = json.loads(capsys.readouterr().out)
     assert (answer["step"], answer["reference"], answer["split"]) == (24, "bf16", "train")
     (summary,) = answer["recipes"]
-    assert summary["increase_se"] is None  # of one batch
+    assert summary["increase_se"] is None  # unknown for one batch
     found = probe(nvfp4, [load_recipe("mor/block", MOR_BLOCKS)], batches=1)
     assert summary["cosine"] == whole(found, "mor/block")["cosine"]
     assert len(answer["layers"]) == found.gradients["layer"].nunique()
@@ -398,20 +398,20 @@ def test_programs_get_every_number(
     ("words", "told"),
     [
         (["nowhere", "bf16"], "nowhere: no such folder"),
-        ([".", "bf16"], "is no run: it has no provenance.json"),
+        ([".", "bf16"], "is no run folder: it has no provenance.json"),
         (["RUN"], "the following arguments are required: RECIPE"),
-        (["RUN", "rht=16", "nvfp4"], "rht=16 changes no recipe"),
+        (["RUN", "rht=16", "nvfp4"], "rht=16 comes before any recipe"),
         (["RUN", "nvfp4", "rth=16"], r"rth"),
         (["RUN", "bf16", "--out", "numbers.txt"], "valid endings are .parquet, .csv"),
-        (["RUN", "bf16", "--out", "nowhere/numbers.csv"], "there is no folder nowhere"),
+        (["RUN", "bf16", "--out", "nowhere/numbers.csv"], "the folder nowhere does not exist"),
         (["RUN", "bf16", "--step", "x"], "probe: argument --step: invalid int value"),
         (["RUN", "bf16", "--device", "tpu"], "runtime.device 'tpu': valid are"),
     ],
 )
 def test_wrong_words_are_refused_in_one_line(
-    nvfp4: Path, words: list[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    nvfp4: Path, words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=message):
         main([str(nvfp4) if word == "RUN" else word for word in words])
     assert not list(tmp_path.iterdir())

@@ -1,4 +1,4 @@
-"""A branch goes on from another trial's checkpoint, as that trial would have gone on, but for its recipe."""
+"""A branch continues from another trial's checkpoint as that trial would have continued, except for its recipe."""
 
 import dataclasses
 import json
@@ -26,13 +26,13 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def parent(cache: Path, runs: Path) -> RunFolder:
-    """Eight noisy steps, kept at 4 and 8."""
+    """Return a noisy trial of eight steps, with checkpoints kept at steps 4 and 8."""
     return train(cache, runs, *NOISY, *KEPT, "training.steps=8")[0]
 
 
 @pytest.fixture(scope="module")
 def longer(cache: Path, runs: Path) -> RunFolder:
-    """The same trial, had it had twelve steps."""
+    """Return the same trial with twelve steps."""
     return train(cache, runs, *NOISY, "training.steps=12")[0]
 
 
@@ -66,7 +66,7 @@ def test_a_branch_of_a_branch_goes_on_along_the_line(
 
 
 def test_a_branch_differs_in_its_recipe_alone(parent: RunFolder, longer: RunFolder, cache: Path, runs: Path) -> None:
-    """Another recipe sees the same weights and data; samplers may be dropped and added, at 1 as they begin."""
+    """Another recipe gets the same weights and data; samplers may be dropped, or added with bit scales of 1."""
     asked = ("training.steps=2", f"branch.parent={parent.path}")
     high, _ = train(cache, runs, *asked)
     bits = [name for name in tensors(parent.path) if name.endswith("bit_scale")]
@@ -122,25 +122,25 @@ def test_a_branch_outlives_its_parents_checkpoint(parent: RunFolder, cache: Path
     assert train(cache, tmp_path / "runs", *asked) == (folder, result)
 
 
-# ------------------------------------------------------------------------------------------------ refused
+# ------------------------------------------------------------------------------------------------ refusals
 
 
 @pytest.mark.parametrize(
     ("asked", "told"),
     [
-        (("branch.step=5",), r"has no checkpoint of step 5; there are 4, 8"),
+        (("branch.step=5",), r"has no checkpoint of step 5; available are 4, 8"),
         (("model.layers=3",), r"model and data: model.layers 3, not 2"),
         (("model=llama2-nano",), r"model.activation 'swiglu', not 'relu2'.* model.fused_qkv False, not True"),
-        (("seed=1",), r"seed 1, not 0; other noise is training.rounding_seed"),
+        (("seed=1",), r"seed 1, not 0; for other noise set training.rounding_seed"),
         (("training.length=64",), r"training.length 64, not 128"),
         (("optimizer=adam-mini",), r"optimizer.kind 'adam-mini', not 'adamw'"),
         (("data.seed=1",), r"not the data of the checkpoint: .*source.seed 1 \(then 0\)"),
     ],
 )
 def test_a_branch_that_could_not_go_on_is_refused_before_it_leaves_anything(
-    asked: tuple[str, ...], told: str, parent: RunFolder, cache: Path, tmp_path: Path
+    asked: tuple[str, ...], message: str, parent: RunFolder, cache: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(ValueError, match=told) as error:
+    with pytest.raises(ValueError, match=message) as error:
         train(cache, tmp_path / "runs", f"branch.parent={parent.path}", *asked)
     assert "\n" not in str(error.value)
     assert not (tmp_path / "runs").exists()
@@ -148,12 +148,12 @@ def test_a_branch_that_could_not_go_on_is_refused_before_it_leaves_anything(
 
 def test_what_is_no_run_is_no_parent(cache: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    for asked, told in (
+    for asked, message in (
         (("branch.parent=nowhere",), "no such run folder"),
         ((f"branch.parent={tmp_path / 'empty'}",), "has no provenance.json"),
-        (("branch.step=3",), "without branch.parent"),
+        (("branch.step=3",), "needs branch.parent"),
     ):
-        with pytest.raises(ValueError, match=told):
+        with pytest.raises(ValueError, match=message):
             train(cache, tmp_path / "runs", *asked)
     assert not (tmp_path / "runs").exists()
 
@@ -161,7 +161,7 @@ def test_what_is_no_run_is_no_parent(cache: Path, tmp_path: Path) -> None:
 def test_a_parent_that_has_not_finished_needs_a_step(cache: Path, tmp_path: Path) -> None:
     train_until(8, cache, tmp_path)
     (parent,) = tmp_path.iterdir()
-    with pytest.raises(ValueError, match=r"has not finished: say by branch\.step"):
+    with pytest.raises(ValueError, match=r"has not finished: set branch\.step"):
         train(cache, tmp_path, f"branch.parent={parent}", "training.steps=2")
     branch, _ = train(cache, tmp_path, f"branch.parent={parent}", "branch.step=6", "training.steps=2")
     whole, _ = train(cache, tmp_path)

@@ -1,4 +1,4 @@
-"""The checkpoint store: what comes back is what was saved; killed writers, damage and full disks cost only steps."""
+"""The checkpoint store returns what was saved; killed writers, damage and full disks cost only steps."""
 
 import hashlib
 import json
@@ -47,7 +47,7 @@ def bits(x: Tensor) -> bytes:
 
 
 def equal(a: Any, b: Any) -> bool:
-    """Same types, same values, same bits, NaN included."""
+    """Tell whether two values have the same types and the same bits, NaN included."""
     if isinstance(a, Tensor):
         return isinstance(b, Tensor) and a.dtype == b.dtype and a.shape == b.shape and bits(a) == bits(b)
     if type(a) is not type(b):
@@ -60,15 +60,15 @@ def equal(a: Any, b: Any) -> bool:
 
 
 def every_tensor() -> dict[str, Tensor]:
-    """All dtypes and shapes, every byte random: NaNs with payloads, subnormals and negative zeros among them."""
+    """Return tensors of all dtypes and shapes with random bytes, so with NaN payloads, subnormals and negative zeros."""
     generator = torch.Generator().manual_seed(0)
-    found = {}
+    tensors = {}
     for dtype in DTYPES:
         for shape in SHAPES:
             count = torch.Size(shape).numel() * dtype.itemsize
             raw = torch.randint(0, 2 if dtype is torch.bool else 256, (count,), generator=generator, dtype=torch.uint8)
-            found[f"{dtype}{shape}"] = raw.view(dtype).reshape(shape)
-    return found
+            tensors[f"{dtype}{shape}"] = raw.view(dtype).reshape(shape)
+    return tensors
 
 
 def some(step: int) -> dict[str, Tensor]:
@@ -81,7 +81,7 @@ def steps(folder: Path) -> list[str]:
 
 @contextmanager
 def largest_file(size: int) -> Iterator[None]:
-    """The kernel refuses to make any file larger, as it refuses on a full disk."""
+    """Limit the size of files, so that the kernel refuses writes as on a full disk."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:
@@ -90,7 +90,7 @@ def largest_file(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-# What comes back
+# Round trips
 
 
 def test_tensors_come_back_in_every_dtype_and_shape_bit_for_bit(tmp_path: Path) -> None:
@@ -238,7 +238,7 @@ def test_what_cannot_be_kept_is_refused_with_its_place(value: object) -> None:
         flatten({"data": [{"order": value}]})
 
 
-# What may be saved
+# Valid content
 
 
 def test_tensors_and_states_that_would_not_come_back_are_refused(tmp_path: Path) -> None:
@@ -246,14 +246,14 @@ def test_tensors_and_states_that_would_not_come_back_are_refused(tmp_path: Path)
         ({"c": torch.zeros(1, dtype=torch.complex64)}, {}, r"c is a torch.complex64 tensor.*: valid are dense"),
         ({"s": torch.eye(2).to_sparse()}, {}, "s is a torch.float32 tensor, torch.sparse_coo"),
         ({"m": torch.zeros(1, device="meta")}, {}, "on meta"),
-        ({"__metadata__": torch.zeros(1)}, {}, "no tensor may be called __metadata__"),
+        ({"__metadata__": torch.zeros(1)}, {}, "no tensor may be named __metadata__"),
         ({}, {"x": float("nan")}, "not plain JSON, flatten it first"),
         ({}, {1: 2}, "not plain JSON, flatten it first"),
         ({}, {"x": (1, 2)}, "not plain JSON, flatten it first"),
         ({}, {"x": torch.zeros(1)}, "not plain JSON, flatten it first"),
     ]
-    for tensors, state, said in refused:
-        with pytest.raises(ValueError, match=said):
+    for tensors, state, message in refused:
+        with pytest.raises(ValueError, match=message):
             save(tmp_path / "new", 0, tensors, state)
     for step, keep in ((-1, 2), (0, 0)):
         with pytest.raises(ValueError, match=f"step={step}, keep={keep}"):
@@ -261,7 +261,7 @@ def test_tensors_and_states_that_would_not_come_back_are_refused(tmp_path: Path)
     assert not (tmp_path / "new").exists()
 
 
-# What stays
+# Checkpoints that are kept
 
 
 def test_the_newest_two_are_kept(tmp_path: Path) -> None:
@@ -350,10 +350,10 @@ def emptied(checkpoint: Path) -> None:
 DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "tensors cut short": (
         lambda c: os.truncate(c / TENSORS, 5000),
-        r"tensors.safetensors has 5,000 bytes, [\d,]+ were saved",
+        r"tensors.safetensors has 5,000 bytes, but [\d,]+ were saved",
     ),
     "tensors empty": (lambda c: os.truncate(c / TENSORS, 0), "has 0 bytes"),
-    "tensors longer": (lambda c: (c / TENSORS).open("ab").write(b"x"), r"bytes, [\d,]+ were saved"),
+    "tensors longer": (lambda c: (c / TENSORS).open("ab").write(b"x"), r"bytes, but [\d,]+ were saved"),
     "a byte of the header": (lambda c: flip(c / TENSORS, 12), "tensors.safetensors is not what was saved: its SHA-256"),
     "a byte of a tensor": (lambda c: flip(c / TENSORS, -1), "tensors.safetensors is not what was saved: its SHA-256"),
     "no tensors": (lambda c: (c / TENSORS).unlink(), "tensors.safetensors: No such file"),
@@ -377,21 +377,21 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
 def test_a_damaged_newest_falls_back_to_the_one_before_with_one_warning(damage: str, tmp_path: Path) -> None:
     save(tmp_path, 1, some(1), {"lr": 0.25})
     path = save(tmp_path, 2, some(2), {"lr": 0.5})
-    spoil, said = DAMAGE[damage]
+    spoil, message = DAMAGE[damage]
     spoil(path)
-    with pytest.warns(UserWarning, match=said) as caught:
+    with pytest.warns(UserWarning, match=message) as caught:
         found = newest(tmp_path)
     assert len(caught) == 1
     assert "\n" not in str(caught[0].message)
     assert str(path) in str(caught[0].message)
     assert found is not None
     assert (found.step, found.state, found.tensors()["step"].item()) == (1, {"lr": 0.25}, 1)
-    with pytest.raises(DamagedCheckpoint, match=said):
+    with pytest.raises(DamagedCheckpoint, match=message):
         load(path)
 
 
 def test_every_flipped_bit_is_noticed(tmp_path: Path) -> None:
-    """All of the state but its white space, and a good part of the tensors."""
+    """The test flips every byte of the state except its white space, and every byte of the tensors."""
     path = save(tmp_path, 1, {"w": torch.ones(3)}, {"a": [1, 2.5, "x"]})
     for name in (TENSORS, STATE):
         content = (path / name).read_bytes()
@@ -431,7 +431,7 @@ def test_a_checkpoint_of_another_format_is_not_read(tmp_path: Path) -> None:
         (path / STATE).write_text(json.dumps({"seal": seal} | content))
 
     write_as(FORMAT + 1)
-    with pytest.raises(DamagedCheckpoint, match=f"state.json has format {FORMAT + 1}, this version reads {FORMAT}"):
+    with pytest.raises(DamagedCheckpoint, match=f"state.json has format {FORMAT + 1}, but this version reads {FORMAT}"):
         load(path)
     write_as(FORMAT)
     assert load(path).step == 1
@@ -478,7 +478,7 @@ def write(first, report):
 
 
 def child(work):
-    "A process that does this work, and where to read what it reports."
+    "Start a process that does this work; return its id and a pipe with its reports."
     read, report = os.pipe()
     if (pid := os.fork()) == 0:
         os.close(read)
@@ -488,10 +488,10 @@ def child(work):
     return pid, read
 
 
-def last_reported(read, otherwise):
+def last_reported(read, default):
     with open(read, "rb") as pipe:
-        said = pipe.read()
-    return int.from_bytes(said[-8:], "big") if said else otherwise
+        reported = pipe.read()
+    return int.from_bytes(reported[-8:], "big") if reported else default
 
 
 def check(at_least):
@@ -517,7 +517,7 @@ def killed_at_any_moment(rounds):
 
 
 def killed_before_every_system_call(at):
-    "Python tells of every file that is opened, renamed or removed: the writer dies before the n-th of them."
+    "Kill the writer before its n-th opening, renaming or removal of a file, which Python's audit events report."
     for n in range(1, 1000):
 
         def work(report):

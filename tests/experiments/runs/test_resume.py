@@ -1,4 +1,4 @@
-"""A trial gives the same bytes twice, and when it is interrupted wherever it may be, and run again."""
+"""A trial gives the same bytes twice, also when it is interrupted anywhere and run again."""
 
 import contextlib
 import json
@@ -84,7 +84,7 @@ def test_final_evaluations_are_the_same_where_only_they_are_left(cache: Path, tm
 
 
 def test_what_draws_from_torchs_generator_goes_on_where_it_was(cache: Path, tmp_path: Path) -> None:
-    """Nothing of ours does; what a user hangs into a trial may."""
+    """Our code does not draw from torch's generator, but code that a user adds to a trial may."""
     drawn: list[tuple[int, float]] = []
 
     def say(progress: training.Progress) -> None:
@@ -114,11 +114,11 @@ def test_timing_goes_on_too(cache: Path, tmp_path: Path) -> None:
     assert (timing["seconds"] > 0).all()
 
 
-# ------------------------------------------------------------------------------------------------ killed
+# ------------------------------------------------------------------------------------------------ killed processes
 
 KILLED = (
     *("recipe=nvfp4", "recipe.sampler.kind=gaussws", "recipe.sampler.penalty=0.0001"),
-    *("training.checkpoint_every=2", "evaluation.every=2", "evaluation.windows=8"),  # most of the time goes to these
+    *("training.checkpoint_every=2", "evaluation.every=2", "evaluation.windows=8"),  # these take most of the time
 )
 
 
@@ -128,7 +128,7 @@ def _while_it_writes_a_checkpoint(process: ForkServerProcess, runs: Path) -> Non
 
 
 def test_a_trial_killed_at_ten_random_moments_gives_the_same_bytes(cache: Path, tmp_path: Path) -> None:
-    """Three of them while a checkpoint is being written. A trial that gets to its end before is begun anew."""
+    """Three kills happen while a checkpoint is written. A trial that ends before ten kills is started again."""
     undisturbed, runs, output = tmp_path / "undisturbed", tmp_path / "killed", tmp_path / "output"
     with ending(started(["train", *words(cache, undisturbed, *KILLED)], output)) as process:
         began = time.monotonic()
@@ -166,7 +166,7 @@ def test_ctrl_c_ends_a_trial_at_a_checkpoint_and_with_130(cache: Path, tmp_path:
         assert process.pid
         os.kill(process.pid, signal.SIGINT)
         assert ended(process) == 130
-    assert output.read_text().splitlines()[-1] == "fewbits: stopped; the same command goes on from the last checkpoint"
+    assert output.read_text().splitlines()[-1] == "fewbits: stopped; the same command resumes from the last checkpoint"
     assert not leftovers(runs)
     (step,) = checkpoints.steps(only_run(runs) / "checkpoints")
     assert f"step {step}/12" in output.read_text()
@@ -180,9 +180,9 @@ def test_a_full_disk_is_said_in_one_line_and_gone_on_from(cache: Path, tmp_path:
     runs, output = tmp_path / "runs", tmp_path / "output"
     with ending(started(["train", *words(cache, runs, *KILLED)], output, file_size=1 << 20)) as process:
         assert ended(process) == 1
-    (told,) = (line for line in output.read_text().splitlines() if line.startswith("fewbits:"))
-    assert "checkpoint not written" in told
-    assert "bytes, " in told
+    (message,) = (line for line in output.read_text().splitlines() if line.startswith("fewbits:"))
+    assert "checkpoint not written" in message
+    assert "bytes, " in message
     folder = only_run(runs)
     assert not leftovers(folder)
     assert not list((folder / "checkpoints").glob("*"))
@@ -191,7 +191,7 @@ def test_a_full_disk_is_said_in_one_line_and_gone_on_from(cache: Path, tmp_path:
     assert left(folder) == left(undisturbed.path)
 
 
-# ------------------------------------------------------------------------------------------------ what else may happen
+# ------------------------------------------------------------------------------------------------ damage and races
 
 
 def test_a_damaged_checkpoint_is_passed_over_with_a_warning(cache: Path, tmp_path: Path) -> None:
@@ -200,7 +200,7 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_warning(cache: Path, tmp_pat
     content = bytearray(newest.read_bytes())
     content[len(content) // 2] ^= 1
     newest.write_bytes(content)
-    with pytest.warns(UserWarning, match=r"damaged checkpoint passed over: .*step-00000006.* SHA-256 differs"):
+    with pytest.warns(UserWarning, match=r"damaged checkpoint skipped: .*step-00000006.* SHA-256 differs"):
         folder, _ = train(cache, tmp_path / "runs")
     assert list(pd.read_parquet(folder.path / "timing.parquet")["step"]) == list(range(12))
     undisturbed, _ = train(cache, tmp_path / "undisturbed")
@@ -213,7 +213,7 @@ def test_where_all_others_are_damaged_a_checkpoint_kept_for_branches_serves(cach
     for state in (only_run(tmp_path / "runs") / "checkpoints").glob("*/state.json"):
         state.write_text("{}")
     steps: list[int] = []
-    with pytest.warns(UserWarning, match="damaged checkpoint passed over"):
+    with pytest.warns(UserWarning, match="damaged checkpoint skipped"):
         folder, _ = train(cache, tmp_path / "runs", *asked, say=lambda progress: steps.append(progress.step))
     assert steps[0] == 5
     undisturbed, _ = train(cache, tmp_path / "undisturbed")
@@ -235,7 +235,7 @@ def test_what_a_killed_process_left_half_written_is_cleared_away(cache: Path, tm
 def test_damaged_timing_costs_the_timing_alone(cache: Path, tmp_path: Path) -> None:
     train_until(8, cache, tmp_path)
     (only_run(tmp_path) / "timing.parquet").write_text("no table")
-    with pytest.warns(UserWarning, match=r"timing\.parquet is damaged, timing begins anew"):
+    with pytest.warns(UserWarning, match=r"timing\.parquet is damaged, its rows are lost"):
         _, result = train(cache, tmp_path)
     assert result["step"] == 12
 
@@ -245,8 +245,8 @@ def test_damaged_timing_costs_the_timing_alone(cache: Path, tmp_path: Path) -> N
     [
         ("result.json", b"{}", "is not this trial's result: remove it"),
         ("result.json", b'{"id": "0123", "status": "done", "step": 3}', "is not this trial's result: remove it"),
-        ("result.json", b"[]", "is not a JSON object: remove it, and it is made again"),
-        ("result.json", b'{"id": "01', "char 7): remove it, and it is made again"),
+        ("result.json", b"[]", "is not a JSON object: remove it and run the trial again"),
+        ("result.json", b'{"id": "01', "char 7): remove it and run the trial again"),
         ("provenance.json", b"null", "is not a JSON object"),
         ("provenance.json", b"", "provenance.json is not JSON"),
     ],
@@ -264,7 +264,7 @@ def test_a_run_without_a_readable_config_is_no_parent(cache: Path, tmp_path: Pat
     folder, _ = train(cache, tmp_path, "training.steps=1", "model.layers=1")
     for content in (b"a: [", b"5", b"\xff"):
         (folder.path / "config.yaml").write_bytes(content)
-        with pytest.raises(ValueError, match=r"config\.yaml is not a trial's"):
+        with pytest.raises(ValueError, match=r"config\.yaml is not the config of a trial"):
             saved_trial(folder.path)
 
 
@@ -277,7 +277,7 @@ def test_a_checkpoint_of_other_data_is_refused(cache: Path, tmp_path: Path) -> N
 
 
 def test_data_that_are_written_to_under_a_trial_end_it_before_its_next_checkpoint(cache: Path, tmp_path: Path) -> None:
-    """One that another file took the place of is still read as it was."""
+    """A file that was replaced by another one is still read with its old content."""
     tokens, runs = bin_folder(tmp_path / "tokens", range(4000), range(2000)), tmp_path / "runs"
     asked = ("data=bin", "data.size=null", f"data.path={tokens}")
 
@@ -329,28 +329,28 @@ def test_two_processes_on_one_trial_leave_one_result(cache: Path, tmp_path: Path
         ending(started(argv, tmp_path / "two")) as two,
     ):
         statuses = sorted((ended(one), ended(two)))
-    said = (tmp_path / "one").read_text() + (tmp_path / "two").read_text()
+    output = (tmp_path / "one").read_text() + (tmp_path / "two").read_text()
     assert statuses in ([0, 2], [0, 0])  # the second may come when the first is done
-    assert ("another process is running this trial" in said) == (statuses == [0, 2])
+    assert ("another process is running this trial" in output) == (statuses == [0, 2])
     undisturbed, _ = train(cache, tmp_path / "undisturbed")
     assert left(only_run(tmp_path / "runs")) == left(undisturbed.path)
 
 
 def test_what_is_not_finite_in_a_row_comes_back_from_a_checkpoint(cache: Path, tmp_path: Path) -> None:
-    """A weight gradient that is 0 has no direction: its error and cosine are NaN."""
+    """A weight gradient of 0 has no direction, so its error and cosine are NaN."""
     trial, runtime = load_trial(words(cache, tmp_path, "training.steps=3"))
     folder, _ = training.run(trial, runtime)
     corpus = load(trial.data, cache)
     state = training.set_up(trial, torch.device("cpu"))
     training.resume(state, corpus, folder, None)
     state.numerics[-1] |= {"gradient_error": float("nan"), "gradient_norm": float("inf")}
-    told = repr((state.metrics, state.numerics))
+    recorded = repr((state.metrics, state.numerics))
     state.step = 4
     training.save(state, corpus, folder.checkpoints, keep=1)
     training.write_tables(state, [], folder.path)
     again = training.set_up(trial, torch.device("cpu"))
     training.resume(again, corpus, folder, None)
-    assert repr((again.metrics, again.numerics)) == told
+    assert repr((again.metrics, again.numerics)) == recorded
 
 
 def test_a_folder_of_another_trial_whose_id_begins_alike_is_not_touched(tmp_path: Path) -> None:
@@ -358,5 +358,5 @@ def test_a_folder_of_another_trial_whose_id_begins_alike_is_not_touched(tmp_path
     folder = tmp_path / f"name-{trial_id(made_of)[:8]}"
     folder.mkdir()
     (folder / "provenance.json").write_text(json.dumps({"id": trial_id(made_of)[:8] + "ff"}))
-    with pytest.raises(ValueError, match="begins alike"):
+    with pytest.raises(ValueError, match="begins with the same digits"):
         find(tmp_path, "name", made_of)

@@ -1,4 +1,4 @@
-"""A store has one id wherever it is mounted, and a user has a name; together they say whose a run is."""
+"""A store has one id wherever it is mounted, and a user has a name; together they identify the owner of a run."""
 
 import getpass
 import shutil
@@ -22,26 +22,26 @@ def test_a_store_keeps_its_id_when_it_moves_and_two_stores_differ(tmp_path: Path
 
 def test_threads_that_ask_at_once_get_one_id_and_leave_one_file(tmp_path: Path) -> None:
     for attempt in range(20):
-        runs, found, together = tmp_path / str(attempt), list[str](), threading.Barrier(8)
+        runs, ids, together = tmp_path / str(attempt), list[str](), threading.Barrier(8)
 
-        def ask(runs: Path = runs, found: list[str] = found, together: threading.Barrier = together) -> None:
+        def ask(runs: Path = runs, ids: list[str] = ids, together: threading.Barrier = together) -> None:
             together.wait()
-            found.append(store_id(runs))
+            ids.append(store_id(runs))
 
         threads = [threading.Thread(target=ask) for _ in range(8)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        assert len(found) == 8
-        assert len(set(found)) == 1
+        assert len(ids) == 8
+        assert len(set(ids)) == 1
         assert [path.name for path in runs.iterdir()] == [owner.FILE]
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"id": 5}', '{"id": "../x"}'])
 def test_a_damaged_id_is_refused_and_never_replaced(content: str, tmp_path: Path) -> None:
     (tmp_path / owner.FILE).write_text(content)
-    with pytest.raises(ValueError, match="restore or remove it"):
+    with pytest.raises(ValueError, match="restore or remove the file"):
         store_id(tmp_path)
     assert (tmp_path / owner.FILE).read_text() == content
 
@@ -61,7 +61,7 @@ def test_the_user_is_named_by_ours_then_mlflows_then_the_systems_variable(monkey
 
 
 def test_a_user_without_a_name_is_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a container that runs with `--user 12345`."""
+    """A container that runs with `--user 12345` has such a user."""
 
     def unknown() -> str:
         raise KeyError("getpwuid(): uid not found")
@@ -81,7 +81,7 @@ def test_owners_of_one_store_or_one_name_are_different(tmp_path: Path) -> None:
 
 
 def test_no_credential_is_part_of_a_stored_key(tmp_path: Path) -> None:
-    """Not even as a hash, which a short password could be found by."""
+    """A key contains no hash of a password either, because a short password could be guessed from it."""
     mine = owner_of(tmp_path)
     uri = "postgresql://alice:{}@host/db"
     assert mine.cache_key(uri.format(SECRET)) == mine.cache_key(uri.format("another"))

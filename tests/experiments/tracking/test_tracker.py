@@ -1,4 +1,4 @@
-"""MLflow beside a trial: every step once, whatever happens; and nothing that MLflow does touches the trial."""
+"""Every step is sent to MLflow exactly once, whatever happens, and no failure of MLflow affects the trial."""
 
 import json
 import sqlite3
@@ -28,7 +28,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def mlflow(store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A client of a store that lasts as long as this file; artifacts lie where the test is."""
+    """Return a client of a store that all tests of this file share; artifacts are in the test's folder."""
     import mlflow
 
     monkeypatch.chdir(tmp_path)
@@ -73,14 +73,14 @@ def test_every_step_is_there_once(mlflow: Any, untracked: RunFolder, cache: Path
 def test_an_interrupted_trial_goes_on_in_its_run(
     mlflow: Any, untracked: RunFolder, cache: Path, tmp_path: Path
 ) -> None:
-    """Before and after its first checkpoint; and where MLflow missed what a checkpoint holds, or holds some of it."""
+    """A trial is interrupted before and after its first checkpoint, and where MLflow has none or some of its steps."""
     for step in (2, 5):
         train_until(step, cache, tmp_path, *ON, "seed=1")
     folder = RunFolder(next(tmp_path.glob("nemotron-*")), "")
     folder = RunFolder(folder.path, folder.provenance()["id"])  # type: ignore[index]
     run = the_run(mlflow, folder)
     assert (run.info.status, steps(mlflow, run, "loss")) == ("RUNNING", [0, 1, 2])
-    with pytest.MonkeyPatch.context() as patch:  # checkpoints that MLflow hears nothing of
+    with pytest.MonkeyPatch.context() as patch:  # checkpoints that are not sent to MLflow
         patch.setattr(tracking.Tracker, "__call__", lambda *_: None)
         train_until(8, cache, tmp_path, *ON, "seed=1")
     assert steps(mlflow, run, "loss") == [0, 1, 2]
@@ -93,7 +93,7 @@ def test_an_interrupted_trial_goes_on_in_its_run(
 
 
 def test_the_run_of_a_killed_trial_can_be_ended(mlflow: Any, cache: Path, tmp_path: Path) -> None:
-    """One whose process lives is left alone."""
+    """A run whose process is alive is not ended."""
     train_until(2, cache, tmp_path, *ON, "seed=5")
     path = next(tmp_path.glob("nemotron-*"))
     origin = json.loads((path / "provenance.json").read_text())
@@ -123,12 +123,12 @@ def test_a_trial_that_diverges_has_failed(mlflow: Any, cache: Path, tmp_path: Pa
     folder, _ = train(cache, tmp_path, *ON, "optimizer.lr=1e30", "optimizer.clip=null")
     run = the_run(mlflow, folder)
     assert run.info.status == "FAILED"
-    assert steps(mlflow, run, "loss") == [0]  # MLflow takes no NaN
+    assert steps(mlflow, run, "loss") == [0]  # NaN is not sent
     assert steps(mlflow, run, "tokens") == [0, 1]
 
 
 def nowhere(folder: Path) -> str:
-    """A store that cannot be: below a file."""
+    """Return the URI of a store that cannot exist: below a file."""
     (folder / "file").write_text("")
     return f"sqlite:///{folder / 'file' / 'mlflow.db'}"
 
@@ -142,8 +142,8 @@ def test_mlflow_being_away_is_one_warning(
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         folder, _ = train(cache, tmp_path / "runs", *ON)
-    (told,) = (str(w.message) for w in caught if "MLflow is left aside" in str(w.message))
-    assert "\n" not in told
+    (message,) = (str(w.message) for w in caught if "MLflow is left aside" in str(w.message))
+    assert "\n" not in message
     assert left(folder.path) == left(untracked.path)
 
 
@@ -183,7 +183,7 @@ def test_rows_are_sent_whole_in_batches_that_mlflow_takes() -> None:
 
 
 def test_points_added_in_bulk_are_as_mlflow_writes_them(tmp_path: Path) -> None:
-    """In whatever order, and however often, they come."""
+    """The result is the same in any order and with repetitions."""
     from mlflow.entities import Metric
 
     uri = f"sqlite:///{tmp_path / tracking.DATABASE}"
@@ -208,7 +208,7 @@ def test_points_added_in_bulk_are_as_mlflow_writes_them(tmp_path: Path) -> None:
 def test_a_table_that_is_replaced_while_it_is_read_is_read_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Parquet has its end read first; a trial that runs may have put another file there by then."""
+    """Parquet files are read from their end, and a running trial may replace the file before the rest is read."""
     path, read = tmp_path / "metrics.parquet", pd.read_parquet
     pd.DataFrame({"step": range(3)}).to_parquet(path)
 
@@ -221,7 +221,7 @@ def test_a_table_that_is_replaced_while_it_is_read_is_read_whole(
 
 
 def test_a_store_that_was_moved_makes_nothing_at_its_old_place(tmp_path: Path) -> None:
-    """Where it may not write; and what would lie there alone is of no use."""
+    """The old folder may not be writable, and nothing would read files there."""
     client = tracking.connect(tmp_path / "old", f"sqlite:///{tmp_path / 'old' / tracking.DATABASE}")
     study = tracking.experiment(client, "study", tmp_path / "old", client.tracking_uri)
     (tmp_path / "old").rename(tmp_path / "new")
@@ -234,7 +234,7 @@ def test_a_store_that_was_moved_makes_nothing_at_its_old_place(tmp_path: Path) -
 
 
 def test_a_database_whose_making_was_cut_short_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """MLflow would refuse what a full disk or a killed process leaves half made."""
+    """MLflow would refuse a database that a full disk or a killed process left incomplete."""
     import mlflow
 
     def cut_short(tracking_uri: str) -> None:
