@@ -157,7 +157,7 @@ def undecided(q: Quantizer, axis: int, seed: int) -> Tensor:
 def decided_late(x: Tensor, q: Quantizer, axis: int, seed: int) -> int:
     """How many of `undecided`'s values, or of Four Over Six's scales, would be others without a draw's last 32 bits."""
     draws = uniform(x.numel(), seed, "cpu").view(x.shape)
-    amax = reference.largest(x, reference.block_of(x, q, axis))
+    amax = reference.largest(x, reference.resolve_block(x, q, axis))
     found = []
     for d in (draws, ((draws * 2**16).floor() + 1) / 2**16):
         if q.scaling == "fouroversix":

@@ -150,7 +150,7 @@ def test_a_lower_instruction_set_has_a_library_of_its_own(monkeypatch: pytest.Mo
         assert "__AVX512F__" not in macros
     assert len(set(names)) == 3
     monkeypatch.setenv(build.ARCHITECTURE, "x86-64-v9")
-    complaint = build.complaint_of(("g++",))
+    complaint = build.compiler_error(("g++",))
     assert complaint is not None
     assert "x86-64-v9" in complaint
 
@@ -292,14 +292,14 @@ def test_a_compiler_that_lies_is_found_out(
     with pytest.raises(build.BuildError, match=says):
         build.build()
     assert [path.suffix for path in (tmp_path / "cache").iterdir()] == [".lock"]
-    found = build.complaint_of(build.compiler() or ())
+    found = build.compiler_error(build.compiler() or ())
     assert found is not None
     assert re.search(says, found)
 
 
 @needs_gcc
 def test_no_complaint_of_a_compiler_that_works() -> None:
-    assert build.complaint_of(("g++",)) is None
+    assert build.compiler_error(("g++",)) is None
 
 
 def test_cxx_may_have_options_and_is_not_replaced_where_it_is_missing(

@@ -15,7 +15,7 @@ from torch import Tensor
 from fewbits.kernels.backends import cubins
 from fewbits.kernels.backends.build import BuildError
 from fewbits.kernels.backends.device import Device, Variant
-from fewbits.kernels.packing import room
+from fewbits.kernels.packing import allocate
 from fewbits.kernels.quantizer import Quantizer
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -48,7 +48,7 @@ def encode(text: str) -> Ask:
 
 def decode(text: str, axis: int = -1) -> Ask:
     q = Quantizer.parse(text)
-    return lambda device, x: device.decode(*room(q, axis, x), q, axis, x.shape[1], x.dtype)
+    return lambda device, x: device.decode(*allocate(q, axis, x), q, axis, x.shape[1], x.dtype)
 
 
 def skip(x: Tensor, part: tuple[int, int]) -> Tensor:
@@ -150,7 +150,7 @@ OF_EACH_KIND = (
 
 @cache
 def usage(variant: Variant, architecture: str) -> cubins.Usage:
-    code, log = cubins.compile_now(cubins.source_of(variant.file, variant.constants()), architecture)
+    code, log = cubins.compile_now(cubins.translation_unit(variant.file, variant.constants()), architecture)
     assert code
     assert "warning" not in log, log
     return cubins.usage(log)
