@@ -111,9 +111,9 @@ copy   out.copy_(x) time / ours, both into memory that was written before, in tu
        {runs} turns (fewer if they take more than {patience:g} s).
        Statistics, both axes, mix, weights and noise have no public out=: they are timed at the backend, and
        torch is patched to give their results memory that was written before.
-mem    share that memory traffic alone allows. Counted: each element once per read and per write; a scale of the whole tensor is
-       a second read (67), a second result a second write. Not counted: lines that a store fetches, and
-       the part of a second read that hits a cache. Generators only write; their copy has as many elements of the tensor.
+mem    share that memory traffic alone allows. Counted: each element once per read and per write; a scale of the whole
+       tensor is a second read (67), a second result a second write. Not counted: lines that a store fetches, and the
+       part of a second read that hits a cache. Generators only write; their copy has as many elements.
 arith  share if memory were free: the copy's time per element / ours on tensors that stay in the caches, best of all
        (– if other programs interfered).
 limit  the lower of the two; at: the share of it that is reached, %.
