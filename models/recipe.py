@@ -247,13 +247,13 @@ def _check_rotations(operands: Operands) -> Operands:
         ("dgrad", o.dgrad_dy, Slot(o.dgrad_w.spec, o.dgrad_w.axis - 1)),
         ("wgrad", Slot(o.wgrad_dy.spec, o.wgrad_dy.axis - 1), Slot(o.wgrad_x.spec, o.wgrad_x.axis - 1)),
     ):
-        turns = [_rotation(slot.spec) for slot in (a, b)]
-        if turns[0] != turns[1]:
+        rotations = [_rotation(slot.spec) for slot in (a, b)]
+        if rotations[0] != rotations[1]:
             raise ValueError(
                 f"{gemm}: {' and '.join(map(_spell, (a, b)))} are rotated differently, which changes their product: "
                 "use the same rhtN and signs for both"
             )
-        if turns[0] is not None and (a.axis, b.axis) != (-1, -1):
+        if rotations[0] is not None and (a.axis, b.axis) != (-1, -1):
             raise ValueError(
                 f"{gemm}: a rotated operand cannot be `same`, because the other GEMM sums over another dimension"
             )

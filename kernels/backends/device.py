@@ -297,14 +297,14 @@ class Device:
         measured = any(spec.lookup or _grouped(job.q) for job, spec in zip(jobs, specs, strict=True))
         if measured:
             # This pass does not depend on how values are rounded: quantizers that differ only in that share a kernel.
-            alike = tuple(spec._replace(stochastic=0, stats=0, skips=0, encodes=0, piece=0) for spec in specs)
-            self._launcher.launch(Variant("quantize.cu", "measure", names, shape, alike), tiles, call, x.device)
+            shared_specs = tuple(spec._replace(stochastic=0, stats=0, skips=0, encodes=0, piece=0) for spec in specs)
+            self._launcher.launch(Variant("quantize.cu", "measure", names, shape, shared_specs), tiles, call, x.device)
             for job, spec, (block_amax, group_amax, _) in zip(jobs, specs, buffers, strict=True):
                 if spec.lookup and _grouped(job.q):
                     _group_amaxes(job, block_amax, group_amax)
         if any(spec.lookup and _weighs(job.q) for job, spec in zip(jobs, specs, strict=True)):
-            alike = tuple(spec._replace(stats=0, skips=0, encodes=0, piece=0) for spec in specs)
-            self._launcher.launch(Variant("quantize.cu", "weigh", names, shape, alike), tiles, call, x.device)
+            shared_specs = tuple(spec._replace(stats=0, skips=0, encodes=0, piece=0) for spec in specs)
+            self._launcher.launch(Variant("quantize.cu", "weigh", names, shape, shared_specs), tiles, call, x.device)
         call.backwards = measured
         self._launcher.launch(Variant("quantize.cu", "quantize", names, shape, specs), tiles, call, x.device)
 

@@ -9,7 +9,7 @@ exponents are built from bits, because exp2, log2 and ldexp do not guarantee the
 
     source ──largest──> amax per block ──choose_scales──> Scales ──encode_factors──> s
     source · s ──round_to_grid──> grid values ──restore──> the result of quantize
-                                       └──to_codes──pack──> the result of encode, with the Scales
+                                       └──codes_of──pack──> the result of encode, with the Scales
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def round_to_grid(v: Tensor, grid: Format, draws: Tensor | None = None) -> Tenso
     return torch.copysign(rounded * step, v.double())
 
 
-def to_codes(values: Tensor, grid: Format) -> Tensor:
+def codes_of(values: Tensor, grid: Format) -> Tensor:
     """Return the codes of grid values: a sign above the steps counted from zero.
 
     Equals Format.code_of, except that NaN has no sign.
@@ -129,7 +129,7 @@ def to_codes(values: Tensor, grid: Format) -> Tensor:
     return (codes | negative.long() << grid.bits - 1).to(torch.int32)
 
 
-def from_codes(codes: Tensor, grid: Format) -> Tensor:
+def values_of(codes: Tensor, grid: Format) -> Tensor:
     """Return the float32 values of codes."""
     magnitude_bits = grid.exponent_bits + grid.mantissa_bits
     magnitude = codes.long() & (1 << magnitude_bits) - 1
@@ -225,7 +225,7 @@ def choose_scales(amax: Tensor, q: Quantizer, axis: int, expansion: float = 1.0)
             top = torch.full_like(tensor_amax, levels.top or q.format.max)
             g = torch.where(tensor_amax == 0, 1, (top * levels.target / tensor_amax).clamp(max=FLT_MAX))
             s8 = (amax * (g * divide(1, top)) * expansion).clamp(max=levels.scales.max)
-            codes = to_codes(round_to_grid(s8, levels.scales), levels.scales)
+            codes = codes_of(round_to_grid(s8, levels.scales), levels.scales)
             groups = divide(1, g).flatten()
     return Scales(torch.where(poisoned, NAN_CODES[q.scaling], codes).to(torch.int32), groups)
 
@@ -247,7 +247,7 @@ def encode_factors(scales: Scales, q: Quantizer, axis: int) -> Tensor:
         case "e8m0" | "mx":
             return torch.where(codes == 0xFF, math.nan, power_of_two(127 - codes)).float()
         case "nvfp4" | "ue5m3" | "fouroversix" | "eden":
-            s8 = from_codes(codes, TWO_LEVELS[q.scaling].scales)
+            s8 = values_of(codes, TWO_LEVELS[q.scaling].scales)
             return divide(1, s8 * group_grid(scales, axis)).clamp(max=FLT_MAX)
     return torch.ones_like(codes, dtype=torch.float32)
 
@@ -263,7 +263,7 @@ def restore(values: Tensor, scales: Scales, q: Quantizer, axis: int, dtype: torc
             inverse = torch.where(scales.codes == 0xFF, math.nan, power_of_two(scales.codes - 127)).float()
             y = values * spread(inverse, block, shape)
         case "nvfp4" | "ue5m3" | "fouroversix" | "eden":
-            s8 = spread(from_codes(scales.codes, TWO_LEVELS[q.scaling].scales), block, shape)
+            s8 = spread(values_of(scales.codes, TWO_LEVELS[q.scaling].scales), block, shape)
             y = torch.where(s8 == 0, torch.copysign(s8, values), values * s8 * group_grid(scales, axis))
     limit = torch.finfo(dtype).max
     return torch.where(values.isinf(), y, y.clamp(-limit, limit)).to(dtype)  # an overflow to inf stays inf
@@ -304,15 +304,15 @@ def rotate(x: Tensor, q: Quantizer, axis: int, inverse: bool = False) -> Tensor:
     lines = (x if axis == -1 else x.t()).float()
     signs = hadamard_signs(q, x.device)
     length = lines.shape[1]
-    turned, start, size = [], 0, q.hadamard
+    rotated, start, size = [], 0, q.hadamard
     while size:  # whole chunks first, then the rest in ever smaller powers of two
         count = (length - start) // size
         chunks = lines[:, start : start + count * size].unflatten(1, (count, size))
         own_signs = signs[start % q.hadamard :][:size]
         chunks = hadamard(chunks) * own_signs if inverse else hadamard(chunks * own_signs)
-        turned.append(chunks.flatten(1))
+        rotated.append(chunks.flatten(1))
         start, size = start + count * size, size // 2
-    y = torch.cat(turned, dim=1)
+    y = torch.cat(rotated, dim=1)
     return (y if axis == -1 else y.t()).to(x.dtype).contiguous()
 
 
@@ -386,11 +386,11 @@ def ms_eden(source: Tensor, amax: Tensor, q: Quantizer, axis: int, seed: int) ->
     arXiv 2601.22813, algorithm 1, whose factor is ⟨x, x⟩ / ⟨x, rounded x⟩ of the rotated block.
     """
     nearest, e4m3 = round_with(choose_scales(amax, q, axis), source, q, axis, None), TWO_LEVELS["eden"].scales
-    s8 = from_codes(nearest.scales.codes, e4m3)
+    s8 = values_of(nearest.scales.codes, e4m3)
     poisoned = s8.isnan()
     corrected = torch.where(poisoned, 0, (s8 * correction(nearest, q, axis)).clamp(max=e4m3.max))
     drawn = round_to_grid(corrected, e4m3, uniform(amax.numel(), seed, amax.device).view(amax.shape))
-    codes = torch.where(poisoned, NAN_CODES["eden"], to_codes(drawn, e4m3))
+    codes = torch.where(poisoned, NAN_CODES["eden"], codes_of(drawn, e4m3))
     scales = Scales(codes.to(torch.int32), nearest.scales.groups)
     return replace(nearest, scales=scales, values=without_lost_blocks(nearest.values, scales, q, axis))
 
@@ -468,7 +468,7 @@ def encode(x: Tensor, q: Quantizer, axis: int, seed: int) -> tuple[Tensor, Tenso
     """
     rounded = round_matrix(x, q, axis, seed)
     scales = rounded.scales
-    codes = to_codes(rounded.values, q.format)
+    codes = codes_of(rounded.values, q.format)
     if q.scaling == "none":
         if not q.format.has_nan and rounded.values.isnan().any():
             raise ValueError(f"{q.format} has no code for NaN: pass finite values, or add a scaling to {q}")
@@ -482,7 +482,7 @@ def decode(
     codes: Tensor, scales: Tensor, groups: Tensor, q: Quantizer, axis: int, cols: int, dtype: torch.dtype
 ) -> Tensor:
     """Return the values [rows, cols] that quantize() returns, from the tensors that encode() returned."""
-    table = from_codes(torch.arange(1 << q.format.bits, device=codes.device), q.format)
+    table = values_of(torch.arange(1 << q.format.bits, device=codes.device), q.format)
     values = table[unpack(codes, q.format.bits, cols)]  # a lookup is many times faster than computing each element
     return restore(values, Scales(scale_codes(scales), groups), q, axis, dtype)
 

@@ -22,7 +22,7 @@ def philox4x32(counter: Sequence[Tensor], key: tuple[int, int]) -> Tensor:
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(10):
-        product0, product1 = c0 * 0xD2511F53, c2 * 0xCD9E8D57  # int64 wraps around: as 64 bits they are right
+        product0, product1 = c0 * 0xD2511F53, c2 * 0xCD9E8D57  # int64 wraps around, which keeps all 64 bits right
         high0, high1 = product0 >> 32 & _WORD, product1 >> 32 & _WORD
         c0, c1, c2, c3 = high1 ^ c1 ^ k0, product1 & _WORD, high0 ^ c3 ^ k1, product0 & _WORD
         k0, k1 = k0 + 0x9E3779B9 & _WORD, k1 + 0xBB67AE85 & _WORD

@@ -359,7 +359,7 @@ def test_activation_checkpointing_changes_neither_losses_nor_what_is_observed(re
         recipe(MIXED, sampler={"kind": "gaussws"}),
         recipe(f"{SR}:rht16:signs=each"),
     ],
-    ids=["nvfp4", "sampled mixture", "signs drawn anew"],
+    ids=["nvfp4", "sampled mixture", "signs drawn for every GEMM"],
 )
 def test_weights_that_are_not_kept_have_the_same_bits_and_are_observed_as_often(
     spec: Recipe, reentrant: bool | None

@@ -232,9 +232,9 @@ def test_a_rotation_alone_leaves_products_as_they_are_up_to_rounding() -> None:
 EACH = "fp32:rht16:signs=each"
 
 
-def turned(quantization: Quantization, layer: QuantizedLinear, *moment: int, rank: int = 0) -> list[str]:
+def read_specs(quantization: Quantization, layer: QuantizedLinear, *step: int, rank: int = 0) -> list[str]:
     """Return what the six operands are quantized by, in the order of SLOTS."""
-    quantization.begin(*moment, rank=rank)
+    quantization.begin(*step, rank=rank)
     with Calls() as calls:
         layer(normal(24, 32, seed=1).requires_grad_()).sum().backward()
     pairs = {shape: args[:2] for name, shape, args in calls.made if name == "quantize_both"}
@@ -247,13 +247,13 @@ def test_signs_drawn_for_each_gemm_are_its_operands_alike_and_no_other_gemms() -
     seen: set[str] = set()
     moments = ((0, 0, 0), (0, 1, 0), (1, 0, 0), (0, 0, 1))
     for step, micro_batch, rank in moments:
-        specs = turned(quantization, layer, step, micro_batch, rank=rank)
+        specs = read_specs(quantization, layer, step, micro_batch, rank=rank)
         assert specs[0::2] == specs[1::2]
         seen.update(specs)
     assert len(seen) == 3 * len(moments)
     other = quantize(nn.Sequential(linear(32, 48), linear(32, 48)), recipe(EACH), seed=SEED)
-    assert not seen.intersection(turned(other, other.layers[1], 0, 0))
-    assert set(turned(other, other.layers[0], 0, 0)) < seen  # equal contexts give equal signs, also after a resume
+    assert not seen.intersection(read_specs(other, other.layers[1], 0, 0))
+    assert set(read_specs(other, other.layers[0], 0, 0)) < seen  # as after a resume
 
 
 def test_signs_drawn_for_each_gemm_leave_all_three_products_as_they_are() -> None:
