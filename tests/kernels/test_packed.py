@@ -305,7 +305,7 @@ def test_what_cannot_be_of_that_shape_is_refused_before_a_kernel_reads_it(broken
     packed = encode(torch.randn(33, 50), "e4m3:16x16:gam:group=row")
     stored = getattr(packed, broken)
     for wrong in (stored[:-1].contiguous(), stored.double()):
-        with pytest.raises(ValueError, match="e4m3:16x16:gam:group=row of 50 columns has"):
+        with pytest.raises(ValueError, match="e4m3:16x16:gam:group=row with 50 columns needs"):
             decode(dataclasses.replace(packed, **{broken: wrong}))
 
 

@@ -151,7 +151,7 @@ def test_threads_are_put_back(capsys: pytest.CaptureFixture[str]) -> None:
     ("arguments", "named"),
     [
         (["--device", "cuda"], ["--device cuda", "cpu"]),
-        (["--size", "0"], ["--size", "'0'", "from 1 up"]),
+        (["--size", "0"], ["--size", "'0'", "≥ 1"]),
         (["--runs", "many"], ["--runs", "'many'"]),
         (["--dtype", "int8"], ["--dtype", "int8", "bfloat16", "float32"]),
         (["--only", "nvfp5"], ["nvfp5", *(case.name for case in CASES)]),
