@@ -1,11 +1,11 @@
-"""Number formats: each a row of facts, with everything else derived from them.
+"""Define the number formats as a table of facts from which all other properties are derived.
 
 A format ExMy splits a code into a sign, x exponent bits and y mantissa bits. Exponent field 0 holds zero and the
-subnormals; what the highest codes mean is the format's `specials`. The named formats are those of OCP OFP8 v1.0 (e4m3,
-e5m2), OCP MX v1.0 (e2m1, e3m2, e2m3, e8m0) and IEEE 754 (fp16, fp32; bf16 and e3m4 follow its rules).
+subnormals. The format's `specials` says what the highest codes mean. The named formats are those of OCP OFP8 v1.0
+(e4m3, e5m2), OCP MX v1.0 (e2m1, e3m2, e2m3, e8m0) and IEEE 754 (fp16, fp32; bf16 and e3m4 follow its rules).
 
-All of it is exact: a Python float holds every value of every format. `code_of` is the slow, readable rounding that the
-fast kernels are tested against.
+All values are exact, because a Python float can hold every value of every format. `code_of` is the slow, readable
+rounding against which the fast kernels are tested.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _BEYOND_LIMITS = {(8, 23, "ieee", True), (8, 0, "nan", False)}  # fp32 and e8m0
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A number grid. Get one with `Format.parse("e4m3")`; two spellings of the same facts give the same object."""
+    """A number grid, obtained by `Format.parse("e4m3")`; two spellings of the same facts give the same object."""
 
     name: str
     exponent_bits: int
@@ -47,7 +47,7 @@ class Format:
         if self.emax > 127 or self.emin - m < -149:
             range_ = f"2^{self.emin - m} to 2^{self.emax}"
             raise ValueError(
-                f"format {self.name!r} reaches from {range_}, beyond float32: valid are eXmY with {_LIMITS}"
+                f"format {self.name!r} covers {range_}, which exceeds float32: valid are eXmY with {_LIMITS}"
             )
 
     def __str__(self) -> str:
@@ -55,15 +55,16 @@ class Format:
 
     @staticmethod
     def parse(name: str) -> Format:
-        """The format of that name: a row of `TABLE`, an alias, or any `eXmY`.
+        """Return the format with this name: a row of `TABLE`, an alias, or any `eXmY`.
 
         A suffix says what the highest codes mean. `ieee`: infinities and NaN. `fn`: no infinity, and NaN in the last
-        code; with fewer than 8 bits no NaN either, as in others' float4_e2m1fn. `finite`: every code is a number.
-        A bare eXmY outside the table is finite with fewer than 8 bits and ieee with 8 or more.
+        code; with fewer than 8 bits no NaN either, as in the float4_e2m1fn of other libraries. `finite`: every code is
+        a number. An eXmY without a suffix that is not in the table is finite with fewer than 8 bits and ieee with 8 or
+        more.
         """
         return _parse(name)
 
-    # What the codes mean, and how they lie in packed storage
+    # The meaning of codes and their packed storage
 
     @property
     def bits(self) -> int:
@@ -71,11 +72,11 @@ class Format:
 
     @property
     def stored_bits(self) -> int:
-        """Of one code: formats of 9 to 16 bits take two bytes."""
+        """The bits that one code takes in packed storage; formats of 9 to 16 bits take two bytes."""
         return self.bits if self.bits <= 8 else 16
 
     def row_bytes(self, cols: int) -> int:
-        """Of a row, which begins with a byte."""
+        """Return the bytes of a packed row of `cols` codes; every row starts at a byte boundary."""
         return (cols * self.stored_bits + 7) // 8
 
     @property
@@ -88,7 +89,7 @@ class Format:
 
     @property
     def has_zero(self) -> bool:
-        """Without mantissa bits (e8m0), exponent field 0 is one more power of two, neither zero nor subnormal."""
+        """True if exponent field 0 holds zero; without mantissa bits (e8m0) it is one more power of two instead."""
         return self.mantissa_bits > 0
 
     @property
@@ -107,16 +108,16 @@ class Format:
         quiet = self._inf_code | 1 << self.mantissa_bits >> 1
         return quiet if self.has_inf else self.max_code + 1
 
-    # What the numbers are
+    # The range of values
 
     @property
     def emax(self) -> int:
-        """Exponent of the largest finite value (the emax_elem of OCP MX v1.0)."""
+        """The exponent of the largest finite value (the emax_elem of OCP MX v1.0)."""
         return (self.max_code >> self.mantissa_bits) - self.bias
 
     @property
     def emin(self) -> int:
-        """Exponent of the smallest normal value."""
+        """The exponent of the smallest normal value."""
         return (1 if self.has_zero else 0) - self.bias
 
     @property
@@ -134,20 +135,20 @@ class Format:
 
     @property
     def spread(self) -> float:
-        """max / min_normal: how far apart magnitudes can be and all stay normal (MoR eq. 4)."""
+        """The ratio max / min_normal: the largest ratio between magnitudes that are all normal (MoR eq. 4)."""
         return self.max / self.min_normal
 
     @property
     def overflows(self) -> tuple[Overflow, ...]:
-        """What may become of values beyond max: always saturate; nan and inf where the format has them."""
+        """The valid overflow rules for values beyond max: always saturate; nan and inf if the format has them."""
         return ("saturate", *(("nan",) if self.has_nan else ()), *(("inf",) if self.has_inf else ()))
 
-    # Codes to numbers and back
+    # Conversion between codes and numbers
 
     def decode(self, code: int) -> float:
-        """The value of a code."""
+        """Return the value of a code."""
         if not 0 <= code < 1 << self.bits:
-            raise ValueError(f"code {code} is not one of {self.name}: 0 to {(1 << self.bits) - 1}")
+            raise ValueError(f"code {code} is not a code of {self.name}: valid are 0 to {(1 << self.bits) - 1}")
         negative, magnitude = divmod(code, 1 << self.exponent_bits + self.mantissa_bits)
         field, significand = divmod(magnitude, 1 << self.mantissa_bits)
         if magnitude > self.max_code:
@@ -159,17 +160,17 @@ class Format:
         return -value if negative else value
 
     def values(self) -> tuple[float, ...]:
-        """The value of every code, in order of code; for formats of at most 16 bits."""
+        """Return the value of every code, in order of code, for formats of at most 16 bits."""
         if self.bits > 16:
             raise ValueError(f"{self.name} has 2^{self.bits} values; values() lists formats of at most 16 bits")
         return _values(self)
 
     def code_of(self, value: float, overflow: Overflow = "saturate") -> int:
-        """The code nearest to value, ties to even.
+        """Return the code nearest to value, with ties to even.
 
-        What rounds beyond ±max, infinities included, becomes ±max (saturate), NaN (nan) or ±inf (inf). The sign is
-        kept, of zero and NaN too. A format without NaN refuses it. e8m0 has no zero and takes it to its smallest value;
-        it refuses negatives.
+        A value that rounds beyond ±max, infinities included, becomes ±max (saturate), NaN (nan) or ±inf (inf). The sign
+        is kept, also for zero and NaN. A format without NaN raises ValueError for it. e8m0 has no zero, so zero becomes
+        its smallest value, and it raises ValueError for negative values.
         """
         if overflow not in self.overflows:
             raise ValueError(f"overflow {overflow!r} with {self.name}: valid are {', '.join(self.overflows)}")
@@ -187,14 +188,14 @@ class Format:
         return magnitude | (negative and self.signed) << self.bits - 1
 
     def _nearest(self, value: float) -> int:
-        """The code that value ≥ 0 would have if codes never ended. Exact: scaling by 2^k is, and so is round()."""
+        """Return the code that value ≥ 0 would have if codes had no upper end; scaling by 2^k and round() are exact."""
         if value == 0:
             return 0
         if math.isinf(value):
             return self.max_code + 1
         exponent = max(math.frexp(value)[1] - 1, self.emin)
         steps = round(math.ldexp(value, self.mantissa_bits - exponent))  # round() takes ties to even
-        # Codes count the steps of the grid, 2^M per binade, so a carry walks into the next binade by itself.
+        # Codes count the steps of the grid, 2^M per binade, so a carry correctly moves the code into the next binade.
         code = steps + (exponent - self.emin << self.mantissa_bits)
         return code if self.has_zero else max(code - 1, 0)
 
@@ -202,7 +203,7 @@ class Format:
 # fmt: off
 _ROWS = (
     #      name    E   M  bias specials
-    Format("e4m3", 4,  3,   7, "nan"),  # what others call e4m3fn
+    Format("e4m3", 4,  3,   7, "nan"),  # called e4m3fn elsewhere
     Format("e5m2", 5,  2,  15, "ieee"),
     Format("e2m1", 2,  1,   1, "none"),
     Format("e3m2", 3,  2,   3, "none"),
@@ -220,7 +221,7 @@ TABLE: Final[Mapping[str, Format]] = MappingProxyType({row.name: row for row in 
 ALIASES: Final[Mapping[str, str]] = MappingProxyType(
     {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32"}
 )
-_MEANT: Final[Mapping[str, str]] = MappingProxyType(  # names of families and recipes, and of dtypes elsewhere
+_SUGGESTIONS: Final[Mapping[str, str]] = MappingProxyType(  # what users may write instead
     {
         "fp8": "e4m3 or e5m2",
         "fp6": "e3m2 or e2m3",
@@ -246,8 +247,8 @@ def _parse(name: str) -> Format:
         return row
     match = re.fullmatch(r"e([1-9][0-9]{0,2})m([1-9][0-9]{0,2})(fn|ieee|finite)?", name)
     if not match:
-        meant = _MEANT.get(name.lower().removeprefix("torch."))
-        hint = f" (do you mean {meant}?)" if meant else ""
+        suggestion = _SUGGESTIONS.get(name.lower().removeprefix("torch."))
+        hint = f" (did you mean {suggestion}?)" if suggestion else ""
         raise ValueError(
             f"unknown format {name!r}{hint}: valid are {', '.join(TABLE)}, or any eXmY ({_LIMITS}), "
             f"optionally with a suffix: {', '.join(_SUFFIXES)}"

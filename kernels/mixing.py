@@ -1,7 +1,8 @@
-"""Mixtures (MoR algorithm 2): each decision block takes the first entry whose test it passes.
+"""Choose the first entry of a mixture whose test each decision block passes (MoR algorithm 2).
 
-Every entry quantizes the whole tensor by its own blocks and scales; only what a decision block keeps is chosen here, so
-entries may have blocks of any size. One walk per entry, over what is still undecided; a backend supplies the walks.
+Every entry quantizes the whole tensor by its own blocks and scales. This module only chooses which result a decision
+block keeps, so entries may have blocks of any size. It makes one pass per entry over the blocks that are still
+undecided; a backend computes the passes.
 """
 
 from types import ModuleType
@@ -18,7 +19,7 @@ ERROR, NONZERO, LOST = 0, 1, 6
 def mix_matrix(
     backend: ModuleType, x: Tensor, mixture: Mixture, axis: int, seed: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """-> values, choice (index of the entry), and the first entry's counts and amax, for each decision block."""
+    """Return values, choice (index of the entry), and the first entry's counts and amax, for each decision block."""
     rows, cols = x.shape
     partition = mixture.decision_block.resolve(rows, cols, axis)
     out = torch.empty_like(x)
@@ -29,7 +30,7 @@ def mix_matrix(
     choice = torch.full(amax.shape, last, dtype=torch.int8, device=x.device)
     undecided = torch.ones(amax.shape, dtype=torch.bool, device=x.device)
     for index, entry in enumerate(mixture.entries):
-        if index and _some(backend, undecided):
+        if index and _any_undecided(backend, undecided):
             counts = backend.quantize(
                 *(x, entry.quantizer, axis, seed),
                 out=out,
@@ -37,7 +38,7 @@ def mix_matrix(
                 partition=partition,
                 skip=~undecided,
             )
-        if index == last or not _some(backend, undecided):
+        if index == last or not _any_undecided(backend, undecided):
             break
         accepted = undecided & _passes(backend, x, entry, counts[1], axis, seed, partition, ~undecided)
         choice.masked_fill_(accepted, index)
@@ -55,23 +56,26 @@ def _passes(
     partition: tuple[int, int],
     skip: Tensor,
 ) -> Tensor:
-    """Which decision blocks the entry may take. Exact comparisons, so that every backend decides alike."""
-    error, whole = counts[..., ERROR], counts[..., LOST] == 0
+    """Return which decision blocks the entry may take; the comparisons are exact, so that all backends decide alike."""
+    error, finite = counts[..., ERROR], counts[..., LOST] == 0
     if isinstance(entry.test, ErrorBelow):
         accepted = error.double() < entry.test.threshold * counts[..., NONZERO].double() * ERROR_ONE
     elif isinstance(entry.test, ErrorBelowOther):
-        _, other, _ = backend.quantize(
+        _, other_counts, _ = backend.quantize(
             *(x, entry.test.other, axis, seed), want_values=False, want_stats=True, partition=partition, skip=skip
         )
-        accepted = error < other[..., ERROR]
+        accepted = error < other_counts[..., ERROR]
     else:
         assert isinstance(entry.test, SpreadBelow)
         source = backend.rotate(x, entry.quantizer, axis) if entry.quantizer.hadamard else x
         amax, amin = backend.extent(source, partition)
-        return whole & ((amax / amin).double() < entry.test.limit_for(entry.quantizer))
-    return whole & (accepted | (error == 0))
+        return finite & ((amax / amin).double() < entry.test.limit_for(entry.quantizer))
+    return finite & (accepted | (error == 0))
 
 
-def _some(backend: ModuleType, undecided: Tensor) -> bool:
-    """Whether anything is left to decide. A device is not asked, as the host would wait: idle kernels end at once."""
+def _any_undecided(backend: ModuleType, undecided: Tensor) -> bool:
+    """Tell whether a block is undecided; always True on a device, where asking would make the host wait.
+
+    A kernel launched with nothing to decide ends at once.
+    """
     return hasattr(backend, "never_waits") or bool(undecided.any())

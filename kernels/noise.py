@@ -1,4 +1,4 @@
-"""Noise on weights (GaussWS, DiffQ): packed generators, and the weight they perturb with the gradient of its bits."""
+"""Generate packed noise, and sample weights with it so that gradients reach the bit widths (GaussWS, DiffQ)."""
 
 from typing import Literal
 
@@ -15,28 +15,28 @@ BLOCKS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 def gaussian_noise(count: int, seed: int, *, device: torch.device | str = "cpu") -> Tensor:
-    """R of GaussWS eq. 10, nearly round(N(0,1)/2), packed: int32 words of eight sign-and-magnitude nibbles.
+    """Return R of GaussWS eq. 10, approximately round(N(0,1)/2), packed as int32 words of eight sign-magnitude nibbles.
 
-    Element i is nibble i mod 8 of word i div 8 and depends on the seed and i alone.
+    Element i is nibble i mod 8 of word i div 8 and depends only on the seed and i.
     """
-    device = _checked(count, seed, device)
+    device = _check_arguments(count, seed, device)
     return backend_for(device.type).gaussian_noise(count, seed, device)
 
 
 def unpack_noise(words: Tensor, count: int | None = None) -> Tensor:
-    """The int8 values, −2 … 2, of packed noise."""
+    """Return the values of packed noise as int8, from −2 to 2."""
     if not isinstance(words, Tensor) or words.dtype != torch.int32 or words.dim() != 1:
-        raise ValueError(f"packed noise is a vector of int32 words, not {words!r:.60}")
+        raise ValueError(f"expected packed noise, a vector of int32 words, not {words!r:.60}")
     available = 8 * words.numel()
     count = available if count is None else count
     if not 0 <= count <= available:
-        raise ValueError(f"count={count}: these words hold {available} values")
+        raise ValueError(f"count={count}: valid are 0 to {available}, the number of packed values")
     return reference.unpack_noise(words, count)
 
 
 def uniform_noise(count: int, seed: int, *, device: torch.device | str = "cpu") -> Tensor:
-    """DiffQ's R: uniform on [−½, ½], in bfloat16 (whose rounding reaches the ends)."""
-    device = _checked(count, seed, device)
+    """Return DiffQ's R: uniform on [−½, ½], in bfloat16, whose rounding can reach both ends."""
+    device = _check_arguments(count, seed, device)
     return backend_for(device.type).uniform_noise(count, seed, device)
 
 
@@ -49,10 +49,10 @@ def sample_weight(
     block: int = 32,
     dtype: torch.dtype = torch.bfloat16,
 ) -> Tensor:
-    """ŵ = w + R · max|w| · 2^(1 − bits), max and bits per square block (GaussWS eq. 3), cast to dtype.
+    """Return ŵ = w + R · max|w| · 2^(1 − bits), with max and bits per square block (GaussWS eq. 3), cast to dtype.
 
-    Differentiable in w and in bits (eq. 4, the maximum taken as constant); R is drawn again from the seed in backward
-    rather than kept.
+    Differentiable in w and in bits (eq. 4, with the maximum taken as constant). The backward pass draws R again from
+    the seed instead of storing it.
     """
     if noise not in NOISES:
         raise ValueError(f"noise {noise!r}: valid are {', '.join(NOISES)}")
@@ -62,22 +62,22 @@ def sample_weight(
     if w.dtype not in valid or dtype not in valid:
         raise ValueError(f"w is {w.dtype}, dtype {dtype}: valid are {', '.join(map(str, valid))}")
     if w.dim() != 2:
-        raise ValueError(f"w has shape {tuple(w.shape)}: a matrix is expected")
+        raise ValueError(f"w has shape {tuple(w.shape)}: expected a matrix")
     grid = tuple(-(-n // block) for n in w.shape)
     is_tensor = isinstance(bits, Tensor)
     if not is_tensor or tuple(bits.shape) != grid or bits.dtype != torch.float32 or bits.device != w.device:
-        found = f"{tuple(bits.shape)} {bits.dtype} on {bits.device}" if is_tensor else type(bits).__name__
+        actual = f"{tuple(bits.shape)} {bits.dtype} on {bits.device}" if is_tensor else type(bits).__name__
         raise ValueError(
-            f"bits are {found}: expected {grid} torch.float32 on {w.device}, one for each {block}x{block} square of w"
+            f"bits are {actual}: expected {grid} torch.float32 on {w.device}, one for each {block}x{block} square of w"
         )
     return torch.ops.fewbits.sample_weight(w, bits, check_seed(seed), noise, block, dtype)
 
 
-def _checked(count: int, seed: int, device: torch.device | str) -> torch.device:
+def _check_arguments(count: int, seed: int, device: torch.device | str) -> torch.device:
     if not isinstance(count, int) or isinstance(count, bool) or count < 0:
-        raise ValueError(f"count={count!r}: the number of elements, an integer from 0 up")
+        raise ValueError(f"count={count!r}: expected the number of elements, an integer ≥ 0")
     check_seed(seed)
     device = torch.device(device)
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device {device}: {cuda.complaint()}; valid here is cpu")
+        raise ValueError(f"device {device}: {cuda.complaint()}; valid on this machine is cpu")
     return device

@@ -1,7 +1,7 @@
-"""The torch operators: what `torch.compile`, autograd and `opcheck` see. Public functions are thin over these.
+"""Register the torch operators that `torch.compile`, autograd and `opcheck` see; public functions are thin wrappers.
 
-An operator takes a quantizer as its spelling, sees its tensor as a matrix, and asks the backend of the device.
-Gradients pass straight through rounding; a rotation is turned back.
+An operator takes the spelling of a quantizer, views its tensor as a matrix, and calls the backend of the tensor's
+device. Gradients pass straight through rounding; the gradient of a rotation is the inverse rotation.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,14 +21,14 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 
 def matrix(x: Tensor) -> Tensor:
-    """x as a contiguous matrix (−1, last dim) that the backends take; float64 is rounded to float32."""
+    """Return x as a contiguous matrix (−1, last dim) that the backends accept; float64 is rounded to float32."""
     x = x.to(torch.float32) if x.dtype == torch.float64 else x
     cols = x.shape[-1] if x.dim() else 1
     return x.reshape(x.numel() // cols if cols else _product(x.shape[:-1]), cols).contiguous()
 
 
 def like(values: Tensor, x: Tensor) -> Tensor:
-    """A backend's matrix in x's shape and dtype."""
+    """Return a backend's matrix in x's shape and dtype."""
     return values.to(x.dtype).view(x.shape)
 
 
@@ -64,25 +64,26 @@ def _define(schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> N
 # ------------------------------------------------------------------------------------------------ fake quantization
 
 
-def _seeded(what: Quantizer | Mixture, seed: int) -> int:
-    if what.draws_signs:
+def _resolve_seed(spec: Quantizer | Mixture, seed: int) -> int:
+    if spec.draws_signs:
         raise ValueError(
-            f"{what}: signs=each is for recipes, which draw them for both operands of a GEMM; here give signs=SEED"
+            f"{spec}: signs=each is only valid in recipes, which draw the signs for both operands of a GEMM; "
+            "use signs=SEED here"
         )
-    if seed < 0 and what.needs_seed:
-        raise ValueError(f"{what} rounds stochastically and needs seed=, an integer from 0 to 2^63 - 1")
+    if seed < 0 and spec.needs_seed:
+        raise ValueError(f"{spec} rounds stochastically and needs seed=, an integer from 0 to 2^63 - 1")
     return max(seed, 0)
 
 
 def _quantize(x: Tensor, spec: str, axis: int, seed: int) -> Tensor:
     q = Quantizer.parse(spec)
-    values, _, _ = backend_for(x.device.type).quantize(matrix(x), q, axis, _seeded(q, seed))
+    values, _, _ = backend_for(x.device.type).quantize(matrix(x), q, axis, _resolve_seed(q, seed))
     return like(values, x)
 
 
 def _quantize_out(x: Tensor, spec: str, axis: int, seed: int, out: Tensor) -> None:
     backend, q = backend_for(x.device.type), Quantizer.parse(spec)
-    seed = _seeded(q, seed)
+    seed = _resolve_seed(q, seed)
     if x.dtype != torch.float64 and out.is_contiguous():
         backend.quantize(matrix(x), q, axis, seed, out=matrix(out))
     else:
@@ -93,7 +94,7 @@ def _quantize_stats(x: Tensor, spec: str, axis: int, seed: int, per_block: bool)
     q, m = Quantizer.parse(spec), matrix(x)
     partition = q.block.resolve(m.shape[0], m.shape[1], axis) if per_block else None
     values, counts, amax = backend_for(x.device.type).quantize(
-        m, q, axis, _seeded(q, seed), want_stats=True, partition=partition
+        m, q, axis, _resolve_seed(q, seed), want_stats=True, partition=partition
     )
     return like(values, x), counts, amax
 
@@ -106,7 +107,7 @@ def _quantize_stats_fake(x: Tensor, spec: str, axis: int, seed: int, per_block: 
 def _quantize_both(x: Tensor, row: str, column: str, row_seed: int, column_seed: int) -> tuple[Tensor, Tensor]:
     r, c = Quantizer.parse(row), Quantizer.parse(column)
     along, down = backend_for(x.device.type).quantize_both(
-        matrix(x), r, c, _seeded(r, row_seed), _seeded(c, column_seed)
+        matrix(x), r, c, _resolve_seed(r, row_seed), _resolve_seed(c, column_seed)
     )
     return like(along, x), like(down, x)
 
@@ -114,7 +115,7 @@ def _quantize_both(x: Tensor, row: str, column: str, row_seed: int, column_seed:
 def _mix(x: Tensor, spec: str, axis: int, seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     mixture = Mixture.parse(spec)
     values, choice, counts, amax = mix_matrix(
-        backend_for(x.device.type), matrix(x), mixture, axis, _seeded(mixture, seed)
+        backend_for(x.device.type), matrix(x), mixture, axis, _resolve_seed(mixture, seed)
     )
     return like(values, x), choice, counts, amax
 
@@ -154,8 +155,8 @@ _define("mix(Tensor x, str spec, int axis, SymInt seed) -> (Tensor, Tensor, Tens
 _define("unrotate(Tensor grad, str spec, int axis) -> Tensor", _unrotate, lambda grad, *_: _empty(grad))
 
 
-def _turned_back(grad: Tensor | None, spec: str, axis: int) -> Tensor | None:
-    """The straight-through gradient of a quantizer, or of a mixture: that of its rotation, if it has one."""
+def _rotate_back(grad: Tensor | None, spec: str, axis: int) -> Tensor | None:
+    """Return the straight-through gradient of a quantizer or mixture: rotated back if it has a rotation."""
     if grad is None or "rht" not in spec:
         return grad
     q = Mixture.parse(spec).quantizers[0] if "|" in spec else Quantizer.parse(spec)
@@ -173,14 +174,14 @@ def _keep_specs(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 
 
 def _both_backward(ctx: Any, along: Tensor | None, down: Tensor | None) -> tuple[Tensor | None, ...]:
-    parts = [g for g in (_turned_back(along, ctx.row, -1), _turned_back(down, ctx.column, 0)) if g is not None]
+    parts = [g for g in (_rotate_back(along, ctx.row, -1), _rotate_back(down, ctx.column, 0)) if g is not None]
     return (sum(parts[1:], parts[0]) if parts else None, None, None, None, None)
 
 
 for _name, _others in (("quantize", 3), ("quantize_stats", 4), ("mix", 3)):
     torch.library.register_autograd(
         f"fewbits::{_name}",
-        lambda ctx, grad, *_, others=_others: (_turned_back(grad, ctx.spec, ctx.axis), *[None] * others),
+        lambda ctx, grad, *_, others=_others: (_rotate_back(grad, ctx.spec, ctx.axis), *[None] * others),
         setup_context=_keep_spec,
         lib=_LIBRARY,
     )
@@ -192,7 +193,7 @@ torch.library.register_autograd("fewbits::quantize_both", _both_backward, setup_
 
 def _encode(x: Tensor, spec: str, axis: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
     q = Quantizer.parse(spec)
-    codes, scales, groups = backend_for(x.device.type).encode(matrix(x), q, axis, _seeded(q, seed))
+    codes, scales, groups = backend_for(x.device.type).encode(matrix(x), q, axis, _resolve_seed(q, seed))
     return codes, scales, groups
 
 
@@ -203,16 +204,16 @@ def _encode_fake(x: Tensor, spec: str, axis: int, seed: int) -> tuple[Tensor, ..
 def _decode(
     codes: Tensor, scales: Tensor, groups: Tensor, spec: str, axis: int, cols: int, dtype: torch.dtype
 ) -> Tensor:
-    """Kernels trust what they are given, and what is given may have been made or loaded by anyone: so it is checked."""
-    q, given = Quantizer.parse(spec), (codes, scales, groups)
-    wanted = layout(q, axis, codes.shape[0] if codes.dim() else 0, cols)
-    for what, t, (size, kind) in zip(("codes", "scales", "group scales"), given, wanted, strict=True):
+    """Check the shapes, dtypes and devices of packed tensors, which may come from a file, and decode them."""
+    q, tensors = Quantizer.parse(spec), (codes, scales, groups)
+    expected = layout(q, axis, codes.shape[0] if codes.dim() else 0, cols)
+    for what, t, (size, kind) in zip(("codes", "scales", "group scales"), tensors, expected, strict=True):
         if tuple(t.shape) != size or t.dtype != kind or t.device != codes.device:
             raise ValueError(
-                f"{what} {tuple(t.shape)} {t.dtype} on {t.device}: {q} of {cols} columns has {size} {kind}"
-                " where the codes are"
+                f"{what} are {tuple(t.shape)} {t.dtype} on {t.device}: {q} with {cols} columns needs {size} {kind}"
+                " on the device of the codes"
             )
-    return backend_for(codes.device.type).decode(*(t.contiguous() for t in given), q, axis, cols, dtype)
+    return backend_for(codes.device.type).decode(*(t.contiguous() for t in tensors), q, axis, cols, dtype)
 
 
 def _decode_fake(

@@ -1,11 +1,11 @@
-"""Packed storage: codes and scales as they would lie in memory, and back to the very values of the fake path."""
+"""Store a tensor as packed codes and scales, and restore exactly the values of fake quantization."""
 
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from fewbits.kernels.api import check_tensor, fake_quantize, given, spelling
+from fewbits.kernels.api import check_tensor, fake_quantize, seed_or_unset, spelling
 from fewbits.kernels.formats import Format
 from fewbits.kernels.ops import matrix
 from fewbits.kernels.quantizer import Block, Quantizer
@@ -13,14 +13,14 @@ from fewbits.kernels.quantizer import Block, Quantizer
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """A quantized tensor in its own bits. torch.save keeps it, and torch.load, which runs no code, brings it back.
+    """A quantized tensor in packed storage, which torch.save can save and torch.load can load without running code.
 
-    codes: uint8 [rows, bytes]; a row's codes lie one after the other from the lowest bit up, so that E2M1 has the even
-        column in the low nibble. Formats of 9 to 16 bits take two bytes.
-    scales: one for each block: float32 (amax), uint8 E8M0 (gam, e8m0, mx), uint8 E4M3 (nvfp4,
-        fouroversix, eden) or uint8 UE5M3 (ue5m3); None for a naive cast.
-    group_scales: float32; gam's mantissas, or the tensor scale of nvfp4, ue5m3, fouroversix and eden; None for
-        the others.
+    codes: uint8 [rows, bytes]; a row's codes are stored one after the other from the lowest bit up, so that E2M1 has
+        the even column in the low nibble. Formats of 9 to 16 bits take two bytes per code.
+    scales: one per block: float32 (amax), uint8 E8M0 (gam, e8m0, mx), uint8 E4M3 (nvfp4, fouroversix, eden) or uint8
+        UE5M3 (ue5m3); None for a naive cast.
+    group_scales: float32; the mantissas of gam, or the tensor scale of nvfp4, ue5m3, fouroversix and eden; None for the
+        other scalings.
     """
 
     codes: Tensor
@@ -37,11 +37,11 @@ class Packed:
 
     @property
     def bits_per_element(self) -> float:
-        """All that is stored, scales included: 4.5 + 32/N for NVFP4 on N elements."""
+        """The stored bits per element, scales included: 4.5 + 32/N for NVFP4 on N elements."""
         return 8 * self.nbytes / max(1, self.shape.numel())
 
     def to(self, device: torch.device | str) -> "Packed":
-        """The same bits on that device."""
+        """Return a copy with the same bits on the given device."""
         scales, groups = (None if t is None else t.to(device) for t in (self.scales, self.group_scales))
         return replace(self, codes=self.codes.to(device), scales=scales, group_scales=groups)
 
@@ -50,7 +50,7 @@ torch.serialization.add_safe_globals([Packed, Quantizer, Format, Block])
 
 
 def encode(x: Tensor, q: Quantizer | str, *, axis: int = -1, seed: int | None = None) -> Packed:
-    """x in the bits of q's format. `decode` of it equals `fake_quantize(x, q)` bit for bit.
+    """Return x packed in q's format; `decode` of the result equals `fake_quantize(x, q)` bit for bit.
 
     >>> packed = encode(x, "e2m1:1x16:nvfp4")
     >>> packed.codes.shape, packed.bits_per_element
@@ -59,12 +59,12 @@ def encode(x: Tensor, q: Quantizer | str, *, axis: int = -1, seed: int | None = 
     q = Quantizer.parse(spec)
     check_tensor(x, axis)
     if q.format.bits > 16:
-        raise ValueError(f"{q.format} has {q.format.bits} bits: encode stores formats of at most 16")
+        raise ValueError(f"{q.format} has {q.format.bits} bits: encode supports formats of at most 16")
     if q.scaling == "none" and not q.format.has_nan:
-        rotated = fake_quantize(x, q, axis=axis, seed=seed) if q.hadamard else matrix(x)  # which may overflow
+        rotated = fake_quantize(x, q, axis=axis, seed=seed) if q.hadamard else matrix(x)  # a rotation may overflow
         if not bool(rotated.isfinite().all()):
-            raise ValueError(f"{q.format} has no code for NaN: encode finite values, or give {q} a scaling")
-    codes, scales, groups = torch.ops.fewbits.encode(x.detach(), spec, axis, given(seed))
+            raise ValueError(f"{q.format} has no code for NaN: pass finite values, or add a scaling to {q}")
+    codes, scales, groups = torch.ops.fewbits.encode(x.detach(), spec, axis, seed_or_unset(seed))
     return Packed(
         codes=codes,
         scales=None if q.scaling == "none" else scales,
@@ -77,9 +77,9 @@ def encode(x: Tensor, q: Quantizer | str, *, axis: int = -1, seed: int | None = 
 
 
 def decode(packed: Packed) -> Tensor:
-    """The values that `fake_quantize` gives, in the dtype and shape of the tensor that was encoded."""
+    """Return the values that `fake_quantize` gives, in the dtype and shape of the tensor that was encoded."""
     if not isinstance(packed, Packed):
-        raise ValueError(f"decode takes what encode returns, a Packed, not {type(packed).__name__}")
+        raise ValueError(f"decode expects the Packed that encode returns, not {type(packed).__name__}")
     codes, absent = packed.codes, packed.codes.new_empty
     scales = absent((0, 0)) if packed.scales is None else packed.scales
     groups = absent(0, dtype=torch.float32) if packed.group_scales is None else packed.group_scales

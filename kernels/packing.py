@@ -1,6 +1,7 @@
-"""How packed storage lies in memory: codes one after the other from the lowest bit up, block scales in their own types.
+"""Define the layout of packed storage: codes from the lowest bit up, block scales in their own types.
 
-`layout` and `room` serve every backend; the rest is a part of reference.py, to be read with it: slow and obvious.
+`layout` and `allocate` serve every backend. The other functions belong to reference.py, and are slow and obvious like
+it.
 """
 
 import torch
@@ -13,7 +14,7 @@ Layout = tuple[tuple[tuple[int, ...], torch.dtype], ...]
 
 
 def layout(q: Quantizer, axis: int, rows: int, cols: int) -> Layout:
-    """Shapes and dtypes of what is stored of a matrix: codes, block scales (none of a naive cast), group scales."""
+    """Return the shapes and dtypes of a packed matrix: codes, block scales (none for a naive cast), group scales."""
     r, c = q.block.resolve(rows, cols, axis)
     grid = (0, 0) if q.scaling == "none" else ((rows + r - 1) // r, (cols + c - 1) // c)
     groups = 0 if q.scaling not in GROUPED else 1 if q.group == "tensor" else grid[1 if axis == 0 else 0]
@@ -21,8 +22,8 @@ def layout(q: Quantizer, axis: int, rows: int, cols: int) -> Layout:
     return ((rows, q.format.row_bytes(cols)), torch.uint8), (grid, scale), ((groups,), torch.float32)
 
 
-def room(q: Quantizer, axis: int, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Memory for what is stored of x; groups of which nothing will be known have the scale 1."""
+def allocate(q: Quantizer, axis: int, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Allocate the tensors that store x in packed form; groups start with scale 1, which empty groups keep."""
     codes, scales, groups = (
         torch.empty(size, dtype=dtype, device=x.device) for size, dtype in layout(q, axis, *x.shape)
     )
@@ -30,7 +31,7 @@ def room(q: Quantizer, axis: int, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def pack(codes: Tensor, bits: int) -> Tensor:
-    """Codes [rows, cols] of `bits` bits each as bytes: eight codes make `bits` bytes, least significant bit first.
+    """Pack codes [rows, cols] of `bits` bits into bytes: eight codes make `bits` bytes, least significant bit first.
 
     Codes of 9 to 16 bits take two bytes each.
     """
@@ -44,7 +45,7 @@ def pack(codes: Tensor, bits: int) -> Tensor:
 
 
 def unpack(data: Tensor, bits: int, cols: int) -> Tensor:
-    """The int32 codes that `pack` put into bytes."""
+    """Return the int32 codes that `pack` packed into bytes."""
     rows = data.shape[0]
     if bits > 8:
         return data.contiguous().view(torch.int16).view(rows, cols).to(torch.int32) & (1 << bits) - 1
@@ -55,7 +56,7 @@ def unpack(data: Tensor, bits: int, cols: int) -> Tensor:
 
 
 def stored_scales(codes: Tensor, q: Quantizer) -> Tensor:
-    """int32 codes of block scales as they are stored: float32 for amax, else bytes; nothing of a naive cast."""
+    """Convert int32 codes of block scales to their storage: float32 for amax, none for a naive cast, else bytes."""
     if q.scaling == "none":
         return codes.new_empty((0, 0), dtype=torch.uint8)
     return codes.view(torch.float32) if q.scaling == "amax" else codes.to(torch.uint8)

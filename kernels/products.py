@@ -1,4 +1,4 @@
-"""Products of matrices in low precision whose sums are in FP32; README.md says what they promise."""
+"""Multiply low-precision matrices with FP32 sums; README.md states what the products guarantee."""
 
 import torch
 import torch.nn.functional as F
@@ -7,7 +7,7 @@ from torch import Tensor
 from fewbits.kernels.backends import reference
 from fewbits.kernels.backends.processor import has_fast_bf16_products
 
-# Read once, at import: a compiler that traces products does not follow reads of files.
+# Read once, at import, because torch.compile cannot trace the reading of files.
 WIDENS = not has_fast_bf16_products()
 
 
@@ -17,7 +17,7 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
     Where torch has only scalar loops for BF16, the operands are widened and multiplied in FP32.
     """
     if _is_widened(a):
-        with torch.autocast("cpu", enabled=False):  # which would round the operands again
+        with torch.autocast("cpu", enabled=False):  # autocast would round the operands again
             return torch.matmul(a.float(), b.float()).to(torch.bfloat16)
     return torch.matmul(a, b)
 
@@ -35,13 +35,13 @@ def _is_widened(x: Tensor) -> bool:
 
 
 def matmul_fp32(a: Tensor, b: Tensor) -> Tensor:
-    """a [M, K] · b [K, N], summed and returned in FP32.
+    """Return a [M, K] · b [K, N], summed and returned in FP32.
 
-    Fast for BF16 on the CPU, whichever of its dimensions is contiguous in memory; float16 and BF16 on CUDA are torch's;
-    anything else is widened to FP32 first.
+    BF16 on the CPU is fast, whichever of its dimensions is contiguous in memory; float16 and BF16 on CUDA use torch's
+    product; anything else is widened to FP32 first.
     """
     if a.dim() != 2 or b.dim() != 2 or a.shape[1] != b.shape[0]:
-        raise ValueError(f"no product of shapes {list(a.shape)} and {list(b.shape)}: valid are [M, K] and [K, N]")
+        raise ValueError(f"cannot multiply shapes {list(a.shape)} and {list(b.shape)}: valid are [M, K] and [K, N]")
     if a.is_cuda and a.dtype == b.dtype and a.dtype in (torch.bfloat16, torch.float16):
         return torch.mm(a, b, out_dtype=torch.float32)
     if a.device.type == "cpu" and a.dtype == b.dtype == torch.bfloat16:

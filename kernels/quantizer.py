@@ -1,4 +1,4 @@
-"""What to quantize to, as frozen values: Block, Quantizer and Mixture, each with a spelling for people.
+"""Describe quantization as frozen values: Block, Quantizer and Mixture, each with a readable spelling.
 
 A quantizer is `format[:block:scaling]`, then any of `nearest|stochastic`, `rhtN`, `signs=te|none|SEED|each`,
 `overflow=saturate|nan|inf`, `group=tensor|row`:
@@ -6,16 +6,17 @@ A quantizer is `format[:block:scaling]`, then any of `nearest|stochastic`, `rhtN
     bf16                                naive cast: no scale, hence no blocks
     e4m3:128x128:gam                    one GAM scale per 128x128 block
     e2m1:1x16:nvfp4:stochastic:rht16    NVFP4, rounded stochastically after a random Hadamard transform of size 16
-    e2m1:1x16:eden:rht128               MS-EDEN: after the transform to nearest, and the scales stochastically
+    e2m1:1x16:eden:rht128               MS-EDEN: after the transform, elements to nearest and scales stochastically
 
-A mixture lists quantizers in order of preference. Each but the last carries the test under which it is taken; the last
-is what remains. `per` says what one decision covers: `tensor`, `block` (that of the first entry that has blocks),
-`channel` or `RxC`:
+A mixture lists quantizers in order of preference. Every entry but the last has a test that decides whether it is used;
+the last entry takes what remains. `per` says what one decision covers: `tensor`, `block` (that of the first entry that
+has blocks), `channel` or `RxC`:
 
     e4m3:128x128:gam @ error<0.045 | bf16 ; per=tensor
     e4m3:128x128:gam @ error<e5m2:128x128:gam | e5m2:128x128:gam @ spread<normal | bf16 ; per=block
 
-`str()` gives the shortest spelling; parsing that gives an equal value. There are no tensors here: specs are data.
+`str()` returns the shortest spelling, and parsing it returns an equal value. This module uses no tensors: specs are
+data.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ Group = Literal["tensor", "row"]
 Signs = Literal["te", "none", "each"]
 
 SCALINGS: tuple[Scaling, ...] = get_args(Scaling)
-GROUPED: tuple[Scaling, ...] = ("gam", "nvfp4", "ue5m3", "fouroversix", "eden")  # with scales that blocks share
+GROUPED: tuple[Scaling, ...] = ("gam", "nvfp4", "ue5m3", "fouroversix", "eden")  # blocks share a group scale
 ROUNDINGS: tuple[Rounding, ...] = get_args(Rounding)
 GROUPS: tuple[Group, ...] = get_args(Group)
 HADAMARD_SIZES = (2, 4, 8, 16, 32, 64, 128)
@@ -48,7 +49,7 @@ _TESTS = "error<NUMBER, error<QUANTIZER, spread<normal, spread<NUMBER"
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """The part of a tensor that shares one scale: rows × cols, None meaning the whole dimension."""
+    """The part of a tensor that shares one scale: rows × cols, where None means the whole dimension."""
 
     rows: int | None = None
     cols: int | None = None
@@ -65,7 +66,7 @@ class Block:
 
     @staticmethod
     def parse(text: str) -> Block:
-        """`tensor`, `channel` (a whole vector along the dot-product axis) or `RxC`."""
+        """Parse `tensor`, `channel` (a whole vector along the dot-product axis) or `RxC`."""
         if text in ("tensor", "channel"):
             return Block(None if text == "tensor" else 1, None)
         match = re.fullmatch(r"([1-9][0-9]{0,9})x([1-9][0-9]{0,9})", text)
@@ -74,7 +75,7 @@ class Block:
         return Block(int(match[1]), int(match[2]))
 
     def resolve(self, rows: int, cols: int, axis: int = -1) -> tuple[int, int]:
-        """Its shape in a 2-D view of rows × cols. With axis=0 it lies transposed: 1x16 runs 16 down the rows."""
+        """Return the block's shape in a 2-D view of rows × cols; axis=0 transposes it, so 1x16 covers 16 rows."""
         if axis not in (-1, 0):
             raise ValueError(f"axis {axis!r}: valid are -1 (along the rows) and 0 (down the rows)")
         r, c = (self.rows, self.cols) if axis == -1 else (self.cols, self.rows)
@@ -83,18 +84,19 @@ class Block:
 
 @dataclass(frozen=True, slots=True, init=False)
 class Quantizer:
-    """Format × block × scaling × rounding, and the Hadamard transform before them.
+    """A format × block × scaling × rounding, and the Hadamard transform that precedes them.
 
-    scaling: `none` is the naive cast; `amax` an FP32 scale that takes the block's maximum to the format's; `gam` MoR's
-        algorithm 1; `e8m0` a power of two that never saturates; `mx` OCP MX v1.0's floor rule, which may; `nvfp4` an
-        E4M3 block scale × an FP32 tensor scale; `ue5m3` the same with block scales of a wider range;
-        `fouroversix` the same with the block's maximum at 6 or at 4, whichever errs less; `eden` (MS-EDEN) the same
-        with scales that make up for what rounding to nearest did to a block's length, and are drawn.
-    hadamard: size of the random Hadamard transform along the axis, or None.
-    signs: of that transform: `te` (TransformerEngine's vector, for size 16, where it is the default), `none`, a seed
-        (0 is the default of the other sizes), or `each`: drawn for every GEMM by whoever computes it (`with_signs`).
-    overflow: what becomes of values beyond the format's maximum.
-    group: what shares one GAM mantissa, the tensor or a row of blocks.
+    scaling: `none` is the naive cast; `amax` an FP32 scale that maps the block's maximum to the format's; `gam` MoR's
+        algorithm 1; `e8m0` a power of two that never saturates; `mx` OCP MX v1.0's floor rule, which may saturate;
+        `nvfp4` an E4M3 block scale × an FP32 tensor scale; `ue5m3` the same with block scales of a wider range;
+        `fouroversix` the same with the block's maximum mapped to 6 or to 4, whichever has the smaller error; `eden`
+        (MS-EDEN) the same with stochastically rounded scales that correct the change in a block's length by rounding to
+        nearest.
+    hadamard: the size of the random Hadamard transform along the axis, or None.
+    signs: the signs of that transform: `te` (TransformerEngine's vector, for size 16, where it is the default), `none`,
+        a seed (0 is the default for the other sizes), or `each`: drawn for every GEMM by the caller (`with_signs`).
+    overflow: the rule for values beyond the format's maximum.
+    group: the part that shares one GAM mantissa, the tensor or a row of blocks.
     """
 
     format: Format
@@ -107,11 +109,11 @@ class Quantizer:
     group: Group
     spelling: str = field(
         init=False, compare=False, repr=False
-    )  # made once: torch.compile reads it, and traces no code
+    )  # computed once: torch.compile reads it without tracing code
 
     def __init__(
         self,
-        format: Format | str = "e4m3",  # noqa: A002, the word of the field
+        format: Format | str = "e4m3",  # noqa: A002, the name of the field
         block: Block | str | tuple[int, int] = "tensor",
         scaling: Scaling = "none",
         rounding: Rounding = "nearest",
@@ -138,10 +140,10 @@ class Quantizer:
         object.__setattr__(self, "spelling", self._spell())
 
     def _check(self) -> None:
-        _one_of("scaling", self.scaling, SCALINGS)
-        _one_of("rounding", self.rounding, ROUNDINGS)
-        _one_of("group", self.group, GROUPS)
-        _one_of(f"overflow with format {self.format}", self.overflow, self.format.overflows)
+        _check_choice("scaling", self.scaling, SCALINGS)
+        _check_choice("rounding", self.rounding, ROUNDINGS)
+        _check_choice("group", self.group, GROUPS)
+        _check_choice(f"overflow with format {self.format}", self.overflow, self.format.overflows)
         if self.scaling == "none" and self.block != Block():
             raise ValueError(
                 f"block {self.block} needs a scaling: {', '.join(SCALINGS[1:])} (a naive cast has no blocks)"
@@ -149,14 +151,14 @@ class Quantizer:
         if self.format.name == "fp32" and self.scaling != "none":
             raise ValueError(f"scaling {self.scaling!r} with format fp32: valid is none")
         if self.scaling == "fouroversix" and self.format.name != "e2m1":
-            raise ValueError(f"scaling 'fouroversix' with format {self.format}: valid is e2m1, whose 4 and 6 it means")
+            raise ValueError(f"scaling 'fouroversix' with format {self.format}: valid is e2m1, which has 4 and 6")
         if self.scaling == "eden":
             self._check_eden()
         if self.group == "row" and self.scaling != "gam":
             raise ValueError(f"group 'row' with scaling {self.scaling!r}: only gam has groups")
         if self.hadamard is None:
             if self.signs is not None:
-                raise ValueError(f"signs {self.signs!r} without hadamard: give a size, rht16 say, or leave signs out")
+                raise ValueError(f"signs {self.signs!r} without hadamard: add a size such as rht16, or remove signs")
             return
         if type(self.hadamard) is not int or self.hadamard not in HADAMARD_SIZES:
             raise ValueError(f"hadamard {self.hadamard!r}: valid are {', '.join(map(str, HADAMARD_SIZES))}")
@@ -169,15 +171,15 @@ class Quantizer:
             )
 
     def _check_eden(self) -> None:
-        """MS-EDEN is unbiased by its rotation, which has to turn whole blocks, and draws for scales alone."""
+        """Raise ValueError unless a rotation of whole blocks and stochastic scales alone make MS-EDEN unbiased."""
         if (self.format.name, self.block) != ("e2m1", Block(1, 16)):
             raise ValueError(f"scaling 'eden' of {self.format} in blocks {self.block}: valid is e2m1 in 1x16")
         if self.rounding == "stochastic":
-            raise ValueError("scaling 'eden' with stochastic elements: it rounds them to nearest, and draws for scales")
+            raise ValueError("scaling 'eden' with stochastic rounding: only its scales are rounded stochastically")
         if self.hadamard is None or (type(self.hadamard) is int and self.hadamard < 16):
-            given = "without a rotation" if self.hadamard is None else f"with hadamard {self.hadamard}"
+            rotation = "without a rotation" if self.hadamard is None else f"with hadamard {self.hadamard}"
             raise ValueError(
-                f"scaling 'eden' {given}: what it returns is right on average over rotations of whole blocks, so give "
+                f"scaling 'eden' {rotation}: its result is unbiased only over rotations of whole blocks; use "
                 "rht16, rht32, rht64 or rht128, with signs=each in recipes"
             )
 
@@ -199,10 +201,10 @@ class Quantizer:
 
     @staticmethod
     def parse(text: str) -> Quantizer:
-        """The quantizer spelled `format[:block:scaling]` and options; cached.
+        """Parse the spelling `format[:block:scaling]` with options; the result is cached.
 
         format: e4m3, e5m2, e2m1, e3m2, e2m3, e3m4, bf16, fp16, fp32 or any eXmY.
-        block: tensor, channel or RxC. A format alone is the naive cast.
+        block: tensor, channel or RxC. A format without a block and a scaling is the naive cast.
         scaling: amax, gam, e8m0, mx, nvfp4, ue5m3, fouroversix or eden.
         options, in any order: stochastic, rhtN, signs=te|none|SEED|each, overflow=saturate|nan|inf, group=tensor|row.
 
@@ -218,13 +220,13 @@ class Quantizer:
 
     @property
     def draws_signs(self) -> bool:
-        """Whether its rotation is not known yet."""
+        """True if the signs of the rotation still have to be drawn."""
         return self.signs == "each"
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorBelow:
-    """Mean relative error over non-zeros < threshold (MoR eq. 2)."""
+    """A test that passes if the mean relative error over non-zeros is below the threshold (MoR eq. 2)."""
 
     threshold: float
 
@@ -237,7 +239,7 @@ class ErrorBelow:
 
 @dataclass(frozen=True, slots=True)
 class ErrorBelowOther:
-    """Relative error less than that of another quantizer, the yardstick (MoR eq. 3)."""
+    """A test that passes if the relative error is below that of another quantizer (MoR eq. 3)."""
 
     other: Quantizer
 
@@ -247,7 +249,10 @@ class ErrorBelowOther:
 
 @dataclass(frozen=True, slots=True)
 class SpreadBelow:
-    """Largest / smallest non-zero magnitude < limit, by default the spread of the entry's own format (MoR eq. 4)."""
+    """A test that passes if largest / smallest non-zero magnitude is below the limit (MoR eq. 4).
+
+    The default limit is the spread of the entry's own format.
+    """
 
     limit: float | None = None
 
@@ -267,7 +272,7 @@ Test = ErrorBelow | ErrorBelowOther | SpreadBelow
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A quantizer and the test under which a mixture takes it; None: always."""
+    """A quantizer and the test that decides whether a mixture uses it; an entry without a test is always used."""
 
     quantizer: Quantizer
     test: Test | None = None
@@ -278,7 +283,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """Entries in order of preference, and what one decision covers: tensor, block, channel or RxC."""
+    """Entries in order of preference, and the part that one decision covers: tensor, block, channel or RxC."""
 
     entries: tuple[Entry, ...]
     per: str = "tensor"
@@ -290,20 +295,20 @@ class Mixture:
             raise ValueError("a mixture needs at least one entry")
         for entry in self.entries:
             if not isinstance(entry, Entry) or not isinstance(entry.quantizer, Quantizer):
-                raise ValueError(f"a mixture holds entries, Entry(quantizer, test), not {entry!r}")
+                raise ValueError(f"a mixture consists of Entry(quantizer, test), not {entry!r}")
         for i, entry in enumerate(self.entries[:-1], start=1):
             if entry.test is None:
                 raise ValueError(f"entry {i}, {str(entry)!r}, has no test: all but the last need one of {_TESTS}")
         if self.entries[-1].test is not None:
-            raise ValueError(f"the last entry, {str(self.entries[-1])!r}, is what remains and takes no test")
+            raise ValueError(f"the last entry, {str(self.entries[-1])!r}, takes what remains: remove its test")
         first, *others = self.quantizers
         for other in others:
             if (other.hadamard, other.signs) != (first.hadamard, first.signs):
                 raise ValueError(
-                    f"{str(other)!r} and {str(first)!r} differ in hadamard or signs: values of different bases can be "
-                    "neither mixed nor compared, so give every entry and yardstick the same"
+                    f"{str(other)!r} and {str(first)!r} differ in hadamard or signs: values in different bases can be "
+                    "neither mixed nor compared, so use the same in every entry and test"
                 )
-        _ = self.decision_block  # fails here rather than later where per is wrong
+        _ = self.decision_block  # raises here, at construction, if per is invalid
         object.__setattr__(self, "spelling", self._spell())
 
     def __str__(self) -> str:
@@ -315,10 +320,11 @@ class Mixture:
 
     @staticmethod
     def parse(text: str) -> Mixture:
-        """The mixture spelled `QUANTIZER @ TEST | … | QUANTIZER ; per=…`, cached; per is tensor, block, channel or RxC.
+        """Parse the spelling `QUANTIZER @ TEST | … | QUANTIZER ; per=…`; the result is cached.
 
-        Tests: error<NUMBER (mean relative error), error<QUANTIZER (less than that one's), spread<normal, spread<NUMBER
-        (largest / smallest non-zero magnitude; normal is the entry's own format's).
+        per: tensor, block, channel or RxC.
+        Tests: error<NUMBER (mean relative error), error<QUANTIZER (less than that quantizer's), spread<normal,
+        spread<NUMBER (largest / smallest non-zero magnitude; normal is the spread of the entry's own format).
 
         >>> Mixture.parse("e4m3:128x128:gam @ error<0.045 | bf16 ; per=tensor")
         """
@@ -328,13 +334,13 @@ class Mixture:
 
     @property
     def quantizers(self) -> tuple[Quantizer, ...]:
-        """Every quantizer it may run, yardsticks included, each once, in order of appearance."""
-        found: dict[Quantizer, None] = {}
+        """The quantizers that the mixture may run, those in tests included, each once, in order of appearance."""
+        quantizers: dict[Quantizer, None] = {}
         for entry in self.entries:
-            found[entry.quantizer] = None
+            quantizers[entry.quantizer] = None
             if isinstance(entry.test, ErrorBelowOther):
-                found[entry.test.other] = None
-        return tuple(found)
+                quantizers[entry.test.other] = None
+        return tuple(quantizers)
 
     @property
     def decision_block(self) -> Block:
@@ -355,20 +361,20 @@ class Mixture:
 
     @property
     def draws_signs(self) -> bool:
-        return self.quantizers[0].draws_signs  # as all the others
+        return self.quantizers[0].draws_signs  # all quantizers have the same signs
 
 
 def with_signs(spec: Quantizer | Mixture, seed: int) -> str:
-    """Its spelling with `signs=each` made those of a seed: to be the same for both operands of a GEMM."""
+    """Return the spelling with `signs=each` replaced by a seed, which both operands of a GEMM must share."""
     return spec.spelling.replace("signs=each", f"signs={seed}")
 
 
-# Parsing. Options are words or key=value; errors say in which text they stood.
+# Parsing. An option is a plain name or key=value; errors quote the text that was parsed.
 
 
 @lru_cache(maxsize=1024)
 def _parse_quantizer(text: str) -> Quantizer:
-    with _standing_in("quantizer", text):
+    with _quote_in_errors("quantizer", text):
         name, *rest = (part.strip() for part in text.split(":"))
         fields: dict[str, str | int] = {}
         if rest and _option(rest[0]) is None:
@@ -378,9 +384,9 @@ def _parse_quantizer(text: str) -> Quantizer:
             except ValueError:
                 raise ValueError(f"{block!r} is neither a block ({_BLOCKS}) nor an option ({_OPTIONS})") from None
             if not rest or rest[0] not in SCALINGS:
-                found = f"found {rest[0]!r}" if rest else "found the end"
+                actual = f"found {rest[0]!r}" if rest else "found the end"
                 raise ValueError(
-                    f"a scaling is missing after block {block!r}, {found}: valid are {', '.join(SCALINGS)}"
+                    f"a scaling is missing after block {block!r}, {actual}: valid are {', '.join(SCALINGS)}"
                 )
             fields["scaling"] = rest.pop(0)
         for part in rest:
@@ -389,13 +395,13 @@ def _parse_quantizer(text: str) -> Quantizer:
                 raise ValueError(f"unknown option {part!r}: valid are {_OPTIONS}")
             field, value = option
             if field in fields:
-                raise ValueError(f"{part!r} gives {field} a second time")
+                raise ValueError(f"{part!r} sets {field} a second time")
             fields[field] = value
         return Quantizer(name, **fields)  # type: ignore[arg-type]  # the constructor checks every value
 
 
 def _option(part: str) -> tuple[str, str | int] | None:
-    """The field an option sets and to what; None if it is no option."""
+    """Return the field that an option sets and its value, or None if the text is not an option."""
     if part in ROUNDINGS:
         return "rounding", part
     if match := re.fullmatch(r"rht([0-9]{1,4})", part):
@@ -409,7 +415,7 @@ def _option(part: str) -> tuple[str, str | int] | None:
 
 @lru_cache(maxsize=1024)
 def _parse_mixture(text: str) -> Mixture:
-    with _standing_in("mixture", text):
+    with _quote_in_errors("mixture", text):
         listed, *options = text.split(";")
         key, _, per = (part.strip() for part in "".join(options).partition("="))
         if options and (len(options) > 1 or key != "per"):
@@ -445,7 +451,7 @@ def _spell(number: float) -> str:
 
 
 @contextmanager
-def _standing_in(what: str, text: str) -> Iterator[None]:
+def _quote_in_errors(what: str, text: str) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
@@ -455,23 +461,23 @@ def _standing_in(what: str, text: str) -> Iterator[None]:
 # Checks
 
 
-def _element_format(given: Format | str) -> Format:
-    named = Format.parse(str(given))
-    if isinstance(given, Format) and named != given:
-        raise ValueError(f"{given!r} is not the format of that name: {named!r} is")
+def _element_format(value: Format | str) -> Format:
+    named = Format.parse(str(value))
+    if isinstance(value, Format) and named != value:
+        raise ValueError(f"{value!r} differs from the format of that name: {named!r}")
     if not named.signed:
         valid = ", ".join(name for name, row in TABLE.items() if row.signed)
-        raise ValueError(f"{named} holds scales; element formats are {valid}, or any eXmY")
+        raise ValueError(f"{named} is a format for scales; valid element formats are {valid}, or any eXmY")
     return named
 
 
-def _block(given: Block | str | tuple[int, int]) -> Block:
-    if isinstance(given, tuple) and len(given) == 2:
-        return Block(*given)
-    return given if isinstance(given, Block) else Block.parse(str(given))
+def _block(value: Block | str | tuple[int, int]) -> Block:
+    if isinstance(value, tuple) and len(value) == 2:
+        return Block(*value)
+    return value if isinstance(value, Block) else Block.parse(str(value))
 
 
-def _one_of(what: str, value: object, valid: tuple[str, ...]) -> None:
+def _check_choice(what: str, value: object, valid: tuple[str, ...]) -> None:
     if value not in valid:
         raise ValueError(f"unknown {what} {value!r}: valid are {', '.join(valid)}")
 

@@ -1,13 +1,13 @@
-"""Seeds from other seeds: one number for each use of randomness, the same on every machine."""
+"""Derive seeds from other seeds: one number for each use of randomness, the same on every machine."""
 
 _MASK = (1 << 64) - 1
 
 
 def derive_seed(*parts: int) -> int:
-    """A seed below 2^63 from, say, (trial seed, step, micro-batch, rank, layer, slot). Order and number of parts count.
+    """Derive a seed below 2^63 from parts such as (trial seed, step, micro-batch, rank, layer, slot).
 
-    Each part is folded in with SplitMix64's finalizer, a bijection on 64 bits whose every output bit depends on every
-    input bit, so neighbouring steps and layers get unrelated seeds.
+    The order and the number of parts matter. Each part is folded in with SplitMix64's finalizer, a bijection on 64 bits
+    whose every output bit depends on every input bit, so neighbouring steps and layers get unrelated seeds.
     """
     state = len(parts)
     for part in parts:

@@ -1,11 +1,12 @@
-"""What quantization does to a model while it trains: relative errors, choices, flushed values, bit widths, by layer.
+"""Measure what quantization does in training: relative errors, choices, flushed values, bit widths, by layer.
 
-The observer collects over a window of steps and then gives rows, one for each layer and slot (two where the recipe
+The observer collects over a window of steps and then returns rows: one for each layer and slot (two if the recipe
 switches within the window, each with its quantizer) and one for each layer's weight. Mixtures report every mini-batch,
-since they compute the error anyway; plain quantizers and the error of the weight gradient cost extra and are looked at
-every so many steps. Nothing is read back from the device before `settle`.
+because they compute the error anyway. Plain quantizers and the error of the weight gradient cost extra and are measured
+at intervals of steps. Nothing is read back from the device before `settle`.
 
-Of a mixture, errors are those of its first entry, before the decision; `share_i` is how often entry i was taken.
+The errors of a mixture are those of its first entry, before the decision; `share_i` is the share of decisions that took
+entry i.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from fewbits.models.quantized_linear import QuantizedLinear
 from fewbits.models.recipe import SLOTS
 
 ERROR_ONE = 1 << 23
-BINS = np.append(np.arange(0, 0.1001, 0.005), np.inf)  # of the mean relative error of a mini-batch; MoR's are unknown
-ENTRIES = 4  # of a mixture that are told apart; later ones count as the last
+BINS = np.append(np.arange(0, 0.1001, 0.005), np.inf)  # of a mini-batch's mean relative error; MoR's are unknown
+ENTRIES = 4  # entries of a mixture that are counted separately; later ones count as the last
 PENDING = 512  # observations kept on the device before they are read
 TIERS = (5, 9, 12)  # GaussWS Fig. 5: bits up to which FP8, BF16 and FP16 hold a sampled weight
 
@@ -35,21 +36,21 @@ _ERROR, _NONZERO, _FLUSHED, _SATURATED, _CAPPED, _NONFINITE, _LOST = range(COUNT
 class ObserverConfig:
     enabled: bool = True
     window: int = 50  # steps (MoR resets its histograms every 6000)
-    every: int = 10  # steps between looks at plain quantizers; 0: never
+    every: int = 10  # steps between measurements of plain quantizers; 0: never
     gradients_every: int = 50  # steps between measurements of the weight gradients' error; 0: never
 
 
 class Observer:
     def __init__(self, config: ObserverConfig) -> None:
-        for name, least in (("window", 1), ("every", 0), ("gradients_every", 0)):
-            if getattr(config, name) < least:
-                valid = "1 or more" if least else "0 (never) or more"
-                raise ValueError(f"observer.{name} {getattr(config, name)!r}: a number of steps, {valid}")
+        for name, minimum in (("window", 1), ("every", 0), ("gradients_every", 0)):
+            if getattr(config, name) < minimum:
+                valid = "1 or more" if minimum else "0 (never) or more"
+                raise ValueError(f"observer.{name} {getattr(config, name)!r}: expected a number of steps, {valid}")
         self.config = config
         self.layers: list[tuple[str, int, str | None]] = []
 
     def bind(self, layers: list[tuple[str, int, str | None]]) -> None:
-        """The layers to come: name, block and part, in the order of their indices."""
+        """Set the layers to observe: name, block and part, in the order of their indices."""
         self.layers = layers
         self._pending: list[tuple[int, Tensor, Tensor | None]] = []
         self._gradients: list[tuple[int, Tensor]] = []
@@ -63,7 +64,7 @@ class Observer:
         self._choices = np.zeros((keys, ENTRIES), np.int64)
         self._gradient = np.zeros((len(self.layers), 3))  # times measured; sums of relative error and cosine
 
-    # ---- what the layers tell
+    # ---- called by the layers
 
     def watches(self, step: int) -> bool:
         return self.config.every > 0 and step % self.config.every == 0
@@ -71,22 +72,22 @@ class Observer:
     def watches_gradients(self, step: int) -> bool:
         return self.config.gradients_every > 0 and step % self.config.gradients_every == 0
 
-    def saw(self, layer: int, slot: str, counts: Tensor, choice: Tensor | None, *, switched: bool = False) -> None:
+    def record(self, layer: int, slot: str, counts: Tensor, choice: Tensor | None, *, switched: bool = False) -> None:
         self._pending.append((_key(layer, SLOTS.index(slot), switched), counts, choice))
         if len(self._pending) >= PENDING:
             self.settle()
 
-    def saw_weight_gradient(self, layer: int, quantized: Tensor, exact: Tensor) -> None:
-        """The weight gradient from quantized operands beside that from the same operands before quantization."""
+    def record_weight_gradient(self, layer: int, quantized: Tensor, exact: Tensor) -> None:
+        """Compare the weight gradient from quantized operands with that from the same operands before quantization."""
         q, e = quantized.float(), exact.float()
         norm = torch.linalg.vector_norm(e)
         error = torch.linalg.vector_norm(q - e) / norm
         cosine = torch.nn.functional.cosine_similarity(q.flatten(), e.flatten(), dim=0)
-        measured = torch.stack((torch.ones_like(error), error, cosine.clamp(-1, 1)))  # rounding may leave it beyond 1
+        measured = torch.stack((torch.ones_like(error), error, cosine.clamp(-1, 1)))  # rounding may exceed 1
         self._gradients.append((layer, torch.where(norm == 0, 0, measured)))  # a gradient of zeros has no direction
 
     def settle(self) -> None:
-        """Read what is still on the device."""
+        """Read all pending values from the device."""
         if self._pending:
             keys = np.array([key for key, _, _ in self._pending])
             counts = torch.stack([c.reshape(-1, COUNTS).sum(0) for _, c, _ in self._pending]).cpu().numpy()
@@ -104,20 +105,23 @@ class Observer:
             self._gradient[layer] += values.double().cpu().numpy()
         self._gradients = []
 
-    # ---- what it tells
+    # ---- results
 
     def due(self, step: int) -> bool:
         return (step + 1) % self.config.window == 0
 
     def rows(self, step: int, layers: Sequence[QuantizedLinear]) -> list[dict[str, Any]]:
-        """The window that ends with `step`, whose gradients are still there; and begin the next one."""
+        """Return the rows of the window that ends with `step`, and start the next window.
+
+        The gradients of `step` must still exist.
+        """
         self.settle()
         rows = [row for layer in layers for row in (*self._slot_rows(step, layer), self._weight_row(step, layer))]
         self._clear()
         return rows
 
     def operand_rows(self, step: int, layers: Sequence[QuantizedLinear]) -> list[dict[str, Any]]:
-        """As `rows`, but for the rows of the weights, of which a process may hold only a shard."""
+        """Return the rows without those of the weights, of which a process may hold only a shard."""
         self.settle()
         rows = [row for layer in layers for row in self._slot_rows(step, layer)]
         self._clear()
@@ -172,10 +176,12 @@ class Observer:
         return {name: torch.from_numpy(getattr(self, f"_{name}").copy()) for name in arrays}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        """Go on from `state`, of an observer of the same layers."""
-        expected, found = ({name: tuple(values.shape) for name, values in s.items()} for s in (self.state(), state))
-        if found != expected:
-            raise ValueError(f"the observer's state {found}: for these {len(self.layers)} layers it is {expected}")
+        """Continue from `state`, which an observer of the same layers returned."""
+        expected, actual = ({name: tuple(values.shape) for name, values in s.items()} for s in (self.state(), state))
+        if actual != expected:
+            raise ValueError(
+                f"the observer's state has shapes {actual}: these {len(self.layers)} layers need {expected}"
+            )
         for name, values in state.items():
             setattr(self, f"_{name}", values.numpy().copy())
 

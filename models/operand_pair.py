@@ -1,4 +1,4 @@
-"""A tensor that two GEMMs read, each along another axis: quantized as both need it, with as few passes as possible."""
+"""Quantize a tensor that two GEMMs read along different axes, with as few passes as possible."""
 
 from collections.abc import Callable
 
@@ -12,11 +12,12 @@ Record = Callable[[str, Tensor, Tensor | None], None]  # slot, counts, choice of
 
 
 class OperandPair:
-    """Quantizes a matrix for its first and its second GEMM.
+    """The two slots of one tensor, which quantize it for its first and its second GEMM.
 
-    seed(name): the seed for a slot's stochastic rounding; or for a GEMM's signs, by which both its operands turn where
-    these are drawn anew (`signs=each`). record(name, counts, choice): gets the statistics of every mixture, which cost
-    nothing more, and with `watch` those of every quantizer.
+    seed(name): returns the seed for a slot's stochastic rounding, or for a GEMM's signs, which both its operands share
+    if the signs are drawn for every GEMM (`signs=each`).
+    record(name, counts, choice): receives the statistics of every mixture, which cost nothing more, and with `watch`
+    also those of every quantizer.
     """
 
     def __init__(self, first: Slot, second: Slot, names: tuple[str, str]) -> None:
@@ -39,29 +40,29 @@ class OperandPair:
             assert self.second.spec is not None
             return torch.ops.fewbits.quantize_both(
                 x,
-                _spelled(self.first.spec, self.names[0], seed),
-                _spelled(self.second.spec, self.names[1], seed),
+                _resolve_spelling(self.first.spec, self.names[0], seed),
+                _resolve_spelling(self.second.spec, self.names[1], seed),
                 *map(seed, self.names),
             )
-        values = self.one(0, x, seed, record, watch=watch)
-        return values, values if self.shared else self.one(1, x, seed, record, watch=watch)
+        values = self.quantize_one(0, x, seed, record, watch=watch)
+        return values, values if self.shared else self.quantize_one(1, x, seed, record, watch=watch)
 
-    def one(
+    def quantize_one(
         self, which: int, x: Tensor, seed: Callable[[str], int], record: Record | None = None, *, watch: bool = False
     ) -> Tensor:
-        """The values that the first GEMM (which=0) or the second (1) reads."""
+        """Return the values that the first GEMM (which=0) or the second (1) reads."""
         slot, name = (self.first, self.second)[which], self.names[0 if self.shared else which]
         spec = slot.spec
         if spec is None:
             return x
-        spelling = _spelled(spec, name, seed)
+        spelling = _resolve_spelling(spec, name, seed)
         if isinstance(spec, Mixture):
             values, choice, counts, _ = torch.ops.fewbits.mix(x, spelling, slot.axis, seed(name))
             if record:
                 record(name, counts, choice)
             return values
         if spelling == "bf16" and x.dtype == torch.bfloat16:
-            return x  # its own cast
+            return x  # casting to its own format changes nothing
         if record and watch:
             values, counts, _ = torch.ops.fewbits.quantize_stats(x, spelling, slot.axis, seed(name), False)
             record(name, counts, None)
@@ -69,6 +70,6 @@ class OperandPair:
         return torch.ops.fewbits.quantize(x, spelling, slot.axis, seed(name))
 
 
-def _spelled(spec: Quantizer | Mixture, slot: str, seed: Callable[[str], int]) -> str:
+def _resolve_spelling(spec: Quantizer | Mixture, slot: str, seed: Callable[[str], int]) -> str:
     gemm = slot.partition(".")[0]
     return with_signs(spec, seed(gemm)) if spec.draws_signs else spec.spelling

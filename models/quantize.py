@@ -1,10 +1,10 @@
-"""`quantize(model, recipe)`: gives the linear layers of any module the operands that a recipe says.
+"""Swap the linear layers of any module for quantized ones, with the operands that a recipe defines.
 
-What counts as a layer: every nn.Linear inside the module's blocks, the outermost nn.ModuleList or nn.Sequential, or an
-nn.ModuleDict whose keys are numbers; its place there is its block's number, from 0. Linear layers outside (a head, a
-router before the blocks) stay as they are, and so does what nn.MultiheadAttention multiplies by itself; a module
-without blocks is one block. A layer's part (qkv, out, up, down,
-in) is its attribute `part`, else what its name says in the table below, which knows the usual models.
+A layer is every nn.Linear inside the module's blocks. The blocks are the items of the outermost nn.ModuleList or
+nn.Sequential, or of an nn.ModuleDict whose keys are numbers; the position of an item there is its block number, from 0.
+Linear layers outside the blocks (a head, a router before the blocks) are not changed, nor are the products inside
+nn.MultiheadAttention. A module without blocks counts as one block. A layer's part (qkv, out, up, down, in) is its
+attribute `part`, or else follows from its name by the table below, which knows the usual models.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from fewbits.models.observer import Observer
 from fewbits.models.operand_pair import OperandPair
-from fewbits.models.quantized_linear import Plan, QuantizedLinear, Seen, StepContext
+from fewbits.models.quantized_linear import Plan, QuantizedLinear, Statistics, StepContext
 from fewbits.models.recipe import PARTS, Operands, Recipe, parts
 
-# The end of a linear layer's name in Hugging Face's, torchtitan's and nanoGPT's models.
+# The last components of a linear layer's name in Hugging Face's, torchtitan's and nanoGPT's models.
 PART_OF_NAME = {
     **dict.fromkeys(("q_proj", "k_proj", "v_proj", "qkv_proj", "c_attn", "wq", "wk", "wv", "query_key_value"), "qkv"),
     **dict.fromkeys(("o_proj", "wo", "out_proj", "attn.c_proj", "attention.dense"), "out"),
@@ -34,7 +34,7 @@ PART_OF_NAME = {
 
 
 @dataclass(frozen=True)
-class Found:
+class BlockLinear:
     """A linear layer in a block."""
 
     name: str
@@ -45,10 +45,10 @@ class Found:
 
 @dataclass(repr=False)
 class Quantization:
-    """What the quantized layers of one model share: the recipe, the step context and the observer.
+    """The state that the quantized layers of one model share: the recipe, the step context and the observer.
 
-    A training loop says `begin(step, micro_batch)` before every forward: seeds are made of it, so that equal moments
-    give equal noise. Another can attach an optimizer: its updates and the model's forwards are counted instead.
+    A training loop calls `begin(step, micro_batch)` before every forward. Seeds depend on these, so equal steps have
+    equal noise. Alternatively, `attach` counts an optimizer's updates and the model's forwards.
     """
 
     recipe: Recipe
@@ -58,34 +58,37 @@ class Quantization:
     kept: list[str] = field(default_factory=list)  # names of the layers that the recipe keeps high
     observer: Observer | None = None
     context: StepContext = field(default_factory=StepContext)
-    watching: bool = False  # statistics of every quantizer, not of mixtures alone
-    watching_gradients: bool = False  # the error of every weight gradient, for the price of another GEMM
-    keep_weights: bool = True  # quantized ones, for the whole step
+    watching: bool = False  # collect statistics of every quantizer, not only of mixtures
+    watching_gradients: bool = False  # measure the error of every weight gradient, at the cost of another GEMM
+    keep_weights: bool = True  # keep quantized weights for the whole step
     _last_input: _Input | None = None
-    _seen: set[int] = field(default_factory=set)  # layers whose input the observer has seen in this step
+    _recorded: set[int] = field(default_factory=set)  # layers whose input the observer has recorded in this step
 
     def __repr__(self) -> str:
         return f"<{self.recipe.name} on {len(self.layers)} linear layers, {len(self.kept)} of them kept high>"
 
     def begin(self, step: int, micro_batch: int = 0, *, rank: int = 0, progress: float = 0.0) -> None:
-        """progress: the part of training that is done, from 0 to 1, which the recipe's switch goes by."""
+        """Set the step context of the following forwards.
+
+        progress: the fraction of training that is done, from 0 to 1, which decides the recipe's switch.
+        """
         switched = self.recipe.switches and progress >= self.recipe.switch.at
         self.context = StepContext(step, micro_batch, rank, switched)
         self._last_input = None
-        self._seen.clear()
+        self._recorded.clear()
         if self.observer is not None:
             self.watching = self.observer.watches(step)
             self.watching_gradients = self.observer.watches_gradients(step) and micro_batch == 0
 
     def attach(self, model: nn.Module, optimizer: torch.optim.Optimizer, *, steps: int | None = None) -> None:
-        """Count the optimizer's updates as steps, and calls of the model in training between them as micro-batches.
+        """Count the optimizer's updates as steps, and the model's training calls between them as micro-batches.
 
-        steps: of the whole training; a recipe that switches on the way has to know.
+        steps: the total of the training; required if the recipe switches during training.
         """
         if steps is None and self.recipe.switches:
             raise ValueError(
-                f"recipe {self.recipe.name} switches at {self.recipe.switch.at} of training: give attach the steps of "
-                "the whole, or say begin(step, progress=…) yourself"
+                f"recipe {self.recipe.name} switches at {self.recipe.switch.at} of training: pass steps= to attach, "
+                "or call begin(step, progress=…) yourself"
             )
         step, micro_batch, rank = self.context.step, -1, self.context.rank
 
@@ -104,7 +107,7 @@ class Quantization:
         optimizer.register_step_post_hook(update)
 
     def penalty(self) -> Tensor | None:
-        """λ Σ mean |b_t − b_target| over layers (GaussWS eq. 12), to be added to the loss; None without one."""
+        """Return λ Σ mean |b_t − b_target| over layers (GaussWS eq. 12), to add to the loss, or None without one."""
         sampler = self.recipe.sampler
         if not sampler.penalty:
             return None
@@ -114,7 +117,7 @@ class Quantization:
         return sampler.penalty * torch.stack(terms).sum() if terms else None
 
     def __getstate__(self) -> dict[str, Any]:
-        """For copies and pickles: all but an input that was just quantized."""
+        """Return the state for copies and pickles, without the input that was quantized last."""
         return {**self.__dict__, "_last_input": None}
 
     # ---- called by the layers
@@ -122,32 +125,35 @@ class Quantization:
     def quantize_input(
         self, layer: QuantizedLinear, pair: OperandPair, x: Tensor, rows: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """x for fprop and wgrad. Layers that read one tensor alike (q, k, v) quantize it once, if nothing is drawn."""
+        """Return x for fprop and wgrad.
+
+        Layers that read the same tensor with the same slots (q, k, v) quantize it once, if nothing is random.
+        """
         last = self._last_input
-        alike = last is not None and last.pair is pair and last.values[0].dtype == rows.dtype
-        if last is not None and alike and last.x is x and last.version == x._version:
-            values, seen = last.values, last.seen
+        matches = last is not None and last.pair is pair and last.values[0].dtype == rows.dtype
+        if last is not None and matches and last.x is x and last.version == x._version:
+            values, statistics = last.values, last.statistics
         else:
-            seen = []
+            statistics = []
             values = pair(
                 rows,
                 lambda name: layer.seed(self.context, name),
-                (lambda *statistics: seen.append(statistics)) if self.observer else None,
+                (lambda *item: statistics.append(item)) if self.observer else None,
                 watch=self.watching,
             )
-            self._last_input = None if pair.needs_seed else _Input(x, x._version, pair, values, seen)
+            self._last_input = None if pair.needs_seed else _Input(x, x._version, pair, values, statistics)
         if not self.recomputes(layer):
-            self._seen.add(layer.index)
-            self.record(layer, seen, self.context)
+            self._recorded.add(layer.index)
+            self.record(layer, statistics, self.context)
         return values
 
     def quantize_gradient(
         self, layer: QuantizedLinear, pair: OperandPair, dy: Tensor, context: StepContext, for_x: bool, for_weight: bool
     ) -> tuple[Tensor, Tensor]:
-        """dy for dgrad and wgrad."""
-        self._last_input = None  # the forward is over
-        seen: list[Seen] = []
-        record = (lambda *statistics: seen.append(statistics)) if self.observer else None
+        """Return dy for dgrad and wgrad."""
+        self._last_input = None  # the forward pass is over
+        statistics: list[Statistics] = []
+        record = (lambda *item: statistics.append(item)) if self.observer else None
 
         def seed(name: str) -> int:
             return layer.seed(context, name)
@@ -155,25 +161,27 @@ class Quantization:
         if for_x and for_weight:
             values = pair(dy, seed, record, watch=self.watching)
         else:
-            one = pair.one(0 if for_x else 1, dy, seed, record, watch=self.watching)
-            values = one, one
-        self.record(layer, seen, context)
+            quantized = pair.quantize_one(0 if for_x else 1, dy, seed, record, watch=self.watching)
+            values = quantized, quantized
+        self.record(layer, statistics, context)
         return values
 
     def recomputes(self, layer: QuantizedLinear) -> bool:
-        """Within backward it is activation checkpointing that computes again, what may have been seen before: then by
-        the same operations, which it may count, but nobody is told."""
-        return torch._C._current_graph_task_id() != -1 and layer.index in self._seen
+        """Tell whether activation checkpointing repeats, within backward, a forward that was recorded before.
+
+        The repetition runs the same operations, but must not be recorded again.
+        """
+        return torch._C._current_graph_task_id() != -1 and layer.index in self._recorded
 
     def record_weight_gradient(self, layer: QuantizedLinear, quantized: Tensor, exact: Tensor) -> None:
         if self.observer is not None:
-            self.observer.saw_weight_gradient(layer.index, quantized, exact)
+            self.observer.record_weight_gradient(layer.index, quantized, exact)
 
-    def record(self, layer: QuantizedLinear, seen: Iterable[Seen], context: StepContext) -> None:
+    def record(self, layer: QuantizedLinear, statistics: Iterable[Statistics], context: StepContext) -> None:
         if self.observer is not None:
             switched = context.switched and layer.plans[0] is not layer.plans[1]
-            for slot, counts, choice in seen:
-                self.observer.saw(layer.index, slot, counts, choice, switched=switched)
+            for slot, counts, choice in statistics:
+                self.observer.record(layer.index, slot, counts, choice, switched=switched)
 
 
 @dataclass(frozen=True)
@@ -182,7 +190,7 @@ class _Input:
     version: int
     pair: OperandPair
     values: tuple[Tensor, Tensor]
-    seen: list[Seen]
+    statistics: list[Statistics]
 
 
 def quantize(
@@ -193,25 +201,25 @@ def quantize(
     observer: Observer | None = None,
     keep_weights: bool = True,
 ) -> Quantization:
-    """Swap the linear layers of the model's blocks, in place, for quantized ones over the same parameters.
+    """Swap the linear layers of the model's blocks, in place, for quantized ones with the same parameters.
 
-    Make optimizers afterwards: a sampler adds a parameter `bit_scale` to every layer that it works on.
-    keep_weights=False: quantized weights are made again in every forward and backward, where memory is scarce.
+    Create optimizers afterwards: a sampler adds a parameter `bit_scale` to every layer that it works on.
+    keep_weights=False: weights are quantized again in every forward and backward, to save memory.
 
     >>> quantization = quantize(model, Recipe.from_dict({"fprop": {"x": "e4m3:1x128:amax", "w": "e4m3:128x128:amax"}}))
     >>> quantization.attach(model, optimizer)   # or quantization.begin(step) before every forward
     """
-    found = list(linear_layers(model))
-    if not found:
-        raise ValueError(f"{type(model).__name__} has no linear layer to quantize")
-    blocks = 1 + max(layer.block for layer in found)
+    linears = list(linear_layers(model))
+    if not linears:
+        raise ValueError(f"{type(model).__name__} has no linear layer in its blocks to quantize")
+    blocks = 1 + max(layer.block for layer in linears)
     quantization = Quantization(recipe, seed, blocks, observer=observer, keep_weights=keep_weights)
     plans = _plans(recipe.operands, recipe.switched)
     high = _plans(recipe.kept, recipe.kept)
     sampled = parts(recipe.sampler.parts) if recipe.sampler.kind != "none" else frozenset()
-    kept = keep(recipe, found, blocks)
-    _check_parts(recipe, found)
-    for index, layer in enumerate(found):
+    kept = keep(recipe, linears, blocks)
+    _check_parts(recipe, linears)
+    for index, layer in enumerate(linears):
         is_kept = layer.name in kept
         quantized = QuantizedLinear(
             layer.linear,
@@ -227,51 +235,51 @@ def quantize(
         parent, _, last = layer.name.rpartition(".")
         setattr(model.get_submodule(parent), last, quantized)
         quantization.layers.append(quantized)
-    quantization.kept = [layer.name for layer in found if layer.name in kept]
+    quantization.kept = [layer.name for layer in linears if layer.name in kept]
     if observer is not None:
-        observer.bind([(layer.name, layer.block, layer.part) for layer in found])
+        observer.bind([(layer.name, layer.block, layer.part) for layer in linears])
     return quantization
 
 
-def linear_layers(model: nn.Module) -> Iterator[Found]:
-    """The linear layers that a recipe speaks of, in the model's own order."""
+def linear_layers(model: nn.Module) -> Iterator[BlockLinear]:
+    """Yield the linear layers that a recipe applies to, in the model's own order."""
     if isinstance(model, nn.Linear):
         raise ValueError(
             "the model is itself a linear layer and cannot be swapped in place: put it into an nn.Sequential"
         )
     containers = {n: list(m._modules) for n, m in model.named_modules() if _holds_blocks(m)}
-    outermost = [n for n in containers if not any(_inside(n, other) for other in containers if other != n)]
+    outermost = [n for n in containers if not any(_inside(n, outer) for outer in containers if outer != n)]
     for name, module in model.named_modules():
         if not isinstance(module, nn.Linear) or isinstance(module, NonDynamicallyQuantizableLinear):
             continue
-        around = next((n for n in outermost if _inside(name, n)), None)
-        if around is None and outermost:
+        container = next((n for n in outermost if _inside(name, n)), None)
+        if container is None and outermost:
             continue
-        inner = name if around is None else name[len(around) :].lstrip(".")
-        block = 0 if around is None else containers[around].index(inner.split(".")[0])
-        yield Found(name, block, getattr(module, "part", None) or _part_of(name), module)
+        inner = name if container is None else name[len(container) :].lstrip(".")
+        block = 0 if container is None else containers[container].index(inner.split(".")[0])
+        yield BlockLinear(name, block, getattr(module, "part", None) or _part_from_name(name), module)
 
 
-def keep(recipe: Recipe, found: Sequence[Found], blocks: int) -> frozenset[str]:
-    """The names of the layers that the recipe keeps high."""
+def keep(recipe: Recipe, layers: Sequence[BlockLinear], blocks: int) -> frozenset[str]:
+    """Return the names of the layers that the recipe keeps high."""
     k = recipe.keep
     if k.first + k.last >= blocks and (k.first or k.last):
         raise ValueError(
             f"recipe {recipe.name} keeps the first {k.first} and last {k.last} of {blocks} blocks high: "
-            "nothing would be quantized; take a deeper model or keep fewer"
+            "nothing would be quantized; use a deeper model or keep fewer blocks"
         )
-    of_parts = parts(k.parts)
+    selected = parts(k.parts)
     for glob in k.names:
-        if not any(fnmatchcase(layer.name, glob) for layer in found):
+        if not any(fnmatchcase(layer.name, glob) for layer in layers):
             raise ValueError(
-                f"keep.names: no layer is called {glob!r}; there are {_some(layer.name for layer in found)}"
+                f"keep.names: no layer matches {glob!r}; the layers are {_abbreviate(layer.name for layer in layers)}"
             )
     return frozenset(
         layer.name
-        for layer in found
+        for layer in layers
         if layer.block < k.first
         or layer.block >= blocks - k.last
-        or layer.part in of_parts
+        or layer.part in selected
         or any(fnmatchcase(layer.name, glob) for glob in k.names)
     )
 
@@ -281,18 +289,18 @@ def _plans(before: Operands, after: Operands) -> tuple[Plan, Plan]:
     return first, first if after == before else Plan(after)
 
 
-def _check_parts(recipe: Recipe, found: Sequence[Found]) -> None:
-    asked = parts(recipe.keep.parts)
+def _check_parts(recipe: Recipe, layers: Sequence[BlockLinear]) -> None:
+    selected = parts(recipe.keep.parts)
     if recipe.sampler.kind != "none":
-        asked |= parts(recipe.sampler.parts)
-    unknown = [layer.name for layer in found if layer.part is None]
-    if asked and unknown:
+        selected |= parts(recipe.sampler.parts)
+    unknown = [layer.name for layer in layers if layer.part is None]
+    if selected and unknown:
         raise ValueError(
-            f"recipe {recipe.name} selects layers by part, but the part of {_some(unknown)} is not known: give "
+            f"recipe {recipe.name} selects layers by part, but the part of {_abbreviate(unknown)} is unknown: give "
             f"the module an attribute `part`, one of {', '.join(PARTS)}"
         )
-    if recipe.sampler.kind != "none" and not any(layer.part in parts(recipe.sampler.parts) for layer in found):
-        have = sorted({str(layer.part) for layer in found})
+    if recipe.sampler.kind != "none" and not any(layer.part in parts(recipe.sampler.parts) for layer in layers):
+        have = sorted({str(layer.part) for layer in layers})
         raise ValueError(f"sampler.parts {list(recipe.sampler.parts)}: the model has only {', '.join(have)}")
 
 
@@ -302,15 +310,15 @@ def _holds_blocks(module: nn.Module) -> bool:
     return isinstance(module, (nn.ModuleList, nn.Sequential))
 
 
-def _part_of(name: str) -> str | None:
-    words = name.split(".")
-    return PART_OF_NAME.get(".".join(words[-2:])) or PART_OF_NAME.get(words[-1])
+def _part_from_name(name: str) -> str | None:
+    components = name.split(".")
+    return PART_OF_NAME.get(".".join(components[-2:])) or PART_OF_NAME.get(components[-1])
 
 
 def _inside(name: str, container: str) -> bool:
     return container == "" or name.startswith(f"{container}.")
 
 
-def _some(names: Iterable[str]) -> str:
+def _abbreviate(names: Iterable[str]) -> str:
     names = list(names)
     return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")

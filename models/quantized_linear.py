@@ -1,15 +1,15 @@
-"""A linear layer whose three GEMMs read quantized operands.
+"""Implement a linear layer whose three GEMMs read quantized operands.
 
     forward    y  = Q(x) · Q(w)ᵀ            x: tokens × in, w: out × in, dy: tokens × out
     backward   dx = Q(dy) · Q(w)            each Q is that operand's slot of the recipe
                dw = Q(dy)ᵀ · Q(x)           rounded to the recipe's wgrad.output, then FP32
 
-x and w are quantized in the dtype the layer computes in (that of x, or autocast's); w's FP32 master copy is cast to it
-first, or, under a sampler, noise is added to the master copy before the cast. The quantized x of wgrad is made in
-forward and kept instead of x. w is quantized once for as long as it does not change, so once per optimizer step
-(but for rotations whose signs are drawn for every GEMM); or with `keep_weights=False`, for sharded weights of which
-nobody is to hold a whole one between forward and backward, in each of these anew, to the same bits.
-The gradient passes straight through every rounding. A bias is added in FP32, before y is rounded, as in nn.Linear.
+x and w are quantized in the dtype the layer computes in (that of x, or autocast's). The FP32 master copy of w is cast
+to it first; a sampler adds its noise to the master copy before the cast. The quantized x of wgrad is made in forward
+and kept instead of x. w is quantized once for as long as it does not change, so once per optimizer step, except for
+rotations whose signs are drawn for every GEMM. With `keep_weights=False`, w is quantized again in each forward and
+backward, to the same bits; this is for sharded weights, so that no process keeps a whole one between them. The gradient
+passes straight through every rounding. A bias is added in FP32, before y is rounded, as in nn.Linear.
 """
 
 from __future__ import annotations
@@ -29,14 +29,18 @@ from fewbits.models.operand_pair import OperandPair
 from fewbits.models.recipe import GEMMS, SLOTS, Operands, Recipe, Sampler
 from fewbits.models.untraced import untraced
 
-DRAWS = (*SLOTS, "sampler", *GEMMS)  # what has seeds of its own, by its place here; GEMMs for their rotations' signs
+DRAWS = (
+    *SLOTS,
+    "sampler",
+    *GEMMS,
+)  # seeds depend on the index here; GEMMs are for signs
 NOISE = {"gaussws": "gaussian", "diffq": "uniform"}
 OUTPUT = {"compute": None, "bf16": torch.bfloat16, "fp32": torch.float32}  # None: the dtype of the operands
 
 
 @dataclass(frozen=True)
 class StepContext:
-    """When something is computed: what seeds are made of, and which operands are in force."""
+    """The position in training, on which seeds depend, and whether the recipe has switched."""
 
     step: int = 0
     micro_batch: int = 0
@@ -49,7 +53,7 @@ class StepContext:
 
 
 class _Updates:
-    """Counts all optimizers' updates: torch's fused ones, and those that write to `.data`, leave no other trace."""
+    """A counter of all optimizers' updates; fused ones, and those that write to `.data`, leave no other trace."""
 
     count = 0
 
@@ -60,25 +64,25 @@ class _Updates:
 
 register_optimizer_step_post_hook(_Updates.add)
 
-Seen = tuple[str, Tensor, Tensor | None]  # a slot, its counts (kernels/README.md), and a mixture's choices
+Statistics = tuple[str, Tensor, Tensor | None]  # a slot, its counts (kernels/README.md), and a mixture's choices
 
 
 @dataclass
 class _Weights:
-    """The quantized weight, what it was made of, and statistics that nobody has taken yet."""
+    """The quantized weight, the key it was made for, and its statistics that are not recorded yet."""
 
     key: tuple[object, ...]
-    source: Tensor  # held, so that no other weight can come to lie at the address that the key names
+    source: Tensor  # kept alive, so that no other weight can get the address that the key contains
     values: tuple[Tensor, Tensor]
-    seen: list[Seen]
+    statistics: list[Statistics]
 
-    def take(self) -> list[Seen]:
-        seen, self.seen = self.seen, []
-        return seen
+    def take(self) -> list[Statistics]:
+        statistics, self.statistics = self.statistics, []
+        return statistics
 
 
 class Owner(Protocol):
-    """What layers ask of the `Quantization` that they share (fewbits.models.quantize)."""
+    """The interface of the `Quantization` that layers share (fewbits.models.quantize)."""
 
     recipe: Recipe
     seed: int
@@ -97,7 +101,7 @@ class Owner(Protocol):
         self, layer: QuantizedLinear, pair: OperandPair, dy: Tensor, context: StepContext, for_x: bool, for_weight: bool
     ) -> tuple[Tensor, Tensor]: ...
 
-    def record(self, layer: QuantizedLinear, seen: list[Seen], context: StepContext) -> None: ...
+    def record(self, layer: QuantizedLinear, statistics: list[Statistics], context: StepContext) -> None: ...
 
     def record_weight_gradient(self, layer: QuantizedLinear, quantized: Tensor, exact: Tensor) -> None: ...
 
@@ -115,9 +119,9 @@ class Plan:
 
 
 class QuantizedLinear(nn.Linear):
-    """Takes over the parameters of an nn.Linear. Made by `quantize`, which also knows the context and the observer."""
+    """A linear layer with quantized GEMMs and the parameters of an nn.Linear; `quantize` creates it."""
 
-    bit_scale: nn.Parameter | None  # b_i of GaussWS eq. 11, one for each square
+    bit_scale: nn.Parameter | None  # b_i of GaussWS eq. 11, one per square
 
     def __init__(
         self,
@@ -137,7 +141,7 @@ class QuantizedLinear(nn.Linear):
         self.part = getattr(linear, "part", None)
         self.plans, self.sampler = plans, sampler
         self.output = OUTPUT[owner.recipe.wgrad.output]
-        self.owner = [owner]  # in a list: no submodule, and no circle for copy and state_dict to follow
+        self.owner = [owner]  # in a list, so that it is no submodule, and copy and state_dict follow no cycle
         self.bit_scale = None
         if sampler:
             squares = [-(-n // sampler.block) for n in linear.weight.shape]
@@ -145,7 +149,7 @@ class QuantizedLinear(nn.Linear):
         self._weights: _Weights | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """For copies and pickles: all but the quantized weight, which they make again."""
+        """Return the state for copies and pickles, without the quantized weight, which they make again."""
         return {**self.__dict__, "_weights": None}
 
     def extra_repr(self) -> str:
@@ -154,12 +158,12 @@ class QuantizedLinear(nn.Linear):
 
     @property
     def bits(self) -> Tensor | None:
-        """b_t, one for each square of the weight (GaussWS eq. 11)."""
+        """The bit widths b_t, one per square of the weight (GaussWS eq. 11)."""
         if self.sampler is None or self.bit_scale is None:
             return None
         return self.sampler.target + self.bit_scale.float() * (self.sampler.init - self.sampler.target)
 
-    @untraced  # what happens inside depends on the step
+    @untraced  # its operations depend on the step
     def forward(self, x: Tensor) -> Tensor:
         owner, context = self.owner[0], self.owner[0].context
         plan = self.plans[context.switched]
@@ -169,12 +173,12 @@ class QuantizedLinear(nn.Linear):
         backward = torch.is_grad_enabled()
         with torch.no_grad():
             sampled = self.sampler is not None and (self.training or self.sampler.in_evaluation)
-            weight = self._quantized_weight if owner.keep_weights else self._passing_weight
+            weight = self._cached_weight if owner.keep_weights else self._uncached_weight
             w_forward, w_backward = weight(plan, context, rows.dtype, sampled, backward)
             if backward:
                 x_forward, x_backward = owner.quantize_input(self, plan.x, x, rows)
             else:
-                x_forward = x_backward = plan.x.one(0, rows, lambda name: self.seed(context, name))
+                x_forward = x_backward = plan.x.quantize_one(0, rows, lambda name: self.seed(context, name))
         bias = None if self.bias is None else self.bias.to(rows.dtype)
         y = _ThreeGemms.apply(
             *(rows, self.weight, self.bit_scale if sampled else None, bias),
@@ -183,18 +187,23 @@ class QuantizedLinear(nn.Linear):
         return y.view(*x.shape[:-1], self.out_features)
 
     def seed(self, context: StepContext, name: str) -> int:
-        """Independent for every step, micro-batch, rank, layer and slot or GEMM. The noise of a weight is one for all
-        that share a step."""
+        """Return a seed that is independent for every step, micro-batch, rank, layer and slot or GEMM.
+
+        The seed of a weight's slot is the same for all micro-batches and ranks of a step.
+        """
         micro_batch, rank = (0, 0) if name.endswith(".w") else (context.micro_batch, context.rank)
         return derive_seed(self.owner[0].seed, context.step, micro_batch, rank, self.index, DRAWS.index(name))
 
     def sampler_seed(self, context: StepContext) -> int:
         return derive_seed(self.owner[0].seed, context.step, self.index, DRAWS.index("sampler"))
 
-    def _quantized_weight(
+    def _cached_weight(
         self, plan: Plan, context: StepContext, dtype: torch.dtype, sampled: bool, training: bool
     ) -> tuple[Tensor, Tensor]:
-        """w for fprop and for dgrad. Statistics wait beside it until training asks: evaluation leaves no trace."""
+        """Return w for fprop and for dgrad, cached.
+
+        Its statistics are recorded only when training uses it, so that evaluation leaves no trace.
+        """
         owner, w = self.owner[0], self.weight
         key: tuple[object, ...] = (
             _Updates.count,
@@ -211,42 +220,44 @@ class QuantizedLinear(nn.Linear):
         if self.bit_scale is not None:
             key = (*key, self.bit_scale._version)
         if self._weights is None or self._weights.key != key:
-            self._weights = None  # frees the old ones before the new ones are made
+            self._weights = None  # frees the old values before the new ones are allocated
             self._weights = _Weights(key, w.detach(), *self._quantize_weight(plan, context, dtype, sampled))
         if training:
             owner.record(self, self._weights.take(), context)
         return self._weights.values
 
-    def _passing_weight(
+    def _uncached_weight(
         self, plan: Plan, context: StepContext, dtype: torch.dtype, sampled: bool, training: bool
     ) -> tuple[Tensor, None]:
-        """w for fprop, held by nobody. Told of as often as one that is kept."""
+        """Return w for fprop, not cached, but recorded as often as cached weights."""
         if not training or (context.micro_batch and not plan.w.draws_signs):
-            return self.one_weight(0, plan, context, dtype, sampled), None
-        (w, _), seen = self._quantize_weight(plan, context, dtype, sampled)
+            return self.quantize_weight_for(0, plan, context, dtype, sampled), None
+        (w, _), statistics = self._quantize_weight(plan, context, dtype, sampled)
         if not self.owner[0].recomputes(self):
-            self.owner[0].record(self, seen, context)
+            self.owner[0].record(self, statistics, context)
         return w, None
 
-    def one_weight(self, which: int, plan: Plan, context: StepContext, dtype: torch.dtype, sampled: bool) -> Tensor:
-        """w for fprop (which=0) or for dgrad (1) alone."""
-        return plan.w.one(which, self._source(context, dtype, sampled), lambda name: self.seed(context, name))
+    def quantize_weight_for(
+        self, which: int, plan: Plan, context: StepContext, dtype: torch.dtype, sampled: bool
+    ) -> Tensor:
+        """Return w for fprop (which=0) or for dgrad (1) alone."""
+        return plan.w.quantize_one(which, self._source(context, dtype, sampled), lambda name: self.seed(context, name))
 
     def _quantize_weight(
         self, plan: Plan, context: StepContext, dtype: torch.dtype, sampled: bool
-    ) -> tuple[tuple[Tensor, Tensor], list[Seen]]:
-        """w for fprop and for dgrad, and what there is to say of them."""
-        seen: list[Seen] = []
+    ) -> tuple[tuple[Tensor, Tensor], list[Statistics]]:
+        """Return w for fprop and for dgrad, and their statistics."""
+        statistics: list[Statistics] = []
         values = plan.w(
             self._source(context, dtype, sampled),
             lambda name: self.seed(context, name),
-            lambda *statistics: seen.append(statistics),
+            lambda *item: statistics.append(item),
             watch=self.owner[0].watching,
         )
-        return values, seen
+        return values, statistics
 
     def _source(self, context: StepContext, dtype: torch.dtype, sampled: bool) -> Tensor:
-        """The weight before it is quantized, in the dtype that the layer computes in."""
+        """Return the weight before it is quantized, in the dtype that the layer computes in."""
         if not sampled:
             return self.weight.detach().to(dtype)
         assert self.sampler is not None
@@ -273,9 +284,10 @@ class _ThreeGemms(torch.autograd.Function):
         ctx.layer, ctx.plan, ctx.context = layer, plan, context
         ctx.watched = layer.owner[0].watching_gradients
         original = x if ctx.watched else None
-        # With the operands, as activation checkpointing may make these again at another context, turned otherwise.
-        turned_at = torch.tensor(context.numbers) if plan.draws_signs else None
-        ctx.save_for_backward(weight, bit_scale, x_backward, w_backward, original, turned_at)
+        # Saved with the operands, because activation checkpointing may make them again in another context, with other
+        # signs.
+        signs_context = torch.tensor(context.numbers) if plan.draws_signs else None
+        ctx.save_for_backward(weight, bit_scale, x_backward, w_backward, original, signs_context)
         if bias is not None:
             return linear(x_forward, w_forward, bias)
         return product(x_forward, w_forward.t(), x_forward.dtype)
@@ -283,21 +295,21 @@ class _ThreeGemms(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        with torch.autocast(dy.device.type, enabled=False):  # which would round FP32 products, where it is on
+        with torch.autocast(dy.device.type, enabled=False):  # autocast would round FP32 products
             return _ThreeGemms.gradients(ctx, dy.contiguous())
 
     @staticmethod
     def gradients(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        weight, bit_scale, x, w, original, turned_at = ctx.saved_tensors
+        weight, bit_scale, x, w, original, signs_context = ctx.saved_tensors
         layer, plan, context = ctx.layer, ctx.plan, ctx.context
-        if turned_at is not None:
-            step, micro_batch, rank = turned_at.tolist()
+        if signs_context is not None:
+            step, micro_batch, rank = signs_context.tolist()
             context = StepContext(step, micro_batch, rank, context.switched)
         owner = layer.owner[0]
         for_x, for_weight = ctx.needs_input_grad[0], ctx.needs_input_grad[1] or ctx.needs_input_grad[2]
         dy_dgrad, dy_wgrad = owner.quantize_gradient(layer, plan.dy, dy, context, for_x, for_weight)
         if w is None and for_x:
-            w = layer.one_weight(1, plan, context, x.dtype, bit_scale is not None)
+            w = layer.quantize_weight_for(1, plan, context, x.dtype, bit_scale is not None)
         dx = product(dy_dgrad, w, dy.dtype) if for_x else None
         d_bias = dy.sum(0) if ctx.needs_input_grad[3] else None
         if not for_weight:

@@ -1,5 +1,7 @@
-"""What torch's compiler keeps out of, without loading it where nothing is compiled: it takes longer to import than all
-the rest of torch, and torch's own means load it at the first call."""
+"""Exclude functions from torch's compiler without importing the compiler when nothing is compiled.
+
+Its import takes longer than the rest of torch, and torch's own decorator imports it at the first call.
+"""
 
 import sys
 from collections.abc import Callable
@@ -15,7 +17,7 @@ R = TypeVar("R")
 
 
 def untraced(function: Callable[P, R]) -> Callable[P, R]:
-    """As torch.compiler.disable does it, once there is a compiler."""
+    """Exclude a function from compilation like torch.compiler.disable, but only once the compiler is imported."""
     disabled = _disable_dynamo(function)
 
     @wraps(function)
@@ -26,7 +28,7 @@ def untraced(function: Callable[P, R]) -> Callable[P, R]:
 
 
 class UntracedOptimizer(Optimizer):
-    """Nobody compiles one here."""
+    """A base class for optimizers that are never compiled."""
 
     add_param_group = unwrap(Optimizer.add_param_group)
     zero_grad = unwrap(Optimizer.zero_grad)

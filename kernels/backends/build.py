@@ -1,10 +1,11 @@
-"""Compiles the CPU kernels at first use and keeps the library under a name that says what it was made of.
+"""Compile the CPU kernels at first use and cache the library under a name that hashes its sources.
 
-The name is a hash of sources, flags and processor, not of the compiler, whose choice changes no bit: an edit rebuilds,
-nodes of different types that share a home directory each find their own, and one without a compiler finds what another
-built. One process builds under a lock; the file appears whole, by a rename, and ends with the hash of what comes
-before: a disk may have been full or a node have lost its power, and to run half a library is to crash.
-This module imports neither torch nor numpy, so that `fewbits doctor` may ask it.
+The hash covers sources, flags and processor. It does not cover the compiler, whose choice changes no bit. So an edit
+triggers a rebuild, machines of different types that share a home directory use separate files, and a machine without a
+compiler can use a library that another one built. One process builds at a time, under a lock. The file appears
+complete, by a rename, and ends with the hash of its content, because a full disk or a power failure can leave half a
+library, and loading that crashes.
+This module imports neither torch nor numpy, so that `fewbits doctor` can call it.
 """
 
 import ctypes
@@ -34,8 +35,8 @@ UNITS = (
     "cpu_gemm.cpp",
 )
 
-# -fno-trapping-math and -fno-math-errno let comparisons and roots inside loops vectorise; -ffp-contract=off keeps
-# a*b+c at two roundings, as the reference has them. Nothing here may reorder floating point.
+# -fno-trapping-math and -fno-math-errno let comparisons and roots inside loops vectorise; -ffp-contract=off keeps the
+# two roundings of a*b+c, as in the reference. No flag here may reorder floating point operations.
 FLAGS = (
     "-std=c++17",
     "-O3",
@@ -46,32 +47,32 @@ FLAGS = (
     "-ffp-contract=off",
     "-Wno-psabi",
 )
-NO_LOCKS = "processes that compile at the same time can disturb each other: start one first, or set FEWBITS_CACHE"
+NO_LOCKS = "processes that compile at the same time may conflict: start one first, or set FEWBITS_CACHE"
 NATIVE = {"x86_64": ("-march=native", "-mprefer-vector-width=512"), "aarch64": ("-mcpu=native",)}
-ARCHITECTURE = "FEWBITS_CPU_ARCH"  # environment variable: what -march is given instead, x86-64-v3 for example
+ARCHITECTURE = "FEWBITS_CPU_ARCH"  # environment variable that replaces the value of -march, for example x86-64-v3
 
 
 class BuildError(RuntimeError):
-    """The compiler was there and failed."""
+    """An error that says why the kernels could not be compiled."""
 
 
 def compiler() -> tuple[str, ...] | None:
-    """The C++ compiler, as a command begins: $CXX ("ccache g++", say) where it is set, else g++, c++ or clang++."""
-    asked = shlex.split(os.environ.get("CXX", ""))
-    candidates = [asked] if asked else [["g++"], ["c++"], ["clang++"]]
+    """Return the command of the C++ compiler: $CXX (for example "ccache g++") if set, else g++, c++ or clang++."""
+    requested = shlex.split(os.environ.get("CXX", ""))
+    candidates = [requested] if requested else [["g++"], ["c++"], ["clang++"]]
     return next(((path, *options) for name, *options in candidates if (path := shutil.which(name))), None)
 
 
 def no_compiler() -> str:
-    asked = os.environ.get("CXX")
-    return f"no C++ compiler found: {f'CXX={asked} is no program here' if asked else 'install g++, or set CXX'}"
+    requested = os.environ.get("CXX")
+    return f"no C++ compiler found: {f'CXX={requested} is not installed' if requested else 'install g++, or set CXX'}"
 
 
 def flags() -> tuple[str, ...]:
-    """Return the compiler's flags: for this processor, or for the one that FEWBITS_CPU_ARCH names."""
+    """Return the compiler's flags for this processor, or for the one that FEWBITS_CPU_ARCH names."""
     native = NATIVE.get(platform.machine(), ())
-    asked = os.environ.get(ARCHITECTURE)
-    return FLAGS + ((f"-march={asked}", *native[1:]) if asked else native)
+    requested = os.environ.get(ARCHITECTURE)
+    return FLAGS + ((f"-march={requested}", *native[1:]) if requested else native)
 
 
 def cache_folder() -> Path:
@@ -81,14 +82,14 @@ def cache_folder() -> Path:
 
 
 def library_path() -> Path:
-    """Where the compiled library lies, or would."""
+    """Return the path of the compiled library, which may not exist yet."""
     parts = [f"{path.name}\n{path.read_text()}" for path in sorted(SOURCES.glob("*.[hc]*"))]
     parts += [*flags(), str(_openmp_of_torch()), _processor()]
     return cache_folder() / f"cpu-{hashlib.sha256('|'.join(parts).encode()).hexdigest()[:16]}.so"
 
 
 def is_whole(library: Path) -> bool:
-    """Whether the file is as it was built: it ends with its hash, which the loader of libraries passes over."""
+    """Tell whether the file is complete: it ends with the hash of its content, which the dynamic loader ignores."""
     try:
         content = library.read_bytes()
     except OSError:
@@ -97,17 +98,20 @@ def is_whole(library: Path) -> bool:
 
 
 def build() -> Path:
-    """The library's path, after compiling it if need be. BuildError if the compiler fails, or there is none."""
+    """Return the library's path, and compile the library first if needed.
+
+    Raises BuildError if the compiler fails or there is none.
+    """
     target = library_path()
     if is_whole(target):
         return target
     command = compiler()
     if command is None:
         raise BuildError(f"{target} is damaged, and {no_compiler()}" if target.exists() else no_compiler())
-    with opened(target.with_suffix(".lock")) as lock, locked(lock, NO_LOCKS):
+    with open_lock(target.with_suffix(".lock")) as lock, locked(lock, NO_LOCKS):
         if not is_whole(target):
             folder = target.with_suffix(".build")
-            shutil.rmtree(folder, ignore_errors=True)  # of a process that was killed: who has the lock is alone
+            shutil.rmtree(folder, ignore_errors=True)  # left by a process that was killed
             folder.mkdir()
             try:
                 _compile(command, folder, target)
@@ -116,18 +120,16 @@ def build() -> Path:
     return target
 
 
-def opened(lock: Path) -> TextIO:
+def open_lock(lock: Path) -> TextIO:
     try:
         lock.parent.mkdir(parents=True, exist_ok=True)
         return lock.open("w")
     except OSError as error:
-        raise BuildError(
-            f"nothing can be kept in {lock.parent} ({error}): set FEWBITS_CACHE to a folder for it"
-        ) from None
+        raise BuildError(f"cannot write to {lock.parent} ({error}): set FEWBITS_CACHE to a writable folder") from None
 
 
-def complaint_of(command: tuple[str, ...]) -> str | None:
-    """What keeps this compiler from making libraries with our flags, tried on a line of code; None if it can."""
+def compiler_error(command: tuple[str, ...]) -> str | None:
+    """Compile one line of code with our flags and load it; return the error message, or None if it works."""
     with tempfile.TemporaryDirectory() as folder:
         source, result = Path(folder, "try.cpp"), Path(folder, "try.so")
         source.write_text("#include <algorithm>\nint largest(int a, int b) { return std::max(a, b); }\n")
@@ -147,7 +149,8 @@ def _compile(command: tuple[str, ...], folder: Path, target: Path) -> None:
             for unit, result in zip(UNITS, objects, strict=True)
         ]
     )
-    # One OpenMP runtime in the process, torch's: two would keep twice the threads, spinning against each other.
+    # Link torch's OpenMP runtime, so that the process has only one. Two would have twice the threads, which compete by
+    # spinning.
     openmp = _openmp_of_torch()
     link = [str(openmp), f"-Wl,-rpath,{openmp.parent}"] if openmp else ["-fopenmp"]
     linked = folder / target.name
@@ -162,10 +165,10 @@ def _compile(command: tuple[str, ...], folder: Path, target: Path) -> None:
 
 
 def _run(steps: list[list[str]]) -> None:
-    """Commands beside each other. BuildError, with what it said, for the first that fails."""
+    """Run commands in parallel; raise BuildError with the output of the first one that fails."""
     running = [subprocess.Popen(step, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) for step in steps]
-    said = [process.communicate()[0].decode(errors="replace") for process in running]
-    for step, process, output in zip(steps, running, said, strict=True):
+    outputs = [process.communicate()[0].decode(errors="replace") for process in running]
+    for step, process, output in zip(steps, running, outputs, strict=True):
         if process.returncode:
             raise BuildError(f"{' '.join(step)} failed with status {process.returncode}:\n{output}")
 
@@ -174,7 +177,7 @@ def _load(library: Path) -> None:
     try:
         ctypes.CDLL(str(library))
     except OSError as error:
-        raise BuildError(f"what the compiler made is no library: {error}") from None
+        raise BuildError(f"cannot load the compiled library: {error}") from None
 
 
 @cache
@@ -183,8 +186,8 @@ def _openmp_of_torch() -> Path | None:
     if spec is None or spec.origin is None:
         return None
     package = Path(spec.origin).parent
-    found = sorted([*package.glob("lib/libgomp*.so*"), *package.parent.glob("torch.libs/libgomp*.so*")])
-    return found[0] if found else None
+    candidates = sorted([*package.glob("lib/libgomp*.so*"), *package.parent.glob("torch.libs/libgomp*.so*")])
+    return candidates[0] if candidates else None
 
 
 def _processor() -> str:
@@ -198,6 +201,6 @@ def _processor() -> str:
 
 if __name__ == "__main__":
     if compiler() is None:
-        print(f"{no_compiler()}; the reference will serve", file=sys.stderr)
+        print(f"{no_compiler()}; the reference backend will be used", file=sys.stderr)
     else:
         print(build())

@@ -1,6 +1,6 @@
-"""Which implementation runs: `reference` (torch, anywhere), `cpu` (compiled) or `cuda`, by device and availability.
+"""Choose the backend by device and availability: `reference` (torch, anywhere), `cpu` (compiled) or `cuda`.
 
-FEWBITS_BACKEND forces one. A fallback is announced once.
+FEWBITS_BACKEND forces one. A fallback to the reference is announced once.
 """
 
 import os
@@ -20,25 +20,25 @@ def backend_for(device_type: str) -> ModuleType:
 @cache
 def _choose(forced: str | None, device_type: str) -> ModuleType:
     if forced is not None and forced not in NAMES:
-        raise ValueError(f"FEWBITS_BACKEND={forced}: valid are {', '.join(NAMES)}")
+        raise ValueError(f"FEWBITS_BACKEND={forced} is unknown: valid are {', '.join(NAMES)}")
     if forced == "reference":
         return reference
     if forced == "cuda" or (forced is None and device_type == "cuda"):
-        return _on_gpus(forced, device_type)
+        return _cuda_backend(forced, device_type)
     if device_type != "cpu":
         if forced == "cpu":
             raise RuntimeError(
                 f"FEWBITS_BACKEND=cpu, but the tensor is on {device_type}: move it, or unset the variable"
             )
-        _warn(f"fewbits has no kernels for {device_type} in this version: the reference serves, many times slower")
+        _warn(f"fewbits has no kernels for {device_type}: the reference backend is used, many times slower")
         return reference
     if forced is None and build.compiler() is None and not build.library_path().exists():
-        _warn(f"{build.no_compiler()}; until then the reference serves, many times slower")
+        _warn(f"{build.no_compiler()}; until then the reference backend is used, many times slower")
         return reference
-    return _compiled(forced)
+    return _cpu_backend(forced)
 
 
-def _on_gpus(forced: str | None, device_type: str) -> ModuleType:
+def _cuda_backend(forced: str | None, device_type: str) -> ModuleType:
     from fewbits.kernels.backends import cuda
 
     complaint = cuda.complaint()
@@ -47,12 +47,14 @@ def _on_gpus(forced: str | None, device_type: str) -> ModuleType:
     if device_type != "cuda":
         raise RuntimeError(f"FEWBITS_BACKEND=cuda, but the tensor is on {device_type}: move it, or unset the variable")
     if complaint:
-        _warn(f"the fewbits CUDA kernels do not work here, so the reference serves, many times slower: {complaint}")
+        _warn(
+            f"the fewbits CUDA kernels do not work here; the reference backend is used, many times slower: {complaint}"
+        )
         return reference
     return cuda
 
 
-def _compiled(forced: str | None) -> ModuleType:
+def _cpu_backend(forced: str | None) -> ModuleType:
     from fewbits.kernels.backends import cpu
 
     try:
@@ -60,7 +62,7 @@ def _compiled(forced: str | None) -> ModuleType:
     except (build.BuildError, OSError) as error:
         if forced == "cpu":
             raise
-        _warn(f"the fewbits CPU kernels do not work here, so the reference serves, many times slower: {error}")
+        _warn(f"the fewbits CPU kernels do not work here; the reference backend is used, many times slower: {error}")
         return reference
     return cpu
 

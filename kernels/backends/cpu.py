@@ -1,7 +1,7 @@
-"""The compiled CPU backend: the functions of reference.py over csrc/, through ctypes.
+"""Provide the compiled CPU backend: the functions of reference.py, computed by csrc/ and called through ctypes.
 
-Nothing numeric happens here. ctypes costs less per call than any binding that knows tensors, and lets go of the
-interpreter lock while the library works.
+No arithmetic happens here. ctypes costs less per call than a binding that knows tensors, and it releases the
+interpreter lock while the library runs.
 """
 
 import ctypes
@@ -13,15 +13,15 @@ import torch
 from torch import Tensor
 
 from fewbits.kernels.backends import build, reference
-from fewbits.kernels.packing import room
+from fewbits.kernels.packing import allocate
 from fewbits.kernels.quantizer import Quantizer
 
 DTYPES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
 SCALINGS = {"none": 0, "amax": 1, "gam": 2, "e8m0": 3, "mx": 4, "nvfp4": 5, "ue5m3": 6, "fouroversix": 7, "eden": 8}
 NOISES = {"gaussian": 0, "uniform": 1}
 COUNTS = 7
-SMALL = 1 << 15  # elements under which a second thread costs more than it brings
-PRODUCTS_PER_ELEMENT = 64  # multiplications in a matrix product that take as long as an element elsewhere
+SMALL = 1 << 15  # with fewer elements a second thread costs more than it saves
+PRODUCTS_PER_ELEMENT = 64  # multiplications of a matrix product that take as long as one element of other kernels
 
 
 class _Grid(ctypes.Structure):  # csrc/numeric.h
@@ -137,7 +137,7 @@ def quantize_both(
 
 def encode(x: Tensor, q: Quantizer, axis: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
     request, _, _ = _request(x, q, axis, seed, None, False, None)
-    (codes, scales, group_scales), f = room(q, axis, x), q.format
+    (codes, scales, group_scales), f = allocate(q, axis, x), q.format
     request.codes, request.group_scales = codes.data_ptr(), group_scales.data_ptr()
     request.scales = scales.data_ptr() if q.scaling != "none" else None
     request.code_bits = f.bits
@@ -178,7 +178,7 @@ def gaussian_noise(count: int, seed: int, device: torch.device) -> Tensor:
 
 
 def box_muller(count: int, seed: int) -> Tensor:
-    """round(z / 2) packed like `gaussian_noise`: the generator that the paper compares with. For the benchmark."""
+    """Return round(z / 2), packed like `gaussian_noise`: the baseline generator of the paper, for the benchmark."""
     words = torch.empty((count + 7) // 8, dtype=torch.int32)
     library().fb_box_muller(words.numel(), seed, words.data_ptr(), _threads(count))
     return words
@@ -209,20 +209,20 @@ def sample_weight_backward(grad: Tensor, w: Tensor, bits: Tensor, seed: int, noi
 
 
 def matmul_fp32(a: Tensor, b: Tensor) -> Tensor:
-    """Torch's product of the widened operands where the processor has no AVX-512."""
+    """Return a · b summed in FP32; without AVX-512 this is torch's product of the widened operands."""
     (m, k), n = a.shape, b.shape[1]
     if 0 in (m, n, k):
         return a.new_zeros((m, n), dtype=torch.float32)
     a, b = (x if 1 in x.stride() else x.contiguous() for x in (a, b))
     out = a.new_empty((m, n), dtype=torch.float32)
-    done = library().fb_matmul_fp32(
+    supported = library().fb_matmul_fp32(
         *(a.data_ptr(), a.stride(0), a.stride(1), b.data_ptr(), b.stride(1), b.stride(0), m, n, k),
         *(out.data_ptr(), _threads(m * n * k // PRODUCTS_PER_ELEMENT)),
     )
-    return out if done else reference.matmul_fp32(a, b)
+    return out if supported else reference.matmul_fp32(a, b)
 
 
-# What is small or rare enough for torch.
+# These are small or rare enough to use torch.
 rotate = reference.rotate
 unpack_noise = reference.unpack_noise
 
@@ -256,7 +256,7 @@ def _quant(q: Quantizer, axis: int, rows: int, cols: int) -> _Quant:
     return quant
 
 
-@lru_cache(maxsize=1024)  # signs may be new in every GEMM
+@lru_cache(maxsize=1024)  # with signs=each every GEMM may have new signs
 def _template(q: Quantizer, axis: int) -> _Quant:
     f = q.format
     overflow = {"saturate": f.max, "nan": float("nan"), "inf": float("inf")}[q.overflow]
@@ -285,7 +285,7 @@ def _threads(elements: int) -> int:
     return 1 if elements < SMALL or _forked.is_set() else torch.get_num_threads()
 
 
-# OpenMP's threads do not survive a fork, and a child that asks for them waits for ever: it works alone.
+# OpenMP's threads do not survive a fork, and a child that asks for them waits forever, so it uses one thread.
 _forked = threading.Event()
 os.register_at_fork(after_in_child=_forked.set)
 

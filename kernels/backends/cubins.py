@@ -1,10 +1,11 @@
-"""Compiles CUDA kernels at first use with NVRTC, and keeps each cubin under a name that says what it was made of.
+"""Compile CUDA kernels at first use with NVRTC, and cache each cubin under a name that hashes its sources.
 
-A kernel is compiled for a variant: one set of constants (device.py), so that it stays small and spills nothing,
-and for one architecture. As with the CPU library (build.py), the name is a hash of sources, constants, options and
-NVRTC's version; one process compiles under a lock; the file appears whole, by a rename, and ends with its hash.
+A kernel is compiled for one architecture and one variant, which is a set of constants (device.py), so that it stays
+small and does not spill registers. As with the CPU library (build.py), the hash covers sources, constants, options and
+NVRTC's version; one process compiles at a time, under a lock; the file appears complete, by a rename, and ends with its
+hash.
 
-We compile ourselves because CuPy's own compilation adds -ftz=true, which flushes subnormals. No GPU is needed.
+We compile ourselves because CuPy's compilation adds -ftz=true, which flushes subnormals. No GPU is needed.
 """
 
 import ctypes
@@ -18,10 +19,10 @@ from functools import cache
 from pathlib import Path
 
 from fewbits.common.locks import locked
-from fewbits.kernels.backends.build import NO_LOCKS, SOURCES, BuildError, cache_folder, is_whole, opened
+from fewbits.kernels.backends.build import NO_LOCKS, SOURCES, BuildError, cache_folder, is_whole, open_lock
 
-# -fmad=false keeps a*b+c at two roundings, as the reference has them. Division and subnormals are IEEE's by default;
-# they are named because results rest on them. ptxas reports what a kernel uses, for the compile check.
+# -fmad=false keeps the two roundings of a*b+c, as in the reference. Division and subnormals follow IEEE by default; the
+# options are explicit because results depend on them. ptxas reports each kernel's resources for the compile check.
 OPTIONS = (
     "-std=c++17",
     "-fmad=false",
@@ -36,7 +37,7 @@ INSTALL = "pip install nvidia-cuda-nvrtc"
 
 @dataclass(frozen=True)
 class Usage:
-    """What ptxas says that a thread and a CTA of a kernel use."""
+    """The resources that a thread and a CTA of a kernel use, as reported by ptxas."""
 
     registers: int
     spilled_bytes: int
@@ -44,16 +45,16 @@ class Usage:
     shared_bytes: int
 
 
-def source_of(file: str, constants: dict[str, str]) -> str:
-    """A translation unit: the constants of a variant, and the file that they are for."""
+def translation_unit(file: str, constants: dict[str, str]) -> str:
+    """Return a translation unit: the constants of a variant as macros, and the file that uses them."""
     return "".join(f"#define {name} {value}\n" for name, value in constants.items()) + f'#include "{file}"\n'
 
 
 def cubin(source: str, architecture: str) -> bytes:
-    """Machine code for `architecture` (`sm_90`), cached or compiled. BuildError if NVRTC fails or is missing."""
+    """Return machine code for `architecture` (`sm_90`), cached or compiled; raise BuildError if NVRTC cannot."""
     target = _path(source, architecture)
     if not is_whole(target):
-        with opened(target.with_suffix(".lock")) as lock, locked(lock, NO_LOCKS):
+        with open_lock(target.with_suffix(".lock")) as lock, locked(lock, NO_LOCKS):
             if not is_whole(target):
                 code, _ = compile_now(source, architecture)
                 unfinished = target.with_suffix(".tmp")
@@ -66,7 +67,7 @@ def cubin(source: str, architecture: str) -> bytes:
 
 
 def compile_now(source: str, architecture: str) -> tuple[bytes, str]:
-    """-> machine code, and what NVRTC and ptxas had to say."""
+    """Compile a source; return the machine code and the log of NVRTC and ptxas."""
     library, program = nvrtc(), ctypes.c_void_p()
     _check(library, library.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"kernel.cu", 0, None, None))
     try:
@@ -81,11 +82,11 @@ def compile_now(source: str, architecture: str) -> tuple[bytes, str]:
 
 
 def usage(log: str) -> Usage:
-    """Of the one kernel that a log of ours speaks of."""
+    """Return the resources of the one kernel that a ptxas log describes."""
 
     def number(pattern: str) -> int:
-        found = re.search(pattern, log)
-        return int(found[1]) if found else 0
+        match = re.search(pattern, log)
+        return int(match[1]) if match else 0
 
     return Usage(
         registers=number(r"Used (\d+) registers"),
@@ -97,7 +98,7 @@ def usage(log: str) -> Usage:
 
 @cache
 def nvrtc() -> ctypes.CDLL:
-    """NVRTC, from NVIDIA's packages (torch with CUDA brings them) or the system's toolkit."""
+    """Load NVRTC from NVIDIA's packages (torch with CUDA installs them) or from the system's toolkit."""
     candidates = [*_packaged(), ctypes.util.find_library("nvrtc")]
     for candidate in candidates:
         if candidate:
@@ -105,7 +106,7 @@ def nvrtc() -> ctypes.CDLL:
                 return ctypes.CDLL(str(candidate))
             except OSError:
                 continue
-    raise BuildError(f"no NVRTC, which compiles the CUDA kernels: {INSTALL}")
+    raise BuildError(f"NVRTC, which compiles the CUDA kernels, is missing: {INSTALL}")
 
 
 def _packaged() -> list[Path]:

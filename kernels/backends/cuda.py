@@ -1,8 +1,8 @@
-"""The CUDA backend: the functions of reference.py by the kernels of csrc/, launched by CuPy.
+"""Provide the CUDA backend: the functions of reference.py, computed by the kernels of csrc/ and launched by CuPy.
 
-Kernels run on torch's current stream of the tensor's device, on torch's memory; nothing is copied and nothing waits, so
-they may be captured in a CUDA graph (after a first call, which compiles and loads them). `complaint` says in one line
-what keeps this backend from working here.
+Kernels run on torch's current stream of the tensor's device and on torch's memory. Nothing is copied and nothing waits,
+so they can be captured in a CUDA graph (after a first call, which compiles and loads them). `complaint` returns one
+line that says why this backend does not work on this machine.
 """
 
 import ctypes
@@ -15,56 +15,56 @@ from typing import Any
 import torch
 
 from fewbits.kernels.backends import cubins, reference
-from fewbits.kernels.backends.build import BuildError, cache_folder, opened
+from fewbits.kernels.backends.build import BuildError, cache_folder, open_lock
 from fewbits.kernels.backends.device import Device, Variant
 
 OLDEST = (8, 0)  # compute capability: bf16 conversion needs Ampere
 
 
 def complaint() -> str | None:
-    """What is missing for this backend, and what to install; None if nothing is."""
+    """Return what this backend lacks and what to install, or None if it works."""
     if not torch.cuda.is_available():
         build = f"torch {torch.__version__}"
         if torch.version.cuda is None:
-            return f"{build} is built without CUDA: install a build with it (see pytorch.org)"
+            return f"{build} is built without CUDA: install a build with CUDA (see pytorch.org)"
         return f"{build} finds no CUDA device: install NVIDIA's driver for CUDA {torch.version.cuda} or newer"
     if torch.cuda.get_device_capability() < OLDEST:
         name = torch.cuda.get_device_name()
-        return f"{name} is older than the kernels can be compiled for: use a GPU of compute capability 8.0 or newer"
+        return f"{name} is too old for the kernels: use a GPU of compute capability 8.0 or newer"
     major = (torch.version.cuda or "13").partition(".")[0]
     package = f"cupy-cuda{major}x"
     if find_spec("cupy") is None:
         return f"CuPy, which launches the kernels, is missing: pip install {package}"
     try:
-        import cupy  # noqa: F401, finds the libraries that its parts need
+        import cupy  # noqa: F401, locates the libraries that its parts need
         from cupy_backends.cuda.api import driver, runtime
 
         installed, wanted = runtime.driverGetVersion(), driver.get_build_version()
-    except Exception as error:  # whatever a broken installation raises
+    except Exception as error:  # a broken installation can raise any exception
         return f"CuPy does not work ({' '.join(str(error).split())}): pip install {package}"
     if installed // 1000 < wanted // 1000:
         has, needs = f"{installed // 1000}.{installed % 1000 // 10}", wanted // 1000
         return f"the driver is for CUDA {has}, CuPy for {needs}: update the driver, or pip install cupy-cuda{has[:2]}x"
     try:
         cubins.nvrtc()
-        opened(cache_folder() / "cuda.lock").close()
+        open_lock(cache_folder() / "cuda.lock").close()
     except BuildError as error:
         return str(error)
     return None
 
 
 class CupyLauncher:
-    """Loads cubins, each once per device, and launches them through CuPy's binding of the driver."""
+    """A launcher that loads each cubin once per device and launches its kernel through CuPy's binding of the driver."""
 
     def __init__(self) -> None:
         self._kernels: dict[tuple[Variant, int], int] = {}
-        self._modules: list[int] = []  # never unloaded: a graph may hold their kernels
+        self._modules: list[int] = []  # never unloaded: a CUDA graph may use their kernels
         self._lock = threading.Lock()
 
     def launch(self, variant: Variant, blocks: int, call: ctypes.Structure, device: torch.device) -> None:
         index = torch.cuda.current_device() if device.index is None else device.index
         with torch.cuda.device(index):
-            if not _driver().ctxGetCurrent():  # a thread's first work on the device: torch's guard does not bind it
+            if not _driver().ctxGetCurrent():  # new thread: torch's guard does not bind the context
                 _runtime().setDevice(index)
             kernel = self._kernels.get((variant, index)) or self._load(variant, index)
             arguments = (ctypes.c_void_p * 1)(ctypes.addressof(call))
@@ -76,8 +76,8 @@ class CupyLauncher:
         with self._lock:
             if (variant, index) not in self._kernels:
                 major, minor = torch.cuda.get_device_capability(index)
-                architecture = f"sm_{major}{minor}{'a' if major >= 10 else ''}"  # a: and what only this one has
-                code = cubins.cubin(cubins.source_of(variant.file, variant.constants()), architecture)
+                architecture = f"sm_{major}{minor}{'a' if major >= 10 else ''}"  # a: also its own features
+                code = cubins.cubin(cubins.translation_unit(variant.file, variant.constants()), architecture)
                 module = _driver().moduleLoadData(code)
                 self._modules.append(module)
                 self._kernels[variant, index] = _driver().moduleGetFunction(module, "run")
@@ -112,4 +112,4 @@ uniform_noise = _DEVICE.uniform_noise
 unpack_noise: Callable[..., torch.Tensor] = _DEVICE.unpack_noise
 sample_weight = _DEVICE.sample_weight
 sample_weight_backward = _DEVICE.sample_weight_backward
-matmul_fp32 = reference.matmul_fp32  # products.py asks torch on CUDA
+matmul_fp32 = reference.matmul_fp32  # products.py calls torch directly on CUDA

@@ -1,8 +1,8 @@
-"""The host's side of the CUDA kernels: which variant of which kernel, on what grid, with which pointers, in what order.
+"""Launch the CUDA kernels from the host: choose the variant, the grid, the pointers and the order of launches.
 
-Device is a backend (see reference.py for what its functions mean) over a Launcher. CuPy launches on GPUs (cuda.py); in
-tests an emulator runs the same sources on the CPU. Nothing numeric happens here, and nothing waits for the device: what
-is decided on the way is decided by kernels, or by torch on the device.
+Device is a backend (reference.py defines its functions) that uses a Launcher. On GPUs, CuPy launches the kernels
+(cuda.py); in tests an emulator runs the same sources on the CPU. No arithmetic happens here, and nothing waits for the
+device: decisions during a call are made by kernels, or by torch on the device.
 """
 
 import ctypes
@@ -15,26 +15,26 @@ import torch
 from torch import Tensor
 
 from fewbits.kernels.backends import reference
-from fewbits.kernels.packing import room
+from fewbits.kernels.packing import allocate
 from fewbits.kernels.quantizer import GROUPED, Quantizer
 
 DTYPES = {torch.bfloat16: "Bf16", torch.float16: "Fp16", torch.float32: "Fp32"}
 SCALINGS = {"none": 0, "amax": 1, "gam": 2, "e8m0": 3, "mx": 4, "nvfp4": 5, "ue5m3": 6, "fouroversix": 7, "eden": 8}
 COUNTS = 7
-EDGE = 8  # rows, and columns, of the patch that a thread holds
+EDGE = 8  # rows, and columns, of the patch that one thread holds
 WARP = 32
 THREADS = 256
-LONGEST_ROW = 64 * THREADS  # columns that the threads of a CTA hold of one row
-TALL_THREADS = 512  # of a CTA that holds whole columns, sixteen side by side
+LONGEST_ROW = 64 * THREADS  # columns of one row that the threads of a CTA hold
+TALL_THREADS = 512  # threads of a CTA that holds whole columns, sixteen side by side
 INFINITE = 0x7F800000
-MOST = (1 << 31) - (1 << 15)  # rows or columns: kernels count them in 32 bits
+MOST = (1 << 31) - (1 << 15)  # limit of rows and of columns, which kernels count in 32 bits
 
 
-# What kernels are compiled for: csrc/spec.cuh
+# Constants that kernels are compiled for: csrc/spec.cuh
 
 
 class Shape(NamedTuple):
-    """Of a CTA's tile: threads, how many of them lie side by side, and whether they all hold one row."""
+    """The shape of a CTA's tile: threads, how many of them lie side by side, and whether they all hold one row."""
 
     threads: int
     lanes: int
@@ -75,7 +75,7 @@ class Spec(NamedTuple):
 
 @dataclass(frozen=True)
 class Variant:
-    """A kernel and all its constants. `dtypes`: of the matrix, and of what weights.cu has beside it."""
+    """A kernel and all its constants; `dtypes` are those of the matrix and of the second tensor in weights.cu."""
 
     file: str
     kernel: str
@@ -96,10 +96,10 @@ class Variant:
 
 class Launcher(Protocol):
     def launch(self, variant: Variant, blocks: int, call: ctypes.Structure, device: torch.device) -> None:
-        """The kernel on `blocks` CTAs, after what is queued on the device's current stream."""
+        """Queue the kernel with `blocks` CTAs on the device's current stream."""
 
 
-# What kernels are called with: csrc/spec.cuh, csrc/decode.cu, csrc/weights.cu
+# Arguments that kernels are called with: csrc/spec.cuh, csrc/decode.cu, csrc/weights.cu
 
 
 class _Parts(ctypes.Structure):
@@ -154,7 +154,7 @@ class _WeightCall(ctypes.Structure):
 
 @dataclass
 class _Job:
-    """One quantizer's part in a call."""
+    """The part of a call that one quantizer computes."""
 
     q: Quantizer
     axis: int
@@ -164,12 +164,12 @@ class _Job:
     amax: Tensor | None = None
     partition: tuple[int, int] | None = None
     skip: Tensor | None = None
-    stored: tuple[Tensor, Tensor, Tensor] | None = None  # codes, scales, group scales: in the place of values
+    stored: tuple[Tensor, Tensor, Tensor] | None = None  # codes, scales, group scales: replace values
     inverse: bool = False
 
 
 class Device:
-    never_waits = True  # nor may its callers: they would stall the device, and could not be captured in a CUDA graph
+    never_waits = True  # callers must not wait either: that would stall the device and prevent CUDA graph capture
 
     def __init__(self, launcher: Launcher) -> None:
         self._launcher = launcher
@@ -191,7 +191,7 @@ class Device:
             out = torch.empty_like(x)
         job = _Job(q, axis, seed, out, partition=partition, skip=skip)
         if want_stats:
-            grid = _grid(x, partition or _whole(x))
+            grid = _grid(x, partition or _whole_matrix(x))
             job.counts = torch.zeros(*grid, COUNTS, dtype=torch.int64, device=x.device)
             job.amax = torch.zeros(grid, device=x.device)
         self._run(x, [job])
@@ -205,7 +205,7 @@ class Device:
         return along, down
 
     def encode(self, x: Tensor, q: Quantizer, axis: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-        stored = room(q, axis, x)
+        stored = allocate(q, axis, x)
         self._run(x, [_Job(q, axis, seed, stored=stored)])
         return stored
 
@@ -226,7 +226,7 @@ class Device:
         if q.hadamard is None:
             return x
         out = torch.empty_like(x)
-        turn = Quantizer("fp32", hadamard=q.hadamard, signs=q.signs)  # rotates, and rounds to the dtype alone
+        turn = Quantizer("fp32", hadamard=q.hadamard, signs=q.signs)  # rotates, and rounds only to the dtype
         self._run(x, [_Job(turn, axis, 0, out, inverse=inverse)])
         return out
 
@@ -261,7 +261,7 @@ class Device:
         shape = _usual_shape(w)
         call = self._weights(w, bits, drawn, out, block)
         call.aligned = _aligned(w, out)
-        square = Quantizer("e4m3", f"{block}x{block}", "amax")  # of which the kernel uses the block
+        square = Quantizer("e4m3", f"{block}x{block}", "amax")  # the kernel uses only its block
         spec = _spec(square, -1)._replace(block_rows=min(block, shape.rows), block_cols=min(block, shape.cols))
         self._launch_weights("sample_weight", (w.dtype, dtype), shape, spec, _tiles(w, shape), call, w)
         return out
@@ -279,7 +279,7 @@ class Device:
         self._launch_weights("sample_weight_backward", (w.dtype, grad.dtype), shape, spec, blocks, call, w)
         return out
 
-    # What is small or rare enough for torch.
+    # This is small or rare enough to use torch.
     unpack_noise = staticmethod(reference.unpack_noise)
 
     def _run(self, x: Tensor, jobs: Sequence[_Job]) -> None:
@@ -290,21 +290,21 @@ class Device:
         specs = tuple(_spec_for(job, x, shape) for job in jobs)
         call = _Call(x.data_ptr(), *x.shape)
         call.aligned = _aligned(x, *(job.out for job in jobs if job.out is not None))
-        held = [
+        buffers = [
             _fill(call.requests[i], x, job, spec, shape) for i, (job, spec) in enumerate(zip(jobs, specs, strict=True))
         ]
         names, tiles = (DTYPES[x.dtype],), _tiles(x, shape)
         measured = any(spec.lookup or _grouped(job.q) for job, spec in zip(jobs, specs, strict=True))
         if measured:
-            # Values are no concern of this pass: quantizers that differ in them share a kernel.
-            alike = tuple(spec._replace(stochastic=0, stats=0, skips=0, encodes=0, piece=0) for spec in specs)
-            self._launcher.launch(Variant("quantize.cu", "measure", names, shape, alike), tiles, call, x.device)
-            for job, spec, (block_amax, group_amax, _) in zip(jobs, specs, held, strict=True):
+            # This pass does not depend on how values are rounded: quantizers that differ only in that share a kernel.
+            shared_specs = tuple(spec._replace(stochastic=0, stats=0, skips=0, encodes=0, piece=0) for spec in specs)
+            self._launcher.launch(Variant("quantize.cu", "measure", names, shape, shared_specs), tiles, call, x.device)
+            for job, spec, (block_amax, group_amax, _) in zip(jobs, specs, buffers, strict=True):
                 if spec.lookup and _grouped(job.q):
                     _group_amaxes(job, block_amax, group_amax)
         if any(spec.lookup and _weighs(job.q) for job, spec in zip(jobs, specs, strict=True)):
-            alike = tuple(spec._replace(stats=0, skips=0, encodes=0, piece=0) for spec in specs)
-            self._launcher.launch(Variant("quantize.cu", "weigh", names, shape, alike), tiles, call, x.device)
+            shared_specs = tuple(spec._replace(stats=0, skips=0, encodes=0, piece=0) for spec in specs)
+            self._launcher.launch(Variant("quantize.cu", "weigh", names, shape, shared_specs), tiles, call, x.device)
         call.backwards = measured
         self._launcher.launch(Variant("quantize.cu", "quantize", names, shape, specs), tiles, call, x.device)
 
@@ -344,28 +344,28 @@ class Device:
 # Tiles
 
 
-def _power(n: int) -> int:
-    """The smallest power of two from n up."""
+def _next_power_of_two(n: int) -> int:
+    """Return the smallest power of two that is at least n."""
     return 1 << max(n - 1, 0).bit_length()
 
 
 def _usual_shape(x: Tensor) -> Shape:
-    """128x128 for 256 threads; narrower and taller where the matrix is narrow."""
-    return Shape(THREADS, min(2 * EDGE, _power(-(-x.shape[1] // EDGE))))
+    """Return the default tile: 128x128 for 256 threads; narrower and taller if the matrix is narrow."""
+    return Shape(THREADS, min(2 * EDGE, _next_power_of_two(-(-x.shape[1] // EDGE))))
 
 
 def _block_on_chip(q: Quantizer, axis: int, x: Tensor, shape: Shape) -> tuple[int, int] | None:
-    """The quantizer's block as it lies in tiles of that shape; None if tiles cannot hold whole ones.
+    """Return the quantizer's block as it lies in tiles of that shape, or None if a block does not fit in a tile.
 
-    A naive cast has none: its vectors take their place. A block as large as the matrix may be larger. Four Over Six
-    weighs its blocks before it quantizes them, which the threads of a warp do on chip.
+    A naive cast has no blocks, so vectors take their place. A block as large as the matrix may be larger. Four Over Six
+    compares two scales per block before it quantizes, which the threads of one warp do on chip.
     """
     if q.scaling == "none":
         return (1, EDGE)
     sides = []
     for size, have, tile in zip(_block(q, axis, x), x.shape, (shape.rows, shape.cols), strict=True):
-        size = _power(size) if size >= have else size
-        if size & (size - 1) or (size >= have and _power(have) > tile) or (size < have and size > tile):
+        size = _next_power_of_two(size) if size >= have else size
+        if size & (size - 1) or (size >= have and _next_power_of_two(have) > tile) or (size < have and size > tile):
             return None
         sides.append(min(size, tile))
     if _weighs(q) and sides[0] > WARP // shape.lanes * EDGE:
@@ -374,15 +374,15 @@ def _block_on_chip(q: Quantizer, axis: int, x: Tensor, shape: Shape) -> tuple[in
 
 
 def _shape(x: Tensor, jobs: Sequence[_Job]) -> Shape:
-    """Tiles that hold the blocks of a single quantizer, channels included; else the usual ones."""
+    """Return tiles that can hold the blocks of a single quantizer, channels included; otherwise the default tile."""
     usual, (rows, cols) = _usual_shape(x), x.shape
     if len(jobs) > 1 or _weighs(jobs[0].q) or _block_on_chip(jobs[0].q, jobs[0].axis, x, usual):
         return usual
     r, c = _block(jobs[0].q, jobs[0].axis, x)
     if r == 1 and c >= cols and cols <= LONGEST_ROW:
-        threads = max(WARP, _power(-(-cols // EDGE**2)))
+        threads = max(WARP, _next_power_of_two(-(-cols // EDGE**2)))
         return Shape(threads, threads, along=1)
-    tall = Shape(max(2 * THREADS // EDGE, 2 * _power(-(-rows // EDGE))), 2)
+    tall = Shape(max(2 * THREADS // EDGE, 2 * _next_power_of_two(-(-rows // EDGE))), 2)
     if c == 1 and r >= rows and tall.threads <= TALL_THREADS:
         return tall
     return usual
@@ -394,7 +394,10 @@ def _tiles(x: Tensor, shape: Shape) -> int:
 
 
 def _parts(x: Tensor, part: tuple[int, int], shape: Shape) -> tuple[int, _Parts]:
-    """How the parts lie to what a CTA, a thread and one of its loads hold: csrc/spec.cuh's Piece, and the rest."""
+    """Return which piece (csrc/spec.cuh) lies within one part: the tile, a thread's patch, a vector or an element.
+
+    The second result holds the sizes of parts, and how many lanes and groups of a warp share one.
+    """
     (rows, cols), (r, c) = x.shape, part
     all_rows, all_cols = r >= rows, c >= cols
     tiles, patches, vectors, elements = range(4)
@@ -405,21 +408,21 @@ def _parts(x: Tensor, part: tuple[int, int], shape: Shape) -> tuple[int, _Parts]
     elif not all_cols and c % EDGE:
         piece = elements
     else:
-        lanes = lanes if all_cols else min(lanes, _twos(c // EDGE))
+        lanes = lanes if all_cols else min(lanes, _power_of_two_factor(c // EDGE))
         piece = vectors if shape.along or not (all_rows or r % EDGE == 0) else patches
-        groups = groups if all_rows else min(groups, _twos(r // EDGE)) if r % EDGE == 0 else 1
+        groups = groups if all_rows else min(groups, _power_of_two_factor(r // EDGE)) if r % EDGE == 0 else 1
     return piece, _Parts(min(r, MOST), min(c, MOST), -(-cols // c), lanes, groups)
 
 
-def _twos(n: int) -> int:
-    """The largest power of two that divides n."""
+def _power_of_two_factor(n: int) -> int:
+    """Return the largest power of two that divides n."""
     return n & -n
 
 
 # Quantizers
 
 
-@lru_cache(maxsize=1024)  # signs may be new in every GEMM
+@lru_cache(maxsize=1024)  # with signs=each every GEMM may have new signs
 def _spec(q: Quantizer, axis: int) -> Spec:
     f = q.format
     overflow = {"saturate": f.max, "nan": float("nan"), "inf": float("inf")}[q.overflow]
@@ -461,13 +464,16 @@ def _spec_for(job: _Job, x: Tensor, shape: Shape) -> Spec:
         stats=int(job.counts is not None),
         skips=int(job.skip is not None),
         encodes=job.q.format.bits if job.stored else 0,
-        piece=_parts(x, job.partition or _whole(x), shape)[0] if counted else 0,
+        piece=_parts(x, job.partition or _whole_matrix(x), shape)[0] if counted else 0,
         block_piece=0 if block else _parts(x, _block(job.q, job.axis, x), shape)[0],
     )
 
 
 def _decoding(q: Quantizer, axis: int) -> Spec:
-    """Of what matters to values that are on the grid; blocks as the quantizer means them, so that shapes share it."""
+    """Return the spec for decoding, without what does not matter to values on the grid.
+
+    It has the quantizer's own blocks, so that matrices of all shapes share a kernel.
+    """
     rows, cols = (min(n, MOST) for n in q.block.resolve(MOST, MOST, axis))
     spec = _spec(q, axis)
     return spec._replace(
@@ -505,8 +511,10 @@ def _group_count(q: Quantizer, axis: int, grid: tuple[int, int]) -> int:
 
 
 def _fill(request: _Request, x: Tensor, job: _Job, spec: Spec, shape: Shape) -> tuple[Tensor, Tensor, Tensor]:
-    """-> amaxes of blocks and of groups, which a first pass raises from 0, and what Four Over Six weighs its blocks by;
-    to be held until kernels are queued."""
+    """Fill a request; return the amaxes of blocks and of groups, and the error differences of Four Over Six.
+
+    A first pass raises these from 0. The caller must hold them until all kernels are queued.
+    """
     block = (1, x.shape[1]) if job.q.scaling == "none" else _block(job.q, job.axis, x)
     grid = _grid(x, block)
     block_amax = torch.zeros(grid if spec.lookup else 0, dtype=torch.int32, device=x.device)
@@ -519,7 +527,7 @@ def _fill(request: _Request, x: Tensor, job: _Job, spec: Spec, shape: Shape) -> 
     request.block_amax, request.group_amax = block_amax.data_ptr(), group_amax.data_ptr()
     request.four_less_six = weighed.data_ptr()
     request.seed, request.signs = job.seed, (ctypes.c_uint32 * 4)(*_signs(job.q))
-    _, request.parts = _parts(x, job.partition or _whole(x), shape)
+    _, request.parts = _parts(x, job.partition or _whole_matrix(x), shape)
     _, request.blocks = _parts(x, block, shape)
     if job.stored:
         f, (codes, scales, group_scales) = job.q.format, job.stored
@@ -531,7 +539,7 @@ def _fill(request: _Request, x: Tensor, job: _Job, spec: Spec, shape: Shape) -> 
 
 
 def _group_amaxes(job: _Job, block_amax: Tensor, group_amax: Tensor) -> None:
-    """Of blocks that were looked at one by one: of the finite ones, as positive floats compare like their bits."""
+    """Compute group amaxes from block amaxes that are finite; positive floats compare like their bits."""
     finite = torch.where(block_amax < INFINITE, block_amax, 0)
     if job.q.group == "tensor":
         group_amax.copy_(finite.amax().view(1))
@@ -549,12 +557,17 @@ def _block(q: Quantizer, axis: int, x: Tensor) -> tuple[int, int]:
 
 def _check_size(x: Tensor) -> None:
     if max(x.shape) >= MOST:
-        raise ValueError(f"a matrix of {x.shape[0]} x {x.shape[1]}: the CUDA kernels take up to {MOST - 1} of each")
+        raise ValueError(
+            f"matrix {x.shape[0]} x {x.shape[1]} is too large: the CUDA kernels support {MOST - 1} per dimension"
+        )
 
 
 def _packed(codes: Tensor, q: Quantizer) -> _Packed:
-    """Aligned: every eight columns begin at a multiple of the largest power of two that divides their bytes."""
-    word = _twos(q.format.stored_bits)
+    """Describe packed codes to a kernel.
+
+    Aligned: every eight columns start at a multiple of the largest power of two that divides their bytes.
+    """
+    word = _power_of_two_factor(q.format.stored_bits)
     return _Packed(codes.data_ptr(), codes.shape[1], codes.data_ptr() % word == 0 and codes.shape[1] % word == 0)
 
 
@@ -566,7 +579,7 @@ def _aligned(*tensors: Tensor) -> bool:
     return all(t.data_ptr() % 16 == 0 and t.shape[1] * t.itemsize % 16 == 0 for t in tensors)
 
 
-def _whole(x: Tensor) -> tuple[int, int]:
+def _whole_matrix(x: Tensor) -> tuple[int, int]:
     return max(x.shape[0], 1), max(x.shape[1], 1)
 
 

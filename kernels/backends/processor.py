@@ -1,4 +1,4 @@
-"""Say what kind of processor this is: its instruction set as torch and oneDNN use it, its maker and its name."""
+"""Identify the processor: its instruction set as torch and oneDNN use it, its vendor and its name."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-# In ascending order: what oneDNN and torch choose their loops by.
+# In ascending order; oneDNN and torch choose their loops by these.
 LEVELS = ("sse", "avx2", "avx512", "avx512-bf16", "amx")
 _ONEDNN_LIMITS = {
     "SSE41": "sse",
@@ -28,7 +28,7 @@ _VENDORS = {"AuthenticAMD": "amd", "GenuineIntel": "intel"}
 
 
 def instruction_set() -> str:
-    """Return the widest level that the processor has and that neither oneDNN nor torch is told to stay below."""
+    """Return the widest level that the processor supports and that oneDNN and torch are both allowed to use."""
     flags = set((_cpuinfo("flags") or "").split())
     if not flags:
         return platform.machine()
@@ -64,8 +64,8 @@ def _cpuinfo(key: str) -> str | None:
 def has_fast_bf16_products() -> bool:
     """Tell whether torch multiplies BF16 matrices on this processor at the speed of its vector units.
 
-    Below AVX-512 torch falls back to scalar loops: on one Zen 3 core `dy @ w` of a nano model's layers runs at
-    1 GFLOP/s in BF16 and at 64 in FP32. Processors that are not x86 are taken as fast.
+    Below AVX-512 torch falls back to scalar loops: on one Zen 3 core `dy @ w` of a nano model's layers runs at 1
+    GFLOP/s in BF16 and at 64 in FP32. Processors other than x86 are assumed to be fast.
     """
     level = instruction_set()
     return level not in LEVELS or LEVELS.index(level) >= LEVELS.index("avx512")

@@ -1,15 +1,15 @@
-"""The arithmetic of this room in plain torch: the definition that every backend follows to the bit.
+"""Define the arithmetic of kernels in plain torch, which every backend follows to the bit.
 
-Written from README.md beside this file, in its order and words, to be read next to the papers. It is slow and obvious:
-whole matrices, one rounding per line. Matrices are 2-D, contiguous, bf16, fp16 or float32.
+The code follows README.md of the kernels package, in its order and terms, to be read next to the papers. It is slow and
+obvious: whole matrices, one rounding per line. Matrices are 2-D, contiguous, bf16, fp16 or float32.
 
-Scales and scaled values are float32, each operation rounded once. Rounding to a grid happens in float64, where dividing
-a float32 by a power of two, and the difference to the nearest integer, are exact. Powers of two and exponents are made
-of bits, as exp2, log2 and ldexp promise no last bit.
+Scales and scaled values are float32, and each operation is rounded once. Rounding to a grid happens in float64, where
+the division of a float32 by a power of two and the difference to the nearest integer are exact. Powers of two and
+exponents are built from bits, because exp2, log2 and ldexp do not guarantee the last bit.
 
     source ──largest──> amax per block ──choose_scales──> Scales ──encode_factors──> s
-    source · s ──round_to_grid──> grid values ──restore──> what quantize returns
-                                       └──codes_of──pack──> what encode returns, with the Scales
+    source · s ──round_to_grid──> grid values ──restore──> the result of quantize
+                                       └──codes_of──pack──> the result of encode, with the Scales
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ __all__ = [
     "unpack_noise",
 ]
 
-Part = tuple[int, int]  # rows × columns that belong together: a block, or a part of a partition
+Part = tuple[int, int]  # rows × columns of a block, or of a part of a partition
 Noise = Literal["gaussian", "uniform"]
 
 FLT_MAX = torch.finfo(torch.float32).max
@@ -55,44 +55,44 @@ TE_SIGNS = (1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1)
 
 
 def power_of_two(exponent: Tensor) -> Tensor:
-    """2^exponent in float64, from its bits."""
+    """Return 2^exponent in float64, built from its bits."""
     return (exponent.long() + 1023 << 52).view(torch.float64)
 
 
 def split(x: Tensor) -> tuple[Tensor, Tensor]:
-    """x = mantissa · 2^exponent with 1 ≤ |mantissa| < 2; the exponent of 0 is below all others."""
+    """Split x = mantissa · 2^exponent with 1 ≤ |mantissa| < 2; the exponent of 0 is below all others."""
     half, exponent = torch.frexp(x.double())
     return half * 2, torch.where(x == 0, -1022, exponent - 1)
 
 
-def over(dividend: float, x: Tensor) -> Tensor:
-    """dividend / x, one division; with a plain number torch might multiply by a reciprocal."""
+def divide(dividend: float, x: Tensor) -> Tensor:
+    """Return dividend / x by one division; with a Python number torch might multiply by a reciprocal."""
     return torch.full_like(x, dividend) / x
 
 
 # Parts of a matrix
 
 
-def block_of(x: Tensor, q: Quantizer, axis: int) -> Part:
+def resolve_block(x: Tensor, q: Quantizer, axis: int) -> Part:
     rows, cols = x.shape
     return q.block.resolve(rows, cols, axis)
 
 
 def fold(x: Tensor, part: Part, fill: float = 0) -> Tensor:
-    """[rows, cols] as [parts down, rows of one, parts across, columns of one]; parts at the edges are filled up."""
+    """Reshape [rows, cols] to [parts down, rows of a part, parts across, columns of a part], with padded edges."""
     r, c = (min(size, max(n, 1)) for size, n in zip(part, x.shape, strict=True))
     padded = F.pad(x, (0, -x.shape[1] % c, 0, -x.shape[0] % r), value=fill)
     return padded.reshape(padded.shape[0] // r, r, padded.shape[1] // c, c)
 
 
 def spread(grid: Tensor, part: Part, shape: Sequence[int]) -> Tensor:
-    """One value per part as one per element."""
+    """Expand one value per part to one per element."""
     row, column = (torch.arange(n, device=grid.device) // size for n, size in zip(shape, part, strict=True))
     return grid[row[:, None], column]
 
 
 def largest(x: Tensor, part: Part) -> Tensor:
-    """Largest magnitude in each part of a float32 matrix, compared as bits: finite < inf < NaN."""
+    """Return the largest magnitude in each part of a float32 matrix, compared as bits: finite < inf < NaN."""
     magnitudes = x.view(torch.int32) & 0x7FFFFFFF
     return fold(magnitudes, part).amax((1, 3)).view(torch.float32)
 
@@ -101,19 +101,22 @@ def largest(x: Tensor, part: Part) -> Tensor:
 
 
 def round_to_grid(v: Tensor, grid: Format, draws: Tensor | None = None) -> Tensor:
-    """v on the grid as though its exponent had no upper end, in float64: to nearest, or stochastically by draws."""
+    """Round v in float64 to the grid without an upper limit of the exponent: to nearest, or stochastically by draws."""
     exponent = split(v)[1].clamp(grid.emin, 127)
     step = power_of_two(exponent - grid.mantissa_bits)
     steps = v.double() / step
     rounded = steps.round()  # ties to even
     if draws is not None:
-        beside = steps - rounded
-        rounded = torch.where(draws < beside.abs(), rounded + beside.sign(), rounded)
+        difference = steps - rounded
+        rounded = torch.where(draws < difference.abs(), rounded + difference.sign(), rounded)
     return torch.copysign(rounded * step, v.double())
 
 
 def codes_of(values: Tensor, grid: Format) -> Tensor:
-    """The codes of grid values: a sign above the steps counted from zero. As Format.code_of, but NaN has no sign."""
+    """Return the codes of grid values: a sign above the steps counted from zero.
+
+    Equals Format.code_of, except that NaN has no sign.
+    """
     magnitude = torch.where(values.isfinite(), values.abs(), 0)
     exponent = split(magnitude)[1].clamp(min=grid.emin)
     steps = magnitude.double() / power_of_two(exponent - grid.mantissa_bits)
@@ -127,7 +130,7 @@ def codes_of(values: Tensor, grid: Format) -> Tensor:
 
 
 def values_of(codes: Tensor, grid: Format) -> Tensor:
-    """The float32 values of codes."""
+    """Return the float32 values of codes."""
     magnitude_bits = grid.exponent_bits + grid.mantissa_bits
     magnitude = codes.long() & (1 << magnitude_bits) - 1
     field, fraction = magnitude >> grid.mantissa_bits, magnitude & (1 << grid.mantissa_bits) - 1
@@ -145,10 +148,10 @@ def values_of(codes: Tensor, grid: Format) -> Tensor:
 
 @dataclass(frozen=True)
 class Scales:
-    """What is stored of the scales. Encoding uses nothing else either, so decoding cannot differ from it."""
+    """The stored part of the scales; encoding uses nothing else, so decoding cannot differ from it."""
 
     codes: Tensor  # int32, one per block
-    groups: Tensor  # float32: the mantissa of each group (gam), d (two levels), nothing
+    groups: Tensor  # float32: the mantissa of each group (gam), d (two levels), or empty
 
 
 NAN_CODES = {
@@ -166,28 +169,28 @@ NAN_CODES = {
 
 @dataclass(frozen=True)
 class TwoLevels:
-    """Block scales in a format of their own, under a float32 scale of the tensor."""
+    """A scaling with block scales in a format of their own and a float32 scale of the tensor."""
 
     scales: Format
-    target: float  # the block scale that the tensor's amax gets
-    top: float | None = None  # what a block's amax becomes, if not the format's largest value
+    target: float  # the block scale that results from the tensor's amax
+    top: float | None = None  # what a block's amax is mapped to, if not the format's largest value
 
 
 TWO_LEVELS = {
     "nvfp4": TwoLevels(TABLE["e4m3"], 448),
     "ue5m3": TwoLevels(TABLE["ue5m3"], 448),
-    "fouroversix": TwoLevels(TABLE["e4m3"], 256),  # leaves room for half as much again
-    "eden": TwoLevels(TABLE["e4m3"], 256, top=96 / 15.81),  # 6 · 16/17 / 0.93, which errs least on Gaussian data
+    "fouroversix": TwoLevels(TABLE["e4m3"], 256),  # leaves headroom for the factor 1.5
+    "eden": TwoLevels(TABLE["e4m3"], 256, top=96 / 15.81),  # 6 · 16/17 / 0.93: least error on Gaussian data
 }
 
 
 def ideal(amax: Tensor, grid: Format) -> Tensor:
-    """The factor that takes amax to the largest value of the grid."""
-    return torch.where(amax == 0, 1, over(grid.max, amax).clamp(FLT_MIN, FLT_MAX))
+    """Return the factor that maps amax to the largest value of the grid."""
+    return torch.where(amax == 0, 1, divide(grid.max, amax).clamp(FLT_MIN, FLT_MAX))
 
 
 def group_amax(amax: Tensor, q: Quantizer, axis: int) -> Tensor:
-    """Largest amax of each group of blocks, to broadcast against theirs. A zero put beside them serves empty groups."""
+    """Return the largest amax of each group of blocks, to broadcast; padding with a zero handles empty groups."""
     if q.group == "tensor":
         return F.pad(amax, (0, 1, 0, 1)).amax((0, 1), keepdim=True)
     if axis == -1:
@@ -196,7 +199,7 @@ def group_amax(amax: Tensor, q: Quantizer, axis: int) -> Tensor:
 
 
 def choose_scales(amax: Tensor, q: Quantizer, axis: int, expansion: float = 1.0) -> Scales:
-    """The scales of blocks with these largest magnitudes; `expansion` makes two-level block scales larger."""
+    """Choose the scales of blocks with these amaxes; `expansion` enlarges block scales of two-level scalings."""
     poisoned = ~amax.isfinite()
     amax = torch.where(poisoned, 0, amax)
     codes, groups = torch.zeros_like(amax, dtype=torch.int32), amax.new_empty(0)
@@ -206,7 +209,7 @@ def choose_scales(amax: Tensor, q: Quantizer, axis: int, expansion: float = 1.0)
         case "gam":  # MoR, algorithm 1
             group_mantissa, group_exponent = split(ideal(group_amax(amax, q, axis), q.format))
             mantissa, exponent = split(ideal(amax, q.format))
-            exponent = exponent - (mantissa < group_mantissa).int()  # down, or the block would saturate
+            exponent = exponent - (mantissa < group_mantissa).int()  # one binade lower, or the block would saturate
             codes = torch.where(amax == 0, group_exponent, exponent) + 127
             groups = group_mantissa.float().flatten()
         case "e8m0" | "mx":
@@ -221,37 +224,37 @@ def choose_scales(amax: Tensor, q: Quantizer, axis: int, expansion: float = 1.0)
             tensor_amax = group_amax(amax, q, axis)
             top = torch.full_like(tensor_amax, levels.top or q.format.max)
             g = torch.where(tensor_amax == 0, 1, (top * levels.target / tensor_amax).clamp(max=FLT_MAX))
-            s8 = (amax * (g * over(1, top)) * expansion).clamp(max=levels.scales.max)
+            s8 = (amax * (g * divide(1, top)) * expansion).clamp(max=levels.scales.max)
             codes = codes_of(round_to_grid(s8, levels.scales), levels.scales)
-            groups = over(1, g).flatten()
+            groups = divide(1, g).flatten()
     return Scales(torch.where(poisoned, NAN_CODES[q.scaling], codes).to(torch.int32), groups)
 
 
-def across(scales: Scales, axis: int) -> Tensor:
-    """Group values as a grid that broadcasts against the blocks: a row of blocks runs along the axis."""
+def group_grid(scales: Scales, axis: int) -> Tensor:
+    """Return group values as a grid that broadcasts against the blocks; a row of blocks runs along the axis."""
     return scales.groups.unsqueeze(1 if axis == -1 else 0)
 
 
 def encode_factors(scales: Scales, q: Quantizer, axis: int) -> Tensor:
-    """The factor s of each block; NaN where the block is."""
+    """Return the factor s of each block; NaN for a NaN block."""
     codes = scales.codes
     match q.scaling:
         case "amax":
             return codes.view(torch.float32)
         case "gam":
-            s = across(scales, axis) * power_of_two(codes - 127)  # ≥ 2^-126, as no ideal in a group is below its own
+            s = group_grid(scales, axis) * power_of_two(codes - 127)  # ≥ 2^-126: the group's ideal is the smallest
             return torch.where(codes == 0xFF, math.nan, s).float()
         case "e8m0" | "mx":
             return torch.where(codes == 0xFF, math.nan, power_of_two(127 - codes)).float()
         case "nvfp4" | "ue5m3" | "fouroversix" | "eden":
             s8 = values_of(codes, TWO_LEVELS[q.scaling].scales)
-            return over(1, s8 * across(scales, axis)).clamp(max=FLT_MAX)
+            return divide(1, s8 * group_grid(scales, axis)).clamp(max=FLT_MAX)
     return torch.ones_like(codes, dtype=torch.float32)
 
 
 def restore(values: Tensor, scales: Scales, q: Quantizer, axis: int, dtype: torch.dtype) -> Tensor:
-    """From grid values back to the range of the source, in its dtype."""
-    block, shape = block_of(values, q, axis), values.shape
+    """Map grid values back to the range of the source, in the given dtype."""
+    block, shape = resolve_block(values, q, axis), values.shape
     y = values
     match q.scaling:
         case "amax" | "gam":
@@ -261,9 +264,9 @@ def restore(values: Tensor, scales: Scales, q: Quantizer, axis: int, dtype: torc
             y = values * spread(inverse, block, shape)
         case "nvfp4" | "ue5m3" | "fouroversix" | "eden":
             s8 = spread(values_of(scales.codes, TWO_LEVELS[q.scaling].scales), block, shape)
-            y = torch.where(s8 == 0, torch.copysign(s8, values), values * s8 * across(scales, axis))
+            y = torch.where(s8 == 0, torch.copysign(s8, values), values * s8 * group_grid(scales, axis))
     limit = torch.finfo(dtype).max
-    return torch.where(values.isinf(), y, y.clamp(-limit, limit)).to(dtype)  # what overflowed to inf stays inf
+    return torch.where(values.isinf(), y, y.clamp(-limit, limit)).to(dtype)  # an overflow to inf stays inf
 
 
 # Rotation
@@ -281,7 +284,10 @@ def hadamard_signs(q: Quantizer, device: torch.device) -> Tensor:
 
 
 def hadamard(x: Tensor) -> Tensor:
-    """Rows times the orthonormal Hadamard matrix of their length 2^k; the power of two goes first, against overflow."""
+    """Multiply rows by the orthonormal Hadamard matrix of their length 2^k.
+
+    The power of two is applied first, to avoid overflow.
+    """
     size = x.shape[-1]
     k = size.bit_length() - 1
     x = x * 2.0 ** -(k // 2)
@@ -292,21 +298,21 @@ def hadamard(x: Tensor) -> Tensor:
 
 
 def rotate(x: Tensor, q: Quantizer, axis: int, inverse: bool = False) -> Tensor:
-    """Chunks of q.hadamard values along the axis times S·H (NVFP4 eq. 6), or times its inverse H·S, in x's dtype."""
+    """Multiply chunks of q.hadamard values along the axis by S·H (NVFP4 eq. 6), or by its inverse H·S, in x's dtype."""
     if q.hadamard is None:
         return x
     lines = (x if axis == -1 else x.t()).float()
     signs = hadamard_signs(q, x.device)
     length = lines.shape[1]
-    turned, start, size = [], 0, q.hadamard
-    while size:  # whole chunks first, then what is left in ever smaller powers of two
+    rotated, start, size = [], 0, q.hadamard
+    while size:  # whole chunks first, then the rest in ever smaller powers of two
         count = (length - start) // size
         chunks = lines[:, start : start + count * size].unflatten(1, (count, size))
         own_signs = signs[start % q.hadamard :][:size]
         chunks = hadamard(chunks) * own_signs if inverse else hadamard(chunks * own_signs)
-        turned.append(chunks.flatten(1))
+        rotated.append(chunks.flatten(1))
         start, size = start + count * size, size // 2
-    y = torch.cat(turned, dim=1)
+    y = torch.cat(rotated, dim=1)
     return (y if axis == -1 else y.t()).to(x.dtype).contiguous()
 
 
@@ -315,17 +321,17 @@ def rotate(x: Tensor, q: Quantizer, axis: int, inverse: bool = False) -> Tensor:
 
 @dataclass(frozen=True)
 class Rounded:
-    """A matrix on the grid, and what came before it."""
+    """A matrix on the grid, with its source and scales."""
 
     source: Tensor  # the rotated matrix in float32
     scales: Scales
     values: Tensor  # grid values, float32: the source scaled and rounded
-    overflowed: Tensor  # where rounding went beyond the format's maximum
+    overflowed: Tensor  # True where rounding exceeded the format's maximum
 
 
 def round_matrix(x: Tensor, q: Quantizer, axis: int, seed: int) -> Rounded:
     source = rotate(x, q, axis).float()
-    amax = largest(source, block_of(x, q, axis))
+    amax = largest(source, resolve_block(x, q, axis))
     draws = uniform(x.numel(), seed, x.device).view(x.shape) if q.rounding == "stochastic" else None
     if q.scaling == "fouroversix":
         return four_over_six(source, amax, q, axis, draws)
@@ -335,7 +341,7 @@ def round_matrix(x: Tensor, q: Quantizer, axis: int, seed: int) -> Rounded:
 
 
 def scaled_by(scales: Scales, source: Tensor, q: Quantizer, axis: int) -> Tensor:
-    return source * spread(encode_factors(scales, q, axis), block_of(source, q, axis), source.shape)
+    return source * spread(encode_factors(scales, q, axis), resolve_block(source, q, axis), source.shape)
 
 
 def round_with(scales: Scales, source: Tensor, q: Quantizer, axis: int, draws: Tensor | None) -> Rounded:
@@ -344,7 +350,7 @@ def round_with(scales: Scales, source: Tensor, q: Quantizer, axis: int, draws: T
     overflowed = source.isfinite() & (rounded.abs() > q.format.max)
     beyond = {"saturate": q.format.max, "nan": math.nan, "inf": math.inf}[q.overflow]
     values = torch.where(overflowed, torch.copysign(torch.full_like(rounded, beyond), rounded), rounded)
-    if not q.format.has_inf:  # an infinity left is the source's own, uncast
+    if not q.format.has_inf:  # a remaining infinity comes from the source itself, with scaling none
         values = torch.where(values.isinf(), math.nan, values)
     if q.scaling in TWO_LEVELS:
         values = without_lost_blocks(values, scales, q, axis)
@@ -352,13 +358,13 @@ def round_with(scales: Scales, source: Tensor, q: Quantizer, axis: int, draws: T
 
 
 def without_lost_blocks(values: Tensor, scales: Scales, q: Quantizer, axis: int) -> Tensor:
-    """Nothing is left of a block whose scale is 0, but signs."""
-    lost = spread(scales.codes == 0, block_of(values, q, axis), values.shape)
+    """Set blocks whose scale is 0 to zeros that keep their signs."""
+    lost = spread(scales.codes == 0, resolve_block(values, q, axis), values.shape)
     return torch.where(lost, torch.zeros_like(values).copysign(values), values)
 
 
 def four_over_six(source: Tensor, amax: Tensor, q: Quantizer, axis: int, draws: Tensor | None) -> Rounded:
-    """Blocks by the scale that takes their maximum to 6, or by that which takes it to 4 where it errs less."""
+    """Quantize each block with its maximum mapped to 6, or to 4 if the error of that is smaller."""
     six, four = (round_with(choose_scales(amax, q, axis, expansion), source, q, axis, draws) for expansion in (1, 1.5))
     better = squared_error(four, amax, q, axis) < squared_error(six, amax, q, axis)
     scales = Scales(torch.where(better, four.scales.codes, six.scales.codes), six.scales.groups)
@@ -366,8 +372,8 @@ def four_over_six(source: Tensor, amax: Tensor, q: Quantizer, axis: int, draws: 
 
 
 def squared_error(rounded: Rounded, amax: Tensor, q: Quantizer, axis: int) -> Tensor:
-    """Of each block, in units of 2^-32 of its amax squared: a sum of whole numbers, which no order changes."""
-    source, block = rounded.source, block_of(rounded.source, q, axis)
+    """Return the squared error of each block in units of 2^-32 of its squared amax, as an exact integer sum."""
+    source, block = rounded.source, resolve_block(rounded.source, q, axis)
     y = restore(rounded.values, rounded.scales, q, axis, torch.float32)
     error = (source - y).abs() / spread(amax, block, source.shape)
     error = torch.where(error <= 1, error, 1)
@@ -375,7 +381,7 @@ def squared_error(rounded: Rounded, amax: Tensor, q: Quantizer, axis: int) -> Te
 
 
 def ms_eden(source: Tensor, amax: Tensor, q: Quantizer, axis: int, seed: int) -> Rounded:
-    """Elements to nearest; then each block's scale by the factor that makes up for them, rounded by a draw of its own.
+    """Round elements to nearest, then correct each block's scale and round it stochastically with its own draw.
 
     arXiv 2601.22813, algorithm 1, whose factor is ⟨x, x⟩ / ⟨x, rounded x⟩ of the rotated block.
     """
@@ -390,9 +396,9 @@ def ms_eden(source: Tensor, amax: Tensor, q: Quantizer, axis: int, seed: int) ->
 
 
 def correction(rounded: Rounded, q: Quantizer, axis: int) -> Tensor:
-    """Σ v² / Σ v·q of each block, with the scaled v as whole numbers of 2^-10: sums that no order changes."""
-    block = block_of(rounded.source, q, axis)
-    v = scaled_by(rounded.scales, rounded.source, q, axis).abs().clamp(max=16)  # below 10, but in blocks that are lost
+    """Return Σ v² / Σ v·q of each block; the scaled v are integers in units of 2^-10, so no order changes the sums."""
+    block = resolve_block(rounded.source, q, axis)
+    v = scaled_by(rounded.scales, rounded.source, q, axis).abs().clamp(max=16)  # below 10, except in zeroed blocks
     units = (v.nan_to_num(0).double() * 2**10).round().long()
     halves = (rounded.values.nan_to_num(0).abs() * 2).long()
     squares, products = fold(units.square(), block).sum((1, 3)), fold(units * halves, block).sum((1, 3))
@@ -411,11 +417,11 @@ def quantize(
     partition: Part | None = None,
     skip: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """The values x becomes, in its dtype, and if wanted their statistics: counts and amax of each part.
+    """Return the quantized x in its dtype and, if requested, statistics: counts and amax of each part.
 
-    want_values: False lets a backend save the writing of values that nobody needs; this one does not.
-    partition: rows × columns of a part; None: all of it is one.
-    skip: which parts of `out` to leave alone; they count for nothing.
+    want_values: False lets a backend skip writing values that nobody needs; this backend ignores it.
+    partition: rows × columns of a part; None: the whole matrix is one part.
+    skip: the parts of `out` that stay unchanged and are not counted.
     """
     rounded = round_matrix(x, q, axis, seed)
     y = restore(rounded.values, rounded.scales, q, axis, x.dtype)
@@ -432,54 +438,57 @@ def quantize(
 
 
 def count(rounded: Rounded, y: Tensor, part: Part) -> Tensor:
-    """int64 [parts down, parts across, 7]: error in 2^-23, non-zeros, flushed, saturated, capped, non-finite, lost."""
+    """Count statistics as int64 [parts down, parts across, 7].
+
+    The seven are: error in 2^-23, non-zeros, flushed, saturated, capped, non-finite, lost.
+    """
     source, y = rounded.source, y.float()
     error = (source - y).abs() / source.abs()
     nonzero = source != 0
     capped = nonzero & (error > 1)
-    error = torch.where(error <= 1, error, 1)  # a NaN counts 1
+    error = torch.where(error <= 1, error, 1)  # a NaN counts as 1
     units = torch.where(nonzero, (error.double() * 2**23).round(), 0)
     flushed = nonzero & (y == 0)
     saturated = rounded.overflowed & (y != 0)
     each = (units, nonzero, flushed, saturated, capped, ~source.isfinite(), ~y.isfinite())
-    return torch.stack([fold(what.long(), part).sum((1, 3)) for what in each], dim=-1)
+    return torch.stack([fold(counted.long(), part).sum((1, 3)) for counted in each], dim=-1)
 
 
 def quantize_both(
     x: Tensor, row: Quantizer, column: Quantizer, row_seed: int, column_seed: int
 ) -> tuple[Tensor, Tensor]:
-    """x along its rows (axis −1) by one quantizer, and down its columns (axis 0) by another."""
+    """Quantize x along its rows (axis −1) by one quantizer, and down its columns (axis 0) by another."""
     return quantize(x, row, -1, row_seed)[0], quantize(x, column, 0, column_seed)[0]
 
 
 def encode(x: Tensor, q: Quantizer, axis: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    """What is stored: bytes that hold the codes, block scales, float32 group scales. NaN blocks have codes 0.
+    """Return packed codes, block scales and float32 group scales; NaN blocks have codes 0.
 
-    Block scales are float32 (amax) or bytes: packing.py says how all of it lies. Empty: there are none.
+    Block scales are float32 (amax) or bytes, and empty if there are none. packing.py defines the layout.
     """
     rounded = round_matrix(x, q, axis, seed)
     scales = rounded.scales
     codes = codes_of(rounded.values, q.format)
     if q.scaling == "none":
         if not q.format.has_nan and rounded.values.isnan().any():
-            raise ValueError(f"{q.format} has no code for NaN: encode finite values, or give {q} a scaling")
+            raise ValueError(f"{q.format} has no code for NaN: pass finite values, or add a scaling to {q}")
     else:
         poisoned = encode_factors(scales, q, axis).isnan()
-        codes = torch.where(spread(poisoned, block_of(x, q, axis), x.shape), 0, codes)
+        codes = torch.where(spread(poisoned, resolve_block(x, q, axis), x.shape), 0, codes)
     return pack(codes, q.format.bits), stored_scales(scales.codes, q), scales.groups
 
 
 def decode(
     codes: Tensor, scales: Tensor, groups: Tensor, q: Quantizer, axis: int, cols: int, dtype: torch.dtype
 ) -> Tensor:
-    """The values [rows, cols] that quantize() returns, from what encode() stored."""
-    every = values_of(torch.arange(1 << q.format.bits, device=codes.device), q.format)
-    values = every[unpack(codes, q.format.bits, cols)]  # looked up: many times faster than made for each element
+    """Return the values [rows, cols] that quantize() returns, from the tensors that encode() returned."""
+    table = values_of(torch.arange(1 << q.format.bits, device=codes.device), q.format)
+    values = table[unpack(codes, q.format.bits, cols)]  # a lookup is many times faster than computing each element
     return restore(values, Scales(scale_codes(scales), groups), q, axis, dtype)
 
 
 def extent(x: Tensor, partition: Part) -> tuple[Tensor, Tensor]:
-    """Of each part the largest magnitude and the smallest that is not zero; inf where there is none."""
+    """Return the largest and the smallest non-zero magnitude of each part; inf if a part has no non-zero."""
     magnitude = x.float().abs()
     magnitude_or_inf = torch.where(magnitude > 0, magnitude, math.inf)
     return largest(magnitude, partition), fold(magnitude_or_inf, partition, math.inf).amin((1, 3))
@@ -489,7 +498,7 @@ def extent(x: Tensor, partition: Part) -> tuple[Tensor, Tensor]:
 
 
 def exp2(t: Tensor) -> Tensor:
-    """2^t of float64, as float32: the power of two nearest, times the Taylor polynomial of what remains."""
+    """Return 2^t of float64 as float32: the nearest power of two times the Taylor polynomial of the rest."""
     n = t.round()
     x = (t - n) * math.log(2)
     polynomial = torch.zeros_like(x)
@@ -499,7 +508,7 @@ def exp2(t: Tensor) -> Tensor:
 
 
 def noise_scale(w: Tensor, bits: Tensor, block: int) -> Tensor:
-    """2^(1 − b) · max|w| of each square (GaussWS eq. 3)."""
+    """Return 2^(1 − b) · max|w| of each square (GaussWS eq. 3)."""
     return exp2(1 - bits.double()) * largest(w.float(), (block, block))
 
 
@@ -513,13 +522,13 @@ def noise_like(w: Tensor, seed: int, noise: Noise) -> Tensor:
 
 
 def sample_weight(w: Tensor, bits: Tensor, seed: int, noise: Noise, block: int, dtype: torch.dtype) -> Tensor:
-    """w + R · 2^(1 − b) · max|w| (GaussWS eq. 3): the weight with noise as large as quantizing it to b bits makes."""
+    """Return w + R · 2^(1 − b) · max|w| (GaussWS eq. 3): w with noise as large as the error of quantizing to b bits."""
     scale = spread(noise_scale(w, bits, block), (block, block), w.shape)
     return (w.float() + noise_like(w, seed, noise) * scale).to(dtype)
 
 
 def sample_weight_backward(grad: Tensor, w: Tensor, bits: Tensor, seed: int, noise: Noise, block: int) -> Tensor:
-    """The gradient of b (GaussWS eq. 4): −ln 2 · s · Σ g·R over each square, in this order of additions."""
+    """Return the gradient of b (GaussWS eq. 4): −ln 2 · s · Σ g·R over each square, in this order of additions."""
     products = fold(grad.float() * noise_like(w, seed, noise), (block, block))
     columns = torch.zeros_like(products[:, 0])
     for row in products.unbind(1):
@@ -532,5 +541,5 @@ def sample_weight_backward(grad: Tensor, w: Tensor, bits: Tensor, seed: int, noi
 
 
 def matmul_fp32(a: Tensor, b: Tensor) -> Tensor:
-    """a · b in float32, where the product of two BF16 numbers is exact: widening changes nothing but the time."""
+    """Return a · b in float32, where the product of two BF16 numbers is exact, so widening changes no bit."""
     return a.float() @ b.float()

@@ -1,8 +1,8 @@
-"""Randomness by definition: Philox4x32-10, and the noise made of its words.
+"""Define randomness: Philox4x32-10, and the noise made from its words.
 
-Element i takes its bits from a counter that is a function of i alone, so neither the order of work nor the number of
-threads shows in a result. Streams keep the uses of one seed apart: 0 and 1 stochastic rounding, 2 noise, 3 Hadamard
-signs. The rules are those of README.md beside this file. Words are 32 bits held in int64.
+The bits of element i come from a counter that is a function of i alone, so neither the order of work nor the number of
+threads affects a result. Streams separate the uses of one seed: 0 and 1 are stochastic rounding, 2 is noise, 3 is
+Hadamard signs. The rules are in README.md of the kernels package. Words are 32 bits held in int64.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ _WORD = 0xFFFFFFFF
 
 
 def philox4x32(counter: Sequence[Tensor], key: tuple[int, int]) -> Tensor:
-    """Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011), words stacked last."""
+    """Compute Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011)."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(10):
-        product0, product1 = c0 * 0xD2511F53, c2 * 0xCD9E8D57  # int64 wraps around: as 64 bits they are right
+        product0, product1 = c0 * 0xD2511F53, c2 * 0xCD9E8D57  # int64 wraps around, which keeps all 64 bits right
         high0, high1 = product0 >> 32 & _WORD, product1 >> 32 & _WORD
         c0, c1, c2, c3 = high1 ^ c1 ^ k0, product1 & _WORD, high0 ^ c3 ^ k1, product0 & _WORD
         k0, k1 = k0 + 0x9E3779B9 & _WORD, k1 + 0xBB67AE85 & _WORD
@@ -30,30 +30,33 @@ def philox4x32(counter: Sequence[Tensor], key: tuple[int, int]) -> Tensor:
 
 
 def philox(index: Tensor, stream: int, seed: int) -> Tensor:
-    """The four words [..., 4] of each counter (index, stream) under the key seed."""
+    """Return the four words [..., 4] of each counter (index, stream) under the key seed."""
     counter = (index & _WORD, index >> 32 & _WORD, torch.full_like(index, stream), torch.zeros_like(index))
     return philox4x32(counter, (seed & _WORD, seed >> 32 & _WORD))
 
 
 def words(count: int, stream: int, seed: int, device: Device) -> Tensor:
-    """32 bits for each of `count` elements: word i mod 4 of counter i div 4."""
+    """Return 32 bits for each of `count` elements: word i mod 4 of counter i div 4."""
     return philox(torch.arange(-(-count // 4), device=device), stream, seed).flatten()[:count]
 
 
 def halves(count: int, stream: int, seed: int, device: Device) -> Tensor:
-    """16 bits for each of `count` elements: of counter i div 8 word (i div 2) mod 4, its low half for even i."""
+    """Return 16 bits for each of `count` elements.
+
+    They are word (i div 2) mod 4 of counter i div 8: its low half for even i, its high half for odd i.
+    """
     word = philox(torch.arange(-(-count // 8), device=device), stream, seed)
     return torch.stack((word & 0xFFFF, word >> 16), dim=-1).flatten()[:count]
 
 
 def uniform(count: int, seed: int, device: Device) -> Tensor:
-    """Of stochastic rounding: U in [0, 1), a multiple of 2^-48, in float64 for each of `count` elements."""
+    """Return U in [0, 1) for stochastic rounding: multiples of 2^-48 in float64, one for each of `count` elements."""
     bits = halves(count, 0, seed, device) << 32 | words(count, 1, seed, device)
     return bits.double() * 2.0**-48
 
 
 def gaussian_nibbles(planes: Sequence[Tensor]) -> Tensor:
-    """round(N(0, 1) / 2), nearly, of 16 independent bits (GaussWS eq. 10), for eight elements at once.
+    """Return approximately round(N(0, 1) / 2) from 16 independent bits (GaussWS eq. 10), for eight elements at once.
 
     Each plane has one bit per element, the lowest of its nibble. The nibbles returned are sign and magnitude.
     Pr(±2) = 2^-8 · 3/4; Pr(±1) = (3/4)² · 1/2 · (1 − Pr(±2)).
@@ -66,19 +69,19 @@ def gaussian_nibbles(planes: Sequence[Tensor]) -> Tensor:
 
 
 def gaussian_noise(count: int, seed: int, device: Device) -> Tensor:
-    """GaussWS noise for `count` elements, eight to an int32: element 8j + n is nibble n of word j."""
+    """Return GaussWS noise for `count` elements, eight to an int32: element 8j + n is nibble n of word j."""
     four = philox(torch.arange(-(-count // 8), device=device), 2, seed)
     planes = [four[:, k] >> b & 0x11111111 for k in range(4) for b in range(4)]
     return gaussian_nibbles(planes).to(torch.int32)
 
 
 def unpack_noise(packed: Tensor, count: int) -> Tensor:
-    """Gaussian noise as int8 from −2 to 2."""
+    """Unpack Gaussian noise to int8 from −2 to 2."""
     nibbles = packed.long()[:, None] >> torch.arange(0, 32, 4, device=packed.device) & 0xF
     magnitude, negative = nibbles & 7, nibbles >> 3
     return (magnitude * (1 - 2 * negative)).flatten()[:count].to(torch.int8)
 
 
 def uniform_noise(count: int, seed: int, device: Device) -> Tensor:
-    """DiffQ's noise: uniform in (−½, ½), 2^16 equally likely values rounded to bf16."""
+    """Return DiffQ's noise: uniform in (−½, ½), 2^16 equally likely values rounded to bf16."""
     return ((halves(count, 2, seed, device) + 0.5) / 65536 - 0.5).to(torch.bfloat16)

@@ -1,7 +1,7 @@
-"""The kernels prove themselves on this machine: a library that was built wrongly must not train anything.
+"""Check the kernels on this machine, because a library that was built wrongly must not train anything.
 
-Elsewhere, stochastic rounding has returned all zeros on one kind of device without anybody's notice. Each check is a
-sentence, whether it holds, and what was found.
+In another library, stochastic rounding has returned all zeros on one kind of device without anybody noticing. Each
+check is a sentence, whether it holds, and the measured value.
 """
 
 import torch
@@ -40,13 +40,13 @@ def run(device: str = "cpu") -> list[tuple[str, bool, str]]:
     results = []
     for spec in SPECS:
         q = Quantizer.parse(spec)
-        ours, expected = fake_quantize(x, q, seed=7), reference.quantize(x, q, -1, 7)[0]
-        differ = int((ours.view(torch.int16) != expected.view(torch.int16)).sum())
+        result, expected = fake_quantize(x, q, seed=7), reference.quantize(x, q, -1, 7)[0]
+        differ = int((result.view(torch.int16) != expected.view(torch.int16)).sum())
         results.append(
             (f"{name} equals the reference: {spec}", differ == 0, f"{differ} of {x.numel()} elements differ")
         )
-        same = bool((decode(encode(x, q, seed=7)) == ours).all())
-        results.append((f"stored and read back: {spec}", same, ""))
+        same = bool((decode(encode(x, q, seed=7)) == result).all())
+        results.append((f"decode(encode(x)) equals fake quantization: {spec}", same, ""))
 
     small = torch.full((1 << 16,), 0.1, device=device)  # a fifth of e2m1's first step
     mean = float(fake_quantize(small, "e2m1:stochastic", seed=3).mean())
@@ -55,14 +55,16 @@ def run(device: str = "cpu") -> list[tuple[str, bool, str]]:
     w = x[:64, :64].float().requires_grad_()
     bits = torch.full((2, 2), 5.0, device=device, requires_grad=True)
     sample_weight(w, bits, 11, dtype=torch.float32).square().sum().backward()
-    moved = bits.grad is not None and bool((bits.grad != 0).all())
+    nonzero = bits.grad is not None and bool((bits.grad != 0).all())
     results.append(
-        ("the gradient of bit widths is not zero", moved, "" if bits.grad is None else f"{bits.grad.tolist()}")
+        ("the gradient of bit widths is not zero", nonzero, "" if bits.grad is None else f"{bits.grad.tolist()}")
     )
 
     share = float((unpack_noise(gaussian_noise(1 << 16, 5, device=device)) == 0).float().mean())
-    results.append(("noise is zero as often as it should be", abs(share - 46966 / 65536) < 0.01, f"{share:.4f}"))
+    results.append(
+        ("Gaussian noise is zero with the expected frequency", abs(share - 46966 / 65536) < 0.01, f"{share:.4f}")
+    )
 
     _, choice = mix(x, "e4m3:128x128:gam @ error<0.9 | bf16")
-    results.append(("a mixture takes what passes its test", int(choice) == 0, f"entry {int(choice)}"))
+    results.append(("a mixture takes the first entry that passes its test", int(choice) == 0, f"entry {int(choice)}"))
     return results

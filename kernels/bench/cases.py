@@ -1,8 +1,8 @@
-"""What the benchmark measures of ours: each case's calls, and the bytes that a perfect kernel would move for it.
+"""Define the benchmark cases: the calls of each, and the bytes that a perfect kernel would move for it.
 
-`fresh` is the public call, which returns new tensors. `into` writes into touched memory: into the buffer it is given,
-or (`has_out` false) into a result of its own, for which the benchmark then provides memory that was used before. What
-has no public call with out= is asked of the backend in `into`.
+`fresh` is the public call, which returns new tensors. `into` writes into memory that was written before: the buffer it
+is given, or, if `has_out` is false, a result of its own, for which the benchmark provides such memory. If there is no
+public call with out=, `into` calls the backend.
 """
 
 import math
@@ -21,11 +21,11 @@ from fewbits.kernels.packed import Packed, decode, encode
 from fewbits.kernels.quantizer import GROUPED, Mixture, Quantizer
 
 SEED = 1
-NOISE_BYTES = {"gaussian": 0.5, "uniform": 2.0}  # of an element
+NOISE_BYTES = {"gaussian": 0.5, "uniform": 2.0}  # per element
 
 
 def reads(q: Quantizer, axis: int) -> int:
-    """How often a kernel must walk the input: once more where a scale spans more than stays in a cache on the way."""
+    """Return how often a kernel must read the input: twice if a scale spans more than stays in a cache."""
     spans_tensor = q.scaling in GROUPED or (q.scaling != "none" and q.block.rows is None)
     spans_columns = str(q.block) == "channel" and axis == 0
     return 2 if spans_tensor or spans_columns else 1
@@ -36,7 +36,7 @@ class Quantize:
     spec: str
     axis: int = -1
     stats: bool = False
-    dtype: torch.dtype | None = None  # None: that of the run
+    dtype: torch.dtype | None = None  # None: the dtype of the run
     has_out: ClassVar[bool] = True
 
     @property
@@ -64,8 +64,8 @@ class Quantize:
 
 
 @dataclass(frozen=True)
-class OfQuantizer:
-    """In the dtype of the run, into what is made afresh."""
+class QuantizerCase:
+    """A case in the dtype of the run that returns new tensors."""
 
     spec: str
     dtype: ClassVar[torch.dtype | None] = None
@@ -77,7 +77,7 @@ class OfQuantizer:
 
 
 @dataclass(frozen=True)
-class Both(OfQuantizer):
+class Both(QuantizerCase):
     @property
     def name(self) -> str:
         return f"both axes {self.spec}"
@@ -104,7 +104,10 @@ class Mix:
         return Mixture.parse(self.spec)
 
     def traffic(self, itemsize: int) -> float:
-        """Decisions over blocks can be made on the way; that of the tensor is for the first entry on this data."""
+        """Return the traffic relative to a copy, with the tensor's decision for the first entry, as on this data.
+
+        A decision per block needs no extra read.
+        """
         return (max(reads(q, -1) for q in self.mixture.quantizers) + 1) / 2
 
     def into(self, x: Tensor, out: Tensor) -> object:
@@ -116,7 +119,7 @@ class Mix:
 
 @dataclass(frozen=True)
 class Sample:
-    """ŵ of GaussWS: bit widths per 32x32 square, in the dtype of w."""
+    """Sampled weights of GaussWS: bit widths per 32x32 square, in the dtype of w."""
 
     noise: Literal["gaussian", "uniform"]
     block: ClassVar[int] = 32
@@ -129,7 +132,7 @@ class Sample:
         return f"sample_weight {self.noise}"
 
     def traffic(self, itemsize: int) -> float:
-        """The noise is written and read between two kernels, as the paper has it."""
+        """Return the traffic relative to a copy; the noise is written and read between two kernels, as in the paper."""
         return 1 + NOISE_BYTES[self.noise] / itemsize
 
     def widths(self, x: Tensor) -> Tensor:
@@ -144,7 +147,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Noise:
-    """As many values as the tensor has elements."""
+    """Noise, with as many values as the tensor has elements."""
 
     kind: Literal["gaussian", "uniform"]
     dtype: ClassVar[torch.dtype | None] = None
@@ -168,15 +171,15 @@ class Noise:
 
 
 def stored_bytes(q: Quantizer) -> float:
-    """Of an element in packed storage: its code, and its share of its block's scale."""
+    """Return the bytes of an element in packed storage: its code, and its share of its block's scale."""
     elements = (q.block.rows or math.inf) * (q.block.cols or math.inf)
     scale = {"none": 0, "amax": 4}.get(q.scaling, 1)
     return q.format.stored_bits / 8 + scale / elements
 
 
 @dataclass(frozen=True)
-class Encode(OfQuantizer):
-    """Into packed storage."""
+class Encode(QuantizerCase):
+    """A case that encodes to packed storage."""
 
     @property
     def name(self) -> str:
@@ -192,12 +195,12 @@ class Encode(OfQuantizer):
         return encode(x, self.q, seed=SEED)
 
 
-_STORED: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # what was encoded, before the clock starts
+_STORED: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # tensors encoded before the timer starts
 
 
 @dataclass(frozen=True)
-class Decode(OfQuantizer):
-    """From packed storage, to the dtype of x."""
+class Decode(QuantizerCase):
+    """A case that decodes packed storage to the dtype of x."""
 
     @property
     def name(self) -> str:

@@ -1,8 +1,8 @@
-"""`fewbits bench kernels`: ours beside the copy of the same tensor and beside other people's kernels, in one run.
+"""Implement `fewbits bench kernels`: time the kernels, a copy of the same tensor and other implementations in one run.
 
-For each case: the speed as a share of the copy's; the share that memory traffic and arithmetic would each allow, so
-which of them is the limit and how much of it is reached; the same for calls that allocate; temporary memory; and how
-many times longer the peers take. bench_report.py says with the table what is counted.
+For each case it reports the speed as a share of the copy's; the shares that memory traffic and arithmetic alone would
+allow, hence which of them is the limit and how much of it is reached; the same for calls that allocate; temporary
+memory; and how many times longer the peers take. report.py prints with the table what is counted.
 """
 
 import argparse
@@ -26,16 +26,16 @@ from fewbits.kernels.bench.peers import GENERATORS, PEERS, Peer, first_line, qui
 from fewbits.kernels.bench.report import Bench, Compared, Measured, as_json, as_text, machine
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-IN_CACHE_ROWS = 256  # for each thread; all in all more than a tile of the CPU kernels, so that every thread has work
-IN_CACHE = 128 << 10  # bytes for each thread of the smaller tensor; the double one with its result is half a MiB
+IN_CACHE_ROWS = 256  # per thread; in total more than a tile of the CPU kernels, so that every thread has work
+IN_CACHE = 128 << 10  # bytes per thread of the smaller tensor; the double one with its result is half a MiB
 PEER_TURNS = 3
-PEER_SECONDS = 0.3  # a slow peer gets the rows that it can do in about this time
-PEER_UNIT = 128  # peers take whole blocks: rows and columns must be multiples of this
+PEER_SECONDS = 0.3  # a slow peer gets as many rows as it can process in about this time
+PEER_UNIT = 128  # peers need whole blocks: rows and columns must be multiples of this
 
 
 def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: a whole number from 1 up")
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number ≥ 1")
     return int(text)
 
 
@@ -49,43 +49,51 @@ def _shapes(text: str) -> tuple[tuple[int, int], ...]:
 def _options(argv: Sequence[str]) -> argparse.Namespace:
     parser = CommandParser(
         "fewbits bench kernels",
-        about="Measure the kernels beside a copy of the same tensor and beside their peers, in one run.",
+        about="Time the kernels, a copy of the same tensor and other implementations, in one run.",
         examples="example: fewbits bench kernels --size 4096 --only nvfp4 --json nvfp4.json",
     )
     parser.add_argument("--size", type=_positive, default=8192, metavar="N", help="rows and columns (default: 8192)")
-    parser.add_argument("--rows", type=_positive, metavar="R", help="rows, if not N")
-    parser.add_argument("--cols", type=_positive, metavar="C", help="columns, if not N")
-    parser.add_argument("--dtype", choices=DTYPES, default="bfloat16", help="of the tensor (default: bfloat16)")
-    parser.add_argument("--threads", type=_positive, metavar="N", help="threads for all (default: torch's)")
-    parser.add_argument("--runs", type=_positive, default=5, metavar="N", help="turns of each case (default: 5)")
-    parser.add_argument("--only", default="", metavar="SUBSTRING", help="cases with this in their name")
-    parser.add_argument("--no-peers", action="store_true", help="ours and the copy alone: under a minute")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write everything, single times included, here")
+    parser.add_argument("--rows", type=_positive, metavar="R", help="rows (default: N)")
+    parser.add_argument("--cols", type=_positive, metavar="C", help="columns (default: N)")
+    parser.add_argument("--dtype", choices=DTYPES, default="bfloat16", help="dtype of the tensor (default: bfloat16)")
+    parser.add_argument("--threads", type=_positive, metavar="N", help="threads (default: torch's)")
+    parser.add_argument("--runs", type=_positive, default=5, metavar="N", help="runs of each case (default: 5)")
+    parser.add_argument("--only", default="", metavar="SUBSTRING", help="run only cases whose name contains this")
+    parser.add_argument("--no-peers", action="store_true", help="time only our kernels and the copy: under a minute")
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="also write all results, single times included, to FILE"
+    )
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="cpu or cuda (default: cpu)")
     parser.add_argument(
-        "--generators", action="store_true", help="GaussWS's noise over matrix shapes, beside Box–Muller's and torch's"
+        "--generators",
+        action="store_true",
+        help="compare noise generators over matrix shapes: GaussWS, Box–Muller, torch",
     )
-    parser.add_argument("--shapes", type=_shapes, metavar="RxC,…", help="of --generators (default: Llama 3's weights)")
-    parser.add_argument("--store", metavar="RUNS", help="of --generators: leave it in RUNS/bench, for reports")
-    parser.add_argument("--once", action="store_true", help="of --store: not again where RUNS/bench has it")
+    parser.add_argument(
+        "--shapes", type=_shapes, metavar="RxC,…", help="with --generators: matrix shapes (default: Llama 3's weights)"
+    )
+    parser.add_argument("--store", metavar="RUNS", help="with --generators: save the result in RUNS/bench, for reports")
+    parser.add_argument(
+        "--once", action="store_true", help="with --store: skip the benchmark if RUNS/bench has its result"
+    )
     options = parser.parse_args(argv)
 
-    for name, of in (("shapes", "generators"), ("store", "generators"), ("once", "store")):
-        if getattr(options, name) and not getattr(options, of):
-            raise ValueError(f"bench kernels: --{name} belongs to --{of}")
+    for name, required in (("shapes", "generators"), ("store", "generators"), ("once", "store")):
+        if getattr(options, name) and not getattr(options, required):
+            raise ValueError(f"bench kernels: --{name} requires --{required}")
     options.store = options.store and store_folder(options.store)
     missing = cuda.complaint() if options.device == "cuda" else None
     if missing:
-        raise ValueError(f"bench kernels: --device cuda: {missing}; valid here is cpu")
-    if not _chosen(options.only):
+        raise ValueError(f"bench kernels: --device cuda: {missing}; valid on this machine is cpu")
+    if not _select_cases(options.only):
         names = ", ".join(case.name for case in CASES)
-        raise ValueError(f"bench kernels: --only {options.only!r} is in no case's name; there are {names}")
+        raise ValueError(f"bench kernels: --only {options.only!r} matches no case; valid are parts of {names}")
     if options.json and (options.json.is_dir() or not options.json.parent.is_dir()):
-        raise ValueError(f"bench kernels: --json {options.json}: a file in a folder that exists is expected")
+        raise ValueError(f"bench kernels: --json {options.json}: expected a file in an existing folder")
     return options
 
 
-def _chosen(part: str) -> list[Case]:
+def _select_cases(part: str) -> list[Case]:
     return [case for case in CASES if part in case.name]
 
 
@@ -93,7 +101,7 @@ def main(argv: Sequence[str]) -> int:
     options = _options(argv)
     if options.device == "cuda" and not options.generators:
         return bench_cuda.main(
-            _chosen(options.only),
+            _select_cases(options.only),
             *(options.rows or options.size, options.cols or options.size, DTYPES[options.dtype], options.runs),
             peers=not options.no_peers,
             json_file=options.json,
@@ -117,8 +125,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _bench(options: argparse.Namespace) -> Bench:
-    """All of ours first, then the peers, whose compilers and memory would disturb it."""
-    cases, rows, cols = _chosen(options.only), options.rows or options.size, options.cols or options.size
+    """Measure all our kernels first, then the peers, whose compilers and memory would disturb them."""
+    cases, rows, cols = _select_cases(options.only), options.rows or options.size, options.cols or options.size
     bench = Bench(machine(), options.dtype, rows, cols, options.runs)
     tensors = _Tensors(rows, cols, DTYPES[options.dtype])
     for number, case in enumerate(cases, start=1):
@@ -134,17 +142,17 @@ def _progress(text: str) -> None:
 
 
 class _Tensors:
-    """N(0, 1) in one dtype at a time: the large tensor, its buffer, and two small ones with theirs."""
+    """The tensors of a run, N(0, 1) in one dtype at a time: a large and two small ones, each with a buffer."""
 
     def __init__(self, rows: int, cols: int, dtype: torch.dtype) -> None:
-        self.rows, self.cols, self.usual = rows, cols, dtype
+        self.rows, self.cols, self.default_dtype = rows, cols, dtype
         self.x = self.out = torch.empty(0)
 
-    def become(self, dtype: torch.dtype | None) -> None:
-        dtype = dtype or self.usual
+    def use_dtype(self, dtype: torch.dtype | None) -> None:
+        dtype = dtype or self.default_dtype
         if self.x.numel() and self.x.dtype == dtype:
             return
-        self.x = self.out = torch.empty(0)  # gone before the next is made
+        self.x = self.out = torch.empty(0)  # freed before the next is allocated
         self.x = _normal(self.rows, self.cols, dtype)
         self.out = torch.zeros_like(self.x)
 
@@ -162,9 +170,9 @@ def _normal(rows: int, cols: int, dtype: torch.dtype) -> Tensor:
 
 
 def _measure(case: Case, tensors: _Tensors, runs: int) -> Measured:
-    tensors.become(case.dtype)
+    tensors.use_dtype(case.dtype)
     x, out = tensors.x, tensors.out
-    into_touched = _touching(case)
+    into_touched = _into_touched_memory(case)
     copy, into, small, double = measure.beside_cache(
         lambda: out.copy_(x),
         lambda: into_touched(x, out),
@@ -175,7 +183,7 @@ def _measure(case: Case, tensors: _Tensors, runs: int) -> Measured:
     clone, fresh = measure.take_turns([x.clone, lambda: case.fresh(x)], runs)
     extra = measure.peak_memory(lambda: case.into(x, out))
     elements = tensors.double[0].numel() - tensors.small[0].numel()
-    # A limit is the best that was seen.
+    # A limit is the best measured value.
     in_cache = measure.seconds_per_element(min(small), min(double), elements, min(into) / x.numel())
     return Measured(
         case=case.name,
@@ -192,8 +200,8 @@ def _measure(case: Case, tensors: _Tensors, runs: int) -> Measured:
     )
 
 
-def _touching(case: Case) -> Callable[[Tensor, Tensor], object]:
-    """case.into, its results in touched memory even if it makes them itself."""
+def _into_touched_memory(case: Case) -> Callable[[Tensor, Tensor], object]:
+    """Return case.into with its results in memory that was written before, even if it allocates them itself."""
     if case.has_out:
         return case.into
     memory = measure.TouchedMemory()
@@ -210,7 +218,7 @@ def _touching(case: Case) -> Callable[[Tensor, Tensor], object]:
 
 def _compare(bench: Bench, tensors: _Tensors) -> None:
     if bench.rows % PEER_UNIT or bench.cols % PEER_UNIT:
-        bench.notes.append(f"no peers: they take whole blocks, so rows and columns in multiples of {PEER_UNIT}")
+        bench.notes.append(f"no peers: they need whole blocks, so rows and columns must be multiples of {PEER_UNIT}")
         return
     by_name = {case.name: case for case in CASES}
     for peer in (*PEERS, *GENERATORS):
@@ -224,7 +232,7 @@ def _compare(bench: Bench, tensors: _Tensors) -> None:
             try:
                 with quiet():
                     compared = _compare_one(peer, case, tensors)
-            except Exception as error:  # another package's failure is a result
+            except Exception as error:  # a failure of another package is a result
                 bench.notes.append(f"{peer.name} failed on {case.name}: {first_line(error)}")
                 continue
             if compared:
@@ -236,11 +244,11 @@ def _compare_one(peer: Peer, case: Case, tensors: _Tensors) -> Compared | None:
     if work is None:
         return None
     _progress(f"{peer.name}: {case.name}")
-    tensors.become(case.dtype)
+    tensors.use_dtype(case.dtype)
     x = tensors.x[: _rows_for(work, tensors.x)] if peer.slow else tensors.x
-    into = _touching(case)
-    ours = (lambda: into(x, x)) if isinstance(case, Noise) else (lambda: case.fresh(x))
-    theirs_seconds, our_seconds = measure.take_turns([lambda: work(x), ours], PEER_TURNS)
+    into = _into_touched_memory(case)
+    our_work = (lambda: into(x, x)) if isinstance(case, Noise) else (lambda: case.fresh(x))
+    theirs_seconds, our_seconds = measure.take_turns([lambda: work(x), our_work], PEER_TURNS)
     extra = measure.peak_memory(lambda: work(x))
     return Compared(
         longer=Ratio.of(theirs_seconds, our_seconds),
@@ -251,7 +259,7 @@ def _compare_one(peer: Peer, case: Case, tensors: _Tensors) -> Compared | None:
 
 
 def _rows_for(work: Callable[[Tensor], object], x: Tensor) -> int:
-    """As many rows, halved from all, as the peer can do in about PEER_SECONDS, from a call on few."""
+    """Return as many rows, halved from all, as the peer can process in about PEER_SECONDS, judged by a call on few."""
     few = max(PEER_UNIT, x.shape[0] // 16 // PEER_UNIT * PEER_UNIT)
     work(x[:few])
     seconds = measure.seconds(lambda: work(x[:few])) / few

@@ -1,8 +1,8 @@
-"""`fewbits bench kernels --device cuda`: ours, the device's copy and the peers, by CUDA events.
+"""Implement `fewbits bench kernels --device cuda`: time our kernels, the device's copy and peers by CUDA events.
 
-A turn calls one of them on every one of several input sets, which together are far beyond the L2 cache, between two
-events; the device is kept busy before, so that the host has queued everything when the clock starts. Ratios are taken
-within a turn, and the median of the turns is shown.
+A turn calls one of them on each of several input sets, which together far exceed the L2 cache, between two events. The
+device is kept busy before the first event, so that the host has queued everything when the timer starts. Ratios are
+taken within a turn, and the table shows the median of the turns.
 
 share    the bytes that a perfect kernel must move, per second, as a share of those that the copy moves per second.
          Counted: each element once per read and per write; a scale that spans more than stays on chip is a second read.
@@ -22,7 +22,7 @@ from fewbits.kernels.bench.measure import Ratio
 from fewbits.kernels.bench.peers import PEERS, Work, first_line, quiet
 
 BEYOND_L2 = 4  # the input sets are at least this many times the L2 cache
-BUSY_CYCLES = 40_000_000  # about 20 ms, in which the host queues a turn
+BUSY_CYCLES = 40_000_000  # about 20 ms, during which the host queues a turn
 PEER_TURNS = 3
 
 
@@ -36,22 +36,22 @@ class Measured:
 
 @dataclass(frozen=True)
 class Sets:
-    """Inputs and room for results, used in turn."""
+    """Inputs and output buffers, used in turn."""
 
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
 
     @staticmethod
     def of(rows: int, cols: int, dtype: torch.dtype) -> "Sets":
-        one = rows * cols * dtype.itemsize
+        size = rows * cols * dtype.itemsize
         cache: int = torch.cuda.get_device_properties(0).L2_cache_size
-        count = max(2, -(-BEYOND_L2 * cache // one))
+        count = max(2, -(-BEYOND_L2 * cache // size))
         generator = torch.Generator("cuda").manual_seed(0)
         inputs = tuple(torch.randn(rows, cols, generator=generator, device="cuda").to(dtype) for _ in range(count))
         return Sets(inputs, tuple(torch.zeros_like(x) for x in inputs))
 
     def seconds(self, call: Callable[[Tensor, Tensor], object]) -> float:
-        """Of one call, on average over the sets."""
+        """Return the seconds of one call, averaged over the sets."""
         start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         torch.cuda._sleep(BUSY_CYCLES)
         start.record()
@@ -62,7 +62,7 @@ class Sets:
         return start.elapsed_time(stop) / 1e3 / len(self.inputs)
 
     def turns(self, calls: Sequence[Callable[[Tensor, Tensor], object]], count: int) -> list[list[float]]:
-        """Seconds of each call in each turn, after one that does not count."""
+        """Return the seconds of each call in each turn, after an untimed first turn."""
         for call in calls:
             self.seconds(call)
         return [list(times) for times in zip(*([self.seconds(c) for c in calls] for _ in range(count)), strict=True)]
@@ -81,12 +81,12 @@ def main(
     speeds: list[float] = []
     measured: list[Measured] = []
     notes: list[str] = []
-    sets, held = Sets((), ()), None
+    sets, current = Sets((), ()), None
     for case in cases:
-        wanted = case.dtype or dtype
-        if held != wanted:
-            sets = Sets((), ())  # gone before the next are made
-            sets, held = Sets.of(rows, cols, wanted), wanted
+        required = case.dtype or dtype
+        if current != required:
+            sets = Sets((), ())  # freed before the next are allocated
+            sets, current = Sets.of(rows, cols, required), required
         copy, ours = sets.turns([lambda x, out: out.copy_(x), case.into], runs)
         x = sets.inputs[0]
         speeds += [2 * x.nbytes / t for t in copy]
@@ -119,7 +119,7 @@ def _compare(case: Case, sets: Sets, result: Measured, notes: list[str]) -> None
                 work = peer.work(case)
                 if work is not None:
                     result.longer[peer.name] = _longer(work, case, sets)
-        except Exception as error:  # another package's failure is a result
+        except Exception as error:  # a failure of another package is a result
             notes.append(f"{peer.name} failed on {case.name}: {first_line(error)}")
 
 
@@ -147,7 +147,7 @@ def _text(report: dict[str, object], measured: Sequence[Measured], notes: Sequen
         )
     lines += [
         "",
-        "share  bytes that a perfect kernel must move per second, of those that the copy moves per second",
+        "share  bytes that a perfect kernel must move per second, as a share of the copy's bytes per second",
         "×      how many times longer a peer takes than ours, both returning new tensors",
     ]
     return "\n".join([*lines, *notes])

@@ -1,7 +1,7 @@
-"""How the benchmark measures: seconds, a call beside the copy, seconds per element in the caches, peak memory.
+"""Measure for the benchmark: seconds, a call beside the copy, seconds per element in the caches, peak memory.
 
-Whatever is compared takes turns, A B A B …, and ratios are taken within a turn: the machine's speed drifts (other
-programs, clock rates), and a drift that both sides see cancels. It knows nothing of what it measures.
+Calls that are compared take turns, A B A B …, and ratios are taken within a turn. The machine's speed drifts (other
+programs, clock rates), and a drift that affects both calls cancels. The module does not depend on what is measured.
 """
 
 import ctypes
@@ -21,20 +21,20 @@ from torch.overrides import TorchFunctionMode
 
 Call = Callable[[], object]
 
-PATIENCE = 5.0  # seconds for the turns of one case, where a call or the machine is very slow
-BURST, BURST_PATIENCE = 12, 0.03  # calls in a row on a tensor in the caches, or as many as start in these seconds
+PATIENCE = 5.0  # seconds for the turns of one case, if a call or the machine is very slow
+BURST, BURST_PATIENCE = 12, 0.03  # calls in a row on a tensor in the caches, or as many as start within these seconds
 
 
 def busy(load: float, cores: int) -> str | None:
-    """What is to be said of a machine that has more to do than it has cores, or is about to have."""
+    """Return a warning if the load exceeds the cores of this machine, else None."""
     if load <= 1.25 * cores:
         return None
-    return f"this machine is busy (load {load:.1f}, cores {cores}): what is timed now tells little"
+    return f"this machine is busy (load {load:.1f}, cores {cores}): timings are unreliable"
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """The middle and the ends of some ratios."""
+    """The median and the range of some ratios."""
 
     median: float
     low: float
@@ -47,7 +47,7 @@ class Ratio:
 
 
 def seconds(call: Call) -> float:
-    """Of one call; its result is let go of after the clock has stopped."""
+    """Return the seconds of one call; its result is freed after the timer has stopped."""
     start = time.perf_counter()
     result = call()
     stop = time.perf_counter()
@@ -56,21 +56,21 @@ def seconds(call: Call) -> float:
 
 
 def take_turns(calls: Sequence[Call], runs: int) -> list[list[float]]:
-    """Seconds of each call in each turn, after one turn that does not count."""
+    """Return the seconds of each call in each turn, after an untimed first turn."""
     return _turns(lambda: [seconds(call) for call in calls], runs)
 
 
 def beside_cache(copy: Call, call: Call, small: Call, double: Call, runs: int) -> list[list[float]]:
-    """Seconds of copy, of call, and of the best of some calls in a row on two tensors that stay in the caches.
+    """Return the seconds of copy, of call, and of the best of several calls on two tensors that fit in the caches.
 
-    One of these is the double of the other: their difference is time per element without what a call costs on however
-    small a tensor (dispatch, waking threads).
+    One of these tensors is double the other. The difference is time per element without the fixed cost of a call
+    (dispatch, waking threads).
     """
     return _turns(lambda: [seconds(copy), seconds(call), _burst(small), _burst(double)], runs)
 
 
 def _turns(turn: Callable[[], list[float]], runs: int) -> list[list[float]]:
-    """`runs` turns, or as many as end in PATIENCE: one at least."""
+    """Run `runs` turns, or as many as end within PATIENCE seconds, but at least one."""
     turn()
     start, turns = time.perf_counter(), [turn()]
     while len(turns) < runs and time.perf_counter() - start < PATIENCE:
@@ -79,7 +79,7 @@ def _turns(turn: Callable[[], list[float]], runs: int) -> list[list[float]]:
 
 
 def _burst(call: Call) -> float:
-    call()  # fetches the tensor
+    call()  # loads the tensor into the caches
     times = [seconds(call)]
     while len(times) < BURST and sum(times) < BURST_PATIENCE:
         times.append(seconds(call))
@@ -87,10 +87,10 @@ def _burst(call: Call) -> float:
 
 
 def seconds_per_element(small: float, double: float, elements: int, in_memory: float) -> float | None:
-    """In the caches, from the seconds of the two tensors; `elements` is by how many they differ.
+    """Return the seconds per element in the caches, from two tensors that differ by `elements`.
 
-    None where other programs were in the way: then twice the elements do not take between one and two times as long, or
-    an element takes much longer than one of the large tensor, `in_memory`.
+    None if other programs interfered: then twice the elements do not take between one and two times as long, or an
+    element takes much longer than one of the large tensor, `in_memory`.
     """
     each = (double - small) / elements
     plausible = 0.45 * double < small < 0.9 * double and each < 1.3 * in_memory
@@ -101,18 +101,18 @@ def seconds_per_element(small: float, double: float, elements: int, in_memory: f
 
 
 class TouchedMemory(TorchFunctionMode):
-    """Within: torch.empty and torch.empty_like give memory that has been written before: that of the last time.
+    """A mode in which torch.empty and torch.empty_like return memory that was written before, reused at every entry.
 
-    So a call without out= can be timed like one that has it. A result is good until the memory is entered again.
+    So a call without out= can be timed like one with it. A result is valid until the mode is entered again.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self._kept: dict[tuple[int, torch.Size, torch.dtype], Tensor] = {}
-        self._given = 0
+        self._count = 0
 
     def __enter__(self) -> "TouchedMemory":
-        self._given = 0
+        self._count = 0
         super().__enter__()
         return self
 
@@ -120,13 +120,13 @@ class TouchedMemory(TorchFunctionMode):
         result = func(*args, **(kwargs or {}))
         if func not in (torch.empty, torch.empty_like):
             return result
-        self._given += 1
-        key = (self._given, result.shape, result.dtype)
+        self._count += 1
+        key = (self._count, result.shape, result.dtype)
         return self._kept[key] if key in self._kept else self._kept.setdefault(key, result.zero_())
 
 
 def trim() -> None:
-    """Give memory that was freed back to the system, where the C library can."""
+    """Return freed memory to the operating system, if the C library can."""
     try:
         ctypes.CDLL(None).malloc_trim(0)
     except (OSError, AttributeError):
@@ -134,10 +134,10 @@ def trim() -> None:
 
 
 def peak_memory(call: Call) -> int | None:
-    """Bytes by which the process grew at most during a call, less the tensors it returned. None where Linux is not.
+    """Return the bytes by which a call grew the process at most, less the tensors it returned; None without Linux.
 
-    The kernel keeps the peak (VmHWM) and resets it on request; where it may not, a thread looks every half millisecond.
-    Call it warm: a first call also loads code.
+    The kernel records the peak (VmHWM) and resets it on request. If it does not allow that, a thread samples every half
+    millisecond. Run the call once before, because a first call also loads code.
     """
     if not Path("/proc/self/statm").exists():
         return None
@@ -180,11 +180,11 @@ def _resident() -> int:
 def _sampling() -> Iterator[list[int]]:
     resident, done = [_resident()], threading.Event()
 
-    def look() -> None:
+    def sample() -> None:
         while not done.wait(0.0005):
             resident.append(_resident())
 
-    thread = threading.Thread(target=look, daemon=True)
+    thread = threading.Thread(target=sample, daemon=True)
     thread.start()
     try:
         yield resident

@@ -1,9 +1,9 @@
-"""What the benchmark measures ours against: the same work in plain torch, torch.compile, torchao and ml_dtypes.
+"""Implement the same work with other libraries, for comparison: plain torch, torch.compile, torchao and ml_dtypes.
 
-A peer turns a case into a function of the tensor, or into None where it does not implement it; all return new tensors,
-in the dtype of x. The eager form is what one writes without a kernel of one's own: vectorised, float32 inside, casts
-through torch.float8_e4m3fn where torch has the format. Of statistics it takes only the mean relative error, and its
-random numbers are torch's: less work than ours does, never more.
+A peer turns a case into a function of the tensor, or into None if it does not implement the case. All functions return
+new tensors in the dtype of x. The eager form is what one writes without a custom kernel: vectorised, float32 inside,
+casts through torch.float8_e4m3fn if torch has the format. Of the statistics it computes only the mean relative error,
+and it uses torch's random numbers: less work than ours does, never more.
 """
 
 import logging
@@ -33,7 +33,11 @@ TORCH_DTYPES = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 
 @dataclass(frozen=True)
 class Peer:
-    """`work(case)` is its function for the case; `package` must be there. `slow`: may be given fewer rows."""
+    """A library to compare with; `work(case)` is its function for the case, or None.
+
+    package: must be importable.
+    slow: the peer may get fewer rows.
+    """
 
     name: str
     package: str
@@ -41,14 +45,14 @@ class Peer:
     slow: bool = True
 
     def missing(self) -> str | None:
-        """Why it cannot take part."""
+        """Return why the peer cannot take part, or None if it can."""
         try:
             with quiet():
                 import_module(self.package)
         except ModuleNotFoundError:
             return "it is not installed"
-        except Exception as error:  # another package's import may fail in any way
-            return f"it cannot be imported, {first_line(error)}"
+        except Exception as error:  # the import of another package may fail in any way
+            return f"its import failed: {first_line(error)}"
         return None
 
     @property
@@ -58,7 +62,7 @@ class Peer:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """torchao warns of GPU libraries that it does not find, torch.compile of what it cannot put in one graph."""
+    """Silence torchao's warnings of missing GPU libraries and torch.compile's of graph breaks."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -105,7 +109,7 @@ def _bits(x: Tensor, mask: int) -> Tensor:
 
 
 def _factors(amax: Tensor, q: Quantizer) -> tuple[Tensor, Tensor]:
-    """What blocks are multiplied by before and after rounding."""
+    """Return what blocks are multiplied by before and after rounding."""
     top = q.format.max
     s = top / amax
     match q.scaling:
@@ -149,7 +153,7 @@ def _rotate(x: Tensor, q: Quantizer, axis: int) -> Tensor:
 
 
 def _fake_quantize(x: Tensor, q: Quantizer, axis: int) -> Tensor:
-    if q.scaling == "none" and q.format.name == "bf16" and q.needs_seed:  # the lower half of a float32 as the odds
+    if q.scaling == "none" and q.format.name == "bf16" and q.needs_seed:  # lower half: probability
         odds = torch.randint(0, 1 << 16, x.shape, dtype=torch.int32, device=x.device)
         return (x.view(torch.int32) + odds & ~0xFFFF).view(torch.float32)
     if q.scaling == "none":
@@ -160,7 +164,7 @@ def _fake_quantize(x: Tensor, q: Quantizer, axis: int) -> Tensor:
 
 
 def _errors(x: Tensor, y: Tensor) -> Tensor:
-    """Relative errors, zeros where x is zero."""
+    """Return the relative errors, zero where x is zero."""
     x, y = x.float(), y.float()
     return torch.where(x == 0, 0, (x - y).abs() / x.abs())
 
@@ -205,7 +209,7 @@ def _sample(w: Tensor, case: Sample) -> Tensor:
 
 def compiled(case: Case) -> Work | None:
     work = eager(case)
-    torch.compiler.reset()  # each case is compiled for itself
+    torch.compiler.reset()  # every case is compiled separately
     return None if work is None else torch.compile(work, dynamic=False)
 
 
@@ -242,9 +246,9 @@ def ml_dtypes(case: Case) -> Work | None:
 
     def cast(x: Tensor) -> object:
         if x.dtype == torch.bfloat16:
-            there = x.view(torch.uint16).numpy().view(types.bfloat16)
-            back = there.astype(types.float8_e4m3fn).astype(types.bfloat16)
-            return torch.from_numpy(back.view(np.uint16)).view(torch.bfloat16)
+            array = x.view(torch.uint16).numpy().view(types.bfloat16)
+            rounded = array.astype(types.float8_e4m3fn).astype(types.bfloat16)
+            return torch.from_numpy(rounded.view(np.uint16)).view(torch.bfloat16)
         return torch.from_numpy(x.numpy().astype(types.float8_e4m3fn).astype(x.numpy().dtype))
 
     return cast
@@ -254,7 +258,7 @@ def ml_dtypes(case: Case) -> Work | None:
 
 
 def randn(case: Case) -> Work | None:
-    """Into a buffer made beforehand, on whatever threads torch uses."""
+    """Fill a buffer that was allocated before, on as many threads as torch uses."""
     if not isinstance(case, Noise):
         return None
     buffers: dict[torch.Size, Tensor] = {}
@@ -266,7 +270,7 @@ def randn(case: Case) -> Work | None:
 
 
 def own_box_muller(case: Case) -> Work | None:
-    """The generator that GaussWS replaces, in our C++: round(N(0, 1) / 2), packed like gaussian_noise."""
+    """Run the generator that GaussWS replaces, in our C++: round(N(0, 1) / 2), packed like gaussian_noise."""
     if not isinstance(case, Noise):
         return None
     memory = TouchedMemory()

@@ -1,4 +1,4 @@
-"""What the benchmark found, and its two forms: a table with notes on what is counted, and JSON with every time."""
+"""Hold the benchmark's results and format them: a table with notes on what is counted, and JSON with every time."""
 
 import json
 import os
@@ -19,12 +19,12 @@ from fewbits.kernels.backends.choice import backend_for
 from fewbits.kernels.bench.measure import PATIENCE, Ratio
 from fewbits.kernels.bench.peers import GENERATORS, PEERS
 
-SMALL = 64 << 20  # bytes of a tensor and its copy that large caches may hold
+SMALL = 64 << 20  # bytes of a tensor and its copy that may fit in large caches
 
 
 @dataclass(frozen=True)
 class Compared:
-    """A peer beside ours, on the tensor's first `rows`."""
+    """The comparison of a peer with our kernel, on the tensor's first `rows`."""
 
     longer: Ratio
     rows: int
@@ -34,7 +34,7 @@ class Compared:
 
 @dataclass(frozen=True)
 class Measured:
-    """A case. Shares are of the copy's speed; `temporary` is one of the tensor's bytes."""
+    """The result of a case; shares are relative to the copy's speed, `temporary` to the tensor's bytes."""
 
     case: str
     noise: bool
@@ -57,7 +57,7 @@ class Measured:
 
     @property
     def reached(self) -> float | None:
-        """How much of the limit."""
+        """The share of the limit that is reached."""
         return None if self.arithmetic is None else self.share.median / min(self.memory, self.arithmetic)
 
 
@@ -107,20 +107,20 @@ def as_json(bench: Bench) -> str:
 # ------------------------------------------------------------------------------------------------ text
 
 NOTES = """\
-copy   out.copy_(x) time / ours, both into touched memory, in turns A B A B: median and range over {runs} turns
-       (fewer where they take more than {patience:g} s).
-       Statistics, both axes, mix, weights and noise have no public out=: they are timed at the backend, and torch is
-       made to give their results memory that was used before.
-mem    share that bytes alone allow. Counted: each element once per read and per write; a scale of the whole tensor is
-       a second read (67), a second result a second write. Lines that a store fetches are not counted, nor what a cache
-       saves of the second read. The generators write only; the copy is that of as many elements of the tensor.
+copy   out.copy_(x) time / ours, both into memory that was written before, in turns A B A B: median and range over
+       {runs} turns (fewer if they take more than {patience:g} s).
+       Statistics, both axes, mix, weights and noise have no public out=: they are timed at the backend, and
+       torch is patched to give their results memory that was written before.
+mem    share that memory traffic alone allows. Counted: each element once per read and per write; a scale of the whole
+       tensor is a second read (67), a second result a second write. Not counted: lines that a store fetches, and the
+       part of a second read that hits a cache. Generators only write; their copy has as many elements.
 arith  share if memory were free: the copy's time per element / ours on tensors that stay in the caches, best of all
-       (– where other programs were in the way).
-limit  the lower of the two; at: how much of it is reached, %.
-new    x.clone() time / ours when both return new tensors; letting go of them is not timed.
+       (– if other programs interfered).
+limit  the lower of the two; at: the share of it that is reached, %.
+new    x.clone() time / ours when both return new tensors; freeing them is not timed.
 temp   peak memory during a call beyond x and what it returns, % of the tensor's bytes.
-×      how many times longer a peer takes than ours, both returning new tensors (generators: per value, into touched
-       memory), in turns, median of 3. Peers take of statistics only the mean error, and random numbers from torch."""
+×      how many times longer a peer takes than ours, both returning new tensors (generators: per value, into memory that
+       was written before), in turns, median of 3. Peers compute only the mean error, and use torch's random numbers."""
 
 LEFT = ("case", "copy", "range", "mem", "arith", "limit", "at", "new", "temp")
 SHORT = {"torch eager": "×eager", "torch.compile": "×compile"}
@@ -137,17 +137,19 @@ def as_text(bench: Bench) -> str:
     ]
     nbytes = bench.rows * bench.cols * getattr(torch, bench.dtype).itemsize
     if 2 * nbytes < SMALL:
-        lines.append("small tensor: the copy may run in the caches, so no share here says anything of large tensors")
+        lines.append("small tensor: the copy may run in the caches, so these shares do not apply to large tensors")
     if float(facts["load"]) > float(facts["cores"]) / 2:
         lines.append(
-            "other programs were running: they disturb every figure here, most of all where threads wait for each other"
+            "other programs were running: they distort all figures, most of all where threads wait for each other"
         )
     for noise, peers in ((False, PEERS), (True, GENERATORS)):
-        found = [m for m in bench.measured if m.noise == noise]
-        shown = [peer.name for peer in peers if peer.name in bench.peers and any(peer.name in m.peers for m in found)]
-        if found:
+        matching = [m for m in bench.measured if m.noise == noise]
+        shown = [
+            peer.name for peer in peers if peer.name in bench.peers and any(peer.name in m.peers for m in matching)
+        ]
+        if matching:
             header = (*LEFT, *(SHORT.get(name, f"×{name}") for name in shown), *(["ns each"] if noise else []))
-            lines += ["", *_table([header, *(_row(m, shown) for m in found)])]
+            lines += ["", *_table([header, *(_row(m, shown) for m in matching)])]
     lines += ["", "All but × in %.", NOTES.format(runs=bench.runs, patience=PATIENCE)]
     return "\n".join([*lines, *(_peer_lines(bench)), *bench.notes])
 
@@ -173,7 +175,7 @@ def _table(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _peer_lines(bench: Bench) -> list[str]:
-    """Of each peer: its version, its temporary memory, and where it was given fewer rows."""
+    """Return for each peer its version, its temporary memory, and the cases in which it got fewer rows."""
     lines = []
     for name, version in bench.peers.items():
         compared = {m.case: m.peers[name] for m in bench.measured if name in m.peers}
@@ -186,7 +188,7 @@ def _peer_lines(bench: Bench) -> list[str]:
         fewer = sorted({c.rows for c in compared.values() if c.rows < bench.rows})
         if fewer:
             count = sum(c.rows < bench.rows for c in compared.values())
-            line += f"; {count} of {len(compared)} cases on the first {' or '.join(map(str, fewer))} rows, being slow"
+            line += f"; {count} of {len(compared)} cases on the first {' or '.join(map(str, fewer))} rows (slow)"
         lines.append(line)
     return lines
 

@@ -1,4 +1,5 @@
-// The scales of a row of blocks, as arrays so that the loop vectorises, and which blocks the fast loops may do.
+// The scales of a row of blocks, as arrays so that the loop vectorises, and which of the blocks the fast loops can
+// process.
 #pragma once
 #include "lanes.h"
 
@@ -6,7 +7,7 @@ namespace fb {
 
 enum Kind : uint32_t { ORDINARY = 0, CAREFUL = 1, POISONED = 2 };
 
-// Scales and kinds of n blocks, as arrays so that the loop vectorises. Blocks of zeros, and those whose amax lies
+// Scales and kinds of n blocks, as arrays so that the loop vectorises. All-zero blocks, and blocks whose amax lies
 // between the two bounds, are ordinary.
 struct Bounds {
   float least, most;

@@ -1,11 +1,11 @@
-// Packed codes of a thread's eight columns: made of grid values, and moved between registers and memory at once.
+// Packed codes of a thread's eight columns: computed from grid values, and moved between registers and memory at once.
 #pragma once
 #include "tile.cuh"
 
 namespace fb {
 
 struct Codes {
-  uint64_t low, high;  // as they lie in memory, the first from the lowest bit up; high only of codes of two bytes
+  uint64_t low, high;  // as in memory, the first from the lowest bit up; high only for codes of two bytes
   FB_D void put(int i, uint32_t code, int width) {
     uint64_t part = uint64_t(code) << (i * width & 63);
     if (i * width < 64) {
@@ -19,7 +19,7 @@ struct Codes {
   }
 };
 
-// `valid` of eight; what is beyond them in the last byte becomes 0.
+// Store `valid` codes of eight; the last byte's remaining bits become 0.
 FB_D void store_codes(const Packed &p, int row, int col, Codes c, int valid, int width) {
   uint8_t *to = p.at(row, col, width);
   if (valid == WIDTH && p.aligned && width % 2 == 0) {
@@ -66,7 +66,7 @@ FB_D Codes load_codes(const Packed &p, int row, int col, int valid, int width) {
   return c;
 }
 
-// Eight values on the grid, none beyond its largest, as codes.
+// The codes of eight values on the grid, none beyond its largest.
 FB_D Codes plain_codes(const Spec &s, const float (&q)[WIDTH]) {
   const Grid g = grid_of(s);
   Codes c{0, 0};
@@ -76,9 +76,9 @@ FB_D Codes plain_codes(const Spec &s, const float (&q)[WIDTH]) {
   return c;
 }
 
-// Processors that convert to a format do the same: its values are not rounded, nothing is to saturate or NaN,
-// subnormals count and zero keeps its sign. The format may call more codes special than theirs does, which lie beyond
-// its values.
+// True if the processor's conversion to a format gives the same codes: values need no rounding, nothing saturates or
+// becomes NaN, subnormals are kept and zero keeps its sign. Our format may define more special codes than theirs,
+// because those are beyond its values.
 FB_D constexpr bool laid_out(const Spec &s, int bits, uint32_t mantissa_bits, int min_exponent, uint32_t most) {
   return s.encodes == bits && s.dropped == 23 - mantissa_bits && s.min_exponent == uint32_t(127 + min_exponent) << 23 &&
          !s.wide && s.max <= most;

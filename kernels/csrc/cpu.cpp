@@ -1,4 +1,4 @@
-// The CPU backend's entries for quantizing and for extents.
+// The CPU backend's entry points for quantizing and for extents.
 #include <algorithm>
 #include "element.h"
 #include "parallel.h"
@@ -6,11 +6,11 @@
 
 namespace fb {
 
-// In a unit for each dtype (cpu_bf16.cpp and so on), as each takes longer to compile than all the rest.
+// In one unit per dtype (cpu_bf16.cpp and so on), because each takes longer to compile than all the rest.
 template <class D>
 void quantize(const void *x, int64_t rows, int64_t cols, const Request *requests, int n, int threads);
 
-// Largest and smallest non-zero magnitude (float32 bits; infinity if all is zero) of each part of a partition.
+// Largest and smallest non-zero magnitude (float32 bits; infinity if all are zero) of each part of a partition.
 template <class D>
 void extent(const void *x, int64_t rows, int64_t cols, int64_t R, int64_t C, uint32_t *amax, uint32_t *amin,
             int threads) {

@@ -1,9 +1,9 @@
 // C = A · B of BF16 matrices with an FP32 result, on processors with AVX-512.
 //
-// Goto's scheme. Both operands are packed, K_BLOCK of the summed dimension at a time, into panels of ROWS rows of A and
-// COLS columns of B: side by side lie the pairs (k, k + 1) that one instruction multiplies, zeros where the matrix
-// ends. A tile of ROWS x COLS sums stays in registers while a panel of A and one of B go by. Each sum takes its pairs
-// in the order of k whatever the tile, the block or the thread: they change no bit.
+// This is Goto's scheme. Both operands are packed, K_BLOCK of the summed dimension at a time, into panels of ROWS rows
+// of A and COLS columns of B. In a panel, the pairs (k, k + 1) that one instruction multiplies are adjacent, with zeros
+// beyond the matrix. A tile of ROWS x COLS sums stays in registers while a panel of A and one of B are read. Each sum
+// takes its pairs in the order of k whatever the tile, the block or the thread, so these change no bit.
 #include <stdint.h>
 #include <algorithm>
 #include <memory>
@@ -13,10 +13,10 @@
 
 namespace fb {
 
-// As measured on Zen 4, which multiplies one vector of pairs a cycle: 16 sums cover the latency, 8 rows divide most
-// layers, the panel of B stays in the first cache and the block of A in the second.
+// Measured on Zen 4, which multiplies one vector of pairs per cycle: 16 sums cover the latency, 8 rows divide most
+// layers, the panel of B stays in the L1 cache and the block of A in L2.
 constexpr int64_t ROWS = 8, VECTORS = 2, COLS = 16 * VECTORS, K_BLOCK = 512, LARGEST_BLOCK = 1024;
-constexpr int64_t RUN = 16;  // pairs packed before the next panel's turn: a cache line where k is contiguous
+constexpr int64_t RUN = 16;  // pairs packed before switching to the next panel: a cache line if k is contiguous
 
 struct alignas(64) Line {
   uint32_t pair[16];
@@ -29,16 +29,16 @@ struct Operand {
   const uint16_t *at(int64_t o, int64_t k) const { return data + o * outer + k * inner; }
 };
 
-// What is multiplied at a time.
+// The part that is multiplied at a time.
 struct Block {
-  int64_t m, n, k, ms, ns, ks;  // where it begins, and its sizes
+  int64_t m, n, k, ms, ns, ks;  // its start, and its sizes
   int64_t pairs() const { return (ks + 1) / 2; }
 };
 
 inline int64_t ceil_div(int64_t n, int64_t d) { return (n + d - 1) / d; }
 inline __mmask16 first_lanes(int64_t n) { return n >= 16 ? 0xffff : n > 0 ? __mmask16((1u << n) - 1) : 0; }
 
-// Exchanges what lies `d` off the diagonal with what lies `d` off it on the other side, for each power of two.
+// Swap values `d` off the diagonal with those `d` off it on the other side, for each power of two.
 inline void transpose(__m512i (&x)[16]) {
   const __m512i lane = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
 #pragma GCC unroll 4
@@ -56,8 +56,8 @@ inline void transpose(__m512i (&x)[16]) {
   }
 }
 
-// Pairs first … last - 1, at most RUN, of one panel; `present` of its WIDTH lines are in the matrix, `ks` elements
-// each.
+// Pack pairs first … last - 1, at most RUN, of one panel; `present` of its WIDTH lines are in the matrix, with `ks`
+// elements each.
 template <int64_t WIDTH>
 void pack_panel(const Operand &x, int64_t present, int64_t ks, int64_t first, int64_t last, uint32_t *out) {
   for (int64_t i = 0; i < WIDTH; i += RUN) {
@@ -89,8 +89,8 @@ template <int64_t WIDTH> void pack(const Operand &x, int64_t o, int64_t outers, 
                         std::min(pairs, first + RUN), out + i * pairs);
 }
 
-// sum + odd · odd, rounded, then + even · even, rounded. Subnormals are zeros, also where they come out: AVX512-BF16
-// has it so, and processors without it are set to do the same.
+// sum + odd · odd, rounded, then + even · even, rounded. Subnormals are zeros, also in results, as in AVX512-BF16;
+// processors without it are set to do the same.
 inline __m512 add_products(__m512 sum, __m512i a, __m512i b) {
 #ifdef __AVX512BF16__
   return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b);
@@ -102,7 +102,7 @@ inline __m512 add_products(__m512 sum, __m512i a, __m512i b) {
 #endif
 }
 
-// The part of c that is in the matrix, rows x cols, plus a panel of A times one of B. `begin`: c holds nothing yet.
+// Add a panel of A times one of B to the part of c that is in the matrix, rows x cols. `begin`: c holds nothing yet.
 inline void tile(const uint32_t *a, const uint32_t *b, int64_t pairs, float *c, int64_t stride, int64_t rows,
                  int64_t cols, bool begin) {
   __m512 sum[ROWS][VECTORS];
@@ -140,12 +140,14 @@ void multiply(const Operand &a, const Operand &b, const Block &at, float *c, int
            at.k == 0);
 }
 
-// The size of equal parts, a multiple of `unit`: `parts` of them, or so many times more that none exceeds the largest.
+// The size of equal parts, a multiple of `unit`: `parts` of them, or as many times more as needed to stay below the
+// largest.
 inline int64_t part(int64_t size, int64_t parts, int64_t unit) {
   return ceil_div(ceil_div(size, parts * ceil_div(size, parts * LARGEST_BLOCK)), unit) * unit;
 }
 
-// At least so many vectors, 2 MiB at most, which a thread keeps: its next product does not wait for new pages.
+// Return at least this many vectors, at most 2 MiB, which the thread keeps, so that its next product does not wait for
+// new pages.
 inline Line *room(int64_t size) {
   static thread_local std::unique_ptr<Line[]> lines;
   static thread_local int64_t kept = 0;
@@ -153,9 +155,9 @@ inline Line *room(int64_t size) {
   return lines.get();
 }
 
-// Threads share out blocks of C and pack for themselves: packing twice costs less than waiting for each other.
+// Threads divide blocks of C among them and each packs for itself, because packing twice costs less than synchronising.
 void matmul(const Operand &a, const Operand &b, int64_t M, int64_t N, int64_t K, float *c, int threads) {
-  auto packed = [&](int64_t d) { return M / d + N / (threads / d); };  // by each thread, when d share out the rows
+  auto packed = [&](int64_t d) { return M / d + N / (threads / d); };  // by each thread, if d divide the rows
   int down = 1;
   for (int d = 2; d <= threads; d++)
     if (threads % d == 0 && packed(d) < packed(down)) down = d;
@@ -180,8 +182,8 @@ void matmul(const Operand &a, const Operand &b, int64_t M, int64_t N, int64_t K,
 
 #endif
 
-// c (M x N, contiguous) = a (M x K) · b (K x N), given by their strides along M or N and along K. K is not 0.
-// Returns 0, having done nothing, where the processor has no AVX-512.
+// c (M x N, contiguous) = a (M x K) · b (K x N), given by their strides along M or N and along K. K is not 0. Returns
+// 0, having done nothing, if the processor has no AVX-512.
 extern "C" int fb_matmul_fp32(const void *a, int64_t a_m, int64_t a_k, const void *b, int64_t b_n, int64_t b_k,
                               int64_t M, int64_t N, int64_t K, float *c, int threads) {
 #ifdef __AVX512BW__

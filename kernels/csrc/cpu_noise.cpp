@@ -26,7 +26,7 @@ void gaussian(uint64_t first, int64_t words, uint64_t seed, uint32_t *out) {
   }
 }
 
-// R of elements [first, first + n) as float32; where it begins in `out`, which is filled from a multiple of 8 on.
+// R of elements [first, first + n) as float32; returns its start in `out`, which is filled from a multiple of 8 on.
 const float *gaussian_values(uint64_t first, int64_t n, uint64_t seed, std::vector<float> &out,
                              std::vector<uint32_t> &words) {
   uint64_t counter = first / 8, skipped = first % 8;
@@ -53,8 +53,8 @@ const float *uniform_values(uint64_t first, int64_t n, uint64_t seed, std::vecto
   return to + skipped;
 }
 
-// round(z / 2) of a Box-Muller pair, with polynomials good to about 2e-7, so that it vectorises: what the paper's
-// "bm" generator does on a GPU with fast intrinsics. Only timed, never trained with.
+// round(z / 2) of a Box-Muller pair, with polynomials accurate to about 2e-7, so that it vectorises: what the paper's
+// "bm" generator does on a GPU with fast intrinsics. Only benchmarks use it, never training.
 FB_HD void box_muller(uint32_t a, uint32_t b, float *z0, float *z1) {
   float u = (float(int32_t(a >> 8)) + 0.5f) * 5.9604645e-08f;
   uint32_t ub = bits(u);
@@ -207,7 +207,7 @@ void fb_box_muller(int64_t words, uint64_t seed, uint32_t *out, int threads) {
 #pragma omp for schedule(static)
     for (int64_t i = 0; i < count; i++) {
       int64_t m = std::min(fb::BATCH, words - i * fb::BATCH);
-      for (int64_t k = 0; k < m; k += 16) {  // two Philox outputs, four pairs, make the eight values of a word
+      for (int64_t k = 0; k < m; k += 16) {  // two Philox outputs, four pairs, give the eight values of a word
         uint32_t u[8][16], packed[16] = {};
         for (uint32_t half = 0; half < 2; half++) {
           fb::U32x16 c0, c1;

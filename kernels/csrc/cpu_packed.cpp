@@ -1,4 +1,4 @@
-// From packed storage back to values on the CPU: a thread does up to sixteen rows of one row of blocks at a time.
+// Decodes packed storage on the CPU: a thread processes up to sixteen rows of one row of blocks at a time.
 #include <algorithm>
 #include "codes.h"
 #include "parallel.h"
@@ -15,7 +15,7 @@ template <class D> struct Decoding {
   int width;
   Cell<D> *out;
   bool around;
-  float of_byte[256];  // what each byte stands for where scales are bytes
+  float of_byte[256];  // the value of each byte, if scales are bytes
 
   Decoding(const Stored &from, int64_t rows, int64_t cols, void *out)
       : from(from),
@@ -44,7 +44,7 @@ template <class D> struct Decoding {
     float s = of_byte[((const uint8_t *)from.scales)[at]];
     return q.scaling == GAM ? group(block_row, block_col) * s : s;
   }
-  // One for each column of [c0, c1).
+  // One scale for each column of [c0, c1).
   void spread_out(int64_t block_row, int64_t c0, int64_t c1, float *to) const {
     for (int64_t b = c0 / C, c = c0; c < c1; b++) {
       int64_t end = std::min((b + 1) * C, c1);

@@ -1,5 +1,5 @@
-// Packed storage back to values on a GPU: a tile per CTA, as it was quantized. Every operation is that of `restore` in
-// reference.py, whatever bytes there are; a division is made of three where nothing can go wrong with that.
+// Decodes packed storage on a GPU: a tile per CTA, as in quantization. Every operation is that of `restore` in
+// reference.py, whatever the bytes; a division is replaced by three operations where that is exact.
 #include "codes.cuh"
 
 namespace fb {
@@ -17,7 +17,7 @@ struct StoredBlock {
   bool plain;
 };
 
-// spec<0>() has the block as the quantizer means it: constants, and more than the matrix for a whole side of it.
+// spec<0>() has the quantizer's own block: constants, larger than the matrix for a side that covers it.
 FB_D StoredBlock stored_block(const Spec &s, const DecodeCall &call, int row, int col) {
   StoredBlock b{1.0f, 1.0f, 1.0f, false};
   if (s.scaling == NONE) return b;

@@ -1,5 +1,5 @@
-// One element through everything that can happen to it, and what statistics count of it: the way of last resort of the
-// fast loops of every backend, which tests hold to the same bits.
+// Quantizes one element in full generality, and defines what statistics count for it. This is the scalar fallback of
+// the fast loops of every backend; tests check that both give the same bits.
 #pragma once
 #include "philox.h"
 #include "scale.h"
@@ -10,14 +10,14 @@ struct Tally {
   int64_t error, nonzero, flushed, saturated, capped, nonfinite, lost;
 };
 
-// |x - y| / |x| as a whole number of 2^-23 (nearest even), at most 1.
+// Return |x - y| / |x| as an integer in units of 2^-23 (nearest even), at most 1.
 FB_HD uint32_t error_units(float x, float y, bool *capped) {
   float r = magnitude(x - y) / magnitude(x);
   *capped = r > 1.0f;
   return bits((r < 1.0f ? r : 1.0f) + 1.0f) - 0x3f800000u;
 }
 
-// A finite scaled value on the grid; `high` are the first 16 bits of its draw.
+// Round a finite scaled value to the grid; `high` are the first 16 bits of its draw.
 template <bool WIDE>
 FB_HD float rounded(float v, const Grid &g, bool stochastic, uint32_t high, uint64_t index, uint64_t seed) {
   if (!stochastic) return nearest<WIDE>(v, g);
@@ -26,7 +26,7 @@ FB_HD float rounded(float v, const Grid &g, bool stochastic, uint32_t high, uint
   return m == GO || (m == ASK && goes(d, high, rounding_low(index, seed))) ? moved(d) : d.near;
 }
 
-// The same by the first bits of its draw alone; `ask` becomes 1 if they leave it open.
+// The same from only the first bits of the draw; `ask` becomes 1 if they do not decide.
 template <bool WIDE, bool STOCHASTIC>
 FB_HD float rounded_at_once(float v, const Grid &g, uint32_t high, uint32_t *ask) {
   if (!STOCHASTIC) return nearest<WIDE>(v, g);
@@ -39,13 +39,13 @@ FB_HD float rounded_at_once(float v, const Grid &g, uint32_t high, uint32_t *ask
 // One element of any kind: wide grids, naive casts of huge or non-finite values, scales at the end of float32.
 struct Element {
   float q;  // on the grid
-  float y;  // what the tensor receives, before narrowing
+  float y;  // the value for the tensor, before narrowing
   bool saturated;
 };
 template <class D>
 FB_HD Element element(float x, const Grid &g, const Scale &s, int scaling, bool stochastic, uint64_t index,
                       uint64_t seed) {
-  if (!finite(x)) {  // only reached under `none`: a value that is no number never becomes one
+  if (!finite(x)) {  // only with `none`: a non-finite value never becomes finite
     float kept = bits(magnitude(x)) == INF && g.inf ? x : value(NAN_BITS);
     return Element{kept, kept, false};
   }
@@ -58,14 +58,14 @@ FB_HD Element element(float x, const Grid &g, const Scale &s, int scaling, bool 
                : rounded<false>(v, g, stochastic, high, index, seed);
   }
   bool over = magnitude(q) > g.max;
-  q = with_sign(s.decode == 0.0f ? 0.0f : limited(q, g), x);  // two levels: nothing is left of a block whose scale is 0
+  q = with_sign(s.decode == 0.0f ? 0.0f : limited(q, g), x);  // two levels: a block whose scale is 0 becomes zeros
   float y = scaling == AMAX || scaling == GAM ? q / s.encode : (q * s.decode) * s.outer;
   if (finite(q) && magnitude(y) > D::max) y = with_sign(D::max, y);  // finite in, finite out
   return Element{q, y, over};
 }
 
-// What Four Over Six chooses by: the squared error of a magnitude with its block's maximum at 4 less that with it at 6,
-// in units of 2^-32 of the block's amax squared. Whole numbers, so that sums do not depend on their order.
+// The measure by which Four Over Six chooses: the squared error of a magnitude with its block's maximum at 4, less that
+// with it at 6, in units of 2^-32 of the block's squared amax. Integers, so that sums do not depend on their order.
 struct FourOverSix {
   Scale six, four;
   float amax;
@@ -91,9 +91,9 @@ FB_HD int64_t four_less_six_at_once(float size, const Grid &g, const FourOverSix
                        rounded_at_once<false, STOCHASTIC>(scaled(size, g, b.six), g, high, ask));
 }
 
-// What MS-EDEN corrects a block's scale by: sums, over its scaled magnitudes v and what q they are rounded to, of v·v
-// in units of 2^-20 and of v·q in units of 2^-11, v being a whole number of 2^-10. |v| < 10, as E4M3 rounds nothing but
-// to zero down by more than a third; so sums over a block of 16 fit, and do not depend on their order.
+// The sums by which MS-EDEN corrects a block's scale, over its scaled magnitudes v and their rounded values q: v·v in
+// units of 2^-20 and v·q in units of 2^-11, where v is an integer in units of 2^-10. |v| < 10, because E4M3 rounds
+// nothing down by more than a third, except to zero; so sums over a block of 16 fit, and do not depend on their order.
 struct Products {
   uint32_t squares, products;
 };
@@ -101,7 +101,7 @@ FB_HD Products products(float v, float q) {
   uint32_t units = bits(v + 8192.0f) - 0x46000000u;  // 8192's last place is 2^-10
   return Products{units * units, units * uint32_t(2.0f * q)};
 }
-// The scale of a block rounded by the scale before: its code and what decodes are drawn, `number` being the block's.
+// The corrected scale of a block, rounded stochastically: both its code and its decode factor. `number` is the block's.
 FB_HD Scale corrected(Scale s, const Products &sums, uint64_t number, uint64_t seed) {
   float factor = sums.products ? float(sums.squares) / (float(sums.products) * 512.0f) : 1.0f;
   s.decode =

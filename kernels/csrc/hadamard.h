@@ -1,17 +1,17 @@
-// The random Hadamard transform x' = x S H, S = diag(signs), H the orthonormal Sylvester matrix, as butterflies in
-// the order h = 1, 2, 4, …. A last chunk shorter than the transform is turned in powers of two, the largest first, so
-// any length keeps its products. The result is rounded to the tensor's dtype, as TransformerEngine does.
+// The random Hadamard transform x' = x S H, with S = diag(signs) and H the orthonormal Sylvester matrix, as butterflies
+// in the order h = 1, 2, 4, …. A last chunk shorter than the transform is rotated in powers of two, the largest first,
+// so products are kept for any length. The result is rounded to the tensor's dtype, as in TransformerEngine.
 #pragma once
 #include "numeric.h"
 
 namespace fb {
 
 struct Signs {
-  uint32_t negative[4];  // bit i: the chunk's element i changes sign
+  uint32_t negative[4];  // bit i: element i of the chunk changes its sign
   FB_HD float apply(float v, int i) const { return value(bits(v) ^ ((negative[(i >> 5) & 3] >> (i & 31)) << 31)); }
 };
 
-// 2^-(k/2) for n = 2^k: the power of two goes first, which is exact, and the root of two last.
+// 2^-(k/2) for n = 2^k: the power of two is applied first, which is exact, and the root of two last.
 FB_HD float first_factor(int n) {
   int k = 0;
   while ((2 << k) <= n) k++;
@@ -26,7 +26,7 @@ FB_HD int largest_power(int n) {
   return p;
 }
 
-// In place on n = 2^k values `stride` apart.
+// In place on n = 2^k values, `stride` apart.
 FB_HD void butterflies(float *v, int n, int stride) {
   for (int h = 1; h < n; h *= 2)
     for (int i = 0; i < n; i++)

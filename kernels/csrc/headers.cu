@@ -1,4 +1,4 @@
-// Every function of the shared headers in one kernel, so that compiling this file for a GPU compiles them all.
+// Calls every function of the shared headers in one kernel, so that compiling this file for a GPU compiles them all.
 #include "element.h"
 #include "hadamard.h"
 #include "noise.h"

@@ -1,6 +1,6 @@
 // Loops over runs of elements, written so that g++ vectorises them: fixed trip counts, no branches, integer sums.
-// `piece` quantizes up to 128 ordinary elements; `element` does one of any kind. Both call numeric.h, and tests hold
-// them to the same bits.
+// `piece` quantizes up to 128 ordinary elements; `element` quantizes one of any kind. Both call numeric.h, and tests
+// check that they give the same bits.
 #pragma once
 #include <type_traits>
 #ifdef __AVX512F__
@@ -12,10 +12,10 @@ namespace fb {
 
 constexpr int PIECE = 128;       // elements; their statistics fit 32-bit sums
 constexpr int GROUP = 16;        // columns that share one scale in the fast layout
-constexpr int64_t CHUNK = 1024;  // columns whose scales, random bits or codes lie ready at a time
+constexpr int64_t CHUNK = 1024;  // columns whose scales, random bits or codes are buffered at a time
 
-// Uniform 16-bit variates of elements first … first + count - 1, first a multiple of 8.
-// Sixteen Philox counters run side by side; their order in the lanes is the one that a 4x4 transposition undoes.
+// Uniform 16-bit variates of elements first … first + count - 1, where first is a multiple of 8. Sixteen Philox
+// counters are computed in parallel; a 4x4 transposition restores the order of their lanes.
 typedef uint32_t U32x16 __attribute__((vector_size(64)));
 typedef int32_t I32x16 __attribute__((vector_size(64)));
 typedef float F32x16 __attribute__((vector_size(64)));
@@ -31,7 +31,7 @@ struct Words16 {
 inline __attribute__((always_inline)) void multiply(U32x16 a, uint32_t m, U32x16 &high, U32x16 &low) {
   typedef uint64_t U64x8 __attribute__((vector_size(64)));
   U64x8 even = (U64x8)a & 0xffffffffu, odd = (U64x8)a >> 32;
-#ifdef __AVX512F__  // an instruction for 32 x 32 -> 64 bits; the plain product is of 64 x 64
+#ifdef __AVX512F__  // one instruction for 32 x 32 -> 64 bits; the plain product is 64 x 64
   even = (U64x8)_mm512_maskz_mul_epu32(0xff, (__m512i)a, _mm512_set1_epi64(m));
   odd = (U64x8)_mm512_maskz_mul_epu32(0xff, (__m512i)odd, _mm512_set1_epi64(m));
 #else
@@ -77,7 +77,7 @@ inline void fill_high(uint64_t first, int64_t count, uint64_t seed, uint16_t *ou
                        FB_SHUFFLE(a, c, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31),
                        FB_SHUFFLE(b, d, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29),
                        FB_SHUFFLE(b, d, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31)};
-    memcpy(out + i, lines, sizeof lines);  // the caller leaves room for a whole piece
+    memcpy(out + i, lines, sizeof lines);  // the caller's buffer can hold a whole piece
   }
 }
 
@@ -110,7 +110,7 @@ template <class D> inline void column_maxima(const typename D::Storage *x, int64
   }
 }
 
-// n magnitudes narrowed, with the signs that x has. NORMAL: none is below normal float32 but zero.
+// Narrow n magnitudes and apply the signs of x. NORMAL: none is below normal float32, except zero.
 template <class D, bool NORMAL>
 inline __attribute__((always_inline)) void narrow_run(const float *__restrict v,
                                                       const typename D::Storage *__restrict x,
@@ -148,7 +148,7 @@ inline int64_t weigh_run(const typename D::Storage *__restrict x, int64_t n, con
   return sum;
 }
 
-// MS-EDEN's sums over a run of one block; and, each value with a block of its own, over a run of blocks.
+// MS-EDEN's sums over a run of one block, and over a run of blocks where each value has its own.
 template <class D>
 inline Products products_run(const typename D::Storage *__restrict x, int64_t n, const Grid &grid, float encode) {
   typedef typename D::Storage S;
@@ -173,17 +173,17 @@ inline void products_each(const typename D::Storage *__restrict x, int64_t n, co
   }
 }
 
-// How a piece finds its scales: one for all, one for every 16 columns, or one for each.
+// How a piece finds its scales: one for all, one for every 16 columns, or one for each column.
 enum Layout { UNIFORM, BY_SIXTEEN, BY_COLUMN };
 
-struct Counts {                                       // of one piece
-  uint32_t error, nonzero, zeros, saturated, capped;  // zeros: returned
-  bool again;  // an element needs what these loops leave out, so the piece is to be done one by one
+struct Counts {                                       // for one piece
+  uint32_t error, nonzero, zeros, saturated, capped;  // zeros: elements that became zero
+  bool again;  // an element needs what these loops omit, so the piece must be repeated element by element
 };
 
-// Up to 128 ordinary elements: finite, away from the ends of float32 and of the dtype; on a WIDE grid only naive casts.
-// It works on magnitudes; the sign, that of zero too, is put back at the end.
-// With DIVIDE (amax, gam) nearest rounding cannot overflow; without stochastic rounding an error above 1 is rare.
+// Quantize up to 128 ordinary elements: finite, and away from the ends of float32 and of the dtype; a WIDE grid allows
+// only naive casts. The loop works on magnitudes and restores the signs at the end, also that of zero. With DIVIDE
+// (amax, gam) nearest rounding cannot overflow; without stochastic rounding an error above 1 is rare.
 template <class D, bool DIVIDE, bool STOCHASTIC, bool STATS, Layout LAYOUT, bool WIDE>
 inline __attribute__((always_inline)) Counts run(const typename D::Storage *__restrict x,
                                                  typename D::Storage *__restrict y, int n,
@@ -231,7 +231,7 @@ inline __attribute__((always_inline)) Counts run(const typename D::Storage *__re
       }
       error += bits(r + 1.0f);
     }
-    counts.error = error - uint32_t(n) * 0x3f800000u;  // the sums wrap, and come back
+    counts.error = error - uint32_t(n) * 0x3f800000u;  // the sums wrap around, and this undoes it
     counts.nonzero = nonzero, counts.zeros = zeros, counts.capped = capped;
     counts.again = counts.again || worst > 0x3f800000u;
   }

@@ -27,7 +27,8 @@ inline void add_to(Tally *target, const Tally &t) {
   for (int i = 0; i < int(sizeof(Tally) / sizeof(int64_t)); i++) __atomic_fetch_add(to + i, from[i], __ATOMIC_RELAXED);
 }
 
-// Past the caches a store should not read its line first. `aligned` runs go around them, the rest do not.
+// Stores of results larger than the caches should not read their lines first. `aligned` runs bypass the caches, others
+// do not.
 inline void put(void *to, const void *from, size_t bytes, bool around) {
 #ifdef __AVX512F__
   if (around && !(bytes % 64) && !(uintptr_t(to) % 64)) {

@@ -1,11 +1,12 @@
-// GaussWS noise (Ahn and Yoo 2025, eq. 10): eight values of round(N(0,1)/2), nearly, from one Philox output, computed
-// on whole words: bit n of a plane's nibble belongs to element n. And the weight that it perturbs (eqs. 3 and 4).
+// GaussWS noise (Ahn and Yoo 2025, eq. 10): eight values of approximately round(N(0,1)/2) from one Philox output,
+// computed on whole words, where bit n of a plane's nibble belongs to element n; and the weight that it perturbs (eqs.
+// 3 and 4).
 #pragma once
 #include "philox.h"
 
 namespace fb {
 
-// W is uint32_t, or a vector of them. A nibble of the result is sign and magnitude.
+// W is uint32_t or a vector of them. A nibble of the result is sign and magnitude.
 template <class W> FB_HD W gaussian_word(const W &w0, const W &w1, const W &w2, const W &w3) {
   const uint32_t M = 0x11111111u;
   W two = w0 & (w0 >> 1) & (w0 >> 2) & (w0 >> 3) & w1 & (w1 >> 1) & (w1 >> 2) & (w1 >> 3) & (w2 | (w2 >> 1)) & M;
@@ -27,7 +28,7 @@ FB_HD float uniform_value(uint32_t high) {
   return Bf16::widen(Bf16::narrow((float(int32_t(high)) + 0.5f) * 1.52587890625e-05f - 0.5f));
 }
 
-// 2^t to float32 by a fixed sequence of double operations, so that every backend has the same bits: the nearest power
+// 2^t in float32 by a fixed sequence of double operations, so that every backend has the same bits: the nearest power
 // of two times the Taylor polynomial of the rest.
 FB_HD float exp2_fixed(double t) {
   const double inverse_factorial[14] = {
@@ -44,7 +45,7 @@ FB_HD float exp2_fixed(double t) {
   memcpy(&scale, &power, 8);
   return float(p * scale);
 }
-// The noise's factor in a square: 2^(1 - bits) * max|w|.
+// The factor of the noise in a square: 2^(1 - bits) * max|w|.
 FB_HD float noise_scale(float bits, float amax) { return exp2_fixed(1.0 - double(bits)) * amax; }
 
 }  // namespace fb

@@ -1,9 +1,9 @@
-// Number grids: how one float32 value moves onto an ExMy grid, nearest or stochastic, and how a tensor's
-// dtype is read and written. Every backend compiles these functions; none restates them.
+// Number grids: rounds a float32 value to an ExMy grid, nearest or stochastically, and reads and writes the dtypes of
+// tensors. Every backend compiles these functions, and none repeats them.
 //
-// All arithmetic is IEEE float32 with subnormals, no contraction and no reassociation (see build.py's flags).
+// All arithmetic is IEEE float32 with subnormals, without contraction or reassociation (see the flags in build.py).
 #pragma once
-#ifdef __CUDACC_RTC__  // NVRTC has no standard headers, and memcpy built in
+#ifdef __CUDACC_RTC__  // NVRTC has no standard headers, and has memcpy built in
 typedef unsigned char uint8_t;
 typedef unsigned short uint16_t;
 typedef unsigned int uint32_t;
@@ -60,14 +60,14 @@ FB_HD float power_of_two(int e) {  // 2^e for -149 <= e <= 127, subnormals inclu
   return e >= -126 ? value(uint32_t(e + 127) << 23) : value(1u << (e + 149));
 }
 
-// A dtype is its storage and its exact widening and nearest-even narrowing.
+// A dtype defines its storage, its exact widening and its nearest-even narrowing.
 struct Bf16 {
   typedef uint16_t Storage;
   static constexpr float max = 3.3895313892515355e38f;
   static constexpr uint32_t magnitude_mask = 0x7fff, inf = 0x7f80;
   FB_HD static float widen(uint16_t s) { return value(uint32_t(s) << 16); }
   FB_HD static uint16_t narrow(float v) {
-#ifdef __CUDA_ARCH__  // an instruction; and the bits of the NaN that GPUs make would carry into the sign
+#ifdef __CUDA_ARCH__  // an instruction; and the sign bits of a GPU's NaN would be wrong
     uint16_t s;
     asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(s) : "f"(v));
     return s;
@@ -116,13 +116,13 @@ struct Fp32 {
   FB_HD static uint32_t narrow(float v) { return bits(v); }
 };
 
-// An element grid. `wide` grids share float32's exponent range and are rounded on the bits; all others are rounded
-// by adding and subtracting a constant whose unit in the last place is the grid's step.
+// An element grid. `wide` grids share float32's exponent range and are rounded by bit operations. All others are
+// rounded by adding and subtracting a constant whose unit in the last place is the grid's step.
 struct Grid {
   uint32_t min_exponent;  // float32 bits of the smallest normal
-  uint32_t dropped;       // mantissa bits that float32 has and the grid has not
+  uint32_t dropped;       // mantissa bits that float32 has and the grid lacks
   float max;              // largest finite value
-  float overflow;         // what an overflow becomes: max, inf or NaN
+  float overflow;         // the result of an overflow: max, inf or NaN
   uint32_t wide;
   uint32_t inf;  // the grid has infinities
 };
@@ -137,12 +137,12 @@ FB_HD Step step_at(float v, const Grid &g) {
   return Step{e > g.min_exponent ? e : g.min_exponent};
 }
 
-// Nearest, ties to even, as though the exponent had no upper end. A zero may lose its sign: whoever needs it puts it
-// back at the end. |v| must stay below 4 * max on grids that are not wide; `bounded` sees to it.
+// Round to nearest, ties to even, without an upper limit of the exponent. A zero may lose its sign, which callers
+// restore if they need it. On grids that are not wide, |v| must be below 4 * max; `bounded` ensures that.
 template <bool WIDE> FB_HD float nearest(float v, const Grid &g) {
   if (WIDE) {
     uint32_t u = bits(v), mag = u & MAGNITUDE, rest = (1u << g.dropped) - 1u;
-    uint32_t up = ((rest >> 1) + ((mag >> g.dropped) & 1u)) & rest;  // nothing where nothing is dropped
+    uint32_t up = ((rest >> 1) + ((mag >> g.dropped) & 1u)) & rest;  // 0 where nothing is dropped
     return value((u & SIGN) | ((mag + up) & ~rest));
   }
   float c = step_at(v, g).constant(g);
@@ -153,9 +153,9 @@ FB_HD float bounded(float v, const Grid &g) {
   float limit = 4.0f * g.max, mag = magnitude(v);
   return with_sign(mag < limit ? mag : limit, v);
 }
-// The code of a value that lies on the grid, without its sign: the steps counted from zero. Below the smallest normal
-// the sum with it has them in its mantissa, and from there on the value's own bits have them; the other of the two is
-// smaller each time. Subnormals of float32, on which processors are slow, do not come up.
+// The code of a value on the grid, without its sign: the steps counted from zero. Below the smallest normal, the
+// mantissa of the sum with it holds them; above, the value's own bits do. The other of the two is always smaller.
+// float32's subnormals, on which processors are slow, do not occur.
 template <bool WIDE> FB_HD uint32_t magnitude_code(float q, const Grid &g) {
   float size = magnitude(q), normal = value(g.min_exponent);
   if (WIDE) return bits(size) >> g.dropped;
@@ -165,7 +165,8 @@ template <bool WIDE> FB_HD uint32_t magnitude_code(float q, const Grid &g) {
 FB_HD uint32_t magnitude_code(float q, const Grid &g) {
   return g.wide ? magnitude_code<true>(q, g) : magnitude_code<false>(q, g);
 }
-// And back. Beyond the largest value's code lie infinity, where the grid has it, and NaN: if there are `special` codes.
+// The inverse. After the largest value's code follow infinity, if the grid has it, and NaN: if there are `special`
+// codes.
 template <bool WIDE> FB_HD float magnitude_value(uint32_t code, const Grid &g, bool special = true) {
   uint32_t steps = code << g.dropped;
   if (WIDE) return value(steps);
@@ -179,20 +180,20 @@ template <bool WIDE> FB_HD float magnitude_value(uint32_t code, const Grid &g, b
 FB_HD float magnitude_value(uint32_t code, const Grid &g) {
   return g.wide ? magnitude_value<true>(code, g) : magnitude_value<false>(code, g);
 }
-// How many bits a code takes in packed storage: formats of 9 to 16 take two bytes.
+// The bits that a code takes in packed storage: formats of 9 to 16 bits take two bytes.
 FB_HD constexpr int stored_bits(int bits) { return bits <= 8 ? bits : 16; }
 FB_HD float limited(float q, const Grid &g) { return magnitude(q) > g.max ? with_sign(g.overflow, q) : q; }
 
-// Stochastic rounding starts at the nearest grid value and moves on to the neighbour on the other side of v with
-// probability |v - nearest| / step. The uniform variate has 48 bits: `high` (16 bits, eight elements share a Philox
-// output) decides all but one case in 65,536, and only then are 32 more bits (`low`) drawn. So the probability is
-// exact to 2^-48 and small values are not flushed more often than they should be.
+// Stochastic rounding starts at the nearest grid value and moves to the neighbour on the other side of v with
+// probability |v - nearest| / step. The uniform variate has 48 bits. `high` (16 bits; eight elements share a Philox
+// output) decides all but one case in 65,536, and only then are 32 more bits (`low`) drawn. So the probability is exact
+// to 2^-48, and small values are not flushed more often than they should be.
 enum Move { STAY = 0, GO = 1, ASK = 2 };
 
 template <bool WIDE> struct Drawn {
   float near;
-  float gap, step;           // v - near; from one value of the grid to the next                      (not wide)
-  uint32_t part, neighbour;  // |v - near| / step as a 32-bit fraction; from near, in float32's steps     (wide)
+  float gap, step;           // v - near; distance to the next value of the grid                      (not wide)
+  uint32_t part, neighbour;  // |v - near| / step as a 32-bit fraction; neighbour in float32's steps   (wide)
 };
 template <bool WIDE> FB_HD Drawn<WIDE> draw(float v, const Grid &g) {
   Drawn<WIDE> d{};
@@ -207,8 +208,8 @@ template <bool WIDE> FB_HD Drawn<WIDE> draw(float v, const Grid &g) {
   }
   return d;
 }
-// The test on the high bits: they are compared with the whole part of |gap| / step * 2^16, exact. Equal means that the
-// low bits decide (or that there are no more bits to it; asking does no harm).
+// The test on the high bits: they are compared with the integer part of |gap| / step * 2^16, which is exact. If they
+// are equal, the low bits decide (or there are no more bits, and asking does no harm).
 FB_HD uint32_t threshold(const Drawn<false> &d) {
   float per_step = value((254u << 23) + (16u << 23) - bits(d.step));  // 2^16 / step
   return uint32_t(int32_t(magnitude(d.gap) * per_step));

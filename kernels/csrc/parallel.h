@@ -1,4 +1,4 @@
-// Threads of the CPU backend. No result depends on how many there are.
+// Threads of the CPU backend. No result depends on their number.
 #pragma once
 #include <stdint.h>
 #ifdef __SSE2__
@@ -7,19 +7,19 @@
 
 namespace fb {
 
-// While it lives, subnormals count and rounding is to nearest, whatever the calling program has set.
+// While this object exists, subnormals are kept and rounding is to nearest, whatever the calling program has set.
 struct Ieee {
 #ifdef __SSE2__
   unsigned before = _mm_getcsr();
   Ieee() { _mm_setcsr(0x1f80); }
   ~Ieee() {
-    _mm_sfence();  // streaming stores are seen by whoever comes next
+    _mm_sfence();  // makes streaming stores visible to other threads
     _mm_setcsr(before);
   }
 #endif
 };
 
-// Runs `work` on every thread; it shares out `count` pieces with `#pragma omp for`.
+// Run `work` on every thread; `work` divides `count` pieces among threads with `#pragma omp for`.
 template <class F> void in_parallel(int64_t count, int threads, F work) {
 #pragma omp parallel num_threads(threads) if (threads > 1 && count > 1)
   {

@@ -1,5 +1,5 @@
-// Philox4x32-10 (Salmon et al. 2011): counter-based random bits. The counter is an element index and a stream, the
-// key is the seed, so what an element receives does not depend on threads, order or launch shape.
+// Philox4x32-10 (Salmon et al. 2011): counter-based random bits. The counter is an element index and a stream, the key
+// is the seed, so an element's bits do not depend on threads, order or launch shape.
 #pragma once
 #include "numeric.h"
 
@@ -30,7 +30,7 @@ FB_HD Words philox(uint64_t index, uint32_t stream, uint64_t seed) {
   return Words{{c0, c1, c2, c3}};
 }
 
-// Element i takes 16 bits of counter i / 8 and, when those do not decide, 32 bits of counter i / 4.
+// Element i takes 16 bits of counter i / 8 and, if those do not decide, 32 bits of counter i / 4.
 FB_HD uint32_t rounding_high(uint64_t element, uint64_t seed) {
   Words r = philox(element >> 3, ROUND_HIGH, seed);
   return (r.w[(element >> 1) & 3] >> (16 * (element & 1))) & 0xffffu;

@@ -1,4 +1,4 @@
-// One quantizer's part in a walk over a matrix: where its amaxes come from, and what it does to a tile.
+// The part of one quantizer in a pass over a matrix: where its amaxes come from, and how it processes a tile.
 #pragma once
 #include <algorithm>
 #include <numeric>
@@ -14,7 +14,7 @@ struct Tile {
   int64_t r0, r1, c0, c1;
 };
 
-template <class D> struct Scratch {  // one for each thread
+template <class D> struct Scratch {  // one per thread
   std::vector<Cell<D>> rotated, maxima;
   std::vector<uint32_t> amax, code, kind, squares, products;
   std::vector<float> block_encode, block_decode, block_outer, encode, decode;
@@ -25,12 +25,12 @@ template <class D> struct Plan {
   const Quant &q;
   const Cell<D> *x;
   int64_t rows, cols, R, C, block_count_rows, block_count_cols;
-  bool lookup = false;  // blocks are larger than tiles: their amaxes come from a first walk
-  bool grouped;         // blocks share a scale: their group's amax comes from a first walk
-  bool around;          // the output goes past the caches
-  bool staged;          // the first walk leaves the rotated matrix in the output, and the second works on that
+  bool lookup = false;  // blocks are larger than tiles: a first pass computes their amaxes
+  bool grouped;         // blocks share a scale: a first pass computes their group's amax
+  bool around;          // the output bypasses the caches
+  bool staged;          // the first pass leaves the rotated matrix in the output, and the second works on that
   std::vector<uint32_t> block_amax, group_amax;
-  std::vector<int64_t> four_less_six;  // fouroversix: of each block
+  std::vector<int64_t> four_less_six;  // fouroversix: one per block
   Rotation<D> rotation;
 
   Plan(const Request &r, const Cell<D> *x, int64_t rows, int64_t cols)
@@ -79,7 +79,8 @@ template <class D> struct Plan {
     return s.rotated.data();
   }
 
-  // Amaxes (float32 bits) of the parts of one row of blocks that lie in columns [c0, c1) and the given rows.
+  // Compute the amaxes (float32 bits) of the parts of one row of blocks that lie in columns [c0, c1) and the given
+  // rows.
   void amaxes(const Cell<D> *from, int64_t stride, int64_t height, int64_t c0, int64_t c1, Scratch<D> &s) const {
     int64_t n = c1 - c0, first = c0 / C, count = (c1 - 1) / C - first + 1;
     s.amax.resize(size_t(count));
@@ -95,7 +96,7 @@ template <class D> struct Plan {
     } else if (C % GROUP == 0 && c0 % GROUP == 0) {
       group_maxima<D>(line, n, s.maxima.data());
       int64_t per_block = C / GROUP, groups = (n + GROUP - 1) / GROUP;
-      if (c0 % C == 0 && n % C == 0 && !(per_block & (per_block - 1))) {  // halve until one is left of each block
+      if (c0 % C == 0 && n % C == 0 && !(per_block & (per_block - 1))) {  // halve until each block has one
         Cell<D> *m = s.maxima.data();
         for (int64_t left = groups; left > count; left /= 2)
           for (int64_t i = 0; i < left / 2; i++) m[i] = m[2 * i] > m[2 * i + 1] ? m[2 * i] : m[2 * i + 1];
@@ -129,7 +130,7 @@ template <class D> struct Plan {
     for (int64_t r = t.r0; r < t.r1;) {
       int64_t block_row = r / R, end = std::min(t.r1, (block_row + 1) * R);
       const Cell<D> *at = from + (r - t.r0) * stride;
-      if (!lookup && !q.group_by_row) {  // one group, whole blocks: if all is finite the blocks need not be told apart
+      if (!lookup && !q.group_by_row) {  // one group of whole blocks: if all is finite, they need no distinction
         if (R == 1) end = t.r1;
         Cell<D> m = 0;
         for (int64_t k = 0; k < end - r; k++) {
@@ -171,7 +172,7 @@ template <class D> struct Plan {
       }
   }
 
-  // Between the walks, Four Over Six weighs its two scales for each block.
+  // Between the passes, Four Over Six compares its two scales for each block.
   void weigh(const Tile &t, Scratch<D> &s) {
     int64_t stride, first = t.c0 / C, count = (t.c1 - 1) / C - first + 1;
     const Cell<D> *from = source(t, s, &stride, true);
@@ -208,7 +209,8 @@ template <class D> struct Plan {
     }
   }
 
-  // Amaxes whose blocks `piece` may do: nothing overflows, and nothing but zero comes back below normal float32.
+  // Bounds of amaxes whose blocks `piece` can process: nothing overflows, and no result but zero is below normal
+  // float32.
   Bounds ordinary_bounds() const {
     bool exact_only = q.grid.overflow != q.grid.max || (q.grid.wide && q.scaling != NONE);
     float smallest = value(q.grid.min_exponent) * power_of_two(int(q.grid.dropped) - 23), max = q.grid.max;
@@ -217,7 +219,7 @@ template <class D> struct Plan {
     return Bounds{least, exact_only ? -1.0f : most};
   }
 
-  // Scales of one row of blocks between columns c0 and c1, for each block and then for each column.
+  // Compute the scales of one row of blocks between columns c0 and c1, for each block and then for each column.
   void find_scales(const Cell<D> *from, int64_t stride, int64_t height, int64_t block_row, const Tile &t,
                    Scratch<D> &s) const {
     int64_t first = t.c0 / C;
@@ -279,7 +281,7 @@ template <class D> struct Plan {
     if (q.scaling == EDEN) correct(from, stride, height, block_row, t, s);
   }
 
-  // MS-EDEN's scales, which make up for what rounding by the scales just found does. Rotations turn whole blocks, and
+  // Compute MS-EDEN's scales, which correct the rounding by the scales found before. Rotations hold whole blocks, and
   // tiles hold whole rotations.
   void correct(const Cell<D> *from, int64_t stride, int64_t height, int64_t block_row, const Tile &t,
                Scratch<D> &s) const {
@@ -302,7 +304,7 @@ template <class D> struct Plan {
       if (s.kind[b] == POISONED) continue;
       Scale to = corrected(scale_at(s, b), Products{s.squares[b], s.products[b]}, first + b, q.seed);
       s.block_decode[b] = to.decode, s.code[b] = to.code;
-      if (!to.code && s.amax[b]) s.kind[b] = CAREFUL;  // nothing is left of it
+      if (!to.code && s.amax[b]) s.kind[b] = CAREFUL;  // the block becomes zero
     }
   }
 
@@ -311,7 +313,7 @@ template <class D> struct Plan {
         C % GROUP == 0 && (!request.tally_cols || request.tally_cols >= cols || request.tally_cols % GROUP == 0);
     return C >= PIECE ? UNIFORM : whole_groups ? BY_SIXTEEN : BY_COLUMN;
   }
-  // One scale per block becomes one for every 16 columns, or one for each, of [c0, c1).
+  // Expand one scale per block to one for every 16 columns, or one for each, of [c0, c1).
   void spread_out(int64_t c0, int64_t c1, int64_t first, Scratch<D> &s) const {
     s.encode.resize(CHUNK), s.decode.resize(CHUNK);
     const float *__restrict encode = s.block_encode.data(), *__restrict decode = s.block_decode.data();
@@ -331,7 +333,7 @@ template <class D> struct Plan {
     return Scale{s.block_encode[b], s.block_decode[b], s.block_outer[b], s.code[b]};
   }
 
-  // n columns from c of one row, element by element.
+  // Process n columns from c of one row, element by element.
   void carefully(const Cell<D> *from, int64_t r, int64_t c, int n, int64_t first_block, const Scratch<D> &s,
                  Cell<D> *to, uint16_t *codes, Tally *tally) const {
     for (int i = 0; i < n; i++) {
@@ -346,7 +348,7 @@ template <class D> struct Plan {
                         : s.kind[b] == POISONED       ? 0
                         : bits(magnitude(e.q)) == INF ? request.inf_code
                                                       : request.nan_code;
-        uint32_t sign = e.q == e.q ? bits(e.q) >> 31 : 0;  // NaN has none
+        uint32_t sign = e.q == e.q ? bits(e.q) >> 31 : 0;  // NaN has no sign
         codes[i] = uint16_t(code | sign << (request.code_bits - 1));
       }
       if (tally) {
@@ -365,7 +367,7 @@ template <class D> struct Plan {
     }
   }
 
-  // Columns [c0, c1) of one row; `from` is where the tile's row begins.
+  // Process columns [c0, c1) of one row; `from` is the start of the tile's row.
   template <bool DIVIDE, bool STOCHASTIC, bool STATS, Layout LAYOUT, bool WIDE>
   void row(const Cell<D> *from, int64_t r, int64_t c0, int64_t c1, const Tile &t, const Scratch<D> &s, bool all_plain,
            const Cell<D> *fetch, Tally *tallies) const {
@@ -422,7 +424,7 @@ template <class D> struct Plan {
     }
   }
 
-  // The amax of each tally block's part in the given rows: those of the blocks where the partitions agree.
+  // Record the amax of each tally block's part in the given rows; if the partitions agree, it is that of the block.
   void note_amax(const Cell<D> *from, int64_t stride, int64_t height, int64_t tally_row, const Tile &t,
                  Scratch<D> &s) const {
     int64_t TC = request.tally_cols, TR = request.tally_rows, across = (cols + TC - 1) / TC;
@@ -442,8 +444,8 @@ template <class D> struct Plan {
     }
   }
 
-  // Where the line lies that should come into the cache while row r is worked on: the next row of blocks, here or in
-  // the tile this thread does next; null where there is none.
+  // The line to prefetch while row r is processed: of the next row of blocks, here or in this thread's next tile; null
+  // if there is none.
   const Cell<D> *fetch_for(int64_t r, const Tile &t, const Tile &next) const {
     int64_t target = q.hadamard && !staged ? t.r1 + (r - t.r0) : r + (lookup ? 2 : R);
     if (target < t.r1) return second_source() + target * cols + t.c0;
@@ -470,7 +472,8 @@ template <class D> struct Plan {
   }
   Row chosen_row() const { return q.scaling == AMAX || q.scaling == GAM ? row_for<true>() : row_for<false>(); }
 
-  // Packed codes of columns [c0, c1) of one row, in the place of `row`; c0 is a multiple of 8, and so begins a byte.
+  // Compute packed codes of columns [c0, c1) of one row, in place of `row`; c0 is a multiple of 8, and so starts a
+  // byte.
   template <bool STOCHASTIC, Layout LAYOUT, bool WIDE>
   void code_row(const Cell<D> *from, int64_t r, int64_t c0, int64_t c1, const Tile &t, const Scratch<D> &s,
                 bool all_plain, const Cell<D> *fetch) const {
@@ -516,8 +519,8 @@ template <class D> struct Plan {
   }
   CodeRow chosen_code_row() const { return q.stochastic ? code_row_for<true>() : code_row_for<false>(); }
 
-  // How many columns `row` or `code_row` does at a time: scales that are spread out come in whole blocks, and codes in
-  // whole bytes.
+  // The number of columns that `row` or `code_row` processes at a time: expanded scales need whole blocks, and codes
+  // need whole bytes.
   int64_t columns_at_once(const Tile &t) const {
     if (!request.codes) return layout() == UNIFORM ? t.c1 - t.c0 : CHUNK / C * C;
     const int64_t step = layout() == UNIFORM ? 8 : std::lcm(C, int64_t(8));
@@ -535,7 +538,7 @@ template <class D> struct Plan {
     }
   }
 
-  // `next` is the tile that this thread does next; empty where there is none.
+  // `next` is this thread's next tile; empty if there is none.
   void second_walk(const Tile &t, const Tile &next, Scratch<D> &s) const {
     int64_t stride, TC = request.tally_cols ? request.tally_cols : cols,
                     TR = request.tally_rows ? request.tally_rows : rows;

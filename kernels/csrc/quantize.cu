@@ -1,12 +1,12 @@
-// The quantization of a matrix on a GPU, a tile per CTA.
+// The quantization of a matrix on a GPU, with a tile per CTA.
 //
-//   quantize   one pass where blocks lie in tiles: loads, rotates, finds amaxes and scales, rounds, counts, stores;
-//              one or two quantizers from the same reading
-//   measure    before it where scales span more: amaxes of large blocks, or of groups of small ones
-//   weigh      between them for Four Over Six in large blocks: which of its scales errs less in each
+//   quantize   one pass if blocks fit in tiles: loads, rotates, finds amaxes and scales, rounds, counts, stores;
+//              for one or two quantizers from the same read
+//   measure    a pass before it if scales span more: amaxes of large blocks, or of groups of small ones
+//   weigh      a pass between them for Four Over Six in large blocks: compares the errors of its two scales
 //   extent     largest and smallest non-zero magnitudes of the parts of a matrix
 //
-// Maxima are integers and sums are of integers, so no bit depends on the order in which threads come.
+// Maxima are integers and sums are of integers, so no bit depends on the order of threads.
 #include "codes.cuh"
 #include "rotate.cuh"
 
@@ -24,7 +24,7 @@ struct Extent {
   struct Target {
     uint32_t *top, *bottom;
   };
-  uint32_t top, missing;  // missing: infinity less the smallest, so that nothing is 0 here too
+  uint32_t top, missing;  // missing: infinity minus the smallest, so that 0 is neutral here too
   FB_D void take(uint32_t magnitude) {
     top = larger(top, magnitude);
     if (magnitude && magnitude < INF) missing = larger(missing, INF - magnitude);
@@ -53,7 +53,7 @@ struct Weighed {  // see four_less_six
   }
 };
 
-struct Counts {  // of at most 2^14 elements: halves of words hold two of them
+struct Counts {  // for at most 2^14 elements: halves of words hold two of them
   struct Target {
     int64_t *tally;
     uint32_t *amax;
@@ -121,8 +121,8 @@ template <class D> FB_D Block looked_up(const Spec &s, const Request &r, int row
   return make_block<D>(s, r, r.block_amax[at], row, col, four ? FOUR : 1.0f);
 }
 
-// MS-EDEN: in the place of its blocks' amaxes, what their scales are made again of. Rotations, and so tiles, hold whole
-// blocks; two threads at the most share one, and they are of a warp.
+// MS-EDEN: replaces the amaxes of blocks by what their scales are rebuilt from. Rotations, and so tiles, hold whole
+// blocks; at most two threads share one, and they are in one warp.
 enum Remade : uint32_t { NEAREST = 0xffu, DRAWN = 0xff00u, PLAIN = 0x10000u, NOT_FINITE = 0x20000u };
 template <class D>
 FB_D void correct_blocks(const Spec &s, const Request &r, const Tile &t, const Vector<D> (&x)[SLOTS],
@@ -159,7 +159,7 @@ FB_D void correct_blocks(const Spec &s, const Request &r, const Tile &t, const V
                                 : b.scale.code | drawn << 8 | (b.plain && (drawn || top == 0) ? uint32_t(PLAIN) : 0u);
       }
 }
-// The 16 bits of each of eight consecutive elements, two in a word.
+// The 16 bits of each of eight consecutive elements, two per word.
 FB_D Words eight_draws(uint64_t first, uint32_t stream, uint64_t seed) {
   Words a = philox(first >> 3, stream, seed);
   uint32_t skew = uint32_t(first) & 7;
@@ -175,7 +175,7 @@ FB_D Words eight_draws(uint64_t first, uint32_t stream, uint64_t seed) {
   return Words{{w[0], w[1], w[2], w[3]}};
 }
 
-// What is left of the blocks in a slot, by an index that the compiler does not know.
+// What is kept of the blocks in a slot, by an index unknown to the compiler.
 struct Tops {
   uint32_t of[WIDTH];
   FB_D uint32_t at(const Split &split, int n) const {
@@ -204,8 +204,8 @@ template <class D> FB_D Vector<D> picked(const Vector<D> (&x)[SLOTS], int k) {
   return v;
 }
 
-// Four Over Six: with its block's amax a bit that says that its greatest value becomes 4. Threads that share a block
-// are of a warp. Every element is divided twice: slots take turns, so that the code for one serves all.
+// Four Over Six: adds to a block's amax a bit that says that its largest value becomes 4. Threads that share a block
+// are in one warp. Every element is divided twice: slots take turns, so that one piece of code serves all.
 constexpr uint32_t AT_FOUR = 0x80000000u;
 FB_D FourOverSix four_over_six(const Spec &s, const Group &group, float amax) {
   float max = value(s.max);
@@ -278,7 +278,7 @@ FB_D void choose_fours(const Spec &s, const Request &r, const Tile &t, const Vec
         if (weighed[k][i].sum < 0) amax[k][i] |= AT_FOUR;
       }
 }
-// A block by what is left of it: its amax in storage bits, or for MS-EDEN and Four Over Six what is above.
+// Rebuild a block from what is kept of it: its amax in storage bits, or for MS-EDEN and Four Over Six as above.
 template <class D> FB_D Block known(const Spec &s, const Request &r, uint32_t left, int row, int col) {
   if (s.scaling == FOUROVERSIX)
     return make_block<D>(s, r, bits(D::widen(typename D::Storage(left & ~AT_FOUR))), row, col,
@@ -291,7 +291,7 @@ template <class D> FB_D Block known(const Spec &s, const Request &r, uint32_t le
   return b;
 }
 
-// What is stored for a block, by the thread that has its first element; and for a group, by that of its first block.
+// Store a block's scale from the thread that has its first element, and a group's from that of its first block.
 FB_D void store_scale(const Spec &s, const Request &r, const Block &b, int row, int col) {
   if (s.scaling == NONE) return;
   const int rows = s.source == LOOKUP ? r.blocks.rows : s.block_rows;
@@ -314,7 +314,7 @@ FB_D void store_scale(const Spec &s, const Request &r, const Block &b, int row, 
 
 // ------------------------------------------------------------------------------------------------ elements
 
-// Eight ordinary elements as values, or as codes; false if a draw needs its low bits, and nothing was done.
+// Eight ordinary elements as values or as codes; false, without effect, if a draw needs its low bits.
 template <class D, bool WIDE>
 FB_D bool quickly(const Spec &s, const Vector<D> &x, const Block (&blocks)[WIDTH], const Split &split, uint64_t first,
                   uint64_t seed, Vector<D> *y, Codes *codes, Counts *counts) {
@@ -354,15 +354,15 @@ FB_D uint32_t careful_code(const Spec &s, const Request &r, const Element &e, co
   return code | (e.q == e.q ? (bits(e.q) >> 31) << (s.encodes - 1) : 0);  // NaN has no sign
 }
 
-// What is not ordinary: slots whose blocks are not, or with a draw that needs its low bits. Rare, so it is written to
-// be small: everything is found again by index, and what goes wrong here costs the common way neither registers nor
-// code.
+// Elements that are not ordinary: slots with other blocks, or with a draw that needs its low bits. They are rare, so
+// the code is written to be small: it finds everything again by index, so that the common path pays neither registers
+// nor code.
 template <class D> struct Careful {
   const Spec &s;
   const Request &r;
   const Tile &t;
   const Vector<D> (&x)[SLOTS];
-  const uint32_t (&left)[SLOTS][WIDTH];  // ON_CHIP: of the blocks, see `known`
+  const uint32_t (&left)[SLOTS][WIDTH];  // ON_CHIP: what is kept of the blocks, see `known`
   Gathering<Counts> &gathering;
 
   FB_D Block block_of(const Tops &tops, int k, int n) const {
@@ -397,7 +397,7 @@ template <class D> struct Careful {
 #pragma unroll 1
       for (int n = 0; n < valid; n++) element(tops, k, n, D::widen(v.pick(n)), &codes);
       if (s.encodes) store_codes(r.codes, t.row(k), t.col(k), codes, valid, stored_bits(s.encodes));
-      // Its part has been handed in with the slot's other vectors: this one comes by itself.
+      // The slot's other vectors of this part have been handed in: this one is handed in separately.
       if (s.stats && s.piece == VECTORS) gathering.hand_in(true, t.row(k), t.col(k));
     }
   }
@@ -414,7 +414,7 @@ template <class D> FB_D void quantize_tile(const Spec &s, const Request &r, cons
   if (s.scaling == FOUROVERSIX && s.source == ON_CHIP) choose_fours<D>(s, r, t, x, amax);
   Gathering<Counts> gathering(s.piece, r.parts, t, Counts::Target{r.tally, r.part_amax});
   bool by_element = s.piece == ELEMENTS && (s.stats || s.skips);
-  uint32_t careful = 0, ready = 0;  // a bit for each slot
+  uint32_t careful = 0, ready = 0;  // one bit per slot
   Block blocks[WIDTH];
 #pragma unroll
   for (int k = 0; k < SLOTS; k++) {
@@ -429,7 +429,7 @@ template <class D> FB_D void quantize_tile(const Spec &s, const Request &r, cons
 #pragma unroll
       for (int i = 0; i < WIDTH; i++)
         if (split.starts(k, i)) {
-          // Beyond the matrix the last group is looked up, for nobody: groups end where it does.
+          // Beyond the matrix the last group is looked up, without effect: groups end where the matrix does.
           const int row = t.row(k) < t.rows ? t.row(k) : t.rows - 1,
                     col = t.col(k) + i < t.cols ? t.col(k) + i : t.cols - 1;
           blocks[i] = known<D>(s, r, amax[k][i], row, col);
@@ -459,7 +459,7 @@ template <class D> FB_D void quantize_tile(const Spec &s, const Request &r, cons
   if (s.stats) gathering.after_all();
 }
 
-// Nothing to do for anyone: one part, and it is to be left alone.
+// True if there is nothing to do: there is one part, and it is skipped.
 FB_D bool all_skipped(const Call &call, const Request &r) {
   return r.skip && r.parts.rows >= call.rows && r.parts.cols >= call.cols && r.skip[0];
 }
@@ -473,7 +473,7 @@ template <class D> FB_D void quantize(const Call &call) {
     quantize_tile<D>(spec<0>(), call.requests[0], t, x);
   } else {
     quantize_tile<D>(spec<0>(), call.requests[0], t, x);
-    load<D>(call.x, t, false, x);  // still in the cache; registers for both would be too many
+    load<D>(call.x, t, false, x);  // still in the cache; both would need too many registers
     quantize_tile<D>(spec<1>(), call.requests[1], t, x);
   }
 }

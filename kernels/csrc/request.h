@@ -1,4 +1,4 @@
-// What is asked of the CPU backend. These structures mirror the ctypes structures of cpu.py field by field.
+// The requests to the CPU backend. These structures mirror the ctypes structures of cpu.py field by field.
 #pragma once
 #include "hadamard.h"
 #include "memory.h"
@@ -10,22 +10,22 @@ struct Quant {
   Grid grid;
   int32_t scaling, stochastic, group_by_row, hadamard, down;  // down: vectors run down the rows (axis 0)
   Signs signs;
-  int64_t block_rows, block_cols;  // as they lie in the matrix
+  int64_t block_rows, block_cols;  // as stored in the matrix
   uint64_t seed;
 };
 struct Request {
   Quant quant;
   void *out;                       // null: statistics only
-  Tally *tally;                    // null: none; one for each tally block
-  uint32_t *amax;                  // null: none; float32 bits, one for each tally block
-  int64_t tally_rows, tally_cols;  // the partition that statistics and `skip` speak of
-  const uint8_t *skip;             // null: none; tally blocks to leave alone
+  Tally *tally;                    // null: none; one per tally block
+  uint32_t *amax;                  // null: none; float32 bits, one per tally block
+  int64_t tally_rows, tally_cols;  // the partition for statistics and `skip`
+  const uint8_t *skip;             // null: none; tally blocks to leave unchanged
   uint8_t *codes;                  // null: none; packed element codes instead of values
-  void *scales;                    // with codes: one for each block, float32 for amax, bytes else; null: naive
-  uint32_t *group_scales;          // with codes: float32 bits, one for each group
+  void *scales;                    // with codes: one per block, float32 for amax, otherwise bytes; null: naive
+  uint32_t *group_scales;          // with codes: float32 bits, one per group
   uint32_t code_bits, nan_code, inf_code;
 };
-struct Stored {  // what is to be decoded
+struct Stored {  // the tensor to decode
   Quant quant;
   const uint8_t *codes;
   const void *scales;   // as in Request; null: naive

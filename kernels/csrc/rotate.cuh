@@ -1,10 +1,10 @@
-// The Hadamard rotation of a tile in registers: butterflies within a thread's eight values, then among threads.
+// The Hadamard rotation of a tile in registers: butterflies within a thread's eight values, then between threads.
 #pragma once
 #include "tile.cuh"
 
 namespace fb {
 
-// The piece that position p belongs to when n values are cut into powers of two; 1 beyond them.
+// The size of the piece that contains position p when n values are cut into powers of two; 1 beyond them.
 FB_D int piece_size(int p, int n) {
   int start = 0;
   for (int b = 128; b > 0; b /= 2)
@@ -35,7 +35,7 @@ FB_D float partners(float v, int distance, int thread) {
 }
 
 // Eight consecutive values along the axis, the first at position p of its chunk; the matrix has n from the chunk's
-// beginning. `step` is how far the thread with the next eight is. WHOLE: the matrix has all of every chunk.
+// start. `step` is the distance to the thread with the next eight. WHOLE: the matrix contains every chunk completely.
 template <bool WHOLE>
 FB_D void turn(const Spec &s, float (&v)[8], uint32_t negative, int p, int n, int step, int thread) {
   const int size = s.hadamard, inner = size < 8 ? size : 8;

@@ -1,8 +1,8 @@
-// What a kernel is compiled for and what it is called with. device.py mirrors these structures field by field.
+// The constants that a kernel is compiled for and its arguments. device.py mirrors these structures field by field.
 //
-// A kernel is compiled for one Variant: the shape of its tiles and one or two quantizers, all constants, so that the
-// compiler leaves out what a variant has no use for. In tests the same sources run on the CPU, with variants that
-// are data (FB_SIMT, tests/kernels/backends/simt/): so here constants are values and conditions are plain ifs.
+// A kernel is compiled for one Variant, the shape of its tiles and one or two quantizers. All of it is constant, so
+// that the compiler omits what a variant does not use. In tests the same sources run on the CPU, with variants as data
+// (FB_SIMT, tests/kernels/backends/simt/), so constants are values here and conditions are plain ifs.
 #pragma once
 #include "element.h"
 #include "hadamard.h"
@@ -15,31 +15,31 @@
 
 namespace fb {
 
-// ON_CHIP: blocks lie in tiles, and their amaxes are found on the way. LOOKUP: a first pass has found them.
+// ON_CHIP: blocks fit in tiles, and their amaxes are computed on the way. LOOKUP: a first pass has computed them.
 enum Source { ON_CHIP = 0, LOOKUP = 1 };
 
-// How parts of the matrix (blocks, or a partition) lie to the work of threads: the largest piece that is always inside
-// one part decides how often a thread must hand in what it has gathered.
+// The position of parts of the matrix (blocks, or a partition) relative to the work of threads: the largest piece that
+// is always inside one part decides how often a thread must hand in what it has accumulated.
 enum Piece { TILES = 0, PATCHES = 1, VECTORS = 2, ELEMENTS = 3 };
 
 struct Spec {
   uint32_t min_exponent, dropped, max, overflow, wide, inf;  // the Grid; floats as their bits
   int32_t scaling, stochastic, group_by_row, hadamard, ragged, inverse, down,
       source;                      // ragged: some transforms are cut
-  int32_t block_rows, block_cols;  // ON_CHIP: powers of two, as they lie in the matrix
+  int32_t block_rows, block_cols;  // ON_CHIP: powers of two, as stored in the matrix
   int32_t stats, skips;
-  int32_t encodes;             // the bits of a code; 0: values are wanted
-  int32_t piece, block_piece;  // of statistics and skip; LOOKUP: of the blocks
+  int32_t encodes;             // the bits of a code; 0: output values
+  int32_t piece, block_piece;  // for statistics and skip; LOOKUP: for the blocks
 };
 
 struct Parts {
-  int32_t rows, cols, across;  // of one; how many across
+  int32_t rows, cols, across;  // of one part; number of parts across
   int32_t lanes, groups;       // VECTORS, PATCHES: how many lanes along a row, and rows of lanes, share a part
   FB_D int64_t at(int row, int col) const { return int64_t(row / rows) * across + col / cols; }
 };
 
-// Where codes lie. Eight of them are as many bytes as one has bits, and a row begins with a byte; where they are
-// `aligned`, every eight begin at a multiple of the widest word that these bytes are a multiple of.
+// The location of codes. Eight codes take as many bytes as one has bits, and a row starts at a byte. If they are
+// `aligned`, every eight start at a multiple of the widest word that divides these bytes.
 struct Packed {
   uint8_t *bytes;
   uint32_t row_bytes, aligned;
@@ -48,33 +48,33 @@ struct Packed {
   }
 };
 
-struct Request {           // of one quantizer
+struct Request {           // for one quantizer
   void *out;               // null: none
-  int64_t *tally;          // with stats: seven for each part
-  uint32_t *part_amax;     // with stats: float32 bits of each part
-  const uint8_t *skip;     // null: none; parts to leave alone
-  Packed codes;            // with encodes: of elements,
-  void *scales;            // of blocks: float32 for amax, bytes else,
-  float *group_scales;     // and of groups (null: there are none)
-  uint32_t *block_amax;    // LOOKUP: of each block, float32 bits
+  int64_t *tally;          // with stats: seven per part
+  uint32_t *part_amax;     // with stats: float32 bits per part
+  const uint8_t *skip;     // null: none; parts to leave unchanged
+  Packed codes;            // with encodes: codes of elements,
+  void *scales;            // of blocks: float32 for amax, otherwise bytes,
+  float *group_scales;     // and of groups (null: none)
+  uint32_t *block_amax;    // LOOKUP: one per block, float32 bits
   uint32_t *group_amax;    // of each group's finite blocks, float32 bits
-  int64_t *four_less_six;  // fouroversix: of each block
+  int64_t *four_less_six;  // fouroversix: one per block
   uint64_t seed;
   Signs signs;
-  Parts parts, blocks;  // of statistics and skip; LOOKUP: the blocks
+  Parts parts, blocks;  // for statistics and skip; LOOKUP: the blocks
   uint32_t nan_code, inf_code;
 };
 
 struct Call {
   const void *x;
-  int32_t rows, cols;  // below 2^31 - 2^15, so that tiles may reach beyond
-  int32_t backwards;   // last tile first, where a first pass has left the end of the matrix in the cache
-  int32_t aligned;     // every row of every matrix begins at a multiple of 16 bytes
+  int32_t rows, cols;  // below 2^31 - 2^15, so that tiles may extend beyond
+  int32_t backwards;   // last tile first, because a first pass left the end of the matrix in the cache
+  int32_t aligned;     // every row of every matrix starts at a multiple of 16 bytes
   Request requests[2];
 };
 
-// A CTA's tile. Every thread holds eight slots of eight consecutive columns: eight rows below each other (its patch),
-// `lanes` threads side by side; or, `along`, vectors of one row, `threads` apart.
+// The shape of a CTA's tile. Every thread holds eight slots of eight consecutive columns: eight rows below each other
+// (its patch) with `lanes` threads side by side; or, with `along`, vectors of one row, `threads` apart.
 struct Shape {
   int32_t threads, lanes, along;
 };
@@ -98,8 +98,8 @@ template <int I> FB_D constexpr Spec spec() {
 FB_D constexpr Shape shape() { return Shape{FB_SHAPE}; }
 FB_D constexpr int spec_count() { return COUNT; }
 
-// How many CTAs at least share a multiprocessor's registers: 512 threads' worth, but for the few variants that would
-// not do with 128 registers.
+// How many CTAs at least share a multiprocessor's registers: 512 threads' worth, except for the few variants that need
+// more than 128 registers.
 FB_D constexpr bool heavy(const Spec &s) {
   return (s.down && s.hadamard > (COUNT > 1 ? 0 : 16)) || (s.scaling == FOUROVERSIX && s.source == ON_CHIP) ||
          (s.ragged && s.stochastic) || (s.scaling != NONE && s.source == ON_CHIP && s.block_rows * s.block_cols < 4);
@@ -120,11 +120,11 @@ FB_D int group_index(const Spec &s, int block_row, int block_col) {
   return !s.group_by_row ? 0 : s.down ? block_col : block_row;
 }
 
-// Every element the long way: overflow is not to saturate, or a wide grid is scaled.
+// Every element takes the slow path: overflow does not saturate, or a wide grid is scaled.
 FB_D bool exact_only(const Spec &s) { return s.overflow != s.max || (s.wide && s.scaling != NONE); }
 
-// What the short way may do: blocks (or vectors, of a naive cast) of finite values, in which nothing overflows and
-// nothing but zero comes back below normal float32.
+// True if the fast path can process a block (or a vector of a naive cast): all is finite, nothing overflows, and no
+// result but zero is below normal float32.
 template <class D> FB_D bool ordinary(const Spec &s, uint32_t amax, const Scale &scale) {
   Grid g = grid_of(s);
   float a = value(amax), smallest = value(g.min_exponent) * power_of_two(int(g.dropped) - 23);

@@ -1,5 +1,5 @@
-// Where the elements of a tile lie among the threads, how they come and go, and how threads put together what each has
-// gathered of a part of the matrix.
+// The distribution of a tile's elements among threads, their loads and stores, and the reduction of what threads have
+// accumulated for a part of the matrix.
 #pragma once
 #include "spec.cuh"
 
@@ -8,7 +8,7 @@ namespace fb {
 constexpr int SLOTS = 8, WIDTH = 8, WARP = 32, MAX_WARPS = 32;
 constexpr uint32_t ALL = 0xffffffffu;
 
-// Eight elements as they are stored, in words so that they fill registers.
+// Eight elements in storage form, in words so that they fill registers.
 template <class D> struct Vector {
   typedef typename D::Storage S;
   static constexpr int WORDS = int(WIDTH * sizeof(S) / 4), PER_WORD = WIDTH / WORDS;
@@ -23,7 +23,7 @@ template <class D> struct Vector {
       w[i / PER_WORD] = (w[i / PER_WORD] & ~(0xffffu << shift)) | uint32_t(s) << shift;
     }
   }
-  // With an index that the compiler does not know: registers have no addresses.
+  // With an index unknown to the compiler, because registers have no addresses.
   FB_D S pick(int n) const {
     S s = 0;
 #pragma unroll
@@ -53,17 +53,18 @@ struct Tile {
   }
   FB_D int row(int k) const { return row0 + k * rows_apart; }
   FB_D int col(int k) const { return col0 + k * columns_apart; }
-  FB_D int valid(int k) const {  // columns of the slot that the matrix has
+  FB_D int valid(int k) const {  // columns of the slot that are in the matrix
     int left = cols - col(k);
     return row(k) >= rows || left <= 0 ? 0 : left < WIDTH ? left : WIDTH;
   }
-  FB_D bool all_whole() const {  // no slot is cut by the matrix's edge, or all are beyond it
+  FB_D bool all_whole() const {  // the matrix's edge cuts no slot, or all are beyond it
     return cols % WIDTH == 0;
   }
   FB_D uint64_t index(int k) const { return uint64_t(int64_t(row(k)) * cols + col(k)); }
 };
 
-// What the matrix has not is zero, which counts for nothing. `again`: it will be read once more, so caches may keep it.
+// Elements beyond the matrix are zero, which affects no result. `again`: it will be read once more, so caches may keep
+// it.
 template <class D> FB_D void load(const void *from, const Tile &t, bool again, Vector<D> (&x)[SLOTS]) {
   typedef typename D::Storage S;
 #pragma unroll
@@ -88,7 +89,7 @@ template <class D> FB_D void load(const void *from, const Tile &t, bool again, V
       if (i < valid) x[k].set(i, at[i]);
   }
 }
-// The slots of which `wanted` has the bit.
+// Store the slots whose bits in `wanted` are set.
 template <class D> FB_D void store(void *to, const Tile &t, const Vector<D> (&x)[SLOTS], uint32_t wanted) {
   typedef typename D::Storage S;
 #pragma unroll
@@ -112,8 +113,8 @@ template <class D> FB_D void store(void *to, const Tile &t, const Vector<D> (&x)
 
 FB_D uint32_t larger(uint32_t a, uint32_t b) { return a > b ? a : b; }
 
-// The largest magnitudes of the blocks that this thread's slots lie in, as storage bits, every thread its own blocks':
-// at [k][i] for the slots from k and columns from i on. Blocks are powers of two and lie in tiles.
+// The largest magnitudes of the blocks that contain this thread's slots, as storage bits, each thread for its own
+// blocks: at [k][i] for the slots from k and columns from i on. Blocks are powers of two and lie in tiles.
 struct Split {  // of a thread's patch into parts of blocks
   int rows, cols;
   FB_D explicit Split(const Spec &s)
@@ -123,7 +124,7 @@ struct Split {  // of a thread's patch into parts of blocks
         cols(shape().along && s.scaling != NONE ? WIDTH
              : s.block_cols < WIDTH             ? s.block_cols
                                                 : WIDTH) {}
-  FB_D int row(int k) const { return k / rows * rows; }  // where the part begins that this one is in
+  FB_D int row(int k) const { return k / rows * rows; }  // the start of the part that contains k
   FB_D int col(int i) const { return i / cols * cols; }
   FB_D bool starts(int k, int i) const { return k % rows == 0 && i % cols == 0; }
 };
@@ -142,8 +143,8 @@ FB_D void block_amaxes(const Spec &s, const Tile &t, const Vector<D> (&x)[SLOTS]
     }
   if (s.scaling == NONE) return;
 
-  int across = sh.along ? sh.threads : s.block_cols / WIDTH;  // threads that share a block, side by
-  int below = sh.along ? 1 : s.block_rows / SLOTS;            // side and below each other
+  int across = sh.along ? sh.threads : s.block_cols / WIDTH;  // threads that share a block across
+  int below = sh.along ? 1 : s.block_rows / SLOTS;            // and down
   int rows_in_warp = sh.along ? 1 : WARP / sh.lanes;
 #pragma unroll
   for (int k = 0; k < SLOTS; k++)
@@ -160,7 +161,7 @@ FB_D void block_amaxes(const Spec &s, const Tile &t, const Vector<D> (&x)[SLOTS]
       }
 
   if (across <= WARP && below <= rows_in_warp) return;
-  constexpr int ROOM = 512;  // blocks of a tile that are taller than a warp's rows: 32x1, at the most
+  constexpr int ROOM = 512;  // blocks of a tile that are taller than a warp's rows: at most 32x1
   __shared__ uint32_t shared[ROOM];
   int threads = sh.threads, tall = sh.along ? 1 : s.block_rows, tile_cols = sh.along ? WIDTH : sh.lanes * WIDTH;
   int wide = sh.along ? WIDTH : s.block_cols, blocks_across = tile_cols / wide;
@@ -174,10 +175,10 @@ FB_D void block_amaxes(const Spec &s, const Tile &t, const Vector<D> (&x)[SLOTS]
 #pragma unroll
   for (int i = 0; i < WIDTH; i++)
     if (split.starts(0, i)) amax[0][i] = shared[first_row / tall * blocks_across + (first_col + i) / wide];
-  __syncthreads();  // before anyone uses it again
+  __syncthreads();  // before it is used again
 }
 
-// What a thread has gathered of a part: A has join(A), shuffled(distance) and hand_in(target, part).
+// The values that a thread accumulates for a part; A has join(A), shuffled(distance) and hand_in(target, part).
 template <class A> struct Gathering {
   const int piece;  // a constant
   const Parts &parts;
@@ -200,12 +201,12 @@ template <class A> struct Gathering {
   FB_D void after_element(int k, int i) {
     if (piece == ELEMENTS) hand_in(i < t.valid(k), t.row(k), t.col(k) + i);
   }
-  FB_D void after_vector(int k) {  // by all threads of a warp together
+  FB_D void after_vector(int k) {  // called by all threads of a warp together
     if (piece != VECTORS) return;
     join(parts.lanes, 1);
     hand_in(t.valid(k) > 0 && t.thread % parts.lanes == 0, t.row(k), t.col(k));
   }
-  FB_D void after_all() {  // by all threads together
+  FB_D void after_all() {  // called by all threads together
     int lanes = shape().along ? WARP : shape().lanes;
     if (piece == PATCHES) {
       join(parts.lanes, 1);

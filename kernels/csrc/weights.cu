@@ -1,5 +1,5 @@
-// Noise and the weights that it perturbs on a GPU, as GaussWS lays them out: one kernel draws packed noise, another
-// reads it with the weight; the gradient of the bit widths reads it again.
+// Noise and the weights that it perturbs on a GPU, in kernels as in GaussWS: one draws packed noise, another reads it
+// with the weight; the gradient of the bit widths reads it again.
 #include "noise.h"
 #include "tile.cuh"
 
@@ -7,7 +7,7 @@ namespace fb {
 
 struct WeightCall {
   const void *w, *grad;
-  const float *bits;      // one for each square
+  const float *bits;      // one per square
   const uint32_t *noise;  // packed nibbles, or bf16
   void *out;
   int64_t count;  // of noise, in words or elements
@@ -15,7 +15,7 @@ struct WeightCall {
   int32_t rows, cols, block, uniform, aligned, unused;  // as in Call
 };
 
-constexpr int WORDS_EACH = 4;  // of noise by one thread: 16 bytes
+constexpr int WORDS_EACH = 4;  // of noise per thread: 16 bytes
 
 template <class D, class O> FB_D void gaussian_noise(const WeightCall &call) {
   int64_t first = (int64_t(blockIdx.x) * shape().threads + threadIdx.x) * WORDS_EACH;
@@ -24,7 +24,7 @@ template <class D, class O> FB_D void gaussian_noise(const WeightCall &call) {
     uint32_t w[WORDS_EACH];
 #pragma unroll
     for (int i = 0; i < WORDS_EACH; i++) w[i] = gaussian_word(uint64_t(first + i), call.seed);
-    *(uint4 *)(out + first) = uint4{w[0], w[1], w[2], w[3]};  // to be read next: caches may keep it
+    *(uint4 *)(out + first) = uint4{w[0], w[1], w[2], w[3]};  // read next, so caches may keep it
   } else {
     for (int64_t i = first; i < call.count; i++) out[i] = gaussian_word(uint64_t(i), call.seed);
   }
@@ -51,7 +51,7 @@ FB_D float noise_at(const WeightCall &call, uint64_t element) {
   if (call.uniform) return Bf16::widen(((const uint16_t *)call.noise)[element]);
   return gaussian_value(call.noise[element >> 3], uint32_t(element) & 7);
 }
-// Of eight consecutive elements.
+// The noise of eight consecutive elements.
 FB_D void eight_noises(const WeightCall &call, uint64_t first, int valid, bool aligned, float (&out)[WIDTH]) {
   if (!aligned || valid < WIDTH) {
 #pragma unroll
@@ -68,7 +68,7 @@ FB_D void eight_noises(const WeightCall &call, uint64_t first, int valid, bool a
   }
 }
 
-// In tiles, as quantization works: spec<0>() has the square as its block.
+// In tiles, like quantization: spec<0>() has the square as its block.
 template <class D, class O> FB_D void sample_weight(const WeightCall &call) {
   const Spec s = spec<0>();
   Tile t(call.rows, call.cols, call.aligned, false);
@@ -101,8 +101,8 @@ template <class D, class O> FB_D void sample_weight(const WeightCall &call) {
   store<O>(call.out, t, y, 0xffu);
 }
 
-// A thread for each column of a square; squares side by side in a CTA. Sums go down the column from the top and then
-// over the columns by halving, an order that README.md fixes.
+// One thread per column of a square; squares side by side in a CTA. Sums go down the column from the top and then over
+// the columns by halving, in the order that README.md defines.
 template <class D, class O> FB_D void sample_weight_backward(const WeightCall &call) {
   typedef typename D::Storage S;
   typedef typename O::Storage G;

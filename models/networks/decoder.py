@@ -1,10 +1,10 @@
-"""The one network: a decoder that GPT-2, Llama, Nemotron and the Mamba-2 hybrids are configurations of.
+"""Define the decoder network, of which GPT-2, Llama, Nemotron and the Mamba-2 hybrids are configurations.
 
     embedding (+ learned positions) → blocks → norm → head
 
 Each block holds residual branches, x ← x + mixer(norm(x)): attention and then the feed-forward layer, or the one that
-the block's letter in `pattern` names. Parameters are FP32; the residual stream runs in `compute_dtype` from the
-embedding on, logits and loss are FP32.
+the block's letter in `pattern` names. Parameters are FP32. The residual stream has `compute_dtype` from the embedding
+on; logits and loss are FP32.
 """
 
 from collections.abc import Callable
@@ -23,13 +23,13 @@ from fewbits.models.networks.mamba2 import Mamba2
 POSITIONS: Final = ("learned", "rope", "none")
 INITS: Final = ("gpt2", "llama")
 LETTERS: Final = {"M": "Mamba-2", "-": "feed-forward", "*": "attention"}
-LOGITS_AT_ONCE: Final = 1 << 24  # 64 MiB in FP32; the loss of more is taken in parts, each computed again in backward
-IGNORED: Final = -100  # a target that no loss is taken of
+LOGITS_AT_ONCE: Final = 1 << 24  # 64 MiB in FP32; the loss of more is computed in parts, each repeated in backward
+IGNORED: Final = -100  # a target without a loss
 
 
 @dataclass(frozen=True)
 class DecoderConfig:
-    """What a decoder is made of. Plain values only, so that it can also be the schema of a config file."""
+    """The configuration of a decoder, in plain values, so that it can also be the schema of a config file."""
 
     name: str
     vocab: int
@@ -43,13 +43,13 @@ class DecoderConfig:
     norm: str = "rmsnorm"  # layernorm, layernorm1p or rmsnorm
     norm_eps: float = 1e-5
     positions: str = "rope"  # learned, rope or none
-    rope_fraction: float = 1.0  # the part of a head's dimensions that is rotated
+    rope_fraction: float = 1.0  # the fraction of a head's dimensions that is rotated
     rope_theta: float = 10000.0
     context: int = 2048
-    tied: bool = False  # the head is the embedding
+    tied: bool = False  # the head shares the embedding's weight
     bias: bool = False  # of linear layers and LayerNorms
-    fused_qkv: bool = True  # q, k and v of one linear layer, else of three
-    pattern: str = ""  # a letter for each block, Megatron's: M Mamba-2, - feed-forward, * attention; "": all are *-
+    fused_qkv: bool = True  # one linear layer for q, k and v, instead of three
+    pattern: str = ""  # a letter per block, as in Megatron: M Mamba-2, - feed-forward, * attention; "": all *-
     mamba_groups: int = 8  # heads of a group share B and C, and a norm
     mamba_state: int = 128
     mamba_head_dim: int = 64
@@ -65,25 +65,25 @@ class DecoderConfig:
         _choose(self, "init", INITS)
         sizes = ("vocab", "width", "layers", "heads", "kv_heads", "head_dim", "ffn", "context")
         for field in (*sizes, "mamba_groups", "mamba_state", "mamba_head_dim", "mamba_expand", "mamba_conv"):
-            _require(self, field, getattr(self, field) >= 1, "1 and up")
-        _require(self, "kv_heads", self.heads % self.kv_heads == 0, f"a divisor of heads, {self.heads}")
-        _require(self, "init_std", self.init_std > 0, "more than 0")
-        _require(self, "norm_eps", self.norm_eps > 0, "more than 0")
+            _require(self, field, getattr(self, field) >= 1, "integers ≥ 1")
+        _require(self, "kv_heads", self.heads % self.kv_heads == 0, f"divisors of heads, {self.heads}")
+        _require(self, "init_std", self.init_std > 0, "numbers > 0")
+        _require(self, "norm_eps", self.norm_eps > 0, "numbers > 0")
         if self.positions == "rope":
-            _require(self, "rope_theta", self.rope_theta > 1, "more than 1")
+            _require(self, "rope_theta", self.rope_theta > 1, "numbers > 1")
             rotated = self.head_dim * self.rope_fraction
             even = 0 < rotated <= self.head_dim and int(rotated) == rotated and rotated % 2 == 0
-            _require(self, "rope_fraction", even, f"an even number, 2 and up, of head_dim {self.head_dim}'s dimensions")
+            _require(self, "rope_fraction", even, f"fractions that give an even number ≥ 2 of head_dim {self.head_dim}")
         if self.pattern:
-            letters = ", ".join(f"{letter} {what}" for letter, what in LETTERS.items())
+            letters = ", ".join(f"{letter} {mixer}" for letter, mixer in LETTERS.items())
             _require(self, "pattern", set(self.pattern) <= set(LETTERS), letters)
             length = len(self.pattern)
-            _require(self, "layers", self.layers == length, f"{length}, the letters of pattern {self.pattern!r}")
+            _require(self, "layers", self.layers == length, f"{length}, the length of pattern {self.pattern!r}")
         if "M" in self.pattern:
             inner = self.mamba_inner
-            _require(self, "mamba_head_dim", inner % self.mamba_head_dim == 0, f"a divisor of {inner}, expand × width")
+            _require(self, "mamba_head_dim", inner % self.mamba_head_dim == 0, f"divisors of {inner}, expand × width")
             heads = self.mamba_heads
-            _require(self, "mamba_groups", heads % self.mamba_groups == 0, f"a divisor of the {heads} heads")
+            _require(self, "mamba_groups", heads % self.mamba_groups == 0, f"divisors of the {heads} heads")
 
     @property
     def blocks(self) -> tuple[str, ...]:
@@ -92,7 +92,7 @@ class DecoderConfig:
 
     @property
     def branches(self) -> int:
-        """Residual branches in all: how many terms add up in the residual stream."""
+        """The number of residual branches, that is, of the terms that are added in the residual stream."""
         return sum(map(len, self.blocks))
 
     @property
@@ -118,7 +118,7 @@ def _require(config: DecoderConfig, field: str, valid: bool, choices: str) -> No
 
 
 class Attention(nn.Module):
-    """Causal attention with heads/kv_heads query heads to a key and value head. A fused W_qkv has q's rows first."""
+    """Causal attention with heads/kv_heads query heads per key and value head; a fused W_qkv has q's rows first."""
 
     def __init__(self, config: DecoderConfig, rope: Rope | None) -> None:
         super().__init__()
@@ -146,7 +146,7 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """down(activation(up(x))), or with a gate down(activation(gate(x))·up(x))."""
+    """The feed-forward layer down(activation(up(x))), or with a gate down(activation(gate(x))·up(x))."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
@@ -175,7 +175,7 @@ def _mamba2(config: DecoderConfig) -> Mamba2:
     )
 
 
-# What a letter puts into a block, and the name it has there.
+# The module that each letter adds to a block, with its name there.
 MIXERS: Final[dict[str, tuple[str, Callable[[DecoderConfig, Rope | None], nn.Module]]]] = {
     "*": ("attention", Attention),
     "-": ("ffn", lambda config, rope: FeedForward(config)),
@@ -184,7 +184,7 @@ MIXERS: Final[dict[str, tuple[str, Callable[[DecoderConfig, Rope | None], nn.Mod
 
 
 class Block(nn.Module):
-    """Residual branches one after the other: x ← x + mixer(norm(x)). Each has its norm beside it: `ffn_norm`, `ffn`."""
+    """Residual branches in sequence, x ← x + mixer(norm(x)), each with its norm: `ffn_norm`, `ffn`."""
 
     def __init__(self, config: DecoderConfig, letters: str, rope: Rope | None) -> None:
         super().__init__()
@@ -204,7 +204,7 @@ class Block(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Made with empty parameters: `fewbits.models.networks.registry.build` makes one and fills them."""
+    """A decoder with uninitialised parameters, which `fewbits.models.networks.registry.build` creates and fills."""
 
     def __init__(self, config: DecoderConfig, compute_dtype: torch.dtype = torch.bfloat16) -> None:
         super().__init__()
@@ -221,14 +221,14 @@ class Decoder(nn.Module):
             self.head.weight = self.embed.weight
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
-        """Logits [B, T, vocab] in FP32."""
+        """Return logits [B, T, vocab] in FP32."""
         return self.head(self.hidden(tokens_BT)).float()
 
     def hidden(self, tokens_BT: Tensor) -> Tensor:
-        """What the head sees: [B, T, width] in the compute dtype."""
+        """Return the input of the head: [B, T, width] in the compute dtype."""
         tokens = tokens_BT.shape[1]
         if tokens > self.config.context and self.config.positions != "none":
-            raise ValueError(f"{tokens} tokens: {self.config.name} has positions for 1 to {self.config.context}")
+            raise ValueError(f"{tokens} tokens: {self.config.name} supports 1 to {self.config.context} (its context)")
         x = self.embed(tokens_BT)
         if self.positions is not None:
             x = x + self.positions.weight[:tokens]
@@ -238,9 +238,11 @@ class Decoder(nn.Module):
         return self.norm(x)
 
     def loss(self, tokens_BT: Tensor, targets_BT: Tensor, reduction: Literal["mean", "none"] = "mean") -> Tensor:
-        """Cross entropy in nats, FP32: the mean over targets, or one for each [B, T], 0 where the target is −100.
+        """Return the cross entropy in nats, in FP32.
 
-        Never more than about LOGITS_AT_ONCE logits are alive: rows beyond that come in parts, in order.
+        reduction: "mean" over targets, or "none" for one value per [B, T], which is 0 where the target is −100.
+
+        At most about LOGITS_AT_ONCE logits exist at a time: more rows are processed in parts, in order.
         """
         if reduction not in ("mean", "none"):
             raise ValueError(f"reduction {reduction!r}: valid are mean, none")

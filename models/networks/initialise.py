@@ -1,16 +1,17 @@
-"""The initial parameters: every one from its own random stream, keyed by the seed and the parameter's name.
+"""Initialise parameters, each from its own random stream, keyed by the seed and the parameter's name.
 
-So a parameter's bits depend on neither the other layers nor the global generator nor the device (all are drawn on the
+So the bits of a parameter do not depend on the other layers, the global generator or the device (all are drawn on the
 CPU): a deeper model starts with the same first blocks, except where the published scheme scales by depth.
 
-`gpt2` (GPT-2 and nanoGPT; Megatron's default too, with which Nemotron and the hybrids were trained): N(0, std), and
-std/√branches for what adds to the residual stream, where branches is 2·layers, or with a pattern layers.
+`gpt2` (GPT-2 and nanoGPT; also Megatron's default, with which Nemotron and the hybrids were trained): N(0, std), and
+std/√branches for the layers that add to the residual stream, where branches is 2·layers, or layers with a pattern.
 
-`llama` (torchtitan's): embedding N(0, 1); q, k, v and gate N(0, 0.02); out, up and down of block l, from 0,
-N(0, 0.02/√(2(l + 1))); head N(0, 1/width), cut at 3 deviations. torchtitan cuts the blocks' at ±2 too, 100 deviations.
+`llama` (torchtitan's): embedding N(0, 1); q, k, v and gate N(0, 0.02); out, up and down of block l, from 0, N(0,
+0.02/√(2(l + 1))); head N(0, 1/width), truncated at 3 deviations. torchtitan truncates those of blocks at ±2 too, which
+is 100 deviations.
 
-Mamba-2's own parameters as in its published code: A uniform in [1, 16], Δ log-uniform in [0.001, 0.1] at input zero,
-D = 1, the convolution as torch initialises one.
+Mamba-2's own parameters are as in its published code: A uniform in [1, 16], Δ log-uniform in [0.001, 0.1] at input
+zero, D = 1, the convolution as torch initialises one.
 """
 
 import math
@@ -34,14 +35,14 @@ DT_FLOOR: Final = 1e-4
 
 @torch.no_grad()
 def initialise(model: Decoder, seed: int) -> None:
-    """Fill all parameters but the norms', which are made with the values they start from."""
+    """Fill all parameters except those of norms, which are created with their initial values."""
     config = model.config
     llama = config.init == "llama"
     _fill(model.embed.weight, "embed.weight", seed, _normal(1.0 if llama else config.init_std))
     if model.positions is not None:
         _fill(model.positions.weight, "positions.weight", seed, _normal(config.init_std))
     if not config.tied:
-        draw = _cut_normal(config.width**-0.5) if llama else _normal(config.init_std)
+        draw = _truncated_normal(config.width**-0.5) if llama else _normal(config.init_std)
         _fill(model.head.weight, "head.weight", seed, draw)
     for number, block in enumerate(model.blocks):
         for name, module in block.named_modules(prefix=f"blocks.{number}"):
@@ -64,9 +65,9 @@ def _deviation(config: DecoderConfig, number: int, name: str, linear: Linear) ->
 def _mamba2(mixer: Mamba2, name: str, seed: int) -> None:
     _fill(mixer.A_log, f"{name}.A_log", seed, lambda x, generator: x.uniform_(*A_RANGE, generator=generator).log_())
     _fill(mixer.dt_bias, f"{name}.dt_bias", seed, _inverse_softplus_of_steps)
-    bound = len(mixer.conv_weight) ** -0.5  # nn.Conv1d's, of as many inputs as taps
-    for parameter, what in ((mixer.conv_weight, "conv_weight"), (mixer.conv_bias, "conv_bias")):
-        _fill(parameter, f"{name}.{what}", seed, lambda x, generator: x.uniform_(-bound, bound, generator=generator))
+    bound = len(mixer.conv_weight) ** -0.5  # the bound of nn.Conv1d with as many inputs as taps
+    for parameter, field in ((mixer.conv_weight, "conv_weight"), (mixer.conv_bias, "conv_bias")):
+        _fill(parameter, f"{name}.{field}", seed, lambda x, generator: x.uniform_(-bound, bound, generator=generator))
     mixer.D.fill_(1.0)
     mixer.norm_weight.fill_(1.0)
 
@@ -80,7 +81,7 @@ def _normal(std: float) -> Draw:
     return lambda x, generator: x.normal_(0.0, std, generator=generator)
 
 
-def _cut_normal(std: float) -> Draw:
+def _truncated_normal(std: float) -> Draw:
     return lambda x, generator: nn.init.trunc_normal_(x, 0.0, std, -3 * std, 3 * std, generator=generator)
 
 

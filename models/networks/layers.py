@@ -1,10 +1,10 @@
-"""The layers that all models share: linear, embedding, norms, rotary positions, attention, activations.
+"""Define the layers that all models share: linear, embedding, norms, rotary positions, attention, activations.
 
-Parameters are FP32 master copies; a layer computes in the dtype of what comes in, and norms, softmax and rotations
-compute in FP32 inside. No layer draws its own random numbers: `initialise` fills the parameters, by name, from a seed.
+Parameters are FP32 master copies. A layer computes in the dtype of its input; norms, softmax and rotations compute in
+FP32 inside. No layer draws random numbers: `initialise` fills the parameters, by name, from a seed.
 
-RMSNorm and attention have a second form for CPUs, where PyTorch's is slower than the arithmetic needs; each says what
-it gains (8×256 tokens of width 256 in BF16, forward and backward on one core with AVX512-BF16).
+RMSNorm and attention have a second form for CPUs, where PyTorch's is slower than necessary; each states what it gains
+(8×256 tokens of width 256 in BF16, forward and backward on one core with AVX512-BF16).
 
 Shape suffixes: B batch, T token, D width, H head, K key and value head, E head's dimension.
 """
@@ -20,21 +20,21 @@ from torch.autograd.function import once_differentiable
 
 from fewbits.kernels.products import linear, matmul
 
-# GaussWS's words for a block's linear layers; `in` is the one of Mamba-2 that none of them fits, `head` the model's.
+# GaussWS's names for a block's linear layers; `in` is Mamba-2's, which fits none of them, `head` the model's.
 Part = Literal["qkv", "out", "up", "down", "in", "head"]
 Norm = Callable[[int, float, bool], nn.Module]
-UNFUSED_UP_TO: Final = 512  # tokens; beyond, the T×T scores cost more memory than their speed is worth
+UNFUSED_UP_TO: Final = 512  # tokens; for more, the T×T scores cost more memory than the gain in speed is worth
 
 
 class Linear(nn.Linear):
-    """y = x·Wᵀ + b in x's dtype, W and b kept in FP32. `part` is the word by which recipes select it."""
+    """A linear layer, y = x·Wᵀ + b in x's dtype, with W and b in FP32; recipes select it by `part`."""
 
     def __init__(self, in_features: int, out_features: int, part: Part, bias: bool = False) -> None:
         super().__init__(in_features, out_features, bias=bias)
         self.part = part
 
     def reset_parameters(self) -> None:
-        """Nothing: `initialise` fills the parameters."""
+        """Do nothing: `initialise` fills the parameters."""
 
     def forward(self, x: Tensor) -> Tensor:
         bias = None if self.bias is None else self.bias.to(x.dtype)
@@ -43,14 +43,14 @@ class Linear(nn.Linear):
 
 class Embedding(nn.Embedding):
     def reset_parameters(self) -> None:
-        """Nothing: `initialise` fills the parameters."""
+        """Do nothing: `initialise` fills the parameters."""
 
 
 # ------------------------------------------------------------------------------------------------ norms
 
 
 class LayerNorm(nn.Module):
-    """weight·(x − mean)/√(var + eps) + bias, in FP32."""
+    """A layer norm, weight·(x − mean)/√(var + eps) + bias, in FP32."""
 
     def __init__(self, width: int, eps: float, bias: bool) -> None:
         super().__init__()
@@ -63,9 +63,9 @@ class LayerNorm(nn.Module):
 
 
 class LayerNorm1p(nn.Module):
-    """LayerNorm whose weight is stored around 0 and applied as 1 + weight, so that weight decay pulls it to 1.
+    """A LayerNorm whose weight is stored around 0 and applied as 1 + weight, so that weight decay pulls it to 1.
 
-    It always has a bias, as in Megatron, whose "no bias" speaks of the linear layers alone.
+    It always has a bias, as in Megatron, whose "no bias" refers only to linear layers.
     """
 
     def __init__(self, width: int, eps: float, bias: bool) -> None:
@@ -79,7 +79,7 @@ class LayerNorm1p(nn.Module):
 
 
 class RmsNorm(nn.Module):
-    """weight·x/√(mean(x²) + eps), in FP32."""
+    """An RMS norm, weight·x/√(mean(x²) + eps), in FP32."""
 
     def __init__(self, width: int, eps: float, bias: bool = False) -> None:
         super().__init__()
@@ -94,20 +94,20 @@ NORMS: Final[dict[str, Norm]] = {"layernorm": LayerNorm, "layernorm1p": LayerNor
 
 
 def _layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
-    if x.is_cpu:  # takes BF16 with FP32 weights, and computes in FP32
+    if x.is_cpu:  # accepts BF16 with FP32 weights, and computes in FP32
         return F.layer_norm(x, weight.shape, weight, bias, eps)
     return F.layer_norm(x.float(), weight.shape, weight, bias, eps).to(x.dtype)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
-    """Over the last dimension; weight has x's last dimensions, one or more. Computed in FP32, returned in `dtype`."""
+    """Normalise over the last dimensions that weight has, one or more; compute in FP32 and return `dtype`."""
     if x.is_cpu:
         return _RmsNorm.apply(x, weight, eps, dtype)
     return (F.rms_norm(x.float(), x.shape[-1:], eps=eps) * weight).to(dtype)
 
 
 class _RmsNorm(Function):
-    """F.rms_norm on a CPU is a chain of operations, forward and backward: 2.8 ms, this 1.8."""
+    """An RMS norm for CPUs in 1.8 ms; F.rms_norm is a chain of operations, forward and backward, and takes 2.8 ms."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
@@ -122,7 +122,7 @@ class _RmsNorm(Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, None, None]:
         x, weight, inverse = ctx.saved_tensors
         normed = x.float() * inverse
-        dy_FP32 = dy.float()  # once: operations on two dtypes are slow
+        dy_FP32 = dy.float()  # convert once: operations on two dtypes are slow
         product = normed * dy_FP32
         dweight = product.flatten(0, -weight.ndim - 1).sum(0)
         mean = product.mul_(weight).mean(-1, keepdim=True)
@@ -134,7 +134,7 @@ class _RmsNorm(Function):
 
 
 def _turns(rotated: int, theta: float, context: int) -> Tensor:
-    """Cosine and sine: real, because `.to(dtype)` spoils complex numbers."""
+    """Return cosine and sine as real numbers, because `.to(dtype)` corrupts complex numbers."""
     with torch.device("cpu"):  # the same bits on any device
         steps = theta ** (-torch.arange(0, rotated, 2, dtype=torch.float64) / rotated)
         angles = torch.outer(torch.arange(context, dtype=torch.float64), steps)
@@ -142,10 +142,10 @@ def _turns(rotated: int, theta: float, context: int) -> Tensor:
 
 
 class Rope(nn.Module):
-    """Rotary positions: the first `fraction` of each head's dimensions, neighbours (2i, 2i+1) turned by t·θ^(−2i/n).
+    """Rotary positions: the first `fraction` of each head's dimensions, neighbours (2i, 2i+1) rotated by t·θ^(−2i/n).
 
-    Neighbours, as in Llama's and torchtitan's code. Megatron turns halves, (i, i + n/2), instead: the same model with
-    the rows of W_q and W_k in another order within each head.
+    Neighbours are paired as in Llama's and torchtitan's code. Megatron pairs halves, (i, i + n/2), instead, which is
+    the same model with the rows of W_q and W_k in another order within each head.
     """
 
     turns: Tensor
@@ -172,7 +172,7 @@ class Rope(nn.Module):
 
 
 def causal_attention(q_BTHE: Tensor, k_BTKE: Tensor, v_BTKE: Tensor) -> Tensor:
-    """softmax(q·kᵀ/√E)·v over the tokens up to each one's own; heads H/K to a key and value head."""
+    """Return softmax(q·kᵀ/√E)·v over each token and those before it, with H/K heads per key and value head."""
     q_BHTE, k_BKTE, v_BKTE = (x.transpose(1, 2) for x in (q_BTHE, k_BTKE, v_BTKE))
     tokens, shared = q_BHTE.shape[2], q_BHTE.shape[1] // k_BKTE.shape[1]
     if q_BHTE.is_cpu and q_BHTE.dtype == torch.bfloat16 and tokens <= UNFUSED_UP_TO:
@@ -183,9 +183,9 @@ def causal_attention(q_BTHE: Tensor, k_BTKE: Tensor, v_BTKE: Tensor) -> Tensor:
 
 
 def _unfused_attention(q_BHTE: Tensor, k_BKTE: Tensor, v_BKTE: Tensor, shared: int) -> Tensor:
-    """Scores in BF16 (as in Megatron's unfused attention), the softmax in FP32 inside.
+    """Compute attention with scores in BF16 (as in Megatron's unfused attention) and the softmax in FP32 inside.
 
-    15 ms for 4 heads of 64; the fused kernel takes 31.
+    It takes 15 ms for 4 heads of 64; the fused kernel takes 31 ms.
     """
     if shared > 1:
         k_BKTE, v_BKTE = (x.repeat_interleave(shared, 1) for x in (k_BKTE, v_BKTE))
@@ -204,6 +204,6 @@ def squared_relu(x: Tensor) -> Tensor:
 
 ACTIVATIONS: Final[dict[str, Callable[[Tensor], Tensor]]] = {
     "gelu": F.gelu,  # exact, as in nanoGPT
-    "swiglu": F.silu,  # of the gate, times up
+    "swiglu": F.silu,  # of the gate, multiplied by up
     "relu2": squared_relu,
 }

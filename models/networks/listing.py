@@ -1,4 +1,4 @@
-"""`fewbits models`: the models by name, with their size and what they are made of."""
+"""Implement `fewbits models`: list the models by name, with their size and their parts."""
 
 import json
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from fewbits.models.networks.decoder import DecoderConfig
 from fewbits.models.networks.presets import MODELS
 from fewbits.models.networks.registry import linear_parameters, parameters
 
-_WORDS = {
+_LABELS = {
     "gelu": "GELU",
     "swiglu": "SwiGLU",
     "relu2": "squared ReLU",
@@ -23,10 +23,10 @@ _WORDS = {
 def main(argv: Sequence[str]) -> int:
     parser = CommandParser(
         "fewbits models",
-        about="List the models: parameters, those of the linear layers that recipes quantize, and their parts.",
+        about="List the models with their parameters, those in quantizable linear layers, and their parts.",
         examples="example: fewbits models --json",
     )
-    parser.add_argument("--json", action="store_true", help="the same for programs: a list of objects")
+    parser.add_argument("--json", action="store_true", help="print a JSON list of objects")
     options = parser.parse_args(argv)
     rows = [
         {
@@ -42,20 +42,20 @@ def main(argv: Sequence[str]) -> int:
 
 
 def describe(config: DecoderConfig) -> str:
-    """One line: `12 blocks of width 768, 12 heads, SwiGLU 2048, RMSNorm, RoPE, context 2048, vocabulary 256`, say."""
+    """Describe a model in one line, such as `12 blocks of width 768, 12 heads, SwiGLU 2048, RMSNorm, RoPE, …`."""
     heads = f"{config.heads} heads"
     if config.kv_heads < config.heads:
         heads += f" on {config.kv_heads}"
     if config.positions == "rope":
         positions = "RoPE" if config.rope_fraction == 1 else f"RoPE on {config.rope_fraction:.0%}"
     else:
-        positions = _WORDS[config.positions]
+        positions = _LABELS[config.positions]
     return ", ".join(
         [
             f"{config.layers} blocks" + (f" {config.pattern}" if config.pattern else "") + f" of width {config.width}",
             heads,
-            f"{_WORDS[config.activation]} {config.ffn}",
-            _WORDS[config.norm],
+            f"{_LABELS[config.activation]} {config.ffn}",
+            _LABELS[config.norm],
             positions,
             f"context {config.context}",
             f"vocabulary {config.vocab}" + (" tied" if config.tied else ""),

@@ -1,15 +1,15 @@
-"""Mamba-2: a state-space mixer whose recurrence is computed as matrix products, chunk by chunk.
+"""Implement Mamba-2, a state-space mixer whose recurrence is computed as matrix products, chunk by chunk.
 
 Per head, with a state S [N, P], decay a = −exp(A_log) and step Δ = softplus(dt + dt_bias):
 
     S_t = exp(Δ_t·a)·S_{t−1} + Δ_t·B_t x_tᵀ        y_t = S_tᵀ C_t + D·x_t
 
-B and C are shared by the heads of a group. Around it: z, x, B, C and dt come from one linear layer; x, B and C pass a
-causal depthwise convolution and SiLU; y is gated with SiLU(z), and then RMS-normed group by group (gate before norm,
-as in the published code and Nemotron-H); the output projection ends it. All but the two linear layers is FP32.
+The heads of a group share B and C. One linear layer produces z, x, B, C and dt; x, B and C pass a causal depthwise
+convolution and SiLU; y is gated with SiLU(z) and then RMS-normed group by group (gate before norm, as in the published
+code and Nemotron-H); an output projection follows. All but the two linear layers is FP32.
 
-Shape suffixes: B batch, T token, C chunk, Q token of a chunk, G group, R head of a group, H head (G·R), N state,
-P head's dimension.
+Shape suffixes: B batch, T token, C chunk, Q token of a chunk, G group, R head of a group, H head (G·R), N state, P
+head's dimension.
 """
 
 from typing import Any, Final
@@ -22,7 +22,7 @@ from torch.autograd.function import once_differentiable
 
 from fewbits.models.networks.layers import Linear, rms_norm
 
-CHUNK: Final = 64  # tokens; speed alone depends on it
+CHUNK: Final = 64  # tokens; affects only speed
 
 
 class Mamba2(nn.Module):
@@ -33,7 +33,7 @@ class Mamba2(nn.Module):
         self.inner, self.heads, self.groups, self.state, self.eps = inner, heads, groups, state, eps
         self.mixed = inner + 2 * groups * state  # channels of x, B and C
         self.in_proj = Linear(width, inner + self.mixed + heads, part="in", bias=bias)
-        self.conv_weight = nn.Parameter(torch.empty(conv, self.mixed))  # the last row weighs the token itself
+        self.conv_weight = nn.Parameter(torch.empty(conv, self.mixed))  # the last row is the weight of the token itself
         self.conv_bias = nn.Parameter(torch.empty(self.mixed))
         self.A_log = nn.Parameter(torch.empty(heads))
         self.dt_bias = nn.Parameter(torch.empty(heads))
@@ -57,19 +57,19 @@ class Mamba2(nn.Module):
 
 
 def ssd(x_BTHP: Tensor, dt_BTH: Tensor, a_H: Tensor, b_BTGN: Tensor, c_BTGN: Tensor, chunk: int = CHUNK) -> Tensor:
-    """The recurrence without D's term, from a zero state: the state-space duality algorithm of Mamba-2, in FP32.
+    """Compute the recurrence without D's term, from a zero state, by Mamba-2's state-space duality algorithm in FP32.
 
     Within a chunk, y_i = Σ_{j≤i} exp(s_i − s_j)·(C_i·B_j)·Δ_j x_j with s the running sum of Δ·a: attention with a decay
-    in place of the softmax. What came before the chunk reaches it through the state alone. No exponent is positive.
+    in place of the softmax. Earlier chunks affect a chunk only through the state. No exponent is positive.
     """
     tokens, groups = x_BTHP.shape[1], b_BTGN.shape[2]
     size = min(chunk, tokens)
-    padding = -tokens % size  # of tokens with Δ = 0, which change nothing
+    padding = -tokens % size  # padded tokens have Δ = 0, which changes nothing
     if padding:
         x_BTHP, dt_BTH, b_BTGN, c_BTGN = (
             F.pad(y, (0, 0) * (y.ndim - 2) + (0, padding)) for y in (x_BTHP, dt_BTH, b_BTGN, c_BTGN)
         )
-    # Chunks and groups in front, where matrix products take them for batches.
+    # Chunks and groups come first, so that matrix products treat them as batches.
     b_BCGQN, c_BCGQN = (y.unflatten(1, (-1, size)).transpose(2, 3) for y in (b_BTGN, c_BTGN))
     dt_BCGRQ = dt_BTH.unflatten(-1, (groups, -1)).unflatten(1, (-1, size)).permute(0, 1, 3, 4, 2)
     x_BCGRQP = x_BTHP.unflatten(2, (groups, -1)).unflatten(1, (-1, size)).permute(0, 1, 3, 4, 2, 5)
@@ -91,11 +91,14 @@ def ssd(x_BTHP: Tensor, dt_BTH: Tensor, a_H: Tensor, b_BTGN: Tensor, c_BTGN: Ten
 
 
 class _Decayed(Function):
-    """scores_ij·exp(s_i − s_j) for j ≤ i, else 0: the largest tensors of all, so no pass over them is wasted."""
+    """The decayed scores, scores_ij·exp(s_i − s_j) for j ≤ i, else 0.
+
+    These are the largest tensors of the model, so the code avoids every unnecessary pass over them.
+    """
 
     @staticmethod
     def forward(ctx: Any, scores_BCGQQ: Tensor, sums_BCGRQ: Tensor) -> Tensor:
-        # Capped at 0 for the future, where it would overflow; exp(−∞) is three times slower than exp(0) and a mask.
+        # Capped at 0 for later tokens, where it would overflow; exp(−∞) is three times slower than exp(0) and a mask.
         decay = (sums_BCGRQ[..., :, None] - sums_BCGRQ[..., None, :]).clamp_(max=0).exp_().tril_()
         decayed = decay * scores_BCGQQ[:, :, :, None]
         ctx.save_for_backward(decay, decayed)
@@ -111,12 +114,12 @@ class _Decayed(Function):
 
 
 def causal_conv(x_BTC: Tensor, weight_WC: Tensor, bias_C: Tensor) -> Tensor:
-    """y_t = Σ_w weight_w·x_{t−W+1+w} + bias, channel by channel, in FP32."""
+    """Return y_t = Σ_w weight_w·x_{t−W+1+w} + bias, channel by channel, in FP32."""
     return _CausalConv.apply(x_BTC, weight_WC, bias_C)
 
 
 class _CausalConv(Function):
-    """The few taps as shifted sums: a third faster than conv1d on a CPU, which wants the channels first."""
+    """A convolution with few taps as shifted sums: a third faster than conv1d on a CPU, which needs channels first."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -142,5 +145,5 @@ class _CausalConv(Function):
 
 
 def _shifted(weight_WC: Tensor, tokens: int) -> list[tuple[int, Tensor]]:
-    """Each tap on a token before the present one, with its distance, as far as there are such tokens."""
+    """Return each tap on an earlier token, with its distance, if the sequence is long enough for such tokens."""
     return [(shift, weight_WC[-1 - shift]) for shift in range(1, min(len(weight_WC), tokens))]

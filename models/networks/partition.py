@@ -1,16 +1,18 @@
-"""Adam-mini's partition: which entries of a parameter share one second moment (its v, the mean of g² over them).
+"""Define Adam-mini's partition: the entries of a parameter that share one second moment (v, the mean of g² over them).
 
-For every parameter `adam_mini_partition` gives one of
+`adam_mini_partition` returns one of these for every parameter:
 
-    "element"            each entry its own, as in AdamW
+    "element"            one per entry, as in AdamW
     "tensor"             one for the whole parameter
     (64, 64, …, 1, 1)    one for so many rows each, from the first row on: 64 rows are a head, 1 is an output neuron
 
 As published: embeddings and output head by element; queries and keys by head; values, attention output and MLP by
-output neuron (from version 1.1 on); all else, norms and biases, by tensor. The published code knows parameters by name;
-Mamba-2's linear layers, which it does not know, go by output neuron here (assumed), its other parameters by tensor.
+output neuron (from version 1.1 on); all others, norms and biases, by tensor. The published code identifies parameters
+by name. It does not know Mamba-2's linear layers, which go by output neuron here (assumed); Mamba-2's other parameters
+go by tensor.
 
-Works on any module whose attention holds its heads' dimension in `head_dim`: ours, transformers' and torchtitan's do.
+It works on any module whose attention stores the dimension of its heads in `head_dim`, as ours, transformers' and
+torchtitan's do.
 """
 
 from typing import Final, Literal
@@ -21,28 +23,28 @@ from fewbits.models.networks.decoder import Attention
 
 Partition = Literal["element", "tensor"] | tuple[int, ...]
 
-# The names of linear layers, in our models, in transformers' and in Meta's and torchtitan's.
+# The names of linear layers in our models, in transformers' and in Meta's and torchtitan's.
 QUERY_KEY: Final = frozenset({"q", "k", "q_proj", "k_proj", "wq", "wk"})
 HEAD: Final = frozenset({"head", "lm_head", "output"})
 
 
 def adam_mini_partition(model: nn.Module) -> dict[str, Partition]:
-    """How the second moment of each of `model.named_parameters()` is shared, by its name."""
+    """Return by name how the second moment of each of `model.named_parameters()` is shared."""
     embeddings = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
     partition: dict[str, Partition] = {}
     for name, parameter in model.named_parameters():
-        path, _, what = name.rpartition(".")
+        path, _, field = name.rpartition(".")
         owner = model.get_submodule(path)
         if id(parameter) in embeddings:
             partition[name] = "element"
-        elif isinstance(owner, nn.Linear) and what == "weight":
-            partition[name] = _of_linear(model, path, owner)
+        elif isinstance(owner, nn.Linear) and field == "weight":
+            partition[name] = _partition_linear(model, path, owner)
         else:
             partition[name] = "tensor"
     return partition
 
 
-def _of_linear(model: nn.Module, path: str, linear: nn.Linear) -> Partition:
+def _partition_linear(model: nn.Module, path: str, linear: nn.Linear) -> Partition:
     outside, _, name = path.rpartition(".")
     parent, rows = model.get_submodule(outside), linear.out_features
     if name in HEAD and not hasattr(parent, "head_dim"):
@@ -58,7 +60,7 @@ def _of_linear(model: nn.Module, path: str, linear: nn.Linear) -> Partition:
 def _heads(path: str, rows: int, head_dim: object) -> tuple[int, ...]:
     if not isinstance(head_dim, int) or rows % head_dim:
         raise ValueError(
-            f"{path} has {rows} rows for heads of dimension {head_dim}: valid is an attention module whose head_dim "
+            f"{path} has {rows} rows and heads of dimension {head_dim}: expected an attention module whose head_dim "
             "divides the rows of its queries and keys"
         )
     return (head_dim,) * (rows // head_dim)

@@ -1,9 +1,9 @@
-"""The models of the papers by name, and their families' small ones for a CPU.
+"""List the models of the papers by name, and the small models of their families for a CPU.
 
-The `-nano` models keep their family's parts at the least size where the block shapes still differ: width 256, so that
-every operand of every linear layer holds 4 blocks of 128x128 or more, and enough blocks that the last 4 of them are
-not the whole model. They read bytes; with another tokenizer, replace `vocab`. A model added here changes no trial's id:
-the id holds the values of the model that trains.
+The `-nano` models keep the parts of their family at the smallest size where the block shapes still differ: width 256,
+so that every operand of every linear layer holds at least 4 blocks of 128x128, and enough blocks that the last 4 of
+them are not the whole model. They read bytes; with another tokenizer, replace `vocab`. A model added here changes no
+trial's id, because the id holds the values of the model that trains.
 """
 
 from dataclasses import replace
@@ -29,7 +29,7 @@ _GPT2 = DecoderConfig(
     tied=True,
 )
 
-# GaussWS: presets of Adam-mini's copy of torchtitan. Seven linear layers to a block.
+# GaussWS: presets of Adam-mini's copy of torchtitan, with seven linear layers per block.
 _LLAMA2 = DecoderConfig(
     name="llama2-134m",
     vocab=32000,  # assumed for C4: the parameter count fits
@@ -45,7 +45,7 @@ _LLAMA2 = DecoderConfig(
     init="llama",
 )
 
-# MoR: Nemotron-3 8B's published configuration. Four linear layers to a block.
+# MoR: Nemotron-3 8B's published configuration, with four linear layers per block.
 _NEMOTRON3 = DecoderConfig(
     name="nemotron3-8b",
     vocab=256000,
@@ -61,7 +61,7 @@ _NEMOTRON3 = DecoderConfig(
     init_std=0.0134,  # assumed: the default of the Nemotron family in transformers
 )
 
-# NVFP4, the Transformer of its ablations. N.B. RoPE's θ and fraction, and the initial deviation, are assumed.
+# NVFP4: the Transformer of its ablations. RoPE's θ and fraction and the initial deviation are assumed.
 _NVFP4 = DecoderConfig(
     name="nvfp4-1.2b",
     vocab=131072,
@@ -74,7 +74,7 @@ _NVFP4 = DecoderConfig(
     context=8192,
 )
 
-# NVFP4, the Nemotron-H family: no positions, for Mamba-2 knows the order.
+# NVFP4: the Nemotron-H family, without positions, because Mamba-2 is sensitive to order.
 _HYBRID_8B = DecoderConfig(
     name="hybrid-8b",
     vocab=131072,
@@ -101,7 +101,7 @@ _HYBRID_12B = replace(
 
 
 def _nano(config: DecoderConfig, name: str, **changes: Any) -> DecoderConfig:
-    """The family's parts, bytes in, and only as wide as it takes: see above."""
+    """Return a byte model with the family's parts at the smallest width (see the module's docstring)."""
     sizes = {"vocab": 256, "width": 256, "layers": 6, "heads": 4, "kv_heads": 4, "head_dim": 64, "ffn": 512}
     return replace(config, name=name, **{**sizes, "context": 256, **changes})
 
@@ -110,7 +110,7 @@ _ALL = (
     _GPT2,
     _LLAMA2,
     replace(_LLAMA2, name="llama2-1b", width=2048, layers=18, heads=16, kv_heads=16, head_dim=128, ffn=5632),
-    # The dimensions are not published: those that fit GaussWS Table 1's memory best are assumed.
+    # The dimensions are not published; those that fit GaussWS Table 1's memory best are assumed.
     replace(_LLAMA2, name="llama2-3b", width=3072, layers=28, heads=24, kv_heads=24, head_dim=128, ffn=8192),
     replace(_LLAMA2, name="llama2-70b-4l", width=8192, layers=4, heads=64, kv_heads=8, head_dim=128, ffn=28672),
     replace(_LLAMA2, name="llama2-70b", width=8192, layers=80, heads=64, kv_heads=8, head_dim=128, ffn=28672),
@@ -125,7 +125,7 @@ _ALL = (
         _HYBRID_8B,
         "hybrid-nano",
         layers=13,
-        pattern="M-M*-M-M-M-M-",  # the published ones' beginning, middle and end
+        pattern="M-M*-M-M-M-M-",  # the beginning, middle and end of the published patterns
         mamba_groups=2,
         mamba_state=32,
         kv_heads=2,

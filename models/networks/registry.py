@@ -1,6 +1,6 @@
-"""Build a model by its configuration or its name, and count its parameters.
+"""Build a model from its configuration or its name, and count its parameters.
 
-build(dataclasses.replace(MODELS["nemotron-nano"], layers=10), seed=1)
+Example: build(dataclasses.replace(MODELS["nemotron-nano"], layers=10), seed=1)
 """
 
 from functools import cache
@@ -15,9 +15,9 @@ from fewbits.models.networks.presets import MODELS
 
 
 def model(name: str) -> DecoderConfig:
-    """The configuration of that name."""
+    """Return the configuration with this name."""
     if name not in MODELS:
-        raise ValueError(f"no model {name!r}; choose from: {', '.join(MODELS)}")
+        raise ValueError(f"unknown model {name!r}: valid are {', '.join(MODELS)}")
     return MODELS[name]
 
 
@@ -28,9 +28,9 @@ def build(
     device: torch.device | str = "cpu",
     compute_dtype: torch.dtype = torch.bfloat16,
 ) -> Decoder:
-    """The model, by configuration or name, with its initial parameters.
+    """Build a model, from a configuration or name, with its initial parameters.
 
-    For a seed they have the same bits on any device, whatever was drawn before.
+    For a given seed they have the same bits on any device, whatever was drawn before.
     """
     with torch.device(device):
         decoder = Decoder(model(config) if isinstance(config, str) else config, compute_dtype)
@@ -39,19 +39,19 @@ def build(
 
 
 def on_meta(config: DecoderConfig) -> Decoder:
-    """The model without memory, to count and to look at."""
+    """Return the model without memory, to count its parameters and inspect its structure."""
     with torch.device("meta"):
         return Decoder(config)
 
 
 def parameters(config: DecoderConfig) -> int:
-    """How many parameters the model has; those of a tied head count once."""
+    """Return how many parameters the model has; those of a tied head count once."""
     return sum(parameter.numel() for parameter in on_meta(config).parameters())
 
 
 @cache
 def linear_parameters(config: DecoderConfig) -> int:
-    """How many of them are weights of linear layers in blocks: those that recipes quantize."""
+    """Return how many of them are weights of linear layers in blocks, which recipes quantize."""
     return sum(linear.weight.numel() for linear in _linears(on_meta(config).blocks))
 
 

@@ -167,7 +167,7 @@ def _compiler() -> Fact:
     command, fix = build.compiler(), "install g++ for the fast CPU kernels (apt install g++)"
     if command is None:
         return Fact("compiler", None, build.no_compiler(), "note", fix)
-    complaint = None if build.is_whole(build.library_path()) else build.complaint_of(command)
+    complaint = None if build.is_whole(build.library_path()) else build.compiler_error(command)
     if complaint is not None:
         return Fact("compiler", None, " ".join(complaint.split()), "note", f"{fix}, or set CXX to one that works")
     return Fact("compiler", " ".join(command), _first_line_of(*command, "--version"))

@@ -1,6 +1,7 @@
-"""Adversarial matrices by name, and the comparison that forgives nothing: what the tests of this room share.
+"""Provide adversarial matrices by name and an exact comparison, which all tests of kernels share.
 
-Every input is a function of its name, shape, dtype and seed. `FINITE` names hold no NaN or infinity.
+Every input is a function of its name, shape, dtype and seed. Inputs whose names are in `FINITE` hold no NaN or
+infinity.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ _TOPS = (6.0, 448.0, 57344.0, 28.0, 7.5)  # the largest values of e2m1, e4m3, e5
 
 
 def settled(examples: int) -> settings:
-    """Hypothesis with the same examples in every run, so that CI fails for a reason."""
+    """Return hypothesis settings with the same examples in every run, so that CI results are reproducible."""
     return settings(max_examples=examples, derandomize=True, database=None)
 
 
 def make(name: str, shape: tuple[int, int], dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
-    """The matrix of that name; finite where the name is one of FINITE, whatever the dtype."""
+    """Return the matrix of that name; it is finite if the name is in FINITE, whatever the dtype."""
     rows, cols = shape
     x = KINDS[name](rows, cols, dtype, generator(seed))
     if name in FINITE and x.dtype != dtype:
@@ -40,14 +41,14 @@ def generator(seed: int) -> Generator:
 
 
 def bits(x: Tensor) -> Tensor:
-    """Floats as integers, one pattern for all NaN; others as they are."""
+    """Return floats as integers with one pattern for all NaN."""
     if not x.is_floating_point():
         return x
     return torch.where(x.isnan(), -1, x.contiguous().view(_WORDS[x.element_size()]).long())  # all ones is a NaN
 
 
 def same(got: Tensor, want: Tensor) -> bool:
-    """Equal bit for bit: −0.0 differs from 0.0, and a NaN equals any other."""
+    """Tell whether tensors are equal bit for bit: −0.0 differs from 0.0, and a NaN equals any other."""
     return got.dtype == want.dtype and got.shape == want.shape and bool((bits(got) == bits(want)).all())
 
 
@@ -60,7 +61,7 @@ def assert_same(got: Tensor, want: Tensor, what: str = "") -> None:
         raise AssertionError(f"{what}: {int(differ.sum())} of {got.numel()} differ: {'; '.join(shown)}")
 
 
-# Each takes rows, cols, the dtype it is for and a generator.
+# Each function takes rows, cols, the dtype and a generator.
 
 
 def _normal(r: int, c: int, _: torch.dtype, g: Generator) -> Tensor:
@@ -72,13 +73,13 @@ def _lognormal(r: int, c: int, _: torch.dtype, g: Generator) -> Tensor:
 
 
 def _squared_relu(r: int, c: int, _: torch.dtype, g: Generator) -> Tensor:
-    """Of a t(3) variable: what MoR meets in the input of the second MLP layer."""
+    """Return squared ReLU of a t(3) variable, which MoR meets in the input of the second MLP layer."""
     chi_square = torch.randn(3, r, c, generator=g).square().sum(0)
     return (torch.randn(r, c, generator=g) * (3 / chi_square).sqrt()).relu().square()
 
 
 def _ties(r: int, c: int, _: torch.dtype, g: Generator) -> Tensor:
-    """Midpoints of many grids. Every eighth value is a format's largest one, so that its scales are powers of two."""
+    """Return midpoints of many grids; every eighth value is a format's largest, so scales are powers of two."""
     x = torch.randint(-64, 65, (r, c), generator=g) * 0.125 * 2.0 ** torch.randint(-3, 4, (r, c), generator=g)
     top = torch.tensor(_TOPS)[torch.randint(len(_TOPS), (r, 1), generator=g)]
     x = x.clamp(-top, top)
@@ -98,12 +99,12 @@ def _subnormal(r: int, c: int, dtype: torch.dtype, g: Generator) -> Tensor:
 
 
 def _tiny(r: int, c: int, dtype: torch.dtype, g: Generator) -> Tensor:
-    """Around the smallest normal number."""
+    """Return values around the smallest normal number."""
     return (torch.randn(r, c, generator=g).double() * torch.finfo(dtype).smallest_normal).to(dtype)
 
 
 def _huge(r: int, c: int, dtype: torch.dtype, g: Generator) -> Tensor:
-    """1e38, and all else up to the dtype's largest."""
+    """Return 1e38 and other values up to the dtype's largest."""
     largest = torch.finfo(dtype).max
     x = (torch.randn(r, c, generator=g).clamp(-3, 3).double() * largest / 3).to(dtype)
     x[:, ::7] = min(1e38, largest)
@@ -111,7 +112,7 @@ def _huge(r: int, c: int, dtype: torch.dtype, g: Generator) -> Tensor:
 
 
 def _sparse(r: int, c: int, _: torch.dtype, g: Generator) -> Tensor:
-    """Mostly zeros, half of them negative: some blocks hold nothing else."""
+    """Return mostly zeros, half of them negative, so that some blocks contain nothing else."""
     kept = torch.rand(r, c, generator=g) < 0.02
     return torch.where(kept, torch.randn(r, c, generator=g), 0.0) * _signs(r, c, g)
 
@@ -134,7 +135,7 @@ def _constant(r: int, c: int, _: torch.dtype, g: Generator) -> Tensor:
 
 
 def _wide(r: int, c: int, dtype: torch.dtype, g: Generator) -> Tensor:
-    """Random finite bit patterns: every magnitude of the dtype alike."""
+    """Return random finite bit patterns, so that every magnitude of the dtype is equally likely."""
     x = _patterns(r, c, dtype, g)
     return torch.where(x.isfinite(), x, 0)
 

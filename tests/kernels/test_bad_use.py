@@ -1,4 +1,4 @@
-"""What cannot be done is refused where it is asked for: a ValueError names the value and what would be right."""
+"""Check that invalid calls raise a ValueError that names the value and what is valid."""
 
 from __future__ import annotations
 
@@ -31,15 +31,21 @@ DTYPE = "valid are torch.bfloat16, torch.float16, torch.float32"
 WORDS = torch.zeros(3, dtype=torch.int32)
 Anything: Any = None
 
-# What is done, and what the message says, word for word
+# The call, and a part of its message
 CASES: dict[str, tuple[Callable[[], object], str]] = {
     "unknown format": (lambda: fake_quantize(X, "e4m3x"), "unknown format 'e4m3x': valid are e4m3, e5m2, e2m1"),
-    "family for a format": (lambda: fake_quantize(X, "FP8"), "unknown format 'FP8' (do you mean e4m3 or e5m2?): valid"),
-    "recipe for a format": (lambda: fake_quantize(X, "nvfp4"), "(do you mean e2m1:1x16:nvfp4?): valid are e4m3, e5m2"),
-    "recipe of MX": (lambda: encode(X, "mxfp4"), "(do you mean e2m1:1x32:mx?): valid are e4m3, e5m2"),
-    "dtype for a format": (lambda: Quantizer(_any(torch.float8_e4m3fn)), "(do you mean e4m3?): valid are e4m3"),
+    "family for a format": (
+        lambda: fake_quantize(X, "FP8"),
+        "unknown format 'FP8' (did you mean e4m3 or e5m2?): valid",
+    ),
+    "recipe for a format": (lambda: fake_quantize(X, "nvfp4"), "(did you mean e2m1:1x16:nvfp4?): valid are e4m3, e5m2"),
+    "recipe of MX": (lambda: encode(X, "mxfp4"), "(did you mean e2m1:1x32:mx?): valid are e4m3, e5m2"),
+    "dtype for a format": (lambda: Quantizer(_any(torch.float8_e4m3fn)), "(did you mean e4m3?): valid are e4m3"),
     "no format": (lambda: fake_quantize(X, ""), "unknown format ''"),
-    "format of scales": (lambda: fake_quantize(X, "e8m0"), "e8m0 holds scales; element formats are e4m3"),
+    "format of scales": (
+        lambda: fake_quantize(X, "e8m0"),
+        "e8m0 is a format for scales; valid element formats are e4m3",
+    ),
     "block of nothing": (lambda: fake_quantize(X, "e4m3:0x4:gam"), "'0x4' is neither a block (tensor, channel or RxC"),
     "block of one side": (lambda: fake_quantize(X, "e4m3:16:gam"), "'16' is neither a block (tensor, channel or RxC"),
     "block without scaling": (
@@ -50,21 +56,24 @@ CASES: dict[str, tuple[Callable[[], object], str]] = {
         lambda: fake_quantize(X, "e4m3:1x16:max"),
         "valid are none, amax, gam, e8m0, mx, nvfp4, ue5m3, fouroversix, eden",
     ),
-    "signs of a GEMM": (lambda: fake_quantize(X, "e4m3:rht16:signs=each"), "signs=each is for recipes"),
+    "signs of a GEMM": (lambda: fake_quantize(X, "e4m3:rht16:signs=each"), "signs=each is only valid in recipes"),
     "signs of a GEMM, mixed": (lambda: mix(X, "e4m3:rht8:signs=each @ error<1 | bf16:rht8:signs=each"), "SEED"),
-    "signs of a GEMM, stored": (lambda: encode(X, "e4m3:rht16:signs=each"), "signs=each is for recipes"),
+    "signs of a GEMM, stored": (lambda: encode(X, "e4m3:rht16:signs=each"), "signs=each is only valid in recipes"),
     "4 and 6 of another format": (lambda: fake_quantize(X, "e4m3:1x16:fouroversix"), "valid is e2m1"),
-    "MS-EDEN without a rotation": (lambda: fake_quantize(X, "e2m1:1x16:eden", seed=1), "rotations of whole blocks, so"),
-    "MS-EDEN turned in parts": (lambda: fake_quantize(X, "e2m1:1x16:eden:rht8", seed=1), "with hadamard 8: what"),
+    "MS-EDEN without a rotation": (
+        lambda: fake_quantize(X, "e2m1:1x16:eden", seed=1),
+        "rotations of whole blocks; use",
+    ),
+    "MS-EDEN turned in parts": (lambda: fake_quantize(X, "e2m1:1x16:eden:rht8", seed=1), "with hadamard 8: "),
     "MS-EDEN in squares": (lambda: fake_quantize(X, "e2m1:16x16:eden:rht16", seed=1), "valid is e2m1 in 1x16"),
     "MS-EDEN of E4M3": (lambda: fake_quantize(X, "e4m3:1x16:eden:rht16", seed=1), "valid is e2m1 in 1x16"),
     "MS-EDEN with drawn elements": (
         lambda: fake_quantize(X, "e2m1:1x16:eden:stochastic:rht16", seed=1),
-        "to nearest, and draws for scales",
+        "only its scales are rounded stochastically",
     ),
     "MS-EDEN without a seed": (lambda: fake_quantize(X, "e2m1:1x16:eden:rht16"), f"needs seed=, {SEED}"),
     "unknown option": (lambda: fake_quantize(X, "e4m3:rounded"), "nearest, stochastic, rhtN, signs=te|none|SEED"),
-    "option given twice": (lambda: fake_quantize(X, "e4m3:nearest:stochastic"), "gives rounding a second time"),
+    "option given twice": (lambda: fake_quantize(X, "e4m3:nearest:stochastic"), "sets rounding a second time"),
     "rotation of no power of two": (lambda: fake_quantize(X, "e4m3:rht24"), "valid are 2, 4, 8, 16, 32, 64, 128"),
     "rotation too large": (lambda: fake_quantize(X, "e4m3:rht256"), "valid are 2, 4, 8, 16, 32, 64, 128"),
     "overflow it has not": (lambda: fake_quantize(X, "e2m1:overflow=nan"), "valid are saturate"),
@@ -77,10 +86,10 @@ CASES: dict[str, tuple[Callable[[], object], str]] = {
         "a Mixture or its spelling, not Quantizer",
     ),
     "number for a mixture": (lambda: mix(X, _any(3)), "a Mixture or its spelling, not int"),
-    "mixture without a last": (lambda: mix(X, "e4m3 @ error<0.1"), "is what remains and takes no test"),
+    "mixture without a last": (lambda: mix(X, "e4m3 @ error<0.1"), "takes what remains: remove its test"),
     "mixture without a test": (lambda: mix(X, "e4m3 | bf16"), "error<NUMBER, error<QUANTIZER, spread<normal"),
     "unknown per": (lambda: mix(X, f"{MIX} ; per=row"), "valid are block, tensor, channel or RxC"),
-    "mixed bases": (lambda: mix(X, "e4m3:rht16 @ error<0.1 | bf16"), "give every entry and yardstick the same"),
+    "mixed bases": (lambda: mix(X, "e4m3:rht16 @ error<0.1 | bf16"), "use the same in every entry and test"),
     "integers": (lambda: fake_quantize(X.int(), "e4m3"), DTYPE),
     "complex numbers": (lambda: fake_quantize(X.to(torch.complex64), "e4m3"), DTYPE),
     "fp8 itself": (lambda: fake_quantize(X.to(torch.float8_e4m3fn), "e4m3"), DTYPE),
@@ -99,51 +108,54 @@ CASES: dict[str, tuple[Callable[[], object], str]] = {
     "no seed for one axis": (lambda: fake_quantize_both(X, "e4m3", "e4m3:stochastic", row_seed=1), f"seed=, {SEED}"),
     "no seed to mix": (lambda: mix(X, "e4m3:stochastic @ error<0.1 | bf16"), f"needs seed=, {SEED}"),
     "no seed to encode": (lambda: encode(X, "e4m3:stochastic"), f"needs seed=, {SEED}"),
-    "negative seed": (lambda: fake_quantize(X, "e4m3", seed=-1), f"seed=-1: {SEED}"),
+    "negative seed": (lambda: fake_quantize(X, "e4m3", seed=-1), f"seed=-1: expected {SEED}"),
     "seed too large": (lambda: fake_quantize(X, "e4m3", seed=1 << 63), SEED),
-    "seed that is a truth": (lambda: fake_quantize(X, "e4m3:stochastic", seed=True), f"seed=True: {SEED}"),
-    "seed that is a fraction": (lambda: fake_quantize(X, "e4m3", seed=_any(1.0)), f"seed=1.0: {SEED}"),
+    "seed that is a truth": (lambda: fake_quantize(X, "e4m3:stochastic", seed=True), f"seed=True: expected {SEED}"),
+    "seed that is a fraction": (lambda: fake_quantize(X, "e4m3", seed=_any(1.0)), f"seed=1.0: expected {SEED}"),
     "unknown statistics": (lambda: fake_quantize(X, "e4m3", stats=_any("blocks")), "False, True and 'block'"),
     "unknown statistics of a mixture": (lambda: mix(X, MIX, stats=_any("blocks")), "valid are False and True"),
-    "out of another shape": (lambda: fake_quantize(X, "e4m3", out=torch.empty(8, 31)), "must be (8, 32) torch.float32"),
-    "out of another dtype": (lambda: fake_quantize(X, "e4m3", out=X.half()), "must be (8, 32) torch.float32 on cpu"),
+    "out of another shape": (
+        lambda: fake_quantize(X, "e4m3", out=torch.empty(8, 31)),
+        "expected (8, 32) torch.float32",
+    ),
+    "out of another dtype": (lambda: fake_quantize(X, "e4m3", out=X.half()), "expected (8, 32) torch.float32 on cpu"),
     "out on another device": (
         lambda: fake_quantize(X, "e4m3", out=X.to("meta")),
-        "must be (8, 32) torch.float32 on cpu",
+        "expected (8, 32) torch.float32 on cpu",
     ),
-    "out that is no tensor": (lambda: fake_quantize(X, "e4m3", out=_any(3)), "out is int: it must be (8, 32)"),
-    "out that overlaps": (lambda: _overlapping(X.clone()), "out overlaps x without being x"),
+    "out that is no tensor": (lambda: fake_quantize(X, "e4m3", out=_any(3)), "out is int: expected (8, 32)"),
+    "out that overlaps": (lambda: _overlapping(X.clone()), "out overlaps x in memory"),
     "out that overlaps itself": (
         lambda: fake_quantize(X, "e4m3", out=torch.empty(1, 32).expand(8, 32)),
         "out overlaps",
     ),
-    "out and statistics": (lambda: fake_quantize(X, "e4m3", out=X.clone(), stats=_any(True)), "without out"),
+    "out and statistics": (lambda: fake_quantize(X, "e4m3", out=X.clone(), stats=_any(True)), "out= and stats="),
     "out and a gradient": (lambda: fake_quantize(_leaf(), "e4m3", out=X.clone()), "has no gradient"),
-    "encoding fp32": (lambda: encode(X, "fp32"), "fp32 has 32 bits: encode stores formats of at most 16"),
+    "encoding fp32": (lambda: encode(X, "fp32"), "fp32 has 32 bits: encode supports formats of at most 16"),
     "encoding infinity to e2m1": (lambda: encode(X / 0, "e2m1"), "e2m1 has no code for NaN"),
     "bits of another shape": (lambda: sample_weight(X, torch.ones(1, 2), 1), "(1, 1) torch.float32 on cpu"),
     "bits of another dtype": (lambda: sample_weight(X, BITS.double(), 1), "(1, 1) torch.float32 on cpu"),
     "bits that are a number": (lambda: sample_weight(X, _any(5.0), 1), "(1, 1) torch.float32 on cpu"),
-    "weight that is no matrix": (lambda: sample_weight(X[0], BITS, 1), "(32,): a matrix is expected"),
+    "weight that is no matrix": (lambda: sample_weight(X[0], BITS, 1), "(32,): expected a matrix"),
     "weight in float64": (lambda: sample_weight(X.double(), BITS, 1), DTYPE),
     "sample in float64": (lambda: sample_weight(X, BITS, 1, dtype=torch.float64), DTYPE),
     "block of a weight": (lambda: sample_weight(X, BITS, 1, block=3), "block 3: valid are 1, 2, 4, 8, 16, 32, 64, 128"),
     "unknown noise": (lambda: sample_weight(X, BITS, 1, noise=_any("normal")), "valid are gaussian, uniform"),
-    "negative seed of a weight": (lambda: sample_weight(X, BITS, -1), f"seed=-1: {SEED}"),
-    "no seed of a weight": (lambda: sample_weight(X, BITS, Anything), f"seed=None: {SEED}"),
-    "negative count": (lambda: gaussian_noise(-1, 1), "count=-1: the number of elements, an integer from 0 up"),
+    "negative seed of a weight": (lambda: sample_weight(X, BITS, -1), f"seed=-1: expected {SEED}"),
+    "no seed of a weight": (lambda: sample_weight(X, BITS, Anything), f"seed=None: expected {SEED}"),
+    "negative count": (lambda: gaussian_noise(-1, 1), "count=-1: expected the number of elements"),
     "negative count of uniform": (
         lambda: uniform_noise(-1, 1),
-        "count=-1: the number of elements, an integer from 0 up",
+        "count=-1: expected the number of elements",
     ),
-    "negative seed of noise": (lambda: gaussian_noise(8, -1), f"seed=-1: {SEED}"),
-    "more than was drawn": (lambda: unpack_noise(WORDS, 25), "count=25: these words hold 24 values"),
-    "unpacking floats": (lambda: unpack_noise(WORDS.float()), "packed noise is a vector of int32 words"),
+    "negative seed of noise": (lambda: gaussian_noise(8, -1), f"seed=-1: expected {SEED}"),
+    "more than was drawn": (lambda: unpack_noise(WORDS, 25), "count=25: valid are 0 to 24"),
+    "unpacking floats": (lambda: unpack_noise(WORDS.float()), "expected packed noise, a vector of int32 words"),
 }
 
 
 def _any(value: object) -> Any:
-    """Past the type checker, as a caller without one."""
+    """Return the value as Any, like a caller without a type checker."""
     return value
 
 
@@ -157,15 +169,17 @@ def _leaf() -> torch.Tensor:
 
 @pytest.mark.parametrize("name", CASES)
 def test_bad_use_is_told_what_would_be_right(name: str) -> None:
-    attempt, says = CASES[name]
-    with pytest.raises(ValueError, match=re.escape(says)):
+    attempt, message = CASES[name]
+    with pytest.raises(ValueError, match=re.escape(message)):
         attempt()
 
 
 @pytest.mark.parametrize("forced", ["gpu", "CPU", "reference,cpu", " cpu"])
 def test_an_unknown_backend_is_told_the_valid_ones(forced: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEWBITS_BACKEND", forced)
-    with pytest.raises(ValueError, match=re.escape(f"FEWBITS_BACKEND={forced}: valid are reference, cpu, cuda")):
+    with pytest.raises(
+        ValueError, match=re.escape(f"FEWBITS_BACKEND={forced} is unknown: valid are reference, cpu, cuda")
+    ):
         fake_quantize(X, "e4m3")
 
 

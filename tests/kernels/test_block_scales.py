@@ -1,4 +1,4 @@
-"""Known answers, worked by hand, for block scales that are NVFP4's but for one thing."""
+"""Check block scales that differ from NVFP4's in one property, against answers worked out by hand."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def test_ue5m3_is_unsigned_with_one_nan_and_no_infinity() -> None:
 
 
 def test_ue5m3_keeps_blocks_that_e4m3_scales_lose() -> None:
-    """The tensor's 2688 = 6 · 448 makes its scale 1, so a block's is amax / 6."""
+    """Check a tensor whose maximum 2688 = 6 · 448 makes its scale 1, so that a block's is amax / 6."""
     x = torch.zeros(6, 16)
     x[:, 0] = 6 * torch.tensor([448, 1.125, 2**-14, 3 * 2**-17, 2**-17, 2**-19])
-    x[:, 1] = -x[:, 0] / 12  # E2M1's smallest, where the block's maximum is 6
+    x[:, 1] = -x[:, 0] / 12  # E2M1's smallest value if the block's maximum is 6
     packed = encode(x, "e2m1:1x16:ue5m3")
     assert packed.scales is not None
     assert packed.group_scales is not None
-    # fields of exponent (biased by 15) and mantissa; the last is less than half the smallest scale
+    # exponent field (biased by 15) and mantissa; the last is less than half the smallest scale
     assert packed.scales.flatten().tolist() == [23 << 3 | 6, 15 << 3 | 1, 1 << 3, 3, 1, 0]
     assert packed.group_scales.tolist() == [1]
     y = fake_quantize(x, "e2m1:1x16:ue5m3")
@@ -46,16 +46,16 @@ def test_ue5m3_keeps_blocks_that_e4m3_scales_lose() -> None:
     assert fake_quantize(x, "e2m1:1x16:nvfp4")[:, 0].bool().tolist() == [True, True, False, False, False, False]
 
 
-# Four Over Six (arXiv 2512.02010): the block's maximum at 6, or at 4 where that errs less
+# Four Over Six (arXiv 2512.02010): the block's maximum at 6, or at 4 if the error of that is smaller
 
 
 def test_each_block_takes_the_scale_that_errs_less_and_6_where_neither_does() -> None:
-    """The tensor's 1536 = 6 · 256 makes its scale 1, so a block's is amax / 6 or amax / 4."""
+    """Check a tensor whose maximum 1536 = 6 · 256 makes its scale 1, so that a block's is amax / 6 or amax / 4."""
     x = torch.zeros(5, 16)
     x[0, 0] = 1536
-    x[1] = torch.tensor([6.0, -5.0] + [5.0] * 14)  # by 6: 5 ties to 4, errs by 1; by 4: 5/1.5 goes to 3, errs by 0.5
-    x[2] = torch.tensor([6.0, -1.0] + [1.0] * 14)  # by 6: exact; by 4: 1/1.5 goes to 0.5, errs by 0.25
-    x[3] = torch.tensor([6.0, -3.0] + [3.0] * 14)  # exact by both
+    x[1] = torch.tensor([6.0, -5.0] + [5.0] * 14)  # by 6: 5 ties to 4, error 1; by 4: 5/1.5 goes to 3, error 0.5
+    x[2] = torch.tensor([6.0, -1.0] + [1.0] * 14)  # by 6: exact; by 4: 1/1.5 goes to 0.5, error 0.25
+    x[3] = torch.tensor([6.0, -3.0] + [3.0] * 14)  # both exact
     x[4] = torch.tensor([6.0] + [4.5] * 2 + [1.0] * 13)  # by 6: 2 · 0.5²; by 4: 13 · 0.25²
     want = x.clone()
     want[1, 1:] *= 0.9
@@ -73,7 +73,7 @@ def test_each_block_takes_the_scale_that_errs_less_and_6_where_neither_does() ->
 
 
 def by_hand(block: Tensor, g: np.float32, target: int) -> tuple[list[float], float]:
-    """The values of a block whose maximum becomes 6 or 4, one float32 at a time, and their exact squared error."""
+    """Compute a block whose maximum becomes 6 or 4, one float32 at a time, and its exact squared error."""
     f = np.float32
     x, d = block.numpy(), f(1) / g
     ideal = np.abs(x).max() * (g * (f(1) / f(6))) * f(6 / target)
@@ -130,7 +130,7 @@ def test_the_ends_of_float32_stay_finite_and_keep_their_signs(size: float) -> No
         assert torch.equal(y.signbit(), x.signbit())
 
 
-# MS-EDEN (arXiv 2601.22813): elements to nearest, and scales that make up for it, drawn
+# MS-EDEN (arXiv 2601.22813): elements to nearest, and scales that correct for it, rounded stochastically
 
 
 def turned_back(x: Tensor, text: str, axis: int = -1) -> Tensor:
@@ -138,13 +138,13 @@ def turned_back(x: Tensor, text: str, axis: int = -1) -> Tensor:
 
 
 def test_a_scale_is_corrected_by_its_block_and_drawn_by_its_blocks_number() -> None:
-    """The tensor's scale is 1, so a block's is amax / 6.07; all is exact, the rotation of these numbers too."""
+    """Check a tensor with scale 1, so that a block's is amax / 6.07; all is exact, also the rotation."""
     text, top = "e2m1:1x16:eden:rht16:signs=none", torch.tensor(96 / 15.81)
     turned = torch.zeros(400, 16)
     turned[:] = torch.tensor([6.0, -3.0, 1.25, 2.5] + [0.0] * 12)  # by 1: to 6, -3, 1 and 2
     x = turned_back(turned, text)
     x[0] = 0
-    x[0, 0] = 4 * 256 * top  # turned, all are 256 · 6.07: by 256 they saturate at 6
+    x[0, 0] = 4 * 256 * top  # rotated, all are 256 · 6.07: by 256 they saturate at 6
     packed = encode(x, text, seed=5)
     assert packed.scales is not None
     assert packed.group_scales is not None
@@ -164,7 +164,7 @@ def test_a_scale_is_corrected_by_its_block_and_drawn_by_its_blocks_number() -> N
 
 
 def mean_of(x: Tensor, text: str, times: int) -> tuple[Tensor, float]:
-    """Of what comes back with other signs and draws every time; and the squared error of one."""
+    """Return the mean of what is restored with new signs and draws every time, and the squared error of one."""
     mean, error = torch.zeros_like(x), 0.0
     for i in range(times):
         spec = f"{text}:rht128:signs={i}"
@@ -180,11 +180,11 @@ def test_its_mean_over_rotations_is_the_value_where_that_of_nearest_rounding_is_
     along = [float((mean * x).sum() / x.square().sum()) for mean in (eden, nearest)]
     assert abs(along[0] - 1) < 0.0012
     assert along[1] < 0.996
-    assert float((eden - x).square().mean()) == pytest.approx(error / times, rel=0.05)  # what is left is chance
+    assert float((eden - x).square().mean()) == pytest.approx(error / times, rel=0.05)  # only random error is left
 
 
 def test_its_error_is_the_papers_and_half_that_of_stochastic_rounding() -> None:
-    """Table 1: 9.4e-3 where stochastic rounding has 23.5e-3, which leaves room so as never to clip; NVFP4's has not."""
+    """Check Table 1: 9.4e-3, against 23.5e-3 for stochastic rounding with headroom to never clip, which NVFP4 lacks."""
     x = make("normal", (256, 512), seed=7)
     (_, eden), (_, stochastic) = (mean_of(x, f"e2m1:1x16:{s}", 1) for s in ("eden", "nvfp4:stochastic"))
     assert eden == pytest.approx(9.4e-3, rel=0.02)

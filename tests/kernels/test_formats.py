@@ -1,4 +1,4 @@
-"""Formats against independent oracles: ml_dtypes, numpy, torch and gfloat, exhaustively where codes are few."""
+"""Compare formats with independent oracles: ml_dtypes, numpy, torch and gfloat, exhaustively if codes are few."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from fewbits.kernels.formats import ALIASES, TABLE, Format
 
-# What the world calls them, and how its casts overflow.
+# The names in other libraries, and how their casts overflow.
 ML_DTYPES = [
     ("e4m3", ml_dtypes.float8_e4m3fn, "nan"),
     ("e4m3ieee", ml_dtypes.float8_e4m3, "inf"),
@@ -70,7 +70,7 @@ def unsigned_dtype(f: Format) -> type[np.unsignedinteger[Any]]:
 
 
 def same(ours: tuple[float, ...], theirs: np.ndarray[Any, Any]) -> None:
-    """Equal bit for bit, signs of zeros included; NaN equals NaN."""
+    """Tell whether arrays are equal bit for bit, signs of zeros included; NaN equals NaN."""
     a, b = np.array(ours), np.asarray(theirs, dtype=np.float64)
     np.testing.assert_array_equal(a, b)
     np.testing.assert_array_equal(np.signbit(a)[~np.isnan(a)], np.signbit(b)[~np.isnan(b)])
@@ -180,7 +180,7 @@ def test_every_bf16_rounds_to_the_code_ml_dtypes_gives(name: str, dtype: Any, ov
     with np.errstate(over="ignore", invalid="ignore"):
         theirs = x.astype(dtype).view(unsigned_dtype(f))
     ours = np.array([f.code_of(v, overflow) for v in x.tolist()])
-    numbers = ~np.isnan(x)  # a half keeps the payload of a NaN; that it stays one is all that matters
+    numbers = ~np.isnan(x)  # a half keeps the payload of a NaN; only that it stays a NaN matters
     np.testing.assert_array_equal(ours[numbers], theirs[numbers])
     assert all(math.isnan(f.decode(code)) for code in ours[~numbers].tolist())
 
@@ -329,7 +329,7 @@ def test_a_name_beyond_the_limits_is_told_them(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["e8m1fn", "e8m7finite"])
 def test_values_beyond_float32_are_refused(name: str) -> None:
-    with pytest.raises(ValueError, match=r"2\^128, beyond float32: .*X ≤ 7 without"):
+    with pytest.raises(ValueError, match=r"2\^128, which exceeds float32: .*X ≤ 7 without"):
         Format.parse(name)
 
 

@@ -1,7 +1,8 @@
-"""Figures that were computed once, elsewhere, or follow from theory: errors of quantizers on known distributions.
+"""Compare errors of quantizers on known distributions with values computed independently or derived from theory.
 
-A quantizer can be self-consistent and wrong; its mean squared error on N(0, 1) is not easily right by chance.
-Tolerances are standard errors of the sample, found from its bands of rows, and half a unit of the last digit printed.
+A quantizer can be self-consistent and wrong, but then its mean squared error on N(0, 1) is unlikely to be right.
+Tolerances are standard errors of the sample, estimated from its bands of rows, and half a unit of the last digit
+printed.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def sample(name: str) -> Tensor:
 
 
 def ratio(numerator: Tensor, denominator: Tensor) -> tuple[float, float]:
-    """Σ numerator / Σ denominator and its standard error, taking bands of 16 rows as independent."""
+    """Return Σ numerator / Σ denominator and its standard error, taking bands of 16 rows as independent."""
     a, b = (t.double().view(-1, 16 * t.shape[-1]).sum(1) for t in (numerator, denominator))
     r = float(a.sum() / b.sum())
     return r, float((a - r * b).std() / b.mean() / math.sqrt(len(a)))
@@ -70,11 +71,11 @@ TABLE = [
 def test_relative_mean_squared_errors(row: tuple[str, float, float, float], name: str) -> None:
     text, *golden = row
     x = sample(name)
-    found, error = ratio((x - fake_quantize(x, text, seed=1)).square(), x.square())
+    measured, error = ratio((x - fake_quantize(x, text, seed=1)).square(), x.square())
     expected = golden[["normal", "laplace", "t4"].index(name)]
-    # Both samples err: the golden figure came from one of the same size.
-    assert found == pytest.approx(expected, abs=SIGMAS * math.sqrt(2) * error + 5e-6)
-    assert error < 0.01 * found  # or it would show nothing
+    # Both samples have errors: the golden value came from one of the same size.
+    assert measured == pytest.approx(expected, abs=SIGMAS * math.sqrt(2) * error + 5e-6)
+    assert error < 0.01 * measured  # otherwise the test would show nothing
 
 
 def test_an_e4m3_scale_beats_a_power_of_two_by_one_and_a_half_decibels() -> None:
@@ -87,7 +88,7 @@ def test_an_e4m3_scale_beats_a_power_of_two_by_one_and_a_half_decibels() -> None
 
 
 def relative_error(mantissa_bits: int) -> tuple[float, float]:
-    """Of nearest rounding in a binade, integrated exactly: for log-uniform and for uniform mantissas."""
+    """Return the error of nearest rounding in a binade, integrated exactly, for log-uniform and uniform mantissas."""
     steps = 2**mantissa_bits
     log_uniform = uniform = 0.0
     for i in range(steps + 1):
@@ -111,7 +112,10 @@ def test_relative_error_of_values_within_range(name: str, low: int, high: int, m
 
 
 def test_what_is_said_of_these_errors_holds_to_first_order() -> None:
-    """2.254 % and 2.166 % for E4M3, twice that for E5M2: a quarter step times the mean of 1 / x. MoR takes 4.5 %."""
+    """Check 2.254 % and 2.166 % for E4M3, twice that for E5M2: a quarter step times the mean of 1 / x.
+
+    MoR uses a threshold of 4.5 %.
+    """
     for mantissa_bits in (3, 2):
         step = 2.0**-mantissa_bits
         first_order = step / 4 * 0.5 / math.log(2), step / 4 * math.log(2)
@@ -122,7 +126,7 @@ def test_what_is_said_of_these_errors_holds_to_first_order() -> None:
 @pytest.mark.parametrize("name", ["normal", "laplace"])
 @pytest.mark.parametrize("block", ["tensor", "channel", "128x128", "64x64", "1x128"])
 def test_light_tails_give_the_same_error_under_every_partition(name: str, block: str) -> None:
-    """2.25 %, half of MoR's threshold: such tensors never fall back."""
+    """Check 2.25 %, half of MoR's threshold: such tensors never fall back."""
     _, stats = fake_quantize(sample(name)[:512].contiguous(), f"e4m3:{block}:gam", stats=True)
     assert float(stats.error) == pytest.approx(0.0225, abs=3e-4)
 
@@ -132,9 +136,9 @@ def test_light_tails_give_the_same_error_under_every_partition(name: str, block:
     [("lognormal", (0.040, 0.031, 0.026, 0.023)), ("squared relu", (0.073, 0.054, 0.042, 0.032))],
 )
 def test_heavy_tails_are_why_partitions_matter(name: str, golden: tuple[float, ...]) -> None:
-    """tensor > 128x128 > 64x64 > channel of 1024 > 1x128, for lognormal (σ = 2) and for a squared ReLU of t(3).
+    """Check tensor > 128x128 > 64x64 > channel of 1024 > 1x128, for lognormal (σ = 2) and for a squared ReLU of t(3).
 
-    Of the whole tensor the error hangs on its one largest value, so only the order is asked of it.
+    The error of the whole tensor depends on its one largest value, so only its rank is checked.
     """
     shape = (2048, 1024)
     lognormal = (2 * torch.randn(shape, generator=generator(0))).exp()
@@ -152,10 +156,10 @@ def test_heavy_tails_are_why_partitions_matter(name: str, golden: tuple[float, .
 
 
 def at_maxima(x: Tensor, y: Tensor, block: int) -> Tensor:
-    """(y − x) / x of the largest value of each block."""
+    """Return (y − x) / x of the largest value of each block."""
     x, y = (t.view(-1, block).double() for t in (x, y))
-    where = x.abs().argmax(1, keepdim=True)
-    return (y / x - 1).gather(1, where)
+    index = x.abs().argmax(1, keepdim=True)
+    return (y / x - 1).gather(1, index)
 
 
 @pytest.mark.parametrize(
@@ -171,7 +175,7 @@ def test_block_maxima_are_nearly_fp8_in_nvfp4_and_not_in_mxfp4(
 
 
 def test_stochastic_rounding_is_biased_at_the_block_maxima_of_nvfp4_alone() -> None:
-    """−1.1 %: where the E4M3 scale rounds down, the largest values are clipped to 6."""
+    """Check −1.1 %: if the E4M3 scale rounds down, the largest values are clipped to 6."""
     x = sample("normal")
     y = fake_quantize(x, "e2m1:1x16:nvfp4:stochastic", seed=1)
     assert float(at_maxima(x, y, 16).mean()) == pytest.approx(-0.0114, abs=5e-4)
@@ -181,8 +185,10 @@ def test_stochastic_rounding_is_biased_at_the_block_maxima_of_nvfp4_alone() -> N
 
 
 def test_a_rotation_trades_zeros_for_error() -> None:
-    """One value in a hundred 20 times as large: the rotation halves the zeros and raises the error. So the error is the
-    wrong measure of its success."""
+    """Check data with one value in a hundred 20 times as large: the rotation halves the zeros and raises the error.
+
+    So the error is the wrong measure of the rotation's success.
+    """
     g = generator(0)
     outlier = torch.rand(SHAPE, generator=g) < 0.01
     x = torch.where(outlier, 20.0, 1.0) * torch.randn(SHAPE, generator=g)
@@ -209,8 +215,8 @@ def test_a_rotation_trades_zeros_for_error() -> None:
     ],
 )
 def test_naive_casts(text: str, expected: tuple[float, ...]) -> None:
-    found = fake_quantize(torch.tensor([-1.51039, 0.412776, -0.348471, -1.17588]), text)
-    assert [f"{v:.6g}" for v in found.tolist()] == [f"{v:.6g}" for v in expected]
+    values = fake_quantize(torch.tensor([-1.51039, 0.412776, -0.348471, -1.17588]), text)
+    assert [f"{v:.6g}" for v in values.tolist()] == [f"{v:.6g}" for v in expected]
 
 
 def test_naive_casts_overflow_to_nan_where_asked_and_underflow_to_zero() -> None:

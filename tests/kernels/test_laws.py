@@ -1,4 +1,4 @@
-"""What must hold of every quantizer whatever the numbers: laws, on adversarial inputs, through the public face."""
+"""Check laws that hold for every quantizer and all numbers, on adversarial inputs, through the public functions."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def block_of(x: Tensor, block: str) -> tuple[int, int]:
 
 
 def amax_of(x: Tensor, block: str) -> Tensor:
-    """By the slowest route, in float64."""
+    """Compute block maxima by the slowest method, in float64."""
     r, c = block_of(x, block)
     return torch.tensor([[float(b.abs().max()) for b in band.split(c, 1)] for band in x.split(r)], dtype=torch.float64)
 
@@ -48,7 +48,7 @@ def amax_of(x: Tensor, block: str) -> Tensor:
 @settled(400)
 @given(finite(), elements, blocks)
 def test_these_scalings_saturate_nothing(scaling: str, x: Tensor, element: str, block: str) -> None:
-    """Rounded to nearest; a product rounded up by an ulp still rounds back to the largest value."""
+    """Check rounding to nearest; a product rounded up by an ulp still rounds back to the largest value."""
     values, stats = fake_quantize(x, f"{element}:{block}:{scaling}", stats=True)
     assert int(stats.saturated) == 0
     assert values.isfinite().all()
@@ -57,7 +57,7 @@ def test_these_scalings_saturate_nothing(scaling: str, x: Tensor, element: str, 
 @settled(400)
 @given(finite(), elements, blocks, st.integers(0, 2**63 - 1))
 def test_e8m0_saturates_nothing_when_rounding_stochastically(x: Tensor, element: str, block: str, seed: int) -> None:
-    """Its products are exact, and neighbours of what is not beyond the largest value are not beyond it."""
+    """Check stochastic rounding: products are exact, and neighbours of values within the range are within it."""
     _, stats = fake_quantize(x, f"{element}:{block}:e8m0:stochastic", seed=seed, stats=True)
     assert int(stats.saturated) == 0
 
@@ -67,9 +67,9 @@ def test_e8m0_saturates_nothing_when_rounding_stochastically(x: Tensor, element:
 def test_gam_uses_more_than_half_of_the_range_and_all_of_it_where_the_groups_largest_is(
     x: Tensor, element: str, block: str, group: str
 ) -> None:
-    """MoR, algorithm 1: amax · scale / max in (½, 1], up to the ulp by which the division was rounded.
+    """Check MoR's algorithm 1: amax · scale / max in (½, 1], up to the ulp by which the division was rounded.
 
-    Where the ideal scale is no float32 number, amaxes below max / FLT_MAX, it is the largest and uses less.
+    Where the ideal scale exceeds float32, for amaxes below max / FLT_MAX, the scale is the largest and uses less.
     """
     packed, top = encode(x, f"{element}:{block}:gam{group}"), Format.parse(element).max
     amax = amax_of(x, block)
@@ -114,7 +114,7 @@ def test_square_blocks_commute_with_transposition(scaling: str, x: Tensor, eleme
 
 
 def test_blocks_along_a_row_do_not_commute_with_transposition() -> None:
-    """Weights quantized along different axes for two GEMMs differ by an eighth: why NVFP4 uses squares for them."""
+    """Check that weights quantized along different axes for two GEMMs differ by an eighth, so NVFP4 uses squares."""
     w = torch.randn(1024, 1024, generator=generator(0))
     along, down = (fake_quantize(w, "e2m1:1x16:nvfp4", axis=axis) for axis in (-1, 0))
     assert float((along - down).norm() / w.norm()) == pytest.approx(0.130, abs=5e-4)
@@ -135,11 +135,12 @@ def test_axis_0_is_the_last_axis_of_the_transpose(x: Tensor, element: str, block
 @settled(100)
 @given(finite(), elements, blocks, st.sampled_from(["none", "e8m0", "mx"]))
 def test_quantizing_again_changes_nothing(rounding: str, x: Tensor, element: str, block: str, scaling: str) -> None:
-    """It must with naive casts and powers of two: what comes back lies on the grid, and on that of any smaller scale.
+    """Check idempotence with naive casts and powers of two: results are on the grid, and on that of any smaller scale.
 
-    It need not with nvfp4: a block's largest value moves by rounding, so its E4M3 scale may round differently the next
-    time (3 · 2^-9 of the tensor scale is a tie: the whole block goes to zero). Nor after a rotation, which turns again.
-    Nor at the end of a dtype: what rounds up beyond its largest value becomes that, on the grid or not; hence the half.
+    It need not hold with nvfp4: a block's largest value changes by rounding, so its E4M3 scale may round differently
+    the next time (3 · 2^-9 of the tensor scale is a tie: the whole block becomes zero). Nor after a rotation, which
+    rotates again. Nor at the end of a dtype: a value that rounds beyond its largest becomes the largest, on the grid or
+    not; hence the half.
     """
     x = x / 2
     q = f"{element}:{rounding}" if scaling == "none" else f"{element}:{block}:{scaling}:{rounding}"
@@ -152,9 +153,9 @@ def test_quantizing_again_changes_nothing(rounding: str, x: Tensor, element: str
 def test_quantizing_again_changes_nothing_with_scales_that_are_quotients(
     x: Tensor, element: str, block: str, scaling: str
 ) -> None:
-    """max / (max / (max / a)) is max / a in float32, although max / (max / a) is not always a.
+    """Check that max / (max / (max / a)) is max / a in float32, although max / (max / a) is not always a.
 
-    It need not hold in fp16: its subnormals round a block's largest value, and with it gam's exponent, anew.
+    It need not hold in fp16, whose subnormals round a block's largest value, and with it gam's exponent, again.
     """
     q = f"{element}:{block}:{scaling}"
     once = fake_quantize(x, q)
@@ -162,7 +163,7 @@ def test_quantizing_again_changes_nothing_with_scales_that_are_quotients(
 
 
 def test_nvfp4_is_not_idempotent_and_we_say_so() -> None:
-    """The example above: a block at 3 · 2^-9 of the tensor's scale goes to zero when it returns."""
+    """Check the example above: a block at 3 · 2^-9 of the tensor's scale becomes zero when quantized again."""
     x = torch.zeros(2, 16)
     x[0] = 6 * 448.0
     x[1] = 3.3 * 2.0**-9
@@ -197,7 +198,7 @@ def test_negation_commutes_with_quantization(x: Tensor, element: str, scaling: s
 )
 @pytest.mark.parametrize("name", KINDS)
 def test_statistics_do_not_depend_on_how_they_are_cut(text: str, name: str) -> None:
-    """Totals are sums over blocks, and counting is not touched by a second call or by stats= itself."""
+    """Check that totals are sums over blocks, and that neither a second call nor stats= itself changes counts."""
     for shape, dtype in product(ODD, DTYPES):
         x = make(name, shape, dtype)
         values, total = fake_quantize(x, text, stats=True)
@@ -225,7 +226,7 @@ def test_statistics_of_blocks_down_the_rows_are_those_of_the_transpose(
 
 
 def test_statistics_are_called_what_they_are() -> None:
-    """Each by a count of its own, from the values alone, where no two are equal."""
+    """Check each statistic by its own count, from the values alone, with no two equal."""
     x = make("ties", (64, 128)).clamp(-3, 3)
     x[:3, :7] = 7.5  # beyond e2m1's last tie, at 7: scales of 1
     x[:, 7:9] = 2.0**-9
@@ -253,7 +254,7 @@ def test_statistics_are_called_what_they_are() -> None:
 
 @pytest.mark.parametrize(("size", "signs"), [*product(HADAMARD_SIZES, ("none", "0", "12345678901234567")), (16, "te")])
 def test_rotating_both_operands_leaves_products_as_they_are(size: int, signs: str) -> None:
-    """A·Bᵀ of NVFP4's Wgrad, eq. 6: H·Hᵀ = 1, for lengths that are no multiple of the size too."""
+    """Check A·Bᵀ of NVFP4's Wgrad, eq. 6: H·Hᵀ = 1, also for lengths that are no multiple of the size."""
     q = f"fp32:rht{size}:signs={signs}"
     for length in (1, 2, 3, size - 1, size, size + 1, 2 * size, 5 * size + size // 2 + 1, 333):
         a, b = make("normal", (9, length), seed=size), make("lognormal", (7, length), seed=length)
@@ -266,13 +267,13 @@ def test_rotating_both_operands_leaves_products_as_they_are(size: int, signs: st
 
 
 def crest(x: Tensor) -> Tensor:
-    """Largest magnitude over root mean square of each 16 values."""
+    """Return the largest magnitude over the root mean square of each 16 values."""
     chunks = x.view(-1, 16)
     return chunks.abs().amax(1) / chunks.square().mean(1).sqrt()
 
 
 def test_signs_keep_a_constant_from_becoming_one_spike() -> None:
-    """Without them all of it lands in the first of 16 values, a crest of √16; with them it is spread."""
+    """Check that without signs all of it is in the first of 16 values, a crest of √16, and with them it is spread."""
     ones = torch.ones(4, 64)
     assert_same(crest(fake_quantize(ones, "fp32:rht16:signs=none")), torch.full((16,), 4.0))
     assert_same(crest(fake_quantize(ones, "fp32:rht16")), torch.full((16,), 2.0))
@@ -281,7 +282,7 @@ def test_signs_keep_a_constant_from_becoming_one_spike() -> None:
     assert float(crest(fake_quantize(nearly, "fp32:rht16")).mean()) == pytest.approx(2.02, abs=5e-3)
 
 
-# What it costs to store
+# Storage cost
 
 
 @pytest.mark.parametrize(

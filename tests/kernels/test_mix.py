@@ -1,6 +1,6 @@
-"""Mixtures of representations (MoR algorithm 2) against a slow, separate implementation: a loop over decision blocks.
+"""Compare mixtures (MoR algorithm 2) with a slow, separate implementation: a loop over decision blocks.
 
-It takes the values of each entry from `fake_quantize` and decides for itself, in float64, by the paper's equations.
+The loop takes the values of each entry from `fake_quantize` and decides by the paper's equations, in float64.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def each_block(x: Tensor, rows: int, cols: int) -> list[list[Tensor]]:
 
 
 def relative_errors(source: Tensor, values: Tensor) -> Tensor:
-    """Of non-zeros, at most 1 each, to the 2^-23 in which they are summed; a NaN counts 1."""
+    """Return relative errors of non-zeros, at most 1 each, to the 2^-23 in which they are summed; a NaN counts as 1."""
     kept = source != 0
     each = (source[kept].float() - values[kept].float()).abs() / source[kept].float().abs()
     return (each.double().nan_to_num(nan=1.0, posinf=1.0).clamp(max=1.0) * 2**23).round() / 2**23
@@ -71,7 +71,7 @@ def passes(entry: Entry, source: Tensor, values: Tensor, other: Tensor | None) -
 
 
 def slowly(x: Tensor, mixture: Mixture, axis: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Values and choices, block by block."""
+    """Compute values and choices, block by block."""
     rotation = mixture.entries[0].quantizer
     turned = f"fp32:rht{rotation.hadamard}:signs={rotation.signs}" if rotation.hadamard else "fp32"
     source = fake_quantize(x, turned, axis=axis)
@@ -150,7 +150,7 @@ def test_any_block_may_decide(name: str, dtype: torch.dtype, shape: tuple[int, i
         check(make(name, shape, dtype, seed=sum(shape)), f"{text} ; per={per}", axis)
 
 
-# What the paper says
+# Statements of the paper
 
 
 def test_a_tensor_falls_back_as_a_whole_at_the_threshold() -> None:
@@ -164,7 +164,7 @@ def test_a_tensor_falls_back_as_a_whole_at_the_threshold() -> None:
 
 
 def three_blocks() -> Tensor:
-    """128x128 each: within E4M3's reach; beyond it but within E5M2's normal range; beyond both."""
+    """Return blocks of 128x128: within E4M3's range; beyond it but within E5M2's normal range; beyond both."""
     g = generator(1)
     below_one = torch.exp2(torch.rand(128, 3, 128, generator=g) * torch.tensor([[-1.0], [-24.0], [-60.0]]))
     return (torch.randn(128, 3, 128, generator=g).sign() * below_one).view(128, 384)
@@ -177,9 +177,9 @@ def test_two_and_three_ways_by_the_spread_of_a_block() -> None:
 
 
 def test_a_longer_list_takes_the_fewest_bits_that_pass() -> None:
-    """The paper's outlook: FP4 where it serves, FP8 where that does, BF16 elsewhere."""
+    """Check the paper's outlook: FP4 where it suffices, then FP8, and BF16 elsewhere."""
     x = three_blocks()
-    x[:, :128] = torch.tensor([0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -6.0]).repeat(128, 16)  # E2M1 but for a scale
+    x[:, :128] = torch.tensor([0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -6.0]).repeat(128, 16)  # E2M1's values up to a scale
     x[:, 128:256] = torch.randn(128, 128, generator=generator(2))
     assert check(x, OUTLOOK).tolist() == [[0, 1, 2]]
 
@@ -192,12 +192,12 @@ def test_a_longer_list_takes_the_fewest_bits_that_pass() -> None:
         ((1.0, 1.0, 1.0, 0.1), "e2m1 @ error<0.25000001 | bf16", 0),
         ((8.0, 1.0), "e4m3 @ spread<8 | bf16", 1),
         ((7.96875, 1.0), "e4m3 @ spread<8 | bf16", 0),
-        # 3 - 2^-23, which float32 rounds to 3: the quotient is one of float32, not of doubles.
+        # 3 - 2^-23, which float32 rounds to 3: the quotient is a float32, not a double.
         ((3 + 2.0**-22, 1 + 2.0**-23), "e4m3 @ spread<3 | bf16", 1),
         ((939524096.0, 1.0), "e5m2:tensor:amax @ spread<normal | bf16", 1),
         ((939524032.0, 1.0), "e5m2:tensor:amax @ spread<normal | bf16", 0),
         ((1.1, 1.0), "e4m3 @ error<e4m3 | bf16", 1),
-        ((1.125, 1.0), "e4m3 @ error<e4m3 | bf16", 0),  # exact: it takes the first
+        ((1.125, 1.0), "e4m3 @ error<e4m3 | bf16", 0),  # exact: takes the first
     ],
 )
 def test_limits_are_strict(backend: str, values: tuple[float, ...], text: str, expected: int) -> None:
@@ -206,7 +206,7 @@ def test_limits_are_strict(backend: str, values: tuple[float, ...], text: str, e
 
 
 def test_an_entry_and_its_yardstick_draw_alike(backend: str) -> None:
-    """So a quantizer is never below itself, and what differs between two is the grid, not luck."""
+    """Check that a quantizer is never below itself, so that grids, not luck, make two quantizers differ."""
     q = "e2m1:1x8:mx:stochastic"
     _, choice = mix(make("normal", (64, 64)), f"{q} @ error<{q} | bf16 ; per=block", seed=3)
     assert choice.all()
@@ -244,7 +244,7 @@ def test_a_block_that_is_not_finite_takes_the_last(backend: str, text: str, bad:
     ],
 )
 def test_a_finite_decision_block_stays_finite_beside_one_that_is_not(backend: str, value: float, text: str) -> None:
-    """The first entry makes NaN of its whole block, which here reaches into the neighbours: so they may not take it."""
+    """Check that neighbours do not take the first entry, whose NaN block extends into them."""
     x = torch.full((32, 32), value)
     x[0, 0] = math.nan
     assert_same(mix(x, text)[0], x)
@@ -263,7 +263,7 @@ def test_channels_down_the_rows_are_channels_of_the_transpose(backend: str) -> N
 
 
 def test_square_mixtures_commute_with_transposition() -> None:
-    """One decision serves a tensor and its transpose."""
+    """Check that one decision serves a tensor and its transpose."""
     x = make("lognormal", (300, 200))
     for text in (TENSOR_LEVEL, TWO_WAY, THREE_WAY):
         (values, choice), (turned, turned_choice) = mix(x, text), mix(x.t(), text)

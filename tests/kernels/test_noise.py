@@ -1,4 +1,4 @@
-"""Noise on weights: its distribution, its repeatability, the sampled weight and both of its gradients."""
+"""Test noise on weights: its distribution, its repeatability, the sampled weight and both of its gradients."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ needs_compiler = pytest.mark.skipif(build.compiler() is None, reason="there is n
 
 
 def noise_of(shape: tuple[int, int], seed: int, noise: Noise) -> Tensor:
-    """R as float64."""
+    """Return R as float64."""
     count = shape[0] * shape[1]
     r = unpack_noise(gaussian_noise(count, seed), count) if noise == "gaussian" else uniform_noise(count, seed)
     return r.double().view(shape)
@@ -38,7 +38,7 @@ def maxima(w: Tensor, block: int) -> Tensor:
 
 
 def composed(w: Tensor, bits: Tensor, r: Tensor, block: int) -> Tensor:
-    """ŵ of GaussWS eq. 3, differentiable, with the maxima as constants (eq. 4)."""
+    """Return ŵ of GaussWS eq. 3, differentiable, with the maxima as constants (eq. 4)."""
     scale = maxima(w, block) * torch.exp2(1 - bits)
     return w + r * per_element(scale, block, (w.shape[0], w.shape[1]))
 
@@ -71,7 +71,7 @@ def test_what_is_returned_for_a_count(count: int) -> None:
     values = unpack_noise(words, count)
     assert (values.dtype, values.shape) == (torch.int8, (count,))
     assert_same(unpack_noise(words)[:count], values)
-    assert_same(values, unpack_noise(gaussian_noise(count + 100, 1), count))  # an element knows only its index
+    assert_same(values, unpack_noise(gaussian_noise(count + 100, 1), count))  # an element depends only on its index
     assert_same(uniform, uniform_noise(count + 100, 1)[:count])
 
 
@@ -82,33 +82,33 @@ def test_a_nibble_is_sign_and_magnitude() -> None:
 
 
 def test_gaussian_noise_has_the_distribution_of_equation_10() -> None:
-    """χ² of 2^22 draws against −2: 96, −1: 9189, 0: 46966, 1: 9189, 2: 96 of 65536, for several seeds."""
+    """Check χ² of 2^22 draws against −2: 96, −1: 9189, 0: 46966, 1: 9189, 2: 96 of 65536, for several seeds."""
     expected = torch.tensor([96, 9189, 46966, 9189, 96]).double() / 65536
     count = 1 << 22
     for seed in SEEDS:
         values = unpack_noise(gaussian_noise(count, seed))
-        found = torch.bincount(values.long() + 2, minlength=5).double()
-        chi_square = float(((found - expected * count).square() / (expected * count)).sum())
+        observed = torch.bincount(values.long() + 2, minlength=5).double()
+        chi_square = float(((observed - expected * count).square() / (expected * count)).sum())
         assert chi_square < 25  # 4 degrees of freedom: one in 20,000
         assert float(values.double().var()) == pytest.approx(0.292145, abs=1.5e-3)
 
 
 @pytest.mark.parametrize("place", range(8))
 def test_every_nibble_of_a_word_has_it(place: int) -> None:
-    """A shift by a wrong amount would show in some only."""
+    """Check each nibble by itself, because a wrong shift would affect only some."""
     values = unpack_noise(gaussian_noise(1 << 22, 7)).view(-1, 8)[:, place]
     share = float((values != 0).double().mean())
     assert share == pytest.approx(1 - 46966 / 65536, abs=5 * math.sqrt(0.2 / len(values)))
 
 
 def test_uniform_noise_is_uniform() -> None:
-    """χ² over 64 cells of 2^20 draws against what bf16 makes of 65536 equally likely values; symmetric."""
+    """Check χ² over 64 cells of 2^20 draws against bf16 of 65536 equally likely values, and symmetry."""
     r = uniform_noise(1 << 20, 3)
     equally = ((torch.arange(65536) + 0.5) / 65536 - 0.5).bfloat16()
     expected = torch.histc(equally.double(), 64, -0.5, 0.5) * len(r) / 65536
-    found = torch.histc(r.double(), 64, -0.5, 0.5)
-    assert float(found.sum()) == len(r)
-    assert float(((found - expected).square() / expected).sum()) < 63 + 5 * math.sqrt(2 * 63)
+    observed = torch.histc(r.double(), 64, -0.5, 0.5)
+    assert float(observed.sum()) == len(r)
+    assert float(((observed - expected).square() / expected).sum()) < 63 + 5 * math.sqrt(2 * 63)
     assert float(r.double().mean()) == pytest.approx(0, abs=5 * math.sqrt(1 / 12 / len(r)))
     assert float(r.double().std()) == pytest.approx(1 / math.sqrt(12), abs=1e-3)
 
@@ -147,13 +147,13 @@ def test_reference_and_cpu_sample_the_same(noise: Noise, dtype: torch.dtype, mon
 
 @needs_compiler
 def test_reference_and_cpu_scale_noise_alike_to_the_last_bit() -> None:
-    """2^(1 − b) of a million bit widths, from overflow to underflow: a polynomial cut short differs in a few alone.
+    """Check 2^(1 − b) of a million bit widths, from overflow to underflow, because errors of a polynomial are rare.
 
-    Seen in the gradient of squares of one element: there it is neither added to a weight nor rounded to a dtype.
+    The check uses the gradient of squares of one element, which is neither added to a weight nor rounded to a dtype.
     """
     ones = torch.ones(1024, 1024)
     bits = torch.empty_like(ones).uniform_(-130, 155, generator=generator(0))
-    bits[512:] = bits[512:].round() + bits[512:].frac() / 64 + 0.5  # the ends of the polynomial, where it is worst
+    bits[512:] = bits[512:].round() + bits[512:].frac() / 64 + 0.5  # the polynomial's ends, its largest errors
     bits[0, :8] = torch.tensor([-127.0, -128.0, 127.0, 150.0, 151.0, math.inf, -math.inf, math.nan])
     want = reference.sample_weight_backward(ones, ones, bits, 1, "uniform", 1)
     assert_same(cpu.sample_weight_backward(ones, ones, bits, 1, "uniform", 1), want)
@@ -174,7 +174,7 @@ def test_a_sampled_weight_is_equation_3(noise: Noise, block: int) -> None:
 @pytest.mark.parametrize("noise", NOISES)
 @pytest.mark.parametrize("shape", [(70, 45), (64, 64), (5, 3), (1, 100)])
 def test_gradients_are_those_of_autograd_with_constant_maxima(noise: Noise, shape: tuple[int, int]) -> None:
-    """The backward pass draws R again from the seed: with other noise than forward's, b's gradient would be another."""
+    """Check that backward draws the same R from the seed; other noise would give b another gradient."""
     w = make("normal", shape).requires_grad_()
     bits = bits_for(w).requires_grad_()
     grad = torch.randn(shape, generator=generator(9))
@@ -191,7 +191,7 @@ def test_gradients_are_those_of_autograd_with_constant_maxima(noise: Noise, shap
 
 
 def test_a_gradient_by_differences_agrees() -> None:
-    """No derivation at all: ŵ is exponential in b."""
+    """Check by finite differences, without any derivation: ŵ is exponential in b."""
     w, step = make("normal", (40, 40)), 2.0**-8
     bits, grad = bits_for(w, high=5), torch.randn(40, 40, generator=generator(3)).double()
     parameter = bits.clone().requires_grad_()
@@ -238,7 +238,7 @@ def test_a_square_of_zeros_gets_no_noise() -> None:
 
 
 def survival(bits: float, w: Tensor) -> float:
-    """Among elements with R ≠ 0, the share whose weight the cast to bf16 leaves changed."""
+    """Return the share of elements with R ≠ 0 whose weight the cast to bf16 leaves changed."""
     r = noise_of((w.shape[0], w.shape[1]), 3, "gaussian")
     grid = torch.full([-(-n // 32) for n in w.shape], bits)
     return float((sample_weight(w, grid, 3) != w.bfloat16())[r != 0].double().mean())
@@ -252,7 +252,7 @@ def test_noise_below_nine_bits_survives_in_bf16(bits: float) -> None:
 
 
 def test_noise_of_nine_bits_ties_back_to_a_power_of_two() -> None:
-    """1 + 2^-8 is halfway to bf16's next value and goes back to the even 1; 1 − 2^-8 is that of the binade below."""
+    """Check that 1 + 2^-8, halfway to bf16's next value, goes to the even 1; 1 − 2^-8 is in the binade below."""
     w = torch.ones(256, 256)
     r = noise_of((256, 256), 3, "gaussian")
     changed = sample_weight(w, torch.full((8, 8), 9.0), 3) != 1

@@ -1,4 +1,4 @@
-"""What torch sees: operators that opcheck accepts, compile without graph breaks, gradients, and tensors of any kind."""
+"""Test the torch operators: opcheck, compilation without graph breaks, gradients, and tensors of any kind."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_every_operator_is_checked() -> None:
 
 @pytest.mark.parametrize(("name", "i"), [(name, i) for name, cases in OPERATORS.items() for i in range(len(cases))])
 def test_opcheck_accepts_the_operator(name: str, i: int) -> None:
-    """Schema, fake tensors, autograd registration and ahead-of-time dispatch with dynamic shapes."""
+    """Check the schema, fake tensors, autograd registration and ahead-of-time dispatch with dynamic shapes."""
     arguments = list(OPERATORS[name][i])
     if name in DIFFERENTIABLE:
         arguments[0] = arguments[0].detach().requires_grad_()
@@ -91,7 +91,7 @@ def flat(result: Any) -> list[Tensor]:
 @pytest.mark.parametrize("name", COMPILED)
 @pytest.mark.parametrize("compiler", ["aot_eager", "inductor"])
 def test_compiling_breaks_no_graph_and_changes_no_bit(name: str, compiler: str) -> None:
-    """Nor does a new seed compile again: one graph for the first, one for all others, one for other shapes."""
+    """Check also that new seeds compile nothing: one graph for the first, one for others, one for other shapes."""
     from torch._dynamo.testing import CompileCounterWithBackend
 
     torch._dynamo.reset()
@@ -105,7 +105,7 @@ def test_compiling_breaks_no_graph_and_changes_no_bit(name: str, compiler: str) 
         x = make("lognormal", (rows, 50), seed=rows)
         for got, want in zip(flat(compiled(x, 7)), flat(run(x, 7)), strict=True):
             assert_same(got, want, f"{name}, {rows} rows")
-    assert counter.frame_count <= 4  # one row is a case of its own
+    assert counter.frame_count <= 4  # one row is a separate case
 
 
 def test_a_compiled_training_step_has_the_gradients_of_an_eager_one() -> None:
@@ -154,11 +154,11 @@ def test_a_gradient_passes_straight_through_rounding(dtype: torch.dtype) -> None
     "text", ["fp32:rht16", "e2m1:1x16:nvfp4:rht16", "e4m3:rht128:signs=7", "e5m2:8x8:mx:rht4:signs=none"]
 )
 def test_a_gradient_is_rotated_back(text: str, axis: int) -> None:
-    """By the inverse of the rotation, which is its transpose: what autograd has for the rotation as a matrix."""
+    """Compare with autograd's gradient of the rotation as a matrix, whose inverse is its transpose."""
     rotation = "fp32:rht" + text.split(":rht")[1]
     length = X.shape[axis]
     unit = torch.eye(length)
-    matrix = fake_quantize(unit, rotation)  # row i is what the i-th unit vector becomes
+    matrix = fake_quantize(unit, rotation)  # row i is the rotated i-th unit vector
     grad = torch.randn(33, 50, generator=generator(3))
     got = gradient(lambda t: fake_quantize(t, text, axis=axis), X, grad)
     want = grad.double() @ matrix.double().t() if axis == -1 else matrix.double() @ grad.double()

@@ -1,4 +1,4 @@
-"""Packed storage: what decodes is what the fake path gives, bit for bit, and the bits lie where standards put them."""
+"""Check that packed storage decodes to fake quantization's values bit for bit, in standard layouts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def check(x: Tensor, text: str, axis: int = -1, seed: int = 3) -> Packed:
 
 
 def codes_of(packed: Packed) -> Tensor:
-    """Codes [rows, cols], read bit by bit: a row's codes from the lowest bit of its first byte up."""
+    """Return codes [rows, cols], read bit by bit: a row's codes from the lowest bit of its first byte up."""
     cols, width = packed.shape[-1], packed.quantizer.format.bits
     width = width if width <= 8 else 16
     bits = (packed.codes.long()[..., None] >> torch.arange(8) & 1).flatten(1)[:, : cols * width]
@@ -49,12 +49,12 @@ def test_what_decodes_is_what_the_fake_path_gives(name: str, scaling: str) -> No
         block = ("1x16", "16x16", "tensor", "channel", "3x5", "1x32", "128x128")[i % 7]
         name, block, variant = _allowed(name, block, scaling, VARIANTS[i % len(VARIANTS)])
         x = make(FINITE[i % len(FINITE)], shape, DTYPES[i % 3], seed=i)
-        x = x / 128 if scaling == "none" else x  # so that no rotation overflows to what a format may have no code for
+        x = x / 128 if scaling == "none" else x  # so that no rotation overflows
         check(x, spell(name, block, scaling, variant), axis)
 
 
 def _allowed(name: str, block: str, scaling: str, variant: str) -> tuple[str, str, str]:
-    """The nearest to these that the scaling takes."""
+    """Return the nearest parameters that the scaling allows."""
     if scaling == "eden":
         return "e2m1", "1x16", ":rht64:signs=3" if "rht64" in variant else ":rht16"
     return "e2m1" if scaling == "fouroversix" else name, block, variant
@@ -80,7 +80,7 @@ blocks = st.sampled_from(["tensor", "channel", "16x16", "1x16", "32x1"]) | st.bu
 def test_anything_with_a_scale_round_trips(
     name: str, dtype: torch.dtype, shape: tuple[int, int], grid: str, block: str, scaling: str, variant: str, axis: int
 ) -> None:
-    """NaN and infinities too: their block is NaN by its scale."""
+    """Check NaN and infinities too: their block is NaN by its scale."""
     grid, block, variant = _allowed(grid, block, scaling, variant)
     check(make(name, shape, dtype, seed=sum(shape)), spell(grid, block, scaling, variant), axis)
 
@@ -203,7 +203,7 @@ def test_nvfp4_scales_are_float8_e4m3fn_times_one_float(text: str) -> None:
     grid = torch.tensor(packed.quantizer.format.values())[codes_of(packed)]
     scales = spread(packed.scales.view(torch.float8_e4m3fn).float(), packed.quantizer.block.resolve(40, 100), x.shape)
     assert_same(grid * scales * packed.group_scales, fake_quantize(x, text))
-    assert float(scales.max()) == 448  # of the block that holds the tensor's largest
+    assert float(scales.max()) == 448  # of the block that holds the tensor's largest value
     assert float(packed.group_scales) == pytest.approx(float(x.abs().max()) / (6 * 448), rel=2.0**-22)
 
 
@@ -260,7 +260,7 @@ def test_a_naive_cast_to_a_format_without_nan_refuses_to_store_it(name: str) -> 
 
 
 def test_a_rotation_that_overflows_is_not_stored_as_zero() -> None:
-    """Finite values whose rotation is not: the fake path gives NaN, which these formats cannot hold."""
+    """Check finite values whose rotation overflows: fake quantization gives NaN, which these formats cannot hold."""
     x = torch.full((1, 16), 3e38)
     assert fake_quantize(x, "e2m1:rht16:signs=none").isnan().any()
     with pytest.raises(ValueError, match="no code for NaN"):
@@ -282,7 +282,7 @@ def test_quantizers_by_object_and_by_name_store_alike() -> None:
 
 @pytest.mark.parametrize("text", ["e2m1:1x16:nvfp4", "e4m3:1x16:amax", "e4m3:16x16:gam", "e4m3"])
 def test_what_is_stored_of_a_parameter_has_no_gradient(text: str) -> None:
-    """Codes have none, so scales that had one would take a backward pass where nothing is."""
+    """Check scales too: codes have no gradient, so scales with one would start a useless backward pass."""
     packed = encode(torch.nn.Parameter(torch.randn(32, 32)), text)
     for stored in (packed.codes, packed.scales, packed.group_scales, decode(packed)):
         assert stored is None or not stored.requires_grad
@@ -305,7 +305,7 @@ def test_what_cannot_be_of_that_shape_is_refused_before_a_kernel_reads_it(broken
     packed = encode(torch.randn(33, 50), "e4m3:16x16:gam:group=row")
     stored = getattr(packed, broken)
     for wrong in (stored[:-1].contiguous(), stored.double()):
-        with pytest.raises(ValueError, match="e4m3:16x16:gam:group=row of 50 columns has"):
+        with pytest.raises(ValueError, match="e4m3:16x16:gam:group=row with 50 columns needs"):
             decode(dataclasses.replace(packed, **{broken: wrong}))
 
 

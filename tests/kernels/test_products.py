@@ -1,4 +1,4 @@
-"""The product of BF16 matrices in FP32: what its README.md promises of values, order, layouts and threads."""
+"""Test the FP32 product of BF16 matrices: what README.md promises about values, order, layouts and threads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fewbits.kernels.backends.choice import backend_for
 from fewbits.kernels.products import matmul_fp32
 from tests.kernels.inputs import assert_same, generator, make
 
-# Around the kernel's tiles (8 x 32), its transposition (16 pairs) and its blocks (512 deep, 1024 wide).
+# Sizes around the kernel's tiles (8 x 32), its transposition (16 pairs) and its blocks (512 deep, 1024 wide).
 SIZES = (1, 2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 47, 64, 97)
 DEPTHS = (1, 2, 3, 16, 31, 32, 33, 101, 511, 512, 513, 1025)
 LONG = ((1030, 40, 70), (40, 1030, 70), (1025, 1057, 33))
@@ -35,7 +35,7 @@ exact_order = pytest.mark.skipif(not ORDERED, reason="the product is torch's her
 
 
 def _inside(x: Tensor) -> Tensor:
-    """x as a part of a larger matrix that holds NaN elsewhere: what is read beyond the edge shows."""
+    """Return x as a part of a larger matrix with NaN elsewhere, so that reads beyond the edge show."""
     larger = x.new_full((x.shape[0] + 2, x.shape[1] + 3), float("nan"))
     larger[1:-1, 2:-1] = x
     return larger[1:-1, 2:-1]
@@ -46,7 +46,7 @@ def pair(m: int, n: int, k: int, kind: str = "normal") -> tuple[Tensor, Tensor]:
 
 
 def assert_close(got: Tensor, a: Tensor, b: Tensor) -> None:
-    """Within the bound of a sum of k products in FP32, in any order: γ(k) · Σ|a||b|, subnormals counting as zero."""
+    """Check the bound of a sum of k products in FP32, in any order: γ(k) · Σ|a||b|, subnormals counting as zero."""
     assert got.dtype == torch.float32
     k = a.shape[1]
     a64, b64 = a.double(), b.double()
@@ -148,7 +148,7 @@ def test_an_empty_sum_is_zero(m: int, n: int, k: int) -> None:
 
 @exact_order
 def test_products_are_added_in_the_written_order() -> None:
-    """Pair after pair, the odd one first, each rounded. Exponents are such that float64 adds without rounding."""
+    """Check the order pair after pair, the odd one first, each rounded; exponents make float64 additions exact."""
     for m, n, k in ((9, 40, 1), (9, 40, 2), (21, 37, 1025), (3, 70, 600)):
         g = generator(k)
         a, b = (
@@ -201,7 +201,7 @@ def test_a_forked_child_works_without_the_parents_threads() -> None:
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
 
 
-# What torch sees
+# As a torch operator
 
 
 def test_the_result_is_float32_whatever_the_default() -> None:

@@ -1,4 +1,4 @@
-"""Specs: what they default to, how they are spelled, and what they refuse."""
+"""Test specs: their defaults, their spellings, and their errors."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def quantizers(draw: st.DrawFn, basis: tuple[Any, Any] | None = None) -> Quantiz
     scaling = draw(st.sampled_from(SCALINGS)) if element.name != "fp32" else "none"
     element = TABLE["e2m1"] if scaling == "fouroversix" else element
     hadamard, signs = draw(bases) if basis is None else basis
-    if scaling == "eden":  # says all else itself, and turns whole blocks
+    if scaling == "eden":  # fixes all other fields, and rotates whole blocks
         if hadamard is not None and hadamard >= 16:
             return Quantizer("e2m1", "1x16", "eden", hadamard=hadamard, signs=signs)
         scaling = "nvfp4"
@@ -120,10 +120,10 @@ def test_a_quantizer_is_a_naive_e4m3_cast_unless_told_otherwise() -> None:
 
 
 def test_words_and_objects_give_equal_quantizers() -> None:
-    words = Quantizer(format="float16", block="1x16", scaling="amax")
-    assert words == Quantizer(Format.parse("fp16"), Block(1, 16), "amax") == Quantizer.parse("fp16:1x16:amax")
-    assert words == Quantizer("fp16", (1, 16), "amax")
-    assert hash(words) == hash(Quantizer.parse("fp16:1x16:amax"))
+    quantizer = Quantizer(format="float16", block="1x16", scaling="amax")
+    assert quantizer == Quantizer(Format.parse("fp16"), Block(1, 16), "amax") == Quantizer.parse("fp16:1x16:amax")
+    assert quantizer == Quantizer("fp16", (1, 16), "amax")
+    assert hash(quantizer) == hash(Quantizer.parse("fp16:1x16:amax"))
 
 
 def test_signs_default_to_te_for_16_and_to_seed_0_for_other_sizes() -> None:
@@ -149,11 +149,11 @@ def test_specs_pickle_and_replace() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("", "unknown format ''.* e4m3, e5m2, e2m1"),
         ("e4m4x:128x128:gam", "unknown format 'e4m4x'"),
-        ("e8m0:1x32:mx", "e8m0 holds scales; element formats are e4m3, e5m2, .*or any eXmY"),
+        ("e8m0:1x32:mx", "e8m0 is a format for scales; valid element formats are e4m3, e5m2, .*or any eXmY"),
         (
             "e4m3:128x128",
             "scaling is missing after block '128x128'.*none, amax, gam, e8m0, mx, nvfp4, ue5m3, fouroversix, eden",
@@ -167,8 +167,8 @@ def test_specs_pickle_and_replace() -> None:
         ("e4m3:", "'' is neither a block"),
         ("e4m3:1x16:amax:rounded", "unknown option 'rounded': valid are nearest, stochastic, rhtN"),
         ("e4m3:nearest:1x16:amax", "unknown option '1x16'"),
-        ("e4m3:nearest:stochastic", "'stochastic' gives rounding a second time"),
-        ("e4m3:rht16:rht16", "'rht16' gives hadamard a second time"),
+        ("e4m3:nearest:stochastic", "'stochastic' sets rounding a second time"),
+        ("e4m3:rht16:rht16", "'rht16' sets hadamard a second time"),
         ("fp32:tensor:amax", "scaling 'amax' with format fp32: valid is none"),
         ("e4m3:rht24", "hadamard 24: valid are 2, 4, 8, 16, 32, 64, 128"),
         ("e4m3:rht1", "hadamard 1: valid are 2"),
@@ -182,18 +182,18 @@ def test_specs_pickle_and_replace() -> None:
         ("e4m3:1x16:gam:group=rows", "unknown group 'rows': valid are tensor, row"),
     ],
 )
-def test_a_bad_quantizer_is_told_what_where_and_what_would_be_right(text: str, says: str) -> None:
-    with pytest.raises(ValueError, match=says) as error:
+def test_a_bad_quantizer_is_told_what_where_and_what_would_be_right(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as error:
         Quantizer.parse(text)
     assert f"(in quantizer {text!r})" in str(error.value)
     assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
-    ("fields", "says"),
+    ("fields", "message"),
     [
         ({"format": None}, "unknown format 'None'"),
-        ({"format": Format("e4m3", 4, 3, 11, "nan")}, "is not the format of that name"),
+        ({"format": Format("e4m3", 4, 3, 11, "nan")}, "differs from the format of that name"),
         ({"block": "128"}, "unknown block '128': valid are tensor, channel or RxC"),
         ({"block": "1x16"}, "needs a scaling"),
         ({"scaling": "floor"}, "unknown scaling 'floor': valid are none, amax"),
@@ -203,8 +203,8 @@ def test_a_bad_quantizer_is_told_what_where_and_what_would_be_right(text: str, s
         ({"signs": 3}, "signs 3 without hadamard"),
     ],
 )
-def test_the_constructor_checks_as_parse_does(fields: dict[str, Any], says: str) -> None:
-    with pytest.raises(ValueError, match=says):
+def test_the_constructor_checks_as_parse_does(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         Quantizer(**fields)
 
 
@@ -294,11 +294,11 @@ def test_a_mixture_needs_a_seed_if_any_of_its_quantizers_or_yardsticks_does() ->
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("", "unknown format ''"),
         ("e4m3 | bf16", "entry 1, 'e4m3', has no test: .*error<NUMBER"),
-        ("e4m3 @ error<0.1", "last entry, 'e4m3 @ error<0.1', is what remains and takes no test"),
+        ("e4m3 @ error<0.1", "last entry, 'e4m3 @ error<0.1', takes what remains: remove its test"),
         ("e4m3 @ | bf16", "unknown test '': valid are error<NUMBER"),
         ("e4m3 @ err<0.1 | bf16", "unknown test 'err<0.1': valid are error<NUMBER"),
         ("e4m3 @ error< | bf16", "unknown test 'error<'"),
@@ -319,8 +319,8 @@ def test_a_mixture_needs_a_seed_if_any_of_its_quantizers_or_yardsticks_does() ->
         ("e4m3 @ error<e5m2:rht16 | bf16", "'e5m2:rht16' and 'e4m3' differ in hadamard or signs"),
     ],
 )
-def test_a_bad_mixture_is_told_what_where_and_what_would_be_right(text: str, says: str) -> None:
-    with pytest.raises(ValueError, match=says) as error:
+def test_a_bad_mixture_is_told_what_where_and_what_would_be_right(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as error:
         Mixture.parse(text)
     assert f"(in mixture {text!r})" in str(error.value)
     assert "\n" not in str(error.value)

@@ -1,7 +1,7 @@
-"""Our models and transformers' with the same weights: each oracle gives a model of theirs, and the one of ours with it.
+"""Build our models and transformers' with the same weights: each oracle returns one of theirs and one of ours.
 
-Ours computes in FP32 here. Names differ, GPT-2's matrices are transposed there, and rotated rows come in another order:
-we turn neighbours, they turn halves. transformers, which takes seconds to import, is imported where it is used.
+Ours computes in FP32 here. Names differ, GPT-2's matrices are transposed there, and the order of rotated rows differs:
+we rotate neighbours, they rotate halves. transformers takes seconds to import, so functions import it when needed.
 """
 
 from dataclasses import replace
@@ -19,7 +19,7 @@ SMALL = {"vocab": 61, "width": 64, "layers": 2, "heads": 4, "kv_heads": 4, "head
 
 
 def small(name: str, **changes: object) -> DecoderConfig:
-    """The registered model's parts at a tiny size."""
+    """Return the registered model's parts at a tiny size."""
     return replace(MODELS[name], **{**SMALL, **changes})  # type: ignore[arg-type]
 
 
@@ -150,7 +150,7 @@ def hybrid() -> Oracle:
             ssm_state_size=8,
             conv_kernel=4,
             chunk_size=16,
-            time_step_min=1e-30,  # theirs is a lower bound on Δ, which neither Mamba-2 nor ours has
+            time_step_min=1e-30,  # a lower bound of Δ in theirs, which neither Mamba-2 nor ours has
             mlp_hidden_act="relu2",
         )
     )
@@ -189,14 +189,14 @@ ORACLES = {oracle.__name__: oracle for oracle in (gpt2, llama, nemotron, hybrid)
 
 
 def neighbours(weight: Tensor, head_dim: int, rotated: int) -> Tensor:
-    """The rows of W_q or W_k that turn halves (i, i + n/2), ordered so that neighbours (2i, 2i + 1) turn alike."""
+    """Reorder the rows of W_q or W_k from rotating halves (i, i + n/2) to rotating neighbours (2i, 2i + 1)."""
     order = torch.arange(head_dim)
     order[:rotated] = order[:rotated].view(2, -1).T.flatten()
     return weight.view(-1, head_dim, weight.shape[-1])[:, order].flatten(0, 1)
 
 
 def _stirred(model: nn.Module) -> dict[str, Tensor]:
-    """Its parameters with noise, so that biases and norms count too, and larger than at the start."""
+    """Return the model with noise on its parameters, larger than at initialisation, so that biases and norms matter."""
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for parameter in model.parameters():

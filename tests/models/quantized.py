@@ -1,4 +1,4 @@
-"""Small layers and models under a recipe, and what they ask of the kernels: shared by the tests of quantization."""
+"""Build small layers and models under a recipe, and record their kernel calls, for the tests of quantization."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NVFP4 = {
 
 
 def recipe(*texts: str, output: str = "bf16", **others: Any) -> Recipe:
-    """One text for each of SLOTS, or one for all."""
+    """Build a recipe from one text for each of SLOTS, or one for all."""
     named = dict(zip(SLOTS, texts * 6 if len(texts) == 1 else texts, strict=True))
     gemms: dict[str, dict[str, str]] = {"fprop": {}, "dgrad": {}, "wgrad": {"output": output}}
     for slot, text in named.items():
@@ -43,7 +43,7 @@ def normal(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> Tensor
 
 
 def noisy(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Values of many magnitudes, more of them to the right, so that mixtures have something to decide."""
+    """Return values of many magnitudes, larger to the right, so that mixtures have decisions to make."""
     g = torch.Generator().manual_seed(seed)
     magnitudes = torch.randn(*shape, generator=g) * torch.linspace(0.5, 5, shape[-1])
     return (torch.randn(*shape, generator=g) * magnitudes.exp()).to(dtype)
@@ -63,13 +63,13 @@ def linear(
 def one_layer(
     spec: Recipe, inner: int, out: int, *, bias: bool = False, seed: int = 0
 ) -> tuple[QuantizedLinear, Quantization]:
-    """Alone in its model, with a weight of many magnitudes."""
+    """Build a model of one layer, with a weight of many magnitudes."""
     quantization = quantize(nn.Sequential(linear(inner, out, bias=bias, draw=noisy)), spec, seed=seed)
     return quantization.layers[0], quantization
 
 
 def tiny(name: str, *, seed: int = 1, dtype: torch.dtype = torch.bfloat16, **changes: Any) -> Decoder:
-    """A nano model, smaller still."""
+    """Build a nano model with even smaller sizes."""
     sizes = {"layers": 2, "width": 64, "heads": 2, "kv_heads": 2, "head_dim": 32, "ffn": 96, "context": 64}
     return build(replace(MODELS[f"{name}-nano"], **{**sizes, **changes}), seed=seed, compute_dtype=dtype)
 
@@ -88,7 +88,7 @@ def train(
     evaluate: bool = False,
     switch_from: float = 0.0,
 ) -> list[Tensor]:
-    """Every loss and, of every step, every gradient."""
+    """Return every loss and the gradients of every step."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     seen: list[Tensor] = []
     for step in range(steps):
@@ -109,7 +109,7 @@ def train(
 
 
 def look(model: Decoder) -> float:
-    """The loss on a batch of its own, as evaluation takes it."""
+    """Return the loss on a separate batch, as evaluation computes it."""
     model.eval()
     with torch.no_grad():
         loss = float(model.loss(*batch(99)))
@@ -122,7 +122,7 @@ def equal(a: list[Tensor], b: list[Tensor]) -> bool:
 
 
 class Calls(TorchDispatchMode):
-    """What is asked of the kernels: an operator's name, the shape it was given and its other arguments."""
+    """The recorded kernel calls: an operator's name, the shape of its input and its other arguments."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -134,4 +134,4 @@ class Calls(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
     def of(self, *shape: int) -> list[str]:
-        return [name for name, found, _ in self.made if found == shape]
+        return [name for name, size, _ in self.made if size == shape]

@@ -1,4 +1,4 @@
-"""Products of a linear layer: rounded once, from a sum in FP32."""
+"""Check that products of a linear layer are rounded once, from a sum in FP32."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fewbits.models.gemm import product
 
 
 def operands(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """dy and x of 2000 tokens: the summed dimension is the rows of both."""
+    """Return dy and x of 2000 tokens; the rows of both are the summed dimension."""
     generator = torch.Generator().manual_seed(0)
     return torch.randn(2000, 40, generator=generator).to(dtype), torch.randn(2000, 33, generator=generator).to(dtype)
 

@@ -1,4 +1,4 @@
-"""The observer: rows as computed slowly by hand, windows, and checkpoints in the middle of one."""
+"""Test the observer: rows against a slow computation, windows, and checkpoints in the middle of a window."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def data(micro_batch: int) -> tuple[Tensor, Tensor]:
 
 
 def observed(spec: Recipe, config: ObserverConfig = ALWAYS, *, micro_batches: int = 3) -> tuple[Rows, Quantization]:
-    """The rows of one layer after one step."""
+    """Return the rows of one layer after one step."""
     observer = Observer(config)
     quantization = quantize(nn.Sequential(linear(32, 64, draw=noisy)), spec, observer=observer)
     for micro_batch in range(micro_batches):
@@ -41,7 +41,7 @@ def observed(spec: Recipe, config: ObserverConfig = ALWAYS, *, micro_batches: in
 
 
 def slowly(x: Tensor, y: Tensor) -> tuple[float, int, int, int]:
-    """Mean relative error over non-zeros, each at most 1; non-zeros; flushed; capped. One element after the other."""
+    """Return by a loop over elements: mean error over non-zeros, each at most 1; non-zeros; flushed; capped."""
     total, nonzeros, flushed, capped = 0.0, 0, 0, 0
     for a, b in zip(x.double().flatten().tolist(), y.double().flatten().tolist(), strict=True):
         if a != 0:
@@ -52,7 +52,7 @@ def slowly(x: Tensor, y: Tensor) -> tuple[float, int, int, int]:
 
 
 def histogram(errors: list[float]) -> list[int]:
-    """Twenty bins of half a percent, and one for all above."""
+    """Return twenty bins of half a percent, and one for all above."""
     counts = [0] * 21
     for error in errors:
         counts[min(int(error / 0.005), 20)] += 1
@@ -68,10 +68,10 @@ def by_slot(rows: Rows) -> dict[str, dict[str, Any]]:
     "text", [E4M3, "e2m1:1x16:nvfp4", "e4m3:16x16:mx", "e5m2", f"{E4M3}:stochastic", MIXED, THREE, FIVE]
 )
 def test_rows_are_what_is_computed_slowly_by_hand(text: str) -> None:
-    """For a mixture: errors of its first entry before the decision."""
+    """Check for mixtures that errors are those of the first entry, before the decision."""
     rows, quantization = observed(recipe("high", text, text, "high", "high", text))
-    found = by_slot(rows)
-    assert list(found) == ["fprop.w", "dgrad.dy", "wgrad.x", "weight"]
+    slots = by_slot(rows)
+    assert list(slots) == ["fprop.w", "dgrad.dy", "wgrad.x", "weight"]
     layer = quantization.layers[0]
     w = layer.weight.detach().bfloat16()
     inputs: dict[str, list[Tensor]] = {
@@ -93,7 +93,7 @@ def test_rows_are_what_is_computed_slowly_by_hand(text: str) -> None:
             saturated += int(stats.saturated)
             if "|" in text:
                 choices += mix(tensor, text, axis=axis, seed=seed)[1].flatten().tolist()
-        row = found[slot]
+        row = slots[slot]
         assert row["quantizer"] == (text if "|" in text else str(Quantizer.parse(text)))
         assert row["batches"] == len(tensors)
         assert row["error"] == pytest.approx(sum(means) / len(means), rel=1e-5)
@@ -103,7 +103,7 @@ def test_rows_are_what_is_computed_slowly_by_hand(text: str) -> None:
         assert (row["flushed"], row["capped"]) == (flushed / nonzeros, capped / nonzeros)
         assert (row["saturated"], row["lost"]) == (saturated / nonzeros, 0)
         shares = {key: value for key, value in row.items() if key.startswith("share_")}
-        entries = [min(choice, 3) for choice in choices]  # the fourth and later ones are told as one
+        entries = [min(choice, 3) for choice in choices]  # the fourth and later entries count as one
         assert shares == {f"share_{e}": entries.count(e) / len(entries) for e in range(4) if entries}
 
 
@@ -130,7 +130,7 @@ def test_what_came_back_as_nan_is_lost() -> None:
 def test_the_weight_gradients_error_and_cosine_are_those_beside_the_unquantized_operands() -> None:
     rows, quantization = observed(recipe(E4M3), micro_batches=2)
     row = by_slot(rows)["weight"]
-    x, dy = data(0)  # the first micro-batch of the step alone
+    x, dy = data(0)  # only the first micro-batch of the step
     exact = dy.float().t() @ x.float()
     q = fake_quantize(dy, E4M3, axis=0).t().float() @ fake_quantize(x, E4M3, axis=0).float()
     q = q.bfloat16().float()
@@ -182,7 +182,7 @@ def test_bit_widths_are_told_of_layers_that_have_them() -> None:
     assert [row[f"bits_to_{tier}"] for tier in (5, 9, 12)] == pytest.approx([1 / 6, 4 / 6, 5 / 6])
 
 
-# ---- when
+# ---- windows
 
 
 def steps(
@@ -259,7 +259,7 @@ def test_mixtures_report_every_mini_batch_and_quantizers_every_so_many_steps() -
     assert batches == {
         **{slot: {2 * 2} for slot in ("fprop.x", "dgrad.dy", "wgrad.dy", "wgrad.x")},  # steps 0 and 3
         "fprop.w": {6},
-        "dgrad.w": set(),  # what fprop reads
+        "dgrad.w": set(),  # fprop's values
     }
     never = counted(spec, ObserverConfig(window=6, every=0, gradients_every=0), 6)
     assert {row["slot"] for row in never} == {"fprop.w", "weight"}
@@ -281,12 +281,12 @@ def test_a_window_in_which_the_recipe_switches_gives_rows_of_before_and_after() 
         x, _ = data(step)
         model(x.requires_grad_()).sum().backward()
     rows = observer.rows(3, quantization.layers)
-    found = [
+    switched_rows = [
         (row["slot"], row["quantizer"], row["batches"])
         for row in rows
         if row["layer"] == "0" and row["slot"] == "fprop.x"
     ]
-    assert found == [("fprop.x", E4M3, 2), ("fprop.x", MIXED, 2)]
+    assert switched_rows == [("fprop.x", E4M3, 2), ("fprop.x", MIXED, 2)]
     kept = [(row["quantizer"], row["batches"]) for row in rows if row["layer"] == "1" and row["slot"] == "fprop.x"]
     assert kept == [("e5m2", 4)]
 
@@ -316,7 +316,7 @@ def test_a_window_goes_on_from_a_checkpoint_as_though_nothing_had_been(spec: Rec
     observer, model = Observer(ALWAYS), tiny("llama2", layers=1, seed=9)
     quantization = quantize(model, spec, observer=observer)
     quantization.begin(0)
-    model.loss(*batch(0)).backward()  # what was seen before loading is forgotten
+    model.loss(*batch(0)).backward()  # loading discards what was recorded before
     model.zero_grad()
     model.load_state_dict(weights)
     observer.load_state(state)
@@ -329,7 +329,7 @@ def test_a_state_is_a_copy() -> None:
     steps(observer, quantization, model, range(1))
     state = observer.state()
     before = {name: values.clone() for name, values in state.items()}
-    for _ in range(2):  # what goes on changes neither the state that was taken nor the one that was loaded
+    for _ in range(2):  # continuing changes neither the state that was saved nor the one that was loaded
         steps(observer, quantization, model, range(1, 3))
         observer.settle()
         assert all(torch.equal(before[name], state[name]) for name in before)
@@ -342,9 +342,9 @@ def test_the_state_of_other_layers_is_refused() -> None:
         observer = Observer(ALWAYS)
         quantize(tiny("gpt2", layers=layers), recipe(MIXED), observer=observer)
         states[layers] = observer.state()
-    with pytest.raises(ValueError, match=r"the observer's state .*: for these 8 layers it is "):
+    with pytest.raises(ValueError, match=r"the observer's state has shapes .*: these 8 layers need "):
         observer.load_state(states[1])
-    with pytest.raises(ValueError, match=r"the observer's state \{\}: for these 8 layers"):
+    with pytest.raises(ValueError, match=r"the observer's state has shapes \{\}: these 8 layers"):
         observer.load_state({})
     with pytest.raises(ValueError, match="layers"):
         observer.load_state({**states[2], "layers": torch.zeros(1)})
@@ -353,5 +353,5 @@ def test_the_state_of_other_layers_is_refused() -> None:
 @pytest.mark.parametrize(("field", "value"), [("window", 0), ("window", -1), ("every", -1), ("gradients_every", -5)])
 def test_numbers_of_steps_that_are_none_are_refused(field: str, value: int) -> None:
     least = "1 or more" if field == "window" else "0 (never) or more"
-    with pytest.raises(ValueError, match=re.escape(f"observer.{field} {value}: a number of steps, {least}")):
+    with pytest.raises(ValueError, match=re.escape(f"observer.{field} {value}: expected a number of steps, {least}")):
         Observer(replace(ObserverConfig(), **{field: value}))  # type: ignore[arg-type]

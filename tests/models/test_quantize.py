@@ -1,4 +1,4 @@
-"""`quantize` on our models and on those of others: what is swapped, what is kept, when it switches, what is refused."""
+"""Test `quantize` on our models and on others: which layers it swaps and keeps, when it switches, what it rejects."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_recipe_that_quantizes_changes_every_loss_and_still_learns(spec: Recip
     assert seen[-1] < 0.9 * seen[0]
 
 
-# ---- what is found
+# ---- layers that are found
 
 
 def named(model: nn.Module) -> list[tuple[str, int, str | None]]:
@@ -85,7 +85,7 @@ def test_the_layers_of_our_models_are_those_of_the_blocks_by_the_words_they_carr
         ("blocks.0.ffn.down", 0, "down"),
     ]
     assert [part for _, _, part in named(tiny("llama2", layers=1))] == ["qkv"] * 3 + ["out"] + ["up"] * 2 + ["down"]
-    assert [found[1:] for found in named(tiny("hybrid", **FAMILIES["hybrid"]))] == [
+    assert [layer[1:] for layer in named(tiny("hybrid", **FAMILIES["hybrid"]))] == [
         *((0, "in"), (0, "out"), (1, "up"), (1, "down"), (2, "qkv"), (2, "out"))
     ]
 
@@ -94,10 +94,10 @@ def test_the_layers_of_our_models_are_those_of_the_blocks_by_the_words_they_carr
 def test_every_linear_layer_of_every_model_but_the_head_is_found_and_has_a_part(name: str) -> None:
     model = on_meta(MODELS[name])
     linears = {name for name, module in model.named_modules() if isinstance(module, nn.Linear)}
-    found = named(model)
-    assert {name for name, _, _ in found} == linears - {"head"}
-    assert all(part for _, _, part in found)
-    assert [block for _, block, _ in found] == sorted(block for _, block, _ in found)
+    layers = named(model)
+    assert {name for name, _, _ in layers} == linears - {"head"}
+    assert all(part for _, _, part in layers)
+    assert [block for _, block, _ in layers] == sorted(block for _, block, _ in layers)
 
 
 def hugging_face() -> Any:
@@ -125,7 +125,7 @@ class NanoGptBlock(nn.Module):
 
 
 class NanoGpt(nn.Module):
-    """Its blocks lie in a list in a dictionary."""
+    """A model with its blocks in a list in a dictionary."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -136,7 +136,7 @@ class NanoGpt(nn.Module):
 
 
 class Titan(nn.Module):
-    """torchtitan's blocks lie in a dictionary by number; those of other pipeline stages are missing."""
+    """A model like torchtitan's, with its blocks in a dictionary by number, without those of other pipeline stages."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -147,12 +147,12 @@ class Titan(nn.Module):
 
 def test_the_layers_of_others_models_are_found_with_their_parts_and_heads_left_alone() -> None:
     llama = ["qkv"] * 3 + ["out"] + ["up"] * 2 + ["down"]
-    assert [found[1:] for found in named(hugging_face())] == [(block, part) for block in (0, 1) for part in llama]
-    assert [found[1:] for found in named(NanoGpt())] == [
+    assert [layer[1:] for layer in named(hugging_face())] == [(block, part) for block in (0, 1) for part in llama]
+    assert [layer[1:] for layer in named(NanoGpt())] == [
         (block, part) for block in (0, 1) for part in ("qkv", "out", "up", "down")
     ]
     assert named(Titan())[0] == ("layers.2.wq", 0, "qkv")
-    assert [found[1:] for found in named(Titan())][:4] == [(0, part) for part in ("qkv", "out", "up", "down")]
+    assert [layer[1:] for layer in named(Titan())][:4] == [(0, part) for part in ("qkv", "out", "up", "down")]
 
 
 def test_places_in_a_sequence_are_blocks_whatever_their_names() -> None:
@@ -185,7 +185,7 @@ def test_parameters_stay_the_same_objects() -> None:
 
 
 def test_a_quantized_model_can_be_quantized_by_another_recipe() -> None:
-    """So that recipes can be compared on one model."""
+    """Check this so that recipes can be compared on one model."""
     results = []
     for earlier in (None, recipe(SR), Recipe.from_dict(NVFP4)):
         model = tiny("gpt2")
@@ -196,7 +196,7 @@ def test_a_quantized_model_can_be_quantized_by_another_recipe() -> None:
     assert equal(results[0], results[2])
 
 
-# ---- what is kept
+# ---- layers that are kept
 
 
 def kept(model: nn.Module, **keep: Any) -> list[str]:
@@ -215,7 +215,7 @@ def kept(model: nn.Module, **keep: Any) -> list[str]:
 def test_the_layers_that_nvfp4s_models_keep_in_bf16(
     name: str, first: int, last: int, blocks: int, layers: int, linears: tuple[int, int]
 ) -> None:
-    """N26: 16 % of the linear layers of the 12B model, about 15 % of the 8B one's."""
+    """Check N26: 16 % of the linear layers of the 12B model, about 15 % of the 8B one's."""
     model = on_meta(MODELS[name])
     quantization = quantize(model, recipe(E4M3, keep={"first": first, "last": last}))
     assert (len(quantization.kept), len(quantization.layers)) == linears
@@ -226,13 +226,13 @@ def test_the_layers_that_nvfp4s_models_keep_in_bf16(
 
 
 def test_layers_are_kept_by_block_part_and_name() -> None:
-    every = [name for name, _, _ in named(tiny("gpt2", layers=3))]
+    names = [name for name, _, _ in named(tiny("gpt2", layers=3))]
     assert kept(tiny("gpt2", layers=3)) == []
-    assert kept(tiny("gpt2", layers=3), first=1) == every[:4]
-    assert kept(tiny("gpt2", layers=3), last=2) == every[4:]
-    assert kept(tiny("gpt2", layers=3), parts=["od"]) == [name for name in every if name.endswith((".out", ".down"))]
-    assert kept(tiny("gpt2", layers=3), names=["*.1.ffn.*", "blocks.2.attention.qkv"]) == [*every[6:8], every[8]]
-    assert kept(tiny("gpt2", layers=3), first=1, parts=["up"]) == [*every[:4], every[6], every[10]]
+    assert kept(tiny("gpt2", layers=3), first=1) == names[:4]
+    assert kept(tiny("gpt2", layers=3), last=2) == names[4:]
+    assert kept(tiny("gpt2", layers=3), parts=["od"]) == [name for name in names if name.endswith((".out", ".down"))]
+    assert kept(tiny("gpt2", layers=3), names=["*.1.ffn.*", "blocks.2.attention.qkv"]) == [*names[6:8], names[8]]
+    assert kept(tiny("gpt2", layers=3), first=1, parts=["up"]) == [*names[:4], names[6], names[10]]
 
 
 @pytest.mark.parametrize("by", ["high", "bf16", SQUARE])
@@ -265,14 +265,14 @@ def test_a_recipe_switches_the_passes_it_names_at_its_time_and_nothing_before(pa
 
 def test_after_switching_to_bf16_both_ways_a_step_is_one_in_bf16() -> None:
     results = []
-    for given in ({**NVFP4, "switch": {"at": 0.5, "to": "bf16"}}, {"wgrad": {"output": "fp32"}}):
+    for data in ({**NVFP4, "switch": {"at": 0.5, "to": "bf16"}}, {"wgrad": {"output": "fp32"}}):
         model = tiny("nemotron", layers=1)
-        results.append(train(model, quantize(model, Recipe.from_dict(given)), steps=1, switch_from=0.5))
+        results.append(train(model, quantize(model, Recipe.from_dict(data)), steps=1, switch_from=0.5))
     assert equal(*results)
 
 
 def test_forward_alone_switched_leaves_backward_with_the_quantized_original() -> None:
-    """`same` and all: what dgrad and wgrad read does not change, what fprop reads does."""
+    """Check `same` in particular: what dgrad and wgrad read does not change, what fprop reads does."""
     spec = recipe(E4M3, E4M3, "high", "same", "high", "same", switch={"at": 0.5, "passes": "forward"})
     layer, quantization = one_layer(spec, 32, 48)
     x, dy = normal(24, 32, seed=1, dtype=torch.bfloat16), normal(24, 48, seed=2, dtype=torch.bfloat16)
@@ -301,13 +301,13 @@ def test_a_switch_happens_at_its_very_fraction() -> None:
         assert quantization.context.switched == switched
 
 
-# ---- models of others
+# ---- models from other libraries
 
 
 def foreign_training(
     spec: Recipe | None, *, reentrant: bool | None = None, keep_weights: bool = True
 ) -> tuple[list[Tensor], list[dict[str, Any]]]:
-    """Losses of four steps of two micro-batches, as anyone would write them; and what was observed of the slots."""
+    """Train four steps of two micro-batches in an ordinary loop; return the losses and the observed slots."""
     model = hugging_face()
     if reentrant is not None:
         model.activation_checkpointing_enable({"use_reentrant": reentrant})
@@ -334,7 +334,7 @@ def test_a_hugging_face_llama_trains_with_an_optimizer_attached() -> None:
     plain, _ = foreign_training(None)
     high, _ = foreign_training(recipe("high", output="fp32"))
     assert equal(plain, high)
-    for spec, slots in ((recipe(MIXED), 3), (Recipe.from_dict(NVFP4), 5)):  # those quantized once are one
+    for spec, slots in ((recipe(MIXED), 3), (Recipe.from_dict(NVFP4), 5)):  # slots that are quantized once count as one
         losses, rows = foreign_training(spec)
         assert len(rows) == 14 * slots
         assert not any(map(torch.equal, losses, plain))
@@ -359,7 +359,7 @@ def test_activation_checkpointing_changes_neither_losses_nor_what_is_observed(re
         recipe(MIXED, sampler={"kind": "gaussws"}),
         recipe(f"{SR}:rht16:signs=each"),
     ],
-    ids=["nvfp4", "sampled mixture", "signs drawn anew"],
+    ids=["nvfp4", "sampled mixture", "signs drawn for every GEMM"],
 )
 def test_weights_that_are_not_kept_have_the_same_bits_and_are_observed_as_often(
     spec: Recipe, reentrant: bool | None
@@ -404,7 +404,7 @@ def test_an_attached_optimizer_counts_steps_and_calls_in_training_between_them()
             model.train()
         step = quantization.context.step
         optimizer.step()
-        assert quantization.context.step == step + 1  # also for what does not call the model
+        assert quantization.context.step == step + 1  # true even if the model is not called
     assert seen == [(7, 0, 3), (7, 1, 3), (8, 0, 3), (8, 1, 3)]
 
 
@@ -413,7 +413,7 @@ def test_an_attached_optimizer_switches_by_the_steps_it_is_told() -> None:
     model = nn.Sequential(linear(32, 48))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     quantization = quantize(model, spec)
-    message = "switches at 0.5 of training: give attach the steps of the whole, or say begin(step, progress=…) yourself"
+    message = "switches at 0.5 of training: pass steps= to attach, or call begin(step, progress=…) yourself"
     with pytest.raises(ValueError, match=re.escape(message)):
         quantization.attach(model, optimizer)
     quantization.attach(model, optimizer, steps=4)
@@ -426,7 +426,7 @@ def test_an_attached_optimizer_switches_by_the_steps_it_is_told() -> None:
 
 
 def test_a_compiled_model_computes_what_the_plain_one_does_and_no_step_compiles_anew() -> None:
-    """Layers are left to eager, the rest is compiled: here only captured, as code would round in another order."""
+    """Check that layers stay eager and the rest is compiled; the compiler here captures only, to keep all bits."""
     runs = []
     for compiled in (False, True):
         torch._dynamo.reset()
@@ -454,7 +454,7 @@ def test_a_model_whose_layers_are_frozen_still_passes_gradients_through() -> Non
     assert float(x.grad.norm()) > 0
 
 
-# ---- what is refused
+# ---- errors
 
 
 def bad(model: nn.Module, **others: Any) -> Quantization:
@@ -470,24 +470,28 @@ def unknown_parts() -> nn.Module:
 
 
 BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
-    "nothing to quantize": (lambda: nn.Sequential(nn.ReLU()), {}, "Sequential has no linear layer to quantize"),
+    "nothing to quantize": (
+        lambda: nn.Sequential(nn.ReLU()),
+        {},
+        "Sequential has no linear layer in its blocks to quantize",
+    ),
     "a linear layer itself": (lambda: nn.Linear(4, 4), {}, "cannot be swapped in place: put it into an nn.Sequential"),
     "all blocks kept": (
         gpt2,
         {"keep": {"first": 1, "last": 1}},
-        "recipe mine keeps the first 1 and last 1 of 2 blocks high: nothing would be quantized; take a deeper model",
+        "recipe mine keeps the first 1 and last 1 of 2 blocks high: nothing would be quantized; use a deeper model",
     ),
     "more blocks kept than there are": (gpt2, {"keep": {"last": 8}}, "keeps the first 0 and last 8 of 2 blocks high"),
     "a name that no layer has": (
         gpt2,
         {"keep": {"names": ["*.ffn.gate"]}},
-        "keep.names: no layer is called '*.ffn.gate'; there are blocks.0.attention.qkv, blocks.0.attention.out, "
+        "keep.names: no layer matches '*.ffn.gate'; the layers are blocks.0.attention.qkv, blocks.0.attention.out, "
         "blocks.0.ffn.up, blocks.0.ffn.down, blocks.1.attention.qkv, blocks.1.attention.out and 2 more",
     ),
     "parts kept of layers whose part is unknown": (
         unknown_parts,
         {"keep": {"parts": ["up"]}},
-        "recipe mine selects layers by part, but the part of 0, 1, 2, 3, 4, 5 and 2 more is not known: give the module "
+        "recipe mine selects layers by part, but the part of 0, 1, 2, 3, 4, 5 and 2 more is unknown: give the module "
         "an attribute `part`, one of qkv, out, up, down, in",
     ),
     "a sampler for layers whose part is unknown": (
@@ -495,7 +499,7 @@ BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
         {"sampler": {"kind": "gaussws"}},
         "recipe mine selects layers by part, but the part of 0, 1",
     ),
-    "a sampler for parts that are not there": (
+    "a sampler for missing parts": (
         gpt2,
         {"sampler": {"kind": "diffq", "parts": ["in"]}},
         "sampler.parts ['in']: the model has only down, out, qkv, up",

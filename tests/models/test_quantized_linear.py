@@ -1,4 +1,4 @@
-"""The quantized linear layer: three GEMMs of quantized operands to the bit, weights quantized once, seeds."""
+"""Test the quantized linear layer: three GEMMs of quantized operands to the bit, weights quantized once, seeds."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ SR = f"{E4M3}:stochastic"
 SEED = 11
 OUTPUTS = {"compute": None, "bf16": torch.bfloat16, "fp32": torch.float32}
 
-# The six slots, and the tensors whose second GEMM reads what the first one read.
+# The six slots, and the tensors whose second GEMM reads the same values as the first.
 CASES: dict[str, tuple[tuple[str, ...], str]] = {
     "nothing": (("high",), "x w dy"),
     "bf16": (("bf16",), "x w dy"),
@@ -87,17 +87,17 @@ def operand(text: str, tensor: Tensor, axis: int, seed: int) -> Tensor:
 def by_hand(
     slots: dict[str, str], shared: str, x: Tensor, w: Tensor, dy: Tensor, *, step: int = 0, micro_batch: int = 0
 ) -> dict[str, Tensor]:
-    """The values that each GEMM reads, from the public quantizers alone."""
+    """Compute the values that each GEMM reads, using only the public quantizers."""
     tensors, first = {"x": x, "w": w, "dy": dy}, {"x": "fprop.x", "w": "fprop.w", "dy": "dgrad.dy"}
-    found: dict[str, Tensor] = {}
+    operands: dict[str, Tensor] = {}
     for place, (slot, text) in enumerate(slots.items()):
         name = slot.partition(".")[2]
         if slot != first[name] and name in shared.split():
-            found[slot] = found[first[name]]
+            operands[slot] = operands[first[name]]
             continue
         seed = derive_seed(SEED, step, 0 if name == "w" else micro_batch, 0, 0, place)
-        found[slot] = operand(text, tensors[name], -1 if slot == first[name] else 0, seed)
-    return found
+        operands[slot] = operand(text, tensors[name], -1 if slot == first[name] else 0, seed)
+    return operands
 
 
 @pytest.mark.parametrize("shape", [(48, 32, 64), (2, 21, 37, 45)], ids=["even", "ragged, 3-D"])
@@ -133,7 +133,7 @@ def test_the_three_gemms_read_what_the_recipe_says(
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 def test_where_backward_reads_the_same_codes_gradients_are_autograds_of_the_composition(dtype: torch.dtype) -> None:
-    """Rounding passed straight through."""
+    """Check that gradients pass straight through rounding."""
     x, dy = noisy(48, 32, seed=1, dtype=dtype), noisy(48, 40, seed=2, dtype=dtype)
     layer, _ = one_layer(recipe(SR, MIXED, "high", "same", "high", "same", output="fp32"), 32, 40, seed=SEED)
     composed = x.clone().requires_grad_(), layer.weight.detach().clone().requires_grad_()
@@ -210,7 +210,7 @@ def test_strided_inputs_and_gradients_count_by_their_values() -> None:
 
 
 def test_a_rotation_alone_leaves_products_as_they_are_up_to_rounding() -> None:
-    """N25, for sizes that fill the last chunk and for those that do not."""
+    """Check N25, for sizes that fill the last chunk and for others."""
     for tokens in (64, 53):
         x, dy = normal(tokens, 32, seed=1), normal(tokens, 48, seed=2)
         exact = dy.t().double() @ x.double()
@@ -232,9 +232,9 @@ def test_a_rotation_alone_leaves_products_as_they_are_up_to_rounding() -> None:
 EACH = "fp32:rht16:signs=each"
 
 
-def turned(quantization: Quantization, layer: QuantizedLinear, *moment: int, rank: int = 0) -> list[str]:
-    """What the six operands are quantized by, in the order of SLOTS."""
-    quantization.begin(*moment, rank=rank)
+def read_specs(quantization: Quantization, layer: QuantizedLinear, *step: int, rank: int = 0) -> list[str]:
+    """Return what the six operands are quantized by, in the order of SLOTS."""
+    quantization.begin(*step, rank=rank)
     with Calls() as calls:
         layer(normal(24, 32, seed=1).requires_grad_()).sum().backward()
     pairs = {shape: args[:2] for name, shape, args in calls.made if name == "quantize_both"}
@@ -247,13 +247,13 @@ def test_signs_drawn_for_each_gemm_are_its_operands_alike_and_no_other_gemms() -
     seen: set[str] = set()
     moments = ((0, 0, 0), (0, 1, 0), (1, 0, 0), (0, 0, 1))
     for step, micro_batch, rank in moments:
-        specs = turned(quantization, layer, step, micro_batch, rank=rank)
+        specs = read_specs(quantization, layer, step, micro_batch, rank=rank)
         assert specs[0::2] == specs[1::2]
         seen.update(specs)
     assert len(seen) == 3 * len(moments)
     other = quantize(nn.Sequential(linear(32, 48), linear(32, 48)), recipe(EACH), seed=SEED)
-    assert not seen.intersection(turned(other, other.layers[1], 0, 0))
-    assert set(turned(other, other.layers[0], 0, 0)) < seen  # equal moments, equal signs: so after a resume
+    assert not seen.intersection(read_specs(other, other.layers[1], 0, 0))
+    assert set(read_specs(other, other.layers[0], 0, 0)) < seen  # as after a resume
 
 
 def test_signs_drawn_for_each_gemm_leave_all_three_products_as_they_are() -> None:
@@ -299,7 +299,7 @@ def test_operands_computed_again_at_another_moment_still_turn_alike() -> None:
 
 
 def weights_read(spec: Recipe) -> tuple[Tensor, Tensor]:
-    """The weight that fprop and the one that dgrad multiplies by, seen by passing the identity through both."""
+    """Return the weights that fprop and dgrad multiply by, obtained by passing the identity through both."""
     layer, _ = one_layer(spec, 32, 48)
     with torch.no_grad():
         fprop = layer(torch.eye(32)).t()
@@ -327,7 +327,7 @@ def test_forward_and_backward_read_identical_weights_where_blocks_are_square(
     assert torch.equal(fprop, dgrad) == equal_codes
 
 
-# ---- once
+# ---- quantized once
 
 
 def a_step(layer: nn.Module, quantization: Quantization, step: int, micro_batches: int = 3) -> None:
@@ -368,14 +368,14 @@ def test_what_no_gemm_reads_is_not_quantized() -> None:
     x = noisy(24, 32, seed=1, dtype=torch.bfloat16)
     with Calls() as calls, torch.no_grad():
         layer(x)
-    assert calls.of(24, 32) == ["quantize"]  # for fprop alone
+    assert calls.of(24, 32) == ["quantize"]  # only for fprop
     with Calls() as calls:
-        layer(x).sum().backward()  # no gradient of x is asked for
+        layer(x).sum().backward()  # no gradient of x is required
     assert [(name, args[1]) for name, shape, args in calls.made if shape == (24, 48)] == [("quantize", 0)]
 
 
 def test_the_noise_of_squares_is_one_whichever_gemm_reads_them() -> None:
-    """So the first layer of a model, whose input has no gradient, reads what it would if it had one."""
+    """Check that the first layer of a model, whose input has no gradient, reads the same values as if it had one."""
     x, dy = noisy(48, 32, seed=1, dtype=torch.bfloat16), noisy(48, 64, seed=2, dtype=torch.bfloat16)
     layer, _ = one_layer(recipe("e4m3:16x16:amax:stochastic"), 32, 64)
     (alone,) = torch.autograd.grad(layer(x), (layer.weight,), dy)
@@ -384,7 +384,7 @@ def test_the_noise_of_squares_is_one_whichever_gemm_reads_them() -> None:
 
 
 class Writes(torch.optim.Optimizer):
-    """Writes behind autograd's back, as many published optimizers do."""
+    """An optimizer that writes without autograd's knowledge, as many published ones do."""
 
     def __init__(self, params: list[nn.Parameter]) -> None:
         super().__init__(params, {})
@@ -413,7 +413,7 @@ def assert_fresh(layer: QuantizedLinear, x: Tensor, text: str) -> None:
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_weight_is_quantized_anew_after_every_update(name: str) -> None:
-    """Evaluation right after the update sees it, though no step has begun."""
+    """Check evaluation right after the update, although no step has begun."""
     text = "e4m3:16x16:amax"
     layer, quantization = one_layer(recipe("high", text, "high", text, "high", "high"), 32, 48)
     optimizer = OPTIMIZERS[name](list(layer.parameters()))
@@ -436,7 +436,7 @@ def test_a_weight_is_quantized_anew_when_it_is_loaded_or_replaced() -> None:
     assert_fresh(layer, x, text)
     layer.load_state_dict({"weight": noisy(48, 32, seed=9)}, assign=True)
     assert_fresh(layer, x, text)
-    for seed in range(10, 16):  # freed memory is given out again: an address alone says nothing
+    for seed in range(10, 16):  # freed memory is reused, so an address alone identifies nothing
         layer.weight.data = noisy(48, 32, seed=seed)
         layer.weight.data = noisy(48, 32, seed=seed + 100)
         assert_fresh(layer, x, text)
@@ -466,7 +466,7 @@ def test_layers_that_read_one_tensor_alike_quantize_it_once(text: str) -> None:
         model.loss(*batch(0))
     weights = sum(layer.weight.shape == (64, 64) for layer in quantization.layers)
     assert weights == 4
-    assert len(calls.of(64, 64)) - weights == 3  # of q, k and v; of out; of gate and up
+    assert len(calls.of(64, 64)) - weights == 3  # for q, k and v; for out; for gate and up
 
 
 def test_layers_that_read_one_tensor_with_noise_each_draw_their_own() -> None:
@@ -479,7 +479,7 @@ def test_layers_that_read_one_tensor_with_noise_each_draw_their_own() -> None:
 
 
 class Fork(nn.Module):
-    """Two layers that read one tensor."""
+    """A model with two layers that read one tensor."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -532,7 +532,7 @@ def test_an_input_changed_in_place_is_quantized_anew() -> None:
 
 
 def seeds(ranks: int = 2) -> tuple[list[int], list[int]]:
-    """Every seed that stochastic rounding used, of x and dy, and of w."""
+    """Return every seed that stochastic rounding used, for x and dy, and for w."""
     model = nn.Sequential(linear(32, 48), linear(48, 40))
     quantization = quantize(model, recipe(SR), seed=SEED)
     with Calls() as calls:
@@ -585,7 +585,7 @@ def test_evaluation_and_observation_change_no_bit_of_training() -> None:
         assert all(equal(runs[0], run) for run in runs[1:])
 
 
-# ---- living with torch
+# ---- features of torch
 
 
 def test_activation_checkpointing_gives_the_same_bits() -> None:
@@ -609,7 +609,7 @@ def test_activation_checkpointing_gives_the_same_bits() -> None:
         runs.append([y.detach(), *(p.grad for p in (x, *model.parameters()) if p.grad is not None)])
         rows.append(observer.rows(0, quantization.layers))
     assert equal(*runs)
-    assert rows[0] == rows[1]  # what is computed again is not seen again
+    assert rows[0] == rows[1]  # what is recomputed is not recorded again
 
 
 def test_autocast_computes_in_its_dtype_over_fp32_parameters() -> None:
@@ -620,7 +620,7 @@ def test_autocast_computes_in_its_dtype_over_fp32_parameters() -> None:
         a = (x if autocast else x.bfloat16()).detach().requires_grad_()
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
             y = layer(a)
-            y.backward(dy)  # even here wgrad's FP32 product stays one
+            y.backward(dy)  # wgrad's FP32 product stays FP32 here too
         assert y.dtype == torch.bfloat16
         assert a.grad is not None
         assert layer.weight.grad is not None
@@ -646,7 +646,7 @@ def test_copies_and_pickles_compute_the_same_and_are_independent(text: str) -> N
     quantization.begin(3, 1)
     x = noisy(24, 32, seed=1).requires_grad_()
     before = len(pickle.dumps((model, quantization)))
-    expected = model(x)  # and now there is something that cannot be copied, and something that need not be
+    expected = model(x)  # now something exists that cannot be copied, and something that need not be
     assert len(pickle.dumps((model, quantization))) < 1.5 * before
     for again in (copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))):
         twin, its = again((model, quantization))

@@ -1,4 +1,4 @@
-"""Recipes: what their words mean, what they refuse, and that they survive a trip through YAML's types."""
+"""Test recipes: their meaning, their errors, and their conversion to and from YAML's types."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ def axes(operands: Operands) -> dict[str, int]:
 
 
 def test_blocks_lie_along_the_dimension_that_the_gemm_sums_over() -> None:
-    """x and dy are tokens × features, w is out × in: fprop sums over in, dgrad over out, wgrad over tokens."""
+    """Check the axes: x and dy are tokens × features, w out × in.
+
+    fprop sums over in, dgrad over out, wgrad over tokens.
+    """
     expected = {"fprop.x": -1, "fprop.w": -1, "dgrad.dy": -1, "dgrad.w": 0, "wgrad.dy": 0, "wgrad.x": 0}
     assert axes(recipe(str(E4M3)).operands) == expected
     assert tuple(expected) == SLOTS
@@ -65,7 +68,7 @@ ALIKE = {
 
 @pytest.mark.parametrize("text", ALIKE)
 def test_squares_look_alike_from_both_sides(text: str) -> None:
-    """G5. tests/models/test_quantized_linear.py holds that values then are equal."""
+    """Check G5; tests/models/test_quantized_linear.py checks that values then are equal."""
     spec = Mixture.parse(text) if "|" in text else Quantizer.parse(text)
     assert Slot(spec, -1).equals(Slot(spec, 0)) == ALIKE[text]
     assert Slot(spec, -1).equals(Slot(spec, -1))
@@ -139,11 +142,11 @@ def test_samplers_take_the_squares_that_the_kernels_take() -> None:
     assert SQUARES == BLOCKS
 
 
-# ---- what is refused
+# ---- errors
 
 RHT = "e4m3:1x16:amax:rht16"
 PLAIN = "e4m3:1x16:amax"
-ROTATED = "are rotated differently, which changes their product: give both the same rhtN and signs"
+ROTATED = "are rotated differently, which changes their product: use the same rhtN and signs for both"
 
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
@@ -153,7 +156,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "unknown format": ({"fprop": {"x": "e9"}}, "fprop.x: unknown format 'e9'"),
     "which words there are": (
         {"dgrad": {"dy": "low"}},
-        "or the words high and, in dgrad.w, wgrad.dy and wgrad.x, same",
+        "also valid are high and, in dgrad.w, wgrad.dy and wgrad.x, same",
     ),
     "same where it is first": ({"fprop": {"w": "same"}}, "fprop.w: unknown format 'same'"),
     "bad mixture": ({"wgrad": {"x": "e4m3 | bf16"}}, "wgrad.x: entry 1, 'e4m3', has no test"),
@@ -170,27 +173,30 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "rotated mixture beside none": ({"wgrad": {"dy": f"{RHT} @ error<0.1 | bf16:rht16"}}, ROTATED),
     "the same as a rotated one": (
         {"fprop": {"x": RHT, "w": RHT}, "dgrad": {"dy": RHT, "w": "same"}},
-        "dgrad: a rotated operand cannot be the same as the other GEMM's, which sums elsewhere",
+        "dgrad: a rotated operand cannot be `same`, because the other GEMM sums over another dimension",
     ),
     "switch of unknown passes": (
         {"switch": {"at": 0.5, "passes": "nowhere"}},
         "switch.passes 'nowhere': valid are both, forward, backward",
     ),
-    "switch out of range": ({"switch": {"at": 1.5}}, "switch.at 1.5: a fraction of training, from 0 to 1"),
-    "switch at no number": ({"switch": {"at": float("nan")}}, "switch.at nan: a fraction"),
+    "switch out of range": ({"switch": {"at": 1.5}}, "switch.at 1.5: expected a fraction of training, from 0 to 1"),
+    "switch at no number": ({"switch": {"at": float("nan")}}, "switch.at nan: expected a fraction"),
     "switch to nothing known": ({"switch": {"to": "fp"}}, "switch.to: unknown format 'fp'"),
     "switch to same": ({"switch": {"to": "same"}}, "switch.to: unknown format 'same'"),
-    "keep fewer than none": ({"keep": {"first": -1}}, "keep.first -1: a number of blocks, 0 or more"),
-    "keep last fewer than none": ({"keep": {"last": -2}}, "keep.last -2: a number of blocks, 0 or more"),
+    "keep fewer than none": ({"keep": {"first": -1}}, "keep.first -1: expected a number of blocks, 0 or more"),
+    "keep last fewer than none": ({"keep": {"last": -2}}, "keep.last -2: expected a number of blocks, 0 or more"),
     "keep by nothing known": ({"keep": {"by": "f8"}}, "keep.by: unknown format 'f8'"),
     "keep unknown parts": ({"keep": {"parts": ["fc1"]}}, "keep.parts 'fc1': valid are qkv, out, up, down, in, all, od"),
     "keep one part as text": ({"keep": {"parts": "qkv"}}, "recipe.keep.parts: a list is expected, not 'qkv'"),
     "unknown sampler": ({"sampler": {"kind": "gauss"}}, "sampler.kind 'gauss': valid are none, gaussws, diffq"),
     "sampler of unknown parts": ({"sampler": {"parts": ["q"]}}, "sampler.parts 'q': valid are qkv, out"),
     "sampler of odd squares": ({"sampler": {"block": 24}}, "sampler.block 24: valid are 1, 2, 4, 8, 16, 32, 64, 128"),
-    "sampler from no number": ({"sampler": {"init": float("inf")}}, "sampler.init inf: a bit width, a finite number"),
-    "sampler to no number": ({"sampler": {"target": float("nan")}}, "sampler.target nan: a bit width"),
-    "reward for bits": ({"sampler": {"penalty": -1e-4}}, "sampler.penalty -0.0001: λ, 0 or more"),
+    "sampler from no number": (
+        {"sampler": {"init": float("inf")}},
+        "sampler.init inf: expected a bit width, a finite number",
+    ),
+    "sampler to no number": ({"sampler": {"target": float("nan")}}, "sampler.target nan: expected a bit width"),
+    "reward for bits": ({"sampler": {"penalty": -1e-4}}, "sampler.penalty -0.0001: expected λ, a finite number ≥ 0"),
 }
 
 

@@ -1,4 +1,4 @@
-"""Samplers in the model: noise on weights by step and layer, and bit widths that learn (GaussWS, DiffQ)."""
+"""Test samplers in the model: noise on weights by step and layer, and bit widths that learn (GaussWS, DiffQ)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NOISE = {"gaussws": "gaussian", "diffq": "uniform"}
 
 
 def sampled(inner: int, out: int, *, slots: Recipe | None = None, **sampler: Any) -> QuantizedLinear:
-    """One layer with noise on its weight."""
+    """Build one layer with noise on its weight."""
     sampler = {"kind": "gaussws", "penalty": 1e-4, **sampler}
     base = (slots or recipe("high", output="fp32")).to_dict()
     model = nn.Sequential(linear(inner, out, draw=noisy if slots else normal))
@@ -64,7 +64,7 @@ def largest(w: Tensor, block: int) -> Tensor:
 @pytest.mark.parametrize("block", [16, 32])
 @pytest.mark.parametrize("kind", NOISE)
 def test_both_forward_and_dgrad_read_the_sampled_weight_of_the_step(kind: str, block: int, dtype: torch.dtype) -> None:
-    """GaussWS eq. 3, at sizes that do not divide into squares."""
+    """Check GaussWS eq. 3, at sizes that do not divide into squares."""
     layer = sampled(40, 70, kind=kind, block=block, init=5, target=3)
     with torch.no_grad():
         scale_of(layer).copy_(normal(*scale_of(layer).shape, seed=4))
@@ -85,7 +85,7 @@ def test_both_forward_and_dgrad_read_the_sampled_weight_of_the_step(kind: str, b
 
 @pytest.mark.parametrize("kind", NOISE)
 def test_the_gradient_of_bit_scale_is_autograds_with_the_maximum_detached(kind: str) -> None:
-    """G6, through b_t = target + b_i·(init − target) of eq. 11; the weight's passes straight."""
+    """Check G6, through b_t = target + b_i·(init − target) of eq. 11; the weight's gradient passes straight through."""
     layer = sampled(40, 70, kind=kind, init=5.5, target=3)
     with torch.no_grad():
         scale_of(layer).copy_(1 + 0.2 * normal(*scale_of(layer).shape, seed=4))
@@ -117,7 +117,7 @@ def test_bits_learn_where_the_weight_is_frozen() -> None:
 
 
 def test_the_penalty_is_lambda_times_the_sum_over_layers_of_mean_distance() -> None:
-    """Eq. 12."""
+    """Check GaussWS eq. 12."""
     model = tiny("gpt2", layers=1)
     sampler = {"kind": "gaussws", "penalty": 1e-2, "init": 6, "target": 4, "parts": ["od"]}
     quantization = quantize(model, recipe("high", sampler=sampler))
@@ -244,13 +244,13 @@ def test_a_mixture_decides_about_the_sampled_weight() -> None:
     layer = sampled(32, 48, slots=slots)
     noisy_weight = sample_weight(layer.weight.detach(), bits_of(layer), derive_seed(SEED, 0, 0, len(SLOTS)))
     expected, choice = mix(noisy_weight, MIXED)
-    assert 0 < float(choice.float().mean()) < 1  # there was something to decide
+    assert 0 < float(choice.float().mean()) < 1  # the decisions are not trivial
     assert torch.equal(weight_read(layer, 32, torch.bfloat16), expected)
 
 
 @pytest.mark.parametrize(("lr", "steps", "expected"), [(6e-4, 600_000, 4.00), (6e-5, 600_000, 4.28)])
 def test_weight_decay_alone_takes_the_bits_from_init_to_target(lr: float, steps: int, expected: float) -> None:
-    """GPT2's schedules of GaussWS Table E.1 (linear, to a tenth; no warm-up), in strides of 2000 updates."""
+    """Check GPT2's schedules of GaussWS Table E.1 (linear, to a tenth; no warm-up), in strides of 2000 updates."""
     layer = sampled(32, 32, init=6, target=4)
     stride = 2000
     optimizer = torch.optim.SGD([scale_of(layer)], lr=1.0, weight_decay=1.0)

@@ -1,6 +1,6 @@
-"""Device ≡ reference, bit for bit: what the emulated kernels and those on a GPU are both held to.
+"""Check that a device backend equals the reference bit for bit, for the emulated kernels and for those on a GPU.
 
-`place` puts inputs where the backend works; the reference always runs on the CPU.
+`place` moves inputs to the backend's device; the reference always runs on the CPU.
 """
 
 from collections.abc import Callable
@@ -24,11 +24,11 @@ class Checks:
     place: Callable[[Tensor], Tensor]
 
     def quantizer(self, x: Tensor, q: Quantizer, axis: int, seed: int = 7, **parts: Any) -> None:
-        """Of everything that a backend does with a quantizer; `parts` are partition and skip."""
-        was = torch.full_like(x, 0.5)  # what skipped parts keep
+        """Check all that a backend does with a quantizer; `parts` are partition and skip."""
+        was = torch.full_like(x, 0.5)  # the content that skipped parts keep
         want = reference.quantize(x, q, axis, seed, out=was.clone(), want_stats=True, **parts)
         here = {name: self.place(part) if isinstance(part, Tensor) else part for name, part in parts.items()}
-        where = f"{q} of {tuple(x.shape)} {x.dtype}, {axis=}, {seed=}, {parts}"
+        case = f"{q} of {tuple(x.shape)} {x.dtype}, {axis=}, {seed=}, {parts}"
 
         def run(x: Tensor, **how: Any) -> tuple[Tensor, Tensor, Tensor]:
             got: tuple[Tensor, Tensor, Tensor] = self.backend.quantize(self.place(x), q, axis, seed, **how, **here)
@@ -37,19 +37,19 @@ class Checks:
         got = run(x, out=self.place(was.clone()), want_stats=True)
         for what, a, b in zip(("values", "counts", "amax"), got, want, strict=True):
             assert b is not None
-            assert_same(a.cpu(), b, f"{what} of {where}")
+            assert_same(a.cpu(), b, f"{what} of {case}")
         assert want[1] is not None
-        assert_same(run(x, want_values=False, want_stats=True)[1].cpu(), want[1], f"counts alone of {where}")
-        assert_same(run(x, out=self.place(was.clone()))[0].cpu(), want[0], f"values alone of {where}")
+        assert_same(run(x, want_values=False, want_stats=True)[1].cpu(), want[1], f"counts alone of {case}")
+        assert_same(run(x, out=self.place(was.clone()))[0].cpu(), want[0], f"values alone of {case}")
         if "skip" not in parts:
             in_place = self.place(x.clone())
             self.backend.quantize(in_place, q, axis, seed, out=in_place)
-            assert_same(in_place.cpu(), want[0], f"in place, {where}")
+            assert_same(in_place.cpu(), want[0], f"in place, {case}")
         if q.format.bits <= 16 and not unstorable(x, q, axis):
             stored = reference.encode(x, q, axis, seed)
             there = self.backend.encode(self.place(x), q, axis, seed)
             for what, a, b in zip(("codes", "scales", "groups"), there, stored, strict=True):
-                assert_same(a.cpu(), b, f"{what} of {where}")
+                assert_same(a.cpu(), b, f"{what} of {case}")
             self.decoding(stored, q, axis, x.shape[1], x.dtype)
 
     def decoding(
@@ -101,7 +101,7 @@ class Checks:
 
 
 def any_bytes(q: Quantizer, axis: int, shape: tuple[int, int], seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    """What might be stored, were it by nobody who knows how: every code, also of scales, and every float32."""
+    """Return arbitrary stored tensors: every code, every scale code and every float32, valid or not."""
     g, random = generator(seed), []
     for size, dtype in layout(q, axis, *shape):
         bytes_ = torch.randint(256, (*size[:-1], size[-1] * dtype.itemsize), generator=g, dtype=torch.uint8)
@@ -111,12 +111,12 @@ def any_bytes(q: Quantizer, axis: int, shape: tuple[int, int], seed: int) -> tup
 
 
 def unstorable(x: Tensor, q: Quantizer, axis: int) -> bool:
-    """A naive cast of what is not finite, to a format that has no code for it."""
+    """Tell whether this is a naive cast of non-finite values to a format that has no code for them."""
     naive = q.scaling == "none" and not q.format.has_nan
     return naive and not bool(reference.rotate(x, q, axis).isfinite().all())
 
 
-# All ways in which a draw is taken, on a grid whose steps about 3 are 1.
+# All cases in which a draw is used, on a grid whose steps near 3 are 1.
 DRAWN = (
     "e2m1",
     "e2m1:1x16:amax",
@@ -129,16 +129,16 @@ DRAWN = (
 
 
 def undecided(q: Quantizer, axis: int, seed: int) -> Tensor:
-    """Values that the first 16 bits of their draws leave between two neighbours.
+    """Return values that are still between two neighbours after the first 16 bits of their draws.
 
-    Scales are powers of two. In a block that Four Over Six scales there is one such value beside the largest, by which
-    it chooses; in every other row of blocks it is one if the largest becomes 4.
+    Scales are powers of two. In a block that Four Over Six scales there is one such value besides the largest, and it
+    decides the scale; in every other row of blocks it is such a value if the largest becomes 4.
     """
     n = 128
     down, place = axis == 0, torch.arange(n)
     high = (uniform(n * n, seed, "cpu") * 2**16).floor().view(n, n)
     away = (high + 0.5) / 2**16 * (1 - 2 * (place % 2))
-    x = torch.where(high < 2**15, 3 + away, 3.0)  # nobody is further than half a step from the nearest
+    x = torch.where(high < 2**15, 3 + away, 3.0)  # every value is at most half a step from the nearest grid value
     if q.scaling != "none":
         x = x.mT if down else x
         height = min(q.block.resolve(n, n, axis))
@@ -149,19 +149,19 @@ def undecided(q: Quantizer, axis: int, seed: int) -> Tensor:
         sizes = 2.0 ** torch.randint(-3, 4, (n // height, n // 16), generator=generator(seed))
         x = x * sizes.repeat_interleave(height, 0).repeat_interleave(16, 1)
         if q.scaling in reference.TWO_LEVELS:
-            x[0, 0] = 6 * reference.TWO_LEVELS[q.scaling].target  # so that the tensor's scale is 1
+            x[0, 0] = 6 * reference.TWO_LEVELS[q.scaling].target  # makes the tensor's scale 1
         x = x.mT if down else x
     return x.float().contiguous()
 
 
 def decided_late(x: Tensor, q: Quantizer, axis: int, seed: int) -> int:
-    """How many of `undecided`'s values, or of Four Over Six's scales, would be others without a draw's last 32 bits."""
+    """Count the values of `undecided`, or Four Over Six's scales, that change without a draw's last 32 bits."""
     draws = uniform(x.numel(), seed, "cpu").view(x.shape)
-    amax = reference.largest(x, reference.block_of(x, q, axis))
-    found = []
+    amax = reference.largest(x, reference.resolve_block(x, q, axis))
+    results = []
     for d in (draws, ((draws * 2**16).floor() + 1) / 2**16):
         if q.scaling == "fouroversix":
-            found.append(reference.four_over_six(x, amax, q, axis, d).scales.codes)
+            results.append(reference.four_over_six(x, amax, q, axis, d).scales.codes)
         else:
-            found.append(reference.round_with(reference.choose_scales(amax, q, axis), x, q, axis, d).values)
-    return int((found[0] != found[1]).sum())
+            results.append(reference.round_with(reference.choose_scales(amax, q, axis), x, q, axis, d).values)
+    return int((results[0] != results[1]).sum())

@@ -1,4 +1,4 @@
-"""The CUDA backend on the CPU: its host code as it is, and its kernels' sources through the SIMT emulator of simt/."""
+"""Run the CUDA backend on the CPU: its real host code, and its kernel sources on the SIMT emulator of simt/."""
 
 import ctypes
 import shlex
@@ -30,8 +30,10 @@ class _Variant(ctypes.Structure):  # csrc/spec.cuh
 
 
 class EmulatedLauncher:
-    """Runs each launch at once; there is no stream. Threads take turns in another order in each, so that a race comes
-    out as other bits. `launches` is what was asked for."""
+    """A launcher that runs each launch at once, without streams, and records it in `launches`.
+
+    Each launch runs its threads in a different order, so that a race changes the result.
+    """
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
@@ -51,7 +53,7 @@ class EmulatedLauncher:
 
 @cache
 def compiled(source: Path, folder: Path) -> ctypes.CDLL:
-    """A library of kernels on the emulator."""
+    """Compile a library of kernels for the emulator."""
     command, library = build.compiler(), folder / f"{source.stem}.so"
     assert command is not None
     flags = [*shlex.split(FLAGS), f"-I{build.SOURCES}", f"-I{SIMT}"]

@@ -1,6 +1,6 @@
-"""Building the CPU kernels: once for the same content, by one process at a time, and loudly where it cannot be done.
+"""Test the build of the CPU kernels: once per content, by one process at a time, and with loud failures.
 
-What g++ takes half a minute for is what all tests use, and is handed out here by a compiler that has it ready.
+g++ takes half a minute for a build, so all tests share one, which a stub compiler hands out here.
 """
 
 from __future__ import annotations
@@ -57,48 +57,48 @@ def use(cache: Path, **changes: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def digest() -> str:
-    """What USE computes, by the backend that has been chosen here."""
+    """Return the digest that USE computes with the backend of this environment."""
     x = torch.linspace(-3, 3, 4096).view(64, 64)
     results = [fake_quantize(x, "e2m1:1x16:nvfp4:stochastic:rht16", seed=3), gaussian_noise(4096, 3)]
     return hashlib.sha256(b"".join(r.numpy().tobytes() for r in results)).hexdigest()
 
 
 class Quick(NamedTuple):
-    """A cache with nothing in it yet, and a compiler that keeps a diary and hands out what g++ has made already."""
+    """An empty cache, and a stub compiler that logs its calls and copies what g++ has built."""
 
     cache: Path
     compiler: Path
     diary: Path
 
     def compilations(self) -> Counter[str]:
-        """How often each unit was compiled, and `-shared` for linking."""
+        """Return how often each unit was compiled, with `-shared` for linking."""
         named = [re.search(r"\S*/(\w+\.cpp)|-shared", call) for call in self.diary.read_text().splitlines()]
-        return Counter((found[1] or found[0]) if found else "?" for found in named)
+        return Counter((unit[1] or unit[0]) if unit else "?" for unit in named)
 
 
 @pytest.fixture
 def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Quick:
     made = tmp_path / "made.so"
-    made.write_bytes(build.build().read_bytes()[:-32])  # less the hash at its end
+    made.write_bytes(build.build().read_bytes()[:-32])  # without the hash at its end
     quick = Quick(*(tmp_path / name for name in ("cache", "compiler", "diary")))
     script = f'echo "$@" >> {quick.diary}\n[[ "$1" = -shared ]] && cp {made} "${{@: -1}}" || : > "${{@: -1}}"'
-    quick.compiler.write_text(f"#!/bin/bash\nsleep 0.2\n{script}\n")  # so that others wait for the lock
+    quick.compiler.write_text(f"#!/bin/bash\nsleep 0.2\n{script}\n")  # keeps the lock long enough for others to wait
     quick.compiler.chmod(0o755)
     monkeypatch.setenv("CXX", str(quick.compiler))
     monkeypatch.setenv("FEWBITS_CACHE", str(quick.cache))
     return quick
 
 
-# Once
+# One build
 
 
 @needs_gcc
 def test_four_processes_at_once_build_one_library_and_all_work(quick: Quick, digest: str) -> None:
     asked = command_and_environment(quick.cache, CXX=str(quick.compiler), FEWBITS_BACKEND="cpu")
     running = [subprocess.Popen(**asked, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for _ in range(4)]
-    heard = [process.communicate() for process in running]
-    assert all(out for out, _ in heard), heard
-    answers = [json.loads(out) for out, _ in heard]
+    outputs = [process.communicate() for process in running]
+    assert all(out for out, _ in outputs), outputs
+    answers = [json.loads(out) for out, _ in outputs]
     assert [answer["digest"] for answer in answers] == [digest] * 4
     assert not any(answer["warnings"] for answer in answers)
     assert quick.compilations() == Counter([*build.UNITS, "-shared"])
@@ -119,7 +119,7 @@ def test_a_second_build_is_instant(quick: Quick) -> None:
 
 
 def test_a_library_is_named_by_what_it_is_made_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Contents of every source, and flags: not their place or their age."""
+    """Check that the name depends on the content of every source and on flags, not on their path or age."""
     original = build.library_path()
     copy = tmp_path / "elsewhere"
     shutil.copytree(build.SOURCES, copy)
@@ -150,7 +150,7 @@ def test_a_lower_instruction_set_has_a_library_of_its_own(monkeypatch: pytest.Mo
         assert "__AVX512F__" not in macros
     assert len(set(names)) == 3
     monkeypatch.setenv(build.ARCHITECTURE, "x86-64-v9")
-    complaint = build.complaint_of(("g++",))
+    complaint = build.compiler_error(("g++",))
     assert complaint is not None
     assert "x86-64-v9" in complaint
 
@@ -163,48 +163,48 @@ def test_a_library_is_found_without_the_compiler_that_made_it(tmp_path: Path, mo
     assert build.library_path() == here
 
 
-# Not at all
+# No build
 
 
 @pytest.mark.parametrize(
-    ("changes", "says"),
+    ("changes", "pattern"),
     [({"CXX": "false"}, "do not work here"), ({"PATH": ""}, "no C\\+\\+ compiler found: install")],
     ids=["broken", "none"],
 )
 def test_without_a_compiler_the_reference_serves_after_one_warning(
-    changes: dict[str, str], says: str, tmp_path: Path, digest: str
+    changes: dict[str, str], pattern: str, tmp_path: Path, digest: str
 ) -> None:
     answer = use(tmp_path, **changes)
     assert answer.returncode == 0, answer.stderr
-    said = json.loads(answer.stdout)
-    assert len(said["warnings"]) == 1
-    assert re.search(says, said["warnings"][0])
-    assert "reference" in said["warnings"][0]
-    assert said["digest"] == digest
+    report = json.loads(answer.stdout)
+    assert len(report["warnings"]) == 1
+    assert re.search(pattern, report["warnings"][0])
+    assert "reference" in report["warnings"][0]
+    assert report["digest"] == digest
     assert not list(tmp_path.glob("*.so"))
 
 
 @pytest.mark.parametrize(
-    ("changes", "says"),
+    ("changes", "pattern"),
     [({"CXX": "false"}, "false .*failed with status 1"), ({"PATH": ""}, "no C\\+\\+ compiler found: install g\\+\\+")],
     ids=["broken", "none"],
 )
-def test_a_backend_that_was_asked_for_fails_loudly(changes: dict[str, str], says: str, tmp_path: Path) -> None:
+def test_a_backend_that_was_asked_for_fails_loudly(changes: dict[str, str], pattern: str, tmp_path: Path) -> None:
     answer = use(tmp_path, FEWBITS_BACKEND="cpu", **changes)
     assert answer.returncode != 0
     assert answer.stdout == ""
-    assert re.search(rf"BuildError: .*{says}", answer.stderr)
+    assert re.search(rf"BuildError: .*{pattern}", answer.stderr)
 
 
 def test_a_folder_that_cannot_be_written_is_named_with_what_to_set(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A container's user without a home, say."""
+    """Check the case of a container's user without a home directory."""
     (tmp_path / "file").touch()
     monkeypatch.setenv("CXX", "true")
     for folder in (tmp_path / "file", tmp_path / "file" / "below"):
         monkeypatch.setenv("FEWBITS_CACHE", str(folder))
-        with pytest.raises(build.BuildError, match=rf"nothing can be kept in {folder} .*: set FEWBITS_CACHE"):
+        with pytest.raises(build.BuildError, match=rf"cannot write to {folder} .*: set FEWBITS_CACHE"):
             build.build()
 
 
@@ -221,7 +221,7 @@ def test_a_compiler_that_fails_is_quoted(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def put_in_its_place(library: Path, content: bytes) -> None:
-    """A new file: the one that was built is mapped into this process, which a change of it would end."""
+    """Replace the library by a new file, because changing the one that this process has mapped would kill it."""
     library.unlink()
     library.write_bytes(content)
 
@@ -246,7 +246,7 @@ DAMAGES = (cut_short, empty, overwrite_its_middle)
 @needs_gcc
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_library_is_built_again(quick: Quick, damage: Callable[[Path], None]) -> None:
-    """A disk may have been full. To load such a library ends the process with a bus error."""
+    """Check damage such as that of a full disk; loading such a library kills the process with a bus error."""
     library = build.build()
     good = library.read_bytes()
     damage(library)
@@ -261,7 +261,7 @@ def test_a_damaged_library_is_not_loaded_where_none_can_be_built(quick: Quick, d
     answer = use(quick.cache, CXX="none")
     assert answer.returncode == 0, answer.stderr
     (warning,) = json.loads(answer.stdout)["warnings"]
-    assert re.search("is damaged, and no C\\+\\+ compiler found: CXX=none is no program", warning)
+    assert re.search("is damaged, and no C\\+\\+ compiler found: CXX=none is not installed", warning)
 
 
 @needs_gcc
@@ -274,32 +274,32 @@ def test_what_a_killed_build_has_left_is_cleared_away(quick: Quick) -> None:
 
 
 @pytest.mark.parametrize(
-    ("script", "says"),
+    ("script", "pattern"),
     [
-        ('for name; do :; done; echo garbage > "$name"', "what the compiler made is no library: .*file too short"),
-        ("exit 0", "what the compiler made is no library"),
+        ('for name; do :; done; echo garbage > "$name"', "cannot load the compiled library: .*file too short"),
+        ("exit 0", "cannot load the compiled library"),
         (r"printf '\377 is no UTF-8'; exit 4", "failed with status 4:\n\ufffd is no UTF-8"),
     ],
 )
 def test_a_compiler_that_lies_is_found_out(
-    script: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    script: str, pattern: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiler = tmp_path / "compiler"
     compiler.write_text(f"#!/bin/bash\n{script}\n")
     compiler.chmod(0o755)
     monkeypatch.setenv("CXX", str(compiler))
     monkeypatch.setenv("FEWBITS_CACHE", str(tmp_path / "cache"))
-    with pytest.raises(build.BuildError, match=says):
+    with pytest.raises(build.BuildError, match=pattern):
         build.build()
     assert [path.suffix for path in (tmp_path / "cache").iterdir()] == [".lock"]
-    found = build.complaint_of(build.compiler() or ())
-    assert found is not None
-    assert re.search(says, found)
+    error = build.compiler_error(build.compiler() or ())
+    assert error is not None
+    assert re.search(pattern, error)
 
 
 @needs_gcc
 def test_no_complaint_of_a_compiler_that_works() -> None:
-    assert build.complaint_of(("g++",)) is None
+    assert build.compiler_error(("g++",)) is None
 
 
 def test_cxx_may_have_options_and_is_not_replaced_where_it_is_missing(
@@ -313,26 +313,26 @@ def test_cxx_may_have_options_and_is_not_replaced_where_it_is_missing(
     assert build.compiler() == (str(tmp_path / "ccache"), "g++", "-O1")
     monkeypatch.setenv("CXX", "icpx")
     assert build.compiler() is None
-    assert build.no_compiler() == "no C++ compiler found: CXX=icpx is no program here"
+    assert build.no_compiler() == "no C++ compiler found: CXX=icpx is not installed"
     monkeypatch.setenv("CXX", "")
     assert build.compiler() == (str(tmp_path / "g++"),)
 
 
-# Fast
+# Speed
 
 
 def line_of(source: Path, function: str, loop: str) -> int:
-    """The line on which a loop stands, in the definition of a function."""
+    """Return the line of a loop in the definition of a function."""
     lines = source.read_text().splitlines()
     start = next(i for i, line in enumerate(lines) if re.search(rf"\b{function}\(", line))
     end = next(i for i in range(start, len(lines)) if lines[i] == "}")
-    (found,) = [i for i in range(start, end) if lines[i].lstrip().startswith(f"for ({loop}")]
-    return found + 1
+    (line,) = [i for i in range(start, end) if lines[i].lstrip().startswith(f"for ({loop}")]
+    return line + 1
 
 
 EITHER = ("true", "false")
 LAYOUTS = ("UNIFORM", "BY_SIXTEEN", "BY_COLUMN")
-# What plan.h asks of `piece`: dividing, stochastic, counting, layout, wide.
+# What plan.h requires of `piece`: dividing, stochastic, counting, layout, wide.
 SETTLED = [
     *itertools.product(EITHER, EITHER, EITHER, LAYOUTS, ["false"]),
     *itertools.product(["false"], EITHER, EITHER, ["UNIFORM"], ["true"]),
@@ -349,7 +349,7 @@ HOT_LOOPS = {
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the report is read for x86_64 only")
 @pytest.mark.parametrize("dtype", ["Bf16", "Fp16", "Fp32"])
 def test_the_hot_loops_are_vectorised(dtype: str, tmp_path: Path) -> None:
-    """A branch or a call too many and a loop is scalar: an order of magnitude slower, with the same results."""
+    """Check vectorisation: one more branch or call makes a loop scalar and ten times slower, with the same results."""
     storage = f"{dtype}::Storage *"
     of_piece = f"const {storage}, {storage}, int, const float *, const float *, float, const Grid &, const uint16_t *"
     asked = [f"Counts fb::piece<{dtype}, {', '.join(settled)}>({of_piece})" for settled in SETTLED]

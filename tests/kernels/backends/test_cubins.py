@@ -1,4 +1,4 @@
-"""Cubins are compiled once, kept whole, and never from options that would change a bit; no GPU is needed."""
+"""Test that cubins are compiled once, kept complete, and never with options that change a bit; no GPU is needed."""
 
 from pathlib import Path
 
@@ -51,7 +51,7 @@ def test_an_architecture_that_nvrtc_does_not_know_is_an_error() -> None:
 
 
 def test_arithmetic_keeps_subnormals_and_two_roundings() -> None:
-    """-fmad contracts a product and a sum, -ftz flushes, approximate division rounds otherwise."""
+    """Check that -fmad does not contract, -ftz does not flush, and division is exact."""
     assert {"-fmad=false", "-ftz=false", "-prec-div=true"} <= set(cubins.OPTIONS)
     assert not any("fast" in option for option in cubins.OPTIONS)
 
@@ -59,5 +59,5 @@ def test_arithmetic_keeps_subnormals_and_two_roundings() -> None:
 def test_usage_is_read_from_what_ptxas_says() -> None:
     _, log = cubins.compile_now(KERNEL, "sm_90")
     assert 0 < cubins.usage(log).registers < 64
-    said = "8 bytes stack frame, 12 bytes spill stores, 4 bytes spill loads\nUsed 80 registers, 2048 bytes smem"
-    assert cubins.usage(said) == cubins.Usage(registers=80, spilled_bytes=16, stack_bytes=8, shared_bytes=2048)
+    log = "8 bytes stack frame, 12 bytes spill stores, 4 bytes spill loads\nUsed 80 registers, 2048 bytes smem"
+    assert cubins.usage(log) == cubins.Usage(registers=80, spilled_bytes=16, stack_bytes=8, shared_bytes=2048)

@@ -1,6 +1,7 @@
-"""cuda ≡ reference on a GPU: the inputs of test_cuda_emulated.py, and what only devices have: streams, graphs.
+"""Check on a GPU that cuda equals the reference, with the inputs of test_cuda_emulated.py, and test streams and graphs.
 
-Run with `pytest -m gpu`; for compute-sanitizer, which torch's cache of memory blinds, docs/measured/cuda-kernels.md.
+Run with `pytest -m gpu`. For compute-sanitizer, from which torch's caching allocator hides errors, see
+docs/measured/cuda-kernels.md.
 """
 
 import threading
@@ -25,7 +26,7 @@ from tests.kernels.test_mix import MIXTURES
 complaint = cuda.complaint()
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(complaint is not None, reason=f"no CUDA kernels here: {complaint}")]
 
-SHAPES = ((7, 33), (129, 127), (256, 384))  # a second of compilation for each kernel; the emulator has all the others
+SHAPES = ((7, 33), (129, 127), (256, 384))  # few: a kernel takes a second to compile
 SPECS = (
     "e4m3",
     "e4m3:128x128:gam",
@@ -128,7 +129,7 @@ def test_rotations_and_their_inverses(checks: Checks, size: int) -> None:
 
 
 def test_a_rotation_beyond_the_dtype_is_a_nan_block_whatever_bits_the_device_gives_nan(checks: Checks) -> None:
-    """inf − inf within a butterfly: a GPU's NaN has other bits than a CPU's."""
+    """Check inf − inf within a butterfly: the NaN of a GPU has other bits than that of a CPU."""
     for dtype, axis in product(DTYPES, (-1, 0)):
         checks.quantizer(make("huge", (64, 64), dtype), Quantizer.parse("e4m3:1x16:amax:rht16"), axis)
 
@@ -156,7 +157,7 @@ def test_sampled_weights_and_the_gradient_of_their_bits(checks: Checks, block: i
         checks.sampled_weight(w, grad, bits, noise, block, DTYPES[(i + 2) % 3])
 
 
-# What only a device has
+# Properties that only a device has
 
 
 def given_matrix(device: str = "cuda") -> Tensor:
@@ -166,7 +167,7 @@ def given_matrix(device: str = "cuda") -> Tensor:
 @pytest.mark.parametrize("text", SPECS)
 def test_nothing_waits_for_the_device(text: str) -> None:
     x = given_matrix()
-    fake_quantize(x, text, seed=1, stats=True)  # compiles and loads
+    fake_quantize(x, text, seed=1, stats=True)  # compiles and loads the kernels
     before = torch.cuda.get_sync_debug_mode()
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -190,7 +191,7 @@ def test_mixtures_are_decided_on_the_device(text: str) -> None:
 
 @pytest.mark.parametrize("text", SPECS)
 def test_kernels_run_on_the_current_stream(text: str) -> None:
-    """The stream is kept busy before the input is written: a kernel on another stream would read what was there."""
+    """Check with a stream that is busy before the input is written; another stream would read old values."""
     x, want = torch.zeros_like(given_matrix()), fake_quantize(given_matrix(), text, seed=1)
     source = given_matrix()
     torch.cuda.synchronize()
@@ -225,7 +226,7 @@ def test_compiled_functions_call_the_kernels(text: str) -> None:
 
 
 def test_a_thread_whose_first_work_on_the_device_is_ours() -> None:
-    """Autograd has threads of its own, and torch binds none to the device before it computes there."""
+    """Check threads like autograd's, which torch does not bind to the device before they compute there."""
     x = given_matrix().requires_grad_()
     y, g = fake_quantize(x, "e2m1:1x16:nvfp4:rht16", seed=1), torch.ones(512, 1024, dtype=torch.bfloat16, device="cuda")
     fake_quantize(given_matrix(), "e2m1:1x16:nvfp4:rht16", seed=1)

@@ -1,6 +1,6 @@
-"""The headers that the CPU kernels are made of compile for GPUs too, with no GPU at hand.
+"""Check that the headers of the CPU kernels also compile for GPUs, without a GPU.
 
-NVRTC, which the CUDA backend will compile with, comes as a package; nvcc is asked as well where it is installed.
+NVRTC, which the CUDA backend compiles with, comes as a package; nvcc is used too if it is installed.
 """
 
 import ctypes
@@ -21,10 +21,10 @@ UNIT = SOURCES / "headers.cu"
 def nvrtc() -> ctypes.CDLL:
     spec = importlib.util.find_spec("nvidia")
     folders = [Path(folder) for folder in (spec.submodule_search_locations or [])] if spec else []
-    found = [path for folder in folders for path in sorted(folder.rglob("libnvrtc.so*"))]
-    if not found:
+    libraries = [path for folder in folders for path in sorted(folder.rglob("libnvrtc.so*"))]
+    if not libraries:
         pytest.skip("no NVRTC: the package nvidia-cuda-nvrtc of the dev extra is for Linux only")
-    return ctypes.CDLL(str(found[0]))
+    return ctypes.CDLL(str(libraries[0]))
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -47,7 +47,7 @@ def test_nvcc_compiles_every_header(architecture: str, tmp_path: Path) -> None:
 
 
 def compile_with_nvrtc(library: ctypes.CDLL, source: str, architecture: str) -> str:
-    """What NVRTC has to say; nothing if it compiled without a warning."""
+    """Return the log of NVRTC, which is empty if it compiled without a warning."""
     program = ctypes.c_void_p()
     assert library.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"unit.cu", 0, None, None) == 0
     options = [option.encode() for option in [*FLAGS, f"--gpu-architecture={architecture}"]]

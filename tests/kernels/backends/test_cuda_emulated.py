@@ -1,7 +1,7 @@
-"""cuda ≡ reference without a GPU: the kernels' own sources, run by a SIMT emulator, under the host code that GPUs get.
+"""Check without a GPU that cuda equals the reference: real host code, with kernel sources on a SIMT emulator.
 
-What this cannot show: speed, and what NVIDIA's compiler and instructions do. Races show as far as the order in which
-threads take turns, another in every launch, changes what they come to.
+This cannot test speed, nor NVIDIA's compiler and instructions. It detects a race only if the order of threads, which
+differs in every launch, changes the result.
 """
 
 from itertools import product
@@ -49,7 +49,7 @@ def test_ms_eden_gives_the_references_bits(checks: Checks, text: str) -> None:
 
 @pytest.mark.parametrize("name", KINDS)
 def test_every_input_gives_the_references_bits(checks: Checks, name: str) -> None:
-    """With rows of whole vectors, which the usual matrices have."""
+    """Check matrices whose rows are whole vectors, as in most models."""
     texts = ("e4m3:1x16:amax", "e4m3:32x32:gam", "e2m1:1x32:e8m0", "e2m1:1x32:mx", "e2m1:1x16:nvfp4", "e5m2", "bf16")
     for i, (text, rounding, dtype) in enumerate(product(texts, ("", ":stochastic"), DTYPES)):
         checks.quantizer(make(name, (34, 48), dtype), Quantizer.parse(text + rounding), -(i % 2))
@@ -93,7 +93,7 @@ def test_both_axes_in_one_reading_are_two_calls(
     checks.both(x, row, column, seed)
 
 
-# Tiles hold 128x128 elements, rows of up to 16384, or columns of up to 2048; powers of two alone fill them.
+# Tiles hold 128x128 elements, rows of up to 16384, or columns of up to 2048; only powers of two fill them.
 CLASSES = (
     ("e4m3:64x32:amax", (200, 136)),
     ("e4m3:32x1:gam:stochastic", (136, 136)),
@@ -136,7 +136,7 @@ def test_any_bytes_are_read_as_the_reference_reads_them(checks: Checks, text: st
 
 @pytest.mark.parametrize("name", ["e1m1", "e2m1", "e2m2", "e3m2", "e2m4", "e4m3", "e4m7", "bf16"])
 def test_codes_of_every_width_lie_in_words_and_in_bytes(checks: Checks, name: str) -> None:
-    """Rows of whole words of 16 bytes down to odd numbers of bytes."""
+    """Check rows of whole words of 16 bytes down to odd numbers of bytes."""
     for i, cols in enumerate((128, 64, 32, 16, 8, 24, 40, 129, 131, 7)):
         for text in (name, f"{name}:1x8:e8m0:stochastic", f"{name}:5x3:amax"):
             checks.quantizer(make("lognormal", (11, cols), DTYPES[i % 3], seed=i), Quantizer.parse(text), -1)

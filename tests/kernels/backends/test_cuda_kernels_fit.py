@@ -1,7 +1,8 @@
-"""Every class of CUDA kernel compiles for the GPUs there are, without one at hand, and keeps to its registers.
+"""Check that every class of CUDA kernel compiles for current GPUs, without a GPU, and does not spill registers.
 
-The kernels are those that the host code asks for, recorded as it asks. The table of what each uses is printed (pytest
--s); a kernel that spills registers to memory fails. All are compiled for Hopper, one of each kind for the others.
+The kernels are those that the host code launches, recorded as it launches them. A table of their resources is printed
+(pytest -s), and a kernel that spills registers to memory fails. All are compiled for Hopper, one of each kind for the
+other architectures.
 """
 
 import ctypes
@@ -15,14 +16,14 @@ from torch import Tensor
 from fewbits.kernels.backends import cubins
 from fewbits.kernels.backends.build import BuildError
 from fewbits.kernels.backends.device import Device, Variant
-from fewbits.kernels.packing import room
+from fewbits.kernels.packing import allocate
 from fewbits.kernels.quantizer import Quantizer
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 
 
 class Recorder:
-    """A launcher that launches nothing."""
+    """A launcher that records launches and runs nothing."""
 
     def __init__(self) -> None:
         self.variants: list[Variant] = []
@@ -48,7 +49,7 @@ def encode(text: str) -> Ask:
 
 def decode(text: str, axis: int = -1) -> Ask:
     q = Quantizer.parse(text)
-    return lambda device, x: device.decode(*room(q, axis, x), q, axis, x.shape[1], x.dtype)
+    return lambda device, x: device.decode(*allocate(q, axis, x), q, axis, x.shape[1], x.dtype)
 
 
 def skip(x: Tensor, part: tuple[int, int]) -> Tensor:
@@ -150,7 +151,7 @@ OF_EACH_KIND = (
 
 @cache
 def usage(variant: Variant, architecture: str) -> cubins.Usage:
-    code, log = cubins.compile_now(cubins.source_of(variant.file, variant.constants()), architecture)
+    code, log = cubins.compile_now(cubins.translation_unit(variant.file, variant.constants()), architecture)
     assert code
     assert "warning" not in log, log
     return cubins.usage(log)
@@ -176,6 +177,6 @@ def test_kernels_compile_and_spill_nothing(name: str, architecture: str) -> None
             f"{used.registers:4} registers {used.spilled_bytes:4} spilled {used.shared_bytes:6} shared",
             end="",
         )
-        assert used.registers > 0, "ptxas said nothing"
+        assert used.registers > 0, "ptxas reported no registers"
         assert used.spilled_bytes == 0
         assert used.stack_bytes == 0, "something is indexed where registers have no addresses"

@@ -1,7 +1,7 @@
-"""cpu ≡ reference, bit for bit: values with the signs of their zeros, counts, maxima, codes and scales.
+"""Check that cpu equals the reference bit for bit: values with the signs of zeros, counts, maxima, codes and scales.
 
-The systematic part walks every family of quantizers; the sweeps let hypothesis combine what nobody thought of, and
-shrink it when it fails. Rows and columns of one call are shared between threads from the first element on.
+The systematic tests cover every family of quantizers. The sweeps let hypothesis combine inputs that nobody thought of,
+and shrink failures. Threads share the rows and columns of one call even for the smallest matrices.
 """
 
 from __future__ import annotations
@@ -101,34 +101,34 @@ def check(
     threads: tuple[int, ...] = (1, 2, 3),
     **parts: Any,
 ) -> None:
-    """Of everything that a backend does with a quantizer; `parts` are partition and skip."""
+    """Check all that a backend does with a quantizer; `parts` are partition and skip."""
     torch.set_num_threads(1)
-    was = torch.full_like(x, 0.5)  # what skipped parts keep
+    was = torch.full_like(x, 0.5)  # the content that skipped parts keep
     want = run(reference, x, q, axis, seed, out=was.clone(), want_stats=True, **parts)
     stored = () if q.format.bits > 16 or unstorable(x, q, axis) else reference.encode(x, q, axis, seed)
     for n in threads:
         torch.set_num_threads(n)
-        where = f"{q} of {tuple(x.shape)} {x.dtype}, {axis=}, {seed=}, {parts}, {n} threads"
+        case = f"{q} of {tuple(x.shape)} {x.dtype}, {axis=}, {seed=}, {parts}, {n} threads"
         got = run(cpu, x, q, axis, seed, out=was.clone(), want_stats=True, **parts)
         for what, a, b in zip(("values", "counts", "amax"), got, want, strict=True):
-            assert_same(a, b, f"{what} of {where}")
+            assert_same(a, b, f"{what} of {case}")
         counts = run(cpu, x, q, axis, seed, want_values=False, want_stats=True, **parts)[1]
-        assert_same(counts, want[1], f"counts alone of {where}")
-        assert_same(run(cpu, x, q, axis, seed, out=was.clone(), **parts)[0], want[0], f"values alone of {where}")
+        assert_same(counts, want[1], f"counts alone of {case}")
+        assert_same(run(cpu, x, q, axis, seed, out=was.clone(), **parts)[0], want[0], f"values alone of {case}")
         if "skip" not in parts:
             in_place = x.clone()
             cpu.quantize(in_place, q, axis, seed, out=in_place)
-            assert_same(in_place, want[0], f"in place, {where}")
+            assert_same(in_place, want[0], f"in place, {case}")
         if stored:
             for what, a, b in zip(("codes", "scales", "groups"), cpu.encode(x, q, axis, seed), stored, strict=True):
-                assert_same(a, b, f"{what} of {where}")
+                assert_same(a, b, f"{what} of {case}")
             ON_CPU.decoding(stored, q, axis, x.shape[1], x.dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_gives_the_references_bits(family: str, dtype: torch.dtype) -> None:
-    """Each shape and axis with the next input, variant and number of threads: all of them within a few families."""
+    """Check each shape and axis with the next input, variant and number of threads; a few families cover all."""
     start = FAMILIES.index(family) * 7 + DTYPES.index(dtype) * 3
     names = list(KINDS)
     for i, (shape, axis) in enumerate(product(ODD, (-1, 0)), start=start):
@@ -138,7 +138,7 @@ def test_every_family_gives_the_references_bits(family: str, dtype: torch.dtype)
 
 @pytest.mark.parametrize("text", MS_EDEN)
 def test_ms_eden_gives_the_references_bits(text: str) -> None:
-    """It takes no variants; every input, shape and axis, each with the next dtype and number of threads."""
+    """Check every input, shape and axis, each with the next dtype and number of threads; MS-EDEN has no variants."""
     names = list(KINDS)
     for i, (shape, axis) in enumerate(product((*ODD, *ODD), (-1, 0)), start=MS_EDEN.index(text) * 5):
         x = make(names[i % len(names)], shape, DTYPES[i % 3], seed=i)
@@ -173,7 +173,7 @@ def quantizers(draw: st.DrawFn) -> Quantizer:
     name = draw(scaled | odd_formats)
     scaling = draw(st.sampled_from(SCALINGS)) if name != "fp32" else "none"
     name = "e2m1" if scaling == "fouroversix" else name
-    if scaling == "eden":  # says all else itself, and turns whole blocks
+    if scaling == "eden":  # fixes all other fields, and rotates whole blocks
         whole = draw(st.sampled_from([n for n in HADAMARD_SIZES if n >= 16]))
         return Quantizer("e2m1", "1x16", "eden", hadamard=whole, signs=draw(signs))
     plain = Quantizer(name)
@@ -235,9 +235,9 @@ def test_the_last_bits_of_a_draw_decide_where_its_first_do_not(text: str, axis: 
 @pytest.mark.parametrize("name", ["bf16", "e8m15"])
 @pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
 def test_what_scaling_takes_beyond_float32_overflows(name: str, rounding: str) -> None:
-    """448 times the largest value of these formats is no float32, so nvfp4's scales are as large as they can be.
+    """Check nvfp4 with formats for which 448 times the largest value exceeds float32, so that scales are the largest.
 
-    The scale of 1.05 rounds down to 1, so the largest values leave float32 when they are scaled.
+    The scale of 1.05 rounds down to 1, so the largest values exceed float32 when they are scaled.
     """
     for overflow, dtype in product(("saturate", "inf", "nan"), DTYPES):
         x = make("ties", (64, 64), dtype).clamp(-1, 1) * 1.05
@@ -256,7 +256,7 @@ def test_what_scaling_takes_beyond_float32_overflows(name: str, rounding: str) -
 def test_a_draw_goes_below_the_distance_and_stays_at_it(
     name: str, low: float, step: float, seed: int, index: int, draw: int
 ) -> None:
-    """Draws of 48 bits that float32 can stand beside, found by search: one in 2^24 is, and one in 2^26."""
+    """Check draws of 48 bits next to a float32 value, found by search: one in 2^24 of them and one in 2^26."""
     distance = draw * 2.0**-48
     assert float(uniform(index + 1, seed, "cpu")[index]) == distance
     x, q = torch.zeros(1, index + 1), Quantizer.parse(f"{name}:stochastic")
@@ -280,14 +280,14 @@ STORED = (
 
 @pytest.mark.parametrize("text", STORED)
 def test_any_bytes_are_read_as_the_reference_reads_them(text: str) -> None:
-    """Codes and scales that `encode` never stores too: NaN, zeros, signs, and what overflows."""
+    """Check codes and scales that `encode` never stores too: NaN, zeros, signs, and overflows."""
     q = Quantizer.parse(text)
     for i, (shape, axis) in enumerate(product((*ODD, (40, 1040)), (-1, 0)), start=STORED.index(text)):
         torch.set_num_threads(i % 3 + 1)
         ON_CPU.decoding(any_bytes(q, axis, shape, seed=i), q, axis, shape[1], DTYPES[i % 3])
 
 
-# Tiles end at 256 rows and 16384 columns; blocks beyond are looked up.
+# Tiles end at 256 rows and 16384 columns; larger blocks are looked up.
 @pytest.mark.parametrize(
     ("text", "shape"),
     [
@@ -297,7 +297,7 @@ def test_any_bytes_are_read_as_the_reference_reads_them(text: str) -> None:
         ("e2m1:1x16:nvfp4:stochastic", (3, 33000)),
         ("e4m3:channel:amax", (3, 33000)),
         ("e4m3:1x20000:gam", (2, 33001)),
-        ("e4m3:1x300:amax:stochastic", (3, 4000)),  # random bits lie ready for 1024 columns: no multiple of 300
+        ("e4m3:1x300:amax:stochastic", (3, 4000)),  # random bits are buffered for 1024 columns
         ("e2m1:16x16:nvfp4:rht16", (300, 520)),
         ("e2m1:1x16:eden:rht128", (300, 1100)),
         ("e4m3:tensor:amax:rht128", (390, 300)),
@@ -315,11 +315,11 @@ def test_blocks_and_matrices_larger_than_a_tile(text: str, shape: tuple[int, int
 @pytest.mark.parametrize("cols", [4096, 4099])
 @pytest.mark.parametrize("text", ["e4m3:1x128:amax", "e2m1:1x16:mx:stochastic"])
 def test_a_matrix_larger_than_the_caches_is_as_its_bands_are(text: str, cols: int) -> None:
-    """Results beyond 16 MiB are written past the caches; a band of 100 rows is not, nor does it start at a tile."""
+    """Check results beyond 16 MiB, which bypass the caches; a band of 100 rows does not, and starts inside a tile."""
     q, x = Quantizer.parse(text), make("lognormal", (1100, cols), torch.float32)
     torch.set_num_threads(2)
     whole, counts, _ = run(cpu, x, q, -1, 3, want_stats=True, partition=(100, cols))
-    if q.needs_seed:  # an element's draw belongs to its place in the whole
+    if q.needs_seed:  # an element's draw depends on its index in the whole matrix
         assert_same(whole, run(reference, x, q, -1, 3)[0])
         return
     for i, band in enumerate(x.split(100)):

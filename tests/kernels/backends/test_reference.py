@@ -1,6 +1,7 @@
-"""The reference against oracles that share no code with it: other libraries, published vectors, exact fractions.
+"""Compare the reference with oracles that share no code with it: other libraries, published vectors, exact fractions.
 
-What is compared is what the functions return, element for element. NaNs equal one another and −0.0 differs from 0.0.
+The tests compare what the functions return, element for element. NaNs are equal to one another, and −0.0 differs from
+0.0.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ FLT_MAX = float(np.finfo(np.float32).max)
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 NARROW = ("e4m3", "e5m2", "e2m1", "e3m2", "e2m3", "e3m4", "bf16", "fp16")
 
-# A bit of everything: every scaling, block shape, format family and option.
+# A sample that covers every scaling, block shape, format family and option.
 QUANTIZERS = [
     "bf16",
     "fp16:stochastic",
@@ -86,13 +87,13 @@ QUANTIZERS = [
 
 
 def coded(x: Tensor, q: Quantizer, axis: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    """What is stored, as codes of elements and of block scales, and group scales."""
+    """Return the stored form: codes of elements and of block scales, and group scales."""
     data, scales, groups = encode(x, q, axis, seed)
     return unpack(data, q.format.bits, x.shape[1]), scale_codes(scales), groups
 
 
 def bits(x: Tensor) -> Tensor:
-    """The float32 bits of x, one pattern for every NaN."""
+    """Return the float32 bits of x, with one pattern for every NaN."""
     wide = x.float()
     return torch.where(wide.isnan(), 0x7FC00000, wide.contiguous().view(torch.int32))
 
@@ -109,7 +110,7 @@ def generator(seed: int) -> torch.Generator:
 
 
 def wild(rows: int, cols: int, seed: int, octaves: float = 12) -> Tensor:
-    """Normal numbers over many octaves, with zeros of both signs."""
+    """Return normal numbers over many octaves, with zeros of both signs."""
     g = generator(seed)
     x = torch.randn(rows, cols, generator=g) * torch.exp2(octaves * torch.randn(rows, cols, generator=g))
     x[torch.rand(rows, cols, generator=g) < 0.05] = 0.0
@@ -118,7 +119,7 @@ def wild(rows: int, cols: int, seed: int, octaves: float = 12) -> Tensor:
 
 
 def cast(x: Tensor, q: str | Quantizer) -> Tensor:
-    """quantize(), nearest, along rows, and of a vector too."""
+    """Return quantize() of x to nearest along rows, and check that it is the same for a vector."""
     quantizer = Quantizer.parse(q) if isinstance(q, str) else q
     return quantize(x.reshape(1, -1) if x.dim() == 1 else x, quantizer, -1, 0)[0].reshape(x.shape)
 
@@ -132,7 +133,7 @@ def all_bf16() -> Tensor:
 
 @pytest.fixture(scope="module")
 def float32_patterns() -> Tensor:
-    """2^22 random finite float32 patterns, a third of them near the ranges of the narrow formats; and every bf16."""
+    """Return 2^22 random finite float32 patterns, a third near the ranges of narrow formats, and every bf16."""
     rng = np.random.default_rng(1)
     patterns = rng.integers(0, 1 << 32, 1 << 22, dtype=np.uint32)
     near = patterns[: len(patterns) // 3]
@@ -193,8 +194,8 @@ def test_nearest_and_its_code_are_those_of_the_scalar_rounding(name: str) -> Non
     for overflow in grid.overflows:
         q = Quantizer(grid, overflow=overflow)
         want = [grid.code_of(v, overflow) for v in x.flatten().tolist()]
-        want = [grid.code_of(math.nan) if math.isnan(grid.decode(code)) else code for code in want]  # without a sign
-        if grid.bits <= 16:  # others are not stored
+        want = [grid.code_of(math.nan) if math.isnan(grid.decode(code)) else code for code in want]  # no sign
+        if grid.bits <= 16:  # wider codes are not stored
             assert coded(x, q, -1, 0)[0].flatten().tolist() == want
         assert_same(cast(x, q).flatten(), torch.tensor([grid.decode(code) for code in want]))
 
@@ -233,7 +234,7 @@ def test_without_blocks_only_infinities_that_the_format_has_stay(name: str) -> N
 
 
 def test_casts_of_the_mixed_precision_blog() -> None:
-    """Its table of examples, to the digits printed there."""
+    """Check the blog's table of examples, to the digits printed there."""
     x = torch.tensor([-1.51039, 0.412776, -0.348471, -1.17588])
     table = {
         "bf16": [-1.50781, 0.412109, -0.347656, -1.17969],
@@ -276,7 +277,7 @@ def scalar_philox(counter: tuple[int, ...], seed: int) -> list[int]:
 def test_philox_gives_the_known_answers_of_random123(counter: str, key: str, want: str) -> None:
     c, k, w = ([int(word, 16) for word in text.split()] for text in (counter, key, want))
     assert philox4x32([torch.tensor(word) for word in c], (k[0], k[1])).tolist() == w
-    assert scalar_philox(tuple(c), k[0] | k[1] << 32) == w  # the oracle of what follows
+    assert scalar_philox(tuple(c), k[0] | k[1] << 32) == w  # the oracle of the tests below
 
 
 @pytest.mark.parametrize("seed", [0, 1, 0xFFFFFFFF, 0x123456789ABCDEF0, (1 << 63) - 1])
@@ -310,7 +311,7 @@ def test_stochastic_takes_the_other_neighbour_when_the_draw_is_below_the_distanc
         if Fraction(u) < abs(steps - nearest):
             nearest += 1 if steps > nearest else -1
         want.append(math.copysign(float(nearest * step), v))
-    for axis in (-1, 0):  # the draw belongs to the place, whatever the axis
+    for axis in (-1, 0):  # the draw depends on the element's index, whatever the axis
         assert_same(
             quantize(x, Quantizer.parse(f"{name}:stochastic"), axis, 9)[0].flatten(),
             torch.tensor(want).clamp(-grid.max, grid.max),
@@ -319,7 +320,7 @@ def test_stochastic_takes_the_other_neighbour_when_the_draw_is_below_the_distanc
 
 def test_a_draw_is_below_the_distance_or_not_to_the_last_bit() -> None:
     last = 2.0**-48
-    cases = [  # steps above a grid value, the draw, and where it goes; ties start from the even side
+    cases = [  # steps above a grid value, the draw, and the result; ties start from the even side
         (0.25, 0.25, 0.0),
         (0.25, 0.25 - last, 1.0),
         (0.75, 0.25, 1.0),
@@ -343,7 +344,7 @@ def test_a_draw_is_below_the_distance_or_not_to_the_last_bit() -> None:
 @pytest.mark.parametrize("place", [0.0, 1.0])
 @pytest.mark.parametrize(("exponent", "samples"), [(-1, 20), (-3, 20), (-8, 20), (-14, 22), (-20, 24)])
 def test_stochastic_rounding_is_unbiased(exponent: int, samples: int, place: float) -> None:
-    """A value p = 2^exponent of a step above a grid value goes up with probability p, also where p is tiny."""
+    """Check that a value p = 2^exponent of a step above a grid value goes up with probability p, even if p is tiny."""
     q, p, step = Quantizer.parse("e4m3:stochastic"), 2.0**exponent, 2.0**-3 if place else 2.0**-9
     x = torch.full((1, 1 << 17), place + p * step)
     ups = 0
@@ -361,8 +362,8 @@ def test_every_pattern_of_16_bits_makes_the_gaussian_of_equation_10() -> None:
     nibbles = gaussian_nibbles([inputs >> p & 1 for p in range(16)])
     values = unpack_noise(nibbles.to(torch.int32), 8 << 16).view(-1, 8)
     assert not values[:, 1:].any()
-    found = {v: int((values[:, 0] == v).sum()) for v in range(-8, 8)}
-    assert {v: n for v, n in found.items() if n} == {-2: 96, -1: 9189, 0: 46966, 1: 9189, 2: 96}
+    counts = {v: int((values[:, 0] == v).sum()) for v in range(-8, 8)}
+    assert {v: n for v, n in counts.items() if n} == {-2: 96, -1: 9189, 0: 46966, 1: 9189, 2: 96}
 
 
 def test_gaussian_noise_packs_eight_elements_of_one_counter_to_a_word() -> None:
@@ -394,11 +395,11 @@ def test_uniform_noise_is_the_middle_of_one_of_65536_cells_in_bf16() -> None:
         assert noise[i] == torch.tensor(float(exact), dtype=torch.float64).to(torch.bfloat16)
 
 
-# Scales. Rows of one block each: the first element is the block's largest magnitude.
+# Scales. Each row is one block whose first element has the largest magnitude.
 
 
 def float32_of(value: Fraction) -> float:
-    """The float32 nearest to a positive fraction, ties to even; inf beyond the range."""
+    """Return the float32 nearest to a positive fraction, ties to even; inf beyond the range."""
     exponent = math.floor(math.log2(value.numerator)) - math.floor(math.log2(value.denominator))
     exponent -= value < Fraction(2) ** exponent
     step = Fraction(2) ** (max(exponent, -126) - 23)
@@ -412,7 +413,7 @@ def ulp_neighbours(value: float) -> list[float]:
 
 @cache
 def adversarial_amaxes() -> list[float]:
-    """Powers of two and 2^k · max of the formats, one ulp below and above, subnormals, the largest, zero, and some."""
+    """Return powers of two and 2^k · max of formats, one ulp below and above, subnormals, the largest, zero, others."""
     powers = [2.0**e for e in (-149, -148, -140, -127, -126, -125, -60, -10, -1, 0, 1, 2, 8, 60, 120, 125, 126, 127)]
     edges = [m * 2.0**e for m in (3, 6, 7, 7.5, 28, 448, 57344) for e in (-140, -130, -9, 0, 1, 9, 100)]
     near = [v for centre in powers + edges for v in ulp_neighbours(centre)]
@@ -432,7 +433,7 @@ def scalar_ideal(amax: float, grid: Format) -> float:
 
 
 def two_part(value: float) -> tuple[Fraction, int]:
-    """Mantissa in [1, 2) and exponent, from the bits of a normal float32."""
+    """Return the mantissa in [1, 2) and the exponent, from the bits of a normal float32."""
     (pattern,) = struct.unpack("<I", struct.pack("<f", value))
     return 1 + Fraction(pattern & 0x7FFFFF, 1 << 23), (pattern >> 23 & 0xFF) - 127
 
@@ -468,7 +469,7 @@ def test_gam_scale_is_the_groups_mantissa_and_an_exponent_that_does_not_saturate
         assert groups.tolist() == [float(mantissa)]
         for a, s in zip(amaxes, want_scales, strict=True):
             assert s <= Fraction(scalar_ideal(a, grid)) or a == 0
-        # Whatever divides by s sees s: with y = q / s the exact s shows in the quotient.
+        # The quotient y = q / s reveals the exact s, because these scalings divide by s.
         y = quantize(x, q, -1, 0)[0]
         for row, s in zip(range(len(amaxes)), want_scales, strict=True):
             v = [float32_of(abs(Fraction(e)) * s) if e else 0.0 for e in x[row].tolist()]
@@ -514,7 +515,7 @@ def test_power_of_two_scales_are_floors_of_exact_logarithms(name: str, scaling: 
 
 @pytest.mark.parametrize("name", FORMATS_WITH_SCALES)
 def test_e8m0_is_the_floor_of_the_rounded_ideal_too(name: str) -> None:
-    """Dividing max by amax never rounds up to a power of two; but for the clamp of the ideal at 2^-126."""
+    """Check that max / amax never rounds up to a power of two, except where the ideal is clamped at 2^-126."""
     grid = Format.parse(name)
     mantissas = torch.randint(1 << 23, (200_000,), generator=generator(6), dtype=torch.int32)
     max_mantissa = int(two_part(grid.max)[0] * (1 << 23)) - (1 << 23)
@@ -529,7 +530,7 @@ def test_e8m0_is_the_floor_of_the_rounded_ideal_too(name: str) -> None:
 def scalar_two_levels(
     rows: np.ndarray[Any, Any], grid: Format, scales: Format
 ) -> tuple[list[int], np.float32, list[list[float]]]:
-    """TransformerEngine's order of operations, one float32 at a time."""
+    """Compute two-level scales in TransformerEngine's order of operations, one float32 at a time."""
     f, top, flt_max = np.float32, np.float32(grid.max), np.float32(FLT_MAX)
     tensor_amax = np.abs(rows).max()
     g = f(1) if tensor_amax == 0 else min(top * f(448) / tensor_amax, flt_max)
@@ -569,8 +570,7 @@ def test_two_levels_follow_transformer_engine_operation_by_operation(name: str, 
 
 
 def ties_and_heavy_tails() -> Tensor:
-    """Blocks of 16, of one tensor: magnitudes of many octaves; and values half way between those of E2M1, times what
-    the block's scale will be."""
+    """Return blocks of 16 of one tensor: magnitudes of many octaves, and midpoints of E2M1 times the block's scale."""
     heavy = torch.exp(3 * torch.randn(32, 16, generator=generator(11)))
     heavy *= torch.sign(torch.randn(32, 16, generator=generator(12)))
     d = 1 / (6 * 448 / heavy.abs().max())
@@ -588,19 +588,22 @@ def test_ties_and_heavy_tails_follow_transformer_engine_where_another_order_woul
     _, codes, groups = coded(x, q, -1, 0)
     assert (codes.flatten().tolist(), groups.tolist()) == (want_codes, [want_d])
     s8 = torch.tensor([float(TABLE["e4m3"].decode(code)) for code in want_codes])[:, None]
-    divided = (x / (s8 * float(want_d))).nan_to_num(0, 0, 0).numpy()  # where there is a product with the reciprocal
+    divided = (x / (s8 * float(want_d))).nan_to_num(0, 0, 0).numpy()  # division, where the reference multiplies
     other = [
         [float(f(grid.decode(grid.code_of(float(v)))) * f(s) * want_d) for v in row]
         for row, s in zip(divided, s8.flatten().tolist(), strict=True)
     ]
-    assert not torch.equal(torch.tensor(other), got), "ties are told apart by the order of operations"
+    assert not torch.equal(torch.tensor(other), got), "the order of operations decides ties"
 
 
 # Rotation
 
 
 def hadamard_matrix(size: int) -> Tensor:
-    """Sylvester's, orthonormal, in float64: entry (i, j) is negative when i and j share an odd number of bits."""
+    """Return Sylvester's matrix, orthonormal, in float64.
+
+    Entry (i, j) is negative when i and j share an odd number of bits.
+    """
     rows = [[(-1) ** (i & j).bit_count() / math.sqrt(size) for j in range(size)] for i in range(size)]
     return torch.tensor(rows, dtype=torch.float64)
 
@@ -626,7 +629,7 @@ def test_rotation_is_the_matrix_of_signs_and_hadamard(size: int, length: int) ->
 
 
 def test_rotation_rounds_once_per_operation_and_then_to_the_dtype() -> None:
-    """A scalar walk: 2^-floor(k/2) first, butterflies from near to far, √½ last for odd k."""
+    """Check against scalar code: 2^-floor(k/2) first, butterflies from near to far, √½ last for odd k."""
     f = np.float32
     x = wild(1, 8, seed=8, octaves=8)
     signs = hadamard_signs(Quantizer(hadamard=8, signs=3), torch.device("cpu")).numpy()
@@ -654,7 +657,7 @@ def test_signs_are_te_or_none_or_bits_of_philox() -> None:
 
 
 def test_signs_spread_a_constant() -> None:
-    """Without signs a constant chunk becomes one spike."""
+    """Check that signs prevent a constant chunk from becoming one spike."""
     x = torch.ones(1, 16)
     assert rotate(x, Quantizer(hadamard=16, signs="none"), -1).tolist() == [[4.0] + [0.0] * 15]
     assert rotate(x, Quantizer(hadamard=16), -1).abs().max() < 4
@@ -918,7 +921,7 @@ def test_these_scalings_never_saturate(name: Any, scaling: Any, block: Block, va
 
 @pytest.mark.parametrize("text", ["e4m3:1x16:e8m0", "e2m1:channel:mx", "e4m3", "bf16", "e5m2:tensor:e8m0"])
 def test_quantizing_again_changes_nothing(text: str) -> None:
-    """With scales that are powers of two, whose rounding leaves the exponent of the block alone."""
+    """Check scales that are powers of two, and whose rounding leaves the exponent of the block unchanged."""
     y = cast(wild(16, 64, seed=23, octaves=2), text)
     assert_same(cast(y, text), y)
 
@@ -930,7 +933,7 @@ def test_powers_are_those_of_exact_arithmetic_rounded_once() -> None:
     t = torch.cat(
         [torch.arange(-149, 128).double(), torch.empty(300_000).uniform_(-140, 126, generator=generator(24)).double()]
     )
-    exact = np.exp2(t.numpy().astype(np.longdouble)).astype(np.float32)  # 64 bits before the one rounding
+    exact = np.exp2(t.numpy().astype(np.longdouble)).astype(np.float32)  # 64 bits before the only rounding
     assert np.array_equal(exp2(t).numpy(), exact)
     assert exp2(torch.tensor([-1e4, 1e4, math.nan], dtype=torch.float64))[:2].tolist() == [0.0, math.inf]
 
@@ -959,7 +962,7 @@ def test_a_sampled_weight_is_the_weight_and_scaled_noise(noise: Any, dtype: torc
     ("shape", "block"), [((70, 45), 32), ((64, 64), 32), ((5, 3), 32), ((40, 20), 8), ((9, 200), 128)]
 )
 def test_the_gradient_of_bits_is_that_of_autograd(noise: Any, shape: tuple[int, int], block: int) -> None:
-    """Through w + R · 2^(1 − b) · max|w| in float64, the maximum taken as a constant (GaussWS eq. 4)."""
+    """Compare with autograd through w + R · 2^(1 − b) · max|w| in float64, maximum constant (GaussWS eq. 4)."""
     w, grad = (torch.randn(shape, generator=generator(s)) for s in (27, 28))
     grid = [-(-n // block) for n in shape]
     b = torch.empty(grid).uniform_(2, 9, generator=generator(29))
@@ -997,6 +1000,6 @@ def test_the_gradient_of_bits_is_summed_in_the_written_order() -> None:
 
 
 def test_uses_of_one_seed_do_not_meet() -> None:
-    """Streams: the four words of one counter differ between stochastic rounding, noise and signs."""
+    """Check streams: the four words of one counter differ between stochastic rounding, noise and signs."""
     index = torch.zeros(1, dtype=torch.int64)
     assert len({tuple(philox(index, stream, 5).flatten().tolist()) for stream in range(4)}) == 4

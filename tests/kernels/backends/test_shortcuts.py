@@ -1,4 +1,4 @@
-"""Shortcuts of the C++ that no tensor of a test's size would show wrong, tried where they could be: in a program."""
+"""Test shortcuts of the C++ code in programs of their own, because tensors of test size would miss errors."""
 
 from __future__ import annotations
 
@@ -85,10 +85,11 @@ def output_of(program: str, folder: Path) -> str:
 
 
 def test_a_quotient_without_a_division_is_the_quotient(tmp_path: Path) -> None:
-    """Every divisor for the values of a grid, and every value for divisors that are hard, common or any.
+    """Check every divisor for the values of a grid, and every value for divisors that are hard, common or random.
 
-    Markstein's theorem asks that the first guess be off by at most one unit, which a product with the rounded
-    reciprocal need not be: so it is tried. Longer runs, of all divisors with grids of 14 bits, found nothing either.
+    Markstein's theorem requires the first guess to be off by at most one unit, which a product with the rounded
+    reciprocal does not guarantee, so the test tries it. Longer runs, of all divisors with grids of 14 bits, found no
+    error either.
     """
     found, tried = output_of(DIVISION, tmp_path).split(" of ")
     assert int(tried) > 1 << 29

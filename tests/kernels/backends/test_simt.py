@@ -1,4 +1,4 @@
-"""The emulator that runs CUDA kernels on the CPU: what it would show of a kernel that is wrong."""
+"""Check that the emulator, which runs CUDA kernels on the CPU, reveals errors of a wrong kernel."""
 
 import ctypes
 from pathlib import Path
@@ -9,7 +9,7 @@ from fewbits.kernels.backends import build
 from tests.kernels.backends.emulated import SIMT, compiled
 
 pytestmark = pytest.mark.skipif(build.compiler() is None, reason="there is no C++ compiler for the emulator")
-ORDERS = range(8)  # the first is as threads are numbered
+ORDERS = range(8)  # the first is the numeric order of threads
 
 
 @pytest.fixture(scope="module")

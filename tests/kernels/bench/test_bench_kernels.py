@@ -1,6 +1,6 @@
-"""The benchmark: every case appears with its limits; peers do the same work, may be absent; bad options are one line.
+"""Test the benchmark: all cases appear with their limits, peers do the same work or are absent, errors are one line.
 
-Nothing here says how fast anything must be: that depends on the machine and on who else uses it.
+No test requires a speed, which depends on the machine and on its other users.
 """
 
 import json
@@ -25,25 +25,25 @@ from fewbits.kernels.bench.report import Bench, Measured, as_text
 from fewbits.kernels.packed import Packed
 
 LINUX = sys.platform == "linux"
-SMALL = ["--size", "256", "--runs", "1", "--threads", "1"]  # several wait for each other on a busy machine
+SMALL = ["--size", "256", "--runs", "1", "--threads", "1"]  # small: threads wait for each other on a busy machine
 MIB = 1 << 20
 
 
-def bench(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
-    status = cli.main(["bench", "kernels", *words])
-    said = capsys.readouterr()
-    return status, said.out, said.err
+def bench(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    status = cli.main(["bench", "kernels", *arguments])
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
 
 
 @pytest.fixture
 def no_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch.compile takes seconds for each case; what it returns is a function of the tensor, as what it is given."""
+    """Replace torch.compile, which takes seconds for each case, by a function that returns its argument."""
     monkeypatch.setattr(torch, "compile", lambda work, **_: work)
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str, dict[str, Any]]:
-    """Table, progress and JSON of the real command, without peers."""
+    """Return the table, the progress and the JSON of the real command, without peers."""
     file = tmp_path_factory.mktemp("bench") / "out.json"
     command = [sys.executable, "-m", "fewbits.cli", "bench", "kernels", *SMALL, "--no-peers", "--json", str(file)]
     answer = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -137,7 +137,7 @@ def test_ragged_tensors_are_measured_without_peers(capsys: pytest.CaptureFixture
     status, table, _ = bench(capsys, "--rows", "99", "--cols", "130", "--runs", "1", "--only", "e4m3:128x128:gam")
     assert status == 0
     assert "tensor 99x130 bfloat16" in table
-    assert "no peers: they take whole blocks" in table
+    assert "no peers: they need whole blocks" in table
 
 
 def test_threads_are_put_back(capsys: pytest.CaptureFixture[str]) -> None:
@@ -148,10 +148,10 @@ def test_threads_are_put_back(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "named"),
+    ("arguments", "named"),
     [
         (["--device", "cuda"], ["--device cuda", "cpu"]),
-        (["--size", "0"], ["--size", "'0'", "from 1 up"]),
+        (["--size", "0"], ["--size", "'0'", "≥ 1"]),
         (["--runs", "many"], ["--runs", "'many'"]),
         (["--dtype", "int8"], ["--dtype", "int8", "bfloat16", "float32"]),
         (["--only", "nvfp5"], ["nvfp5", *(case.name for case in CASES)]),
@@ -161,9 +161,9 @@ def test_threads_are_put_back(capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_wrong_options_are_one_line_and_status_2(
-    capsys: pytest.CaptureFixture[str], words: list[str], named: list[str]
+    capsys: pytest.CaptureFixture[str], arguments: list[str], named: list[str]
 ) -> None:
-    status, out, err = bench(capsys, *words)
+    status, out, err = bench(capsys, *arguments)
     assert status == 2
     assert out == ""
     assert err.startswith("fewbits: bench kernels: ")
@@ -171,7 +171,7 @@ def test_wrong_options_are_one_line_and_status_2(
     assert all(name in err for name in named)
 
 
-# What is compared
+# Peers
 
 
 def test_names_of_cases_are_distinct() -> None:
@@ -180,7 +180,7 @@ def test_names_of_cases_are_distinct() -> None:
 
 @pytest.mark.parametrize("case", [c for c in CASES if not isinstance(c, (Noise, Encode, Decode))], ids=lambda c: c.name)
 def test_peers_do_the_same_work(case: Case) -> None:
-    """Their values are ours, but for the last bit of a scale here and there; random ones are about as far from x."""
+    """Check that values equal ours, except for the last bit of some scales; random ones are about as far from x."""
     x = torch.randn(256, 256, generator=torch.Generator().manual_seed(3)).to(case.dtype or torch.bfloat16)
     for peer in bench_peers.PEERS:
         if peer.name == "torch.compile" or peer.missing():
@@ -247,7 +247,7 @@ def test_the_bytes_a_perfect_kernel_moves_beside_those_of_the_copy(case: Case, t
     assert case.traffic(itemsize=2) == traffic
 
 
-# How it is measured and told
+# Measurement and report
 
 
 def measured(share: float, memory: float, arithmetic: float | None) -> Measured:
@@ -255,7 +255,7 @@ def measured(share: float, memory: float, arithmetic: float | None) -> Measured:
     return Measured("made up", False, ratio, memory, arithmetic, ratio, 0.01, 1e10, 1e-9, {}, 1)
 
 
-def told(cores: int, load: float) -> Bench:
+def bench_under_load(cores: int, load: float) -> Bench:
     named = dict.fromkeys(("cpu", "threads", "fewbits", "backend", "torch", "python", "compiler"), "?")
     return Bench({**named, "cores": cores, "load": load}, "bfloat16", 8192, 8192, 7, [measured(0.6, 1.0, 0.8)])
 
@@ -267,10 +267,10 @@ def test_the_limit_is_the_lower_of_memory_and_arithmetic() -> None:
 
 
 def test_a_share_is_printed_with_its_range_and_limit() -> None:
-    table = as_text(told(cores=4, load=0.2))
+    table = as_text(bench_under_load(cores=4, load=0.2))
     assert "made up 60 30–120 100 80 arith 75 60 1" in re.sub(r" +", " ", table)
     assert "small tensor" not in table
-    assert "they disturb every figure" not in table
+    assert "they distort all figures" not in table
 
 
 def test_time_in_the_caches_is_a_difference_and_none_where_it_was_disturbed() -> None:
@@ -282,7 +282,7 @@ def test_time_in_the_caches_is_a_difference_and_none_where_it_was_disturbed() ->
 
 
 def test_a_busy_machine_is_told() -> None:
-    assert "they disturb every figure" in as_text(told(cores=4, load=2.1))
+    assert "they distort all figures" in as_text(bench_under_load(cores=4, load=2.1))
 
 
 def test_turns_end_when_patience_does(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -352,8 +352,8 @@ def test_a_machine_with_more_to_do_than_cores_is_said_to_be_busy() -> None:
 def test_generators_are_measured_over_shapes_and_kept_for_reports(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    words = ["--generators", "--shapes", "64x96,32x32", "--runs", "2", "--threads", "1", "--store", str(tmp_path)]
-    status, table, _ = bench(capsys, *words)
+    arguments = ["--generators", "--shapes", "64x96,32x32", "--runs", "2", "--threads", "1", "--store", str(tmp_path)]
+    status, table, _ = bench(capsys, *arguments)
     assert status == 0
     assert [line.split()[0] for line in table.splitlines()[-2:]] == ["64x96", "32x32"]
     answer = json.loads((tmp_path / "bench" / "generators-cpu.json").read_text())
@@ -363,23 +363,23 @@ def test_generators_are_measured_over_shapes_and_kept_for_reports(
     assert {arm for rows, _, what, arm in places if (rows, what) == (32, "forward")} == {"bitwise", "torch"}
     assert all(len(one["seconds"]) == 2 and min(one["seconds"]) > 0 for one in answer["timed"])
     assert answer["machine"]["device"]
-    _, again, _ = bench(capsys, *words, "--once")
-    assert "is there" in again
+    _, again, _ = bench(capsys, *arguments, "--once")
+    assert "nothing is measured" in again
     assert json.loads((tmp_path / "bench" / "generators-cpu.json").read_text()) == answer
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("arguments", "message"),
     [
         (["--generators", "--shapes", "64"], "shapes such as 2048x512"),
         (["--generators", "--shapes", "0x5"], "shapes such as 2048x512"),
-        (["--store", "runs"], "--store belongs to --generators"),
-        (["--generators", "--once"], "--once belongs to --store"),
+        (["--store", "runs"], "--store requires --generators"),
+        (["--generators", "--once"], "--once requires --store"),
     ],
 )
 def test_bad_shapes_and_a_store_of_nothing_are_one_line(
-    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    status, _, error = bench(capsys, *words)
+    status, _, error = bench(capsys, *arguments)
     assert status == 2
-    assert said in error
+    assert message in error

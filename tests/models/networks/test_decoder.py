@@ -1,4 +1,4 @@
-"""The decoder computes what its families' own code computes, whatever the sizes."""
+"""Check that the decoder computes what its families' own code computes, at any size."""
 
 from dataclasses import replace
 from typing import Any
@@ -40,14 +40,14 @@ def test_logits_and_gradients_equal_those_of_transformers_with_the_same_weights(
     x, y = tokens(1), tokens(2)
     expected = theirs(x).logits
     logits = ours(x)
-    assert expected.std() > 0.5  # there is something to compare
+    assert expected.std() > 0.5  # the outputs are not trivial
     torch.testing.assert_close(logits, expected, rtol=1e-4, atol=2e-5)
 
-    # The whole gradient, seen where all of it meets: at the embedding; and the parameters' own in norm.
+    # The whole gradient, at the embedding, where all of it arrives, and each parameter's own in norm.
     cross_entropy = nn.functional.cross_entropy(expected.flatten(0, 1), y.flatten())
     their_gradients = gradients(theirs, cross_entropy)
     our_gradients = gradients(ours, ours.loss(x, y))
-    embedding = next(iter(their_gradients.values()))  # both models' first parameter
+    embedding = next(iter(their_gradients.values()))  # the first parameter of both models
     torch.testing.assert_close(our_gradients["embed.weight"], embedding, rtol=1e-3, atol=1e-6)
     total, expected_total = (
         torch.stack([g.norm() for g in grads.values()]).norm() for grads in (our_gradients, their_gradients)
@@ -124,35 +124,35 @@ def test_a_large_vocabulary_never_has_all_its_logits_alive() -> None:
     model.head.register_forward_hook(lambda head, args, output: shapes.append(output.numel()))
     x = tokens(1, (1, 300))
     model.loss(x, x).backward()
-    assert len(shapes) == 6  # three parts, each once more in backward
+    assert len(shapes) == 6  # three parts, each repeated in backward
     assert max(shapes) <= 1 << 24
 
 
 def test_more_tokens_than_positions_are_refused() -> None:
     with pytest.raises(ValueError, match=r"33 tokens: .* 1 to 32"):
         family("llama2-134m")(tokens(1, (1, 33)))
-    assert family("hybrid-8b")(tokens(1, (1, 33))).shape == (1, 33, 61)  # has no positions to run out of
+    assert family("hybrid-8b")(tokens(1, (1, 33))).shape == (1, 33, 61)  # has no limit of positions
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"activation": "relu"}, r"activation 'relu' of model 'gpt2-nano': valid are gelu, swiglu, relu2"),
         ({"norm": "batchnorm"}, r"norm 'batchnorm' .* layernorm, layernorm1p, rmsnorm"),
         ({"positions": "alibi"}, r"positions 'alibi' .* learned, rope, none"),
         ({"init": "kaiming"}, r"init 'kaiming' .* gpt2, llama"),
-        ({"kv_heads": 3}, r"kv_heads 3 .* a divisor of heads, 4"),
-        ({"layers": 0}, r"layers 0 .* 1 and up"),
+        ({"kv_heads": 3}, r"kv_heads 3 .* divisors of heads, 4"),
+        ({"layers": 0}, r"layers 0 .* integers ≥ 1"),
         ({"positions": "rope", "rope_fraction": 0.3}, r"rope_fraction 0.3 .* head_dim 64"),
         ({"pattern": "M-X"}, r"pattern 'M-X' .* M Mamba-2, - feed-forward, \* attention"),
-        ({"pattern": "M-"}, r"layers 6 .* 2, the letters of pattern 'M-'"),
-        ({"pattern": "MMMMMM", "mamba_head_dim": 48}, r"mamba_head_dim 48 .* a divisor of 512"),
-        ({"pattern": "MMMMMM", "mamba_groups": 3}, r"mamba_groups 3 .* a divisor of the 8 heads"),
-        ({"init_std": 0.0}, r"init_std 0.0 .* more than 0"),
+        ({"pattern": "M-"}, r"layers 6 .* 2, the length of pattern 'M-'"),
+        ({"pattern": "MMMMMM", "mamba_head_dim": 48}, r"mamba_head_dim 48 .* divisors of 512"),
+        ({"pattern": "MMMMMM", "mamba_groups": 3}, r"mamba_groups 3 .* divisors of the 8 heads"),
+        ({"init_std": 0.0}, r"init_std 0.0 .* numbers > 0"),
     ],
 )
-def test_a_wrong_setting_names_the_valid_ones(changes: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_a_wrong_setting_names_the_valid_ones(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         replace(MODELS["gpt2-nano"], **changes)
 
 

@@ -1,4 +1,4 @@
-"""Each layer against torch's own in FP32 or FP64, gradients included."""
+"""Compare each layer with torch's own in FP32 or FP64, gradients included."""
 
 from collections.abc import Callable
 
@@ -61,7 +61,7 @@ def test_norms_compute_in_fp32_and_return_the_input_dtype(norm: str) -> None:
     module, x = stirred(norm), normal(2, 7, 48, dtype=torch.bfloat16)
     y, exact = module(x), TORCH_NORMS[norm](x.float(), module)
     assert y.dtype == torch.bfloat16
-    # Rounded once, from FP32: at most half a step of BF16 away.
+    # Rounded once, from FP32, so at most half a step of BF16 away.
     assert ((y.float() - exact).abs() <= exact.abs() * 2**-8 + 1e-6).all()
     y.sum().backward()
     assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in module.parameters())
@@ -155,7 +155,7 @@ def test_attention_is_the_softmax_over_tokens_up_to_its_own(
     cotangent = normal(*exact.shape, seed=99).detach()
     grads = torch.autograd.grad((ours.float() * cotangent).sum(), inputs)
     expected = torch.autograd.grad((exact * cotangent).sum(), inputs)
-    tolerance = 1e-5 if dtype == torch.float32 else 2e-2  # of the tensor's largest entry
+    tolerance = 1e-5 if dtype == torch.float32 else 2e-2  # relative to the tensor's largest entry
     for one, other in zip((ours, *grads), (exact_FP32, *expected), strict=True):
         difference = (one.double() - other.double()).abs().max()
         assert difference <= tolerance * other.abs().max().clamp(min=1)

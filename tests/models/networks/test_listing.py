@@ -1,4 +1,4 @@
-"""`fewbits models` says what there is."""
+"""Test that `fewbits models` lists all models."""
 
 import json
 

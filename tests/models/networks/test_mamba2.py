@@ -1,4 +1,4 @@
-"""Mamba-2 in chunks computes the recurrence, token by token, and so do its gradients."""
+"""Check that Mamba-2 in chunks computes the recurrence token by token, gradients included."""
 
 from typing import NamedTuple
 
@@ -39,7 +39,7 @@ def draw(tokens: int, heads: int = 4, groups: int = 2, state: int = 3, dtype: to
 
 
 def recurrence(x_BTHP: Tensor, dt_BTH: Tensor, a_H: Tensor, b_BTGN: Tensor, c_BTGN: Tensor) -> Tensor:
-    """S_t = exp(Δ_t·a)·S_{t−1} + Δ_t·B_t x_tᵀ and y_t = S_tᵀ C_t, one token after the other."""
+    """Compute S_t = exp(Δ_t·a)·S_{t−1} + Δ_t·B_t x_tᵀ and y_t = S_tᵀ C_t, token by token."""
     shared = x_BTHP.shape[2] // b_BTGN.shape[2]
     b_BTHN, c_BTHN = (y.repeat_interleave(shared, 2) for y in (b_BTGN, c_BTGN))
     state, ys = torch.zeros(1), []

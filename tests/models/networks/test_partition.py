@@ -1,4 +1,4 @@
-"""Adam-mini's partition covers every parameter, and follows its heads and neurons."""
+"""Check that Adam-mini's partition covers every parameter, and follows its heads and neurons."""
 
 import math
 
@@ -86,12 +86,12 @@ def test_queries_without_a_heads_dimension_are_refused() -> None:
             super().__init__()
             self.q_proj = nn.Linear(4, 6)
 
-    with pytest.raises(ValueError, match=r"q_proj has 6 rows for heads of dimension None"):
+    with pytest.raises(ValueError, match=r"q_proj has 6 rows and heads of dimension None"):
         adam_mini_partition(nn.Sequential(Attention()))
 
 
 def test_the_second_moments_of_a_llama_are_few() -> None:
-    """The point of Adam-mini: almost no memory for v outside embedding and head."""
+    """Check the purpose of Adam-mini: almost no memory for v outside embedding and head."""
     model = on_meta(MODELS["llama2-1b"])
     partition = adam_mini_partition(model)
     sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}

@@ -1,4 +1,4 @@
-"""The models by name: their sizes, and that a seed alone decides how they start."""
+"""Test the models by name: their sizes, and that only the seed decides their initial parameters."""
 
 import math
 from dataclasses import replace
@@ -79,7 +79,7 @@ def test_every_operand_of_a_nano_model_holds_four_blocks_of_128_by_128(name: str
     config = MODELS[name]
     for linear in on_meta(config).blocks.modules():
         if isinstance(linear, Linear):
-            tokens = config.context  # of a single sequence
+            tokens = config.context  # tokens of a single sequence
             for rows, cols in (linear.weight.shape, (tokens, linear.in_features), (tokens, linear.out_features)):
                 assert min(rows, cols) >= 256
                 assert math.ceil(rows / 128) * math.ceil(cols / 128) >= 4
@@ -172,7 +172,7 @@ def test_gpt2_starts_as_published() -> None:
 def test_llama_starts_as_published() -> None:
     decoder = build(MODELS["llama2-nano"], seed=7)
     assert deviation(decoder, "embed.weight") == pytest.approx(1.0, rel=0.02)
-    assert deviation(decoder, "head.weight") == pytest.approx(0.9866 / 16, rel=0.02)  # cut at 3 deviations
+    assert deviation(decoder, "head.weight") == pytest.approx(0.9866 / 16, rel=0.02)  # truncated at 3 deviations
     assert decoder.head.weight.abs().max() <= 3 / 16
     for number in (0, 5):
         for name in ("attention.q", "attention.k", "attention.v", "ffn.gate"):
@@ -197,6 +197,6 @@ def test_no_parameter_is_left_unfilled(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_unknown_name_is_answered_with_the_names() -> None:
-    with pytest.raises(ValueError, match=r"no model 'gpt3'; choose from: gpt2-124m, llama2-134m, .*hybrid-nano"):
+    with pytest.raises(ValueError, match=r"unknown model 'gpt3': valid are gpt2-124m, llama2-134m, .*hybrid-nano"):
         model("gpt3")
     assert model("gpt2-nano") is MODELS["gpt2-nano"]

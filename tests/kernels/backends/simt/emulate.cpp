@@ -1,4 +1,4 @@
-// The CUDA kernels as functions of a library for the CPU: tests/kernels/backends/emulated.py launches them through ctypes.
+// The CUDA kernels as functions of a CPU library, which tests/kernels/backends/emulated.py calls through ctypes.
 #include "simt.h"
 
 #include "decode.cu"
@@ -20,7 +20,7 @@ template <class F> void with_dtype(int dtype, F f) {
 
 }  // namespace
 
-// In what order threads and CTAs take turns from now on; 0: as they are numbered.
+// Set the order of threads and CTAs from now on; 0: their numeric order.
 extern "C" void simt_shuffle(uint64_t seed) { simt::shuffle = seed; }
 
 extern "C" void simt_quantize(int kernel, int dtype, const fb::Variant *variant, unsigned blocks,

@@ -1,4 +1,4 @@
-// Threads that leave their number for the next one, which reads it: with a barrier between, or without.
+// Threads that write their number for the next thread to read, with or without a barrier in between.
 #include "simt.h"
 
 extern "C" void pass_on(uint64_t order, int barrier, int *read) {
@@ -14,7 +14,7 @@ extern "C" void pass_on(uint64_t order, int barrier, int *read) {
   });
 }
 
-// In what order CTAs, and the threads in them, come.
+// Run the kernel and record the order of CTAs and of the threads in them.
 extern "C" void come(uint64_t order, unsigned blocks, unsigned threads, int *seen) {
   simt::shuffle = order;
   int count = 0;

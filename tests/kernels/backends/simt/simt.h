@@ -1,9 +1,9 @@
-// CUDA's execution model on one CPU thread, as far as the kernels use it, so that their sources run in tests as they
-// are. Each thread of a CTA is a fiber; a fiber runs until it must wait for others, at a barrier or a shuffle, and then
-// lets the next one run. A wait that cannot end (a barrier that some threads do not reach) is reported, as is a lane
-// that is missing in a shuffle; so divergence that would hang a GPU, or be undefined there, fails here. Threads take
-// turns in an order that differs from launch to launch (`shuffle`), and so do the CTAs: what rests on who comes first,
-// for want of a barrier say, comes out differently.
+// CUDA's execution model on one CPU thread, as far as the kernels use it, so that tests run their unmodified sources.
+// Each thread of a CTA is a fiber. A fiber runs until it must wait for others, at a barrier or a shuffle, and then lets
+// the next one run. A wait that cannot end (a barrier that some threads do not reach) is reported, and so is a missing
+// lane in a shuffle; so divergence that would hang a GPU, or is undefined there, fails here. The order of threads and
+// of CTAs differs from launch to launch (`shuffle`), so code that depends on it, for example because a barrier is
+// missing, gives different results.
 #pragma once
 #define FB_SIMT
 #define __shared__ static
@@ -41,15 +41,15 @@ inline void *main_stack_pointer;
 inline char *stacks;
 inline Meeting warps[MAX_THREADS / WARP], everyone;
 inline int threads, running;
-inline long idle;  // times in a row that a fiber looked in vain
+inline long idle;  // consecutive times that a fiber had to keep waiting
 inline const std::function<void()> *body;
 
-// A round over `count` things: from `first` on, each `stride` after the one before.
+// A round over `count` items: from `first` on, each `stride` after the one before.
 struct Order {
   unsigned first, stride, count;
   unsigned operator()(unsigned turn) const { return unsigned((first + uint64_t(turn) * stride) % count); }
 };
-inline Order order_of(uint64_t seed, unsigned count) {  // seed 0: as they are numbered
+inline Order order_of(uint64_t seed, unsigned count) {  // seed 0: numeric order
   uint64_t mixed = seed * 0x9e3779b97f4a7c15ull;
   unsigned stride = seed ? unsigned(mixed >> 32) % count : 1;
   while (std::gcd(stride, count) != 1) stride++;
@@ -58,7 +58,7 @@ inline Order order_of(uint64_t seed, unsigned count) {  // seed 0: as they are n
 inline uint64_t shuffle;
 inline Order thread_order;
 
-// Saves the callee-saved registers on the stack, keeps the stack's pointer in *from and goes on with the stack `to`.
+// Save the callee-saved registers on the stack, store the stack pointer in *from, and continue with the stack `to`.
 extern "C" void simt_switch(void **from, void *to);
 #ifdef __x86_64__
 asm(R"(
@@ -156,7 +156,7 @@ inline void enter() {
 inline uint32_t shuffled(uint32_t v, int from) {
   int lane = running % WARP;
   Meeting &m = warps[running / WARP];
-  uint32_t *said = m.said[m.turn & 1];  // the next meeting has the other half: nobody is two meetings ahead
+  uint32_t *said = m.said[m.turn & 1];  // the next meeting uses the other half: no thread is two meetings ahead
   said[lane] = v;
   meet(m);
   return said[from < WARP ? from : lane];
@@ -172,7 +172,7 @@ inline void run(unsigned blocks, int thread_count, const std::function<void()> &
     everyone = Meeting{threads, 0, 0, {}};
     for (int w = 0; w < threads / WARP; w++) warps[w] = Meeting{WARP, 0, 0, {}};
     for (int i = 0; i < threads; i++) {
-      void **top = (void **)(stacks + STACK * size_t(i + 1)) - 3;  // 8 off 16, as on entry to a function
+      void **top = (void **)(stacks + STACK * size_t(i + 1)) - 3;  // 8 off 16, as at function entry
 #ifdef __x86_64__
       *top = nullptr, *--top = (void *)enter;
       top -= 6;
