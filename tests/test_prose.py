@@ -13,11 +13,22 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 SOURCES = ("kernels", "models", "experiments", "sweeps", "src/fewbits/common", "src/hydra_plugins")
+# fmt: off
 FRAGMENTS = frozenset(
-    """after all as at before beside both by each either every for from how if in into its nothing of on since so than that
-    their through to under until what whatever when where whether which who whoever whose why with without""".split()
+    {
+        "after", "all", "as", "at", "before", "beside", "both", "by", "each", "either", "every", "for",
+        "from", "how", "if", "in", "into", "its", "nothing", "of", "on", "since", "so", "than", "that",
+        "their", "through", "to", "under", "until", "what", "whatever", "when", "where", "whether", "which",
+        "who", "whoever", "whose", "why", "with", "without",
+    }
 )
-NOUNS = frozenset("a an bits bytes elements largest mean one relative rows seconds the values whole".split())
+NOUNS = frozenset(
+    {
+        "a", "an", "bits", "bytes", "elements", "largest", "mean", "one", "relative", "rows", "seconds",
+        "the", "values", "whole",
+    }
+)
+# fmt: on
 Node = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -68,6 +79,14 @@ def test_fragments_are_found(text: str, wrong: bool) -> None:
 
 
 def test_modules_and_properties_may_start_with_a_noun() -> None:
-    source = '"""The formats."""\nclass A:\n    """A format."""\n    @property\n    def bits(self):\n        """The bits."""\n'
+    source = '''"""The formats."""
+
+class A:
+    """A format."""
+
+    @property
+    def bits(self):
+        """The bits."""
+'''
     assert not list(wrong_openings(source))
     assert list(wrong_openings('"""What the formats are."""\n'))

@@ -1,6 +1,8 @@
-"""Two optimizer steps of every published model, with each paper's recipe; then the second step again, from the first
-one's checkpoint in a new process: are they the same bits? A row for each on stdout. Needs up to 20 GiB of memory, and
-twice the model's checkpoint in the folder for runs (twelve bytes a parameter).
+"""Train two steps of every published model with each paper's recipe, and check that a resumed step gives the same bits.
+
+The second step is trained again from the first one's checkpoint, in a new process. Prints a row for each model and
+recipe. Needs up to 20 GiB of memory, and twice the model's checkpoint in the folder for runs (twelve bytes a
+parameter).
 
     python docs/measured/full-width.py RUNS [MODEL ...] > full-width.txt
 """

@@ -233,7 +233,7 @@ def test_recipe_bf16_is_torchtitan_without_fewbits(alone: Results) -> None:
 
 @pytest.mark.parametrize("name", ["mor", "nvfp4", "noisy", "file"])
 def test_a_recipe_trains_as_quantize_does_by_hand_to_the_bit(alone: Results, name: str) -> None:
-    """This includes rounding noise, samplers with their penalty, and gradients accumulated over micro-batches."""
+    """Compare rounding noise, samplers with their penalty, and gradients accumulated over micro-batches too."""
     assert losses(alone[name]) == losses(alone[f"{name} by hand"])
     assert not set(losses(alone[name])) & set(losses(alone["bf16"]))
     assert losses(alone[name])[-1] < losses(alone[name])[0]
