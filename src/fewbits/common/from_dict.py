@@ -1,4 +1,4 @@
-"""Frozen dataclasses from nested mappings, with errors that name the key and the valid choices."""
+"""Build frozen dataclasses from nested mappings, with errors that name the key and the valid choices."""
 
 import dataclasses
 import types
@@ -10,7 +10,11 @@ T = TypeVar("T")
 
 
 def from_dict(kind: type[T], data: Mapping[str, Any], where: str = "") -> T:
-    """`kind` from a mapping of its fields: nested dataclasses from mappings, tuples from lists, the rest checked."""
+    """Return an instance of the dataclass `kind` with the values of a mapping; raise ValueError for wrong values.
+
+    Nested dataclasses are built from mappings and tuples from lists; the types of other values are checked.
+    where: the path of the mapping, which error messages name.
+    """
     if not isinstance(data, Mapping):
         raise ValueError(f"{where or kind.__name__}: a mapping of {_names(kind)} is expected, not {data!r}")
     hints = _hints(kind)  # type: ignore[arg-type]
@@ -25,6 +29,7 @@ def from_dict(kind: type[T], data: Mapping[str, Any], where: str = "") -> T:
 
 
 def one_of(what: str, value: object, valid: Iterable[object]) -> None:
+    """Raise ValueError unless the value is valid. what: the name of the setting, for the message."""
     valid = tuple(valid)
     if value not in valid:
         raise ValueError(f"{what} {value!r}: valid are {', '.join(map(str, valid))}")
