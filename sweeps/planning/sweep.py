@@ -99,8 +99,8 @@ class Sweep:
         for name in (self.name, self.study, self.scale):
             if name and not re.fullmatch(r"\w[\w. -]{0,79}", name):
                 raise ValueError(
-                    f"sweep {self.name!r}: {name!r} names files and runs: valid are up to 80 letters, digits, _ . - and "
-                    "spaces, of which the first is a letter, a digit or _"
+                    f"sweep {self.name!r}: {name!r} names files and runs: valid are up to 80 letters, digits, _ . - "
+                    "and spaces, of which the first is a letter, a digit or _"
                 )
         if not self.seeds:
             raise ValueError(f"sweep {self.name}: seeds is empty, so there is no trial")
