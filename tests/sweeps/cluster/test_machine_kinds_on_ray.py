@@ -100,6 +100,6 @@ def test_seeds_keep_to_one_kind_like_replaces_the_others_and_a_lost_kind_does_no
     capsys.readouterr()
     assert cli.main(sweep) == 0
     said = capsys.readouterr().err
-    assert f"no machine has the kind {OLD} now: its trials wait for one for 1 s" in said
+    assert f"no machine has the kind {OLD} now: its trials wait up to 1 s for one" in said
     assert f"the rest runs on {OURS}" in said
     assert sorted(map(sorted, kinds(plan).values())) == [sorted((OURS, OLD)), [OLD]]

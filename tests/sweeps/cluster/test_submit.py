@@ -166,7 +166,7 @@ def test_a_cluster_that_stays_out_of_reach_is_given_up_and_the_job_is_not(
 
         Thread(target=cut_the_way_once_the_job_is_watched).start()
         assert run_job(["sleep", "600"], way.address) == 1
-    assert "out of reach for 1 s; the job may go on there" in capfd.readouterr().err
+    assert "unreachable for 1 s; the job may still run there" in capfd.readouterr().err
 
 
 def test_a_sweep_runs_on_the_worker_nodes_and_outlives_one_of_them(
@@ -243,10 +243,10 @@ def test_a_missing_and_a_wrong_token_say_where_to_find_the_right_one(
     cluster: Head, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAY_AUTH_TOKEN", "wrong")
-    with pytest.raises(ValueError, match=r"does not know the token: set RAY_AUTH_TOKEN.*`ray get-auth-token`"):
+    with pytest.raises(ValueError, match=r"rejects the token: set RAY_AUTH_TOKEN.*`ray get-auth-token`"):
         run_job(["true"], cluster.address)
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
-    with pytest.raises(ValueError, match="wants a token: set RAY_AUTH_TOKEN"):
+    with pytest.raises(ValueError, match="requires a token: set RAY_AUTH_TOKEN"):
         run_job(["true"], cluster.address)
 
 
@@ -370,7 +370,7 @@ def test_a_report_that_is_seen_from_here_is_copied_in_place_of_the_older_one(tmp
 
 def test_a_report_that_is_not_seen_from_here_is_said_to_lie_on_the_cluster(tmp_path: Path) -> None:
     assert fetch(Path("/nowhere/reports/mor-cpu"), tmp_path) == (
-        "the report lies on the cluster: /nowhere/reports/mor-cpu/index.html"
+        "the report is on the cluster: /nowhere/reports/mor-cpu/index.html"
     )
     assert report_name("no report was made\n", PurePosixPath("/nowhere/reports")) is None
 

@@ -51,7 +51,7 @@ def test_further_names_are_accepted_with_any_port_and_by_pattern() -> None:
 
 @pytest.mark.parametrize("name", ["*", "**", "http://host", "a/b", "user@host"])
 def test_what_is_no_host_name_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match="names of hosts are expected"):
+    with pytest.raises(ValueError, match="host names are expected"):
         AllowedHosts.of("0.0.0.0", name)
 
 

@@ -34,14 +34,14 @@ def test_what_is_there_is_told_apart_from_what_is_missing(
     assert sum(row.endswith("  done") for row in rows) == 4
     assert sum(row.endswith("  planned") for row in rows) == 4
     assert re.search(r"^8 trials: 4 planned, 4 done$", shown, re.MULTILINE)
-    assert re.search(r"^about \d+:\d\d, \d+ at a time, by the speeds measured here$", shown, re.MULTILINE)
+    assert re.search(r"^about \d+:\d\d, \d+ at a time, from speeds measured in this store$", shown, re.MULTILINE)
     assert sorted(undisturbed.store.rglob("*")) == before
 
 
 def test_a_store_in_which_nothing_like_it_has_run_tells_no_time(
     undisturbed: Undisturbed, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert "time not known: nothing like these trials" in dry_run(undisturbed.file, tmp_path / "none", capsys)
+    assert "time unknown: no similar trial" in dry_run(undisturbed.file, tmp_path / "none", capsys)
     assert not (tmp_path / "none").exists()
 
 

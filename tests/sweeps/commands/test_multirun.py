@@ -68,7 +68,7 @@ def test_a_failure_is_status_1(cache: Path, tmp_path: Path, capfd: pytest.Captur
         ("recipe=mor/blok,bf16", "no recipe 'mor/blok': valid are mor/block"),
         ("training.steps=1,-1", "training.steps -1: 1 or more is expected"),
         ("nonsense", "is not KEY=VALUE"),
-        ("hydra/sweeper=none", "other sweepers are packages of their own: pip install hydra-none-sweeper"),
+        ("hydra/sweeper=none", "other sweepers are separate packages: pip install hydra-none-sweeper"),
         ("--address=http://head:8265", "takes jobs, which `fewbits sweep FILE` submits"),
     ],
 )

@@ -151,4 +151,4 @@ def test_a_database_that_mlflow_does_not_open_is_one_line(
     (port,) = free_ports(1)
     assert cli.main(["ui", "--runs", str(tmp_path), "--port", str(port)]) == 2
     said = capfd.readouterr().err.splitlines()[-1]
-    assert said.startswith(f"fewbits: ui: MLflow does not open sqlite:///{tmp_path / tracking.DATABASE}; moved away, ")
+    assert said.startswith(f"fewbits: ui: MLflow cannot open sqlite:///{tmp_path / tracking.DATABASE}; move it away, ")

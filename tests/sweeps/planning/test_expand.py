@@ -125,10 +125,10 @@ def test_a_branch_has_the_parent_of_its_own_seed_and_axes() -> None:
 @pytest.mark.parametrize(
     ("arms", "more", "told"),
     [
-        ({"t": Arm(), "x": Arm(parent="t", axes=())}, {}, "arm x starts from t, which has axes that x has not: a"),
+        ({"t": Arm(), "x": Arm(parent="t", axes=())}, {}, "arm x starts from t, which has axes that x does not have: a"),
         ({"t": Arm(scales=("gpu",)), "x": Arm(parent="t")}, {}, "which is not run at scale smoke"),
         ({"t": Arm(), "x": Arm(parent="t")}, {"exclude": ({"arm": "t", "a": 1},)}, "which is excluded at .*'a': '1'"),
-        ({"x": Arm(parent="y"), "y": Arm(parent="x")}, {}, "arms x, y start from each other, in a circle"),
+        ({"x": Arm(parent="y"), "y": Arm(parent="x")}, {}, "arms x, y start from each other in a cycle"),
     ],
 )
 def test_a_parent_that_is_not_there_is_told(arms: dict[str, Arm], more: dict[str, object], told: str) -> None:

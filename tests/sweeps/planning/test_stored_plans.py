@@ -144,7 +144,7 @@ def test_a_file_that_is_no_plan_is_told_in_a_line_and_not_used(
     err = capsys.readouterr().err
     assert err.count("\n") == 1
     assert said in err
-    assert f"`fewbits sweep family.yaml --runs {stored.runs}` writes it anew" in err
+    assert f"`fewbits sweep family.yaml --runs {stored.runs}` writes a new one" in err
 
 
 @pytest.mark.parametrize("key", ["trials", "values", "cells", "members", "sweeps", "time"])
@@ -161,7 +161,7 @@ def test_half_a_plan_is_not_used(key: str, stored: Stored) -> None:
 def test_a_plan_of_an_earlier_fewbits_is_told(stored: Stored) -> None:
     stored.path.rename(stored.path.parent / "family-family-smoke.json")
     (note,) = find_plan(stored.words).notes
-    assert "the plans of an earlier fewbits are not read; `fewbits sweep family.yaml" in note
+    assert "plans of an earlier fewbits cannot be read; `fewbits sweep family.yaml" in note
 
 
 def test_a_changed_definition_is_planned_anew_where_its_data_are(stored: Stored) -> None:

@@ -178,7 +178,7 @@ arms: {long: {}, mid: {at: 0.5}, far: {parent: mid}, alone: {scratch: true}}
         "alone": None,
     }
     for wrong in ("trunk: lon\narms: {long: {}}", "arms: {a: {at: 0.5}}", "trunk: a\narms: {a: {at: 0.5}}"):
-        with pytest.raises(ValueError, match=r"trunk 'lon': valid are long|of an arm that has no parent"):
+        with pytest.raises(ValueError, match=r"trunk 'lon': valid are long|the arm has no parent"):
             loaded(tmp_path, wrong)
 
 
@@ -203,9 +203,9 @@ MISTAKES = {
     "an axis of one value": ("axes: {a: 1}", "axis a: a list of different values is expected"),
     "an axis of no values": ("axes: {a: []}", "axis a: a list of different values is expected"),
     "an axis with a value twice": ("axes: {a: [1, 1]}", "axis a: a list of different values is expected"),
-    "bundles that are no lists": ("axes: {a: {x: 'data=python'}}", "or a mapping of names to lists of words"),
+    "bundles that are no lists": ("axes: {a: {x: 'data=python'}}", "or a mapping of names to lists of overrides"),
     "a list of bundles": ("axes: {a: [{x: 1}]}", "axis a: a list of different values is expected"),
-    "unequal lengths": ("zipped: [{a: [1, 2], b: [1]}]", "zipped axes are of one length, but a has 2, b has 1"),
+    "unequal lengths": ("zipped: [{a: [1, 2], b: [1]}]", "zipped axes need equally many values, but a has 2, b has 1"),
     "zipped but no mapping": ("zipped: [[a, b]]", r"zipped \['a', 'b'\]: a mapping of axes to lists is expected"),
     "zipped as a mapping": ("zipped: {a: [1]}", "zipped: a list is expected"),
     "an axis twice": ("axes: {a: [1]}\nzipped: [{a: [1], b: [2]}]", "axis a is given twice"),
@@ -217,7 +217,7 @@ MISTAKES = {
     "an exclusion of no value": ("axes: {a: [1, 2]}\nexclude: [{a: 3}]", "exclude: a '3': valid are 1, 2"),
     "an unknown parent": ("arms: {x: {parent: z}, y: {}}", r"arms\.x\.parent: 'z': valid are y"),
     "its own parent": ("arms: {x: {parent: x}, y: {}}", r"arms\.x\.parent: 'x': valid are y"),
-    "at without a parent": ("arms: {x: {at: 0.5}}", r"at 0\.5: of an arm that has no parent"),
+    "at without a parent": ("arms: {x: {at: 0.5}}", r"at 0\.5: the arm has no parent"),
     "at 0": ("arms: {x: {at: 0, parent: y}, y: {}}", r"at 0\.0: a part below 1"),
     "at one step and a half": ("arms: {x: {at: 1.5, parent: y}, y: {}}", r"at 1\.5: .*a whole step"),
     "an exclusion of what is no axis": ("exclude: [{lr: 1}]", "exclude: 'lr': valid are arm, seed"),
@@ -253,20 +253,20 @@ def test_a_mistake_in_a_file_is_one_line(text: str, said: str, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ((), "which sweep"),
+        ((), "no sweep is named"),
         (("missing.yaml",), r"no sweep file missing\.yaml"),
         (("old.yml",), r"a file NAME\.yaml is expected"),
         (("study=none",), "study 'none': valid are"),
-        (("FILE", "seed=1"), "'seed=1' is neither of a sweep nor of its trials: valid keys are .*seeds"),
+        (("FILE", "seed=1"), "'seed=1' is neither a key of a sweep nor one of its trials: valid keys are .*seeds"),
         (("FILE", "nonsense"), "'nonsense' is neither"),
         (("FILE", "seeds=0,1"), "takes one value"),
         (("FILE", "seeds=[0"), "is not KEY=VALUE"),
         (("FILE", "resources.cores=1"), "resources.*cores"),
         (("FILE", "name=x"), "'name=x' is neither"),
         (("FILE", "x=1"), "valid keys are study, sweep, file, about,"),
-        (("FILE", "study=mor"), r"tiny\.yaml and study=mor: a file or a study, not both"),
-        (("FILE", "FILE"), "one file at a time"),
-        (("study=mor", "study=nvfp4"), "'study=nvfp4' after 'mor': one study at a time"),
+        (("FILE", "study=mor"), r"tiny\.yaml and study=mor: name a file or a study, not both"),
+        (("FILE", "FILE"), "only one file can be named"),
+        (("study=mor", "study=nvfp4"), "'study=nvfp4' after 'mor': only one study can be named"),
         (("FILE", "+axes.optimizer.lr=[1,2]"), r"write axes=\{optimizer\.lr:\[1,2\]\}"),
     ],
 )

@@ -114,7 +114,7 @@ def test_a_stopped_sweep_is_at_checkpoints_and_goes_on(
     command.until(lambda: any(steps_done(folder) for folder in running(plan)))
     (os.killpg if number == signal.SIGINT else os.kill)(command.pid, number)
     assert command.end() == 130
-    assert "fewbits: stopped; the same command goes on\n" in command.said
+    assert "fewbits: stopped; run the same command again to resume\n" in command.said
     assert "Traceback" not in command.said
     assert not running(plan)
     for folder in folders(plan):
@@ -135,7 +135,7 @@ def test_asked_twice_a_sweep_stops_at_once(undisturbed: Undisturbed, tmp_path: P
     for folder in running(plan):
         os.kill(holder_of(folder) or 0, signal.SIGSTOP)  # it will reach no checkpoint
     os.kill(command.pid, signal.SIGINT)
-    command.until(lambda: "once more: at once" in command.said)
+    command.until(lambda: "Ctrl-C again: stop at once" in command.said)
     os.kill(command.pid, signal.SIGINT)
     assert command.end() == 130
     gone(plan)
@@ -195,7 +195,7 @@ def test_what_fails_is_named_with_its_log_and_leaves_the_others_whole(
     (told,) = [line for line in errors.splitlines() if line.startswith(f"failed: {broken.path}: ")]
     assert "checkpoints" in told
     assert "    (the whole log: " + str(broken.path / store.LOG) in errors
-    assert errors.count(f"{broken.path.name}: ") == 1 + 1  # that it is tried again, and the failure
+    assert errors.count(f"{broken.path.name}: ") == 1 + 1  # a line for the second attempt, and one for the failure
     assert attempts(broken) == 2
     blocked = {
         child: f"its parent {broken.path.name} failed",
@@ -209,8 +209,8 @@ def test_what_fails_is_named_with_its_log_and_leaves_the_others_whole(
         assert (rows[folder.path.name]["state"], rows[folder.path.name]["note"]) == ("blocked", why)
     last = errors.splitlines()[-1]
     assert last == (
-        "fewbits: 1 failed: the same command goes on with them, from their checkpoints; 2 blocked by what failed; "
-        "1 blocked for good: what they start from has diverged"
+        "fewbits: 1 failed: run the same command again to resume them from their checkpoints; "
+        "2 blocked by failed trials; 1 blocked for good: their parent diverged"
     )
 
     (broken.path / "checkpoints").unlink()
@@ -219,7 +219,7 @@ def test_what_fails_is_named_with_its_log_and_leaves_the_others_whole(
         shown = capfd.readouterr()
         assert "6 trials: 4 done, 1 diverged, 1 blocked\n" in shown.out
         assert "failed: " not in shown.err
-        assert shown.err.splitlines()[-1] == "fewbits: 1 blocked for good: what they start from has diverged"
+        assert shown.err.splitlines()[-1] == "fewbits: 1 blocked for good: their parent diverged"
     assert len(shown.err.splitlines()) == 2
     assert attempts(good) == 1
     assert store.failure(broken) is None
@@ -296,9 +296,9 @@ def test_crashes_are_told_and_leave_the_others_whole(cache: Path, tmp_path: Path
     assert "4 trials: 1 done, 3 failed" in command.said
     told = {
         "SIGSEGV": "ended by SIGSEGV",
-        "SIGKILL": "ended by SIGKILL, as when memory is short",
+        "SIGKILL": "ended by SIGKILL, possibly for lack of memory",
         "memory": "",
-    }  # it shows in many ways
+    }  # lack of memory shows in many ways
     for how in CRASHES:
         (said,) = [line for line in command.said.splitlines() if line.startswith(f"failed: {place[how].path}: ")]
         assert told[how] in said
@@ -309,7 +309,7 @@ def test_crashes_are_told_and_leave_the_others_whole(cache: Path, tmp_path: Path
 
 @pytest.mark.parametrize(
     ("resources", "told"),
-    [({"gpus": 1000}, "(1 cpus, 1000 gpus)"), ({"cpus": 500}, "takes 1 × (500 cpus, 0 gpus)")],
+    [({"gpus": 1000}, "(1 cpus, 1000 gpus)"), ({"cpus": 500}, "asks for 1 × (500 cpus, 0 gpus)")],
 )
 def test_what_this_machine_has_not_is_told(
     resources: dict[str, Any], told: str, cache: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
@@ -336,7 +336,7 @@ def test_a_trial_that_takes_too_long_is_ended(cache: Path, tmp_path: Path, capfd
     file = tiny_file(tmp_path, cache, {"words": list(LONG), "resources": {"hours": 0.001}})
     (folder,) = folders(plan_of(file, runs))
     assert sweep(file, runs) == 1
-    assert f"failed: {folder.path}: ended after 0.001 hours, its limit\n" in capfd.readouterr().err
+    assert f"failed: {folder.path}: it exceeded its time limit of 0.001 hours\n" in capfd.readouterr().err
     assert attempts(folder) == 1
 
 

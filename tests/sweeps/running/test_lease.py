@@ -169,9 +169,9 @@ def test_a_stopped_holder_of_this_host_keeps_it(tmp_path: Path) -> None:
 
 
 def test_a_pid_that_is_used_again_is_another_process(tmp_path: Path, someone: "subprocess.Popen[bytes]") -> None:
-    write(tmp_path, Holder(platform.node(), someone.pid, lease._started(someone.pid), "alive"))
+    write(tmp_path, Holder(platform.node(), someone.pid, lease._start_time(someone.pid), "alive"))
     assert holder(tmp_path) is not None
-    write(tmp_path, Holder(platform.node(), someone.pid, lease._started(someone.pid) - 100, "before it"))
+    write(tmp_path, Holder(platform.node(), someone.pid, lease._start_time(someone.pid) - 100, "before it"))
     assert holder(tmp_path) is None
     with leased(tmp_path):
         pass

@@ -51,7 +51,7 @@ class Machines:
     def machines(self) -> list[Machine]:
         return self.there
 
-    def require(self, demands: object, say: object) -> None: ...
+    def require(self, demands: object, log: object) -> None: ...
 
     def room(self, resources: Resources, like: str | None = None) -> bool:
         return not any(kind == like for _, kind in self._jobs)
@@ -129,7 +129,7 @@ def test_a_backend_that_knows_no_kind_runs_trials_anywhere(plan: Plan) -> None:
     backend = Machines()
     backend.wait = lambda seconds: []  # type: ignore[method-assign]
     one = Driver(plan, backend, placement=Placement(plan, backend))
-    one._give_out()
+    one._start_ready()
     assert [like for _, like in backend.started] == [None]
 
 
@@ -171,7 +171,7 @@ def test_a_kind_that_comes_back_in_time_is_used(plan: Plan) -> None:
     leave(driver.job(trials(plan, 0)["trunk"]), "intel-amx")
     backend = Machines(AVX)
     one = Driver(plan, backend, placement=Placement(plan, backend))
-    one._give_out()
+    one._start_ready()
     assert {plan.trials[key].trial.seed for key, _ in backend.started} == {1}
     backend.there.append(AMX)
     one.run()
@@ -183,7 +183,7 @@ def test_trials_queued_for_a_kind_that_is_gone_are_taken_back(plan: Plan, monkey
     monkeypatch.setattr(driver, "REST", 0.05)
     backend = Machines(AVX, AMX)
     one = Driver(plan, backend, placement=Placement(plan, backend))
-    one._give_out()
+    one._start_ready()
     assert {kind for _, kind in backend.started} == {"amd-avx2", "intel-amx"}
     backend.there.remove(AMX)
     one.run()
@@ -285,8 +285,7 @@ def test_a_kind_that_this_machine_has_not_is_one_line_and_moves_nothing(
         assert cli.main([*words, *more]) == 2
         shown = capsys.readouterr().err
         assert shown.splitlines() == [
-            "fewbits: --like intel-amx2: no machine has that kind; the kinds there are for this sweep: "
-            f"{processor_kind()}"
+            f"fewbits: --like intel-amx2: no machine has that kind; valid for this sweep: {processor_kind()}"
         ]
     assert not (tmp_path / "runs" / "replaced").exists()
 

@@ -108,7 +108,7 @@ def test_sync_and_ui_agree_on_the_database(
     assert f"sqlite:///{database}" in shown.out
     database.write_bytes(b"no database")  # so that ui says which one it opens
     assert cli.main(["ui", "--runs", str(on_nfs)]) == 2
-    assert f"MLflow does not open sqlite:///{database}" in capfd.readouterr().err
+    assert f"MLflow cannot open sqlite:///{database}" in capfd.readouterr().err
 
 
 def test_a_trial_runs_alone_and_without_file_locks_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,7 +33,7 @@ class Terminal(io.StringIO):
 class Nowhere:
     """A backend that has no room."""
 
-    def require(self, demands: object, say: object) -> None: ...
+    def require(self, demands: object, log: object) -> None: ...
 
     alone = True
 
@@ -106,7 +106,7 @@ def test_a_second_attempt_is_said_once_and_what_is_live_is_wiped_out_at_the_end(
     for task.stage in (Stage.WAITING, Stage.STARTED, Stage.WAITING):
         display(driver)
     display.end()
-    assert terminal.getvalue().count("its process was ended; it is tried again\n") == 1
+    assert terminal.getvalue().count("its process was ended; trying again\n") == 1
     assert terminal.frames[-1] == ""
     for task in driver.tasks.values():
         task.stage = Stage.OVER

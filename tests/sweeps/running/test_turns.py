@@ -41,7 +41,7 @@ class Pretended:
         self._befalls = befalls
         self._jobs: list[Job] = []
 
-    def require(self, demands: object, say: object) -> None: ...
+    def require(self, demands: object, log: object) -> None: ...
 
     alone = True
 
@@ -169,7 +169,7 @@ def test_a_parent_whose_checkpoints_never_come_fails(cache: Path, family: dict[s
     assert len(one.of(Stage.BLOCKED)) == 2
     (task,) = one.of(Stage.FAILED)
     assert task.failure is not None
-    assert "steps 4, 8, which others start from" in task.failure.reason
+    assert "steps 4, 8, from which others start" in task.failure.reason
 
 
 @pytest.mark.usefixtures("without_mlflow")
@@ -182,7 +182,7 @@ def test_what_was_over_and_is_gone_is_told_with_status_1(
     shown = capfd.readouterr()
     assert "3 trials: 1 planned, 2 done\n" in shown.out
     assert shown.err.splitlines()[-1] == (
-        "fewbits: 1 were over, and the store has them no more: the same command goes on with them"
+        "fewbits: 1 finished earlier but missing from the store: run the same command again"
     )
     backend = Pretended()
     assert conducted(plan, backend, monkeypatch) == 0

@@ -398,7 +398,7 @@ def test_fewbits_sync_says_how_many_and_where_to_look(
     before = everything(mirrored)
     assert cli.main(["sync", *words(where, cache)]) == 0
     said, *lines = capsys.readouterr().out.splitlines()
-    assert said == f"5 runs brought up to date in {mirrored.uri}"
+    assert said == f"5 runs updated in {mirrored.uri}"
     ((name, link),) = mirrored.sync().links
     assert lines == [f"{name}: {link}", f"(served by `fewbits ui --runs {where / 'runs'}`)"]
     assert everything(mirrored) == before

@@ -70,7 +70,7 @@ def test_no_credential_is_printed_or_stored(kind: str, served: str, cache: Path,
     assert "Traceback" not in said
     works = kind in ("a server", "a database")
     assert ("MLflow is left aside" in said) != works
-    assert ("1 runs brought up to date" in done.stdout) == works
+    assert ("1 runs updated" in done.stdout) == works
     assert "***" in said
     stored = [path for path in tmp_path.rglob("*") if path.is_file() and path.suffix != ".db"]
     assert {"provenance.json", ".store.json"} <= {path.name for path in stored}
