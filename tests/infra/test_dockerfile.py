@@ -1,4 +1,4 @@
-"""The Dockerfile as Docker reads it: what it copies exists, what it builds on is pinned, it does not run as root."""
+"""Test the Dockerfile: copied files exist, base images and packages are pinned, and it does not run as root."""
 
 import json
 import re
@@ -74,10 +74,10 @@ def test_what_it_copies_exists_and_is_in_the_context() -> None:
     assert copied == let_in
 
 
-def test_each_room_that_the_package_links_to_is_copied() -> None:
-    rooms = {link.name for link in (ROOT / "src" / "fewbits").iterdir() if link.is_symlink()}
-    assert rooms
-    assert {words.split()[0] for words in words_of("COPY")} >= rooms | {"src", "pyproject.toml", "constraints.txt"}
+def test_each_linked_package_is_copied() -> None:
+    packages = {link.name for link in (ROOT / "src" / "fewbits").iterdir() if link.is_symlink()}
+    assert packages
+    assert {words.split()[0] for words in words_of("COPY")} >= packages | {"src", "pyproject.toml", "constraints.txt"}
 
 
 def test_nothing_that_runs_leave_behind_is_in_the_context() -> None:

@@ -1,4 +1,4 @@
-"""The compose file of the MLflow server: its variables, images, health and volumes; its options are mlflow's."""
+"""Test the compose file of the MLflow server: its variables, images, health checks, volumes and mlflow's options."""
 
 import re
 import subprocess
@@ -20,7 +20,7 @@ KEYS = {"image", "build", "command", "environment", "volumes", "ports", "depends
 
 
 def variables(text: str) -> dict[str, str]:
-    """The variables that compose will fill in, each with what follows its name: `:?`, or `:-` and a default."""
+    """Return the variables that compose replaces, each with the text after its name: `:?`, or `:-` and a default."""
     return dict(re.findall(r"\$\{(\w+)([^}]*)\}", text))
 
 
@@ -67,7 +67,7 @@ def test_the_server_is_the_constrained_mlflow() -> None:
 
 @pytest.fixture(scope="module")
 def server() -> Any:
-    from mlflow.cli import server  # seconds to import, in whichever worker runs these tests
+    from mlflow.cli import server  # the import takes seconds, so only the worker of these tests makes it
 
     return server
 

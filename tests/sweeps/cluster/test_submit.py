@@ -1,6 +1,6 @@
-"""A command on a cluster, as a Ray job: its log and status come back, faults on the way are borne, Ctrl-C stops it.
+"""Test a command as a Ray job on a real head with a token, which these tests start.
 
-Against a real head, with a token, started by these tests.
+Its log and exit status come back, connection errors are handled, and Ctrl-C stops it.
 """
 
 import json
@@ -35,19 +35,19 @@ from tests.sweeps.sweep_inputs import (
 )
 
 ROOT = Path(__file__).parents[3]
-STEPS = 12  # of a trial that still runs when its node is killed
+STEPS = 12  # enough steps that the trial still runs when its node is killed
 
 
 @pytest.fixture(scope="module")
 def head() -> Iterator[Head]:
-    """No CPUs for trials on the head, as on a real cluster; two worker nodes, which join while the first tests run."""
+    """Start a head without CPUs for trials, as on a real cluster, and two worker nodes, which join during the tests."""
     with ray_head(cpus=0, workers=2, claiming_cuda=Path(__file__).with_name("claims_cuda")) as started:
         yield started
 
 
 @pytest.fixture
 def cluster(head: Head, monkeypatch: pytest.MonkeyPatch) -> Head:
-    """The head, with its token where Ray looks for one."""
+    """Return the head, with its token in the variable that Ray reads."""
     for name in [name for name in os.environ if name.startswith("RAY_")]:
         monkeypatch.delenv(name)
     for name, value in client_environment(head).items():
@@ -55,7 +55,7 @@ def cluster(head: Head, monkeypatch: pytest.MonkeyPatch) -> Head:
     return head
 
 
-# What runs there
+# The job's environment
 
 
 def test_the_shipped_fewbits_runs_on_the_cluster(cluster: Head, capfd: pytest.CaptureFixture[str]) -> None:
@@ -90,13 +90,13 @@ def test_workers_import_what_was_shipped_and_see_our_variables(
     assert (backend, tracking) == ("reference", "http://mlflow.example:5000")
 
 
-# What may go wrong there
+# Errors on the cluster
 
 
 def test_a_status_comes_back_and_each_line_once_though_the_way_is_faulty(
     cluster: Head, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The first submit gets HTTP 500 though the job has started; the first connections for the log are cut."""
+    """The first submit gets HTTP 500 although the job has started, and the first connections for the log are cut."""
     script = "import sys, time\nfor i in range(60): print('line', i); time.sleep(0.05)\nsys.exit('last words')"
     with faulty_way(cluster.address) as way:
         assert run_job(["python", "-c", script], way.address) == 1
@@ -111,7 +111,7 @@ def test_a_status_comes_back_and_each_line_once_though_the_way_is_faulty(
 PATIENT = """
 import signal, sys, time
 def stop(*_):
-    time.sleep(4)  # longer than Ray waits unless told otherwise
+    time.sleep(4)  # longer than Ray waits by default
     print("at a checkpoint")
     sys.exit(130)
 signal.signal(signal.SIGINT, stop)
@@ -172,13 +172,13 @@ def test_a_cluster_that_stays_out_of_reach_is_given_up_and_the_job_is_not(
 def test_a_sweep_runs_on_the_worker_nodes_and_outlives_one_of_them(
     cluster: Head, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The head has no CUDA; it plans trials for CUDA and runs nothing. The second sweep asks for what no node has."""
+    """The head plans trials for CUDA without CUDA and runs none. The second sweep requests more than any node has."""
     runs = tmp_path / "runs"
     file = tiny_file(tmp_path, cache, {"seeds": [0, 1], "words": [f"training.steps={STEPS}", "runtime.device=cuda"]})
     plan = planned(file, f"runtime.runs={runs}")
     killed: list[int] = []
     ended = Event()
-    monkeypatch.setenv("FEWBITS_JOIN_SECONDS", "300")  # on a machine that does much else
+    monkeypatch.setenv("FEWBITS_JOIN_SECONDS", "300")  # long enough for a busy machine
 
     def kill_the_node_of_the_first_trial() -> None:
         while not ended.wait(0.05):

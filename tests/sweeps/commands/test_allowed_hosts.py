@@ -1,4 +1,4 @@
-"""Which Host and Origin headers `fewbits ui` has MLflow's server accept."""
+"""Test which Host and Origin headers MLflow's server accepts with the options of `fewbits ui`."""
 
 import socket
 
@@ -8,7 +8,7 @@ from fewbits.sweeps.commands.allowed_hosts import AllowedHosts, address_of
 
 
 def accepted(hosts: AllowedHosts, host: str) -> bool:
-    """As MLflow itself decides, for the Host header and for the page's own Origin."""
+    """Tell whether MLflow accepts a Host header, and check that it decides the same for the page's own Origin."""
     from mlflow.server.security_utils import (
         get_default_allowed_hosts,
         is_allowed_host_header,

@@ -1,4 +1,4 @@
-"""`fewbits train --multirun`: Hydra's own grid, run through the store: cached, named, and wrong input in one line."""
+"""Test `fewbits train --multirun`: trials of Hydra's grid run once, failures are named, wrong input gives one line."""
 
 from pathlib import Path
 
@@ -33,7 +33,7 @@ def test_a_grid_is_run_once(cache: Path, tmp_path: Path, capfd: pytest.CaptureFi
     assert multirun(cache, tmp_path / "runs", *grid) == 0
     assert results(tmp_path / "runs") == first
     assert cli.main(["train", *tiny(cache, "training.steps=2", f"runtime.runs={tmp_path / 'runs'}"), *grid[:2]]) == 0
-    assert results(tmp_path / "runs") == first  # 0.045 and seed 0 are what it is without words
+    assert results(tmp_path / "runs") == first  # 0.045 and seed 0 are the defaults
     assert not (Path.cwd() / "multirun").exists()
     assert not (Path.cwd() / "outputs").exists()
 
@@ -47,7 +47,7 @@ def test_what_is_swept_are_the_keys_that_vary() -> None:
 
 
 def test_a_failure_is_status_1(cache: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """A trial that another user's file stands in the way of; its sibling is whole."""
+    """A file in place of the checkpoints' folder makes one trial fail; the other one is unaffected."""
     assert multirun(cache, tmp_path / "runs", "seed=0,1") == 0
     for folder in list((tmp_path / "runs").glob("*-s1-*")):
         for path in sorted(folder.rglob("*"), reverse=True):

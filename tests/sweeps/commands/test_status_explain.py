@@ -1,4 +1,4 @@
-"""What is told of trials without running any: how they stand, what makes two of them different, what is stale."""
+"""Test `fewbits status` and `fewbits explain`: states of trials, differences between two, and stale results."""
 
 import json
 import re
@@ -26,7 +26,7 @@ def status(undisturbed: Undisturbed, capsys: pytest.CaptureFixture[str], *words:
 
 @pytest.fixture
 def some(undisturbed: Undisturbed, tmp_path: Path) -> list[RunFolder]:
-    """Folders of a store in which nothing has run."""
+    """Return the run folders of a store in which nothing has run."""
     return folders(planned(undisturbed.file, f"runtime.runs={tmp_path}"))
 
 

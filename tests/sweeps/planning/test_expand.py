@@ -1,4 +1,4 @@
-"""From a sweep to its cells: which there are, in which order, of which words. Pure: nothing is read or written."""
+"""Test the expansion of a sweep to its cells: which cells, in which order, with which overrides."""
 
 import itertools
 
@@ -91,7 +91,7 @@ def test_exclusions_take_out_the_cells_that_they_match_entirely() -> None:
 
     assert without({"arm": "y z", "a": 0.03, "seed": 1}) == ["arm=y z a=0.03 seed=1"]
     assert without({"data": "two words", "seed": 0, "a": 0.5}) == ["arm=x a=0.5 data=two words seed=0"]
-    assert len(without({"data": 8})) == 4  # of the arm that has that axis
+    assert len(without({"data": 8})) == 4  # four cells of the arm that has this axis
     assert len(without({"seed": 1})) == len(every) / 2
     assert without({"seed": 2}) == []
     assert len(without({"arm": "x"}, {"arm": "y z", "seed": 0})) == len(every) - 2
@@ -125,7 +125,11 @@ def test_a_branch_has_the_parent_of_its_own_seed_and_axes() -> None:
 @pytest.mark.parametrize(
     ("arms", "more", "told"),
     [
-        ({"t": Arm(), "x": Arm(parent="t", axes=())}, {}, "arm x starts from t, which has axes that x does not have: a"),
+        (
+            {"t": Arm(), "x": Arm(parent="t", axes=())},
+            {},
+            "arm x starts from t, which has axes that x does not have: a",
+        ),
         ({"t": Arm(scales=("gpu",)), "x": Arm(parent="t")}, {}, "which is not run at scale smoke"),
         ({"t": Arm(), "x": Arm(parent="t")}, {"exclude": ({"arm": "t", "a": 1},)}, "which is excluded at .*'a': '1'"),
         ({"x": Arm(parent="y"), "y": Arm(parent="x")}, {}, "arms x, y start from each other in a cycle"),
@@ -148,7 +152,7 @@ def test_an_arm_and_a_sweep_are_run_at_their_scales_alone() -> None:
 
 
 def test_a_word_for_all_trials_may_not_undo_an_axis() -> None:
-    """Places would go on saying the axis's values."""
+    """Otherwise the places of the trials would show values that are not theirs."""
     sweep = Sweep("one", axes={"optimizer.lr": [1, 2]})
     with pytest.raises(ValueError, match=r"optimizer\.lr is an axis of sweep one"):
         expand(sweep, ("optimizer.lr=3",))

@@ -1,4 +1,4 @@
-"""A sweep of a paper's own size can be read without its data: each arm with its hyper-parameters and FLOPs."""
+"""Test that a dry run describes a sweep whose data are missing: each arm with its settings, FLOPs and cost."""
 
 import json
 import re
@@ -70,7 +70,7 @@ def test_data_that_are_prepared_into_the_cache_are_named_where_they_are_missing(
 
 
 def arms(text: str) -> list[dict[str, str]]:
-    """The table of what arms take."""
+    """Return the rows of the table of the arms' cost."""
     lines = text.splitlines()
     start = next(number for number, line in enumerate(lines) if line.startswith("sweep") and "time each" in line)
     head, *rows = lines[start : lines.index("", start)]

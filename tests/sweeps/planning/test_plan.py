@@ -1,4 +1,4 @@
-"""What a sweep comes to: ids that hold before anything has run, and are those under which the trials then run."""
+"""Test plans: ids are known before anything has run, and the trials then run under these ids."""
 
 import os
 from pathlib import Path
@@ -26,7 +26,7 @@ def of(plan: Plan, **place: str) -> Planned:
 
 
 def test_a_planned_trial_is_the_one_that_train_runs(cache: Path, tmp_path: Path) -> None:
-    """Also by a relative store, and by a recipe with interpolations."""
+    """This also holds for a relative store and for a recipe with interpolations."""
     file = tiny_file(tmp_path, cache, {"arms": {"x": {"words": ["recipe=nvfp4", "recipe.weights=1x16"]}}, "seeds": [3]})
     found = planned(file, f"runtime.runs={tmp_path / 'runs'}", "training.steps=1")
     words = found.members[0].cell.words
@@ -45,7 +45,7 @@ def test_branches_run_under_the_ids_that_they_were_planned_with(cache: Path, tmp
     assert (trunk.keep, branch.keep) == ({2}, {6})
     words = [word for word in tiny(cache, "seed=1", "optimizer.lr=0.002") if not word.startswith("runtime.cache")]
     first, _ = train(cache, runs, *words, "recipe=bf16", "training.steps=4", "runtime.keep_steps=[2]")
-    assert first.id != trunk.id  # the arm that leaves the axis out has another rate
+    assert first.id != trunk.id  # the arm without the axis has another rate
     first, _ = train(cache, runs, *words[:-1], "recipe=bf16", "training.steps=4", "runtime.keep_steps=[2]")
     assert first == trunk.folder
     at = [f"branch.parent={first.path.name}", "branch.step=2"]

@@ -1,4 +1,4 @@
-"""Plans as files: what is read is what was stored for these overrides, wherever the store lies."""
+"""Test stored plans: a plan is read as it was stored for its overrides, wherever the store is mounted."""
 
 import json
 import os
@@ -30,7 +30,7 @@ CHANGED = "the definition of the sweep has changed since it last ran"
 
 
 class Stored:
-    """A sweep file whose plan is stored, though nothing has run."""
+    """A sweep file whose plan is stored, although nothing has run."""
 
     def __init__(self, folder: Path, cache: Path) -> None:
         self.file, self.runs = tiny_file(folder, cache, FAMILY, "family"), folder / "runs"
@@ -48,7 +48,7 @@ def stored(tmp_path: Path, cache: Path) -> Stored:
 
 
 def parts(plan: Plan) -> list[Any]:
-    """All of a plan; what an id is a hash of has lists for tuples in a file."""
+    """Return all parts of a plan, with the lists that JSON has in place of tuples in the settings of ids."""
     trials = plan.trials.values()
     made_of = [json.loads(json.dumps(planned.made_of)) for planned in trials]
     rest = [(p.folder, p.trial, p.runtime, p.resources, p.parent, p.keep) for p in trials]

@@ -1,6 +1,6 @@
-"""The format of sweep files: what may stand in one, how a command line changes it, and what mistakes are told.
+"""Test the format of sweep files: valid contents, changes by the command line, and error messages.
 
-Every mistake is one line that names what is wrong and what would be right.
+Every mistake gives one line that names what is wrong and what is valid.
 """
 
 from pathlib import Path
@@ -91,7 +91,7 @@ def test_values_of_an_axis_are_spelled_so_that_hydra_reads_them_back(tmp_path: P
     (tasks,), (seeds,) = (group.values() for group in sweep.groups)
     assert list(tasks.values()) == [("evaluation.tasks=[]",), ('evaluation.tasks=[a,"b c"]',)]
     assert list(seeds.values()) == [("training.rounding_seed=null",), ("training.rounding_seed=1",)]
-    for text in ("\\", '\\"', 'a\\\\"b', "\\a", "a b\\\\"):  # backslashes count before quotes alone
+    for text in ("\\", '\\"', 'a\\\\"b', "\\a", "a b\\\\"):  # backslashes are special only before quotes
         assert OverridesParser.create().parse_override(f"recipe.name={spelled(text)}").value() == text
 
 
@@ -140,7 +140,7 @@ def test_a_file_may_lie_anywhere_and_be_called_anything(tmp_path: Path, monkeypa
 
 @pytest.fixture
 def scaled(tmp_path: Path) -> Path:
-    """A file with a folder of scales beside it."""
+    """Return a sweep file with a folder of scales beside it."""
     path = sweep_file(tmp_path, {"seeds": [0], "words": ["data=python"]})
     sweep_file(tmp_path / "scale", {"size": ["training.steps=3"]}, "smoke")
     sweep_file(tmp_path / "scale", {"seeds": [0, 1], "size": []}, "cpu")
@@ -247,7 +247,7 @@ def test_a_mistake_in_a_file_is_one_line(text: str, said: str, tmp_path: Path) -
     with pytest.raises(ValueError, match=said) as error:
         loaded(tmp_path, text)
     assert str(error.value).count("\n") == 0
-    assert "one" in str(error.value)  # which file
+    assert "one" in str(error.value)  # the file's name
 
 
 @pytest.mark.parametrize(
@@ -291,7 +291,7 @@ def test_a_mistake_on_the_command_line_is_one_line_and_status_2(
 
 
 def test_what_a_file_says_survives_yaml(tmp_path: Path) -> None:
-    """A file written by a program, as YAML likes it, is the same sweep."""
+    """A file that a YAML library has written describes the same sweep."""
     data: dict[str, Any] = yaml.safe_load(FULL)
     path = sweep_file(tmp_path, data, "one")
     assert load_sweeps([str(path)])[0][0].groups == loaded(tmp_path, FULL).groups

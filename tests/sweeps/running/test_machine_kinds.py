@@ -1,4 +1,4 @@
-"""Trials of a seed run on one kind of machine where they can; the kinds and the trials here are pretended."""
+"""Test that trials of a seed run on one kind of machine if possible, with simulated kinds and trials."""
 
 import json
 import time
@@ -40,7 +40,7 @@ AVX, AMX = machine("amd-avx2"), machine("intel-amx")
 
 
 class Machines:
-    """A backend with these machines, whose trials are done in the turn after they begin, with the kind recorded."""
+    """A backend with these machines, whose trials end one turn after they start, with the kind recorded."""
 
     def __init__(self, *machines: Machine, alone: bool = False) -> None:
         self.there, self.alone = list(machines), alone
@@ -76,7 +76,7 @@ class Machines:
 
 
 def leave(job: Job, *kinds: str, torch: str = "2.13.0") -> None:
-    """Leave a run folder whose steps were computed on these kinds, one after the other."""
+    """Write a run folder whose steps were computed on these kinds, one after the other."""
     for step in job.runtime.keep_steps:
         (job.folder.kept / f"step-{step:08d}").mkdir(parents=True, exist_ok=True)
     job.path.mkdir(parents=True, exist_ok=True)
@@ -104,7 +104,7 @@ def kinds(plan: Plan) -> Mapping[int, set[str | None]]:
 
 
 def run(plan: Plan, backend: Machines, like: str | None = None) -> list[str]:
-    """Run the plan and return the lines that were shown."""
+    """Run the plan and return the lines that were logged."""
     said: list[str] = []
     Driver(plan, backend, placement=Placement(plan, backend, like, said.append)).run()
     return said

@@ -1,4 +1,4 @@
-"""Where a store and its database may be: a URL is refused by every command; on a network file system, SQLite is not."""
+"""Test the places of a store and its database: every command refuses a URL, and SQLite avoids network file systems."""
 
 import errno
 import fcntl
@@ -52,7 +52,7 @@ def test_a_store_that_is_a_url_is_one_line(
 
 @pytest.fixture
 def on_nfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A store of which the system says that it is on NFS, while the cache folder is not."""
+    """Return a store that the system reports to be on NFS, while the cache folder is not."""
     runs = tmp_path / "shared" / "runs"
     runs.mkdir(parents=True)
     mounts = tmp_path / "mountinfo"
@@ -97,7 +97,7 @@ def test_a_named_database_or_server_is_used_wherever_it_is(on_nfs: Path, monkeyp
 def test_sync_and_ui_agree_on_the_database(
     on_nfs: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("FEWBITS_BACKEND", "reference")  # its cache has no compiled kernels
+    monkeypatch.setenv("FEWBITS_BACKEND", "reference")  # the test's cache has no compiled kernels
     settings = TINY | {"runtime.cache": cache, "training.steps": 2}
     (tmp_path / "one.yaml").write_text("arms: {bf16: {words: [recipe=bf16]}}\n")
     words = [str(tmp_path / "one.yaml"), *(f"{key}={value}" for key, value in settings.items()), "--runs", str(on_nfs)]
@@ -106,7 +106,7 @@ def test_sync_and_ui_agree_on_the_database(
     assert sum("nfs4" in line for line in shown.err.splitlines()) == 1
     (database,) = (tmp_path / "cache" / "mlflow" / "stores").rglob(tracking.DATABASE)
     assert f"sqlite:///{database}" in shown.out
-    database.write_bytes(b"no database")  # so that ui says which one it opens
+    database.write_bytes(b"no database")  # so that the error of `ui` names the database that it opens
     assert cli.main(["ui", "--runs", str(on_nfs)]) == 2
     assert f"MLflow cannot open sqlite:///{database}" in capfd.readouterr().err
 
