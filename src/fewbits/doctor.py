@@ -1,4 +1,4 @@
-"""Implement `fewbits doctor`: report this machine's hardware, its kernel backend with the reason, and problems to fix.
+"""Report this machine's hardware, its kernel backend with the reason, and problems to fix (`fewbits doctor`).
 
 Facts are read from files and package metadata, so the command is fast and works where torch is missing or broken. If
 the kernels are not built yet, the compiler is tried on one line of code. `--test` also loads torch and runs the

@@ -1,4 +1,4 @@
-"""Implement `fewbits bench sweep`: measure how well a sweep uses the machine, and its overhead beside training."""
+"""Measure how well a sweep uses the machine, and its overhead beside training (`fewbits bench sweep`)."""
 
 from __future__ import annotations
 

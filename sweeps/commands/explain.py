@@ -1,4 +1,4 @@
-"""Implement `fewbits explain`: print the fields in which two runs differ, or a run and the current code and config."""
+"""Print the fields in which two runs differ, or one run and the current code and config (`fewbits explain`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Implement `fewbits train --multirun`: Hydra chooses the trials, and its launcher `fewbits` runs them as one sweep.
+"""Run a grid of trials as one sweep (`fewbits train --multirun`): Hydra chooses the trials, its launcher runs them.
 
 Hydra's own sweeper makes the grid of `key=a,b`, `range(…)` and `choice(…)`. `hydra/sweeper=` chooses another installed
 sweeper, for example Optuna's, which gets the validation loss of each trial.

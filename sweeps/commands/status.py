@@ -1,4 +1,4 @@
-"""Implement `fewbits status`: list the states of a sweep's trials, read from the store."""
+"""List the states of a sweep's trials, read from the store (`fewbits status`)."""
 
 from __future__ import annotations
 

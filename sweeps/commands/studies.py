@@ -1,4 +1,4 @@
-"""Implement `fewbits studies`: list the studies and their recipes."""
+"""List the studies and their recipes (`fewbits studies`)."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""Implement `fewbits sweep`: run the trials of a sweep that are missing; after an interruption, run the rest."""
+"""Run the missing trials of a sweep; after an interruption, the same command runs the rest (`fewbits sweep`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Implement `fewbits sync`: send to MLflow all data of a sweep that it lacks."""
+"""Send to MLflow all data of a sweep that it lacks (`fewbits sync`)."""
 
 from __future__ import annotations
 

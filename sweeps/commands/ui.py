@@ -1,4 +1,4 @@
-"""Implement `fewbits ui`: serve MLflow's page of a store's trials on this machine until Ctrl-C."""
+"""Serve MLflow's page of a store's trials on this machine until Ctrl-C (`fewbits ui`)."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def test_a_trial_in_two_places_is_told_once(cache: Path, tmp_path: Path, capsys:
 def test_a_trial_is_planned_in_a_small_part_of_the_time_of_composing_it(
     cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Planning one of 500 trials takes at most a third of a composition, in processor time (the machine may be busy)."""
+    """Planning one of 500 trials takes at most a third of a composition, in processor time since machines are busy."""
     from fewbits.experiments import config
 
     file = tiny_file(tmp_path, cache, {"words": [*MOR], "axes": {"recipe.threshold": [0.01, 0.02]}})
