@@ -126,9 +126,9 @@ def _outlined(cell: Cell, sweep: Sweep, made: dict[tuple[str, Cell], Outlined]) 
 
 
 def describe(sweeps: Sequence[Sweep], extra: tuple[str, ...] = (), parallel: int | None = None) -> str:
-    """Return the settings of each arm, those marked that the paper leaves open, what it takes, and what to prepare.
+    """Return each arm's settings (assumed ones marked) and cost, and the commands that prepare the missing data.
 
-    ValueError where a trial would read its data more often than `data.repeat` allows.
+    Raise ValueError if a trial would read its data more often than `data.repeat` allows.
     """
     places = outline(sweeps, extra)
     missing = _missing(places)
