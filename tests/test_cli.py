@@ -45,9 +45,9 @@ def test_help_of_a_command_has_an_example(command: cli.Command, capsys: pytest.C
     with pytest.raises(SystemExit) as stop:
         cli.main([*command.words, *command.flags[:1], "--help"])
     assert not stop.value.code
-    said = capsys.readouterr().out
-    assert f"fewbits {command.name}" in said
-    assert "example" in said.lower()
+    shown = capsys.readouterr().out
+    assert f"fewbits {command.name}" in shown
+    assert "example" in shown.lower()
 
 
 def test_version() -> None:

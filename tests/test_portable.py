@@ -93,7 +93,7 @@ def test_a_level_limits_torch_and_a_failure_under_one_level_is_the_exit_status(
     sse = portable.LOWER[-1]
     monkeypatch.setattr(portable, "choose", lambda flags: ([portable.OWN, sse], {}))
     assert portable.main(["-q"]) == 1
-    told = capfd.readouterr().out.splitlines()
+    lines = capfd.readouterr().out.splitlines()
     expected = "passed" if "avx2" in portable.cpu_flags() else "FAILED"
-    assert any(line.startswith(f"own: {expected}") for line in told)
-    assert any(line.startswith("sse: FAILED") for line in told)
+    assert any(line.startswith(f"own: {expected}") for line in lines)
+    assert any(line.startswith("sse: FAILED") for line in lines)

@@ -185,7 +185,7 @@ def reproduced(folder: Path, study: str, swept: int, reported: int, *words: str)
     command = folder / "bin" / "fewbits"
     command.parent.mkdir()
     ends = f"case $1 in sweep) exit {swept};; bench) exit 0;; *) exit {reported};; esac"
-    command.write_text(f'#!/bin/sh\necho "$@" >> {folder}/said\n{ends}\n')
+    command.write_text(f'#!/bin/sh\necho "$@" >> {folder}/commands\n{ends}\n')
     command.chmod(0o755)
     for second, stamp in ((2_000_000_000, ".installed"), (2_000_000_001, ".kernels-built")):
         (folder / stamp).touch()
@@ -195,17 +195,17 @@ def reproduced(folder: Path, study: str, swept: int, reported: int, *words: str)
     done = subprocess.run(
         ["make", f"reproduce-{study}", *every], cwd=ROOT, env=env, capture_output=True, text=True, check=False
     )
-    said = [line.split() for line in (folder / "said").read_text().splitlines()]
-    return done.returncode, done.stderr, said
+    commands_run = [line.split() for line in (folder / "commands").read_text().splitlines()]
+    return done.returncode, done.stderr, commands_run
 
 
 @pytest.mark.parametrize("status", [0, 1, 2, 130])
 def test_reproducing_a_study_is_one_command_whose_status_is_the_end(tmp_path: Path, status: int) -> None:
-    code, stderr, said = reproduced(tmp_path, "mor", 0, status, "ADDRESS=auto", "OUT=pages")
+    code, stderr, commands_run = reproduced(tmp_path, "mor", 0, status, "ADDRESS=auto", "OUT=pages")
     assert bool(code) == bool(status)
     assert f"Error {status}" in stderr or not status
     where = ["--runs", "there", "--address", "auto"]
-    assert said == [["report", "study=mor", "scale=smoke", "seeds=[0,1]", *where, "--out", "pages", "--sweep"]]
+    assert commands_run == [["report", "study=mor", "scale=smoke", "seeds=[0,1]", *where, "--out", "pages", "--sweep"]]
 
 
 @pytest.mark.parametrize(
@@ -221,11 +221,11 @@ def test_reproducing_a_study_is_one_command_whose_status_is_the_end(tmp_path: Pa
 def test_what_is_timed_too_is_timed_between_the_sweep_and_the_report(
     tmp_path: Path, swept: int, reported: int, status: int, commands: list[str]
 ) -> None:
-    code, stderr, said = reproduced(tmp_path, "gaussws", swept, reported)
+    code, stderr, commands_run = reproduced(tmp_path, "gaussws", swept, reported)
     assert bool(code) == bool(status)
     assert f"Error {status}" in stderr or not status
-    assert [line[0] for line in said] == commands
-    for line in (said[0], *said[3:]):
+    assert [line[0] for line in commands_run] == commands
+    for line in (commands_run[0], *commands_run[3:]):
         assert line[1:] == ["study=gaussws", "scale=smoke", "seeds=[0,1]", "--runs", "there"]
 
 

@@ -90,16 +90,16 @@ def test_nothing_that_runs_leave_behind_is_in_the_context() -> None:
 @pytest.mark.parametrize("words", words_of("RUN"))
 def test_what_is_installed_is_pinned_and_leaves_no_cache(words: str) -> None:
     for command in words.split("&&"):
-        said = shlex.split(command)
-        if said[:2] == ["apt-get", "install"]:
-            assert {"--yes", "--no-install-recommends"} <= set(said)
-            packages = [word for word in said[2:] if not word.startswith("-")]
+        arguments = shlex.split(command)
+        if arguments[:2] == ["apt-get", "install"]:
+            assert {"--yes", "--no-install-recommends"} <= set(arguments)
+            packages = [word for word in arguments[2:] if not word.startswith("-")]
             assert all("=" in package for package in packages), packages
             assert "apt-get update" in words
             assert "rm -rf /var/lib/apt/lists/*" in words
-        if said[:2] == ["pip", "install"]:
-            assert "--no-cache-dir" in said
-            assert said[said.index("--constraint") + 1] == "constraints.txt"
+        if arguments[:2] == ["pip", "install"]:
+            assert "--no-cache-dir" in arguments
+            assert arguments[arguments.index("--constraint") + 1] == "constraints.txt"
 
 
 def test_torch_is_installed_before_what_also_wants_it_and_cupy_is() -> None:

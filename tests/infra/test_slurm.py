@@ -94,12 +94,12 @@ def test_it_runs_the_sweep_on_all_nodes_and_queues_itself_again_when_time_is_up(
         wait_for("\ntraining\n", log, script)
         script.send_signal(signal.SIGUSR1)
         assert script.wait(PATIENCE) == 130
-    said = log.read_text()
-    assert " --address 127." not in said
+    text = log.read_text()
+    assert " --address 127." not in text
     report = "report study=mor runtime.runs=/shared/runs --sweep --out /shared/reports"
-    assert f"words: {report} --address " in said
-    assert "cpus: 4 task: 42" in said
-    assert "\nat a checkpoint\n" in said
+    assert f"words: {report} --address " in text
+    assert "cpus: 4 task: 42" in text
+    assert "\nat a checkpoint\n" in text
     assert (tmp_path / "requeued").read_text() == f"{os.getpid()}\n"
 
 

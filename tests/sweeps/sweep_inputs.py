@@ -46,8 +46,8 @@ FAMILY: dict[str, Any] = {
 def tiny(cache: Path, *more: str) -> list[str]:
     """Return the overrides of a tiny trial; those in `more` replace the defaults."""
     settings = SETTINGS | {"runtime.device": "cpu", "runtime.cache": str(cache)}
-    said = {word.partition("=")[0] for word in more}
-    return [*(f"{key}={value}" for key, value in settings.items() if key not in said), *more]
+    replaced = {override.partition("=")[0] for override in more}
+    return [*(f"{key}={value}" for key, value in settings.items() if key not in replaced), *more]
 
 
 def sweep_file(folder: Path, data: Mapping[str, Any], name: str = "tiny") -> Path:
@@ -92,14 +92,14 @@ class Command:
         return self.process.pid
 
     @property
-    def said(self) -> str:
+    def printed(self) -> str:
         return self.output.read_text()
 
     def end(self, patience: float = PATIENCE) -> int:
         self.process.join(patience)
         if self.process.exitcode is None:
             self.kill()
-            raise AssertionError(f"no end within {patience} s:\n{self.said}")
+            raise AssertionError(f"no end within {patience} s:\n{self.printed}")
         return self.process.exitcode
 
     def kill(self) -> None:
@@ -110,8 +110,8 @@ class Command:
         """Wait for a condition; fail if the command ends before."""
         give_up = time.monotonic() + PATIENCE
         while not there():
-            assert self.process.exitcode is None, self.said
-            assert time.monotonic() < give_up, self.said
+            assert self.process.exitcode is None, self.printed
+            assert time.monotonic() < give_up, self.printed
             time.sleep(0.01)
 
 

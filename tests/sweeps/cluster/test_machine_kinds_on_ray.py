@@ -99,7 +99,7 @@ def test_seeds_keep_to_one_kind_like_replaces_the_others_and_a_lost_kind_does_no
     noisy.path.rename(tmp_path / "away")
     capsys.readouterr()
     assert cli.main(sweep) == 0
-    said = capsys.readouterr().err
-    assert f"no machine has the kind {OLD} now: its trials wait up to 1 s for one" in said
-    assert f"the rest runs on {OURS}" in said
+    logged = capsys.readouterr().err
+    assert f"no machine has the kind {OLD} now: its trials wait up to 1 s for one" in logged
+    assert f"the rest runs on {OURS}" in logged
     assert sorted(map(sorted, kinds(plan).values())) == [sorted((OURS, OLD)), [OLD]]

@@ -251,7 +251,7 @@ def test_a_missing_and_a_wrong_token_say_where_to_find_the_right_one(
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["study=mor"], "no store is named"),
         (["study=mor", "runtime.runs=runs"], "the store 'runs' is relative"),
@@ -260,8 +260,8 @@ def test_a_missing_and_a_wrong_token_say_where_to_find_the_right_one(
         (["runtime.runs=/mnt/runs", "runtime.runs=runs"], "the store 'runs' is relative"),
     ],
 )
-def test_a_store_must_outlive_the_job(words: list[str], said: str) -> None:
-    with pytest.raises(ValueError, match=said) as error:
+def test_a_store_must_outlive_the_job(words: list[str], message: str) -> None:
+    with pytest.raises(ValueError, match=message) as error:
         submit(words, "http://127.0.0.1:9")
     assert "runtime.runs=/mnt/fewbits/runs" in str(error.value)
 
@@ -292,15 +292,15 @@ def test_the_jobs_variables_are_ours_and_those_of_the_libraries(uri: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("word", "said"),
+    ("word", "message"),
     [("A_SECRET=hush", "give the name alone"), ("NOT_SET_HERE", "not set here"), ("A B", "the name of an environment")],
 )
 def test_a_variable_is_named_and_its_value_is_in_the_environment(
-    word: str, said: str, capsys: pytest.CaptureFixture[str]
+    word: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["sweep", "study=mor", "--env", word]) == 2
     shown = capsys.readouterr().err
-    assert said in shown
+    assert message in shown
     assert "hush" not in shown
 
 
@@ -318,8 +318,8 @@ def test_the_token_is_looked_for_where_ray_looks(tmp_path: Path, monkeypatch: py
     (tmp_path / "file").write_text("from file\n")
     assert token({}) == "from home"
     assert token({"RAY_AUTH_TOKEN_PATH": str(tmp_path / "file")}) == "from file"
-    assert token({"RAY_AUTH_TOKEN_PATH": str(tmp_path / "file"), "RAY_AUTH_TOKEN": "said"}) == "said"
-    assert token({"RAY_AUTH_TOKEN": "said", "RAY_AUTH_MODE": "disabled"}) is None
+    assert token({"RAY_AUTH_TOKEN_PATH": str(tmp_path / "file"), "RAY_AUTH_TOKEN": "from variable"}) == "from variable"
+    assert token({"RAY_AUTH_TOKEN": "from variable", "RAY_AUTH_MODE": "disabled"}) is None
     with pytest.raises(ValueError, match=r"RAY_AUTH_TOKEN_PATH=.*missing: No such file"):
         token({"RAY_AUTH_TOKEN_PATH": str(tmp_path / "missing")})
 

@@ -62,7 +62,7 @@ def test_a_failure_is_status_1(cache: Path, tmp_path: Path, capfd: pytest.Captur
 
 
 @pytest.mark.parametrize(
-    ("word", "told"),
+    ("word", "message"),
     [
         ("recipe.treshold=0.1,0.2", "recipe.treshold"),
         ("recipe=mor/blok,bf16", "no recipe 'mor/blok': valid are mor/block"),
@@ -73,12 +73,12 @@ def test_a_failure_is_status_1(cache: Path, tmp_path: Path, capfd: pytest.Captur
     ],
 )
 def test_wrong_input_is_one_line_and_status_2(
-    word: str, told: str, cache: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    word: str, message: str, cache: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert multirun(cache, tmp_path / "runs", *MOR, word) == 2
     shown = capfd.readouterr()
     assert shown.err.count("\n") == 1
     assert shown.err.startswith("fewbits: ")
-    assert told in shown.err
+    assert message in shown.err
     assert shown.out == ""
     assert not list(tmp_path.glob("runs/nemotron*"))

@@ -79,10 +79,10 @@ def test_a_misspelt_store_is_told_and_not_made(
 @pytest.mark.parametrize("change", [{"step": "3"}, {"steps": 0}, {"loss": None}, {"tokens_per_second": []}])
 def test_progress_that_cannot_be_is_none(change: dict[str, Any], some: list[RunFolder]) -> None:
     report = {"step": 3, "steps": 8, "loss": float("nan"), "tokens_per_second": 1.0}
-    for said, is_told in ((report, True), (report | change, False)):
+    for content, is_valid in ((report, True), (report | change, False)):
         some[0].path.mkdir(parents=True, exist_ok=True)
-        (some[0].path / store.PROGRESS).write_text(json.dumps(said))
-        assert (store.progress(some[0]) is not None) is is_told
+        (some[0].path / store.PROGRESS).write_text(json.dumps(content))
+        assert (store.progress(some[0]) is not None) is is_valid
 
 
 def test_a_status_writes_nothing_and_says_where_each_trial_stands(
@@ -153,7 +153,7 @@ def test_an_edit_of_the_code_is_named_by_its_file(
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "message"),
     [
         ("nothing", "no run 'nothing' has started"),
         ("", "4 or more digits of its hash"),
@@ -164,13 +164,13 @@ def test_an_edit_of_the_code_is_named_by_its_file(
     ],
 )
 def test_a_run_that_is_not_there_is_told(
-    undisturbed: Undisturbed, name: str, told: str, capsys: pytest.CaptureFixture[str]
+    undisturbed: Undisturbed, name: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["explain", name, "--runs", str(undisturbed.store)]) == 2
-    said = capsys.readouterr()
-    assert told in said.err
-    assert said.err.count("\n") == 1
-    assert said.out == ""
+    shown = capsys.readouterr()
+    assert message in shown.err
+    assert shown.err.count("\n") == 1
+    assert shown.out == ""
 
 
 def test_a_run_is_found_by_the_beginning_of_its_hash_if_that_is_of_one(

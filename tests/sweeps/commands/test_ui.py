@@ -79,8 +79,8 @@ def test_the_page_is_served_with_comparison_views_in_the_form_that_it_understand
             assert cli.main(["ui", "--port", str(port), "--runs", str(tmp_path)]) == 2
             assert len(capsys.readouterr().err.splitlines()) == 1
             origin = f"http://localhost:{port}"
-            said = get(f"{origin}/ajax-api/2.0/mlflow/experiments/get?experiment_id={study}", Origin=origin)
-            tags: list[dict[str, Any]] = json.loads(said)["experiment"]["tags"]
+            answer = get(f"{origin}/ajax-api/2.0/mlflow/experiments/get?experiment_id={study}", Origin=origin)
+            tags: list[dict[str, Any]] = json.loads(answer)["experiment"]["tags"]
             (state,) = (json.loads(tag["value"]) for tag in tags if tag["key"] == f"mlflow.sharedViewState.{view.key}")
             assert "mlflow" in get(base).lower()
             assert understood(state) == set(state)
@@ -115,8 +115,8 @@ def test_on_all_interfaces_the_page_works_by_name_and_no_credential_is_seen(tmp_
             search = "/ajax-api/2.0/mlflow/experiments/search"
             for address in (*addresses, f"http://runs.example.org:{port}", "http://runs.example.org"):
                 host = address.removeprefix("http://")  # the header of a browser's requests for this page
-                told = post(f"{addresses[0]}{search}", {"max_results": 1}, Host=host, Origin=address)
-                assert "experiments" in json.loads(told), address
+                answer = post(f"{addresses[0]}{search}", {"max_results": 1}, Host=host, Origin=address)
+                assert "experiments" in json.loads(answer), address
             for headers in ({"Host": "evil.example"}, {"Origin": "http://evil.example"}):
                 with pytest.raises(urllib.error.HTTPError, match="403"):
                     post(f"{addresses[0]}{search}", {"max_results": 1}, **headers)
@@ -129,10 +129,10 @@ def test_on_all_interfaces_the_page_works_by_name_and_no_credential_is_seen(tmp_
                 assert "sqlite" not in arguments
         finally:
             server.send_signal(signal.SIGINT)
-    said = [*printed, (tmp_path / "stderr").read_text(), (tmp_path / LOG).read_text()]
-    assert "evil.example" in said[-1]  # the server logs the refused requests
-    assert SECRET not in "".join(said)
-    (warning,) = (line for line in said[2].splitlines() if "no log-in" in line)
+    outputs = [*printed, (tmp_path / "stderr").read_text(), (tmp_path / LOG).read_text()]
+    assert "evil.example" in outputs[-1]  # the server logs the refused requests
+    assert SECRET not in "".join(outputs)
+    (warning,) = (line for line in outputs[2].splitlines() if "no log-in" in line)
     assert all(word in warning for word in ("0.0.0.0", str(port), "read", "delete"))
 
 
@@ -150,5 +150,5 @@ def test_a_database_that_mlflow_does_not_open_is_one_line(
     (tmp_path / tracking.DATABASE).write_bytes(b"of another kind, and longer than nothing")
     (port,) = free_ports(1)
     assert cli.main(["ui", "--runs", str(tmp_path), "--port", str(port)]) == 2
-    said = capfd.readouterr().err.splitlines()[-1]
-    assert said.startswith(f"fewbits: ui: MLflow cannot open sqlite:///{tmp_path / tracking.DATABASE}; move it away, ")
+    error = capfd.readouterr().err.splitlines()[-1]
+    assert error.startswith(f"fewbits: ui: MLflow cannot open sqlite:///{tmp_path / tracking.DATABASE}; move it away, ")

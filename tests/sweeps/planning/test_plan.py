@@ -109,7 +109,7 @@ def test_planning_writes_nothing(cache: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "told"),
+    ("data", "message"),
     [
         ({"words": ["recipe=mor/blok"]}, "sweep tiny, seed 0: no recipe 'mor/blok': valid are mor/block"),
         ({"axes": {"optimizer.rate": [1]}}, r"sweep tiny, optimizer\.rate 1, seed 0: unknown key 'optimizer\.rate'"),
@@ -126,9 +126,9 @@ def test_planning_writes_nothing(cache: Path, tmp_path: Path) -> None:
     ],
 )
 def test_a_trial_that_could_not_be_is_refused_by_its_place(
-    cache: Path, tmp_path: Path, data: dict[str, Any], told: str, capsys: pytest.CaptureFixture[str]
+    cache: Path, tmp_path: Path, data: dict[str, Any], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=message):
         planned(tiny_file(tmp_path, cache, data))
     assert cli.main(["sweep", str(tmp_path / "tiny.yaml"), "--runs", str(tmp_path / "runs")]) == 2
     assert capsys.readouterr().err.count("\n") == 1

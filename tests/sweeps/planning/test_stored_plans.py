@@ -125,7 +125,7 @@ def test_sweeps_of_other_seeds_have_a_plan_each(stored: Stored) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         ("{", "is damaged, or no plan"),
         ("[]", "is damaged, or no plan"),
@@ -134,16 +134,16 @@ def test_sweeps_of_other_seeds_have_a_plan_each(stored: Stored) -> None:
     ],
 )
 def test_a_file_that_is_no_plan_is_told_in_a_line_and_not_used(
-    content: str, said: str, stored: Stored, capsys: pytest.CaptureFixture[str]
+    content: str, message: str, stored: Stored, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stored.path.write_text(content)
-    with pytest.raises(UnusablePlan, match=said):
+    with pytest.raises(UnusablePlan, match=message):
         load_plan(stored.runs, stored.words)
     assert parts(find_plan(stored.words).plan) == parts(stored.plan), "it is planned here"
     assert cli.main(["status", *stored.words]) == 0
     err = capsys.readouterr().err
     assert err.count("\n") == 1
-    assert said in err
+    assert message in err
     assert f"`fewbits sweep family.yaml --runs {stored.runs}` writes a new one" in err
 
 

@@ -242,16 +242,16 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize(("text", "said"), MISTAKES.values(), ids=MISTAKES)
-def test_a_mistake_in_a_file_is_one_line(text: str, said: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=said) as error:
+@pytest.mark.parametrize(("text", "message"), MISTAKES.values(), ids=MISTAKES)
+def test_a_mistake_in_a_file_is_one_line(text: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=message) as error:
         loaded(tmp_path, text)
     assert str(error.value).count("\n") == 0
     assert "one" in str(error.value)  # the file's name
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         ((), "no sweep is named"),
         (("missing.yaml",), r"no sweep file missing\.yaml"),
@@ -272,7 +272,7 @@ def test_a_mistake_in_a_file_is_one_line(text: str, said: str, tmp_path: Path) -
 )
 def test_a_mistake_on_the_command_line_is_one_line_and_status_2(
     words: tuple[str, ...],
-    said: str,
+    message: str,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -285,7 +285,7 @@ def test_a_mistake_on_the_command_line_is_one_line_and_status_2(
     shown = capsys.readouterr()
     assert shown.out == ""
     assert shown.err.count("\n") == 1
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         raise ValueError(shown.err)
     assert not (tmp_path / "runs").exists()
 

@@ -99,7 +99,7 @@ def test_the_server_that_forks_workers_is_killed_and_the_sweep_goes_on(
     server = int(Path(f"/proc/{worker}/stat").read_text().rpartition(")")[2].split()[1])
     assert server != command.pid
     os.kill(server, signal.SIGKILL)
-    assert command.end() == 0, command.said
+    assert command.end() == 0, command.printed
     assert all_left(plan) == undisturbed.left
 
 
@@ -114,8 +114,8 @@ def test_a_stopped_sweep_is_at_checkpoints_and_goes_on(
     command.until(lambda: any(steps_done(folder) for folder in running(plan)))
     (os.killpg if number == signal.SIGINT else os.kill)(command.pid, number)
     assert command.end() == 130
-    assert "fewbits: stopped; run the same command again to resume\n" in command.said
-    assert "Traceback" not in command.said
+    assert "fewbits: stopped; run the same command again to resume\n" in command.printed
+    assert "Traceback" not in command.printed
     assert not running(plan)
     for folder in folders(plan):
         assert not (folder.path / store.STOP).exists()
@@ -135,7 +135,7 @@ def test_asked_twice_a_sweep_stops_at_once(undisturbed: Undisturbed, tmp_path: P
     for folder in running(plan):
         os.kill(holder_of(folder) or 0, signal.SIGSTOP)  # it will reach no checkpoint
     os.kill(command.pid, signal.SIGINT)
-    command.until(lambda: "Ctrl-C again: stop at once" in command.said)
+    command.until(lambda: "Ctrl-C again: stop at once" in command.printed)
     os.kill(command.pid, signal.SIGINT)
     assert command.end() == 130
     gone(plan)
@@ -147,7 +147,7 @@ def test_two_drivers_on_one_store_share_its_trials(undisturbed: Undisturbed, tmp
     other = started(tmp_path / "output", "sweep", undisturbed.file, "--runs", runs, *LOCAL)
     try:
         assert sweep(undisturbed.file, runs) == 0
-        assert other.end() == 0, other.said
+        assert other.end() == 0, other.printed
     finally:
         other.kill()
     trained = [[steps for steps in reported_steps(folder) if steps] for folder in folders(plan)]
@@ -192,8 +192,8 @@ def test_what_fails_is_named_with_its_log_and_leaves_the_others_whole(
     step = (hot.result() or {})["step"]
     assert f"diverged: {hot.path} at step {step}\n" in shown.out
     errors = shown.err
-    (told,) = [line for line in errors.splitlines() if line.startswith(f"failed: {broken.path}: ")]
-    assert "checkpoints" in told
+    (failure,) = [line for line in errors.splitlines() if line.startswith(f"failed: {broken.path}: ")]
+    assert "checkpoints" in failure
     assert "    (the whole log: " + str(broken.path / store.LOG) in errors
     assert errors.count(f"{broken.path.name}: ") == 1 + 1  # a line for the second attempt, and one for the failure
     assert attempts(broken) == 2
@@ -249,8 +249,8 @@ def test_what_may_be_deleted_may_be_damaged(
     (folder.path / "result.json").unlink()
     shutil.rmtree(folder.checkpoints)
     uri = f"sqlite:///{runs / 'mlflow.db'}"
-    told = json.dumps({uri: json.loads(content)}) if content.startswith("{") else content
-    (runs / ".mlflow-sync.json").write_text(told, errors="surrogateescape")
+    cached = json.dumps({uri: json.loads(content)}) if content.startswith("{") else content
+    (runs / ".mlflow-sync.json").write_text(cached, errors="surrogateescape")
     spoilt = [*(runs / "plans").iterdir(), runs / "speeds.json"]
     spoilt += [folder.path / name for name in (store.FAILURE, store.PROGRESS, "lease.json")]
     for path in spoilt:
@@ -293,29 +293,29 @@ def test_crashes_are_told_and_leave_the_others_whole(cache: Path, tmp_path: Path
         assert command.end() == 1
     finally:
         command.kill()
-    assert "4 trials: 1 done, 3 failed" in command.said
-    told = {
+    assert "4 trials: 1 done, 3 failed" in command.printed
+    expected = {
         "SIGSEGV": "ended by SIGSEGV",
         "SIGKILL": "ended by SIGKILL, possibly for lack of memory",
         "memory": "",
     }  # lack of memory shows in many ways
     for how in CRASHES:
-        (said,) = [line for line in command.said.splitlines() if line.startswith(f"failed: {place[how].path}: ")]
-        assert told[how] in said
+        (failure,) = [line for line in command.printed.splitlines() if line.startswith(f"failed: {place[how].path}: ")]
+        assert expected[how] in failure
         assert store.state(place[how]) == "failed"
     assert "Fatal Python error: Segmentation fault" in (place["SIGSEGV"].path / store.LOG).read_text()
     assert place["good"].result() is not None
 
 
 @pytest.mark.parametrize(
-    ("resources", "told"),
+    ("resources", "expected"),
     [({"gpus": 1000}, "(1 cpus, 1000 gpus)"), ({"cpus": 500}, "asks for 1 × (500 cpus, 0 gpus)")],
 )
 def test_what_this_machine_has_not_is_told(
-    resources: dict[str, Any], told: str, cache: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    resources: dict[str, Any], expected: str, cache: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert sweep(tiny_file(tmp_path, cache, {"resources": resources}), tmp_path / "runs") == 2
-    assert told in capfd.readouterr().err
+    assert expected in capfd.readouterr().err
 
 
 def test_a_sweep_needs_no_stdout_and_no_stderr(cache: Path, tmp_path: Path) -> None:

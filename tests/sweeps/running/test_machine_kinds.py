@@ -105,18 +105,18 @@ def kinds(plan: Plan) -> Mapping[int, set[str | None]]:
 
 def run(plan: Plan, backend: Machines, like: str | None = None) -> list[str]:
     """Run the plan and return the lines that were logged."""
-    said: list[str] = []
-    Driver(plan, backend, placement=Placement(plan, backend, like, said.append)).run()
-    return said
+    logged: list[str] = []
+    Driver(plan, backend, placement=Placement(plan, backend, like, logged.append)).run()
+    return logged
 
 
 # ------------------------------------------------------------------------------------------------ where trials run
 
 
 def test_a_seed_stays_on_one_kind_and_seeds_are_spread(plan: Plan) -> None:
-    said = run(plan, Machines(AVX, AMX))
+    logged = run(plan, Machines(AVX, AMX))
     assert sorted(str(*one) for one in kinds(plan).values()) == ["amd-avx2", "intel-amx"]
-    (line,) = said
+    (line,) = logged
     assert "amd-avx2 (1 trials at a time), intel-amx (1 trials at a time)" in line
 
 
@@ -153,17 +153,17 @@ def test_a_kind_that_is_gone_is_waited_for_and_then_replaced(plan: Plan, monkeyp
     monkeypatch.setattr(placement, "WAIT", 0.2)
     leave(driver.job(trials(plan, 0)["trunk"]), "intel-amx")
     began = time.monotonic()
-    said = run(plan, Machines(AVX))
+    logged = run(plan, Machines(AVX))
     assert time.monotonic() - began >= 0.2
     assert kinds(plan) == {0: {"intel-amx", "amd-avx2"}, 1: {"amd-avx2"}}
-    assert [line.partition(":")[0] for line in said] == ["no machine has the kind intel-amx now", "seed 0"]
-    assert "the rest runs on amd-avx2" in said[-1]
+    assert [line.partition(":")[0] for line in logged] == ["no machine has the kind intel-amx now", "seed 0"]
+    assert "the rest runs on amd-avx2" in logged[-1]
 
 
 def test_one_machine_does_not_wait_for_another_kind(plan: Plan) -> None:
     leave(driver.job(trials(plan, 0)["trunk"]), "intel-amx")
-    said = run(plan, Machines(AVX, alone=True))
-    assert len(said) == 1
+    logged = run(plan, Machines(AVX, alone=True))
+    assert len(logged) == 1
     assert kinds(plan)[0] == {"intel-amx", "amd-avx2"}
 
 

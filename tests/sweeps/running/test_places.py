@@ -72,10 +72,10 @@ def test_on_a_network_file_system_the_database_is_in_the_users_cache_and_one_lin
     path = Path(first.removeprefix("sqlite:///"))
     assert path.is_relative_to(Path(os.environ["FEWBITS_CACHE"]))
     assert owner.store_id(on_nfs) in path.parts
-    (told,) = (str(one.message) for one in caught)
-    assert "\n" not in told
+    (message,) = (str(one.message) for one in caught)
+    assert "\n" not in message
     for part in ("nfs4", str(on_nfs), str(path), "MLFLOW_TRACKING_URI"):
-        assert part in told
+        assert part in message
     assert tracking.connect(on_nfs, first).search_experiments()
     assert not (on_nfs / tracking.DATABASE).exists()
     assert Synced(first, (), 0, False, on_nfs)._served.count(str(on_nfs)) == 1  # the store is named, not the cache
@@ -121,8 +121,8 @@ def test_a_trial_runs_alone_and_without_file_locks_too(tmp_path: Path, monkeypat
 
     monkeypatch.setattr(fcntl, "flock", refuse)
     monkeypatch.setattr(locks, "_warned", set())
-    with pytest.warns(RuntimeWarning, match="no file locks") as told, folder.alone():
+    with pytest.warns(RuntimeWarning, match="no file locks") as warned, folder.alone():
         pass
-    assert run_folder.NO_LOCKS in str(told[0].message)
+    assert run_folder.NO_LOCKS in str(warned[0].message)
     with pytest.warns(RuntimeWarning, match="no file locks"), tracking.locked(tmp_path):
         pass

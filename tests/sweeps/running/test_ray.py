@@ -82,7 +82,7 @@ def test_workers_and_the_driver_are_killed_and_the_same_command_finishes(
     assert not running(plan)
     again = command("again")
     try:
-        assert again.end() == 0, again.said
+        assert again.end() == 0, again.printed
     finally:
         again.kill()
     assert all_left(plan) == undisturbed.left
@@ -105,10 +105,10 @@ def test_ranks_share_a_placement_group_and_ctrl_c_stops_a_sweep(
     try:
         stopped.until(lambda: any(steps_done(folder) for folder in running(plan)))
         os.killpg(stopped.pid, signal.SIGINT)
-        assert stopped.end() == 130, stopped.said
-        assert "Traceback" not in stopped.said
+        assert stopped.end() == 130, stopped.printed
+        assert "Traceback" not in stopped.printed
         assert not running(plan)
-        assert done.end() == 0, done.said
+        assert done.end() == 0, done.printed
     finally:
         stopped.kill()
         done.kill()
@@ -121,7 +121,7 @@ def test_memory_that_this_machine_has_not_is_told(cache: Path, tmp_path: Path, o
     file = tiny_file(tmp_path, cache, {"resources": {"memory": 1e6}})
     command = started(tmp_path / "out", "sweep", file, "--runs", tmp_path / "runs", environment=on_ray)
     assert command.end() == 2
-    assert re.search(r"fewbits: trial \S+ asks for 1 × \(.* 1e\+06 GiB\); the largest of 1 nodes has", command.said)
+    assert re.search(r"fewbits: trial \S+ asks for 1 × \(.* 1e\+06 GiB\); the largest of 1 nodes has", command.printed)
 
 
 def test_an_address_where_no_ray_is_is_one_line(

@@ -274,7 +274,7 @@ def test_a_worker_that_has_lost_its_lease_writes_nothing_more(
     planned = family["trunk"]
     path = planned.folder.path / lease.NAME
     other = vars(Holder("another-host", 1, 1.0, "the next"))
-    told: list[int] = []
+    reported: list[int] = []
 
     def run(trial: object, runtime: object, say: Callable[[Progress], None], stop: Callable[[], bool], **_: Any) -> Any:
         if how == "removed":
@@ -283,13 +283,13 @@ def test_a_worker_that_has_lost_its_lease_writes_nothing_more(
             path.write_text(json.dumps(other))
         for step in range(1, 6000):
             say(Progress(step, 6000, 1.0, 1.0, 1.0))
-            told.append(step)
+            reported.append(step)
             assert not stop()
             time.sleep(0.01)
 
     monkeypatch.setattr(worker, "run", run)
     monkeypatch.setattr(lease, "HEARTBEAT", 0.05)
     outcome = worker.work(job(planned))
-    assert (outcome.kind, len(told) < 5000) == ("busy", True)
+    assert (outcome.kind, len(reported) < 5000) == ("busy", True)
     assert store.failure(planned.folder) is None
     assert (json.loads(path.read_text()) if how == "taken over" else not path.exists()) in (other, True)

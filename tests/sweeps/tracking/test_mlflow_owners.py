@@ -89,7 +89,7 @@ def test_owners_that_sync_at_once_have_runs_of_their_own_and_leave_others_alone(
         for number, (store, user) in enumerate(cases)
     ]
     for command in commands:
-        assert command.end() == 0, command.said
+        assert command.end() == 0, command.printed
     owners = [stores.owner(store, user) for store, user in cases]
     found = all_runs(uri, tmp_path)
     assert len(found) == 2 * len(cases)

@@ -376,10 +376,10 @@ def test_mlflow_being_away_is_said_once_and_made_up_for(
     below = tmp_path / "file"
     below.write_text("")
     mirror = Mirror(done, f"sqlite:///{below / 'mlflow.db'}")
-    with pytest.warns(RuntimeWarning, match="MLflow is left aside, trials go on") as told:
+    with pytest.warns(RuntimeWarning, match="MLflow is left aside, trials go on") as warned:
         first = mirror.sync()
-    assert len(told) == 1
-    assert "\n" not in str(told[0].message)
+    assert len(warned) == 1
+    assert "\n" not in str(warned[0].message)
     assert (first.away, first.sent) == (True, 0)
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)
@@ -397,8 +397,8 @@ def test_fewbits_sync_says_how_many_and_where_to_look(
     where = next(iter(done.trials.values())).folder.path.parent.parent
     before = everything(mirrored)
     assert cli.main(["sync", *words(where, cache)]) == 0
-    said, *lines = capsys.readouterr().out.splitlines()
-    assert said == f"5 runs updated in {mirrored.uri}"
+    first_line, *lines = capsys.readouterr().out.splitlines()
+    assert first_line == f"5 runs updated in {mirrored.uri}"
     ((name, link),) = mirrored.sync().links
     assert lines == [f"{name}: {link}", f"(served by `fewbits ui --runs {where / 'runs'}`)"]
     assert everything(mirrored) == before

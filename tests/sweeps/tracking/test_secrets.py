@@ -65,13 +65,13 @@ def test_no_credential_is_printed_or_stored(kind: str, served: str, cache: Path,
         timeout=400,
     )
     assert done.returncode == 0, done.stderr
-    said = done.stdout + done.stderr
-    assert SECRET not in said
-    assert "Traceback" not in said
+    output = done.stdout + done.stderr
+    assert SECRET not in output
+    assert "Traceback" not in output
     works = kind in ("a server", "a database")
-    assert ("MLflow is left aside" in said) != works
+    assert ("MLflow is left aside" in output) != works
     assert ("1 runs updated" in done.stdout) == works
-    assert "***" in said
+    assert "***" in output
     stored = [path for path in tmp_path.rglob("*") if path.is_file() and path.suffix != ".db"]
     assert {"provenance.json", ".store.json"} <= {path.name for path in stored}
     if works:
