@@ -49,9 +49,9 @@ def test_later_words_win_so_that_hydra_sees_each_key_once() -> None:
         axes={"optimizer.lr": [4]},
         seeds=(7,),
     )
-    (cell,) = expand(sweep, ("training.steps=5", "observer.all_places=1"))
+    (cell,) = expand(sweep, ("training.steps=5", "observer.every=1"))
     assert cell.words == (
-        *("recipe=mor/block", "data=python", "training.steps=5", "optimizer.lr=4", "seed=7", "observer.all_places=1"),
+        *("recipe=mor/block", "data=python", "training.steps=5", "optimizer.lr=4", "seed=7", "observer.every=1"),
     )
     (cell,) = expand(sweep)
     assert "training.steps=3" in cell.words
