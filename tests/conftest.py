@@ -1,6 +1,6 @@
-"""Tests marked `gpu` are skipped, with the reason, where there is no CUDA device. Ctrl-C reaches what tests start.
+"""Skip tests marked `gpu`, with the reason, without a CUDA device, and make Ctrl-C reach the processes of tests.
 
-Files go whole to one worker (--dist loadfile), so that what a file's tests share is made once.
+All tests of a file run in one worker (--dist loadfile), so that the fixtures that they share are made once.
 """
 
 import gc
@@ -10,16 +10,16 @@ import signal
 import hypothesis
 import pytest
 
-# How long an example takes depends on what else the machine does.
+# How long an example takes depends on the load of the machine.
 hypothesis.settings.register_profile("fewbits", deadline=None)
 hypothesis.settings.load_profile("fewbits")
 
-# Before torch is imported: threads that spin while they wait take three quarters of the time when workers, and what
-# they start, are more than the processors.
+# Set before torch is imported: if there are more workers and child processes than processors, threads that spin while
+# they wait take three quarters of the time.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
-# A fifth of a worker's time went to looking for garbage, most of it among what imports have left for good.
+# The garbage collector took a fifth of a worker's time, most of it for objects of imported modules, which stay.
 gc.set_threshold(20_000, 10, 10)
 
 
@@ -29,13 +29,13 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_configure() -> None:
-    """A shell that runs the tests in the background has SIGINT ignored, in all that they start too."""
+    """Restore the handler of SIGINT: a shell ignores it in background jobs, and child processes inherit that."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: "sweeps" not in item.path.parts)  # the longest files first: no worker ends with them
+    items.sort(key=lambda item: "sweeps" not in item.path.parts)  # the longest files first: they must not be last
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if not marked:
         return

@@ -5,7 +5,7 @@ that holds on one processor may fail on another. torch (ATen), oneDNN, MKL and t
 environment variable that limits the instructions they use, so one processor can stand for several.
 
 The three are the processor's own instructions and the next two levels below. A level that the processor lacks, or that
-is the same as its own, is named with the reason. The exit status is 1 if any level fails.
+equals its own, is printed with the reason. The exit status is 1 if any level fails.
 
     python tests/portable.py                 all of them
     python tests/portable.py -k probe -x     further arguments go to pytest
@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[1]
 VARIABLES = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS", "FEWBITS_CPU_ARCH")
 COUNT = 3
 
-# tests/test_portable.py says which files have to be here.
+# tests/test_portable.py checks that this list is complete.
 FILES = (
     "kernels/test_noise.py",
     "kernels/test_ops.py",
@@ -61,7 +61,7 @@ FILES = (
 
 @dataclass(frozen=True)
 class Level:
-    """An instruction set: the flags of /proc/cpuinfo that it needs, and the values of VARIABLES that limit to it."""
+    """An instruction set, with the flags of /proc/cpuinfo that it needs and the values of VARIABLES that select it."""
 
     name: str
     needs: frozenset[str]
@@ -83,11 +83,11 @@ LOWER = (  # the highest first
     Level("avx", frozenset({"avx", "pclmulqdq"}), ("default", "AVX", "AVX", "sandybridge")),
     Level("sse", frozenset({"sse4_2", "popcnt"}), ("default", "SSE41", "SSE4_2", "x86-64-v2")),
 )
-MULTIPLIES_BF16 = frozenset({"avx512_bf16", "amx_bf16"})  # without these, a processor with AVX-512 has just that
+MULTIPLIES_BF16 = frozenset({"avx512_bf16", "amx_bf16"})  # with AVX-512 but without these: level avx512
 
 
 def choose(flags: Collection[str]) -> tuple[list[Level], dict[str, str]]:
-    """Return the levels to run on a processor with these flags, and for every other level why it is not run."""
+    """Return the levels to run on a processor with these flags, and the reason why each other level is not run."""
     run, reasons = [OWN], {}
     own_is_named = bool(MULTIPLIES_BF16.intersection(flags))
     for level in LOWER:
@@ -104,7 +104,7 @@ def choose(flags: Collection[str]) -> tuple[list[Level], dict[str, str]]:
 
 
 def cpu_flags() -> set[str]:
-    """Return the instruction sets that Linux lists for this processor; none where it is not an x86-64."""
+    """Return the instruction sets that Linux lists for this processor; none if it is not an x86-64."""
     if platform.machine() != "x86_64":
         return set()
     lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -115,7 +115,7 @@ def run(level: Level, arguments: Sequence[str]) -> int:
     """Run pytest under a level and return its exit status."""
     environment = {name: value for name, value in os.environ.items() if name not in VARIABLES} | level.settings
     command = [sys.executable, "-m", "pytest", *arguments, *(f"tests/{name}" for name in FILES)]
-    with tempfile.TemporaryDirectory() as compiled:  # by inductor, whose cache does not tell all levels apart
+    with tempfile.TemporaryDirectory() as compiled:  # inductor's default cache mixes some levels
         environment["TORCHINDUCTOR_CACHE_DIR"] = compiled
         return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
 
@@ -126,8 +126,8 @@ def main(arguments: Sequence[str]) -> int:
         print(f"not run under {name}: {reason}", flush=True)
     results = {}
     for level in levels:
-        told = " ".join(f"{name}={value}" for name, value in level.settings.items()) or "no limit"
-        print(f"\n==== {level.name}: {told}", flush=True)
+        limits = " ".join(f"{name}={value}" for name, value in level.settings.items()) or "no limit"
+        print(f"\n==== {level.name}: {limits}", flush=True)
         start = time.monotonic()
         results[level.name] = (run(level, arguments), time.monotonic() - start)
     print()

@@ -1,7 +1,7 @@
-"""A real Ray head of a test's own: free ports, a token, a folder for itself; what a test starts here, it also ends.
+"""Start a real Ray head for a test, with free ports, a token and its own folder, and end all processes afterwards.
 
-Every process that a head starts inherits an environment variable with a mark of its own, by which it is found and
-killed: other Rays of the machine are left alone (`ray stop` would end them all).
+Every process that a head starts inherits an environment variable with a unique mark, by which it is found and killed.
+Other instances of Ray on the machine go on (`ray stop` would end them all).
 """
 
 import fcntl
@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Event, Thread
 
-PATIENCE = 180.0  # seconds, for machines that do other things too
+PATIENCE = 180.0  # seconds, long enough for busy machines
 MARK = "MARK_OF_A_TEST"
 HEAD_ID = "f" * 51 + "00000"
 AUTOSCALER = {
@@ -52,7 +52,7 @@ def ray_head(
 ) -> Iterator[Head]:
     """Start a head with these CPUs, and worker nodes of one CPU each, all on this machine; end them with the block.
 
-    claiming_cuda: a folder for the workers' PYTHONPATH; each worker node then says that it has a GPU.
+    claiming_cuda: a folder for the workers' PYTHONPATH; each worker node then reports a GPU.
     grows_by: resources of node types, of which an autoscaler starts at most one node each.
     """
     with marked_environment() as environment, short_folder() as folder:
@@ -64,9 +64,9 @@ def ray_head(
         command += ["--dashboard-host=127.0.0.1", "--disable-usage-stats"]
         command += [f"--dashboard-agent-listen-port={agent}", f"--ray-client-server-port={client}"]
         of_each = ["--object-store-memory=80000000", "--min-worker-port=0", "--max-worker-port=0"]
-        of_each += ["--memory=1000000000"]  # else Ray refuses to start where other programs hold most of it
+        of_each += ["--memory=1000000000"]  # otherwise Ray does not start if other programs use most of the memory
         command += of_each
-        # RAY_AUTH_MODE is not set: Ray asks for a token because there is one.
+        # RAY_AUTH_MODE is not set: Ray requires a token because there is one.
         environment = environment | {"RAY_AUTH_TOKEN_PATH": str(token_file)}
         if grows_by is not None:
             environment, config = environment | AUTOSCALER, folder / "autoscaler.json"
@@ -79,7 +79,7 @@ def ray_head(
         ended = Event()
         worker = [ray(), "start", "--block", f"--address=127.0.0.1:{gcs}", "--num-cpus=1", *of_each]
         worker += ["--disable-usage-stats"]
-        environment = environment | {"RAY_AUTH_MODE": "token"}  # a worker sends its token only if told to
+        environment = environment | {"RAY_AUTH_MODE": "token"}  # without it, a worker does not send its token
         if claiming_cuda is not None:
             worker.append("--num-gpus=1")
             environment |= {"PYTHONPATH": str(claiming_cuda)}
@@ -87,8 +87,8 @@ def ray_head(
             Thread(
                 target=_join,
                 args=(
-                    # A folder of its own, as on a machine of its own: nodes remove what jobs brought when their last
-                    # worker of a job has gone.
+                    # Each node gets its own folder, as on separate machines: nodes remove the files of a job when
+                    # their last worker of that job has ended.
                     [*worker, f"--dashboard-agent-listen-port={port}", f"--temp-dir={folder / str(port)}"],
                     environment,
                     folder / f"log-{port}",
@@ -139,7 +139,7 @@ def autoscaler(types: Mapping[str, Mapping[str, float]], gcs: int) -> dict[str, 
 
 
 def _join(command: list[str], environment: Mapping[str, str], log: Path, ended: Event) -> None:
-    """Start a worker node, again if need be: `ray start` gives up after 30 seconds, which a busy machine may take."""
+    """Start a worker node, repeatedly if necessary: `ray start` gives up after 30 s, too early on a busy machine."""
     while not ended.is_set():
         with log.open("wb") as out:
             node = subprocess.Popen(command, env=environment, stdout=out, stderr=out, start_new_session=True)
@@ -149,7 +149,7 @@ def _join(command: list[str], environment: Mapping[str, str], log: Path, ended: 
 
 
 def wait_for_dashboard(head: Head, starting: "subprocess.Popen[bytes]", log: Path) -> None:
-    """A head that answers asks for its token."""
+    """Wait until the dashboard answers, which it does by requiring a token."""
     give_up = time.monotonic() + PATIENCE
     while time.monotonic() < give_up and starting.poll() is None:
         try:
@@ -165,7 +165,7 @@ def wait_for_dashboard(head: Head, starting: "subprocess.Popen[bytes]", log: Pat
 
 @contextmanager
 def one_cluster_at_a_time() -> Iterator[None]:
-    """Hold a lock among test workers: clusters that start side by side on two cores miss Ray's own time limits."""
+    """Hold a lock among test workers: clusters that start at the same time on two cores exceed Ray's time limits."""
     with Path(tempfile.gettempdir(), "cluster-of-fewbits-tests.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
@@ -175,7 +175,7 @@ def one_cluster_at_a_time() -> Iterator[None]:
 def marked_environment() -> Iterator[dict[str, str]]:
     """Yield this process's environment without settings for Ray and with this Python's programs first.
 
-    Whatever was started in it is killed at the end.
+    All processes that were started in it are killed at the end.
     """
     with one_cluster_at_a_time():
         yield from _marked_environment()
@@ -217,7 +217,7 @@ def processes() -> list[int]:
 def _environment_of(process: int) -> list[bytes]:
     try:
         return Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
-    except OSError:  # it has gone, or is another user's
+    except OSError:  # it has ended, or belongs to another user
         return []
 
 
@@ -231,7 +231,7 @@ def _is_child(process: int) -> bool:
 
 @contextmanager
 def short_folder() -> Iterator[Path]:
-    """Ray keeps Unix sockets in its folder, and their names may have 107 characters: pytest's folders are too deep."""
+    """Yield a folder with a short path: Ray's Unix sockets there allow 107 characters, pytest's paths are longer."""
     folder = Path(tempfile.mkdtemp(prefix="r", dir="/tmp"))
     try:
         yield folder

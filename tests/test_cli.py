@@ -1,4 +1,4 @@
-"""The command line: it starts at once, says what it can do, and says in one line what is wrong."""
+"""Test the command line: it starts fast, has help, and reports errors in one line."""
 
 import errno
 import json
@@ -45,9 +45,9 @@ def test_help_of_a_command_has_an_example(command: cli.Command, capsys: pytest.C
     with pytest.raises(SystemExit) as stop:
         cli.main([*command.words, *command.flags[:1], "--help"])
     assert not stop.value.code
-    said = capsys.readouterr().out
-    assert f"fewbits {command.name}" in said
-    assert "example" in said.lower()
+    shown = capsys.readouterr().out
+    assert f"fewbits {command.name}" in shown
+    assert "example" in shown.lower()
 
 
 def test_version() -> None:
@@ -78,7 +78,7 @@ def test_wrong_input_is_one_line_and_status_2(words: list[str], named: list[str]
 
 @pytest.fixture
 def command_that(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], int]], None]:
-    """Make `fewbits made-up` run a function."""
+    """Return a function that makes `fewbits made-up` run a given function."""
 
     def install(run: Callable[[], int]) -> None:
         module = ModuleType("made_up")
@@ -112,7 +112,7 @@ def test_what_the_system_refuses_is_one_line_and_status_1(
 
 
 def test_a_module_that_is_not_there_is_one_line_and_status_1(tmp_path: Path) -> None:
-    """As for a job on a cluster that was started in another environment: this Python has no packages at all."""
+    """This Python has no packages, like that of a job on a cluster that was started in another environment."""
     command = [sys.executable, "-S", "-m", "fewbits.cli", "sweep", "study=mor", "--dry-run"]
     environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(Path(cli.__file__).parents[1])}
     done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True)
@@ -159,7 +159,7 @@ def test_a_pipe_whose_reader_has_gone_is_silent(words: list[str]) -> None:
 
 
 def test_doctor_answers_in_half_a_second() -> None:
-    """Where the kernels are built; where not, it tries the compiler first."""
+    """The kernels are built first, since doctor tests the compiler otherwise."""
     if build.compiler():
         build.build()
     seconds = []
@@ -231,7 +231,7 @@ def test_without_a_compiler_doctor_says_reference_and_what_to_install(
 
 
 def test_a_compiler_that_is_there_and_does_not_work_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A g++ without headers, say: found by its name, and the kernels would not build."""
+    """An example is a g++ without headers, which exists but cannot build the kernels."""
     compiler = tmp_path / "g++"
     compiler.write_text("#!/bin/sh\necho 'no include path in which to search for algorithm'\nexit 1\n")
     compiler.chmod(0o755)

@@ -1,7 +1,7 @@
-"""The import rule: analysis → sweeps → experiments → models → kernels, never back up, and no circle.
+"""Test the import rule: analysis → sweeps → experiments → models → kernels → common, never back, and no cycles.
 
-Read off the syntax trees, so that an import inside a function, behind `if TYPE_CHECKING` or by `import_module` counts
-like any other.
+Imports are read from syntax trees, so an import inside a function, behind `if TYPE_CHECKING` or by `import_module`
+counts like any other.
 """
 
 import ast
@@ -14,10 +14,10 @@ from textwrap import dedent
 import pytest
 
 ROOT = Path(__file__).parents[1]
-ROOMS = ("common", "kernels", "models", "experiments", "sweeps", "analysis")  # from the ground up
+PACKAGES = ("common", "kernels", "models", "experiments", "sweeps", "analysis")  # each imports only from earlier ones
 
-# What a floor does not know: models neither read configs nor track runs, and one trial does not know of Ray. torchtitan
-# is known to one file.
+# Libraries that a package must not import: models neither read configs nor track runs, and a trial does not use Ray.
+# Only one file uses torchtitan.
 FOREIGN = {
     "common": {"ray", "mlflow", "hydra", "omegaconf", "torch", "torchtitan"},
     "kernels": {"ray", "mlflow", "hydra", "omegaconf", "torchtitan"},
@@ -27,19 +27,19 @@ FOREIGN = {
     "analysis": {"torchtitan"},
 }
 TITAN = "fewbits.experiments.titan"
-MODULE = re.compile(rf"fewbits\.({'|'.join(ROOMS)})(\.\w+)*")
+MODULE = re.compile(rf"fewbits\.({'|'.join(PACKAGES)})(\.\w+)*")
 
 
 def files(root: Path) -> Iterator[tuple[str, Path]]:
-    """The name and file of every module in the rooms."""
-    for room in ROOMS:
-        folder = root / "src" / "fewbits" / room if room == "common" else root / room
+    """Yield the name and the file of every module in the packages."""
+    for package in PACKAGES:
+        folder = root / "src" / "fewbits" / package if package == "common" else root / package
         for file in sorted(folder.rglob("*.py")):
-            yield ".".join(("fewbits", room, *file.relative_to(folder).with_suffix("").parts)), file
+            yield ".".join(("fewbits", package, *file.relative_to(folder).with_suffix("").parts)), file
 
 
 def imports(module: str, tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Line and absolute name of everything a module imports; of `from a import b` both a and a.b, b may be a module."""
+    """Yield the line and the absolute name of everything that a module imports; for `from a import b` the name a.b."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -54,11 +54,11 @@ def imports(module: str, tree: ast.AST) -> Iterator[tuple[int, str]]:
             if called in ("import_module", "__import__") and isinstance(name, str):
                 yield node.lineno, absolute(name, module)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and MODULE.fullmatch(node.value):
-            yield node.lineno, node.value  # a module's name in a table, say, to be imported later
+            yield node.lineno, node.value  # for example in a table of modules to be imported later
 
 
 def absolute(name: str, module: str) -> str:
-    """`..models` as seen from a module of fewbits.kernels is fewbits.models."""
+    """Return the absolute name of an import: `..models` in a module of fewbits.kernels is fewbits.models."""
     level = len(name) - len(name.lstrip("."))
     if level == 0:
         return name
@@ -66,19 +66,19 @@ def absolute(name: str, module: str) -> str:
 
 
 def breach(module: str, name: str) -> str | None:
-    """What is wrong with a module importing that name, if anything."""
-    room = module.split(".")[1]
+    """Return why a module must not import that name, or None if it may."""
+    package = module.split(".")[1]
     top, *rest = name.split(".")
-    if top in FOREIGN[room] and (module, top) != (TITAN, "torchtitan"):
-        return f"{room} does not know {top}"
-    if top in ROOMS:
-        return f"rooms are imported as fewbits.{top}"
+    if top in FOREIGN[package] and (module, top) != (TITAN, "torchtitan"):
+        return f"{package} must not import {top}"
+    if top in PACKAGES:
+        return f"import it as fewbits.{top}"
     if top != "fewbits" or rest == ["__version__"]:
         return None
-    if not rest or rest[0] not in ROOMS:
-        return "inside the rooms, import from the module that defines the thing"
-    if ROOMS.index(rest[0]) > ROOMS.index(room):
-        return f"{room} does not know {rest[0]}"
+    if not rest or rest[0] not in PACKAGES:
+        return "inside the packages, import from the module that defines the name"
+    if PACKAGES.index(rest[0]) > PACKAGES.index(package):
+        return f"{package} must not import {rest[0]}"
     return None
 
 
@@ -94,13 +94,13 @@ def violations(root: Path) -> list[str]:
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
-        found.append(f"a circle: {' → '.join(reversed(error.args[1]))}")
+        found.append(f"an import cycle: {' → '.join(reversed(error.args[1]))}")
     return found
 
 
-def test_the_rooms_hold_the_import_rule() -> None:
+def test_the_packages_follow_the_import_rule() -> None:
     assert violations(ROOT) == []
-    assert any(True for _ in files(ROOT)), "no module was looked at"
+    assert any(True for _ in files(ROOT)), "no module was checked"
 
 
 @pytest.mark.parametrize(
@@ -132,14 +132,14 @@ def test_the_rooms_hold_the_import_rule() -> None:
         ("analysis/a.py", "from importlib import import_module\nimport_module('fewbits.cli')"),
     ],
 )
-def test_an_import_up_the_house_is_found(tmp_path: Path, file: str, source: str) -> None:
+def test_an_import_against_the_package_order_is_found(tmp_path: Path, file: str, source: str) -> None:
     write(tmp_path, file, source)
     found = violations(tmp_path)
     assert found
     assert all(line.startswith(f"{file}:{len(source.splitlines())}: ") for line in found)
 
 
-def test_imports_down_the_house_are_fine(tmp_path: Path) -> None:
+def test_imports_in_the_package_order_are_fine(tmp_path: Path) -> None:
     write(tmp_path, "kernels/formats.py", "import torch\nfrom dataclasses import dataclass\nrange(3)")
     write(tmp_path, "models/gpt2.py", "from fewbits.kernels.formats import Format\nfrom fewbits.kernels import formats")
     write(tmp_path, "sweeps/planning/plan.py", "import ray, mlflow, hydra\nfrom fewbits import __version__")
@@ -153,12 +153,12 @@ def test_imports_down_the_house_are_fine(tmp_path: Path) -> None:
     assert violations(tmp_path) == []
 
 
-def test_a_circle_is_found(tmp_path: Path) -> None:
+def test_an_import_cycle_is_found(tmp_path: Path) -> None:
     write(tmp_path, "kernels/a.py", "from fewbits.kernels.b import x")
     write(tmp_path, "kernels/b.py", "def f():\n    from fewbits.kernels import c")
     write(tmp_path, "kernels/c.py", "import fewbits.kernels.a")
     (found,) = violations(tmp_path)
-    assert found.startswith("a circle: ")
+    assert found.startswith("an import cycle: ")
     assert all(f"fewbits.kernels.{name}" in found for name in "abc")
 
 

@@ -1,4 +1,4 @@
-"""`make test-portable` runs every file that trains, under the instruction sets that the processor has."""
+"""Test that `make test-portable` runs every test file that trains, under the instruction sets of the processor."""
 
 import ast
 from functools import cache
@@ -28,7 +28,7 @@ COMPUTES = {
     "fewbits.experiments.evaluation.loss",
     "torchtitan.train",
 }
-WITHOUT_PRODUCTS = {  # they import such a module, and nothing that they assert depends on a product
+WITHOUT_PRODUCTS = {  # files that import such a module, but assert nothing that depends on a product
     "experiments/fingerprint/test_fingerprint.py": "hashes of sources",
     "kernels/test_bad_use.py": "arguments that are refused",
     "models/test_recipe.py": "recipes as data",
@@ -38,7 +38,7 @@ PACKAGES = ("kernels", "models", "experiments")
 
 @cache
 def imports(file: Path) -> frozenset[str]:
-    """Return what a test file imports, by itself and through the helpers under tests/."""
+    """Return the names that a test file imports, directly and through the helpers in tests/."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
@@ -46,7 +46,7 @@ def imports(file: Path) -> frozenset[str]:
         elif isinstance(node, ast.ImportFrom) and node.module:
             names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("tests."):
-            names.add(node.value)  # a module that is run in a process of its own
+            names.add(node.value)  # a module that runs in its own process
     helpers = [TESTS.parent / f"{name.replace('.', '/')}.py" for name in names if name.startswith("tests.")]
     return frozenset(names.union(*(imports(helper) for helper in helpers if helper.is_file())))
 
@@ -89,13 +89,11 @@ def test_a_level_limits_torch_and_a_failure_under_one_level_is_the_exit_status(
     )
     monkeypatch.setattr(portable, "ROOT", tmp_path)
     monkeypatch.setattr(portable, "FILES", ("test_level.py",))
-    monkeypatch.setenv(
-        "ATEN_CPU_CAPABILITY", "default"
-    )  # the user's own limit does not reach the processor's own level
+    monkeypatch.setenv("ATEN_CPU_CAPABILITY", "default")  # a limit that the user has set must not limit the level `own`
     sse = portable.LOWER[-1]
     monkeypatch.setattr(portable, "choose", lambda flags: ([portable.OWN, sse], {}))
     assert portable.main(["-q"]) == 1
-    told = capfd.readouterr().out.splitlines()
+    lines = capfd.readouterr().out.splitlines()
     expected = "passed" if "avx2" in portable.cpu_flags() else "FAILED"
-    assert any(line.startswith(f"own: {expected}") for line in told)
-    assert any(line.startswith("sse: FAILED") for line in told)
+    assert any(line.startswith(f"own: {expected}") for line in lines)
+    assert any(line.startswith("sse: FAILED") for line in lines)

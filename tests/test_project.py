@@ -1,4 +1,4 @@
-"""The project: its layout, what its wheel carries, its make targets, and that its README is true."""
+"""Test the project: its layout, the contents of its wheel, its make targets, and the examples in its README."""
 
 import os
 import re
@@ -14,27 +14,27 @@ import pytest
 import fewbits
 
 ROOT = Path(__file__).parents[1]
-ROOMS = ("kernels", "models", "experiments", "sweeps", "analysis")
+PACKAGES = ("kernels", "models", "experiments", "sweeps", "analysis")
 PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md")
 
 
 # Layout
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_a_room_is_reached_through_a_relative_link(room: str) -> None:
-    link = ROOT / "src" / "fewbits" / room
-    assert os.readlink(link) == f"../../{room}"
-    assert link.resolve() == ROOT / room
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_package_is_a_relative_link(package: str) -> None:
+    link = ROOT / "src" / "fewbits" / package
+    assert os.readlink(link) == f"../../{package}"
+    assert link.resolve() == ROOT / package
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_a_room_has_a_page_and_no_init(room: str) -> None:
-    assert (ROOT / room / "README.md").is_file()
-    assert not list((ROOT / room).rglob("__init__.py"))
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_package_has_a_readme_and_no_init(package: str) -> None:
+    assert (ROOT / package / "README.md").is_file()
+    assert not list((ROOT / package).rglob("__init__.py"))
 
 
-# The public face
+# The public API
 
 
 def test_every_public_name_resolves_to_the_thing_of_that_name() -> None:
@@ -59,7 +59,7 @@ def test_importing_fewbits_loads_no_torch() -> None:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A wheel, built from a copy of the tree: setuptools leaves its products where it builds."""
+    """Build a wheel from a copy of the repository, since setuptools writes build products beside the sources."""
     tmp = tmp_path_factory.mktemp("wheel")
     unwanted = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "build", "dist", "runs", "reports")
     shutil.copytree(ROOT, tmp / "tree", symlinks=True, ignore=unwanted)
@@ -70,14 +70,14 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return next(tmp.glob("fewbits-*.whl"))
 
 
-def test_the_wheel_carries_every_source_of_every_room_and_nothing_else(wheel: Path) -> None:
+def test_the_wheel_contains_every_source_of_every_package_and_nothing_else(wheel: Path) -> None:
     carried = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
-    package = ROOT / "src" / "fewbits"
-    wanted = {"fewbits/py.typed"} | {f"fewbits/{file.name}" for file in package.glob("*.py")}
-    wanted |= {f"fewbits/common/{file.name}" for file in (package / "common").glob("*.py")}
-    for room in ROOMS:
-        sources = [*(ROOT / room).rglob("*.py"), *(ROOT / room).rglob("csrc/*"), *(ROOT / room).rglob("*.yaml")]
-        sources += (ROOT / room).rglob("*.css")
+    top = ROOT / "src" / "fewbits"
+    wanted = {"fewbits/py.typed"} | {f"fewbits/{file.name}" for file in top.glob("*.py")}
+    wanted |= {f"fewbits/common/{file.name}" for file in (top / "common").glob("*.py")}
+    for name in PACKAGES:
+        sources = [*(ROOT / name).rglob("*.py"), *(ROOT / name).rglob("csrc/*"), *(ROOT / name).rglob("*.yaml")]
+        sources += (ROOT / name).rglob("*.css")
         wanted |= {f"fewbits/{file.relative_to(ROOT)}" for file in sources if file.is_file()}
     wanted |= {f"hydra_plugins/{file.name}" for file in (ROOT / "src" / "hydra_plugins").glob("*.py")}
     assert carried == wanted
@@ -178,11 +178,14 @@ def test_setup_installs_extras_once_and_cupy_where_there_is_an_nvidia_driver(
 
 
 def reproduced(folder: Path, study: str, swept: int, reported: int, *words: str) -> tuple[int, str, list[list[str]]]:
-    """The status of make, what it says, and the commands that it gave, to one that ends as told."""
+    """Run `make reproduce-STUDY` with a stand-in for `fewbits`; return its status, its stderr and the commands it ran.
+
+    swept, reported: the exit statuses of the stand-in's `sweep` and other commands.
+    """
     command = folder / "bin" / "fewbits"
     command.parent.mkdir()
     ends = f"case $1 in sweep) exit {swept};; bench) exit 0;; *) exit {reported};; esac"
-    command.write_text(f'#!/bin/sh\necho "$@" >> {folder}/said\n{ends}\n')
+    command.write_text(f'#!/bin/sh\necho "$@" >> {folder}/commands\n{ends}\n')
     command.chmod(0o755)
     for second, stamp in ((2_000_000_000, ".installed"), (2_000_000_001, ".kernels-built")):
         (folder / stamp).touch()
@@ -192,37 +195,37 @@ def reproduced(folder: Path, study: str, swept: int, reported: int, *words: str)
     done = subprocess.run(
         ["make", f"reproduce-{study}", *every], cwd=ROOT, env=env, capture_output=True, text=True, check=False
     )
-    said = [line.split() for line in (folder / "said").read_text().splitlines()]
-    return done.returncode, done.stderr, said
+    commands_run = [line.split() for line in (folder / "commands").read_text().splitlines()]
+    return done.returncode, done.stderr, commands_run
 
 
 @pytest.mark.parametrize("status", [0, 1, 2, 130])
 def test_reproducing_a_study_is_one_command_whose_status_is_the_end(tmp_path: Path, status: int) -> None:
-    code, stderr, said = reproduced(tmp_path, "mor", 0, status, "ADDRESS=auto", "OUT=pages")
+    code, stderr, commands_run = reproduced(tmp_path, "mor", 0, status, "ADDRESS=auto", "OUT=pages")
     assert bool(code) == bool(status)
     assert f"Error {status}" in stderr or not status
     where = ["--runs", "there", "--address", "auto"]
-    assert said == [["report", "study=mor", "scale=smoke", "seeds=[0,1]", *where, "--out", "pages", "--sweep"]]
+    assert commands_run == [["report", "study=mor", "scale=smoke", "seeds=[0,1]", *where, "--out", "pages", "--sweep"]]
 
 
 @pytest.mark.parametrize(
     ("swept", "reported", "status", "commands"),
     [
         (0, 0, 0, ["sweep", "bench", "bench", "report"]),
-        (1, 1, 1, ["sweep", "bench", "bench", "report"]),  # trials failed: the report says which
+        (1, 1, 1, ["sweep", "bench", "bench", "report"]),  # trials failed: the report names them
         (0, 1, 1, ["sweep", "bench", "bench", "report"]),
-        (130, 0, 130, ["sweep"]),  # interrupted: the same command goes on
+        (130, 0, 130, ["sweep"]),  # interrupted: the same command resumes
         (2, 0, 2, ["sweep"]),
     ],
 )
 def test_what_is_timed_too_is_timed_between_the_sweep_and_the_report(
     tmp_path: Path, swept: int, reported: int, status: int, commands: list[str]
 ) -> None:
-    code, stderr, said = reproduced(tmp_path, "gaussws", swept, reported)
+    code, stderr, commands_run = reproduced(tmp_path, "gaussws", swept, reported)
     assert bool(code) == bool(status)
     assert f"Error {status}" in stderr or not status
-    assert [line[0] for line in said] == commands
-    for line in (said[0], *said[3:]):
+    assert [line[0] for line in commands_run] == commands
+    for line in (commands_run[0], *commands_run[3:]):
         assert line[1:] == ["study=gaussws", "scale=smoke", "seeds=[0,1]", "--runs", "there"]
 
 
@@ -232,7 +235,7 @@ def test_ci_runs_make_test() -> None:
     assert "\nmake test\n" in script.read_text()
 
 
-# The pages
+# README and CONTRIBUTING
 
 
 def test_every_make_target_that_a_page_names_exists() -> None:

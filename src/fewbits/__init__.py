@@ -1,7 +1,7 @@
-"""Low-precision pre-training papers, reproduced. This module is the public face: what users and notebooks import.
+"""Define the public API of fewbits, which users and notebooks import.
 
-Names load when they are first used, so that `import fewbits` costs nothing and pulls in no torch. Code inside the
-rooms does not come through here: it imports from the module that defines a thing.
+A name is loaded when it is first used, so that `import fewbits` is fast and does not import torch. Code inside the
+packages does not use this module: it imports from the module that defines a name.
 """
 
 from importlib import import_module
@@ -74,13 +74,13 @@ _DEFINED_IN = {
     "unpack_noise": "fewbits.kernels.noise",
 }
 
-if not TYPE_CHECKING:  # a type checker that saw this would take every misspelt name for an object
+if not TYPE_CHECKING:  # a type checker that saw this function would accept every misspelt name
 
     def __getattr__(name: str) -> object:
         if name not in _DEFINED_IN:
             raise AttributeError(f"module 'fewbits' has no attribute {name!r}")
         value = getattr(import_module(_DEFINED_IN[name]), name)
-        globals()[name] = value  # found at once from now on
+        globals()[name] = value  # the next access does not call this function
         return value
 
 

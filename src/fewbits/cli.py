@@ -1,10 +1,10 @@
-"""The `fewbits` command: finds the command that the words name, hands it the rest, and turns errors into one line.
+"""Run the `fewbits` command line: find the command, pass it the other arguments, and print errors as one line.
 
-A command is a row of `COMMANDS`: its words and the module whose `main(argv)` owns its options and returns the exit
+A command is a row of `COMMANDS`: its name and the module whose `main(argv)` parses its options and returns the exit
 status. That module is imported only when its command runs, so the command line starts in a fraction of a second.
 
-Exit status 2 is wrong input: a `ValueError`, said in one line on stderr (`python -X dev -m fewbits.cli …` shows where
-it came from); 1 what the system refuses, a full disk say; 130 is Ctrl-C; 141 a pipe whose reader has gone.
+Exit status 2: wrong input, a `ValueError` that is printed in one line on stderr (`python -X dev -m fewbits.cli …` shows
+its traceback). 1: an error of the operating system, for example a full disk. 130: Ctrl-C. 141: a closed pipe.
 """
 
 import os
@@ -20,11 +20,13 @@ from fewbits.common.redaction import redacted
 
 @dataclass(frozen=True)
 class Command:
-    words: tuple[str, ...]
+    """A command of the command line."""
+
+    words: tuple[str, ...]  # of its name
     module: str
     summary: str
     example: str = ""
-    flags: tuple[str, ...] = ()  # one of them among its words makes it this command and not the next of that name
+    flags: tuple[str, ...] = ()  # the command is chosen only if the command line has one of these options
 
     @property
     def name(self) -> str:
@@ -36,103 +38,102 @@ class Command:
 
 COMMANDS = (
     Command(
-        ("doctor",), "fewbits.doctor", "what this machine has, which kernels run on it, and what to mend", "--json"
+        ("doctor",), "fewbits.doctor", "show this machine's hardware, the kernels in use, and problems to fix", "--json"
     ),
     Command(
         ("train",),
         "fewbits.sweeps.commands.multirun",
-        "many trials, of words with several values, through the store",
+        "run a grid of trials: overrides with several values",
         "recipe.threshold=0.03,0.045",
         flags=("--multirun", "-m"),
     ),
     Command(
         ("train",),
         "fewbits.experiments.commands.train",
-        "one trial, here: model, recipe, data, scale by name",
+        "train one trial on this machine",
         "--config",
     ),
     Command(
         ("sweep",),
         "fewbits.sweeps.commands.sweep",
-        "many trials: those that are missing of a study's or of your own sweep",
+        "run the missing trials of a study or of your own sweep file",
         "study=mor scale=smoke --dry-run",
     ),
     Command(
         ("status",),
         "fewbits.sweeps.commands.status",
-        "how the trials of a sweep stand: planned, running, done, failed, diverged, blocked",
+        "list the trials of a sweep: planned, running, done, failed, diverged, blocked",
         "study=mor scale=smoke",
     ),
     Command(
         ("explain",),
         "fewbits.sweeps.commands.explain",
-        "why two trials are not the same one, or a result is stale: field by field",
+        "show why two trials differ, or why a result is stale, field by field",
         "RUN RUN",
     ),
     Command(
         ("probe",),
         "fewbits.experiments.commands.probe",
-        "recipes compared at a checkpoint: loss, gradients, operands",
+        "compare recipes at a checkpoint: loss, gradients, operands",
         "RUN bf16 mor/block nvfp4",
     ),
     Command(
         ("sync",),
         "fewbits.sweeps.commands.sync",
-        "a sweep's trials sent to MLflow once more, from their files: all that it lacks",
+        "send a sweep's trials to MLflow again, from the store",
         "study=mor scale=smoke",
     ),
     Command(
         ("report",),
         "fewbits.analysis.report_command",
-        "a study's tables, figures and claims beside the paper's, as one page",
+        "write a study's report: tables, figures and claims beside the paper's",
         "study=mor scale=cpu",
     ),
     Command(
         ("claims",),
         "fewbits.analysis.claims_command",
-        "a study's claims, each with its verdict",
+        "list a study's claims with their verdicts",
         "study=mor scale=cpu",
     ),
+    Command(("ui",), "fewbits.sweeps.commands.ui", "show the store's trials in MLflow, in the browser", "--port 5000"),
+    Command(("models",), "fewbits.models.networks.listing", "list the models with their parameters", "--json"),
+    Command(("recipes",), "fewbits.experiments.commands.recipes", "list the recipes with their operands", "--json"),
+    Command(("studies",), "fewbits.sweeps.commands.studies", "list the studies with their recipes", "--json"),
     Command(
-        ("ui",), "fewbits.sweeps.commands.ui", "MLflow's page of the store's trials, in the browser", "--port 5000"
-    ),
-    Command(("models",), "fewbits.models.networks.listing", "the models there are, with their parameters", "--json"),
-    Command(
-        ("recipes",), "fewbits.experiments.commands.recipes", "the recipes there are, with their operands", "--json"
-    ),
-    Command(("studies",), "fewbits.sweeps.commands.studies", "the papers there are, with their recipes", "--json"),
-    Command(
-        ("data", "prepare"), "fewbits.experiments.data.prepare", "web text to tokens: OpenWebText, C4", "openwebtext"
+        ("data", "prepare"),
+        "fewbits.experiments.data.prepare",
+        "download and tokenize web text: OpenWebText, C4",
+        "openwebtext",
     ),
     Command(
         ("bench", "kernels"),
         "fewbits.kernels.bench.command",
-        "speed and memory of the kernels, and of peers",
+        "measure the speed and memory of the kernels and of other libraries",
         "--no-peers",
     ),
     Command(
         ("bench", "train"),
         "fewbits.experiments.bench.command",
-        "what recipes cost in training, beside plain BF16",
+        "measure the training speed of recipes, compared with plain BF16",
         "--steps 5",
     ),
     Command(
         ("bench", "sweep"),
         "fewbits.sweeps.commands.bench",
-        "how well a sweep uses the machine, and what it costs",
+        "measure how well a sweep uses the machine",
         "--trials 4",
     ),
 )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line `argv` (that of the process, if None) and return the exit status."""
-    _open_what_is_closed()
+    """Run the command line `argv` (None: that of the process) and return the exit status."""
+    _open_closed_streams()
     try:
         try:
             return _dispatch(tuple(sys.argv[1:] if argv is None else argv))
         finally:
-            sys.stdout.flush()  # here, where a reader that has gone is handled
+            sys.stdout.flush()  # here, so that a closed pipe is handled below
     except ValueError as error:
         if sys.flags.dev_mode:
             raise
@@ -142,38 +143,40 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("fewbits: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        # The interpreter flushes stdout once more on its way out: let that go nowhere.
+        # The interpreter flushes stdout again when it exits: discard that output.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except OSError as error:
         if sys.flags.dev_mode or error.errno is None:
             raise
-        where = f"{error.filename}: " if error.filename else ""
-        print(redacted(f"fewbits: {where}{error.strerror}"), file=sys.stderr)
+        prefix = f"{error.filename}: " if error.filename else ""
+        print(redacted(f"fewbits: {prefix}{error.strerror}"), file=sys.stderr)
         return 1
     except ModuleNotFoundError as error:
         if sys.flags.dev_mode or error.name is None or error.name.partition(".")[0] == "fewbits":
             raise
         print(
-            f"fewbits: {sys.executable} has no module {error.name!r}: this fewbits wants the environment in which it "
-            "was installed with what it depends on; a job on a Ray cluster has the one that `ray start` was called in",
+            f"fewbits: {sys.executable} has no module {error.name!r}: run fewbits in the Python environment in which "
+            "its dependencies are installed; a job on a Ray cluster uses the environment of `ray start`",
             file=sys.stderr,
         )
         return 1
 
 
-def _open_what_is_closed() -> None:
-    """Whoever started us may have closed stdout or stderr: what is said goes nowhere, here and in our own processes.
-    The descriptor has to be there, else the next file that is opened takes it and gets all that is said."""
+def _open_closed_streams() -> None:
+    """Open stdout and stderr on /dev/null if the parent process has closed them, for this process and its children.
+
+    The descriptors have to be open: otherwise the next opened file gets the number 1 or 2 and receives the output.
+    """
     for descriptor, name in ((1, "stdout"), (2, "stderr")):
         if getattr(sys, name) is None:
-            nowhere = os.open(os.devnull, os.O_WRONLY)
+            null = os.open(os.devnull, os.O_WRONLY)
             try:
                 os.fstat(descriptor)
             except OSError:
-                os.dup2(nowhere, descriptor)
+                os.dup2(null, descriptor)
             os.set_inheritable(descriptor, True)
-            setattr(sys, name, open(nowhere, "w"))  # noqa: SIM115
+            setattr(sys, name, open(null, "w"))  # noqa: SIM115
 
 
 def _dispatch(argv: tuple[str, ...]) -> int:
@@ -185,13 +188,13 @@ def _dispatch(argv: tuple[str, ...]) -> int:
         print(f"fewbits {__version__}")
         return 0
     words = tuple(takewhile(lambda word: not word.startswith("-"), argv))
-    below = [command for command in COMMANDS if command.words[: len(words)] == words]
-    if below and (not argv or argv[len(words) :] in (("-h",), ("--help",))):
-        print(_help(below))
+    matching = [command for command in COMMANDS if command.words[: len(words)] == words]
+    if matching and (not argv or argv[len(words) :] in (("-h",), ("--help",))):
+        print(_help(matching))
         return 0
     group = [command for command in COMMANDS if command.words[:1] == words[:1]]  # bench, data
     names = ", ".join(command.name for command in group or COMMANDS)
-    raise ValueError(f"no command {' '.join(words[: 2 if group else 1] or argv[:1])!r}; choose from: {names}")
+    raise ValueError(f"unknown command {' '.join(words[: 2 if group else 1] or argv[:1])!r}; choose from: {names}")
 
 
 def _help(commands: list[Command]) -> str:
@@ -201,12 +204,12 @@ def _help(commands: list[Command]) -> str:
         [
             "usage: fewbits [--help] [--version] COMMAND ...",
             "",
-            "Low-precision pre-training papers, reproduced.",
+            "Reproduce low-precision pre-training papers.",
             "",
             "commands:",
             *rows,
             "",
-            f"fewbits COMMAND --help says more of each. Example: fewbits {commands[0].name} {commands[0].example}",
+            f"fewbits COMMAND --help shows its options. Example: fewbits {commands[0].name} {commands[0].example}",
         ]
     )
 

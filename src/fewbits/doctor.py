@@ -1,8 +1,8 @@
-"""`fewbits doctor`: what this machine has, which kernel backend runs on it and why, and what to do about what is amiss.
+"""Report this machine's hardware, its kernel backend with the reason, and problems to fix (`fewbits doctor`).
 
-Facts are read from files and package metadata (and a compiler that has yet to build the kernels is tried on a line of
-code), so the answer comes at once, and comes where torch is missing or broken. `--test` then loads torch and lets the
-kernels prove themselves on this machine.
+Facts are read from files and package metadata, so the command is fast and works where torch is missing or broken. If
+the kernels are not built yet, the compiler is tried on one line of code. `--test` also loads torch and runs the
+kernels' self-test.
 """
 
 import json
@@ -38,7 +38,7 @@ MARKS = {"ok": " ", "note": "-", "problem": "!"}
 
 @dataclass(frozen=True)
 class Fact:
-    """One thing found. A note is worth knowing; a problem keeps something from working. Both say what to do."""
+    """A fact about this machine. A note is a hint; a problem keeps something from working. Both have a `fix`."""
 
     name: str
     value: str | int | None
@@ -49,7 +49,7 @@ class Fact:
 
 @dataclass(frozen=True)
 class Check:
-    """One result of the kernels' self-test."""
+    """A result of the kernels' self-test."""
 
     name: str
     passed: bool
@@ -59,35 +59,35 @@ class Check:
 def main(argv: Sequence[str]) -> int:
     parser = CommandParser(
         "fewbits doctor",
-        about="Say what this machine has, which kernels run on it and why, and what to do about what is amiss. "
-        "Exit status 1 if something is.",
+        about="Show this machine's hardware and software, the kernel backend in use with the reason, and how to fix "
+        "problems. Exit status 1 if there is a problem.",
         examples="example: fewbits doctor --test",
     )
-    parser.add_argument("--json", action="store_true", help="the same facts as JSON")
+    parser.add_argument("--json", action="store_true", help="print the facts as JSON")
     parser.add_argument("--test", action="store_true", help="also run the kernels' self-test (loads torch)")
     options = parser.parse_args(argv)
 
-    found = facts()
+    listed = facts()
     checks = self_test() if options.test else None
-    well = all(fact.status != "problem" for fact in found) and all(check.passed for check in checks or ())
-    print(as_json(found, checks, well) if options.json else as_text(found, checks))
+    well = all(fact.status != "problem" for fact in listed) and all(check.passed for check in checks or ())
+    print(as_json(listed, checks, well) if options.json else as_text(listed, checks))
     return 0 if well else 1
 
 
-def as_text(found: Sequence[Fact], checks: Sequence[Check] | None) -> str:
+def as_text(listed: Sequence[Fact], checks: Sequence[Check] | None) -> str:
     lines = []
-    for fact in found:
-        said = ", ".join(str(part) for part in (fact.value, fact.detail) if part not in (None, ""))
-        lines.append(f"{MARKS[fact.status]} {fact.name:10}{said}")
+    for fact in listed:
+        text = ", ".join(str(part) for part in (fact.value, fact.detail) if part not in (None, ""))
+        lines.append(f"{MARKS[fact.status]} {fact.name:10}{text}")
         if fact.fix:
-            lines.append(f"  {'':10}do: {fact.fix}")
+            lines.append(f"  {'':10}fix: {fact.fix}")
     for check in checks or ():
         lines.append(f"{'pass' if check.passed else 'FAIL'}  {check.name}{check.detail and ': '}{check.detail}")
     return "\n".join(lines)
 
 
-def as_json(found: Sequence[Fact], checks: Sequence[Check] | None, well: bool) -> str:
-    answer: dict[str, object] = {"well": well, "facts": {fact.name: _without_name(fact) for fact in found}}
+def as_json(listed: Sequence[Fact], checks: Sequence[Check] | None, well: bool) -> str:
+    answer: dict[str, object] = {"well": well, "facts": {fact.name: _without_name(fact) for fact in listed}}
     if checks is not None:
         answer["self_test"] = [asdict(check) for check in checks]
     return json.dumps(answer, indent=2)
@@ -98,19 +98,19 @@ def _without_name(fact: Fact) -> dict[str, object]:
 
 
 def self_test() -> list[Check]:
-    """What the kernels say of themselves on this machine."""
+    """Return the results of the kernels' self-test on this machine."""
     try:
         from torch.cuda import is_available
 
         from fewbits.kernels.backends import selftest
-    except (ImportError, OSError) as error:  # a torch that is missing, or that misses a library of its own
+    except (ImportError, OSError) as error:  # torch is missing, or one of its libraries is
         return [Check("import torch", False, str(error))]
     devices = ("cpu", "cuda") if is_available() else ("cpu",)
     return [Check(*result) for device in devices for result in selftest.run(device)]
 
 
 def facts() -> list[Fact]:
-    """Everything that can be told without importing torch."""
+    """Return all facts, without importing torch."""
     cpuinfo = _read(Path("/proc/cpuinfo"))
     compiler, gpu = _compiler(), _gpu()
     library, cupy = _library(compiler), _cupy(gpu)
@@ -147,12 +147,12 @@ def _cpu(cpuinfo: str) -> Fact:
 
 
 def _vectors(cpuinfo: str) -> Fact:
-    """The widest vector instructions, which the compiled kernels will use."""
+    """Return the widest vector instructions, which the compiled kernels use."""
     listed = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", cpuinfo, re.MULTILINE)
     flags = set(listed[1].split()) if listed else set()
     widest = next((name for name, needed in VECTORS.items() if needed <= flags), None)
     if widest == "sse2":
-        return Fact("vectors", widest, "no AVX2", "note", "use a CPU with AVX2 where speed matters")
+        return Fact("vectors", widest, "no AVX2", "note", "use a CPU with AVX2 if speed matters")
     return Fact("vectors", widest, "" if widest else f"unknown on {platform.system()} {platform.machine()}")
 
 
@@ -163,7 +163,7 @@ def _cores() -> Fact:
 
 
 def _compiler() -> Fact:
-    """The compiler; tried on a line of code if it has yet to build the kernels, for one that is found need not work."""
+    """Return the compiler. If the kernels are not built yet, test it on a line of code: it may be broken."""
     command, fix = build.compiler(), "install g++ for the fast CPU kernels (apt install g++)"
     if command is None:
         return Fact("compiler", None, build.no_compiler(), "note", fix)
@@ -180,7 +180,7 @@ def _library(compiler: Fact) -> Fact:
     if compiler.value is None:
         missing = f"{path} is damaged" if path.exists() else f"no {path}"
         return Fact("library", None, f"{missing}, and no compiler to build it", "note", compiler.fix)
-    fix = "wait for the first use to build it, or: python -m fewbits.kernels.backends.build"
+    fix = "none needed, the first use builds it; to build it now: python -m fewbits.kernels.backends.build"
     return Fact("library", None, f"not built yet: {path}", "note", fix)
 
 
@@ -190,18 +190,18 @@ def _gpu() -> Fact:
     names = re.findall(r"^Model:\s*(.+)$", about, re.MULTILINE)
     version = re.search(r"\s(\d+\.\d+(?:\.\d+)?)\s", _read(driver / "version"))
     if names and version:
-        found = ", ".join(names)
+        gpus = ", ".join(names)
         if int(version[1].partition(".")[0]) < OLDEST_DRIVER:
             fix = f"update NVIDIA's driver to {OLDEST_DRIVER} or newer"
-            return Fact("gpu", found, f"driver {version[1]}, too old for CUDA 12", "note", fix)
-        return Fact("gpu", found, f"driver {version[1]}")
-    return Fact("gpu", None, f"none under driver {version[1]}" if version else f"none found: no {driver}")
+            return Fact("gpu", gpus, f"driver {version[1]}, too old for CUDA 12", "note", fix)
+        return Fact("gpu", gpus, f"driver {version[1]}")
+    return Fact("gpu", None, f"none with driver {version[1]}" if version else f"none: {driver} does not exist")
 
 
 def _cupy(gpu: Fact) -> Fact:
     if not find_spec("cupy"):
         if gpu.value is not None:
-            missing = "not installed: the reference serves CUDA tensors, many times slower"
+            missing = "not installed: CUDA tensors use the reference backend, which is many times slower"
             return Fact(
                 "cupy", None, missing, "note", "pip install cupy-cuda13x (cupy-cuda12x for a torch with CUDA 12)"
             )
@@ -210,24 +210,22 @@ def _cupy(gpu: Fact) -> Fact:
 
 
 def _backend(compiler: Fact, library: Fact, gpu: Fact, cupy: Fact) -> Fact:
-    """Which backend serves CPU tensors, and why: as kernels/backends/choice.py, without loading torch."""
+    """Return the backend of CPU tensors with the reason, by the rules of kernels/backends/choice.py, without torch."""
     forced = os.environ.get("FEWBITS_BACKEND")
     can_run = library.value is not None or compiler.value is not None
     if forced and forced not in BACKENDS:
         fix = f"set FEWBITS_BACKEND to one of {', '.join(BACKENDS)}, or unset it"
-        return Fact("backend", forced, "FEWBITS_BACKEND asks for it: there is no such backend", "problem", fix)
+        return Fact("backend", forced, "FEWBITS_BACKEND names an unknown backend", "problem", fix)
     if forced == "cuda" and (gpu.value is None or cupy.value is None):
         missing = gpu.detail if gpu.value is None else "CuPy is not installed"
         fix = cupy.fix or "unset FEWBITS_BACKEND"
-        return Fact("backend", forced, f"FEWBITS_BACKEND forces it: {missing}", "problem", fix)
+        return Fact("backend", forced, f"FEWBITS_BACKEND forces it, but {missing}", "problem", fix)
     if forced == "cpu" and not can_run:
-        return Fact(
-            "backend", forced, "FEWBITS_BACKEND forces it: there is no compiler to build it", "problem", compiler.fix
-        )
+        return Fact("backend", forced, "FEWBITS_BACKEND forces it, but there is no compiler", "problem", compiler.fix)
     if forced:
         return Fact("backend", forced, "FEWBITS_BACKEND forces it")
     if not can_run:
-        return Fact("backend", "reference", "exact but slow, for lack of a compiler", "note", compiler.fix)
+        return Fact("backend", "reference", "exact but slow; there is no compiler", "note", compiler.fix)
     return Fact("backend", "cpu", "its library is built" if library.value else "the compiler will build it")
 
 

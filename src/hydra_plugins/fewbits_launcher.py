@@ -1,6 +1,6 @@
-"""Hydra's launcher `fewbits`: the jobs of `--multirun` are trials of one sweep, run through the store.
+"""Register the Hydra launcher `fewbits`, which runs the jobs of `--multirun` as the trials of one sweep.
 
-Hydra finds plugins by this package's name; what it does is in `fewbits.sweeps.commands.multirun`.
+Hydra finds plugins by the name of this package. The code is in `fewbits.sweeps.commands.multirun`.
 """
 
 from collections.abc import Sequence
@@ -20,12 +20,12 @@ class FewbitsLauncherConfig:
 
 class FewbitsLauncher(Launcher):
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        """Nothing that a sweep of trials does not know by itself."""
+        """Do nothing: a sweep needs none of these values."""
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         from fewbits.sweeps.commands.multirun import launch
 
-        return launch([list(words) for words in job_overrides])
+        return launch([list(overrides) for overrides in job_overrides])
 
 
 ConfigStore.instance().store(group="hydra/launcher", name="fewbits", node=FewbitsLauncherConfig)

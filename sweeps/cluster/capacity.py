@@ -1,13 +1,13 @@
-"""Whether a cluster can ever give what trials ask for, found out before the first of them trains.
+"""Check before the first trial starts that a cluster can ever provide the resources that the trials request.
 
-A bundle is what one rank takes of one node. A bundle that fits no node that is alive may still fit one that joins (a
-young cluster), or one that the cluster's autoscaler starts. Only the autoscaler knows what it can start, so it is
-asked: a placement group of that bundle waits as demand, and Ray's second autoscaler (v2: that of KubeRay and `ray up`)
-reports the demands that no node type can meet. Ray's first one reports nothing of the kind; there the sweep starts with
-a warning. The sweep ends if nothing can give a bundle for as long as nodes may take to join.
+A bundle is the resources of one rank on one node. A bundle that fits no node that is alive may still fit a node that
+joins later (a young cluster), or one that the cluster's autoscaler starts. Only the autoscaler knows what it can start.
+Therefore a placement group of that bundle waits as demand, and Ray's second autoscaler (v2: that of KubeRay and
+`ray up`) reports the demands that no node type can meet. Ray's first autoscaler reports no such thing; there the sweep
+starts with a warning. The sweep ends if nothing can provide a bundle within the time that nodes may take to join.
 
-Limit: while other work holds as many nodes as the autoscaler may start at all, and none of them could hold the bundle,
-v2 reports it like one that no node type can meet.
+Limit: while other work holds as many nodes as the autoscaler may start, and none of them could hold the bundle, v2
+reports the bundle as one that no node type can meet.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from typing import Any, NamedTuple
 
 from fewbits.sweeps.planning.sweep import Resources
 
-JOIN = 60.0  # seconds that nodes of a young cluster may take to join; FEWBITS_JOIN_SECONDS is another
+JOIN = 60.0  # seconds that nodes of a young cluster may take to join; FEWBITS_JOIN_SECONDS overrides it
 POLL = 0.5
-JUDGED = 3  # states of the cluster that the autoscaler has to judge before its answer counts
+JUDGED = 3  # states of the cluster that the autoscaler has to evaluate before its answer counts
 SHOWN = 3  # names of trials in a message
 _EPSILON = 1e-9
-_READ_ONLY = re.compile(r"node_[0-9a-f]{56}")  # the node types of a cluster that has no autoscaler (v1)
+_READ_ONLY = re.compile(r"node_[0-9a-f]{56}")  # names of node types in a cluster without an autoscaler (v1)
 
 
 @dataclass(frozen=True)
 class Demand:
-    """What one trial takes."""
+    """The resources that one trial requests."""
 
     trial: str  # the name of its run folder
     resources: Resources
@@ -48,21 +48,21 @@ class Demand:
 
 
 class Autoscaler(NamedTuple):
-    """What a cluster tells of its autoscaler."""
+    """A cluster's report about its autoscaler."""
 
-    exists: bool | None  # None: not told
-    infeasible: tuple[dict[str, float], ...] | None = None  # bundles that no node type can give; None: not told
-    seen: int = 0  # the number of the newest state of the cluster that the autoscaler has judged
+    exists: bool | None  # None: not reported
+    infeasible: tuple[dict[str, float], ...] | None = None  # bundles that no node type can hold; None: not reported
+    seen: int = 0  # the number of the newest state of the cluster that the autoscaler has evaluated
 
 
 def bundle(resources: Resources) -> dict[str, float]:
-    """Return what one rank takes of one node, by Ray's names."""
+    """Return the resources of one rank on one node, by Ray's names."""
     wanted = {"CPU": resources.cpus or 0.0, "GPU": resources.gpus, "memory": resources.memory * 2**30}
     return {name: amount for name, amount in wanted.items() if amount}
 
 
 def slots(node: Mapping[str, float], wanted: Mapping[str, float]) -> float:
-    """Return how many of these bundles one node holds when nothing else runs there."""
+    """Return how many of these bundles fit on one node when nothing else runs there."""
     return min(((node.get(name, 0.0) + _EPSILON) // amount for name, amount in wanted.items()), default=float("inf"))
 
 
@@ -82,15 +82,17 @@ def join_seconds() -> float:
         raise ValueError(f"FEWBITS_JOIN_SECONDS={text}: a number of seconds is expected") from None
 
 
-def require_capacity(demands: Sequence[Demand], say: Callable[[str], None], alone: bool = False) -> None:
-    """Return when the cluster that this process is connected to can give what each trial asks for, now or by growing;
-    ValueError, naming the trials, if it cannot. alone: Ray runs on this machine alone, where no node joins."""
-    patience, began, told = 0.0 if alone else join_seconds(), time.monotonic(), False
+def require_capacity(demands: Sequence[Demand], log: Callable[[str], None], alone: bool = False) -> None:
+    """Return when the connected cluster can provide what each trial requests, now or by growing.
+
+    Raise ValueError, which names the trials, if it cannot. alone: Ray runs on this machine alone, where no node joins.
+    """
+    patience, began, logged = 0.0 if alone else join_seconds(), time.monotonic(), False
     with contextlib.ExitStack() as ends:
         probes: dict[tuple[object, ...], _Probe] = {}
         while True:
-            there, autoscaler = nodes(), Autoscaler(False) if alone else ask_autoscaler()
-            lacking = [demand for demand in demands if not _fits(demand, there, autoscaler)]
+            alive, autoscaler = nodes(), Autoscaler(False) if alone else ask_autoscaler()
+            lacking = [demand for demand in demands if not _fits(demand, alive, autoscaler)]
             if autoscaler.infeasible is not None:
                 for demand in lacking:
                     if demand.shape not in probes:
@@ -98,32 +100,34 @@ def require_capacity(demands: Sequence[Demand], say: Callable[[str], None], alon
                 lacking = [demand for demand in lacking if not probes[demand.shape].granted(autoscaler)]
             if not lacking:
                 return
-            if there and time.monotonic() - began >= patience:
+            if alive and time.monotonic() - began >= patience:
                 break
-            if not told and not alone:
-                say(f"{_described(lacking, there)}; waiting up to {patience:.0f} s for such nodes")
-                told = True
+            if not logged and not alone:
+                log(f"{_describe(lacking, alive)}; waiting up to {patience:.0f} s for such nodes")
+                logged = True
             time.sleep(POLL)
-    why = _described(lacking, there)
+    reason = _describe(lacking, alive)
     if autoscaler.infeasible is None and autoscaler.exists is not False:
-        say(f"{why}; the cluster does not report which nodes it can start, so these trials may wait for ever")
+        log(f"{reason}; the cluster does not report which nodes it can start, so these trials may wait for ever")
         return
-    grown = ", and its autoscaler has no node type that fits" if autoscaler.exists else ""
-    raise ValueError(f"{why}{grown}: change resources, or --address a cluster whose nodes have them")
+    no_type = ", and its autoscaler has no node type that fits" if autoscaler.exists else ""
+    raise ValueError(f"{reason}{no_type}: lower `resources`, or use --address with a cluster whose nodes have them")
 
 
-def _fits(demand: Demand, there: Sequence[Mapping[str, float]], autoscaler: Autoscaler) -> bool:
-    """Return whether the nodes have room for all ranks when nothing else runs. With an autoscaler, a node that holds
-    one rank is enough: it can start more of that type."""
-    counts = [slots(node, demand.bundle) for node in there]
+def _fits(demand: Demand, alive: Sequence[Mapping[str, float]], autoscaler: Autoscaler) -> bool:
+    """Tell whether the nodes have room for all ranks when nothing else runs.
+
+    With an autoscaler, one node that holds one rank is enough: it can start more nodes of that type.
+    """
+    counts = [slots(node, demand.bundle) for node in alive]
     return max(counts, default=0) >= 1 if autoscaler.exists else sum(counts) >= demand.resources.ranks
 
 
 class _Probe:
-    """Demand for one trial's bundles, for the autoscaler to judge; it ends with the block, or with the driver."""
+    """Demand for one trial's bundles, for the autoscaler to evaluate; it ends with the block, or with the driver."""
 
     def __init__(self, demand: Demand, autoscaler: Autoscaler) -> None:
-        # An autoscaler is asked for one rank: its limits may be used up for now.
+        # An autoscaler is asked for one rank only: other work may use up its limits for now.
         self._bundles = [demand.bundle] * (1 if autoscaler.exists else demand.resources.ranks)
         self._after = autoscaler.seen + JUDGED
 
@@ -139,14 +143,17 @@ class _Probe:
         remove_placement_group(self._group)
 
     def granted(self, autoscaler: Autoscaler) -> bool:
-        """Return whether the autoscaler has judged states in which this demand stood, and can meet it."""
+        """Tell whether the autoscaler has evaluated states with this demand, and can meet it."""
         if autoscaler.seen < self._after or autoscaler.infeasible is None:
             return False
         return self._bundles[0] not in autoscaler.infeasible
 
 
 def ask_autoscaler() -> Autoscaler:
-    """Return what the cluster tells. Ray (2.60) has no public call for it: what is not where it was is not told."""
+    """Return what the cluster reports about its autoscaler.
+
+    Ray (2.60) has no public function for it. What another version of Ray keeps elsewhere counts as not reported.
+    """
     try:
         import ray
         from ray._raylet import GcsClient  # type: ignore[attr-defined]
@@ -154,33 +161,35 @@ def ask_autoscaler() -> Autoscaler:
         from ray.experimental.internal_kv import _internal_kv_get
 
         reply = autoscaler_pb2.GetClusterStatusReply()  # type: ignore[attr-defined]
-        if not ray.util.client.ray.is_connected():  # through ray://, from where the cluster's own ports are not reached
+        if not ray.util.client.ray.is_connected():  # a ray:// client cannot reach the cluster's internal ports
             gcs = GcsClient(address=ray.get_runtime_context().gcs_address)
             reply.ParseFromString(gcs.get_cluster_status(timeout_s=10))
         state = reply.autoscaling_state
         if state.last_seen_cluster_resource_state_version:
             gangs = [request for gang in state.infeasible_gang_resource_requests for request in gang.requests]
-            infeasible = [dict(one.resources_bundle) for one in (*state.infeasible_resource_requests, *gangs)]
+            infeasible = [dict(req.resources_bundle) for req in (*state.infeasible_resource_requests, *gangs)]
             named = any(node.ray_node_type_name for node in reply.cluster_resource_state.node_states)
             return Autoscaler(named, tuple(infeasible), state.last_seen_cluster_resource_state_version)
         report = json.loads(_internal_kv_get("__autoscaling_status") or b"{}").get("autoscaler_report") or {}
         types = [*(report.get("active_nodes") or {}), *(report.get("idle_nodes") or {})]
         return Autoscaler(not all(_READ_ONLY.fullmatch(name) for name in types) if types else None)
-    except Exception:  # whatever another Ray, or a client's connection, has in place of these
+    except Exception:  # another version of Ray, or a client connection, may raise anything here
         return Autoscaler(None)
 
 
-def _described(lacking: Sequence[Demand], there: Sequence[Mapping[str, float]]) -> str:
+def _describe(lacking: Sequence[Demand], alive: Sequence[Mapping[str, float]]) -> str:
     names = list(dict.fromkeys(demand.trial for demand in lacking))
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    asked = dict.fromkeys(f"{one.resources.ranks} × ({_amounts(one.bundle)})" for one in lacking)
-    largest = max(there, key=lambda node: [node.get(name, 0.0) for name in ("GPU", "CPU", "memory")], default={})
+    asked = dict.fromkeys(f"{demand.resources.ranks} × ({_amounts(demand.bundle)})" for demand in lacking)
+    largest = max(alive, key=lambda node: [node.get(name, 0.0) for name in ("GPU", "CPU", "memory")], default={})
     verb = "trial {} asks" if len(names) == 1 else "trials {} ask"
-    said = verb.format(", ".join(names[:SHOWN]) + more)
-    return f"{said} for {', '.join(asked)}; the largest of {len(there)} nodes has {_amounts(largest)}"
+    subject = verb.format(", ".join(names[:SHOWN]) + more)
+    return f"{subject} for {', '.join(asked)}; the largest of {len(alive)} nodes has {_amounts(largest)}"
 
 
-def _amounts(of: Mapping[str, float]) -> str:
+def _amounts(resources: Mapping[str, float]) -> str:
     units = {"CPU": "{:g} CPUs", "GPU": "{:g} GPUs"}
-    amounts = [unit.format(of.get(name, 0.0)) for name, unit in units.items()]
-    return ", ".join([*amounts, f"{of.get('memory', 0.0) / 2**30:.4g} GiB"] if of.get("memory") else amounts)
+    amounts = [unit.format(resources.get(name, 0.0)) for name, unit in units.items()]
+    return ", ".join(
+        [*amounts, f"{resources.get('memory', 0.0) / 2**30:.4g} GiB"] if resources.get("memory") else amounts
+    )

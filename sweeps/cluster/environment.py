@@ -1,8 +1,8 @@
-"""Which environment variables a job, and the workers of a cluster, get from the machine that starts a sweep.
+"""Choose the environment variables that a job and the workers of a cluster get from the machine that starts a sweep.
 
-Settings of ours, of Hugging Face's libraries and of NCCL go along, and the tracking server's address. Whatever looks
-like a credential goes only if it is named by `--env NAME`: Ray shows a job's variables in its dashboard to everybody
-who has the cluster's token.
+They get the settings of fewbits, of Hugging Face's libraries and of NCCL, and the address of the tracking server. A
+variable that looks like a credential is sent only if `--env NAME` names it: Ray's dashboard shows the variables of a
+job to everybody who has the cluster's token.
 """
 
 from __future__ import annotations
@@ -21,26 +21,28 @@ _JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # set by Ray in the processes of a 
 
 
 def check_name(text: str) -> str:
-    """Return the name that `--env` was given, of a variable that is set.
+    """Return the argument of `--env` if it names a variable that is set, else raise ArgumentTypeError.
 
-    ArgumentTypeError for anything else: argparse answers a ValueError with the whole argument, a secret value included.
+    A ValueError would not do: argparse then prints the whole argument, with a secret value if it has one.
     """
     name, equals, _ = text.partition("=")
     if equals:
         raise ArgumentTypeError(
-            f"{name}=…: give the name alone, and the value in the environment ({name}=… fewbits …): every user "
-            "of a machine can read the arguments of its processes"
+            f"{name}=…: give the name alone, and set the value in the environment ({name}=… fewbits …), since every "
+            "user of a machine can read the arguments of its processes"
         )
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
         raise ArgumentTypeError(f"{name!r}: the name of an environment variable is expected, as in --env HF_TOKEN")
     if name not in os.environ:
-        raise ArgumentTypeError(f"{name}: the variable is not set here: export it first")
+        raise ArgumentTypeError(f"{name}: the variable is not set here; export it first")
     return name
 
 
 def variables(environment: Mapping[str, str], named: Sequence[str] = ()) -> dict[str, str]:
-    """Return the variables that go along: those of PREFIXES that are no credentials, the tracking server's address if
-    it means the same on another machine, and the named ones."""
+    """Return the variables to send: those of PREFIXES that are no credentials, the tracking address, the named ones.
+
+    The tracking address is left out if it names another place on another machine.
+    """
     chosen = {
         name: value
         for name, value in environment.items()
@@ -53,15 +55,17 @@ def variables(environment: Mapping[str, str], named: Sequence[str] = ()) -> dict
 
 
 def worker_variables(environment: Mapping[str, str], named: Sequence[str] = ()) -> dict[str, str]:
-    """Return the variables for workers of a driver that joins a cluster. Inside a job Ray hands the job's own variables
-    to workers already, and refuses to be given one of them again."""
+    """Return the variables for the workers of a driver that joins a cluster.
+
+    Inside a job, Ray passes the job's own variables to workers, and raises an error if one of them is passed again.
+    """
     job = json.loads(environment.get(_JOB_CONFIG) or "{}")
-    there = (job.get("runtime_env") or {}).get("env_vars") or {}
-    return {name: value for name, value in variables(environment, named).items() if name not in there}
+    of_job = (job.get("runtime_env") or {}).get("env_vars") or {}
+    return {name: value for name, value in variables(environment, named).items() if name not in of_job}
 
 
 def means_the_same_elsewhere(uri: str) -> bool:
-    """Return whether a tracking address names the same place on another machine: a server, or an absolute path."""
+    """Tell whether a tracking address names the same place on another machine: a server, or an absolute path."""
     parts = urlsplit(uri)
     if parts.scheme in ("", "file"):
         return parts.path.startswith("/") or uri == "databricks"

@@ -1,12 +1,12 @@
-"""Trials as plain Ray tasks: on this machine, where Ray starts by itself, or on the cluster at an address.
+"""Run trials as plain Ray tasks, on a Ray that is started on this machine or on the cluster at an address.
 
-A task is one trial, or one rank of it; ranks share a placement group. Ray retries nothing: whether to go on is for the
-driver to say, who knows the checkpoints.
+A task is one trial, or one rank of it; ranks share a placement group. Ray retries nothing: the driver, which knows the
+checkpoints, decides whether a trial is tried again.
 
-A cluster with an autoscaler is given every trial that is ready, up to --parallel, so that their waiting tasks are the
-demand that it grows for. `ray.autoscaler.sdk.request_resources` is not used: a cluster holds one such request, which a
+On a cluster with an autoscaler every ready trial is started, up to --parallel, so that the waiting tasks are the demand
+that it grows for. `ray.autoscaler.sdk.request_resources` is not used: a cluster holds one such request, which a
 second sweep would overwrite, which stays when its driver is killed, and which the autoscaler ignores as a whole when it
-is more than the cluster may grow to. Tasks that wait go with their driver, whatever ends it.
+is more than the cluster may grow to. Waiting tasks end with their driver, however it ends.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from fewbits.sweeps.running.machine_kinds import Machine
 from fewbits.sweeps.running.store import plain
 from fewbits.sweeps.running.worker import Job, Outcome, work
 
-STARTS = 3  # attempts to start Ray here; each has Ray's own limit of 30 seconds, too few on a machine that is busy
-QUEUED = 2  # tasks beyond those there is room for on a cluster that does not grow: the next ones start without delay
+STARTS = 3  # attempts to start Ray here; each has Ray's own limit of 30 seconds, which is short on a busy machine
+QUEUED = 2  # extra tasks in the queue of a cluster that does not grow, so that the next ones start without delay
 _QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
@@ -41,17 +41,22 @@ _QUIET = {
 
 @dataclass
 class _Running:
-    tasks: list[Any]  # of rank 0 first
-    group: Any = None  # of placement
-    like: str | None = None  # the kind of machine that it must run on
+    tasks: list[Any]  # rank 0 first
+    group: Any = None  # the placement group
+    like: str | None = None  # the kind of machine that the trial must run on
 
 
 class OnRay:
+    """The backend that runs trials as Ray tasks."""
+
     def __init__(
         self, address: str | None = None, parallel: int | None = None, variables: Mapping[str, str] | None = None
     ) -> None:
-        """address: None starts Ray here, unless RAY_ADDRESS names a cluster; parallel: trials at a time, at most;
-        variables: of the environment of a cluster's workers."""
+        """Connect to Ray, or start it on this machine.
+
+        address: None starts Ray here, unless RAY_ADDRESS names a cluster. parallel: the most trials at a time.
+        variables: environment variables for a cluster's workers.
+        """
         os.environ.update({name: value for name, value in _QUIET.items() if name not in os.environ})
         import ray
 
@@ -59,31 +64,33 @@ class OnRay:
         address = address or os.environ.get("RAY_ADDRESS") or None
         self.alone = address is None  # on this machine, in a Ray of its own
         if address is not None:
-            _answers(address)
+            _check_reachable(address)
         if self.alone:
-            how: dict[str, Any] = {"include_dashboard": False, "num_cpus": _cores()}
+            options: dict[str, Any] = {"include_dashboard": False, "num_cpus": _cores()}
         else:
-            how = {"runtime_env": {"env_vars": dict(variables)}} if variables else {}
+            options = {"runtime_env": {"env_vars": dict(variables)}} if variables else {}
         try:
             _start(
-                lambda: ray.init(address, log_to_driver=False, logging_level=logging.ERROR, namespace="fewbits", **how)
+                lambda: ray.init(
+                    address, log_to_driver=False, logging_level=logging.ERROR, namespace="fewbits", **options
+                )
             )
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise ValueError(f"no Ray at {address}: {' '.join(str(error).split())[:300]}") from error
         # Ray prints a paragraph on stdout for each worker that dies; the driver reports that in one line on stderr.
         self._silenced = contextlib.ExitStack()
-        nowhere = self._silenced.enter_context(open(os.devnull, "w"))  # noqa: SIM115, closed with the stack
-        self._silenced.enter_context(contextlib.redirect_stdout(nowhere))
+        null = self._silenced.enter_context(open(os.devnull, "w"))  # noqa: SIM115, closed with the stack
+        self._silenced.enter_context(contextlib.redirect_stdout(null))
         self._task = ray.remote(max_retries=0)(work)
         self._parallel = parallel
-        self._grows = False  # an autoscaler adds nodes for what waits
+        self._grows = False  # an autoscaler adds nodes for waiting tasks
         self._machines = RayMachines(self.alone)
         self._running: dict[str, _Running] = {}
         self._ended: list[Ended] = []
 
-    def require(self, demands: Sequence[Demand], say: Callable[[str], None]) -> None:
-        """ValueError where a trial asks for what no node can ever give; to be called before the first `start`."""
-        require_capacity(demands, say, self.alone)
+    def require(self, demands: Sequence[Demand], log: Callable[[str], None]) -> None:
+        """Raise ValueError if no node can ever hold a trial. Call it before the first `start`."""
+        require_capacity(demands, log, self.alone)
         self._grows = not self.alone and bool(ask_autoscaler().exists)
 
     def machines(self) -> Sequence[Machine]:
@@ -96,11 +103,11 @@ class OnRay:
             return True
         wanted = bundle(resources)
         machines = self.machines()
-        there, running = nodes(), len(self._running)
+        usable, running = nodes(), len(self._running)
         if selector(machines, like, resources) is not None:
-            there = [machine.resources for machine in machines if machine.kind(resources) == like]
-            running = sum(one.like == like for one in self._running.values())
-        at_once = sum(slots(node, wanted) for node in there) // resources.ranks if wanted else 1
+            usable = [machine.resources for machine in machines if machine.kind(resources) == like]
+            running = sum(trial.like == like for trial in self._running.values())
+        at_once = sum(slots(node, wanted) for node in usable) // resources.ranks if wanted else 1
         return running < at_once + QUEUED
 
     def start(self, job: Job, resources: Resources, like: str | None = None) -> None:
@@ -112,9 +119,9 @@ class OnRay:
             return
         from ray.util.placement_group import placement_group
 
-        of_bundles = {"bundle_label_selector": [dict(chosen)] * resources.ranks} if chosen else {}
-        group = placement_group([bundle(resources)] * resources.ranks, strategy="PACK", **of_bundles)
-        first = self._ray.remote(max_retries=0, **_options(resources, group, 0))(_meeting_point).remote()
+        labels = {"bundle_label_selector": [dict(chosen)] * resources.ranks} if chosen else {}
+        group = placement_group([bundle(resources)] * resources.ranks, strategy="PACK", **labels)
+        first = self._ray.remote(max_retries=0, **_options(resources, group, 0))(_rendezvous).remote()
         self._running[job.id] = _Running(
             [
                 self._ray.remote(max_retries=0, **_options(resources, group, rank))(_rank).remote(
@@ -134,27 +141,27 @@ class OnRay:
         ready, _ = self._ray.wait(list(owner), num_returns=1, timeout=seconds)
         if ready:
             ready, _ = self._ray.wait(list(owner), num_returns=len(owner), timeout=0)
-        found = []
+        ends = []
         for trial in dict.fromkeys(owner[task] for task in ready):
             running = self._running[trial]
             done = [task for task in running.tasks if task in ready]
             ended = self._read(trial, running, done)
             if ended is not None:
                 del self._running[trial]
-                found.append(ended)
-        return found
+                ends.append(ended)
+        return ends
 
     def _read(self, trial: str, running: _Running, done: list[Any]) -> Ended | None:
-        """The end of rank 0 is the trial's; that of another one is, if it died."""
+        """Return how the trial ended: when rank 0 has ended, or when another rank died. None: it still runs."""
         outcomes: dict[Any, Outcome] = {}
-        why = ""
+        reason = ""
         for task in done:
             try:
                 outcomes[task] = self._ray.get(task)
-            except Exception as error:  # whatever may befall a task, a worker or a node
-                why = _why(error)
+            except Exception as error:  # any error of a task, a worker or a node
+                reason = _describe(error)
         leader = outcomes.get(running.tasks[0])
-        if leader is None and not why:
+        if leader is None and not reason:
             return None
         if leader is None or leader.kind != "over":
             self._end(running)
@@ -162,12 +169,12 @@ class OnRay:
             from ray.util.placement_group import remove_placement_group
 
             remove_placement_group(running.group)
-        return Ended(trial, leader, "" if leader else why)
+        return Ended(trial, leader, "" if leader else reason)
 
     def _end(self, running: _Running) -> None:
-        """What is over is left alone: Ray (2.60) may abort when told to cancel what it has just booked as ended."""
-        _, going = self._ray.wait(running.tasks, num_returns=len(running.tasks), timeout=0)
-        for task in going:
+        """Cancel the trial's tasks, except finished ones: Ray (2.60) may abort if a task is cancelled as it ends."""
+        _, unfinished = self._ray.wait(running.tasks, num_returns=len(running.tasks), timeout=0)
+        for task in unfinished:
             with contextlib.suppress(Exception):
                 self._ray.cancel(task, force=True)
 
@@ -182,18 +189,18 @@ class OnRay:
         self._silenced.close()
 
 
-def _why(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     text = plain(str(error))
     if module := re.search(r"No module named '([\w.]+)'", text):
         return (
-            f"the cluster's workers have no module {module[1]!r}: call `ray start` on its nodes in the environment in "
-            "which fewbits is installed"
+            f"the cluster's workers have no module {module[1]!r}: run `ray start` on its nodes in the Python "
+            "environment in which fewbits is installed"
         )
     return f"{type(error).__name__}: {' '.join(text.split())[:300]}"
 
 
 def _start(init: Callable[[], object]) -> None:
-    """Call ray.init; once more where the machine was too busy for Ray's time limit, which is a plain Exception."""
+    """Call ray.init, and again if it exceeded Ray's time limit (a plain Exception), as it may on a busy machine."""
     for attempt in range(1, STARTS + 1):
         try:
             init()
@@ -208,8 +215,8 @@ def _start(init: Callable[[], object]) -> None:
                 ) from error
 
 
-def _answers(address: str) -> None:
-    """Ray itself would try for minutes, with a line for each time. `auto` is Ray's to find."""
+def _check_reachable(address: str) -> None:
+    """Raise ValueError if nothing answers at HOST:PORT; Ray would retry for minutes. Other addresses pass."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if host and port.isdecimal():
         try:
@@ -218,7 +225,8 @@ def _answers(address: str) -> None:
             raise ValueError(f"no Ray at {address}: {error.strerror or error}") from None
 
 
-def _meeting_point() -> tuple[str, int]:
+def _rendezvous() -> tuple[str, int]:
+    """Return an address and a free port of this node, where the ranks of a trial meet."""
     import ray
 
     with socket.socket() as probe:
@@ -226,19 +234,19 @@ def _meeting_point() -> tuple[str, int]:
         return str(ray.util.get_node_ip_address()), int(probe.getsockname()[1])
 
 
-def _rank(job: Job, meeting_point: tuple[str, int], rank: int, ranks: int) -> Outcome:
-    return work(replace(job, environment=rank_environments(ranks, *meeting_point)[rank]))
+def _rank(job: Job, rendezvous: tuple[str, int], rank: int, ranks: int) -> Outcome:
+    return work(replace(job, environment=rank_environments(ranks, *rendezvous)[rank]))
 
 
 def _options(resources: Resources, group: Any = None, rank: int = 0) -> dict[str, Any]:
-    found: dict[str, Any] = {"num_cpus": resources.cpus, "num_gpus": resources.gpus}
+    options: dict[str, Any] = {"num_cpus": resources.cpus, "num_gpus": resources.gpus}
     if resources.memory:
-        found["memory"] = resources.memory * 2**30
+        options["memory"] = resources.memory * 2**30
     if group is not None:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        found["scheduling_strategy"] = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=rank)
-    return found
+        options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=rank)
+    return options
 
 
 def _cores() -> int:

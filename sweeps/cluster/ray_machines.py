@@ -1,7 +1,7 @@
-"""The kinds of the nodes of a Ray cluster: a task without resources on each node says it, once per node.
+"""Find out the kind of each node of a Ray cluster, with one task without resources on each node.
 
-Nodes of one kind are named to Ray by a label that they share and no other node has, if there is one: nodes that join
-later have it too, and an autoscaler can start them. Else they are named by their ids.
+Nodes of one kind are selected by a label that they share and that no other node has, if there is one: nodes that join
+later have the label too, and an autoscaler can start them. Otherwise they are selected by their ids.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from typing import Any
 from fewbits.sweeps.planning.sweep import Resources
 from fewbits.sweeps.running.machine_kinds import Machine, this_machine
 
-FIRST = 60.0  # seconds that the first answers may take: a node's worker starts and imports torch
+FIRST = 60.0  # seconds that the first answers may take, in which a node's worker starts and imports torch
 NODE = "ray.io/node-id"
 SHARED = ("ray.io/accelerator-type", "ray.io/node-group")  # labels that nodes of one kind may have in common
 _NAMED = ("CPU", "GPU", "memory")
 
 
 class RayMachines:
-    """Return the machines of the cluster that this process is connected to, as far as their kinds are known."""
+    """The machines of the connected cluster whose kinds are known. Calling the object returns them."""
 
     def __init__(self, alone: bool) -> None:
-        """alone: all of Ray runs on this machine, so no node is asked."""
+        """Start with no known machine. alone: all of Ray runs on this machine, so no node is asked."""
         self._alone = alone
-        self._answers: dict[str, Machine | None] = {}  # by node; None: it cannot be told
+        self._answers: dict[str, Machine | None] = {}  # by node; None: its kind cannot be known
         self._asked: dict[Any, str] = {}
 
     def __call__(self) -> list[Machine]:
@@ -38,28 +38,28 @@ class RayMachines:
             self._ask([node["NodeID"] for node in nodes])
         return [
             Machine(
-                there.processor,
-                there.gpu,
-                there.torch,
+                answer.processor,
+                answer.gpu,
+                answer.torch,
                 {name: node["Resources"].get(name, 0.0) for name in _NAMED},
                 node["NodeID"],
                 node.get("Labels") or {},
             )
             for node in nodes
-            if (there := self._answers.get(node["NodeID"])) is not None
+            if (answer := self._answers.get(node["NodeID"])) is not None
         ]
 
     def _ask(self, nodes: Sequence[str]) -> None:
-        """Ask the nodes that were not asked yet. Only the first call waits for answers."""
+        """Ask the nodes that have not been asked yet. Only the first call waits for answers."""
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         asked = {*self._answers, *self._asked.values()}
         for node in nodes:
             if node not in asked:
-                where = NodeAffinitySchedulingStrategy(node, soft=False)
+                strategy = NodeAffinitySchedulingStrategy(node, soft=False)
                 question = ray.remote(max_retries=0)(this_machine)
-                self._asked[question.options(num_cpus=0, scheduling_strategy=where).remote()] = node
+                self._asked[question.options(num_cpus=0, scheduling_strategy=strategy).remote()] = node
         give_up = time.monotonic() + (0.0 if self._answers else FIRST)
         while self._asked:
             done, _ = ray.wait(list(self._asked), timeout=max(0.0, give_up - time.monotonic()))
@@ -69,21 +69,21 @@ class RayMachines:
                 node = self._asked.pop(task)
                 try:
                     self._answers[node] = ray.get(task)
-                except Exception:  # the node is gone, or has no fewbits: a trial that starts there says so
+                except Exception:  # the node is gone, or has no fewbits: a trial that starts there reports it
                     self._answers[node] = None
 
 
 def selector(machines: Sequence[Machine], like: str | None, resources: Resources) -> Mapping[str, str] | None:
-    """Return the labels of the nodes of that kind; None if all nodes may be used."""
-    ours = [one for one in machines if one.kind(resources) == like]
-    others = [one for one in machines if one.kind(resources) != like]
+    """Return a label selector of Ray for the nodes of the kind `like`; None if all nodes may be used."""
+    alike = [machine for machine in machines if machine.kind(resources) == like]
+    others = [machine for machine in machines if machine.kind(resources) != like]
     if like is None or not others:
         return None
     for label in SHARED:
-        values = {one.labels.get(label, "") for one in ours}
-        if ours and "" not in values and not values & {one.labels.get(label, "") for one in others}:
+        values = {machine.labels.get(label, "") for machine in alike}
+        if alike and "" not in values and not values & {machine.labels.get(label, "") for machine in others}:
             return {label: _among(values)}
-    return {NODE: _among({one.id for one in ours})} if ours else None
+    return {NODE: _among({machine.id for machine in alike})} if alike else None
 
 
 def _among(values: set[str]) -> str:

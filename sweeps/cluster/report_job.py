@@ -1,7 +1,7 @@
-"""A study as a job that also makes the report, where the store is: beside it, in `reports/`.
+"""Run a study as a Ray job that also writes the report, into `reports/` beside the store.
 
-The job runs `fewbits report … --sweep`. Afterwards the report is copied to this machine if the store's folder is seen
-from here; else a line says where it lies on the cluster.
+The job runs `fewbits report … --sweep`. Afterwards the report is copied to this machine if the store's folder is
+visible from here; otherwise a line prints its path on the cluster.
 """
 
 from __future__ import annotations
@@ -16,54 +16,54 @@ from fewbits.common.atomic import folder_atomically, remove_folder
 from fewbits.sweeps.cluster.submit import FEWBITS, lasting_store, watch_job
 
 
-def is_study(words: Sequence[str]) -> bool:
-    """Return whether the words name a whole study: one sweep of it, or a file of one's own, is no report."""
-    keys = [word.partition("=")[0] for word in words]
+def is_study(overrides: Sequence[str]) -> bool:
+    """Tell whether the overrides name a whole study, which has a report; one sweep or a sweep file has none."""
+    keys = [override.partition("=")[0] for override in overrides]
     return "study" in keys and "sweep" not in keys
 
 
 def submit_study(
-    words: Sequence[str], address: str, reports: Path, options: Sequence[str] = (), named: Sequence[str] = ()
+    overrides: Sequence[str], address: str, reports: Path, options: Sequence[str] = (), named: Sequence[str] = ()
 ) -> int:
     """Run the study's trials and its report as a job, and return its exit status: that of `fewbits report --sweep`.
 
     reports: the folder on this machine that the report is copied into.
     """
-    there = lasting_store(words).parent / "reports"
-    command = [*FEWBITS, "report", *words, "--sweep", "--address", "auto", "--out", str(there), *options]
+    on_cluster = lasting_store(overrides).parent / "reports"
+    command = [*FEWBITS, "report", *overrides, "--sweep", "--address", "auto", "--out", str(on_cluster), *options]
     status, log = watch_job(command, address, named=named)
-    name = report_name(log, there)
+    name = report_name(log, on_cluster)
     if name is not None and status in (0, 1):  # 1: trials failed, which the report names
-        print(fetch(Path(there, name), reports))
+        print(fetch(Path(on_cluster, name), reports))
     return status
 
 
 def report_name(log: str, reports: PurePosixPath) -> str | None:
-    """Return the name of the report that a job's log says it has made in `reports`; None if there is none."""
-    found = re.findall(rf"^{re.escape(str(reports))}/([^/\n]+)/index\.html$", log, re.MULTILINE)
-    return found[-1] if found else None
+    """Return the name of the report in the folder `reports` that a job's log names last; None if it names none."""
+    names = re.findall(rf"^{re.escape(str(reports))}/([^/\n]+)/index\.html$", log, re.MULTILINE)
+    return names[-1] if names else None
 
 
 def fetch(report: Path, reports: Path) -> str:
-    """Copy a report's folder into `reports`, in place of an older one; return a line that says where the report lies.
+    """Copy a report's folder into `reports`, where it replaces an older one, and return its path as a line.
 
-    A report that is not seen from here stays where it is, and the line says so.
+    A report that is not visible from here is not copied, and the line names its path on the cluster.
     """
-    here = reports / report.name
+    copy = reports / report.name
     if not (report / "index.html").is_file():
-        return f"the report lies on the cluster: {report / 'index.html'}"
-    if here.resolve() == report.resolve():
-        return str(here / "index.html")
-    if here.exists() and not (here / "index.html").is_file():
-        print(f"fewbits: {here} holds something that is no report: the report is not copied", file=sys.stderr)
+        return f"the report is on the cluster: {report / 'index.html'}"
+    if copy.resolve() == report.resolve():
+        return str(copy / "index.html")
+    if copy.exists() and not (copy / "index.html").is_file():
+        print(f"fewbits: {copy} exists and is no report: the report is not copied", file=sys.stderr)
         return str(report / "index.html")
     try:
         reports.mkdir(parents=True, exist_ok=True)
-        with folder_atomically(here) as partial:
+        with folder_atomically(copy) as partial:
             shutil.copytree(report, partial, dirs_exist_ok=True)
-            if here.exists():
-                remove_folder(here)
+            if copy.exists():
+                remove_folder(copy)
     except OSError as error:
-        print(f"fewbits: {here}: {error.strerror or error}: the report is not copied", file=sys.stderr)
+        print(f"fewbits: {copy}: {error.strerror or error}: the report is not copied", file=sys.stderr)
         return str(report / "index.html")
-    return str(here / "index.html")
+    return str(copy / "index.html")

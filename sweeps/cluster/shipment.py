@@ -1,10 +1,9 @@
-"""What a cluster needs to run today's fewbits: the package as one small zip, its sources and nothing else.
+"""Pack the sources of this fewbits as one small zip, with which a cluster runs the same version.
 
-A Ray job unpacks it as its working directory, which is first on the path of the driver and of every worker, so what is
-shipped is what runs there, whatever the nodes have installed. The rooms, which are links in a checkout, lie in it as
-plain folders. Names are sorted and times are left out: the same sources are the same bytes, which Ray uploads once
-(it names a package by its hash). Runs, reports, caches, the venv and git's folder are no part of the package, so they
-are never shipped.
+A Ray job unpacks it as its working directory, which is first on the path of the driver and of every worker. So the
+shipped sources run there, whatever the nodes have installed. The packages, which are links in a checkout, are plain
+folders in the zip. Names are sorted and times are left out: the same sources give the same bytes, which Ray uploads
+once (it names a zip by its hash). Runs, reports, caches, the venv and git's folder are never shipped.
 """
 
 import os
@@ -19,17 +18,17 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest time a zip can hold
 
 
 def pack(package: Path | None = None, beside: Sequence[Path] = ()) -> bytes:
-    """The zip of `package`, a folder (that of fewbits itself, if None), under the folder's own name.
+    """Return a zip of the folder `package` (None: that of fewbits itself), under the folder's own name.
 
-    beside: sweep files of one's own, which lie beside it under their names, each with its folder of scales.
+    beside: the user's sweep files, which are put beside that folder under their names, with their folders `scale/`.
     """
     folder = _HERE.parents[1] if package is None else package
     files = _files(folder)
     if (total := sum(file.stat().st_size for file in files)) > LARGEST:
         largest = max(files, key=lambda file: file.stat().st_size)
         raise ValueError(
-            f"{folder} holds {total / 2**20:.0f} MiB, more than the {LARGEST / 2**20:.0f} that may be shipped to a "
-            f"cluster: its largest file is {largest}"
+            f"{folder} holds {total / 2**20:.0f} MiB; at most {LARGEST / 2**20:.0f} MiB can be shipped to a cluster: "
+            f"its largest file is {largest}"
         )
     buffer = BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -39,15 +38,15 @@ def pack(package: Path | None = None, beside: Sequence[Path] = ()) -> bytes:
             entry.external_attr = 0o644 << 16
             archive.writestr(entry, file.read_bytes())
         for file in beside:
-            for one in (file, *sorted((file.parent / "scale").glob("*.yaml"))):
-                archive.writestr(zipfile.ZipInfo(one.relative_to(file.parent).as_posix(), _EPOCH), one.read_bytes())
+            for part in (file, *sorted((file.parent / "scale").glob("*.yaml"))):
+                archive.writestr(zipfile.ZipInfo(part.relative_to(file.parent).as_posix(), _EPOCH), part.read_bytes())
     return buffer.getvalue()
 
 
 def _files(folder: Path) -> list[Path]:
-    """The files below a folder, links followed, without what Python and editors leave there."""
-    found = []
+    """Return the files below a folder, with links followed, without hidden files and Python's caches."""
+    files = []
     for parent, folders, names in os.walk(folder, followlinks=True):
         folders[:] = [name for name in folders if name != "__pycache__" and not name.startswith(".")]
-        found += [Path(parent, name) for name in names if not name.startswith(".")]
-    return sorted(found)
+        files += [Path(parent, name) for name in names if not name.startswith(".")]
+    return sorted(files)

@@ -1,12 +1,12 @@
-"""A sweep as a Ray job: `fewbits sweep … --address http://head:8265` runs the same command on the cluster.
+"""Run a sweep as a Ray job: `fewbits sweep … --address http://head:8265` runs the same command on the cluster.
 
-The package is shipped as it is here (shipment.py), the log comes back line by line, and the job's exit status becomes
-ours. The job does not need us: a closed terminal or a lost connection leaves it running. Ctrl-C asks it to stop as
-Ctrl-C asks a sweep at home, so it ends at checkpoints and the same command goes on from there; a second Ctrl-C leaves
+This machine's sources are shipped (shipment.py), the job's log is shown line by line, and its exit status is returned.
+The job does not depend on this process: it continues after a closed terminal or a lost connection. Ctrl-C stops it as
+Ctrl-C stops a local sweep: its trials end at checkpoints, and the same command resumes them. A second Ctrl-C returns
 without waiting for that.
 
-What breaks on the way is borne: the first submit to a young cluster may be answered with HTTP 500, and connections
-that carry the log drop. A job is given its name here, so that a repeated submit cannot start it twice.
+Connection errors are handled: a young cluster may answer the first submit with HTTP 500, and connections that carry the
+log may drop. The job's name is chosen here, so that a repeated submit cannot start the job twice.
 """
 
 import asyncio
@@ -32,94 +32,100 @@ from fewbits.sweeps.cluster.shipment import pack
 if TYPE_CHECKING:
     from ray.job_submission import JobDetails, JobSubmissionClient
 
-PATIENCE = 120.0  # seconds that a cluster may take to accept a job, or be out of reach while one runs
+PATIENCE = 120.0  # seconds that a cluster may take to accept a job, or be unreachable while one runs
 POLL = 1.0  # seconds
-SILENCE = 60.0  # seconds without a line after which the connection that carries the log is made anew
-STOP_WAIT = 600  # seconds in which a stopped job may reach its checkpoints before Ray kills it
+SILENCE = 60.0  # seconds without a line after which the connection that carries the log is opened again
+STOP_WAIT = 600  # seconds that a stopped job has to write its checkpoints before Ray kills it
 INTERRUPTED = 130
 END = 10_000  # characters of a log that are kept
 FEWBITS = ("python", "-m", "fewbits.cli")  # the command line, on the cluster
 
 
-def submit(words: Sequence[str], address: str, named: Sequence[str] = ()) -> int:
-    """Run `fewbits sweep WORDS --address auto` on the cluster whose dashboard is at `address`; its exit status.
+def submit(arguments: Sequence[str], address: str, named: Sequence[str] = ()) -> int:
+    """Run `fewbits sweep ARGUMENTS --address auto` on the cluster with this dashboard, and return its exit status.
 
-    named: environment variables that the job gets beside the usual ones (environment.py).
+    named: environment variables that the job gets in addition to the usual ones (environment.py).
     """
-    lasting_store(words)
-    files = [Path(word).expanduser() for word in words if word.endswith((".yaml", ".yml")) and "=" not in word]
+    lasting_store(arguments)
+    files = [Path(arg).expanduser() for arg in arguments if arg.endswith((".yaml", ".yml")) and "=" not in arg]
     for file in files:
         if not file.is_file():
             raise ValueError(f"no sweep file {file}")
-    told = [Path(word).name if Path(word).expanduser() in files else word for word in words]
-    return run_job([*FEWBITS, "sweep", "--address", "auto", *told], address, files, named)
+    passed = [Path(arg).name if Path(arg).expanduser() in files else arg for arg in arguments]
+    return run_job([*FEWBITS, "sweep", "--address", "auto", *passed], address, files, named)
 
 
 def run_job(command: Sequence[str], address: str, files: Sequence[Path] = (), named: Sequence[str] = ()) -> int:
-    """Run a command on the cluster with this fewbits, and files, as its working directory, show its log, return its
-    exit status."""
+    """Run a command on the cluster, show its log, and return its exit status.
+
+    Its working directory holds this fewbits and the files.
+    """
     return watch_job(command, address, files, named)[0]
 
 
 def watch_job(
     command: Sequence[str], address: str, files: Sequence[Path] = (), named: Sequence[str] = ()
 ) -> tuple[int, str]:
-    """As run_job; also return the end of the log."""
+    """Do the same as `run_job`, and return the exit status and the end of the log."""
     environment = job_variables(os.environ, named)
     client = _connect(address)
     job = f"fewbits-{secrets.token_hex(4)}"
     log = _Log(client, job)
     try:
         _start(client, job, command, environment, files)
-        _say(
-            f"job {job} on {address}: Ctrl-C stops it where it can be resumed; without this terminal it goes on "
-            f"(ray job logs --follow {job} --address {address})"
+        _print_line(
+            f"job {job} on {address}: Ctrl-C stops it at checkpoints; it continues if this terminal is closed "
+            f"(its log: ray job logs --follow {job} --address {address})"
         )
-        return _status(log.follow()), log.end
+        return _exit_status(log.follow()), log.end
     except KeyboardInterrupt:
         _stop(log)
         return INTERRUPTED, log.end
 
 
-def lasting_store(words: Sequence[str]) -> PurePosixPath:
-    """Return the store that the words name, a path of the cluster; ValueError where it would end with the job, whose
-    working directory is removed."""
-    said = [found[1] for word in words if (found := re.fullmatch(r"\+{0,2}runtime\.runs=(.*)", word))]
-    said += [word.removeprefix("--runs=") for word in words if word.startswith("--runs=")]
-    said += [value for option, value in pairwise(words) if option == "--runs"]
-    path = said[-1].strip("\"'") if said else None
+def lasting_store(arguments: Sequence[str]) -> PurePosixPath:
+    """Return the store that the arguments name, as a path on the cluster.
+
+    Raise ValueError if it would be in the job's working directory, which Ray removes when the job ends.
+    """
+    paths = [match[1] for arg in arguments if (match := re.fullmatch(r"\+{0,2}runtime\.runs=(.*)", arg))]
+    paths += [arg.removeprefix("--runs=") for arg in arguments if arg.startswith("--runs=")]
+    paths += [value for option, value in pairwise(arguments) if option == "--runs"]
+    path = paths[-1].strip("\"'") if paths else None
     if path is None or not PurePosixPath(path).is_absolute():
-        where = "no store is named" if path is None else f"the store {path!r} is relative"
+        problem = "no store is named" if path is None else f"the store {path!r} is relative"
         raise ValueError(
-            f"{where}, but a job's own folder is gone when it ends: name an absolute path that every node of the "
+            f"{problem}, but a job's own folder is removed when it ends: name an absolute path that every node of the "
             "cluster shares, as in runtime.runs=/mnt/fewbits/runs"
         )
     return PurePosixPath(path)
 
 
 def job_variables(environment: Mapping[str, str], named: Sequence[str] = ()) -> dict[str, str]:
-    """Return the variables that a job gets from here, and those that make Ray stop it gently."""
+    """Return the variables that a job gets from this machine, and those that make Ray stop it gracefully."""
     tracking = environment.get(TRACKING)
     if tracking and not means_the_same_elsewhere(tracking):
         raise ValueError(
-            f"MLFLOW_TRACKING_URI={redacted(tracking)} is relative, and means another place on a cluster: "
+            f"MLFLOW_TRACKING_URI={redacted(tracking)} is relative, and names another place on a cluster: "
             "name a server (http://…) or an absolute path, or unset it"
         )
-    # Ray sends SIGTERM and, after three seconds, SIGKILL. A sweep stops on SIGINT, after the steps it is in.
-    gentle = {"RAY_JOB_STOP_SIGNAL": "SIGINT", "RAY_JOB_STOP_WAIT_TIME_S": str(STOP_WAIT)}
-    # On a cluster all jobs run as one user of the system; the MLflow runs belong to who submits.
-    return {"FEWBITS_USER": user(), **variables(environment, named), **gentle}
+    # By default Ray sends SIGTERM and, after three seconds, SIGKILL. A sweep stops on SIGINT, after the current steps.
+    graceful = {"RAY_JOB_STOP_SIGNAL": "SIGINT", "RAY_JOB_STOP_WAIT_TIME_S": str(STOP_WAIT)}
+    # On a cluster all jobs run as one system user; the MLflow runs belong to the user who submits.
+    return {"FEWBITS_USER": user(), **variables(environment, named), **graceful}
 
 
 def token(environment: Mapping[str, str]) -> str | None:
-    """The cluster's token, from where Ray itself looks: a variable, a file that a variable names, ~/.ray/auth_token.
+    """Return the cluster's token; None if there is none.
 
-    Ray's own client sends one only if RAY_AUTH_MODE=token, though `ray start` asks for one as soon as there is one.
+    It is read from the same places as Ray reads it: RAY_AUTH_TOKEN, the file that RAY_AUTH_TOKEN_PATH names, and
+    ~/.ray/auth_token. Ray's own client sends a token only if RAY_AUTH_MODE=token, although `ray start` requires one as
+    soon as one of these exists.
     """
     if environment.get("RAY_AUTH_MODE", "").lower() == "disabled":
         return None
-    if said := environment.get("RAY_AUTH_TOKEN", "").strip():
-        return said
+    if value := environment.get("RAY_AUTH_TOKEN", "").strip():
+        return value
     named = environment.get("RAY_AUTH_TOKEN_PATH")
     file = Path(named) if named else Path.home() / ".ray" / "auth_token"
     try:
@@ -132,25 +138,27 @@ def token(environment: Mapping[str, str]) -> str | None:
 
 def _connect(address: str) -> "JobSubmissionClient":
     if urlsplit(address).scheme not in ("http", "https"):
-        raise ValueError(f"jobs are submitted to a Ray dashboard, as in http://head:8265, not to {address!r}")
+        raise ValueError(f"--address {address!r}: the URL of a Ray dashboard is expected, as in http://head:8265")
     from ray.exceptions import AuthenticationError
     from ray.job_submission import JobSubmissionClient
 
     for name in ("ray.dashboard.modules.job.sdk", "ray.dashboard.modules.dashboard_sdk"):
-        logging.getLogger(name).setLevel(logging.WARNING)  # else each upload and each closed connection is told
-    said = token(os.environ)
+        logging.getLogger(name).setLevel(logging.WARNING)  # otherwise each upload and each closed connection is logged
+    secret = token(os.environ)
     before = os.environ.get("RAY_API_SERVER_ADDRESS")
-    os.environ["RAY_API_SERVER_ADDRESS"] = address  # else a RAY_ADDRESS of the environment overrules --address
+    os.environ["RAY_API_SERVER_ADDRESS"] = address  # otherwise the variable RAY_ADDRESS would override --address
     try:
-        return JobSubmissionClient(address, headers={"Authorization": f"Bearer {said}"} if said else None)
+        return JobSubmissionClient(address, headers={"Authorization": f"Bearer {secret}"} if secret else None)
     except AuthenticationError as error:
-        what = "does not know the token" if said else "wants a token"
+        problem = "rejects the token" if secret else "requires a token"
         raise ValueError(
-            f"the cluster at {address} {what}: set RAY_AUTH_TOKEN, or RAY_AUTH_TOKEN_PATH to its file, to what "
-            "`ray get-auth-token` prints on the head"
+            f"the cluster at {address} {problem}: set RAY_AUTH_TOKEN, or a file that RAY_AUTH_TOKEN_PATH names, to the "
+            "output of `ray get-auth-token` on the head"
         ) from error
     except (OSError, RuntimeError) as error:
-        raise ValueError(f"no Ray dashboard answers at {address}: is the head up, is this its dashboard?") from error
+        raise ValueError(
+            f"no Ray dashboard answers at {address}: check that the head runs and that this is its dashboard"
+        ) from error
     finally:
         if before is None:
             del os.environ["RAY_API_SERVER_ADDRESS"]
@@ -165,7 +173,7 @@ def _start(
     environment: Mapping[str, str],
     files: Sequence[Path],
 ) -> None:
-    entrypoint = f"exec {shlex.join(command)}"  # exec: Ray's signal and the status are the command's own
+    entrypoint = f"exec {shlex.join(command)}"  # exec: the command itself gets Ray's signal and gives the status
     with tempfile.TemporaryDirectory() as folder:
         package = Path(folder, "fewbits.zip")
         package.write_bytes(pack(beside=files))
@@ -192,7 +200,7 @@ def _is_known(client: "JobSubmissionClient", job: str) -> bool:
 
 
 class _Lost(Exception):
-    """The job can no longer be watched; what it does, nobody here knows."""
+    """The error that the job can no longer be watched; its state is unknown."""
 
 
 class _Log:
@@ -201,19 +209,19 @@ class _Log:
     def __init__(self, client: "JobSubmissionClient", job: str) -> None:
         self.client, self.job = client, job
         self.shown = 0  # characters
-        self.end = ""  # the last of them
+        self.end = ""  # the last characters shown
 
     def follow(self) -> "JobDetails | None":
-        """Show the log until the job has ended; how it ended, or None if that cannot be told."""
+        """Show the log until the job has ended; return how it ended, or None if that is unknown."""
         try:
             ended = asyncio.run(self._follow())
         except _Lost as lost:
-            _say(str(lost))
+            _print_line(str(lost))
             return None
         try:
-            self._show(self.client.get_job_logs(self.job), at=0)  # a log's connection lags behind the job's end
+            self._show(self.client.get_job_logs(self.job), at=0)  # when the job ends, the connection may lag behind
         except (RuntimeError, OSError) as error:
-            _say(f"the end of the log is missing: {_last_line(error)}")
+            _print_line(f"the end of the log is missing: {_last_line(error)}")
         return ended
 
     async def _follow(self) -> "JobDetails":
@@ -224,7 +232,7 @@ class _Log:
             tail.cancel()
 
     async def _tail(self) -> None:
-        """The log from its start, over and over as connections end."""
+        """Show the log from its start, again whenever a connection ends."""
         from aiohttp import ClientError
 
         while True:
@@ -249,18 +257,18 @@ class _Log:
             except (RuntimeError, OSError) as error:
                 if "status code 404" in str(error):
                     raise _Lost(
-                        f"the cluster knows no job {self.job} any more (is its head a new one?): run the same command "
-                        "again, and it goes on from its checkpoints"
+                        f"the cluster does not know job {self.job} any more (was its head restarted?): run the same "
+                        "command again, which resumes from the checkpoints"
                     ) from error
                 if time.monotonic() - seen > PATIENCE:
                     raise _Lost(
-                        f"the cluster has been out of reach for {PATIENCE:.0f} s; the job may go on there, and the "
-                        f"same command finds what it has done: {_last_line(error)}"
+                        f"the cluster has been unreachable for {PATIENCE:.0f} s; the job may still run there, and the "
+                        f"same command continues its work: {_last_line(error)}"
                     ) from error
             await asyncio.sleep(POLL)
 
     def _show(self, text: str, at: int) -> None:
-        """Show what is new of a piece of the log that begins at character `at`."""
+        """Show the new characters of a piece of the log that begins at character `at`."""
         new = text[max(0, self.shown - at) :]
         sys.stdout.write(new)
         sys.stdout.flush()
@@ -269,35 +277,35 @@ class _Log:
 
 
 def _stop(log: _Log) -> None:
-    """Ask the job to stop and show its last lines until it has."""
+    """Ask the job to stop, and show its log until it has stopped."""
     try:
         log.client.stop_job(log.job)
-        _say("asked the job to stop; it ends at checkpoints, and the same command goes on. Ctrl-C again: do not wait")
+        _print_line("asked the job to stop at checkpoints; the same command resumes it. Ctrl-C again: do not wait")
         log.follow()
     except (RuntimeError, OSError) as error:
-        _say(f"job {log.job} could not be asked to stop: {_last_line(error)}")
+        _print_line(f"the request to stop job {log.job} failed: {_last_line(error)}")
     except KeyboardInterrupt:
-        _say(f"not waiting for job {log.job}, which ends by itself")
+        _print_line(f"not waiting for job {log.job}, which is stopping")
 
 
-def _status(ended: "JobDetails | None") -> int:
-    """The exit status that says how a job ended: its own, 128 + N after signal N, 130 if it was stopped."""
+def _exit_status(ended: "JobDetails | None") -> int:
+    """Return the exit status for how a job ended: its own, 128 + N after signal N, 130 if it was stopped."""
     if ended is None:
         return 1
     if ended.status.value == "STOPPED":
-        _say("the job was stopped; the same command goes on from its checkpoints")
+        _print_line("the job was stopped; the same command resumes it from its checkpoints")
         return INTERRUPTED
     if ended.driver_exit_code is None:
         if ended.status.value != "SUCCEEDED":
-            _say(f"the job failed before or beside its command: {ended.message}")
+            _print_line(f"the job failed outside its command: {ended.message}")
         return int(ended.status.value != "SUCCEEDED")
     if ended.driver_exit_code < 0:
-        _say(f"the job's command was ended by signal {-ended.driver_exit_code}; the same command goes on")
+        _print_line(f"the job's command was ended by signal {-ended.driver_exit_code}; the same command resumes it")
         return 128 - ended.driver_exit_code
     return ended.driver_exit_code
 
 
-def _say(text: str) -> None:
+def _print_line(text: str) -> None:
     print(f"fewbits: {text}", file=sys.stderr, flush=True)
 
 

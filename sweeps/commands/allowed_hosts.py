@@ -1,9 +1,9 @@
-"""By which names browsers may reach `fewbits ui`, as MLflow's server checks them.
+"""Choose the host names under which MLflow's server answers browsers of `fewbits ui`.
 
-The server refuses a request whose Host header it does not know, against DNS rebinding, and one whose Origin it does not
-know, against other web pages. Its own defaults are this machine's loopback names and private addresses as hosts, but
-loopback names alone as origins, so that its page does not work under any other name. Who listens on more than loopback
-therefore names all hosts and origins.
+The server refuses a request with an unknown Host header, against DNS rebinding, and one with an unknown Origin, against
+other web pages. By default it accepts loopback names and private addresses as hosts, but only loopback names as
+origins, so its page works under no other name. A server that listens beyond loopback therefore gets the list of all
+hosts and origins.
 """
 
 from __future__ import annotations
@@ -20,17 +20,19 @@ LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 
 @dataclass(frozen=True)
 class AllowedHosts:
+    """The host names that the server accepts."""
+
     loopback: bool  # only this machine can reach the server
-    names: tuple[str, ...]  # for the server to allow; empty: its defaults
+    names: tuple[str, ...]  # empty: the server's defaults
 
     @staticmethod
     def of(host: str, more: str) -> AllowedHosts:
-        """Return what is allowed when listening at `host`, with `more` names separated by commas."""
+        """Return the names to accept when the server listens at `host`. more: further names, separated by commas."""
         extra = [name.strip() for name in more.split(",") if name.strip()]
         for name in extra:
             if not re.fullmatch(r"[\w.*:\[\]-]*\w[\w.*:\[\]-]*", name):
                 raise ValueError(
-                    f"ui: --allowed-hosts {name!r}: names of hosts are expected, such as runs.example.org,*.lab.example"
+                    f"ui: --allowed-hosts {name!r}: host names are expected, such as runs.example.org,*.lab.example"
                 )
         loopback = _is_loopback(host)
         own = [] if loopback else _own_names(host)
@@ -46,26 +48,26 @@ class AllowedHosts:
 
 
 def address_of(host: str) -> str:
-    """Return how a URL on this machine names the host that a server listens at."""
+    """Return the host part of a URL with which this machine reaches a server that listens at `host`."""
     if host in ANY:
         return "127.0.0.1"
     return f"[{host}]" if ":" in host else host
 
 
 def _with_port(name: str) -> tuple[str, ...]:
-    """Return the name without a port and with any; a name that has a port already stays as it is."""
+    """Return two patterns: the name without a port and with any port. A name that has a port is returned as it is."""
     if re.search(r":[\d*]+$", name):
         return (name,)
-    pattern = name.replace("[", "[[]")  # in a pattern with a *, the server reads [ as the begin of a set
+    pattern = name.replace("[", "[[]")  # in a pattern with a *, the server reads [ as the start of a set
     return name, f"{pattern}:*"
 
 
 def _is_loopback(host: str) -> bool:
     try:
-        found = {entry[4][0] for entry in socket.getaddrinfo(host, None)}
+        addresses = {entry[4][0] for entry in socket.getaddrinfo(host, None)}
     except OSError:
-        return False  # the check of the port names the error
-    return all(ipaddress.ip_address(str(address).partition("%")[0]).is_loopback for address in found)
+        return False  # the check of the port reports the error
+    return all(ipaddress.ip_address(str(address).partition("%")[0]).is_loopback for address in addresses)
 
 
 def _own_names(host: str) -> list[str]:
@@ -73,10 +75,10 @@ def _own_names(host: str) -> list[str]:
     names = [socket.gethostname(), socket.getfqdn()]
     if host not in ANY:
         return [address_of(host), *names]
-    with contextlib.suppress(OSError):  # a machine that does not know its own name
-        found = socket.getaddrinfo(socket.gethostname(), None)
-        names += [address_of(str(entry[4][0]).partition("%")[0]) for entry in found]
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):  # without a network
+    with contextlib.suppress(OSError):  # the machine cannot resolve its own name
+        entries = socket.getaddrinfo(socket.gethostname(), None)
+        names += [address_of(str(entry[4][0]).partition("%")[0]) for entry in entries]
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):  # there is no network
         probe.connect(("192.0.2.1", 9))  # sends nothing: the kernel only chooses the outgoing address
         names.append(probe.getsockname()[0])
     return names

@@ -1,4 +1,4 @@
-"""`fewbits bench sweep`: how well a sweep uses the machine, and what it costs beside the training."""
+"""Measure how well a sweep uses the machine, and its overhead beside training (`fewbits bench sweep`)."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ from fewbits.sweeps.tracking.mlflow_view import Mirror
 
 EXAMPLES = """\
 examples:
-  fewbits bench sweep                              20 trials of about 30 s, on Ray: some five minutes on two cores
+  fewbits bench sweep                              20 trials of about 30 s, on Ray: about five minutes on two cores
   fewbits bench sweep --trials 8 --seconds 5 --backend local
 
-Run it on a quiet machine: busy is all that its cores do.
+Run it on a quiet machine: the result counts everything that its cores do.
 """
 SWEEP = """\
 words: [model=nemotron-nano, model.layers=2, data=synthetic, recipe=mor/block, training.batch=4, training.micro_batch=4,
   training.length=128, training.checkpoint_every=100000, evaluation.every=100000, evaluation.windows=4,
   schedule=constant, schedule.warmup_fraction=0]
 """
-PILOT = 60  # steps of the trial that says how many make up a time
+PILOT = 60  # steps of the pilot trial, whose speed gives the number of steps for --seconds
 MANY = 500  # trials of the dry run
 
 
 def main(argv: Sequence[str]) -> int:
     parser = CommandParser("fewbits bench sweep", __doc__, EXAMPLES)
     parser.add_argument("--trials", type=int, default=20)
-    parser.add_argument("--seconds", type=float, default=30.0, help="of training in each (default: 30)")
+    parser.add_argument("--seconds", type=float, default=30.0, help="seconds of training in each (default: 30)")
     parser.add_argument("--backend", choices=("ray", "local"), default="ray")
     options = parser.parse_args(argv)
     with tempfile.TemporaryDirectory(prefix="fewbits-bench-") as folder:
@@ -49,10 +49,10 @@ def main(argv: Sequence[str]) -> int:
         file.write_text(SWEEP)
         (file.parent / "many.yaml").write_text(SWEEP + f"seeds: [{', '.join(map(str, range(MANY)))}]\n")
         steps = max(2, round(PILOT * options.seconds / _pilot(file, store, options.backend)))
-        words = [str(file), f"runtime.runs={store}", f"training.steps={steps}"]
-        words.append(f"seeds=[{','.join(map(str, range(1, options.trials + 1)))}]")
-        _measured(plan(*load_sweeps(words)), options.backend)
-        print(f"{'the same, all done':34}{_command('sweep', *words):8.2f} s   (3)")
+        overrides = [str(file), f"runtime.runs={store}", f"training.steps={steps}"]
+        overrides.append(f"seeds=[{','.join(map(str, range(1, options.trials + 1)))}]")
+        _measure(plan(*load_sweeps(overrides)), options.backend)
+        print(f"{'sweep again, all trials done':34}{_command('sweep', *overrides):8.2f} s   (3)")
         _command("sweep", "--dry-run", str(file.parent / "many.yaml"), f"runtime.runs={store}")
         again = _command("sweep", "--dry-run", str(file.parent / "many.yaml"), f"runtime.runs={store}")
         print(f"{f'--dry-run of {MANY} trials':34}{again:8.2f} s   (5)")
@@ -60,31 +60,32 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _pilot(file: Path, store: Path, backend: str) -> float:
-    """Seconds of training in PILOT steps, when every core has a trial."""
+    """Return the seconds of training that PILOT steps take while every core trains a trial."""
     cores = len(os.sched_getaffinity(0))
     seeds = ",".join(str(1000 + core) for core in range(cores))
-    piloted = plan(*load_sweeps([str(file), f"runtime.runs={store}", f"training.steps={PILOT}", f"seeds=[{seeds}]"]))
-    _run(piloted, backend)
-    return sum(_training(piloted)) / cores
+    pilot = plan(*load_sweeps([str(file), f"runtime.runs={store}", f"training.steps={PILOT}", f"seeds=[{seeds}]"]))
+    _run(pilot, backend)
+    return sum(_training(pilot)) / cores
 
 
-def _measured(measured: Plan, backend: str) -> None:
-    wall, busy = _run(measured, backend)
+def _measure(plan: Plan, backend: str) -> None:
+    """Run the plan and print the measurements, each with its target in brackets."""
+    wall, busy = _run(plan, backend)
     began = time.perf_counter()
-    Mirror(measured).sync(last=True)
-    mirrored = (time.perf_counter() - began) / len(measured.trials)
-    cores, training = len(os.sched_getaffinity(0)), _training(measured)
+    Mirror(plan).sync(last=True)
+    mirrored = (time.perf_counter() - began) / len(plan.trials)
+    cores, training = len(os.sched_getaffinity(0)), _training(plan)
     mean = sum(training) / len(training)
-    print(f"{len(training)} trials of {mean:.1f} s of training, {cores} cores, {backend}; aims in brackets")
+    print(f"{len(training)} trials of {mean:.1f} s of training, {cores} cores, {backend}; targets in brackets")
     print(f"{'cores busy':34}{busy / (cores * wall):8.3f}     (0.9)")
     print(f"{'training, over cores and wall time':34}{sum(training) / (cores * wall):8.3f}")
-    print(f"{'a trial beside its training':34}{_between(measured) + mirrored:8.2f} s   (0.5)  MLflow's {mirrored:.2f}")
+    print(f"{'overhead of a trial':34}{_between(plan) + mirrored:8.2f} s   (0.5)  MLflow's part {mirrored:.2f}")
 
 
-def _between(one: Plan) -> float:
-    """Seconds from a trial's last step to the first one of the next in the same worker, on average."""
+def _between(plan: Plan) -> float:
+    """Return the mean seconds from a trial's last step to the first step of the next trial in the same worker."""
     spans: dict[str, list[tuple[float, float]]] = {}
-    for planned in one.trials.values():
+    for planned in plan.trials.values():
         table = pd.read_parquet(planned.folder.path / "timing.parquet")
         worker = (planned.folder.path / store.LOG).read_text().partition("process ")[2].split()[0]
         first, last = table.iloc[0], table.iloc[-1]
@@ -93,30 +94,31 @@ def _between(one: Plan) -> float:
     return sum(gaps) / len(gaps) if gaps else math.nan
 
 
-def _run(one: Plan, backend: str) -> tuple[float, float]:
-    """Seconds of wall time, without the backend's start, and of work of all cores."""
+def _run(plan: Plan, backend: str) -> tuple[float, float]:
+    """Run the plan; return the seconds of wall time, without the backend's start, and the busy seconds of all cores."""
     chosen = make_backend(backend, None, None)
     try:
-        began, worked = time.perf_counter(), _worked()
-        Driver(one, chosen).run()
-        return time.perf_counter() - began, _worked() - worked
+        began, busy = time.perf_counter(), _busy_seconds()
+        Driver(plan, chosen).run()
+        return time.perf_counter() - began, _busy_seconds() - busy
     finally:
         chosen.close()
 
 
-def _training(one: Plan) -> list[float]:
-    """Seconds of each trial's steps."""
-    tables = (pd.read_parquet(planned.folder.path / "timing.parquet") for planned in one.trials.values())
+def _training(plan: Plan) -> list[float]:
+    """Return the seconds of each trial's steps."""
+    tables = (pd.read_parquet(planned.folder.path / "timing.parquet") for planned in plan.trials.values())
     return [float(table["seconds"].sum()) for table in tables]
 
 
-def _worked() -> float:
-    """Seconds that the machine's cores have not been idle, since its boot."""
+def _busy_seconds() -> float:
+    """Return the seconds since the machine's boot in which its cores were not idle, summed over the cores."""
     user, nice, system, _, _, irq, softirq, *_ = map(int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:])
     return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
 
 
-def _command(*words: str) -> float:
+def _command(*arguments: str) -> float:
+    """Run a fewbits command and return its seconds."""
     began = time.perf_counter()
-    subprocess.run([sys.executable, "-m", "fewbits.cli", *words], check=True, capture_output=True)
+    subprocess.run([sys.executable, "-m", "fewbits.cli", *arguments], check=True, capture_output=True)
     return time.perf_counter() - began

@@ -1,4 +1,4 @@
-"""What a sweep would do: each arm with what it takes, each trial with its state, and what all of it takes."""
+"""Describe what a sweep would do: each arm with its cost, each trial with its state, and the totals."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from fewbits.sweeps.running.driver import finished
 from fewbits.sweeps.running.progress import clock
 from fewbits.sweeps.running.trial_status import TrialStatus, counted, table, trial_statuses
 
-FEW = 40  # places up to which each trial is listed without being asked for
-ASSUMED = f"computed from FLOPs at {ASSUMED_SHARE:.0%} of an {ASSUMED_GPU}'s BF16 peak, which is assumed"
-MEASURED = "by the speeds measured here"
+FEW = 40  # the largest number of places at which each trial is listed without --trials
+ASSUMED = f"computed from FLOPs at an assumed {ASSUMED_SHARE:.0%} of an {ASSUMED_GPU}'s BF16 peak"
+MEASURED = "from speeds measured in this store"
 
 
 def describe(
@@ -26,25 +26,25 @@ def describe(
     trials: bool = False,
     rerun: Mapping[str, str] | None = None,
 ) -> str:
-    """Return the trials with their states (of a plan of few places, or on request), the arms and the totals.
+    """Return the trials with their states (of a small plan, or if `trials`), the table of arms and the totals.
 
     rerun: finished trials that run again, each with the reason.
     """
-    found, rerun = trial_statuses(plan), rerun or {}
-    each = [*_trials(plan, found, rerun), ""] if trials or rerun or len(plan.members) <= FEW else []
-    return "\n".join([*each, *arm_table(_shares(plan)), "", *_totals(plan, found, parallel, backend, rerun)])
+    statuses, rerun = trial_statuses(plan), rerun or {}
+    each = [*_trials(plan, statuses, rerun), ""] if trials or rerun or len(plan.members) <= FEW else []
+    return "\n".join([*each, *arm_table(_shares(plan)), "", *_totals(plan, statuses, parallel, backend, rerun)])
 
 
-def _trials(plan: Plan, found: Mapping[str, TrialStatus], rerun: Mapping[str, str]) -> list[str]:
+def _trials(plan: Plan, statuses: Mapping[str, TrialStatus], rerun: Mapping[str, str]) -> list[str]:
     rows, seen = [], set()
     for member in plan.members:
         planned = plan.trials[member.id]
         place = " ".join(f"{key}={value}" for key, value in member.cell.place.items())
         again = "  (the same trial as above)" if member.id in seen else ""
         seen.add(member.id)
-        told = _told(planned, found[member.id])
-        told += f", runs again: {rerun[member.id]}" if member.id in rerun else ""
-        rows.append((member.cell.sweep, place, planned.folder.path.name, told + again))
+        text = _describe_status(planned, statuses[member.id])
+        text += f", runs again: {rerun[member.id]}" if member.id in rerun else ""
+        rows.append((member.cell.sweep, place, planned.folder.path.name, text + again))
     return table(rows)
 
 
@@ -70,42 +70,44 @@ def _speeds(plan: Plan) -> Speeds:
 
 
 def _seconds(planned: Planned, speeds: Speeds) -> tuple[float | None, str]:
-    """Return how long the whole trial takes, and how that is known."""
+    """Return the seconds that the whole trial takes, and the source of that number."""
     measured = speeds.seconds(planned)
     if measured is not None:
         return measured, MEASURED
     return assumed_seconds(planned.trial, planned.resources), ASSUMED
 
 
-def _told(planned: Planned, standing: TrialStatus) -> str:
-    state = standing.state
+def _describe_status(planned: Planned, status: TrialStatus) -> str:
+    state = status.state
     if state is store.State.BLOCKED:
-        return f"blocked: {standing.why}"
+        return f"blocked: {status.why}"
     if finished(planned):
         return str(state)
     if state in store.OVER:
-        return f"{state}, but again for checkpoints of steps {', '.join(map(str, sorted(planned.keep)))}"
+        return f"{state}, runs again for the checkpoints of steps {', '.join(map(str, sorted(planned.keep)))}"
     step = store.reached(planned.folder)
-    return f"{state}, goes on from step {step}" if step and state is not store.State.RUNNING else str(state)
+    return f"{state}, resumes from step {step}" if step and state is not store.State.RUNNING else str(state)
 
 
 def _totals(
-    plan: Plan, found: Mapping[str, TrialStatus], parallel: int | None, backend: str, rerun: Mapping[str, str]
+    plan: Plan, statuses: Mapping[str, TrialStatus], parallel: int | None, backend: str, rerun: Mapping[str, str]
 ) -> list[str]:
     missing = [
-        one for key, one in plan.trials.items() if key in rerun or (not finished(one) and not found[key].for_good)
+        trial
+        for key, trial in plan.trials.items()
+        if key in rerun or (not finished(trial) and not statuses[key].for_good)
     ]
-    lines = [f"{len(plan.trials)} trials: {counted(standing.state for standing in found.values())}"]
+    lines = [f"{len(plan.trials)} trials: {counted(status.state for status in statuses.values())}"]
     if not missing:
         return [*lines, "nothing to run"]
     slots = parallel or _slots(missing)
     speeds = _speeds(plan)
-    total, line = 0.0, dict.fromkeys(plan.trials, 0.0)  # until it is done, its parents first
+    total, line = 0.0, dict.fromkeys(plan.trials, 0.0)  # line: seconds until a trial is done, its parents included
     sources: dict[str, None] = {}
     for planned in missing:
         seconds, source = _seconds(planned, speeds)
         if seconds is None:
-            lines.append("time not known: nothing like these trials has run in this store yet")
+            lines.append("time unknown: no similar trial has run in this store yet")
             break
         sources[source] = None
         seconds *= 1.0 if planned.id in rerun else _part_left(planned)
@@ -123,8 +125,8 @@ def _part_left(planned: Planned) -> float:
 
 
 def _slots(planned: list[Planned]) -> int:
-    """Return how many of them this machine runs at once; of trials on GPUs one, as if it had one GPU."""
-    if any(one.resources.gpus for one in planned):
+    """Return how many of the trials this machine runs at once; one if they need GPUs, as if it had one GPU."""
+    if any(trial.resources.gpus for trial in planned):
         return 1
-    cpus = max((one.resources.cpus or 1) * one.resources.ranks for one in planned)
+    cpus = max((trial.resources.cpus or 1) * trial.resources.ranks for trial in planned)
     return max(1, int(len(os.sched_getaffinity(0)) // cpus))

@@ -1,4 +1,4 @@
-"""`fewbits explain`: the fields in which two trials differ, or a trial and what today's code would make of it."""
+"""Print the fields in which two runs differ, or one run and the current code and config (`fewbits explain`)."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from fewbits.common.store_folder import store_folder
 
 EXAMPLES = """\
 examples:
-  fewbits explain nemotron-nano-bf16-python-s0-1a2b3c4d 5e6f7a8b     two runs, by folder or by the end of its name
-  fewbits explain 1a2b                                               a run, and today's sources and overrides
+  fewbits explain nemotron-nano-bf16-python-s0-1a2b3c4d 5e6f7a8b     two runs, by folder or by hash
+  fewbits explain 1a2b                                               a run and the current sources and overrides
   fewbits explain /mnt/other/runs/nemotron-nano-bf16-python-s0-1a2b3c4d 5e6f7a8b     with a run of another store
 
-Neither needs the data, nor the machine that trained.
+It needs neither the data nor the machine that trained.
 """
-LEAST = 4  # hexadecimal digits of a hash that are enough to look for a run
+LEAST = 4  # the fewest hexadecimal digits of a hash that are accepted as the name of a run
 
 
 def main(argv: Sequence[str]) -> int:
     parser = CommandParser("fewbits explain", __doc__, EXAMPLES)
     parser.add_argument("a", metavar="A", help=f"a run: its folder, or the first {LEAST} or more digits of its hash")
-    parser.add_argument("b", nargs="?", metavar="B", help="another run; without, A as it would be computed now")
+    parser.add_argument("b", nargs="?", metavar="B", help="another run; without it, A as it would be computed now")
     parser.add_argument("--runs", metavar="DIR", default="runs", help="the store (default: runs)")
     options = parser.parse_intermixed_args(argv)
     runs = store_folder(options.runs)
@@ -32,32 +32,35 @@ def main(argv: Sequence[str]) -> int:
 
     a = find_run(options.a, runs)
     if options.b:
-        found, same = differences(as_computed(a), as_computed(find_run(options.b, runs))), "the same trial"
+        lines, same = differences(as_computed(a), as_computed(find_run(options.b, runs))), "the same trial"
     else:
-        found, same = compared_with_today(a), "today's code computes the same trial"
-    print("\n".join(found) or same)
+        lines, same = compared_with_today(a), "the current code computes the same trial"
+    print("\n".join(lines) or same)
     return 0
 
 
 def find_run(name: str, runs: Path) -> Path:
-    """Return the run folder of a path, of a name in the store or of the beginning of a hash there."""
+    """Return the run folder that a path, a name in the store or the beginning of a hash there stands for.
+
+    Raise ValueError if there is none, or more than one.
+    """
     for path in (Path(name).expanduser(), runs / name):
         if name and (path / "provenance.json").is_file():
             return path
     if not re.fullmatch(rf"[0-9a-f]{{{LEAST},64}}", name):
         raise ValueError(
-            f"no run {name!r} has begun in {runs}: name a run folder, or {LEAST} or more digits of its hash"
+            f"no run {name!r} has started in {runs}: name a run folder, or {LEAST} or more digits of its hash"
         )
     paths = sorted(runs.glob("*-*/provenance.json")) if runs.is_dir() else []
-    found = [path.parent for path in paths if _begins(path.parent, name)]
-    if not found:
-        raise ValueError(f"no run whose hash begins with {name!r} has begun in {runs}")
-    if len(found) > 1:
-        shown = ", ".join(path.name for path in found[:3]) + (", …" if len(found) > 3 else "")
+    matches = [path.parent for path in paths if _begins(path.parent, name)]
+    if not matches:
+        raise ValueError(f"no run in {runs} has a hash that begins with {name!r}")
+    if len(matches) > 1:
+        shown = ", ".join(path.name for path in matches[:3]) + (", …" if len(matches) > 3 else "")
         raise ValueError(
-            f"{len(found)} runs in {runs} have a hash that begins with {name!r}: {shown}: give more digits"
+            f"{len(matches)} runs in {runs} have a hash that begins with {name!r}: {shown}: give more digits"
         )
-    return found[0]
+    return matches[0]
 
 
 def _begins(folder: Path, digits: str) -> bool:

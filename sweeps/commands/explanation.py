@@ -1,7 +1,6 @@
-"""Why two trials are not the same: what their ids are made of, field by field.
+"""Compare two trials field by field, by the settings that their ids are made of.
 
-Everything is read from run folders and stored plans, so that it can be told without the data of the trials and on
-another machine than theirs.
+Everything is read from run folders and stored plans, so it works without the trials' data and on any machine.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ MISSING = "(none)"
 
 
 def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
-    """A line for each field that differs, `key: a → b`."""
+    """Return a line for each field that differs, `key: a → b`."""
     left, right = dict(_flat(a)), dict(_flat(b))
     keys = [*left, *(key for key in right if key not in left)]
     pairs = [(key, left.get(key, MISSING), right.get(key, MISSING)) for key in keys]
@@ -29,7 +28,7 @@ def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
 
 
 def as_computed(path: Path) -> dict[str, Any]:
-    """Return what a run's id is made of, with the sources file by file."""
+    """Return the settings that a run's id is made of, with the digests of the source files."""
     from fewbits.experiments.identity import all_settings
     from fewbits.experiments.runs.run_folder import saved_trial
 
@@ -37,14 +36,14 @@ def as_computed(path: Path) -> dict[str, Any]:
     files = provenance.get("sources")
     parent = provenance["identity"].get("parent")
     name = parent and f"{Path(provenance.get('parent') or parent['meaning']).name}@{parent['step']}"
-    found = {**provenance["identity"], "config": all_settings(saved_trial(path)), "parent": name}
-    return found | {"numerics": files} if files else found
+    fields = {**provenance["identity"], "config": all_settings(saved_trial(path)), "parent": name}
+    return fields | {"numerics": files} if files else fields
 
 
 def compared_with_today(path: Path) -> list[str]:
-    """Return the differences between a run and what its overrides and sources are today.
+    """Return the differences between a run and the trial that its overrides and sources describe now.
 
-    The overrides are those of the newest stored plan that has the run; without one, the run's own config is taken.
+    The overrides are those of the newest stored plan that has the run. Without one, the run's own config is used.
     """
     from fewbits.experiments.fingerprint.numerics import source_digests
     from fewbits.experiments.identity import all_settings, computed_by_todays_sources
@@ -66,15 +65,15 @@ def _provenance(path: Path) -> dict[str, Any]:
 
     provenance = opened(path).provenance() or {}
     if not isinstance(provenance.get("identity"), dict):
-        raise ValueError(f"{path / 'provenance.json'} does not say what the run's id is made of")
+        raise ValueError(f"{path / 'provenance.json'} has no `identity`, the settings that the run's id is made of")
     return provenance
 
 
-# -------------------------------------------------------------------------------- what the overrides give today
+# -------------------------------------------------------------------------------- the trial of the overrides now
 
 
 def _planned(path: Path, trial: str) -> tuple[Plan, Member, Cell] | None:
-    """Return the newest stored plan that has the trial, its place there, and today's cell of that place."""
+    """Return the newest stored plan that has the trial, the trial's place there, and the current cell of that place."""
     from fewbits.sweeps.planning.stored_plans import stored_plans
 
     for stored in stored_plans(path.resolve().parent):
@@ -85,50 +84,50 @@ def _planned(path: Path, trial: str) -> tuple[Plan, Member, Cell] | None:
 
 
 def _cell_today(overrides: tuple[str, ...], cell: Cell) -> Cell:
-    """Return the cell that stands in the same place today; where that cannot be told, the stored one."""
+    """Return the current cell of the same place; the stored one if the sweep cannot be read or lacks that place."""
     from fewbits.sweeps.planning.expand import expand
     from fewbits.sweeps.planning.sweep import load_sweeps
 
     try:
         sweeps, extra = load_sweeps(overrides)
-        cells = [one for sweep in sweeps if sweep.name == cell.sweep for one in expand(sweep, extra)]
-    except ValueError:  # its file is not here
+        cells = [current for sweep in sweeps if sweep.name == cell.sweep for current in expand(sweep, extra)]
+    except ValueError:  # the sweep's file is not on this machine
         return cell
-    return next((one for one in cells if one.place == cell.place), cell)
+    return next((current for current in cells if current.place == cell.place), cell)
 
 
 def _by_plan(plan: Plan, member: Member, cell: Cell) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the trial as it was planned and as its cell describes it today, each with the trials it branches from."""
+    """Return the trial as it was planned and as its cell describes it now, each with the trials it branches from."""
     from fewbits.experiments.config import load_trial
     from fewbits.experiments.identity import all_settings
 
     was: dict[str, Any] = {}
     now: dict[str, Any] = {}
-    planned, old, new, where = plan.trials[member.id], member.cell, cell, ""
+    planned, old, new, prefix = plan.trials[member.id], member.cell, cell, ""
     while True:
-        today = _with_vocabulary(load_trial(new.words)[0], planned.trial, new)
-        was |= {f"{where}config": all_settings(planned.trial), f"{where}data": asdict(planned.trial.data)}
-        now |= {f"{where}config": all_settings(today), f"{where}data": asdict(today.data)}
-        was[f"{where}at"], now[f"{where}at"] = old.at, new.at
+        current = _with_vocabulary(load_trial(new.words)[0], planned.trial, new)
+        was |= {f"{prefix}config": all_settings(planned.trial), f"{prefix}data": asdict(planned.trial.data)}
+        now |= {f"{prefix}config": all_settings(current), f"{prefix}data": asdict(current.data)}
+        was[f"{prefix}at"], now[f"{prefix}at"] = old.at, new.at
         if planned.parent is None or old.parent is None or new.parent is None:
-            was[f"{where}branches"], now[f"{where}branches"] = old.parent is not None, new.parent is not None
+            was[f"{prefix}branches"], now[f"{prefix}branches"] = old.parent is not None, new.parent is not None
             return was, now
-        planned, old, new, where = plan.trials[planned.parent], old.parent, new.parent, f"{where}parent."
+        planned, old, new, prefix = plan.trials[planned.parent], old.parent, new.parent, f"{prefix}parent."
 
 
-def _with_vocabulary(today: Trial, was: Trial, cell: Cell) -> Trial:
-    """Return today's trial with the recorded vocabulary, which follows from the data, unless an override sets it."""
-    if any(word.startswith("model.vocab=") for word in cell.words) or today.model.name != was.model.name:
-        return today
-    return replace(today, model=replace(today.model, vocab=was.model.vocab))
+def _with_vocabulary(current: Trial, was: Trial, cell: Cell) -> Trial:
+    """Return the current trial with the recorded vocabulary, which depends on the data, unless an override sets it."""
+    if any(word.startswith("model.vocab=") for word in cell.words) or current.model.name != was.model.name:
+        return current
+    return replace(current, model=replace(current.model, vocab=was.model.vocab))
 
 
-def _flat(value: Any, where: str = "") -> Iterator[tuple[str, Any]]:
+def _flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     if isinstance(value, Mapping) and value:
         for key, item in value.items():
-            yield from _flat(item, f"{where}.{key}" if where else str(key))
+            yield from _flat(item, f"{path}.{key}" if path else str(key))
     else:
-        yield where, list(value) if isinstance(value, tuple) else value
+        yield path, list(value) if isinstance(value, tuple) else value
 
 
 def _shown(value: Any) -> str:

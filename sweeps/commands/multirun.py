@@ -1,7 +1,7 @@
-"""`fewbits train --multirun`: Hydra says which trials, its launcher `fewbits` has them run as one sweep.
+"""Run a grid of trials as one sweep (`fewbits train --multirun`): Hydra chooses the trials, its launcher runs them.
 
-Hydra's own sweeper makes the grid of `key=a,b`, `range(…)` and `choice(…)`; others that are installed, Optuna's say,
-are chosen by `hydra/sweeper=` and are told the validation loss of each trial.
+Hydra's own sweeper makes the grid of `key=a,b`, `range(…)` and `choice(…)`. `hydra/sweeper=` chooses another installed
+sweeper, for example Optuna's, which gets the validation loss of each trial.
 """
 
 from __future__ import annotations
@@ -35,37 +35,39 @@ examples:
 FLAGS = ("-m", "--multirun")
 NAME = "multirun"
 QUOTES = "\"'"
-_OPTIONS: dict[str, Any] = {}  # of the command that runs: Hydra's launchers take none
-_STATUSES: list[int] = []  # of the sweeps that the launcher has run
+_OPTIONS: dict[str, Any] = {}  # of the running command; a global, since Hydra passes no options to a launcher
+_STATUSES: list[int] = []  # exit statuses of the sweeps that the launcher has run
 
 
 def main(argv: Sequence[str]) -> int:
     parser = CommandParser("fewbits train --multirun", __doc__, EXAMPLES)
-    parser.add_argument("words", nargs="+", metavar="WORD", help="of the config; KEY=A,B for several values")
+    parser.add_argument(
+        "overrides", nargs="+", metavar="OVERRIDE", help="a setting, KEY=VALUE, or KEY=A,B for several values"
+    )
     parser.add_argument(*FLAGS, action="store_true", help=argparse.SUPPRESS)
     add_where(parser)
     options = parser.parse_intermixed_args(argv)
-    words = options.words
+    overrides = options.overrides
     _OPTIONS.update(backend=options.backend, address=options.address, parallel=options.parallel, variables=options.env)
     _STATUSES.clear()
     if (options.address or "").startswith(("http://", "https://")):
         raise ValueError(
-            f"train --multirun: --address {options.address} takes jobs, which `fewbits sweep FILE` submits; "
-            "here it is of a Ray cluster that this machine is part of: auto, or HOST:PORT"
+            f"train --multirun: --address {options.address} takes jobs, which `fewbits sweep FILE` submits; name a Ray "
+            "cluster that this machine is part of: auto, or HOST:PORT"
         )
-    check_keys(words)
+    check_keys(overrides)
     prepare()
-    runs = next((word.partition("=")[2] for word in reversed(words) if word.startswith("runtime.runs=")), "runs")
+    runs = next((text.partition("=")[2] for text in reversed(overrides) if text.startswith("runtime.runs=")), "runs")
     folder = store_folder(runs.strip(QUOTES)) / "plans" / NAME
     quiet = [f"hydra.sweep.dir={folder}", "hydra/job_logging=none", "hydra/hydra_logging=none"]
     before = GlobalHydra.instance().hydra
     GlobalHydra.instance().clear()
     try:
         hydra = Hydra.create_main_hydra2("fewbits", create_config_search_path(str(FOLDER)))
-        hydra.multirun(ROOT, _unused, ["hydra/launcher=fewbits", *quiet, *words], with_log_configuration=False)
+        hydra.multirun(ROOT, _unused, ["hydra/launcher=fewbits", *quiet, *overrides], with_log_configuration=False)
     except (HydraException, OmegaConfBaseException) as error:
-        single = [word for word in words if not re.match(r"hydra\b", word) and not re.search(r"[,(]", word)]
-        raise ValueError(in_one_line(error, single).partition(" Config search path:")[0] + _hint(words)) from error
+        single = [text for text in overrides if not re.match(r"hydra\b", text) and not re.search(r"[,(]", text)]
+        raise ValueError(in_one_line(error, single).partition(" Config search path:")[0] + _hint(overrides)) from error
     except _Failed:
         pass
     finally:
@@ -73,48 +75,48 @@ def main(argv: Sequence[str]) -> int:
     return max(_STATUSES, default=0)
 
 
-def _hint(words: Sequence[str]) -> str:
-    sweepers = [word.partition("=")[2] for word in words if word.startswith("hydra/sweeper=")]
-    return f" (other sweepers are packages of their own: pip install hydra-{sweepers[-1]}-sweeper)" if sweepers else ""
+def _hint(overrides: Sequence[str]) -> str:
+    sweepers = [text.partition("=")[2] for text in overrides if text.startswith("hydra/sweeper=")]
+    return f" (other sweepers are separate packages: pip install hydra-{sweepers[-1]}-sweeper)" if sweepers else ""
 
 
 def launch(jobs: Sequence[Sequence[str]]) -> list[JobReturn]:
-    """What the launcher does with Hydra's jobs, each the words of one trial."""
-    laid_out = cells(jobs)
+    """Run Hydra's jobs, each the overrides of one trial, as one sweep, and return their results."""
+    grid = cells(jobs)
     axes: dict[str, dict[str, list[str]]] = {}
-    for key, value in (axis for cell in laid_out for axis in cell.axes):
+    for key, value in (axis for cell in grid for axis in cell.axes):
         axes.setdefault(key, {})[value] = [f"{key}={value}"]
-    plan = plan_cells(Sweep(NAME, study="train", axes=axes), laid_out)
-    _STATUSES.append(run_sweep(plan, **_OPTIONS, overrides=[NAME, *_words_of_all(jobs)]))
-    return [_returned(plan, at, words) for at, words in enumerate(jobs)]
+    plan = plan_cells(Sweep(NAME, study="train", axes=axes), grid)
+    _STATUSES.append(run_sweep(plan, **_OPTIONS, overrides=[NAME, *_merged_overrides(jobs)]))
+    return [_job_return(plan, at, overrides) for at, overrides in enumerate(jobs)]
 
 
-def _words_of_all(jobs: Sequence[Sequence[str]]) -> list[str]:
-    """Return one word for each key, with the values that it has in any of the jobs."""
+def _merged_overrides(jobs: Sequence[Sequence[str]]) -> list[str]:
+    """Return one override for each key, with the values that it has in any of the jobs."""
     values: dict[str, dict[str, None]] = {}
-    for key, _, value in (word.partition("=") for words in jobs for word in words):
+    for key, _, value in (override.partition("=") for overrides in jobs for override in overrides):
         values.setdefault(key, {})[value] = None
-    return [f"{key}={','.join(found)}" for key, found in values.items()]
+    return [f"{key}={','.join(of_key)}" for key, of_key in values.items()]
 
 
 def cells(jobs: Sequence[Sequence[str]]) -> list[Cell]:
-    """Their axes are the keys whose values are not the same in all jobs."""
-    keyed = [dict(word.partition("=")[::2] for word in words) for words in jobs]
-    swept = [key for key in keyed[0] if len({words.get(key) for words in keyed}) > 1 and key != SEED]
+    """Return a cell for each job. The axes are the keys whose values are not the same in all jobs."""
+    keyed = [dict(override.partition("=")[::2] for override in overrides) for overrides in jobs]
+    swept = [key for key in keyed[0] if len({overrides.get(key) for overrides in keyed}) > 1 and key != SEED]
     return [
         Cell(
             sweep=NAME,
             arm="",
-            axes=tuple((key, words[key]) for key in swept),
-            seed=int(words.get(SEED, "0")),
-            words=tuple(f"{key}={value}" for key, value in words.items()),
+            axes=tuple((key, overrides[key]) for key in swept),
+            seed=int(overrides.get(SEED, "0")),
+            words=tuple(f"{key}={value}" for key, value in overrides.items()),
         )
-        for words in keyed
+        for overrides in keyed
     ]
 
 
 class _Returned(JobReturn):
-    """Of a trial that failed, as the sweep has told already; Hydra's own would print a line more."""
+    """The result of a job. Hydra's own class would print another line for a failed trial, which the sweep reported."""
 
     @property
     def return_value(self) -> Any:
@@ -128,18 +130,18 @@ class _Returned(JobReturn):
 
 
 class _Failed(Exception):
-    """A trial without a result: raised where Hydra asks for it."""
+    """The error that is raised when Hydra asks for the result of a failed trial."""
 
 
-def _returned(plan: Plan, at: int, words: Sequence[str]) -> JobReturn:
+def _job_return(plan: Plan, at: int, overrides: Sequence[str]) -> JobReturn:
     member = plan.members[at]
     folder = plan.trials[member.id].folder
     result = folder.result()
-    returned = _Returned(overrides=list(words), working_dir=str(folder.path), task_name=folder.path.name)
+    returned = _Returned(overrides=list(overrides), working_dir=str(folder.path), task_name=folder.path.name)
     returned.status = JobStatus.COMPLETED if result else JobStatus.FAILED
     returned.return_value = result.get("validation_loss", result.get("loss")) if result else _Failed(folder.path.name)
     return returned
 
 
 def _unused(config: object) -> None:
-    """Hydra wants a task; ours are run by the launcher."""
+    """Stand in for the task function that Hydra requires; the launcher runs the trials."""

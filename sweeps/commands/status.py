@@ -1,4 +1,4 @@
-"""`fewbits status`: how the trials of a sweep stand, read from the store."""
+"""List the states of a sweep's trials, read from the store (`fewbits status`)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ examples:
 
 @dataclass(frozen=True)
 class Row:
-    """How one place of a sweep stands."""
+    """The state of one place of a sweep."""
 
     sweep: str
     place: dict[str, str]
@@ -32,22 +32,22 @@ class Row:
     step: int  # reached, in a checkpoint or live
     steps: int
     note: str = ""  # why it failed or is blocked, or that other code or another config computed the result
-    kind: str | None = None  # of processor or GPU that computed it, None: unknown; several where they differ
+    kind: str | None = None  # the kind of processor or GPU that computed it; None: unknown; several if they differ
 
 
 def main(argv: Sequence[str]) -> int:
     parser = CommandParser("fewbits status", __doc__, EXAMPLES)
-    parser.add_argument("words", nargs="+", metavar="WORD", help="as for `fewbits sweep`")
+    parser.add_argument("overrides", nargs="+", metavar="OVERRIDE", help="the sweep, as for `fewbits sweep`")
     parser.add_argument("--runs", metavar="DIR", help="the store (default: runs)")
-    parser.add_argument("--json", action="store_true", help="the same for programs: a list of objects")
+    parser.add_argument("--json", action="store_true", help="print a list of JSON objects")
     options = parser.parse_intermixed_args(argv)
-    words = in_store(options.words, existing(options.runs))
+    overrides = in_store(options.overrides, existing(options.runs))
 
     from fewbits.sweeps.planning.lookup import find_plan, show_notes
 
-    found = find_plan(words)
-    show_notes(found.notes)
-    rows = rows_of(found)
+    selected = find_plan(overrides)
+    show_notes(selected.notes)
+    rows = rows_of(selected)
     if options.json:
         print(json.dumps([vars(row) for row in rows], indent=2))
         return 0
@@ -55,7 +55,7 @@ def main(argv: Sequence[str]) -> int:
 
     differing = len({row.kind for row in rows if row.kind}) > 1
     columns = (
-        (row.sweep, _spelled(row.place), row.folder, _told(row), *([row.kind or ""] if differing else []), row.note)
+        (row.sweep, _spelled(row.place), row.folder, _progress(row), *([row.kind or ""] if differing else []), row.note)
         for row in rows
     )
     print("\n".join(table(columns)))
@@ -64,9 +64,9 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _told(row: Row) -> str:
+def _progress(row: Row) -> str:
     if row.state == "planned":
-        return f"planned, goes on from step {row.step}/{row.steps}" if row.step else "planned"
+        return f"planned, resumes from step {row.step}/{row.steps}" if row.step else "planned"
     return row.state if row.state == "blocked" else f"{row.state} {row.step}/{row.steps}"
 
 
@@ -74,8 +74,8 @@ def _spelled(place: dict[str, str]) -> str:
     return " ".join(f"{key}={value}" for key, value in place.items())
 
 
-def rows_of(found: FoundPlan) -> list[Row]:
-    """Return a row for each place of the plan, as its run folder is now."""
+def rows_of(selected: FoundPlan) -> list[Row]:
+    """Return a row for each place of the plan, with the current state of its run folder."""
     from fewbits.experiments.identity import computed_by_todays_sources
     from fewbits.experiments.runs.run_folder import HASH
     from fewbits.sweeps.planning.stored_plans import place_of
@@ -83,15 +83,15 @@ def rows_of(found: FoundPlan) -> list[Row]:
     from fewbits.sweeps.running.machine_kinds import kind
     from fewbits.sweeps.running.trial_status import trial_statuses
 
-    rows, standing = [], trial_statuses(found.plan)
-    for member in found.plan.members:
-        trial = found.plan.trials[member.id]
-        folder, state, note = trial.folder, standing[member.id].state, standing[member.id].why
-        was = found.earlier.get(place_of(member))
+    rows, statuses = [], trial_statuses(selected.plan)
+    for member in selected.plan.members:
+        trial = selected.plan.trials[member.id]
+        folder, state, note = trial.folder, statuses[member.id].state, statuses[member.id].why
+        was = selected.earlier.get(place_of(member))
         if state in store.OVER and not computed_by_todays_sources(folder.provenance() or {}):
-            note = f"computed by other code; `fewbits explain {folder.id[:HASH]}` says which"
+            note = f"computed by other code; `fewbits explain {folder.id[:HASH]}` shows the difference"
         elif state is store.State.PLANNED and was is not None:
-            note = f"stale: {was} was computed by other code or config; `fewbits explain {was}` says which"
+            note = f"stale: {was} was computed by other code or config; `fewbits explain {was}` shows the difference"
         live: dict[str, Any] = store.progress(folder) or {}
         result = (folder.result() if state in store.OVER else None) or {}
         step = int(result.get("step", max(live.get("step", 0) if state == "running" else 0, store.reached(folder))))

@@ -1,4 +1,4 @@
-"""`fewbits studies`: the papers there are, and their recipes."""
+"""List the studies and their recipes (`fewbits studies`)."""
 
 import dataclasses
 import json
@@ -11,11 +11,11 @@ from fewbits.sweeps.planning.studies import STUDIES, Study
 def main(argv: Sequence[str]) -> int:
     parser = CommandParser(
         "fewbits studies",
-        about="List the studies, one for each paper, with the recipes that they compare. Of a study there are "
-        "the recipes, to train and to probe one by one; `make reproduce-mor` runs MoR's sweeps and writes its report.",
+        about="List the studies, one for each paper, with the recipes that they compare. Recipes can be trained and "
+        "probed one by one; `make reproduce-mor` runs the sweeps of the study mor and writes its report.",
         examples="example: fewbits studies --json",
     )
-    parser.add_argument("--json", action="store_true", help="the same for programs: a list of objects")
+    parser.add_argument("--json", action="store_true", help="print a list of JSON objects")
     options = parser.parse_args(argv)
     if options.json:
         print(json.dumps([dataclasses.asdict(study) for study in STUDIES.values()], indent=2))

@@ -1,4 +1,4 @@
-"""`fewbits sweep`: have all trials of a sweep done; the same command goes on, and repeats nothing."""
+"""Run the missing trials of a sweep; after an interruption, the same command runs the rest (`fewbits sweep`)."""
 
 from __future__ import annotations
 
@@ -12,58 +12,61 @@ from fewbits.sweeps.cluster.environment import check_name
 
 EXAMPLES = """\
 examples:
-  fewbits sweep study=mor scale=smoke --dry-run       what would run, what is there, how long it should take
-  fewbits sweep study=mor scale=smoke                 run what is missing; after an interruption, the rest
+  fewbits sweep study=mor scale=smoke --dry-run       show what would run, what is finished and the time it takes
+  fewbits sweep study=mor scale=smoke                 run the missing trials; after an interruption, the rest
   fewbits sweep study=mor sweep=tables seeds=[0,1]    one sweep of the study, with other seeds
-  fewbits sweep my-sweep.yaml                         one of your own, see the README
-  fewbits sweep my-sweep.yaml training.steps=20       with a word for every trial, as for `fewbits train`
+  fewbits sweep my-sweep.yaml                         a sweep file of your own, see the README
+  fewbits sweep my-sweep.yaml training.steps=20       with an override for every trial, as for `fewbits train`
   fewbits sweep study=mor --address auto              on the Ray cluster that this machine is part of
-  fewbits sweep study=mor --address http://head:8265  submitted as a job, which also makes the study's report
+  fewbits sweep study=mor --address http://head:8265  submitted as a job, which also writes the study's report
   fewbits sweep study=mor --address http://head:8265 --env HF_TOKEN    with a variable that is not sent unless named
   fewbits sweep study=mor --like amd-avx2 --dry-run   which trials would run again, to have all on one kind of machine
 
-Exit status: 0 all trials are over; 1 some failed, which are named; 2 wrong input; 130 interrupted.
+Exit status: 0 all trials have ended; 1 some failed, which are named; 2 wrong input; 130 interrupted.
 """
 
 
 def main(argv: Sequence[str]) -> int:
     parser = CommandParser("fewbits sweep", __doc__, EXAMPLES)
     parser.add_argument(
-        "words", nargs="*", metavar="WORD", help="study=NAME or FILE.yaml, changes of its keys, words for trials"
+        "overrides",
+        nargs="*",
+        metavar="OVERRIDE",
+        help="study=NAME or FILE.yaml, changes of its keys, overrides for every trial",
     )
     parser.add_argument("--dry-run", action="store_true", help="print the plan and run nothing")
     parser.add_argument("--trials", action="store_true", help="with --dry-run: list each trial of a large sweep, too")
     add_where(parser)
     parser.add_argument("--runs", metavar="DIR", help="the store (default: runs); on a cluster, shared by its nodes")
     options = parser.parse_intermixed_args(argv)
-    words = in_store(options.words, options.runs)
-    return _dry_run(words, options) if options.dry_run else sweep(words, options)
+    overrides = in_store(options.overrides, options.runs)
+    return _dry_run(overrides, options) if options.dry_run else sweep(overrides, options)
 
 
-def sweep(words: Sequence[str], options: argparse.Namespace) -> int:
-    """Have all of its trials done, where the options of `add_where` say."""
+def sweep(overrides: Sequence[str], options: argparse.Namespace) -> int:
+    """Run the missing trials of a sweep and return the exit status. options: those of `add_where`."""
     if is_submitted(options):
-        return _submit(words, options)
+        return _submit(overrides, options)
 
     from fewbits.sweeps.planning.plan import plan
     from fewbits.sweeps.planning.sweep import load_sweeps
     from fewbits.sweeps.running.run_sweep import run_sweep
 
-    planned = plan(*load_sweeps(words))
+    planned = plan(*load_sweeps(overrides))
     return run_sweep(
-        planned, options.backend, options.address, options.parallel, options.env, options.like, overrides=words
+        planned, options.backend, options.address, options.parallel, options.env, options.like, overrides=overrides
     )
 
 
-def _dry_run(words: Sequence[str], options: argparse.Namespace) -> int:
+def _dry_run(overrides: Sequence[str], options: argparse.Namespace) -> int:
     if is_submitted(options):
-        return _submit(words, options)
+        return _submit(overrides, options)
 
     from fewbits.sweeps.planning import outline
     from fewbits.sweeps.planning.plan import plan
     from fewbits.sweeps.planning.sweep import load_sweeps
 
-    sweeps, extra = load_sweeps(words)
+    sweeps, extra = load_sweeps(overrides)
     try:
         planned = plan(sweeps, extra)
     except ValueError:
@@ -80,20 +83,20 @@ def _dry_run(words: Sequence[str], options: argparse.Namespace) -> int:
 
 
 def is_submitted(options: argparse.Namespace) -> bool:
-    """Return whether the command runs as a job of the cluster, whose dashboard is the address."""
+    """Tell whether the command runs as a job of a cluster, because the address is that of a dashboard."""
     return bool(options.address) and options.address.startswith(("http://", "https://"))
 
 
 def add_where(parser: argparse.ArgumentParser) -> None:
-    """The options that say where trials run."""
-    parser.add_argument("--address", metavar="A", help="of a Ray cluster; without, Ray starts on this machine")
+    """Add the options that say where trials run."""
+    parser.add_argument("--address", metavar="A", help="the Ray cluster's address; without it, Ray starts here")
     parser.add_argument("--backend", choices=("ray", "local"), default="ray", help="local: processes, without Ray")
     parser.add_argument("--parallel", type=_count, metavar="N", help="at most N trials at a time")
     parser.add_argument(
         "--like",
         metavar="KIND",
-        help="run all trials on this kind of processor or GPU (amd-avx2, say): those that another kind computed are "
-        "run again, and their old folders moved to replaced/ in the store",
+        help="run all trials on this kind of processor or GPU, for example amd-avx2: trials that another kind computed "
+        "run again, and their old folders are moved to replaced/ in the store",
     )
     parser.add_argument(
         "--env",
@@ -101,7 +104,7 @@ def add_where(parser: argparse.ArgumentParser) -> None:
         default=[],
         type=check_name,
         metavar="NAME",
-        help="on a cluster, give jobs and workers this environment variable too, with the value that it has here",
+        help="on a cluster: also send this environment variable to jobs and workers, with its value on this machine",
     )
 
 
@@ -111,34 +114,39 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def in_store(words: Sequence[str], runs: str | None) -> list[str]:
-    """With the store that an option names, whatever characters it has."""
+def in_store(overrides: Sequence[str], runs: str | None) -> list[str]:
+    """Return the overrides with one more for the store that `--runs` names, if it names one.
+
+    The store's path may have any characters.
+    """
     if not runs:
-        return [*words]
+        return [*overrides]
     from fewbits.experiments.config import spelled
 
-    return [*words, f"runtime.runs={spelled(str(store_folder(runs).absolute()))}"]
+    return [*overrides, f"runtime.runs={spelled(str(store_folder(runs).absolute()))}"]
 
 
-def submit_report(words: Sequence[str], options: argparse.Namespace, reports: Path) -> int:
-    """Have the study's trials done and its report made by a job; the report is copied into `reports` where the store
-    is seen from here."""
+def submit_report(overrides: Sequence[str], options: argparse.Namespace, reports: Path) -> int:
+    """Run a study's trials and its report as a job, and return the exit status.
+
+    reports: the folder that the report is copied into, if the store is visible from here.
+    """
     from fewbits.sweeps.cluster.report_job import submit_study
 
-    return submit_study(words, options.address, reports, _passed_on(options), options.env)
+    return submit_study(overrides, options.address, reports, _job_options(options), options.env)
 
 
-def _submit(words: Sequence[str], options: argparse.Namespace) -> int:
+def _submit(overrides: Sequence[str], options: argparse.Namespace) -> int:
     from fewbits.sweeps.cluster.report_job import is_study
     from fewbits.sweeps.cluster.submit import submit
 
-    if is_study(words) and not options.dry_run:
-        return submit_report(words, options, Path("reports"))
+    if is_study(overrides) and not options.dry_run:
+        return submit_report(overrides, options, Path("reports"))
     dry = ["--dry-run", *(["--trials"] if options.trials else [])] if options.dry_run else []
-    return submit([*words, *dry, *_passed_on(options)], options.address, options.env)
+    return submit([*overrides, *dry, *_job_options(options)], options.address, options.env)
 
 
-def _passed_on(options: argparse.Namespace) -> list[str]:
-    """Return the options that the job's own command gets. The job has the variables of --env already."""
+def _job_options(options: argparse.Namespace) -> list[str]:
+    """Return the options of the job's own command. The job has the variables of --env already."""
     parallel = ["--parallel", str(options.parallel)] if options.parallel else []
     return ["--backend", options.backend, *parallel, *(["--like", options.like] if options.like else [])]

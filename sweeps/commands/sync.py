@@ -1,4 +1,4 @@
-"""`fewbits sync`: bring MLflow up to date with the store, whatever it has missed, or lost."""
+"""Send to MLflow all data of a sweep that it lacks (`fewbits sync`)."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ EXAMPLES = """\
 examples:
   fewbits sync study=mor scale=smoke
   fewbits sync my-sweep.yaml
-  MLFLOW_TRACKING_URI=http://server:5000 fewbits sync study=mor scale=gpu     to a server that has seen nothing of it
+  MLFLOW_TRACKING_URI=http://server:5000 fewbits sync study=mor scale=gpu     to another server
 
-`fewbits sweep` does this by itself while it runs. Twice is as good as once.
+`fewbits sweep` does this by itself while it runs. Running it twice does no harm.
 """
 
 
 def main(argv: Sequence[str]) -> int:
     parser = CommandParser("fewbits sync", __doc__, EXAMPLES)
-    parser.add_argument("words", nargs="+", metavar="WORD", help="as for `fewbits sweep`")
+    parser.add_argument("overrides", nargs="+", metavar="OVERRIDE", help="the sweep, as for `fewbits sweep`")
     parser.add_argument("--runs", metavar="DIR", help="the store (default: runs)")
     options = parser.parse_args(argv)
 
@@ -28,12 +28,12 @@ def main(argv: Sequence[str]) -> int:
     from fewbits.sweeps.tracking.mlflow_view import Mirror
 
     warn_in_lines()
-    found = find_plan(in_store(options.words, existing(options.runs)))
-    show_notes(found.notes)
-    synced = Mirror(found.plan).sync(afresh=True)
+    selected = find_plan(in_store(options.overrides, existing(options.runs)))
+    show_notes(selected.notes)
+    synced = Mirror(selected.plan).sync(afresh=True)
     if synced.away:
         return 1
-    print(f"{synced.sent} runs brought up to date in {redacted(synced.uri)}")
+    print(f"{synced.sent} runs updated in {redacted(synced.uri)}")
     for line in synced.lines:
         print(line)
     return 0

@@ -1,4 +1,4 @@
-"""`fewbits ui`: MLflow's page of a store's trials, served here until Ctrl-C."""
+"""Serve MLflow's page of a store's trials on this machine until Ctrl-C (`fewbits ui`)."""
 
 from __future__ import annotations
 
@@ -26,29 +26,29 @@ examples:
   fewbits ui
   fewbits ui --port 5001 --runs /shared/runs
 
-It shows the database that MLFLOW_TRACKING_URI names, else the store's own.
-From another machine: ssh -L 5000:127.0.0.1:5000 HOST. There is no log-in: with --host 0.0.0.0 all who reach this
-machine can read, change and delete the runs.
+It shows the database that MLFLOW_TRACKING_URI names, or else the store's own.
+From another machine: ssh -L 5000:127.0.0.1:5000 HOST. There is no log-in: with --host 0.0.0.0 everybody who can reach
+this machine can read, change and delete the runs.
 """
-LIGHT = {  # two processes and some 380 MB rather than 15 and 1.8 GB
+LIGHT = {  # two processes and about 380 MB, instead of 15 and 1.8 GB
     "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_DISABLE_AGENT_HINT": "true",
 }
-LOG = ".mlflow-ui.log"  # in the store: what the server says
-START = 120.0  # seconds that a server may take to answer
+LOG = ".mlflow-ui.log"  # in the store: the server's output
+START = 120.0  # seconds that the server may take to answer
 
 
 def main(argv: Sequence[str]) -> int:
     parser = CommandParser("fewbits ui", __doc__, EXAMPLES)
     parser.add_argument("--port", type=int, default=5000)
-    parser.add_argument("--host", default="127.0.0.1", help="the address to listen at (default: for this machine only)")
+    parser.add_argument("--host", default="127.0.0.1", help="the address to listen at (default: this machine only)")
     parser.add_argument("--runs", default="runs", metavar="DIR", help="the store (default: runs)")
     parser.add_argument(
         "--allowed-hosts",
         default="",
         metavar="NAME,…",
-        help="further names by which browsers may reach the page, of a proxy say; * stands for any characters",
+        help="further host names under which browsers reach the page, for example a proxy's; * matches any characters",
     )
     options = parser.parse_args(argv)
     existing(options.runs)
@@ -59,12 +59,12 @@ def main(argv: Sequence[str]) -> int:
     runs = store_folder(options.runs)
     uri = tracking.tracking_uri(runs)
     if uri.startswith(("http://", "https://")):
-        raise ValueError(f"ui: MLFLOW_TRACKING_URI {redacted(uri)} is a server already: open it in the browser")
+        raise ValueError(f"ui: MLFLOW_TRACKING_URI {redacted(uri)} is a server: open that address in the browser")
     _check_free(options.host, options.port)
     if not hosts.loopback:
         print(
-            f"fewbits: ui: --host {options.host}: there is no log-in: all who reach port {options.port} of this "
-            "machine can read, change and delete every run; without --host only this machine can",
+            f"fewbits: ui: --host {options.host}: there is no log-in: everybody who can reach port {options.port} of "
+            "this machine can read, change and delete every run; without --host only this machine can",
             file=sys.stderr,
         )
     _serve(options.host, options.port, runs, uri, hosts)
@@ -80,31 +80,31 @@ def _check_free(host: str, port: int) -> None:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
     except OSError as error:
-        raise ValueError(f"ui: --host {host} --port {port}: {error}; choose another with --port") from None
+        raise ValueError(f"ui: --host {host} --port {port}: {error}; choose another port with --port") from None
 
 
 def _serve(host: str, port: int, runs: Path, uri: str, hosts: AllowedHosts) -> None:
     from fewbits.experiments.tracking.tracker import ARTIFACTS, connect
     from fewbits.sweeps.tracking.comparison import views_in
 
-    print(f"MLflow starts, for {redacted(uri)} …", file=sys.stderr, flush=True)
+    print(f"starting MLflow for {redacted(uri)} …", file=sys.stderr, flush=True)
     try:
-        views = views_in(connect(runs, uri))  # which makes the database, too: the server would not do so safely
-    except Exception as error:  # whatever MLflow finds wrong with a database, of another version of it say
-        ours = "" if os.environ.get("MLFLOW_TRACKING_URI") else "; moved away, it is made anew by `fewbits sync`"
-        said = redacted(" ".join(str(error).split()))[:300]
-        raise ValueError(f"ui: MLflow does not open {redacted(uri)}{ours}: {said}") from None
-    words = ["--artifacts-destination", str(runs.resolve() / ARTIFACTS), *hosts.options()]
-    words += ["--host", host, "--port", str(port), "--workers", "1", "--uvicorn-opts", "--log-level warning"]
+        views = views_in(connect(runs, uri))  # it also creates the database, which the server would not do safely
+    except Exception as error:  # any error of MLflow about the database, for example another version's
+        advice = "" if os.environ.get("MLFLOW_TRACKING_URI") else "; move it away, and `fewbits sync` makes a new one"
+        reason = redacted(" ".join(str(error).split()))[:300]
+        raise ValueError(f"ui: MLflow cannot open {redacted(uri)}{advice}: {reason}") from None
+    arguments = ["--artifacts-destination", str(runs.resolve() / ARTIFACTS), *hosts.options()]
+    arguments += ["--host", host, "--port", str(port), "--workers", "1", "--uvicorn-opts", "--log-level warning"]
     log = runs.resolve() / LOG
     with log.open("w") as output:
         server = subprocess.Popen(
-            [sys.executable, "-m", "mlflow", "server", *words],
+            [sys.executable, "-m", "mlflow", "server", *arguments],
             env={**os.environ, **LIGHT, "MLFLOW_BACKEND_STORE_URI": uri},  # not in argv, which all users can read
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            start_new_session=True,  # a group of its own, to be ended with all its children
+            start_new_session=True,  # a process group of its own, so that its children end with it
         )
         copying = threading.Thread(target=_copy_redacted, args=(server.stdout, output), daemon=True)
         copying.start()
@@ -117,7 +117,7 @@ def _serve(host: str, port: int, runs: Path, uri: str, hosts: AllowedHosts) -> N
 def _copy_redacted(source: IO[bytes], log: IO[str]) -> None:
     """Copy the server's output to the log, line by line, without credentials."""
     for line in source:
-        with contextlib.suppress(OSError):  # on a full disk the server goes on
+        with contextlib.suppress(OSError):  # a full disk must not stop the server
             log.write(redacted(line.decode(errors="replace")))
             log.flush()
 
@@ -134,7 +134,7 @@ def _show_until_ended(server: subprocess.Popen[bytes], host: str, port: int, vie
                 print(f"  {view.name}: {view.link(base)}")
             sys.stdout.flush()
         server.wait()
-        raise ValueError(f"ui: MLflow's server ended with status {server.returncode}; {log} says why")
+        raise ValueError(f"ui: MLflow's server ended with status {server.returncode}; its log is {log}")
     except KeyboardInterrupt:
         print(file=sys.stderr)
     finally:
@@ -144,7 +144,7 @@ def _show_until_ended(server: subprocess.Popen[bytes], host: str, port: int, vie
 
 
 def _answers(server: subprocess.Popen[bytes], base: str) -> bool:
-    """False: it has ended."""
+    """Wait until the server answers; return False if it has ended."""
     until = time.monotonic() + START
     while server.poll() is None:
         with contextlib.suppress(OSError), urllib.request.urlopen(f"{base}/health", timeout=5):
@@ -156,9 +156,9 @@ def _answers(server: subprocess.Popen[bytes], base: str) -> bool:
 
 
 def _end(server: subprocess.Popen[bytes]) -> None:
-    """With the processes that it has started."""
-    for how in (signal.SIGTERM, signal.SIGKILL):
+    """End the server and the processes that it has started."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(server.pid, how)
+            os.killpg(server.pid, number)
         with contextlib.suppress(subprocess.TimeoutExpired):
             server.wait(10)

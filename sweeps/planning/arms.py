@@ -1,7 +1,7 @@
-"""What the arms of sweeps take, a row each: tokens, epochs, time and disk, with seeds and axes counted.
+"""Tabulate the cost of each arm: tokens, epochs, time and disk, and its numbers of seeds and axis values.
 
-Rows are made of trials that are planned or only outlined, whose data are not there yet. A trial that several arms ask
-for is counted in the first of them.
+The trials are either planned or, where their data are not there yet, only outlined. A trial that several arms share is
+counted in the first of them.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ HEAD = ("sweep", "arm", "model", "data", "tokens", "with trunk", "epochs", "tria
 
 @dataclass(frozen=True)
 class Share:
-    """What one place of a sweep adds to the table."""
+    """The part of the table that one place of a sweep adds."""
 
     cell: Cell
     trial: Trial
     key: Hashable  # equal for places that are the same computation
-    earlier_tokens: int  # read before the trial branches
-    corpus_tokens: int | None  # of the training split
+    earlier_tokens: int  # read by its parents before the trial branches
+    corpus_tokens: int | None  # tokens of the training split
     seconds: float | None
     disk: int  # bytes
 
     @property
     def row(self) -> tuple[Hashable, ...]:
-        """Return what trials of one row have in common."""
+        """The values that all trials of one row have in common."""
         cell, trial = self.cell, self.trial
         tokens = tokens_of(trial), self.earlier_tokens, self.corpus_tokens
         return cell.sweep, cell.arm, trial.model.name, parameters_of(trial.model), trial.data, tokens
@@ -49,36 +49,36 @@ def arm_table(shares: Iterable[Share]) -> list[str]:
 
 
 def _row(members: list[Share], first: dict[Hashable, Share]) -> tuple[str, ...]:
-    one = members[0]
-    trial, tokens = one.trial, tokens_of(one.trial)
-    own = {share.key: share for share in members if first[share.key].row == one.row}
+    head = members[0]
+    trial, tokens = head.trial, tokens_of(head.trial)
+    own = {share.key: share for share in members if first[share.key].row == head.row}
     return (
-        one.cell.sweep,
-        one.cell.arm or "-",
+        head.cell.sweep,
+        head.cell.arm or "-",
         f"{trial.model.name}, {_short(parameters_of(trial.model)).replace('G', 'B')}",
         trial.data.kind,
         _short(tokens),
-        _short(tokens + one.earlier_tokens) if one.earlier_tokens else "-",
-        f"{(tokens + one.earlier_tokens) / one.corpus_tokens:.2g}" if one.corpus_tokens else "?",
-        _counted(members),
-        *_taken(members, list(own.values()), first),
+        _short(tokens + head.earlier_tokens) if head.earlier_tokens else "-",
+        f"{(tokens + head.earlier_tokens) / head.corpus_tokens:.2g}" if head.corpus_tokens else "?",
+        _count(members),
+        *_cost(members, list(own.values()), first),
     )
 
 
-def _taken(members: list[Share], own: list[Share], first: dict[Hashable, Share]) -> tuple[str, str, str]:
-    """Return the time of each trial, and of those that no earlier row has counted the time and the disk of all."""
+def _cost(members: list[Share], own: list[Share], first: dict[Hashable, Share]) -> tuple[str, str, str]:
+    """Return the mean time of a trial, then the total time and disk of the trials that no earlier row has counted."""
     times = [share.seconds for share in members if share.seconds is not None]
     each = clock(sum(times) / len(times)) if len(times) == len(members) else "?"
     if not own:
-        other = first[members[0].key].cell
-        return each, f"in {other.sweep}/{other.arm or '-'}", "-"
+        earlier = first[members[0].key].cell
+        return each, f"in {earlier.sweep}/{earlier.arm or '-'}", "-"
     known = [share.seconds for share in own if share.seconds is not None]
-    whole = clock(sum(known)) if len(known) == len(own) else "?"
-    return each, whole, f"{sum(share.disk for share in own) / 1e9:.1f} GB"
+    total = clock(sum(known)) if len(known) == len(own) else "?"
+    return each, total, f"{sum(share.disk for share in own) / 1e9:.1f} GB"
 
 
-def _counted(members: list[Share]) -> str:
-    """Return how many trials there are: values of axes by seeds."""
+def _count(members: list[Share]) -> str:
+    """Return the number of trials as text: `2 x 3 seeds` for two axis values and three seeds."""
     seeds = len({share.cell.seed for share in members})
     places = len({share.cell.axes for share in members})
     if places == 1:
@@ -89,7 +89,7 @@ def _counted(members: list[Share]) -> str:
 
 
 def _short(count: float) -> str:
-    """Return a count with three digits and a unit: `1.47 G`."""
+    """Return a count with three digits and a unit, as `1.47 G`."""
     for unit, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if count >= size:
             return f"{count / size:.3g} {unit}"

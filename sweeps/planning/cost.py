@@ -1,7 +1,7 @@
-"""How long trials take and how much they leave on the disk.
+"""Estimate how long trials take and how much disk their checkpoints need.
 
-Times come from what was measured in this store. Where it holds nothing alike, those of trials on GPUs are computed from
-FLOPs and an assumed share of an H100's peak, and are called assumed; those on CPUs are not known.
+Times come from the speeds measured in this store. Without a similar measurement, times of trials on GPUs are computed
+from FLOPs and an assumed share of an H100's peak, and are marked as assumed; times on CPUs are unknown.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from fewbits.sweeps.planning.plan import Planned
 from fewbits.sweeps.planning.sweep import Resources
 
 NAME = "speeds.json"
-STATE_BYTES = 12  # of a checkpoint to a parameter: the weight and AdamW's two moments, in FP32
+STATE_BYTES = 12  # of a checkpoint per parameter: the weight and AdamW's two moments, in FP32
 parameters_of = cache(parameters)
 
-# Assumed where nothing was measured: eager PyTorch's share of an H100's BF16 peak in training models of 0.1 to 1 B
-# parameters, and a recipe's speed relative to plain BF16's, which is that of a CPU (docs/measured/training-cost.md).
+# Assumed if nothing was measured: eager PyTorch's share of an H100's BF16 peak for models of 0.1 to 1 B parameters, and
+# a recipe's speed relative to plain BF16, which was measured on a CPU (docs/measured/training-cost.md).
 ASSUMED_GPU, ASSUMED_SHARE = "H100", 0.25
 ASSUMED_SPEED = {"e4m3": 0.85, "e2m1": 0.76, "sampler": 0.94, "none": 1.0}
 
@@ -35,58 +35,63 @@ def tokens_of(trial: Trial) -> int:
 
 
 def work_of(trial: Trial) -> float:
-    """FLOPs."""
+    """Return the FLOPs of training the trial."""
     from fewbits.experiments.training import flops_a_token
 
     return tokens_of(trial) * flops_a_token(trial)
 
 
 class Speeds:
-    """FLOPs a second of trials that were run here, by what they depend on."""
+    """The FLOPs per second measured in a store, by device, model and recipe."""
 
     def __init__(self, runs: Path) -> None:
         self._path = runs / NAME
         try:
-            found = json.loads(self._path.read_text("utf-8"))
-            self._found = {key: float(speed) for key, speed in found.items() if key.count("|") == 2}
+            stored = json.loads(self._path.read_text("utf-8"))
+            self._speeds = {key: float(speed) for key, speed in stored.items() if key.count("|") == 2}
         except (OSError, ValueError, TypeError, AttributeError):
-            self._found = {}
+            self._speeds = {}
 
     def measured(self, planned: Planned, tokens_per_second: float) -> None:
-        self._found[_key(planned)] = tokens_per_second * work_of(planned.trial) / tokens_of(planned.trial)
-        write_json(self._path, self._found)
+        """Store the speed of a trial."""
+        self._speeds[_key(planned)] = tokens_per_second * work_of(planned.trial) / tokens_of(planned.trial)
+        write_json(self._path, self._speeds)
 
     def started(self, backend: str, seconds: float) -> None:
-        """From the command to its first trial."""
-        self._found[f"start|{backend}|"] = seconds
-        write_json(self._path, self._found)
+        """Store the seconds from the start of a sweep to its first trial."""
+        self._speeds[f"start|{backend}|"] = seconds
+        write_json(self._path, self._speeds)
 
     def start(self, backend: str) -> float:
-        return self._found.get(f"start|{backend}|", 0.0)
+        """Return the measured seconds from the start of a sweep to its first trial; 0 if unknown."""
+        return self._speeds.get(f"start|{backend}|", 0.0)
 
     def seconds(self, planned: Planned) -> float | None:
-        """Return how long the trial takes by what was measured; None where nothing like it was."""
+        """Return the seconds that the trial takes by the measured speeds; None without a similar measurement."""
         return self.seconds_on(_device(planned), planned.trial)
 
     def seconds_on(self, device: str, trial: Trial) -> float | None:
-        """Return the same by speeds of the model and recipe, else of the model, else of any model on the device."""
+        """Return the seconds of a trial on a device, by the speed of its model and recipe.
+
+        Without such a measurement, the speed of the model counts, or else that of any model on the device.
+        """
         key = [device, trial.model.name, trial.recipe.name]
         for known in (key, key[:2], key[:1]):
-            alike = [speed for name, speed in self._found.items() if name.split("|")[: len(known)] == known]
+            alike = [speed for name, speed in self._speeds.items() if name.split("|")[: len(known)] == known]
             if alike:
                 return work_of(trial) / (sum(alike) / len(alike))
         return None
 
 
 def device_asked_for(runtime: Runtime, resources: Resources) -> str:
-    """Return the device of a trial that has not been planned, as `speeds.json` names devices."""
+    """Return the device of a trial that is not planned, by its name in `speeds.json`."""
     if resources.gpus or runtime.device == "cuda":
         return f"cuda x{resources.ranks}"
     return f"cpu x{runtime.threads * resources.ranks}"
 
 
 def assumed_seconds(trial: Trial, resources: Resources) -> float | None:
-    """Return how long the trial takes on H100s at the assumed share of their peak; None of trials that take no GPU."""
+    """Return the seconds of the trial on H100s at the assumed share of their peak; None if it uses no GPU."""
     if not resources.gpus:
         return None
     speed = PEAK[ASSUMED_GPU] * ASSUMED_SHARE * ASSUMED_SPEED[_emulation(trial.recipe)] * resources.ranks
@@ -94,7 +99,7 @@ def assumed_seconds(trial: Trial, resources: Resources) -> float | None:
 
 
 def _emulation(recipe: Recipe) -> str:
-    """Return the row of `ASSUMED_SPEED` that the recipe belongs to: the costliest thing that it does."""
+    """Return the key of `ASSUMED_SPEED` for the recipe: that of its most expensive operation."""
     specs = [slot.spec for _, slot in recipe.operands.items()]
     quantizers = [q for spec in specs if isinstance(spec, Mixture) for q in spec.quantizers]
     quantizers += [spec for spec in specs if isinstance(spec, Quantizer)]
@@ -116,13 +121,13 @@ def _device(planned: Planned) -> str:
 
 
 def disk(planned: Iterable[Planned]) -> int:
-    """Return the bytes of the checkpoints that are left when all of these are done; tables are small beside them."""
-    return sum(disk_of(one.trial, one.runtime, one.keep) for one in planned)
+    """Return the bytes of the checkpoints that remain when all trials are done; tables are small compared with them."""
+    return sum(disk_of(trial.trial, trial.runtime, trial.keep) for trial in planned)
 
 
 def disk_of(trial: Trial, runtime: Runtime, keep: Collection[int]) -> int:
-    """Return the same of one trial, whose checkpoints of the steps `keep` others start from."""
-    every = runtime.keep_every
-    kept = len({*keep, *runtime.keep_steps}) + (trial.training.steps // every if every else 0)
+    """Return the bytes of one trial's remaining checkpoints. keep: steps from whose checkpoints other trials start."""
+    interval = runtime.keep_every
+    kept = len({*keep, *runtime.keep_steps}) + (trial.training.steps // interval if interval else 0)
     count = min(runtime.keep_checkpoints, -(-trial.training.steps // trial.training.checkpoint_every))
     return (count + kept) * STATE_BYTES * parameters_of(trial.model)

@@ -1,4 +1,4 @@
-"""From a sweep to its cells, the trials as words: a pure function, so that what will run can be read before it does."""
+"""Expand a sweep to its cells, each the overrides of one trial, with a pure function that needs no data."""
 
 from __future__ import annotations
 
@@ -17,23 +17,26 @@ class Cell:
 
     sweep: str
     arm: str
-    axes: tuple[tuple[str, str], ...]  # each axis that the arm has, with its value as it is said
+    axes: tuple[tuple[str, str], ...]  # each axis of the arm, with its value as an override spells it
     seed: int
-    words: tuple[str, ...]  # of the trial, later ones winning
+    words: tuple[str, ...]  # the trial's overrides, with each key once
     parent: Cell | None = None
-    at: float | None = None
+    at: float | None = None  # where in its parent the trial starts, as in `Arm.at`
 
     @property
     def place(self) -> dict[str, str]:
-        """What tells it from the other cells, to be shown."""
+        """The arm, the axis values and the seed, which identify the cell in its sweep."""
         return ({ARM: self.arm} if self.arm else {}) | dict(self.axes) | {SEED: str(self.seed)}
 
 
 def expand(sweep: Sweep, extra: tuple[str, ...] = ()) -> list[Cell]:
-    """In the order of the arms, then of the axes, then of the seeds; extra: further words for every trial."""
+    """Return the cells in the order of the arms, then of the axes, then of the seeds.
+
+    extra: further overrides for every trial. Raise ValueError if one of them is an axis of the sweep.
+    """
     for axis in (axis for group in sweep.groups for axis in group):
         if axis in [word.partition("=")[0] for word in extra]:
-            raise ValueError(f"{axis} is an axis of sweep {sweep.name}: say which values by axes={{{axis}:[…]}}")
+            raise ValueError(f"{axis} is an axis of sweep {sweep.name}: choose its values with axes={{{axis}:[…]}}")
     return [cell for arm in sweep.arms if sweep.runs_at(arm) for cell in _cells(sweep, arm, extra)]
 
 
@@ -63,14 +66,14 @@ def _cell(sweep: Sweep, name: str, axes: Mapping[str, str], seed: int, extra: tu
 def _parent(sweep: Sweep, child: str, axes: Mapping[str, str], seed: int, extra: tuple[str, ...]) -> Cell:
     name = sweep.arms[child].parent
     assert name is not None
-    where = f"sweep {sweep.name}: arm {child} starts from {name}, which"
+    subject = f"sweep {sweep.name}: arm {child} starts from {name}, which"
     if not sweep.runs_at(name):
-        raise ValueError(f"{where} is not run at scale {sweep.scale}")
+        raise ValueError(f"{subject} is not run at scale {sweep.scale}")
     own = {axis: value for axis, value in axes.items() if _has(sweep, name, axis)}
     if missing := [axis for combination in _combinations(sweep, name)[:1] for axis in combination if axis not in own]:
-        raise ValueError(f"{where} has axes that {child} has not: {', '.join(missing)}")
+        raise ValueError(f"{subject} has axes that {child} does not have: {', '.join(missing)}")
     if _excluded(sweep, name, own, seed):
-        raise ValueError(f"{where} is excluded at {own | {SEED: seed}}")
+        raise ValueError(f"{subject} is excluded at {own | {SEED: seed}}")
     return _cell(sweep, name, own, seed, extra)
 
 
@@ -80,7 +83,7 @@ def _has(sweep: Sweep, arm: str, axis: str) -> bool:
 
 
 def _combinations(sweep: Sweep, arm: str) -> list[dict[str, str]]:
-    """Values of the axes that the arm has; of axes zipped together it may have some."""
+    """Return the combinations of values of the arm's axes. An arm may have only some of the axes zipped together."""
     groups = []
     for group in sweep.groups:
         names = {axis: list(values) for axis, values in group.items() if _has(sweep, arm, axis)}
@@ -98,5 +101,5 @@ def _excluded(sweep: Sweep, arm: str, axes: Mapping[str, str], seed: int) -> boo
 
 
 def _last_wins(words: list[str]) -> tuple[str, ...]:
-    """Hydra refuses some keys that are said twice."""
+    """Return the overrides with the last one of each key, since Hydra refuses some repeated keys."""
     return tuple({word.partition("=")[0]: word for word in words}.values())

@@ -1,8 +1,8 @@
-"""Which plan a command reads that looks at results: `status`, `claims`, `report`, `sync`.
+"""Find the plan of a command that reads results: `status`, `claims`, `report`, `sync`.
 
-It is the plan that the store holds for the command's overrides: what the sweep last ran. The command then shows the
-same on any machine that sees the store. Where no sweep has run with these overrides, or the definition has changed
-since, they are planned here, in memory, if that is possible. `fewbits sweep` always plans anew.
+The store holds the plan with which these overrides last ran, so the command shows the same on any machine that has
+access to the store. If no sweep has run with these overrides, or its definition has changed since, the sweep is planned
+in memory, if that is possible here. `fewbits sweep` always makes a new plan.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ from fewbits.sweeps.planning.sweep import Sweep, load_sweeps
 
 @dataclass(frozen=True)
 class FoundPlan:
+    """A plan, with notes about where it comes from."""
+
     plan: Plan
     changed: str = ""  # how the sweep's definition differs from that of the stored plan, in one line
     notes: tuple[str, ...] = ()  # lines for stderr: `changed`, and why a plan file was not used
@@ -38,7 +40,7 @@ class FoundPlan:
 
 
 def find_plan(overrides: Sequence[str]) -> FoundPlan:
-    """Return the stored plan of these overrides, or else plan them here. Raise ValueError where neither can be."""
+    """Return the stored plan of these overrides, or else plan them here; raise ValueError if neither is possible."""
     try:
         sweeps, extra = load_sweeps(overrides)
     except ValueError as error:
@@ -49,7 +51,7 @@ def find_plan(overrides: Sequence[str]) -> FoundPlan:
     stored = _stored(runs, overrides, notes)
     if stored is None:
         if not notes and has_format_1(runs, sweeps):
-            notes.append(f"{runs / 'plans'}: the plans of an earlier fewbits are not read; {again} writes a new one")
+            notes.append(f"{runs / 'plans'}: plans of an earlier fewbits cannot be read; {again} writes a new one")
         return _planned_here(sweeps, extra, notes=notes)
     if definition(sweeps) == definition(stored.plan.sweeps):
         return FoundPlan(stored.plan, notes=tuple(notes))
@@ -57,7 +59,7 @@ def find_plan(overrides: Sequence[str]) -> FoundPlan:
     try:
         return _planned_here(sweeps, extra, changed, notes)
     except ValueError as error:
-        changed += f"; shown is the plan of then, as the new one cannot be made here: {error}"
+        changed += f"; the stored plan is shown, since the new one cannot be made here: {error}"
         return FoundPlan(stored.plan, changed, (*notes, changed))
 
 
@@ -72,7 +74,7 @@ def _without_definition(overrides: Sequence[str], error: ValueError) -> FoundPla
     stored = _stored(Path(runs_named(overrides) or "runs").expanduser(), overrides, [])
     if stored is None:
         raise error
-    changed = f"shown is the plan of {stored.time}, as the definition of the sweep cannot be read here: {error}"
+    changed = f"the definition of the sweep cannot be read here; the plan of {stored.time} is shown: {error}"
     return FoundPlan(stored.plan, changed, (changed,))
 
 
@@ -84,21 +86,24 @@ def _planned_here(
 
 
 def _stored(runs: Path, overrides: Sequence[str], notes: list[str]) -> StoredPlan | None:
-    """Return the plan of these overrides; for one sweep of a study, that sweep's part of the study's plan will do."""
+    """Return the stored plan of these overrides; for one sweep of a study, else that sweep's part of the study's plan.
+
+    A plan file that cannot be used adds a line to `notes`.
+    """
     name, others = without_sweep(overrides)
-    for words, part in ((overrides, None), *([(others, name)] if name else [])):
+    for selection, part in ((overrides, None), *([(others, name)] if name else [])):
         try:
-            if (stored := load_plan(runs, words)) is not None:
+            if (stored := load_plan(runs, selection)) is not None:
                 return stored if part is None else _part(stored, part)
         except UnusablePlan as error:
-            notes.append(f"{error}: it is not used; `fewbits sweep {_command(words)}` writes it anew")
+            notes.append(f"{error}: it is not used; `fewbits sweep {_command(selection)}` writes a new one")
     return None
 
 
 def _part(stored: StoredPlan, sweep: str) -> StoredPlan | None:
-    """Return one sweep's part of a stored plan, with the trials that its own branch from."""
+    """Return one sweep's part of a stored plan, including the trials that its trials branch from."""
     whole = stored.plan
-    sweeps = tuple(one for one in whole.sweeps if one.name == sweep)
+    sweeps = tuple(each for each in whole.sweeps if each.name == sweep)
     members = tuple(member for member in whole.members if member.cell.sweep == sweep)
     wanted = {member.id for member in members}
     for key, planned in reversed(whole.trials.items()):  # parents come before their branches
@@ -109,7 +114,7 @@ def _part(stored: StoredPlan, sweep: str) -> StoredPlan | None:
 
 
 def _store(overrides: Sequence[str], sweeps: Sequence[Sweep], extra: tuple[str, ...]) -> Path:
-    """Return the store that the overrides or the sweep's own words name."""
+    """Return the store that the command's overrides or the sweep's own overrides name."""
     runs = runs_named(overrides)
     if runs is None:
         cell = next((cell for sweep in sweeps for cell in expand(sweep, extra)), None)

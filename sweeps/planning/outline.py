@@ -1,7 +1,7 @@
-"""A sweep whose data are not here: what its arms are, what they take, and how to get the data.
+"""Describe a sweep whose data are not on this machine: its arms, their cost, and the commands that prepare the data.
 
-A plan knows each trial by its id, and the id by the data's fingerprint: without the data there is none. What would be
-trained is in the config overrides alone. Sizes of collections that are not here are those that are published of them.
+A plan needs each trial's id, and an id needs the fingerprint of the data, so without the data there is no plan. The
+settings of the trials follow from the config overrides alone. For missing collections the published sizes are used.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from fewbits.sweeps.planning.sweep import SEED, Resources, Sweep
 from fewbits.sweeps.running.progress import clock
 from fewbits.sweeps.running.trial_status import table
 
-DOCUMENTS = 10_000_000  # the least part of a collection that is worth preparing
-SPARE = 0.1  # of tokens, since numbers of tokens are estimates
+DOCUMENTS = 10_000_000  # the smallest part of a collection that is prepared
+SPARE = 0.1  # extra share of tokens, since the published numbers of tokens are estimates
 
 MARK = "*"
 LEGEND = f"{MARK} assumed: the paper does not state it"
 COLUMNS: dict[
     str, tuple[str, Callable[[Trial], str]]
-] = {  # what is shown of each trial: the setting that may be assumed, and its words
+] = {  # column: the setting whose value may be assumed, and a function that returns the column's text
     "recipe": ("recipe", lambda t: t.recipe.name),
     "model": ("model", lambda t: f"{t.model.name}, {parameters_of(t.model) / 1e9:.2f} B"),
     "tokens": ("training.tokens", lambda t: _tokens(tokens_of(t))),
@@ -63,19 +63,19 @@ COLUMNS: dict[
 
 @dataclass(frozen=True)
 class Outlined:
-    """A place of a sweep with what would be trained there, without the ids that a plan has."""
+    """A place of a sweep with its trial, without the id that a plan would have."""
 
     cell: Cell
     trial: Trial
     runtime: Runtime
     resources: Resources
     assumed: tuple[str, ...]
-    parent: Outlined | None  # what it branches from
-    step: int | None  # and at which step
+    parent: Outlined | None  # the trial that it branches from
+    step: int | None  # the step of its parent at which it starts
 
     @property
     def key(self) -> Hashable:
-        """Return what is equal for places that are the same computation."""
+        """A key that is equal for places that are the same computation."""
         return self.trial, self.step, self.parent and self.parent.key
 
     @property
@@ -86,21 +86,21 @@ class Outlined:
 
 
 def missing_data(sweeps: Sequence[Sweep], extra: tuple[str, ...] = ()) -> list[Path]:
-    """Return the folders of data that trials name and that are not here."""
+    """Return the folders of data that trials name and that do not exist here."""
     return list(_missing(outline(sweeps, extra)))
 
 
 def _missing(outlined: Sequence[Outlined]) -> dict[Path, list[Outlined]]:
-    """Return the folders of data that are not here, with the trials that read them."""
-    found: dict[Path, list[Outlined]] = {}
-    for one in outlined:
-        if (folder := _data(one)) is not None and not folder.is_dir():
-            found.setdefault(folder, []).append(one)
-    return found
+    """Return the folders of data that do not exist here, with the trials that read them."""
+    readers: dict[Path, list[Outlined]] = {}
+    for each in outlined:
+        if (folder := _data(each)) is not None and not folder.is_dir():
+            readers.setdefault(folder, []).append(each)
+    return readers
 
 
 def _data(outlined: Outlined) -> Path | None:
-    """Return where its data are looked for; None of data that are made where they are missing."""
+    """Return the folder of the trial's data; None for data that are generated when they are missing."""
     data, cache = outlined.trial.data, outlined.runtime.cache
     if data.path:
         return Path(data.path).expanduser()
@@ -126,28 +126,31 @@ def _outlined(cell: Cell, sweep: Sweep, made: dict[tuple[str, Cell], Outlined]) 
 
 
 def describe(sweeps: Sequence[Sweep], extra: tuple[str, ...] = (), parallel: int | None = None) -> str:
-    """Return the settings of each arm, those marked that the paper leaves open, what it takes, and what to prepare.
+    """Return each arm's settings (assumed ones marked) and cost, and the commands that prepare the missing data.
 
-    ValueError where a trial would read its data more often than `data.repeat` allows.
+    Raise ValueError if a trial would read its data more often than `data.repeat` allows.
     """
-    found = outline(sweeps, extra)
-    missing = _missing(found)
-    needs = {folder: max(tokens_of(one.trial) + one.earlier_tokens for one in ones) for folder, ones in missing.items()}
-    keep = _kept(found)
-    shares = [_share(one, needs, keep.get(one.key, set())) for one in found]
-    legend = [LEGEND] if any(outlined.assumed for outlined in found) else []
-    lines = [*_settings(found), "", *legend, "", *arm_table(shares), "", *_totals(found, shares, parallel)]
-    lines.append(f"data to be had before it can run: {', '.join(map(str, missing))}")
+    places = outline(sweeps, extra)
+    missing = _missing(places)
+    needs = {
+        folder: max(tokens_of(each.trial) + each.earlier_tokens for each in readers)
+        for folder, readers in missing.items()
+    }
+    keep = _kept(places)
+    shares = [_share(each, needs, keep.get(each.key, set())) for each in places]
+    legend = [LEGEND] if any(outlined.assumed for outlined in places) else []
+    lines = [*_settings(places), "", *legend, "", *arm_table(shares), "", *_totals(places, shares, parallel)]
+    lines.append(f"data that are missing here: {', '.join(map(str, missing))}")
     return "\n".join([*lines, *_preparations(missing, needs)])
 
 
-def _settings(found: Sequence[Outlined]) -> list[str]:
-    by_place = {(one.cell.sweep, one.cell.arm, one.cell.axes): one for one in reversed(found)}  # of all seeds the first
+def _settings(places: Sequence[Outlined]) -> list[str]:
+    by_place = {(one.cell.sweep, one.cell.arm, one.cell.axes): one for one in reversed(places)}  # keeps the first seed
     return table([("sweep", "place", *COLUMNS), *(_row(one) for one in reversed(by_place.values()))])
 
 
-def _totals(found: Sequence[Outlined], shares: Sequence[Share], parallel: int | None) -> list[str]:
-    work = {one.key: work_of(one.trial) for one in found}
+def _totals(places: Sequence[Outlined], shares: Sequence[Share], parallel: int | None) -> list[str]:
+    work = {place.key: work_of(place.trial) for place in places}
     times = {share.key: share.seconds for share in shares}
     known = [seconds for seconds in times.values() if seconds is not None]
     lines = [f"{len(work)} trials, {sum(work.values()):.2e} FLOPs"]
@@ -158,43 +161,43 @@ def _totals(found: Sequence[Outlined], shares: Sequence[Share], parallel: int | 
     return lines
 
 
-def _kept(found: Sequence[Outlined]) -> dict[Hashable, set[int]]:
-    """Return the steps of each trial whose checkpoints others start from."""
+def _kept(places: Sequence[Outlined]) -> dict[Hashable, set[int]]:
+    """Return, for each trial, the steps from whose checkpoints other trials start."""
     keep: dict[Hashable, set[int]] = {}
-    for one in found:
-        if one.parent is not None and one.step is not None:
-            keep.setdefault(one.parent.key, set()).add(one.step)
+    for place in places:
+        if place.parent is not None and place.step is not None:
+            keep.setdefault(place.parent.key, set()).add(place.step)
     return keep
 
 
-def _share(one: Outlined, needs: Mapping[Path, int], keep: set[int]) -> Share:
-    folder, data = _data(one), one.trial.data
+def _share(outlined: Outlined, needs: Mapping[Path, int], keep: set[int]) -> Share:
+    folder, data = _data(outlined), outlined.trial.data
     if folder is None or folder not in needs:
-        corpus_tokens = training_tokens(data, one.runtime.cache)
+        corpus_tokens = training_tokens(data, outlined.runtime.cache)
     elif data.kind in COLLECTIONS:
         corpus_tokens = _prepared(COLLECTIONS[data.kind], needs[folder])[1]
     else:
         corpus_tokens = None
     if corpus_tokens is not None:
         try:
-            check_repeats(one.trial, one.earlier_tokens, corpus_tokens)
+            check_repeats(outlined.trial, outlined.earlier_tokens, corpus_tokens)
         except ValueError as error:
-            place = ", ".join(f"{key} {value}" for key, value in one.cell.place.items())
-            raise ValueError(f"sweep {one.cell.sweep}, {place}: {error}") from None
-    seconds = Speeds(Path(one.runtime.runs).expanduser()).seconds_on(
-        device_asked_for(one.runtime, one.resources), one.trial
+            place = ", ".join(f"{key} {value}" for key, value in outlined.cell.place.items())
+            raise ValueError(f"sweep {outlined.cell.sweep}, {place}: {error}") from None
+    seconds = Speeds(Path(outlined.runtime.runs).expanduser()).seconds_on(
+        device_asked_for(outlined.runtime, outlined.resources), outlined.trial
     )
     if seconds is None:
-        seconds = assumed_seconds(one.trial, one.resources)
-    size = disk_of(one.trial, one.runtime, keep)
-    return Share(one.cell, one.trial, one.key, one.earlier_tokens, corpus_tokens, seconds, size)
+        seconds = assumed_seconds(outlined.trial, outlined.resources)
+    size = disk_of(outlined.trial, outlined.runtime, keep)
+    return Share(outlined.cell, outlined.trial, outlined.key, outlined.earlier_tokens, corpus_tokens, seconds, size)
 
 
 def _prepared(collection: Collection, tokens: int) -> tuple[int | None, int]:
     """Return how many documents to prepare (None: all), and about how many tokens they have.
 
-    They hold what the longest trial reads, once. Their number goes in wide steps, so that studies that share a
-    collection ask for the same.
+    They are enough for the longest trial to read each once. Their number is doubled until then, so that studies that
+    share a collection ask for the same number.
     """
     documents = DOCUMENTS
     while documents * collection.tokens < tokens * collection.documents * (1 + SPARE):
@@ -205,18 +208,18 @@ def _prepared(collection: Collection, tokens: int) -> tuple[int | None, int]:
 
 
 def _preparations(missing: Mapping[Path, Sequence[Outlined]], needs: Mapping[Path, int]) -> Iterator[str]:
-    """Yield the commands that make the data, each with its size."""
-    for folder, ones in missing.items():
-        kind = ones[0].trial.data.kind
+    """Yield the commands that prepare the missing data, each with the size of the result."""
+    for folder, readers in missing.items():
+        kind = readers[0].trial.data.kind
         if kind not in COLLECTIONS:
             continue
         collection = COLLECTIONS[kind]
         documents, tokens = _prepared(collection, needs[folder])
-        size = tokens * np.dtype(smallest_dtype(ones[0].trial.model.vocab)).itemsize
-        words = ["fewbits data prepare", kind, *([f"--documents {documents}"] if documents else [])]
-        words += [] if folder == default_cache() / kind else [f"--out {shlex.quote(str(folder))}"]
+        size = tokens * np.dtype(smallest_dtype(readers[0].trial.model.vocab)).itemsize
+        command = ["fewbits data prepare", kind, *([f"--documents {documents}"] if documents else [])]
+        command += [] if folder == default_cache() / kind else [f"--out {shlex.quote(str(folder))}"]
         assumed = f"; assumed: {collection.assumed}" if collection.assumed else ""
-        yield f"{' '.join(words)}    # about {tokens / 1e9:.1f} G tokens, {size / 1e9:.0f} GB{assumed}"
+        yield f"{' '.join(command)}    # about {tokens / 1e9:.1f} G tokens, {size / 1e9:.0f} GB{assumed}"
 
 
 def _tokens(count: int) -> str:
@@ -224,19 +227,19 @@ def _tokens(count: int) -> str:
 
 
 def _operands(trial: Trial) -> str:
-    """What the GEMMs get, one spelling where all are alike; and a sampler's noise."""
-    spelled = dict.fromkeys(str(slot.spec or "high") for _, slot in trial.recipe.operands.items())
-    return "; ".join(filter(None, (" / ".join(spelled), _noise(trial.recipe.sampler))))
+    """Return the distinct quantizers of the GEMM operands, and the sampler's noise."""
+    specs = dict.fromkeys(str(slot.spec or "high") for _, slot in trial.recipe.operands.items())
+    return "; ".join(filter(None, (" / ".join(specs), _noise(trial.recipe.sampler))))
 
 
 def _noise(sampler: Sampler) -> str:
     if sampler.kind == "none":
         return ""
-    of = "" if sampler.parts == ("all",) else f" of {', '.join(sampler.parts)}"
-    return f"{sampler.kind} noise on weights{of}, {sampler.init:g} to {sampler.target:g} bits"
+    parts = "" if sampler.parts == ("all",) else f" of {', '.join(sampler.parts)}"
+    return f"{sampler.kind} noise on weights{parts}, {sampler.init:g} to {sampler.target:g} bits"
 
 
 def _row(outlined: Outlined) -> tuple[str, ...]:
     place = " ".join(f"{key}={value}" for key, value in outlined.cell.place.items() if key != SEED)
-    shown = (f"{say(outlined.trial)}{MARK if key in outlined.assumed else ''}" for key, say in COLUMNS.values())
-    return (outlined.cell.sweep, place, *shown)
+    cells = (f"{text(outlined.trial)}{MARK if key in outlined.assumed else ''}" for key, text in COLUMNS.values())
+    return (outlined.cell.sweep, place, *cells)

@@ -1,4 +1,7 @@
-"""Which overrides are the same selection: whatever their order, and wherever the store and the data lie."""
+"""Normalise a command's overrides, so that equal selections of trials compare equal.
+
+The order of the overrides and the paths of the store and the data do not matter.
+"""
 
 from __future__ import annotations
 
@@ -12,30 +15,31 @@ from fewbits.experiments.config import spelled
 from fewbits.sweeps.planning.sweep import Sweep
 
 RUNS = "runtime.runs"
-LOCATIONS = (RUNS, "runtime.cache")  # these say where things lie, and not what is trained
-DEFAULT_SCALE = f"scale={Sweep('').scale}"  # of the studies' own sweeps
+LOCATIONS = (RUNS, "runtime.cache")  # paths, which do not change what is trained
+DEFAULT_SCALE = f"scale={Sweep('').scale}"  # of the sweeps of studies
 
 
 def normalised(overrides: Sequence[str]) -> tuple[str, ...]:
-    """Return the overrides that select trials, sorted, each key once and its last value in one spelling.
+    """Return the overrides that select trials, sorted, with each key once and its last value in one spelling.
 
-    A sweep file is known by its name: on a cluster it lies in another folder. The default scale of a study is left out.
+    A sweep file is identified by its name alone: on a cluster its folder is another. A study's default scale is
+    omitted.
     """
-    chosen = {_key(override): _spelled(override) for override in overrides}
-    words = {word for key, word in chosen.items() if key not in LOCATIONS}
-    if any(word.startswith("study=") for word in words):
-        words.discard(DEFAULT_SCALE)
-    return tuple(sorted(words))
+    chosen = {_key(override): _canonical(override) for override in overrides}
+    selection = {override for key, override in chosen.items() if key not in LOCATIONS}
+    if any(override.startswith("study=") for override in selection):
+        selection.discard(DEFAULT_SCALE)
+    return tuple(sorted(selection))
 
 
 def runs_named(overrides: Sequence[str]) -> str | None:
-    """Return the store that the overrides name, the last one if several do."""
+    """Return the store that the overrides name (the last one counts), or None."""
     named = [override for override in overrides if _key(override) == RUNS]
     return str(_value(named[-1])) if named else None
 
 
 def without_sweep(overrides: Sequence[str]) -> tuple[str | None, list[str]]:
-    """Return the sweep that `sweep=NAME` chooses of a study, if any, and the other overrides."""
+    """Return the name in `sweep=NAME`, or None, and the other overrides."""
     names = [override.partition("=")[2] for override in overrides if _key(override) == "sweep"]
     return (names[-1] if names else None), [override for override in overrides if _key(override) != "sweep"]
 
@@ -44,7 +48,7 @@ def _key(override: str) -> str:
     return override.partition("=")[0].lstrip("+")
 
 
-def _spelled(override: str) -> str:
+def _canonical(override: str) -> str:
     if "=" not in override or override.startswith("file="):
         return PurePath(override.removeprefix("file=")).name
     key = _key(override)

@@ -1,7 +1,7 @@
-"""What a sweep comes to: which trials, under which ids, in which folders, each with what it is in which sweep.
+"""Plan sweeps: compute the id and the run folder of each trial, and its places in the sweeps.
 
-Trials that are the same computation are one, however many sweeps or arms ask for them. Ids of branches follow from
-their parents', so the whole plan stands before anything has run.
+Trials that are the same computation are planned once, however many sweeps or arms contain them. The ids of branches
+follow from their parents' ids, so the whole plan is known before anything has run.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from fewbits.sweeps.planning.sweep import Resources, Sweep
 
 @dataclass
 class Planned:
-    """One trial of the plan."""
+    """A trial of the plan."""
 
     folder: RunFolder
     trial: Trial
     runtime: Runtime
-    made_of: dict[str, Any]  # what its id is a hash of
+    made_of: dict[str, Any]  # the settings that its id is a hash of
     resources: Resources
     parent: str | None = None  # the id of the trial that it branches from
-    keep: set[int] = field(default_factory=set)  # steps whose checkpoints others start from
+    keep: set[int] = field(default_factory=set)  # steps from whose checkpoints other trials start
 
     @property
     def id(self) -> str:
@@ -57,26 +57,28 @@ class Member:
 
 @dataclass(frozen=True)
 class Plan:
+    """The trials of sweeps, each with its places in them."""
+
     sweeps: tuple[Sweep, ...]
     members: tuple[Member, ...]
     trials: dict[str, Planned]  # by id; parents before the trials that branch from them
 
 
 def plan(sweeps: Sequence[Sweep], extra: tuple[str, ...] = ()) -> Plan:
-    """Of whole sweeps. ValueError, naming the cell, where one of the trials could not be."""
+    """Plan whole sweeps. Raise ValueError, which names the cell, if one of the trials is invalid."""
     plans = [plan_cells(sweep, cells) for sweep in sweeps if (cells := expand(sweep, extra))]
     if not plans:
         names = ", ".join(f"{sweep.name} at scale {sweep.scale}" for sweep in sweeps)
         raise ValueError(f"nothing to run: {names} has no trials")
     trials: dict[str, Planned] = {}
-    for one in plans:
-        for key, planned in one.trials.items():
+    for part in plans:
+        for key, planned in part.trials.items():
             trials.setdefault(key, planned).keep.update(planned.keep)
-    return Plan(tuple(sweeps), tuple(member for one in plans for member in one.members), trials)
+    return Plan(tuple(sweeps), tuple(member for part in plans for member in part.members), trials)
 
 
 def plan_cells(sweep: Sweep, cells: Sequence[Cell]) -> Plan:
-    """Of cells that somebody else has laid out."""
+    """Plan these cells of one sweep. Raise ValueError, which names the cell, if one of the trials is invalid."""
     trials: dict[str, Planned] = {}
     made: dict[Cell, Planned] = {}
     members = [Member(sweep.study, sweep.scale, cell, _planned(cell, sweep, made, trials).id) for cell in cells]
@@ -84,7 +86,7 @@ def plan_cells(sweep: Sweep, cells: Sequence[Cell]) -> Plan:
 
 
 def _planned(cell: Cell, sweep: Sweep, made: dict[Cell, Planned], trials: dict[str, Planned]) -> Planned:
-    """Its parent first; the same trial once."""
+    """Plan the cell's parent, then the cell, and add both to `trials` unless they are there already."""
     if cell in made:
         return made[cell]
     parent = None if cell.parent is None else _planned(cell.parent, sweep, made, trials)
@@ -114,17 +116,17 @@ def _planned(cell: Cell, sweep: Sweep, made: dict[Cell, Planned], trials: dict[s
     except ValueError as error:
         place = ", ".join(f"{key} {value}" for key, value in cell.place.items())
         raise ValueError(f"sweep {cell.sweep}, {place}: {error}") from error
-    found = trials.setdefault(
+    planned = trials.setdefault(
         folder.id, Planned(folder, trial, runtime, made_of, resources, parent.id if parent else None)
     )
-    made[cell] = found
-    return found
+    made[cell] = planned
+    return planned
 
 
 def on_a_device(runtime: Runtime, resources: Resources) -> tuple[Runtime, Resources]:
-    """Return both with nothing left to the machine: a plan asks none.
+    """Return both with an explicit device and explicit resources, since planning must not depend on the machine.
 
-    A trial without a device of its own trains on GPUs where its resources ask for them, else on the CPU.
+    A trial with device `auto` trains on GPUs if its resources contain GPUs, else on the CPU.
     """
     device = runtime.device
     if device == "auto":
@@ -133,13 +135,13 @@ def on_a_device(runtime: Runtime, resources: Resources) -> tuple[Runtime, Resour
     if gpus is None:
         gpus = 1.0 if device == "cuda" else 0.0
     if device == "cuda" and not gpus:
-        raise ValueError("runtime.device cuda with resources.gpus 0: valid are 1, or a part of a GPU")
+        raise ValueError("resources.gpus 0 with runtime.device cuda: valid are 1, or a part of a GPU")
     cpus = float(runtime.threads) if resources.cpus is None else resources.cpus
     return replace(runtime, device=device), replace(resources, cpus=cpus, gpus=gpus)
 
 
 def branch_step(cell: Cell, parent: Trial) -> int:
-    """Return the step of its parent that a branch starts from."""
+    """Return the step of its parent at which a branch starts; raise ValueError if the parent has no such step."""
     steps = parent.training.steps
     at = 1.0 if cell.at is None else cell.at
     step = round(at * steps) if at < 1 or cell.at is None else int(at)
@@ -157,18 +159,21 @@ _seen: set[str] = set()
 
 
 def _checked(trial: Trial, ranks: int, corpus: Corpus) -> None:
-    """As a trial is before it starts, but once for all that differ in what this does not look at: building models and
-    looking up data take seconds. One that is over was checked then."""
+    """Check a trial with the checks that training makes before it starts, except those already made for a similar one.
+
+    Building models and reading data take seconds, so trials that differ only in settings without influence on a check
+    share it. Finished trials were checked when they ran.
+    """
     parts = asdict(replace(trial, seed=0, optimizer=type(trial.optimizer)(), branch=Branch()))
     of_data = [asdict(trial.evaluation), trial.training.length, corpus.fingerprint]
     _once([parts, ranks], lambda: check(trial, ranks))
     _once(of_data, lambda: check_data(trial, corpus))
 
 
-def _once(of: object, look: Callable[[], None]) -> None:
-    key = json.dumps(of, default=str)
+def _once(settings: object, run_check: Callable[[], None]) -> None:
+    key = json.dumps(settings, default=str)
     if key not in _seen:
-        look()
+        run_check()
         _seen.add(key)
 
 

@@ -1,8 +1,8 @@
-"""`--like KIND`: trials that another kind of machine computed are run again, and nothing of the old ones is lost.
+"""Implement `--like KIND`: run the trials again that another kind of machine computed, and keep the old run folders.
 
-A trial is unlike if any of its steps was computed on another kind or with another torch than machines of that kind have
-now, or on an unknown kind. A branch whose parent runs again does so too: it started from other bits. The old run folder
-is moved to `replaced/NAME.N` in the store. Branches that belong to other plans alone are not found.
+A trial runs again if any of its steps was computed on another or an unknown kind of machine, or with another version of
+torch than machines of that kind have now. A branch whose parent runs again also runs again, since it started from other
+bits. The old run folder is moved to `replaced/NAME.N` in the store. Branches in other plans are not found.
 """
 
 from __future__ import annotations
@@ -22,21 +22,24 @@ FOLDER = "replaced"
 
 
 def require_kind(plan: Plan, like: str, machines: Sequence[Machine]) -> Machine:
-    """Return a machine of the kind; ValueError, naming the kinds there are, if no trial of the plan could run on it."""
-    there: dict[str, Machine] = {}
+    """Return a machine of the kind `like`; raise ValueError, which names the valid kinds, if there is none."""
+    by_kind: dict[str, Machine] = {}
     for machine in machines:
         for planned in plan.trials.values():
             if (kind := machine.kind(planned.resources)) is not None:
-                there.setdefault(kind, machine)
-    if like not in there:
-        kinds = ", ".join(sorted(there)) or "none"
-        raise ValueError(f"--like {like}: no machine has that kind; the kinds there are for this sweep: {kinds}")
-    return there[like]
+                by_kind.setdefault(kind, machine)
+    if like not in by_kind:
+        kinds = ", ".join(sorted(by_kind)) or "none"
+        raise ValueError(f"--like {like}: no machine has that kind; valid for this sweep: {kinds}")
+    return by_kind[like]
 
 
 def find_unlike(plan: Plan, like: str, address: str | None) -> dict[str, str]:
-    """Return the trials that have to run again, each with the reason, without asking a cluster: its machines count as
-    this one in torch. ValueError where this machine alone computes, and has another kind."""
+    """Return the trials that have to run again, each with the reason, without asking a cluster.
+
+    The machines of a cluster are assumed to have this machine's torch. Raise ValueError if only this machine computes,
+    and it is of another kind.
+    """
     here = this_machine()
     if address or os.environ.get("RAY_ADDRESS"):
         return reasons_to_rerun(plan, like, replace(here, processor=like, gpu=like))
@@ -44,33 +47,35 @@ def find_unlike(plan: Plan, like: str, address: str | None) -> dict[str, str]:
 
 
 def reasons_to_rerun(plan: Plan, like: str, machine: Machine) -> dict[str, str]:
-    """Return the trials that have to run again to be like what the machine computes now, each with the reason."""
-    found: dict[str, str] = {}
+    """Return the trials that have to run again to match what the machine computes now, each with the reason."""
+    reasons: dict[str, str] = {}
     for key, planned in plan.trials.items():  # parents come before their branches
         if machine.kind(planned.resources) != like or not _has_steps(planned):
             continue
-        by = computed(planned.folder)
-        now = tuple(_now(one, like, machine) for one in by)
-        if not by or now != by:
-            found[key] = f"computed on {describe(by, [now])}"
-        elif planned.parent in found:
-            found[key] = f"its parent {plan.trials[planned.parent].folder.path.name} runs again"
-    return found
+        stored = computed(planned.folder)
+        now = tuple(_likeness_now(part, like, machine) for part in stored)
+        if not stored or now != stored:
+            reasons[key] = f"computed on {describe(stored, [now])}"
+        elif planned.parent in reasons:
+            reasons[key] = f"its parent {plan.trials[planned.parent].folder.path.name} runs again"
+    return reasons
 
 
 def move_aside(plan: Plan, again: Mapping[str, str]) -> list[Path]:
-    """Move the run folders of these trials out of the way and return where they are now; ValueError, before any is
-    moved, if one of them is being trained."""
+    """Move the run folders of these trials to `replaced/`, and return their new paths.
+
+    Raise ValueError, before any folder is moved, if one of the trials is being trained.
+    """
     for key in again:
         if (holder := store.holder(plan.trials[key].folder)) is not None:
             raise ValueError(
                 f"{plan.trials[key].folder.path.name} has to run again ({again[key]}), and process {holder.pid} of "
                 f"{holder.host} is training it: wait for it, or stop that sweep first"
             )
-    return [_moved(plan.trials[key].folder) for key in again]
+    return [_move(plan.trials[key].folder) for key in again]
 
 
-def _moved(folder: RunFolder) -> Path:
+def _move(folder: RunFolder) -> Path:
     place = folder.path.parent / FOLDER
     place.mkdir(exist_ok=True)
     try:
@@ -80,13 +85,13 @@ def _moved(folder: RunFolder) -> Path:
                 number += 1
             return folder.path.rename(target)
     except Busy as error:
-        raise ValueError(f"{error}; it has to run again for --like: wait for it, or stop it first") from None
+        raise ValueError(f"{error}; --like has to run it again: wait for it, or stop it first") from None
 
 
 def _has_steps(planned: Planned) -> bool:
     return planned.folder.over or store.reached(planned.folder) > 0
 
 
-def _now(one: tuple[str | None, ...], like: str, machine: Machine) -> tuple[str | None, ...]:
-    """Return the likeness with the kind and the torch of today's machine."""
-    return likeness(dict(zip(LIKENESS, one, strict=True)) | {"kind": like, "torch": machine.torch})
+def _likeness_now(part: tuple[str | None, ...], like: str, machine: Machine) -> tuple[str | None, ...]:
+    """Return the likeness with the kind and the torch of the machine."""
+    return likeness(dict(zip(LIKENESS, part, strict=True)) | {"kind": like, "torch": machine.torch})

@@ -1,9 +1,9 @@
-"""Plans as files of the store, `plans/STUDY-SCALE-HASH8.json`: what a sweep was planned to be when it last ran.
+"""Store plans as `plans/STUDY-SCALE-HASH8.json` in the store: the plan with which a sweep last ran.
 
-There is one file for each selection, which is known by its overrides whatever their order; HASH8 is their hash. The
-file holds the whole plan: the sweeps' definition, every place of them, and every trial with what its id is a hash of.
-So it can be read where the sweep could not be planned: without its data, with another torch, with the store mounted
-elsewhere. Paths of the store are kept relative to it. Equal parts of trials stand once in the file, in `values`.
+There is one file per selection of overrides; HASH8 is the hash of the overrides, whatever their order. The file holds
+the whole plan: the definition of the sweeps, all their places, and every trial with the settings that its id is a hash
+of. So it can be read where the sweep cannot be planned: without its data, with another torch, or with the store mounted
+elsewhere. Paths in the store are kept relative to it. Equal parts of trials are written once, in `values`.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from fewbits.sweeps.planning.plan import Member, Plan, Planned
 from fewbits.sweeps.planning.sweep import Resources, Sweep
 
 FOLDER = "plans"
-FORMAT = 2  # 1 was a file for each sweep, with the places and ids alone
-STORE = f"{RUNS}="  # in a file this override names no store: it is where the file lies
-_ABOUT = ("fewbits", "git", "time")  # who wrote a plan, and when: equal plans may differ in it
+FORMAT = 2  # format 1 was a file for each sweep, with only the places and ids
+STORE = f"{RUNS}="  # in a plan file this override has no value: the store is the one that holds the file
+_ABOUT = ("fewbits", "git", "time")  # which version wrote a plan, and when: equal plans may differ in these
 _HINTS = get_type_hints(Trial)
 
 Place = tuple[str, tuple[tuple[str, str], ...]]  # a sweep's name, and the cell's arm, axes and seed
@@ -40,11 +40,13 @@ T = TypeVar("T")
 
 
 class UnusablePlan(ValueError):
-    """A plan file is damaged, of another selection or of another format."""
+    """The error for a plan file that is damaged, of another selection or of another format."""
 
 
 @dataclass(frozen=True)
 class StoredPlan:
+    """A plan that was read from the store."""
+
     plan: Plan
     path: Path
     overrides: tuple[str, ...]
@@ -53,7 +55,7 @@ class StoredPlan:
 
 
 def save_plan(plan: Plan, overrides: Sequence[str]) -> Path:
-    """Store the plan of a selection. Where an equal one is stored, its file is left alone."""
+    """Store the plan of a selection, unless an equal plan is stored already; return the path of its file."""
     runs = store_of(plan)
     selection = normalised(overrides)
     path = runs / FOLDER / f"{_label(plan)}-{_hash(selection)}.json"
@@ -67,9 +69,9 @@ def save_plan(plan: Plan, overrides: Sequence[str]) -> Path:
 
 
 def load_plan(runs: Path, overrides: Sequence[str]) -> StoredPlan | None:
-    """Return the plan that is stored for these overrides, with its paths in the store as it is mounted here.
+    """Return the plan that is stored for these overrides, with paths in the store as it is mounted here.
 
-    Raise UnusablePlan, in one line, where its file cannot be used.
+    Raise UnusablePlan, with a message of one line, if its file cannot be used.
     """
     selection = normalised(overrides)
     paths = sorted((runs / FOLDER).glob(f"*-{_hash(selection)}.json"), key=lambda path: path.stat().st_mtime_ns)
@@ -77,7 +79,7 @@ def load_plan(runs: Path, overrides: Sequence[str]) -> StoredPlan | None:
 
 
 def stored_plans(runs: Path) -> Iterator[StoredPlan]:
-    """Yield every plan of the store that can be used, the newest first."""
+    """Yield the usable plans of the store, the newest first."""
     for path in _newest_first(runs, "*"):
         try:
             yield _loaded(path, runs.resolve())
@@ -86,22 +88,22 @@ def stored_plans(runs: Path) -> Iterator[StoredPlan]:
 
 
 def earlier_runs(plan: Plan) -> dict[Place, str]:
-    """Return, for places of the plan, the run folder that another stored plan has there for another trial.
+    """Return, for places of the plan, the name of the run folder of another trial that a stored plan has there.
 
     That trial had another config, or was computed by other code. The newest plan counts.
     """
     runs, planned = store_of(plan), {place_of(member): member for member in plan.members}
-    found: dict[Place, str] = {}
+    earlier: dict[Place, str] = {}
     for path in _newest_first(runs, f"{_label(plan)}-*"):
         try:
             for member, folder in _folders(_json(path), runs):
-                here = planned.get(place_of(member))
-                same = here is None or (here.study, here.scale) != (member.study, member.scale) or here.id == member.id
+                now = planned.get(place_of(member))
+                same = now is None or (now.study, now.scale) != (member.study, member.scale) or now.id == member.id
                 if not same and (runs / folder).is_dir():
-                    found.setdefault(place_of(member), folder)
+                    earlier.setdefault(place_of(member), folder)
         except (KeyError, TypeError, ValueError, IndexError, AttributeError):
-            continue  # a damaged plan says nothing
-    return found
+            continue  # the plan file is damaged
+    return earlier
 
 
 def place_of(member: Member) -> Place:
@@ -113,12 +115,12 @@ def store_of(plan: Plan) -> Path:
 
 
 def has_format_1(runs: Path, sweeps: Iterable[Sweep]) -> bool:
-    """Return whether an earlier fewbits has stored one of the sweeps."""
+    """Tell whether an earlier fewbits has stored a plan of one of the sweeps."""
     return any((runs / FOLDER / f"{sweep.study}-{sweep.name}-{sweep.scale}.json").exists() for sweep in sweeps)
 
 
 def definition(sweeps: Iterable[Sweep]) -> Any:
-    """Return the composed sweeps as JSON has them, to be compared."""
+    """Return the composed sweeps in the form that JSON gives them, for comparisons."""
     return json.loads(json.dumps([plain(asdict(sweep)) for sweep in sweeps], default=str))
 
 
@@ -150,12 +152,12 @@ def _without_about(data: Any) -> Any:
 
 
 def _text(data: Mapping[str, Any]) -> str:
-    """Format JSON with a line for each item of a list: a trial, a cell."""
+    """Format JSON with one line for each item of a list, such as a trial or a cell."""
     parts = []
     for key, value in data.items():
         if isinstance(value, list) and value:
-            inside = ",\n".join(_dump(item) for item in value)
-            parts.append(f'"{key}": [\n{inside}\n]')
+            items = ",\n".join(_dump(item) for item in value)
+            parts.append(f'"{key}": [\n{items}\n]')
         else:
             parts.append(f'"{key}": {_dump(value)}')
     return "{\n" + ",\n".join(parts) + "\n}\n"
@@ -169,7 +171,7 @@ def _dump(value: Any) -> str:
 
 
 class _Pool:
-    """Values that many trials share, each once."""
+    """A list of values that many trials share, with each value once."""
 
     def __init__(self) -> None:
         self.values: list[Any] = []
@@ -205,7 +207,7 @@ def _encoded(plan: Plan, runs: Path) -> dict[str, Any]:
 def _trial(planned: Planned, runs: Path, pool: _Pool) -> dict[str, Any]:
     trial = plain(planned.trial.to_dict())
     if planned.parent is not None:
-        trial["branch"]["parent"] = None  # which follows from the parent's folder
+        trial["branch"]["parent"] = None  # it follows from the parent's folder
     made_of = plain(planned.made_of)
     return {
         "id": planned.id,
@@ -228,7 +230,7 @@ def _loaded(path: Path, runs: Path, selection: tuple[str, ...] | None = None) ->
     if not isinstance(data, dict) or "format" not in data:
         raise UnusablePlan(f"{path} is damaged, or no plan")
     if data["format"] != FORMAT:
-        raise UnusablePlan(f"{path} has format {data['format']}, and this fewbits reads format {FORMAT}")
+        raise UnusablePlan(f"{path} has format {data['format']}, but this fewbits reads format {FORMAT}")
     if selection is not None and data.get("overrides") != list(selection):
         raise UnusablePlan(f"{path} is the plan of other overrides: {data.get('overrides')}")
     try:
@@ -245,23 +247,23 @@ def _decoded(data: Mapping[str, Any], runs: Path) -> Plan:
     def build(kind: type[T], at: int) -> T:
         if (kind, at) not in made:
             made[kind, at] = from_dict(kind, values[at])
-        found: T = made[kind, at]
-        return found
+        value: T = made[kind, at]
+        return value
 
-    there = {name[-HASH:]: name for name in os.listdir(runs)} if runs.is_dir() else {}
+    folders = {name[-HASH:]: name for name in os.listdir(runs)} if runs.is_dir() else {}
     trials: dict[str, Planned] = {}
     for row in data["trials"]:
-        of = {
+        settings = {
             key: build(_HINTS[key], at) if is_dataclass(_HINTS.get(key)) else values[at]
             for key, at in row["trial"].items()
         }
-        name = there.get(row["id"][:HASH], row["folder"])  # an equal trial of another name may have been first
+        name = folders.get(row["id"][:HASH], row["folder"])  # an equal trial of another name may have run first
         parent = row["parent"]
         if parent is not None:
-            of["branch"] = Branch(str(trials[parent].folder.path), of["branch"].step)
+            settings["branch"] = Branch(str(trials[parent].folder.path), settings["branch"].step)
         trials[row["id"]] = Planned(
             folder=RunFolder(Path(os.path.normpath(runs / name)), row["id"]),
-            trial=Trial.from_dict(of),
+            trial=Trial.from_dict(settings),
             runtime=replace(build(Runtime, row["runtime"]), runs=str(runs)),
             made_of={
                 **{key: values[at] for key, at in row["made_of"].items()},
@@ -274,7 +276,7 @@ def _decoded(data: Mapping[str, Any], runs: Path) -> Plan:
     cells = _cells(data, runs)
     members = tuple(Member(row["study"], row["scale"], cells[row["cell"]], row["trial"]) for row in data["members"])
     if not trials or not all(member.id in trials for member in members):
-        raise ValueError("it names trials that it does not hold")
+        raise ValueError("it names trials that it does not contain")
     return Plan(tuple(from_dict(Sweep, sweep) for sweep in data["sweeps"]), members, trials)
 
 
@@ -290,7 +292,7 @@ def _cells(data: Mapping[str, Any], runs: Path) -> list[Cell]:
 
 
 def _folders(data: Any, runs: Path) -> Iterator[tuple[Member, str]]:
-    """Yield each place with its run folder's name."""
+    """Yield the places of a plan file, each with the name of its run folder."""
     if data["format"] != FORMAT:
         return
     cells, folders = _cells(data, runs), {row["id"]: row["folder"] for row in data["trials"]}

@@ -1,16 +1,18 @@
-"""The studies: papers that this suite reproduces, and the recipes of the config tree that each of them is about."""
+"""List the studies: the papers that this suite reproduces, each with the recipes of the config tree that it needs."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Study:
+    """A paper that is reproduced."""
+
     name: str
-    title: str  # the paper's
+    title: str  # of the paper
     arxiv: str
     about: str
-    recipes: tuple[str, ...]  # names of the config tree, the paper's baselines among them
-    claims: str  # the letter that its claims' ids begin with: M9, N3, G8
+    recipes: tuple[str, ...]  # names in the config tree, including the paper's baselines
+    claims: str  # the first letter of its claims' ids: M9, N3, G8
 
 
 _ALL = (

@@ -1,21 +1,21 @@
-"""A sweep: trials described together, as a file says it. Hydra composes the file, these frozen values check it.
+"""Read a sweep file, which describes trials together: Hydra composes the file, frozen dataclasses check its values.
 
-    words: [model=nemotron-nano, data=python]      # of every trial, as for `fewbits train`
+    words: [model=nemotron-nano, data=python]      # overrides of every trial, as for `fewbits train`
     seeds: [0, 1, 2]
     axes:
-      recipe.threshold: [0.03, 0.045]              # each value with each of the other axes'
+      recipe.threshold: [0.03, 0.045]              # each value is combined with each value of the other axes
     zipped:
-      - {training.steps: [500, 1000], optimizer.lr: [1e-3, 5e-4]}   # these go together
+      - {training.steps: [500, 1000], optimizer.lr: [1e-3, 5e-4]}   # these vary together
     arms:
-      trunk: {words: [recipe=bf16], axes: []}      # one arm may leave axes out: a baseline that all of them share
-      mor: {words: [recipe=mor/block], parent: trunk, at: 0.8}      # starts at that part of the parent's steps
+      trunk: {words: [recipe=bf16], axes: []}      # an arm may leave axes out, as a baseline that is shared
+      mor: {words: [recipe=mor/block], parent: trunk, at: 0.8}      # starts after 0.8 of the parent's steps
     exclude:
       - {arm: mor, recipe.threshold: 0.03, seed: 2}
 
-An axis whose values are bundles of words has names for them: `axes: {data: {small: [data=python], …}}`.
-`values` holds what other keys refer to as `${values.NAME}`, a number in a word or a list of words: a scale's, say.
-`assumed` names settings that a paper does not state, for `--dry-run` to mark where its own data are not there.
-Beside the file there may be a folder `scale/`, from which `scale=NAME` chooses how big everything is.
+If the values of an axis are lists of overrides, they have names: `axes: {data: {small: [data=python], …}}`.
+`values` holds numbers or lists of overrides, for example a scale's, which other keys refer to as `${values.NAME}`.
+`assumed` names settings that the paper does not state; `--dry-run` marks them if the data are missing.
+Beside the file there may be a folder `scale/`, from which `scale=NAME` chooses the size of everything.
 """
 
 from __future__ import annotations
@@ -36,36 +36,36 @@ from fewbits.sweeps.planning.studies import STUDIES
 FOLDER = Path(__file__).parent / "config"
 _WHICH = ("study", "sweep", "file")
 _OF_TRIALS = (*(f.name for f in dataclasses.fields(Trial) if f.name != "seed"), "runtime")
-ARM, SEED = "arm", "seed"  # what an exclusion may name beside axes
+ARM, SEED = "arm", "seed"  # keys that an exclusion may have besides axes
 
 
 @dataclass(frozen=True)
 class Arm:
-    """One of the things compared."""
+    """An arm: the trials that differ only in their seed and in values of axes."""
 
-    words: tuple[str, ...] = ()
-    axes: tuple[str, ...] | None = None  # that it has; None: all of the sweep's
+    words: tuple[str, ...] = ()  # overrides
+    axes: tuple[str, ...] | None = None  # the axes of the sweep that it has; None: all
     parent: str | None = None  # the arm from whose checkpoint it starts, with the same seed and values of axes
-    scratch: bool = False  # it starts from nothing although the sweep has a trunk
-    at: float | None = None  # which: below 1 a part of the parent's steps, else a step; None: its end
-    scales: tuple[str, ...] | None = None  # at which it is run; None: all
+    scratch: bool = False  # it starts from scratch although the sweep has a trunk
+    at: float | None = None  # where in its parent it starts: below 1 a part of its steps, else a step; None: its end
+    scales: tuple[str, ...] | None = None  # the scales at which it runs; None: all
     about: str = ""
 
     def __post_init__(self) -> None:
         if self.at is not None and (not self.at > 0 or (self.at > 1 and self.at % 1)):
-            raise ValueError(f"at {self.at}: a part below 1 of the parent's steps or a whole step is expected")
+            raise ValueError(f"at {self.at}: a part below 1 of the parent's steps, or a whole step, is expected")
 
 
 @dataclass(frozen=True)
 class Resources:
-    """What one trial takes."""
+    """The resources of one trial."""
 
     cpus: float | None = None  # of each rank; None: as many as runtime.threads
-    gpus: float | None = None  # of each rank; on several GPUs as many ranks. None: 1 on cuda, else 0
+    gpus: float | None = None  # of each rank; a trial on several GPUs has as many ranks. None: 1 on cuda, else 0
     ranks: int = 1  # processes
     memory: float = 0.0  # GiB of each rank; 0: not reserved
-    hours: float = 0.0  # after which an attempt is ended; 0: never
-    attempts: int = 3  # without a step forward, before a trial counts as failed
+    hours: float = 0.0  # the time limit of an attempt; 0: none
+    attempts: int = 3  # attempts without progress after which a trial counts as failed
 
     def __post_init__(self) -> None:
         for name, least in (("cpus", 0), ("gpus", 0), ("ranks", 1), ("memory", 0), ("hours", 0), ("attempts", 1)):
@@ -76,32 +76,34 @@ class Resources:
 
 @dataclass(frozen=True)
 class Sweep:
+    """A sweep as its file describes it, before it is expanded to trials."""
+
     name: str
-    study: str = ""  # the experiment in MLflow that it belongs to; a sweep of your own may be its own study
+    study: str = ""  # its experiment in MLflow; the default for a user's sweep file is the file's name
     about: str = ""
     scale: str = "smoke"
-    scales: tuple[str, ...] | None = None  # at which it is run; None: all
+    scales: tuple[str, ...] | None = None  # the scales at which it runs; None: all
     values: dict[str, Any] = field(default_factory=dict)  # for ${values.NAME} elsewhere in the file
-    words: tuple[str, ...] = ()
-    size: tuple[str, ...] = ("scale=${scale}",)  # further words, the scale's
+    words: tuple[str, ...] = ()  # overrides of every trial
+    size: tuple[str, ...] = ("scale=${scale}",)  # further overrides, which the scale chooses
     seeds: tuple[int, ...] = (0,)
     arms: dict[str, Arm] = field(default_factory=lambda: {"": Arm()})
-    trunk: str | None = None  # the arm that is the parent of all that name none
+    trunk: str | None = None  # the arm that is the parent of all arms that name none
     axes: dict[str, Any] = field(default_factory=dict)
     zipped: tuple[Any, ...] = ()
     exclude: tuple[Any, ...] = ()
     resources: Resources = Resources()
-    assumed: tuple[str, ...] = ()  # settings of its trials that the paper does not state: optimizer.lr, say
+    assumed: tuple[str, ...] = ()  # settings that the paper does not state, for example optimizer.lr
 
     def __post_init__(self) -> None:
-        for called in (self.name, self.study, self.scale):
-            if called and not re.fullmatch(r"\w[\w. -]{0,79}", called):
+        for name in (self.name, self.study, self.scale):
+            if name and not re.fullmatch(r"\w[\w. -]{0,79}", name):
                 raise ValueError(
-                    f"sweep {self.name!r}: {called!r} names files and runs: valid are 80 of letters, digits, _ . - "
+                    f"sweep {self.name!r}: {name!r} names files and runs: valid are up to 80 letters, digits, _ . - "
                     "and spaces, of which the first is a letter, a digit or _"
                 )
         if not self.seeds:
-            raise ValueError(f"sweep {self.name}: seeds is empty, so that there is no trial")
+            raise ValueError(f"sweep {self.name}: seeds is empty, so there is no trial")
         for seed in self.seeds:
             if not 0 <= seed < SEEDS or self.seeds.count(seed) > 1:
                 raise ValueError(f"sweep {self.name}: seeds {list(self.seeds)}: different integers from 0 to 2^63 - 1")
@@ -115,19 +117,19 @@ class Sweep:
         ]
         for word in (*self.words, *self.size, *of_arms, *of_axes):
             if word.lstrip("+~").partition("=")[0] == SEED:
-                raise ValueError(f"sweep {self.name}: {word!r}: seeds have a key of their own, seeds: [0, 1]")
+                raise ValueError(f"sweep {self.name}: {word!r}: set seeds with the key seeds, as in seeds: [0, 1]")
         for name, arm in self.arms.items():
             for axis in arm.axes or ():
                 _one_of(f"sweep {self.name}: arms.{name}.axes:", axis, names)
             if arm.at is not None and arm.parent is None and (arm.scratch or self.trunk in (None, name)):
-                raise ValueError(f"sweep {self.name}: arms.{name}.at {arm.at}: of an arm that has no parent")
+                raise ValueError(f"sweep {self.name}: arms.{name}.at {arm.at}: the arm has no parent")
             if arm.parent is not None:
                 _one_of(f"sweep {self.name}: arms.{name}.parent:", arm.parent, [a for a in self.arms if a != name])
         for name in self.arms:
             line = [name]
             while (above := self.arms[line[-1]].parent) is not None:
                 if above in line:
-                    raise ValueError(f"sweep {self.name}: arms {', '.join(line)} start from each other, in a circle")
+                    raise ValueError(f"sweep {self.name}: arms {', '.join(line)} start from each other in a cycle")
                 line.append(above)
         for exclusion in self.exclude:
             if not isinstance(exclusion, Mapping) or not exclusion:
@@ -144,62 +146,63 @@ class Sweep:
 
     @property
     def groups(self) -> list[dict[str, dict[str, Any]]]:
-        """Axes that vary together, each with its values by name; one axis alone is a group too."""
-        found = [{axis: _values(self.name, axis, values)} for axis, values in self.axes.items()]
+        """The groups of axes that vary together, each axis with its values by name; a single axis is a group too."""
+        groups = [{axis: _values(self.name, axis, values)} for axis, values in self.axes.items()]
         for zipped in self.zipped:
             if not isinstance(zipped, Mapping) or not zipped:
                 raise ValueError(f"sweep {self.name}: zipped {zipped!r}: a mapping of axes to lists is expected")
             group = {str(axis): _values(self.name, axis, values) for axis, values in zipped.items()}
             if len({len(values) for values in group.values()}) > 1:
                 sizes = ", ".join(f"{axis} has {len(values)}" for axis, values in group.items())
-                raise ValueError(f"sweep {self.name}: zipped axes are of one length, but {sizes} values")
-            found.append(group)
-        return found
+                raise ValueError(f"sweep {self.name}: zipped axes need equally many values, but {sizes}")
+            groups.append(group)
+        return groups
 
     def runs_at(self, arm: str) -> bool:
-        """Whether the arm is part of the sweep at this scale."""
+        """Tell whether the arm is part of the sweep at the sweep's scale."""
         return all(scales is None or self.scale in scales for scales in (self.scales, self.arms[arm].scales))
 
 
-def load_sweeps(words: Sequence[str]) -> tuple[list[Sweep], tuple[str, ...]]:
-    """The sweeps that the words name, `study=NAME [sweep=NAME]` or a file of one's own, with changes to their keys;
-    and words that are for every trial, as for `fewbits train`.
+def load_sweeps(overrides: Sequence[str]) -> tuple[list[Sweep], tuple[str, ...]]:
+    """Return the sweeps that the overrides name, with changes to their keys, and the overrides for every trial.
+
+    Sweeps are named by `study=NAME [sweep=NAME]` or by a sweep file. Raise ValueError for invalid overrides or files.
 
     >>> load_sweeps(("study=mor", "scale=cpu", "seeds=[0,1]", "training.steps=20"))
     """
     chosen: dict[str, str] = {}
     changes, extra = [], []
-    for word in words:
-        key, equals, value = word.partition("=")
+    for override in overrides:
+        key, equals, value = override.partition("=")
         name = key.lstrip("+~").partition(".")[0]
-        if word.endswith((".yaml", ".yml")) and (not equals or Path(word).is_file()):
-            key, value = "file", word
+        if override.endswith((".yaml", ".yml")) and (not equals or Path(override).is_file()):
+            key, value = "file", override
         if key in _WHICH:
             if key in chosen:
-                raise ValueError(f"{word!r} after {chosen[key]!r}: one {key} at a time")
+                raise ValueError(f"{override!r} after {chosen[key]!r}: only one {key} can be named")
             chosen[key] = value
         elif name in _BASE:
-            changes.append(word)
+            changes.append(override)
         elif name in _OF_TRIALS:
-            extra.append(word)
+            extra.append(override)
         else:
             valid = nearest_first(name, list(dict.fromkeys((*_WHICH, *_BASE, *_OF_TRIALS))))
-            raise ValueError(f"{word!r} is neither of a sweep nor of its trials: valid keys are {valid}")
-    sweeps = _chosen(chosen, changes)
+            raise ValueError(f"{override!r} is neither a key of a sweep nor one of its trials: valid keys are {valid}")
+    sweeps = _load_chosen(chosen, changes)
     return sweeps, tuple(extra)
 
 
-def _chosen(chosen: Mapping[str, str], changes: Sequence[str]) -> list[Sweep]:
+def _load_chosen(chosen: Mapping[str, str], changes: Sequence[str]) -> list[Sweep]:
     if "file" in chosen:
         if others := [f"{key}={chosen[key]}" for key in _WHICH if key in chosen and key != "file"]:
-            raise ValueError(f"{chosen['file']} and {', '.join(others)}: a file or a study, not both")
+            raise ValueError(f"{chosen['file']} and {', '.join(others)}: name a file or a study, not both")
         file = Path(chosen["file"]).expanduser()
         if file.suffix != ".yaml" or not file.is_file():
             raise ValueError(f"no sweep file {file}: a file NAME.yaml is expected")
         return [_load(file, file.stem, changes)]
     valid = [name for name in STUDIES if (FOLDER / name).is_dir()]
     if "study" not in chosen:
-        raise ValueError(f"which sweep? study=NAME, valid are {', '.join(valid)}; or a file of your own, NAME.yaml")
+        raise ValueError(f"no sweep is named: study=NAME (valid are {', '.join(valid)}) or NAME.yaml is expected")
     one_of("study", chosen["study"], valid)
     files = sorted((FOLDER / chosen["study"]).glob("*.yaml"))
     if "sweep" in chosen:
@@ -209,11 +212,11 @@ def _chosen(chosen: Mapping[str, str], changes: Sequence[str]) -> list[Sweep]:
 
 
 def _load(file: Path, study: str, changes: Sequence[str]) -> Sweep:
-    for word in changes:
-        key, equals, value = word.lstrip("+~").partition("=")
+    for change in changes:
+        key, equals, value = change.lstrip("+~").partition("=")
         node, dot, axis = key.partition(".")
         if node == "axes" and dot and equals and "." in axis and axis.partition(".")[0] in _OF_TRIALS:
-            raise ValueError(f"{word!r}: Hydra takes the dots of {axis} for levels: write axes={{{axis}:{value}}}")
+            raise ValueError(f"{change!r}: Hydra reads the dots of {axis} as levels: write axes={{{axis}:{value}}}")
     data = compose_file(file, _BASE, changes, group="scale")
     data["study"], data["arms"] = data["study"] or study, data["arms"] or {"": {}}
     try:
@@ -223,7 +226,7 @@ def _load(file: Path, study: str, changes: Sequence[str]) -> Sweep:
 
 
 def _with_trunk(sweep: Sweep) -> Sweep:
-    """With every arm's parent said."""
+    """Return the sweep with an explicit parent for each arm that starts from the trunk."""
     if sweep.trunk is None:
         return sweep
     one_of("trunk", sweep.trunk, sweep.arms)
@@ -240,12 +243,15 @@ del _BASE["name"]
 
 def _one_of(what: str, value: object, valid: Sequence[object]) -> None:
     if not valid:
-        raise ValueError(f"{what} {value!r}: there are none")
+        raise ValueError(f"{what} {value!r}: no value is valid")
     one_of(what, value, valid)
 
 
 def _values(sweep: str, axis: str, values: Any) -> dict[str, Any]:
-    """By name: for a list, what is said of an axis is `axis=value`; for a mapping, the words that belong to a name."""
+    """Return the overrides of each value of an axis, by the value's name.
+
+    An item of a list is the override `axis=item`; an item of a mapping is a list of overrides with a name.
+    """
     if isinstance(values, Mapping) and values:
         if all(isinstance(words, list | tuple) and all(isinstance(w, str) for w in words) for words in values.values()):
             bundles = {str(name): tuple(words) for name, words in values.items()}
@@ -256,6 +262,6 @@ def _values(sweep: str, axis: str, values: Any) -> dict[str, Any]:
         if len(named) == len(values):
             return named
     raise ValueError(
-        f"sweep {sweep}: axis {axis}: a list of different values is expected, or a mapping of names to lists of words, "
-        f"not {values!r}"
+        f"sweep {sweep}: axis {axis}: a list of different values is expected, or a mapping of names to lists of "
+        f"overrides, not {values!r}"
     )

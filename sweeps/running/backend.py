@@ -1,4 +1,4 @@
-"""Where trials are computed: the protocol that the driver knows, whatever is behind it."""
+"""Define the protocol between the driver and the backends that compute trials."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from fewbits.sweeps.cluster.capacity import Demand
 from fewbits.sweeps.planning.sweep import Resources
 from fewbits.sweeps.running.machine_kinds import Machine
 
-if TYPE_CHECKING:  # what trains is not loaded by what finds that there is nothing to train
+if TYPE_CHECKING:  # a sweep with nothing left to train does not import the training code
     from fewbits.sweeps.running.worker import Job, Outcome
 
 
 @dataclass(frozen=True)
 class Ended:
-    """A trial's process, or its group of them, is through. outcome None: it died; `why` says how, as far as known."""
+    """The end of a trial's process or processes. outcome None: a process died; `why` says how, if that is known."""
 
     id: str
     outcome: Outcome | None
@@ -24,28 +24,32 @@ class Ended:
 
 
 class Backend(Protocol):
+    """A backend, which runs the processes of trials."""
+
     @property
     def alone(self) -> bool:
-        """Whether this machine is all there is, so that no other kind of machine can join."""
+        """True if only this machine computes, so that no other kind of machine can join."""
 
-    def require(self, demands: Sequence[Demand], say: Callable[[str], None]) -> None:
-        """Raise ValueError, naming the trials, if some ask for what can never be given here. Called before any start;
-        it may take a minute on a cluster whose nodes are still joining, and says so."""
+    def require(self, demands: Sequence[Demand], log: Callable[[str], None]) -> None:
+        """Raise ValueError, which names the trials, if the backend can never provide the resources of some.
+
+        It is called before any `start`. On a cluster whose nodes are still joining it may take a minute, and logs that.
+        """
 
     def machines(self) -> Sequence[Machine]:
-        """Return the machines whose kind is known, as they are now; none if no kind is known."""
+        """Return the current machines whose kind is known."""
 
     def room(self, resources: Resources, like: str | None = None) -> bool:
-        """Whether to start one more of these now, on machines of that kind (None: on any)."""
+        """Tell whether one more trial with these resources should start now, on a machine of the kind (None: any)."""
 
     def start(self, job: Job, resources: Resources, like: str | None = None) -> None:
-        """Begin, on machines of that kind (None: on any), and come back at once."""
+        """Start a trial on a machine of the kind (None: any), and return at once."""
 
     def wait(self, seconds: float) -> list[Ended]:
-        """What has ended, as soon as something has, or nothing after that time."""
+        """Return the ends of trials as soon as there are any; an empty list after the given time."""
 
     def kill(self, trial: str) -> None:
-        """End its processes at once. `wait` reports it, as died."""
+        """Kill the trial's processes at once. `wait` then reports that the trial died."""
 
     def close(self) -> None:
-        """End everything that was started here, and nothing else."""
+        """End everything that this backend has started, and nothing else."""

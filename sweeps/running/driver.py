@@ -1,7 +1,7 @@
-"""Have a plan done: what is ready is given to the backend, what died goes on from its checkpoint, what is over counts.
+"""Run the trials of a plan: start those that are ready, retry those that died, and record how each one ends.
 
-The driver holds nothing that files do not: killed at any time, its successor reads from the store what there is. Two
-drivers on one store share its trials through their leases.
+The whole state is in the files of the store: if the driver is killed at any time, the next one continues from there.
+Two drivers on one store share its trials through their leases.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from fewbits.sweeps.running.trial_status import lacks
 if TYPE_CHECKING:
     from fewbits.sweeps.running.worker import Job
 
-TURN = 0.5  # seconds between looks around, while nothing ends
-PATIENCE = 60.0  # seconds that trials have to reach a checkpoint, once a stop is asked for
-REST = 5.0  # seconds before a trial is tried again that another process was found at
+TURN = 0.5  # seconds between turns of the driver while no trial ends
+PATIENCE = 60.0  # seconds that trials have to reach a checkpoint after a stop
+REST = 5.0  # seconds before the driver retries a trial that another process is working on
 
 
 class Stage(StrEnum):
-    WAITING = "waiting"  # for its parent, for room, or for another driver's worker
+    WAITING = "waiting"  # for its parent, for free resources, or for another driver's worker
     STARTED = "started"
     OVER = "over"
     FAILED = "failed"
@@ -39,16 +39,16 @@ class Stage(StrEnum):
 
 @dataclass
 class Task:
-    """A trial of the plan, as the driver knows it."""
+    """The driver's state of one trial of the plan."""
 
     planned: Planned
     stage: Stage = Stage.WAITING
     failure: Failure | None = None
-    attempts: int = 0  # since the last step forward
-    reached: int = 0
+    attempts: int = 0  # since the last progress
+    reached: int = 0  # the step of its newest checkpoint when it was started
     began: float = 0.0
     rests_until: float = 0.0
-    late: bool = False  # ended by its time limit
+    late: bool = False  # killed because it exceeded its time limit
     speed: float | None = None
     like: str | None = None  # the kind of machine that it was started for
 
@@ -59,9 +59,11 @@ class Task:
 
 @dataclass
 class Driver:
+    """The loop that runs a plan on a backend."""
+
     plan: Plan
     backend: Backend
-    look: Callable[[Driver], None] = lambda driver: None  # called every turn: the live line, MLflow
+    on_turn: Callable[[Driver], None] = lambda driver: None  # called every turn, to show the progress
     placement: Placement | None = None  # None: trials run on any kind of machine
     stopping: bool = False
     tasks: dict[str, Task] = field(default_factory=dict)
@@ -74,33 +76,34 @@ class Driver:
         self._urgency = _urgency(self.plan)
 
     def run(self) -> None:
-        """Until everything has ended, or, after `stop`, what runs has stopped."""
+        """Run the trials until all have ended or, after `stop`, until the running ones have stopped."""
         while not all(task.ended for task in self.tasks.values()):
             if not self.stopping:
-                self._give_out()
+                self._start_ready()
             for ended in self.backend.wait(TURN):
-                self._take_in(ended)
-            self._end_late_ones()
-            self.look(self)
-            if self.stopping and self._stopped():
+                self._handle_end(ended)
+            self._kill_late_tasks()
+            self.on_turn(self)
+            if self.stopping and self._stop_tasks():
                 return
-        self.look(self)
+        self.on_turn(self)
 
     def stop(self) -> None:
-        """Have every running trial end at a checkpoint, and `run` then."""
+        """Ask every running trial to end at a checkpoint; `run` returns after that."""
         self.stopping = True
         self._stop_by = time.monotonic() + PATIENCE
 
     def of(self, *stages: Stage) -> list[Task]:
+        """Return the tasks in these stages."""
         return [task for task in self.tasks.values() if task.stage in stages]
 
     # -------------------------------------------------------------------------------------------- turns
 
-    def _give_out(self) -> None:
-        """The longest first, and before them what others wait for."""
+    def _start_ready(self) -> None:
+        """Start the trials that are ready, first those with the most work, the work of their branches included."""
         now = time.monotonic()
-        full: set[str | None] = set()  # kinds of machines without room
-        self._take_back_lost_ones()
+        full: set[str | None] = set()  # kinds of machines without free resources
+        self._take_back_lost_tasks()
         ready = [task for task in self.of(Stage.WAITING) if now >= task.rests_until and self._ready(task)]
         for task in sorted(ready, key=lambda task: self._urgency[task.planned.id], reverse=True):
             planned = task.planned
@@ -110,7 +113,7 @@ class Driver:
             if not self.backend.room(planned.resources, like):
                 full.add(like)
                 continue
-            if store.holder(planned.folder):  # of another driver, for as long as it lives
+            if store.holder(planned.folder):  # a worker of another driver has the trial
                 continue
             if finished(planned):
                 task.stage = Stage.OVER
@@ -119,11 +122,11 @@ class Driver:
             task.reached = store.reached(planned.folder)
             self.backend.start(job(planned), planned.resources, like)
 
-    def _take_back_lost_ones(self) -> None:
-        """Take back trials that are queued for a kind of machine which is not there any more."""
+    def _take_back_lost_tasks(self) -> None:
+        """Take back trials that are queued for a kind of machine that no node has any more."""
         if self.placement is None:
             return
-        self.placement.look()
+        self.placement.refresh()
         for task in self.of(Stage.STARTED):
             lost = self.placement.is_lost(task.like, task.planned.resources)
             if lost and not store.holder(task.planned.folder):
@@ -138,27 +141,32 @@ class Driver:
             if not lacks(parent.planned, task.planned.trial.branch.step):
                 return True
             if not finished(parent.planned):
-                self._once_more(parent)
+                self._run_again(parent)
         if parent.ended:
             task.stage, task.failure = Stage.BLOCKED, None
         return False
 
-    def _once_more(self, task: Task) -> None:
-        """It was over, but lacks what others start from: removed since, or not to be seen from here yet."""
+    def _run_again(self, task: Task) -> None:
+        """Run a finished trial again that lacks checkpoints which others start from.
+
+        They were removed since, or are not visible from here yet.
+        """
         task.attempts += 1
         if task.attempts < task.planned.resources.attempts:
             task.stage, task.rests_until = Stage.WAITING, time.monotonic() + REST
         else:
             steps = ", ".join(map(str, sorted(task.planned.keep)))
-            reason = f"it is over, and of the checkpoints of steps {steps}, which others start from, some are not there"
+            reason = (
+                f"it has a result, but of its checkpoints of steps {steps}, from which others start, some are missing"
+            )
             task.stage, task.failure = Stage.FAILED, Failure(reason, False, 0, store.last_lines(task.planned.folder))
 
-    def _take_in(self, ended: Ended) -> None:
+    def _handle_end(self, ended: Ended) -> None:
         task, outcome = self.tasks[ended.id], ended.outcome
-        if task.stage is not Stage.STARTED:  # taken back
+        if task.stage is not Stage.STARTED:  # the driver has taken it back
             return
         folder = task.planned.folder
-        if self.stopping:  # it may have been asked once more after it had heard
+        if self.stopping:  # the driver may have written the stop file again after the worker had removed it
             with contextlib.suppress(OSError):
                 (folder.path / store.STOP).unlink(missing_ok=True)
         if outcome is not None and outcome.kind == "over":
@@ -171,17 +179,18 @@ class Driver:
         reached = store.reached(folder)
         reason = ended.why if outcome is None else outcome.reason
         if task.late:
-            reason = f"ended after {task.planned.resources.hours:g} hours, its limit"
+            reason = f"it exceeded its time limit of {task.planned.resources.hours:g} hours"
         wrong_input = outcome is not None and outcome.wrong_input
         failure = Failure(reason, wrong_input, reached, store.last_lines(folder))
-        if store.failure(folder) != failure:  # which the worker could not say
+        if store.failure(folder) != failure:  # the worker could not write it
             with contextlib.suppress(OSError):
                 store.write_failure(folder, failure)
         task.attempts = 1 if reached > task.reached else task.attempts + 1
         again = not failure.wrong_input and not task.late and task.attempts < task.planned.resources.attempts
         task.stage, task.failure = (Stage.WAITING if again else Stage.FAILED), failure
 
-    def _end_late_ones(self) -> None:
+    def _kill_late_tasks(self) -> None:
+        """Kill the trials that have exceeded their time limit."""
         for task in self.of(Stage.STARTED):
             hours = task.planned.resources.hours
             if not hours or task.late:
@@ -192,11 +201,11 @@ class Driver:
                 task.late = True
                 self.backend.kill(task.planned.id)
 
-    def _stopped(self) -> bool:
-        """Ask what runs to end; what has not begun is taken back."""
+    def _stop_tasks(self) -> bool:
+        """Ask running trials to end, take back queued ones, and tell whether all have stopped or the time is over."""
         for task in self.of(Stage.STARTED):
             if store.holder(task.planned.folder):
-                with contextlib.suppress(OSError):  # a disk that is full has room for it in a moment, or never
+                with contextlib.suppress(OSError):  # on a full disk: the next turn tries again
                     (task.planned.folder.path / store.STOP).touch()
             else:
                 self.backend.kill(task.planned.id)
@@ -205,17 +214,18 @@ class Driver:
 
 
 def _urgency(plan: Plan) -> dict[str, float]:
-    """What a trial takes, and the longest line of branches below it."""
+    """Return the work of each trial plus that of the longest chain of branches that start from it."""
     below = dict.fromkeys(plan.trials, 0.0)
-    found = {}
+    urgency = {}
     for key, planned in reversed(plan.trials.items()):  # parents come before their branches
-        found[key] = work_of(planned.trial) + below[key]
+        urgency[key] = work_of(planned.trial) + below[key]
         if planned.parent is not None:
-            below[planned.parent] = max(below[planned.parent], found[key])
-    return found
+            below[planned.parent] = max(below[planned.parent], urgency[key])
+    return urgency
 
 
 def job(planned: Planned) -> Job:
+    """Return the job that computes a planned trial."""
     from fewbits.sweeps.running.worker import Job
 
     keep = tuple(sorted({*planned.runtime.keep_steps, *planned.keep}))
@@ -224,7 +234,7 @@ def job(planned: Planned) -> Job:
 
 
 def finished(planned: Planned) -> bool:
-    """Tell whether there is a result, with the evaluation that is asked for, and what other trials start from."""
+    """Tell whether the trial has a result with the requested evaluation, and the checkpoints that others start from."""
     if store.state(planned.folder) not in OVER or not planned.folder.has(planned.keep):
         return False
     return not planned.trial.evaluation.missing_from(planned.folder.result() or {})

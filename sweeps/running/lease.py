@@ -1,10 +1,10 @@
-"""Who works on a trial: a file in its folder that one worker holds and refreshes while it does.
+"""Give one worker at a time the lease of a trial: a file in the run folder that the worker refreshes while it works.
 
-A lease lies in `lease.json`. Its holder touches it every few seconds; it is free again when the file is gone, when its
-holder is a process of this host that has ended, or when nobody has touched it for `STALE` seconds. All of it works on
-a shared file system: leases are made by link, which is atomic there, and times are compared with the file system's own
-clock. Those who would take a lease do so one by one, under a lock, as far as the file system has locks. Below it, on
-one host, lies the lock of the run folder.
+The lease is `lease.json`. Its holder touches it every few seconds. The lease is free if the file is missing, if its
+holder is a process of this host that has ended, or if the file was not touched for `STALE` seconds. This works on a
+shared file system: leases are created with `link`, which is atomic there, and times are compared with the file system's
+own clock. Processes acquire a lease one after the other, under a lock, if the file system has locks. On one host, the
+lock of the run folder protects the trial in addition.
 """
 
 from __future__ import annotations
@@ -31,51 +31,55 @@ NAME = "lease.json"
 
 @dataclass(frozen=True)
 class Holder:
+    """The process that holds a lease."""
+
     host: str
     pid: int
-    started: float  # when its process was, in ticks since the host's boot: pids are used again
+    started: float  # the start of the process, in ticks since the host's boot: pids are reused
     token: str
 
     @staticmethod
     def here() -> Holder:
-        return Holder(platform.node(), os.getpid(), _started(os.getpid()), secrets.token_hex(8))
+        """Return a new holder for this process."""
+        return Holder(platform.node(), os.getpid(), _start_time(os.getpid()), secrets.token_hex(8))
 
     @property
     def lives(self) -> bool | None:
-        """None: on another host, one cannot tell."""
+        """True if the process still runs; None if it is on another host, where that is unknown."""
         if self.host != platform.node():
             return None
-        return _started(self.pid) == self.started
+        return _start_time(self.pid) == self.started
 
 
 class Held(Exception):
-    """Another worker holds the lease."""
+    """The error that another worker holds the lease."""
 
     def __init__(self, holder: Holder) -> None:
         super().__init__(f"worked on by process {holder.pid} of {holder.host}")
 
 
 def holder(folder: Path) -> Holder | None:
-    """Who works on a trial now."""
-    found = _read(folder / NAME)
-    return found if found and _works(found, folder) else None
+    """Return the holder of a trial's lease, or None if the lease is free."""
+    current = _read(folder / NAME)
+    return current if current and _is_valid(current, folder) else None
 
 
-def _works(found: Holder, folder: Path) -> bool:
-    if found.lives is not None:
-        return found.lives
+def _is_valid(current: Holder, folder: Path) -> bool:
+    if current.lives is not None:
+        return current.lives
     try:
-        return abs(_now(folder) - (folder / NAME).stat().st_mtime) < STALE  # of tomorrow: a clock was set back
+        # abs: a time in the future means that a clock was set back.
+        return abs(_now(folder) - (folder / NAME).stat().st_mtime) < STALE
     except FileNotFoundError:
         return False
 
 
 @contextmanager
 def leased(folder: Path) -> Iterator[threading.Event]:
-    """Hold the lease, or raise Held. The event given is set when it has been lost."""
+    """Hold the lease while the block runs, or raise Held. The event that the block gets is set if the lease is lost."""
     folder.mkdir(parents=True, exist_ok=True)
     mine = Holder.here()
-    with _one_by_one(folder):
+    with _acquire_lock(folder):
         _acquire(folder, mine)
     lost, ended = threading.Event(), threading.Event()
     beat = threading.Thread(target=_keep, args=(folder / NAME, mine, lost, ended), daemon=True)
@@ -90,27 +94,27 @@ def leased(folder: Path) -> Iterator[threading.Event]:
 
 
 @contextmanager
-def _one_by_one(folder: Path) -> Iterator[None]:
-    """To take over the lease of a dead holder is more than one step; for a moment nobody seems to hold it."""
+def _acquire_lock(folder: Path) -> Iterator[None]:
+    """Lock the acquisition of a lease: taking over a dead holder's lease is two steps, between which it seems free."""
     with (folder / ".lease.lock").open("a") as lock:
-        with contextlib.suppress(OSError):  # without locks: two steps of which a third contender might come in between
+        with contextlib.suppress(OSError):  # without locks, another process may come between the two steps
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
 def _acquire(folder: Path, mine: Holder) -> None:
     path = folder / NAME
-    left = _read(path)
-    if left and _works(left, folder):
-        raise Held(left)
-    if left or path.exists():
+    stale = _read(path)
+    if stale and _is_valid(stale, folder):
+        raise Held(stale)
+    if stale or path.exists():
         aside = folder / f".{NAME}.{mine.token}.partial"
         try:
             os.rename(path, aside)
         except FileNotFoundError:
             pass
         else:
-            if _read(aside) != left:  # somebody was faster, and this is theirs
+            if _read(aside) != stale:  # another process has just acquired the lease: give it back
                 with contextlib.suppress(FileExistsError):
                     os.link(aside, path)
             aside.unlink()
@@ -119,8 +123,8 @@ def _acquire(folder: Path, mine: Holder) -> None:
     try:
         os.link(own, path)
     except FileExistsError:
-        other = _read(path)
-        raise Held(other or mine) from None
+        winner = _read(path)
+        raise Held(winner or mine) from None
     finally:
         own.unlink()
 
@@ -133,7 +137,7 @@ def _keep(path: Path, mine: Holder, lost: threading.Event, ended: threading.Even
                 return
             os.utime(path)
         except OSError:
-            continue  # a file system that is away for a moment; if for long, another worker takes over
+            continue  # the file system is away; if it stays away for long, another worker takes over
 
 
 def _read(path: Path) -> Holder | None:
@@ -144,7 +148,7 @@ def _read(path: Path) -> Holder | None:
 
 
 def _now(folder: Path) -> float:
-    """By the clock of the file system."""
+    """Return the time of the file system's clock; that of this host if no file can be created."""
     probe = folder / f".now.{os.getpid()}.{threading.get_ident()}.partial"
     try:
         probe.touch()
@@ -156,8 +160,8 @@ def _now(folder: Path) -> float:
             probe.unlink()
 
 
-def _started(pid: int) -> float:
-    """-1: no such process, or one that has ended and waits for its parent."""
+def _start_time(pid: int) -> float:
+    """Return the start time of a process in ticks since boot; -1 if there is none, or only a zombie."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -166,7 +170,7 @@ def _started(pid: int) -> float:
 
 
 def _alive(pid: int) -> float:
-    """Where there is no /proc."""
+    """Return 0 if the process exists, else -1, on a system without /proc."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

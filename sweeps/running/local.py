@@ -1,4 +1,4 @@
-"""Trials in processes of this machine, without Ray: each in its own, forked from one that has everything loaded."""
+"""Run trials in processes of this machine, without Ray: each is forked from a server that has imported everything."""
 
 from __future__ import annotations
 
@@ -35,31 +35,33 @@ class _Running:
     answer: Connection  # of rank 0
     cpus: float
     gpus: list[int]
-    served: TCPStore | None  # where several ranks meet, while they run
+    served: TCPStore | None  # where several ranks meet; this reference keeps it open
 
 
 class Local:
+    """The backend that runs trials in processes of this machine."""
+
     alone = True
 
     def __init__(self, cpus: float | None = None) -> None:
         self._cpus = cpus or len(os.sched_getaffinity(0))
-        self._gpus = list(range(torch.cuda.device_count()))  # that no trial has
+        self._gpus = list(range(torch.cuda.device_count()))  # GPUs that no trial uses
         self._running: dict[str, _Running] = {}
         self._context = multiprocessing.get_context("forkserver")
         self._machine: Machine | None = None
 
-    def require(self, demands: Sequence[Demand], say: Callable[[str], None]) -> None:
+    def require(self, demands: Sequence[Demand], log: Callable[[str], None]) -> None:
         cores, gpus = len(os.sched_getaffinity(0)), torch.cuda.device_count()
         for demand in demands:
             wanted = demand.resources
             if _gpus(wanted) > gpus or _cpus(wanted) > max(cores, wanted.ranks):
                 raise ValueError(
-                    f"{demand.trial} takes {wanted.ranks} × ({wanted.cpus:g} cpus, {wanted.gpus:g} gpus), and this "
-                    f"machine has {cores} cpus and {gpus} gpus: change resources, or --address a cluster"
+                    f"{demand.trial} asks for {wanted.ranks} × ({wanted.cpus:g} cpus, {wanted.gpus:g} gpus), but this "
+                    f"machine has {cores} cpus and {gpus} gpus: lower `resources`, or use --address with a cluster"
                 )
 
     def machines(self) -> Sequence[Machine]:
-        """Return this machine, with the room that trials get here."""
+        """Return this machine, with the resources that trials may use."""
         if self._machine is None:
             here = this_machine()
             self._machine = replace(here, resources={**here.resources, "CPU": max(self._cpus, 1.0)})
@@ -72,8 +74,8 @@ class Local:
         return not self._running or used + _cpus(resources) <= self._cpus
 
     def start(self, job: Job, resources: Resources, like: str | None = None) -> None:
-        of_ranks = ["torch._dynamo"] if resources.ranks > 1 else []  # loaded by torch's DistributedDataParallel
-        # Only the first process that is started heeds this.
+        of_ranks = ["torch._dynamo"] if resources.ranks > 1 else []  # imported by torch's DistributedDataParallel
+        # This takes effect only before the first process is started.
         self._context.set_forkserver_preload(["fewbits.sweeps.running.preload", *of_ranks])
         ours, theirs = self._context.Pipe(duplex=False)
         gpus, self._gpus = self._gpus[: _gpus(resources)], self._gpus[_gpus(resources) :]
@@ -82,14 +84,17 @@ class Local:
         served = meeting_place() if resources.ranks > 1 else None
         for of_rank in [{}] if served is None else environments_at(served, resources.ranks):
             answer = theirs if not processes else None
-            its_job = replace(job, environment={**of_rank, **visible})
-            processes.append(self._forked(its_job, answer))
+            rank_job = replace(job, environment={**of_rank, **visible})
+            processes.append(self._fork(rank_job, answer))
         theirs.close()
         self._running[job.id] = _Running(processes, ours, _cpus(resources), gpus, served)
 
-    def _forked(self, job: Job, answer: Connection | None) -> ForkServerProcess:
-        """Start a worker. The process that workers are forked from may have been killed (by the kernel, when memory
-        ran out): multiprocessing starts another one on the next attempt."""
+    def _fork(self, job: Job, answer: Connection | None) -> ForkServerProcess:
+        """Start a worker.
+
+        The fork server may have been killed, for example by the kernel for lack of memory. Multiprocessing starts
+        another one on the next attempt.
+        """
         for attempt in range(1, ATTEMPTS + 1):
             process = self._context.Process(target=_child, args=(job, answer))
             try:
@@ -98,7 +103,7 @@ class Local:
             except (ConnectionError, EOFError):
                 if attempt == ATTEMPTS:
                     raise
-                time.sleep(0.1)  # until it is gone, and seen to be
+                time.sleep(0.1)  # until multiprocessing notices that the server is gone
         return process
 
     def wait(self, seconds: float) -> list[Ended]:
@@ -115,7 +120,7 @@ class Local:
         first.join(10)
         for process in running.processes:
             if outcome is None or outcome.kind != "over":
-                process.kill()  # ranks wait for each other for ever
+                process.kill()  # otherwise ranks would wait for each other for ever
             process.join(10)
             if process.is_alive():
                 process.kill()
@@ -134,9 +139,8 @@ class Local:
 
 
 def _child(job: Job, answer: Connection | None) -> None:
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # as in fewbits.sweeps.running.preload, where the server is somebody else's
+    # Also done in fewbits.sweeps.running.preload, but the fork server may have been started by other code.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     _die_with_parent()
     outcome = work(job)
     if answer is not None:
@@ -144,29 +148,34 @@ def _child(job: Job, answer: Connection | None) -> None:
 
 
 def _die_with_parent() -> None:
-    """A driver that was killed leaves no trials behind that its successor would wait for: the process that they are
-    forked from ends when the driver has."""
+    """Make this process end with the fork server, which ends when the driver does.
+
+    Otherwise trials of a killed driver would go on, and the next driver would wait for them.
+    """
     server = os.getppid()
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if server == 1 or os.getppid() != server:  # it has ended already
+    if server == 1 or os.getppid() != server:  # the server has ended already
         os._exit(1)
 
 
 def meeting_place() -> TCPStore:
-    """Where the ranks of one trial meet on this machine, served by this process while somebody holds it, as torchrun's
-    agent does: a port that was found free and is served by rank 0 later may be another program's by then."""
+    """Return a TCP store where the ranks of one trial meet on this machine, open as long as it is referenced.
+
+    This process serves it, as torchrun's agent does. If rank 0 opened a port that was found free before, another
+    program could have taken it meanwhile.
+    """
     return TCPStore(_HERE, 0, is_master=True, wait_for_workers=False)
 
 
 def environments_at(served: TCPStore, ranks: int) -> list[Mapping[str, str]]:
-    """Of ranks that meet there."""
+    """Return the environment variables of each rank that meets at this store."""
     of_ranks = rank_environments(ranks, _HERE, served.port)
-    return [{**words, "LOCAL_RANK": words["RANK"], "TORCHELASTIC_USE_AGENT_STORE": "True"} for words in of_ranks]
+    return [{**rank, "LOCAL_RANK": rank["RANK"], "TORCHELASTIC_USE_AGENT_STORE": "True"} for rank in of_ranks]
 
 
 def rank_environments(ranks: int, address: str, port: int) -> list[Mapping[str, str]]:
-    """torchrun's words for each of the processes of one trial, each of which sees its own device alone."""
+    """Return torchrun's environment variables for each process of a trial, each of which sees only its own device."""
     common = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": address, "MASTER_PORT": str(port), "LOCAL_RANK": "0"}
     return [{**common, "RANK": str(rank)} for rank in range(ranks)]
 
@@ -182,5 +191,5 @@ def _gpus(resources: Resources) -> int:
 def _cause(exit_code: int | None) -> str:
     if exit_code is not None and exit_code < 0:
         name = signal.Signals(-exit_code).name
-        return f"its process was ended by {name}" + (", as when memory is short" if name == "SIGKILL" else "")
+        return f"its process was ended by {name}" + (", possibly for lack of memory" if name == "SIGKILL" else "")
     return f"its process ended with status {exit_code}"

@@ -1,7 +1,7 @@
-"""Which kinds of processor or GPU the machines of a sweep have, and which kind computed a trial.
+"""Determine the kind of processor or GPU of a machine, and the kind that computed a trial.
 
 The kind of a trial on a CPU is its processor's (`amd-avx2`), that of a trial on GPUs is the GPU's name. Trials of equal
-kind, backend and torch round alike; comparisons within a seed are of such trials.
+kind, backend and torch round alike; within a seed, only such trials are compared.
 """
 
 from __future__ import annotations
@@ -21,24 +21,26 @@ from fewbits.sweeps.planning.sweep import Resources
 
 UNKNOWN = "an unknown kind"
 
-Computed = tuple[tuple[str | None, ...], ...]  # the likenesses of what computed a run, in order; empty: unknown
+Computed = tuple[tuple[str | None, ...], ...]  # likenesses of the environments that computed a run; empty: unknown
 
 
-# ------------------------------------------------------------------------------------------------ what computed a run
+# ------------------------------------------------------------------------------------------------ kinds of runs
 
 
 def computed(folder: RunFolder) -> Computed:
-    """Return the distinct likenesses of the environments that computed a run's steps; none of a run of an older
-    version, or of one that has not begun."""
+    """Return the distinct likenesses of the environments that computed a run's steps, in order.
+
+    The result is empty for a run of an older version, and for one that has not started.
+    """
     try:
         provenance = folder.provenance() or {}
-    except ValueError:  # damaged: as if it were not there
+    except ValueError:  # a damaged file counts as a missing one
         return ()
-    return tuple(dict.fromkeys(likeness(one) for one in environments(provenance)))
+    return tuple(dict.fromkeys(likeness(environment) for environment in environments(provenance)))
 
 
 def is_mixed(one: Computed) -> bool:
-    """Tell whether environments that are not alike computed parts of one run."""
+    """Tell whether different environments computed parts of one run."""
     return len(one) > 1
 
 
@@ -52,26 +54,26 @@ def kinds_of(one: Computed) -> tuple[str, ...]:
 
 
 def kind(folder: RunFolder) -> str | None:
-    """Return the kind that computed a run's steps; several, in order, where parts of it differ; None: unknown."""
+    """Return the kind that computed a run's steps, or several in order if they differ; None if unknown."""
     return ", then ".join(kinds_of(computed(folder))) or None
 
 
 def describe(one: Computed, beside: Collection[Computed] = ()) -> str:
-    """Return the kinds, with torch and backend where these differ from those beside or within the run."""
+    """Return the kinds of a run as text, with torch and backend if these differ among the run and those beside it."""
     if not one:
         return UNKNOWN
-    there = [part for each in (one, *beside) for part in each]
-    differing = [key for at, key in enumerate(LIKENESS) if len({part[at] for part in there}) > 1]
-    return ", then ".join(_described(part, differing) for part in one)
+    parts = [part for run in (one, *beside) for part in run]
+    differing = [key for at, key in enumerate(LIKENESS) if len({part[at] for part in parts}) > 1]
+    return ", then ".join(_describe_part(part, differing) for part in one)
 
 
-def _described(part: tuple[str | None, ...], differing: Collection[str]) -> str:
+def _describe_part(part: tuple[str | None, ...], differing: Collection[str]) -> str:
     facts = dict(zip(LIKENESS, part, strict=True))
     more = [f"{key} {facts[key]}" for key in ("backend", "torch") if key in differing]
     return f"{facts['kind']} ({', '.join(more)})" if more else str(facts["kind"])
 
 
-# ------------------------------------------------------------------------------------------------ what there is
+# ------------------------------------------------------------------------------------------------ machines
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,7 @@ class Machine:
     """A machine that trials can run on."""
 
     processor: str  # its kind
-    gpu: str | None  # the kind of its GPUs, None without any
+    gpu: str | None  # the kind of its GPUs; None: it has none
     torch: str
     resources: Mapping[str, float]  # in total, by Ray's names
     id: str = ""  # of the node in Ray
@@ -95,7 +97,7 @@ class Machine:
 
 
 def room_by_kind(machines: Sequence[Machine], resources: Resources) -> dict[str, float]:
-    """Return how many such trials each kind of machine can run at a time, for kinds that can run one."""
+    """Return how many such trials each kind of machine can run at a time, without kinds that can run none."""
     ranks: dict[str, float] = {}
     for machine in machines:
         if (kind := machine.kind(resources)) is not None:
@@ -113,7 +115,7 @@ def this_machine() -> Machine:
 
 
 def _gpus() -> list[str]:
-    """Return the names of this machine's GPUs. CUDA is not asked: to ask takes half a GiB of a GPU's memory."""
+    """Return the names of this machine's GPUs, without CUDA, which would take half a GiB of a GPU's memory."""
     command = ("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20)

@@ -1,8 +1,8 @@
-"""On which kind of machine a trial runs: all trials of a seed on one, so that its arms can be compared.
+"""Choose the kind of machine for each trial: all trials of a seed run on one kind, so that its arms can be compared.
 
-A seed gets the kind that `--like` names; else the kind that computed its trials so far, its trunk's first; else the one
-with the most room for it. A trial whose kind is not there now waits for a while. Then the rest of its seed runs on a
-kind that is there, which a line says; the report does not compare trials of different kinds.
+A seed gets the kind that `--like` names. Without it, it gets the kind that computed its trials so far, first that of
+its trunk; else the kind that would finish it first. If no machine has a trial's kind, the trial waits for a while. Then
+the rest of its seed runs on another kind, which is logged; the report does not compare trials of different kinds.
 """
 
 from __future__ import annotations
@@ -26,39 +26,41 @@ Seed = tuple[int, bool]  # a seed's trials on CPUs, or those on GPUs
 
 @dataclass
 class Placement:
+    """The choice of a kind of machine for each seed of a plan."""
+
     plan: Plan
     backend: Backend
     like: str | None = None
-    say: Callable[[str], None] = lambda line: None
+    log: Callable[[str], None] = lambda line: None
     kinds: dict[Seed, str] = field(default_factory=dict)  # chosen so far
     _machines: Sequence[Machine] = ()
-    _lost: dict[str, float] = field(default_factory=dict)  # kinds that are not there, with when that was seen first
+    _lost: dict[str, float] = field(default_factory=dict)  # kinds that no machine has, with the time of that discovery
     _load: dict[str, float] = field(default_factory=lambda: defaultdict(float))  # FLOPs of each kind's seeds
     _listed: bool = False
 
-    def look(self) -> None:
-        """See which machines there are now. Called once a turn."""
+    def refresh(self) -> None:
+        """Get the current machines from the backend. Call it once per turn."""
         self._machines = self.backend.machines()
 
     def kind_for(self, planned: Planned) -> str | None:
-        """Return the kind that the trial has to run on; None: any, as nothing is known of the machines."""
+        """Return the kind that the trial has to run on; None: any, since no machine's kind is known."""
         room = room_by_kind(self._machines, planned.resources)
         if not room:
             return None
         if len(room) > 1 and not self._listed:
             self._listed = True
             each = ", ".join(f"{kind} ({count:g} trials at a time)" for kind, count in sorted(room.items()))
-            self.say(f"kinds of machines: {each}; all trials of a seed run on one kind")
+            self.log(f"kinds of machines: {each}; all trials of a seed run on one kind")
         seed = _seed(planned)
         if seed not in self.kinds:
-            applies = self.like is not None and any(one.kind(planned.resources) == self.like for one in self._machines)
-            self._choose(seed, (self.like if applies else self._computed(seed)) or self._emptiest(seed, room))
+            applies = self.like is not None and any(m.kind(planned.resources) == self.like for m in self._machines)
+            self._choose(seed, (self.like if applies else self._kind_so_far(seed)) or self._emptiest(seed, room))
         kind = self.kinds[seed]
         if kind in room:
             self._lost.pop(kind, None)
         elif self.is_lost(kind, planned.resources):
             self._choose(seed, self._emptiest(seed, room))
-            self.say(
+            self.log(
                 f"seed {seed[0]}: no machine has the kind {kind} of its other trials; the rest runs on "
                 f"{self.kinds[seed]} and is not compared with them (--like {self.kinds[seed]} runs those again)"
             )
@@ -69,40 +71,40 @@ class Placement:
         return kind is not None and kind not in room_by_kind(self._machines, resources)
 
     def is_lost(self, kind: str | None, resources: Resources) -> bool:
-        """Tell whether no machine has had the kind for so long that its trials wait no longer."""
+        """Tell whether no machine has had the kind for so long that its trials stop waiting."""
         if kind is None or not self._machines or not self.waits(kind, resources):
             return False
         patience = 0.0 if self.backend.alone else WAIT
         if kind not in self._lost:
             self._lost[kind] = time.monotonic()
             if patience:
-                self.say(f"no machine has the kind {kind} now: its trials wait for one for {patience:.0f} s")
+                self.log(f"no machine has the kind {kind} now: its trials wait up to {patience:.0f} s for one")
         return time.monotonic() - self._lost[kind] >= patience
 
     def _choose(self, seed: Seed, kind: str) -> None:
         self.kinds[seed] = kind
         self._load[kind] += self._missing_work(seed)
 
-    def _computed(self, seed: Seed) -> str | None:
-        """Return the kind that computed the seed's trials: that of a trunk, else that of most."""
-        trials = [one for one in self.plan.trials.values() if _seed(one) == seed]
-        parents = {one.parent for one in trials}
+    def _kind_so_far(self, seed: Seed) -> str | None:
+        """Return the kind that computed the seed's trials so far: that of a trunk, else that of most trials."""
+        trials = [planned for planned in self.plan.trials.values() if _seed(planned) == seed]
+        parents = {planned.parent for planned in trials}
         votes: Counter[str] = Counter()
-        for one in trials:
-            kinds = kinds_of(computed(one.folder))
-            if kinds and one.id in parents:
+        for planned in trials:
+            kinds = kinds_of(computed(planned.folder))
+            if kinds and planned.id in parents:
                 return kinds[-1]
             votes.update(kinds[-1:])
         return votes.most_common(1)[0][0] if votes else None
 
     def _emptiest(self, seed: Seed, room: dict[str, float]) -> str:
-        """Return the kind that would be done first with its seeds and this one."""
+        """Return the kind that would be the first to finish its seeds and this one."""
         work = self._missing_work(seed)
         return min(sorted(room), key=lambda kind: (self._load[kind] + work) / room[kind])
 
     def _missing_work(self, seed: Seed) -> float:
-        trials = (one for one in self.plan.trials.values() if _seed(one) == seed)
-        return sum(work_of(one.trial) for one in trials if state(one.folder) not in OVER)
+        trials = (planned for planned in self.plan.trials.values() if _seed(planned) == seed)
+        return sum(work_of(planned.trial) for planned in trials if state(planned.folder) not in OVER)
 
 
 def _seed(planned: Planned) -> Seed:

@@ -1,6 +1,6 @@
-"""Imported by the process that local workers are forked from: what each of them would load or compute anew.
+"""Load and compute once, in the fork server of local workers, what each worker would otherwise load and compute itself.
 
-Ctrl-C reaches that process and its workers too, but is the driver's, who asks trials for a stop.
+Ctrl-C also reaches the server and its workers, but they ignore it: the driver asks trials to stop.
 """
 
 import signal

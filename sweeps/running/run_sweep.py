@@ -1,4 +1,4 @@
-"""A whole sweep from its plan: the backend, the driver, the display and MLflow together, and Ctrl-C."""
+"""Run a plan from its start to its summary, with a backend, a driver, the display, MLflow and handling of Ctrl-C."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from fewbits.sweeps.running.trial_status import TrialStatus, counted, trial_stat
 from fewbits.sweeps.tracking.mlflow_view import Mirror
 
 SHOWN = 8  # lines of a failed trial's log
-SYNC = 5.0  # seconds between looks for what MLflow does not have
-SYNC_WAIT = 60.0  # seconds that a look which is on its way has to end
-AGAIN = "the same command goes on"
+SYNC = 5.0  # seconds between updates of MLflow
+SYNC_WAIT = 60.0  # seconds that a started update has to end
+AGAIN = "run the same command again"
 ENDED = (*OVER, State.FAILED, State.BLOCKED)
-STOPPED = 130  # the status of Ctrl-C
+STOPPED = 130  # the exit status after Ctrl-C
 
 
 def run_sweep(
@@ -47,11 +47,11 @@ def run_sweep(
     *,
     overrides: Sequence[str] = (),
 ) -> int:
-    """Store the plan under its overrides, run what is missing, and return the exit status.
+    """Store the plan under its overrides, run the missing trials, and return the exit status.
 
-    Warnings are lines among its own until it is over.
-    variables: names of environment variables that a cluster's workers get beside the usual ones. like: the kind of
-    machine that all trials are to be computed on; those that another kind computed are run again.
+    Warnings are printed as lines of the progress display.
+    variables: names of environment variables that a cluster's workers get in addition to the usual ones. like: the kind
+    of machine for all trials; trials that another kind computed run again.
     """
     _save(plan, overrides)
     with warnings.catch_warnings():
@@ -59,11 +59,11 @@ def run_sweep(
 
 
 def _save(plan: Plan, overrides: Sequence[str]) -> None:
-    """Store the plan before the first trial starts. Raise ValueError where the store cannot be written."""
+    """Store the plan before the first trial starts. Raise ValueError if the store cannot be written."""
     try:
         save_plan(plan, overrides)
     except OSError as error:
-        raise ValueError(f"{error.filename or 'the store'}: {error.strerror}: it cannot be written") from error
+        raise ValueError(f"{error.filename or 'the store'} cannot be written: {error.strerror}") from error
 
 
 def _run_sweep(
@@ -79,12 +79,14 @@ def _run_sweep(
     driver: Driver | None = None
     speeds = Speeds(next(iter(plan.trials.values())).folder.path.parent)
     display = Display(speeds)
-    warnings.showwarning = lambda message, *_: display.say(f"fewbits: {redacted(' '.join(str(message).split()))}")
+    warnings.showwarning = lambda message, *_: display.print_line(
+        f"fewbits: {redacted(' '.join(str(message).split()))}"
+    )
     mirror = Mirror(plan)
     if missing:
         began = time.monotonic()
-        display.say(
-            f"{len(missing)} of {len(plan.trials)} trials to be run" + ("; starting Ray" if backend == "ray" else "")
+        display.print_line(
+            f"{len(missing)} of {len(plan.trials)} trials to run" + ("; starting Ray" if backend == "ray" else "")
         )
         chosen = make_backend(backend, address, parallel, variables)
         try:
@@ -92,16 +94,18 @@ def _run_sweep(
                 again = reasons_to_rerun(plan, like, require_kind(plan, like, chosen.machines()))
                 moved = move_aside(plan, again)
                 if moved:
-                    display.say(f"{len(moved)} run folders of other kinds of machines are now in {moved[0].parent}")
+                    display.print_line(
+                        f"{len(moved)} run folders of other kinds of machines moved to {moved[0].parent}"
+                    )
                 missing = _missing(plan)
-            chosen.require([Demand(one.folder.path.name, one.resources) for one in missing], display.say)
-            driver = Driver(plan, chosen, display, Placement(plan, chosen, like, display.say))
+            chosen.require([Demand(trial.folder.path.name, trial.resources) for trial in missing], display.print_line)
+            driver = Driver(plan, chosen, display, Placement(plan, chosen, like, display.print_line))
             with _interruptible(driver), _mirrored(mirror):
                 driver.run()
         finally:
             chosen.close()
             display.end()
-        with contextlib.suppress(OSError):  # estimates; on a disk that is full there are none
+        with contextlib.suppress(OSError):  # a full disk: later estimates lack these speeds
             for task in driver.tasks.values():
                 if task.speed is not None:
                     speeds.measured(task.planned, task.speed)
@@ -117,14 +121,16 @@ def _run_sweep(
 
 def _missing(plan: Plan, again: Collection[str] = ()) -> list[Planned]:
     """Return the trials that still have to run, and those that have to run again."""
-    stuck = [key for key, standing in trial_statuses(plan).items() if standing.for_good]
-    return [one for key, one in plan.trials.items() if key in again or (key not in stuck and not finished(one))]
+    stuck = [key for key, status in trial_statuses(plan).items() if status.for_good]
+    return [trial for key, trial in plan.trials.items() if key in again or (key not in stuck and not finished(trial))]
 
 
 @contextmanager
 def _mirrored(mirror: Mirror) -> Iterator[None]:
-    """MLflow is told what is new every few seconds, beside the driver: it may be slow, or away. Who is to end at once
-    does not wait for it."""
+    """Update MLflow every few seconds in a thread while the block runs, since it may be slow or away.
+
+    If the block raises, the last update is not waited for.
+    """
     ended = threading.Event()
 
     def mirror_all() -> None:
@@ -143,9 +149,10 @@ def _mirrored(mirror: Mirror) -> Iterator[None]:
 
 
 def make_backend(name: str, address: str | None, parallel: int | None, variables: Sequence[str] = ()) -> Backend:
+    """Return the backend `local` or `ray`, which the caller has to close."""
     if name == "local":
         if address:
-            raise ValueError("sweep: --address is of a Ray cluster; --backend local is this machine")
+            raise ValueError("sweep: --address names a Ray cluster and cannot be used with --backend local")
         from fewbits.sweeps.running.local import Local
 
         return Local(parallel)
@@ -156,9 +163,9 @@ def make_backend(name: str, address: str | None, parallel: int | None, variables
 
 @contextmanager
 def _interruptible(driver: Driver) -> Iterator[None]:
-    """Ctrl-C, or SIGTERM: trials end at their next step, at a checkpoint. Twice: at once.
+    """Stop the driver on Ctrl-C or SIGTERM, so that trials end with a checkpoint; on the second one, stop at once.
 
-    Set up when the backend is there: Ray has a handler for SIGTERM of its own.
+    The handlers are installed after the backend has started, since Ray installs its own handler for SIGTERM.
     """
 
     def interrupt(number: int, frame: FrameType | None) -> None:
@@ -175,46 +182,47 @@ def _interruptible(driver: Driver) -> Iterator[None]:
 
 
 def _summary(plan: Plan, driver: Driver | None) -> int:
+    """Print the states of the trials and what to do about failures, and return the exit status."""
     failed = driver.of(Stage.FAILED) if driver else []
-    found = trial_statuses(plan, [task.planned.id for task in failed])
-    print(f"{len(found)} trials: {counted(standing.state for standing in found.values())}")
-    blocked = [standing for standing in found.values() if standing.state is State.BLOCKED]
-    for key, standing in found.items():
+    statuses = trial_statuses(plan, [task.planned.id for task in failed])
+    print(f"{len(statuses)} trials: {counted(status.state for status in statuses.values())}")
+    blocked = [status for status in statuses.values() if status.state is State.BLOCKED]
+    for key, status in statuses.items():
         path = plan.trials[key].folder.path
-        if standing.state is State.DIVERGED:
+        if status.state is State.DIVERGED:
             print(f"diverged: {path} at step {(plan.trials[key].folder.result() or {}).get('step')}")
-        elif standing.state is State.BLOCKED:
-            print(f"blocked: {path}: {standing.why}", file=sys.stderr)
+        elif status.state is State.BLOCKED:
+            print(f"blocked: {path}: {status.why}", file=sys.stderr)
     for task in failed:
-        print(_failed(task), file=sys.stderr)
+        print(_failure_lines(task), file=sys.stderr)
     if driver is not None and driver.stopping:
-        print(f"fewbits: stopped; {AGAIN}", file=sys.stderr)
+        print(f"fewbits: stopped; {AGAIN} to resume", file=sys.stderr)
         return STOPPED
     named = {task.planned.id for task in failed}
-    gone = [key for key, standing in found.items() if standing.state not in ENDED and key not in named]
+    gone = [key for key, status in statuses.items() if status.state not in ENDED and key not in named]
     if failed or blocked or gone:
-        print(f"fewbits: {_what_now(failed, blocked, len(gone))}", file=sys.stderr)
+        print(f"fewbits: {_next_steps(failed, blocked, len(gone))}", file=sys.stderr)
     return 1 if failed or blocked or gone else 0
 
 
-def _what_now(failed: Sequence[Task], blocked: Sequence[TrialStatus], gone: int) -> str:
+def _next_steps(failed: Sequence[Task], blocked: Sequence[TrialStatus], gone: int) -> str:
     wrong = [task for task in failed if task.failure is not None and task.failure.wrong_input]
-    stuck = sum(standing.for_good for standing in blocked)
+    stuck = sum(status.for_good for status in blocked)
     parts = []
     if wrong:
-        parts.append(f"{len(wrong)} failed of their input, and would again: change that")
+        parts.append(f"{len(wrong)} failed on invalid input: fix the config")
     if others := len(failed) - len(wrong):
-        parts.append(f"{others} failed: {AGAIN} with them, from their checkpoints")
+        parts.append(f"{others} failed: {AGAIN} to resume them from their checkpoints")
     if waiting := len(blocked) - stuck:
-        parts.append(f"{waiting} blocked by what failed")
+        parts.append(f"{waiting} blocked by failed trials")
     if stuck:
-        parts.append(f"{stuck} blocked for good: what they start from has diverged")
+        parts.append(f"{stuck} blocked for good: their parent diverged")
     if gone:
-        parts.append(f"{gone} were over, and the store has them no more: {AGAIN} with them")
+        parts.append(f"{gone} finished earlier but missing from the store: {AGAIN}")
     return "; ".join(parts)
 
 
-def _failed(task: Task) -> str:
+def _failure_lines(task: Task) -> str:
     failure = task.failure
     assert failure is not None
     lines = [f"failed: {task.planned.folder.path}: {failure.reason}"]

@@ -1,9 +1,9 @@
-"""What has become of the trials of a plan: read from their folders, where all of it lies.
+"""Read the state of a trial from its run folder, which is the only place where it is kept.
 
-done, diverged   result.json says so
+done, diverged   as result.json says
 running          a worker holds the lease
-failed           failure.json says how, until the trial is tried again
-planned          none of these; with checkpoints, it goes on from the newest
+failed           failure.json has the reason, until the trial is tried again
+planned          none of these; with checkpoints, the trial resumes from the newest
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class State(StrEnum):
     DONE = "done"
     FAILED = "failed"
     DIVERGED = "diverged"
-    BLOCKED = "blocked"  # what it starts from will not come: standing.py, from the whole plan
+    BLOCKED = "blocked"  # its parent failed or diverged; trial_status.py decides this from the whole plan
 
 
 OVER = (State.DONE, State.DIVERGED)
@@ -38,18 +38,19 @@ OVER = (State.DONE, State.DIVERGED)
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a trial stopped for which there is no result."""
+    """The failure of a trial, which has no result."""
 
-    reason: str  # in a line
-    wrong_input: bool  # it would be the same again
+    reason: str  # in one line
+    wrong_input: bool  # another attempt would fail in the same way
     step: int
     log: list[str]  # its last lines
 
 
 def state(folder: RunFolder) -> State:
-    """RUNNING before FAILED: what is tried again leaves its last failure until it succeeds or fails anew.
+    """Return the state of a trial, which is never BLOCKED.
 
-    A result that cannot be read is a failure too: somebody has to look at it.
+    RUNNING comes before FAILED, since a trial that is tried again keeps its last failure until it succeeds or fails
+    again. A result that cannot be read is a failure, which the user has to solve.
     """
     try:
         result = folder.result()
@@ -63,11 +64,12 @@ def state(folder: RunFolder) -> State:
 
 
 def holder(folder: RunFolder) -> lease.Holder | None:
-    """Who works on the trial now."""
+    """Return the worker that holds the trial's lease, or None."""
     return lease.holder(folder.path) if folder.path.is_dir() else None
 
 
 def failure(folder: RunFolder) -> Failure | None:
+    """Return the trial's last failure, or None."""
     try:
         folder.result()
     except ValueError as error:
@@ -83,19 +85,20 @@ def write_failure(folder: RunFolder, failure: Failure) -> None:
 
 
 def progress(folder: RunFolder) -> dict[str, Any] | None:
-    """Of a trial that runs or was interrupted: step, steps, loss, tokens_per_second."""
-    found = _json(folder.path / PROGRESS, ("step", "steps", "loss"))
-    if found is None or not all(isinstance(value, int | float) for value in found.values()) or found["steps"] < 1:
+    """Return step, steps, loss and tokens_per_second of a trial that runs or was interrupted, or None."""
+    report = _json(folder.path / PROGRESS, ("step", "steps", "loss"))
+    if report is None or not all(isinstance(value, int | float) for value in report.values()) or report["steps"] < 1:
         return None
-    return found
+    return report
 
 
 def reached(folder: RunFolder) -> int:
-    """The step that it goes on from."""
+    """Return the step of the newest checkpoint, from which the trial resumes; 0 if there is none."""
     return max(checkpoints.steps(folder.checkpoints), default=0)
 
 
 def last_lines(folder: RunFolder, count: int = 20) -> list[str]:
+    """Return the last lines of the trial's log."""
     try:
         return plain((folder.path / LOG).read_text(errors="replace")).splitlines()[-count:]
     except OSError:
@@ -103,14 +106,14 @@ def last_lines(folder: RunFolder, count: int = 20) -> list[str]:
 
 
 def plain(text: str) -> str:
-    """Without the colours that Ray and compilers give to a terminal."""
+    """Return the text without the control sequences for colours that Ray and compilers write."""
     return re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", text)
 
 
 def _json(path: Path, keys: Collection[str]) -> dict[str, Any] | None:
-    """An object with these keys. What is only said of a trial may be lost, or damaged."""
+    """Return the JSON object in a file if it has these keys; None if the file is missing or damaged."""
     try:
-        found = json.loads(path.read_text("utf-8"))
+        content = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError):
         return None
-    return found if isinstance(found, dict) and found.keys() >= set(keys) else None
+    return content if isinstance(content, dict) and content.keys() >= set(keys) else None

@@ -1,7 +1,7 @@
-"""What a worker does with one trial, in whatever process a backend puts it: lease, log, train, and say how it ended.
+"""Train one trial in a worker process: take its lease, redirect the output to its log, train, and return the outcome.
 
-Nothing is sent but files in the run folder, where the driver, `fewbits status` and people read them: `progress.json`,
-`log.txt`, and `failure.json`. A file `stop` in it asks the trial to end after its step, at a checkpoint.
+The worker reports through files in the run folder, which the driver, `fewbits status` and users read: `progress.json`,
+`log.txt` and `failure.json`. A file `stop` there asks the trial to end after its current step, with a checkpoint.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from fewbits.sweeps.running import lease
 from fewbits.sweeps.running.store import FAILURE, LOG, PROGRESS, STOP, Failure, last_lines, reached, write_failure
 
 EVERY = 1.0  # seconds between reports
-LOGGED = 20  # lines of progress to a trial
+LOGGED = 20  # lines of progress in the log of a trial
 
 
 @dataclass(frozen=True)
 class Job:
-    """One trial, or one rank of it, to be worked on."""
+    """A trial, or one rank of it, to be computed."""
 
     id: str
     path: Path
     trial: Trial
     runtime: Runtime
     made_of: Mapping[str, object]
-    environment: Mapping[str, str] = field(default_factory=dict)  # RANK and its like, of several ranks
+    environment: Mapping[str, str] = field(default_factory=dict)  # RANK and similar variables, if it has several ranks
 
     @property
     def folder(self) -> RunFolder:
@@ -56,15 +56,20 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    """over: there is a result. stopped: asked to. busy: another worker has it. failed: an error, which may pass."""
+    """The outcome of a job.
+
+    Its kind is `over` (there is a result), `stopped` (on request), `busy` (another worker has the trial) or `failed`
+    (an error, which another attempt may not have).
+    """
 
     kind: str
     reason: str = ""
     wrong_input: bool = False
-    speed: float | None = None  # tokens a second, of the median step
+    speed: float | None = None  # tokens per second of the median step
 
 
 def work(job: Job) -> Outcome:
+    """Compute a job in this process, and return its outcome."""
     with _environment(job.environment):
         if not job.leads:
             job.path.mkdir(parents=True, exist_ok=True)
@@ -76,8 +81,8 @@ def work(job: Job) -> Outcome:
                 return _lead(job, lost.is_set)
         except lease.Held as error:
             return Outcome("busy", str(error))
-        except OSError as error:  # on a full disk not even the log can be written
-            return Outcome("failed", _told(error, job))
+        except OSError as error:  # for example on a full disk, where even the log cannot be written
+            return Outcome("failed", _describe(error, job))
 
 
 def _lead(job: Job, lost: Callable[[], bool]) -> Outcome:
@@ -86,25 +91,25 @@ def _lead(job: Job, lost: Callable[[], bool]) -> Outcome:
     with _logged(job.path / LOG) as log:
         report = _Reporter(job.path / PROGRESS, log)
 
-        def say(progress: Progress) -> None:
+        def on_progress(progress: Progress) -> None:
             if lost():
                 raise _Lost
             report(progress)
 
         try:
-            _, result = run(job.trial, _reopened(job), say, request.exists, expected=job.id)
+            _, result = run(job.trial, _reopen(job), on_progress, request.exists, expected=job.id)
         except _Lost:
-            report.line("its lease is lost: another worker has it, or its folder was removed")
+            report.line("the lease is lost: another worker has it, or the run folder was removed")
             return Outcome("busy", "its lease was lost")
         except KeyboardInterrupt:
             report.line("stopped at a checkpoint")
             return Outcome("stopped")
-        except Busy as error:  # by `fewbits train`, which holds no lease
+        except Busy as error:  # `fewbits train`, which holds no lease, is training it
             report.line(str(error))
             return Outcome("busy", str(error))
         except Exception as error:
             traceback.print_exc()
-            reason, wrong_input = _told(error, job), isinstance(error, (ValueError, OtherTrial))
+            reason, wrong_input = _describe(error, job), isinstance(error, (ValueError, OtherTrial))
             report.line(f"failed: {reason}")
             write_failure(folder, Failure(reason, wrong_input, reached(folder), last_lines(folder)))
             return Outcome("failed", reason, wrong_input)
@@ -116,9 +121,12 @@ def _lead(job: Job, lost: Callable[[], bool]) -> Outcome:
     return Outcome("over", speed=report.speed)
 
 
-def _reopened(job: Job) -> Runtime:
-    """A trial that has gone past a step whose checkpoint is now asked for goes on from before it. Checkpoints of later
-    steps, from which it would go on else, are made again, those that were kept among them."""
+def _reopen(job: Job) -> Runtime:
+    """Prepare a trial that has passed a step whose checkpoint is now needed to resume before that step.
+
+    Checkpoints of later steps, from which it would resume otherwise, are removed. The returned settings keep those
+    that had been kept, so that they are written again.
+    """
     folder, wanted = job.folder, job.runtime.keep_steps
     with folder.alone():
         kept = checkpoints.steps(folder.kept)
@@ -131,18 +139,21 @@ def _reopened(job: Job) -> Runtime:
 
 
 class _Lost(Exception):
-    """The lease. What this worker would write now, checkpoints of earlier steps above all, the next one has to bear."""
+    """The error that the lease is lost. The worker has to end at once, since its files would disturb the next worker's.
+
+    In particular, it must not write checkpoints of earlier steps.
+    """
 
 
-def _told(error: Exception, job: Job) -> str:
+def _describe(error: Exception, job: Job) -> str:
     if isinstance(error, OtherTrial):
         differing = "; ".join(differences(job.made_of, error.made_of))
-        return f"this machine would compute another trial than was planned: {differing}"
+        return f"this machine would compute another trial than the planned one: {differing}"
     return f"{type(error).__name__}: {' '.join(str(error).split())}"[:500]
 
 
 class _Reporter:
-    """Progress, into files: the newest state every second, and a few lines of log."""
+    """A writer of progress to files: the newest state every second, and a few lines of log."""
 
     def __init__(self, path: Path, log: IO[str]) -> None:
         self._path, self._log = path, log
@@ -151,7 +162,7 @@ class _Reporter:
 
     @property
     def speed(self) -> float | None:
-        speeds = sorted(self._speeds[1:])  # the first step warms up
+        speeds = sorted(self._speeds[1:])  # the first step includes the warm-up
         return speeds[len(speeds) // 2] if speeds else None
 
     def __call__(self, progress: Progress) -> None:
@@ -183,7 +194,7 @@ class _Reporter:
 
 @contextmanager
 def _logged(path: Path) -> Iterator[IO[str]]:
-    """Everything that the process prints, libraries and crashes included, goes to the trial's log meanwhile."""
+    """Redirect everything that the process prints to the trial's log, including libraries and crashes."""
     with path.open("a", buffering=1, encoding="utf-8") as log:
         before = [os.dup(stream) for stream in (1, 2)]
         for stream in (sys.stdout, sys.stderr):

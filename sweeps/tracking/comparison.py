@@ -1,8 +1,8 @@
-"""The comparison view of a sweep in MLflow's page: a row for each swept value, with averages over the seeds.
+"""Build the comparison view of a sweep in MLflow's page: a row for each swept value, averaged over the seeds.
 
-The page keeps such views as tags of an experiment, `mlflow.sharedViewState.<key>`, for its own "share" button; their
-form is documented nowhere, and is that of MLflow 3.17 (older and newer ones ignore fields that they do not know).
-The losses' charts come first; the page adds one for each other metric, below the heading that its name begins with.
+The page keeps such views as tags of an experiment, `mlflow.sharedViewState.<key>`, for its own "share" button. Their
+format is not documented; it is that of MLflow 3.17 (other versions ignore unknown fields). The charts of the losses
+come first. The page adds a chart for each other metric, under the heading with which the metric's name begins.
 """
 
 from __future__ import annotations
@@ -17,32 +17,36 @@ from fewbits.experiments.tracking.owner import Owner
 from fewbits.sweeps.planning.expand import Cell
 from fewbits.sweeps.planning.sweep import Sweep
 
-UI = "http://127.0.0.1:5000"  # where `fewbits ui` is, unless it is told otherwise
+UI = "http://127.0.0.1:5000"  # the default address of `fewbits ui`
 TAG = "mlflow.sharedViewState."
-KEY = "fewbits-"  # which of the shared views are ours
+KEY = "fewbits-"  # prefix of the keys of fewbits' views
 SWEEP, SCALE, CURRENT = "fewbits.sweep", "fewbits.scale", "fewbits.current"  # tags of runs
-COMPARED = "compared"  # the parameter that tells rows apart
+COMPARED = "compared"  # the parameter by which runs are grouped to rows
 METRICS = ("validation_loss", "ood_loss", "loss")
-FOLDED = 100  # rows whose seeds are not shown until one asks for them; a tag has room for so many
+FOLDED = 100  # rows whose seeds are hidden at first; a tag has no space for more
 SECTION, OTHERS = "fewbits-losses", ("optimizer", "speed")  # of the charts
 
 
 @dataclass(frozen=True)
 class View:
+    """A comparison view that is stored in MLflow."""
+
     name: str
     experiment: str  # its id
     key: str
 
     def link(self, base: str = UI) -> str:
+        """Return the URL of the view's table."""
         page = f"{base.rstrip('/')}/#/experiments/{self.experiment}/runs?viewStateShareKey={quote(self.key)}"
-        return f"{page}&workflowType=machine_learning"  # without what the page has for language model applications
+        return f"{page}&workflowType=machine_learning"  # without the page's features for language model applications
 
     def charts(self, base: str = UI) -> str:
+        """Return the URL of the view's charts."""
         return f"{self.link(base)}&compareRunsMode=CHART"
 
 
 def group_of(sweep: Sweep) -> str:
-    """What a plan's sweeps are told apart by."""
+    """Return a key that is unique among the sweeps of a plan."""
     return f"{sweep.study}/{sweep.name}/{sweep.scale}"
 
 
@@ -52,7 +56,7 @@ def view_of(sweep: Sweep, experiment: str, owner: Owner) -> View:
 
 
 def compared(sweep: Sweep, cell: Cell) -> str:
-    """Of a cell, what its row is called: its arm and its values, the seed aside."""
+    """Return the name of a cell's row: its arm and its axis values, without the seed."""
     axes = [axis for group in sweep.groups for axis in group]
     last = [axis.rpartition(".")[2] for axis in axes]
     short = {axis: name if last.count(name) == 1 else axis for axis, name in zip(axes, last, strict=True)}
@@ -60,7 +64,7 @@ def compared(sweep: Sweep, cell: Cell) -> str:
 
 
 def view_state(sweep: Sweep, rows: Sequence[str], owner: Owner) -> str:
-    """Return the tag's value. rows: what is compared."""
+    """Return the value of the view's tag. rows: the names of the rows."""
     wanted = ((SWEEP, sweep.name), (SCALE, sweep.scale), *owner.key.items(), (CURRENT, "yes"))
     return json.dumps(
         {
@@ -76,7 +80,7 @@ def view_state(sweep: Sweep, rows: Sequence[str], owner: Owner) -> str:
             "columnWidths": {"attributes.`Run Name`": 360},
             "compareRunSections": [_section(SECTION, "Model metrics"), *(_section(name, name) for name in OTHERS)],
             "compareRunCharts": [_chart(name) for name in METRICS],
-            "isAccordionReordered": True,  # the sections stay in this order
+            "isAccordionReordered": True,  # keep the sections in this order
             "hideEmptyCharts": True,
         }
     )
@@ -87,7 +91,7 @@ def _section(uuid: str, name: str) -> dict[str, Any]:
 
 
 def _chart(metric: str) -> dict[str, Any]:
-    """By steps, with a line for each row."""
+    """Return a chart of the metric over steps, with a line for each row."""
     return {
         "uuid": f"{KEY}{metric}",
         "type": "LINE",
@@ -112,11 +116,11 @@ def _chart(metric: str) -> dict[str, Any]:
 
 
 def views_in(client: Any) -> list[View]:
-    """All that there are in a tracking store."""
-    found = []
+    """Return all comparison views of a tracking store."""
+    views = []
     for experiment in client.search_experiments():
         for tag in experiment.tags:
             if tag.startswith(TAG + KEY):
                 name = f"{experiment.name}: {tag.removeprefix(TAG + KEY)}"
-                found.append(View(name, experiment.experiment_id, tag.removeprefix(TAG)))
-    return found
+                views.append(View(name, experiment.experiment_id, tag.removeprefix(TAG)))
+    return views

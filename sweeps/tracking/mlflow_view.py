@@ -1,17 +1,18 @@
-"""A plan's trials in MLflow: a view of the store's files that a driver keeps up to date and anybody can make again.
+"""Show a plan's trials in MLflow: a view of the store's files, which drivers update and `fewbits sync` can rebuild.
 
     experiment   a study
     parent run   a sweep at a scale, per store and user   tags fewbits.sweep, fewbits.scale
-    child run    a trial of that sweep, once it began     tags fewbits.trial, .folder, .state, .place, .current, .reason
+    child run    a trial of that sweep that has started   tags fewbits.trial, .folder, .state, .place, .current, .reason
 
-All runs have the tags fewbits.store, fewbits.user and mlflow.user, and a driver creates, changes and deletes only runs
-of its own store and user. Runs of versions without these tags are adopted if their folder lies in the store.
+All runs have the tags fewbits.store, fewbits.user and mlflow.user. A driver creates, changes and deletes only runs of
+its own store and user. Runs of versions without these tags are adopted if their folder is in the store.
 
-Drivers alone talk to MLflow, workers never do. What was sent lies in a small file beside the run folders, by what the
-trials' files looked like then: while they look the same there is nothing to do, and MLflow is not even imported. The
-file may be deleted; then MLflow is asked what it has. A run that MLflow believes to be running while nobody holds its
-trial's lease is set to KILLED, and to RUNNING when the trial goes on, in the same run. Of trials that have the same
-place in a sweep, with other code say, the newest plan's is current; the comparison view shows these alone.
+Only drivers connect to MLflow, workers never do. A small cache file beside the run folders holds what was sent, with
+the times and sizes of the trials' files at that moment. While these are the same there is nothing to do, and MLflow is
+not even imported. The cache may be deleted; then MLflow is asked which runs it has. If MLflow shows a run as running
+whose trial nobody works on, the run is set to KILLED; when the trial resumes, the same run is set to RUNNING. If
+several trials have the same place in a sweep, for example after a change of the code, the newest plan's trial is
+current, and the comparison view shows only current trials.
 """
 
 from __future__ import annotations
@@ -64,49 +65,51 @@ PARENT, SOURCE, NOTE = "mlflow.parentRunId", "mlflow.source.name", "mlflow.note.
 KIND = "fewbits.kind"  # a tag of parent runs: sweep
 FILES = ("config.yaml", "metrics.parquet", "timing.parquet", "result.json", store.FAILURE)
 STATUS = {
-    State.PLANNED: "KILLED",  # it began, and nobody is at it
+    State.PLANNED: "KILLED",  # it has started, and nobody works on it
     State.RUNNING: "RUNNING",
     State.DONE: "FINISHED",
     State.FAILED: "FAILED",
     State.DIVERGED: "FAILED",
 }
-Look = list[Any]  # a trial's state, then when its files were changed and how long they are
+Look = list[Any]  # a trial's state, then the modification time and the size of each of its files
 
 
 @dataclass(frozen=True)
 class Synced:
+    """The result of an update of MLflow."""
+
     uri: str
-    views: tuple[View, ...]  # of the sweeps that MLflow has something of
-    sent: int  # runs of which MLflow has been told something
-    away: bool  # MLflow could not be told all
+    views: tuple[View, ...]  # of the sweeps that MLflow has runs of
+    sent: int  # runs that were created or changed
+    away: bool  # MLflow did not get everything
     runs: Path | None = field(default=None, compare=False)  # the store
 
     @property
     def links(self) -> tuple[tuple[str, str], ...]:
-        """To the comparison views, by name; without a server, as `fewbits ui` will serve them."""
+        """The names and URLs of the comparison views; without a server, at the address of `fewbits ui`."""
         base = _without_user(self.uri) if self.uri.startswith("http") else comparison.UI
         return tuple((view.name, view.link(base)) for view in self.views)
 
     @property
     def lines(self) -> list[str]:
-        """The links, and what has to run for them to lead somewhere."""
+        """The links as lines, and the command that serves them if there is no server."""
         links = [f"{name}: {link}" for name, link in self.links]
         return [*links, self._served] if links and self._served else links
 
     @property
     def _served(self) -> str:
-        """Nothing more, of a server."""
+        """The line that names the `fewbits ui` command; empty if a server has the runs."""
         if self.uri.startswith("http"):
             return ""
         runs = self.runs or mlflow_database.path_of(self.uri).parent
-        ours = os.environ.get("MLFLOW_TRACKING_URI") or runs == Path("runs").resolve()
-        near = runs.relative_to(Path.cwd()) if runs.is_relative_to(Path.cwd()) else runs
-        return f"(served by `fewbits ui{'' if ours else f' --runs {shlex.quote(str(near))}'}`)"
+        default = os.environ.get("MLFLOW_TRACKING_URI") or runs == Path("runs").resolve()
+        shown = runs.relative_to(Path.cwd()) if runs.is_relative_to(Path.cwd()) else runs
+        return f"(served by `fewbits ui{'' if default else f' --runs {shlex.quote(str(shown))}'}`)"
 
 
 @dataclass
 class _Child:
-    """A trial of a sweep, as MLflow was told of it."""
+    """The last state of a trial of a sweep that MLflow was sent. The cache file has these fields."""
 
     folder: str
     run: str = ""  # its id in MLflow
@@ -117,7 +120,7 @@ class _Child:
 
 @dataclass
 class _Group:
-    """A sweep at a scale, as MLflow was told of it."""
+    """The last state of a sweep at a scale that MLflow was sent. The cache file has these fields."""
 
     experiment: str
     parent: str  # the run
@@ -128,7 +131,7 @@ class _Group:
 
 @dataclass(frozen=True)
 class _Wanted:
-    """A sweep at a scale, as the plan has it and the store now looks."""
+    """The current state of a sweep at a scale, from the plan and the store."""
 
     sweep: Sweep
     owner: Owner
@@ -143,7 +146,7 @@ class _Wanted:
 
 
 class Mirror:
-    """Of one plan. `sync` may be called from any thread, as often as one likes; what goes wrong is said once."""
+    """The view of one plan in MLflow. `sync` may be called from any thread; each error is reported once."""
 
     def __init__(self, plan: Plan, uri: str | None = None) -> None:
         self._plan = plan
@@ -154,15 +157,18 @@ class Mirror:
         self._owner: Owner | None = None
 
     def sync(self, *, afresh: bool = False, last: bool = False) -> Synced:
-        """Tell MLflow what is new. last: no driver is at it any more; afresh: ask MLflow what it has."""
+        """Send to MLflow what has changed.
+
+        last: no driver runs the plan any more. afresh: ask MLflow what it has, instead of the cache file.
+        """
         with self._patience.guarding("trials go on"):
             self._owner = self._owner or owner_of(self._runs)
-        if self._owner is None:  # a store that cannot be written, without an id
+        if self._owner is None:  # the store has no id, and cannot be written
             return Synced(self.uri, (), 0, True, self._runs)
         owner = self._owner
         groups = _read(self._runs, self.uri, owner)
         wanted = self._wanted(last or afresh, owner)
-        sent, away = 0, afresh or _news(wanted, groups, self._runs)
+        sent, away = 0, afresh or _has_changed(wanted, groups, self._runs)
         if away and (last or afresh or self._patience.over):
             with self._patience.guarding("trials go on"):
                 client, self._client = self._client or self._connect(), None
@@ -171,11 +177,11 @@ class Mirror:
                     if afresh:
                         groups = {key: group for key, group in groups.items() if key not in wanted}
                     try:
-                        sent = self._tell(client, owner, wanted, groups)
+                        sent = self._update(client, owner, wanted, groups)
                         sent += tracking.reap(client, self._runs) if afresh else 0
                     finally:
                         _write(self._runs, self.uri, owner, groups)
-                self._client, away = client, False  # else the next attempt begins anew
+                self._client, away = client, False  # after an error the next attempt connects again
         views = [view_of(want.sweep, groups[key].experiment, owner) for key, want in wanted.items() if key in groups]
         return Synced(self.uri, tuple(views), sent, away, self._runs)
 
@@ -184,10 +190,10 @@ class Mirror:
         return tracking.connect(self._runs, self.uri)
 
     def _wanted(self, over: bool, owner: Owner) -> dict[str, _Wanted]:
-        found_blocked = (key for key, one in trial_statuses(self._plan).items() if one.state is State.BLOCKED)
-        blocked = dict.fromkeys(found_blocked, State.BLOCKED)
+        blocked_keys = (key for key, status in trial_statuses(self._plan).items() if status.state is State.BLOCKED)
+        blocked = dict.fromkeys(blocked_keys, State.BLOCKED)
         looks = {trial: _look(planned.folder) for trial, planned in self._plan.trials.items()}
-        found = {}
+        wanted = {}
         for sweep in self._plan.sweeps:
             cells: dict[str, Cell] = {}
             for member in self._plan.members:
@@ -195,22 +201,22 @@ class Mirror:
                     cells.setdefault(member.id, member.cell)
             if cells:
                 status = _status([blocked.get(trial, State(looks[trial][0])) for trial in cells], over)
-                found[group_of(sweep)] = _Wanted(sweep, owner, cells, looks, status)
-        return found
+                wanted[group_of(sweep)] = _Wanted(sweep, owner, cells, looks, status)
+        return wanted
 
-    def _tell(
+    def _update(
         self, client: MlflowClient, owner: Owner, wanted: Mapping[str, _Wanted], groups: dict[str, _Group]
     ) -> int:
         sent = 0
         for key, want in wanted.items():
             group = groups.get(key) or self._ask(client, owner, want.sweep)
-            groups.pop(key, None)  # until all is said: what MLflow has lost is asked for again
+            groups.pop(key, None)  # until all is sent: after an error MLflow is asked again what it has
             if group.view != want.view:
                 key_of_view = view_of(want.sweep, group.experiment, owner).key
                 client.set_experiment_tag(group.experiment, TAG + key_of_view, want.view)
                 group.view = want.view
             for trial in _new(want, group, self._runs):
-                self._tell_child(client, want, group, trial)
+                self._send_child(client, want, group, trial)
                 sent += 1
             if group.status != want.status:
                 client.update_run(group.parent, status=want.status)
@@ -219,7 +225,7 @@ class Mirror:
         return sent + sum(self._reap(client, group, wanted.get(key)) for key, group in groups.items())
 
     def _ask(self, client: MlflowClient, owner: Owner, sweep: Sweep) -> _Group:
-        """Return what MLflow has of a sweep of this owner; make its experiment and its parent run if need be."""
+        """Return what MLflow has of a sweep of this owner; create its experiment and parent run if they are missing."""
         experiment = tracking.experiment(client, sweep.study, self._runs, self.uri)
         key = {SWEEP: sweep.name, SCALE: sweep.scale}
         note = {"mlflow.note.content": sweep.about} if sweep.about else {}
@@ -244,18 +250,18 @@ class Mirror:
         return group
 
     def _adopt_parent(self, client: MlflowClient, experiment: str, owner: Owner, key: Mapping[str, str]) -> None:
-        """Tag a parent run without an owner, if all its children are the owner's by now."""
-        found = mlflow_runs.search(client, experiment, key)
-        for parent in found:
-            children = [run for run in found if run.data.tags.get(PARENT) == parent.info.run_id]
+        """Tag a parent run that has no owner, if all its children belong to this owner now."""
+        runs = mlflow_runs.search(client, experiment, key)
+        for parent in runs:
+            children = [run for run in runs if run.data.tags.get(PARENT) == parent.info.run_id]
             if STORE not in parent.data.tags and children and all(owner.owns(run.data.tags) for run in children):
                 mlflow_runs.take(client, parent, owner)
 
-    def _tell_child(self, client: MlflowClient, want: _Wanted, group: _Group, trial: str) -> None:
+    def _send_child(self, client: MlflowClient, want: _Wanted, group: _Group, trial: str) -> None:
         cell, folder, look = want.cells[trial], self._plan.trials[trial].folder, want.looks[trial]
         place = json.dumps(cell.place)
         child = group.children.get(trial)
-        if child is not None and child.place != place:  # what the sweep calls it has changed, and parameters cannot
+        if child is not None and child.place != place:  # its place has changed, but MLflow's parameters cannot change
             client.delete_run(child.run)
             child = None
         run = self._begin(client, want, group, trial) if child is None else client.get_run(child.run)
@@ -277,14 +283,14 @@ class Mirror:
         cell, folder = want.cells[trial], self._plan.trials[trial].folder
         key = {SWEEP: want.sweep.name, SCALE: want.sweep.scale, TRIAL: trial}
         tags = {PARENT: group.parent, PLACE: json.dumps(cell.place), SOURCE: "fewbits sweep"}
-        tags |= {tag: said for tag, said in _tags(folder, State(want.looks[trial][0])).items() if said}
+        tags |= {tag: value for tag, value in _tags(folder, State(want.looks[trial][0])).items() if value}
         name = ", ".join(f"{key} {value}" for key, value in cell.place.items())
-        alone = self.uri.startswith("sqlite")  # the store's lock keeps its other drivers from making it
+        alone = self.uri.startswith("sqlite")  # the store's lock prevents other drivers from creating the run too
         make = mlflow_runs.new_run if alone else mlflow_runs.one_run
         return make(client, group.experiment, want.owner, key, name, {**tags, CURRENT: "yes"}, tracking.began(folder))
 
     def _reap(self, client: MlflowClient, group: _Group, want: _Wanted | None) -> int:
-        """Runs that were left running, of trials that the plan has not."""
+        """Update runs that are shown as running, of trials that the plan does not have; return their number."""
         orphans = _orphans(group, want, self._runs)
         for folder in orphans:
             child = group.children[folder.id]
@@ -305,10 +311,10 @@ def _tags(folder: RunFolder, state: State) -> dict[str, str | None]:
 
 
 def _reason(folder: RunFolder, state: State) -> tuple[str | None, str | None]:
-    """In a line, and at length."""
+    """Return the reason of a divergence or failure in one line, and as a note with the log; None without a reason."""
     if state is State.DIVERGED:
-        said = f"diverged at step {(folder.result() or {})['step']}"
-        return said, said
+        text = f"diverged at step {(folder.result() or {})['step']}"
+        return text, text
     failure = store.failure(folder) if state is State.FAILED else None
     if failure is None:
         return None, None
@@ -316,18 +322,18 @@ def _reason(folder: RunFolder, state: State) -> tuple[str | None, str | None]:
     return failure.reason, f"{failure.reason}\n\n```\n{log}\n```"
 
 
-# ------------------------------------------------------------------------------------------------ what is new
+# ------------------------------------------------------------------------------------------------ changes
 
 
 def _look(folder: RunFolder) -> Look:
-    looks: Look = [store.state(folder).value]
+    look: Look = [store.state(folder).value]
     for name in FILES:
         try:
-            found = (folder.path / name).stat()
-            looks.append([found.st_mtime_ns, found.st_size])
+            status = (folder.path / name).stat()
+            look.append([status.st_mtime_ns, status.st_size])
         except OSError:
-            looks.append(None)
-    return looks
+            look.append(None)
+    return look
 
 
 def _began(look: Look) -> bool:
@@ -335,7 +341,7 @@ def _began(look: Look) -> bool:
 
 
 def _status(states: list[State], over: bool) -> str:
-    """Of a sweep; not over: a driver is at it."""
+    """Return MLflow's status of a sweep. over: no driver runs it any more."""
     if State.RUNNING in states:
         return "RUNNING"
     if State.PLANNED in states and not over:
@@ -346,27 +352,27 @@ def _status(states: list[State], over: bool) -> str:
 
 
 def _new(want: _Wanted, group: _Group, runs: Path) -> list[str]:
-    """The trials that MLflow does not know as they are."""
-    had = group.children
+    """Return the trials whose current state MLflow does not have."""
+    sent = group.children
     return [
         trial
         for trial, cell in want.cells.items()
-        if (_began(want.looks[trial]) or _removed(had.get(trial), runs))
+        if (_began(want.looks[trial]) or _removed(sent.get(trial), runs))
         and (
-            trial not in had
-            or had[trial].look != want.looks[trial]
-            or not had[trial].current
-            or had[trial].place != json.dumps(cell.place)
+            trial not in sent
+            or sent[trial].look != want.looks[trial]
+            or not sent[trial].current
+            or sent[trial].place != json.dumps(cell.place)
         )
     ]
 
 
 def _removed(child: _Child | None, runs: Path) -> bool:
-    """Return whether a trial that is not there ran when MLflow was last told of it."""
+    """Tell whether MLflow shows a trial as running whose folder does not exist any more."""
     return child is not None and child.look[0] == State.RUNNING
 
 
-def _news(wanted: Mapping[str, _Wanted], groups: Mapping[str, _Group], runs: Path) -> bool:
+def _has_changed(wanted: Mapping[str, _Wanted], groups: Mapping[str, _Group], runs: Path) -> bool:
     for key, want in wanted.items():
         group = groups.get(key)
         if group is None or group.status != want.status or group.view != want.view or _new(want, group, runs):
@@ -375,9 +381,9 @@ def _news(wanted: Mapping[str, _Wanted], groups: Mapping[str, _Group], runs: Pat
 
 
 def _orphans(group: _Group, want: _Wanted | None, runs: Path) -> list[RunFolder]:
-    """Return the trials of this store that MLflow believes to be running, that do not run, and that the plan lacks.
+    """Return the trials of this store that MLflow shows as running, but that do not run and are not in the plan.
 
-    The store may be mounted elsewhere than when a folder was noted, so only the folder's name counts.
+    The store may be mounted elsewhere than when a folder was written to the cache, so only the folder's name counts.
     """
     children = {RunFolder(runs / Path(child.folder).name, trial): child for trial, child in group.children.items()}
     return [
@@ -389,13 +395,13 @@ def _orphans(group: _Group, want: _Wanted | None, runs: Path) -> list[RunFolder]
     ]
 
 
-# ------------------------------------------------------------------------------------------------ what was said
+# ------------------------------------------------------------------------------------------------ the cache file
 
 
 def _read(runs: Path, uri: str, owner: Owner) -> dict[str, _Group]:
     try:
-        told = json.loads((runs / CACHE).read_text())[owner.cache_key(uri)]
-        groups = {key: _Group(**group) for key, group in told.items()}
+        cached = json.loads((runs / CACHE).read_text())[owner.cache_key(uri)]
+        groups = {key: _Group(**group) for key, group in cached.items()}
         for group in groups.values():
             group.children = {trial: _Child(**child) for trial, child in group.children.items()}  # type: ignore[arg-type]
         if not all(child.look for group in groups.values() for child in group.children.values()):
@@ -407,29 +413,29 @@ def _read(runs: Path, uri: str, owner: Owner) -> dict[str, _Group]:
 
 def _write(runs: Path, uri: str, owner: Owner, groups: Mapping[str, _Group]) -> None:
     try:
-        told = json.loads((runs / CACHE).read_text())
-        told = {key: value for key, value in told.items() if "://" not in key}  # earlier versions wrote URIs here
+        cached = json.loads((runs / CACHE).read_text())
+        cached = {key: value for key, value in cached.items() if "://" not in key}  # earlier versions wrote URIs here
     except (OSError, ValueError, AttributeError):
-        told = {}
-    write_json(runs / CACHE, {**told, owner.cache_key(uri): {key: asdict(group) for key, group in groups.items()}})
+        cached = {}
+    write_json(runs / CACHE, {**cached, owner.cache_key(uri): {key: asdict(group) for key, group in groups.items()}})
 
 
 def _without_user(uri: str) -> str:
-    """Return a server's address without the user and password that it may name: a browser asks for them."""
+    """Return a server's address without user and password, since a browser asks for them."""
     scheme, separator, rest = uri.partition("://")
     host, slash, path = rest.partition("/")
     return redacted(f"{scheme}{separator}{host.rpartition('@')[2]}{slash}{path}")
 
 
 def _still_there(uri: str, groups: dict[str, _Group]) -> dict[str, _Group]:
-    """Without those that a database has lost, or that somebody deleted: it may have been made anew."""
+    """Return the groups that the database still has: it may be new, or a user may have deleted runs."""
     path = mlflow_database.path_of(uri)
     if not path.exists():
         return {}
     try:
         with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
-            found = database.execute("select run_uuid from runs where lifecycle_stage = 'active'")
-            active = {run for (run,) in found}
+            rows = database.execute("select run_uuid from runs where lifecycle_stage = 'active'")
+            active = {run for (run,) in rows}
     except sqlite3.Error:
         return {}
     return {key: group for key, group in groups.items() if group.parent in active}

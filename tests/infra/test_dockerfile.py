@@ -1,4 +1,4 @@
-"""The Dockerfile as Docker reads it: what it copies exists, what it builds on is pinned, it does not run as root."""
+"""Test the Dockerfile: copied files exist, base images and packages are pinned, and it does not run as root."""
 
 import json
 import re
@@ -74,10 +74,10 @@ def test_what_it_copies_exists_and_is_in_the_context() -> None:
     assert copied == let_in
 
 
-def test_each_room_that_the_package_links_to_is_copied() -> None:
-    rooms = {link.name for link in (ROOT / "src" / "fewbits").iterdir() if link.is_symlink()}
-    assert rooms
-    assert {words.split()[0] for words in words_of("COPY")} >= rooms | {"src", "pyproject.toml", "constraints.txt"}
+def test_each_linked_package_is_copied() -> None:
+    packages = {link.name for link in (ROOT / "src" / "fewbits").iterdir() if link.is_symlink()}
+    assert packages
+    assert {words.split()[0] for words in words_of("COPY")} >= packages | {"src", "pyproject.toml", "constraints.txt"}
 
 
 def test_nothing_that_runs_leave_behind_is_in_the_context() -> None:
@@ -90,16 +90,16 @@ def test_nothing_that_runs_leave_behind_is_in_the_context() -> None:
 @pytest.mark.parametrize("words", words_of("RUN"))
 def test_what_is_installed_is_pinned_and_leaves_no_cache(words: str) -> None:
     for command in words.split("&&"):
-        said = shlex.split(command)
-        if said[:2] == ["apt-get", "install"]:
-            assert {"--yes", "--no-install-recommends"} <= set(said)
-            packages = [word for word in said[2:] if not word.startswith("-")]
+        arguments = shlex.split(command)
+        if arguments[:2] == ["apt-get", "install"]:
+            assert {"--yes", "--no-install-recommends"} <= set(arguments)
+            packages = [word for word in arguments[2:] if not word.startswith("-")]
             assert all("=" in package for package in packages), packages
             assert "apt-get update" in words
             assert "rm -rf /var/lib/apt/lists/*" in words
-        if said[:2] == ["pip", "install"]:
-            assert "--no-cache-dir" in said
-            assert said[said.index("--constraint") + 1] == "constraints.txt"
+        if arguments[:2] == ["pip", "install"]:
+            assert "--no-cache-dir" in arguments
+            assert arguments[arguments.index("--constraint") + 1] == "constraints.txt"
 
 
 def test_torch_is_installed_before_what_also_wants_it_and_cupy_is() -> None:

@@ -1,4 +1,4 @@
-"""The KubeRay manifests: what the operator requires, versions that are ours, one store, a token, and no root."""
+"""Test the KubeRay manifests: the operator's keys, the constrained versions, one store, a token, and no root."""
 
 from typing import Any
 
@@ -38,7 +38,7 @@ def test_the_cluster_of_the_job_is_the_standing_one() -> None:
 
 
 def test_keys_are_those_of_the_operators_definitions() -> None:
-    """Kubernetes drops a key that it does not know without a word."""
+    """Kubernetes ignores unknown keys silently."""
     spec = CLUSTER["spec"]
     known = "rayVersion authOptions enableInTreeAutoscaling autoscalerOptions headGroupSpec workerGroupSpecs"
     assert set(spec) == set(known.split())
@@ -58,7 +58,7 @@ def test_the_version_of_ray_is_the_constrained_one() -> None:
 
 @pytest.mark.parametrize("group", GROUPS, ids=["head", "gpu"])
 def test_start_parameters_are_strings(group: dict[str, Any]) -> None:
-    """The operator's definition is a map of strings; a number is refused when it is applied."""
+    """The operator's definition is a map of strings, so Kubernetes refuses a number."""
     assert all(isinstance(value, str) for value in group["rayStartParams"].values())
 
 

@@ -1,4 +1,4 @@
-"""The compose file of the MLflow server: its variables, images, health and volumes; its options are mlflow's."""
+"""Test the compose file of the MLflow server: its variables, images, health checks, volumes and mlflow's options."""
 
 import re
 import subprocess
@@ -20,7 +20,7 @@ KEYS = {"image", "build", "command", "environment", "volumes", "ports", "depends
 
 
 def variables(text: str) -> dict[str, str]:
-    """The variables that compose will fill in, each with what follows its name: `:?`, or `:-` and a default."""
+    """Return the variables that compose replaces, each with the text after its name: `:?`, or `:-` and a default."""
     return dict(re.findall(r"\$\{(\w+)([^}]*)\}", text))
 
 
@@ -67,7 +67,7 @@ def test_the_server_is_the_constrained_mlflow() -> None:
 
 @pytest.fixture(scope="module")
 def server() -> Any:
-    from mlflow.cli import server  # seconds to import, in whichever worker runs these tests
+    from mlflow.cli import server  # the import takes seconds, so only the worker of these tests makes it
 
     return server
 
@@ -76,17 +76,22 @@ def test_each_option_of_the_server_is_one_of_mlflows(server: Any) -> None:
     words = SERVICES["server"]["command"]
     assert words[:2] == ["mlflow", "server"]
     known = {option for parameter in server.params for option in (*parameter.opts, *parameter.secondary_opts)}
-    said = {word.partition("=")[0] for word in words[2:]}
-    assert said <= known, said - known
-    assert {"--backend-store-uri", "--artifacts-destination", "--serve-artifacts", "--allowed-hosts"} <= said
+    options = {word.partition("=")[0] for word in words[2:]}
+    assert options <= known, options - known
+    assert {"--backend-store-uri", "--artifacts-destination", "--serve-artifacts", "--allowed-hosts"} <= options
 
 
 def test_mlflow_parses_the_command(server: Any) -> None:
     filled = [re.sub(r"\$\{\w+(?::-([^}]*)|:\?)\}", r"\1", word) for word in SERVICES["server"]["command"]]
-    said = server.make_context("server", filled[2:]).params
-    assert (said["host"], said["port"], said["workers"], said["serve_artifacts"]) == ("0.0.0.0", 5000, "4", True)
-    assert said["backend_store_uri"].startswith("postgresql+psycopg2://mlflow:")
-    assert said["artifacts_destination"] == "s3://mlflow"
+    options = server.make_context("server", filled[2:]).params
+    assert (options["host"], options["port"], options["workers"], options["serve_artifacts"]) == (
+        "0.0.0.0",
+        5000,
+        "4",
+        True,
+    )
+    assert options["backend_store_uri"].startswith("postgresql+psycopg2://mlflow:")
+    assert options["artifacts_destination"] == "s3://mlflow"
 
 
 def test_the_parts_agree_on_names_ports_and_keys() -> None:

@@ -1,4 +1,4 @@
-"""The cluster launcher's file: Ray's own schema, checks and defaults accept it, and it keeps what must be kept."""
+"""Test the cluster launcher's file: Ray's own schema, checks and defaults accept it, and the store is mounted."""
 
 import copy
 from typing import Any

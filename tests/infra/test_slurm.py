@@ -1,7 +1,7 @@
-"""The Slurm script: its grammar, and itself, over real Ray with stand-ins for Slurm's and our own commands.
+"""Test the Slurm script: its grammar, and its execution on a real Ray with replacements for Slurm's commands and ours.
 
-The stand-ins are those of a Slurm of two nodes that are both this machine: srun runs its command here, once, and
-scontrol names the nodes and writes down what is queued again.
+The replacements simulate two Slurm nodes on this machine: srun runs its command here once, and scontrol names the nodes
+and records which jobs are queued again.
 """
 
 import os
@@ -30,7 +30,7 @@ case $1 in
     requeue) echo "$2" >> "$REQUEUED" ;;
 esac
 """
-# A sweep, for the script's purposes: sees the nodes, runs a task, and lets Ctrl-C end it at a checkpoint.
+# A replacement for a sweep: it waits for the nodes, runs a task, and ends on Ctrl-C.
 FEWBITS = """#!/usr/bin/env python
 import os, sys, time
 import ray
@@ -69,8 +69,8 @@ def test_what_it_asks_of_slurm_lets_it_go_on_after_preemption() -> None:
 
 @contextmanager
 def slurm(tmp_path: Path, **programs: str) -> Iterator[dict[str, str]]:
-    """The environment of a job on two nodes, with these programs beside Slurm's."""
-    job = str(os.getpid())  # also the port and the folder of the head: no other job's
+    """Yield the environment of a job on two nodes, with these programs in addition to Slurm's."""
+    job = str(os.getpid())  # it also gives the head's port and folder, which no other job has
     with marked_environment() as environment:
         for name, text in {"srun": SRUN, "scontrol": SCONTROL, **programs}.items():
             (tmp_path / name).write_text(text)
@@ -94,12 +94,12 @@ def test_it_runs_the_sweep_on_all_nodes_and_queues_itself_again_when_time_is_up(
         wait_for("\ntraining\n", log, script)
         script.send_signal(signal.SIGUSR1)
         assert script.wait(PATIENCE) == 130
-    said = log.read_text()
-    assert " --address 127." not in said
+    text = log.read_text()
+    assert " --address 127." not in text
     report = "report study=mor runtime.runs=/shared/runs --sweep --out /shared/reports"
-    assert f"words: {report} --address " in said
-    assert "cpus: 4 task: 42" in said
-    assert "\nat a checkpoint\n" in said
+    assert f"words: {report} --address " in text
+    assert "cpus: 4 task: 42" in text
+    assert "\nat a checkpoint\n" in text
     assert (tmp_path / "requeued").read_text() == f"{os.getpid()}\n"
 
 

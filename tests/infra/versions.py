@@ -1,4 +1,4 @@
-"""The repository, and the versions that its constraints name, for what infra must agree with."""
+"""Provide the paths of the repository and the versions in its constraints, with which infra has to agree."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,7 @@ INFRA = ROOT / "infra"
 
 
 def constrained(package: str) -> str:
-    """The version of a package in constraints.txt, without a closing `.*`."""
+    """Return the version of a package in constraints.txt, without a trailing `.*`."""
     found = re.search(rf"^{re.escape(package)}==(.+?)(?:\.\*)?$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
     assert found, f"constraints.txt does not name {package}"
     return found[1]

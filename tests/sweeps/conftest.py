@@ -1,4 +1,4 @@
-"""What tests of sweeps share: data made once, and tiny sweeps as files."""
+"""Provide the fixtures of the tests of sweeps: data that are prepared once, and a finished tiny sweep."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,13 +14,13 @@ from tests.sweeps.sweep_inputs import FAMILY, all_left, planned, tiny_file
 
 @pytest.fixture(scope="session")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where corpora are made once for all tests."""
+    """Return the folder in which corpora are prepared once for all tests."""
     return shared_cache(tmp_path_factory)
 
 
 @pytest.fixture(scope="session")
 def forked_from_one() -> None:
-    """Trials and commands are forked from a process that has loaded what either needs."""
+    """Fork trials and commands from a process that has imported the modules of both."""
     server()
 
 
@@ -36,11 +36,11 @@ def _torch_as_it_was() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Undisturbed:
-    """A sweep of eight trials with branches, as it comes out when nothing happens to it."""
+    """A sweep of eight trials with branches, and its results without any interruption."""
 
     file: Path
     store: Path
-    left: dict[str, dict[str, bytes]]  # of each run folder, its promised bytes
+    left: dict[str, dict[str, bytes]]  # by run folder, the contents of the files that have to be reproducible
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""Tiny sweeps for tests: as files, as plans, run by the command line in processes of their own, and what they leave."""
+"""Provide tiny sweeps for tests: as files, as plans, as commands in their own processes, and their results."""
 
 import atexit
 import json
@@ -22,7 +22,7 @@ from tests.experiments import trial_inputs
 from tests.experiments.trial_inputs import TINY, left
 
 ROOT = Path(__file__).parents[2]
-PATIENCE = 180.0  # seconds for what takes a few, on machines that do other things too
+PATIENCE = 180.0  # seconds for operations that take a few seconds, long enough for busy machines
 SETTINGS = TINY | {
     "training.steps": 8,
     "training.checkpoint_every": 2,
@@ -44,10 +44,10 @@ FAMILY: dict[str, Any] = {
 
 
 def tiny(cache: Path, *more: str) -> list[str]:
-    """The words of a tiny trial; what is said in `more` replaces what is said here."""
+    """Return the overrides of a tiny trial; those in `more` replace the defaults."""
     settings = SETTINGS | {"runtime.device": "cpu", "runtime.cache": str(cache)}
-    said = {word.partition("=")[0] for word in more}
-    return [*(f"{key}={value}" for key, value in settings.items() if key not in said), *more]
+    replaced = {override.partition("=")[0] for override in more}
+    return [*(f"{key}={value}" for key, value in settings.items() if key not in replaced), *more]
 
 
 def sweep_file(folder: Path, data: Mapping[str, Any], name: str = "tiny") -> Path:
@@ -58,7 +58,7 @@ def sweep_file(folder: Path, data: Mapping[str, Any], name: str = "tiny") -> Pat
 
 
 def tiny_file(folder: Path, cache: Path, data: Mapping[str, Any], name: str = "tiny") -> Path:
-    """A sweep of tiny trials; its own words win."""
+    """Write a sweep file of tiny trials and return its path; the overrides in `data` replace the defaults."""
     words = tiny(cache, *data.get("words", ()))
     return sweep_file(folder, {"size": [], **data, "words": words}, name)
 
@@ -72,7 +72,7 @@ def folders(plan: Plan) -> list[RunFolder]:
 
 
 def all_left(plan: Plan) -> dict[str, dict[str, bytes]]:
-    """Of each trial, the bytes that it promises to be the same each time."""
+    """Return, for each trial, the contents of the files that have to be reproducible."""
     return {folder.path.name: left(folder.path) for folder in folders(plan)}
 
 
@@ -81,7 +81,7 @@ def all_left(plan: Plan) -> dict[str, dict[str, bytes]]:
 
 @dataclass
 class Command:
-    """`fewbits …` in a process, and a process group, of its own."""
+    """A `fewbits` command in its own process and process group."""
 
     process: ForkServerProcess
     output: Path
@@ -92,14 +92,14 @@ class Command:
         return self.process.pid
 
     @property
-    def said(self) -> str:
+    def printed(self) -> str:
         return self.output.read_text()
 
     def end(self, patience: float = PATIENCE) -> int:
         self.process.join(patience)
         if self.process.exitcode is None:
             self.kill()
-            raise AssertionError(f"no end within {patience} s:\n{self.said}")
+            raise AssertionError(f"no end within {patience} s:\n{self.printed}")
         return self.process.exitcode
 
     def kill(self) -> None:
@@ -107,18 +107,18 @@ class Command:
         self.process.join()
 
     def until(self, there: Callable[[], bool]) -> None:
-        """Wait; the command must not have ended by itself before."""
+        """Wait for a condition; fail if the command ends before."""
         give_up = time.monotonic() + PATIENCE
         while not there():
-            assert self.process.exitcode is None, self.said
-            assert time.monotonic() < give_up, self.said
+            assert self.process.exitcode is None, self.printed
+            assert time.monotonic() < give_up, self.printed
             time.sleep(0.01)
 
 
 def started(output: Path, *words: str | Path, environment: Mapping[str, str] | None = None) -> Command:
     surroundings = {"PYTHONPATH": str(ROOT / "src"), **(environment or {})}
     process = trial_inputs.started([*map(str, words)], output, environment=surroundings, leads=True)
-    atexit.register(process.kill)  # else multiprocessing would wait for one that a failed test has left
+    atexit.register(process.kill)  # otherwise multiprocessing would wait for the process of a failed test
     return Command(process, output)
 
 
@@ -126,7 +126,7 @@ def started(output: Path, *words: str | Path, environment: Mapping[str, str] | N
 
 
 def holder_of(folder: RunFolder) -> int | None:
-    """The process that works on a trial now."""
+    """Return the id of the process that works on a trial, or None."""
     holder = store.holder(folder)
     return None if holder is None else holder.pid
 
@@ -136,7 +136,7 @@ def running(plan: Plan) -> list[RunFolder]:
 
 
 def kill_worker(folder: RunFolder) -> bool:
-    """SIGKILL, if there is one."""
+    """Kill the trial's worker, and tell whether there was one."""
     pid = holder_of(folder)
     if pid is None:
         return False
@@ -148,12 +148,12 @@ def kill_worker(folder: RunFolder) -> bool:
 
 
 def steps_done(folder: RunFolder) -> int:
-    """That a running trial has reported."""
+    """Return the step that a running trial has reported."""
     return int((store.progress(folder) or {}).get("step", 0))
 
 
 def attempts(folder: RunFolder) -> int:
-    """How many processes have led the trial."""
+    """Return how many processes have worked on the trial, as its log shows."""
     try:
         return (folder.path / store.LOG).read_text().count("  process ")
     except FileNotFoundError:
@@ -161,7 +161,7 @@ def attempts(folder: RunFolder) -> int:
 
 
 def reported_steps(folder: RunFolder) -> list[list[int]]:
-    """By the log, the steps that each of a trial's processes has done."""
+    """Return the steps of each of a trial's processes, from the log."""
     found: list[list[int]] = []
     for line in (folder.path / store.LOG).read_text().splitlines():
         words = line.split()[2:]  # after date and time
@@ -173,7 +173,7 @@ def reported_steps(folder: RunFolder) -> list[list[int]]:
 
 
 def trained_twice(folder: RunFolder) -> list[int]:
-    """Steps that a process did although one before it had left a checkpoint of that step or a later one."""
+    """Return the steps that a process repeated although a checkpoint of them or of later steps existed."""
     every, before, found = int(str(SETTINGS["training.checkpoint_every"])), 0, []
     for steps in reported_steps(folder):
         saved = max(before - 1, 0) // every * every  # a step is reported before its checkpoint is written

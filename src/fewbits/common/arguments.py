@@ -1,4 +1,4 @@
-"""The argument parser of all commands, and what they check of their options before they start."""
+"""Define the argument parser of all commands, and the checks of their options that run before a command starts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WIDTH = 110
 
 
 class CommandParser(argparse.ArgumentParser):
-    """Parse the options of a command, and raise ValueError for wrong ones, so that the user sees one line."""
+    """The parser of a command's options, which raises ValueError for wrong ones, so that the user sees one line."""
 
     def __init__(self, command: str, about: str | None, examples: str | None = None) -> None:
         super().__init__(command, description=_wrapped(about), epilog=_wrapped(examples), formatter_class=_formatter)
@@ -25,15 +25,18 @@ class CommandParser(argparse.ArgumentParser):
 
 
 def existing(runs: str | None) -> str | None:
-    """Return the store that an option names. A command that only reads must not create a misspelt one."""
+    """Return the store that the option `--runs` names; raise ValueError if it does not exist.
+
+    A command that only reads must not create a store because its name is misspelt.
+    """
     if runs is not None and not store_folder(runs).is_dir():
-        raise ValueError(f"--runs {runs}: there is no such folder")
+        raise ValueError(f"--runs {runs}: no such folder")
     return runs
 
 
 def warn_in_lines() -> None:
     """Print each warning as one line on stderr from now on."""
-    warnings.showwarning = _print_line  # type: ignore[assignment]  # it takes more, and prints the message alone
+    warnings.showwarning = _print_line  # type: ignore[assignment]  # it ignores all arguments but the message
 
 
 def _print_line(message: Warning | str, *_: object) -> None:
@@ -41,7 +44,7 @@ def _print_line(message: Warning | str, *_: object) -> None:
 
 
 def _wrapped(text: str | None) -> str | None:
-    """Break one long line into several; text that has line breaks keeps them."""
+    """Break one long line into several lines; leave text that has line breaks as it is."""
     return text if text is None or "\n" in text.strip() else textwrap.fill(text, WIDTH)
 
 

@@ -1,7 +1,7 @@
-"""Files and folders that are either there, whole and on the disk, or not there at all.
+"""Write files and folders atomically: each is either complete and on the disk, or missing.
 
-What is written gets a hidden name beside its own, `.NAME.TOKEN.partial`, is flushed to the disk and is then renamed
-into place. A process killed halfway leaves such a name behind and nothing else; `remove_leftovers` clears them away.
+A new file or folder first gets a hidden name in the same folder, `.NAME.TOKEN.partial`. It is flushed to the disk and
+then renamed. A process that is killed before that leaves only the hidden name; `remove_leftovers` removes such names.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SUFFIX = ".partial"
 
 @contextmanager
 def synced_file(path: Path) -> Iterator[BinaryIO]:
-    """A new file whose content is on the disk, not only in memory, once the block is over."""
+    """Create a file whose content is on the disk, not only in memory, when the block ends."""
     with path.open("xb") as file:
         yield file
         file.flush()
@@ -31,7 +31,7 @@ def synced_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def sync_folder(path: Path) -> None:
-    """Put on the disk which names a folder holds."""
+    """Flush a folder's list of names to the disk."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -40,7 +40,7 @@ def sync_folder(path: Path) -> None:
 
 
 def write_atomically(path: Path, content: bytes | Callable[[BinaryIO], object]) -> None:
-    """Write or replace a file by these bytes, or by what the callback writes to the open file it is given."""
+    """Write or replace a file, with these bytes or with what the callback writes to the open file."""
     partial = _beside(path)
     try:
         with synced_file(partial) as file:
@@ -57,7 +57,10 @@ def write_atomically(path: Path, content: bytes | Callable[[BinaryIO], object]) 
 
 @contextmanager
 def folder_atomically(path: Path) -> Iterator[Path]:
-    """A folder to fill, with `synced_file`; it bears its name, which must be free, once the block is over."""
+    """Create a folder for the block to fill with `synced_file`, and rename it to `path` when the block ends.
+
+    `path` must not exist yet.
+    """
     partial = _beside(path)
     partial.mkdir()
     try:
@@ -71,14 +74,14 @@ def folder_atomically(path: Path) -> Iterator[Path]:
 
 
 def remove_folder(path: Path) -> None:
-    """So that nobody, at no time, finds half of it under its name."""
+    """Remove a folder in such a way that no process ever sees a part of it under its name."""
     aside = _beside(path)
     os.rename(path, aside)
     shutil.rmtree(aside)
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove what killed writers left in a folder. Only its one writer may ask for that."""
+    """Remove what killed writers left in a folder. Only the folder's single writer may call this."""
     for path in folder.glob(f".*{_SUFFIX}"):
         if path.is_dir():
             shutil.rmtree(path)
@@ -87,16 +90,16 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """As people read it; keys in the order given. What JSON cannot say, NaN and infinity among it, is refused."""
+    """Write a value as indented JSON, with keys in their order; raise ValueError for what JSON cannot hold, as NaN."""
     try:
         text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
     except ValueError as error:
-        raise ValueError(f"{path.name}: {error}; say null for what is not a finite number") from error
+        raise ValueError(f"{path.name}: {error}; write null instead of a number that is not finite") from error
     write_atomically(path, f"{text}\n".encode())
 
 
 def write_parquet(path: Path, frame: pd.DataFrame) -> None:
-    """Without its index. Equal frames give equal bytes, as long as pandas and pyarrow are the same."""
+    """Write a frame without its index. Equal frames give equal bytes with the same versions of pandas and pyarrow."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -1,6 +1,6 @@
-"""Which kind of file system a path lies on, from /proc/self/mountinfo.
+"""Tell which kind of file system a path is on, from /proc/self/mountinfo.
 
-Locks and memory mapping on network file systems are missing or unreliable, so SQLite databases do not belong there.
+Locks and memory mapping are missing or unreliable on network file systems, so SQLite databases must not be there.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ NETWORK = frozenset(
 
 
 def kind_of(path: Path) -> str | None:
-    """Return the type of the file system that a path lies on, or None where the system does not tell."""
+    """Return the type of the file system that a path is on, or None if the operating system does not report it."""
     try:
         lines = MOUNTS.read_text("utf-8", errors="surrogateescape").splitlines()
     except OSError:
@@ -31,12 +31,12 @@ def kind_of(path: Path) -> str | None:
         if len(fields) < 5 or not after:
             continue
         mounted = Path(re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), fields[4]))
-        if place.is_relative_to(mounted) and len(mounted.parts) >= depth:  # of two at one place, the later one counts
+        if place.is_relative_to(mounted) and len(mounted.parts) >= depth:  # a later mount hides an earlier one
             kind, depth = after.split()[0], len(mounted.parts)
     return kind
 
 
 def network_kind_of(path: Path) -> str | None:
-    """Return the type of the network file system that a path lies on, or None on a local or an unknown one."""
+    """Return the type of the network file system that a path is on, or None on a local or an unknown one."""
     kind = kind_of(path)
     return kind if kind in NETWORK else None

@@ -1,4 +1,4 @@
-"""Frozen dataclasses from nested mappings, with errors that name the key and the valid choices."""
+"""Build frozen dataclasses from nested mappings, with errors that name the key and the valid choices."""
 
 import dataclasses
 import types
@@ -9,48 +9,53 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 T = TypeVar("T")
 
 
-def from_dict(kind: type[T], data: Mapping[str, Any], where: str = "") -> T:
-    """`kind` from a mapping of its fields: nested dataclasses from mappings, tuples from lists, the rest checked."""
+def from_dict(kind: type[T], data: Mapping[str, Any], path: str = "") -> T:
+    """Return an instance of the dataclass `kind` with the values of a mapping; raise ValueError for wrong values.
+
+    Nested dataclasses are built from mappings and tuples from lists; the types of other values are checked.
+    path: the dotted path of the mapping, which error messages name.
+    """
     if not isinstance(data, Mapping):
-        raise ValueError(f"{where or kind.__name__}: a mapping of {_names(kind)} is expected, not {data!r}")
+        raise ValueError(f"{path or kind.__name__}: a mapping of {_names(kind)} is expected, not {data!r}")
     hints = _hints(kind)  # type: ignore[arg-type]
     valid = [f.name for f in dataclasses.fields(kind)]  # type: ignore[arg-type]
     for key in data:
         if key not in valid:
-            raise ValueError(f"unknown key {_join(where, str(key))}: valid are {', '.join(valid)}")
+            raise ValueError(f"unknown key {_join(path, str(key))}: valid are {', '.join(valid)}")
     missing = [name for name in _required(kind) if name not in data]
     if missing:
-        raise ValueError(f"{where or kind.__name__}: missing {', '.join(missing)}")
-    return kind(**{key: _value(hints[key], value, _join(where, key)) for key, value in data.items()})
+        raise ValueError(f"{path or kind.__name__}: missing {', '.join(missing)}")
+    return kind(**{key: _value(hints[key], value, _join(path, key)) for key, value in data.items()})
 
 
 def one_of(what: str, value: object, valid: Iterable[object]) -> None:
+    """Raise ValueError unless the value is valid. what: the name of the setting, for the message."""
     valid = tuple(valid)
     if value not in valid:
         raise ValueError(f"{what} {value!r}: valid are {', '.join(map(str, valid))}")
 
 
-def _value(hint: Any, value: Any, where: str) -> Any:
+def _value(hint: Any, value: Any, path: str) -> Any:
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
-        return value if isinstance(value, hint) else from_dict(hint, value, where)
+        return value if isinstance(value, hint) else from_dict(hint, value, path)
     origin, args = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
         if value is None and type(None) in args:
             return None
         (inner,) = [a for a in args if a is not type(None)]
-        return _value(inner, value, where)
+        return _value(inner, value, path)
     if origin is tuple:
         if isinstance(value, str) or not isinstance(value, Sequence):
-            raise ValueError(f"{where}: a list is expected, not {value!r}")
-        return tuple(_value(args[0], item, where) for item in value)
+            raise ValueError(f"{path}: a list is expected, not {value!r}")
+        return tuple(_value(args[0], item, path) for item in value)
     if origin is dict:
         if not isinstance(value, Mapping):
-            raise ValueError(f"{where}: a mapping is expected, not {value!r}")
-        return {str(key): _value(args[1], item, _join(where, str(key))) for key, item in value.items()}
+            raise ValueError(f"{path}: a mapping is expected, not {value!r}")
+        return {str(key): _value(args[1], item, _join(path, str(key))) for key, item in value.items()}
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if hint in (str, int, float, bool) and (type(value) is not hint):
-        raise ValueError(f"{where}: {hint.__name__} is expected, not {value!r}")
+        raise ValueError(f"{path}: {hint.__name__} is expected, not {value!r}")
     return value
 
 
@@ -68,5 +73,5 @@ def _names(kind: type) -> str:
     return ", ".join(f.name for f in dataclasses.fields(kind))
 
 
-def _join(where: str, key: str) -> str:
-    return f"{where}.{key}" if where else key
+def _join(path: str, key: str) -> str:
+    return f"{path}.{key}" if path else key

@@ -1,6 +1,6 @@
-"""Exclusive locks on open files, also where the file system has none.
+"""Lock open files exclusively, with a fallback for file systems that have no locks.
 
-`flock` fails on some network and FUSE file systems. A process there goes on without the lock, after one warning that
+`flock` fails on some network and FUSE file systems. There, a process continues without the lock, after one warning that
 names the folder and says what still protects the data.
 """
 

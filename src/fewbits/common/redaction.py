@@ -1,8 +1,8 @@
-"""Credentials do not appear in output: every message that can carry a tracking URI goes through `redacted`.
+"""Remove credentials from output: every message that may contain a tracking URI goes through `redacted`.
 
-What is replaced by `***`: the password in `scheme://user:password@host`, or the whole user part where it has no colon
-(a token); values of parameters such as `?token=…` and `password=…`; and the secrets themselves of the variables in
-which MLflow takes them, wherever a library quotes them.
+It replaces by `***`: the password in `scheme://user:password@host`, or the whole user part if it has no colon
+(a token); values of parameters such as `?token=…` and `password=…`; and, anywhere in the text, the secrets that
+MLflow's environment variables hold, since libraries quote them in their messages.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from urllib.parse import quote, unquote
 HIDDEN = "***"
 URI_VARIABLES = ("MLFLOW_TRACKING_URI", "MLFLOW_BACKEND_STORE_URI", "MLFLOW_REGISTRY_URI")
 SECRET_VARIABLES = ("MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN")
-SHORTEST = 4  # characters of a secret that is replaced wherever it stands; a shorter one would spoil other words
+SHORTEST = 4  # characters of a secret that is replaced anywhere; a shorter one would match parts of other words
 _USER = re.compile(r"(?<=://)(?:([^\s:/@?#'\"]*):([^\s@]*(?:@[^\s@/]*)*)|([^\s:/@?#'\"]+))@")
 _NAMES = r"pass(?:word|wd|phrase)?|pwd|token|secret|(?:api|access|private)[_-]?key|sig(?:nature)?|credentials?|auth"
 _PARAMETER = re.compile(rf"([?&;][\w.-]*?(?:{_NAMES})[\w.-]*=)([^\s&;#'\"<>)]+)", re.IGNORECASE)
@@ -28,12 +28,12 @@ def redacted(text: object) -> str:
     >>> redacted("postgresql://alice:secret@host/db")
     'postgresql://alice:***@host/db'
     """
-    found = _USER.sub(_without_password, str(text))
-    found = _PARAMETER.sub(rf"\1{HIDDEN}", found)
-    found = _WORD.sub(rf"\1{HIDDEN}", found)
+    result = _USER.sub(_without_password, str(text))
+    result = _PARAMETER.sub(rf"\1{HIDDEN}", result)
+    result = _WORD.sub(rf"\1{HIDDEN}", result)
     for secret in sorted(set(_secrets()), key=len, reverse=True):
-        found = found.replace(secret, HIDDEN)
-    return found
+        result = result.replace(secret, HIDDEN)
+    return result
 
 
 def _without_password(match: re.Match[str]) -> str:
@@ -41,7 +41,7 @@ def _without_password(match: re.Match[str]) -> str:
 
 
 def _secrets() -> Iterator[str]:
-    """Yield the secrets in this process's environment, as written and percent-decoded."""
+    """Yield the secrets in this process's environment: as written, percent-decoded and percent-encoded."""
     texts = [os.environ.get(name, "") for name in SECRET_VARIABLES]
     for uri in (os.environ.get(name, "") for name in URI_VARIABLES):
         texts += [match[2] or "" for match in _USER.finditer(uri)]

@@ -1,4 +1,4 @@
-"""Whether a cluster can ever hold a trial, asked of a real head whose autoscaler starts nodes on this machine."""
+"""Test the check that a cluster can hold a trial, on a real head whose autoscaler starts nodes on this machine."""
 
 import json
 import os

@@ -1,6 +1,6 @@
-"""Two nodes of a real Ray on this machine with processors of different kinds: a limit of oneDNN makes one older.
+"""Test sweeps on two nodes of a real Ray on this machine whose processors are of different kinds.
 
-The second node is one whose processes may use SSE4.1 alone, so its results differ in their last bits.
+The processes of the second node may only use SSE4.1, by a setting of oneDNN, so its results differ in their last bits.
 """
 
 import os
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.skipif(OURS == OLD, reason="this processor has no newer
 
 
 class TwoKinds:
-    """A Ray with a node of this machine's own kind, and one of the old kind."""
+    """A Ray cluster with one node of this machine's own kind, and one of the older kind."""
 
     def __init__(self, folder: Path) -> None:
         from ray.cluster_utils import Cluster
@@ -57,11 +57,11 @@ def two_kinds() -> Iterator[TwoKinds]:
 
 
 def started_at_last(folder: Path) -> TwoKinds:
-    """Return the nodes when they are up. Ray gives up after 30 seconds, too few on a machine that does much else."""
+    """Start the nodes, repeatedly if necessary: Ray gives up after 30 seconds, which is too few on a busy machine."""
     for attempt in range(3):
         try:
             return TwoKinds(folder / str(attempt))
-        except Exception as error:  # Ray raises no narrower one
+        except Exception as error:  # Ray raises no more specific one
             last = error
     raise last
 
@@ -99,7 +99,7 @@ def test_seeds_keep_to_one_kind_like_replaces_the_others_and_a_lost_kind_does_no
     noisy.path.rename(tmp_path / "away")
     capsys.readouterr()
     assert cli.main(sweep) == 0
-    said = capsys.readouterr().err
-    assert f"no machine has the kind {OLD} now: its trials wait for one for 1 s" in said
-    assert f"the rest runs on {OURS}" in said
+    logged = capsys.readouterr().err
+    assert f"no machine has the kind {OLD} now: its trials wait up to 1 s for one" in logged
+    assert f"the rest runs on {OURS}" in logged
     assert sorted(map(sorted, kinds(plan).values())) == [sorted((OURS, OLD)), [OLD]]

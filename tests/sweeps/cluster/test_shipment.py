@@ -1,4 +1,4 @@
-"""What is shipped to a cluster: every source of the package, as the same bytes, and nothing else."""
+"""Test the shipment to a cluster: it contains every source of the package, unchanged, and nothing else."""
 
 import zipfile
 from io import BytesIO
@@ -16,12 +16,12 @@ def names(package: bytes) -> set[str]:
     return set(zipfile.ZipFile(BytesIO(package)).namelist())
 
 
-def test_each_source_of_each_room_is_shipped_as_it_is() -> None:
+def test_each_source_of_each_package_is_shipped_unchanged() -> None:
     archive = zipfile.ZipFile(BytesIO(pack()))
     package = ROOT / "src" / "fewbits"
     wanted = {f"fewbits/{file.name}": file for file in package.glob("*.py")}
-    for room in ("kernels", "models", "experiments", "sweeps", "analysis"):
-        sources = [*(ROOT / room).rglob("*.py"), *(ROOT / room).rglob("csrc/*"), *(ROOT / room).rglob("*.yaml")]
+    for name in ("kernels", "models", "experiments", "sweeps", "analysis"):
+        sources = [*(ROOT / name).rglob("*.py"), *(ROOT / name).rglob("csrc/*"), *(ROOT / name).rglob("*.yaml")]
         wanted |= {f"fewbits/{file.relative_to(ROOT)}": file for file in sources if file.is_file()}
     assert set(wanted) <= set(archive.namelist())
     for name, file in wanted.items():
@@ -49,7 +49,7 @@ def test_the_same_sources_are_the_same_bytes_wherever_and_whenever(tmp_path: Pat
     assert pack(tmp_path / "there/fewbits") != packages[0]
 
 
-def test_a_linked_room_is_shipped_as_a_folder(tmp_path: Path) -> None:
+def test_a_linked_package_is_shipped_as_a_folder(tmp_path: Path) -> None:
     (tmp_path / "kernels").mkdir()
     (tmp_path / "kernels" / "a.py").write_text("one")
     (tmp_path / "src" / "fewbits").mkdir(parents=True)

@@ -1,6 +1,6 @@
-"""A command on a cluster, as a Ray job: its log and status come back, faults on the way are borne, Ctrl-C stops it.
+"""Test a command as a Ray job on a real head with a token, which these tests start.
 
-Against a real head, with a token, started by these tests.
+Its log and exit status come back, connection errors are handled, and Ctrl-C stops it.
 """
 
 import json
@@ -35,19 +35,19 @@ from tests.sweeps.sweep_inputs import (
 )
 
 ROOT = Path(__file__).parents[3]
-STEPS = 12  # of a trial that still runs when its node is killed
+STEPS = 12  # enough steps that the trial still runs when its node is killed
 
 
 @pytest.fixture(scope="module")
 def head() -> Iterator[Head]:
-    """No CPUs for trials on the head, as on a real cluster; two worker nodes, which join while the first tests run."""
+    """Start a head without CPUs for trials, as on a real cluster, and two worker nodes, which join during the tests."""
     with ray_head(cpus=0, workers=2, claiming_cuda=Path(__file__).with_name("claims_cuda")) as started:
         yield started
 
 
 @pytest.fixture
 def cluster(head: Head, monkeypatch: pytest.MonkeyPatch) -> Head:
-    """The head, with its token where Ray looks for one."""
+    """Return the head, with its token in the variable that Ray reads."""
     for name in [name for name in os.environ if name.startswith("RAY_")]:
         monkeypatch.delenv(name)
     for name, value in client_environment(head).items():
@@ -55,7 +55,7 @@ def cluster(head: Head, monkeypatch: pytest.MonkeyPatch) -> Head:
     return head
 
 
-# What runs there
+# The job's environment
 
 
 def test_the_shipped_fewbits_runs_on_the_cluster(cluster: Head, capfd: pytest.CaptureFixture[str]) -> None:
@@ -90,13 +90,13 @@ def test_workers_import_what_was_shipped_and_see_our_variables(
     assert (backend, tracking) == ("reference", "http://mlflow.example:5000")
 
 
-# What may go wrong there
+# Errors on the cluster
 
 
 def test_a_status_comes_back_and_each_line_once_though_the_way_is_faulty(
     cluster: Head, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The first submit gets HTTP 500 though the job has started; the first connections for the log are cut."""
+    """The first submit gets HTTP 500 although the job has started, and the first connections for the log are cut."""
     script = "import sys, time\nfor i in range(60): print('line', i); time.sleep(0.05)\nsys.exit('last words')"
     with faulty_way(cluster.address) as way:
         assert run_job(["python", "-c", script], way.address) == 1
@@ -111,7 +111,7 @@ def test_a_status_comes_back_and_each_line_once_though_the_way_is_faulty(
 PATIENT = """
 import signal, sys, time
 def stop(*_):
-    time.sleep(4)  # longer than Ray waits unless told otherwise
+    time.sleep(4)  # longer than Ray waits by default
     print("at a checkpoint")
     sys.exit(130)
 signal.signal(signal.SIGINT, stop)
@@ -166,19 +166,19 @@ def test_a_cluster_that_stays_out_of_reach_is_given_up_and_the_job_is_not(
 
         Thread(target=cut_the_way_once_the_job_is_watched).start()
         assert run_job(["sleep", "600"], way.address) == 1
-    assert "out of reach for 1 s; the job may go on there" in capfd.readouterr().err
+    assert "unreachable for 1 s; the job may still run there" in capfd.readouterr().err
 
 
 def test_a_sweep_runs_on_the_worker_nodes_and_outlives_one_of_them(
     cluster: Head, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The head has no CUDA; it plans trials for CUDA and runs nothing. The second sweep asks for what no node has."""
+    """The head plans trials for CUDA without CUDA and runs none. The second sweep requests more than any node has."""
     runs = tmp_path / "runs"
     file = tiny_file(tmp_path, cache, {"seeds": [0, 1], "words": [f"training.steps={STEPS}", "runtime.device=cuda"]})
     plan = planned(file, f"runtime.runs={runs}")
     killed: list[int] = []
     ended = Event()
-    monkeypatch.setenv("FEWBITS_JOIN_SECONDS", "300")  # on a machine that does much else
+    monkeypatch.setenv("FEWBITS_JOIN_SECONDS", "300")  # long enough for a busy machine
 
     def kill_the_node_of_the_first_trial() -> None:
         while not ended.wait(0.05):
@@ -243,15 +243,15 @@ def test_a_missing_and_a_wrong_token_say_where_to_find_the_right_one(
     cluster: Head, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAY_AUTH_TOKEN", "wrong")
-    with pytest.raises(ValueError, match=r"does not know the token: set RAY_AUTH_TOKEN.*`ray get-auth-token`"):
+    with pytest.raises(ValueError, match=r"rejects the token: set RAY_AUTH_TOKEN.*`ray get-auth-token`"):
         run_job(["true"], cluster.address)
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
-    with pytest.raises(ValueError, match="wants a token: set RAY_AUTH_TOKEN"):
+    with pytest.raises(ValueError, match="requires a token: set RAY_AUTH_TOKEN"):
         run_job(["true"], cluster.address)
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["study=mor"], "no store is named"),
         (["study=mor", "runtime.runs=runs"], "the store 'runs' is relative"),
@@ -260,8 +260,8 @@ def test_a_missing_and_a_wrong_token_say_where_to_find_the_right_one(
         (["runtime.runs=/mnt/runs", "runtime.runs=runs"], "the store 'runs' is relative"),
     ],
 )
-def test_a_store_must_outlive_the_job(words: list[str], said: str) -> None:
-    with pytest.raises(ValueError, match=said) as error:
+def test_a_store_must_outlive_the_job(words: list[str], message: str) -> None:
+    with pytest.raises(ValueError, match=message) as error:
         submit(words, "http://127.0.0.1:9")
     assert "runtime.runs=/mnt/fewbits/runs" in str(error.value)
 
@@ -292,15 +292,15 @@ def test_the_jobs_variables_are_ours_and_those_of_the_libraries(uri: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("word", "said"),
+    ("word", "message"),
     [("A_SECRET=hush", "give the name alone"), ("NOT_SET_HERE", "not set here"), ("A B", "the name of an environment")],
 )
 def test_a_variable_is_named_and_its_value_is_in_the_environment(
-    word: str, said: str, capsys: pytest.CaptureFixture[str]
+    word: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["sweep", "study=mor", "--env", word]) == 2
     shown = capsys.readouterr().err
-    assert said in shown
+    assert message in shown
     assert "hush" not in shown
 
 
@@ -318,8 +318,8 @@ def test_the_token_is_looked_for_where_ray_looks(tmp_path: Path, monkeypatch: py
     (tmp_path / "file").write_text("from file\n")
     assert token({}) == "from home"
     assert token({"RAY_AUTH_TOKEN_PATH": str(tmp_path / "file")}) == "from file"
-    assert token({"RAY_AUTH_TOKEN_PATH": str(tmp_path / "file"), "RAY_AUTH_TOKEN": "said"}) == "said"
-    assert token({"RAY_AUTH_TOKEN": "said", "RAY_AUTH_MODE": "disabled"}) is None
+    assert token({"RAY_AUTH_TOKEN_PATH": str(tmp_path / "file"), "RAY_AUTH_TOKEN": "from variable"}) == "from variable"
+    assert token({"RAY_AUTH_TOKEN": "from variable", "RAY_AUTH_MODE": "disabled"}) is None
     with pytest.raises(ValueError, match=r"RAY_AUTH_TOKEN_PATH=.*missing: No such file"):
         token({"RAY_AUTH_TOKEN_PATH": str(tmp_path / "missing")})
 
@@ -370,7 +370,7 @@ def test_a_report_that_is_seen_from_here_is_copied_in_place_of_the_older_one(tmp
 
 def test_a_report_that_is_not_seen_from_here_is_said_to_lie_on_the_cluster(tmp_path: Path) -> None:
     assert fetch(Path("/nowhere/reports/mor-cpu"), tmp_path) == (
-        "the report lies on the cluster: /nowhere/reports/mor-cpu/index.html"
+        "the report is on the cluster: /nowhere/reports/mor-cpu/index.html"
     )
     assert report_name("no report was made\n", PurePosixPath("/nowhere/reports")) is None
 

@@ -1,4 +1,4 @@
-"""`--dry-run`: what would run, by what was measured, at little cost and with nothing written."""
+"""Test `--dry-run`: it shows the missing trials and estimates from measured speeds, is fast and writes nothing."""
 
 import re
 import time
@@ -34,14 +34,14 @@ def test_what_is_there_is_told_apart_from_what_is_missing(
     assert sum(row.endswith("  done") for row in rows) == 4
     assert sum(row.endswith("  planned") for row in rows) == 4
     assert re.search(r"^8 trials: 4 planned, 4 done$", shown, re.MULTILINE)
-    assert re.search(r"^about \d+:\d\d, \d+ at a time, by the speeds measured here$", shown, re.MULTILINE)
+    assert re.search(r"^about \d+:\d\d, \d+ at a time, from speeds measured in this store$", shown, re.MULTILINE)
     assert sorted(undisturbed.store.rglob("*")) == before
 
 
 def test_a_store_in_which_nothing_like_it_has_run_tells_no_time(
     undisturbed: Undisturbed, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert "time not known: nothing like these trials" in dry_run(undisturbed.file, tmp_path / "none", capsys)
+    assert "time unknown: no similar trial" in dry_run(undisturbed.file, tmp_path / "none", capsys)
     assert not (tmp_path / "none").exists()
 
 
@@ -60,10 +60,10 @@ def test_times_are_work_by_measured_speed_less_what_is_done(cache: Path, tmp_pat
     assert work_of(long.trial) == 2 * work_of(short.trial)
     tokens = long.trial.training.batch * long.trial.training.length
     Path(tmp_path / "runs").mkdir()
-    Speeds(tmp_path / "runs").measured(short, tokens / 60)  # a minute for each step
+    Speeds(tmp_path / "runs").measured(short, tokens / 60)  # one minute per step
     assert Speeds(tmp_path / "runs").seconds(long) == pytest.approx(16 * 60)
     assert "about 24:00, 1 at a time" in describe(plan, parallel=1)
-    assert "about 16:00, 2 at a time" in describe(plan, parallel=2)  # the longest
+    assert "about 16:00, 2 at a time" in describe(plan, parallel=2)  # the longest trial
     (RunFolder(long.folder.path, long.id).checkpoints / "step-00000008").mkdir(parents=True)
     assert "about 8:00, 2 at a time" in describe(plan, parallel=2)
     assert disk([short]) == 2 * STATE_BYTES * parameters_of(short.trial.model)
@@ -81,7 +81,7 @@ def test_a_trial_in_two_places_is_told_once(cache: Path, tmp_path: Path, capsys:
 def test_a_trial_is_planned_in_a_small_part_of_the_time_of_composing_it(
     cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Five hundred trials, at a third of a composition each at most; by processor time, since others compute too."""
+    """Planning one of 500 trials takes at most a third of a composition, in processor time since machines are busy."""
     from fewbits.experiments import config
 
     file = tiny_file(tmp_path, cache, {"words": [*MOR], "axes": {"recipe.threshold": [0.01, 0.02]}})

@@ -1,4 +1,4 @@
-"""`fewbits train --multirun`: Hydra's own grid, run through the store: cached, named, and wrong input in one line."""
+"""Test `fewbits train --multirun`: trials of Hydra's grid run once, failures are named, wrong input gives one line."""
 
 from pathlib import Path
 
@@ -33,7 +33,7 @@ def test_a_grid_is_run_once(cache: Path, tmp_path: Path, capfd: pytest.CaptureFi
     assert multirun(cache, tmp_path / "runs", *grid) == 0
     assert results(tmp_path / "runs") == first
     assert cli.main(["train", *tiny(cache, "training.steps=2", f"runtime.runs={tmp_path / 'runs'}"), *grid[:2]]) == 0
-    assert results(tmp_path / "runs") == first  # 0.045 and seed 0 are what it is without words
+    assert results(tmp_path / "runs") == first  # 0.045 and seed 0 are the defaults
     assert not (Path.cwd() / "multirun").exists()
     assert not (Path.cwd() / "outputs").exists()
 
@@ -47,7 +47,7 @@ def test_what_is_swept_are_the_keys_that_vary() -> None:
 
 
 def test_a_failure_is_status_1(cache: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """A trial that another user's file stands in the way of; its sibling is whole."""
+    """A file in place of the checkpoints' folder makes one trial fail; the other one is unaffected."""
     assert multirun(cache, tmp_path / "runs", "seed=0,1") == 0
     for folder in list((tmp_path / "runs").glob("*-s1-*")):
         for path in sorted(folder.rglob("*"), reverse=True):
@@ -62,23 +62,23 @@ def test_a_failure_is_status_1(cache: Path, tmp_path: Path, capfd: pytest.Captur
 
 
 @pytest.mark.parametrize(
-    ("word", "told"),
+    ("word", "message"),
     [
         ("recipe.treshold=0.1,0.2", "recipe.treshold"),
         ("recipe=mor/blok,bf16", "no recipe 'mor/blok': valid are mor/block"),
         ("training.steps=1,-1", "training.steps -1: 1 or more is expected"),
         ("nonsense", "is not KEY=VALUE"),
-        ("hydra/sweeper=none", "other sweepers are packages of their own: pip install hydra-none-sweeper"),
+        ("hydra/sweeper=none", "other sweepers are separate packages: pip install hydra-none-sweeper"),
         ("--address=http://head:8265", "takes jobs, which `fewbits sweep FILE` submits"),
     ],
 )
 def test_wrong_input_is_one_line_and_status_2(
-    word: str, told: str, cache: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    word: str, message: str, cache: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert multirun(cache, tmp_path / "runs", *MOR, word) == 2
     shown = capfd.readouterr()
     assert shown.err.count("\n") == 1
     assert shown.err.startswith("fewbits: ")
-    assert told in shown.err
+    assert message in shown.err
     assert shown.out == ""
     assert not list(tmp_path.glob("runs/nemotron*"))

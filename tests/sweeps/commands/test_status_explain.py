@@ -1,4 +1,4 @@
-"""What is told of trials without running any: how they stand, what makes two of them different, what is stale."""
+"""Test `fewbits status` and `fewbits explain`: states of trials, differences between two, and stale results."""
 
 import json
 import re
@@ -26,7 +26,7 @@ def status(undisturbed: Undisturbed, capsys: pytest.CaptureFixture[str], *words:
 
 @pytest.fixture
 def some(undisturbed: Undisturbed, tmp_path: Path) -> list[RunFolder]:
-    """Folders of a store in which nothing has run."""
+    """Return the run folders of a store in which nothing has run."""
     return folders(planned(undisturbed.file, f"runtime.runs={tmp_path}"))
 
 
@@ -57,7 +57,7 @@ def test_states_follow_from_files(
     assert steps[0] == 5
     assert steps[2] == 3
     assert re.search(rf"{failed.path.name} +failed 0/8 +it broke\n", shown)
-    assert re.search(rf"{stopped.path.name} +planned, goes on from step 6/8\n", shown)
+    assert re.search(rf"{stopped.path.name} +planned, resumes from step 6/8\n", shown)
     table = shown.partition("\n\n")[0].splitlines()
     assert len({line.index("nemotron-nano-") for line in table}) == 1
     assert "8 trials: 2 planned, 1 running, 1 done, 2 failed, 1 diverged, 1 blocked\n" in shown
@@ -72,17 +72,17 @@ def test_a_misspelt_store_is_told_and_not_made(
     words = [] if command == "ui" else [str(undisturbed.file)]
     for name in ("rnus", "file", "file/below"):
         assert cli.main([command, *words, "--runs", str(tmp_path / name)]) == 2
-        assert capsys.readouterr().err == f"fewbits: --runs {tmp_path / name}: there is no such folder\n"
+        assert capsys.readouterr().err == f"fewbits: --runs {tmp_path / name}: no such folder\n"
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 @pytest.mark.parametrize("change", [{"step": "3"}, {"steps": 0}, {"loss": None}, {"tokens_per_second": []}])
 def test_progress_that_cannot_be_is_none(change: dict[str, Any], some: list[RunFolder]) -> None:
     report = {"step": 3, "steps": 8, "loss": float("nan"), "tokens_per_second": 1.0}
-    for said, is_told in ((report, True), (report | change, False)):
+    for content, is_valid in ((report, True), (report | change, False)):
         some[0].path.mkdir(parents=True, exist_ok=True)
-        (some[0].path / store.PROGRESS).write_text(json.dumps(said))
-        assert (store.progress(some[0]) is not None) is is_told
+        (some[0].path / store.PROGRESS).write_text(json.dumps(content))
+        assert (store.progress(some[0]) is not None) is is_valid
 
 
 def test_a_status_writes_nothing_and_says_where_each_trial_stands(
@@ -104,9 +104,9 @@ def test_what_other_words_computed_is_stale_and_explained(
         assert row["note"].startswith("stale: nemotron-nano-")
     was, now = rows[0]["note"].split()[1], rows[0]["folder"]
     assert was != now
-    assert f"`fewbits explain {was}` says which" in rows[0]["note"]
+    assert f"`fewbits explain {was}` shows the difference" in rows[0]["note"]
     assert cli.main(["explain", was, "--runs", str(undisturbed.store)]) == 0
-    assert capsys.readouterr().out == "today's code computes the same trial\n"
+    assert capsys.readouterr().out == "the current code computes the same trial\n"
 
 
 def test_two_trials_are_explained_field_by_field(undisturbed: Undisturbed, capsys: pytest.CaptureFixture[str]) -> None:
@@ -153,24 +153,24 @@ def test_an_edit_of_the_code_is_named_by_its_file(
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "message"),
     [
-        ("nothing", "no run 'nothing' has begun"),
+        ("nothing", "no run 'nothing' has started"),
         ("", "4 or more digits of its hash"),
-        ("nemotron", "no run 'nemotron' has begun"),
+        ("nemotron", "no run 'nemotron' has started"),
         ("abc", "4 or more digits of its hash"),
-        ("*", "no run '*' has begun"),
-        ("0" * 64, f"no run whose hash begins with '{'0' * 64}' has begun"),
+        ("*", "no run '*' has started"),
+        ("0" * 64, f"has a hash that begins with '{'0' * 64}'"),
     ],
 )
 def test_a_run_that_is_not_there_is_told(
-    undisturbed: Undisturbed, name: str, told: str, capsys: pytest.CaptureFixture[str]
+    undisturbed: Undisturbed, name: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["explain", name, "--runs", str(undisturbed.store)]) == 2
-    said = capsys.readouterr()
-    assert told in said.err
-    assert said.err.count("\n") == 1
-    assert said.out == ""
+    shown = capsys.readouterr()
+    assert message in shown.err
+    assert shown.err.count("\n") == 1
+    assert shown.out == ""
 
 
 def test_a_run_is_found_by_the_beginning_of_its_hash_if_that_is_of_one(
@@ -181,7 +181,7 @@ def test_a_run_is_found_by_the_beginning_of_its_hash_if_that_is_of_one(
     shutil.copytree(source, tmp_path / source.name)
     for length in (4, 7, 8, 12, 64):
         assert cli.main(["explain", digits[:length], "--runs", str(tmp_path)]) == 0
-        assert capsys.readouterr().out == "today's code computes the same trial\n"
+        assert capsys.readouterr().out == "the current code computes the same trial\n"
     other = tmp_path / f"other-{digits[:4]}{'0' * 4}"
     shutil.copytree(source, other)
     assert cli.main(["explain", digits[:4], "--runs", str(tmp_path)]) == 2
@@ -223,7 +223,7 @@ def test_a_result_of_other_code_is_shown_and_noted(
         assert row["state"] == "done"
         assert row["step"] == 8
         digits = row["folder"].rpartition("-")[2]
-        assert row["note"] == f"computed by other code; `fewbits explain {digits}` says which"
+        assert row["note"] == f"computed by other code; `fewbits explain {digits}` shows the difference"
 
 
 def test_differences_are_of_leaves_and_shorten_digests() -> None:

@@ -1,4 +1,4 @@
-"""`fewbits ui`: the page is there, for this machine, with the comparison views; Ctrl-C leaves nothing behind."""
+"""Test `fewbits ui`: it serves the page for this machine with the comparison views, and Ctrl-C ends all processes."""
 
 import json
 import os
@@ -33,7 +33,7 @@ def get(url: str, **headers: str) -> str:
 
 
 def understood(state: dict[str, Any]) -> set[str]:
-    """The fields of a shared view that the page's own scripts name, among words that must be there as well."""
+    """Return the fields of a shared view that occur in the page's own scripts, and check other names there."""
     scripts = "".join(file.read_text() for file in Path(str(files("mlflow"))).glob("server/js/build/static/js/*.js"))
     for word in ("mlflow.sharedViewState.", "viewStateShareKey", '"param"', '"average"', '"SHOW_ALL"', '"LINE"'):
         assert word in scripts
@@ -79,8 +79,8 @@ def test_the_page_is_served_with_comparison_views_in_the_form_that_it_understand
             assert cli.main(["ui", "--port", str(port), "--runs", str(tmp_path)]) == 2
             assert len(capsys.readouterr().err.splitlines()) == 1
             origin = f"http://localhost:{port}"
-            said = get(f"{origin}/ajax-api/2.0/mlflow/experiments/get?experiment_id={study}", Origin=origin)
-            tags: list[dict[str, Any]] = json.loads(said)["experiment"]["tags"]
+            answer = get(f"{origin}/ajax-api/2.0/mlflow/experiments/get?experiment_id={study}", Origin=origin)
+            tags: list[dict[str, Any]] = json.loads(answer)["experiment"]["tags"]
             (state,) = (json.loads(tag["value"]) for tag in tags if tag["key"] == f"mlflow.sharedViewState.{view.key}")
             assert "mlflow" in get(base).lower()
             assert understood(state) == set(state)
@@ -96,7 +96,7 @@ SECRET = "hunter2-Zq"
 
 
 def test_on_all_interfaces_the_page_works_by_name_and_no_credential_is_seen(tmp_path: Path) -> None:
-    """Neither in the arguments of any process, which all users can read, nor in what is printed or logged."""
+    """No credential is in the arguments of any process, which all users can read, nor in the output or the log."""
     uri = f"sqlite:///{tmp_path / 'mlflow.db'}?token={SECRET}"
     (port,) = free_ports(1)
     command = [sys.executable, "-m", "fewbits.cli", "ui", "--host", "0.0.0.0", "--port", str(port)]
@@ -114,9 +114,9 @@ def test_on_all_interfaces_the_page_works_by_name_and_no_credential_is_seen(tmp_
             assert addresses == [f"http://127.0.0.1:{port}", f"http://{socket.gethostname()}:{port}"]
             search = "/ajax-api/2.0/mlflow/experiments/search"
             for address in (*addresses, f"http://runs.example.org:{port}", "http://runs.example.org"):
-                host = address.removeprefix("http://")  # as a browser sends it with the page's own requests
-                told = post(f"{addresses[0]}{search}", {"max_results": 1}, Host=host, Origin=address)
-                assert "experiments" in json.loads(told), address
+                host = address.removeprefix("http://")  # the header of a browser's requests for this page
+                answer = post(f"{addresses[0]}{search}", {"max_results": 1}, Host=host, Origin=address)
+                assert "experiments" in json.loads(answer), address
             for headers in ({"Host": "evil.example"}, {"Origin": "http://evil.example"}):
                 with pytest.raises(urllib.error.HTTPError, match="403"):
                     post(f"{addresses[0]}{search}", {"max_results": 1}, **headers)
@@ -129,10 +129,10 @@ def test_on_all_interfaces_the_page_works_by_name_and_no_credential_is_seen(tmp_
                 assert "sqlite" not in arguments
         finally:
             server.send_signal(signal.SIGINT)
-    said = [*printed, (tmp_path / "stderr").read_text(), (tmp_path / LOG).read_text()]
-    assert "evil.example" in said[-1]  # what the server says of the refused requests
-    assert SECRET not in "".join(said)
-    (warning,) = (line for line in said[2].splitlines() if "no log-in" in line)
+    outputs = [*printed, (tmp_path / "stderr").read_text(), (tmp_path / LOG).read_text()]
+    assert "evil.example" in outputs[-1]  # the server logs the refused requests
+    assert SECRET not in "".join(outputs)
+    (warning,) = (line for line in outputs[2].splitlines() if "no log-in" in line)
     assert all(word in warning for word in ("0.0.0.0", str(port), "read", "delete"))
 
 
@@ -145,10 +145,10 @@ def post(url: str, body: dict[str, Any], **headers: str) -> str:
 def test_a_database_that_mlflow_does_not_open_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """One of another version of it, for example."""
+    """An example is the database of another version of MLflow."""
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     (tmp_path / tracking.DATABASE).write_bytes(b"of another kind, and longer than nothing")
     (port,) = free_ports(1)
     assert cli.main(["ui", "--runs", str(tmp_path), "--port", str(port)]) == 2
-    said = capfd.readouterr().err.splitlines()[-1]
-    assert said.startswith(f"fewbits: ui: MLflow does not open sqlite:///{tmp_path / tracking.DATABASE}; moved away, ")
+    error = capfd.readouterr().err.splitlines()[-1]
+    assert error.startswith(f"fewbits: ui: MLflow cannot open sqlite:///{tmp_path / tracking.DATABASE}; move it away, ")

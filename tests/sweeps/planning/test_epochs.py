@@ -1,4 +1,4 @@
-"""A plan in which a trial reads its data more often than `data.repeat` allows is refused, its trunk included."""
+"""Test that a plan is refused if a trial, including its trunk, reads its data more often than `data.repeat` allows."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from fewbits.sweeps.planning.sweep import load_sweeps
 from tests.sweeps.sweep_inputs import planned, tiny_file
 
 SIZES = {"python": PYTHON.size, "torch": TORCH.size} | {name: one.tokens for name, one in COLLECTIONS.items()}
-LINE = {  # of 8 steps an epoch
+LINE = {  # an epoch has 8 steps
     "words": ["data.kind=synthetic", "data.size=2048", "data.repeat=4", "training.batch=4", "training.length=64"],
     "arms": {
         "trunk": {"words": ["recipe=bf16", "training.steps=24"]},
@@ -27,7 +27,7 @@ LINE = {  # of 8 steps an epoch
 
 
 def test_a_line_of_trials_may_read_its_data_four_times(cache: Path, tmp_path: Path) -> None:
-    """The branch starts at step 16 and ends at 32, which are four epochs to the token."""
+    """The branch starts at step 16 and ends at step 32, which is exactly four epochs."""
     assert len(planned(tiny_file(tmp_path, cache, LINE), f"runtime.runs={tmp_path / 'runs'}").trials) == 2
 
 
@@ -77,7 +77,7 @@ def test_a_trial_by_itself_may_overfit(cache: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("study", STUDIES)
 @pytest.mark.parametrize("scale", ["cpu", "cpu-full", "gpu", "paper"])
 def test_every_study_reads_its_data_as_often_as_its_files_allow(study: str, scale: str) -> None:
-    """Of folders of tokens that the papers have and nobody else, the size is not known."""
+    """The size of the papers' unpublished token folders is unknown, so they are not checked."""
     for one in outline(*load_sweeps((f"study={study}", f"scale={scale}", "seeds=[0]"))):
         size = SIZES.get(one.trial.data.kind)
         if size is None:
@@ -88,7 +88,7 @@ def test_every_study_reads_its_data_as_often_as_its_files_allow(study: str, scal
 
 @pytest.mark.parametrize("study", STUDIES)
 def test_a_study_on_a_gpu_can_be_planned_where_its_data_are(study: str, cache: Path, tmp_path: Path) -> None:
-    """On stand-ins of the collections' vocabularies, enough for every evaluation, and on a machine without a GPU."""
+    """Random tokens of the collections' vocabularies replace the data; the machine needs no GPU."""
     generator = np.random.default_rng(0)
     for name, vocab in (("openwebtext", 50257), ("c4", 32000), ("c4-nemotron", 131072)):
         dtype = "uint32" if vocab > 1 << 16 else "uint16"

@@ -1,4 +1,4 @@
-"""From a sweep to its cells: which there are, in which order, of which words. Pure: nothing is read or written."""
+"""Test the expansion of a sweep to its cells: which cells, in which order, with which overrides."""
 
 import itertools
 
@@ -10,7 +10,7 @@ from fewbits.sweeps.planning.expand import Cell, expand
 from fewbits.sweeps.planning.sweep import Arm, Sweep
 
 
-def said(cells: list[Cell]) -> list[str]:
+def places(cells: list[Cell]) -> list[str]:
     return [" ".join(f"{key}={value}" for key, value in cell.place.items()) for cell in cells]
 
 
@@ -20,7 +20,7 @@ def test_a_sweep_of_nothing_is_one_trial() -> None:
 
 def test_axes_are_crossed_in_the_order_in_which_they_are_said() -> None:
     sweep = Sweep("s", arms={"y": Arm(), "x": Arm()}, axes={"b": [2, 1], "a": ["u", "v"]}, seeds=(5, 3))
-    assert said(expand(sweep)) == [
+    assert places(expand(sweep)) == [
         f"arm={arm} b={b} a={a} seed={seed}" for arm in "yx" for b in (2, 1) for a in "uv" for seed in (5, 3)
     ]
 
@@ -66,12 +66,12 @@ def test_a_bundle_is_called_by_its_name_and_brings_its_words() -> None:
 
 def test_an_arm_without_axes_is_a_baseline_that_is_there_once() -> None:
     sweep = Sweep("s", arms={"base": Arm(axes=()), "x": Arm()}, axes={"a": [1, 2, 3]})
-    assert said(expand(sweep)) == ["arm=base seed=0", *(f"arm=x a={a} seed=0" for a in (1, 2, 3))]
+    assert places(expand(sweep)) == ["arm=base seed=0", *(f"arm=x a={a} seed=0" for a in (1, 2, 3))]
 
 
 def test_an_arm_may_have_one_of_the_axes_that_are_zipped() -> None:
     sweep = Sweep("s", arms={"x": Arm(axes=("b",)), "y": Arm()}, zipped=({"a": [1, 2], "b": [3, 4]},))
-    assert said(expand(sweep)) == [
+    assert places(expand(sweep)) == [
         "arm=x b=3 seed=0",
         "arm=x b=4 seed=0",
         "arm=y a=1 b=3 seed=0",
@@ -82,19 +82,19 @@ def test_an_arm_may_have_one_of_the_axes_that_are_zipped() -> None:
 def test_exclusions_take_out_the_cells_that_they_match_entirely() -> None:
     axes = {"a": [0.03, 0.5], "data": {"two words": ["data=python"], "8": ["data=torch"]}}
     arms = {"x": Arm(), "y z": Arm(axes=("a",))}
-    every = said(expand(Sweep("s", axes=axes, arms=arms, seeds=(0, 1))))
+    all_places = places(expand(Sweep("s", axes=axes, arms=arms, seeds=(0, 1))))
 
     def without(*exclude: dict[str, object]) -> list[str]:
-        left = said(expand(Sweep("s", axes=axes, arms=arms, seeds=(0, 1), exclude=exclude)))
-        assert [place for place in every if place in left] == left
-        return [place for place in every if place not in left]
+        left = places(expand(Sweep("s", axes=axes, arms=arms, seeds=(0, 1), exclude=exclude)))
+        assert [place for place in all_places if place in left] == left
+        return [place for place in all_places if place not in left]
 
     assert without({"arm": "y z", "a": 0.03, "seed": 1}) == ["arm=y z a=0.03 seed=1"]
     assert without({"data": "two words", "seed": 0, "a": 0.5}) == ["arm=x a=0.5 data=two words seed=0"]
-    assert len(without({"data": 8})) == 4  # of the arm that has that axis
-    assert len(without({"seed": 1})) == len(every) / 2
+    assert len(without({"data": 8})) == 4  # four cells of the arm that has this axis
+    assert len(without({"seed": 1})) == len(all_places) / 2
     assert without({"seed": 2}) == []
-    assert len(without({"arm": "x"}, {"arm": "y z", "seed": 0})) == len(every) - 2
+    assert len(without({"arm": "x"}, {"arm": "y z", "seed": 0})) == len(all_places) - 2
 
 
 # ------------------------------------------------------------------------------------------------ parents
@@ -123,23 +123,27 @@ def test_a_branch_has_the_parent_of_its_own_seed_and_axes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arms", "more", "told"),
+    ("arms", "more", "message"),
     [
-        ({"t": Arm(), "x": Arm(parent="t", axes=())}, {}, "arm x starts from t, which has axes that x has not: a"),
+        (
+            {"t": Arm(), "x": Arm(parent="t", axes=())},
+            {},
+            "arm x starts from t, which has axes that x does not have: a",
+        ),
         ({"t": Arm(scales=("gpu",)), "x": Arm(parent="t")}, {}, "which is not run at scale smoke"),
         ({"t": Arm(), "x": Arm(parent="t")}, {"exclude": ({"arm": "t", "a": 1},)}, "which is excluded at .*'a': '1'"),
-        ({"x": Arm(parent="y"), "y": Arm(parent="x")}, {}, "arms x, y start from each other, in a circle"),
+        ({"x": Arm(parent="y"), "y": Arm(parent="x")}, {}, "arms x, y start from each other in a cycle"),
     ],
 )
-def test_a_parent_that_is_not_there_is_told(arms: dict[str, Arm], more: dict[str, object], told: str) -> None:
-    with pytest.raises(ValueError, match=told):
+def test_a_parent_that_is_not_there_is_told(arms: dict[str, Arm], more: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         expand(Sweep("s", arms=arms, axes={"a": [1, 2]}, **more))  # type: ignore[arg-type]
 
 
 def test_an_arm_and_a_sweep_are_run_at_their_scales_alone() -> None:
     def at(scale: str, scales: tuple[str, ...] | None = None) -> list[str]:
         arms = {"x": Arm(), "y": Arm(scales=("gpu", "cpu"))}
-        return said(expand(Sweep("s", arms=arms, scale=scale, scales=scales)))
+        return places(expand(Sweep("s", arms=arms, scale=scale, scales=scales)))
 
     assert at("smoke") == ["arm=x seed=0"]
     assert at("cpu") == ["arm=x seed=0", "arm=y seed=0"]
@@ -148,7 +152,7 @@ def test_an_arm_and_a_sweep_are_run_at_their_scales_alone() -> None:
 
 
 def test_a_word_for_all_trials_may_not_undo_an_axis() -> None:
-    """Places would go on saying the axis's values."""
+    """Otherwise the places of the trials would show values that are not theirs."""
     sweep = Sweep("one", axes={"optimizer.lr": [1, 2]})
     with pytest.raises(ValueError, match=r"optimizer\.lr is an axis of sweep one"):
         expand(sweep, ("optimizer.lr=3",))

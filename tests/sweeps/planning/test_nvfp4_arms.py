@@ -1,4 +1,4 @@
-"""What NVFP4's arms are said to be, they are: by the recipes that their words make."""
+"""Test that NVFP4's arms are what their names say, by the recipes of their overrides."""
 
 import math
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ def trials(scale: str, *words: str) -> Iterator[tuple[str, Trial]]:
 
 
 def differing(one: Recipe, other: Recipe) -> dict[str, tuple[str, str]]:
-    """Operands, by slot."""
+    """Return the operands in which two recipes differ, by slot."""
     return {
         slot: (str(ours.spec), str(theirs.spec))
         for (slot, ours), (_, theirs) in zip(one.operands.items(), other.operands.items(), strict=True)

@@ -1,4 +1,4 @@
-"""A run that goes on from another's checkpoint has the learning rates of one that was never cut."""
+"""Test that branches of NVFP4's studies have the learning rates of uninterrupted runs."""
 
 import pytest
 
@@ -21,14 +21,14 @@ def rate(trial: Trial, step: int) -> float:
 
 
 def line(cell: Cell) -> tuple[Trial, int, Trial]:
-    """What it branches from, how many of its steps are taken, and itself."""
+    """Return the parent's trial, the step at which the branch starts, and the branch's trial."""
     assert cell.parent is not None
     parent, branch = load_trial(cell.parent.words)[0], load_trial(cell.words)[0]
     return parent, parent.training.steps if cell.at is None else int(cell.at), branch
 
 
 def some(steps: int) -> list[int]:
-    """From the first to the last."""
+    """Return about fifty steps, including the first and the last."""
     return sorted({0, steps - 1, *range(0, steps, max(1, steps // 50))})
 
 

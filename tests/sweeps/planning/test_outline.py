@@ -1,4 +1,4 @@
-"""A sweep of a paper's own size can be read without its data: each arm with its hyper-parameters and FLOPs."""
+"""Test that a dry run describes a sweep whose data are missing: each arm with its settings, FLOPs and cost."""
 
 import json
 import re
@@ -59,7 +59,7 @@ def test_data_that_are_prepared_into_the_cache_are_named_where_they_are_missing(
     cache = tmp_path / "cache"
     assert cli.main(["sweep", "study=gaussws", "scale=paper", f"runtime.cache={cache}", "--dry-run"]) == 0
     rows = capsys.readouterr().out.splitlines()
-    assert f"data to be had before it can run: {cache / 'openwebtext'}, {cache / 'c4'}" in rows
+    assert f"data that are missing here: {cache / 'openwebtext'}, {cache / 'c4'}" in rows
     web, c4 = (row.partition("    #")[0] for row in rows[-2:])
     assert web == f"fewbits data prepare openwebtext --out {cache / 'openwebtext'}"
     assert c4 == f"fewbits data prepare c4 --out {cache / 'c4'}", "all of it"
@@ -70,7 +70,7 @@ def test_data_that_are_prepared_into_the_cache_are_named_where_they_are_missing(
 
 
 def arms(text: str) -> list[dict[str, str]]:
-    """The table of what arms take."""
+    """Return the rows of the table of the arms' cost."""
     lines = text.splitlines()
     start = next(number for number, line in enumerate(lines) if line.startswith("sweep") and "time each" in line)
     head, *rows = lines[start : lines.index("", start)]

@@ -1,4 +1,4 @@
-"""What a sweep comes to: ids that hold before anything has run, and are those under which the trials then run."""
+"""Test plans: ids are known before anything has run, and the trials then run under these ids."""
 
 import os
 from pathlib import Path
@@ -26,7 +26,7 @@ def of(plan: Plan, **place: str) -> Planned:
 
 
 def test_a_planned_trial_is_the_one_that_train_runs(cache: Path, tmp_path: Path) -> None:
-    """Also by a relative store, and by a recipe with interpolations."""
+    """This also holds for a relative store and for a recipe with interpolations."""
     file = tiny_file(tmp_path, cache, {"arms": {"x": {"words": ["recipe=nvfp4", "recipe.weights=1x16"]}}, "seeds": [3]})
     found = planned(file, f"runtime.runs={tmp_path / 'runs'}", "training.steps=1")
     words = found.members[0].cell.words
@@ -45,7 +45,7 @@ def test_branches_run_under_the_ids_that_they_were_planned_with(cache: Path, tmp
     assert (trunk.keep, branch.keep) == ({2}, {6})
     words = [word for word in tiny(cache, "seed=1", "optimizer.lr=0.002") if not word.startswith("runtime.cache")]
     first, _ = train(cache, runs, *words, "recipe=bf16", "training.steps=4", "runtime.keep_steps=[2]")
-    assert first.id != trunk.id  # the arm that leaves the axis out has another rate
+    assert first.id != trunk.id  # the arm without the axis has another rate
     first, _ = train(cache, runs, *words[:-1], "recipe=bf16", "training.steps=4", "runtime.keep_steps=[2]")
     assert first == trunk.folder
     at = [f"branch.parent={first.path.name}", "branch.step=2"]
@@ -109,7 +109,7 @@ def test_planning_writes_nothing(cache: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "told"),
+    ("data", "message"),
     [
         ({"words": ["recipe=mor/blok"]}, "sweep tiny, seed 0: no recipe 'mor/blok': valid are mor/block"),
         ({"axes": {"optimizer.rate": [1]}}, r"sweep tiny, optimizer\.rate 1, seed 0: unknown key 'optimizer\.rate'"),
@@ -126,9 +126,9 @@ def test_planning_writes_nothing(cache: Path, tmp_path: Path) -> None:
     ],
 )
 def test_a_trial_that_could_not_be_is_refused_by_its_place(
-    cache: Path, tmp_path: Path, data: dict[str, Any], told: str, capsys: pytest.CaptureFixture[str]
+    cache: Path, tmp_path: Path, data: dict[str, Any], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=message):
         planned(tiny_file(tmp_path, cache, data))
     assert cli.main(["sweep", str(tmp_path / "tiny.yaml"), "--runs", str(tmp_path / "runs")]) == 2
     assert capsys.readouterr().err.count("\n") == 1
@@ -152,7 +152,7 @@ def test_what_this_machine_never_has_room_for_is_refused(
 ) -> None:
     file = tiny_file(tmp_path, cache, {"resources": {"gpus": 99}})
     assert cli.main(["sweep", str(file), "--runs", str(tmp_path / "runs"), "--backend", "local"]) == 2
-    assert "99 gpus), and this machine has" in capsys.readouterr().err
+    assert "99 gpus), but this machine has" in capsys.readouterr().err
     (tmp_path / "taken").write_text("")
     assert cli.main(["sweep", str(file), "--runs", str(tmp_path / "taken"), "--backend", "local"]) == 2
-    assert "it cannot be written" in capsys.readouterr().err
+    assert "cannot be written" in capsys.readouterr().err

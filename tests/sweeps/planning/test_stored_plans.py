@@ -1,4 +1,4 @@
-"""Plans as files: what is read is what was stored for these overrides, wherever the store lies."""
+"""Test stored plans: a plan is read as it was stored for its overrides, wherever the store is mounted."""
 
 import json
 import os
@@ -30,7 +30,7 @@ CHANGED = "the definition of the sweep has changed since it last ran"
 
 
 class Stored:
-    """A sweep file whose plan is stored, though nothing has run."""
+    """A sweep file whose plan is stored, although nothing has run."""
 
     def __init__(self, folder: Path, cache: Path) -> None:
         self.file, self.runs = tiny_file(folder, cache, FAMILY, "family"), folder / "runs"
@@ -48,7 +48,7 @@ def stored(tmp_path: Path, cache: Path) -> Stored:
 
 
 def parts(plan: Plan) -> list[Any]:
-    """All of a plan; what an id is a hash of has lists for tuples in a file."""
+    """Return all parts of a plan, with the lists that JSON has in place of tuples in the settings of ids."""
     trials = plan.trials.values()
     made_of = [json.loads(json.dumps(planned.made_of)) for planned in trials]
     rest = [(p.folder, p.trial, p.runtime, p.resources, p.parent, p.keep) for p in trials]
@@ -125,7 +125,7 @@ def test_sweeps_of_other_seeds_have_a_plan_each(stored: Stored) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         ("{", "is damaged, or no plan"),
         ("[]", "is damaged, or no plan"),
@@ -134,17 +134,17 @@ def test_sweeps_of_other_seeds_have_a_plan_each(stored: Stored) -> None:
     ],
 )
 def test_a_file_that_is_no_plan_is_told_in_a_line_and_not_used(
-    content: str, said: str, stored: Stored, capsys: pytest.CaptureFixture[str]
+    content: str, message: str, stored: Stored, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stored.path.write_text(content)
-    with pytest.raises(UnusablePlan, match=said):
+    with pytest.raises(UnusablePlan, match=message):
         load_plan(stored.runs, stored.words)
     assert parts(find_plan(stored.words).plan) == parts(stored.plan), "it is planned here"
     assert cli.main(["status", *stored.words]) == 0
     err = capsys.readouterr().err
     assert err.count("\n") == 1
-    assert said in err
-    assert f"`fewbits sweep family.yaml --runs {stored.runs}` writes it anew" in err
+    assert message in err
+    assert f"`fewbits sweep family.yaml --runs {stored.runs}` writes a new one" in err
 
 
 @pytest.mark.parametrize("key", ["trials", "values", "cells", "members", "sweeps", "time"])
@@ -161,7 +161,7 @@ def test_half_a_plan_is_not_used(key: str, stored: Stored) -> None:
 def test_a_plan_of_an_earlier_fewbits_is_told(stored: Stored) -> None:
     stored.path.rename(stored.path.parent / "family-family-smoke.json")
     (note,) = find_plan(stored.words).notes
-    assert "the plans of an earlier fewbits are not read; `fewbits sweep family.yaml" in note
+    assert "plans of an earlier fewbits cannot be read; `fewbits sweep family.yaml" in note
 
 
 def test_a_changed_definition_is_planned_anew_where_its_data_are(stored: Stored) -> None:

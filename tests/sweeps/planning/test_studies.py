@@ -1,4 +1,4 @@
-"""`fewbits studies`: the papers, and recipes that there are."""
+"""Test `fewbits studies`: it lists every study, and the recipes of studies exist."""
 
 import json
 

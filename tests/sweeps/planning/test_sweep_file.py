@@ -1,6 +1,6 @@
-"""The format of sweep files: what may stand in one, how a command line changes it, and what mistakes are told.
+"""Test the format of sweep files: valid contents, changes by the command line, and error messages.
 
-Every mistake is one line that names what is wrong and what would be right.
+Every mistake gives one line that names what is wrong and what is valid.
 """
 
 from pathlib import Path
@@ -91,7 +91,7 @@ def test_values_of_an_axis_are_spelled_so_that_hydra_reads_them_back(tmp_path: P
     (tasks,), (seeds,) = (group.values() for group in sweep.groups)
     assert list(tasks.values()) == [("evaluation.tasks=[]",), ('evaluation.tasks=[a,"b c"]',)]
     assert list(seeds.values()) == [("training.rounding_seed=null",), ("training.rounding_seed=1",)]
-    for text in ("\\", '\\"', 'a\\\\"b', "\\a", "a b\\\\"):  # backslashes count before quotes alone
+    for text in ("\\", '\\"', 'a\\\\"b', "\\a", "a b\\\\"):  # backslashes are special only before quotes
         assert OverridesParser.create().parse_override(f"recipe.name={spelled(text)}").value() == text
 
 
@@ -140,7 +140,7 @@ def test_a_file_may_lie_anywhere_and_be_called_anything(tmp_path: Path, monkeypa
 
 @pytest.fixture
 def scaled(tmp_path: Path) -> Path:
-    """A file with a folder of scales beside it."""
+    """Return a sweep file with a folder of scales beside it."""
     path = sweep_file(tmp_path, {"seeds": [0], "words": ["data=python"]})
     sweep_file(tmp_path / "scale", {"size": ["training.steps=3"]}, "smoke")
     sweep_file(tmp_path / "scale", {"seeds": [0, 1], "size": []}, "cpu")
@@ -178,7 +178,7 @@ arms: {long: {}, mid: {at: 0.5}, far: {parent: mid}, alone: {scratch: true}}
         "alone": None,
     }
     for wrong in ("trunk: lon\narms: {long: {}}", "arms: {a: {at: 0.5}}", "trunk: a\narms: {a: {at: 0.5}}"):
-        with pytest.raises(ValueError, match=r"trunk 'lon': valid are long|of an arm that has no parent"):
+        with pytest.raises(ValueError, match=r"trunk 'lon': valid are long|the arm has no parent"):
             loaded(tmp_path, wrong)
 
 
@@ -203,9 +203,9 @@ MISTAKES = {
     "an axis of one value": ("axes: {a: 1}", "axis a: a list of different values is expected"),
     "an axis of no values": ("axes: {a: []}", "axis a: a list of different values is expected"),
     "an axis with a value twice": ("axes: {a: [1, 1]}", "axis a: a list of different values is expected"),
-    "bundles that are no lists": ("axes: {a: {x: 'data=python'}}", "or a mapping of names to lists of words"),
+    "bundles that are no lists": ("axes: {a: {x: 'data=python'}}", "or a mapping of names to lists of overrides"),
     "a list of bundles": ("axes: {a: [{x: 1}]}", "axis a: a list of different values is expected"),
-    "unequal lengths": ("zipped: [{a: [1, 2], b: [1]}]", "zipped axes are of one length, but a has 2, b has 1"),
+    "unequal lengths": ("zipped: [{a: [1, 2], b: [1]}]", "zipped axes need equally many values, but a has 2, b has 1"),
     "zipped but no mapping": ("zipped: [[a, b]]", r"zipped \['a', 'b'\]: a mapping of axes to lists is expected"),
     "zipped as a mapping": ("zipped: {a: [1]}", "zipped: a list is expected"),
     "an axis twice": ("axes: {a: [1]}\nzipped: [{a: [1], b: [2]}]", "axis a is given twice"),
@@ -217,7 +217,7 @@ MISTAKES = {
     "an exclusion of no value": ("axes: {a: [1, 2]}\nexclude: [{a: 3}]", "exclude: a '3': valid are 1, 2"),
     "an unknown parent": ("arms: {x: {parent: z}, y: {}}", r"arms\.x\.parent: 'z': valid are y"),
     "its own parent": ("arms: {x: {parent: x}, y: {}}", r"arms\.x\.parent: 'x': valid are y"),
-    "at without a parent": ("arms: {x: {at: 0.5}}", r"at 0\.5: of an arm that has no parent"),
+    "at without a parent": ("arms: {x: {at: 0.5}}", r"at 0\.5: the arm has no parent"),
     "at 0": ("arms: {x: {at: 0, parent: y}, y: {}}", r"at 0\.0: a part below 1"),
     "at one step and a half": ("arms: {x: {at: 1.5, parent: y}, y: {}}", r"at 1\.5: .*a whole step"),
     "an exclusion of what is no axis": ("exclude: [{lr: 1}]", "exclude: 'lr': valid are arm, seed"),
@@ -242,37 +242,37 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize(("text", "said"), MISTAKES.values(), ids=MISTAKES)
-def test_a_mistake_in_a_file_is_one_line(text: str, said: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=said) as error:
+@pytest.mark.parametrize(("text", "message"), MISTAKES.values(), ids=MISTAKES)
+def test_a_mistake_in_a_file_is_one_line(text: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=message) as error:
         loaded(tmp_path, text)
     assert str(error.value).count("\n") == 0
-    assert "one" in str(error.value)  # which file
+    assert "one" in str(error.value)  # the file's name
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
-        ((), "which sweep"),
+        ((), "no sweep is named"),
         (("missing.yaml",), r"no sweep file missing\.yaml"),
         (("old.yml",), r"a file NAME\.yaml is expected"),
         (("study=none",), "study 'none': valid are"),
-        (("FILE", "seed=1"), "'seed=1' is neither of a sweep nor of its trials: valid keys are .*seeds"),
+        (("FILE", "seed=1"), "'seed=1' is neither a key of a sweep nor one of its trials: valid keys are .*seeds"),
         (("FILE", "nonsense"), "'nonsense' is neither"),
         (("FILE", "seeds=0,1"), "takes one value"),
         (("FILE", "seeds=[0"), "is not KEY=VALUE"),
         (("FILE", "resources.cores=1"), "resources.*cores"),
         (("FILE", "name=x"), "'name=x' is neither"),
         (("FILE", "x=1"), "valid keys are study, sweep, file, about,"),
-        (("FILE", "study=mor"), r"tiny\.yaml and study=mor: a file or a study, not both"),
-        (("FILE", "FILE"), "one file at a time"),
-        (("study=mor", "study=nvfp4"), "'study=nvfp4' after 'mor': one study at a time"),
+        (("FILE", "study=mor"), r"tiny\.yaml and study=mor: name a file or a study, not both"),
+        (("FILE", "FILE"), "only one file can be named"),
+        (("study=mor", "study=nvfp4"), "'study=nvfp4' after 'mor': only one study can be named"),
         (("FILE", "+axes.optimizer.lr=[1,2]"), r"write axes=\{optimizer\.lr:\[1,2\]\}"),
     ],
 )
 def test_a_mistake_on_the_command_line_is_one_line_and_status_2(
     words: tuple[str, ...],
-    said: str,
+    message: str,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -285,13 +285,13 @@ def test_a_mistake_on_the_command_line_is_one_line_and_status_2(
     shown = capsys.readouterr()
     assert shown.out == ""
     assert shown.err.count("\n") == 1
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         raise ValueError(shown.err)
     assert not (tmp_path / "runs").exists()
 
 
 def test_what_a_file_says_survives_yaml(tmp_path: Path) -> None:
-    """A file written by a program, as YAML likes it, is the same sweep."""
+    """A file that a YAML library has written describes the same sweep."""
     data: dict[str, Any] = yaml.safe_load(FULL)
     path = sweep_file(tmp_path, data, "one")
     assert load_sweeps([str(path)])[0][0].groups == loaded(tmp_path, FULL).groups

@@ -1,7 +1,7 @@
-"""A way to a dashboard that fails as real ones do, for the client to bear: a small proxy, one request a connection.
+"""Provide a small proxy to a dashboard with the errors of real connections, which the client has to handle.
 
-The answer to the first submit is lost on the way back and replaced by an HTTP 500, so the job has started though the
-client is told otherwise; the first two connections that carry a log are cut after some bytes.
+The answer to the first submit is replaced by an HTTP 500, so the job has started although the client gets an error. The
+first two connections that carry a log are cut after some bytes. Each connection carries one request.
 """
 
 import socket
@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from urllib.parse import urlsplit
 
 CUTS = 2
-BYTES = 700  # of a log's connection: its head, and some of what it carries
+BYTES = 700  # bytes of a log's connection before it is cut: the header, and a part of the log
 
 
 class FaultyWay:
@@ -23,9 +23,9 @@ class FaultyWay:
         threading.Thread(target=self._serve, daemon=True).start()
 
     def close(self) -> None:
-        """Let nobody in any more; who is on the way goes on."""
+        """Accept no new connections; open connections stay."""
         with suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # close alone does not wake the thread that accepts
+            self._listener.shutdown(socket.SHUT_RDWR)  # close alone does not wake the accepting thread
         self._listener.close()
 
     def _serve(self) -> None:

@@ -1,6 +1,6 @@
-"""A sweep is done by the same command, whatever befalls it: with processes that are killed, stopped, starved and late.
+"""Test that the same command finishes a sweep whose processes are killed, stopped, out of memory or late.
 
-What is killed is killed by real signals, at moments that differ from run to run.
+Processes are killed by real signals at random times.
 """
 
 import json
@@ -56,7 +56,7 @@ def plan_of(file: Path, runs: Path) -> Plan:
 
 
 def gone(plan: Plan) -> None:
-    """Wait until nobody works on any of its trials."""
+    """Wait until no worker works on any trial of the plan."""
     give_up = time.monotonic() + 30
     while at := running(plan):
         assert time.monotonic() < give_up, at
@@ -69,7 +69,7 @@ def gone(plan: Plan) -> None:
 def test_workers_and_the_driver_are_killed_and_the_same_command_finishes(
     undisturbed: Undisturbed, tmp_path: Path
 ) -> None:
-    """Bit for bit what it is undisturbed, and no step is done again that was in a checkpoint."""
+    """The results equal those without interruption bit for bit, and no step of a checkpoint is repeated."""
     runs, moments = tmp_path / "runs", random.Random()
     plan = plan_of(undisturbed.file, runs)
     command = started(tmp_path / "output", "sweep", undisturbed.file, "--runs", runs, *LOCAL)
@@ -81,7 +81,7 @@ def test_workers_and_the_driver_are_killed_and_the_same_command_finishes(
     command.until(lambda: bool(running(plan)))
     time.sleep(moments.uniform(0, 1))
     command.kill()
-    gone(plan)  # its workers have died with it
+    gone(plan)  # the workers have died with the driver
     assert sweep(undisturbed.file, runs) == 0
     assert all_left(plan) == undisturbed.left
     assert [trained_twice(folder) for folder in folders(plan)] == [[]] * 8
@@ -99,7 +99,7 @@ def test_the_server_that_forks_workers_is_killed_and_the_sweep_goes_on(
     server = int(Path(f"/proc/{worker}/stat").read_text().rpartition(")")[2].split()[1])
     assert server != command.pid
     os.kill(server, signal.SIGKILL)
-    assert command.end() == 0, command.said
+    assert command.end() == 0, command.printed
     assert all_left(plan) == undisturbed.left
 
 
@@ -107,15 +107,15 @@ def test_the_server_that_forks_workers_is_killed_and_the_sweep_goes_on(
 def test_a_stopped_sweep_is_at_checkpoints_and_goes_on(
     number: signal.Signals, undisturbed: Undisturbed, tmp_path: Path
 ) -> None:
-    """Ctrl-C as a terminal sends it: to the driver and its workers alike."""
+    """Ctrl-C reaches the driver and its workers, as in a terminal."""
     runs = tmp_path / "runs"
     plan = plan_of(undisturbed.file, runs)
     command = started(tmp_path / "output", "sweep", undisturbed.file, "--runs", runs, *LOCAL)
     command.until(lambda: any(steps_done(folder) for folder in running(plan)))
     (os.killpg if number == signal.SIGINT else os.kill)(command.pid, number)
     assert command.end() == 130
-    assert "fewbits: stopped; the same command goes on\n" in command.said
-    assert "Traceback" not in command.said
+    assert "fewbits: stopped; run the same command again to resume\n" in command.printed
+    assert "Traceback" not in command.printed
     assert not running(plan)
     for folder in folders(plan):
         assert not (folder.path / store.STOP).exists()
@@ -135,7 +135,7 @@ def test_asked_twice_a_sweep_stops_at_once(undisturbed: Undisturbed, tmp_path: P
     for folder in running(plan):
         os.kill(holder_of(folder) or 0, signal.SIGSTOP)  # it will reach no checkpoint
     os.kill(command.pid, signal.SIGINT)
-    command.until(lambda: "once more: at once" in command.said)
+    command.until(lambda: "Ctrl-C again: stop at once" in command.printed)
     os.kill(command.pid, signal.SIGINT)
     assert command.end() == 130
     gone(plan)
@@ -147,7 +147,7 @@ def test_two_drivers_on_one_store_share_its_trials(undisturbed: Undisturbed, tmp
     other = started(tmp_path / "output", "sweep", undisturbed.file, "--runs", runs, *LOCAL)
     try:
         assert sweep(undisturbed.file, runs) == 0
-        assert other.end() == 0, other.said
+        assert other.end() == 0, other.printed
     finally:
         other.kill()
     trained = [[steps for steps in reported_steps(folder) if steps] for folder in folders(plan)]
@@ -159,7 +159,7 @@ def test_two_drivers_on_one_store_share_its_trials(undisturbed: Undisturbed, tmp
 
 
 def spoil(folder: RunFolder) -> None:
-    """Have the trial fail where it would write its first checkpoint."""
+    """Make the trial fail when it writes its first checkpoint."""
     folder.path.mkdir(parents=True)
     (folder.path / "checkpoints").write_text("no folder")
 
@@ -192,10 +192,10 @@ def test_what_fails_is_named_with_its_log_and_leaves_the_others_whole(
     step = (hot.result() or {})["step"]
     assert f"diverged: {hot.path} at step {step}\n" in shown.out
     errors = shown.err
-    (told,) = [line for line in errors.splitlines() if line.startswith(f"failed: {broken.path}: ")]
-    assert "checkpoints" in told
+    (failure,) = [line for line in errors.splitlines() if line.startswith(f"failed: {broken.path}: ")]
+    assert "checkpoints" in failure
     assert "    (the whole log: " + str(broken.path / store.LOG) in errors
-    assert errors.count(f"{broken.path.name}: ") == 1 + 1  # that it is tried again, and the failure
+    assert errors.count(f"{broken.path.name}: ") == 1 + 1  # a line for the second attempt, and one for the failure
     assert attempts(broken) == 2
     blocked = {
         child: f"its parent {broken.path.name} failed",
@@ -209,8 +209,8 @@ def test_what_fails_is_named_with_its_log_and_leaves_the_others_whole(
         assert (rows[folder.path.name]["state"], rows[folder.path.name]["note"]) == ("blocked", why)
     last = errors.splitlines()[-1]
     assert last == (
-        "fewbits: 1 failed: the same command goes on with them, from their checkpoints; 2 blocked by what failed; "
-        "1 blocked for good: what they start from has diverged"
+        "fewbits: 1 failed: run the same command again to resume them from their checkpoints; "
+        "2 blocked by failed trials; 1 blocked for good: their parent diverged"
     )
 
     (broken.path / "checkpoints").unlink()
@@ -219,7 +219,7 @@ def test_what_fails_is_named_with_its_log_and_leaves_the_others_whole(
         shown = capfd.readouterr()
         assert "6 trials: 4 done, 1 diverged, 1 blocked\n" in shown.out
         assert "failed: " not in shown.err
-        assert shown.err.splitlines()[-1] == "fewbits: 1 blocked for good: what they start from has diverged"
+        assert shown.err.splitlines()[-1] == "fewbits: 1 blocked for good: their parent diverged"
     assert len(shown.err.splitlines()) == 2
     assert attempts(good) == 1
     assert store.failure(broken) is None
@@ -228,7 +228,7 @@ def test_what_fails_is_named_with_its_log_and_leaves_the_others_whole(
 def test_a_folder_that_takes_no_files_is_that_trials_failure_alone(
     cache: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """As on a full disk: neither the worker nor the driver can write down what it was."""
+    """Neither the worker nor the driver can write the failure, as on a full disk."""
     file = tiny_file(tmp_path, cache, {"seeds": [0, 1], "resources": {"attempts": 2}})
     bad, good = folders(plan_of(file, tmp_path / "runs"))
     for name in (store.LOG, store.FAILURE):
@@ -242,15 +242,15 @@ def test_a_folder_that_takes_no_files_is_that_trials_failure_alone(
 def test_what_may_be_deleted_may_be_damaged(
     content: str, undisturbed: Undisturbed, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Files that only say something of the trials are made anew."""
+    """Files that are derived from the trials are written again."""
     runs = tmp_path / "runs"
     shutil.copytree(undisturbed.store, runs)
     folder = folders(plan_of(undisturbed.file, runs))[-1]
     (folder.path / "result.json").unlink()
     shutil.rmtree(folder.checkpoints)
     uri = f"sqlite:///{runs / 'mlflow.db'}"
-    told = json.dumps({uri: json.loads(content)}) if content.startswith("{") else content
-    (runs / ".mlflow-sync.json").write_text(told, errors="surrogateescape")
+    cached = json.dumps({uri: json.loads(content)}) if content.startswith("{") else content
+    (runs / ".mlflow-sync.json").write_text(cached, errors="surrogateescape")
     spoilt = [*(runs / "plans").iterdir(), runs / "speeds.json"]
     spoilt += [folder.path / name for name in (store.FAILURE, store.PROGRESS, "lease.json")]
     for path in spoilt:
@@ -265,7 +265,7 @@ def test_what_may_be_deleted_may_be_damaged(
     assert "MLflow is left aside" not in shown.err
     assert json_of(runs / "speeds.json")
     assert cli.main(["status", *words, "training.blow_up=2"]) == 0
-    assert "stale: " in capfd.readouterr().out  # by the plan, which is there again
+    assert "stale: " in capfd.readouterr().out  # from the plan, which was written again
 
 
 CRASHES = ("SIGSEGV", "SIGKILL", "memory")
@@ -276,7 +276,7 @@ def test_crashes_are_told_and_leave_the_others_whole(cache: Path, tmp_path: Path
     arms: dict[str, Any] = {"good": {}} | {
         how: {"words": [*LONG, f"optimizer.lr=0.00{1 + at}"]} for at, how in enumerate(CRASHES)
     }
-    arms["memory"]["words"].append("training.checkpoint_every=100000")  # a thread that begins without memory never has
+    arms["memory"]["words"].append("training.checkpoint_every=100000")  # its thread could not start without memory
     file = tiny_file(tmp_path, cache, {"arms": arms, "resources": {"attempts": 1}})
     plan = plan_of(file, runs)
     place = {member.cell.arm: plan.trials[member.id].folder for member in plan.members}
@@ -287,35 +287,35 @@ def test_crashes_are_told_and_leave_the_others_whole(cache: Path, tmp_path: Path
             worker = holder_of(place[how])
             assert worker is not None
             if how == "memory":
-                resource.prlimit(worker, resource.RLIMIT_AS, (1 << 20, 1 << 20))  # there is no more than it has
+                resource.prlimit(worker, resource.RLIMIT_AS, (1 << 20, 1 << 20))  # it cannot allocate more
             else:
                 os.kill(worker, getattr(signal, how))
         assert command.end() == 1
     finally:
         command.kill()
-    assert "4 trials: 1 done, 3 failed" in command.said
-    told = {
+    assert "4 trials: 1 done, 3 failed" in command.printed
+    expected = {
         "SIGSEGV": "ended by SIGSEGV",
-        "SIGKILL": "ended by SIGKILL, as when memory is short",
+        "SIGKILL": "ended by SIGKILL, possibly for lack of memory",
         "memory": "",
-    }  # it shows in many ways
+    }  # lack of memory shows in many ways
     for how in CRASHES:
-        (said,) = [line for line in command.said.splitlines() if line.startswith(f"failed: {place[how].path}: ")]
-        assert told[how] in said
+        (failure,) = [line for line in command.printed.splitlines() if line.startswith(f"failed: {place[how].path}: ")]
+        assert expected[how] in failure
         assert store.state(place[how]) == "failed"
     assert "Fatal Python error: Segmentation fault" in (place["SIGSEGV"].path / store.LOG).read_text()
     assert place["good"].result() is not None
 
 
 @pytest.mark.parametrize(
-    ("resources", "told"),
-    [({"gpus": 1000}, "(1 cpus, 1000 gpus)"), ({"cpus": 500}, "takes 1 × (500 cpus, 0 gpus)")],
+    ("resources", "expected"),
+    [({"gpus": 1000}, "(1 cpus, 1000 gpus)"), ({"cpus": 500}, "asks for 1 × (500 cpus, 0 gpus)")],
 )
 def test_what_this_machine_has_not_is_told(
-    resources: dict[str, Any], told: str, cache: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    resources: dict[str, Any], expected: str, cache: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert sweep(tiny_file(tmp_path, cache, {"resources": resources}), tmp_path / "runs") == 2
-    assert told in capfd.readouterr().err
+    assert expected in capfd.readouterr().err
 
 
 def test_a_sweep_needs_no_stdout_and_no_stderr(cache: Path, tmp_path: Path) -> None:
@@ -323,7 +323,7 @@ def test_a_sweep_needs_no_stdout_and_no_stderr(cache: Path, tmp_path: Path) -> N
     (folder,) = folders(plan_of(file, tmp_path / "runs"))
     words = [sys.executable, "-m", "fewbits.cli", "sweep", file, "--runs", tmp_path / "runs", *LOCAL]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-    for closed in (">&- 2>&-", ">&-", "2>&-"):  # the first trains, the others find it done
+    for closed in (">&- 2>&-", ">&-", "2>&-"):  # the first one trains, for the others it is done
         command = f"{shlex.join(map(str, words))} {closed}"
         assert subprocess.run(command, shell=True, env=environment, timeout=PATIENCE).returncode == 0
     assert store.state(folder) == "done"
@@ -336,7 +336,7 @@ def test_a_trial_that_takes_too_long_is_ended(cache: Path, tmp_path: Path, capfd
     file = tiny_file(tmp_path, cache, {"words": list(LONG), "resources": {"hours": 0.001}})
     (folder,) = folders(plan_of(file, runs))
     assert sweep(file, runs) == 1
-    assert f"failed: {folder.path}: ended after 0.001 hours, its limit\n" in capfd.readouterr().err
+    assert f"failed: {folder.path}: it exceeded its time limit of 0.001 hours\n" in capfd.readouterr().err
     assert attempts(folder) == 1
 
 
@@ -359,7 +359,7 @@ def test_a_branch_that_is_asked_for_later_has_its_parent_trained_once_more(cache
     assert folder.has([3])
     assert sweep(alone, runs) == 0
     assert attempts(folder) == 2
-    earlier = {"words": ["recipe=nvfp4"], "parent": "trunk", "at": 1}  # than what is kept by now
+    earlier = {"words": ["recipe=nvfp4"], "parent": "trunk", "at": 1}  # earlier than the kept checkpoints
     all_three = tiny_file(tmp_path, cache, {"arms": {"trunk": trunk, "late": late, "earlier": earlier}}, "three")
     for _ in range(2):
         assert sweep(all_three, runs) == 0

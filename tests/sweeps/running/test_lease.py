@@ -1,4 +1,4 @@
-"""Who works on a trial: one at a time, whoever dies. Real processes, real signals."""
+"""Test that one worker at a time holds a trial's lease, even if workers die, with real processes and signals."""
 
 import json
 import multiprocessing
@@ -31,7 +31,7 @@ def write(folder: Path, holder: Holder, age: float = 0.0) -> None:
 
 
 def dead() -> Holder:
-    """A process of this host that has ended."""
+    """Return a process of this host that has ended."""
     ended = subprocess.Popen([sys.executable, "-S", "-c", ""])
     ended.wait()
     return Holder(platform.node(), ended.pid, 1.0, "of the dead")
@@ -42,7 +42,7 @@ FAR = Holder("another-host", os.getpid(), 1.0, "far away")
 
 @pytest.fixture
 def someone() -> Iterator["subprocess.Popen[bytes]"]:
-    """A process that lives."""
+    """Yield a process that runs."""
     process = subprocess.Popen(["sleep", "600"])
     yield process
     process.kill()
@@ -79,7 +79,7 @@ ROUNDS, CONTENDERS = 60, 6
 
 
 def _contend(root: Path, me: int, barrier: "multiprocessing.synchronize.Barrier") -> None:
-    """In each round one attempt; the winner leaves its number and holds on until all have tried."""
+    """Try to get a lease once per round; the winner writes its number and holds the lease until all have tried."""
     for number in range(ROUNDS):
         folder = root / str(number)
         barrier.wait(120)
@@ -137,7 +137,7 @@ def holding(folder: Path) -> ForkProcess:
 
 
 def test_a_killed_holder_of_this_host_is_followed_at_once(tmp_path: Path) -> None:
-    """Even while nobody has taken note of its end."""
+    """This holds even while the dead process is a zombie."""
     process = holding(tmp_path)
     try:
         with pytest.raises(Held, match=f"process {process.pid}"), leased(tmp_path):
@@ -155,7 +155,7 @@ def test_a_killed_holder_of_this_host_is_followed_at_once(tmp_path: Path) -> Non
 
 
 def test_a_stopped_holder_of_this_host_keeps_it(tmp_path: Path) -> None:
-    """A process that the system does not let run is not dead: it would go on."""
+    """A stopped process is not dead: it may continue."""
     process = holding(tmp_path)
     try:
         assert process.pid is not None
@@ -169,9 +169,9 @@ def test_a_stopped_holder_of_this_host_keeps_it(tmp_path: Path) -> None:
 
 
 def test_a_pid_that_is_used_again_is_another_process(tmp_path: Path, someone: "subprocess.Popen[bytes]") -> None:
-    write(tmp_path, Holder(platform.node(), someone.pid, lease._started(someone.pid), "alive"))
+    write(tmp_path, Holder(platform.node(), someone.pid, lease._start_time(someone.pid), "alive"))
     assert holder(tmp_path) is not None
-    write(tmp_path, Holder(platform.node(), someone.pid, lease._started(someone.pid) - 100, "before it"))
+    write(tmp_path, Holder(platform.node(), someone.pid, lease._start_time(someone.pid) - 100, "before it"))
     assert holder(tmp_path) is None
     with leased(tmp_path):
         pass
@@ -185,7 +185,7 @@ def test_a_holder_elsewhere_is_followed_once_it_has_been_silent(tmp_path: Path) 
     assert holder(tmp_path) == FAR
     with pytest.raises(Held, match="of another-host"), leased(tmp_path):
         pass
-    for age in (-lease.STALE - 5, lease.STALE + 5):  # written before a clock was set back
+    for age in (-lease.STALE - 5, lease.STALE + 5):  # a negative age: a clock was set back
         write(tmp_path, FAR, age=age)
         assert holder(tmp_path) is None
     with leased(tmp_path):
@@ -195,7 +195,7 @@ def test_a_holder_elsewhere_is_followed_once_it_has_been_silent(tmp_path: Path) 
 
 
 def test_silence_is_counted_by_the_clock_of_the_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A host whose own clock is wrong neither takes what is held nor waits for the dead."""
+    """A host with a wrong clock neither takes a held lease nor waits for a dead holder."""
     for error in (-1e6, 1e6):
         monkeypatch.setattr(time, "time", lambda error=error: time.clock_gettime(time.CLOCK_REALTIME) + error)
         path = tmp_path / lease.NAME

@@ -1,4 +1,4 @@
-"""Trials of a seed run on one kind of machine where they can; the kinds and the trials here are pretended."""
+"""Test that trials of a seed run on one kind of machine if possible, with simulated kinds and trials."""
 
 import json
 import time
@@ -40,7 +40,7 @@ AVX, AMX = machine("amd-avx2"), machine("intel-amx")
 
 
 class Machines:
-    """A backend with these machines, whose trials are done in the turn after they begin, with the kind recorded."""
+    """A backend with these machines, whose trials end one turn after they start, with the kind recorded."""
 
     def __init__(self, *machines: Machine, alone: bool = False) -> None:
         self.there, self.alone = list(machines), alone
@@ -51,7 +51,7 @@ class Machines:
     def machines(self) -> list[Machine]:
         return self.there
 
-    def require(self, demands: object, say: object) -> None: ...
+    def require(self, demands: object, log: object) -> None: ...
 
     def room(self, resources: Resources, like: str | None = None) -> bool:
         return not any(kind == like for _, kind in self._jobs)
@@ -76,7 +76,7 @@ class Machines:
 
 
 def leave(job: Job, *kinds: str, torch: str = "2.13.0") -> None:
-    """Leave a run folder whose steps were computed on these kinds, one after the other."""
+    """Write a run folder whose steps were computed on these kinds, one after the other."""
     for step in job.runtime.keep_steps:
         (job.folder.kept / f"step-{step:08d}").mkdir(parents=True, exist_ok=True)
     job.path.mkdir(parents=True, exist_ok=True)
@@ -104,19 +104,19 @@ def kinds(plan: Plan) -> Mapping[int, set[str | None]]:
 
 
 def run(plan: Plan, backend: Machines, like: str | None = None) -> list[str]:
-    """Run the plan and return the lines that were shown."""
-    said: list[str] = []
-    Driver(plan, backend, placement=Placement(plan, backend, like, said.append)).run()
-    return said
+    """Run the plan and return the lines that were logged."""
+    logged: list[str] = []
+    Driver(plan, backend, placement=Placement(plan, backend, like, logged.append)).run()
+    return logged
 
 
 # ------------------------------------------------------------------------------------------------ where trials run
 
 
 def test_a_seed_stays_on_one_kind_and_seeds_are_spread(plan: Plan) -> None:
-    said = run(plan, Machines(AVX, AMX))
+    logged = run(plan, Machines(AVX, AMX))
     assert sorted(str(*one) for one in kinds(plan).values()) == ["amd-avx2", "intel-amx"]
-    (line,) = said
+    (line,) = logged
     assert "amd-avx2 (1 trials at a time), intel-amx (1 trials at a time)" in line
 
 
@@ -129,7 +129,7 @@ def test_a_backend_that_knows_no_kind_runs_trials_anywhere(plan: Plan) -> None:
     backend = Machines()
     backend.wait = lambda seconds: []  # type: ignore[method-assign]
     one = Driver(plan, backend, placement=Placement(plan, backend))
-    one._give_out()
+    one._start_ready()
     assert [like for _, like in backend.started] == [None]
 
 
@@ -153,17 +153,17 @@ def test_a_kind_that_is_gone_is_waited_for_and_then_replaced(plan: Plan, monkeyp
     monkeypatch.setattr(placement, "WAIT", 0.2)
     leave(driver.job(trials(plan, 0)["trunk"]), "intel-amx")
     began = time.monotonic()
-    said = run(plan, Machines(AVX))
+    logged = run(plan, Machines(AVX))
     assert time.monotonic() - began >= 0.2
     assert kinds(plan) == {0: {"intel-amx", "amd-avx2"}, 1: {"amd-avx2"}}
-    assert [line.partition(":")[0] for line in said] == ["no machine has the kind intel-amx now", "seed 0"]
-    assert "the rest runs on amd-avx2" in said[-1]
+    assert [line.partition(":")[0] for line in logged] == ["no machine has the kind intel-amx now", "seed 0"]
+    assert "the rest runs on amd-avx2" in logged[-1]
 
 
 def test_one_machine_does_not_wait_for_another_kind(plan: Plan) -> None:
     leave(driver.job(trials(plan, 0)["trunk"]), "intel-amx")
-    said = run(plan, Machines(AVX, alone=True))
-    assert len(said) == 1
+    logged = run(plan, Machines(AVX, alone=True))
+    assert len(logged) == 1
     assert kinds(plan)[0] == {"intel-amx", "amd-avx2"}
 
 
@@ -171,7 +171,7 @@ def test_a_kind_that_comes_back_in_time_is_used(plan: Plan) -> None:
     leave(driver.job(trials(plan, 0)["trunk"]), "intel-amx")
     backend = Machines(AVX)
     one = Driver(plan, backend, placement=Placement(plan, backend))
-    one._give_out()
+    one._start_ready()
     assert {plan.trials[key].trial.seed for key, _ in backend.started} == {1}
     backend.there.append(AMX)
     one.run()
@@ -183,7 +183,7 @@ def test_trials_queued_for_a_kind_that_is_gone_are_taken_back(plan: Plan, monkey
     monkeypatch.setattr(driver, "REST", 0.05)
     backend = Machines(AVX, AMX)
     one = Driver(plan, backend, placement=Placement(plan, backend))
-    one._give_out()
+    one._start_ready()
     assert {kind for _, kind in backend.started} == {"amd-avx2", "intel-amx"}
     backend.there.remove(AMX)
     one.run()
@@ -285,8 +285,7 @@ def test_a_kind_that_this_machine_has_not_is_one_line_and_moves_nothing(
         assert cli.main([*words, *more]) == 2
         shown = capsys.readouterr().err
         assert shown.splitlines() == [
-            "fewbits: --like intel-amx2: no machine has that kind; the kinds there are for this sweep: "
-            f"{processor_kind()}"
+            f"fewbits: --like intel-amx2: no machine has that kind; valid for this sweep: {processor_kind()}"
         ]
     assert not (tmp_path / "runs" / "replaced").exists()
 

@@ -1,4 +1,4 @@
-"""Where a store and its database may be: a URL is refused by every command; on a network file system, SQLite is not."""
+"""Test the places of a store and its database: every command refuses a URL, and SQLite avoids network file systems."""
 
 import errno
 import fcntl
@@ -52,7 +52,7 @@ def test_a_store_that_is_a_url_is_one_line(
 
 @pytest.fixture
 def on_nfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A store of which the system says that it is on NFS, while the cache folder is not."""
+    """Return a store that the system reports to be on NFS, while the cache folder is not."""
     runs = tmp_path / "shared" / "runs"
     runs.mkdir(parents=True)
     mounts = tmp_path / "mountinfo"
@@ -72,10 +72,10 @@ def test_on_a_network_file_system_the_database_is_in_the_users_cache_and_one_lin
     path = Path(first.removeprefix("sqlite:///"))
     assert path.is_relative_to(Path(os.environ["FEWBITS_CACHE"]))
     assert owner.store_id(on_nfs) in path.parts
-    (told,) = (str(one.message) for one in caught)
-    assert "\n" not in told
+    (message,) = (str(one.message) for one in caught)
+    assert "\n" not in message
     for part in ("nfs4", str(on_nfs), str(path), "MLFLOW_TRACKING_URI"):
-        assert part in told
+        assert part in message
     assert tracking.connect(on_nfs, first).search_experiments()
     assert not (on_nfs / tracking.DATABASE).exists()
     assert Synced(first, (), 0, False, on_nfs)._served.count(str(on_nfs)) == 1  # the store is named, not the cache
@@ -97,7 +97,7 @@ def test_a_named_database_or_server_is_used_wherever_it_is(on_nfs: Path, monkeyp
 def test_sync_and_ui_agree_on_the_database(
     on_nfs: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("FEWBITS_BACKEND", "reference")  # its cache has no compiled kernels
+    monkeypatch.setenv("FEWBITS_BACKEND", "reference")  # the test's cache has no compiled kernels
     settings = TINY | {"runtime.cache": cache, "training.steps": 2}
     (tmp_path / "one.yaml").write_text("arms: {bf16: {words: [recipe=bf16]}}\n")
     words = [str(tmp_path / "one.yaml"), *(f"{key}={value}" for key, value in settings.items()), "--runs", str(on_nfs)]
@@ -106,9 +106,9 @@ def test_sync_and_ui_agree_on_the_database(
     assert sum("nfs4" in line for line in shown.err.splitlines()) == 1
     (database,) = (tmp_path / "cache" / "mlflow" / "stores").rglob(tracking.DATABASE)
     assert f"sqlite:///{database}" in shown.out
-    database.write_bytes(b"no database")  # so that ui says which one it opens
+    database.write_bytes(b"no database")  # so that the error of `ui` names the database that it opens
     assert cli.main(["ui", "--runs", str(on_nfs)]) == 2
-    assert f"MLflow does not open sqlite:///{database}" in capfd.readouterr().err
+    assert f"MLflow cannot open sqlite:///{database}" in capfd.readouterr().err
 
 
 def test_a_trial_runs_alone_and_without_file_locks_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,8 +121,8 @@ def test_a_trial_runs_alone_and_without_file_locks_too(tmp_path: Path, monkeypat
 
     monkeypatch.setattr(fcntl, "flock", refuse)
     monkeypatch.setattr(locks, "_warned", set())
-    with pytest.warns(RuntimeWarning, match="no file locks") as told, folder.alone():
+    with pytest.warns(RuntimeWarning, match="no file locks") as warned, folder.alone():
         pass
-    assert run_folder.NO_LOCKS in str(told[0].message)
+    assert run_folder.NO_LOCKS in str(warned[0].message)
     with pytest.warns(RuntimeWarning, match="no file locks"), tracking.locked(tmp_path):
         pass

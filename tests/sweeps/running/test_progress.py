@@ -1,4 +1,4 @@
-"""What a sweep shows while it runs: no wider than the terminal, the time left from the start, nothing twice."""
+"""Test the progress display: not wider than the terminal, with the time left from the start, without repetition."""
 
 import io
 import json
@@ -31,9 +31,9 @@ class Terminal(io.StringIO):
 
 
 class Nowhere:
-    """A backend that has no room."""
+    """A backend without free resources."""
 
-    def require(self, demands: object, say: object) -> None: ...
+    def require(self, demands: object, log: object) -> None: ...
 
     alone = True
 
@@ -64,7 +64,7 @@ def test_the_first_line_has_the_time_left_and_none_is_wider_than_the_terminal(
     monkeypatch.setenv("COLUMNS", "48")
     first = next(iter(sweep.trials.values()))
     training = first.trial.training
-    Speeds(tmp_path / "runs").measured(first, training.batch * training.length)  # a second for each step
+    Speeds(tmp_path / "runs").measured(first, training.batch * training.length)  # one second per step
     driver, terminal = Driver(sweep, Nowhere()), Terminal()
     display = Display(Speeds(tmp_path / "runs"), terminal)
     driver.tasks[first.id].stage = Stage.STARTED
@@ -106,9 +106,9 @@ def test_a_second_attempt_is_said_once_and_what_is_live_is_wiped_out_at_the_end(
     for task.stage in (Stage.WAITING, Stage.STARTED, Stage.WAITING):
         display(driver)
     display.end()
-    assert terminal.getvalue().count("its process was ended; it is tried again\n") == 1
+    assert terminal.getvalue().count("its process was ended; trying again\n") == 1
     assert terminal.frames[-1] == ""
     for task in driver.tasks.values():
         task.stage = Stage.OVER
     display(driver)
-    assert terminal.frames[-1] == ""  # the summary says it
+    assert terminal.frames[-1] == ""  # the summary follows

@@ -1,6 +1,6 @@
-"""Sweeps on a Ray that starts by itself on this machine: kills, ranks, and nothing left behind.
+"""Test sweeps on a Ray that they start on this machine: killed processes, ranks, and no process left at the end.
 
-Ray is never stopped here: what a test started is known by a mark in its environment, and dies with its driver.
+`ray stop` is never called here: the processes of a test have a mark in their environment, and end with their driver.
 """
 
 import os
@@ -35,7 +35,7 @@ from tests.sweeps.sweep_inputs import (
 
 @pytest.fixture
 def on_ray() -> Iterator[dict[str, str]]:
-    """The environment of commands; at the end all that they started is gone, by our hand if need be."""
+    """Yield the environment for commands, and kill at the end all processes that they started."""
     mark = secrets.token_hex(16)
     with short_folder() as folder:
         try:
@@ -45,7 +45,7 @@ def on_ray() -> Iterator[dict[str, str]]:
 
 
 def left_behind(environment: dict[str, str], patience: float = 180) -> list[int]:
-    """Processes of Ray that outlive their driver for longer than it takes them to notice: its agents take a minute."""
+    """Return processes of Ray that still run long after their driver; Ray's agents need a minute to end."""
     give_up = time.monotonic() + patience
     while (found := marked(f"{MARK}={environment[MARK]}".encode())) and time.monotonic() < give_up:
         time.sleep(0.1)
@@ -55,7 +55,7 @@ def left_behind(environment: dict[str, str], patience: float = 180) -> list[int]
 def test_workers_and_the_driver_are_killed_and_the_same_command_finishes(
     undisturbed: Undisturbed, tmp_path: Path, on_ray: dict[str, str]
 ) -> None:
-    """Bit for bit what the other backend makes of it undisturbed."""
+    """The results equal those of the local backend without interruption, bit for bit."""
     runs, moments = tmp_path / "runs", random.Random()
     plan = planned(undisturbed.file, f"runtime.runs={runs}")
 
@@ -65,7 +65,7 @@ def test_workers_and_the_driver_are_killed_and_the_same_command_finishes(
 
     first = command("first")
     try:
-        killed: set[int | None] = set()  # a process that nobody has waited for can be killed again
+        killed: set[int | None] = set()  # a set, since a zombie can be killed again
         while len(killed) < 2:
             first.until(lambda: any(steps_done(folder) for folder in running(plan)))
             time.sleep(moments.uniform(0, 0.5))
@@ -82,7 +82,7 @@ def test_workers_and_the_driver_are_killed_and_the_same_command_finishes(
     assert not running(plan)
     again = command("again")
     try:
-        assert again.end() == 0, again.said
+        assert again.end() == 0, again.printed
     finally:
         again.kill()
     assert all_left(plan) == undisturbed.left
@@ -98,17 +98,17 @@ def test_ranks_share_a_placement_group_and_ctrl_c_stops_a_sweep(
     ranks = {"resources": {"ranks": 2, "cpus": 1}, "words": ["training.batch=8", "recipe=nvfp4"]}
     file = tiny_file(tmp_path, cache, ranks)
     assert cli.main(["sweep", str(file), "--runs", str(tmp_path / "local"), "--backend", "local"]) == 0
-    long = ("training.steps=100000", "evaluation.every=100000", "seeds=[0,1]")  # one runs and one waits, in Ray
+    long = ("training.steps=100000", "evaluation.every=100000", "seeds=[0,1]")  # in Ray one trial runs and one waits
     plan = planned(file, f"runtime.runs={tmp_path / 'stopped'}", *long)
     stopped = started(tmp_path / "out", "sweep", file, "--runs", tmp_path / "stopped", *long, environment=on_ray)
     done = started(tmp_path / "done", "sweep", file, "--runs", tmp_path / "ray", environment=on_ray)
     try:
         stopped.until(lambda: any(steps_done(folder) for folder in running(plan)))
         os.killpg(stopped.pid, signal.SIGINT)
-        assert stopped.end() == 130, stopped.said
-        assert "Traceback" not in stopped.said
+        assert stopped.end() == 130, stopped.printed
+        assert "Traceback" not in stopped.printed
         assert not running(plan)
-        assert done.end() == 0, done.said
+        assert done.end() == 0, done.printed
     finally:
         stopped.kill()
         done.kill()
@@ -121,7 +121,7 @@ def test_memory_that_this_machine_has_not_is_told(cache: Path, tmp_path: Path, o
     file = tiny_file(tmp_path, cache, {"resources": {"memory": 1e6}})
     command = started(tmp_path / "out", "sweep", file, "--runs", tmp_path / "runs", environment=on_ray)
     assert command.end() == 2
-    assert re.search(r"fewbits: trial \S+ asks for 1 × \(.* 1e\+06 GiB\); the largest of 1 nodes has", command.said)
+    assert re.search(r"fewbits: trial \S+ asks for 1 × \(.* 1e\+06 GiB\); the largest of 1 nodes has", command.printed)
 
 
 def test_an_address_where_no_ray_is_is_one_line(

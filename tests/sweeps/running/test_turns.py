@@ -1,4 +1,4 @@
-"""What drivers, sweeps and workers do at moments that real processes seldom meet: the trials here are pretended."""
+"""Test drivers, sweeps and workers in situations that are rare with real processes, with simulated trials."""
 
 import contextlib
 import json
@@ -34,14 +34,14 @@ BRANCHES = {
 
 
 class Pretended:
-    """A backend whose trials are done, with all that others start from, in the turn after they begin."""
+    """A backend whose trials end one turn after they start, with all checkpoints that others start from."""
 
     def __init__(self, befalls: Callable[[Job], None] = lambda job: None) -> None:
         self.started: list[str] = []
         self._befalls = befalls
         self._jobs: list[Job] = []
 
-    def require(self, demands: object, say: object) -> None: ...
+    def require(self, demands: object, log: object) -> None: ...
 
     alone = True
 
@@ -76,7 +76,7 @@ def finish(job: Job) -> None:
 
 @pytest.fixture
 def family(cache: Path, tmp_path: Path) -> dict[str, Planned]:
-    """By arm."""
+    """Return the planned trials by arm."""
     plan = plan_of(cache, tmp_path)
     return {member.cell.arm: plan.trials[member.id] for member in plan.members}
 
@@ -132,7 +132,7 @@ def test_a_parent_that_was_removed_is_trained_once_more_for_its_branches(
 def test_files_that_are_seen_late_do_not_have_it_trained_twice(
     cache: Path, family: dict[str, Planned], tmp_path: Path
 ) -> None:
-    """As on a network's file system: the worker has written what the driver does not see yet."""
+    """The worker has written files that the driver does not see yet, as on a network file system."""
     trunk, hidden = family["trunk"], tmp_path / "hidden"
     looks = 0
 
@@ -160,7 +160,7 @@ def test_files_that_are_seen_late_do_not_have_it_trained_twice(
 
 @pytest.mark.usefixtures("restless")
 def test_a_parent_whose_checkpoints_never_come_fails(cache: Path, family: dict[str, Planned], tmp_path: Path) -> None:
-    """Rather than to be tried for ever."""
+    """Otherwise it would be tried for ever."""
     backend = Pretended(lambda job: shutil.rmtree(job.folder.kept, ignore_errors=True))
     one = Driver(plan_of(cache, tmp_path), backend)
     one.run()
@@ -169,7 +169,7 @@ def test_a_parent_whose_checkpoints_never_come_fails(cache: Path, family: dict[s
     assert len(one.of(Stage.BLOCKED)) == 2
     (task,) = one.of(Stage.FAILED)
     assert task.failure is not None
-    assert "steps 4, 8, which others start from" in task.failure.reason
+    assert "steps 4, 8, from which others start" in task.failure.reason
 
 
 @pytest.mark.usefixtures("without_mlflow")
@@ -182,7 +182,7 @@ def test_what_was_over_and_is_gone_is_told_with_status_1(
     shown = capfd.readouterr()
     assert "3 trials: 1 planned, 2 done\n" in shown.out
     assert shown.err.splitlines()[-1] == (
-        "fewbits: 1 were over, and the store has them no more: the same command goes on with them"
+        "fewbits: 1 finished earlier but missing from the store: run the same command again"
     )
     backend = Pretended()
     assert conducted(plan, backend, monkeypatch) == 0
@@ -193,7 +193,7 @@ def test_what_was_over_and_is_gone_is_told_with_status_1(
 def test_speeds_that_cannot_be_written_are_left_out(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
 ) -> None:
-    """As on a disk that is full by then: what became of the trials is told all the same."""
+    """The summary is still printed, for example on a full disk."""
     (tmp_path / "runs" / "speeds.json").mkdir(parents=True)
     assert conducted(plan_of(cache, tmp_path), Pretended(), monkeypatch) == 0
     assert "3 trials: 3 done\n" in capfd.readouterr().out
@@ -203,7 +203,7 @@ def test_speeds_that_cannot_be_written_are_left_out(
 
 
 def test_at_once_does_not_wait_for_mlflow(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which may take a minute to find that its server is away."""
+    """MLflow may need a minute to notice that its server is away."""
     busy, answered = threading.Event(), threading.Event()
 
     class Slow:
@@ -228,8 +228,8 @@ def test_at_once_does_not_wait_for_mlflow(cache: Path, tmp_path: Path, monkeypat
         answered.set()
 
 
-def test_a_trial_that_was_asked_again_after_it_had_heard_leaves_no_request(cache: Path, tmp_path: Path) -> None:
-    """A worker that has taken the request away holds its lease for a moment more, in which the driver asks again."""
+def test_a_stop_file_that_is_written_again_while_the_worker_ends_is_removed(cache: Path, tmp_path: Path) -> None:
+    """A worker that has removed the stop file still holds its lease for a moment; the driver may write it again."""
 
     class Hears(Pretended):
         held = contextlib.ExitStack()
@@ -267,12 +267,14 @@ def test_a_trial_that_was_asked_again_after_it_had_heard_leaves_no_request(cache
 def test_a_worker_that_has_lost_its_lease_writes_nothing_more(
     how: str, family: dict[str, Planned], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As one whose machine slept: another has gone on meanwhile, and one of its earlier steps would undo that.
-    To end at a checkpoint is therefore not what it is asked for."""
+    """The worker's machine may have slept while another worker continued.
+
+    A checkpoint of an earlier step would undo that work, so the worker must not be asked to end at a checkpoint.
+    """
     planned = family["trunk"]
     path = planned.folder.path / lease.NAME
     other = vars(Holder("another-host", 1, 1.0, "the next"))
-    told: list[int] = []
+    reported: list[int] = []
 
     def run(trial: object, runtime: object, say: Callable[[Progress], None], stop: Callable[[], bool], **_: Any) -> Any:
         if how == "removed":
@@ -281,13 +283,13 @@ def test_a_worker_that_has_lost_its_lease_writes_nothing_more(
             path.write_text(json.dumps(other))
         for step in range(1, 6000):
             say(Progress(step, 6000, 1.0, 1.0, 1.0))
-            told.append(step)
+            reported.append(step)
             assert not stop()
             time.sleep(0.01)
 
     monkeypatch.setattr(worker, "run", run)
     monkeypatch.setattr(lease, "HEARTBEAT", 0.05)
     outcome = worker.work(job(planned))
-    assert (outcome.kind, len(told) < 5000) == ("busy", True)
+    assert (outcome.kind, len(reported) < 5000) == ("busy", True)
     assert store.failure(planned.folder) is None
     assert (json.loads(path.read_text()) if how == "taken over" else not path.exists()) in (other, True)

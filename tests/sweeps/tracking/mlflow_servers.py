@@ -1,4 +1,4 @@
-"""A real `mlflow server` over an SQLite database, for tests."""
+"""Run a real `mlflow server` with an SQLite database, for tests."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def mlflow_server(folder: Path) -> Iterator[str]:
     """Serve a new database in the folder; yield the server's address."""
     folder.mkdir(parents=True, exist_ok=True)
     uri = f"sqlite:///{folder / 'served.db'}"
-    tracking.connect(folder, uri)  # makes the database
+    tracking.connect(folder, uri)  # this creates the database
     (port,) = free_ports(1)
     words = ["--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
     words += ["--artifacts-destination", str(folder / "artifacts")]

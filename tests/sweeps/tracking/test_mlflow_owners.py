@@ -1,4 +1,4 @@
-"""Several users and stores on one MLflow: nobody's runs are changed by another's commands."""
+"""Test several users and stores with one MLflow: commands change only runs of their own user and store."""
 
 import json
 import shutil
@@ -25,7 +25,7 @@ from tests.sweeps.tracking.test_mlflow_view import ONE, planned, train, words
 
 @dataclass(frozen=True)
 class Stores:
-    """Two stores with the same trial of the same sweep: the same id, in folders of the same name."""
+    """Two stores with the same trial of the same sweep, with the same id and folder name."""
 
     ours: Path
     theirs: Path
@@ -51,7 +51,7 @@ def stores(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Stores:
 
 @pytest.fixture(scope="module", params=["database", "server"])
 def uri(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """One MLflow for all."""
+    """Yield the URI of one MLflow for all tests: a database or a server."""
     where = tmp_path_factory.mktemp("mlflow")
     if request.param == "server":
         with mlflow_server(where) as address:
@@ -62,7 +62,7 @@ def uri(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 
 def all_runs(uri: str, where: Path) -> dict[str, Any]:
-    """All that MLflow has, by run, to be compared."""
+    """Return everything that MLflow has, by run, for comparisons."""
     client = tracking.connect(where, uri)
     return {
         run.info.run_id: (run.info.status, run.info.lifecycle_stage, run.data.tags, run.data.params, run.data.metrics)
@@ -89,7 +89,7 @@ def test_owners_that_sync_at_once_have_runs_of_their_own_and_leave_others_alone(
         for number, (store, user) in enumerate(cases)
     ]
     for command in commands:
-        assert command.end() == 0, command.said
+        assert command.end() == 0, command.printed
     owners = [stores.owner(store, user) for store, user in cases]
     found = all_runs(uri, tmp_path)
     assert len(found) == 2 * len(cases)
@@ -105,7 +105,7 @@ def test_owners_that_sync_at_once_have_runs_of_their_own_and_leave_others_alone(
     views = [tag for study in studies for tag in study.tags if tag.startswith(comparison.TAG)]
     assert len(set(views)) == len(cases)  # each owner compares its own runs
 
-    # All runs look as if their drivers had been killed. One of the owners, who has lost its notes, brings up to date.
+    # All runs are set to the state after killed drivers. One of the owners, whose cache file is gone, updates MLflow.
     client = tracking.connect(tmp_path, uri)
     for key in found:
         client.update_run(key, status="RUNNING")
@@ -134,7 +134,7 @@ def test_notes_of_two_users_lie_side_by_side(stores: Stores, tmp_path: Path, mon
 def test_only_ones_own_killed_trials_are_reaped(
     stores: Stores, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Runs of `fewbits train`: of two users, and of another store that has the same trial."""
+    """The runs are those of `fewbits train` of two users, and of another store with the same trial."""
     uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     client, owners = tracking.connect(tmp_path, uri), []
@@ -156,7 +156,7 @@ def test_only_ones_own_killed_trials_are_reaped(
 
 
 def as_before_owners(client: Any, uri: str, where: Path) -> None:
-    """Take away the tags that earlier versions did not write."""
+    """Delete the tags that earlier versions did not write."""
     for key, run in all_runs(uri, where).items():
         for tag in (STORE, USER, MLFLOW_USER):
             if tag in run[2]:
@@ -192,7 +192,7 @@ def test_runs_without_an_owner_are_adopted_by_the_store_that_has_their_folder(
 def test_a_parent_with_children_of_another_store_is_not_adopted(
     stores: Stores, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As the earlier version made them: one parent for all."""
+    """An earlier version created one parent for all stores."""
     uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
     monkeypatch.setenv("FEWBITS_USER", "alice")
     for store in (stores.ours, stores.theirs):

@@ -1,4 +1,4 @@
-"""MLflow shows what the store's files say, whatever happened to those who wrote them and to those who told it."""
+"""Test that MLflow shows the contents of the store, whatever happens to workers, drivers and the database."""
 
 import json
 import os
@@ -48,7 +48,7 @@ def planned(where: Path, cache: Path, sweep: str = SWEEP) -> Plan:
 
 
 def words(where: Path, cache: Path, sweep: str = SWEEP) -> list[str]:
-    """Of trials of four steps, with a checkpoint after every second."""
+    """Return the overrides of trials of four steps, with a checkpoint after every second step."""
     tiny = TINY | {"training.steps": STEPS, "training.checkpoint_every": 2, "evaluation.every": 2}
     tiny |= {"runtime.device": "cpu", "runtime.cache": cache, "runtime.runs": where / "runs"}
     where.mkdir(exist_ok=True)
@@ -57,7 +57,7 @@ def words(where: Path, cache: Path, sweep: str = SWEEP) -> list[str]:
 
 
 def train(trial: Planned, until: int = STEPS) -> None:
-    """Break off after a step, if it is not the last, before its checkpoint."""
+    """Train a trial; interrupt it after the step `until`, before its checkpoint, unless that is the last step."""
 
     def say(progress: Any) -> None:
         if progress.step == until < STEPS:
@@ -70,7 +70,7 @@ def train(trial: Planned, until: int = STEPS) -> None:
 
 
 def copied(folder: RunFolder, path: Path, trial: str) -> RunFolder:
-    """As if another trial had come to the same."""
+    """Copy a run folder so that another trial has the same results."""
     shutil.copytree(folder.path, path, ignore=shutil.ignore_patterns("checkpoints"))
     for name in ("result.json", "provenance.json"):
         data = json.loads((path / name).read_text())
@@ -79,7 +79,7 @@ def copied(folder: RunFolder, path: Path, trial: str) -> RunFolder:
 
 
 def seen(mirror: Mirror) -> dict[str, Any]:
-    """The runs of the mirror's owner: of trials by trial, and the sweep's own under its name."""
+    """Return the runs of the mirror's owner: those of trials by id, and the sweep's run by its name."""
     client = tracking.connect(mirror._runs, mirror.uri)
     found: dict[str, Any] = {}
     for study in client.search_experiments():
@@ -96,7 +96,7 @@ def steps(mirror: Mirror, run: Any, key: str = "loss") -> list[int]:
 
 
 def everything(mirror: Mirror) -> dict[str, Any]:
-    """All that a mirror shows, but for what MLflow itself makes up."""
+    """Return everything that MLflow shows, except for values that MLflow itself generates."""
     client = tracking.connect(mirror._runs, mirror.uri)
     found = {}
     for key, one in seen(mirror).items():
@@ -114,7 +114,7 @@ def everything(mirror: Mirror) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Plan:
-    """All five trained, MLflow told of nothing."""
+    """Train all five trials, without MLflow."""
     made = planned(tmp_path_factory.mktemp("done"), cache)
     for trial in made.trials.values():
         train(trial)
@@ -123,7 +123,7 @@ def done(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Plan:
 
 @pytest.fixture(scope="module")
 def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Made once: MLflow takes seconds to do it."""
+    """Create an empty database once, since that takes MLflow seconds."""
     where = tmp_path_factory.mktemp("database")
     tracking.connect(where, tracking.tracking_uri(where))
     return where / tracking.DATABASE
@@ -139,7 +139,7 @@ def mirrored(done: Plan, empty_database: Path) -> Mirror:
 
 @pytest.fixture
 def one(tmp_path: Path, cache: Path, empty_database: Path) -> tuple[Plan, Planned]:
-    """A plan of one trial, and MLflow ready."""
+    """Return a plan of one trial, whose store has an MLflow database."""
     made = planned(tmp_path, cache, ONE)
     (tmp_path / "runs").mkdir()
     shutil.copy(empty_database, tmp_path / "runs")
@@ -167,7 +167,7 @@ def test_a_study_is_an_experiment_a_sweep_a_parent_a_trial_a_child(mirrored: Mir
 def test_what_has_not_changed_is_not_sent_and_mlflow_not_even_imported(
     mirrored: Mirror, done: Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "mlflow", None)  # so that importing it is an error
+    monkeypatch.setitem(sys.modules, "mlflow", None)  # importing it now raises an error
     before = mirrored.sync()
     assert Mirror(done).sync(last=True) == before == Synced(mirrored.uri, before.views, sent=0, away=False)
     assert len(before.links) == 1
@@ -204,7 +204,7 @@ def test_neither_a_lost_note_of_what_was_sent_nor_a_lost_database_matters(
 def test_a_database_that_is_deleted_while_a_sweep_runs_is_made_again(
     one: tuple[Plan, Planned], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the driver that has had it open."""
+    """The driver that has the database open creates it again."""
     monkeypatch.setattr(tracking, "SHARE", 0)
     made, trial = one
     train(trial)
@@ -213,14 +213,14 @@ def test_a_database_that_is_deleted_while_a_sweep_runs_is_made_again(
     before = everything(mirror)
     mlflow_database.path_of(mirror.uri).unlink()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # the first attempt may find it gone
+        warnings.simplefilter("ignore", RuntimeWarning)  # the first attempt may fail
         mirror.sync()
     mirror.sync(last=True)
     assert everything(mirror) == before
 
 
 def test_a_run_says_whether_somebody_is_at_its_trial(one: tuple[Plan, Planned]) -> None:
-    """Begun, killed, gone on with, done: in one run, with every step once."""
+    """The trial is started, killed, resumed and finished in one run, with every step once."""
     made, trial = one
     mirror = Mirror(made)
     mirror.sync()
@@ -249,7 +249,7 @@ HOLD += "with leased(Path(sys.argv[1])): print('held', flush=True); sys.stdin.re
 
 
 def test_the_run_of_a_killed_worker_does_not_stay_running(one: tuple[Plan, Planned], cache: Path) -> None:
-    """Not even where a driver with another plan is the next to look."""
+    """This holds even if the next driver has another plan."""
     made, trial = one
     train(trial, until=3)
     worker = subprocess.Popen(
@@ -285,7 +285,7 @@ def test_the_run_of_a_removed_folder_does_not_stay_running(
 
 
 def test_what_another_store_runs_is_not_ours_to_end(one: tuple[Plan, Planned], tmp_path: Path) -> None:
-    """Of one database for several; folders of other machines are not to be seen here."""
+    """Several stores share one database, and folders of other machines are not visible here."""
     made, trial = one
     train(trial, until=3)
     theirs, ours = Mirror(made), tmp_path / "ours"
@@ -325,7 +325,7 @@ def test_a_failure_is_told_with_its_reason_until_the_trial_goes_on(one: tuple[Pl
 
 
 def test_of_trials_in_the_same_place_the_newest_plans_is_current(one: tuple[Plan, Planned]) -> None:
-    """As after a change of code; and back again."""
+    """The code changes, and changes back."""
     made, trial = one
     train(trial)
     other = replace(trial, folder=copied(trial.folder, trial.folder.path.with_name("nemotron-other"), "f" * 64))
@@ -376,10 +376,10 @@ def test_mlflow_being_away_is_said_once_and_made_up_for(
     below = tmp_path / "file"
     below.write_text("")
     mirror = Mirror(done, f"sqlite:///{below / 'mlflow.db'}")
-    with pytest.warns(RuntimeWarning, match="MLflow is left aside, trials go on") as told:
+    with pytest.warns(RuntimeWarning, match="MLflow is left aside, trials go on") as warned:
         first = mirror.sync()
-    assert len(told) == 1
-    assert "\n" not in str(told[0].message)
+    assert len(warned) == 1
+    assert "\n" not in str(warned[0].message)
     assert (first.away, first.sent) == (True, 0)
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)
@@ -397,8 +397,8 @@ def test_fewbits_sync_says_how_many_and_where_to_look(
     where = next(iter(done.trials.values())).folder.path.parent.parent
     before = everything(mirrored)
     assert cli.main(["sync", *words(where, cache)]) == 0
-    said, *lines = capsys.readouterr().out.splitlines()
-    assert said == f"5 runs brought up to date in {mirrored.uri}"
+    first_line, *lines = capsys.readouterr().out.splitlines()
+    assert first_line == f"5 runs updated in {mirrored.uri}"
     ((name, link),) = mirrored.sync().links
     assert lines == [f"{name}: {link}", f"(served by `fewbits ui --runs {where / 'runs'}`)"]
     assert everything(mirrored) == before
@@ -412,12 +412,12 @@ from fewbits.experiments.runs.run_folder import opened
 from fewbits.experiments.tracking.tracker import Tracker, connect
 from fewbits.experiments.trial import Runtime
 other, *folders = map(Path, sys.argv[1:])
-connect(other, f"sqlite:///{other / 'mlflow.db'}")  # what all of them import
+connect(other, f"sqlite:///{other / 'mlflow.db'}")  # imports the modules that all of them need
 ready, go = os.pipe()
 for folder in folders:
     if not os.fork():
         os.close(go)
-        os.read(ready, 1)  # until the other end is closed: all at once
+        os.read(ready, 1)  # until the other end is closed, so that all start at once
         Tracker(Runtime(tracking="mlflow"))(opened(folder))
         os._exit(0)
 os.close(go)
@@ -426,7 +426,7 @@ sys.exit(sum(os.wait()[1] != 0 for _ in folders))
 
 
 def test_sixteen_processes_at_once_lose_no_metric(done: Plan, empty_database: Path, tmp_path: Path) -> None:
-    """On a database that is not there before."""
+    """The database does not exist before."""
     original = next(iter(done.trials.values())).folder
     named = ((tmp_path / "runs" / f"trial-{number:08x}", f"{number:064x}") for number in range(16))
     folders = [copied(original, path, trial).path for path, trial in named]

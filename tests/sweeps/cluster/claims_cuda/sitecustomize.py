@@ -1,7 +1,7 @@
-"""Let worker processes that have this folder on PYTHONPATH take trials for CUDA and compute them on the CPU.
+"""Let worker processes with this folder on PYTHONPATH accept trials for CUDA and compute them on the CPU.
 
-Only the two places are replaced that would touch a device: the check of the kernels and the choice of torch's device.
-What a trial is, its id and its folder are the product's own.
+Only the two functions that would access a device are replaced: the check of the kernels and the choice of torch's
+device. The trial, its id and its folder are unchanged.
 """
 
 import importlib.util
@@ -14,7 +14,7 @@ NAME = "fewbits.experiments.devices"
 
 
 class _Finder:
-    """Replaces functions of the module as soon as it is imported."""
+    """An import hook that replaces functions of the module when it is imported."""
 
     @staticmethod
     def find_spec(name: str, path: object = None, target: object = None) -> ModuleSpec | None:
