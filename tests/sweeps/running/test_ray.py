@@ -79,7 +79,10 @@ def test_workers_and_the_driver_are_killed_and_the_same_command_finishes(
     finally:
         first.kill()
     assert left_behind(on_ray) == []
-    assert not running(plan)
+    give_up = time.monotonic() + 30
+    while running(plan):  # Ray renames its workers, which hides the mark in the environment of some
+        assert time.monotonic() < give_up, running(plan)
+        time.sleep(0.1)
     again = command("again")
     try:
         assert again.end() == 0, again.printed
