@@ -167,7 +167,10 @@ def _composed(overrides: tuple[str, ...]) -> _Composed:
     except (HydraException, OmegaConfBaseException) as error:
         raise ValueError(in_one_line(error, overrides)) from error
     interpolated = " ".join(text for text in _texts(OmegaConf.to_container(config)) if "${" in text)
-    return _Composed(config, _plain(config, overrides), frozenset(re.findall(r"\w+", interpolated)))
+    read_by_resolver = _OPTION_SETTINGS if "${options:" in interpolated else ()
+    return _Composed(
+        config, _plain(config, overrides), frozenset([*re.findall(r"\w+", interpolated), *read_by_resolver])
+    )
 
 
 def _texts(value: Any) -> Iterator[str]:
@@ -217,8 +220,12 @@ def prepare() -> None:
     OmegaConf.register_new_resolver("options", _options, replace=True)
 
 
-def _options(slot: str, stochastic: Sequence[str], rotated: Sequence[str], size: int, signs: object) -> str:
-    """Return the end of a slot's quantizer for `${options:wgrad.dy,…}`, from the settings of rounding and rotation."""
+_OPTION_SETTINGS = ("stochastic", "rotated", "rht", "signs")
+
+
+def _options(slot: str, *, _root_: DictConfig) -> str:
+    """Return the end of a slot's quantizer for `${options:wgrad.dy}`: how the recipe's settings round and rotate it."""
+    stochastic, rotated, size, signs = (_root_.recipe.get(key) for key in _OPTION_SETTINGS)
     for name, slots, valid in (("stochastic", stochastic, SLOTS), ("rotated", rotated, GEMMS)):
         if isinstance(slots, str) or not isinstance(slots, Sequence):
             raise ValueError(f"recipe.{name} {slots!r}: a list is expected, with values of {', '.join(valid)}")

@@ -130,9 +130,11 @@ NVFP4 = {
             dict.fromkeys(("dgrad.dy", "dgrad.w", "wgrad.dy", "wgrad.x"), "e2m1:1x16:eden:rht128:signs=each"),
         ),
         (["recipe=nvfp4-base"], dict.fromkeys(SLOTS, "e2m1:1x16:nvfp4")),
-        (["recipe=mxfp8"], dict.fromkeys(SLOTS, "e4m3:1x32:mx")),
-        (["recipe=mxfp6"], dict.fromkeys(SLOTS, "e2m3:1x32:mx")),
-        (["recipe=mxfp6", "recipe.element=e3m2"], dict.fromkeys(SLOTS, "e3m2:1x32:mx")),
+        (["recipe=mxfp8"], dict.fromkeys(SLOTS, "e4m3:1x32:e8m0")),
+        (["recipe=mxfp8-ocp"], dict.fromkeys(SLOTS, "e4m3:1x32:mx")),
+        (["recipe=mxfp6"], dict.fromkeys(SLOTS, "e2m3:1x32:e8m0")),
+        (["recipe=mxfp6-ocp"], dict.fromkeys(SLOTS, "e2m3:1x32:mx")),
+        (["recipe=mxfp6", "recipe.element=e3m2"], dict.fromkeys(SLOTS, "e3m2:1x32:e8m0")),
         (
             ["recipe=mxfp4"],
             {
