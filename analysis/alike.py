@@ -14,7 +14,12 @@ from fewbits.experiments.environment import LIKENESS
 from fewbits.sweeps.running.machine_kinds import UNKNOWN, Computed, alike, describe, is_mixed, kinds_of
 from fewbits.sweeps.running.store import OVER
 
-NAMES = {"kind": "kinds of machine", "backend": "backends", "torch": "versions of torch"}
+NAMES = {
+    "kind": "kinds of machine",
+    "backend": "backends",
+    "torch": "versions of torch",
+    "limits": "limits of instructions",
+}
 
 Row = Mapping[str, Any]  # of a place: its id, state, folder, seed, and `computed`
 
@@ -81,7 +86,7 @@ def _values(computed: Computed, at: int) -> set[str]:
 def _remedy(unlike: Sequence[Computed], usual: str | None) -> str:
     """Return what makes these alike: `--like` chooses the kind and today's torch; it does not choose a backend."""
     parts = [tuple(zip(LIKENESS, part, strict=True)) for one in unlike for part in one]
-    chosen = {tuple(fact for fact in part if fact[0] != "backend") for part in parts}
+    chosen = {tuple(fact for fact in part if fact[0] not in ("backend", "limits")) for part in parts}
     if len(chosen) > 1 or not all(unlike):
         return f"`fewbits sweep … --like {usual or 'KIND'}` runs the odd ones again"
     return "move the run folders of the odd backend away, and `fewbits sweep …` runs them again"

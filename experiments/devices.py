@@ -49,6 +49,7 @@ def choose(runtime: Runtime) -> World:
     check_device(kind)
     _be_deterministic()
     if kind == "cpu":
+        check_openmp(runtime.threads)
         torch.set_num_threads(runtime.threads)
         _keep_memory()
     rank, ranks, local = (int(os.environ.get(name, default)) for name, default in _TORCHRUN)
@@ -99,6 +100,15 @@ def peak_flops(device: torch.device) -> float | None:
 
 
 _TORCHRUN = (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"))
+
+
+def check_openmp(threads: int) -> None:
+    """Raise ValueError if OpenMP's own limits would start fewer threads than the trial's id names."""
+    limit = os.environ.get("OMP_THREAD_LIMIT", "")
+    dynamic = os.environ.get("OMP_DYNAMIC", "").lower() in ("true", "1")
+    if threads > 1 and (dynamic or (limit.isdecimal() and int(limit) < threads)):
+        variable = "OMP_DYNAMIC" if dynamic else f"OMP_THREAD_LIMIT={limit}"
+        raise ValueError(f"runtime.threads {threads}: {variable} allows fewer, which changes the numbers: unset it")
 
 
 def _be_deterministic() -> None:

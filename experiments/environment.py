@@ -6,6 +6,7 @@ trials that are compared should have the same `likeness`.
 
 from __future__ import annotations
 
+import os
 import platform
 import subprocess
 from collections.abc import Mapping
@@ -18,7 +19,10 @@ from fewbits.kernels.backends import build
 from fewbits.kernels.backends.choice import backend_for
 from fewbits.kernels.backends.processor import instruction_set, processor_name, processor_vendor
 
-LIKENESS = ("kind", "backend", "torch")
+LIKENESS = ("kind", "backend", "torch", "limits")
+# Variables that change the order of sums without another processor. Those that change the kind itself
+# (ONEDNN_MAX_CPU_ISA, ATEN_CPU_CAPABILITY) are seen in the instruction set.
+_LIMITS = ("FEWBITS_CPU_ARCH", "MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS")
 
 Environment = Mapping[str, str | None]
 
@@ -36,6 +40,7 @@ def environment(device: torch.device) -> dict[str, str | None]:
         "gpu": None,
         "cupy": None,
         "compiler": None,
+        "limits": None,
     }
     if device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(device)
@@ -44,13 +49,18 @@ def environment(device: torch.device) -> dict[str, str | None]:
         facts |= {"cupy": _package_version("cupy-cuda13x", "cupy-cuda12x", "cupy")}
     else:
         facts |= {"kind": processor_kind(), "instruction_set": instruction_set()}
-        facts |= {"compiler": _compiler_version() if facts["backend"] == "cpu" else None}
+        facts |= {"compiler": _compiler_version() if facts["backend"] == "cpu" else None, "limits": cpu_limits()}
     return facts
 
 
 def processor_kind() -> str:
     """Return the kind of this machine's processor, for example `amd-avx2`."""
     return f"{processor_vendor()}-{instruction_set()}"
+
+
+def cpu_limits() -> str | None:
+    """Return the environment variables that make this process compute other bits than its kind does; None if unset."""
+    return " ".join(f"{name}={os.environ[name]}" for name in _LIMITS if os.environ.get(name)) or None
 
 
 def gpu_kind(name: str) -> str:

@@ -4,8 +4,9 @@
 
 Both versions train the same tiny trials: every recipe, the samplers, the optimizers, the families of models, a branch
 and a resumed trial, with the compiled kernels and with the reference. If all bytes are equal and every changed
-statement was executed, the pair of fingerprints is added to `fingerprint/equal_bits.json`, for this device kind and
-instruction set. Otherwise nothing is added, and the exit status is 1: the new sources define different trials.
+statement was executed, the pair of fingerprints is added to `experiments/fingerprint/equal_bits.json`, for this device
+kind and instruction set. Otherwise nothing is added, and the exit status is 1: the new sources define different trials.
+The newer version is the checkout with its uncommitted changes. Takes about 15 minutes on two cores.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ STOPPED_AT = 3  # the resumed trial is interrupted after this step, later than i
 def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser("python -m fewbits.experiments.same_bits", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--against", metavar="COMMIT", help="commit of the older version")
+    parser.add_argument("--against", metavar="COMMIT", help="the older version; needed")
     parser.add_argument("--describe", action="store_true", help=argparse.SUPPRESS)  # run in each version
     parser.add_argument("--train", metavar="FOLDER", type=Path, help=argparse.SUPPRESS)  # likewise; trials on stdin
     parser.add_argument("--trace", metavar="MODE", choices=("python", "cpp"), help=argparse.SUPPRESS)
@@ -271,7 +272,7 @@ def differing_files(old: Path, new: Path) -> list[str]:
 
 
 def _contents(runs: Path) -> dict[str, bytes]:
-    from fewbits.experiments.runs import checkpoints
+    from fewbits.experiments.storage import checkpoints
 
     folders = list(runs.iterdir()) if runs.is_dir() else []
     if len(folders) != 1:

@@ -38,9 +38,9 @@ from fewbits.experiments.optimization.optimizers import (
     set_learning_rate,
 )
 from fewbits.experiments.optimization.schedules import factor
-from fewbits.experiments.runs import checkpoints, run_folder
-from fewbits.experiments.runs.branches import Parent, find_parent
 from fewbits.experiments.setup import check, check_data, check_evaluation, cloze, corpus_model, text_tokenizer
+from fewbits.experiments.storage import checkpoints, run_folder
+from fewbits.experiments.storage.branches import Parent, find_parent
 from fewbits.experiments.trial import Runtime, Trial
 from fewbits.kernels.seeds import derive_seed
 from fewbits.models.networks.decoder import Decoder

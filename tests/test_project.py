@@ -146,7 +146,7 @@ def test_setup_runs_again_only_when_what_it_depends_on_has_changed(tmp_path: Pat
 def test_setup_installs_extras_once_and_cupy_where_there_is_an_nvidia_driver(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "kernels").mkdir()
+    (tmp_path / "kernels" / "backends").mkdir(parents=True)
     for name in ("Makefile", "pyproject.toml", "constraints.txt", "kernels/backends/build.py"):
         shutil.copy(ROOT / name, tmp_path / name)
         os.utime(tmp_path / name, (0, 0))

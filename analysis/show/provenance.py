@@ -19,7 +19,7 @@ from fewbits.analysis.fingerprint import sources
 from fewbits.analysis.frames import Results
 from fewbits.analysis.show.markup import boxed, folded, listed, number, plural, tag, words
 from fewbits.experiments.identity import computed_by_todays_sources, environments
-from fewbits.experiments.runs.run_folder import HASH
+from fewbits.experiments.storage.run_folder import HASH
 from fewbits.sweeps.planning.cost import tokens_of, work_of
 from fewbits.sweeps.planning.plan import Planned
 from fewbits.sweeps.running import store

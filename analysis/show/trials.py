@@ -10,7 +10,7 @@ import pandas as pd
 
 from fewbits.analysis.frames import Results
 from fewbits.analysis.show.markup import boxed, folded, number, plural, tag, words
-from fewbits.experiments.runs.run_folder import HASH
+from fewbits.experiments.storage.run_folder import HASH
 
 HEADS = ("Trial", "Folder", "Stands in", "State", "Step", "Validation loss")
 

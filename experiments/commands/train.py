@@ -39,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
     if options.config:
         import yaml
 
-        from fewbits.experiments.runs.run_folder import plain
+        from fewbits.experiments.storage.run_folder import plain
 
         settings = trial.to_dict() | {"runtime": asdict(runtime)}
         print(yaml.safe_dump(plain(settings), sort_keys=False, allow_unicode=True), end="")

@@ -41,8 +41,8 @@ from fewbits.experiments.data.load import load
 from fewbits.experiments.data.once import default_cache
 from fewbits.experiments.probes.gradient_errors import GradientErrors
 from fewbits.experiments.probes.tables import KEYS, WHOLE, Probe
-from fewbits.experiments.runs import checkpoints, run_folder
 from fewbits.experiments.setup import check
+from fewbits.experiments.storage import checkpoints, run_folder
 from fewbits.experiments.training import DTYPES, ORDER, ROUNDING
 from fewbits.experiments.trial import Runtime, Trial
 from fewbits.kernels.seeds import derive_seed

@@ -31,7 +31,7 @@ from urllib.request import url2pathname
 from fewbits.common.file_systems import network_kind_of
 from fewbits.common.locks import locked as flocked
 from fewbits.common.redaction import redacted
-from fewbits.experiments.runs.run_folder import RunFolder, saved_trial
+from fewbits.experiments.storage.run_folder import RunFolder, saved_trial
 from fewbits.experiments.tracking import mlflow_database
 from fewbits.experiments.tracking.mlflow_database import Point
 from fewbits.experiments.tracking.mlflow_runs import FOLDER, TRIAL, adopt, one_run, search

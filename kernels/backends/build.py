@@ -113,6 +113,8 @@ def build() -> Path:
             folder = target.with_suffix(".build")
             shutil.rmtree(folder, ignore_errors=True)  # left by a process that was killed
             folder.mkdir()
+            if sys.stderr.isatty():
+                print(f"fewbits: compiling the CPU kernels into {target.parent}, once", file=sys.stderr, flush=True)
             try:
                 _compile(command, folder, target)
             finally:

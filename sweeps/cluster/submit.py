@@ -306,7 +306,7 @@ def _exit_status(ended: "JobDetails | None") -> int:
 
 
 def _print_line(text: str) -> None:
-    print(f"fewbits: {text}", file=sys.stderr, flush=True)
+    print(f"fewbits: {redacted(text)}", file=sys.stderr, flush=True)
 
 
 def _last_line(error: Exception) -> str:

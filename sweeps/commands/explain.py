@@ -64,7 +64,7 @@ def find_run(name: str, runs: Path) -> Path:
 
 
 def _begins(folder: Path, digits: str) -> bool:
-    from fewbits.experiments.runs.run_folder import HASH, opened
+    from fewbits.experiments.storage.run_folder import HASH, opened
 
     short = folder.name.rpartition("-")[2]
     return short.startswith(digits[:HASH]) and (len(digits) <= HASH or opened(folder).id.startswith(digits))

@@ -30,7 +30,7 @@ def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
 def as_computed(path: Path) -> dict[str, Any]:
     """Return the settings that a run's id is made of, with the digests of the source files."""
     from fewbits.experiments.identity import all_settings
-    from fewbits.experiments.runs.run_folder import saved_trial
+    from fewbits.experiments.storage.run_folder import saved_trial
 
     provenance = _provenance(path)
     files = provenance.get("sources")
@@ -47,7 +47,7 @@ def compared_with_today(path: Path) -> list[str]:
     """
     from fewbits.experiments.fingerprint.numerics import source_digests
     from fewbits.experiments.identity import all_settings, computed_by_todays_sources
-    from fewbits.experiments.runs.run_folder import saved_trial
+    from fewbits.experiments.storage.run_folder import saved_trial
 
     provenance, trial = _provenance(path), saved_trial(path)
     made_of, files = provenance["identity"], provenance.get("sources")
@@ -61,7 +61,7 @@ def compared_with_today(path: Path) -> list[str]:
 
 
 def _provenance(path: Path) -> dict[str, Any]:
-    from fewbits.experiments.runs.run_folder import opened
+    from fewbits.experiments.storage.run_folder import opened
 
     provenance = opened(path).provenance() or {}
     if not isinstance(provenance.get("identity"), dict):

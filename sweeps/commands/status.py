@@ -77,7 +77,7 @@ def _spelled(place: dict[str, str]) -> str:
 def rows_of(selected: FoundPlan) -> list[Row]:
     """Return a row for each place of the plan, with the current state of its run folder."""
     from fewbits.experiments.identity import computed_by_todays_sources
-    from fewbits.experiments.runs.run_folder import HASH
+    from fewbits.experiments.storage.run_folder import HASH, opened
     from fewbits.sweeps.planning.stored_plans import place_of
     from fewbits.sweeps.running import store
     from fewbits.sweeps.running.machine_kinds import kind
@@ -91,7 +91,10 @@ def rows_of(selected: FoundPlan) -> list[Row]:
         if state in store.OVER and not computed_by_todays_sources(folder.provenance() or {}):
             note = f"computed by other code; `fewbits explain {folder.id[:HASH]}` shows the difference"
         elif state is store.State.PLANNED and was is not None:
-            note = f"stale: {was} was computed by other code or config; `fewbits explain {was}` shows the difference"
+            if computed_by_todays_sources(opened(folder.path.with_name(was)).provenance() or {}):
+                note = f"not used: {was}, which has another config"
+            else:
+                note = f"stale: {was} was computed by other code; `fewbits explain {was}` shows the difference"
         live: dict[str, Any] = store.progress(folder) or {}
         result = (folder.result() if state in store.OVER else None) or {}
         step = int(result.get("step", max(live.get("step", 0) if state == "running" else 0, store.reached(folder))))

@@ -35,7 +35,15 @@ def normalised(overrides: Sequence[str]) -> tuple[str, ...]:
 def runs_named(overrides: Sequence[str]) -> str | None:
     """Return the store that the overrides name (the last one counts), or None."""
     named = [override for override in overrides if _key(override) == RUNS]
-    return str(_value(named[-1])) if named else None
+    if not named:
+        return None
+    try:
+        value = _value(named[-1])
+    except HydraException as error:
+        raise ValueError(f"{named[-1]}: {' '.join(str(error).split())}") from None
+    if not value:
+        raise ValueError(f"{named[-1]}: a folder is expected, such as {RUNS}=runs")
+    return str(value)
 
 
 def without_sweep(overrides: Sequence[str]) -> tuple[str | None, list[str]]:

@@ -19,9 +19,9 @@ from fewbits.experiments.data.corpus import Corpus
 from fewbits.experiments.data.load import load
 from fewbits.experiments.data.once import default_cache
 from fewbits.experiments.identity import ParentPoint, identity, meaning
-from fewbits.experiments.runs import run_folder
-from fewbits.experiments.runs.run_folder import RunFolder
 from fewbits.experiments.setup import check, check_data, corpus_model
+from fewbits.experiments.storage import run_folder
+from fewbits.experiments.storage.run_folder import RunFolder
 from fewbits.experiments.trial import Branch, Runtime, Trial
 from fewbits.sweeps.planning.epochs import check_repeats, tokens_before
 from fewbits.sweeps.planning.expand import Cell, expand

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from fewbits.experiments.environment import LIKENESS, likeness
-from fewbits.experiments.runs.run_folder import Busy, RunFolder
+from fewbits.experiments.storage.run_folder import Busy, RunFolder
 from fewbits.sweeps.planning.plan import Plan, Planned
 from fewbits.sweeps.running import store
 from fewbits.sweeps.running.machine_kinds import Machine, computed, describe, this_machine

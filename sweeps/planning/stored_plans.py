@@ -22,7 +22,7 @@ from fewbits.common.atomic import write_atomically
 from fewbits.common.from_dict import from_dict
 from fewbits.experiments.config import spelled
 from fewbits.experiments.identity import commit
-from fewbits.experiments.runs.run_folder import HASH, RunFolder, plain
+from fewbits.experiments.storage.run_folder import HASH, RunFolder, plain
 from fewbits.experiments.trial import Branch, Runtime, Trial
 from fewbits.sweeps.planning.expand import Cell
 from fewbits.sweeps.planning.overrides import RUNS, normalised

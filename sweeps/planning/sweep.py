@@ -29,11 +29,11 @@ from typing import Any
 
 from fewbits.common.from_dict import from_dict, one_of
 from fewbits.experiments.config import compose_file, nearest_first, spelled
-from fewbits.experiments.runs.run_folder import plain
+from fewbits.experiments.storage.run_folder import plain
 from fewbits.experiments.trial import SEEDS, Trial
 from fewbits.sweeps.planning.studies import STUDIES
 
-FOLDER = Path(__file__).parent / "config"
+FOLDER = Path(__file__).parents[1] / "config"
 _WHICH = ("study", "sweep", "file")
 _OF_TRIALS = (*(f.name for f in dataclasses.fields(Trial) if f.name != "seed"), "runtime")
 ARM, SEED = "arm", "seed"  # keys that an exclusion may have besides axes
@@ -186,8 +186,9 @@ def load_sweeps(overrides: Sequence[str]) -> tuple[list[Sweep], tuple[str, ...]]
         elif name in _OF_TRIALS:
             extra.append(override)
         else:
-            valid = nearest_first(name, list(dict.fromkeys((*_WHICH, *_BASE, *_OF_TRIALS))))
-            raise ValueError(f"{override!r} is neither a key of a sweep nor one of its trials: valid keys are {valid}")
+            valid = nearest_first(name, list(dict.fromkeys((*_WHICH, *sorted(_BASE), *sorted(_OF_TRIALS)))))
+            expected = "KEY=VALUE" if "=" in override else "KEY=VALUE, or a sweep file NAME.yaml"
+            raise ValueError(f"{override!r}: expected {expected}; valid keys are {valid}")
     sweeps = _load_chosen(chosen, changes)
     return sweeps, tuple(extra)
 

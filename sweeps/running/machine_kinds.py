@@ -15,7 +15,7 @@ import torch
 
 from fewbits.experiments.environment import LIKENESS, gpu_kind, likeness, processor_kind
 from fewbits.experiments.identity import environments
-from fewbits.experiments.runs.run_folder import RunFolder
+from fewbits.experiments.storage.run_folder import RunFolder
 from fewbits.sweeps.cluster.capacity import bundle, slots
 from fewbits.sweeps.planning.sweep import Resources
 
@@ -69,7 +69,7 @@ def describe(one: Computed, beside: Collection[Computed] = ()) -> str:
 
 def _describe_part(part: tuple[str | None, ...], differing: Collection[str]) -> str:
     facts = dict(zip(LIKENESS, part, strict=True))
-    more = [f"{key} {facts[key]}" for key in ("backend", "torch") if key in differing]
+    more = [f"{key} {facts[key]}" for key in LIKENESS[1:] if key in differing]
     return f"{facts['kind']} ({', '.join(more)})" if more else str(facts["kind"])
 
 

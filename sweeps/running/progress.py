@@ -144,5 +144,5 @@ def clock(seconds: float) -> str:
     hours, minutes = divmod(minutes, 60)
     days, hours = divmod(hours, 24)
     if days:
-        return f"{days} days {hours} h"
+        return f"{days} {'day' if days == 1 else 'days'} {hours} h"
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

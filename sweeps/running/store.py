@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from fewbits.common.atomic import write_json
-from fewbits.experiments.runs import checkpoints
-from fewbits.experiments.runs.run_folder import RunFolder
+from fewbits.experiments.storage import checkpoints
+from fewbits.experiments.storage.run_folder import RunFolder
 from fewbits.sweeps.running import lease
 
 FAILURE, PROGRESS, LOG, STOP = "failure.json", "progress.json", "log.txt", "stop"

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import IO
 
 from fewbits.common.atomic import remove_folder
-from fewbits.experiments.runs import checkpoints
-from fewbits.experiments.runs.run_folder import Busy, RunFolder
+from fewbits.experiments.storage import checkpoints
+from fewbits.experiments.storage.run_folder import Busy, RunFolder
 from fewbits.experiments.training import OtherTrial, Progress, run
 from fewbits.experiments.trial import Runtime, Trial
 from fewbits.sweeps.commands.explanation import differences

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 from fewbits.common.atomic import write_json
 from fewbits.common.redaction import redacted
-from fewbits.experiments.runs.run_folder import RunFolder
+from fewbits.experiments.storage.run_folder import RunFolder
 from fewbits.experiments.tracking import mlflow_database, mlflow_runs
 from fewbits.experiments.tracking import tracker as tracking
 from fewbits.experiments.tracking.mlflow_runs import FOLDER, TRIAL

@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 
 from fewbits.analysis import arms
+from fewbits.analysis.alike import why_not_compared
 from fewbits.analysis.frames import Results
 from fewbits.analysis.show.provenance import Provenance
 from fewbits.analysis.verdicts import Differences, NoData
 from fewbits.sweeps.planning.plan import Plan
+from fewbits.sweeps.running.store import State
 
 Planner = Callable[..., Plan]
 USUAL = {"recipe.threshold": "0.045"}
@@ -146,3 +148,20 @@ def test_combinations_of_axes_are_compared_seed_by_seed_within_a_kind(planned: P
     assert isinstance(found, Differences)
     assert len(found.values) == 1
     assert "seed 0: mor ran on" in found.notes[0]
+
+
+def row(key: str, *computed: tuple[str | None, ...]) -> dict[str, Any]:
+    return {"id": key, "state": State.DONE, "seed": 0, "computed": computed}
+
+
+def test_a_trial_is_compared_with_itself_even_if_two_kinds_computed_it() -> None:
+    mixed = row("a", ("amd-avx2", "cpu", "2.13", None), ("intel-amx", "cpu", "2.13", None))
+    assert why_not_compared(mixed, ("mor", "bf16"), mixed, None) is None
+    assert why_not_compared(mixed, ("mor", "bf16"), {**mixed, "id": "b"}, None) is not None
+
+
+def test_a_trial_of_an_unknown_kind_is_to_be_run_again() -> None:
+    known = row("a", ("amd-avx2", "cpu", "2.13", None))
+    note = why_not_compared(row("b"), ("mor", "bf16"), known, "amd-avx2")
+    assert note is not None
+    assert "--like amd-avx2" in note

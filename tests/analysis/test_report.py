@@ -22,7 +22,7 @@ from fewbits.analysis.registry import judge_all, shelf
 from fewbits.analysis.report import put
 from fewbits.analysis.results import TableResult, Value
 from fewbits.analysis.show.provenance import Provenance
-from fewbits.experiments.runs.run_folder import RunFolder
+from fewbits.experiments.storage.run_folder import RunFolder
 from fewbits.sweeps.planning.stored_plans import save_plan
 from fewbits.sweeps.running import store
 from tests.analysis.conftest import SWEEP

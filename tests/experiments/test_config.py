@@ -286,7 +286,7 @@ MISTAKES = {
     "runtime.threads=0": "runtime.threads 0: 1 or more",
     "evaluation.windows=0": "evaluation.windows 0: 1 or more",
     "observer.window=0": "observer.window 0",
-    "recipe.switch.at=2": "switch.at 2.0: a fraction of training",
+    "recipe.switch.at=2": "switch.at 2.0: expected a fraction of training",
     # grammar
     "training.steps": "'training.steps' is not KEY=VALUE",
     "=3": "'=3' is not KEY=VALUE",

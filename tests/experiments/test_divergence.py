@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 import torch
 
-from fewbits.experiments.runs import checkpoints
+from fewbits.experiments.storage import checkpoints
 from tests.experiments.trial_inputs import MOR, left, leftovers, metric, result_of, train, train_until
 
 HOPELESS = ("optimizer.lr=1e30", "optimizer.clip=null")

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from fewbits import cli
 from fewbits.experiments.config import load_trial
-from fewbits.experiments.runs import checkpoints
-from fewbits.experiments.runs.run_folder import RunFolder
+from fewbits.experiments.storage import checkpoints
+from fewbits.experiments.storage.run_folder import RunFolder
 from fewbits.experiments.tracking.tracker import Tracker
 from fewbits.experiments.training import Progress, Say, run
 

@@ -14,7 +14,7 @@ from typing import Any
 import pandas as pd
 import yaml
 
-from fewbits.experiments.runs.run_folder import RunFolder
+from fewbits.experiments.storage.run_folder import RunFolder
 from fewbits.sweeps.planning.plan import Plan, plan
 from fewbits.sweeps.planning.sweep import load_sweeps
 from fewbits.sweeps.running import store

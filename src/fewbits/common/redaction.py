@@ -16,10 +16,18 @@ HIDDEN = "***"
 URI_VARIABLES = ("MLFLOW_TRACKING_URI", "MLFLOW_BACKEND_STORE_URI", "MLFLOW_REGISTRY_URI")
 SECRET_VARIABLES = ("MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN")
 SHORTEST = 4  # characters of a secret that is replaced anywhere; a shorter one would match parts of other words
-_USER = re.compile(r"(?<=://)(?:([^\s:/@?#'\"]*):([^\s@]*(?:@[^\s@/]*)*)|([^\s:/@?#'\"]+))@")
+# Everything between `://` and the last `@`: passwords may hold any of `@:/?#` unencoded.
+_USER = re.compile(r"(?<=://)([^\s'\"]+)@")
+_HOST = re.compile(r"[^:@]*(?::\d*)?(?:[/?#]|$)")  # what stands there if the `@` belongs to a path
 _NAMES = r"pass(?:word|wd|phrase)?|pwd|token|secret|(?:api|access|private)[_-]?key|sig(?:nature)?|credentials?|auth"
-_PARAMETER = re.compile(rf"([?&;][\w.-]*?(?:{_NAMES})[\w.-]*=)([^\s&;#'\"<>)]+)", re.IGNORECASE)
-_WORD = re.compile(r"(\b(?:password|passwd|pwd)\s*=\s*)('[^']*'|[^\s,;&'\"]+)", re.IGNORECASE)
+_SHORT_NAMES = r"key|jwt|code|pat|pw|session_?id"  # only as the whole name of a parameter
+_PARAMETER = re.compile(
+    rf"([?&;#](?:[\w.-]*?(?:{_NAMES})[\w.-]*|{_SHORT_NAMES})(?:\[\])?=)([^\s&;#'\"<>)]+)", re.IGNORECASE
+)
+_WORD = re.compile(
+    r"((?:\b|%3B)(?:password|passwd|pwd)(?:\s*=\s*|%3D))('[^']*'|\"[^\"]*\"|(?:(?!%3B)[^\s,;&'\"])+)", re.IGNORECASE
+)
+_ENTRY = re.compile(rf"(['\"](?:{_NAMES})['\"]\s*:\s*)('[^']*'|\"[^\"]*\")", re.IGNORECASE)
 
 
 def redacted(text: object) -> str:
@@ -28,23 +36,34 @@ def redacted(text: object) -> str:
     >>> redacted("postgresql://alice:secret@host/db")
     'postgresql://alice:***@host/db'
     """
-    result = _USER.sub(_without_password, str(text))
-    result = _PARAMETER.sub(rf"\1{HIDDEN}", result)
-    result = _WORD.sub(rf"\1{HIDDEN}", result)
-    for secret in sorted(set(_secrets()), key=len, reverse=True):
+    result = str(text)
+    for secret in sorted(set(_secrets()), key=len, reverse=True):  # before the patterns, which may cut one in two
         result = result.replace(secret, HIDDEN)
+    result = _USER.sub(_without_password, result)
+    for pattern in (_PARAMETER, _WORD, _ENTRY):
+        result = pattern.sub(rf"\1{HIDDEN}", result)
     return result
 
 
 def _without_password(match: re.Match[str]) -> str:
-    return f"{match[1]}:{HIDDEN}@" if match[2] is not None else f"{HIDDEN}@"
+    user, colon, _ = match[1].partition(":")
+    if _is_place(match[1]):
+        return match[0]
+    return f"{user}:{HIDDEN}@" if colon else f"{HIDDEN}@"
+
+
+def _is_place(text: str) -> bool:
+    """Tell whether what stands before an `@` is a host and the start of a path, not a user and a password."""
+    return "/" in text and _HOST.match(text) is not None
 
 
 def _secrets() -> Iterator[str]:
     """Yield the secrets in this process's environment: as written, percent-decoded and percent-encoded."""
     texts = [os.environ.get(name, "") for name in SECRET_VARIABLES]
     for uri in (os.environ.get(name, "") for name in URI_VARIABLES):
-        texts += [match[2] or "" for match in _USER.finditer(uri)]
+        user_info = uri.partition("://")[2].rpartition("@")[0]
+        if not _is_place(user_info):
+            texts.append(user_info.partition(":")[2] or user_info)
         texts += [match[2] for match in _PARAMETER.finditer(uri)]
     for text in texts:
         for secret in (text, unquote(text), quote(text, safe="")):

@@ -16,7 +16,7 @@ from fewbits import cli
 from fewbits.experiments.commands.train import LiveLine
 from fewbits.experiments.config import load_trial
 from fewbits.experiments.data.load import load
-from fewbits.experiments.runs.run_folder import plain
+from fewbits.experiments.storage.run_folder import plain
 from fewbits.experiments.training import Progress
 from fewbits.experiments.trial import Trial
 from tests.experiments.trial_inputs import (
@@ -124,7 +124,7 @@ def test_a_trial_that_diverges_has_ended_well(cache: Path, tmp_path: Path, capsy
 def test_a_trial_that_is_being_run_is_wrong_input(
     cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from fewbits.experiments.runs.run_folder import opened
+    from fewbits.experiments.storage.run_folder import opened
 
     train_until(2, cache, tmp_path)
     with opened(only_run(tmp_path)).alone():
@@ -194,7 +194,7 @@ def test_help_shows_what_to_type(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_what_a_run_folder_says_of_its_config_makes_the_trial_again(cache: Path, tmp_path: Path) -> None:
-    from fewbits.experiments.runs.run_folder import saved_trial
+    from fewbits.experiments.storage.run_folder import saved_trial
 
     folder, _ = train(cache, tmp_path, "training.steps=1", *GAUSSWS_MOR)
     trial, _ = load_trial(words(cache, tmp_path, "training.steps=1", *GAUSSWS_MOR))

@@ -215,7 +215,7 @@ def test_sources_count_on_their_devices_alone() -> None:
         ("src/fewbits/common/terminal.py", (r"\Z", "\nWIDTH = 1\n"), set()),
         ("experiments/tracking/tracker.py", (r"\Z", "\nWIDTH = 1\n"), set()),
         ("models/networks/presets.py", (r"\Z", "\nOTHERS = 1\n"), set()),
-        ("experiments/runs/checkpoints.py", (r"\Z", "\nOTHERS = 1\n"), set()),
+        ("experiments/storage/checkpoints.py", (r"\Z", "\nOTHERS = 1\n"), set()),
     ],
 )
 def test_an_edit_changes_the_trials_that_it_can_reach(
@@ -274,7 +274,7 @@ def test_every_module_that_a_trial_loads_is_listed(cache: Path, tmp_path: Path) 
     done = subprocess.run([sys.executable, "-c", LOADED, *chosen], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     loaded = {name for name in done.stdout.split() if (ROOT / module_file(name)).is_file()}
-    assert {"kernels.backends.cpu", "models.networks.decoder", "experiments.runs.checkpoints"} <= loaded
+    assert {"kernels.backends.cpu", "models.networks.decoder", "experiments.storage.checkpoints"} <= loaded
     assert loaded - COMPOSING <= {*COMPUTING, *NOT_COMPUTING}
 
 

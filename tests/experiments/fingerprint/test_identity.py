@@ -14,6 +14,8 @@ from fewbits.experiments import environment as environment_module
 from fewbits.experiments import identity as identity_module
 from fewbits.experiments import training
 from fewbits.experiments.config import load_trial
+from fewbits.experiments.devices import check_openmp
+from fewbits.experiments.environment import environment, likeness
 from fewbits.experiments.fingerprint import equal_bits
 from fewbits.experiments.fingerprint.equal_bits import EqualPair
 from fewbits.experiments.identity import (
@@ -314,3 +316,26 @@ def test_evaluation_asked_for_later_is_added_to_a_finished_trial(cache: Path, tm
     at_once, whole = train(cache, tmp_path / "else", *asked, "evaluation.cloze=8")
     assert at_once.id == first.id
     assert whole == later
+
+
+def test_a_segment_that_begins_where_another_began_replaces_it() -> None:
+    segments = [{"step": step, "environment": {"kind": kind}} for step, kind in ((0, "a"), (2, "b"), (2, "c"))]
+    assert environments({"segments": segments}) == [{"kind": "a"}, {"kind": "c"}]
+
+
+def test_variables_that_change_sums_are_part_of_the_likeness(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("FEWBITS_CPU_ARCH", "MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS"):
+        monkeypatch.delenv(name, raising=False)
+    usual = likeness(environment(torch.device("cpu")))
+    monkeypatch.setenv("MKL_CBWR", "COMPATIBLE")
+    assert likeness(environment(torch.device("cpu"))) != usual
+
+
+@pytest.mark.parametrize(("name", "value"), [("OMP_THREAD_LIMIT", "1"), ("OMP_DYNAMIC", "true")])
+def test_openmp_may_not_start_fewer_threads_than_the_id_names(
+    name: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, value)
+    check_openmp(1)
+    with pytest.raises(ValueError, match=name):
+        check_openmp(2)

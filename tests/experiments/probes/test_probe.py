@@ -19,7 +19,7 @@ from fewbits.experiments.data.corpus import Corpus
 from fewbits.experiments.data.load import load
 from fewbits.experiments.probes.probe import probe
 from fewbits.experiments.probes.tables import WHOLE, Probe
-from fewbits.experiments.runs.run_folder import opened, saved_trial
+from fewbits.experiments.storage.run_folder import opened, saved_trial
 from fewbits.experiments.training import INITIAL, ORDER, run
 from fewbits.kernels.seeds import derive_seed
 from fewbits.models.networks.decoder import Decoder

@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from fewbits.experiments.runs.run_folder import RunFolder
+from fewbits.experiments.storage.run_folder import RunFolder
 from fewbits.experiments.tracking import mlflow_database, mlflow_runs
 from fewbits.experiments.tracking import tracker as tracking
 from fewbits.experiments.tracking.mlflow_database import Point

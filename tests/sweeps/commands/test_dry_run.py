@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fewbits import cli
-from fewbits.experiments.runs.run_folder import RunFolder
+from fewbits.experiments.storage.run_folder import RunFolder
 from fewbits.sweeps.commands.dry_run import describe
 from fewbits.sweeps.planning.cost import STATE_BYTES, Speeds, disk, parameters_of, work_of
 from tests.experiments.trial_inputs import MOR

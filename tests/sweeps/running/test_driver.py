@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from fewbits import cli
-from fewbits.experiments.runs.run_folder import RunFolder
+from fewbits.experiments.storage.run_folder import RunFolder
 from fewbits.sweeps.planning.plan import Plan
 from fewbits.sweeps.running import store
 from tests.sweeps.conftest import Undisturbed

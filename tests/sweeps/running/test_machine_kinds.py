@@ -216,14 +216,15 @@ def test_a_trial_on_gpus_has_the_kind_of_the_gpu() -> None:
 
 
 def test_runs_are_alike_if_kind_backend_and_torch_are() -> None:
-    avx, amx = (("amd-avx2", "cpu", "2.13"),), (("intel-amx", "cpu", "2.13"),)
-    newer = (("amd-avx2", "cpu", "2.15"),)
+    avx, amx = (("amd-avx2", "cpu", "2.13", None),), (("intel-amx", "cpu", "2.13", None),)
+    newer, limited = (("amd-avx2", "cpu", "2.15", None),), (("amd-avx2", "cpu", "2.13", "MKL_CBWR=AVX"),)
     assert alike(avx, avx)
     assert alike((), ()), "both unknown"
-    assert not any(alike(avx, other) for other in (amx, newer, ()))
+    assert not any(alike(avx, other) for other in (amx, newer, limited, ()))
     assert not alike(avx + amx, avx + amx), "which steps were computed where differs"
     assert describe(avx, [amx]) == "amd-avx2"
     assert describe(avx, [newer]) == "amd-avx2 (torch 2.13)"
+    assert describe(limited, [avx]) == "amd-avx2 (limits MKL_CBWR=AVX)"
     assert describe(avx + amx) == "amd-avx2, then intel-amx"
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from fewbits import cli
 from fewbits.common import file_systems, locks
-from fewbits.experiments.runs import run_folder
-from fewbits.experiments.runs.run_folder import Busy, RunFolder
+from fewbits.experiments.storage import run_folder
+from fewbits.experiments.storage.run_folder import Busy, RunFolder
 from fewbits.experiments.tracking import owner
 from fewbits.experiments.tracking import tracker as tracking
 from fewbits.sweeps.tracking.mlflow_view import Synced

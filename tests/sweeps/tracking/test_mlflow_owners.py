@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fewbits.experiments.runs.run_folder import opened
+from fewbits.experiments.storage.run_folder import opened
 from fewbits.experiments.tracking import mlflow_runs
 from fewbits.experiments.tracking import tracker as tracking
 from fewbits.experiments.tracking.owner import MLFLOW_USER, STORE, USER, Owner, owner_of, store_id

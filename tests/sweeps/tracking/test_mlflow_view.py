@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from fewbits import cli
-from fewbits.experiments.runs.run_folder import RunFolder
+from fewbits.experiments.storage.run_folder import RunFolder
 from fewbits.experiments.tracking import mlflow_database, mlflow_runs
 from fewbits.experiments.tracking import tracker as tracking
 from fewbits.experiments.tracking.owner import owner_of
@@ -408,7 +408,7 @@ MANY = """
 import os, sys
 from pathlib import Path
 import mlflow, pandas
-from fewbits.experiments.runs.run_folder import opened
+from fewbits.experiments.storage.run_folder import opened
 from fewbits.experiments.tracking.tracker import Tracker, connect
 from fewbits.experiments.trial import Runtime
 other, *folders = map(Path, sys.argv[1:])

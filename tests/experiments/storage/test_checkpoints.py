@@ -24,7 +24,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from fewbits.common.atomic import write_atomically, write_json, write_parquet
-from fewbits.experiments.runs.checkpoints import (
+from fewbits.experiments.storage.checkpoints import (
     FORMAT,
     STATE,
     TENSORS,
@@ -60,7 +60,7 @@ def equal(a: Any, b: Any) -> bool:
 
 
 def every_tensor() -> dict[str, Tensor]:
-    """Return tensors of all dtypes and shapes with random bytes, so with NaN payloads, subnormals and negative zeros."""
+    """Return tensors of all dtypes and shapes with random bytes: NaN payloads, subnormals and negative zeros too."""
     generator = torch.Generator().manual_seed(0)
     tensors = {}
     for dtype in DTYPES:
@@ -464,7 +464,7 @@ WRITER = """
 import os, random, signal, sys, time, warnings
 from pathlib import Path
 import torch
-from fewbits.experiments.runs.checkpoints import load, newest, save
+from fewbits.experiments.storage.checkpoints import load, newest, save
 
 torch.set_num_threads(1)
 folder, tensors = Path(sys.argv[1]), {"w": torch.zeros(400_000)}

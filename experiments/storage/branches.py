@@ -12,10 +12,10 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 
-from fewbits.experiments.runs import checkpoints
 from fewbits.experiments.data.corpus import Corpus
 from fewbits.experiments.identity import ParentPoint, parent_point
-from fewbits.experiments.runs.run_folder import RunFolder, opened, saved_trial
+from fewbits.experiments.storage import checkpoints
+from fewbits.experiments.storage.run_folder import RunFolder, opened, saved_trial
 from fewbits.experiments.trial import Branch, Trial
 
 

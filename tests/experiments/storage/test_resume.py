@@ -15,12 +15,12 @@ import pandas as pd
 import pytest
 import torch
 
-from fewbits.experiments.runs import checkpoints
 from fewbits.experiments import training
 from fewbits.experiments.config import load_trial
 from fewbits.experiments.data.load import load
 from fewbits.experiments.identity import identity, trial_id
-from fewbits.experiments.runs.run_folder import find, opened, saved_trial
+from fewbits.experiments.storage import checkpoints
+from fewbits.experiments.storage.run_folder import find, opened, saved_trial
 from tests.experiments.data.data_inputs import bin_folder
 from tests.experiments.trial_inputs import (
     GAUSSWS_MOR,

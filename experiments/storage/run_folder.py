@@ -20,10 +20,10 @@ from typing import Any
 import yaml
 
 from fewbits.common.atomic import remove_folder, remove_leftovers, write_atomically, write_json
-from fewbits.experiments.runs.checkpoints import Checkpoint, load, newest, steps
-from fewbits.experiments.identity import computed_by_todays_sources, possible_identities, trial_id
-from fewbits.experiments.trial import Trial
 from fewbits.common.locks import locked
+from fewbits.experiments.identity import computed_by_todays_sources, possible_identities, trial_id
+from fewbits.experiments.storage.checkpoints import Checkpoint, load, newest, steps
+from fewbits.experiments.trial import Trial
 
 NO_LOCKS = "leases keep the trials of sweeps apart; do not run the same trial twice with `fewbits train`"
 HASH = 8  # hexadecimal digits of the id in a folder's name
@@ -57,7 +57,9 @@ class RunFolder:
         available = {at: path for folder in folders for at, path in steps(folder).items()}
         if step not in available:
             missing = "intact checkpoint" if step is None else f"checkpoint of step {step}"
-            raise ValueError(f"{self.path} has no {missing}; available are {', '.join(map(str, sorted(available))) or 'none'}")
+            raise ValueError(
+                f"{self.path} has no {missing}; available are {', '.join(map(str, sorted(available))) or 'none'}"
+            )
         return load(available[step])
 
     def has(self, wanted: Collection[int]) -> bool:

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from fewbits.experiments.runs import checkpoints
 from fewbits.experiments.config import load_trial
 from fewbits.experiments.identity import meaning
-from fewbits.experiments.runs.run_folder import RunFolder, opened
+from fewbits.experiments.storage import checkpoints
+from fewbits.experiments.storage.run_folder import RunFolder, opened
 from fewbits.experiments.training import run
 from tests.experiments.trial_inputs import left, metric, tensors, train, train_until, words
 
