@@ -3,10 +3,11 @@
     python -m fewbits.experiments.same_bits --against COMMIT
 
 Both versions train the same tiny trials: every recipe, the samplers, the optimizers, the families of models, a branch
-and a resumed trial, with the compiled kernels and with the reference. If all bytes are equal and every changed
-statement was executed, the pair of fingerprints is added to `experiments/fingerprint/equal_bits.json`, for this device
-kind and instruction set. Otherwise nothing is added, and the exit status is 1: the new sources define different trials.
-The newer version is the checkout with its uncommitted changes. Takes about 15 minutes on two cores.
+and a resumed trial, with the compiled kernels and with the reference; and both quantize the same adversarial tensors
+with some thousand quantizers. If all bytes are equal and every changed statement was executed, the pair of fingerprints
+is added to `experiments/fingerprint/equal_bits.json`, for this device kind and instruction set. Otherwise nothing is
+added, and the exit status is 1: the new sources define different trials. The newer version is the checkout with its
+uncommitted changes. Takes about 15 minutes on two cores.
 """
 
 from __future__ import annotations
@@ -27,11 +28,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fewbits.experiments.fingerprint.changed_lines import Statement, only_in_first, read_statements, untried
+from fewbits.experiments.fingerprint.changed_lines import Statement, only_in_first, read_sources, untried
 from fewbits.experiments.fingerprint.equal_bits import EqualPair, add_pairs
 from fewbits.experiments.fingerprint.numerics import ROOT, computing_files, numerics_fingerprint
 
 DEVICE = "cpu"  # CUDA kernels cannot be traced, so nothing is proven for them here
+BACKENDS = ("cpu", "reference")
+KERNEL_CALLS = Path(__file__).parent / "fingerprint" / "kernel_calls.py"
 SHOWN = 20  # lines shown of a list of differences
 COMPARED = ("metrics.parquet", "numerics.parquet", "result.json", "tensors")
 
@@ -104,6 +107,16 @@ class Version:
             self._run("--train", str(folder / "runs"), "--trace", trace, trials=trials)
         return folder
 
+    def call_kernels(self, backend: str) -> dict[str, str]:
+        """Run today's kernel_calls.py with this version's kernels; return the digest of each call's values."""
+        environment = {**os.environ, "PYTHONPATH": str(self.root / "src"), "FEWBITS_BACKEND": backend}
+        done = subprocess.run(
+            [sys.executable, str(KERNEL_CALLS)], cwd=self.root, env=environment, stdout=subprocess.PIPE, text=True
+        )
+        if done.returncode:
+            raise ValueError(f"{KERNEL_CALLS.name} failed in {self.root} with status {done.returncode}")
+        return dict(json.loads(done.stdout))
+
     def _run(self, *arguments: str, trials: object = None) -> str:
         """Run this command in a process of this version; return its output."""
         command = [sys.executable, "-m", "fewbits.experiments.same_bits", *arguments]
@@ -128,7 +141,7 @@ def prove(old: Version, new: Version, commit: str, trials: Mapping[str, Sequence
     chosen = {name.replace("/", "-"): [*TINY, *overrides] for name, overrides in trials.items()}
     print(f"training {len(chosen)} trials, a resumed one and a branch with both versions, on two backends", flush=True)
     runs = [version.train(chosen, "python") / "runs" for version in (old, new)]
-    if different := differing_files(*runs):
+    if different := [*differing_files(*runs), *differing_kernels(old, new)]:
         print("not the same bits: the new sources define different trials")
         print("\n".join(f"  {line}" for line in different[:SHOWN]))
         return 1
@@ -193,7 +206,7 @@ def train_all(folder: Path, trials: Mapping[str, Sequence[str]], trace: str | No
         files = {str((ROOT / file).resolve()): file for file in computing_files(DEVICE) if file.endswith(".py")}
         _trace(files, lines)
     try:
-        for backend in ("cpu",) if trace == "cpp" else ("cpu", "reference"):
+        for backend in BACKENDS[:1] if trace == "cpp" else BACKENDS:
             os.environ["FEWBITS_BACKEND"] = backend
             for name, overrides in trials.items():
                 _train(folder / backend / name, overrides)
@@ -271,6 +284,15 @@ def differing_files(old: Path, new: Path) -> list[str]:
     return differing
 
 
+def differing_kernels(old: Version, new: Version) -> list[str]:
+    """Return the quantizers whose values differ between the versions, each called as in `kernel_calls.py`."""
+    differing = []
+    for backend in BACKENDS:
+        was, now = (version.call_kernels(backend) for version in (old, new))
+        differing += [f"{backend}: {call}" for call in was.keys() & now.keys() if was[call] != now[call]]
+    return sorted(differing)
+
+
 def _contents(runs: Path) -> dict[str, bytes]:
     from fewbits.experiments.storage import checkpoints
 
@@ -286,17 +308,17 @@ def _contents(runs: Path) -> dict[str, bytes]:
 
 def untried_statements(old: Version, new: Version, trials: Mapping[str, Sequence[str]]) -> list[str]:
     """Return a line for each statement that only one version has and that its trials have not executed."""
-    of_old, of_new = (read_statements(version.description["files"], version.root) for version in (old, new))
-    removed, added = only_in_first(of_old, of_new), only_in_first(of_new, of_old)
+    of_old, of_new = (read_sources(version.description["files"], version.root) for version in (old, new))
     lines = []
-    for name, version, changed, others in (("old", old, removed, added), ("new", new, added, removed)):
+    for name, version, own, other in (("old", old, of_old, of_new), ("new", new, of_new, of_old)):
         executed = json.loads((version.train(trials, "python") / "lines.json").read_text())
         executable: dict[str, list[int]] = {}
+        changed = only_in_first(own.statements, other.statements)
         if any(not statement.file.endswith(".py") for statement in changed):
             ran, executable = executed_cpp_lines(version.train(trials, "cpp") / "objects", version.root)
             executed |= ran
         lines += [
-            _source_line(name, version.root, statement) for statement in untried(changed, others, executed, executable)
+            _source_line(name, version.root, statement) for statement in untried(own, other, executed, executable)
         ]
     return lines
 

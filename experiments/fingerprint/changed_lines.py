@@ -1,53 +1,96 @@
-"""Find statements that only one version of the sources has, and tell whether a run executed them.
+"""Find statements that only one version of the sources has, and tell whether a run tried them.
 
-Statements are compared by their meaning, independent of their place, so moved, reformatted or commented code is no
-change. A changed statement of a function counts as tried if its lines were executed. Statements that only declare
-(constants, tables, default values, C++ declarations) are executed by every run, so they count as tried only if the
-other version has a statement with the same literals: then a name changed and no value did.
+Statements are compared by their meaning, the names of the functions and the branches that enclose them, and the
+statement before them, but not by their file: moved, reformatted or commented code is no change, and statements that
+changed places are one.
+
+A changed statement of a function counts as tried if every line of it that has code was executed. What only declares
+(constants, tables, signatures, C++ without code) is executed by every run, whatever uses it. It counts as tried only
+if the other version has the same declaration up to renamings: the older name vanished from the sources, and the newer
+one was not in them. An import counts as tried unless its name stands for something else in the other version.
+
+This is evidence and no proof: a statement that chooses by a value is executed with the values that occurred.
 """
 
 from __future__ import annotations
 
 import ast
+import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import CodeType
 
 from fewbits.experiments.fingerprint.computing_modules import CONFIG_CLASSES
 from fewbits.experiments.fingerprint.cpp_source import tokens
 from fewbits.experiments.fingerprint.python_source import serialised, statements
 
 _NESTED = ("body", "orelse", "finalbody", "handlers", "cases")
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+_SILENT = (ast.Raise, ast.Assert, ast.Pass)
+# By the classes' names alone: in the other version they may lie in other modules.
+_CONFIG_CLASSES = frozenset(name for names in CONFIG_CLASSES.values() for name in names)
+_NAME = re.compile(r"(?<![\w'\"])(?:id|attr|arg|name|asname)='(\w+)'")
+_CPP_NAME = re.compile(r"[A-Za-z_]\w*")
+_CPP_KEPT = frozenset(
+    """auto bool break case char class const constexpr continue default do double else enum extern false float for
+    goto if inline int long namespace noexcept operator private public return short signed sizeof static std struct
+    switch template true typedef typename union unsigned using void volatile while""".split()  # noqa: SIM905
+)
+_CPP_LIBRARY = re.compile(
+    r"u?int\d+_t|size_t|__\w+|f?(?:abs|ceil|floor|round|trunc|rint|nearbyint|max|min|ma|mod|sqrt)f?"
+)
 
 
 @dataclass(frozen=True)
 class Statement:
-    """A statement with its place, its meaning, its literals, and whether it only declares something."""
+    """A statement with its place, its meaning, and what is compared where it only declares something."""
 
     file: str
     line: int
     last_line: int
     meaning: str
-    literals: tuple[str, ...]
-    declares: bool
+    shape: str = ""  # the meaning without its place and with `_` for every name
+    names: tuple[str, ...] = ()  # those that the shape leaves out, in order
+    declares: bool = False
+    binds: str | None = None  # the name that an import makes
 
     @property
     def place(self) -> str:
         return f"{self.file}:{self.line}"
 
 
-def read_statements(files: Collection[str], root: Path) -> list[Statement]:
-    """Return all statements of the files, which are paths below `root`."""
-    result: list[Statement] = []
+@dataclass
+class Sources:
+    """The statements of a version, the names in it, and the lines of its Python files that have code."""
+
+    statements: list[Statement] = field(default_factory=list)
+    names: set[str] = field(default_factory=set)
+    bound: set[str] = field(default_factory=set)  # names that the sources themselves define
+    code_lines: dict[str, set[int]] = field(default_factory=dict)
+
+
+def read_sources(files: Collection[str], root: Path) -> Sources:
+    """Read the files, which are paths below `root`."""
+    sources = Sources()
     for file in files:
         text = (root / file).read_text("utf-8")
-        result += _python(file, text) if file.endswith(".py") else _cpp(file, text)
-    return result
+        if file.endswith(".py"):
+            tree = ast.parse(text)
+            sources.code_lines[file] = set(_lines(compile(text, file, "exec")))
+            sources.bound |= set(_bound(tree))
+            sources.statements += _of_body(file, tree.body, "", in_function=False, is_config=False)
+        else:
+            found = list(_cpp(file, text))
+            sources.bound |= {name for statement in found for name in statement.names if not _of_library(name)}
+            sources.statements += found
+    sources.names = {name for statement in sources.statements for name in statement.names}
+    return sources
 
 
-def only_in_first(first: list[Statement], second: list[Statement]) -> list[Statement]:
-    """Return the statements of the first list whose meaning the second does not have, counting repetitions."""
+def only_in_first(first: Iterable[Statement], second: Iterable[Statement]) -> list[Statement]:
+    """Return the statements of the first version whose meaning the second does not have, counting repetitions."""
     remaining = Counter(statement.meaning for statement in second)
     result = []
     for statement in first:
@@ -59,83 +102,147 @@ def only_in_first(first: list[Statement], second: list[Statement]) -> list[State
 
 
 def untried(
-    changed: list[Statement],
-    of_the_other: list[Statement],
+    own: Sources,
+    other: Sources,
     executed: Mapping[str, Collection[int]],
     executable: Mapping[str, Collection[int]] | None = None,
 ) -> list[Statement]:
-    """Return the changed statements that the run did not try.
+    """Return the statements that only `own` has and that its run did not try.
 
-    executed: executed lines by file. executable: for C++ files, the lines that the compiler has code for.
+    executed: lines by file. executable: lines that the compiler has code for, of C++ files.
     """
-    literals = {statement.literals for statement in of_the_other}
-    result = []
-    for statement in changed:
-        lines = range(statement.line, statement.last_line + 1)
-        declares = statement.declares
-        if not statement.file.endswith(".py"):
-            declares = not any(line in (executable or {}).get(statement.file, ()) for line in lines)
-        if declares:
-            tried = not statement.literals or statement.literals in literals
+    with_code = {**(executable or {}), **own.code_lines}
+    theirs = only_in_first(other.statements, own.statements)
+    left = []
+    for statement in only_in_first(own.statements, other.statements):
+        lines = [
+            line for line in range(statement.line, statement.last_line + 1) if line in with_code.get(statement.file, ())
+        ]
+        if statement.binds is not None:
+            tried = all(
+                _is_renamed(statement, another, own, other) for another in theirs if another.binds == statement.binds
+            )
+        elif statement.declares or not lines:
+            tried = any(_is_renamed(statement, another, own, other) for another in theirs)
         else:
-            tried = any(line in executed.get(statement.file, ()) for line in lines)
+            tried = all(line in executed.get(statement.file, ()) for line in lines)
         if not tried:
-            result.append(statement)
-    return result
+            left.append(statement)
+    return left
 
 
-def _python(file: str, text: str) -> Iterator[Statement]:
-    config_classes = CONFIG_CLASSES.get(file.removesuffix(".py").replace("/", "."), ())
-    yield from _body_statements(file, ast.parse(text).body, config_classes, declares=True, is_config=False)
+def _is_renamed(one: Statement, another: Statement, own: Sources, other: Sources) -> bool:
+    """Tell whether two statements differ at most in names that one version lost and the other one gained."""
+    if one.shape != another.shape or len(one.names) != len(another.names):
+        return False
+    return all(
+        a == b or (a in own.bound - other.names and b in other.bound - own.names)
+        for a, b in zip(one.names, another.names, strict=True)
+    )
 
 
-def _body_statements(
-    file: str, body: list[ast.stmt], config_classes: Collection[str], declares: bool, is_config: bool
+def _lines(code: CodeType) -> Iterator[int]:
+    yield from (line for _, _, line in code.co_lines() if line)
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _lines(constant)
+
+
+def _bound(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, (*_FUNCTIONS, ast.ClassDef)):
+            yield node.name
+        elif isinstance(node, ast.arg):
+            yield node.arg
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield node.attr
+
+
+def _of_body(
+    file: str, body: list[ast.stmt], place: str, in_function: bool, is_config: bool, before: str = ""
 ) -> Iterator[Statement]:
     for node in statements(body, is_config):
-        if isinstance(node, ast.Raise | ast.Assert | ast.Import | ast.ImportFrom | ast.Pass):
+        if isinstance(node, _SILENT):
             continue
-        yield from _node_statements(file, node, config_classes, declares)
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            yield from _of_import(file, node)
+            continue
+        text = ""
+        for statement in _of_node(file, node, place, in_function, before if in_function else ""):
+            text = text or statement.shape + "".join(statement.names)
+            yield statement
+        before = text
 
 
-def _node_statements(file: str, node: ast.AST, config_classes: Collection[str], declares: bool) -> Iterator[Statement]:
-    """Yield a statement without the statements nested in it, and then the nested ones."""
+def _of_import(file: str, node: ast.Import | ast.ImportFrom) -> Iterator[Statement]:
+    """Yield a statement for each name; modules of our own are left out, since they may have moved."""
+    module = (node.module or "") if isinstance(node, ast.ImportFrom) else ""
+    ours = module.partition(".")[0] == "fewbits"
+    for alias in node.names:
+        target = alias.name if ours else f"{module}:{alias.name}"
+        binds = alias.asname or alias.name
+        names = (alias.name,) if ours else ()
+        shape = "import _" if ours else f"import {target}"
+        yield Statement(
+            file, node.lineno, node.lineno, f"import {target} as {binds}", shape, names, declares=True, binds=binds
+        )
+
+
+def _of_node(file: str, node: ast.AST, place: str, in_function: bool, before: str) -> Iterator[Statement]:
+    """Yield a statement without the statements nested in it, then the nested ones."""
     nested = {name: value for name in _NESTED if isinstance(value := getattr(node, name, None), list)}
-    is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-    first = min((child.lineno for part in nested.values() for child in part if hasattr(child, "lineno")), default=None)
+    starts = [line for part in nested.values() for child in part if (line := _first_line(child)) is not None]
     for name in nested:
         setattr(node, name, [])
-    line = getattr(node, "lineno", 0)
-    last = getattr(node, "end_lineno", line) if first is None else max(first - 1, line)
-    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-        values = node.bases if isinstance(node, ast.ClassDef) else node.args.defaults
-        constants = [value for part in (*node.decorator_list, *values) for value in _constants(part)]
-        yield Statement(file, line, line, serialised(node), tuple(constants), declares=True)
-    elif line:
-        yield Statement(file, line, last, serialised(node), tuple(_constants(node)), declares)
+    line = _first_line(node) or 0
+    last = getattr(node, "end_lineno", None) or line
+    header = isinstance(node, (*_FUNCTIONS, ast.ClassDef))
+    own = _statement(
+        file, line, line if header else min([last, *(start - 1 for start in starts if start > line)]), node
+    )
+    own = replace(own, declares=header or not in_function)
+    yield replace(own, meaning=f"{place}|{before}|{own.meaning}" if in_function else f"{place}|{own.meaning}")
     for name, children in nested.items():
         setattr(node, name, children)
-        is_config = isinstance(node, ast.ClassDef) and node.name in config_classes
-        for child in statements(children, is_config):
-            if not isinstance(child, ast.Raise | ast.Assert | ast.Import | ast.ImportFrom | ast.Pass):
-                yield from _node_statements(file, child, config_classes, declares and not is_function)
+        inner = f"{place}.{node.name}" if header else f"{place}[{name} of {own.meaning}]"
+        is_config = isinstance(node, ast.ClassDef) and node.name in _CONFIG_CLASSES
+        function = in_function or isinstance(node, _FUNCTIONS)
+        if name in ("handlers", "cases"):
+            for child in children:
+                yield from _of_node(file, child, inner, function, "")
+        else:
+            yield from _of_body(file, children, inner, function, is_config)
 
 
-def _constants(node: ast.AST) -> list[str]:
-    return [
-        repr(child.value)
-        for child in ast.walk(node)
-        if isinstance(child, ast.Constant) and not isinstance(child.value, bool | None)
-    ]
+def _first_line(node: ast.AST) -> int | None:
+    if isinstance(node, ast.match_case):
+        return node.pattern.lineno
+    return getattr(node, "lineno", None)
+
+
+def _statement(file: str, line: int, last: int, node: ast.AST) -> Statement:
+    meaning = serialised(node)
+    return Statement(file, line, last, meaning, _NAME.sub("_", meaning), tuple(_NAME.findall(meaning)))
 
 
 def _cpp(file: str, text: str) -> Iterator[Statement]:
-    """Yield a statement for each line that has tokens; `untried` asks the compiler's data whether it declares."""
+    """Yield a statement for each line that has more tokens than brackets; whether it has code, the compiler knows."""
     lines: dict[int, list[str]] = {}
     for line, token in tokens(text):
         if token != "end of directive":
             lines.setdefault(line, []).append(token)
+    before = ""
     for line, parts in lines.items():
-        if any(part[0].isalnum() or part[0] in "_\"'" for part in parts) and parts[:2] != ["#", "include"]:
-            literals = tuple(part for part in parts if part[0].isdigit() or part[0] in "\"'.")
-            yield Statement(file, line, line, " ".join(parts), tuple(t for t in literals if t != "."), declares=False)
+        if parts[:2] == ["#", "include"] or not set(parts) - set("{}();,"):
+            continue
+        is_name = [bool(_CPP_NAME.fullmatch(part)) and part not in _CPP_KEPT for part in parts]
+        shape = " ".join("_" if named else part for part, named in zip(parts, is_name, strict=True))
+        names = tuple(part for part, named in zip(parts, is_name, strict=True) if named)
+        yield Statement(file, line, line, f"{before}|{' '.join(parts)}", shape, names)
+        before = " ".join(parts)
+
+
+def _of_library(name: str) -> bool:
+    return _CPP_LIBRARY.fullmatch(name) is not None

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fewbits.experiments import same_bits
-from fewbits.experiments.fingerprint.changed_lines import Statement, only_in_first, read_statements, untried
+from fewbits.experiments.fingerprint.changed_lines import Statement, only_in_first, read_sources, untried
 from fewbits.experiments.fingerprint.numerics import ROOT
 from fewbits.experiments.same_bits import Version, prove
 
@@ -40,11 +40,9 @@ def compared(tmp_path: Path) -> Callable[..., list[str]]:
         for name, text in (("old", old), ("new", new)):
             (tmp_path / name).mkdir()
             (tmp_path / name / file).write_text(text)
-            versions.append(read_statements([file], tmp_path / name))
-        lines = {file: executed}
+            versions.append(read_sources([file], tmp_path / name))
         known = {file: executed} if executable is None else {file: executable}
-        added = only_in_first(versions[1], versions[0])
-        left = untried(added, only_in_first(versions[0], versions[1]), lines, known)  # type: ignore[arg-type]
+        left = untried(versions[1], versions[0], {file: executed}, known)  # type: ignore[arg-type, dict-item]
         return [statement.place for statement in left]
 
     return compare
@@ -63,7 +61,7 @@ def edited(before: str, after: str) -> str:
         (edited("-x * scale", "-(x * scale)"), [12], ["a.py:11"]),
         (edited("-x * scale", "-(x * scale)"), [11], []),
         (edited('"too large"', '"x is too large"'), [], []),
-        (edited("x < 0", "x <= 0"), [], ["a.py:10"]),
+        (edited("x < 0", "x <= 0"), [], ["a.py:10", "a.py:11", "a.py:12"]),  # and what it encloses and precedes
         (edited("SIZE = 16", "_SIZE = 16"), [], []),
         (edited("SIZE = 16", "SIZE = 32"), [2], ["a.py:2"]),
         (edited("scale=1.0", "scale=2.0"), [7], ["a.py:7"]),
@@ -81,6 +79,60 @@ def test_a_changed_statement_counts_as_tried_when_it_ran(
     assert compared(MODULE, new, executed) == left
 
 
+RAN_OR_NOT = [
+    ("from fewbits.a import up as r", "from fewbits.a import down as r"),
+    ("from math import ceil as r", "from math import floor as r"),
+    ("import torch\nR = torch.ceil", "import torch\nR = torch.floor"),
+    ("def f(x, *, eps=1e-5): return x", "def f(x, *, eps=1e-3): return x"),
+    ("def f(x, up=True): return x", "def f(x, up=False): return x"),
+    ("@wrap(True)\ndef f(x): return x", "@wrap(False)\ndef f(x): return x"),
+    ("A = True", "A = False"),
+    ("A = 1e-3", "A = -1e-3"),
+    ("A = 2**3", "A = 2*3"),
+    ("A = 1.5\nB = 2.5", "A = 2.5\nB = 1.5"),
+    ("T = {1: lambda x: x + 1}", "T = {1: lambda x: x - 1}"),
+    ("class A(int): pass", "class A(float): pass"),
+    ("def up(x): return x\ndef down(x): return -x\nR = up", "def up(x): return x\ndef down(x): return -x\nR = down"),
+]
+
+
+@pytest.mark.parametrize(("old", "new"), RAN_OR_NOT, ids=[old for old, _ in RAN_OR_NOT])
+def test_a_changed_declaration_is_untried_whatever_ran(compared: Callable[..., list[str]], old: str, new: str) -> None:
+    assert compared(old, new, list(range(9)))
+
+
+UNLESS_IT_RAN = [
+    ("def f(x):\n    x = x + 1\n    x = x * 2\n    return x", "def f(x):\n    x = x * 2\n    x = x + 1\n    return x"),
+    (
+        "def f(x):\n    if x:\n        return 1\n    else:\n        return 2",
+        "def f(x):\n    if x:\n        return 2\n    else:\n        return 1",
+    ),
+    ("def up(x):\n    return x\ndef down(x):\n    return -x", "def up(x):\n    return -x\ndef down(x):\n    return x"),
+    (
+        "def f(x):\n    match x:\n        case 1:\n            return 1",
+        "def f(x):\n    match x:\n        case 5:\n            return 1",
+    ),
+    ("def f(x):\n    if x < 0:\n        raise ValueError\n    return x", "def f(x):\n    return x"),
+]
+
+
+@pytest.mark.parametrize(("old", "new"), UNLESS_IT_RAN)
+def test_what_changed_its_place_is_untried_unless_it_ran(
+    compared: Callable[..., list[str]], old: str, new: str
+) -> None:
+    assert compared(old, new, [])
+
+
+def test_every_line_of_a_changed_statement_has_to_run(compared: Callable[..., list[str]]) -> None:
+    old = "def f(x):\n    return (\n        x + 1\n        if x\n        else x\n    )"
+    assert compared(old, old.replace("else x", "else x - 1"), [1, 2, 3, 4]) == ["a.py:2"]
+
+
+def test_a_renamed_function_is_no_change_of_what_calls_it(compared: Callable[..., list[str]]) -> None:
+    old = "def up(x): return x\nTABLE = {1: up}"
+    assert compared(old, old.replace("up", "raise_"), [1, 2]) == []
+
+
 CPP = "float f(float x) {\n    if (x > 2.0f)\n        return 2.0f;\n    return x;\n}\nconstexpr int size = 8;\n"
 
 
@@ -91,9 +143,11 @@ CPP = "float f(float x) {\n    if (x > 2.0f)\n        return 2.0f;\n    return x
         (CPP.replace("return 2.0f;", "return 3.0f;"), ["a.h:3"]),
         (CPP.replace("size = 8", "size = 9"), ["a.h:6"]),
         (CPP.replace("int size = 8", "int width = 8"), []),
+        (CPP.replace("size = 8", "size = -8"), ["a.h:6"]),
+        (CPP.replace("    return x;\n", "    return x\n    +\n    x;\n"), ["a.h:5", "a.h:6"]),
         ("// first\n" + CPP, []),
     ],
-    ids=["ran", "did not run", "changed constant", "renamed constant", "comment"],
+    ids=["ran", "did not run", "changed constant", "renamed constant", "changed sign", "operator", "comment"],
 )
 def test_a_changed_line_of_cpp_counts_as_tried_when_it_ran(
     compared: Callable[..., list[str]], new: str, left: list[str]
@@ -102,7 +156,7 @@ def test_a_changed_line_of_cpp_counts_as_tried_when_it_ran(
 
 
 def test_moved_statements_are_no_change() -> None:
-    one, two = (Statement(file, line, line, "x = 1", ("1",), True) for file, line in (("a.py", 1), ("b.py", 9)))
+    one, two = (Statement(file, line, line, "x = 1") for file, line in (("a.py", 1), ("b.py", 9)))
     assert only_in_first([two], [one]) == []
     assert only_in_first([two, two], [one]) == [two]
 

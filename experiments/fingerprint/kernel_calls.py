@@ -1,0 +1,72 @@
+"""Print a digest of the values that the kernels give for many quantizers, as JSON; a script that `same_bits.py` runs.
+
+It imports the public API alone, so that it runs with the kernels of any version. The tensors hold NaN, infinities,
+signed zeros, subnormals, midpoints, values beyond every format, and blocks of very different sizes.
+"""
+
+import hashlib
+import itertools
+import json
+
+import torch
+
+from fewbits import Mixture, fake_quantize, gaussian_noise, mix
+
+FORMATS = ("e4m3", "e5m2", "e2m1", "e3m2", "e2m3", "e3m4", "bf16", "fp16")
+BLOCKS = ("tensor", "channel", "16x16", "1x16", "1x32")
+SCALINGS = ("amax", "gam", "e8m0", "mx", "nvfp4", "ue5m3", "fouroversix", "eden")
+OPTIONS = ("", ":stochastic", ":rht16", ":stochastic:rht16:signs=each")
+OVERFLOWS = ("saturate", "nan", "inf")
+MIXTURES = (
+    "e4m3:16x16:gam @ error<0.045 | bf16 ; per=tensor",
+    "e4m3:16x16:gam @ error<e5m2:16x16:gam | e5m2:16x16:gam @ spread<normal | bf16 ; per=block",
+)
+SPECIAL = (0.0, -0.0, 1e-40, 2.0**-9, 6.0, 6.5, 448.0, 464.0, 480.0, 57344.0, 65520.0, 1e38)
+NOT_FINITE = (float("nan"), float("inf"), -float("inf"))
+
+
+def tensors() -> dict[str, torch.Tensor]:
+    """Return the operands, in FP32."""
+    generator = torch.Generator().manual_seed(0)
+    sizes = torch.exp2(torch.randint(-20, 12, (64, 6), generator=generator).float()).repeat_interleave(16, dim=1)
+    finite = torch.randn(64, 96, generator=generator) * sizes
+    finite[3, : len(SPECIAL)] = torch.tensor(SPECIAL)
+    finite[4, : len(SPECIAL)] = -torch.tensor(SPECIAL)
+    finite[16:32, 16:32] = 0
+    wild = finite.clone()
+    wild[5, : len(NOT_FINITE)] = torch.tensor(NOT_FINITE)
+    return {"finite": finite, "wild": wild}
+
+
+def digest(value: torch.Tensor) -> str:
+    return hashlib.sha256(value.contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()[:16]
+
+
+def call(x: torch.Tensor, quantizer: str, axis: int) -> str:
+    """Return the digest of the quantized values, or how the call is refused."""
+    for seed in ({"seed": 7}, {}):
+        try:
+            return digest(fake_quantize(x, quantizer, axis=axis, **seed))
+        except ValueError as error:
+            refused = type(error).__name__
+    return refused
+
+
+def main() -> None:
+    quantizers = [f"{name}{option}" for name in FORMATS for option in OPTIONS[:2]]
+    quantizers += [f"{name}:overflow={overflow}" for name in FORMATS for overflow in OVERFLOWS]
+    scaled = itertools.product(FORMATS[:6], BLOCKS, SCALINGS, OPTIONS)
+    quantizers += [f"{name}:{block}:{scaling}{option}" for name, block, scaling, option in scaled]
+    found = {}
+    for (kind, x), dtype in itertools.product(tensors().items(), (torch.bfloat16, torch.float32)):
+        for quantizer, axis in itertools.product(quantizers, (0, 1)):
+            found[f"{quantizer} of {kind} {dtype}, axis {axis}"] = call(x.to(dtype), quantizer, axis)
+        for mixture in MIXTURES:
+            values, choice = mix(x.to(dtype), Mixture.parse(mixture))
+            found[f"{mixture} of {kind} {dtype}"] = digest(values) + digest(choice)
+    found["gaussian_noise"] = digest(gaussian_noise(4096, seed=7))
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
