@@ -306,7 +306,7 @@ def test_adam_mini_follows_the_partition_and_takes_a_layers_bit_widths_together(
 
 
 @pytest.mark.parametrize(
-    ("broken", "said"),
+    ("broken", "message"),
     [
         (lambda parts: None, "adam-mini needs a partition"),
         (lambda parts: parts.pop("norm.bias") and parts, r"the partition has no entry for norm\.bias"),
@@ -319,7 +319,7 @@ def test_a_partition_must_speak_of_every_parameter(broken: Callable[[Any], Any],
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ({"kind": "sgd"}, "unknown optimizer 'sgd': valid are adamw, adam-mini"),
         ({"lr": -1.0}, "lr=-1.0: valid are finite numbers"),

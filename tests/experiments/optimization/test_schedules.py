@@ -105,7 +105,7 @@ def test_every_factor_is_positive_at_most_one_and_falls_once_decay_has_started(
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ({"kind": "exponential"}, "unknown schedule 'exponential': valid are constant, linear, cosine, wsd"),
         ({"decay_shape": "cubic"}, "unknown decay_shape 'cubic': valid are linear, cosine, sqrt"),

@@ -337,7 +337,7 @@ def test_a_checkpoint_is_found_by_its_step_or_its_path(nvfp4: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"step": 3}, r"has no checkpoint of step 3; available are 8, 16, 24$"),
         ({"batches": 0}, "batches 0: 1 or more"),
@@ -395,7 +395,7 @@ def test_programs_get_every_number(
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["nowhere", "bf16"], "nowhere: no such folder"),
         ([".", "bf16"], "is no run folder: it has no provenance.json"),

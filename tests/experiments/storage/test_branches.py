@@ -126,7 +126,7 @@ def test_a_branch_outlives_its_parents_checkpoint(parent: RunFolder, cache: Path
 
 
 @pytest.mark.parametrize(
-    ("asked", "told"),
+    ("asked", "message"),
     [
         (("branch.step=5",), r"has no checkpoint of step 5; available are 4, 8"),
         (("model.layers=3",), r"model and data: model.layers 3, not 2"),

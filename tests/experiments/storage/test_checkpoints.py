@@ -588,7 +588,7 @@ def test_json_keeps_the_order_given_and_refuses_what_is_not_json(tmp_path: Path)
     path = tmp_path / "config.json"
     write_json(path, {"z": 1, "a": [0.1, None, "é"]})
     assert path.read_text() == '{\n  "z": 1,\n  "a": [\n    0.1,\n    null,\n    "é"\n  ]\n}\n'
-    with pytest.raises(ValueError, match=r"config\.json: .*say null"):
+    with pytest.raises(ValueError, match=r"config\.json: .*write null"):
         write_json(path, {"loss": float("nan")})
     assert json.loads(path.read_text())["z"] == 1
 

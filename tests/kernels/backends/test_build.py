@@ -30,7 +30,7 @@ USE = """
 import hashlib, json, sys, warnings
 import torch
 from fewbits import fake_quantize, gaussian_noise, mix
-from fewbits.kernels import build
+from fewbits.kernels.backends import build
 x = torch.linspace(-3, 3, 4096).view(64, 64)
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")

@@ -265,7 +265,7 @@ def test_what_may_be_deleted_may_be_damaged(
     assert "MLflow is left aside" not in shown.err
     assert json_of(runs / "speeds.json")
     assert cli.main(["status", *words, "training.blow_up=2"]) == 0
-    assert "stale: " in capfd.readouterr().out  # from the plan, which was written again
+    assert "not used: " in capfd.readouterr().out  # from the plan, which was written again
 
 
 CRASHES = ("SIGSEGV", "SIGKILL", "memory")
