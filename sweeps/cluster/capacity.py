@@ -17,7 +17,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -53,6 +53,7 @@ class Autoscaler(NamedTuple):
     exists: bool | None  # None: not reported
     infeasible: tuple[dict[str, float], ...] | None = None  # bundles that no node type can hold; None: not reported
     seen: int = 0  # the number of the newest state of the cluster that the autoscaler has evaluated
+    waiting: tuple[dict[str, float], ...] = ()  # bundles of placement groups in the cluster's present state
 
 
 def bundle(resources: Resources) -> dict[str, float]:
@@ -129,7 +130,7 @@ class _Probe:
     def __init__(self, demand: Demand, autoscaler: Autoscaler) -> None:
         # An autoscaler is asked for one rank only: other work may use up its limits for now.
         self._bundles = [demand.bundle] * (1 if autoscaler.exists else demand.resources.ranks)
-        self._after = autoscaler.seen + JUDGED
+        self._began, self._after = autoscaler.seen, 0  # 0: the demand is not in the cluster's state yet
 
     def __enter__(self) -> _Probe:
         from ray.util.placement_group import placement_group
@@ -144,7 +145,10 @@ class _Probe:
 
     def granted(self, autoscaler: Autoscaler) -> bool:
         """Tell whether the autoscaler has evaluated states with this demand, and can meet it."""
-        if autoscaler.seen < self._after or autoscaler.infeasible is None:
+        late = autoscaler.seen >= self._began + 3 * JUDGED  # a state of another form may not list it
+        if not self._after and (late or self._bundles[0] in autoscaler.waiting):
+            self._after = autoscaler.seen + JUDGED
+        if not self._after or autoscaler.seen < self._after or autoscaler.infeasible is None:
             return False
         return self._bundles[0] not in autoscaler.infeasible
 
@@ -166,15 +170,22 @@ def ask_autoscaler() -> Autoscaler:
             reply.ParseFromString(gcs.get_cluster_status(timeout_s=10))
         state = reply.autoscaling_state
         if state.last_seen_cluster_resource_state_version:
-            gangs = [request for gang in state.infeasible_gang_resource_requests for request in gang.requests]
-            infeasible = [dict(req.resources_bundle) for req in (*state.infeasible_resource_requests, *gangs)]
-            named = any(node.ray_node_type_name for node in reply.cluster_resource_state.node_states)
-            return Autoscaler(named, tuple(infeasible), state.last_seen_cluster_resource_state_version)
+            cluster = reply.cluster_resource_state
+            infeasible = _bundles(state.infeasible_gang_resource_requests, state.infeasible_resource_requests)
+            waiting = _bundles(cluster.pending_gang_resource_requests)
+            named = any(node.ray_node_type_name for node in cluster.node_states)
+            return Autoscaler(named, infeasible, state.last_seen_cluster_resource_state_version, waiting)
         report = json.loads(_internal_kv_get("__autoscaling_status") or b"{}").get("autoscaler_report") or {}
         types = [*(report.get("active_nodes") or {}), *(report.get("idle_nodes") or {})]
         return Autoscaler(not all(_READ_ONLY.fullmatch(name) for name in types) if types else None)
     except Exception:  # another version of Ray, or a client connection, may raise anything here
         return Autoscaler(None)
+
+
+def _bundles(gangs: Iterable[Any], alone: Iterable[Any] = ()) -> tuple[dict[str, float], ...]:
+    """Return the bundles of requests for placement groups and for single bundles, as Ray's messages hold them."""
+    requests = [*alone, *(request for gang in gangs for request in gang.requests)]
+    return tuple(dict(request.resources_bundle) for request in requests)
 
 
 def _describe(lacking: Sequence[Demand], alive: Sequence[Mapping[str, float]]) -> str:

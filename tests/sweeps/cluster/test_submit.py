@@ -206,7 +206,8 @@ def test_a_sweep_runs_on_the_worker_nodes_and_outlives_one_of_them(
     greedy = tiny_file(tmp_path, cache, {"resources": {"cpus": 3}}, "greedy")
     assert cli.main(["sweep", str(greedy), "--runs", str(runs), "--address", cluster.address]) == 2
     assert re.search(
-        r"fewbits: trial \S+ asks for 1 × \(3 CPUs, 0 GPUs\); the largest of 2 nodes has 1 CPUs", capfd.readouterr().out
+        r"fewbits: trial \S+ asks for 1 × \(3 CPUs, 0 GPUs\); the largest of \d nodes has 1 CPUs",
+        capfd.readouterr().out,  # the killed node may be back
     )
 
 
