@@ -206,7 +206,7 @@ def _of_node(file: str, node: ast.AST, place: str, in_function: bool, before: st
     yield replace(own, meaning=f"{place}|{before}|{own.meaning}" if in_function else f"{place}|{own.meaning}")
     for name, children in nested.items():
         setattr(node, name, children)
-        inner = f"{place}.{node.name}" if header else f"{place}[{name} of {own.meaning}]"
+        inner = f"{place}.{getattr(node, 'name', '')}" if header else f"{place}[{name} of {own.meaning}]"
         is_config = isinstance(node, ast.ClassDef) and node.name in _CONFIG_CLASSES
         function = in_function or isinstance(node, _FUNCTIONS)
         if name in ("handlers", "cases"):

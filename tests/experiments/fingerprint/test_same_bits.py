@@ -42,7 +42,7 @@ def compared(tmp_path: Path) -> Callable[..., list[str]]:
             (tmp_path / name / file).write_text(text)
             versions.append(read_sources([file], tmp_path / name))
         known = {file: executed} if executable is None else {file: executable}
-        left = untried(versions[1], versions[0], {file: executed}, known)  # type: ignore[arg-type, dict-item]
+        left = untried(versions[1], versions[0], {file: executed}, known)  # type: ignore[arg-type]
         return [statement.place for statement in left]
 
     return compare
