@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from fewbits.analysis.alike import why_not_compared
-from fewbits.analysis.frames import Metric, Results, treatment
+from fewbits.analysis.engine.alike import why_not_compared
+from fewbits.analysis.engine.data import Data, Differences, NoData
+from fewbits.analysis.engine.frames import Metric, Results, treatment
+from fewbits.analysis.engine.statistics import Pools, differences
 from fewbits.analysis.results import NotRun
-from fewbits.analysis.statistics import Pools, differences
-from fewbits.analysis.verdicts import Data, Differences, NoData, Verdict, not_run
+from fewbits.analysis.verdicts import Verdict, not_run
 from fewbits.sweeps.planning.plan import Member
 from fewbits.sweeps.running.store import OVER, State
 

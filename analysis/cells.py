@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fewbits.analysis.arms import ANYWHERE, BASELINE, Where, compared, own
-from fewbits.analysis.frames import Metric, Results
+from fewbits.analysis.engine.data import Data, Differences
+from fewbits.analysis.engine.frames import Metric, Results
+from fewbits.analysis.engine.statistics import summary
 from fewbits.analysis.results import NotRun, Setting, TableCell, Value
-from fewbits.analysis.statistics import summary
-from fewbits.analysis.verdicts import Data, Differences
 
 PERCENT = 100.0
 BLANK = TableCell(Setting("", ()))

@@ -19,11 +19,11 @@ from matplotlib.lines import Line2D
 
 from fewbits.analysis import plots, trajectories
 from fewbits.analysis.arms import AGAIN, BASELINE, TRUNK
-from fewbits.analysis.frames import Results
+from fewbits.analysis.engine.data import NoData
+from fewbits.analysis.engine.frames import Results
 from fewbits.analysis.plots import Array, Look
 from fewbits.analysis.results import FigureResult, Picture
 from fewbits.analysis.trajectories import Series
-from fewbits.analysis.verdicts import NoData
 
 HEIGHT = 1.62  # inches of a row
 FARTHEST = 4.0  # times: how much higher the paper's numbers may make a panel

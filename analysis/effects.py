@@ -13,10 +13,10 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
 from fewbits.analysis import plots
+from fewbits.analysis.engine.data import Differences, NoData
+from fewbits.analysis.engine.statistics import ALPHA, Interval, summary
 from fewbits.analysis.plots import SMALL
 from fewbits.analysis.results import FigureResult, Picture
-from fewbits.analysis.statistics import ALPHA, Interval, summary
-from fewbits.analysis.verdicts import Differences, NoData
 
 LOSS = "validation_loss"
 NOISE = "A/A: BF16 again"

@@ -14,10 +14,10 @@ from matplotlib.figure import Figure
 
 from fewbits.analysis import plots, trajectories
 from fewbits.analysis.curves import Arm, Metric, Shown, changes, lacking, measured, noise_key
-from fewbits.analysis.frames import Results
+from fewbits.analysis.engine.data import Differences, NoData
+from fewbits.analysis.engine.frames import Results
+from fewbits.analysis.engine.statistics import ALPHA, summary
 from fewbits.analysis.results import FigureResult, NotRun, Picture
-from fewbits.analysis.statistics import ALPHA, summary
-from fewbits.analysis.verdicts import Differences, NoData
 
 ELSEWHERE = Metric("ood_loss", "Out-of-domain loss", "nats")
 CLOZE = ("ood_cloze.accuracy", "validation_cloze.accuracy")

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fewbits.analysis.engine.statistics import Interval
 from fewbits.analysis.ladder import cell
 from fewbits.analysis.page import document
 from fewbits.analysis.reading import STYLE
@@ -19,7 +20,6 @@ from fewbits.analysis.registry import ClaimEntry, shelf
 from fewbits.analysis.report import INDEX
 from fewbits.analysis.show.claims import NOTHING, tally
 from fewbits.analysis.show.markup import anchor, boxed, plural, tag, words
-from fewbits.analysis.statistics import Interval
 from fewbits.analysis.verdicts import Control, Outcome, Verdict
 from fewbits.common.atomic import write_atomically
 from fewbits.sweeps.planning.studies import STUDIES

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 
 from fewbits.analysis.arms import ANYWHERE, BASELINE, Where, compared, own, pooled
 from fewbits.analysis.cells import PERCENT, cell, spread
-from fewbits.analysis.frames import Metric, Results
+from fewbits.analysis.engine.data import Data, Differences
+from fewbits.analysis.engine.frames import Metric, Results
+from fewbits.analysis.engine.statistics import Pools, summary
 from fewbits.analysis.results import NotRun, Setting, TableCell, TableResult, TableRow, Value
-from fewbits.analysis.statistics import Pools, summary
-from fewbits.analysis.verdicts import SEEDS, Data, Differences, detectable, seeds_needed
+from fewbits.analysis.verdicts import SEEDS, detectable, seeds_needed
 
 VALIDATION = "validation_loss"
 LOSSES = ("Training loss", "Validation loss", "Loss on other text")

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 from fewbits.analysis.arms import Where
 from fewbits.analysis.cells import BLANK, PERCENT, change, level
-from fewbits.analysis.frames import Metric, Results
-from fewbits.analysis.paper import Row, Table
+from fewbits.analysis.engine.frames import Metric, Results
+from fewbits.analysis.engine.paper import Row, Table
 from fewbits.analysis.results import OutOfReach, TableCell, TableResult, TableRow
 
 TASKS = OutOfReach("question answering needs models of billions of parameters")

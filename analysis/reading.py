@@ -16,8 +16,8 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 
-from fewbits.analysis.frames import Results
-from fewbits.analysis.paper import Paper, paper
+from fewbits.analysis.engine.frames import Results
+from fewbits.analysis.engine.paper import Paper, paper
 from fewbits.analysis.registry import ClaimEntry, Shelf, judge_all, shelf
 from fewbits.analysis.results import FigureResult, Picture, Table, TableResult
 from fewbits.analysis.show import claims, discussion, figures, tables, trials

@@ -22,8 +22,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
-from fewbits.analysis.frames import Results
-from fewbits.analysis.paper import Claim, paper
+from fewbits.analysis.engine.frames import Results
+from fewbits.analysis.engine.paper import Claim, paper
 from fewbits.analysis.results import Picture, Table
 from fewbits.analysis.studies import load
 from fewbits.analysis.verdicts import Control, Verdict, controlled, corrected, out_of_reach

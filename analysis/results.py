@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from fewbits.analysis.statistics import Interval, summary
-from fewbits.analysis.verdicts import Differences, NoData
+from fewbits.analysis.engine.data import Differences, NoData
+from fewbits.analysis.engine.statistics import Interval, summary
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from fewbits.analysis.arms import ANYWHERE, Where, ids
-from fewbits.analysis.frames import Results
+from fewbits.analysis.engine.frames import Results
 from fewbits.analysis.results import NotRun, Setting
 from fewbits.analysis.show.markup import number
 from fewbits.experiments.optimization.schedules import factor

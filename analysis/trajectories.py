@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from fewbits.analysis.frames import Damaged, Results
+from fewbits.analysis.engine.frames import Damaged, Results
+from fewbits.analysis.engine.statistics import ALPHA, summary
 from fewbits.analysis.plots import Array
-from fewbits.analysis.statistics import ALPHA, summary
 from fewbits.sweeps.running.store import State
 
 POINTS = 25  # that a curve of every step is averaged to

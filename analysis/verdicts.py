@@ -16,11 +16,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from fewbits.analysis.statistics import (
+from fewbits.analysis.engine.data import Data, Differences, NoData
+from fewbits.analysis.engine.statistics import (
     ALPHA,
     Interval,
     Side,
-    Spread,
     Summary,
     holm,
     minimum_detectable_effect,
@@ -38,34 +38,6 @@ class Outcome(StrEnum):
     CONTRADICTED = "contradicted"
     INCONCLUSIVE = "inconclusive"
     OUT_OF_REACH = "out of reach"
-
-
-@dataclass(frozen=True)
-class Differences:
-    """Of the pairs of one comparison, with what they were made from."""
-
-    values: tuple[float, ...]  # ours minus baseline, of pairs of which neither diverged
-    relative: bool = False  # to the baseline's level
-    trials: tuple[str, ...] = ()  # ids of all behind it
-    notes: tuple[str, ...] = ()  # what is missing, stale or otherwise to be said
-    diverged: int = 0  # pairs in which ours diverged and the baseline did not
-    baseline_diverged: int = 0  # the other way round
-    spread: Spread | None = None  # of differences, where more than these pairs tell it
-
-    @property
-    def pairs(self) -> int:
-        return len(self.values) + self.diverged + self.baseline_diverged
-
-    def shown(self, value: float) -> str:
-        return f"{value:+.3%}" if self.relative else f"{value:+.4g}"
-
-
-@dataclass(frozen=True)
-class NoData:
-    """In place of differences, where there are none to look at."""
-
-    reason: str
-    trials: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -114,9 +86,6 @@ class Verdict:
     def __str__(self) -> str:
         at = f" at {self.scale}" if self.scale and self.outcome is not Outcome.OUT_OF_REACH else ""
         return f"{self.outcome}{at}: {self.reason}"
-
-
-Data = Differences | NoData
 
 
 # -------------------------------------------------------------------------------- kinds of claims

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from fewbits.analysis.frames import Results
+from fewbits.analysis.engine.frames import Results
+from fewbits.analysis.engine.paper import paper
 from fewbits.analysis.gaussws import consistency, theory
 from fewbits.analysis.gaussws.consistency import KINDS
 from fewbits.analysis.gaussws.theory import Swallowed
-from fewbits.analysis.paper import paper
 from fewbits.analysis.registry import claim
 from fewbits.analysis.verdicts import Verdict, exact
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from fewbits.analysis import plots
 from fewbits.analysis.arms import BASELINE, Where
 from fewbits.analysis.curves import Arm
-from fewbits.analysis.frames import Results
+from fewbits.analysis.engine.frames import Results
 from fewbits.analysis.plots import LOOKS
 from fewbits.analysis.results import NotRun
 

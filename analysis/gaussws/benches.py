@@ -16,9 +16,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
 
-from fewbits.analysis.frames import Damaged, Results
-from fewbits.analysis.statistics import Interval, median_interval
-from fewbits.analysis.verdicts import Differences, NoData
+from fewbits.analysis.engine.data import Differences, NoData
+from fewbits.analysis.engine.frames import Damaged, Results
+from fewbits.analysis.engine.statistics import Interval, median_interval
 
 FOLDER = "bench"
 DEVICES = ("cuda", "cpu")  # the first that was measured is shown

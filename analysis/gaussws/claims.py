@@ -10,28 +10,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fewbits.analysis.arms import AGAIN, BASELINE, compared, decided, ids, seed_by_seed
-from fewbits.analysis.frames import Results
+from fewbits.analysis.engine.data import Data, Differences, NoData
+from fewbits.analysis.engine.frames import Results
+from fewbits.analysis.engine.paper import paper
+from fewbits.analysis.engine.statistics import summary
 from fewbits.analysis.gaussws.arms import DIFFQ, MINI, MINI_DIFFQ, MINI_OURS, OURS, PARTS, TITLES, chosen
 from fewbits.analysis.gaussws.stability import beside
 from fewbits.analysis.noise import VALIDATION
-from fewbits.analysis.paper import paper
 from fewbits.analysis.registry import claim
 from fewbits.analysis.results import NotRun
-from fewbits.analysis.statistics import summary
-from fewbits.analysis.verdicts import (
-    Data,
-    Differences,
-    NoData,
-    Verdict,
-    equivalent,
-    every,
-    higher,
-    lower,
-    no_worse,
-    not_run,
-    noted,
-    out_of_reach,
-)
+from fewbits.analysis.verdicts import Verdict, equivalent, every, higher, lower, no_worse, not_run, noted, out_of_reach
 
 margin = paper("gaussws").margin
 AT_END = "judged at the end of training, without noise; the paper speaks of training losses throughout"

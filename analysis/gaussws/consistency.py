@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from fewbits.analysis.engine.paper import paper
 from fewbits.analysis.gaussws.theory import SQUARE, noise
-from fewbits.analysis.paper import paper
 from fewbits.experiments.bench.step import Step
 from fewbits.experiments.config import load_recipe
 from fewbits.kernels.api import fake_quantize

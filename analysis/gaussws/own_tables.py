@@ -7,7 +7,8 @@ from dataclasses import replace
 from fewbits.analysis.arms import AGAIN, BASELINE, compared
 from fewbits.analysis.cells import change, level, share
 from fewbits.analysis.effects import LOSS, NOISE, Effect, forest
-from fewbits.analysis.frames import Results
+from fewbits.analysis.engine.frames import Results
+from fewbits.analysis.engine.paper import paper
 from fewbits.analysis.gaussws.arms import (
     DIFFQ,
     FAMILIES,
@@ -21,7 +22,6 @@ from fewbits.analysis.gaussws.arms import (
 )
 from fewbits.analysis.gaussws.widths import finals
 from fewbits.analysis.noise import VALIDATION, Comparison, noise_table, power_table
-from fewbits.analysis.paper import paper
 from fewbits.analysis.registry import figure, table
 from fewbits.analysis.results import NotRun, Picture, Table, TableResult, TableRow
 from fewbits.models.observer import TIERS

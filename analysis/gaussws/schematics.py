@@ -16,7 +16,7 @@ from matplotlib.patches import Rectangle
 from torch import Tensor
 
 from fewbits.analysis import plots
-from fewbits.analysis.frames import Results
+from fewbits.analysis.engine.frames import Results
 from fewbits.analysis.gaussws.consistency import INT4, weights
 from fewbits.analysis.gaussws.theory import noise
 from fewbits.analysis.plots import SMALL, WIDTH

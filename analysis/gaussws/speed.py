@@ -11,27 +11,17 @@ from matplotlib.patches import Patch
 
 from fewbits.analysis import plots
 from fewbits.analysis.cells import BLANK
-from fewbits.analysis.frames import Results
+from fewbits.analysis.engine.data import Data, Differences, NoData
+from fewbits.analysis.engine.frames import Results
+from fewbits.analysis.engine.paper import paper
+from fewbits.analysis.engine.statistics import Interval
 from fewbits.analysis.gaussws import benches
 from fewbits.analysis.gaussws.arms import DIFFQ, OURS
 from fewbits.analysis.gaussws.benches import PLAIN, Generators, Timed, Training, apart, lost, overhead
-from fewbits.analysis.paper import paper
 from fewbits.analysis.plots import LOOKS
 from fewbits.analysis.registry import claim, figure, table
 from fewbits.analysis.results import FigureResult, NotRun, Picture, Table, TableCell, TableResult, TableRow, Value
-from fewbits.analysis.statistics import Interval
-from fewbits.analysis.verdicts import (
-    Data,
-    Differences,
-    NoData,
-    Verdict,
-    every,
-    higher,
-    no_worse,
-    not_run,
-    noted,
-    out_of_reach,
-)
+from fewbits.analysis.verdicts import Verdict, every, higher, no_worse, not_run, noted, out_of_reach
 from fewbits.kernels.bench.generators import BITWISE, BOX_MULLER, TORCH
 
 margin = paper("gaussws").margin

@@ -19,9 +19,11 @@ from matplotlib.figure import Figure
 from fewbits.analysis import plots, trajectories
 from fewbits.analysis.arms import BASELINE, compared, ids
 from fewbits.analysis.curves import LOSS
-from fewbits.analysis.frames import Results
+from fewbits.analysis.engine.data import NoData
+from fewbits.analysis.engine.frames import Results
+from fewbits.analysis.engine.paper import Claim, Margin
+from fewbits.analysis.engine.statistics import ALPHA, more_events
 from fewbits.analysis.gaussws.arms import ARMS, DIFFQ, MINI, MINI_OURS, OURS, PARTS, TITLES, chosen
-from fewbits.analysis.paper import Claim, Margin
 from fewbits.analysis.registry import claim, figure, table
 from fewbits.analysis.results import (
     FigureResult,
@@ -34,8 +36,7 @@ from fewbits.analysis.results import (
     TableRow,
     Value,
 )
-from fewbits.analysis.statistics import ALPHA, more_events
-from fewbits.analysis.verdicts import NoData, Outcome, Verdict, every, not_run, noted
+from fewbits.analysis.verdicts import Outcome, Verdict, every, not_run, noted
 from fewbits.sweeps.running.store import State
 
 SWEEP, UNDER_MINI = "stability", "stability-mini"

@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 from fewbits.analysis.arms import BASELINE, compared, ids
 from fewbits.analysis.cells import PERCENT, cell
-from fewbits.analysis.frames import Results
+from fewbits.analysis.engine.frames import Results
+from fewbits.analysis.engine.paper import paper
 from fewbits.analysis.gaussws import benches, theory
 from fewbits.analysis.gaussws.arithmetic import table_c1_rows
 from fewbits.analysis.gaussws.arms import DIFFQ, OURS, chosen
 from fewbits.analysis.gaussws.stability import RATES, all_ended
 from fewbits.analysis.noise import VALIDATION
-from fewbits.analysis.paper import paper
 from fewbits.analysis.registry import table
 from fewbits.analysis.results import NotRun, Ours, OutOfReach, Setting, TableCell, TableResult, TableRow, Value
 from fewbits.analysis.settings import Line, model, setting

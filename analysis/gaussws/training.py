@@ -12,7 +12,7 @@ from functools import partial
 
 from fewbits.analysis.arms import BASELINE
 from fewbits.analysis.curves import LOSS, VALIDATION, Metric, Row, Shown, training
-from fewbits.analysis.frames import Results
+from fewbits.analysis.engine.frames import Results
 from fewbits.analysis.gaussws.arms import ARMS, MINI, MINI_DIFFQ, MINI_OURS, PARTS, TRUNKS, chosen
 from fewbits.analysis.registry import figure
 from fewbits.analysis.results import FigureResult, NotRun, Picture

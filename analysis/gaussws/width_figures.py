@@ -10,13 +10,13 @@ from matplotlib.lines import Line2D
 
 from fewbits.analysis import plots
 from fewbits.analysis.arms import ids
-from fewbits.analysis.frames import Results
+from fewbits.analysis.engine.data import NoData
+from fewbits.analysis.engine.frames import Results
 from fewbits.analysis.gaussws.arms import OURS
 from fewbits.analysis.gaussws.widths import at_the_end, by_decay_alone, families, final_of, recorded
 from fewbits.analysis.plots import LOOKS, SMALL
 from fewbits.analysis.registry import figure
 from fewbits.analysis.results import FigureResult, NotRun, Picture
-from fewbits.analysis.verdicts import NoData
 from fewbits.models.observer import TIERS
 
 PARTS = {"qkv": 0, "out": 1, "up": 2, "down": 3}  # places in the order of looks

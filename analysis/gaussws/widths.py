@@ -15,12 +15,13 @@ import pandas as pd
 from torch import nn
 
 from fewbits.analysis.arms import decided, ids, own
-from fewbits.analysis.frames import Results
+from fewbits.analysis.engine.data import Data, Differences, NoData
+from fewbits.analysis.engine.frames import Results
+from fewbits.analysis.engine.paper import paper
 from fewbits.analysis.gaussws.arms import FAMILIES, OURS, chosen
-from fewbits.analysis.paper import paper
 from fewbits.analysis.registry import claim, control
 from fewbits.analysis.results import NotRun
-from fewbits.analysis.verdicts import Data, Differences, NoData, Verdict, every, higher, not_run, noted, share_within
+from fewbits.analysis.verdicts import Verdict, every, higher, not_run, noted, share_within
 from fewbits.experiments.optimization.schedules import factor
 from fewbits.experiments.trial import Trial
 from fewbits.models.networks.decoder import DecoderConfig

@@ -15,7 +15,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from fewbits.analysis.frames import Results
+from fewbits.analysis.engine.frames import Results
 from fewbits.analysis.registry import claim
 from fewbits.analysis.verdicts import Verdict, exact
 from fewbits.kernels.api import QuantStats, fake_quantize

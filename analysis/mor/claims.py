@@ -22,17 +22,16 @@ from fewbits.analysis.arms import (
     ids,
     seed_by_seed,
 )
-from fewbits.analysis.frames import Metric, Results
+from fewbits.analysis.engine.data import Data, NoData
+from fewbits.analysis.engine.frames import Metric, Results
+from fewbits.analysis.engine.paper import paper
+from fewbits.analysis.engine.ranks import rank_correlation
 from fewbits.analysis.mor.arms import CONFIGURATIONS, ONE, PARTITIONS, TWO
 from fewbits.analysis.mor.numerics import fallback_shares, first, largest_accepted, looked_at
 from fewbits.analysis.noise import VALIDATION
-from fewbits.analysis.paper import paper
-from fewbits.analysis.ranks import rank_correlation
 from fewbits.analysis.registry import claim, control
 from fewbits.analysis.results import NotRun
 from fewbits.analysis.verdicts import (
-    Data,
-    NoData,
     Outcome,
     Verdict,
     equivalent,

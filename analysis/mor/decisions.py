@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from fewbits.analysis.arms import TRUNK
-from fewbits.analysis.frames import Results
+from fewbits.analysis.engine.frames import Results
 from fewbits.analysis.mor.looks import THRESHOLD, WATCHED
 from fewbits.analysis.plots import Array
 from fewbits.analysis.trajectories import starts

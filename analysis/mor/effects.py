@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from fewbits.analysis.arms import AGAIN, BAD, BASELINE, compared
 from fewbits.analysis.effects import LOSS, NOISE, Effect, forest
-from fewbits.analysis.frames import Results
+from fewbits.analysis.engine.frames import Results
+from fewbits.analysis.engine.paper import paper
 from fewbits.analysis.mor.arms import AXIS
 from fewbits.analysis.mor.looks import ABLATIONS, ARMS, PARTITIONS, SUB_TENSOR, Comparison, chosen
-from fewbits.analysis.paper import paper
 from fewbits.analysis.registry import figure
 from fewbits.analysis.results import NotRun, Picture
 

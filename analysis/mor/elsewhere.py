@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from fewbits.analysis.arms import BASELINE
 from fewbits.analysis.elsewhere import Row, elsewhere
-from fewbits.analysis.frames import Results
+from fewbits.analysis.engine.frames import Results
 from fewbits.analysis.mor.looks import ABLATIONS, PARTITIONS, PARTITIONS_2, SUB_TENSOR, Comparison, chosen
 from fewbits.analysis.mor.training import noise
 from fewbits.analysis.registry import figure

@@ -9,7 +9,9 @@ from matplotlib.lines import Line2D
 
 from fewbits.analysis import plots, trajectories
 from fewbits.analysis.arms import BASELINE, TRUNK
-from fewbits.analysis.frames import Results
+from fewbits.analysis.engine.data import NoData
+from fewbits.analysis.engine.frames import Results
+from fewbits.analysis.engine.paper import paper
 from fewbits.analysis.mor.decisions import fallback_over_steps
 from fewbits.analysis.mor.looks import (
     ARMS,
@@ -18,10 +20,8 @@ from fewbits.analysis.mor.looks import (
     Comparison,
     chosen,
 )
-from fewbits.analysis.paper import paper
 from fewbits.analysis.registry import figure
 from fewbits.analysis.results import FigureResult, NotRun, Picture
-from fewbits.analysis.verdicts import NoData
 
 
 @figure("mor", "Figure 10")

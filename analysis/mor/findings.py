@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from fewbits.analysis.arms import AGAIN, BASELINE, compared, decided, having, ids, seed_by_seed
-from fewbits.analysis.frames import Results
+from fewbits.analysis.engine.frames import Results
+from fewbits.analysis.engine.paper import Claim, Margin
 from fewbits.analysis.mor.arms import CONFIGURATIONS, ONE
 from fewbits.analysis.noise import VALIDATION
-from fewbits.analysis.paper import Claim, Margin
 from fewbits.analysis.registry import claim
 from fewbits.analysis.verdicts import Outcome, Verdict, equivalent, exact, higher, lower, not_run
 

@@ -18,13 +18,13 @@ from matplotlib.figure import Figure
 
 from fewbits.analysis import heat, plots
 from fewbits.analysis.arms import TRUNK
-from fewbits.analysis.frames import Results
+from fewbits.analysis.engine.data import NoData
+from fewbits.analysis.engine.frames import Results
 from fewbits.analysis.heat import HeatRow
 from fewbits.analysis.mor.decisions import EDGES, at_end, counts, decisions
 from fewbits.analysis.mor.looks import ARMS, THRESHOLD, chosen
 from fewbits.analysis.registry import figure
 from fewbits.analysis.results import FigureResult, NotRun, Picture
-from fewbits.analysis.verdicts import NoData
 from fewbits.sweeps.running.store import State
 
 PARTS = {"qkv": "linear_qkv", "out": "linear_proj", "up": "fc1", "down": "fc2", "in": "in_proj"}

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from fewbits.analysis import plots
 from fewbits.analysis.arms import BAD, BASELINE
 from fewbits.analysis.curves import Arm, Shown
-from fewbits.analysis.frames import Results
-from fewbits.analysis.paper import paper
+from fewbits.analysis.engine.frames import Results
+from fewbits.analysis.engine.paper import paper
 from fewbits.analysis.plots import LOOKS
 from fewbits.analysis.results import NotRun
 

@@ -16,10 +16,10 @@ import numpy as np
 import pandas as pd
 
 from fewbits.analysis.arms import Where, having
-from fewbits.analysis.frames import Results
+from fewbits.analysis.engine.data import Data
+from fewbits.analysis.engine.frames import Results
 from fewbits.analysis.mor.arms import ONE
 from fewbits.analysis.results import NotRun
-from fewbits.analysis.verdicts import Data
 from fewbits.kernels.quantizer import ErrorBelow, Mixture
 from fewbits.models.observer import BINS
 

@@ -12,7 +12,8 @@ from itertools import product
 from statistics import fmean
 
 from fewbits.analysis.arms import decided, having, ids, own, seed_by_seed
-from fewbits.analysis.frames import Results
+from fewbits.analysis.engine.frames import Results
+from fewbits.analysis.engine.paper import paper
 from fewbits.analysis.mor.arms import ONE, TWO
 from fewbits.analysis.mor.claims import margin
 from fewbits.analysis.mor.numerics import (
@@ -35,7 +36,6 @@ from fewbits.analysis.mor.numerics import (
     looked_at,
     numbers,
 )
-from fewbits.analysis.paper import paper
 from fewbits.analysis.registry import claim
 from fewbits.analysis.verdicts import Verdict, every, higher, lower, not_run, noted, share_within
 

@@ -10,11 +10,11 @@ import pandas as pd
 
 from fewbits.analysis.arms import AGAIN, BASELINE, Where, compared, having
 from fewbits.analysis.cells import BLANK, PERCENT, cell, change, share
-from fewbits.analysis.frames import Results
+from fewbits.analysis.engine.frames import Results
+from fewbits.analysis.engine.paper import paper
 from fewbits.analysis.mor.arms import CONFIGURATIONS, ONE, TITLES
 from fewbits.analysis.mor.numerics import FC1, FC2, OUT, QKV, fallback_shares, first, largest_accepted, looked_at
 from fewbits.analysis.noise import LOSSES, VALIDATION, Comparison, losses, noise_table, power_table
-from fewbits.analysis.paper import paper
 from fewbits.analysis.registry import table
 from fewbits.analysis.results import NotRun, Setting, TableCell, TableResult, TableRow
 

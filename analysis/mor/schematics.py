@@ -17,7 +17,7 @@ from matplotlib.patches import FancyArrowPatch, Rectangle
 from torch import Tensor
 
 from fewbits.analysis import heat, plots
-from fewbits.analysis.frames import Results
+from fewbits.analysis.engine.frames import Results
 from fewbits.analysis.mor.looks import THRESHOLD
 from fewbits.analysis.plots import SMALL, WIDTH
 from fewbits.analysis.registry import figure

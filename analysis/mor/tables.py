@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fewbits.analysis.arms import BASELINE, Where, ids
-from fewbits.analysis.frames import Results
+from fewbits.analysis.engine.frames import Results
+from fewbits.analysis.engine.paper import Column as PapersColumn
+from fewbits.analysis.engine.paper import Table, paper
 from fewbits.analysis.mor.arms import ONE, TWO
 from fewbits.analysis.outcomes import Column, outcomes
-from fewbits.analysis.paper import Column as PapersColumn
-from fewbits.analysis.paper import Table, paper
 from fewbits.analysis.registry import table
 from fewbits.analysis.results import TableCell, TableResult, TableRow
 from fewbits.analysis.settings import SETTINGS, SILENT, Describe, flops, model, setting

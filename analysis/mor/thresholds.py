@@ -13,14 +13,14 @@ from matplotlib.lines import Line2D
 
 from fewbits.analysis import plots
 from fewbits.analysis.arms import BASELINE
-from fewbits.analysis.frames import Results
+from fewbits.analysis.engine.data import Differences, NoData
+from fewbits.analysis.engine.frames import Results
+from fewbits.analysis.engine.statistics import ALPHA, summary
 from fewbits.analysis.mor.decisions import decisions, share
 from fewbits.analysis.mor.looks import THRESHOLD
 from fewbits.analysis.plots import LOOKS, Look
 from fewbits.analysis.registry import figure
 from fewbits.analysis.results import FigureResult, NotRun, Picture
-from fewbits.analysis.statistics import ALPHA, summary
-from fewbits.analysis.verdicts import Differences, NoData
 from fewbits.kernels.quantizer import Mixture
 
 AXIS = "recipe.threshold"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fewbits.analysis.curves import LOSS, NORM, VALIDATION, Metric, Row, training
-from fewbits.analysis.frames import Results
+from fewbits.analysis.engine.frames import Results
 from fewbits.analysis.mor.looks import ABLATIONS, PARTITIONS, PARTITIONS_2, SUB_TENSOR, Comparison, chosen
 from fewbits.analysis.registry import figure
 from fewbits.analysis.results import NotRun, Picture

@@ -13,7 +13,7 @@ from matplotlib.patches import FancyArrowPatch, Rectangle
 from torch import nn
 
 from fewbits.analysis import plots
-from fewbits.analysis.frames import Results
+from fewbits.analysis.engine.frames import Results
 from fewbits.analysis.mor.decisions import at_end, decisions, share
 from fewbits.analysis.mor.heat_maps import GRADIENT, INPUT, PARTS, WEIGHT
 from fewbits.analysis.mor.looks import (

@@ -11,7 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from fewbits.analysis import heat, plots
-from fewbits.analysis.frames import Results
+from fewbits.analysis.engine.data import NoData
+from fewbits.analysis.engine.frames import Results
 from fewbits.analysis.mor.decisions import decisions
 from fewbits.analysis.mor.heat_maps import PARTS
 from fewbits.analysis.mor.looks import (
@@ -23,7 +24,6 @@ from fewbits.analysis.mor.looks import (
 from fewbits.analysis.plots import SMALL
 from fewbits.analysis.registry import figure
 from fewbits.analysis.results import FigureResult, Picture
-from fewbits.analysis.verdicts import NoData
 
 KINDS = {"x": "input", "w": "weight", "dy": "grad"}
 COLUMNS = {

@@ -16,8 +16,8 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from fewbits.analysis.frames import Results
-from fewbits.analysis.paper import Claim, paper
+from fewbits.analysis.engine.frames import Results
+from fewbits.analysis.engine.paper import Claim, paper
 from fewbits.analysis.registry import claim
 from fewbits.analysis.verdicts import Verdict, exact, noted
 from fewbits.experiments.config import load_recipe

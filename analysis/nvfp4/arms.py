@@ -6,7 +6,7 @@ arm that several have is one arm, and the spread of a pair is known from all of 
 
 from __future__ import annotations
 
-from fewbits.analysis.frames import Results
+from fewbits.analysis.engine.frames import Results
 
 SAME_MODEL = ("recipe", "rounding", "hadamard", "consistency", "switch", "outlook")
 FAMILIES = {"transformer": "recipe", "hybrid": "hybrid", "12B": "large"}  # sweeps that have the recipe beside FP8

@@ -15,26 +15,15 @@ from itertools import pairwise
 from statistics import fmean
 
 from fewbits.analysis.arms import BAD, BASELINE, TRUNK, compared, decided, having, ids, own
-from fewbits.analysis.frames import Results
+from fewbits.analysis.engine.data import Data, Differences, NoData
+from fewbits.analysis.engine.frames import Results
+from fewbits.analysis.engine.paper import paper
 from fewbits.analysis.noise import VALIDATION
 from fewbits.analysis.nvfp4.arms import TITLES, families, part
 from fewbits.analysis.nvfp4.gradient_errors import by_block
-from fewbits.analysis.paper import paper
 from fewbits.analysis.registry import claim, control
 from fewbits.analysis.results import NotRun
-from fewbits.analysis.verdicts import (
-    Data,
-    Differences,
-    NoData,
-    Verdict,
-    equivalent,
-    every,
-    higher,
-    lower,
-    no_worse,
-    not_run,
-    noted,
-)
+from fewbits.analysis.verdicts import Verdict, equivalent, every, higher, lower, no_worse, not_run, noted
 
 margin = paper("nvfp4").margin
 DECAY = "arms branch where the decay begins, so that nothing is said of what is before it"

@@ -9,10 +9,10 @@ import numpy as np
 
 from fewbits.analysis.arms import AGAIN, BAD, BASELINE, compared
 from fewbits.analysis.effects import LOSS, NOISE, Effect, forest
-from fewbits.analysis.frames import Results
+from fewbits.analysis.engine.frames import Results
+from fewbits.analysis.engine.paper import paper
 from fewbits.analysis.nvfp4.arms import part
 from fewbits.analysis.nvfp4.looks import LABELS
-from fewbits.analysis.paper import paper
 from fewbits.analysis.registry import figure
 from fewbits.analysis.results import NotRun, Picture
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from fewbits.analysis.elsewhere import Row, elsewhere
-from fewbits.analysis.frames import Results
+from fewbits.analysis.engine.frames import Results
+from fewbits.analysis.engine.paper import paper
 from fewbits.analysis.nvfp4.looks import Group, chosen, noise, shown
-from fewbits.analysis.paper import paper
 from fewbits.analysis.registry import figure
 from fewbits.analysis.results import Picture
 

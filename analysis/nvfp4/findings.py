@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from functools import partial
 
 from fewbits.analysis.arms import AGAIN, BASELINE, decided
-from fewbits.analysis.frames import Results
+from fewbits.analysis.engine.data import Data
+from fewbits.analysis.engine.frames import Results
+from fewbits.analysis.engine.paper import Claim, Margin
 from fewbits.analysis.noise import VALIDATION
 from fewbits.analysis.nvfp4.claims import beside
-from fewbits.analysis.paper import Claim, Margin
 from fewbits.analysis.registry import claim
-from fewbits.analysis.verdicts import Data, Verdict, equivalent, lower, no_worse, noted
+from fewbits.analysis.verdicts import Verdict, equivalent, lower, no_worse, noted
 
 FINEST = Margin(0.0005, True, "the finest margin of the paper's claims, as in N4")
 TENTH = Margin(0.0015, True, "a tenth of what the recipe costs")

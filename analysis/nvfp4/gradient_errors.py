@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import pandas as pd
 
-from fewbits.analysis.frames import Results
+from fewbits.analysis.engine.frames import Results
 
 ERROR = "gradient_error"
 

@@ -10,13 +10,13 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from fewbits.analysis import heat, plots
-from fewbits.analysis.frames import Results
+from fewbits.analysis.engine.data import NoData
+from fewbits.analysis.engine.frames import Results
 from fewbits.analysis.nvfp4.arms import part
 from fewbits.analysis.nvfp4.gradient_errors import ERROR, measured
 from fewbits.analysis.plots import SMALL
 from fewbits.analysis.registry import figure
 from fewbits.analysis.results import FigureResult, NotRun, Picture
-from fewbits.analysis.verdicts import NoData
 from fewbits.sweeps.running.store import State
 
 PARTS = {"in": "in", "qkv": "QKV", "out": "out", "up": "up", "down": "down"}  # from a block's input to its output

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from fewbits.analysis import plots
-from fewbits.analysis.frames import Results
+from fewbits.analysis.engine.frames import Results
 from fewbits.analysis.plots import LOOKS, Array, Look
 from fewbits.analysis.registry import figure
 from fewbits.analysis.results import FigureResult, Picture

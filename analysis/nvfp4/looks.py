@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from fewbits.analysis import plots
 from fewbits.analysis.arms import AGAIN, BAD, BASELINE, TRUNK
 from fewbits.analysis.curves import LOSS, VALIDATION, Arm, Metric, Shown
-from fewbits.analysis.frames import Results
+from fewbits.analysis.engine.frames import Results
+from fewbits.analysis.engine.paper import paper
 from fewbits.analysis.nvfp4.arms import SAME_MODEL
-from fewbits.analysis.paper import paper
 from fewbits.analysis.plots import LOOKS
 from fewbits.analysis.results import NotRun
 

@@ -9,11 +9,11 @@ from collections.abc import Mapping
 
 from fewbits.analysis.arms import AGAIN, BAD, BASELINE, TRUNK, compared, having, ids, own
 from fewbits.analysis.cells import BLANK, PERCENT, cell, change
-from fewbits.analysis.frames import Results
+from fewbits.analysis.engine.frames import Results
+from fewbits.analysis.engine.paper import paper
 from fewbits.analysis.noise import LOSSES, VALIDATION, Comparison, losses, noise_table, power_table
 from fewbits.analysis.nvfp4.arms import SAME_MODEL, TITLES, part
 from fewbits.analysis.nvfp4.gradient_errors import by_block
-from fewbits.analysis.paper import paper
 from fewbits.analysis.registry import table
 from fewbits.analysis.results import NotRun, Table, TableCell, TableResult, TableRow
 

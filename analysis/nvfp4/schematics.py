@@ -17,7 +17,7 @@ from matplotlib.patches import FancyArrowPatch, Rectangle
 from torch import Tensor
 
 from fewbits.analysis import heat, plots
-from fewbits.analysis.frames import Results
+from fewbits.analysis.engine.frames import Results
 from fewbits.analysis.plots import SMALL, TEXT, WIDTH
 from fewbits.analysis.registry import figure
 from fewbits.analysis.results import FigureResult, Picture

@@ -12,10 +12,10 @@ from functools import cache
 import torch
 
 from fewbits.analysis.arms import BASELINE, having, ids
-from fewbits.analysis.frames import Results
+from fewbits.analysis.engine.frames import Results
+from fewbits.analysis.engine.paper import paper
 from fewbits.analysis.nvfp4.arms import part
 from fewbits.analysis.outcomes import STAND_INS, Column, outcomes
-from fewbits.analysis.paper import paper
 from fewbits.analysis.registry import table
 from fewbits.analysis.results import NotRun, OutOfReach, Setting, TableCell, TableResult, TableRow
 from fewbits.kernels.packed import encode

@@ -12,15 +12,15 @@ from matplotlib.figure import Figure
 
 from fewbits.analysis import plots
 from fewbits.analysis.curves import HEIGHT, LOSS, fill, notes, trials
-from fewbits.analysis.frames import Results
+from fewbits.analysis.engine.data import NoData
+from fewbits.analysis.engine.frames import Results
+from fewbits.analysis.engine.paper import paper
+from fewbits.analysis.engine.statistics import ALPHA, Summary, summary
 from fewbits.analysis.nvfp4.looks import Group, chosen
 from fewbits.analysis.nvfp4.training import SIGNS, left_out, rows
-from fewbits.analysis.paper import paper
 from fewbits.analysis.plots import LOOKS
 from fewbits.analysis.registry import figure
 from fewbits.analysis.results import FigureResult, NotRun, Picture
-from fewbits.analysis.statistics import ALPHA, Summary, summary
-from fewbits.analysis.verdicts import NoData
 from fewbits.sweeps.running.store import State
 
 LOSSES = (

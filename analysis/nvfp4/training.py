@@ -10,7 +10,7 @@ from functools import partial
 
 from fewbits.analysis import trajectories
 from fewbits.analysis.curves import Row, training
-from fewbits.analysis.frames import Results
+from fewbits.analysis.engine.frames import Results
 from fewbits.analysis.nvfp4.looks import FIGURES, Curves, Group, chosen, noise, shown
 from fewbits.analysis.registry import figure
 from fewbits.analysis.results import FigureResult, NotRun, Picture

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fewbits.analysis.frames import Results
+from fewbits.analysis.engine.frames import Results
 from fewbits.analysis.registry import claim
 from fewbits.analysis.verdicts import Verdict, exact
 from fewbits.experiments.config import load_recipe

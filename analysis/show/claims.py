@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from fewbits.analysis.paper import Claim
+from fewbits.analysis.engine.paper import Claim
 from fewbits.analysis.registry import ClaimEntry
 from fewbits.analysis.show.markup import bounds, boxed, effect, folded, listed, plural, size, tag, words
 from fewbits.analysis.show.trials import Trial, behind_folded

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from fewbits.analysis.paper import Paper
+from fewbits.analysis.engine.paper import Paper
 from fewbits.analysis.registry import ClaimEntry
 from fewbits.analysis.show.markup import bounds, effect, listed, plural, size, tag, words
 from fewbits.analysis.verdicts import Outcome, Verdict

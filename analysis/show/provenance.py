@@ -14,9 +14,9 @@ from typing import Any
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from fewbits import __version__
-from fewbits.analysis.alike import unlike_within_seeds
+from fewbits.analysis.engine.alike import unlike_within_seeds
+from fewbits.analysis.engine.frames import Results
 from fewbits.analysis.fingerprint import sources
-from fewbits.analysis.frames import Results
 from fewbits.analysis.show.markup import boxed, folded, listed, number, plural, tag, words
 from fewbits.experiments.identity import computed_by_todays_sources, environments
 from fewbits.experiments.storage.run_folder import HASH

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import groupby
 
+from fewbits.analysis.engine.data import NoData
 from fewbits.analysis.results import Ours, OutOfReach, Setting, TableCell, TableResult, TableRow, Value
 from fewbits.analysis.show.markup import boxed, decimals, folded, number, tag, words
 from fewbits.analysis.show.trials import Trial, behind
-from fewbits.analysis.verdicts import NoData
 
 LINES = ("paper", "ours", "difference")
 PRINTED = 4  # decimals that a paper prints at most; what is computed from them has no more

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from fewbits.analysis.frames import Results
+from fewbits.analysis.engine.frames import Results
 from fewbits.analysis.show.markup import boxed, folded, number, plural, tag, words
 from fewbits.experiments.storage.run_folder import HASH
 

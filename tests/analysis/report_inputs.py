@@ -10,8 +10,8 @@ import pytest
 
 from fewbits import cli
 from fewbits.analysis import registry
-from fewbits.analysis.frames import Results
-from fewbits.analysis.paper import Claim, Margin, paper
+from fewbits.analysis.engine.frames import Results
+from fewbits.analysis.engine.paper import Claim, Margin, paper
 from fewbits.analysis.registry import claim, control, figure, table
 from fewbits.analysis.results import FigureResult, NotRun, Setting, TableCell, TableResult, TableRow, Value
 from fewbits.analysis.verdicts import Verdict, equivalent, every, exact, higher, not_run

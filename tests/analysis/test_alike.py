@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from fewbits.analysis import arms
-from fewbits.analysis.alike import why_not_compared
-from fewbits.analysis.frames import Results
+from fewbits.analysis.engine.alike import why_not_compared
+from fewbits.analysis.engine.data import Differences, NoData
+from fewbits.analysis.engine.frames import Results
 from fewbits.analysis.show.provenance import Provenance
-from fewbits.analysis.verdicts import Differences, NoData
 from fewbits.sweeps.planning.plan import Plan
 from fewbits.sweeps.running.store import State
 

@@ -2,13 +2,13 @@
 
 import re
 
-from fewbits.analysis.paper import Claim, Margin
+from fewbits.analysis.engine.data import Differences
+from fewbits.analysis.engine.paper import Claim, Margin
 from fewbits.analysis.registry import ClaimEntry
 from fewbits.analysis.show.discussion import surprises, unreached
 from fewbits.analysis.show.markup import bounds, effect, number
 from fewbits.analysis.verdicts import (
     Control,
-    Differences,
     Outcome,
     Verdict,
     controlled,

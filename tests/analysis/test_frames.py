@@ -10,8 +10,9 @@ import pandas as pd
 import pytest
 
 from fewbits.analysis import trajectories
-from fewbits.analysis.frames import LABELS, Results, kind
-from fewbits.analysis.verdicts import Differences, NoData, Outcome, higher, no_worse
+from fewbits.analysis.engine.data import Differences, NoData
+from fewbits.analysis.engine.frames import LABELS, Results, kind
+from fewbits.analysis.verdicts import Outcome, higher, no_worse
 from fewbits.models.recipe import Recipe
 from fewbits.sweeps.planning.plan import Plan
 from fewbits.sweeps.planning.stored_plans import earlier_runs

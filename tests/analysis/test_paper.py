@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import yaml
 
-from fewbits.analysis.paper import FOLDER, Margin, Paper, paper
+from fewbits.analysis.engine.paper import FOLDER, Margin, Paper, paper
 from fewbits.common.from_dict import from_dict
 from fewbits.models.networks.presets import MODELS
 from fewbits.sweeps.planning.studies import STUDIES

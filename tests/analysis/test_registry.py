@@ -6,12 +6,13 @@ from dataclasses import replace
 import pytest
 
 from fewbits.analysis import registry
-from fewbits.analysis.frames import Results
-from fewbits.analysis.paper import Claim, Margin, paper
+from fewbits.analysis.engine.data import Differences, NoData
+from fewbits.analysis.engine.frames import Results
+from fewbits.analysis.engine.paper import Claim, Margin, paper
+from fewbits.analysis.engine.statistics import Interval
 from fewbits.analysis.registry import claim, control, figure, judge_all, shelf, table
 from fewbits.analysis.results import FigureResult, NotRun, TableCell, TableResult, TableRow, Value
-from fewbits.analysis.statistics import Interval
-from fewbits.analysis.verdicts import Differences, NoData, Outcome, Verdict, equivalent, every, exact, higher, lower
+from fewbits.analysis.verdicts import Outcome, Verdict, equivalent, every, exact, higher, lower
 from fewbits.sweeps.planning.plan import Plan
 
 OURS = Claim("own-1", "s", "", "lower", "loss", margin=Margin(0.001, True, "r"))

@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from fewbits import cli
-from fewbits.analysis.paper import paper
+from fewbits.analysis.engine.paper import paper
 from fewbits.analysis.reading import read
 from fewbits.analysis.registry import judge_all, shelf
 from fewbits.analysis.report import put

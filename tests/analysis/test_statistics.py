@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from fewbits.analysis.ranks import Kind, rank_correlation
-from fewbits.analysis.statistics import (
+from fewbits.analysis.engine.ranks import Kind, rank_correlation
+from fewbits.analysis.engine.statistics import (
     Interval,
     Side,
     Spread,

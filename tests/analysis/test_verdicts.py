@@ -7,11 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fewbits.analysis.statistics import Spread
+from fewbits.analysis.engine.data import Differences, NoData
+from fewbits.analysis.engine.statistics import Spread
 from fewbits.analysis.verdicts import (
     Control,
-    Differences,
-    NoData,
     Outcome,
     Verdict,
     controlled,

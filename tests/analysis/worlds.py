@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from pandas import DataFrame
 
-from fewbits.analysis.frames import Results
+from fewbits.analysis.engine.frames import Results
 from fewbits.sweeps.planning.plan import Member, Plan, plan
 from fewbits.sweeps.planning.sweep import load_sweeps
 

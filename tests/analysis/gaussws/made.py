@@ -16,7 +16,7 @@ from typing import Any
 import pandas as pd
 from torch import nn
 
-from fewbits.analysis.frames import Results
+from fewbits.analysis.engine.frames import Results
 from fewbits.models.networks.registry import on_meta
 from fewbits.models.observer import TIERS
 from fewbits.sweeps.planning.plan import Plan, Planned

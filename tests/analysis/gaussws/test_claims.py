@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fewbits.analysis.arms import pooled
-from fewbits.analysis.frames import Damaged, Results
+from fewbits.analysis.engine.frames import Damaged, Results
 from fewbits.analysis.gaussws.arms import MINI_OURS, OURS
 from fewbits.analysis.gaussws.claims import at_its_rate
 from fewbits.analysis.gaussws.tables import table_e1

@@ -5,14 +5,14 @@ import pytest
 from fewbits.analysis import plots
 from fewbits.analysis.arms import AGAIN
 from fewbits.analysis.curves import LOSS, Shown, measured
-from fewbits.analysis.frames import Results
+from fewbits.analysis.engine.data import NoData
+from fewbits.analysis.engine.frames import Results
 from fewbits.analysis.gaussws import stability, widths
 from fewbits.analysis.gaussws.arms import ARMS, OURS, chosen
 from fewbits.analysis.gaussws.training import MAXIMUM
 from fewbits.analysis.registry import shelf
 from fewbits.analysis.results import FigureResult, NotRun, Setting, TableResult, Value
 from fewbits.analysis.show.tables import table
-from fewbits.analysis.verdicts import NoData
 from fewbits.sweeps.planning.plan import Plan
 from tests.analysis.gaussws.made import World, benches, results
 

@@ -3,7 +3,7 @@
 import pytest
 
 from fewbits.analysis import plots
-from fewbits.analysis.frames import Results
+from fewbits.analysis.engine.frames import Results
 from fewbits.analysis.gaussws import schematics
 from fewbits.analysis.results import FigureResult
 from fewbits.sweeps.planning.plan import Plan

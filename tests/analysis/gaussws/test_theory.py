@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fewbits.analysis.frames import Results
+from fewbits.analysis.engine.frames import Results
 from fewbits.analysis.gaussws import arithmetic, consistency, theory
 from fewbits.analysis.gaussws.tables import TIES, table_c1
 from fewbits.analysis.results import TableResult, Value

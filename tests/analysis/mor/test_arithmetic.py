@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fewbits.analysis.frames import Results
+from fewbits.analysis.engine.frames import Results
 from fewbits.analysis.mor import arithmetic
 from fewbits.analysis.verdicts import Outcome
 from fewbits.kernels.packed import Packed, encode

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fewbits.analysis.frames import Results
+from fewbits.analysis.engine.frames import Results
 from fewbits.analysis.registry import judge, judge_all, shelf
 from fewbits.analysis.verdicts import Outcome, Verdict
 from fewbits.sweeps.planning.plan import Plan

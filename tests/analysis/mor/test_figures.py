@@ -10,7 +10,9 @@ from matplotlib.figure import Figure
 
 from fewbits.analysis import plots
 from fewbits.analysis.arms import compared, pooled
-from fewbits.analysis.frames import Results
+from fewbits.analysis.engine.data import Differences, NoData
+from fewbits.analysis.engine.frames import Results
+from fewbits.analysis.engine.paper import paper
 from fewbits.analysis.mor import (  # noqa: F401, they register
     effects,
     elsewhere,
@@ -24,13 +26,12 @@ from fewbits.analysis.mor import (  # noqa: F401, they register
 )
 from fewbits.analysis.mor.arms import ONE
 from fewbits.analysis.mor.looks import PARTITIONS, chosen
-from fewbits.analysis.paper import paper
 from fewbits.analysis.plots import THEMES, WIDTH, svg, themed
 from fewbits.analysis.registry import Entry, shelf
 from fewbits.analysis.results import FigureResult, NotRun, Picture
 from fewbits.analysis.trajectories import change
 from fewbits.analysis.trajectories import curves as recorded
-from fewbits.analysis.verdicts import Differences, NoData, equivalent
+from fewbits.analysis.verdicts import equivalent
 from fewbits.sweeps.planning.plan import Plan, plan
 from fewbits.sweeps.planning.sweep import load_sweeps
 from tests.analysis.mor.made import fill

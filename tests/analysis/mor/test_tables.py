@@ -5,12 +5,12 @@ from collections.abc import Callable
 import pytest
 
 from fewbits.analysis.arms import compared, pooled
-from fewbits.analysis.frames import Results
+from fewbits.analysis.engine.data import Differences, NoData
+from fewbits.analysis.engine.frames import Results
+from fewbits.analysis.engine.paper import paper
 from fewbits.analysis.mor.own_tables import comparisons
-from fewbits.analysis.paper import paper
 from fewbits.analysis.registry import shelf
 from fewbits.analysis.results import NotRun, OutOfReach, Setting, TableCell, TableResult, Value
-from fewbits.analysis.verdicts import Differences, NoData
 from fewbits.sweeps.planning.plan import Plan
 from tests.analysis.mor.worlds import FLOOR, World, results
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from fewbits.analysis.frames import Results
+from fewbits.analysis.engine.frames import Results
 from fewbits.analysis.nvfp4 import arithmetic, weights_read
 from fewbits.analysis.verdicts import Outcome
 from fewbits.kernels.api import fake_quantize

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from fewbits.analysis.frames import Results
+from fewbits.analysis.engine.frames import Results
+from fewbits.analysis.engine.paper import paper
 from fewbits.analysis.nvfp4.own_tables import PAIRS
-from fewbits.analysis.paper import paper
 from fewbits.analysis.registry import judge, judge_all, shelf
 from fewbits.analysis.verdicts import Outcome, Verdict
 from fewbits.sweeps.planning.plan import Plan

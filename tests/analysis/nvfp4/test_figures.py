@@ -11,14 +11,14 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from fewbits.analysis.frames import Damaged, Results
+from fewbits.analysis.engine.data import Differences, NoData
+from fewbits.analysis.engine.frames import Damaged, Results
+from fewbits.analysis.engine.paper import paper
 from fewbits.analysis.nvfp4 import effects, gradients, grid, looks, schematics, tokens, training
 from fewbits.analysis.nvfp4.claims import beside
-from fewbits.analysis.paper import paper
 from fewbits.analysis.plots import THEMES, WIDTH, svg, themed
 from fewbits.analysis.registry import Entry, shelf
 from fewbits.analysis.results import FigureResult, NotRun, Picture
-from fewbits.analysis.verdicts import Differences, NoData
 from fewbits.experiments.config import load_recipe
 from fewbits.kernels.api import fake_quantize
 from fewbits.sweeps.planning.plan import Plan, plan

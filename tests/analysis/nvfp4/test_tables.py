@@ -6,13 +6,13 @@ from dataclasses import replace
 import pytest
 
 from fewbits.analysis.arms import compared
-from fewbits.analysis.frames import Results
+from fewbits.analysis.engine.data import Differences
+from fewbits.analysis.engine.frames import Results
+from fewbits.analysis.engine.paper import paper
 from fewbits.analysis.nvfp4.arms import part
-from fewbits.analysis.paper import paper
 from fewbits.analysis.registry import shelf
 from fewbits.analysis.results import NotRun, OutOfReach, TableCell, TableResult, Value
 from fewbits.analysis.show.tables import table as html
-from fewbits.analysis.verdicts import Differences
 from fewbits.sweeps.planning.plan import Plan
 from tests.analysis.nvfp4.worlds import PAPER, World, results
 

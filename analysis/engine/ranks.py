@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import stats
 
-from fewbits.analysis.statistics import Array, Side, checked
+from fewbits.analysis.engine.statistics import Array, Side, checked
 
 ALL_ORDERS = 8  # points, up to which each of the n! orders is looked at
 SAMPLED = 9_999

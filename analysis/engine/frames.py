@@ -17,9 +17,9 @@ from typing import Any, TypeVar, cast
 import numpy as np
 import pandas as pd
 
-from fewbits.analysis.alike import usual_kind, why_not_compared
-from fewbits.analysis.statistics import Pools, differences, pooled_by_kind
-from fewbits.analysis.verdicts import Differences, NoData
+from fewbits.analysis.engine.alike import usual_kind, why_not_compared
+from fewbits.analysis.engine.data import Differences, NoData
+from fewbits.analysis.engine.statistics import Pools, differences, pooled_by_kind
 from fewbits.common.from_dict import one_of
 from fewbits.experiments.identity import computed_by_todays_sources
 from fewbits.kernels.quantizer import Mixture
