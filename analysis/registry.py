@@ -23,9 +23,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
 from fewbits.analysis.engine.frames import Results
+from fewbits.analysis.engine.old_loading import load
 from fewbits.analysis.engine.paper import Claim, paper
 from fewbits.analysis.results import Picture, Table
-from fewbits.analysis.studies import load
 from fewbits.analysis.verdicts import Control, Verdict, controlled, corrected, out_of_reach
 from fewbits.common.from_dict import one_of
 from fewbits.sweeps.planning.studies import STUDIES

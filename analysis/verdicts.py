@@ -17,15 +17,13 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from fewbits.analysis.engine.data import Data, Differences, NoData
+from fewbits.analysis.engine.multiplicity import holm, more_events
+from fewbits.analysis.engine.power import minimum_detectable_effect, required_n
 from fewbits.analysis.engine.statistics import (
     ALPHA,
     Interval,
     Side,
     Summary,
-    holm,
-    minimum_detectable_effect,
-    more_events,
-    required_n,
     summary,
     t_test,
 )

@@ -24,7 +24,10 @@ ABSENCES = ("contradicts", "not-seen")
 DIRECTIONS = ("higher", "lower")
 NULLS = ("no_worse", "equivalent")
 OWN = ("within", "above", "below")  # tests of an arm's own numbers, without a baseline
-TESTS = (*DIRECTIONS, *NULLS, *OWN, "events", "exact")
+OBSERVED = ("all_above", "all_below")  # of every trial itself, without inference: for controls alone
+EVENTS = ("more", "fewer")  # of an event such as divergence
+TESTS = (*DIRECTIONS, *NULLS, *OWN, *OBSERVED, *EVENTS, "exact")
+BASELINE = "bf16"
 LOSS = "validation_loss"
 
 
@@ -70,7 +73,7 @@ class Part:
     name: str = ""  # begins the names of its comparisons; arms and metrics are added where there are several
     arms: tuple[str, ...] = ()
     chain: tuple[str, ...] = ()  # in place of arms: each is compared with the next
-    baseline: str = "bf16"
+    baseline: str = ""  # bf16 where empty; a test of an arm's own numbers takes one if its metric is of two trials
     metrics: tuple[str, ...] = (LOSS,)
     data: str = ""  # in place of arms: the name of what the claim's measure hook delivers
     sweep: str = ""  # where arms of one name are different trials in several sweeps
@@ -103,7 +106,7 @@ class Part:
             raise ValueError(f"{where}: a chain has two arms or more, and the test higher or lower")
         if self.test == "within" and (self.low is None or self.high is None or not self.low < self.high):
             raise ValueError(f"{where}: low < high are expected, not {self.low} and {self.high}")
-        if self.test in ("above", "below") and self.than is None:
+        if self.test in ("above", "below", *OBSERVED) and self.than is None:
             raise ValueError(f"{where}: than, a number, is expected")
         if len(self.each) > 1:
             raise ValueError(f"{where}: each takes one axis, not {', '.join(self.each)}")
@@ -126,7 +129,7 @@ class Claim:
     sentence: str = ""  # the paper's own, short; a finding of ours has none
     tests: str = ""  # what we test, and how that differs from the sentence
     reach: str = "any"
-    stated: Stated | None = None
+    stated: Stated | None = None  # where the paper saw it, if its absence in smaller or shorter runs says nothing
     absence: str = "not-seen"
     control: tuple[str, ...] = ()  # all have to pass
     margin: Margin | None = None  # of parts without one of their own
@@ -140,10 +143,12 @@ class Claim:
             raise ValueError(f"{self.id}: one part or more is expected")
         if not self.ours and not (self.place and self.sentence):
             raise ValueError(f"{self.id}: a paper's claim has its place and the paper's sentence")
-        if (self.reach == "outcome") != (self.stated is not None):
-            raise ValueError(f"{self.id}: an outcome has its stated parameters and tokens, and nothing else has them")
+        if self.reach == "outcome" and self.stated is None and not self.ours:
+            raise ValueError(f"{self.id}: an outcome has its stated parameters and tokens")
         for part in self.parts:
-            if part.test in (*DIRECTIONS, *NULLS) and part.test in NULLS and self.margin_of(part) is None:
+            if part.test in OBSERVED:
+                raise ValueError(f"{self.id}: {part.test} is not inferred from several seeds; it is for controls alone")
+            if part.test in NULLS and self.margin_of(part) is None:
                 raise ValueError(f"{self.id}: {part.test} needs a margin, of the part or of the claim")
             if part.test in NULLS and self.reach == "outcome" and not self.control:
                 raise ValueError(
@@ -174,8 +179,8 @@ class StudyClaims:
     controls: tuple[ControlClaim, ...] = ()
 
     def __post_init__(self) -> None:
-        _distinct(one.id for one in (*self.claims, *self.controls))
         names = [one.id for one in self.controls]
+        _distinct([*(one.id for one in self.claims), *names])
         for claim in self.claims:
             for control in claim.control:
                 one_of(f"{claim.id}: control", control, names)
@@ -236,12 +241,13 @@ def _expand(claim: Claim | ControlClaim, part: Part) -> Iterator[Comparison]:
     if part.out_of_reach or part.test == "exact" or part.data:
         yield whole
         return
-    pairs = list(pairwise(part.chain)) or [(arm, "" if part.test in OWN else part.baseline) for arm in part.arms]
+    baseline = part.baseline if part.test in (*OWN, *OBSERVED) else part.baseline or BASELINE
+    pairs = list(pairwise(part.chain)) or [(arm, baseline) for arm in part.arms]
     ((axis, values),) = part.each.items() or [("", ("",))]
     for value, (arm, baseline), metric in product(values, pairs, part.metrics):
         told = [part.name] if part.name else []
         if len(pairs) > 1 or not part.name:
-            told.append(f"{arm} {RELATIONS[part.test]} {baseline}".strip() if baseline else arm)
+            told.append(f"{arm} {RELATIONS.get(part.test, 'beside')} {baseline}" if baseline else arm)
         if len(part.metrics) > 1 or (not part.name and metric != LOSS):
             told.append(TITLES.get(metric, metric))
         if value:
@@ -250,7 +256,7 @@ def _expand(claim: Claim | ControlClaim, part: Part) -> Iterator[Comparison]:
         yield replace(whole, name=", ".join(told), arm=arm, baseline=baseline, metric=metric, where=where, value=value)
 
 
-RELATIONS = {"higher": "above", "lower": "below", "no_worse": "no worse than", "equivalent": "like", "events": "than"}
+RELATIONS = {"higher": "above", "lower": "below", "no_worse": "no worse than", "equivalent": "like"}
 TITLES = {LOSS: "validation loss", "loss@late": "training loss", "ood_loss": "loss on other text"}
 
 

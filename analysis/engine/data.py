@@ -1,23 +1,26 @@
-"""What runs deliver to a test: differences of pairs, counts of events, or the reason why there is nothing to test."""
+"""What runs deliver to a test: differences of pairs, an arm's numbers, counts of events, or why there is nothing."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fewbits.analysis.engine.statistics import Spread
+from fewbits.analysis.engine.multiplicity import Stratum
+from fewbits.analysis.engine.statistics import Shared, Spread
 
 
 @dataclass(frozen=True)
 class Differences:
-    """Of the pairs of one comparison, with what they were made from."""
+    """The differences of one comparison's pairs, or an arm's own numbers, with the trials behind them."""
 
     values: tuple[float, ...]  # ours minus baseline, of pairs of which neither diverged
     relative: bool = False  # to the baseline's level
-    trials: tuple[str, ...] = ()  # ids of all behind it
-    notes: tuple[str, ...] = ()  # what is missing, stale or otherwise to be said
+    trials: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # what is missing or stale
     diverged: int = 0  # pairs in which ours diverged and the baseline did not
     baseline_diverged: int = 0  # the other way round
-    spread: Spread | None = None  # of differences, where more than these pairs tell it
+    spread: Spread | None = None  # of differences, pooled over more arms than these two
+    shared: Shared | None = None  # the error of the documents that all seeds are evaluated on
+    bounds: tuple[float, float] | None = None  # of each value: (0, 1) of shares, (-1, 1) of differences of shares
 
     @property
     def pairs(self) -> int:
@@ -28,11 +31,37 @@ class Differences:
 
 
 @dataclass(frozen=True)
+class Events:
+    """In how many trials of ours and of the baseline an event occurred, stratum by stratum."""
+
+    strata: tuple[Stratum, ...]
+    trials: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Exact:
+    """What arithmetic or code shows, at any scale."""
+
+    holds: bool
+    detail: str
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class NoData:
-    """In place of differences, where there are none to look at."""
+    """The reason why there is nothing to test."""
 
     reason: str
     trials: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class NotPlanned:
+    """The scale's sweeps do not have these arms."""
+
+    reason: str
+
+
 Data = Differences | NoData
+Measured = Differences | Events | NoData | NotPlanned

@@ -132,7 +132,7 @@ class Results:
 
     def curves(self, metric: str) -> pd.DataFrame:
         """Labels of each place, state, step, tokens, value; of unfinished trials as far as they have got."""
-        frame = self._tables("metrics.parquet")
+        frame = self.table_of("metrics.parquet")
         if frame.empty or (metric in EVALUATED and metric not in frame):
             return pd.DataFrame(columns=[*LABELS, "state", "step", "tokens", "value"])
         valid = [c for c in frame.columns if c not in {*LABELS, "state", "step", "tokens"}]
@@ -153,7 +153,7 @@ class Results:
 
     def numerics(self) -> pd.DataFrame:
         """What quantization did, by window of steps, layer and slot (see the observer), with the places' labels."""
-        return self._tables("numerics.parquet")
+        return self.table_of("numerics.parquet")
 
     def remembered(self, name: str, make: Callable[[], T]) -> T:
         """What many tables and claims are made of, made once. Nobody changes it."""
@@ -165,7 +165,8 @@ class Results:
     def _memory(self) -> dict[str, Any]:
         return {}
 
-    def _tables(self, name: str) -> pd.DataFrame:
+    def table_of(self, name: str) -> pd.DataFrame:
+        """Return a file that run folders have, of all places together, with the places' labels; empty without any."""
         return self.remembered(name, lambda: self._joined(name))
 
     def _joined(self, name: str) -> pd.DataFrame:

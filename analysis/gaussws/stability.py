@@ -21,8 +21,9 @@ from fewbits.analysis.arms import BASELINE, compared, ids
 from fewbits.analysis.curves import LOSS
 from fewbits.analysis.engine.data import NoData
 from fewbits.analysis.engine.frames import Results
+from fewbits.analysis.engine.multiplicity import more_events
 from fewbits.analysis.engine.paper import Claim, Margin
-from fewbits.analysis.engine.statistics import ALPHA, more_events
+from fewbits.analysis.engine.statistics import ALPHA
 from fewbits.analysis.gaussws.arms import ARMS, DIFFQ, MINI, MINI_OURS, OURS, PARTS, TITLES, chosen
 from fewbits.analysis.registry import claim, figure, table
 from fewbits.analysis.results import (

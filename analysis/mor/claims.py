@@ -27,10 +27,10 @@ from fewbits.analysis.engine.frames import Metric, Results
 from fewbits.analysis.engine.paper import paper
 from fewbits.analysis.engine.ranks import rank_correlation
 from fewbits.analysis.mor.arms import CONFIGURATIONS, ONE, PARTITIONS, TWO
-from fewbits.analysis.mor.numerics import fallback_shares, first, largest_accepted, looked_at
 from fewbits.analysis.noise import VALIDATION
 from fewbits.analysis.registry import claim, control
 from fewbits.analysis.results import NotRun
+from fewbits.analysis.studies.mor.tensors import fallback_shares, first, largest_accepted, looked_at
 from fewbits.analysis.verdicts import (
     Outcome,
     Verdict,

@@ -16,7 +16,8 @@ from fewbits.analysis.engine.frames import Results
 from fewbits.analysis.engine.paper import paper
 from fewbits.analysis.mor.arms import ONE, TWO
 from fewbits.analysis.mor.claims import margin
-from fewbits.analysis.mor.numerics import (
+from fewbits.analysis.registry import claim
+from fewbits.analysis.studies.mor.tensors import (
     DY,
     DY_COLUMNS,
     FC1,
@@ -36,7 +37,6 @@ from fewbits.analysis.mor.numerics import (
     looked_at,
     numbers,
 )
-from fewbits.analysis.registry import claim
 from fewbits.analysis.verdicts import Verdict, every, higher, lower, not_run, noted, share_within
 
 THRESHOLD = paper("mor").numbers["threshold"].value

@@ -13,10 +13,10 @@ from fewbits.analysis.cells import BLANK, PERCENT, cell, change, share
 from fewbits.analysis.engine.frames import Results
 from fewbits.analysis.engine.paper import paper
 from fewbits.analysis.mor.arms import CONFIGURATIONS, ONE, TITLES
-from fewbits.analysis.mor.numerics import FC1, FC2, OUT, QKV, fallback_shares, first, largest_accepted, looked_at
 from fewbits.analysis.noise import LOSSES, VALIDATION, Comparison, losses, noise_table, power_table
 from fewbits.analysis.registry import table
 from fewbits.analysis.results import NotRun, Setting, TableCell, TableResult, TableRow
+from fewbits.analysis.studies.mor.tensors import FC1, FC2, OUT, QKV, fallback_shares, first, largest_accepted, looked_at
 
 Rows = list[TableRow]
 

@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-from fewbits.analysis.studies import load
+from fewbits.analysis.engine.old_loading import load
 
 
 def test_a_shelf_is_full_without_anybody_importing_the_studys_modules() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fewbits.analysis.engine.frames import Results
-from fewbits.analysis.mor import arithmetic
+from fewbits.analysis.studies.mor import exact as arithmetic
 from fewbits.analysis.verdicts import Outcome
 from fewbits.kernels.packed import Packed, encode
 from fewbits.sweeps.planning.plan import Plan

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fewbits.analysis.mor.numerics import PARTS, high
+from fewbits.analysis.studies.mor.tensors import PARTS, high
 from fewbits.kernels.quantizer import Mixture
 from fewbits.models.observer import BINS
 from fewbits.sweeps.planning.plan import Member, Plan

@@ -1,4 +1,4 @@
-"""What is true of GAM's scales by construction, asked of our own kernels whenever a report is made (M1, M2).
+"""Check what is true of GAM's scales by construction, with our own kernels, whenever a report is made (M1, M2, M21).
 
 The tensors are BF16, as MoR's are, and made to be hard: blocks' mantissas just below and above the group's, where a
 scale that is rounded the wrong way saturates; magnitudes at both ends of BF16's range; heavy tails; blocks of zeros;
@@ -15,7 +15,9 @@ from itertools import product
 import torch
 from torch import Tensor
 
+from fewbits.analysis.engine.data import Exact
 from fewbits.analysis.engine.frames import Results
+from fewbits.analysis.engine.hooks import exact as exact_hook
 from fewbits.analysis.registry import claim
 from fewbits.analysis.verdicts import Verdict, exact
 from fewbits.kernels.api import QuantStats, fake_quantize
@@ -184,3 +186,91 @@ def m2(results: Results) -> Verdict:
         f"{found.exponent_bits} bits a block and {found.mantissa_bits} a tensor hold the scales of {found.blocks:,} "
         f"blocks (FP32 amax takes 32 bits a block): {found.restored} of {found.cases} hard cases follow to the bit",
     )
+
+
+# -------------------------------------------------------------------------------- hooks
+
+
+@exact_hook("mor", "M1")
+def exact_m1() -> dict[str, Exact]:
+    found = scaled()
+    rounding = 1 + 2.0**-22  # the ideal scale and its product with a magnitude are each rounded once to float32
+    blocks = f"of {found.blocks:,} blocks of {found.cases} hard cases"
+    notes = (
+        f"without rounding exponents down {found.would_saturate:,} of these blocks would saturate",
+        "tensors whose greatest magnitude is below the format's maximum / 3.4e38 are beyond what FP32 scales reach: "
+        "nothing saturates there either, but precision is lost",
+    )
+    return {
+        "nothing saturates": Exact(
+            not found.saturated and found.greatest <= rounding, f"{blocks} {found.saturated or 'none'} saturates", notes
+        ),
+        "blocks use more than half of the range": Exact(
+            found.least > 0.5,
+            f"blocks' greatest magnitudes lie between {found.least:.4f} and {found.greatest:.4f} of the maximum",
+        ),
+        "a tensor's greatest magnitude keeps its precision": Exact(
+            not found.lost_maxima, f"{found.lost_maxima or 'none'} of them does not come back to the bit"
+        ),
+    }
+
+
+@exact_hook("mor", "M2")
+def exact_m2() -> dict[str, Exact]:
+    found = metadata()
+    return {
+        "8 bits a block": Exact(found.exponent_bits == 8, f"{found.exponent_bits} bits measured in packed tensors"),
+        "23 bits a tensor": Exact(
+            found.mantissa_bits == 23 and found.restored == found.cases,
+            f"{found.mantissa_bits} bits of the group's scale vary; {found.restored} of {found.cases} hard cases "
+            "follow to the bit from these alone",
+        ),
+    }
+
+
+@dataclass(frozen=True)
+class Grouped:
+    """One mantissa for a whole tensor beside one for each row of blocks, over many tensors."""
+
+    tensors: int
+    worse: int  # tensors whose error is greater with smaller groups
+    error: tuple[float, float]  # mean absolute error over the mean magnitude: whole tensor, rows of blocks
+    bits: tuple[float, float]  # of scales, for each block
+
+
+@cache
+def grouped(count: int = 24) -> Grouped:
+    """Compare both groups on heavy-tailed tensors, whose values an encode scale too small flushes to zero."""
+    g = torch.Generator().manual_seed(1)
+    sums, worse, bits = [0.0, 0.0], 0, [0.0, 0.0]
+    for _ in range(count):
+        x = torch.exp(4 * torch.randn(256, 256, generator=g)).bfloat16()
+        errors = []
+        for i, group in enumerate(("tensor", "row")):
+            quantizer = Quantizer(format="e4m3", block="64x64", scaling="gam", group=group)
+            difference = (fake_quantize(x, quantizer).double() - x.double()).abs() / x.double()
+            errors.append(float(difference.mean()))
+            sums[i] += errors[i] / count
+            packed = encode(x, quantizer)
+            assert packed.scales is not None
+            assert packed.group_scales is not None
+            groups = 23 * packed.group_scales.numel()
+            bits[i] = 8 * packed.scales.element_size() + groups / packed.scales.numel()
+        worse += errors[1] > errors[0]
+    return Grouped(count, worse, (sums[0], sums[1]), (bits[0], bits[1]))
+
+
+@exact_hook("mor", "M21")
+def exact_m21() -> dict[str, Exact]:
+    found = grouped()
+    return {
+        "smaller groups take more bits": Exact(
+            found.bits[1] > found.bits[0],
+            f"{found.bits[0]:.2f} bits of scales a block with one group, {found.bits[1]:.2f} with one for each row",
+        ),
+        "smaller groups err less": Exact(
+            found.error[1] < found.error[0],
+            f"mean relative error {found.error[0]:.4%} with one group, {found.error[1]:.4%} with one for each row; "
+            f"greater in {found.worse} of {found.tensors} heavy-tailed tensors",
+        ),
+    }

@@ -6,10 +6,10 @@ They register themselves when they are imported, so a shelf is full once `load` 
 from importlib import import_module
 from pathlib import Path
 
-FOLDER = Path(__file__).parent
+FOLDER = Path(__file__).parents[1]
 
 
 def load(study: str) -> None:
     """Import the study's modules; nothing where it has none yet."""
     for path in sorted((FOLDER / study).glob("*.py")):
-        import_module(f"{__package__}.{study}.{path.stem}")
+        import_module(f"fewbits.analysis.{study}.{path.stem}")

@@ -59,7 +59,19 @@ def looked_at(results: Results) -> pd.DataFrame:
 
 def _looked_at(results: Results) -> pd.DataFrame:
     numerics = results.numerics()
-    columns = [*KEY, "step", "quantizer", "batches", "error", "error_max", "histogram", "fallback", "fp8", "limit"]
+    columns = [
+        *KEY,
+        "step",
+        "quantizer",
+        "batches",
+        "error",
+        "error_max",
+        "histogram",
+        "fallback",
+        "fp8",
+        "limit",
+        "flushed",
+    ]
     if numerics.empty:
         return pd.DataFrame(columns=columns)
     rows = numerics[numerics["error"].notna()].drop_duplicates([*KEY, "step"]).copy()
@@ -70,7 +82,7 @@ def _looked_at(results: Results) -> pd.DataFrame:
     which = [high(spelled) for spelled in rows["quantizer"]]
     rows["fallback"] = [np.nan if place is None else taken[i, min(place, 3)] for i, place in enumerate(which)]
     rows["fp8"] = taken[:, 0]
-    return rows[columns].reset_index(drop=True)
+    return rows.reindex(columns=columns).reset_index(drop=True)
 
 
 def first(rows: pd.DataFrame) -> pd.DataFrame:

@@ -1,0 +1,76 @@
+"""Validation by document: the error that all seeds share because they are evaluated on the same documents.
+
+A run folder may hold `evaluation.parquet` with a row for each document: text, document, tokens, loss (in the arm's own
+format) and loss_bf16 (the same weights in BF16). Losses are means over a document's tokens. Documents are the clusters;
+texts are strata. A run without the file has no such share, and no loss in BF16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import pandas as pd
+
+from fewbits.analysis.engine.frames import Results
+from fewbits.analysis.engine.statistics import Shared
+
+FILE = "evaluation.parquet"
+COLUMNS = ("trial", "text", "document", "tokens", "loss", "loss_bf16")
+VALIDATION = "validation"  # the text that validation_loss is of
+
+
+def documents(results: Results) -> pd.DataFrame:
+    """Return a row for each trial and document; empty where no run has written any."""
+    frame = results.table_of(FILE)
+    if frame.empty:
+        return pd.DataFrame(columns=list(COLUMNS))
+    frame = frame.rename(columns={"id": "trial"}).drop_duplicates(["trial", "text", "document"])
+    return frame[list(COLUMNS)].reset_index(drop=True)
+
+
+def mean_losses(frame: pd.DataFrame, column: str = "loss_bf16", text: str = VALIDATION) -> dict[str, float]:
+    """Return each trial's mean loss over the tokens of a text."""
+    rows = frame[frame["text"] == text].dropna(subset=[column])
+    if rows.empty:
+        return {}
+    weighted = (rows[column] * rows["tokens"]).groupby(rows["trial"]).sum()
+    means = weighted / rows.groupby("trial")["tokens"].sum()
+    return {str(trial): float(value) for trial, value in means.items()}
+
+
+def document_error(
+    frame: pd.DataFrame,
+    pairs: Iterable[tuple[str, str]],
+    *,
+    relative: bool,
+    column: str = "loss",
+    texts: Iterable[str] = (VALIDATION,),
+) -> Shared | None:
+    """Return the standard error that other documents of the same kind would give the mean difference of these pairs.
+
+    pairs: trials, ours and the baseline, of each seed. Differences are averaged over seeds document by document, since
+    all seeds share the documents; the error is that of a ratio estimate (loss over tokens), clustered by document
+    within each text. None with fewer than two documents in a text, or without a pair that has any.
+    """
+    texts = tuple(texts)
+    rows = frame[frame["text"].isin(texts)]
+    wide = rows.pivot_table(index=["text", "document"], columns="trial", values=column)
+    tokens = rows.groupby(["text", "document"])["tokens"].first()
+    there = [(ours, base) for ours, base in pairs if {ours, base} <= set(wide.columns)]
+    if not there:
+        return None
+    changes = pd.concat([wide[ours] - wide[base] for ours, base in there], axis=1).mean(axis=1).dropna()
+    levels = pd.concat([wide[base] for _, base in there], axis=1).mean(axis=1).loc[changes.index]
+    weights = tokens.loc[changes.index].astype(float)
+    level = float(np.average(levels, weights=weights)) if relative else 1.0
+    mean = float(np.average(changes, weights=weights))
+    # Influence of each document on the weighted mean; of a relative change, on the ratio to the level.
+    influence = weights * ((changes - mean) - (mean / level) * (levels - level) if relative else changes - mean)
+    variance, df = 0.0, 0
+    for _, part in influence.groupby(level="text"):
+        if len(part) < 2:
+            return None
+        variance += len(part) * float(part.var(ddof=1))
+        df += len(part) - 1
+    return Shared(float(np.sqrt(variance)) / (float(weights.sum()) * level), df)

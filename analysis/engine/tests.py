@@ -1,0 +1,260 @@
+"""From data to a finding: what one comparison shows. Pure functions, no mention of any study.
+
+* `higher`, `lower` (margin m, which may be 0): SUPPORTED where the effect is shown to exceed m in that direction,
+  OPPOSED where it is shown on the other side of 0, ABSENT where it is shown to be smaller than m.
+* `no_worse`, `equivalent` (m > 0): SUPPORTED where the effect is shown to be smaller than m and the design detects an
+  effect of that size; OPPOSED where it is shown to exceed m. A null is never ABSENT.
+* `within`, `above`, `below`: an arm's own numbers beside one or two bounds. Shares are tested as arcsin √share.
+* `more`, `fewer`: how often an event occurs, by an exact test over strata.
+
+Every p is one-sided at ALPHA; two-sided statements take the worse side, or double the better one. Pairs that diverged
+have no difference: where there are any, the exact test of how often each arm diverged decides.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from fewbits.analysis.engine.claims import DIRECTIONS, EVENTS, NULLS, OBSERVED, Comparison
+from fewbits.analysis.engine.data import Differences, Events, Exact, Measured, NoData, NotPlanned
+from fewbits.analysis.engine.multiplicity import Stratum, compare_events
+from fewbits.analysis.engine.power import detectable, seeds_needed
+from fewbits.analysis.engine.statistics import ALPHA, Estimate, Interval, Side, Spread, estimate
+from fewbits.analysis.engine.verdicts import Finding, Status
+
+LEVEL = 1 - 2 * ALPHA
+MOST_SEEDS = 200  # beyond which a design is only called too small
+INACTIVE = "both arms have the same bits in every pair: the mechanism was not active"
+
+
+def judge(comparison: Comparison, data: Measured) -> Finding:
+    """Return what the data show of one comparison."""
+    empty = Finding(
+        comparison.name,
+        Status.UNDECIDED,
+        "",
+        comparison.test,
+        margin=comparison.margin.value if comparison.margin else None,
+        absence=comparison.absence,
+    )
+    if comparison.part.out_of_reach:
+        return replace(empty, status=Status.OUT_OF_REACH, reason=comparison.part.out_of_reach, margin=None)
+    if isinstance(data, NotPlanned):
+        return replace(empty, status=Status.NOT_RUN, reason=data.reason)
+    if isinstance(data, NoData):
+        return replace(empty, reason=f"no data: {data.reason}", trials=data.trials)
+    empty = replace(empty, trials=data.trials, notes=data.notes)
+    if isinstance(data, Events):
+        if comparison.test not in EVENTS:
+            raise ValueError(f"{comparison.name}: events are tested by {' or '.join(EVENTS)}, not {comparison.test}")
+        return _events(empty, data.strata, comparison.test == "more")
+    return _numbers(replace(empty, relative=data.relative, n=data.pairs), comparison, data)
+
+
+def judge_exact(name: str, data: Exact) -> Finding:
+    """Return the finding of arithmetic, which needs no test."""
+    status = Status.SUPPORTED if data.holds else Status.OPPOSED
+    return Finding(name, status, data.detail, "exact", notes=data.notes)
+
+
+# -------------------------------------------------------------------------------- numbers
+
+
+def _numbers(empty: Finding, comparison: Comparison, data: Differences) -> Finding:
+    test = comparison.test
+    paired = test in DIRECTIONS or test in NULLS
+    if not paired:
+        data = replace(data, diverged=0, baseline_diverged=0)  # a trial that diverged has no number of its own
+        empty = replace(empty, n=data.pairs)
+    if test in OBSERVED:
+        return _observed(empty, comparison, data)
+    if data.pairs < 2:
+        effect = data.values[0] if data.values else None
+        reason = "no data: no pair is complete" if effect is None else f"one seed ({data.shown(effect)}): no interval"
+        return replace(empty, effect=effect, reason=reason)
+    if data.diverged or data.baseline_diverged:
+        strata = (Stratum("", data.diverged, data.pairs, data.baseline_diverged, data.pairs),)
+        return _events(empty, strata, test == "higher", null=test == "equivalent", diverged=True)
+    if paired and not any(data.values):
+        return replace(empty, effect=0.0, reason=INACTIVE)
+    found = estimate(_transformed(data), data.spread, data.shared)
+    alone = estimate(_transformed(data), None, data.shared)
+    assert found is not None
+    assert alone is not None
+    empty = replace(empty, effect=sum(data.values) / len(data.values), interval=_interval(found, data))
+    if paired or not _shares(data):
+        empty = replace(empty, mde=detectable(found))
+    if not found.error:
+        empty = replace(empty, least_p=0.5**found.n)
+    if test in DIRECTIONS:
+        return _direction(empty, data, found, alone, 1 if test == "higher" else -1)
+    if test in NULLS:
+        return _null(empty, data, found, alone, two_sided=test == "equivalent")
+    return _bounds(empty, comparison, data, found)
+
+
+def _direction(empty: Finding, data: Differences, found: Estimate, alone: Estimate, sign: int) -> Finding:
+    margin = empty.margin or 0.0
+    towards, away = (Side.ABOVE, Side.BELOW) if sign > 0 else (Side.BELOW, Side.ABOVE)
+    p_for, p_against = found.p(sign * margin, towards), found.p(0.0, away)
+    p_absent = found.p(sign * margin, away) if margin else None
+    stated = f"stated to be {'higher' if sign > 0 else 'lower'}" + (f" by {data.shown(margin)[1:]}" if margin else "")
+    assert empty.effect is not None
+    start = f"{data.shown(empty.effect)}, {stated}"
+    if p_for <= ALPHA:
+        status, reason = Status.SUPPORTED, start
+    elif p_against <= ALPHA:
+        status, reason = Status.OPPOSED, f"{start}: shown on the other side of 0"
+    elif p_absent is not None and p_absent <= ALPHA:
+        status, reason = Status.ABSENT, f"{start}: shown to be smaller than that"
+    else:
+        status, reason = Status.UNDECIDED, f"{start}: the interval holds both"
+    p_own = None if found.own else alone.p(sign * margin, towards)
+    return replace(
+        empty, status=status, reason=reason, p_for=p_for, p_against=p_against, p_absent=p_absent, p_own=p_own
+    )
+
+
+def _null(empty: Finding, data: Differences, found: Estimate, alone: Estimate, *, two_sided: bool) -> Finding:
+    margin = empty.margin
+    assert margin is not None
+    assert empty.effect is not None
+
+    def smaller(one: Estimate) -> float:
+        upper = one.p(margin, Side.BELOW)
+        return max(upper, one.p(-margin, Side.ABOVE)) if two_sided else upper
+
+    p_for, p_against = smaller(found), found.p(margin, Side.ABOVE)
+    if two_sided:
+        p_against = min(1.0, 2 * min(p_against, found.p(-margin, Side.BELOW)))
+    bound = data.shown(margin).replace("+", "±") if two_sided else data.shown(margin)
+    reason = f"{data.shown(empty.effect)} beside a margin of {bound}"
+    status = Status.UNDECIDED
+    if p_against <= ALPHA:
+        status = Status.OPPOSED
+    elif empty.mde is not None and empty.mde > margin:
+        needed = seeds_needed(found, margin, MOST_SEEDS)
+        enough = f"about {needed}" if needed else f"more than {MOST_SEEDS}"
+        reason = (
+            f"underpowered: {found.n} seeds detect a difference of {data.shown(empty.mde)[1:]}, above the margin of "
+            f"{data.shown(margin)[1:]}; {enough} would detect the margin ({data.shown(empty.effect)})"
+        )
+    elif p_for <= ALPHA:
+        status = Status.SUPPORTED
+    else:
+        reason += ": the interval holds both"
+    p_own = None if found.own else smaller(alone)
+    return replace(empty, status=status, reason=reason, p_for=p_for, p_against=p_against, p_own=p_own)
+
+
+def _bounds(empty: Finding, comparison: Comparison, data: Differences, found: Estimate) -> Finding:
+    part = comparison.part
+    low = part.low if comparison.test == "within" else part.than if comparison.test == "above" else None
+    high = part.high if comparison.test == "within" else part.than if comparison.test == "below" else None
+    inside, outside = [], []
+    if low is not None:
+        at = _of_share(low) if _shares(data) else low
+        inside.append(found.p(at, Side.ABOVE))
+        outside.append(found.p(at, Side.BELOW))
+    if high is not None:
+        at = _of_share(high) if _shares(data) else high
+        inside.append(found.p(at, Side.BELOW))
+        outside.append(found.p(at, Side.ABOVE))
+    p_for, p_against = max(inside), min(1.0, len(outside) * min(outside))
+
+    def shown(value: float) -> str:
+        return f"{value:.2%}" if _shares(data) else f"{value:.4g}"
+
+    if low is not None and high is not None:
+        stated = f"{shown(low)} to {shown(high)}"
+    else:
+        stated = f"above {shown(low)}" if low is not None else f"below {shown(high or 0.0)}"
+    assert empty.effect is not None
+    reason = f"{shown(empty.effect)}, stated to be {stated}"
+    status = Status.SUPPORTED if p_for <= ALPHA else Status.OPPOSED if p_against <= ALPHA else Status.UNDECIDED
+    if status is Status.UNDECIDED:
+        equal = "" if found.error else f" ({found.n} equal values: p {empty.least_p:.3g} at best)"
+        reason += f": the interval holds both{equal}"
+    return replace(empty, status=status, reason=reason, p_for=p_for, p_against=p_against)
+
+
+def _observed(empty: Finding, comparison: Comparison, data: Differences) -> Finding:
+    """Return whether every trial lies on that side of the bound: a fact of these runs, not of seeds to come."""
+    than = comparison.part.than
+    assert than is not None
+    if not data.values:
+        return replace(empty, reason="no data: no trial has the number")
+    beyond = [value > than if comparison.test == "all_above" else value < than for value in data.values]
+    side = "above" if comparison.test == "all_above" else "below"
+    ends = f"{min(data.values):.4g} to {max(data.values):.4g}"
+    return replace(
+        empty,
+        status=Status.SUPPORTED if all(beyond) else Status.OPPOSED,
+        reason=f"{ends} in {len(beyond)} trials; {side} {than:g} is expected",
+        effect=sum(data.values) / len(data.values),
+    )
+
+
+def _transformed(data: Differences) -> list[float]:
+    """Return shares of one arm on the scale on which their spread does not depend on their size."""
+    return [_of_share(value) for value in data.values] if _shares(data) else list(data.values)
+
+
+def _of_share(value: float) -> float:
+    return math.asin(math.sqrt(min(1.0, max(0.0, value))))
+
+
+def _shares(data: Differences) -> bool:
+    return data.bounds == (0.0, 1.0)
+
+
+def _interval(found: Estimate, data: Differences) -> Interval:
+    one = found.interval(LEVEL)
+    if _shares(data):
+        low, high = (math.sin(min(math.pi / 2, max(0.0, end))) ** 2 for end in (one.low, one.high))
+        return Interval(low, high, LEVEL)
+    if data.bounds is None:
+        return one
+    low, high = data.bounds
+    return Interval(max(low, one.low), min(high, one.high), LEVEL)
+
+
+# -------------------------------------------------------------------------------- events
+
+
+def _events(
+    empty: Finding, strata: tuple[Stratum, ...], more: bool, *, null: bool = False, diverged: bool = False
+) -> Finding:
+    ours, of_ours = sum(one.ours for one in strata), sum(one.of_ours for one in strata)
+    theirs, of_theirs = sum(one.theirs for one in strata), sum(one.of_theirs for one in strata)
+    if not of_ours or not of_theirs:
+        return replace(empty, reason="no data: no trial has ended")
+    found = compare_events(strata)
+    p_for, p_against = (found.more, found.fewer) if more else (found.fewer, found.more)
+    least = found.least_more if more else found.least_fewer
+    if null:
+        p_for, p_against, least = 1.0, min(1.0, 2 * min(found.more, found.fewer)), 1.0
+    status = Status.SUPPORTED if p_for <= ALPHA else Status.OPPOSED if p_against <= ALPHA else Status.UNDECIDED
+    what = "diverged in" if diverged else "the event occurred in"
+    reason = f"{what} {ours} of {of_ours} trials of ours and {theirs} of {of_theirs} of the baseline (exact test)"
+    if status is Status.UNDECIDED and least > ALPHA:
+        reason += f"; as many events cannot show it (p {least:.2g} at best)"
+    return replace(
+        empty,
+        status=status,
+        reason=reason,
+        n=of_ours,
+        unit="trial",
+        effect=ours / of_ours - theirs / of_theirs if not diverged else None,
+        relative=False if not diverged else empty.relative,
+        p_for=p_for,
+        p_against=p_against,
+        least_p=least,
+    )
+
+
+def spread_of(data: Differences) -> Spread | None:
+    """Return the spread that a test of these data uses."""
+    found = estimate(_transformed(data), data.spread, data.shared) if data.values else None
+    return None if found is None else found.spread

@@ -1,0 +1,39 @@
+"""The paper's own numbers pass the paper's own checks: no claim can come out otherwise than its paper says."""
+
+import pytest
+
+from fewbits.analysis.engine.claims import Claim, Comparison, comparisons, load_claims, studies_with_claims
+from fewbits.analysis.engine.printed import printed_data
+from fewbits.analysis.engine.tests import judge
+from fewbits.analysis.engine.verdicts import Evidence, Outcome, Status, conclude
+
+PRINTED = [
+    pytest.param(study, claim, comparison, id=f"{claim.id}: {comparison.name}")
+    for study in studies_with_claims()
+    for claim in load_claims(study).claims
+    for comparison in comparisons(claim)
+    if comparison.part.printed is not None
+]
+
+
+@pytest.mark.parametrize(("study", "claim", "comparison"), PRINTED)
+def test_a_printed_number_supports_its_claim(study: str, claim: Claim, comparison: Comparison) -> None:
+    data = printed_data(study, comparison)
+    assert data is not None, "the paper prints nothing there"
+    assert judge(comparison, data).status is Status.SUPPORTED
+
+
+@pytest.mark.parametrize("study", studies_with_claims())
+def test_claims_with_printed_numbers_come_out_reproduced(study: str) -> None:
+    evidence = {}
+    for claim in load_claims(study).claims:
+        found = [(one, printed_data(study, one)) for one in comparisons(claim) if one.part.printed is not None]
+        findings = tuple(judge(one, data) for one, data in found if data is not None)
+        if findings:
+            evidence[claim.id] = Evidence(claim, findings)
+    verdicts = conclude(evidence)
+    assert {name: one.outcome for name, one in verdicts.items()} == dict.fromkeys(evidence, Outcome.REPRODUCED)
+
+
+def test_every_study_prints_numbers() -> None:
+    assert {param.values[0] for param in PRINTED} == set(studies_with_claims())
