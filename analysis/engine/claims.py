@@ -87,6 +87,7 @@ class Part:
     than: float | None = None  # of above and below
     absence: str = ""  # the claim's, where empty
     printed: Printed | None = None
+    alone: bool = True  # false: it holds of runs in which nothing happens, so it counts only beside the other parts
     out_of_reach: str = ""
 
     def __post_init__(self) -> None:

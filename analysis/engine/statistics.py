@@ -23,7 +23,7 @@ from enum import StrEnum
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import stats
+from scipy import special, stats
 
 Array = NDArray[np.float64]
 LEVEL = 0.95
@@ -249,10 +249,10 @@ class Estimate:
             distance = -distance
         if not self.error:  # values that are all equal: an exact test of their signs
             return 0.5**self.n if distance > 0 else 1.0
-        return float(stats.t.sf(distance / self.error, self.df))
+        return float(special.stdtr(self.df, -distance / self.error))
 
     def interval(self, level: float) -> Interval:
-        half = float(stats.t.ppf((1 + fraction("level", level)) / 2, self.df)) * self.error
+        half = float(special.stdtrit(self.df, (1 + fraction("level", level)) / 2)) * self.error
         return Interval(self.mean - half, self.mean + half, level)
 
 

@@ -63,6 +63,7 @@ class Finding:
     p_own: float | None = None  # p_for by these pairs alone, where the spread of other arms was used too
     least_p: float = 0.0  # the least p_for that this design can reach
     absence: str = ""  # what ABSENT means: contradicts or not-seen
+    alone: bool = True  # it says something without the claim's other parts
     trials: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -274,20 +275,22 @@ def _decide(one: Evidence, family: Family, alpha: float) -> Verdict:
     if statuses == {Status.SUPPORTED} and family.p_for <= alpha:
         reason = one.findings[0].reason if len(one.findings) == 1 else f"all {len(one.findings)} parts"
         return replace(verdict, outcome=Outcome.REPRODUCED, reason=reason)
-    if one.has_parts and family.kept:
+    saying = [part for part in one.findings if part.alone and part.name in family.kept]
+    if one.has_parts and saying:
         others = tuple(part for part in one.findings if part.name not in family.kept)
         reason = f"{'; '.join(verdict.supported)}. Not: {_reasons(others)}"
         return replace(verdict, outcome=Outcome.IN_PART, reason=reason)
-    if Status.SUPPORTED in statuses:
-        holding = [part for part in one.findings if part.status is Status.SUPPORTED]
-        reason = f"alone supported (p {holding[0].p_for:.2g}), not after correction"
+    holding = [part for part in one.findings if part.alone and part.status is Status.SUPPORTED]
+    if holding:
+        reason = f"alone supported (p {holding[0].p_for or 0.0:.2g}), not after correction"
         if statuses == {Status.SUPPORTED}:
             reason += f" among {family.claims_for} claims (Holm: p {family.p_for:.2g})"
         return replace(verdict, reason=f"{reason}; {_reasons(tuple(holding))}", supported=())
     unseen = tuple(part for part in one.findings if part.status in (Status.OPPOSED, Status.ABSENT))
     if unseen:
-        return replace(verdict, outcome=Outcome.NOT_SEEN, reason=_reasons(unseen))
-    return replace(verdict, reason=_reasons(tuple(p for p in one.findings if p.status is Status.UNDECIDED)))
+        return replace(verdict, outcome=Outcome.NOT_SEEN, reason=_reasons(unseen), supported=())
+    undecided = tuple(part for part in one.findings if part.status is Status.UNDECIDED)
+    return replace(verdict, reason=_reasons(undecided), supported=())
 
 
 def _controlled(verdict: Verdict, one: Evidence) -> Verdict:

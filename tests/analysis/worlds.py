@@ -89,7 +89,7 @@ def _write(of: Plan, member: Member, names: list[str], path: Path, world: World)
     effect, noise = said(world.effect, 0.0), said(world.noises, world.noise) * wave(arm, seed)
     loss = (2.0 + 0.1 * seed) * (1 + effect + noise)
     other = 3.0 * (1 + said(world.elsewhere, effect) + noise)
-    norms = (30.0, 35.0 * (1 + said(world.norm, 0.0)), 40.0)
+    norms = (30.0, 35.0 * (1 + said(world.norm, 0.0) + noise), 40.0)
     result = {"id": of.trials[member.id].folder.id, "name": path.name, "status": "done", "step": steps}
     numbers = {"loss": loss, "validation_loss": 1.1 * loss, "ood_loss": other, "parameter_norm": norms[-1]}
     if world.diverged & set(names):

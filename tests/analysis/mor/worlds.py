@@ -55,10 +55,12 @@ class World(worlds.World):
                     rows.append(labels | {"slot": "weight"})
                     for slot, spelled in operands.items():
                         of_this = (arm, configuration, block + 1, part, slot, end)
-                        wobble = self.wobble * wave(slot + part, seed)
+                        wobble = self.wobble * (wave(slot + part, seed) + (5 * seed % 7 - 3) / 3)
                         share = min(1.0, max(0.0, self.fallback(*of_this) + wobble))
                         rows.append(
-                            labels | {"slot": slot} | _row(spelled, self.error(*of_this) + wobble, share, self.below)
+                            labels
+                            | {"slot": slot}
+                            | _row(spelled, self.error(*of_this) + wobble, share, self.below, seed)
                         )
         return rows
 
@@ -67,16 +69,18 @@ def planned(folder: Path, cache_folder: Path, *words: str) -> Plan:
     return worlds.planned("mor", folder, cache_folder, *words, "model.layers=4")
 
 
-def _row(spelled: str, error: float, share: float, below: float | None) -> dict[str, object]:
+def _row(spelled: str, error: float, share: float, below: float | None, seed: int) -> dict[str, object]:
     counts = [0] * (len(BINS) - 1)
     if below is None:
         counts[int(np.searchsorted(BINS, error, side="right")) - 1] = BATCHES
     else:
-        counts[8], counts[9] = round(BATCHES * below), BATCHES - round(BATCHES * below)
+        under = round(BATCHES * below) + seed % 2
+        counts[8], counts[9] = under, BATCHES - under
     shares = [1 - share, 0.0, 0.0, 0.0]
     place = high(spelled)
     assert place
     shares[place] += share
     taken = {f"share_{entry}": value for entry, value in enumerate(shares)}
     seen = {"quantizer": spelled, "batches": BATCHES, "error": error, "error_max": 1.1 * error, "histogram": counts}
-    return seen | taken
+    flushed = max(0.0, error - FLOOR) / (1 - FLOOR)  # each flushed value errs by 100 %
+    return seen | taken | {"flushed": flushed}

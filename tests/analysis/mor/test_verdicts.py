@@ -1,0 +1,134 @@
+"""Verdicts of MoR on trials whose truth is known: true, false, absent at this scale, underpowered, without control."""
+
+from collections.abc import Callable, Mapping
+
+import pytest
+
+from fewbits.analysis.engine.judging import judge_study
+from fewbits.analysis.engine.verdicts import Outcome, Status, Verdict
+from fewbits.sweeps.planning.plan import Plan
+from tests.analysis.mor.worlds import FLOOR, World, results
+
+REPRODUCED, IN_PART, CONTRADICTED = Outcome.REPRODUCED, Outcome.IN_PART, Outcome.CONTRADICTED
+NOT_SEEN, INCONCLUSIVE = Outcome.NOT_SEEN, Outcome.INCONCLUSIVE
+FIRST, LAST = 1, 4
+CONTROLS = {"bad-arm": 0.05, "e5m2": 0.009}
+LOSSES = ("M3", "M6", "M7", "M17", "M19")
+EFFECTS = ("M8", "M18")
+
+
+def paper_error(arm: str, configuration: str, block: int, part: str, slot: str, end: bool) -> float:
+    """As the paper has it: FC2's input, FC1's gradient in block 1, the last block's gradients."""
+    less = 0.0005 if arm == "block-64" else 0.0
+    if slot == "wgrad.x":
+        return FLOOR
+    if slot == "fprop.x" and part == "down":
+        return {1: 0.09, 2: 0.05}.get(block, 0.03) - less if end else 0.026 - less
+    if slot == "dgrad.dy":
+        if (block, part) == (FIRST, "up"):
+            return 0.06 if end else 0.03
+        return FLOOR + (0.01 if part in ("qkv", "up") else 0.001) + (0.04 if block == LAST else 0.0)
+    return FLOOR
+
+
+def paper_fallback(arm: str, configuration: str, block: int, part: str, slot: str, end: bool) -> float:
+    share = {"tensor": 0.12, "block": 0.06, "channel": 0.03}.get(arm, 0.0)
+    return 0.9 if arm == "tensor" and (part, slot) == ("down", "fprop.x") else share
+
+
+TRUE = World(
+    effect=CONTROLS
+    | {"two-way": -0.003, "three-way": -0.013, "e8m0": -0.005}
+    | {"always-tensor": 0.004, "always-block": 0.002, "always-channel": 0.002},
+    norm={"bad-arm": 0.5},
+    error=paper_error,
+    fallback=paper_fallback,
+    below=0.94,
+)
+NULL = World(effect=CONTROLS, norm={"bad-arm": 0.5})
+
+
+@pytest.fixture(scope="session")
+def six(plans: Callable[..., Plan]) -> Plan:
+    return plans("scale=cpu", "seeds=[0,1,2,3,4,5]")
+
+
+def judged(plan: Plan, world: World) -> Mapping[str, Verdict]:
+    return judge_study("mor", results(plan, world))
+
+
+def outcomes(found: Mapping[str, Verdict], names: tuple[str, ...]) -> dict[str, Outcome]:
+    return {name: found[name].outcome for name in names}
+
+
+def test_where_all_is_as_the_paper_says_every_claim_that_runs_is_reproduced(six: Plan) -> None:
+    found = judged(six, TRUE)
+    in_part = {
+        "M3",
+        "M5",
+        "M6",
+        "M7",
+        "M8",
+        "M17",
+        "M18",
+    }  # with parts that this scale does not run, or that no one can
+    expected = {name: IN_PART if name in in_part else REPRODUCED for name in found}
+    expected |= {"M4": Outcome.OUT_OF_REACH, "M10": Outcome.NOT_RUN, "M12": Outcome.NOT_RUN}
+    expected |= {"M22": INCONCLUSIVE}  # six equal shares: p is 2^-6 by their signs, which many claims do not leave
+    assert {name: (one.outcome, one.reason) for name, one in found.items() if one.outcome is not expected[name]} == {}
+
+
+def test_a_claim_reproduced_in_part_names_its_parts(six: Plan) -> None:
+    one = judged(six, TRUE)["M8"]
+    assert one.supported == ("e8m0 below bf16, validation loss", "e8m0 below bf16, training loss")
+    assert [part.status for part in one.findings if part.name not in one.supported] == [Status.OUT_OF_REACH]
+
+
+def test_where_nothing_happens_nulls_hold_and_effects_are_not_seen_at_this_scale(six: Plan) -> None:
+    found = judged(six, NULL)
+    assert outcomes(found, LOSSES) == {name: REPRODUCED if name == "M19" else IN_PART for name in LOSSES}
+    assert outcomes(found, EFFECTS) == dict.fromkeys(EFFECTS, NOT_SEEN)
+    assert not any(found[name].covered for name in (*LOSSES, *EFFECTS))
+    assert found["M9"].outcome is INCONCLUSIVE, "equal shares are in no order, nor in another one"
+    assert found["M14"].outcome is NOT_SEEN
+
+
+def test_a_mechanism_is_contradicted_at_any_scale(six: Plan) -> None:
+    def other_way(arm: str, *place: object) -> float:
+        return {"tensor": 0.03, "block": 0.06, "channel": 0.12}.get(arm, 0.0)
+
+    assert judged(six, World(effect=CONTROLS, fallback=other_way))["M9"].outcome is CONTRADICTED
+
+
+def test_a_null_that_does_not_hold_is_not_contradicted_where_the_paper_did_not_look(six: Plan) -> None:
+    worse = dict.fromkeys(("tensor", "block", "channel", "block-64"), 0.02) | {"threshold-5": 0.03, "two-way": 0.01}
+    found = judged(six, World(effect=CONTROLS | worse))
+    assert outcomes(found, ("M3", "M6", "M7", "M17")) == dict.fromkeys(("M3", "M6", "M7", "M17"), NOT_SEEN)
+
+
+def test_an_underpowered_null_is_inconclusive_and_says_how_many_seeds_would_do(six: Plan) -> None:
+    found = judged(six, World(effect={"bad-arm": 5.0, "e5m2": 1.0}, noise=0.01))
+    for name in LOSSES:
+        assert found[name].outcome is INCONCLUSIVE, name
+        assert found[name].underpowered, name
+    assert outcomes(found, EFFECTS) == dict.fromkeys(EFFECTS, INCONCLUSIVE)
+
+
+def test_no_null_and_no_absence_is_decided_where_the_control_finds_nothing(six: Plan) -> None:
+    found = judged(six, World())
+    for name in (*LOSSES, *EFFECTS):
+        one = found[name]
+        assert one.outcome is INCONCLUSIVE, name
+        assert [control.id for control in one.controls if not control.passed][:1] == ["graded"], name
+
+
+def test_arms_that_stay_in_bf16_do_not_show_that_quantizing_costs_nothing(six: Plan) -> None:
+    found = judged(six, World(effect=CONTROLS, fallback=lambda *place: 0.9))
+    assert found["M3"].outcome is INCONCLUSIVE
+    assert [control.id for control in found["M3"].controls if not control.passed] == ["quantizes"]
+
+
+def test_one_seed_decides_nothing_but_arithmetic(plans: Callable[..., Plan]) -> None:
+    found = judged(plans("scale=cpu", "seeds=[3]"), TRUE)
+    decided = {name for name, one in found.items() if one.outcome.decided}
+    assert decided == {"M1", "M2", "M21"}
