@@ -18,6 +18,7 @@ EXAMPLES = """\
 examples:
   fewbits claims study=mor scale=cpu
   fewbits claims study=mor scale=smoke --json
+  fewbits claims --table > docs/claims.md
 """
 HEADS = ("claim", "verdict", "effect", "90 % interval", "seeds", "found from", "margin", "statement")
 RIGHT = ("effect", "seeds", "found from", "margin")  # where numbers are aligned
@@ -25,10 +26,18 @@ RIGHT = ("effect", "seeds", "found from", "margin")  # where numbers are aligned
 
 def main(argv: Sequence[str]) -> int:
     parser = CommandParser("fewbits claims", __doc__, EXAMPLES)
-    parser.add_argument("words", nargs="+", metavar="WORD", help="as for `fewbits sweep`")
+    parser.add_argument("words", nargs="*", metavar="WORD", help="as for `fewbits sweep`")
     parser.add_argument("--runs", metavar="DIR", help="the store (default: runs)")
     parser.add_argument("--json", action="store_true", help="the same for programs, as a report's verdicts.json")
+    parser.add_argument("--table", action="store_true", help="print what every claim tests, without any results")
     options = parser.parse_intermixed_args(argv)
+    if options.table:
+        from fewbits.analysis.engine.claims_table import claims_table
+
+        print(claims_table(), end="")
+        return 0
+    if not options.words:
+        parser.error("a study is expected, for example study=mor")
 
     from fewbits.analysis.reading import read
     from fewbits.analysis.show.claims import counts

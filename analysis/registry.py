@@ -18,15 +18,18 @@ registered likewise with a title, or a declaration, of their own; they come afte
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
+from fewbits.analysis.engine.data import Exact
 from fewbits.analysis.engine.frames import Results
+from fewbits.analysis.engine.hooks import hooks_of
+from fewbits.analysis.engine.loading import load_hooks
 from fewbits.analysis.engine.old_loading import load
 from fewbits.analysis.engine.paper import Claim, paper
 from fewbits.analysis.results import Picture, Table
-from fewbits.analysis.verdicts import Control, Verdict, controlled, corrected, out_of_reach
+from fewbits.analysis.verdicts import Control, Verdict, controlled, corrected, exact, noted, out_of_reach
 from fewbits.common.from_dict import one_of
 from fewbits.sweeps.planning.studies import STUDIES
 
@@ -78,6 +81,10 @@ class Shelf:
     def claims(self) -> list[ClaimEntry]:
         """Those that the paper's data says are out of reach are there without anybody registering them."""
         found = dict(self._claims)
+        load_hooks(self.study)
+        for one in paper(self.study).claims:
+            if hook := hooks_of(self.study).exact.get(one.id):
+                found.setdefault(one.id, ClaimEntry(self.study, one, True, _exact(hook)))
         for one in paper(self.study).claims:
             if one.out_of_reach:
                 found.setdefault(one.id, ClaimEntry(self.study, one, True, _unreached(one.out_of_reach)))
@@ -201,6 +208,15 @@ def _in_order(things: dict[str, K], order: list[str]) -> Iterator[K]:
     """The paper's first, as it has them; then our own, as they were registered."""
     yield from (things[name] for name in order if name in things)
     yield from (thing for name, thing in things.items() if name not in order)
+
+
+def _exact(hook: Callable[[], Mapping[str, Exact]]) -> Callable[[Results], Verdict]:
+    def check(results: Results) -> Verdict:
+        found = hook()
+        holds, notes = all(one.holds for one in found.values()), [note for one in found.values() for note in one.notes]
+        return noted(exact(holds, "; ".join(one.detail for one in found.values())), *notes)
+
+    return check
 
 
 def _unreached(reason: str) -> Callable[[Results], Verdict]:

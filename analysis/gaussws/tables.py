@@ -9,7 +9,6 @@ from fewbits.analysis.cells import PERCENT, cell
 from fewbits.analysis.engine.frames import Results
 from fewbits.analysis.engine.paper import paper
 from fewbits.analysis.gaussws import benches, theory
-from fewbits.analysis.gaussws.arithmetic import table_c1_rows
 from fewbits.analysis.gaussws.arms import DIFFQ, OURS, chosen
 from fewbits.analysis.gaussws.stability import RATES, all_ended
 from fewbits.analysis.noise import VALIDATION
@@ -17,6 +16,7 @@ from fewbits.analysis.registry import table
 from fewbits.analysis.results import NotRun, Ours, OutOfReach, Setting, TableCell, TableResult, TableRow, Value
 from fewbits.analysis.settings import Line, model, setting
 from fewbits.analysis.show.markup import number
+from fewbits.analysis.studies.gaussws.exact import table_c1_rows
 from fewbits.sweeps.planning.cost import tokens_of
 
 # -------------------------------------------------------------------------------- Table B.1

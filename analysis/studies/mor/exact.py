@@ -16,10 +16,7 @@ import torch
 from torch import Tensor
 
 from fewbits.analysis.engine.data import Exact
-from fewbits.analysis.engine.frames import Results
-from fewbits.analysis.engine.hooks import exact as exact_hook
-from fewbits.analysis.registry import claim
-from fewbits.analysis.verdicts import Verdict, exact
+from fewbits.analysis.engine.hooks import exact
 from fewbits.kernels.api import QuantStats, fake_quantize
 from fewbits.kernels.packed import Packed, decode, encode
 from fewbits.kernels.quantizer import Quantizer
@@ -129,25 +126,6 @@ def scaled() -> Scaled:
     return found
 
 
-@claim("mor", "M1")
-def m1(results: Results) -> Verdict:
-    found = scaled()
-    rounding = 1 + 2.0**-22  # the ideal scale and its product with a magnitude are each rounded once to float32
-    holds = not found.saturated and not found.lost_maxima and found.greatest <= rounding and found.least > 0.5
-    maxima = f"{found.lost_maxima} do not come" if found.lost_maxima else "all come"
-    what = (
-        f"of {found.blocks:,} blocks of {found.cases} hard cases {found.saturated or 'none'} saturates; blocks' "
-        f"greatest magnitudes lie between {found.least:.4f} and {found.greatest:.4f} of the format's maximum, and of "
-        f"the tensors' greatest {maxima} back to the bit"
-    )
-    notes = (
-        f"without rounding exponents down {found.would_saturate:,} of these blocks would saturate",
-        "tensors whose greatest magnitude is below the format's maximum / 3.4e38 are beyond what FP32 scales reach: "
-        "nothing saturates there either, but precision is lost",
-    )
-    return replace(exact(holds, what), notes=notes)
-
-
 @dataclass(frozen=True)
 class Metadata:
     """What M2 speaks of, over all cases."""
@@ -177,21 +155,10 @@ def metadata() -> Metadata:
     return Metadata(count, blocks, max(widths), fraction if constant == {ONE_TO_TWO} else 32, restored)
 
 
-@claim("mor", "M2")
-def m2(results: Results) -> Verdict:
-    found = metadata()
-    holds = (found.exponent_bits, found.mantissa_bits, found.restored) == (8, 23, found.cases)
-    return exact(
-        holds,
-        f"{found.exponent_bits} bits a block and {found.mantissa_bits} a tensor hold the scales of {found.blocks:,} "
-        f"blocks (FP32 amax takes 32 bits a block): {found.restored} of {found.cases} hard cases follow to the bit",
-    )
-
-
 # -------------------------------------------------------------------------------- hooks
 
 
-@exact_hook("mor", "M1")
+@exact("mor", "M1")
 def exact_m1() -> dict[str, Exact]:
     found = scaled()
     rounding = 1 + 2.0**-22  # the ideal scale and its product with a magnitude are each rounded once to float32
@@ -215,7 +182,7 @@ def exact_m1() -> dict[str, Exact]:
     }
 
 
-@exact_hook("mor", "M2")
+@exact("mor", "M2")
 def exact_m2() -> dict[str, Exact]:
     found = metadata()
     return {
@@ -260,7 +227,7 @@ def grouped(count: int = 24) -> Grouped:
     return Grouped(count, worse, (sums[0], sums[1]), (bits[0], bits[1]))
 
 
-@exact_hook("mor", "M21")
+@exact("mor", "M21")
 def exact_m21() -> dict[str, Exact]:
     found = grouped()
     return {

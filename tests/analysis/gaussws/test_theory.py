@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from fewbits.analysis.engine.frames import Results
-from fewbits.analysis.gaussws import arithmetic, consistency, theory
+from fewbits.analysis.gaussws import consistency, theory
 from fewbits.analysis.gaussws.tables import TIES, table_c1
 from fewbits.analysis.results import TableResult, Value
+from fewbits.analysis.studies.gaussws import exact as arithmetic
 from fewbits.analysis.verdicts import Outcome
 from fewbits.kernels.backends import reference_noise
 from fewbits.kernels.noise import gaussian_noise, sample_weight

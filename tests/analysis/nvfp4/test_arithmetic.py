@@ -8,7 +8,8 @@ import pytest
 from torch import Tensor
 
 from fewbits.analysis.engine.frames import Results
-from fewbits.analysis.nvfp4 import arithmetic, weights_read
+from fewbits.analysis.studies.nvfp4 import exact as arithmetic
+from fewbits.analysis.studies.nvfp4 import exact_weights as weights_read
 from fewbits.analysis.verdicts import Outcome
 from fewbits.kernels.api import fake_quantize
 from fewbits.models.operand_pair import OperandPair

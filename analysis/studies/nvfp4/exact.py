@@ -16,10 +16,9 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from fewbits.analysis.engine.frames import Results
-from fewbits.analysis.engine.paper import Claim, paper
-from fewbits.analysis.registry import claim
-from fewbits.analysis.verdicts import Verdict, exact, noted
+from fewbits.analysis.engine.data import Exact
+from fewbits.analysis.engine.hooks import exact
+from fewbits.analysis.engine.paper import paper
 from fewbits.experiments.config import load_recipe
 from fewbits.kernels.api import fake_quantize
 from fewbits.kernels.backends import reference
@@ -55,15 +54,15 @@ def rounding_errors(spec: str) -> tuple[float, float]:
     return squared_error(x, fake_quantize(x, spec)), squared_error(x, fake_quantize(x, f"{spec}:stochastic", seed=1))
 
 
-@claim("nvfp4", "N12")
-def n12(results: Results) -> Verdict:
+@exact("nvfp4", "N12")
+def n12() -> dict[str, Exact]:
     found = {name: rounding_errors(spec) for name, spec in (("NVFP4", NVFP4), ("MXFP4", MXFP4))}
     words = (
         f"{name} {stochastic:.4f} beside {nearest:.4f}, {stochastic / nearest:.2f} times"
         for name, (nearest, stochastic) in found.items()
     )
     holds = all(stochastic > nearest for nearest, stochastic in found.values())
-    return exact(holds, f"relative squared error on normal values, stochastic beside nearest: {'; '.join(words)}")
+    return {"": Exact(holds, f"relative squared error on normal values, stochastic beside nearest: {'; '.join(words)}")}
 
 
 # -------------------------------------------------------------------------------- N24
@@ -129,8 +128,8 @@ def used(spec: str) -> Used:
     return Used(tuple(sorted({float(value) for value in grid[codes.long()].flatten()})))
 
 
-@claim("nvfp4", "N24")
-def n24(results: Results) -> Verdict:
+@exact("nvfp4", "N24")
+def n24() -> dict[str, Exact]:
     """Near FP8's precision: no further off than E4M3's own nearest rounding may be."""
     least = paper("nvfp4").numbers["near-fp8"].value
     nv, mx, nv_used, mx_used = maxima(NVFP4), maxima(MXFP4), used(NVFP4), used(MXFP4)
@@ -146,7 +145,7 @@ def n24(results: Results) -> Verdict:
         f"{mx.most:.1%} ({mx.mean:.2%}); of a block up to 3 + δ MXFP4 uses {mx_used.binades:.2f} binades, up to "
         f"±{mx_used.magnitudes[-1]:g}, and NVFP4 {nv_used.binades:.2f}, up to ±{nv_used.magnitudes[-1]:g}"
     )
-    return noted(exact(holds, what), "of blocks whose scale is a normal E4M3 number")
+    return {"": Exact(holds, what, ("of blocks whose scale is a normal E4M3 number",))}
 
 
 # -------------------------------------------------------------------------------- N25
@@ -188,16 +187,18 @@ def _apart(found: Tensor, expected: Tensor) -> float:
     return float(torch.linalg.vector_norm(found - expected) / torch.linalg.vector_norm(expected))
 
 
-@claim("nvfp4", "N25")
-def n25(results: Results) -> Verdict:
+@exact("nvfp4", "N25")
+def n25() -> dict[str, Exact]:
     """In FP64 to some roundings of it; the kernel's FP32 to no more than a few of FP32's."""
     found = products()
     holds = found.double < 2.0**-48 and found.single < 16 * found.spacing
-    return exact(
-        holds,
-        f"over {found.cases} sizes and signs the products are apart by at most {found.double:.1e} of their norm in "
-        f"FP64, and by {found.single:.1e} where the kernel rotates in FP32, which rounds by {found.spacing:.1e}",
-    )
+    return {
+        "": Exact(
+            holds,
+            f"over {found.cases} sizes and signs the products are apart by at most {found.double:.1e} of their norm in "
+            f"FP64, and by {found.single:.1e} where the kernel rotates in FP32, which rounds by {found.spacing:.1e}",
+        )
+    }
 
 
 # -------------------------------------------------------------------------------- N26
@@ -221,8 +222,8 @@ def kept(model: str, first: int, last: int) -> Kept:
     return Kept(len(keep(recipe, found, 1 + max(layer.block for layer in found))), len(found))
 
 
-@claim("nvfp4", "N26")
-def n26(results: Results) -> Verdict:
+@exact("nvfp4", "N26")
+def n26() -> dict[str, Exact]:
     """The 12B's first two and last eight blocks, the 8B's last eight; to the percent that the paper gives."""
     found = {"12B": kept("hybrid-12b", 2, 8), "8B": kept("hybrid-8b", 0, 8)}
     said = {name: paper("nvfp4").numbers[f"kept-{name.lower()}"].value for name in found}
@@ -231,7 +232,7 @@ def n26(results: Results) -> Verdict:
         f"{name} {one.kept} of {one.layers}, {one.share:.1%} (the paper: {said[name]:.0%})"
         for name, one in found.items()
     )
-    return exact(holds, "; ".join(words))
+    return {"": Exact(holds, "; ".join(words))}
 
 
 # -------------------------------------------------------------------------------- findings of our own
@@ -275,18 +276,8 @@ def biases(spec: str) -> Biases:
     )
 
 
-S1 = Claim(
-    "S1",
-    "Under NVFP4 stochastic rounding is biased at block maxima, which clip where the scale was rounded down, and "
-    "nowhere else; under MXFP4, whose scales are rounded up, it is not.",
-    "",
-    "arithmetic",
-    "mean signed relative error on Gaussian values",
-)
-
-
-@claim("nvfp4", "S1", S1)
-def s1(results: Results) -> Verdict:
+@exact("nvfp4", "S1")
+def s1() -> dict[str, Exact]:
     stochastic, nearest, mx = biases(f"{NVFP4}:stochastic"), biases(NVFP4), biases(f"{MXFP4}:stochastic")
     holds = (
         stochastic.at_maxima.seen
@@ -299,7 +290,7 @@ def s1(results: Results) -> Verdict:
         f"at block maxima {stochastic.at_maxima}, elsewhere {stochastic.elsewhere}; under MXFP4 {mx.at_maxima} and "
         f"{mx.elsewhere}; rounded to nearest NVFP4 has {nearest.at_maxima} and {nearest.elsewhere}"
     )
-    return noted(exact(holds, what), "normal values; the ± is a standard error")
+    return {"": Exact(holds, what, ("normal values; the ± is a standard error",))}
 
 
 @dataclass(frozen=True)
@@ -325,24 +316,16 @@ def turned() -> Turned:
     return Turned((crest[0], crest[1]), (zeros[0], zeros[1]), (error[0], error[1]))
 
 
-S2 = Claim(
-    "S2",
-    "The Hadamard transform spreads outliers, so that fewer values become zero, and yet raises the squared error: what "
-    "it is good for is not seen in that.",
-    "",
-    "arithmetic",
-    "crest factor, zeros and squared error of normal values with outliers",
-)
-
-
-@claim("nvfp4", "S2", S2)
-def s2(results: Results) -> Verdict:
+@exact("nvfp4", "S2")
+def s2() -> dict[str, Exact]:
     found = turned()
     holds = found.crest[1] < found.crest[0] and found.zeros[1] < found.zeros[0] and found.error[1] > found.error[0]
     what = (
         f"of a block the greatest magnitude over its root mean square {found.crest[0]:.2f} → {found.crest[1]:.2f}, "
         f"zeros {found.zeros[0]:.1%} → {found.zeros[1]:.1%}, squared error {found.error[0]:.4f} → {found.error[1]:.4f}"
     )
-    return noted(
-        exact(holds, what), "one normal value in a hundred made twenty times as large; the paper supposes as much"
-    )
+    return {
+        "": Exact(
+            holds, what, ("one normal value in a hundred made twenty times as large; the paper supposes as much",)
+        )
+    }

@@ -8,7 +8,7 @@ the occasion: these are the tensors that the products were made of, whatever cac
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -16,9 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fewbits.analysis.engine.frames import Results
-from fewbits.analysis.registry import claim
-from fewbits.analysis.verdicts import Verdict, exact
+from fewbits.analysis.engine.data import Exact
+from fewbits.analysis.engine.hooks import exact
 from fewbits.experiments.config import load_recipe
 from fewbits.kernels.api import fake_quantize
 from fewbits.kernels.quantizer import Quantizer
@@ -129,8 +128,8 @@ def consistency(weights: str) -> Consistency:
     return Consistency(len(found), sum(r.same for r in found), sum(quantized), max(r.apart for r in found))
 
 
-@claim("nvfp4", "N19")
-def n19(results: Results) -> Verdict:
+@exact("nvfp4", "N19")
+def n19() -> dict[str, Exact]:
     squares, rows = consistency("16x16"), consistency("1x16")
     holds = squares.same == squares.reads == squares.quantized and rows.same == 0 and rows.quantized == rows.reads
     what = (
@@ -139,6 +138,4 @@ def n19(results: Results) -> Verdict:
         f"{rows.same} of {rows.reads}"
     )
     note = f"in 1×16 blocks the two are up to {rows.apart:.1%} of the weight's norm apart"
-    return replace(
-        exact(holds, what), notes=(note, "what the GEMMs of the training graph read, not what a unit returns")
-    )
+    return {"": Exact(holds, what, (note, "what the GEMMs of the training graph read, not what a unit returns"))}

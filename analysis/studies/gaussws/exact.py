@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
-from fewbits.analysis.engine.frames import Results
+from fewbits.analysis.engine.data import Exact
+from fewbits.analysis.engine.hooks import exact
 from fewbits.analysis.engine.paper import paper
 from fewbits.analysis.gaussws import consistency, theory
 from fewbits.analysis.gaussws.consistency import KINDS
 from fewbits.analysis.gaussws.theory import Swallowed
-from fewbits.analysis.registry import claim
-from fewbits.analysis.verdicts import Verdict, exact
 
 ROUNDED = 1e-6  # of a gradient that is summed in float32, beside float64
 CHANCE = 18.5  # χ² with four degrees of freedom is above it once in a thousand
 
 
-@claim("gaussws", "G1")
-def g1(results: Results) -> Verdict:
+@exact("gaussws", "G1")
+def g1() -> dict[str, Exact]:
     found, said, drawn = theory.generated(), theory.equation_10(), theory.drawn()
     holds = found == said and not drawn.different and sum(r * p for r, p in found.items()) == 0
     counts = ", ".join(
@@ -37,11 +35,11 @@ def g1(results: Results) -> Verdict:
         f"variance {variance:.4f}, where round(N(0, 1) / 2) has 0.3254; eq. 10 holds if Pr(±2), where Pr(±1) is "
         "computed, is of both signs together",
     )
-    return replace(exact(holds, what), notes=notes)
+    return {"": Exact(holds, what, notes)}
 
 
-@claim("gaussws", "G2")
-def g2(results: Results) -> Verdict:
+@exact("gaussws", "G2")
+def g2() -> dict[str, Exact]:
     """Lemma 1 for BF16: what a cast swallows just below the widths it names, and at them."""
     below = [_lost(bits) for bits in (3, 4, 5, 6, 7, 8, 8.5, 8.99)]
     uniform = [_lost(bits, *theory.UNIFORM_4_BITS) for bits in (3, 4, 4.5, 4.99)]
@@ -57,7 +55,7 @@ def g2(results: Results) -> Verdict:
         f"the kernel {'agrees' if all(by_kernel) else 'does not agree'}"
     )
     whole = {float(bits): theory.by_kernel(bits, "uniform").swallowed.share for bits in (4, 6, 8)}
-    return replace(exact(holds, what), notes=(*_boundaries(), _of_16_bits(whole)))
+    return {"": Exact(holds, what, (*_boundaries(), _of_16_bits(whole)))}
 
 
 def _lost(bits: float, *magnitudes: float) -> Swallowed:
@@ -89,8 +87,8 @@ def _of_16_bits(shares: Mapping[float, float]) -> str:
     return f"DiffQ's noise as it is trained with here, of 16 bits, loses {words}"
 
 
-@claim("gaussws", "G3")
-def g3(results: Results) -> Verdict:
+@exact("gaussws", "G3")
+def g3() -> dict[str, Exact]:
     widths = list(theory.widths())
     small = [theory.drowned(bits, 0, magnitude) for bits in (3, 4, 4.3, 5.7, 6, 9) for magnitude in (1.0, 2.0)]
     flows = [theory.underflows(bits) for bits in widths]
@@ -117,7 +115,7 @@ def g3(results: Results) -> Verdict:
         f"block's maximum is a power of two; keeping that, too, takes {ties[0]} bits instead of 1 at b = 3, {ties[1]} "
         "instead of 6 at b = 8",
     )
-    return replace(exact(not lost and not gone and fits and same == len(cells), what), notes=notes)
+    return {"": Exact(not lost and not gone and fits and same == len(cells), what, notes)}
 
 
 def table_c1_rows() -> dict[str, list[tuple[float | str, float | str]]]:
@@ -145,8 +143,8 @@ def _plain(value: float | str | None) -> float | str:
     return value
 
 
-@claim("gaussws", "G4")
-def g4(results: Results) -> Verdict:
+@exact("gaussws", "G4")
+def g4() -> dict[str, Exact]:
     found = [theory.masked(bits) for bits in (3, 4, 6, 9)]
     weights, noisy = sum(one.weights for one in found), sum(one.noisy for one in found)
     gone, without = sum(one.masked for one in found), sum(one.masked_without_noise for one in found)
@@ -161,11 +159,11 @@ def g4(results: Results) -> Verdict:
     notes = (
         f"noise is not zero with a probability of {float(bound):.4f} as generated; 0.317 is the ideal distribution's",
     )
-    return replace(exact(holds, what), notes=notes)
+    return {"": Exact(holds, what, notes)}
 
 
-@claim("gaussws", "G5")
-def g5(results: Results) -> Verdict:
+@exact("gaussws", "G5")
+def g5() -> dict[str, Exact]:
     w = consistency.weights()
     squares = {block: consistency.parted(w, block) for block in ("32x32", "16x16", "2x2")}
     vectors = {block: consistency.parted(w, block) for block in ("1x32", "1x16", "1x2")}
@@ -173,11 +171,11 @@ def g5(results: Results) -> Verdict:
         f"{block}: {f'{count / w.numel():.1%} of values differ' if count else 'the same both ways'}"
         for block, count in (squares | vectors).items()
     )
-    return exact(not any(squares.values()) and all(vectors.values()), f"in INT4, {what}")
+    return {"": Exact(not any(squares.values()) and all(vectors.values()), f"in INT4, {what}")}
 
 
-@claim("gaussws", "G6")
-def g6(results: Results) -> Verdict:
+@exact("gaussws", "G6")
+def g6() -> dict[str, Exact]:
     found = {method: consistency.gradients(kind) for method, kind in KINDS.items()}
     holds = all(one.bits < ROUNDED and one.weights == 0 and one.redrawn for one in found.values())
     what = "; ".join(
@@ -191,11 +189,11 @@ def g6(results: Results) -> Verdict:
         if all(one.redrawn for one in found.values())
         else ("the noise of backward is another")
     )
-    return exact(holds, f"{what}; {passed}; {drawn}")
+    return {"": Exact(holds, f"{what}; {passed}; {drawn}")}
 
 
-@claim("gaussws", "G17")
-def g17(results: Results) -> Verdict:
+@exact("gaussws", "G17")
+def g17() -> dict[str, Exact]:
     each = consistency.bytes_each()
     holds = each.sampled == 2 and each.noise == {"gaussws": 0.5, "diffq": 2.0}
     what = (
@@ -209,4 +207,4 @@ def g17(results: Results) -> Verdict:
         f"counted in our training: {few:.3f} bytes a weight where the optimizer's step is the peak, {many:.3f} where "
         "the backward pass is, for which plain BF16 keeps copies of its FP32 weights, too",
     )
-    return replace(exact(holds, what), notes=notes)
+    return {"": Exact(holds, what, notes)}
