@@ -19,6 +19,7 @@ examples:
   fewbits claims study=mor scale=cpu
   fewbits claims study=mor scale=smoke --json
   fewbits claims --table > docs/claims.md
+  fewbits claims study=mor scale=cpu --spreads    rows of analysis/papers/spreads.yaml, from finished runs
 """
 HEADS = ("claim", "verdict", "effect", "90 % interval", "seeds", "found from", "margin", "statement")
 RIGHT = ("effect", "seeds", "found from", "margin")  # where numbers are aligned
@@ -30,6 +31,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--runs", metavar="DIR", help="the store (default: runs)")
     parser.add_argument("--json", action="store_true", help="the same for programs, as a report's verdicts.json")
     parser.add_argument("--table", action="store_true", help="print what every claim tests, without any results")
+    parser.add_argument("--spreads", action="store_true", help="print the measured spreads that --dry-run uses")
     options = parser.parse_intermixed_args(argv)
     if options.table:
         from fewbits.analysis.engine.claims_table import claims_table
@@ -45,6 +47,13 @@ def main(argv: Sequence[str]) -> int:
 
     reading = read(in_store(options.words, options.runs))
     show_notes(reading.notes)
+    if options.spreads:
+        from fewbits.analysis.engine.preview import spreads_of
+
+        for one in spreads_of(reading.study, reading.results):
+            values = f"metric: {one.metric}, sd: {one.sd:g}, df: {one.df}"
+            print(f"- {{study: {one.study}, scale: {one.scale}, {values}, source: here}}")
+        return 0
     if options.json:
         print(json.dumps(reading.record(), indent=2, ensure_ascii=False))
         return 0

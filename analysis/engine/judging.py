@@ -11,6 +11,7 @@ from fewbits.analysis.engine.frames import Results
 from fewbits.analysis.engine.hooks import hooks_of
 from fewbits.analysis.engine.loading import load_hooks
 from fewbits.analysis.engine.pairs import Numbers, built_in, data_of
+from fewbits.analysis.engine.seeds import shaping
 from fewbits.analysis.engine.tests import judge, judge_exact
 from fewbits.analysis.engine.verdicts import ControlResult, Evidence, Finding, Verdict, conclude
 from fewbits.sweeps.planning.cost import parameters_of, tokens_of
@@ -35,8 +36,16 @@ def evidence_of(study: str, claim: Claim, results: Results) -> Evidence:
         tuple(ControlResult(one.id, one.title, find(study, one, results)) for one in controls),
         covered(claim, training),
         str(training) if training else "",
-        (claim.caveat,) if claim.caveat else (),
+        (*((claim.caveat,) if claim.caveat else ()), *_shaped(study, results, trials)),
     )
+
+
+def _shaped(study: str, results: Results, trials: Iterable[str]) -> tuple[str, ...]:
+    """Name the seeds behind a verdict that shaped its design: what they show again is no evidence."""
+    chosen = set(trials)
+    seeds = sorted({member.cell.seed for member in results.members if member.id in chosen})
+    found = shaping(study, results.scale_name, seeds)
+    return tuple(f"seed {seed} shaped this design ({by}) and should not judge it" for seed, by in found.items())
 
 
 def find(study: str, claim: Claim | ControlClaim, results: Results) -> tuple[Finding, ...]:

@@ -8,7 +8,7 @@ from functools import cache
 import numpy as np
 from scipy import optimize, special, stats
 
-from fewbits.analysis.engine.statistics import ALPHA, Array, Estimate, fraction, positive
+from fewbits.analysis.engine.statistics import ALPHA, CAUTION, Array, Estimate, fraction, positive
 
 POWER = 0.80
 
@@ -113,3 +113,29 @@ def seeds_needed(found: Estimate, margin: float, most: int = 200) -> int | None:
     return required_n(
         found.error * math.sqrt(found.n), margin, sides=1, most=most, each=max(1.0, found.df / (found.n - 1))
     )
+
+
+def planned_effect(sd: float, df: int, n: int, alpha: float = ALPHA, chance: float = POWER) -> float | None:
+    """Return the true effect that n planned pairs detect with that chance, one-sided, given a spread from earlier runs.
+
+    It takes account of the rule of `statistics.estimate`: the spread is widened, and where chance makes a pair's own
+    spread larger than that, its own n - 1 degrees of freedom decide.
+    """
+    if n < 2:
+        return None
+    return sd * _planned_in_spreads(n, max(df, n - 1), alpha, chance)
+
+
+@cache
+def _planned_in_spreads(n: int, df: int, alpha: float, chance: float) -> float:
+    own, weight = _chi(n - 1)  # a pair's own spread, beside a true one of 1
+    pooled = float(stats.t.isf(alpha, df)) * CAUTION
+    critical = np.where(own <= CAUTION, pooled, float(stats.t.isf(alpha, n - 1)) * own)
+
+    def missed(effect: float) -> float:
+        return float(weight @ special.ndtr(effect * math.sqrt(n) - critical)) - chance
+
+    high = 1.0
+    while missed(high) < 0:
+        high *= 2
+    return float(optimize.brentq(missed, 0.0, high))

@@ -27,6 +27,7 @@ class Command:
     summary: str
     example: str = ""
     flags: tuple[str, ...] = ()  # the command is chosen only if the command line has one of these options
+    after_dry_run: str = ""  # a module whose main(argv) adds to what --dry-run prints
 
     @property
     def name(self) -> str:
@@ -58,6 +59,7 @@ COMMANDS = (
         "fewbits.sweeps.commands.sweep",
         "run the missing trials of a study or of your own sweep file",
         "study=mor scale=smoke --dry-run",
+        after_dry_run="fewbits.analysis.commands.power",
     ),
     Command(
         ("status",),
@@ -183,6 +185,8 @@ def _dispatch(argv: tuple[str, ...]) -> int:
     for command in COMMANDS:
         if command.called_by(argv):
             status: int = import_module(command.module).main(argv[len(command.words) :])
+            if status == 0 and command.after_dry_run and "--dry-run" in argv:
+                status = import_module(command.after_dry_run).main(argv[len(command.words) :])
             return status
     if argv == ("--version",):
         print(f"fewbits {__version__}")

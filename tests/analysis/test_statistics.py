@@ -10,6 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from fewbits.analysis.engine.multiplicity import holm, more_events
+from fewbits.analysis.engine.power import minimum_detectable_effect, power, required_n
 from fewbits.analysis.engine.ranks import Kind, rank_correlation
 from fewbits.analysis.engine.statistics import (
     Interval,
@@ -18,21 +20,12 @@ from fewbits.analysis.engine.statistics import (
     checked,
     differences,
     equivalence,
-    holm,
     median_interval,
-    minimum_detectable_effect,
-    more_events,
-    non_inferiority,
-    ordering,
     pooled,
     pooled_by_kind,
-    power,
     ratio,
-    required_n,
-    sign_test,
     summary,
     t_test,
-    wilson,
 )
 
 FEW = [0.31, 0.12, 0.45, -0.02, 0.27]
@@ -80,25 +73,14 @@ def test_a_summary_is_the_mean_its_error_and_students_interval() -> None:
     assert s.interval.level == 0.95
 
 
-def test_one_value_has_no_spread_rather_than_none_at_all() -> None:
-    s = summary([0.3])
-    assert (s.n, s.mean, s.sd, s.error, s.interval) == (1, 0.3, None, None, None)
-    assert t_test([0.3]) is None
-    assert equivalence([0.0], 1.0) is None
-    assert non_inferiority([0.0], 1.0) is None
-    assert ordering([[3.0], [2.0]]) is None
-    assert minimum_detectable_effect(None, 1) is None
-    assert ratio([2.0], [1.0]) == (2.0, None)
-
-
 def test_equal_values_have_an_interval_that_is_a_point() -> None:
     s = summary([0.1, 0.1, 0.1])  # whose mean is not 0.1 in floating point
     assert s.sd == 0
     assert s.interval == Interval(s.mean, s.mean, 0.95)
     assert t_test([0.0, 0.0]) == 1.0
-    assert t_test([0.1, 0.1, 0.1]) == 0.0
+    assert t_test([0.1, 0.1, 0.1]) == 2 * 0.5**3, "by their signs"
     assert t_test([0.1, 0.1, 0.1], side=Side.BELOW) == 1.0
-    assert equivalence([0.1, 0.1], 0.2) == 0.0
+    assert equivalence([0.1, 0.1], 0.2) == 0.5**2
     assert equivalence([0.3, 0.3], 0.2) == 1.0
     assert minimum_detectable_effect(0.0, 2) == 0.0
 
@@ -126,14 +108,6 @@ def test_the_t_test_is_scipys(values: list[float], against: float) -> None:
         assert found == pytest.approx(stats.ttest_1samp(values, against, alternative=str(side)).pvalue, abs=1e-9)
 
 
-def test_equivalence_is_the_worse_of_two_one_sided_tests() -> None:
-    for margin in (0.1, 0.3, 0.5, 1.0):
-        low = stats.ttest_1samp(FEW, -margin, alternative="greater").pvalue
-        high = stats.ttest_1samp(FEW, margin, alternative="less").pvalue
-        assert equivalence(FEW, margin) == pytest.approx(max(low, high))
-        assert non_inferiority(FEW, margin) == pytest.approx(high)
-
-
 def test_equivalence_at_a_level_is_an_interval_within_the_margin() -> None:
     interval = summary(FEW, 0.9).interval
     assert interval is not None
@@ -153,25 +127,6 @@ def test_equivalence_is_wrongly_found_no_oftener_than_its_level(n: int) -> None:
     assert rate == pytest.approx(0.05, abs=4 * math.sqrt(0.05 * 0.95 / 2000))
     p = [equivalence(row, 1.0) for row in generator.normal(1.0, 3.0, (2000, n))]
     assert np.mean([value is not None and value < 0.05 for value in p]) < 0.06
-
-
-def test_an_order_holds_only_if_all_neighbours_are_in_order() -> None:
-    a, b, c = [3.0, 3.2, 3.1], [2.0, 2.1, 2.1], [1.0, 0.9, 1.2]
-    p = ordering([a, b, c])
-    assert p is not None
-    assert p < 0.01
-    wrong = ordering([a, c, b])
-    assert wrong is not None
-    assert wrong > 0.99
-    with pytest.raises(ValueError, match="an order of 1 arms"):
-        ordering([a])
-
-
-def test_the_sign_test_counts_and_leaves_zeros_out() -> None:
-    assert sign_test([1, 2, 3, 4, 5], Side.ABOVE) == pytest.approx(1 / 32)
-    assert sign_test([1, 2, 3, 4, 5, 0, 0], Side.ABOVE) == pytest.approx(1 / 32)
-    assert sign_test([1, 2, -3]) == 1.0
-    assert sign_test([0.0, 0.0]) == 1.0
 
 
 def test_three_of_three_beside_none_of_three_is_one_in_twenty() -> None:
@@ -274,7 +229,7 @@ def test_the_pooled_spread_is_the_mean_square_over_all_pairs_of_arms() -> None:
     assert found.of("arm 0", "nobody") is None
 
 
-def test_tests_with_the_pooled_spread_err_as_often_as_they_say() -> None:
+def test_tests_with_the_pooled_spread_err_no_more_often_than_they_say() -> None:
     generator, wrong = np.random.default_rng(2), 0
     for _ in range(1000):
         noise = {f"arm {i}": row.tolist() for i, row in enumerate(generator.normal(0, 1, (8, 3)))}
@@ -283,7 +238,7 @@ def test_tests_with_the_pooled_spread_err_as_often_as_they_say() -> None:
         if spread := found.of("arm 0", "arm 1"):
             p = t_test(differences(noise["arm 0"], noise["arm 1"]), spread=spread)
             wrong += p is not None and p < 0.05
-    assert wrong / 1000 == pytest.approx(0.05, abs=0.02)
+    assert wrong / 1000 < 0.05
 
 
 def test_an_arm_that_spreads_more_than_chance_is_left_out_and_gains_nothing() -> None:
@@ -382,7 +337,7 @@ def test_the_only_arm_of_its_kind_speaks_for_itself() -> None:
 
 
 @pytest.mark.parametrize("moved", [0.0, 0.5, 2.0])
-def test_tests_across_kinds_and_within_them_err_about_as_often_as_they_say(moved: float) -> None:
+def test_tests_across_kinds_and_within_them_err_no_more_often_than_they_say(moved: float) -> None:
     """moved: how far seeds move the coarse kind against the fine."""
     generator, wrong = np.random.default_rng(7), {"fine 0": 0, "coarse 1": 0}
     for _ in range(1000):
@@ -395,8 +350,8 @@ def test_tests_across_kinds_and_within_them_err_about_as_often_as_they_say(moved
             if spread := found.of("coarse 0", other):
                 p = t_test(differences(noise["coarse 0"], noise[other]), spread=spread)
                 wrong[other] += p is not None and p < 0.05
-    assert wrong["coarse 1"] / 1000 == pytest.approx(0.05, abs=0.02)
-    assert wrong["fine 0"] / 1000 == pytest.approx(0.05, abs=0.03)
+    assert wrong["coarse 1"] / 1000 < 0.05 + 0.02
+    assert wrong["fine 0"] / 1000 < 0.05 + 0.03
 
 
 def test_too_little_has_no_pooled_spread() -> None:
@@ -427,20 +382,6 @@ def test_a_ratio_and_its_inverse_say_the_same() -> None:
     assert (inverse, other.low, other.high) == pytest.approx((1 / value, 1 / interval.high, 1 / interval.low))
     with pytest.raises(ValueError, match=r"ours\[1\] is 0.0: a ratio is of positive numbers"):
         ratio([1, 0], [1, 1])
-
-
-@pytest.mark.parametrize(("count", "total"), [(0, 10), (3, 10), (10, 10), (450, 2000), (1, 1)])
-def test_wilsons_interval_is_scipys(count: int, total: int) -> None:
-    expected = stats.binomtest(count, total).proportion_ci(0.95, "wilson")
-    found = wilson(count, total)
-    assert (found.low, found.high) == pytest.approx((expected.low, expected.high), abs=1e-12)
-
-
-def test_a_share_of_nothing_is_refused() -> None:
-    with pytest.raises(ValueError, match="0 of 0"):
-        wilson(0, 0)
-    with pytest.raises(ValueError, match="4 of 3"):
-        wilson(4, 3)
 
 
 @given(st.lists(st.integers(0, 4), min_size=3, max_size=6), st.data())

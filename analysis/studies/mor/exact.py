@@ -159,7 +159,7 @@ def metadata() -> Metadata:
 
 
 @exact("mor", "M1")
-def exact_m1() -> dict[str, Exact]:
+def m1() -> dict[str, Exact]:
     found = scaled()
     rounding = 1 + 2.0**-22  # the ideal scale and its product with a magnitude are each rounded once to float32
     blocks = f"of {found.blocks:,} blocks of {found.cases} hard cases"
@@ -183,7 +183,7 @@ def exact_m1() -> dict[str, Exact]:
 
 
 @exact("mor", "M2")
-def exact_m2() -> dict[str, Exact]:
+def m2() -> dict[str, Exact]:
     found = metadata()
     return {
         "8 bits a block": Exact(found.exponent_bits == 8, f"{found.exponent_bits} bits measured in packed tensors"),
@@ -228,7 +228,7 @@ def grouped(count: int = 24) -> Grouped:
 
 
 @exact("mor", "M21")
-def exact_m21() -> dict[str, Exact]:
+def m21() -> dict[str, Exact]:
     found = grouped()
     return {
         "smaller groups take more bits": Exact(

@@ -1,18 +1,18 @@
 """M1 and M2 are asked of the kernels: hard enough that a wrong scale would be found, and found where there is one."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from fewbits.analysis.engine.frames import Results
+from fewbits.analysis.engine.data import Exact
 from fewbits.analysis.studies.mor import exact as arithmetic
-from fewbits.analysis.verdicts import Outcome
 from fewbits.kernels.packed import Packed, encode
-from fewbits.sweeps.planning.plan import Plan
 
-NOBODY = Results(Plan((), (), {}))
+
+def holds(found: Mapping[str, Exact]) -> bool:
+    return all(one.holds for one in found.values())
 
 
 @pytest.fixture(autouse=True)
@@ -33,13 +33,13 @@ def test_gam_never_saturates_and_a_naive_exponent_would() -> None:
     assert 0.5 < found.least < 0.51, "the cases reach both ends of what is allowed"
     assert 0.9999 < found.greatest <= 1 + 2**-22
     assert found.would_saturate > 1000
-    assert arithmetic.m1(NOBODY).outcome is Outcome.REPRODUCED
+    assert holds(arithmetic.m1())
 
 
 def test_scales_follow_from_eight_bits_a_block_and_23_a_tensor() -> None:
     found = arithmetic.metadata()
     assert (found.exponent_bits, found.mantissa_bits, found.restored) == (8, 23, found.cases)
-    assert arithmetic.m2(NOBODY).outcome is Outcome.REPRODUCED
+    assert holds(arithmetic.m2())
 
 
 def broken(packed: Packed, **changes: float) -> Packed:
@@ -57,9 +57,9 @@ def test_scales_that_are_too_large_or_too_small_contradict_it(
         return broken(encode(*words), exponent=exponent, mantissa=mantissa)
 
     monkeypatch.setattr(arithmetic, "encode", other)
-    assert arithmetic.m1(NOBODY).outcome is Outcome.CONTRADICTED
+    assert not holds(arithmetic.m1())
 
 
 def test_a_mantissa_of_more_than_its_bits_contradicts_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arithmetic, "encode", lambda *words: broken(encode(*words), mantissa=2.0))
-    assert arithmetic.m2(NOBODY).outcome is Outcome.CONTRADICTED
+    assert not holds(arithmetic.m2())

@@ -1,0 +1,83 @@
+"""Simulate how often a pooled spread makes an arm that spreads further look different: docs/measured/pooling.md.
+
+    python docs/measured/pooling.py > docs/measured/pooling.txt
+
+Arms × seeds of normal noise; one arm spreads `factor` times as far as the others and is compared with another one, of
+the same true mean. The rules are those of analysis/engine/statistics.py (`pooled`, `estimate`), vectorised.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import special
+
+from fewbits.analysis.engine.statistics import ALPHA, CAUTION
+
+Array = NDArray[np.float64]
+REPEATS = 8000
+
+
+def t_tail(t: Array, df: Array | float) -> Array:
+    return np.asarray(special.stdtr(df, -t))
+
+
+def residual(x: Array, kept: NDArray[np.bool_]) -> tuple[Array, Array, Array]:
+    """Return the variance, its degrees of freedom and the seeds' means of the kept arms' two-way layout."""
+    count = kept.sum(1)
+    means = (x * kept[:, :, None]).sum(1) / count[:, None]
+    left = (x - means[:, None]) * kept[:, :, None]
+    left -= left.mean(2, keepdims=True)
+    df = (count - 1) * (x.shape[2] - 1)
+    return (left**2).sum((1, 2)) / df, df, means
+
+
+def pool(x: Array) -> tuple[Array, Array, NDArray[np.bool_]]:
+    """Return the pooled spread of a pair, its degrees of freedom, and which arms are in the pool."""
+    repeats, arms, seeds = x.shape
+    kept = np.ones((repeats, arms), bool)
+    for _ in range(arms - 2):
+        p = np.ones((repeats, arms))
+        for arm in range(arms):
+            others = kept.copy()
+            others[:, arm] = False
+            variance, df, means = residual(x, others)
+            ratio = (x[:, arm] - means).var(1, ddof=1) / (variance * (1 + 1 / others.sum(1)))
+            p[:, arm] = np.where(kept[:, arm] & (kept.sum(1) > 2), special.fdtrc(seeds - 1, df, ratio), 1)
+        worst = p.argmin(1)
+        out = p[np.arange(repeats), worst] < ALPHA / kept.sum(1)
+        if not out.any():
+            break
+        kept[np.flatnonzero(out), worst[out]] = False
+    variance, df, _ = residual(x, kept)
+    return np.sqrt(2 * variance), df, kept
+
+
+def rates(arms: int, seeds: int, factor: float, effect: float = 0.0) -> tuple[float, ...]:
+    """Return the shares of comparisons found different at 5 % and at 0.5 %: pooled always, by the rule, by the pair."""
+    generator = np.random.default_rng(arms * 100 + seeds)
+    x = generator.standard_normal((REPEATS, arms, seeds))
+    x[:, 0] = x[:, 0] * factor + effect * np.sqrt(2)
+    spread, df, kept = pool(x)
+    pairs = x[:, 0] - x[:, 1]
+    t, own = pairs.mean(1) * np.sqrt(seeds), pairs.std(1, ddof=1)
+    there = kept[:, 0] & kept[:, 1]
+    by_pair = t_tail(t / own, seeds - 1.0)
+    always = np.where(there, t_tail(t / spread, df), by_pair)
+    wide = CAUTION * spread
+    rule = np.where(there & (own <= wide), t_tail(t / wide, df), by_pair)
+    return tuple(float((p < level).mean()) for p in (always, rule, by_pair) for level in (ALPHA, ALPHA / 10))
+
+
+def main() -> None:
+    heads = ("always 5 %", "0.5 %", "rule 5 %", "0.5 %", "pair 5 %", "0.5 %")
+    print(f"{'':34}{''.join(f'{head:>11}' for head in heads)}")
+    for arms in (6, 10, 14):
+        for seeds in (3, 4, 6):
+            for factor in (1.0, 1.5, 2.0, 3.0):
+                found = "".join(f"{100 * share:10.1f} " for share in rates(arms, seeds, factor))
+                print(f"{arms:2} arms, {seeds} seeds, spread x{factor:<3}       {found}")
+            found = "".join(f"{100 * share:10.1f} " for share in rates(arms, seeds, 1.0, effect=2.0))
+            print(f"{arms:2} arms, {seeds} seeds, a true effect  {found}")
+
+
+if __name__ == "__main__":
+    main()

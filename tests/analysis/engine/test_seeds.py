@@ -1,0 +1,27 @@
+"""Seeds that shaped a design never judge it."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from fewbits.analysis.engine.seeds import ledger, shaping
+
+CONFIG = Path(__file__).parents[3] / "sweeps" / "config"
+SCALES = sorted(CONFIG.glob("*/scale/*.yaml"))
+
+
+@pytest.mark.parametrize("path", SCALES, ids=lambda path: f"{path.parents[1].name}, {path.stem}")
+def test_planned_seeds_did_not_shape_their_design(path: Path) -> None:
+    seeds = (yaml.safe_load(path.read_text("utf-8")) or {}).get("seeds", [0])
+    assert shaping(path.parents[1].name, path.stem, seeds) == {}
+
+
+def test_a_shaping_seed_is_named_with_its_run() -> None:
+    assert list(shaping("mor", "cpu", [0, 10])) == [0]
+    assert shaping("mor", "smoke", [0]) == {}
+
+
+def test_the_ledger_names_scales_that_exist() -> None:
+    there = {(path.parents[1].name, path.stem) for path in SCALES}
+    assert {(design.study, scale) for design in ledger() for scale in design.scales} <= there
