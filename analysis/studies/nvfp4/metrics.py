@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from statistics import fmean
 
-import pandas as pd
-
 from fewbits.analysis.engine.data import Differences, Measured, NoData, NotPlanned
 from fewbits.analysis.engine.frames import Results
 from fewbits.analysis.engine.hooks import Between, measure, metric
@@ -93,12 +91,10 @@ def _gaps_before(scope: Results) -> dict[int, float]:
     curves = scope.curves(LOSS).drop_duplicates(["id", "tokens"])
     ours = curves[curves["arm"] == ARM]
     ends = ours[ours["step"] == ours.groupby("id")["step"].transform("max")]
-    trunk = curves[curves["arm"] == TRUNK].set_index(["seed", "tokens"])["value"]
-    found = {}
-    for row in ends.itertuples():
-        if (row.seed, row.tokens) in trunk.index and pd.notna(row.value):
-            found[int(row.seed)] = float(row.value) / float(trunk.loc[(row.seed, row.tokens)]) - 1
-    return found
+    trunk = curves[curves["arm"] == TRUNK][["seed", "tokens", "value"]]
+    both = ends.merge(trunk, on=["seed", "tokens"], suffixes=("", "_trunk")).dropna(subset=["value", "value_trunk"])
+    gaps = both["value"] / both["value_trunk"] - 1
+    return {int(seed): float(gap) for seed, gap in zip(both["seed"], gaps, strict=True)}
 
 
 def _losses(results: Results) -> dict[str, float]:

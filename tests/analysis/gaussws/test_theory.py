@@ -9,12 +9,14 @@ import torch
 from torch import Tensor
 
 from fewbits.analysis.engine.data import Exact
+from fewbits.analysis.engine.frames import Results
 from fewbits.analysis.gaussws import consistency, theory
 from fewbits.analysis.gaussws.tables import TIES, table_c1
 from fewbits.analysis.results import TableResult, Value
 from fewbits.analysis.studies.gaussws import exact as arithmetic
 from fewbits.kernels.backends import reference_noise
 from fewbits.kernels.noise import gaussian_noise, sample_weight
+from fewbits.sweeps.planning.plan import Plan
 
 
 def holds(found: Mapping[str, Exact]) -> bool:
@@ -107,7 +109,7 @@ def test_proposition_3s_exponents_suffice_and_fewer_do_not(monkeypatch: pytest.M
 
 
 def test_table_c1_is_found_again_entry_by_entry() -> None:
-    found = table_c1()
+    found = table_c1(Results(Plan((), (), {})))
     assert isinstance(found, TableResult)
     for row in found.rows[:-2]:
         assert {cell.difference for cell in row.cells} == {0.0}

@@ -1,0 +1,50 @@
+"""Every claim of every study can be judged at every scale; an empty store decides nothing."""
+
+from pathlib import Path
+
+import pytest
+
+from fewbits.analysis.engine.claims import load_claims, studies_with_claims
+from fewbits.analysis.engine.frames import Results
+from fewbits.analysis.engine.judging import evidence_of
+from fewbits.analysis.engine.loading import load_hooks
+from fewbits.analysis.engine.preview import preview, preview_lines
+from fewbits.analysis.engine.verdicts import Status, conclude
+from fewbits.sweeps.planning.plan import plan
+from fewbits.sweeps.planning.sweep import load_sweeps
+
+
+def empty(study: str, scale: str, folder: Path) -> Results:
+    words = (f"study={study}", f"scale={scale}", f"runtime.runs={folder}", "runtime.device=cpu")
+    return Results.of(plan(*load_sweeps((*words, "data=synthetic", "data.size=65536", "data.repeat=1000000000"))))
+
+
+@pytest.mark.parametrize("scale", ["cpu", "cpu-full"])
+@pytest.mark.parametrize("study", studies_with_claims())
+def test_an_empty_store_decides_nothing(study: str, scale: str, tmp_path: Path) -> None:
+    load_hooks(study)
+    results = empty(study, scale, tmp_path)
+    claims = [one for one in load_claims(study).claims if all(part.test != "exact" for part in one.parts)]
+    evidence = {one.id: evidence_of(study, one, results) for one in claims}
+    verdicts = conclude(evidence)
+    assert not [name for name, one in verdicts.items() if one.outcome.decided]
+    statuses = {part.status for one in verdicts.values() for part in one.findings}
+    assert statuses <= {Status.UNDECIDED, Status.NOT_RUN, Status.OUT_OF_REACH}
+    assert Status.UNDECIDED in statuses
+
+
+def test_a_preview_names_what_the_planned_seeds_cannot_decide(tmp_path: Path) -> None:
+    found = {(one.claim, one.comparison.name): one for one in preview("mor", empty("mor", "cpu", tmp_path))}
+    loss = found["M3", "block like bf16, validation loss, configuration 1"]
+    assert loss.mde is not None
+    assert loss.margin is not None
+    assert loss.mde < loss.margin
+    assert not loss.undecidable
+    one_seed = preview("mor", empty_with_seed(tmp_path))
+    assert all(one.undecidable for one in one_seed)
+    assert any("cannot decide" in line for line in preview_lines(one_seed))
+
+
+def empty_with_seed(folder: Path) -> Results:
+    words = ("study=mor", "scale=cpu", "seeds=[10]", f"runtime.runs={folder}", "runtime.device=cpu")
+    return Results.of(plan(*load_sweeps((*words, "data=synthetic", "data.size=65536", "data.repeat=1000000000"))))
