@@ -121,7 +121,7 @@ def test_the_packages_follow_the_import_rule() -> None:
         ("experiments/a.py", "import importlib\nimportlib.import_module('fewbits.sweeps.running.store')"),
         ("experiments/a.py", "from importlib import import_module\nimport_module('..analysis.report', __package__)"),
         ("sweeps/a.py", "__import__('fewbits.analysis')"),
-        ("sweeps/a.py", "TABLE = {'report': 'fewbits.analysis.report'}"),
+        ("sweeps/a.py", "TABLE = {'report': 'fewbits.analysis.report.files'}"),
         ("kernels/a.py", "import ray"),
         ("kernels/a.py", "from mlflow.tracking import MlflowClient"),
         ("kernels/a.py", "import hydra.utils as u"),
@@ -147,10 +147,10 @@ def test_imports_in_the_package_order_are_fine(tmp_path: Path) -> None:
     write(tmp_path, "models/gpt2.py", "from fewbits.kernels.formats import Format\nfrom fewbits.kernels import formats")
     write(tmp_path, "sweeps/planning/plan.py", "import ray, mlflow, hydra\nfrom fewbits import __version__")
     source = """
-        '''fewbits.analysis.report is a name in a docstring here, and fewbits.kernels below is not.'''
+        '''fewbits.analysis.report.files is a name in a docstring here, and fewbits.kernels below is not.'''
         import fewbits.sweeps.planning.plan
         from fewbits.models.gpt2 import GPT
-        log, me = getLogger("fewbits.report"), getLogger("fewbits.analysis.report")
+        log, me = getLogger("fewbits.report"), getLogger("fewbits.analysis.report.files")
         """
     write(tmp_path, "analysis/report.py", dedent(source))
     assert violations(tmp_path) == []

@@ -23,7 +23,7 @@ AGAIN = "bf16-again"  # A/A: the same mathematics as BF16, its sums rounded in a
 
 @dataclass(frozen=True)
 class Arm:
-    """How reports show an arm. Its baseline is the arm that it is compared with."""
+    """An arm as reports show it. Its baseline is the arm that it is compared with; "" where it is with none."""
 
     name: str
     title: str  # in tables
@@ -59,7 +59,9 @@ class ArmTable:
     families: dict[str, tuple[str, ...]] = field(default_factory=dict)
     trunks: dict[str, str] = field(default_factory=dict)  # arms that others branch from, with their labels
     places: dict[str, dict[str, str]] = field(default_factory=dict)  # combinations of axes, by a short name
-    columns: dict[str, str] = field(default_factory=dict)  # ids of the paper's columns, of `{arm}` and `{place}`
+    # Ids of the columns of the paper's tables, made of `{arm}` and `{place}`; without `{place}` a table is about the
+    # first place alone.
+    columns: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         names = [arm.name for arm in self.arms]
@@ -67,7 +69,7 @@ class ArmTable:
             if names.count(name) > 1:
                 raise ValueError(f"{self.study}: arm {name} is there twice")
         for arm in self.arms:
-            if arm.baseline != BASELINE:
+            if arm.baseline not in (BASELINE, ""):
                 one_of(f"{self.study}, arm {arm.name}: baseline", arm.baseline, names)
 
     def arm(self, name: str) -> Arm:
@@ -84,8 +86,11 @@ class ArmTable:
         return next((sweeps for sweeps in self.families.values() if sweep in sweeps), (sweep,))
 
     def column(self, table: str, arm: str, place: str = "") -> str:
-        """Return the id of the paper's column for an arm in one of the places."""
-        return self.columns.get(table, "{arm}").format(arm=arm, place=place)
+        """Return the id of the paper's column for an arm in one of the places; "" where the table is not about it."""
+        pattern = self.columns.get(table, "{arm}")
+        if "{place}" not in pattern and place not in ("", *list(self.places)[:1]):
+            return ""
+        return pattern.format(arm=arm, place=place)
 
     def of_column(self, table: str, column: str) -> tuple[str, dict[str, str]]:
         """Return the arm and the values of axes that stand in a column of the paper's table."""

@@ -11,13 +11,13 @@
 # ---
 
 # %%
-from fewbits.analysis.reading import read
+from fewbits.analysis.report.study_report import read_study
 
 # %% tags=["parameters"]
-words = ["study=gaussws", "scale=smoke"]
+overrides = ["study=gaussws", "scale=smoke"]
 
 # %%
-gaussws = read(words)
+gaussws = read_study(overrides)
 gaussws.title()
 
 # %%
@@ -35,13 +35,13 @@ gaussws.summary()
 # %% [markdown]
 # ## What was done
 #
-# The paper trains with noise on weights in place of quantizing them. Each 32×32 square of a weight has a bit width b;
-# to each element it adds R · 2^(1−b) · max|w|, R nearly a rounded normal number, and casts the sum to BF16. The width
-# is learned with the weights and drawn to a target by weight decay. DiffQ is the same with uniform noise.
+# The paper trains with noise on weights in place of quantizing them. Each 32×32 square of a weight has a bit width b.
+# R · 2^(1−b) · max|w| is added to each element, where R is nearly a rounded normal number, and the sum is cast to BF16.
+# The width is learned with the weights and pulled to a target by weight decay. DiffQ is the same with uniform noise.
 #
-# The paper's runs are of 124M to 1B parameters on up to 295 G tokens, from nothing, and so are ours where the scale is
-# the paper's own. At all others models of the same two families branch from a common parent that was trained in BF16,
-# one for each seed and optimizer, and anneal to a learning rate of zero: what differs between arms is the noise alone.
+# The paper's runs have 124 M to 1 B parameters on up to 295 B tokens, from scratch, and so have ours at the paper's own
+# scale. At all other scales, models of the same two families branch from a common trunk that was trained in BF16, one
+# for each seed and optimizer, and anneal to a learning rate of zero, so that only the noise differs between arms.
 # Validation is without noise.
 
 # %%
@@ -53,7 +53,7 @@ gaussws.claims("G7", "G8", "G9")
 # %% [markdown]
 # ## Noise, casts and formats
 #
-# What the paper proves, counted out on the kernels that train.
+# What the paper proves, checked case by case on the kernels that train.
 
 # %%
 gaussws.claims("G1", "G6")
@@ -112,7 +112,7 @@ gaussws.claims("G15")
 # %% [markdown]
 # ## What it costs
 #
-# Timed on the device at hand, all arms in turns; the paper's numbers are of an A100.
+# Timed on the device at hand, arms taking turns; the paper's numbers are of an A100.
 
 # %%
 gaussws.table("Table 1")
@@ -138,8 +138,8 @@ gaussws.table("Table E.1")
 # %% [markdown]
 # ## Findings of our own
 #
-# The paper's instability comes after tens of billions of tokens. In its place an instability is induced: from a
-# trained checkpoint the learning rate is raised and stays there. That is a protocol of ours, with its reasons in the
+# The paper's instability appears after tens of billions of tokens. In its place an instability is induced: from a
+# trained checkpoint the learning rate is raised and stays high. That is a protocol of ours, with its reasons in the
 # sweep's own file, and no test of the paper's horizon.
 
 # %%
@@ -148,24 +148,24 @@ gaussws.own()
 # %% [markdown]
 # ## Discussion
 #
-# Found in the verdicts by rule, so that nothing is picked: contradicted claims, effects that are not those spoken of,
-# effects beyond the margin where none was said to be, what was found alone and not kept among all claims tested,
-# controls that failed, and comparisons with too few seeds. Margins stay as they were fixed.
+# Listed by rule, so that nothing is picked: contradicted claims and those not seen at this scale, effects that are not
+# the stated ones, effects beyond the margin where none was stated, controls that failed, and comparisons with too few
+# seeds. Margins stay as they were fixed.
 
 # %%
-gaussws.surprises()
+gaussws.remarks()
 
 # %% [markdown]
 # ## What is assumed
 #
-# The paper leaves out the learning rate and weight decay of bit widths, Adam-mini's settings, and whether validation is
+# The paper does not state the learning rate and weight decay of bit widths, Adam-mini's settings, whether validation is
 # with noise, and the learning rate of GPT-2 under Adam-mini. Ours: without noise; where arms branch, widths have a rate
-# and a decay of their own, whatever the rate of weights is: at the scales cpu, cpu-full and gpu decay alone does to
-# them in a branch what it does in the paper's GPT-2 run at the low rate. Of the paper's own numbers these are not
+# and a decay of their own, whatever the rate of weights is: at the scales cpu, cpu-full and gpu, decay alone does to
+# them in a branch what it does in the paper's GPT-2 run at the low rate. These of the paper's own numbers are not
 # printed:
 
 # %%
-gaussws.inferred()
+gaussws.not_printed()
 
 # %% [markdown]
 # ## Out of reach

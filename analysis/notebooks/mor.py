@@ -11,13 +11,13 @@
 # ---
 
 # %%
-from fewbits.analysis.reading import read
+from fewbits.analysis.report.study_report import read_study
 
 # %% tags=["parameters"]
-words = ["study=mor", "scale=smoke"]
+overrides = ["study=mor", "scale=smoke"]
 
 # %%
-mor = read(words)
+mor = read_study(overrides)
 mor.title()
 
 # %%
@@ -36,20 +36,20 @@ mor.summary()
 # ## What was done
 #
 # MoR trains with 8-bit matrix products wherever these are accurate enough. Before each product of a linear layer, the
-# tensors that enter it are cast to E4M3 and back; where the mean relative error of that stays below a threshold the
-# cast is kept, elsewhere the tensor stays in BF16. The decision is made anew for every tensor in every mini-batch, or,
-# in the variants of the paper's last part, for every block of a tensor.
+# tensors that enter it are cast to E4M3 and back. Where the mean relative error stays below a threshold the cast is
+# kept; elsewhere the tensor stays in BF16. The decision is made anew for every tensor in every mini-batch, or, in the
+# variants of the paper's last part, for every block of a tensor.
 #
-# The paper trains a model of 8 G parameters on 1 T tokens, once for each arm. Here its recipes train small models of
-# the same family (squared ReLU, partial rotary embeddings, untied embeddings) on text that is on
-# every machine. Arms start from a common parent that was trained in BF16, one for each seed, and anneal to a learning
-# rate of zero: what differs between them is the recipe alone, and a rounding cannot decide when a model leaves a
-# plateau. What such runs can say of the paper, the verdicts say; what they cannot is out of reach, and said to be.
+# The paper trains a model of 8 B parameters on 1 T tokens, once for each arm. Here its recipes train small models of
+# the same family (squared ReLU, partial rotary embeddings, untied embeddings) on text that every machine has. Arms
+# branch from a common trunk that was trained in BF16, one for each seed, and anneal to a learning rate of zero, so that
+# only the recipe differs between them and rounding cannot decide when a model leaves a plateau. The verdicts state
+# what such runs show of the paper, and which claims are out of their reach.
 #
 # ## The method
 #
-# One scale for each block, built so that nothing saturates: all blocks of a tensor share the mantissa of the tensor's
-# own scale, and each has an exponent of its own (GAM). The pictures of this part are drawn from the kernels that train.
+# Each block has one scale, built so that nothing saturates: all blocks of a tensor share the mantissa of the tensor's
+# own scale, and each has an exponent of its own (GAM). The figures of this part are drawn from the kernels that train.
 
 # %%
 mor.figure("Figure 1")
@@ -64,13 +64,13 @@ mor.figure("Figure 3")
 mor.figure("Figure 4")
 
 # %%
-mor.claims("M1", "M2")
+mor.claims("M1", "M2", "M21")
 
 # %% [markdown]
 # ## Set-up
 #
-# Configuration 2 differs from configuration 1 in its data, which are better, and in its batch, which is larger. Ours
-# differ likewise, as far as that can be had without a network: other sources, and half as many sequences again.
+# Configuration 2 has better data and a larger batch than configuration 1. Ours differ in the same way, as far as that
+# is possible without a network: other sources, and half as many sequences again.
 
 # %%
 mor.table("Table 1")
@@ -78,7 +78,7 @@ mor.table("Table 1")
 # %% [markdown]
 # ## One decision for each tensor
 #
-# Three ways to cut a tensor into blocks that share a scale: 128×128, the whole tensor, and the whole vector along the
+# Three partitions of a tensor into blocks that share a scale: 128×128, the whole tensor, and the whole vector along the
 # axis of the dot product. The threshold is 4.5 % for all three.
 
 # %%
@@ -91,8 +91,8 @@ mor.figure("Figure 5")
 mor.figure("Figure 6")
 
 # %% [markdown]
-# Models of this size answer no questions, so that the place of MMLU is taken by what they can do: continue a text of
-# another kind than they were trained on. The paper's last values stand beside, for what they are.
+# Models of this size answer no questions. In place of MMLU they are evaluated on text of another kind than they were
+# trained on; the paper's last scores stand beside.
 
 # %%
 mor.figure("Figure 7")
@@ -115,19 +115,19 @@ mor.figure("Figure 8")
 mor.figure("Figure 9")
 
 # %%
-mor.claims("M6", "M7", "M8")
+mor.claims("M6", "M7", "M8", "M23")
 
 # %% [markdown]
 # ## What falls back to BF16
 #
-# How often, and of which tensors. A row of a heat map is a tensor; a column is a range of its relative error, the last
-# one open; the shade is the share of the mini-batches in which its error lay there; the line is the threshold.
+# A row of a heat map is a tensor; a column is a range of its relative error, the last one open; the shade is the share
+# of the mini-batches whose error lay there; the line is the threshold.
 
 # %%
 mor.figure("Figure 10")
 
 # %%
-mor.claims("M9", "M10")
+mor.claims("M9", "M10", "M22")
 
 # %%
 mor.figure("Figure 11")
@@ -189,7 +189,7 @@ mor.claims("M17", "M18")
 # %% [markdown]
 # ## What the paper concludes
 #
-# That a bounded relative error is enough; and how the bound was chosen.
+# A bounded relative error suffices; and how the bound was chosen.
 
 # %%
 mor.claims("M19", "M20")
@@ -197,7 +197,7 @@ mor.claims("M19", "M20")
 # %% [markdown]
 # ## Findings of our own
 #
-# What the paper left open, and what shows how far the runs of this report can be trusted.
+# What the paper left open, and how much noise the runs of this report have.
 
 # %%
 mor.own()
@@ -205,23 +205,23 @@ mor.own()
 # %% [markdown]
 # ## Discussion
 #
-# Found in the verdicts by rule, so that nothing is picked: contradicted claims, effects that are not those spoken of,
-# effects beyond the margin where none was said to be, what was found alone and not kept among all claims tested,
-# controls that failed, and comparisons with too few seeds. Margins stay as they were fixed.
+# Listed by rule, so that nothing is picked: contradicted claims and those not seen at this scale, effects that are not
+# the stated ones, effects beyond the margin where none was stated, controls that failed, and comparisons with too few
+# seeds. Margins stay as they were fixed.
 
 # %%
-mor.surprises()
+mor.remarks()
 
 # %% [markdown]
 # ## What is assumed
 #
-# The paper's text leaves out learning rates, warm-up, optimizer and the length of its sequences; ours are settings with
-# defaults, in the configs of each scale. That a tensor's error is the sum of its elements' relative errors over the
-# number of those that are not zero, and that E8M0 scales are rounded so that nothing saturates, is inferred. Bins of
-# the heat maps are ours: half a percent wide, up to ten percent. Of the paper's own numbers these are not printed:
+# The paper does not state learning rates, warm-up, optimizer and the length of its sequences; ours are settings in the
+# configs of each scale. We infer that a tensor's error is the sum of its elements' relative errors divided by the
+# number of elements that are not zero, and that E8M0 scales are rounded so that nothing saturates. Bins of the heat
+# maps are ours: half a percent wide, up to ten percent. These of the paper's own numbers are not printed:
 
 # %%
-mor.inferred()
+mor.not_printed()
 
 # %% [markdown]
 # ## Out of reach

@@ -11,13 +11,13 @@
 # ---
 
 # %%
-from fewbits.analysis.reading import read
+from fewbits.analysis.report.study_report import read_study
 
 # %% tags=["parameters"]
-words = ["study=nvfp4", "scale=smoke"]
+overrides = ["study=nvfp4", "scale=smoke"]
 
 # %%
-nvfp4 = read(words)
+nvfp4 = read_study(overrides)
 nvfp4.title()
 
 # %%
@@ -41,13 +41,13 @@ nvfp4.summary()
 # forward and backward read the same values; gradients are rounded stochastically; and the operands of the weight
 # gradient pass through a random Hadamard transform.
 #
-# The paper's curves are of one run each, of 1.2 G, 8 G and 12 G parameters on up to 10 T tokens. Here the same recipes
-# train small models of the same families. At the small scales most arms branch from a common parent that was trained
-# in BF16, one for each seed, and anneal to a learning rate of zero: what differs between them is the recipe alone.
-# Where the paper speaks of the beginning of training, of late switches, or of how many tokens a run needs, arms are
-# trained from nothing, or have been in NVFP4 for a while. Operands are rounded to the arm's formats and multiplied in
-# BF16 with FP32 sums. Hardware multiplies codes and applies scales to the sums; here values have their scales in them,
-# which rounds NVFP4's once more to BF16, by 0.4 % at most. Validation losses are those of the arm's own operands.
+# The paper's curves are of one run each, of 1.2 B, 8 B and 12 B parameters on up to 10 T tokens. Here the same recipes
+# train small models of the same families. At the small scales most arms branch from a common trunk that was trained in
+# BF16, one for each seed, and anneal to a learning rate of zero, so that only the recipe differs between them. Where
+# the paper is about the beginning of training, about late switches, or about how many tokens a run needs, arms are
+# trained from scratch or branch from a run in NVFP4. Operands are rounded to the arm's formats and multiplied in BF16
+# with FP32 sums. Hardware multiplies codes and applies scales to the sums; here values contain their scales, which
+# rounds NVFP4's once more to BF16, by 0.4 % at most. Validation losses are those of the arm's own operands.
 #
 # ## The format
 #
@@ -65,7 +65,7 @@ nvfp4.claims("N24")
 # %% [markdown]
 # ## Beside FP8 and BF16
 #
-# The paper's 12B model has FP8 as its reference. Its curves are not printed as numbers; what the text says of them is.
+# The paper compares its 12B model with FP8. It does not print its curves as numbers; its text states some of them.
 
 # %%
 nvfp4.figure("Figure 2")
@@ -74,8 +74,7 @@ nvfp4.figure("Figure 2")
 nvfp4.claims("N1")
 
 # %% [markdown]
-# Models of this size answer no questions. What they can do instead is to continue a text of another kind than they
-# were trained on.
+# Models of this size answer no questions. Instead they are evaluated on text of another kind than they were trained on.
 
 # %%
 nvfp4.figure("Figure 3")
@@ -89,7 +88,7 @@ nvfp4.claims("N2")
 # %% [markdown]
 # ## The recipe
 #
-# What the losses are without each of its parts; and what each operand goes through, drawn from the recipe that trains.
+# The losses without each of its parts, and what is done to each operand, drawn from the recipe that trains.
 
 # %%
 nvfp4.figure("Figure 4")
@@ -103,8 +102,8 @@ nvfp4.claims("N4", "N5", "N19", "N26")
 # %% [markdown]
 # ## Beside MXFP4
 #
-# Blocks of 32 with a power of two as their scale, rounded so that nothing saturates; weights in squares of 32×32, a
-# Hadamard transform of size 32; everything else as in NVFP4.
+# MXFP4 has blocks of 32 whose scale is a power of two, rounded so that nothing saturates, weights in squares of 32×32,
+# and a Hadamard transform of size 32; everything else is as in NVFP4.
 
 # %%
 nvfp4.figure("Figure 6")
@@ -115,7 +114,7 @@ nvfp4.claims("N20", "N21")
 # %% [markdown]
 # ## Models
 #
-# The paper's, beside those that trained here.
+# The paper's models beside those that were trained here.
 
 # %%
 nvfp4.table("Table 3")
@@ -138,8 +137,8 @@ nvfp4.claims("N22", "N23")
 # %% [markdown]
 # ## Part by part
 #
-# From here on the base is plain NVFP4 as in the paper's appendix: nearest rounding, one row of 16 to a scale, nothing
-# transformed; with the last blocks in BF16 unless that is what varies.
+# From here on the base is plain NVFP4 as in the paper's appendix: nearest rounding, one row of 16 values per scale, no
+# transform, and the last blocks in BF16 unless that is what varies.
 
 # %%
 nvfp4.claims("N3")
@@ -153,7 +152,7 @@ nvfp4.claims("N8")
 # %% [markdown]
 # ### Layers
 #
-# On a model of 20 blocks, as many as the paper's, so that its counts hold as they stand.
+# On a model of 20 blocks, as many as the paper's, so that its counts apply unchanged.
 
 # %%
 nvfp4.figure("Figure 9")
@@ -207,7 +206,7 @@ nvfp4.claims("N17", "N18")
 # %% [markdown]
 # ## Findings of our own
 #
-# What came after the paper, what it left open, and what shows how far the runs of this report can be trusted.
+# What came after the paper, what it left open, and how much noise the runs of this report have.
 
 # %%
 nvfp4.own()
@@ -215,24 +214,24 @@ nvfp4.own()
 # %% [markdown]
 # ## Discussion
 #
-# Found in the verdicts by rule, so that nothing is picked: contradicted claims, effects that are not those spoken of,
-# effects beyond the margin where none was said to be, what was found alone and not kept among all claims tested,
-# controls that failed, and comparisons with too few seeds. Margins stay as they were fixed.
+# Listed by rule, so that nothing is picked: contradicted claims and those not seen at this scale, effects that are not
+# the stated ones, effects beyond the margin where none was stated, controls that failed, and comparisons with too few
+# seeds. Margins stay as they were fixed.
 
 # %%
-nvfp4.surprises()
+nvfp4.remarks()
 
 # %% [markdown]
 # ## What is assumed
 #
-# The paper leaves out warm-up, the shape of the decay, clipping, how large MXFP4's tiles of weights are, and which
-# signs its transform has; ours are settings with defaults, in the configs of each scale and recipe. The signs are
-# TransformerEngine's for the transform of size 16, and drawn once for other sizes; MXFP4's tiles are 32×32. How the
-# blocks kept in BF16 divide a small model is ours: about as large a part of it as the paper's, so that of FP8's three
-# in 62 none is left on processors. Of the paper's own numbers these are not printed:
+# The paper does not state warm-up, the shape of the decay, clipping, the size of MXFP4's tiles of weights, and the
+# signs of its transform; ours are settings in the configs of each scale and recipe. The signs are TransformerEngine's
+# for the transform of size 16, and drawn once for other sizes; MXFP4's tiles are 32×32. Which blocks of a small model
+# stay in BF16 is our choice: about the same share as the paper's, so FP8's three blocks in 62 become none on CPUs.
+# These of the paper's own numbers are not printed:
 
 # %%
-nvfp4.inferred()
+nvfp4.not_printed()
 
 # %% [markdown]
 # ## Out of reach

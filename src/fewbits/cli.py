@@ -87,13 +87,13 @@ COMMANDS = (
     ),
     Command(
         ("report",),
-        "fewbits.analysis.report_command",
+        "fewbits.analysis.commands.report",
         "write a study's report: tables, figures and claims beside the paper's",
         "study=mor scale=cpu",
     ),
     Command(
         ("claims",),
-        "fewbits.analysis.claims_command",
+        "fewbits.analysis.commands.claims",
         "list a study's claims with their verdicts",
         "study=mor scale=cpu",
     ),

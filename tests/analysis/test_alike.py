@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from fewbits.analysis import arms
 from fewbits.analysis.engine.alike import why_not_compared
 from fewbits.analysis.engine.data import Differences, NoData
 from fewbits.analysis.engine.frames import Results
-from fewbits.analysis.show.provenance import Provenance
+from fewbits.analysis.engine.pairs import across
+from fewbits.analysis.views.provenance import Provenance
 from fewbits.sweeps.planning.plan import Plan
 from fewbits.sweeps.running.store import State
 
@@ -144,7 +144,7 @@ def test_combinations_of_axes_are_compared_seed_by_seed_within_a_kind(planned: P
     recompute(plan, "bf16", 0, kind="intel-amx2")
     results = Results.of(plan)
     numbers = dict(zip(results.trials["id"], results.trials["loss"], strict=True))
-    found = arms.seed_by_seed(results, numbers, ("mor", USUAL), ("bf16", {}))
+    found = across(results, numbers, ("mor", USUAL), ("bf16", {}), relative=False)
     assert isinstance(found, Differences)
     assert len(found.values) == 1
     assert "seed 0: mor ran on" in found.notes[0]

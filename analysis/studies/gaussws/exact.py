@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 
 from fewbits.analysis.engine.data import Exact
 from fewbits.analysis.engine.hooks import exact
-from fewbits.analysis.engine.paper import paper
-from fewbits.analysis.gaussws import consistency, theory
-from fewbits.analysis.gaussws.consistency import KINDS
-from fewbits.analysis.gaussws.theory import Swallowed
+from fewbits.analysis.studies.gaussws import consistency, theory
+from fewbits.analysis.studies.gaussws.consistency import KINDS
+from fewbits.analysis.studies.gaussws.theory import Swallowed
 
 ROUNDED = 1e-6  # of a gradient that is summed in float32, beside float64
 CHANCE = 18.5  # χ² with four degrees of freedom is above it once in a thousand
@@ -97,7 +96,7 @@ def g3() -> dict[str, Exact]:
         for bits in widths
         for after in (False, True)
     )
-    cells = [pair for row in table_c1_rows().values() for pair in row]
+    cells = [pair for row in theory.table_c1_rows().values() for pair in row]
     same = sum(ours == said for ours, said in cells)
     lost, gone = sum(one.lost for one in small), sum(one.weights + one.sampled for one in flows)
     what = (
@@ -116,31 +115,6 @@ def g3() -> dict[str, Exact]:
         "instead of 6 at b = 8",
     )
     return {"": Exact(not lost and not gone and fits and same == len(cells), what, notes)}
-
-
-def table_c1_rows() -> dict[str, list[tuple[float | str, float | str]]]:
-    """Of Table C.1's rows, ours beside the paper's: bits that were looked for, not computed from its formulas."""
-    said = {row.id: row for row in paper("gaussws").table("Table C.1").rows}
-    widths = list(theory.widths())
-    mantissas = [theory.least_mantissa_bits(bits, ties=False) for bits in widths]
-    sampled = [theory.least_exponent_bits(bits, after_noise=True) for bits in widths]
-    formats = [", ".join(theory.formats_for(e, m)) for e, m in zip(sampled, mantissas, strict=True)]
-    ours: dict[str, list[float | str]] = {
-        "exponent": [float(theory.least_exponent_bits(bits, after_noise=False)) for bits in widths],
-        "exponent-sampled": [*map(float, sampled)],
-        "mantissa-sampled": [*map(float, mantissas)],
-        "format": [*formats],
-    }
-    theirs = {name: [_plain(v) for v in said[name].values or said[name].text] for name in ours}
-    return {name: list(zip(values, theirs[name], strict=True)) for name, values in ours.items()}
-
-
-def _plain(value: float | str | None) -> float | str:
-    """FP8 E4M3, E3M4 is FP8 E4M3, FP8 E3M4."""
-    if isinstance(value, str) and value.startswith("FP8"):
-        return value.replace(", ", ", FP8 ")
-    assert value is not None
-    return value
 
 
 @exact("gaussws", "G4")

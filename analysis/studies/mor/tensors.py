@@ -15,11 +15,7 @@ from typing import cast
 import numpy as np
 import pandas as pd
 
-from fewbits.analysis.arms import Where, having
-from fewbits.analysis.engine.data import Data
 from fewbits.analysis.engine.frames import Results
-from fewbits.analysis.mor.arms import ONE
-from fewbits.analysis.results import NotRun
 from fewbits.kernels.quantizer import ErrorBelow, Mixture
 from fewbits.models.observer import BINS
 
@@ -134,20 +130,6 @@ class Seen:
 
     def greatest(self, where: Callable[[int, str, str], bool]) -> float:
         return float(max(value for key, value in self.values.items() if where(*cast(tuple[int, str, str], key))))
-
-
-def in_each_trial(
-    results: Results,
-    arm: str,
-    number: Callable[[Seen], float],
-    *,
-    where: Where = ONE,
-    column: str = "error",
-    window: Callable[[pd.DataFrame], pd.DataFrame] = last,
-) -> Data | NotRun:
-    """A number of what each of the arm's trials has, one for each seed."""
-    one = having(results, arm, where=where)
-    return NotRun(results.scale_name) if one is None else one.sample(numbers(one, number, column, window), arm, where)
 
 
 def numbers(

@@ -2,10 +2,10 @@
 
 import pytest
 
-from fewbits.analysis import plots
 from fewbits.analysis.engine.frames import Results
-from fewbits.analysis.gaussws import schematics
-from fewbits.analysis.results import FigureResult
+from fewbits.analysis.figures.theme import THEMES, svg, themed
+from fewbits.analysis.report.items import FigureResult
+from fewbits.analysis.studies.gaussws import schematics
 from fewbits.sweeps.planning.plan import Plan
 
 NOBODY = Results(Plan((), (), {}))
@@ -22,8 +22,8 @@ def test_they_are_drawn_in_both_themes(make: object) -> None:
     picture = make(NOBODY)  # type: ignore[operator]
     assert isinstance(picture, FigureResult)
     assert not picture.trials
-    for theme in plots.THEMES:
-        assert plots.svg(plots.themed(picture, theme)).count("<text") > 64
+    for theme in THEMES:
+        assert svg(themed(picture, theme)).count("<text") > 64
 
 
 def test_only_vectors_part_forward_from_backward() -> None:

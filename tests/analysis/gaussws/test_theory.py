@@ -10,10 +10,10 @@ from torch import Tensor
 
 from fewbits.analysis.engine.data import Exact
 from fewbits.analysis.engine.frames import Results
-from fewbits.analysis.gaussws import consistency, theory
-from fewbits.analysis.gaussws.tables import TIES, table_c1
-from fewbits.analysis.results import TableResult, Value
+from fewbits.analysis.report.items import TableResult, Value
+from fewbits.analysis.studies.gaussws import consistency, theory
 from fewbits.analysis.studies.gaussws import exact as arithmetic
+from fewbits.analysis.studies.gaussws.tables import TIES, table_c1
 from fewbits.kernels.backends import reference_noise
 from fewbits.kernels.noise import gaussian_noise, sample_weight
 from fewbits.sweeps.planning.plan import Plan

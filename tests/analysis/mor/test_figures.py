@@ -8,36 +8,26 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from fewbits.analysis import plots
-from fewbits.analysis.arms import compared, pooled
-from fewbits.analysis.engine.data import Differences, NoData
+from fewbits.analysis.engine.data import Differences, NoData, NotPlanned
 from fewbits.analysis.engine.frames import Results
 from fewbits.analysis.engine.paper import paper
-from fewbits.analysis.mor import (  # noqa: F401, they register
-    effects,
-    elsewhere,
-    falling_back,
-    heat_maps,
-    schematics,
-    thresholds,
-    training,
-    walk,
-    whereabouts,
-)
-from fewbits.analysis.mor.arms import ONE
-from fewbits.analysis.mor.looks import PARTITIONS, chosen
-from fewbits.analysis.plots import THEMES, WIDTH, svg, themed
-from fewbits.analysis.registry import Entry, shelf
-from fewbits.analysis.results import FigureResult, NotRun, Picture
-from fewbits.analysis.trajectories import change
-from fewbits.analysis.trajectories import curves as recorded
-from fewbits.analysis.verdicts import equivalent
+from fewbits.analysis.engine.places import sweep_places
+from fewbits.analysis.figures.declared import declared
+from fewbits.analysis.figures.effects import effects_of
+from fewbits.analysis.figures.series import change
+from fewbits.analysis.figures.series import curves as recorded
+from fewbits.analysis.figures.theme import THEMES, WIDTH, svg, theme, themed
+from fewbits.analysis.report.items import FigureResult, MakeFigure
+from fewbits.analysis.report.registry import Entry, study_registry
+from fewbits.analysis.studies.mor import block_diagram, schematics
+from fewbits.analysis.studies.mor.decisions import ONE, PARTS
+from fewbits.analysis.tables.comparing import compare
 from fewbits.sweeps.planning.plan import Plan, plan
 from fewbits.sweeps.planning.sweep import load_sweeps
 from tests.analysis.mor.made import fill
 from tests.experiments.data.data_inputs import shared_cache
 
-FIGURES: dict[str, Entry[Picture]] = {entry.id: entry for entry in shelf("mor").figures}
+FIGURES: dict[str, Entry[MakeFigure]] = {entry.id: entry for entry in study_registry("mor").figures}
 SCHEMATICS = ("Figure 1", "Figure 2", "Figure 3", "Figure 4")
 SMALL = (
     "data=synthetic",
@@ -84,7 +74,7 @@ def empty(smoke: Plan) -> Plan:
     return smoke
 
 
-def drawn(entry: Entry[Picture], results: Results, theme: str = "light") -> Figure:
+def drawn(entry: Entry[MakeFigure], results: Results, theme: str = "light") -> Figure:
     picture = entry.make(results)
     assert isinstance(picture, FigureResult), (entry.id, picture)
     return themed(picture, theme)
@@ -126,7 +116,7 @@ def test_what_has_no_results_says_so(empty: Plan) -> None:
         if name in SCHEMATICS:
             assert isinstance(picture, FigureResult)
         elif name in ("Figure 6", "Figure 15", "Figure 16", "Figure B"):
-            assert picture == NotRun("smoke")
+            assert picture == NotPlanned("not run at this scale (smoke)")
         else:
             assert isinstance(picture, NoData)
             assert picture.reason
@@ -161,7 +151,7 @@ def test_intervals_are_spoken_of_where_there_are_seeds(made: Results) -> None:
 
 
 def test_a_change_is_from_the_same_seed_at_the_same_step(made: Results) -> None:
-    part = chosen(made, PARTITIONS.sweep, "1")
+    part = sweep_places(made, "partitions", ONE)
     assert isinstance(part, Results)
     frame = recorded(part, "loss")
     found = change(frame, "block", "bf16")
@@ -185,7 +175,7 @@ def test_a_heat_map_has_a_row_for_each_tensor_named_as_in_the_paper(made: Result
     axes = drawn(FIGURES["Figure 12"], made).axes[0]
     rows = [label.get_text() for label in axes.get_yticklabels()]
     assert len(rows) == 6 * 4 * 2
-    assert rows[:8] == [f"{layer} {kind}" for layer in heat_maps.PARTS.values() for kind in ("input", "weight")][:8]
+    assert rows[:8] == [f"{layer} {kind}" for layer in PARTS.values() for kind in ("input", "weight")][:8]
     apart = drawn(FIGURES["Figure 18"], made).axes[0]
     assert len(apart.get_yticklabels()) == 2 * 4 * 2 * 2
 
@@ -194,33 +184,36 @@ def test_schematics_show_what_the_kernels_compute() -> None:
     """Under GAM values are rounded once more on the way back to BF16; under powers of two they are not."""
     x = schematics.heavy_tailed(2, 4, deviation=2.0, seed=3)
     gam, e8m0 = (schematics.flow(x, f"e4m3:1x4:{scaling}").stations for scaling in ("gam", "e8m0"))
-    assert gam[4] != gam[5]
-    assert e8m0[4] == e8m0[5]
-    amax, mantissa, exponent = schematics.group(schematics.heavy_tailed(8, 8, deviation=4.0, seed=0))
+    assert gam[schematics.FP32] != gam[schematics.AGAIN]
+    assert e8m0[schematics.FP32] == e8m0[schematics.AGAIN]
+    amax, mantissa, exponent = schematics.group_scale(schematics.heavy_tailed(8, 8, deviation=4.0, seed=0))
     assert mantissa * 2.0**exponent == pytest.approx(448 / amax, rel=1e-6)
     assert 1 <= mantissa < 2
 
 
-def test_a_block_is_walked_as_its_model_is_built(every: Plan) -> None:
+def test_a_block_is_drawn_as_its_model_is_built(every: Plan) -> None:
     trial = every.trials[every.members[0].id].trial
-    stations = [station.words for station in walk.walk(trial.model, 0)]
+    stations = [layer.words for layer in block_diagram.block_layers(trial.model, 0)]
     norm = stations[0]
     assert stations == [
         norm, "linear_qkv", "causal attention", "linear_proj", "+", norm, "fc1", "squared ReLU", "fc2", "+"
     ]  # fmt: skip
 
 
-def test_the_themes_in_force_is_light_again_after_a_picture(made: Results) -> None:
+def test_the_theme_in_force_is_light_again_after_a_picture(made: Results) -> None:
     drawn(FIGURES["Figure 2"], made, "dark")
-    assert plots.theme().name == "light"
+    assert theme().name == "light"
 
 
-def test_the_intervals_beside_the_noise_are_those_that_verdicts_are_read_off(made: Results) -> None:
-    found = {effect.label: effect for effect in effects.measured(made)}
-    known = pooled(made, "validation_loss", where=ONE)
-    assert known is not None
-    for arm, label in (("block", "Block"), ("e8m0", "E8M0"), ("two-way", "Two-way")):
-        assert f"{arm}, configuration 1" in known.arms
-        pairs = compared(made, "validation_loss", arm, where=ONE)
+def test_effects_are_those_that_verdicts_are_read_off(made: Results) -> None:
+    of = declared("mor").effects
+    assert of is not None
+    found = {effect.label: effect for effect in effects_of(made, "mor", of)}
+    for arm, label, sweep in (("tensor", "Tensor", "partitions"), ("e8m0", "E8M0", "ablations")):
+        pairs = compare(made, "validation_loss", arm, where=ONE, sweep=sweep)
         assert isinstance(pairs, Differences)
-        assert found[label].interval == equivalent(pairs, 0.005).interval
+        assert found[label].data == pairs
+        assert found[label].estimate.mean == pytest.approx(np.mean(pairs.values))
+    assert found["Tensor"].paper == pytest.approx(0.0003, abs=1e-4)
+    assert found["config. 2: Tensor"].paper == pytest.approx(0.0016, abs=1e-4)
+    assert found["64×64"].paper == pytest.approx(0.0034, abs=1e-4)

@@ -4,13 +4,13 @@ from collections.abc import Callable
 
 import pytest
 
-from fewbits.analysis.arms import compared, pooled
-from fewbits.analysis.engine.data import Differences, NoData
+from fewbits.analysis.engine.data import Differences, NoData, NotPlanned
 from fewbits.analysis.engine.frames import Results
 from fewbits.analysis.engine.paper import paper
-from fewbits.analysis.mor.own_tables import comparisons
-from fewbits.analysis.registry import shelf
-from fewbits.analysis.results import NotRun, OutOfReach, Setting, TableCell, TableResult, Value
+from fewbits.analysis.report.items import OutOfReach, Setting, TableCell, TableResult, Value
+from fewbits.analysis.report.registry import study_registry
+from fewbits.analysis.studies.mor.decisions import ONE
+from fewbits.analysis.tables.comparing import compare, pools
 from fewbits.sweeps.planning.plan import Plan
 from tests.analysis.mor.worlds import FLOOR, World, results
 
@@ -23,7 +23,7 @@ def found(cpu: Plan) -> Results:
 
 
 def table(name: str, of: Results) -> TableResult:
-    (entry,) = (entry for entry in shelf("mor").tables if entry.id == name)
+    (entry,) = (entry for entry in study_registry("mor").tables if entry.id == name)
     made = entry.make(of)
     assert isinstance(made, TableResult)
     made.frame()
@@ -40,8 +40,15 @@ def mean(of: TableCell) -> float:
     return of.ours.mean
 
 
+def text(of: TableCell) -> str:
+    assert isinstance(of.ours, Setting)
+    return of.ours.text
+
+
 def test_every_table_of_the_paper_is_there() -> None:
-    assert [entry.id for entry in shelf("mor").tables if entry.of_paper] == [f"Table {i}" for i in (1, 2, 3, 4)]
+    assert [entry.id for entry in study_registry("mor").tables if entry.of_paper] == [
+        f"Table {i}" for i in (1, 2, 3, 4)
+    ]
 
 
 @pytest.mark.parametrize("name", ["Table 2", "Table 3", "Table 4"])
@@ -76,50 +83,46 @@ def test_what_cannot_be_had_is_said(found: Results) -> None:
     made = table("Table 2", found)
     assert isinstance(cell(made, "MMLU", "Configuration 1: Block").ours, OutOfReach)
     assert cell(made, "MMLU", "Configuration 1: Block").paper == 45.95
-    assert isinstance(cell(made, "Training loss", "Configuration 2: Block").ours, NotRun)
+    assert isinstance(cell(made, "Training loss", "Configuration 2: Block").ours, NotPlanned)
     assert mean(cell(made, "Loss on other text (ours, in place of tasks)", "Configuration 1: BF16")) == 3.0
 
 
 def test_settings_are_those_of_the_trials_and_assumed_where_the_paper_is_silent(found: Results) -> None:
     made = table("Table 1", found)
     batch = cell(made, "Batch", "Configuration 1")
-    assert (batch.paper, str(batch.ours)) == (1024, "8")
+    assert (batch.paper, text(batch)) == (1024, "8")
     peak = cell(made, "Peak learning rate", "Configuration 1")
     assert peak.paper is None
-    assert str(peak.ours) == "0.001 (assumed)"
+    assert peak.ours == Setting("0.001", peak.trials, assumed=True)
     schedule = cell(made, "Learning-rate schedule", "Configuration 1").ours
     assert isinstance(schedule, Setting)
     assert "constant" in schedule.text
     assert "linear" in schedule.text
-    assert isinstance(cell(made, "Batch", "Configuration 2").ours, NotRun)
+    assert isinstance(cell(made, "Batch", "Configuration 2").ours, NotPlanned)
 
 
 def test_noise_is_what_pairs_and_seeds_differ_by(found: Results) -> None:
     made = table("Noise", found)
-    assert mean(cell(made, "BF16, watched less BF16", "Validation loss")) == 0.0
+    assert mean(cell(made, "BF16, errors of E4M3 recorded less BF16", "Validation loss")) == 0.0
     again = "BF16 again (micro-batches of 2) less BF16"
     assert mean(cell(made, again, "Validation loss")) == pytest.approx(0.01, rel=1e-3)
     seeds = cell(made, "Spread of BF16 itself over seeds", "Validation loss")
     assert mean(seeds) == pytest.approx(100 * 0.1 / 2.1)
-    assert isinstance(cell(made, "Block again (micro-batches of 2) less Block 128×128", "Training loss").ours, NotRun)
+    assert isinstance(
+        cell(made, "Block again (micro-batches of 2) less Block 128×128", "Training loss").ours, NotPlanned
+    )
 
 
-def test_power_is_told_of_every_comparison_that_a_claim_rests_on(found: Results, cpu: Plan) -> None:
+def test_power_lists_the_comparisons_of_losses_that_claims_rest_on(found: Results, cpu: Plan) -> None:
     made = table("Power", found)
-    assert len(made.rows) == len(comparisons())
-    named = {claim for one in comparisons() for claim in one.claims}
-    assert named == {"M3", "M6", "M7", "M8", "M17", "M18", "M19"}
-    quiet = "M17: Two-way less BF16"
-    assert mean(cell(made, quiet, "Smallest found, %")) < 0.01
-    assert str(cell(made, quiet, "Seeds for the margin").ours) == "2"
+    quiet = next(row.title for row in made.rows if "Two-way less BF16" in row.title and "M17" in row.title)
+    assert mean(cell(made, quiet, "Minimum detectable effect, %")) < 0.01
+    assert text(cell(made, quiet, "Seeds for the margin")) == "2"
     loud = table("Power", results(cpu, World(noise=0.004)))
-    assert mean(cell(loud, quiet, "Smallest found, %")) > 0.15
-    assert int(str(cell(loud, quiet, "Seeds for the margin").ours)) > 10
-
-
-def test_an_arm_that_diverged_has_no_power_to_tell(cpu: Plan) -> None:
-    made = table("Power", results(cpu, World(diverged=frozenset({"two-way"}))))
-    assert str(cell(made, "M17: Two-way less BF16", "Smallest found, %").ours) == "not known"
+    assert mean(cell(loud, quiet, "Minimum detectable effect, %")) > 0.15
+    assert int(text(cell(loud, quiet, "Seeds for the margin"))) > 10
+    gone = table("Power", results(cpu, World(diverged=frozenset({"two-way"}))))
+    assert text(cell(gone, quiet, "Minimum detectable effect, %")) == "not known"
 
 
 def test_fallbacks_are_told_by_kind_of_tensor(cpu: Plan) -> None:
@@ -143,7 +146,7 @@ def test_errors_beyond_the_threshold_were_not_accepted(cpu: Plan) -> None:
     made = table("Errors and losses", results(cpu, World(error=error)))
     assert mean(cell(made, "Channel", "Largest error")) == pytest.approx(3.3, rel=1e-3), "its worst mini-batch"
     assert mean(cell(made, "Tensor", "Largest error")) == pytest.approx(4.5), "the threshold"
-    assert str(cell(made, "Two-way", "Largest error").ours) == "by blocks"
+    assert text(cell(made, "Two-way", "Largest error")) == "by blocks"
 
 
 OPEN = ("Thresholds", "Sub-channel", "Second rounding", "Outlook", "Families")
@@ -151,8 +154,8 @@ OPEN = ("Thresholds", "Sub-channel", "Second rounding", "Outlook", "Families")
 
 def test_what_the_paper_left_open_is_not_run_at_a_small_scale(found: Results) -> None:
     for name in OPEN:
-        (entry,) = (entry for entry in shelf("mor").tables if entry.id == name)
-        assert entry.make(found) == NotRun("cpu")
+        (entry,) = (entry for entry in study_registry("mor").tables if entry.id == name)
+        assert entry.make(found) == NotPlanned("not run at this scale (cpu)")
 
 
 def test_what_the_paper_left_open_has_its_tables(plans: Callable[..., Plan]) -> None:
@@ -178,7 +181,7 @@ def test_other_families_are_compared_with_their_own_bf16(plans: Callable[..., Pl
 def test_an_empty_store_gives_tables_without_numbers(cpu: Plan) -> None:
     nothing = frozenset((member.cell.arm, member.cell.seed) for member in cpu.members)
     found = results(cpu, World(missing=nothing))
-    for entry in shelf("mor").tables:
+    for entry in study_registry("mor").tables:
         made = entry.make(found)
         if isinstance(made, TableResult):
             made.frame()
@@ -186,45 +189,19 @@ def test_an_empty_store_gives_tables_without_numbers(cpu: Plan) -> None:
     assert isinstance(cell(table("Table 3", found), "Training loss", "E8M0").ours, NoData)
 
 
-def test_the_spread_of_a_pair_is_that_of_all_arms_from_the_same_trunks(cpu: Plan) -> None:
-    there = {member.cell.arm for member in cpu.members} - {"trunk", "bad-arm"}
-    known = pooled(results(cpu, World(effect=EFFECT, noise=2e-4)), "validation_loss")
+def test_the_spread_of_a_pair_is_pooled_over_arms_from_the_same_trunks(cpu: Plan) -> None:
+    world = results(cpu, World(effect=EFFECT, noise=2e-4))
+    known = pools(world, "validation_loss", where=ONE)
     assert known is not None
-    assert {name.partition(",")[0] for name in known.arms} == there, (
-        "a trunk is longer, and the bad arm the only one of its kind"
-    )
-    (spread,) = (one.spread for one in known.of_kinds.values())
-    assert 1e-4 < spread.sd < 6e-4
-    assert spread.df % 2 == 0
-    gone = results(cpu, World(noise=2e-4, missing=frozenset({("amax", 1)}), diverged=frozenset({"e8m0"})))
-    fewer = pooled(gone, "validation_loss")
-    assert fewer is not None
-    assert there - {name.partition(",")[0] for name in fewer.arms} == {"amax", "e8m0"}
-    found = compared(gone, "validation_loss", "block")
+    found = compare(world, "validation_loss", "block", where=ONE)
     assert isinstance(found, Differences)
-    assert found.spread == fewer.of("block, configuration 1", "bf16, configuration 1")
-    alone = compared(gone, "validation_loss", "amax")
-    assert isinstance(alone, Differences)
-    assert alone.spread is None, "two seeds of three: it speaks for itself"
-
-
-def test_seeds_of_arms_that_lack_others_are_not_taken_for_each_other(cpu: Plan) -> None:
-    """Levels of seeds are far apart: an arm's seeds 1 and 2 are no replicates of another's 0 and 1."""
-    there = {member.cell.arm for member in cpu.members} - {"trunk"}
-    late = {"amax", "e8m0", "channel"}
-    missing = frozenset((str(arm), 0 if arm in late else 2) for arm in there)
-    known = pooled(results(cpu, World(noise=2e-4, missing=missing)), "validation_loss")
-    assert known is not None
-    assert {name.partition(",")[0] for name in known.arms} == there - late - {"bad-arm"}
-    assert all(one.spread.sd < 1e-3 for one in known.of_kinds.values())
-
-
-def test_what_is_the_same_to_the_bit_has_no_interval_about_it(cpu: Plan) -> None:
-    """BF16 that is watched: however far other arms part by chance."""
-    found = compared(results(cpu, World(noise=2e-4)), "validation_loss", "watched")
-    assert isinstance(found, Differences)
-    assert set(found.values) == {0.0}
-    assert found.spread is None
+    assert found.spread == known.of("partitions/block, configuration 1", "partitions/bf16, configuration 1")
+    assert found.spread is not None
+    assert found.spread.df > 10
+    same = compare(world, "validation_loss", "watched", where=ONE)
+    assert isinstance(same, Differences)
+    assert set(same.values) == {0.0}
+    assert same.spread is None, "the same bits"
 
 
 def test_it_is_said_with_how_many_seeds_ours_ran(found: Results) -> None:

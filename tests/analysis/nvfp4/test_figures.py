@@ -9,16 +9,19 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
 
-from fewbits.analysis.engine.data import Differences, NoData
+from fewbits.analysis.engine.arms import arm_table
+from fewbits.analysis.engine.data import Differences, NoData, NotPlanned
 from fewbits.analysis.engine.frames import Damaged, Results
 from fewbits.analysis.engine.paper import paper
-from fewbits.analysis.nvfp4 import effects, gradients, grid, looks, schematics, tokens, training
-from fewbits.analysis.nvfp4.claims import beside
-from fewbits.analysis.plots import THEMES, WIDTH, svg, themed
-from fewbits.analysis.registry import Entry, shelf
-from fewbits.analysis.results import FigureResult, NotRun, Picture
+from fewbits.analysis.figures.declared import declared
+from fewbits.analysis.figures.effects import EffectsFigure, effects_of
+from fewbits.analysis.figures.theme import THEMES, WIDTH, svg, themed
+from fewbits.analysis.figures.training import assign_styles, switches
+from fewbits.analysis.report.items import FigureResult, MakeFigure
+from fewbits.analysis.report.registry import Entry, study_registry
+from fewbits.analysis.studies.nvfp4 import block_maxima, gradient_errors, mxfp4_tokens, schematics
+from fewbits.analysis.tables.comparing import compare
 from fewbits.experiments.config import load_recipe
 from fewbits.kernels.api import fake_quantize
 from fewbits.sweeps.planning.plan import Plan, plan
@@ -28,10 +31,10 @@ from tests.analysis.nvfp4.worlds import PAPER, World
 from tests.analysis.nvfp4.worlds import results as of_world
 from tests.experiments.data.data_inputs import shared_cache
 
-FIGURES: dict[str, Entry[Picture]] = {entry.id: entry for entry in shelf("nvfp4").figures}
+FIGURES: dict[str, Entry[MakeFigure]] = {entry.id: entry for entry in study_registry("nvfp4").figures}
 FROM_KERNELS = ("Figure 1", "Figure 5", "Figure C")
-CURVES = ("Figure 2", *(of.id for of in looks.FIGURES[1:]))
 Draw = Callable[[str], Figure]
+EFFECTS_FIGURE = declared("nvfp4").effects or EffectsFigure("")
 EFFECTS = {
     ("recipe", "fp8"): 0.001,
     ("recipe", "nvfp4"): 0.006,
@@ -152,9 +155,9 @@ def test_what_has_no_results_says_so(empty: Plan) -> None:
 
 def test_a_sweep_that_the_scale_leaves_out_is_not_run(planned: Callable[..., Plan]) -> None:
     alone = Results.of(planned("sweep=rounding"))
-    assert FIGURES["Figure 9"].make(alone) == NotRun("smoke")
-    assert FIGURES["Figure 6"].make(alone) == NotRun("smoke")
-    assert FIGURES["Figure B"].make(alone) == NotRun("smoke")
+    assert FIGURES["Figure 9"].make(alone) == NotPlanned("not run at this scale (smoke)")
+    assert FIGURES["Figure 6"].make(alone) == NotPlanned("not run at this scale (smoke)")
+    assert FIGURES["Figure B"].make(alone) == NotPlanned("not run at this scale (smoke)")
     assert isinstance(FIGURES["Figure 10"].make(alone), NoData)
 
 
@@ -167,12 +170,14 @@ def test_one_seed_a_diverged_arm_and_a_missing_one_are_drawn_and_said(empty: Pla
     figure_8 = FIGURES["Figure 8"].make(results)
     assert isinstance(figure_8, FigureResult)
     assert any("kept, seed 0: diverged at step 4" in note for note in figure_8.notes)
-    assert figure_8.notes[0].startswith("One seed, so there is neither a range nor an interval.")
+    assert figure_8.notes[0].startswith("One seed")
     assert any("No data of + 2-D weights" in note for note in figure_8.notes)
-    found = tokens.longer(results)
-    assert isinstance(found, tokens.Longer)
+    found = mxfp4_tokens.longer(results)
+    assert isinstance(found, mxfp4_tokens.Longer)
     assert len(found.times) == 3, "one of MXFP4's four is missing"
-    assert {effect.label: effect.words for effect in effects.measured(results)}["last blocks in BF16"] == "1 diverged"
+    assert {one.label: one.estimate.text for one in effects_of(results, "nvfp4", EFFECTS_FIGURE)}[
+        "last blocks in BF16"
+    ] == "1 diverged"
 
 
 def test_a_damaged_file_is_named_and_no_figure_is_drawn_without_it(empty: Plan) -> None:
@@ -208,23 +213,22 @@ def test_levels_begin_near_the_branches(light: Draw) -> None:
 def test_switches_are_marked_where_recipes_switch(made: Results, light: Draw) -> None:
     part = made.of_sweep("switch")
     early, late = (next(m.id for m in part.members if m.cell.arm == arm) for arm in ("switch-both", "switch-late"))
-    marks = training.switches(part, ("nvfp4-long", "switch-both", "switch-late"))
+    marks = switches(part, ("nvfp4-long", "switch-both", "switch-late"))
     rows = part.curves("loss").drop_duplicates(["id", "step"]).set_index(["id", "step"])["tokens"]
     assert marks == (rows[early, 0], rows[late, 6]), (
         "a tenth of 8 steps is within the first, 0.8 of them in the seventh"
     )
-    assert training.switches(part, ("nvfp4-long",)) == ()
+    assert switches(part, ("nvfp4-long",)) == ()
     axes = light("Figure 7").axes[1]
     uprights = [line[0, 0] for line in lines(axes, THEMES["light"].line) if len(set(line[:, 0])) == 1]
     assert uprights == list(marks)
 
 
 def test_what_the_paper_prints_is_marked_and_nothing_else() -> None:
-    said = {"nvfp4": 0.015, "mxfp4": 0.025, "mxfp4-ocp": None}
-    of = looks.shown(tokens.LOSSES[0], tokens.LOSSES)
-    assert {arm.name: of.said("loss", arm.name) for arm in of.others} == said
-    marked = {f.id for f in looks.FIGURES for group in f.groups if group.said}
-    assert marked == {"Figure 2", "Figure 7"}
+    row = mxfp4_tokens.ROWS[0]
+    printed = {arm: row.paper_change(arm_table("nvfp4"), "loss", arm) for arm in row.arms}
+    assert printed == {"nvfp4": 0.015, "mxfp4": 0.025, "mxfp4-ocp": None}
+    assert {f.id for f in declared("nvfp4").training for row in f.rows if row.paper} == {"Figure 2", "Figure 7"}
 
 
 def test_what_the_paper_prints_does_not_flatten_what_we_measured(light: Draw) -> None:
@@ -244,20 +248,18 @@ def test_what_the_paper_prints_does_not_flatten_what_we_measured(light: Draw) ->
     assert marks(axes[5]) == [(r"$\uparrow$", edge)] * 2
 
 
-def test_what_is_called_alike_in_a_figure_looks_alike() -> None:
-    for of in looks.FIGURES:
-        arms = [arm for group in of.groups for arm in looks.shown(group, of.groups).others]
-        by_label = {arm.label: arm.look for arm in arms}
-        assert all(by_label[arm.label] == arm.look for arm in arms)
-        assert len(set(by_label.values())) == len(by_label)
+def test_what_is_labelled_alike_in_a_figure_is_drawn_alike() -> None:
+    for of in declared("nvfp4").training:
+        styles = assign_styles(arm_table("nvfp4"), of.rows)
+        assert len(set(styles.values())) == len(styles)
 
 
 def test_tokens_to_the_same_loss_are_read_between_runs(made: Results, light: Draw) -> None:
-    assert tokens.crossing((1, 1.25, 1.5), (0.02, 0.01, -0.01)) == pytest.approx(1.375)
-    assert tokens.crossing((1, 1.5), (0.02, 0.01)) is None
-    assert tokens.crossing((1, 1.5), (0.02, 0.0)) == 1.5
-    found = tokens.longer(made)
-    assert isinstance(found, tokens.Longer)
+    assert mxfp4_tokens.crossing((1, 1.25, 1.5), (0.02, 0.01, -0.01)) == pytest.approx(1.375)
+    assert mxfp4_tokens.crossing((1, 1.5), (0.02, 0.01)) is None
+    assert mxfp4_tokens.crossing((1, 1.5), (0.02, 0.0)) == 1.5
+    found = mxfp4_tokens.longer(made)
+    assert isinstance(found, mxfp4_tokens.Longer)
     assert found.times == pytest.approx((1, 1.25, 1.35, 1.5), abs=0.01)
     assert found.seeds == 2
     axes = light("Figure 6").axes[-1]
@@ -279,23 +281,23 @@ def test_a_loss_that_is_met_from_the_start_is_not_said_to_be_never_met(cpu: Plan
 
 
 def test_effects_are_those_that_verdicts_are_read_off(made: Results) -> None:
-    found = {effect.label: effect for effect in effects.measured(made)}
+    found = {effect.label: effect for effect in effects_of(made, "nvfp4", EFFECTS_FIGURE)}
     for arm, label in (("nvfp4", "NVFP4"), ("kept", "last blocks in BF16")):
-        pairs = beside(made, "recipe", arm)
+        pairs = compare(made, "validation_loss", arm, sweep="recipe")
         assert isinstance(pairs, Differences)
-        assert found[label].found == pairs
-        assert found[label].mean == pytest.approx(EFFECTS["recipe", arm], abs=1e-3)
+        assert found[label].data == pairs
+        assert found[label].estimate.mean == pytest.approx(EFFECTS["recipe", arm], abs=1e-3)
     assert found["hybrid: MXFP4"].paper == 0.025
+    assert not any("1.25×" in label for label in found), "it is trained for longer than its baseline"
 
 
 def test_gradients_err_as_they_were_measured(made: Results, light: Draw) -> None:
-    found = gradients.errors(made, gradients.Shown("recipe", "nvfp4", ""))
-    assert isinstance(found, gradients.Errors)
+    found = gradient_errors.errors_of(made, gradient_errors.Shown("recipe", "nvfp4", ""))
+    assert isinstance(found, gradient_errors.Errors)
     assert found.parts == ["qkv", "out", "up", "down"]
     assert found.of["down", 5] == pytest.approx(0.14)
     axes = next(a for a in light("Figure B").axes if a.get_title(loc="left") == "6 blocks, the whole recipe")
-    cells = [patch for patch in axes.patches if isinstance(patch, Rectangle)]
-    assert len(cells) == 4 * 5, "the last of six blocks is in BF16"
+    assert len(axes.collections[0].get_paths()) == 4 * 5, "the last of six blocks is in BF16"
     assert [text.get_text() for text in axes.texts[:5]] == ["10", "11", "12", "13", "14"]
 
 
@@ -329,7 +331,7 @@ def test_a_linear_layer_is_shown_as_its_recipe_has_it() -> None:
 
 def test_nvfp4_clips_what_its_scale_rounds_down_and_powers_of_two_do_not() -> None:
     """A block's greatest value errs by a sixteenth at most; rounded stochastically, on the whole it errs downwards."""
-    nvfp4, four_over_six, mxfp4, ocp = (grid.maxima(kind.spelled) for kind in grid.KINDS)
+    nvfp4, four_over_six, mxfp4, ocp = (block_maxima.maxima(kind.spelled) for kind in block_maxima.KINDS)
     assert nvfp4.error.max() <= 1 / 16
     assert nvfp4.error.mean() == pytest.approx(0.0226, abs=0.001)
     assert nvfp4.bias.mean() == pytest.approx(-0.011, abs=0.001)

@@ -5,14 +5,13 @@ from dataclasses import replace
 
 import pytest
 
-from fewbits.analysis.arms import compared
-from fewbits.analysis.engine.data import Differences
+from fewbits.analysis.engine.data import Differences, NotPlanned
 from fewbits.analysis.engine.frames import Results
 from fewbits.analysis.engine.paper import paper
-from fewbits.analysis.nvfp4.arms import part
-from fewbits.analysis.registry import shelf
-from fewbits.analysis.results import NotRun, OutOfReach, TableCell, TableResult, Value
-from fewbits.analysis.show.tables import table as html
+from fewbits.analysis.report.items import OutOfReach, Setting, TableCell, TableResult, Value
+from fewbits.analysis.report.registry import study_registry
+from fewbits.analysis.tables.comparing import compare
+from fewbits.analysis.views.tables import table_html as html
 from fewbits.sweeps.planning.plan import Plan
 from tests.analysis.nvfp4.worlds import PAPER, World, results
 
@@ -23,7 +22,7 @@ def found(cpu: Plan) -> Results:
 
 
 def table(name: str, of: Results) -> TableResult:
-    (entry,) = (entry for entry in shelf("nvfp4").tables if entry.id == name)
+    (entry,) = (entry for entry in study_registry("nvfp4").tables if entry.id == name)
     made = entry.make(of)
     assert isinstance(made, TableResult)
     made.frame()
@@ -40,13 +39,20 @@ def mean(of: TableCell) -> float:
     return of.ours.mean
 
 
+def text(of: TableCell) -> str:
+    assert isinstance(of.ours, Setting)
+    return of.ours.text
+
+
 def test_every_table_of_the_paper_is_there() -> None:
-    assert [entry.id for entry in shelf("nvfp4").tables if entry.of_paper] == [f"Table {i}" for i in range(1, 6)]
+    assert [entry.id for entry in study_registry("nvfp4").tables if entry.of_paper] == [
+        f"Table {i}" for i in range(1, 6)
+    ]
 
 
 def test_formats_take_the_bits_that_their_encodings_have(found: Results) -> None:
     made = table("Table 1", found)
-    bits = [str(row.cells[2].ours) for row in made.rows]
+    bits = [text(row.cells[2]) for row in made.rows]
     assert bits == ["8.25", "6.25", "4.25", "4.5"]
     for row, said in zip(made.rows, paper("nvfp4").table("Table 1").rows, strict=True):
         assert tuple(c.paper for c in row.cells[:2]) == said.values
@@ -76,9 +82,9 @@ def test_our_models_are_the_papers_and_what_was_trained_is_said(name: str, nano:
     made = table(name, found)
     for said in paper("nvfp4").table(name).rows:
         (there,) = (row for row in made.rows if row.title == said.title)
-        assert str(there.cells[0].ours) == f"{there.cells[0].paper:g}", said.title
+        assert text(there.cells[0]) == f"{there.cells[0].paper:g}", said.title
     trained = cell(made, "Blocks", "Trained at this scale")
-    assert str(trained.ours) == nano
+    assert text(trained) == nano
     assert len(trained.trials) == 3
 
 
@@ -93,7 +99,7 @@ def test_every_arm_is_told_from_bf16_and_from_the_whole_recipe(found: Results) -
     assert len(set(titles)) == len(titles) == 39, "each arm once, what arms branch from not at all"
     blocks = table("Blocks", found)
     assert mean(cell(blocks, "first 4 blocks in BF16", "Validation loss, from BF16")) == pytest.approx(3.0, rel=1e-3)
-    nothing = table("From nothing", found)
+    nothing = table("From scratch", found)
     assert mean(cell(nothing, "MXFP4", "Validation loss, from NVFP4")) == pytest.approx(
         100 * (1.02 / 1.012 - 1), rel=1e-2
     )
@@ -112,24 +118,12 @@ def test_gradient_errors_are_told_by_block_and_kind_of_layer(cpu: Plan) -> None:
     assert table("Gradient errors", results(cpu, World())).rows == ()
 
 
-def test_power_names_the_place_of_names_that_several_sweeps_have(found: Results) -> None:
-    made = table("Power", found)
-    titles = [row.title for row in made.rows]
-    assert "N1: NVFP4, the whole recipe less FP8" in titles
-    assert "N1: NVFP4, the whole recipe less FP8, hybrid" in titles
-    parts = ("stochastic rounding", "the Hadamard transform", "2-D weights")
-    of_n4 = [f"N4: the same, in the decay without {part} less NVFP4 before the decay and in it" for part in parts]
-    assert [title for title in titles if title.startswith("N4")] == of_n4
-    assert 0.001 < mean(cell(made, titles[0], "Smallest found, %")) < 0.01
-
-
 def test_arms_in_few_bits_and_arms_in_many_spread_by_themselves(cpu: Plan) -> None:
     fine = dict.fromkeys(("bf16-again", "bf16-fp32-wgrad", "recipe/fp8"), 1e-6)
     world = results(cpu, replace(PAPER, noise=2e-4, noises=fine))
-    one = part(world, "recipe")
     again, coarse, both, long = (
-        compared(one, "validation_loss", *pair)
-        for pair in (("bf16-again",), ("rht-2", "rht-16"), ("nvfp4",), ("long-no-2d", "nvfp4-long"))
+        compare(world, "validation_loss", *pair)
+        for pair in (("bf16-again",), ("rht-2", "rht-16"), ("nvfp4", "bf16"), ("long-no-2d", "nvfp4-long"))
     )
     assert isinstance(again, Differences)
     assert isinstance(coarse, Differences)
@@ -142,7 +136,7 @@ def test_arms_in_few_bits_and_arms_in_many_spread_by_themselves(cpu: Plan) -> No
     assert coarse.spread.sd / 2 < both.spread.sd < coarse.spread.sd, "one arm of the pair has no noise to speak of"
     assert long.spread not in (None, coarse.spread), "of what branches from NVFP4"
     spreads = {row.title: row.cells[1].ours for row in table("Noise", world).rows if "pair" in row.title}
-    assert {title: str(found) for title, found in spreads.items()} == {
+    assert {title: found.text for title, found in spreads.items() if isinstance(found, Setting)} == {
         f"Spread of a pair, {kind}": f"{100 * spread.sd:.3f} (df {spread.df})"
         for kind, spread in (
             ("8 bits or more forward", again.spread),
@@ -153,16 +147,16 @@ def test_arms_in_few_bits_and_arms_in_many_spread_by_themselves(cpu: Plan) -> No
 
 def test_sweeps_that_are_not_run_have_no_table(found: Results) -> None:
     alone = found.of_sweep("rounding")
-    for name in ("Blocks", "Hybrids", "From nothing", "Gradient errors"):
-        (entry,) = (entry for entry in shelf("nvfp4").tables if entry.id == name)
-        assert entry.make(alone) == NotRun("cpu")
-    assert isinstance(cell(table("Table 3", alone), "Blocks", "Trained at this scale").ours, NotRun)
+    for name in ("Blocks", "Hybrids", "From scratch", "Gradient errors"):
+        (entry,) = (entry for entry in study_registry("nvfp4").tables if entry.id == name)
+        assert entry.make(alone) == NotPlanned("not run at this scale (cpu)")
+    assert isinstance(cell(table("Table 3", alone), "Blocks", "Trained at this scale").ours, NotPlanned)
 
 
 def test_an_empty_store_gives_tables_without_numbers(cpu: Plan) -> None:
     nothing = frozenset((str(member.cell.arm), member.cell.seed) for member in cpu.members)
     found = results(cpu, World(missing=nothing))
-    for entry in shelf("nvfp4").tables:
+    for entry in study_registry("nvfp4").tables:
         made = entry.make(found)
         assert isinstance(made, TableResult)
         made.frame()

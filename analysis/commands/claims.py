@@ -1,0 +1,98 @@
+"""List the claims of a study with their verdicts, judged from the finished trials of the store (`fewbits claims`)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from fewbits.common.arguments import CommandParser
+from fewbits.sweeps.commands.sweep import in_store
+
+if TYPE_CHECKING:
+    from fewbits.analysis.engine.verdicts import Verdict
+
+EXAMPLES = """\
+examples:
+  fewbits claims study=mor scale=cpu
+  fewbits claims study=mor scale=smoke --json
+  fewbits claims --table > docs/claims.md         what every claim tests, without any results
+  fewbits claims study=mor scale=cpu --spreads    rows of analysis/papers/spreads.yaml, from finished runs
+"""
+HEADS = ("claim", "verdict", "effect", "90 % interval", "repeats", "mde", "margin", "statement")
+RIGHT = ("effect", "repeats", "mde", "margin")  # where numbers are aligned
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command."""
+    parser = CommandParser("fewbits claims", __doc__, EXAMPLES)
+    parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="as for `fewbits sweep`")
+    parser.add_argument("--runs", metavar="DIR", help="the store (default: runs)")
+    parser.add_argument("--json", action="store_true", help="print verdicts.json of the report instead")
+    parser.add_argument("--table", action="store_true", help="print what every claim tests, without any results")
+    parser.add_argument("--spreads", action="store_true", help="print the measured spreads that --dry-run uses")
+    options = parser.parse_intermixed_args(argv)
+    if options.table:
+        from fewbits.analysis.engine.claims_table import claims_table
+
+        print(claims_table(), end="")
+        return 0
+    if not options.overrides:
+        parser.error("a study is expected, for example study=mor")
+
+    from fewbits.analysis.report.study_report import read_study
+    from fewbits.analysis.views.claims import counts
+    from fewbits.sweeps.planning.lookup import show_notes
+
+    report = read_study(in_store(options.overrides, options.runs))
+    show_notes(report.notes)
+    if options.spreads:
+        from fewbits.analysis.engine.preview import spreads_of
+
+        for one in spreads_of(report.study, report.results):
+            values = f"metric: {one.metric}, sd: {one.sd:g}, df: {one.df}"
+            print(f"- {{study: {one.study}, scale: {one.scale}, {values}, source: here}}")
+        return 0
+    if options.json:
+        print(json.dumps(report.record(), indent=2, ensure_ascii=False))
+        return 0
+    rows = [HEADS, *(row for verdict in report.verdicts.values() for row in _rows(verdict))]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(HEADS))]
+    for row in rows:
+        cells = (
+            text.rjust(width) if head in RIGHT else text.ljust(width)
+            for text, width, head in zip(row, widths, HEADS, strict=True)
+        )
+        print("  ".join(cells).rstrip())
+    for notice in report.origin.notices:
+        if notice not in report.notes:
+            print(f"\n{notice}")
+    if flags := report.results.flags:
+        print(f"\n{len(flags)} places have no result, the first: {flags[0]}")
+    print(f"\n{counts(report.verdicts)}, at {report.size}")
+    return 0
+
+
+def _rows(verdict: Verdict) -> Iterator[tuple[str, ...]]:
+    """Yield a line for the claim, its reason, and a line for each of several comparisons."""
+    from fewbits.analysis.engine.verdicts import Outcome
+    from fewbits.analysis.views.claims import view
+
+    findings = [view(one) for one in verdict.findings]
+    single = len(findings) == 1
+    shown = findings[0] if single else None
+    numbers = (shown.effect, shown.bounds, shown.repeats, shown.mde, shown.margin) if shown else ("",) * 5
+    yield (verdict.claim.id, str(verdict.outcome), *numbers, verdict.claim.statement)
+    if verdict.outcome is not Outcome.REPRODUCED:
+        yield (*[""] * (len(HEADS) - 1), f"because: {verdict.reason}")
+    for finding, one in zip(findings, verdict.findings, strict=True) if not single else ():
+        yield (
+            "",
+            str(one.status),
+            finding.effect,
+            finding.bounds,
+            finding.repeats,
+            finding.mde,
+            finding.margin,
+            f"· {one.name}",
+        )

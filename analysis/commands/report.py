@@ -1,0 +1,77 @@
+"""Write the report of a study from the finished trials of the store (`fewbits report`)."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from fewbits.common.arguments import CommandParser
+from fewbits.sweeps.commands.sweep import add_where, in_store, is_submitted, submit_report, sweep
+
+EXAMPLES = """\
+examples:
+  fewbits report study=mor scale=cpu                    reports/mor-cpu/index.html
+  fewbits report study=mor scale=cpu seeds=[0,1,2,3,4]  with other seeds
+  fewbits report study=mor scale=smoke --sweep          run the missing trials first, as `fewbits sweep` does
+  fewbits report study=mor --compare smoke cpu          scales side by side: reports/mor-smoke-cpu/index.html
+  fewbits report --index                                all reports of the folder: reports/index.html
+
+Without --sweep nothing is trained, and the page names the places without a result. Equal results give equal bytes.
+Exit status: 0 the report is complete; 1 it is written, but places have no result; 2 wrong input; 130 interrupted.
+"""
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = CommandParser("fewbits report", __doc__, EXAMPLES)
+    parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="as for `fewbits sweep`")
+    parser.add_argument("--runs", metavar="DIR", help="the store (default: runs)")
+    parser.add_argument("--out", metavar="DIR", default="reports", help="the folder of reports (default: reports)")
+    parser.add_argument("--compare", nargs="+", metavar="SCALE", help="write one page for several scales")
+    parser.add_argument("--index", action="store_true", help="write one page with the verdicts of all reports")
+    parser.add_argument("--sweep", action="store_true", help="run the missing trials first")
+    add_where(parser)
+    options = parser.parse_intermixed_args(argv)
+    if options.index:
+        if options.overrides or options.runs or options.compare or options.sweep:
+            parser.error("--index reads the reports in --out and takes no other option")
+        return _index(Path(options.out).expanduser())
+    if not options.overrides:
+        parser.error("a study is missing: give study=NAME, or --index")
+    if options.sweep and options.compare:
+        parser.error("--sweep runs one scale and --compare reads several: run `fewbits sweep` for each")
+    if options.like and not options.sweep:
+        parser.error("--like needs --sweep: without it nothing is trained")
+    overrides, reports = in_store(options.overrides, options.runs), Path(options.out).expanduser()
+
+    from fewbits.analysis.report.files import check_place, write_report
+    from fewbits.sweeps.planning.lookup import show_notes
+
+    if options.sweep:  # a wrong folder is found before the training
+        check_place(reports)
+    if options.sweep and is_submitted(options):
+        return submit_report(overrides, options, reports)
+    swept = sweep(overrides, options) if options.sweep else 0
+    if swept > 1:
+        return swept
+    if options.compare:
+        from fewbits.analysis.report.ladder import write_ladder
+
+        report = write_ladder(overrides, options.compare, reports)
+    else:
+        report = write_report(overrides, reports)
+    show_notes(report.notes)
+    if report.missing:
+        count = len(report.missing)
+        what = "1 place has" if count == 1 else f"{count} places have"
+        print(f"fewbits: {what} no result, the first: {report.missing[0]}; the page names all", file=sys.stderr)
+    print(report.verdicts)
+    print(report.index)
+    return swept or (1 if report.missing else 0)
+
+
+def _index(reports: Path) -> int:
+    from fewbits.analysis.report.index import write_index
+
+    print(write_index(reports))
+    return 0

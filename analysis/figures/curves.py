@@ -1,0 +1,241 @@
+"""The figure of curves: panels of lines over tokens, steps or any other number.
+
+A line is a mean over seeds with its band; where it has few points, each is marked and has a bar. Lines that end at the
+same place are drawn side by side. The paper's last numbers are hollow marks right of a panel, and arrows where they
+would make the panel several times as high.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
+from matplotlib.transforms import ScaledTranslation, Transform
+
+from fewbits.analysis.figures.panels import (
+    counted,
+    legend,
+    line_key,
+    panels,
+    paper_key,
+    percent,
+    placeholder,
+    rule_key,
+)
+from fewbits.analysis.figures.theme import Array, Style, theme
+from fewbits.common.from_dict import one_of
+
+FEW = 12  # points, up to which each is marked
+FARTHEST = 4.0  # times: how much higher the paper's numbers may make a panel
+LEAST = 1e-5  # half of the smallest range of changes that a panel shows
+ROW = 1.62  # inches of a row of panels
+AXES = ("number", "tokens", "percent", "change")
+WEIGHTS = {"quiet": 0.8, "text": 1.0, "line": 1.0}  # widths of reference lines by their colour
+
+
+@dataclass(frozen=True)
+class Line:
+    """A series. With a `label` it is in the legend, after all others where it is `secondary`."""
+
+    x: Array
+    y: Array
+    style: Style
+    label: str = ""
+    band: tuple[Array, Array] | None = None
+    points: bool | None = None  # whether each point is marked; None: where there are few
+    side_by_side: bool = False  # points are moved aside, so that those of other lines at the same place can be seen
+    secondary: bool = False
+    hollow: bool = False  # large open marks, of the paper
+    width: float | None = None
+
+    @property
+    def marked(self) -> bool:
+        return self.x.size == 1 or (self.x.size <= FEW if self.points is None else self.points)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A straight line across a panel, or upright; `colour` is one of the theme's."""
+
+    value: float
+    colour: str = "quiet"
+    label: str = ""
+    upright: bool = False
+    dashes: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class PaperMark:
+    """A number of the paper: a hollow mark right of the panel, in the style of the arm that it is of."""
+
+    value: float
+    style: Style
+
+
+@dataclass(frozen=True)
+class Panel:
+    """The contents of one panel."""
+
+    title: str = ""
+    lines: tuple[Line, ...] = ()
+    rules: tuple[Rule, ...] = ()
+    paper: tuple[PaperMark, ...] = ()
+    x_label: str = ""
+    y_label: str = ""
+    x_axis: str = "number"
+    y_axis: str = "number"
+    y_limits: tuple[float | None, float | None] = (None, None)
+    branches_at: float | None = None  # the x from which arms branch: what lies far before it is left out
+    empty: str = ""  # the reason in place of lines
+
+    def __post_init__(self) -> None:
+        one_of("axis", self.x_axis, AXES)
+        one_of("axis", self.y_axis, AXES)
+
+
+def curve_figure(
+    rows: Sequence[Sequence[Panel]],
+    *,
+    height: float | None = None,
+    columns: int = 3,
+    paper: str = "the paper's last",
+    **options: Any,
+) -> Figure:
+    """Draw a grid of panels under one legend of so many columns. options: those of Figure.subplots."""
+    height = 0.45 + ROW * len(rows) if height is None else height
+    figure, grid = panels(len(rows), max(map(len, rows)), height, **options)
+    pairs = [pair for axes, row in zip(grid, rows, strict=True) for pair in zip(axes, row, strict=True)]
+    for axes, panel in pairs:
+        draw_lines(axes, panel)
+    for axes, panel in pairs:  # limits of shared axes hold for all of their panels
+        finish(axes, panel)
+    legend(figure, keys([panel for row in rows for panel in row], paper), columns)
+    return figure
+
+
+def keys(shown: Sequence[Panel], paper: str = "the paper's last") -> list[Artist]:
+    """Return the legend's entries of these panels: each series once, reference lines, and the paper's numbers."""
+    lines = [line for panel in shown for line in panel.lines if line.label]
+    lines.sort(key=lambda line: line.secondary)
+    entries = dict.fromkeys((line.label, line.style, line.width) for line in lines)
+    rules = dict.fromkeys((rule.label, rule.dashes) for panel in shown for rule in panel.rules if rule.label)
+    found: list[Artist] = [line_key(*entry) for entry in entries]
+    found += [rule_key(label, dashes) for label, dashes in rules]
+    return [*found, paper_key(paper)] if any(panel.paper for panel in shown) else found
+
+
+def draw_panel(axes: Axes, panel: Panel) -> None:
+    """Draw one panel that shares no axis with another."""
+    draw_lines(axes, panel)
+    finish(axes, panel)
+
+
+def draw_lines(axes: Axes, panel: Panel) -> None:
+    """Draw the lines of a panel, or the reason why there are none."""
+    axes.set_title(panel.title)
+    axes.set_ylabel(panel.y_label)
+    if panel.empty or not panel.lines:
+        placeholder(axes, panel.empty or "no data")
+        return
+    for line in panel.lines:
+        _draw_line(axes, line)
+    for rule in panel.rules:
+        dashes: Any = rule.dashes or (None, None)
+        draw = axes.axvline if rule.upright else axes.axhline
+        draw(rule.value, color=getattr(theme(), rule.colour), linewidth=WEIGHTS[rule.colour], dashes=dashes, zorder=1)
+
+
+def finish(axes: Axes, panel: Panel) -> None:
+    """Set a panel's limits and formats, and add the paper's marks."""
+    if panel.empty or not panel.lines:
+        return
+    if panel.branches_at is not None:
+        axes.axvline(panel.branches_at, color=theme().quiet, linewidth=0.7)
+        _leave_out_long_trunk(axes, panel)
+    largest = max(float(np.max(np.abs(edge))) for line in panel.lines for edge in (line.y, *(line.band or ())))
+    if panel.y_axis == "change" and largest < LEAST:  # equal up to rounding
+        axes.set_ylim(-LEAST, LEAST)
+    bottom, top = panel.y_limits
+    if bottom is not None:
+        axes.set_ylim(bottom=bottom)
+    if top is not None:
+        axes.set_ylim(top=top)
+    _format(axes, panel)
+    if panel.paper:
+        _draw_paper_marks(axes, panel.paper)
+
+
+def _draw_line(axes: Axes, line: Line) -> None:
+    place: Transform = axes.transData
+    colour = line.style.colour
+    if line.marked and line.side_by_side:
+        aside = 2.2 * (colour - 2 if isinstance(colour, int) else -3)
+        axes.margins(x=0.08)
+        place = place + ScaledTranslation(aside / 72, 0, axes.figure.dpi_scale_trans)
+    dashes: Any = line.style.dashes or (None, None)
+    marker = line.style.marker if line.marked else ""
+    options: Any = {} if line.width is None else {"linewidth": line.width}
+    size = 8 if line.hollow else 2 if line.secondary and colour == "quiet" else None
+    if line.hollow:
+        options["markerfacecolor"] = "none"
+    axes.plot(
+        line.x,
+        line.y,
+        color=line.style.shade,
+        dashes=dashes,
+        marker=marker,
+        markersize=size,
+        transform=place,
+        **options,
+    )
+    if line.band is not None and line.marked:
+        axes.vlines(line.x, *line.band, color=line.style.shade, linewidth=1.1, transform=place)
+    elif line.band is not None:
+        axes.fill_between(line.x, *line.band, color=line.style.shade, alpha=0.13, linewidth=0)
+    if line.marked:  # what is moved aside does not move the axes' limits by itself
+        edges = (line.y, *(line.band or ()))
+        axes.update_datalim(np.column_stack([np.tile(line.x, len(edges)), np.concatenate(edges)]))
+        axes.autoscale_view()
+
+
+def _format(axes: Axes, panel: Panel) -> None:
+    formats = {"tokens": FuncFormatter(counted), "percent": percent(), "change": percent(signed=True)}
+    for axis, kind in ((axes.xaxis, panel.x_axis), (axes.yaxis, panel.y_axis)):
+        if kind in formats:
+            axis.set_major_formatter(formats[kind])
+    if panel.x_axis == "tokens":
+        axes.locator_params(axis="x", nbins=4)
+    axes.set_xlabel(panel.x_label)
+
+
+def _draw_paper_marks(axes: Axes, marks: Sequence[PaperMark]) -> None:
+    low, high = axes.get_ylim()
+    room, beside = (FARTHEST - 1) * (high - low), axes.get_yaxis_transform()
+    within = [mark.value for mark in marks if high - room < mark.value < low + room]
+    axes.set_ylim(min([low, *(1.05 * value for value in within)]), max([high, *(1.05 * value for value in within)]))
+    for i, mark in enumerate(marks):
+        marker, y = mark.style.marker, mark.value
+        if mark.value not in within:
+            up = mark.value > 0
+            marker, y = (r"$\uparrow$", axes.get_ylim()[1]) if up else (r"$\downarrow$", axes.get_ylim()[0])
+        axes.plot(
+            [1.03 + 0.045 * i], [y], marker=marker, mfc="none", mec=mark.style.shade, transform=beside, clip_on=False
+        )
+
+
+def _leave_out_long_trunk(axes: Axes, panel: Panel) -> None:
+    """Show of a trunk no more than three times the length of the branches."""
+    assert panel.branches_at is not None
+    last = max(float(line.x[-1]) for line in panel.lines)
+    left = panel.branches_at - 3 * (last - panel.branches_at)
+    if left > min(float(line.x[0]) for line in panel.lines) and panel.branches_at < last:
+        edges = ((line.x, edge) for line in panel.lines for edge in (line.y, *(line.band or ())))
+        seen = np.concatenate([values[x >= left] for x, values in edges])
+        room = 0.06 * float(np.ptp(seen)) or LEAST
+        axes.set(xlim=(left, last + 0.08 * (last - left)), ylim=(seen.min() - room, seen.max() + room))

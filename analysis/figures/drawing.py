@@ -1,0 +1,90 @@
+"""Drawings: schematics made of boxes, arrows and words, placed by points from the lower left corner."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from matplotlib.figure import Figure
+from matplotlib.patches import FancyArrowPatch, Rectangle
+
+from fewbits.analysis.figures.theme import SMALL, TEXT, WIDTH, theme
+
+POINTS = 72 * WIDTH  # width of a drawing
+FORMATS = ("E4M3", "E5M2", "BF16")  # that a theme has fills for
+E4M3, E5M2, BF16 = range(3)
+
+
+class Drawing:
+    """A figure of this height, in points, to draw in."""
+
+    def __init__(self, height: float) -> None:
+        self.figure = Figure(figsize=(WIDTH, height / 72))
+        self.axes = self.figure.add_axes((0, 0, 1, 1))
+        self.axes.set(xlim=(0, POINTS), ylim=(0, height))
+        self.axes.axis("off")
+        self.height = height
+
+    def text(
+        self,
+        x: float,
+        y: float,
+        words: str,
+        *,
+        at: str = "left",
+        bold: bool = False,
+        quiet: bool = False,
+        size: float = SMALL,
+        color: str = "",
+        **options: Any,
+    ) -> None:
+        """Write words whose left, center or right is at x and whose middle is at y."""
+        ink = color or (theme().quiet if quiet else theme().text)
+        options = {"va": "center", "color": ink, "fontsize": size, "weight": "bold" if bold else "normal"} | options
+        self.axes.text(x, y, words, ha=at, **options)
+
+    def box(
+        self,
+        x: float,
+        y: float,
+        width: float,
+        height: float,
+        words: str = "",
+        *,
+        fill: Any = "none",
+        edge: str = "",
+        line: float = 0.9,
+        **options: Any,
+    ) -> None:
+        """Draw a rectangle from its lower left corner, with words in its middle. edge: one of the theme's colours."""
+        colour = getattr(theme(), edge) if edge else "none"
+        width_of_line = line if edge else 0
+        self.axes.add_patch(
+            Rectangle((x, y), width, height, facecolor=fill, edgecolor=colour, linewidth=width_of_line, zorder=2)
+        )
+        if words:
+            options = {"va": "center_baseline", "zorder": 3} | options
+            self.text(x + width / 2, y + height / 2, words, at="center", **options)
+
+    def arrow(
+        self, start: tuple[float, float], end: tuple[float, float], *, style: str = "-|>", edge: str = "quiet"
+    ) -> None:
+        """Draw an arrow from one point to another."""
+        self.axes.add_patch(
+            FancyArrowPatch(
+                start, end, arrowstyle=style, mutation_scale=7, color=getattr(theme(), edge), linewidth=0.9, zorder=1
+            )
+        )
+
+    def line(self, xs: Sequence[float], ys: Sequence[float]) -> None:
+        """Draw a quiet line through these points."""
+        self.axes.plot(xs, ys, color=theme().quiet, linewidth=0.8)
+
+    def format_key(self, formats: Sequence[int], y: float) -> None:
+        """Draw what the fills of formats mean."""
+        for i, one in enumerate(formats):
+            self.box(10 + 62 * i, y - 5, 12, 10, fill=theme().formats[one])
+            self.text(27 + 62 * i, y, FORMATS[one])
+
+
+__all__ = ["BF16", "E4M3", "E5M2", "FORMATS", "POINTS", "SMALL", "TEXT", "Drawing"]

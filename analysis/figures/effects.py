@@ -1,0 +1,150 @@
+"""The figure of effects: every arm's change of validation loss beside the noise, the margins and the paper's number."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from fewbits.analysis.engine.arms import AGAIN, ArmTable, Group, arm_table
+from fewbits.analysis.engine.claims import load_claims, studies_with_claims
+from fewbits.analysis.engine.data import Data, Differences, NoData, NotPlanned
+from fewbits.analysis.engine.frames import Results
+from fewbits.analysis.engine.paper import paper
+from fewbits.analysis.engine.places import not_planned, sweep_places, trial_ids
+from fewbits.analysis.engine.statistics import ALPHA, estimate
+from fewbits.analysis.figures import series
+from fewbits.analysis.figures.bars import Estimate, effects_figure
+from fewbits.analysis.report.items import FigureResult, Picture
+from fewbits.analysis.tables.comparing import compare
+
+LOSS = "validation_loss"
+FAR = 4.0  # times the median effect: controls are further off and get an arrow
+
+
+@dataclass(frozen=True)
+class EffectsFigure:
+    """The figure of all arms of a study. Declared in figures.yaml; the arms are those of the sweeps themselves."""
+
+    id: str
+    title: str = "Every arm's effect beside the noise"
+    margins: tuple[str, ...] = ()  # claims whose margins are drawn
+    paper: dict[str, str] = field(default_factory=dict)  # sweep/arm, with the paper's number of its change
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Effect:
+    """An arm's relative change of validation loss from its baseline."""
+
+    label: str
+    arm: str
+    group: str
+    data: Data
+    paper: float | None = None
+
+    @property
+    def estimate(self) -> Estimate:
+        """The row of the figure."""
+        if not isinstance(self.data, Differences) or not self.data.values:
+            diverged = isinstance(self.data, Differences) and self.data.diverged
+            return Estimate(self.label, None, None, self.paper, f"{diverged} diverged" if diverged else "no data")
+        found = estimate(self.data.values, self.data.spread, self.data.shared)
+        mean = float(np.mean(self.data.values))
+        text = f"{100 * mean:+.3f} %".replace("-", "−").replace("−0.000", "0.000").replace("+0.000", "0.000")
+        text += f" · n = {len(self.data.values)}" + (f", {self.data.diverged} ✗" if self.data.diverged else "")
+        interval = None if found is None else found.interval(1 - 2 * ALPHA)
+        return Estimate(self.label, mean, interval, self.paper, text, self.group)
+
+
+def effects_of(results: Results, study: str, of: EffectsFigure) -> list[Effect]:
+    """Return the effects of all arms that this scale runs and that are trained as long as their baseline.
+
+    Trials that stand in several sweeps count once.
+    """
+    table, found = arm_table(study), []
+    seen: set[tuple[str, ...]] = set()
+    for group in table.groups:
+        part = sweep_places(results, group.sweep, group.where)
+        if isinstance(part, NotPlanned):
+            continue
+        for name in _arms(part):
+            arm = table.arm(name)
+            trials = tuple(m.id for m in part.members if m.cell.arm == name)
+            comparable = (
+                part.has(arm.baseline) and name != arm.baseline and _ends(part, name) == _ends(part, arm.baseline)
+            )
+            if name in table.trunks or not comparable or trials in seen:
+                continue
+            seen.add(trials)
+            data = compare(results, LOSS, name, arm.baseline, group.where, group.sweep)
+            if not isinstance(data, NotPlanned):
+                said = _paper_change(table, of, group, name)
+                found.append(Effect(group.prefix + arm.short, name, group.sweep + group.prefix, data, said))
+    return found
+
+
+def effects_picture(results: Results, study: str, of: EffectsFigure) -> Picture:
+    """Return the figure of the arms that this scale runs."""
+    found = effects_of(results, study, of)
+    if not found:
+        return not_planned(results)
+    rows = [effect.estimate for effect in found]
+    if all(row.mean is None for row in rows):
+        return NoData("no pair of an arm and its baseline has ended")
+    noise = next((row.interval for row, effect in zip(rows, found, strict=True) if effect.arm == AGAIN), None)
+    margins = sorted({_margin(study, claim) for claim in of.margins})
+    reach = 1.15 * max([*margins[: len(margins) // 2 + 1], *_usual(rows)])
+    shown = [margin for margin in margins if margin <= reach]
+
+    def draw() -> Figure:
+        return effects_figure(rows, shown, noise, "change of validation loss from the arm's baseline, %", reach)
+
+    reasons = (one.data.reason if isinstance(one.data, NoData) else "" for one in found)
+    notes = (
+        "Each arm less its baseline of the same seed at the end of training, relative to the baseline; the paper has "
+        "one run of each arm. Arrows and triangles at an edge lie beyond it.",
+        *of.notes,
+        *dict.fromkeys(filter(None, reasons)),
+        *dict.fromkeys(note for one in found if isinstance(one.data, Differences) for note in one.data.notes),
+    )
+    return FigureResult(draw, tuple(dict.fromkeys(i for one in found for i in one.data.trials)), notes)
+
+
+def _ends(part: Results, arm: str) -> set[int]:
+    """Return the steps of the whole line after which an arm ends."""
+    starts = series.starts(part)
+    trials = trial_ids(part, arm).values()
+    return {starts[trial] + part.plan.trials[trial].trial.training.steps for trial in trials}
+
+
+def _arms(part: Results) -> list[str]:
+    return list(dict.fromkeys(str(member.cell.arm) for member in part.members))
+
+
+def _paper_change(table: ArmTable, of: EffectsFigure, group: Group, arm: str) -> float | None:
+    if (key := f"{group.sweep}/{arm}") in of.paper:
+        return paper(table.study).numbers[of.paper[key]].value
+    for name in table.columns:
+        printed, column = paper(table.study).table(name), table.column(name, arm, table.place(group.where))
+        if column in {one.id for one in printed.columns}:
+            return printed.change(LOSS, column)
+    return None
+
+
+def _margin(study: str, name: str) -> float:
+    """Return the smallest margin of a claim's parts."""
+    if study not in studies_with_claims():
+        return paper(study).margin(name)
+    claim = load_claims(study).claim(name)
+    return min(margin.value for part in claim.parts if (margin := claim.margin_of(part)) is not None)
+
+
+def _usual(rows: Sequence[Estimate]) -> list[float]:
+    """Return how far those effects reach that are no more than FAR times their median."""
+    sizes = [abs(row.mean) for row in rows if row.mean is not None]
+    most = FAR * float(np.median(sizes))
+    ends = [max(map(abs, row.ends)) for row in rows if row.mean is not None and row.ends and abs(row.mean) <= most]
+    return [size for size in sizes if size <= most] + [end for end in ends if end <= 2 * most]

@@ -1,0 +1,144 @@
+"""The heat map: rows and columns of shaded cells, with a number in each, or as histograms with a threshold line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.collections import PatchCollection
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from matplotlib.transforms import blended_transform_factory
+
+from fewbits.analysis.figures.panels import legend, line_key, panels, rows_of_labels
+from fewbits.analysis.figures.theme import SMALL, Array, Style, ink, shades, theme
+
+ROW = 0.155  # inches of a row of a histogram
+NUMBERED_ROW = 0.2  # of a row of numbers
+MARGIN = 0.02  # of a cell at its sides, as a part of its width
+APART = 0.6  # cells between the last, open bin of a histogram and the bin before it
+
+
+@dataclass(frozen=True)
+class HeatRow:
+    """A row's label and its values; NaN and 0 are left empty. Rows of one `group` are bracketed."""
+
+    label: str
+    values: Array
+    group: str = ""
+
+
+@dataclass(frozen=True)
+class HeatMap:
+    """The contents of one panel. Values are shaded as shares of `most`."""
+
+    rows: tuple[HeatRow, ...]
+    columns: tuple[str, ...]  # labels; an empty one has no tick
+    title: str = ""
+    x_label: str = ""
+    most: float = 1.0
+    spell: Callable[[float], str] | None = None  # the text in a cell
+    open_bin: bool = False  # the last column is apart from the others
+    threshold: float | None = None  # a line across, in columns
+    columns_above: bool = False
+
+
+def histogram_row(label: str, counts: Array, group: str = "") -> HeatRow:
+    """Return a histogram as a row: its counts as shares of their sum."""
+    return HeatRow(label, counts / max(counts.sum(), 1), group)
+
+
+def heat_map_figure(
+    maps: Sequence[HeatMap], *, key: str = "", threshold: str = "", beside: bool = False, room: float = 0.0
+) -> Figure:
+    """Draw heat maps below each other, or beside each other with the labels of the first.
+
+    key, threshold: what the shades and the line mean; room: further height, in inches.
+    """
+    numbered = maps[0].spell is not None
+    sizes = [len(one.rows) for one in maps]
+    each, extra = (NUMBERED_ROW, 0.45) if numbered else (ROW, 0.15 if beside else 0.0)
+    height = room + (0.3 if numbered else 1.3) + each * (max(sizes) if beside else sum(sizes))
+    height += extra * (1 if beside else len(maps))
+    shape = (1, len(maps)) if beside else (len(maps), 1)
+    options: dict[str, Any] = {} if beside else {"height_ratios": [2 + size for size in sizes]}
+    figure, grid = panels(*shape, height, **options)
+    all_axes = [axes for row in grid for axes in row]
+    for i, (axes, one) in enumerate(zip(all_axes, maps, strict=True)):
+        draw_heat_map(axes, one, labels=not (beside and i))
+    if key:
+        bar = figure.colorbar(
+            ScalarMappable(cmap=shades()), ax=all_axes, orientation="horizontal", fraction=0.02, aspect=30, pad=0.01
+        )
+        bar.set_label(key)
+        bar.set_ticks([0, 0.5, 1], labels=["0", "½", "1"])
+        bar.outline.set_visible(False)
+    if threshold:
+        legend(figure, [line_key(threshold, Style("line", marker=""))])
+    return figure
+
+
+def draw_heat_map(axes: Axes, of: HeatMap, *, labels: bool = True) -> None:
+    """Draw one heat map."""
+    shade = shades()
+    cells, fills = [], []
+    lefts = np.arange(len(of.columns)) + np.append(np.zeros(len(of.columns) - 1), APART * of.open_bin)
+    margin = MARGIN if of.spell else 0.0
+    for y, row in enumerate(of.rows):
+        for left, value in zip(lefts, row.values, strict=True):
+            if not value > 0:
+                continue
+            fill = shade(value / of.most)
+            cells.append(Rectangle((left + margin, y - 0.46), 1 - 2 * margin, 0.92))
+            fills.append(fill)
+            if of.spell:
+                text: Any = {"ha": "center", "va": "center_baseline", "fontsize": SMALL, "color": ink(fill)}
+                axes.text(left + 0.5, y, of.spell(value), **text)
+    axes.add_collection(PatchCollection(cells, facecolors=fills, linewidths=0))
+    axes.set(xlim=(0, lefts[-1] + 1), ylim=(len(of.rows) - 0.4, -0.6), title=of.title, xlabel=of.x_label)
+    rows_of_labels(axes, [row.label for row in of.rows] if labels else [])
+    for y in range(len(of.rows) + 1):
+        axes.axhline(y - 0.5, color=theme().grid, linewidth=0.6, zorder=0)
+    ticks = {left + 0.5 * bool(of.spell or (of.open_bin and left == lefts[-1])): i for i, left in enumerate(lefts)}
+    shown = {place: of.columns[i] for place, i in ticks.items() if of.columns[i]}
+    axes.set_xticks(list(shown), list(shown.values()))
+    if of.open_bin:
+        axes.axvline(lefts[-1] - APART / 2, color=theme().quiet, linewidth=0.8, dashes=(1, 2), zorder=1)
+    if of.threshold is not None:
+        axes.axvline(of.threshold, color=theme().line, linewidth=1.4, zorder=3)
+    if of.spell:
+        axes.tick_params(length=0, labelbottom=not of.columns_above, labeltop=of.columns_above)
+        axes.spines["bottom"].set_visible(False)
+    axes.spines["left"].set_visible(False)
+    _mark_groups(axes, of.rows, labels)
+
+
+def _mark_groups(axes: Axes, rows: Sequence[HeatRow], labels: bool) -> None:
+    """Draw a line between groups and each group's name beside its rows, upright; its last word where rows are few."""
+    starts = [i for i, row in enumerate(rows) if i == 0 or row.group != rows[i - 1].group]
+    longest = max(len(row.label) for row in rows)
+    beside = blended_transform_factory(axes.transAxes, axes.transData)
+    ends = [*starts[1:], len(rows)]
+    letter = SMALL * 0.6
+    upright = all(len(rows[a].group) * letter < (b - a) * ROW * 72 for a, b in zip(starts, ends, strict=True))
+    for start, end in zip(starts, ends, strict=True):
+        if start:
+            axes.axhline(start - 0.5, color=theme().quiet, linewidth=0.8, zorder=1)
+        if labels and rows[start].group:
+            axes.annotate(
+                rows[start].group if upright else rows[start].group.split()[-1],
+                (0, (start + end - 1) / 2),
+                xycoords=beside,
+                xytext=(-(longest * letter + 14), 0),
+                textcoords="offset points",
+                rotation=90 if upright else 0,
+                rotation_mode="anchor",
+                ha="center" if upright else "right",
+                va="baseline" if upright else "center",
+                fontsize=SMALL,
+                color=theme().quiet,
+            )

@@ -1,0 +1,108 @@
+"""Figures in place of task scores: arms on text of another kind, with the paper's last scores beside.
+
+Task scores need models of billions of parameters. Our models show whether an arm that fits its own text as well as the
+baseline does so on other text too, which is what a divergence of loss and downstream scores is about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from matplotlib.figure import Figure
+
+from fewbits.analysis.engine.arms import arm_table
+from fewbits.analysis.engine.data import Differences, NoData
+from fewbits.analysis.engine.frames import Results
+from fewbits.analysis.engine.paper import paper
+from fewbits.analysis.engine.places import not_planned
+from fewbits.analysis.engine.statistics import ALPHA, summary
+from fewbits.analysis.figures.bars import Estimate, draw_estimates
+from fewbits.analysis.figures.curves import ROW, draw_panel, keys
+from fewbits.analysis.figures.panels import legend, panels, paper_key, placeholder
+from fewbits.analysis.figures.training import ArmCurves, Shown, left_out, notes_of, show_rows, trials_of
+from fewbits.analysis.report.items import FigureResult, Picture
+
+CLOZE = ("ood_cloze.accuracy", "validation_cloze.accuracy")
+
+
+@dataclass(frozen=True)
+class OodFigure:
+    """Rows of arms with the loss on other text, our cloze task and the paper's last score. Declared in figures.yaml."""
+
+    id: str
+    score: str  # of the paper, as readers know it
+    row: str  # of the paper's tables, which holds the score
+    rows: tuple[ArmCurves, ...]
+    notes: tuple[str, ...] = field(default=())
+
+
+def ood_figure(results: Results, study: str, of: OodFigure) -> Picture:
+    """Return the figure of the rows that this scale runs."""
+    shown = {row.of.name: row for row in show_rows(results, study, of.rows)}
+    if not shown:
+        return not_planned(results)
+    if not any(row.drawn for row in shown.values()):
+        return NoData("no curve of out-of-domain loss")
+    cloze = {name: _cloze(row) for name, row in shown.items()}
+    scores = {row.name: _scores(study, of, row) for row in of.rows}
+
+    def draw() -> Figure:
+        columns = 3 if any(cloze.values()) else 2
+        figure, grid = panels(len(of.rows), columns, 0.6 + ROW * len(of.rows))
+        drawn: list[Mapping[str, float]] = []
+        for axes, row in zip(grid, of.rows, strict=True):
+            if row.name not in shown:
+                for one in axes:
+                    placeholder(one, not_planned(results).reason)
+                continue
+            ours = shown[row.name]
+            narrow = columns == 3
+            baseline = row.label(ours.table, row.baseline)
+            title = "Other text, %" if narrow else f"Out-of-domain loss, from {baseline}, %"
+            draw_panel(axes[0], ours.change_panel(title=title, y_label=row.name))
+            if narrow:
+                draw_estimates(axes[1], "Cloze, %", [_estimate(ours, arm, cloze[row.name]) for arm in row.all_arms])
+                axes[0].locator_params(axis="x", nbins=2)
+            if scores[row.name] in drawn:  # the numbers of a row above
+                axes[-1].set_axis_off()
+                continue
+            drawn.append(scores[row.name])
+            paper_title = f"{of.score}, paper" if narrow else f"{of.score}, the paper's, %"
+            draw_estimates(axes[-1], paper_title, [_printed(ours, arm, scores[row.name]) for arm in row.all_arms])
+            axes[-1].tick_params(labelleft=not narrow)  # the panel beside it has the arms' names
+        entries = keys([row.change_panel() for row in shown.values()])
+        legend(figure, [*entries, paper_key()])
+        return figure
+
+    note = f"{of.score} needs models of billions of parameters: the loss on text of another kind stands in its place."
+    notes = (note, *notes_of(list(shown.values()))[1:], *of.notes, *left_out(results, of.rows))
+    return FigureResult(draw, trials_of(list(shown.values())), notes)
+
+
+def _scores(study: str, of: OodFigure, row: ArmCurves) -> dict[str, float]:
+    """Return the paper's last scores as parts of 1."""
+    table, printed = arm_table(study), paper(study).table(row.table)
+    values = {arm: printed.value(of.row, table.column(printed.id, arm, table.place(row.where))) for arm in row.all_arms}
+    return {arm: value / 100 for arm, value in values.items() if value is not None}
+
+
+def _cloze(row: Shown) -> dict[str, tuple[float, ...]]:
+    """Return the last accuracies of our four-way cloze task, seed by seed; nothing where the scale has none."""
+    metric = next((name for name in CLOZE if name in row.part.metrics()), None)
+    if metric is None:
+        return {}
+    found = {arm: row.part.sample(metric, arm, row.of.where) for arm in row.of.all_arms if row.part.has(arm)}
+    return {arm: sample.values for arm, sample in found.items() if isinstance(sample, Differences)}
+
+
+def _estimate(row: Shown, arm: str, values: Mapping[str, tuple[float, ...]]) -> Estimate:
+    label = row.of.label(row.table, arm)
+    if arm not in values:
+        return Estimate(label, None, style=row.style(arm))
+    found = summary(values[arm], 1 - 2 * ALPHA)
+    return Estimate(label, found.mean, found.interval, style=row.style(arm))
+
+
+def _printed(row: Shown, arm: str, scores: Mapping[str, float]) -> Estimate:
+    return Estimate(row.of.label(row.table, arm), None, paper=scores.get(arm), style=row.style(arm))

@@ -1,0 +1,81 @@
+"""Parts that figures share: a grid of panels, its legend, formats of axes, and the reason in an empty panel."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter
+
+from fewbits.analysis.figures.theme import SMALL, WIDTH, Style, theme
+
+
+def panels(rows: int, columns: int, height: float, **options: Any) -> tuple[Figure, list[list[Axes]]]:
+    """Return a figure of this height in inches and its panels, row by row. options: those of Figure.subplots."""
+    figure = Figure(figsize=(WIDTH, height), layout="constrained")
+    grid = figure.subplots(rows, columns, squeeze=False, **options)
+    for axes in grid.flat:  # a fixed number of ticks: one that depends on the room there is would move the layout
+        axes.locator_params(nbins=5)
+    return figure, [list(row) for row in grid]
+
+
+def line_key(label: str, style: Style, width: float | None = None) -> Line2D:
+    """Return the legend's entry of a series."""
+    dashes: Any = style.dashes or (None, None)
+    marker = style.marker if width is None else ""
+    return Line2D([], [], color=style.shade, dashes=dashes, marker=marker, label=label, linewidth=width)
+
+
+def rule_key(label: str, dashes: tuple[float, ...] = ()) -> Line2D:
+    """Return the legend's entry of a reference line."""
+    pattern: Any = dashes or (None, None)
+    return Line2D([], [], color=theme().quiet, linewidth=0.9, dashes=pattern, label=label)
+
+
+def paper_key(label: str = "the paper's") -> Line2D:
+    """Return the legend's entry of the paper's numbers, which are hollow marks."""
+    return Line2D([], [], linestyle="", marker="o", markerfacecolor="none", markeredgecolor=theme().quiet, label=label)
+
+
+def legend(figure: Figure, keys: Sequence[Artist], columns: int = 3) -> None:
+    """Put the legend above all panels."""
+    if keys:
+        figure.legend(handles=list(keys), loc="outside upper left", ncols=min(columns, len(keys)), borderpad=0.1)
+
+
+def placeholder(axes: Axes, reason: str) -> None:
+    """Write into a panel without data why there are none."""
+    axes.grid(False)
+    axes.set(xticks=[], yticks=[])
+    axes.text(0.5, 0.5, reason, transform=axes.transAxes, ha="center", va="center", color=theme().quiet, fontsize=SMALL)
+
+
+def rows_of_labels(axes: Axes, labels: Sequence[str]) -> None:
+    """Name the rows of a panel from above, without ticks and without a grid."""
+    axes.set_yticks(range(len(labels)), list(labels))
+    axes.tick_params(axis="y", length=0)
+    axes.grid(False)
+
+
+def percent(digits: int | None = None, *, signed: bool = False) -> FuncFormatter:
+    """Return a format of shares as percent, without more digits than needed; the axis's label says %."""
+
+    def spell(value: float, _: object) -> str:
+        text = f"{100 * value:.{5 if digits is None else digits}f}"
+        text = text.rstrip("0").rstrip(".") if digits is None else text
+        text = "0" if float(text) == 0 else text
+        return (f"+{text}" if signed and float(text) > 0 else text).replace("-", "−")
+
+    return FuncFormatter(spell)
+
+
+def counted(value: float, _: object = None) -> str:
+    """Return a large number in few letters: 300 k, 1.2 M."""
+    for unit, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if abs(value) >= size:
+            return f"{value / size:.4g} {unit}"
+    return f"{value:.4g}"

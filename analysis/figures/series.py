@@ -1,0 +1,135 @@
+"""Series of arms over training: the mean over seeds with its band, and the change from a baseline, pair by pair.
+
+Only steps that all of an arm's seeds have are shown, as a mean whose seeds come and go jumps for no reason of its own.
+Seeds that diverged are left out, unless all did; figures name them in their notes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from fewbits.analysis.engine.frames import Damaged, Results
+from fewbits.analysis.engine.statistics import ALPHA, Summary, summary
+from fewbits.analysis.figures.theme import Array
+from fewbits.sweeps.running.store import State
+
+POINTS = 25  # to which a curve of every step is averaged
+COLUMNS = ["arm", "seed", "id", "state", "step", "tokens", "value"]
+Band = tuple[Array, Array]
+
+
+@dataclass(frozen=True)
+class Series:
+    """A mean over tokens. The band reaches from the least to the greatest seed of a level; of a change it is the 90 %
+    interval."""
+
+    tokens: Array
+    mean: Array
+    band: Band | None  # none with one seed
+    trials: tuple[str, ...]
+
+
+def curves(results: Results, metric: str) -> pd.DataFrame:
+    """Return the curves of a metric; an empty table where no trial has recorded it yet."""
+    try:
+        frame = results.curves(metric)
+    except Damaged:
+        raise
+    except ValueError:
+        return pd.DataFrame(columns=COLUMNS)
+    return frame[np.isfinite(frame["value"].astype(float))]
+
+
+def smoothed(frame: pd.DataFrame, results: Results) -> pd.DataFrame:
+    """Return means over as many steps as leave POINTS of a whole trial. A trial may be that of several arms."""
+    parts = []
+    for (trial, _), one in frame.drop_duplicates(["id", "arm", "step"]).groupby(["id", "arm"], sort=False):
+        width = max(1, results.plan.trials[str(trial)].trial.training.steps // POINTS)
+        place = np.arange(len(one)) // width
+        means = one.groupby(place)["value"].mean()
+        parts.append(one.groupby(place).last().assign(value=means))
+    return pd.concat(parts, ignore_index=True) if parts else frame
+
+
+def level(frame: pd.DataFrame, arm: str) -> Series | None:
+    """Return the arm's own numbers; None where it has none."""
+    table = _tokens_by_seeds(frame, arm)
+    if table.empty:
+        return None
+    values = table.to_numpy(float)
+    band = (values.min(1), values.max(1)) if values.shape[1] > 1 else None
+    return Series(table.index.to_numpy(float), values.mean(1), band, trials_of(frame, arm))
+
+
+def change(frame: pd.DataFrame, arm: str, baseline: str) -> Series | None:
+    """Return the change relative to the baseline of the same seed at the same step; None where there is no pair."""
+    ours, theirs = _tokens_by_seeds(frame, arm), _tokens_by_seeds(frame, baseline)
+    seeds = [seed for seed in ours.columns if seed in theirs.columns]
+    steps = ours.index.intersection(theirs.index)
+    if not seeds or steps.empty:
+        return None
+    a, b = (table.loc[steps, seeds].to_numpy(float) for table in (ours, theirs))
+    found = [summary(row, 1 - 2 * ALPHA) for row in (a - b) / np.abs(b)]
+    trials = (*trials_of(frame, arm), *trials_of(frame, baseline))
+    return Series(steps.to_numpy(float), means_of(found), band_of(found), trials)
+
+
+def thinned(series: Series | None) -> Series | None:
+    """Return means of so many points that POINTS of them are left, without a band."""
+    if series is None:
+        return None
+    width = max(1, series.tokens.size // POINTS)
+    whole = series.tokens.size // width * width
+    mean = series.mean[:whole].reshape(-1, width).mean(1)
+    return Series(series.tokens[width - 1 : whole : width], mean, None, series.trials)
+
+
+def means_of(found: Sequence[Summary]) -> Array:
+    """Return the means of summaries."""
+    return np.array([one.mean for one in found])
+
+
+def band_of(found: Sequence[Summary]) -> Band | None:
+    """Return the intervals of summaries as a band; None unless all have one."""
+    intervals = [one.interval for one in found if one.interval is not None]
+    if not intervals or len(intervals) < len(found):
+        return None
+    return np.array([i.low for i in intervals]), np.array([i.high for i in intervals])
+
+
+def starts(results: Results) -> dict[str, int]:
+    """Return the step of the whole line at which each trial begins: 0, or the step of its parent's checkpoint."""
+
+    def start(trial: str) -> int:
+        planned = results.plan.trials[trial]
+        return 0 if planned.parent is None else start(planned.parent) + (planned.trial.branch.step or 0)
+
+    return {member.id: start(member.id) for member in results.members}
+
+
+def diverged(results: Results, arms: Sequence[str]) -> tuple[str, ...]:
+    """Return a note for each trial of these arms that diverged."""
+    rows = results.trials
+    gone = rows[rows["arm"].isin(list(arms)) & (rows["state"] == State.DIVERGED)]
+    return tuple(f"{row.arm}, seed {row.seed}: diverged at step {row.step}" for row in gone.itertuples())
+
+
+def trials_of(frame: pd.DataFrame, arm: str) -> tuple[str, ...]:
+    """Return the ids of the arm's trials."""
+    return tuple(dict.fromkeys(frame.loc[frame["arm"] == arm, "id"]))
+
+
+def _tokens_by_seeds(frame: pd.DataFrame, arm: str) -> pd.DataFrame:
+    """Return a table of the steps that every seed has."""
+    rows = frame[frame["arm"] == arm]
+    whole = rows[rows["state"] != str(State.DIVERGED)]
+    return (
+        (rows if whole.empty else whole)
+        .drop_duplicates(["tokens", "seed"])
+        .pivot(index="tokens", columns="seed", values="value")
+        .dropna()
+    )

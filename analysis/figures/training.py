@@ -1,0 +1,333 @@
+"""Figures of training: each arm's level beside its change from a baseline, seed by seed, a row of panels per metric.
+
+Arms differ by a tenth of a percent, so the changes stand beside the curves. The paper's last numbers, where it prints
+them, are hollow marks: of a model and a training far larger than ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from fewbits.analysis.engine.arms import AGAIN, BASELINE, ArmTable, arm_table
+from fewbits.analysis.engine.data import NoData, NotPlanned
+from fewbits.analysis.engine.frames import Results
+from fewbits.analysis.engine.paper import paper
+from fewbits.analysis.engine.places import not_planned, sweep_places
+from fewbits.analysis.figures import series
+from fewbits.analysis.figures.curves import Line, Panel, PaperMark, Rule, curve_figure
+from fewbits.analysis.figures.series import Series
+from fewbits.analysis.figures.theme import BASELINE as BASELINE_STYLE
+from fewbits.analysis.figures.theme import NOISE, QUIET, STYLES, Style
+from fewbits.analysis.report.items import FigureResult, Picture
+from fewbits.common.from_dict import one_of
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A number that curves show."""
+
+    name: str
+    title: str
+    unit: str
+    every_step: bool = False  # averaged over steps, or it could not be read
+    of_micro_batches: bool = False  # so A/A, whose micro-batches have another size, has another one
+
+
+METRICS = {
+    metric.name: metric
+    for metric in (
+        Metric("loss", "Training loss", "nats", every_step=True),
+        Metric("loss_max", "Maximum loss", "nats", every_step=True, of_micro_batches=True),
+        Metric("validation_loss", "Validation loss", "nats"),
+        Metric("ood_loss", "Out-of-domain loss", "nats"),
+        Metric("parameter_norm", "Parameter norm", "L2"),
+    )
+}
+
+
+@dataclass(frozen=True)
+class ArmCurves:
+    """Arms of one sweep beside their baseline: a row of panels for each metric. Declared in figures.yaml."""
+
+    sweep: str
+    arms: tuple[str, ...]
+    baseline: str = BASELINE
+    name: str = ""  # written beside the rows, where a figure has several
+    metrics: tuple[str, ...] = ("loss", "validation_loss")
+    where: dict[str, str] = field(default_factory=dict)
+    labels: dict[str, str] = field(default_factory=dict)  # in place of those of the table of arms
+    table: str = ""  # of the paper, with the last numbers of its arms
+    paper: dict[str, str] = field(default_factory=dict)  # arms with the paper's number of their last change
+    noise: bool = True  # whether A/A is shown, which has the optimizer and rate of plain BF16
+
+    def __post_init__(self) -> None:
+        for metric in self.metrics:
+            one_of(f"metric of {self.sweep}", metric, METRICS)
+
+    @property
+    def all_arms(self) -> tuple[str, ...]:
+        return (self.baseline, *self.arms)
+
+    def label(self, table: ArmTable, arm: str) -> str:
+        return self.labels.get(arm, table.label(arm))
+
+    def paper_change(self, table: ArmTable, metric: str, arm: str) -> float | None:
+        """Return the paper's last change of an arm from its baseline."""
+        if metric not in ("loss", "validation_loss"):
+            return None
+        if arm in self.paper:
+            return paper(table.study).numbers[self.paper[arm]].value
+        if not self.table:
+            return None
+        return (
+            paper(table.study).table(self.table).change(metric, table.column(self.table, arm, table.place(self.where)))
+        )
+
+
+@dataclass(frozen=True)
+class TrainingFigure:
+    """A figure of nothing but such rows."""
+
+    id: str
+    rows: tuple[ArmCurves, ...]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Shown:
+    """Arms of one sweep with one metric, as the store has them."""
+
+    part: Results
+    of: ArmCurves
+    metric: Metric
+    table: ArmTable
+    styles: Mapping[str, Style]  # by label
+    again: Results | None = None  # the places of A/A
+
+    @cached_property
+    def levels(self) -> dict[str, Series]:
+        """The arms' own numbers; those of trunks are among them."""
+        frame = _recorded(self.part, self.metric)
+        return _there({name: series.level(frame, name) for name in (*self.of.all_arms, *self.trunks)})
+
+    @cached_property
+    def changes(self) -> dict[str, Series]:
+        """Changes from the baseline; A/A's from BF16, and those of other trunks from the first."""
+        frame = _recorded(self.part, self.metric)
+        changes = {arm: series.change(frame, arm, self.of.baseline) for arm in self.of.arms}
+        for trunk in self.trunks[1:]:
+            exact = series.curves(self.part, self.metric.name)
+            changes[trunk] = series.thinned(series.change(exact, trunk, self.trunks[0]))
+        if self.again is not None and not self.metric.of_micro_batches:
+            changes[AGAIN] = series.change(_recorded(self.again, self.metric), AGAIN, BASELINE)
+        return _there(changes)
+
+    @cached_property
+    def trunks(self) -> tuple[str, ...]:
+        """The trunks that these arms branch from."""
+        parents = {self.part.plan.trials[m.id].parent for m in self.part.members if m.cell.arm in self.of.all_arms}
+        found = {m.cell.arm for m in self.part.members if m.id in parents}
+        return tuple(name for name in self.table.trunks if name in found)
+
+    @property
+    def drawn(self) -> tuple[str, ...]:
+        """The arms that have data."""
+        return tuple(arm for arm in self.of.all_arms if arm in self.levels)
+
+    @property
+    def trials(self) -> tuple[str, ...]:
+        found = (one.trials for one in (*self.levels.values(), *self.changes.values()))
+        return tuple(dict.fromkeys(trial for some in found for trial in some))
+
+    @property
+    def paper_changes(self) -> dict[str, float]:
+        said = {arm: self.of.paper_change(self.table, self.metric.name, arm) for arm in self.of.arms}
+        return {arm: value for arm, value in said.items() if value is not None}
+
+    def style(self, arm: str) -> Style:
+        return BASELINE_STYLE if arm == self.of.baseline else self.styles[self.of.label(self.table, arm)]
+
+    def level_panel(self, x_label: str = "tokens") -> Panel:
+        """Return the panel of the arms' own numbers."""
+        lines = [*self._trunks(self.levels), *self._arms(self.levels)]
+        ends = [float(self.levels[name].tokens[-1]) for name in self.trunks if name in self.levels]
+        return Panel(
+            f"{self.metric.title}, {self.metric.unit}",
+            tuple(lines),
+            x_label=x_label,
+            y_label=self.of.name,
+            x_axis="tokens",
+            branches_at=max(ends, default=None),
+        )
+
+    def change_panel(self, x_label: str = "tokens", title: str = "", y_label: str = "") -> Panel:
+        """Return the panel of changes from the baseline."""
+        lines = [*self._trunks(self.changes)]
+        if AGAIN in self.changes:
+            lines.append(self._line(self.changes[AGAIN], NOISE, self.table.label(AGAIN), secondary=True))
+        lines += self._arms(self.changes)
+        upright = tuple(
+            Rule(tokens, "line", upright=True, dashes=(1.5, 1.5)) for tokens in switches(self.part, self.of.arms)
+        )
+        label = self.of.label(self.table, self.of.baseline)
+        return Panel(
+            title or f"Change from {label}, %",
+            tuple(lines),
+            (Rule(0, "text"), *upright),
+            tuple(PaperMark(value, self.style(arm)) for arm, value in self.paper_changes.items()),
+            x_label=x_label,
+            y_label=y_label,
+            x_axis="tokens",
+            y_axis="change",
+            empty="" if self.changes else "no pair of trials",
+        )
+
+    def _arms(self, found: Mapping[str, Series]) -> list[Line]:
+        return [
+            self._line(found[arm], self.style(arm), self.of.label(self.table, arm))
+            for arm in self.of.all_arms
+            if arm in found
+        ]
+
+    def _trunks(self, found: Mapping[str, Series]) -> list[Line]:
+        styles = {name: QUIET if i == 0 else Style("quiet", (4, 2)) for i, name in enumerate(self.trunks)}
+        return [
+            self._line(found[name], style, self.table.trunks[name], secondary=True)
+            for name, style in styles.items()
+            if name in found
+        ]
+
+    def _line(self, found: Series, style: Style, label: str, *, secondary: bool = False) -> Line:
+        apart = not self.metric.every_step and style.colour != "quiet"  # else points follow each other too closely
+        return Line(found.tokens, found.mean, style, label, found.band, None, apart, secondary)
+
+
+# -------------------------------------------------------------------------------- a figure of rows
+
+
+def training_figure(results: Results, study: str, of: TrainingFigure) -> Picture:
+    """Return the figure of the rows that this scale runs; its notes name the others."""
+    shown = show_rows(results, study, of.rows)
+    if not shown:
+        return not_planned(results)
+    if not any(row.drawn for row in shown):
+        labels = dict.fromkeys(row.of.label(row.table, arm) for row in shown for arm in row.of.all_arms)
+        return NoData(f"no curve of {', '.join(labels)}")
+
+    def draw() -> Figure:
+        return curve_figure(panels_of(shown), sharex="col" if _share_axis(shown) else "none")
+
+    return FigureResult(draw, trials_of(shown), (*notes_of(shown), *of.notes, *left_out(results, of.rows)))
+
+
+def show_rows(results: Results, study: str, rows: Sequence[ArmCurves]) -> list[Shown]:
+    """Return the rows that this scale runs, one for each metric. What is labelled alike in a figure is drawn alike."""
+    table, found = arm_table(study), []
+    styles = assign_styles(table, rows)
+    for row in rows:
+        part = sweep_places(results, row.sweep, row.where)
+        if isinstance(part, Results):
+            again = noise_places(results, table, row)
+            found += [Shown(part, row, METRICS[metric], table, styles, again) for metric in row.metrics]
+    return found
+
+
+def panels_of(shown: Sequence[Shown]) -> list[list[Panel]]:
+    """Return two panels for each row; only the last of panels that share their axis names it."""
+    shared = _share_axis(shown)
+    labels = ["" if shared and row is not shown[-1] else "tokens" for row in shown]
+    return [[row.level_panel(label), row.change_panel(label)] for row, label in zip(shown, labels, strict=True)]
+
+
+def _share_axis(shown: Sequence[Shown]) -> bool:
+    return len({id(row.part) for row in shown}) == 1
+
+
+def assign_styles(table: ArmTable, rows: Sequence[ArmCurves]) -> dict[str, Style]:
+    """Return a style for each label of a figure: that of the table of arms, or the next that is free."""
+    labels = {row.label(table, arm): table.arm(arm).style for row in rows for arm in row.arms}
+    free = iter(i for i in range(len(STYLES)) if i not in labels.values())
+    if len(labels) > len(STYLES):
+        raise ValueError(f"{len(labels)} arms in one figure: {len(STYLES)} styles can be told apart")
+    return {label: STYLES[next(free) if place is None else place] for label, place in labels.items()}
+
+
+def noise_places(results: Results, table: ArmTable, row: ArmCurves) -> Results | None:
+    """Return where A/A is run with the row's model and axes; None where it is not, or not shown."""
+    for sweep in table.family(row.sweep) if row.noise else ():
+        part = sweep_places(results, sweep, row.where)
+        if isinstance(part, Results) and part.has(AGAIN):
+            return part
+    return None
+
+
+def switches(part: Results, arms: Collection[str]) -> tuple[float, ...]:
+    """Return the tokens after which the recipes of these arms switch, in order."""
+    found: set[float] = set()
+    frame = series.curves(part, "loss")
+    for trial, steps in frame[frame["arm"].isin(list(arms))].groupby("id"):
+        of = part.plan.trials[str(trial)].trial
+        before = steps[steps["step"] < of.recipe.switch.at * of.training.steps]
+        if of.recipe.switches and len(before) < len(steps):
+            found.add(float(before["tokens"].max()))
+    return tuple(sorted(found))
+
+
+# -------------------------------------------------------------------------------- notes
+
+
+def trials_of(shown: Sequence[Shown]) -> tuple[str, ...]:
+    """Return the ids of all trials behind these rows."""
+    return tuple(dict.fromkeys(trial for row in shown for trial in row.trials))
+
+
+def notes_of(shown: Sequence[Shown]) -> tuple[str, ...]:
+    """Return what panels do not say themselves: what bands are, which seeds diverged, which arms have no data."""
+    ids = set(trials_of(shown))
+    seeds = {member.cell.seed for row in shown for member in row.part.members if member.id in ids}
+    if len(seeds) == 1:
+        notes = ["One seed, so there is neither a range nor an interval. Right: paired changes."]
+    else:
+        notes = [
+            "Left: mean and range of seeds. Right: mean of the seeds' paired changes and its 90 % interval, from these "
+            "pairs alone. Points of one step are drawn side by side."
+        ]
+    if any(row.metric.every_step for row in shown):
+        notes.append(f"The training loss is averaged over steps to {series.POINTS} points of each curve.")
+    if any(row.paper_changes for row in shown):
+        notes.append("The paper's last numbers are hollow marks at the right; arrows where they are far beyond ours.")
+    for row in shown:
+        beside = f"{row.of.name}: " if row.of.name else ""
+        there = {arm for other in shown if other.of is row.of for arm in other.drawn}
+        missing = [row.of.label(row.table, arm) for arm in row.of.all_arms if arm not in there]
+        gone = [
+            *series.diverged(row.part, row.of.all_arms),
+            *([f"No data of {', '.join(missing)}."] if missing else []),
+        ]
+        notes += [beside + note for note in gone]
+    return tuple(dict.fromkeys(notes))
+
+
+def left_out(results: Results, rows: Sequence[ArmCurves]) -> tuple[str, ...]:
+    """Return a note that names the rows which this scale does not run."""
+    missing = [
+        row.name or row.sweep for row in rows if isinstance(sweep_places(results, row.sweep, row.where), NotPlanned)
+    ]
+    return (f"Not run at this scale: {', '.join(dict.fromkeys(missing))}.",) if missing else ()
+
+
+def _recorded(part: Results, metric: Metric) -> pd.DataFrame:
+    def read() -> pd.DataFrame:
+        frame = series.curves(part, metric.name)
+        return series.smoothed(frame, part) if metric.every_step else frame
+
+    return part.remembered(f"curves {metric.name}", read)
+
+
+def _there(found: Mapping[str, Series | None]) -> dict[str, Series]:
+    return {name: one for name, one in found.items() if one is not None}

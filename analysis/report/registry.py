@@ -1,0 +1,132 @@
+"""The tables and figures of a study, each a function of results, in the order of the paper.
+
+    @table("mor", "Table 2")
+    def table_2(results: Results) -> Table: …
+
+    @figure("mor", "Figure 5")
+    def figure_5(results: Results) -> Picture: …
+
+The paper's data file says what the paper says of each. Those of our own are registered with a title; they come after
+the paper's and are marked as ours. Figures that `figures.yaml` declares need no function. Claims are data
+(engine/claims.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Generic, TypeVar
+
+from fewbits.analysis.engine.arms import STUDIES as FOLDER
+from fewbits.analysis.engine.paper import paper
+from fewbits.analysis.report.items import MakeFigure, MakeTable
+from fewbits.common.from_dict import one_of
+from fewbits.sweeps.planning.studies import STUDIES
+
+M = TypeVar("M", MakeTable, MakeFigure)
+
+
+@dataclass(frozen=True)
+class Entry(Generic[M]):
+    """A table or figure of a study."""
+
+    id: str
+    title: str
+    of_paper: bool  # else a finding of our own
+    make: M
+
+
+@dataclass
+class StudyRegistry:
+    """The tables and figures of one study."""
+
+    study: str
+    _tables: dict[str, Entry[MakeTable]] = field(default_factory=dict)
+    _figures: dict[str, Entry[MakeFigure]] = field(default_factory=dict)
+
+    @property
+    def tables(self) -> list[Entry[MakeTable]]:
+        """The paper's tables in its order, then ours in that of their registration."""
+        return list(_in_order(self._tables, [table.id for table in paper(self.study).tables]))
+
+    @property
+    def figures(self) -> list[Entry[MakeFigure]]:
+        """The paper's figures in its order, then ours in that of their registration."""
+        return list(_in_order(self._figures, [figure.id for figure in paper(self.study).figures]))
+
+    @property
+    def missing(self) -> list[str]:
+        """Ids of what the paper has and nothing makes."""
+        own = paper(self.study)
+        there = {entry.id for entry in (*self.tables, *self.figures)}
+        names = [*(table.id for table in own.tables), *(figure.id for figure in own.figures)]
+        return [name for name in names if name not in there]
+
+    def add_table(self, name: str, make: MakeTable, title: str | None = None) -> None:
+        """Register a table of the paper, or of our own where a title is given."""
+        printed = paper(self.study).table(name).title if title is None else title
+        self._check(self._tables, name)
+        self._tables[name] = Entry(name, printed, title is None, make)
+
+    def add_figure(self, name: str, make: MakeFigure, title: str | None = None) -> None:
+        """Register a figure of the paper, or of our own where a title is given."""
+        printed = paper(self.study).figure(name).title if title is None else title
+        self._check(self._figures, name)
+        self._figures[name] = Entry(name, printed, title is None, make)
+
+    def _check(self, entries: dict[str, Entry[M]], name: str) -> None:
+        if name in entries:
+            raise ValueError(f"{self.study}: {name} is registered twice")
+
+
+_REGISTRIES: dict[str, StudyRegistry] = {}
+
+
+def study_registry(study: str) -> StudyRegistry:
+    """Return the registry of a study, with all that its modules and its data file register."""
+    found = _registry(study)
+    load(found)
+    return found
+
+
+def load(registry: StudyRegistry) -> None:
+    """Import the study's modules, which register themselves, and register its declared figures; once."""
+    from fewbits.analysis.figures.declared import declared_figures
+
+    for path in sorted((FOLDER / registry.study).glob("*.py")):
+        import_module(f"fewbits.analysis.studies.{registry.study}.{path.stem}")
+    there = {entry.id for entry in registry.figures}
+    for name, title, make in declared_figures(registry.study):
+        if name not in there:
+            registry.add_figure(name, make, title)
+
+
+def table(study: str, name: str, title: str | None = None) -> Callable[[MakeTable], MakeTable]:
+    """Register a function that makes a table of the paper, or of our own where a title is given."""
+
+    def register(make: MakeTable) -> MakeTable:
+        _registry(study).add_table(name, make, title)
+        return make
+
+    return register
+
+
+def figure(study: str, name: str, title: str | None = None) -> Callable[[MakeFigure], MakeFigure]:
+    """Register a function that makes a figure of the paper, or of our own where a title is given."""
+
+    def register(make: MakeFigure) -> MakeFigure:
+        _registry(study).add_figure(name, make, title)
+        return make
+
+    return register
+
+
+def _registry(study: str) -> StudyRegistry:
+    one_of("study", study, STUDIES)
+    return _REGISTRIES.setdefault(study, StudyRegistry(study))
+
+
+def _in_order(entries: dict[str, Entry[M]], order: list[str]) -> Iterator[Entry[M]]:
+    yield from (entries[name] for name in order if name in entries)
+    yield from (entry for name, entry in entries.items() if name not in order)

@@ -1,0 +1,359 @@
+"""A study at one scale, as its notebook calls it, item by item, in the order of the paper.
+
+    mor = read_study(["study=mor", "scale=cpu"])
+    mor.table("Table 2").frame          # a DataFrame; in Jupyter the item shows the table of the report
+    mor.figure("Figure 5").figure       # a matplotlib Figure
+    mor.claims("M3", "M4", "M5").frame
+
+Everything is made once; the report's files are written from what the notebook has shown. What a store has no data for
+is said in words, and so is what nothing makes yet.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import pandas as pd
+from markupsafe import Markup
+
+from fewbits.analysis.engine.claims import Claim, StudyClaims, load_claims, studies_with_claims
+from fewbits.analysis.engine.frames import Results
+from fewbits.analysis.engine.judging import judge_study, training_of
+from fewbits.analysis.engine.paper import Paper, paper
+from fewbits.analysis.engine.verdicts import FAMILIES, Verdict
+from fewbits.analysis.report.items import FigureResult, Picture, Table, TableResult, why_missing
+from fewbits.analysis.report.registry import StudyRegistry, study_registry
+from fewbits.analysis.views import claims, remarks, trials
+from fewbits.analysis.views.html import Html, render, style
+from fewbits.analysis.views.provenance import Provenance
+from fewbits.analysis.views.tables import table_html
+from fewbits.common.from_dict import one_of
+from fewbits.sweeps.planning.lookup import find_plan
+from fewbits.sweeps.planning.studies import STUDIES
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+PIXELS = 120  # of an inch of a figure, where there is room
+
+
+def read_study(overrides: Sequence[str]) -> StudyReport:
+    """Return the study that the overrides name, as for `fewbits sweep`; a sweep file names it by `study: mor`."""
+    found = find_plan(overrides)
+    sweeps = found.plan.sweeps
+    studies = sorted({sweep.study for sweep in sweeps})
+    for study in studies:
+        one_of("study", study, STUDIES)
+    (study,) = studies
+    results = Results.of(found.plan, found.earlier)
+    return StudyReport(study, sweeps[0].scale, tuple(overrides), results, found.changed, found.notes)
+
+
+# -------------------------------------------------------------------------------- items
+
+
+@dataclass(frozen=True, repr=False)
+class TableItem(Html):
+    """A table: `frame` has its numbers, `result` these with their trials."""
+
+    result: Table | None = None
+
+    @property
+    def frame(self) -> pd.DataFrame:
+        """A row per metric; per column the paper's number, ours, difference, interval and seeds."""
+        return self.result.frame() if isinstance(self.result, TableResult) else pd.DataFrame()
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A figure as files."""
+
+    light: str  # SVG
+    dark: str
+    png: bytes  # light
+    width: float  # inches
+
+    @property
+    def pixels(self) -> int:
+        return round(self.width * PIXELS)
+
+    @property
+    def light_uri(self) -> str:
+        return _data_uri(self.light)
+
+    @property
+    def dark_uri(self) -> str:
+        return _data_uri(self.dark)
+
+
+@dataclass(frozen=True, repr=False)
+class FigureItem(Html):
+    """A figure: `figure` is matplotlib's, `drawing` the report's files."""
+
+    result: Picture | None = None
+    drawing: Drawing | None = None
+
+    @property
+    def figure(self) -> Figure:
+        """The figure in the light theme, drawn anew."""
+        from fewbits.analysis.figures.theme import themed  # matplotlib takes its time
+
+        if not isinstance(self.result, FigureResult):
+            raise ValueError(f"{self.name} has no data: {'' if self.result is None else why_missing(self.result)}")
+        return themed(self.result, "light")
+
+
+@dataclass(frozen=True, repr=False)
+class ClaimsItem(Html):
+    """Claims with their verdicts; `frame` has a row for each comparison."""
+
+    verdicts: tuple[Verdict, ...] = ()
+
+    @property
+    def frame(self) -> pd.DataFrame:
+        """A row for each comparison: claim, verdict, what it shows, effect, interval, seeds, p."""
+        rows = [
+            {
+                "claim": verdict.claim.id,
+                "verdict": str(verdict.outcome),
+                "comparison": one.name,
+                "shows": str(one.status),
+                "effect": one.effect,
+                "low": one.interval.low if one.interval else None,
+                "high": one.interval.high if one.interval else None,
+                "n": one.n,
+                "mde": one.mde,
+                "margin": one.margin,
+                "p": one.p_for,
+            }
+            for verdict in self.verdicts
+            for one in verdict.findings
+        ]
+        return pd.DataFrame(rows)
+
+
+# -------------------------------------------------------------------------------- a study
+
+
+@dataclass
+class StudyReport:
+    """The tables, figures and verdicts of a study at one scale."""
+
+    study: str
+    scale: str
+    overrides: tuple[str, ...]
+    results: Results
+    changed: str = ""  # how the sweep's definition differs from that of the plan which is read
+    notes: tuple[str, ...] = ()  # what a command prints about the plan
+    tables: dict[str, TableItem] = field(default_factory=dict)  # what has been shown
+    figures: dict[str, FigureItem] = field(default_factory=dict)
+    shown_claims: list[str] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """The name of the report's folder."""
+        return f"{self.study}-{self.scale}"
+
+    @cached_property
+    def paper(self) -> Paper:
+        return paper(self.study)
+
+    @cached_property
+    def registry(self) -> StudyRegistry:
+        return study_registry(self.study)
+
+    @cached_property
+    def study_claims(self) -> StudyClaims:
+        return load_claims(self.study) if self.study in studies_with_claims() else StudyClaims(self.study, ())
+
+    @cached_property
+    def verdicts(self) -> dict[str, Verdict]:
+        return judge_study(self.study, self.results) if self.study_claims.claims else {}
+
+    @cached_property
+    def trials(self) -> dict[str, trials.Trial]:
+        return trials.trials_of(self.results)
+
+    @cached_property
+    def origin(self) -> Provenance:
+        return Provenance(self.results, self.overrides, self.changed)
+
+    @property
+    def size(self) -> str:
+        """The amount of training, and how much of it was in an arm's own recipe."""
+        whole = training_of(self.results, self.results.plan.trials)
+        if whole is None:
+            return self.results.scale
+        own = training_of(self.results, self._quantized())
+        share = (
+            f"up to {own.quantized:.0%} of a quantized run's tokens in its own recipe" if own else "nothing quantized"
+        )
+        return f"{whole}; {share}"
+
+    def _quantized(self) -> Iterator[str]:
+        """Yield the trials of arms that quantize something; trunks that others branch from are left out."""
+        trunks = {planned.parent for planned in self.results.plan.trials.values()}
+        for trial, planned in self.results.plan.trials.items():
+            recipe = planned.trial.recipe
+            operands = any(slot.spec is not None for _, slot in recipe.operands.items())
+            if trial not in trunks and (operands or recipe.sampler.kind != "none"):
+                yield trial
+
+    # -------------------------------------------------------------------------------- what opens a report
+
+    def title(self) -> Html:
+        """Return the title with the tally of verdicts."""
+        of = STUDIES[self.study]
+        head = render(
+            "header",
+            kicker="fewbits report",
+            title=of.title,
+            arxiv=of.arxiv,
+            about=f"Scale {self.scale}: {self.size}. Compared with the paper's own runs.",
+            tally=claims.tally(self.verdicts.values()),
+        )
+        return Html(style() + head, "title")
+
+    def flags(self) -> Html:
+        """Return what a reader has to know before any number."""
+        return Html(self.origin.flags(), "flags")
+
+    def rules(self) -> Html:
+        """Return how claims are judged."""
+        return Html(claims.rules(), "how claims are judged")
+
+    def summary(self) -> Html:
+        """Return the verdicts by group: exact, mechanism and training claims."""
+        return Html(claims.summary(self.verdicts), "summary of the verdicts")
+
+    # -------------------------------------------------------------------------------- items
+
+    def table(self, name: str) -> TableItem:
+        """Return a table by id."""
+        entry = next((entry for entry in self.registry.tables if entry.id == name), None)
+        if entry is None:
+            return TableItem(self._absent(name), name)
+        result = entry.make(self.results)
+        printed = self.paper.table(name) if entry.of_paper else None
+        source = self.paper.sources[printed.source] if printed else ""
+        html = self._item(
+            entry.id,
+            entry.title,
+            ours=not entry.of_paper,
+            source=source,
+            missing="" if isinstance(result, TableResult) else why_missing(result),
+            body=table_html(result, self.trials) if isinstance(result, TableResult) else "",
+        )
+        self.tables[name] = item = TableItem(html, name, result)
+        return item
+
+    def figure(self, name: str) -> FigureItem:
+        """Return a figure by id."""
+        entry = next((entry for entry in self.registry.figures if entry.id == name), None)
+        if entry is None:
+            return FigureItem(self._absent(name), name)
+        result = entry.make(self.results)
+        drawing = _draw(result) if isinstance(result, FigureResult) else None
+        html = self._item(
+            entry.id,
+            entry.title,
+            ours=not entry.of_paper,
+            caption=self.paper.figure(name).caption if entry.of_paper else "",
+            missing="" if isinstance(result, FigureResult) else why_missing(result),
+            picture=drawing,
+            notes=result.notes if isinstance(result, FigureResult) else (),
+            ids=result.trials if isinstance(result, FigureResult) else (),
+        )
+        self.figures[name] = item = FigureItem(html, name, result, drawing)
+        return item
+
+    def claims(self, *names: str) -> ClaimsItem:
+        """Return claims in full; without names, all of them."""
+        names = names or tuple(self.verdicts)
+        found = [self.verdicts[name] for name in names if name in self.verdicts]
+        self.shown_claims += [verdict.claim.id for verdict in found]
+        cards = [
+            claims.card(self.verdicts[name], self.trials) if name in self.verdicts else self._absent(name)
+            for name in names
+        ]
+        return ClaimsItem(Markup().join(cards), f"claims {', '.join(names)}", tuple(found))
+
+    def own(self) -> Html:
+        """Return tables, figures and claims of ours that no cell has shown yet."""
+        parts = [self.table(e.id).text for e in self.registry.tables if not e.of_paper and e.id not in self.tables]
+        parts += [self.figure(e.id).text for e in self.registry.figures if not e.of_paper and e.id not in self.figures]
+        ours = [claim.id for claim in self._claims() if claim.ours and claim.id not in self.shown_claims]
+        parts += [self.claims(*ours).text] if ours else []
+        return Html(Markup().join(parts) or render("list", items=["None."]), "findings of our own")
+
+    def _claims(self) -> Iterator[Claim]:
+        yield from (verdict.claim for verdict in self.verdicts.values())
+
+    def _item(self, name: str, title: str, **values: object) -> Markup:
+        empty = {"caption": "", "source": "", "missing": "", "body": "", "picture": None, "notes": (), "ids": ()}
+        return render("item", name=name, title=title, trials=self.trials, **(empty | values))
+
+    def _absent(self, name: str) -> Markup:
+        return self._item(name, "", ours=False, missing=f"{name}: fewbits does not make this one yet.")
+
+    # -------------------------------------------------------------------------------- what closes a report
+
+    def remarks(self) -> Html:
+        """Return what stands out among the verdicts, by rule."""
+        return Html(remarks.remarks(self.verdicts), "remarks")
+
+    def not_printed(self) -> Html:
+        """Return which of the paper's numbers are inferred or lost."""
+        return Html(remarks.not_printed(self.paper), "what is inferred or lost")
+
+    def unreached(self) -> Html:
+        """Return the claims out of reach."""
+        return Html(remarks.unreached(self.verdicts), "out of reach")
+
+    def provenance(self) -> Html:
+        """Return where the numbers come from."""
+        return Html(self.origin.table(), "provenance")
+
+    def trial_table(self) -> Html:
+        """Return all trials."""
+        return Html(trials.trial_table(self.trials), "trials")
+
+    # -------------------------------------------------------------------------------- for programs
+
+    def unshown(self) -> Iterator[str]:
+        """Yield what is registered and has not been shown by the notebook."""
+        yield from (entry.id for entry in self.registry.tables if entry.id not in self.tables)
+        yield from (entry.id for entry in self.registry.figures if entry.id not in self.figures)
+        yield from (claim.id for claim in self._claims() if claim.id not in self.shown_claims)
+
+    def record(self) -> dict[str, object]:
+        """Return the contents of verdicts.json."""
+        return {
+            "study": self.study,
+            "scale": self.scale,
+            "size": self.size,
+            "overrides": list(self.overrides),
+            "counts": claims.counts(self.verdicts),
+            "families": FAMILIES,
+            "flags": list(self.results.flags),
+            "mixed": self.origin.mixed,
+            "notices": self.origin.notices,
+            "claims": {name: dataclasses.asdict(verdict) for name, verdict in self.verdicts.items()},
+            "trials": {trial.id: trial.folder for trial in self.trials.values()},
+        }
+
+
+def _draw(result: FigureResult) -> Drawing:
+    from fewbits.analysis.figures.theme import png, svg, themed  # matplotlib takes its time
+
+    light, dark = themed(result, "light"), themed(result, "dark")
+    return Drawing(svg(light), svg(dark), png(light), float(light.get_figwidth()))
+
+
+def _data_uri(drawing: str) -> str:
+    return "data:image/svg+xml;base64," + base64.b64encode(drawing.encode()).decode()

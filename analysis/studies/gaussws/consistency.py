@@ -1,0 +1,158 @@
+"""What must agree in GaussWS, asked of our own kernels: both sides of a transposed weight (G5), noise and gradients of
+forward and backward (G6), and bytes with what the paper counts (G17)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fewbits.analysis.engine.paper import paper
+from fewbits.analysis.studies.gaussws.theory import SQUARE, noise
+from fewbits.experiments.bench.step import Step
+from fewbits.experiments.config import load_recipe
+from fewbits.kernels.api import fake_quantize
+from fewbits.kernels.noise import gaussian_noise, sample_weight, uniform_noise
+from fewbits.models.networks.registry import linear_parameters, model
+
+KINDS = {"gaussws": "gaussian", "diffq": "uniform"}
+INT4 = "e1m2"  # one bit of exponent makes an even grid: 0, ±1 … ±7 steps
+SHAPE = (3 * SQUARE + 5, 2 * SQUARE + 9)  # squares at the edges are smaller
+GIB = 2**30
+
+
+def weights(seed: int = 0, shape: tuple[int, int] = SHAPE) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+# -------------------------------------------------------------------------------- G5: blocks and the transpose
+
+
+def parted(w: Tensor, block: str, grid: str = INT4) -> int:
+    """Elements that differ between forward, quantized along rows, and backward, along columns: the transpose."""
+    there = fake_quantize(w, f"{grid}:{block}:amax")
+    back = fake_quantize(w.T.contiguous(), f"{grid}:{block}:amax").T
+    return int((there != back).sum())
+
+
+# -------------------------------------------------------------------------------- G6: gradients
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """Of bit widths and weights, the kernel's beside automatic differentiation in float64."""
+
+    squares: int
+    bits: float  # greatest difference, as a part of −ln 2 · s · Σ|g·R|, where rounding is measured from
+    weights: float  # greatest difference of ∂L/∂w from ∂L/∂ŵ
+    redrawn: bool  # R in backward is R in forward, element by element
+
+
+def gradients(kind: str, seed: int = 5) -> Gradients:
+    w = weights(seed).requires_grad_()
+    grid = tuple(-(-n // SQUARE) for n in SHAPE)
+    widths = torch.linspace(3, 9, math.prod(grid)).view(grid).requires_grad_()
+    upstream = weights(seed + 1)
+    out = _sampled(w, widths, seed, kind)
+    out.backward(upstream)
+    assert w.grad is not None
+    assert widths.grad is not None
+
+    r = noise(kind, w.numel(), seed).double().view(SHAPE)
+    exact_bits = widths.detach().double().requires_grad_()
+    largest = _spread(_maxima(w.detach()))  # a constant, as in eq. 4
+    ((w.detach().double() + r * largest * torch.exp2(1 - _spread(exact_bits))) * upstream.double()).sum().backward()
+    assert exact_bits.grad is not None
+    size = (
+        math.log(2) * (_maxima(w.detach()) * torch.exp2(1 - widths.detach().double())) * _summed((upstream * r).abs())
+    )
+    return Gradients(
+        math.prod(grid),
+        float(((widths.grad - exact_bits.grad).abs() / size).max()),
+        float((w.grad - upstream).abs().max()),
+        _redrawn(w.detach(), widths.detach(), seed, kind),
+    )
+
+
+def _redrawn(w: Tensor, widths: Tensor, seed: int, kind: str) -> bool:
+    """Each element's R of backward, read off the gradient where that element alone has one, beside R of forward: for
+    one element of every square at a time, on their diagonals."""
+    forward = noise(kind, w.numel(), seed).view(SHAPE)
+    scale = _maxima(w) * torch.exp2(1 - widths.double())
+    for place in range(5):  # the least side that a square has here
+        asked = torch.zeros(SHAPE)
+        asked[place::SQUARE, place::SQUARE] = 1
+        bits = widths.clone().requires_grad_()
+        _sampled(w, bits, seed, kind).backward(asked)
+        assert bits.grad is not None
+        drawn = -bits.grad.double() / (math.log(2) * scale)
+        if not torch.allclose(drawn, forward[place::SQUARE, place::SQUARE].double(), rtol=1e-5, atol=1e-6):
+            return False
+    return True
+
+
+def _sampled(w: Tensor, widths: Tensor, seed: int, kind: str) -> Tensor:
+    gaussian = kind == "gaussian"
+    return sample_weight(w, widths, seed, noise="gaussian" if gaussian else "uniform", dtype=torch.float32)
+
+
+def _spread(grid: Tensor) -> Tensor:
+    return grid.repeat_interleave(SQUARE, 0)[: SHAPE[0]].repeat_interleave(SQUARE, 1)[:, : SHAPE[1]]
+
+
+def _summed(x: Tensor) -> Tensor:
+    return torch.stack([torch.stack([part.sum() for part in band.split(SQUARE, 1)]) for band in x.split(SQUARE)])
+
+
+def _maxima(w: Tensor) -> Tensor:
+    bands = w.double().abs().split(SQUARE)
+    return torch.stack([torch.stack([part.max() for part in band.split(SQUARE, 1)]) for band in bands])
+
+
+# -------------------------------------------------------------------------------- G17: bytes
+
+
+@dataclass(frozen=True)
+class Bytes:
+    """Of a weight, in bytes for each of its elements."""
+
+    sampled: float  # ŵ
+    noise: dict[str, float]  # R by method, as it is generated
+    widths: float  # bit widths in float32
+
+
+def bytes_each(shape: tuple[int, int] = (1024, 1024)) -> Bytes:
+    w, count = torch.zeros(shape), math.prod(shape)
+    widths = torch.full((shape[0] // SQUARE, shape[1] // SQUARE), 6.0)
+    return Bytes(
+        sample_weight(w, widths, 0).nbytes / count,
+        {"gaussws": gaussian_noise(count, 0).nbytes / count, "diffq": uniform_noise(count, 0).nbytes / count},
+        widths.nbytes / count,
+    )
+
+
+def added(name: str, recipe: str, batch: int, length: int) -> float:
+    """Bytes that the recipe adds to a training step's peak, for each weight that it samples: counted, not estimated."""
+    config = replace(model(name), layers=1)
+    text = torch.zeros(batch, length + 1, dtype=torch.long)
+    peaks = []
+    for used in (load_recipe(recipe), None):
+        step = Step.of(config, used, "adamw", text)
+        step()
+        peaks.append(step.memory())
+    return (peaks[0] - peaks[1]) / linear_parameters(config)
+
+
+def papers_bytes() -> dict[str, float]:
+    """What GaussWS adds in Table 1 under AdamW, for each parameter that it samples: by model."""
+    models = {"134m": "llama2-134m", "1b": "llama2-1b", "3b": "llama2-3b", "70b": "llama2-70b-4l"}
+    said = paper("gaussws").table("Table 1")
+    found = {}
+    for row, name in models.items():
+        plain, ours = (said.value(f"memory-{row}", column) for column in ("adamw", "adamw-gaussws"))
+        assert plain is not None
+        assert ours is not None
+        found[row] = (ours - plain) * GIB / linear_parameters(model(name))
+    return found

@@ -1,0 +1,204 @@
+"""Figures 2, D.1 and C, drawn from the kernels themselves: small matrices from fixed seeds, every number computed anew.
+
+The paper does not give its matrices; what they show does not depend on them. INT4 is the even grid of 0, ±1 … ±7 steps
+(E1M2), a block's largest magnitude at 7.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from fewbits.analysis.engine.frames import Results
+from fewbits.analysis.figures.drawing import POINTS, SMALL, Drawing
+from fewbits.analysis.figures.panels import panels
+from fewbits.analysis.figures.theme import STYLES, theme
+from fewbits.analysis.report.items import FigureResult, Picture
+from fewbits.analysis.report.registry import figure
+from fewbits.analysis.studies.gaussws.consistency import INT4, weights
+from fewbits.analysis.studies.gaussws.theory import noise
+from fewbits.kernels.api import fake_quantize
+from fewbits.kernels.formats import Format
+from fewbits.kernels.noise import sample_weight
+
+SIDE, BLOCK, BITS, SEED = 4, 2, 4.0, 33
+CELL = 23.8
+GAP = (POINTS - 4 * SIDE * CELL) / 5
+Blocks = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A matrix with its title; blocks are outlined and marked cells filled."""
+
+    title: str
+    values: Tensor
+    blocks: Blocks = (SIDE, SIDE)
+    marked: Tensor | None = None
+
+
+# -------------------------------------------------------------------------------- Figure 2
+
+
+@dataclass(frozen=True)
+class Noisy:
+    """One matrix before and after noise and cast."""
+
+    w: Tensor
+    noise: Tensor  # that backward sees
+    cast: Tensor  # Q(w + noise)
+    effective: Tensor  # what is left of the noise: Q(w + noise) − Q(w)
+
+    @property
+    def swallowed(self) -> Tensor:
+        return (self.noise != 0) & (self.effective == 0)
+
+
+def noisy(kind: str) -> Noisy:
+    """Return ŵ of the kernel in float32, then cast to INT4 on the grids of w's own blocks."""
+    w = weights(SEED, (SIDE, SIDE))
+    bits = torch.full((SIDE // BLOCK, SIDE // BLOCK), BITS)
+    drawn: Literal["gaussian", "uniform"] = "gaussian" if kind == "gaussian" else "uniform"
+    sampled = sample_weight(w, bits, SEED, noise=drawn, block=BLOCK, dtype=torch.float32)
+    step = _maxima(w) / 7
+
+    def cast(x: Tensor) -> Tensor:
+        return fake_quantize(x / step * 0.5, INT4) * 2 * step  # E1M2's own steps are halves
+
+    return Noisy(w, sampled - w, cast(sampled), cast(sampled) - cast(w))
+
+
+def _maxima(w: Tensor) -> Tensor:
+    blocks = w.abs().view(SIDE // BLOCK, BLOCK, SIDE // BLOCK, BLOCK).amax((1, 3))
+    return blocks.repeat_interleave(BLOCK, 0).repeat_interleave(BLOCK, 1)
+
+
+@figure("gaussws", "Figure 2")
+def figure_2(results: Results) -> Picture:
+    """Show the noise that backward sees beside the noise that is left after a cast to INT4."""
+    found = {"U(−½, ½)": noisy("uniform"), "GaussWS": noisy("gaussian")}
+    squares = (BLOCK, BLOCK)
+    rows = [
+        (
+            Shown("w", one.w, squares),
+            Shown(f"noise, {name}", one.noise, squares, one.swallowed),
+            Shown("Q(w + noise)", one.cast, squares),
+            Shown("noise left", one.effective, squares, one.swallowed),
+        )
+        for name, one in found.items()
+    ]
+    counts = "; ".join(
+        f"{name}: {int(one.swallowed.sum())} of {int((one.noise != 0).sum())} that are not zero are swallowed"
+        for name, one in found.items()
+    )
+    notes = (
+        f"{counts} (marked). The second row is ours: rounded normal noise on the same matrix.",
+        f"A 4×4 normal matrix from a fixed seed, blocks of 2×2, {BITS:g} bits; the paper's own values are not known.",
+    )
+    return FigureResult(lambda: draw_matrices(rows), (), notes)
+
+
+# -------------------------------------------------------------------------------- Figure D.1
+
+
+@figure("gaussws", "Figure D.1")
+def figure_d1(results: Results) -> Picture:
+    """Show that blocks of vectors quantize a weight differently in forward and backward, and squares do not."""
+    w = weights(SEED + 1, (SIDE, SIDE))
+    kinds: tuple[tuple[str, Blocks], ...] = (("vectors of 2", (1, BLOCK)), ("squares of 2", (BLOCK, BLOCK)))
+    rows, differing = [], []
+    for name, (high, wide) in kinds:
+        spelled = f"{INT4}:{high}x{wide}:amax"
+        forward, backward = fake_quantize(w, spelled), fake_quantize(w, spelled, axis=0)
+        rows.append(
+            (
+                Shown("W", w),
+                Shown(f"backward, {name}", backward, (wide, high)),
+                Shown(f"forward, {name}", forward, (high, wide)),
+                Shown("difference", forward - backward, marked=forward != backward),
+            )
+        )
+        differing.append(f"{name}: {int((forward != backward).sum())} of {w.numel()} values differ")
+    notes = (
+        f"{'; '.join(differing)}. The second row is ours: squares of the same matrix.",
+        "A 4×4 normal matrix from a fixed seed, INT4, FP32 scales (assumed); the paper's own values are not known.",
+    )
+    return FigureResult(lambda: draw_matrices(rows), (), notes)
+
+
+# -------------------------------------------------------------------------------- Figure 1's schematic
+
+WEIGHT, WIDTH_BITS, DRAWS = 0.62, 5.0, 1 << 16  # in units of its block's maximum
+SEEN = (WEIGHT - 0.2, WEIGHT + 0.2)
+
+
+@figure("gaussws", "Figure C", "Where sampling takes a weight, among what BF16 and FP6 hold (Figure 1, left)")
+def figure_c(results: Results) -> Picture:
+    """Show one weight, drawn many times by the kernels: its noise, and where ŵ lies."""
+    values = {name: noise(kind, DRAWS, SEED).numpy() for name, kind in (("GaussWS", "gaussian"), ("DiffQ", "uniform"))}
+    step = 2.0 ** (1 - WIDTH_BITS)
+    form = Format.parse("e3m2")
+    held = [v / form.max for v in form.values() if SEEN[0] < v / form.max < SEEN[1]]
+
+    def draw() -> Figure:
+        drawn, grid = panels(2, 2, 3.3)
+        for (left, right), (name, r), style in zip(grid, values.items(), STYLES, strict=False):
+            if name == "GaussWS":
+                places, counts = np.unique(r, return_counts=True)
+                left.bar(places, counts / DRAWS, 0.5, color=style.shade)
+            else:
+                left.hist(r, bins=32, range=(-0.5, 0.5), density=True, color=style.shade)
+            left.set(title=f"R of {name}", xlim=(-2.6, 2.6), ylabel="probability" if name == "GaussWS" else "density")
+            right.hist(WEIGHT + r * step, bins=200, range=SEEN, color=style.shade)
+            right.set(title=f"w + R · 2^(1−b) · max, b = {WIDTH_BITS:g}", xlim=SEEN, yticks=[])
+            for value in held:
+                right.axvline(value, color=theme().quiet, linewidth=0.8, dashes=(2, 2))
+            right.axvline(WEIGHT, color=theme().line, linewidth=1.2)
+        grid[-1][1].set_xlabel("weight, in units of its block's maximum")
+        return drawn
+
+    notes = (
+        f"{DRAWS:,} draws of one weight (upright line); dashed: what FP6 E3M2 holds. Rounded normal noise keeps the "
+        "weight in seven draws of ten, and else moves it by whole multiples of 2^(1−b) of the maximum.",
+    )
+    return FigureResult(draw, (), notes)
+
+
+# -------------------------------------------------------------------------------- details
+
+
+def draw_matrices(rows: Sequence[Sequence[Shown]]) -> Figure:
+    """Draw rows of four matrices."""
+    height = SIDE * CELL + 34
+    drawing = Drawing(len(rows) * height + 16)
+    for i, row in enumerate(rows):
+        for j, shown in enumerate(row):
+            _matrix(drawing, GAP + j * (SIDE * CELL + GAP), drawing.height - 30 - i * height, shown)
+    return drawing.figure
+
+
+def _matrix(drawing: Drawing, left: float, top: float, of: Shown) -> None:
+    drawing.text(left + SIDE * CELL / 2, top + 5, of.title, at="center", va="bottom", quiet=True)
+    for (i, j), value in np.ndenumerate(of.values.numpy()):
+        fill = theme().formats[1] if of.marked is not None and bool(of.marked[i, j]) else "none"
+        x, y = left + j * CELL, top - (i + 1) * CELL
+        drawing.box(x, y, CELL, CELL, _spelled(float(value)), fill=fill, edge="grid", line=0.7, size=SMALL - 1.6)
+    high, wide = of.blocks
+    for i in range(0, SIDE, high):
+        for j in range(0, SIDE, wide):
+            corner = (left + j * CELL, top - (i + high) * CELL)
+            drawing.box(*corner, wide * CELL, high * CELL, edge="text", line=1.1)
+
+
+def _spelled(value: float) -> str:
+    """Return a number in few letters: .36, −1.04, .004."""
+    if value == 0:
+        return "0"
+    text = f"{value:.2f}" if abs(value) >= 0.005 else f"{value:.0e}" if abs(value) < 5e-4 else f"{value:.3f}"
+    return text.replace("-", "−").replace("0.", ".")

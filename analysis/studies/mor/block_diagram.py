@@ -1,0 +1,129 @@
+"""Figure 1: one transformer block of the model that was trained, with what its runs decided of each tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+from torch import nn
+
+from fewbits.analysis.engine.data import NotPlanned
+from fewbits.analysis.engine.frames import Results
+from fewbits.analysis.engine.places import sweep_places
+from fewbits.analysis.figures.drawing import BF16, E4M3, TEXT, Drawing
+from fewbits.analysis.figures.theme import theme
+from fewbits.analysis.report.items import FigureResult, Picture
+from fewbits.analysis.report.registry import figure
+from fewbits.analysis.studies.mor.decisions import ONE, PARTS, at_end, decisions, share
+from fewbits.analysis.studies.mor.heat_maps import GRADIENT, INPUT, WEIGHT
+from fewbits.experiments.config import load_recipe
+from fewbits.models.networks.decoder import DecoderConfig
+from fewbits.models.networks.layers import Linear
+from fewbits.models.networks.registry import on_meta
+
+BETWEEN = {"attention": "causal attention", "relu2": "squared ReLU", "gelu": "GELU", "swiglu": "SiLU × gate"}
+TENSORS = ((184.0, "input x", INPUT), (257.0, "weight w", WEIGHT), (330.0, "gradient dy", GRADIENT))
+STEP = 25.0  # height of a layer's row
+LEFT, WIDTH = 22.0, 150.0
+CHIP = 68.0
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A step of a block, from top to bottom: a linear layer, or what lies between."""
+
+    words: str
+    part: str | None = None  # of a linear layer
+    shape: str = ""
+    joins: bool = False  # the residual stream
+
+
+@figure("mor", "Figure 1")
+def figure_1(results: Results) -> Picture:
+    """Show one transformer block with the errors and decisions of its tensors in the last window."""
+    part = sweep_places(results, "partitions", ONE)
+    if isinstance(part, NotPlanned):
+        return part
+    frame = decisions(part)
+    frame = at_end(frame[frame["arm"] == "block"])
+    layer = 0
+    if not frame.empty:
+        shares = share(frame, ["block"])
+        layer = int(shares["block"].iloc[shares["value"].argmax()])
+    model = results.plan.trials[part.members[0].id].trial.model
+    layers = list(block_layers(model, layer))
+    of = frame[frame["block"] == layer]
+
+    def draw() -> Figure:
+        drawing = Drawing(STEP * len(layers) + 38)
+        top = drawing.height - 14
+        drawing.format_key((E4M3, BF16), top)
+        for x, words, _ in TENSORS:
+            drawing.text(x + CHIP / 2, top, words, at="center", quiet=True)
+        branch = 0
+        for i, one in enumerate(layers):
+            y = drawing.height - 46 - STEP * i
+            _draw_layer(drawing, one, y, of, first=i == 0)
+            if one.joins:  # the residual stream passes from above the norm to where the branch's output is added
+                start = y + STEP * (i - branch) + 13
+                drawing.line([LEFT + WIDTH / 2, 8, 8, LEFT + WIDTH / 2 - 6], [start, start, y, y])
+                branch = i + 1
+        return drawing.figure
+
+    recipe = load_recipe("mor/block").fprop.x
+    notes = (
+        f"Layer {layer + 1} of {model.name}, under {recipe}: mean relative error in E4M3 and, where not every "
+        "mini-batch decided alike, the share that stayed in BF16. "
+        + ("Last window of Block, the layer that fell back most." if len(of) else "No run has decided anything yet."),
+    )
+    return FigureResult(draw, tuple(dict.fromkeys(of["id"])), notes)
+
+
+def block_layers(config: DecoderConfig, layer: int) -> Iterator[Layer]:
+    """Yield the steps of the model's own block."""
+    block = on_meta(config).blocks[layer]
+    assert isinstance(block, nn.Module)
+    for branch in block.branches:  # type: ignore[union-attr]
+        yield Layer(type(getattr(block, f"{branch}_norm")).__name__)
+        linears = [m for m in getattr(block, branch).modules() if isinstance(m, Linear)]
+        for i, linear in enumerate(linears):
+            if i == len(linears) - 1:
+                yield Layer(BETWEEN[branch if branch in BETWEEN else config.activation])
+            shape = f"{linear.in_features} → {linear.out_features}"
+            yield Layer(PARTS[str(linear.part)], str(linear.part), shape)
+        yield Layer("+", joins=True)
+
+
+def _draw_layer(drawing: Drawing, layer: Layer, y: float, frame: pd.DataFrame, *, first: bool) -> None:
+    middle = LEFT + WIDTH / 2
+    if not first:
+        drawing.arrow((middle, y + 17), (middle, y + 9))
+    if layer.joins:
+        drawing.text(middle, y, "⊕", at="center", size=TEXT + 3)
+    elif layer.part is None:
+        drawing.box(LEFT, y - 9, WIDTH, 18, layer.words, edge="grid", quiet=True)
+    else:
+        drawing.box(LEFT, y - 9, WIDTH, 18, edge="text")
+        drawing.text(LEFT + 6, y, layer.words, bold=True)
+        drawing.text(LEFT + WIDTH - 6, y, layer.shape, at="right")
+        for x, _, kind in TENSORS:
+            _draw_decision(drawing, x, y, frame[(frame["part"] == layer.part) & (frame["slot"] == kind.slot)])
+
+
+def _draw_decision(drawing: Drawing, x: float, y: float, rows: pd.DataFrame) -> None:
+    """Draw a tensor's error on the fills of the formats that its mini-batches took."""
+    if rows.empty:
+        drawing.box(x, y - 9, CHIP, 18, edge="grid")
+        return
+    error = float(np.average(rows["error"], weights=rows["batches"]))
+    fallback = float(np.average(rows["fallback"], weights=rows["batches"]))
+    most, other = (BF16, E4M3) if fallback > 0.5 else (E4M3, BF16)
+    rest = min(fallback, 1 - fallback)
+    drawing.box(x, y - 9, CHIP, 18, fill=theme().formats[most])
+    if rest > 0:
+        drawing.box(x + CHIP * (1 - rest), y - 9, CHIP * rest, 18, fill=theme().formats[other])
+    words = f"{100 * error:.2f} %" + (f" · {100 * fallback:.0f} %" if rest > 0 else "")
+    drawing.text(x + CHIP / 2, y, words, at="center", zorder=3)

@@ -1,0 +1,250 @@
+"""Figures 11 to 19: histograms of the mean relative error that E4M3 makes of each tensor, a count for each mini-batch.
+
+Rows are named as in the paper: layers from 1, `linear_qkv`, `linear_proj`, `fc1`, `fc2`, and of each its input, weight
+and gradient. Where rows and columns are quantized apart, a tensor has two: its rows are the vectors that the forward
+product (of a gradient: that for the input) sums over, its columns those of the product that comes later. Counts are
+summed over seeds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from fewbits.analysis.engine.arms import arm_table
+from fewbits.analysis.engine.data import NoData, NotPlanned
+from fewbits.analysis.engine.frames import Results
+from fewbits.analysis.engine.places import Where, not_planned, sweep_places
+from fewbits.analysis.figures.heat_map import HeatMap, HeatRow, heat_map_figure, histogram_row
+from fewbits.analysis.figures.theme import SMALL, theme
+from fewbits.analysis.report.items import FigureResult, Picture
+from fewbits.analysis.report.registry import figure
+from fewbits.analysis.studies.mor.decisions import (
+    EDGES,
+    ONE,
+    PARTS,
+    THRESHOLD,
+    TRUNK,
+    TWO,
+    at_end,
+    counts,
+    decisions,
+)
+from fewbits.sweeps.running.store import State
+
+LINE = f"threshold, {100 * THRESHOLD:g} %"
+SHADES = "share of mini-batches in each row"
+ERROR = "mean relative error in E4M3, %"
+STEP = float(EDGES[1])
+BINS = (*("" if i % 4 else f"{100 * edge:.2g}" for i, edge in enumerate(EDGES[:-2])), f">{100 * EDGES[-2]:.3g}")
+draw_histograms = partial(heat_map_figure, key=SHADES, threshold=LINE)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A tensor of a linear layer, or one direction of it."""
+
+    label: str
+    slot: str
+
+
+INPUT, WEIGHT, GRADIENT = Kind("input", "fprop.x"), Kind("weight", "fprop.w"), Kind("grad", "dgrad.dy")
+FORWARD_APART = (
+    Kind("input rows", "fprop.x"),
+    Kind("input columns", "wgrad.x"),
+    Kind("weight rows", "fprop.w"),
+    Kind("weight columns", "dgrad.w"),
+)
+GRADIENTS_APART = (Kind("grad rows", "dgrad.dy"), Kind("grad columns", "wgrad.dy"))
+
+
+@dataclass(frozen=True)
+class ErrorMap:
+    """A figure of the last window of an arm: kinds of tensors of every linear layer of some transformer layers."""
+
+    id: str
+    arm: str
+    kinds: tuple[Kind, ...]
+    layers: Callable[[int], list[int]]
+    where: Where
+
+
+def ends(layers: int, each: int) -> list[int]:
+    """Return so many first and so many last layers."""
+    return list(range(layers)) if layers <= 2 * each else [*range(each), *range(layers - each, layers)]
+
+
+def spaced(layers: int, most: int) -> list[int]:
+    """Return the first, the last, and layers evenly between."""
+    return sorted({round(i) for i in np.linspace(0, layers - 1, min(most, layers))})
+
+
+MAPS = (
+    ErrorMap("Figure 12", "block", (INPUT, WEIGHT), partial(ends, each=3), ONE),
+    ErrorMap("Figure 13", "block", (GRADIENT,), partial(ends, each=3), ONE),
+    ErrorMap("Figure 15", "block", (INPUT, WEIGHT), partial(ends, each=3), TWO),
+    ErrorMap("Figure 16", "block", (GRADIENT,), partial(ends, each=6), TWO),
+    ErrorMap("Figure 18", "channel", FORWARD_APART, lambda layers: list(range(min(layers, 2))), ONE),
+    ErrorMap("Figure 19", "channel", GRADIENTS_APART, partial(ends, each=4), ONE),
+)
+
+
+def error_map(results: Results, of: ErrorMap) -> Picture:
+    """Return the heat map of a figure."""
+    frame = _last(results, of.arm, of.where)
+    if not isinstance(frame, pd.DataFrame):
+        return frame
+    rows = _rows(frame, of.layers(_layers(frame)), of.kinds)
+    return FigureResult(lambda: draw_histograms([_map(rows)]), _ids(frame), (_when(frame, of.arm),))
+
+
+for _one in MAPS:
+    figure("mor", _one.id)(partial(error_map, of=_one))
+
+
+@figure("mor", "Figure 11")
+def annotated(results: Results) -> Picture:
+    """Explain how to read the heat maps, on the first rows of Figures 12 and 13."""
+    frame = _last(results, "block", ONE)
+    if not isinstance(frame, pd.DataFrame):
+        return frame
+    rows = _rows(frame, [0], (INPUT, WEIGHT, GRADIENT))
+
+    def draw() -> Figure:
+        drawn = draw_histograms([_map(rows)], room=0.75)
+        axes = drawn.axes[0]
+        quiet, paper = theme().quiet, theme().background
+        box = {"boxstyle": "square,pad=0.15", "facecolor": paper, "edgecolor": "none"}
+        text: dict[str, Any] = {"fontsize": SMALL, "color": quiet, "va": "center", "bbox": box, "zorder": 5}
+        arrow = {"arrowstyle": "->", "color": quiet, "linewidth": 0.8}
+        right = 0.053 / STEP
+        for words, at, y in (
+            ("right of the line: BF16", (0.0455 / STEP, 1.0), 1.0),
+            ("a row: one tensor,", (0.0255 / STEP, 4.0), 4.0),
+            ("the last bin is open", (len(BINS), 8.0), 8.0),
+        ):
+            axes.annotate(words, at, (right, y), arrowprops=arrow, **text)
+        axes.text(right, 5.0, "a count for each mini-batch", **text)
+        return drawn
+
+    return FigureResult(draw, _ids(frame), (_when(frame, "block"),))
+
+
+@figure("mor", "Figure 14")
+def over_steps(results: Results) -> Picture:
+    """Show layer 1 from window to window: along the BF16 trunk, where errors are recorded, and on under Block."""
+    part = sweep_places(results, "partitions", ONE)
+    if isinstance(part, NotPlanned):
+        return part
+    frame = decisions(part)
+    frame = frame[frame["arm"].isin((TRUNK, "block")) & (frame["block"] == 0)]
+    if frame.empty:
+        return NoData("no window of layer 1 was recorded")
+    tensors = (("fc2 input", "down", INPUT), ("fc1 grad", "up", GRADIENT), ("linear_qkv grad", "qkv", GRADIENT))
+    steps = sorted(frame["line_step"].unique())
+    arms = frame.groupby("line_step")["arm"].first()
+
+    def rows(part_name: str, kind: Kind) -> list[HeatRow]:
+        of = frame[(frame["part"] == part_name) & (frame["slot"] == kind.slot)]
+        groups = {step: "BF16 trunk" if arms[step] == TRUNK else "Block" for step in steps}
+        return [histogram_row(f"{step}", counts(of[of["line_step"] == step]), groups[step]) for step in steps]
+
+    def draw() -> Figure:
+        maps = [replace(_map(rows(layer, kind), title), x_label="") for title, layer, kind in tensors]
+        maps[1] = replace(maps[1], x_label=ERROR)
+        drawn = draw_histograms(maps, beside=True)
+        options: Any = {"fontsize": SMALL, "color": theme().quiet, "xycoords": "axes fraction", "ha": "right"}
+        drawn.axes[0].annotate("step", (0, 1), (-4, 4), textcoords="offset points", **options)
+        return drawn
+
+    notes = ("Layer 1. Along the trunk nothing is quantized; the errors are those that E4M3 would have made.",)
+    return FigureResult(draw, _ids(frame), notes + _seeds(frame))
+
+
+@figure("mor", "Figure 17")
+def beside_block(results: Results) -> Picture:
+    """Show the tensors that the paper names, in all layers, under tensor and under block partition."""
+    frames = {arm: _last(results, arm, ONE) for arm in ("tensor", "block")}
+    first = frames["tensor"]
+    if not isinstance(first, pd.DataFrame):
+        return first
+    named = (("down", INPUT), ("qkv", GRADIENT), ("up", GRADIENT))
+    found = {arm: frame for arm, frame in frames.items() if isinstance(frame, pd.DataFrame)}
+    rows = {
+        arm: [
+            row
+            for layer in spaced(_layers(first), 8)
+            for part, kind in named
+            for row in _rows(frame, [layer], (kind,), (part,))
+        ]
+        for arm, frame in found.items()
+    }
+
+    def draw() -> Figure:
+        label = ERROR if len(rows) == 1 else "relative error, %"
+        maps = [
+            replace(_map(lines, f"{arm_table('mor').label(arm)} partition"), x_label=label)
+            for arm, lines in rows.items()
+        ]
+        return draw_histograms(maps, beside=True)
+
+    notes = (_when(first, "tensor"), "The same tensors under block partition stand beside them.")
+    return FigureResult(draw, tuple(i for frame in found.values() for i in _ids(frame)), notes)
+
+
+# -------------------------------------------------------------------------------- details
+
+
+def _map(rows: Sequence[HeatRow], title: str = "") -> HeatMap:
+    return HeatMap(tuple(rows), BINS, title, ERROR, open_bin=True, threshold=THRESHOLD / STEP)
+
+
+def _last(results: Results, arm: str, where: Where) -> pd.DataFrame | NoData | NotPlanned:
+    """Return the arm's numerics of the last window of training, which trials that are not done have not seen."""
+    part = sweep_places(results, "partitions", where)
+    if isinstance(part, NotPlanned):
+        return part
+    if not part.has(arm):
+        return not_planned(results)
+    frame = decisions(part)
+    frame = at_end(frame[(frame["arm"] == arm) & (frame["state"] == State.DONE)])
+    label = arm_table("mor").label(arm)
+    return NoData(f"no trial of {label} is done, with its errors recorded") if frame.empty else frame
+
+
+def _rows(
+    frame: pd.DataFrame, layers: Iterable[int], kinds: Sequence[Kind], parts: Sequence[str] = ()
+) -> list[HeatRow]:
+    found = []
+    for layer in layers:
+        of = frame[frame["block"] == layer]
+        for part in parts or [p for p in PARTS if p in set(of["part"])]:
+            for kind in kinds:
+                rows = of[(of["part"] == part) & (of["slot"] == kind.slot)]
+                found.append(histogram_row(f"{PARTS[part]} {kind.label}", counts(rows), f"layer {layer + 1}"))
+    return found
+
+
+def _layers(frame: pd.DataFrame) -> int:
+    return 1 + int(frame["block"].max())
+
+
+def _ids(frame: pd.DataFrame) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(frame["id"]))
+
+
+def _seeds(frame: pd.DataFrame) -> tuple[str, ...]:
+    seeds = sorted(frame["seed"].unique())
+    return (f"Counts are summed over {len(seeds)} seeds.",) if len(seeds) > 1 else ("One seed.",)
+
+
+def _when(frame: pd.DataFrame, arm: str) -> str:
+    batches = int(frame.groupby(["layer", "slot"])["batches"].sum().max())
+    (seeds,) = _seeds(frame)
+    return f"{arm_table('mor').label(arm)}, the last window: {batches} mini-batches a row. {seeds}"

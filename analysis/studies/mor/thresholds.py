@@ -1,0 +1,132 @@
+"""Figure B: what falls back at which threshold, and what that changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from fewbits.analysis.engine.arms import BASELINE
+from fewbits.analysis.engine.data import Differences, NoData
+from fewbits.analysis.engine.frames import Results
+from fewbits.analysis.engine.places import not_planned
+from fewbits.analysis.engine.statistics import ALPHA, summary
+from fewbits.analysis.figures.curves import Line, Panel, Rule, curve_figure
+from fewbits.analysis.figures.series import band_of, means_of
+from fewbits.analysis.figures.theme import STYLES, Style
+from fewbits.analysis.report.items import FigureResult, Picture
+from fewbits.analysis.report.registry import figure
+from fewbits.analysis.studies.mor.decisions import THRESHOLD, decisions, share
+from fewbits.kernels.quantizer import Mixture
+
+AXIS = "recipe.threshold"
+BLOCKS = ("128x128", "tensor", "channel")  # in the order of colours
+SCALINGS = {"gam": "GAM", "amax": "FP32 amax", "e8m0": "E8M0"}  # in the order of dashes and markers
+Values = Mapping[float, Sequence[float]]  # by threshold, one of each seed
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """One arm over thresholds, the values of its other axes fixed."""
+
+    sweep: str
+    arm: str
+    rest: tuple[tuple[str, str], ...]
+    model: str
+    block: str
+    scaling: str
+    trials: Mapping[float, tuple[str, ...]]  # ids by threshold
+    spelled: Mapping[float, str]  # the axis's values
+
+    @property
+    def label(self) -> str:
+        return f"{self.block.replace('x', '×')}, {SCALINGS.get(self.scaling, self.scaling)}"
+
+    @property
+    def style(self) -> Style:
+        colour = BLOCKS.index(self.block) if self.block in BLOCKS else len(BLOCKS)
+        like = list(SCALINGS).index(self.scaling) if self.scaling in SCALINGS else len(SCALINGS)
+        return replace(STYLES[like], colour=colour)
+
+    def line(self, values: Values) -> Line:
+        """Return the mean at each threshold, with an interval where there are seeds."""
+        x = [value for value in self.trials if value in values]
+        found = [summary(values[value], 1 - 2 * ALPHA) for value in x]
+        return Line(np.array(x), means_of(found), self.style, self.label, band_of(found), points=True)
+
+
+@figure("mor", "Figure B", "Thresholds: what falls back, and what it changes")
+def thresholds(results: Results) -> Picture:
+    """Show the share of decisions for BF16 and the change of validation loss over the threshold."""
+    arms = _arms(results)
+    if not arms:
+        return not_planned(results)
+    parts = {name: results.of_sweep(name) for name in {arm.sweep for arm in arms}}
+    frames = {name: decisions(part) for name, part in parts.items()}
+    shares = [_fallback(arm, frames[arm.sweep]) for arm in arms]
+    changes = [_changes(arm, parts[arm.sweep]) for arm in arms]
+    if not any((*shares, *changes)):
+        return NoData("no trial of a threshold has ended")
+    models = list(dict.fromkeys(arm.model for arm in arms))
+
+    def row(found: Sequence[Values], make: Callable[[int, str, tuple[Line, ...]], Panel]) -> list[Panel]:
+        of_model = {
+            model: tuple(arm.line(v) for arm, v in zip(arms, found, strict=True) if arm.model == model and v)
+            for model in models
+        }
+        return [make(i, model, lines) for i, (model, lines) in enumerate(of_model.items())]
+
+    def above(i: int, model: str, lines: tuple[Line, ...]) -> Panel:
+        label = "" if i else "decisions for BF16, %"
+        return Panel(model, lines, (PAPERS,), y_label=label, x_axis="percent", y_axis="percent", y_limits=(0, None))
+
+    def below(i: int, model: str, lines: tuple[Line, ...]) -> Panel:
+        label = "" if i else "validation loss,\nchange from BF16, %"
+        zero = (Rule(0, "text"), PAPERS)
+        return Panel("", lines, zero, x_label="threshold, %", y_label=label, x_axis="percent", y_axis="change")
+
+    def draw() -> Figure:
+        return curve_figure([row(shares, above), row(changes, below)], height=4.4, sharex=True, sharey="row")
+
+    trials = tuple(dict.fromkeys(i for arm in arms for ids in arm.trials.values() for i in ids))
+    return FigureResult(draw, trials, ("Means over seeds with 90 % intervals. Colour: block; dashes: scaling.",))
+
+
+PAPERS = Rule(THRESHOLD, label="the paper's, 4.5 %", upright=True)
+
+
+def _arms(results: Results) -> list[Threshold]:
+    found: dict[tuple[str, str, tuple[tuple[str, str], ...]], dict[str, list[str]]] = {}
+    for member in results.members:
+        axes = dict(member.cell.axes)
+        if AXIS in axes:
+            threshold = axes.pop(AXIS)
+            key = (member.cell.sweep, str(member.cell.arm), tuple(axes.items()))
+            found.setdefault(key, {}).setdefault(threshold, []).append(member.id)
+    arms = []
+    for (sweep, arm, rest), ids in found.items():
+        spelled = dict(sorted((float(text), text) for text in ids))
+        trial = results.plan.trials[ids[next(iter(ids))][0]].trial
+        quantizer = Mixture.parse(trial.recipe.fprop.x).entries[0].quantizer
+        trials = {x: tuple(ids[text]) for x, text in spelled.items()}
+        block, scaling = str(quantizer.block), str(quantizer.scaling)
+        arms.append(Threshold(sweep, arm, rest, trial.model.name, block, scaling, trials, spelled))
+    return arms
+
+
+def _fallback(arm: Threshold, frame: pd.DataFrame) -> Values:
+    values = share(frame, ["id"]).set_index("id")["value"] if len(frame) else pd.Series(dtype=float)
+    found = {x: [float(values[i]) for i in ids if i in values.index] for x, ids in arm.trials.items()}
+    return {x: numbers for x, numbers in found.items() if numbers}
+
+
+def _changes(arm: Threshold, part: Results) -> Values:
+    found = {}
+    for x, text in arm.spelled.items() if part.has(BASELINE) else ():
+        pairs = part.paired("validation_loss", arm.arm, BASELINE, where={**dict(arm.rest), AXIS: text})
+        if isinstance(pairs, Differences) and pairs.values:
+            found[x] = pairs.values
+    return found

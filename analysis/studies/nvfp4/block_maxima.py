@@ -1,0 +1,110 @@
+"""Figure C: what becomes of a block's greatest value, computed by the kernels themselves.
+
+A block's scale is rounded too, to E4M3 or to a power of two. Rounded up, it leaves the top of E2M1's grid unused;
+rounded down, the block's greatest value is clipped to 6, and stochastic rounding, which is unbiased everywhere else,
+has a bias there. Where between two powers of two the greatest value lies decides which.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from fewbits.analysis.engine.frames import Results
+from fewbits.analysis.figures.curves import Line, Panel, Rule, curve_figure
+from fewbits.analysis.figures.theme import STYLES, Array, Style
+from fewbits.analysis.report.items import FigureResult, Picture
+from fewbits.analysis.report.registry import figure
+from fewbits.kernels.api import fake_quantize
+from fewbits.kernels.quantizer import Quantizer
+
+PLACES, BLOCKS = 128, 1024  # of the greatest value in its binade; blocks for each of them
+SEED = 5
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A way of scaling."""
+
+    label: str
+    spelled: str
+    style: Style
+
+
+KINDS = (
+    Kind("NVFP4", "e2m1:1x16:nvfp4", STYLES[0]),
+    Kind("Four Over Six", "e2m1:1x16:fouroversix", STYLES[3]),
+    Kind("MXFP4, rounded up", "e2m1:1x32:e8m0", STYLES[1]),
+    Kind("MXFP4 of OCP", "e2m1:1x32:mx", STYLES[2]),
+)
+
+
+@dataclass(frozen=True)
+class Maxima:
+    """Means over blocks, as parts of the greatest value, by its place in the binade."""
+
+    error: Array  # of rounding to nearest, its magnitude
+    bias: Array  # of stochastic rounding
+
+
+def places() -> Tensor:
+    """Return the greatest values, as parts of a power of two: over one binade."""
+    return torch.exp2((torch.arange(PLACES) + 0.5) / PLACES)
+
+
+@cache
+def maxima(spelled: str) -> Maxima:
+    """Quantize blocks of normal values, scaled so that the greatest magnitude of each is where it is wanted."""
+    q = Quantizer.parse(spelled)
+    width = q.block.cols
+    assert width is not None
+    generator = torch.Generator().manual_seed(SEED)
+    x = torch.randn(PLACES, BLOCKS, width, generator=generator)
+    wanted = places()[:, None, None]
+    greatest = x.abs().argmax(-1, keepdim=True)
+    x = x / x.gather(-1, greatest) * wanted
+    # a tensor's greatest value that is none of theirs: 448 times a power of two, so that no two blocks' scales are its
+    x = torch.cat([x.view(-1, width), torch.full((1, width), 16.0)])
+
+    def relative(spec: Quantizer | str) -> Tensor:
+        back = fake_quantize(x, spec, seed=SEED)[:-1].view(PLACES, BLOCKS, width)
+        return ((back.gather(-1, greatest) - wanted) / wanted).squeeze(-1)
+
+    nearest, stochastic = relative(q), relative(f"{spelled}:stochastic")
+    return Maxima(nearest.abs().mean(-1).double().numpy(), stochastic.mean(-1).double().numpy())
+
+
+@figure("nvfp4", "Figure C", "The greatest value of a block")
+def figure_c(results: Results) -> Picture:
+    """Show its error when rounded to nearest, and its bias when rounded stochastically."""
+    found = {kind: maxima(kind.spelled) for kind in KINDS}
+
+    def draw() -> Figure:
+        x = places().double().numpy()
+        errors = tuple(Line(x, one.error, kind.style, kind.label) for kind, one in found.items())
+        biases = tuple(Line(x, one.bias, kind.style, kind.label) for kind, one in found.items())
+        label = "the block's greatest magnitude, as a multiple of a power of two"
+        above = Panel("Rounded to nearest: relative error, %", errors, y_axis="percent", y_limits=(0, None))
+        below = Panel(
+            "Rounded stochastically: mean of the relative error, %",
+            biases,
+            (Rule(0, "text"),),
+            x_label=label,
+            y_axis="change",
+        )
+        return curve_figure([[above], [below]], height=4.4, sharex=True)
+
+    each = "; ".join(f"{kind.label} {_mean(one.error)} and {_mean(one.bias)}" for kind, one in found.items())
+    notes = (
+        f"Computed by the kernels on {BLOCKS} blocks of normal values for each of {PLACES} places in a binade. Means "
+        f"over the binade, error and bias: {each}.",
+    )
+    return FigureResult(draw, (), notes)
+
+
+def _mean(values: Array) -> str:
+    return f"{round(100 * float(values.mean()), 1) + 0.0:g} %".replace("-", "−")

@@ -1,0 +1,166 @@
+"""Relative errors of weight gradients under quantization, as the observer measured them (N7, Figure B).
+
+It is the norm of the error over that of the gradient, with one layer's own operands quantized and not: Wgrad's output
+from its inputs being in few bits, in the paper's words. Blocks are counted from 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from fewbits.analysis.engine.arms import arm_table
+from fewbits.analysis.engine.data import NoData, NotPlanned
+from fewbits.analysis.engine.frames import Results
+from fewbits.analysis.engine.places import family_places, not_planned
+from fewbits.analysis.figures.heat_map import HeatMap, HeatRow, heat_map_figure
+from fewbits.analysis.report.items import FigureResult, Picture, Table, TableCell, TableResult, TableRow
+from fewbits.analysis.report.registry import figure, table
+from fewbits.analysis.tables.cells import PERCENT, cell
+from fewbits.analysis.tables.comparing import own_numbers
+from fewbits.sweeps.running.store import State
+
+ERROR = "gradient_error"
+PARTS = {"in": "in", "qkv": "QKV", "out": "out", "up": "up", "down": "down"}  # from a block's input to its output
+KINDS = {"All": None, "QKV": "qkv", "Projection": "out", "FC1": "up", "FC2": "down"}
+
+
+def measured(results: Results) -> pd.DataFrame:
+    """Return a row for each linear layer, of each trial's last window in which its gradients were measured."""
+    return results.remembered("gradient errors", lambda: _measured(results))
+
+
+def _measured(results: Results) -> pd.DataFrame:
+    numerics = results.numerics()
+    columns = ["id", "block", "part", ERROR]
+    if numerics.empty or ERROR not in numerics:
+        return pd.DataFrame(columns=columns)
+    rows = numerics.dropna(subset=[ERROR]).drop_duplicates(["id", "step", "block", "part", "layer"])
+    last = rows[rows["step"] == rows.groupby("id")["step"].transform("max")]
+    return last.assign(block=last["block"] + 1)[columns]
+
+
+def by_block(results: Results, part: str | None = None) -> Mapping[str, Mapping[int, float]]:
+    """Return each trial's errors by block: means over its linear layers, or over one kind of them."""
+    rows = measured(results)
+    if part is not None:
+        rows = rows[rows["part"] == part]
+    found: dict[str, dict[int, float]] = {}
+    means = rows.groupby(["id", "block"])[ERROR].mean().reset_index()
+    for trial, block, value in zip(means["id"], means["block"], means[ERROR], strict=True):
+        found.setdefault(str(trial), {})[int(block)] = float(value)
+    return found
+
+
+@table("nvfp4", "Gradient errors", "Relative error of weight gradients by block, of 20, in plain NVFP4 (N7)")
+def gradient_errors(results: Results) -> Table:
+    """List the errors by block and kind of layer."""
+    of, arm = family_places(results, arm_table("nvfp4"), "layers"), "nvfp4-base"
+    if not of.has(arm):
+        return not_planned(results)
+    found = {title: by_block(of, kind) for title, kind in KINDS.items()}
+    count = max((block for trial in found["All"].values() for block in trial), default=0)
+
+    def error(by_trial: Mapping[str, Mapping[int, float]], block: int) -> TableCell:
+        numbers = {trial: blocks[block] for trial, blocks in by_trial.items() if block in blocks}
+        return cell(own_numbers(of, numbers, arm), PERCENT)
+
+    rows = tuple(
+        TableRow(f"Block {block}", tuple(error(by_trial, block) for by_trial in found.values()), "%")
+        for block in range(1, count + 1)
+    )
+    notes = ("The norm of the error over that of the gradient, one layer's own operands quantized and not",)
+    return TableResult(tuple(KINDS), rows, notes)
+
+
+# -------------------------------------------------------------------------------- Figure B
+
+
+@dataclass(frozen=True)
+class Shown:
+    """An arm of a sweep, in a panel of its own."""
+
+    sweep: str
+    arm: str
+    title: str
+
+
+PANELS = (
+    Shown("layers", "nvfp4-base", "20 blocks, plain NVFP4"),
+    Shown("recipe", "nvfp4-base", "6 blocks, plain NVFP4"),
+    Shown("recipe", "nvfp4", "6 blocks, the whole recipe"),
+    Shown("hybrid", "nvfp4", "hybrid, the whole recipe"),
+)
+
+
+@dataclass(frozen=True)
+class Errors:
+    """Relative errors by part and block, means over seeds at the end of training."""
+
+    of: Mapping[tuple[str, int], float]
+    trials: tuple[str, ...]
+    seeds: int
+
+    @property
+    def parts(self) -> list[str]:
+        return [name for name in PARTS if name in {name for name, _ in self.of}]
+
+    @property
+    def blocks(self) -> list[int]:
+        return list(range(1, 1 + max(block for _, block in self.of)))
+
+    def heat_map(self, title: str, most: float, x_label: str) -> HeatMap:
+        """Return the panel; a layer that stays in high precision has no cell."""
+        rows = (
+            HeatRow(PARTS[part], np.array([self.of.get((part, block), 0.0) for block in self.blocks]))
+            for part in self.parts
+        )
+        return HeatMap(tuple(rows), tuple(map(str, self.blocks)), title, x_label, most, _in_percent)
+
+
+def errors_of(results: Results, shown: Shown) -> Errors | NoData | NotPlanned:
+    """Return the errors of the arm's trials that are done."""
+    of = family_places(results, arm_table("nvfp4"), shown.sweep)
+    if not of.has(shown.arm):
+        return not_planned(results)
+    trials = of.trials[(of.trials["arm"] == shown.arm) & (of.trials["state"] == State.DONE)]
+    rows = measured(of)
+    rows = rows[rows["id"].isin(trials["id"])]
+    if rows.empty:
+        return NoData(f"no trial of {shown.arm} is done, with its gradients measured")
+    means = rows.groupby(["part", "block"], as_index=False)[ERROR].mean()
+    places = zip(means["part"].astype(str), means["block"].astype(int), strict=True)
+    found = dict(zip(places, means[ERROR].astype(float), strict=True))
+    return Errors(found, tuple(dict.fromkeys(rows["id"])), trials["seed"].nunique())
+
+
+@figure("nvfp4", "Figure B", "Where weight gradients err most")
+def gradients(results: Results) -> Picture:
+    """Show a cell for each linear layer; the larger its gradient's error, the stronger its colour."""
+    found = {shown: errors_of(results, shown) for shown in PANELS}
+    there = {shown: one for shown, one in found.items() if isinstance(one, Errors)}
+    if not there:
+        return next((one for one in found.values() if isinstance(one, NoData)), not_planned(results))
+    most = max(value for one in there.values() for value in one.of.values())
+
+    def draw() -> Figure:
+        last = list(there)[-1]
+        labels = {shown: "block, from the first" if shown is last else "" for shown in there}
+        return heat_map_figure([one.heat_map(shown.title, most, labels[shown]) for shown, one in there.items()])
+
+    seeds = sorted({one.seeds for one in there.values()})
+    notes: tuple[str, ...] = (
+        "Norm of the error over the norm of the gradient, in percent, each linear layer's own operands quantized and "
+        f"not; last window of training, mean over {' or '.join(map(str, seeds))} seed{'s' * (seeds != [1])}. Empty: "
+        "the layer stays in high precision.",
+    )
+    notes += tuple(f"{shown.title}: {one.reason}." for shown, one in found.items() if isinstance(one, NoData))
+    return FigureResult(draw, tuple(dict.fromkeys(trial for one in there.values() for trial in one.trials)), notes)
+
+
+def _in_percent(value: float) -> str:
+    return f"{100 * value:.0f}" if value >= 0.0095 else f"{100 * value:.1f}"

@@ -1,0 +1,138 @@
+"""Figure 6: NVFP4 beside MXFP4, and how many more tokens MXFP4 takes to NVFP4's loss."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from fewbits.analysis.engine.data import NoData, NotPlanned
+from fewbits.analysis.engine.frames import Results
+from fewbits.analysis.engine.paper import paper
+from fewbits.analysis.engine.places import sweep_places
+from fewbits.analysis.engine.statistics import ALPHA, Summary, summary
+from fewbits.analysis.figures.curves import ROW, Line, Panel, Rule, curve_figure
+from fewbits.analysis.figures.series import band_of, means_of
+from fewbits.analysis.figures.theme import BASELINE, STYLES, Style
+from fewbits.analysis.figures.training import ArmCurves, left_out, notes_of, panels_of, show_rows, trials_of
+from fewbits.analysis.report.items import FigureResult, Picture, why_missing
+from fewbits.analysis.report.registry import figure
+from fewbits.sweeps.running.store import State
+
+PRINTED = {"nvfp4": "nvfp4-8b", "mxfp4": "mxfp4-8b"}
+ROWS = (
+    ArmCurves("recipe", ("nvfp4", "mxfp4", "mxfp4-ocp"), name="6 blocks", paper=PRINTED),
+    ArmCurves("hybrid", ("nvfp4", "mxfp4"), name="hybrid", metrics=("loss",), paper=PRINTED),
+)
+SWEEP, NVFP4 = "scratch", "nvfp4-whole"
+MXFP4 = ("mxfp4-1.00", "mxfp4-1.25", "mxfp4-1.36", "mxfp4-1.50")
+FINAL = "validation_loss"
+TITLES = ("Final validation loss, nats", "Change from NVFP4, %")
+TOKENS = "tokens of MXFP4, NVFP4's = 1"
+
+
+@dataclass(frozen=True)
+class Longer:
+    """MXFP4 trained for longer, beside NVFP4: of seeds that have ended in all arms."""
+
+    times: tuple[float, ...]  # MXFP4's tokens over NVFP4's, in order
+    levels: tuple[Summary, ...]  # final validation loss at each
+    changes: tuple[Summary, ...]  # from NVFP4's, relative, seed by seed
+    nvfp4: Summary
+    crossings: tuple[float, ...]  # where a seed's changes pass zero, of seeds that do so
+    already: int  # seeds in which as many tokens as NVFP4's are enough
+    seeds: int
+    trials: tuple[str, ...]
+
+
+def longer(results: Results) -> Longer | NoData | NotPlanned:
+    """Return MXFP4's losses at each number of tokens."""
+    part = sweep_places(results, SWEEP)
+    if isinstance(part, NotPlanned):
+        return part
+    done = part.trials[part.trials["state"] == State.DONE]
+    if FINAL not in done or not {NVFP4, *MXFP4[:1]} <= set(done["arm"]):
+        return NoData("no NVFP4 and MXFP4 of the sweep scratch have ended")
+    tokens = part.curves("loss").groupby("arm")["tokens"].max()
+    losses = done.pivot_table(index="seed", columns="arm", values=FINAL)
+    arms = [arm for arm in MXFP4 if arm in losses]
+    table = losses[[NVFP4, *arms]].dropna()
+    if table.empty:
+        return NoData("no seed of the sweep scratch has ended in every arm")
+    changes = table[arms].sub(table[NVFP4], axis=0).div(table[NVFP4].abs(), axis=0)
+    times = tuple(float(tokens[arm] / tokens[NVFP4]) for arm in arms)
+    where = [crossing(times, row) for row in changes.to_numpy(float).tolist()]
+    return Longer(
+        times,
+        tuple(summary(table[arm], 1 - 2 * ALPHA) for arm in arms),
+        tuple(summary(changes[arm], 1 - 2 * ALPHA) for arm in arms),
+        summary(table[NVFP4], 1 - 2 * ALPHA),
+        tuple(x for x in where if x is not None),
+        int((changes[arms[0]] <= 0).sum()),
+        len(table),
+        tuple(done.loc[done["arm"].isin([NVFP4, *arms]), "id"]),
+    )
+
+
+def crossing(times: Sequence[float], changes: Sequence[float]) -> float | None:
+    """Return where changes first pass from above zero to it or below, on straight lines between them."""
+    for (t, a), (u, b) in pairwise(zip(times, changes, strict=True)):
+        if a > 0 >= b:
+            return t + (u - t) * a / (a - b)
+    return None
+
+
+@figure("nvfp4", "Figure 6")
+def figure_6(results: Results) -> Picture:
+    """Show losses and their changes, and below them those of longer trainings in MXFP4."""
+    above, below = show_rows(results, "nvfp4", ROWS), longer(results)
+    if not above and isinstance(below, NotPlanned):
+        return below
+    if not any(row.drawn for row in above) and not isinstance(below, Longer):
+        return NoData("no curve of NVFP4 and MXFP4")
+
+    def draw() -> Figure:
+        last = _longer_panels(below, above[0].style("nvfp4") if above else STYLES[0])
+        return curve_figure([*panels_of(above), last], height=ROW * (len(above) + 1) + 0.6)
+
+    more = below.trials if isinstance(below, Longer) else ()
+    notes = (*notes_of(above), *left_out(results, ROWS), _in_words(below))
+    return FigureResult(draw, tuple(dict.fromkeys((*trials_of(above), *more))), notes)
+
+
+def _longer_panels(of: Longer | NoData | NotPlanned, nvfp4: Style) -> list[Panel]:
+    if not isinstance(of, Longer):
+        return [Panel(title, y_label="from scratch", empty=why_missing(of)) for title in TITLES]
+
+    def points(found: Sequence[Summary]) -> Line:
+        return Line(np.array(of.times), means_of(found), STYLES[1], "", band_of(found), points=True)
+
+    ends = np.array([of.times[0], of.times[-1]])
+    interval = of.nvfp4.interval
+    band = None if interval is None else (np.full(2, interval.low), np.full(2, interval.high))
+    level = Line(ends, np.full(2, of.nvfp4.mean), nvfp4, "", band, points=False)
+    papers = paper("nvfp4").numbers["mxfp4-tokens"].value
+    ring = Line(np.array([papers]), np.zeros(1), BASELINE, points=True, hollow=True)
+    marks = [Rule(0, "text")]
+    if of.crossings:
+        marks.append(Rule(float(np.mean(of.crossings)), upright=True, dashes=(2, 2)))
+    return [
+        Panel(TITLES[0], (level, points(of.levels)), x_label=TOKENS, y_label="from scratch"),
+        Panel(TITLES[1], (points(of.changes), ring), tuple(marks), x_label=TOKENS, y_axis="change"),
+    ]
+
+
+def _in_words(of: Longer | NoData | NotPlanned) -> str:
+    if not isinstance(of, Longer):
+        return f"MXFP4 for longer: {why_missing(of)}."
+    found = "its runs do not meet NVFP4's loss"
+    if of.crossings:
+        found = f"it meets NVFP4's loss at {np.mean(of.crossings):.3g} times the tokens, on straight lines between runs"
+        found += f", in {len(of.crossings)} of {of.seeds} seeds" if len(of.crossings) < of.seeds else ""
+    if of.already:
+        met = f"in {of.already} of {of.seeds} seeds it is not above NVFP4's loss with as many tokens"
+        found = f"{found}; {met}" if of.crossings or of.already < of.seeds else met
+    return f"MXFP4 for longer: {found}; in the paper at 1.36 times, the ring."

@@ -1,0 +1,294 @@
+"""Figures 1 and 5: a matrix in NVFP4, as our own `encode` gives it, and a linear layer as the recipe has it.
+
+Every number and every word is read off the kernels and the recipe when the figure is drawn, so that neither can show
+what they do not do. The matrix is made here from a fixed seed; nothing of it was trained.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from fewbits.analysis.engine.frames import Results
+from fewbits.analysis.figures.drawing import POINTS, TEXT, Drawing
+from fewbits.analysis.figures.theme import ink, shades, theme
+from fewbits.analysis.report.items import FigureResult, Picture
+from fewbits.analysis.report.registry import figure
+from fewbits.experiments.config import load_recipe
+from fewbits.kernels.formats import Format
+from fewbits.kernels.packed import Packed, decode, encode
+from fewbits.kernels.packing import unpack
+from fewbits.kernels.quantizer import Quantizer
+from fewbits.models.recipe import Recipe, Slot
+from fewbits.sweeps.planning.plan import Plan
+
+SPELLED = "e2m1:1x16:nvfp4"
+ROWS, COLUMNS, BLOCK = 16, 32, 16
+
+
+# -------------------------------------------------------------------------------- Figure 1
+
+CELL, GAP, LEFT = 10.6, 4.0, 4.0
+SCALES = LEFT + COLUMNS * CELL + GAP + 2  # left edge of the block scales
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A matrix and what is stored of it."""
+
+    x: Tensor
+    packed: Packed
+
+    @property
+    def codes(self) -> np.ndarray:
+        """Codes of four bits, the sign first."""
+        return unpack(self.packed.codes, 4, COLUMNS).numpy()
+
+    @property
+    def values(self) -> np.ndarray:
+        """The values of the codes in E2M1."""
+        return _decoded(self.codes, self.packed.quantizer.format)
+
+    @property
+    def scales(self) -> np.ndarray:
+        """One E4M3 value for each block."""
+        assert self.packed.scales is not None
+        return _decoded(self.packed.scales.numpy(), Format.parse("e4m3"))
+
+    @property
+    def tensor_scale(self) -> float:
+        assert self.packed.group_scales is not None
+        return float(self.packed.group_scales[0])
+
+    @property
+    def greatest(self) -> np.ndarray:
+        """The column of the first greatest magnitude of each row and block."""
+        magnitudes = self.x.float().abs().view(ROWS, -1, BLOCK)
+        return (magnitudes.argmax(-1) + torch.arange(0, COLUMNS, BLOCK)).numpy()
+
+
+def _decoded(codes: np.ndarray, of: Format) -> np.ndarray:
+    return np.array([[of.decode(int(code)) for code in row] for row in codes])
+
+
+@cache
+def matrix() -> Matrix:
+    """Return normal values whose blocks differ in size, as activations' do."""
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(ROWS, COLUMNS, generator=generator)
+    size = torch.exp2(-3 * torch.rand(ROWS, COLUMNS // BLOCK, generator=generator))
+    x = (x * size.repeat_interleave(BLOCK, 1)).bfloat16()
+    return Matrix(x, encode(x, SPELLED))
+
+
+@figure("nvfp4", "Figure 1")
+def figure_1(results: Results) -> Picture:
+    """Show the codes of a 16×32 matrix, its block scales and its tensor scale, and one block in full."""
+    of = matrix()
+
+    def draw() -> Figure:
+        drawing = Drawing(331)
+        top = drawing.height - 36
+        _head(drawing, top + 26, of)
+        for (i, j), value in np.ndenumerate(of.values):
+            corner = (LEFT + j * CELL + (j // BLOCK) * GAP, top - (i + 1) * CELL)
+            _code(drawing, corner, int(of.codes[i, j]), value, framed=j in of.greatest[i])
+        for (i, b), scale in np.ndenumerate(of.scales):
+            middle = top - (i + 0.5) * CELL
+            drawing.text(SCALES + b * 26 + 24, middle, f"{scale:g}", at="right", va="center_baseline")
+        _values_of_codes(drawing, top - ROWS * CELL - 18, of.packed.quantizer.format)
+        _one_block(drawing, top - ROWS * CELL - 48, of)
+        return drawing.figure
+
+    exact = int((np.abs(of.values).reshape(ROWS, -1, BLOCK).max(-1) == 6).sum())
+    notes = (
+        f"Made by {SPELLED} of a matrix of normal values in blocks of unlike sizes: {8 * of.packed.nbytes} bits, "
+        f"{of.packed.bits_per_element:.4g} for each element; 4.5 of a large tensor. Framed: the greatest of its block, "
+        f"which becomes ±6 in {exact} of {of.scales.size} blocks.",
+    )
+    return FigureResult(draw, (), notes)
+
+
+def _head(drawing: Drawing, y: float, of: Matrix) -> None:
+    drawing.text(LEFT, y, f"tensor scale, FP32: max |x| / (6 · 448) = {of.tensor_scale:.4g}", bold=True)
+    for b, name in enumerate("AB"):
+        drawing.text(LEFT + b * (BLOCK * CELL + GAP), y - 17, f"block {name}: 16 codes", quiet=True)
+        drawing.text(SCALES + b * 26 + 24, y - 17, name, at="right", quiet=True)
+    drawing.text(SCALES + 50, y, "block scales, E4M3", at="right", quiet=True)
+
+
+def _code(drawing: Drawing, corner: tuple[float, float], code: int, value: float, *, framed: bool = False) -> None:
+    """Draw one hexadecimal digit, on the shade of its magnitude."""
+    fill = shades()(abs(value) / 6)
+    inset, edge = (0.7, "line") if framed else (0.0, "")
+    x, y = corner
+    side = CELL - 2 * inset
+    drawing.box(x + inset, y + inset, side, side, f"{code:X}", fill=fill, edge=edge, line=1.4, color=ink(fill))
+
+
+def _values_of_codes(drawing: Drawing, y: float, element: Format) -> None:
+    """Draw what the sixteen digits stand for."""
+    width = (POINTS - 2 * LEFT) / 8
+    for code in range(8):
+        x, value = LEFT + code * width, element.decode(code)
+        _code(drawing, (x, y - 5), code, value)
+        _code(drawing, (x + CELL + 1, y - 5), code + 8, value)
+        spelled = f"±{value:g}".replace("0.5", "½").replace("1.5", "1½")
+        drawing.text(x + 2 * CELL + 4, y, spelled, va="center_baseline")
+
+
+def _one_block(drawing: Drawing, y: float, of: Matrix) -> None:
+    """Draw a block from its values to codes and back."""
+    row, width = 0, (POINTS - 2 * LEFT) / BLOCK
+    scale = float(of.scales[row, 0])
+    x = of.x[row, :BLOCK].float().numpy()
+    scaled = x / (scale * of.tensor_scale)
+    error = abs(decode(of.packed)[row, :BLOCK].float().numpy() - x).max()
+    head = f"block A of the first row: x / (tensor scale · {scale:g}), and the nearest of E2M1"
+    drawing.text(LEFT, y, head, bold=True)
+    for j in range(BLOCK):
+        middle, greatest = LEFT + (j + 0.5) * width, j in of.greatest[row]
+        for k, words in enumerate((f"{scaled[j]:.1f}", f"{of.values[row, j]:g}")):
+            text = words.replace("-", "−")
+            drawing.text(middle, y - 18 - 32 * k, text, at="center", bold=greatest, quiet=k == 0)
+        corner = (middle - CELL / 2, y - 34 - CELL / 2)
+        _code(drawing, corner, int(of.codes[row, j]), float(of.values[row, j]), framed=greatest)
+    last = f"times both scales: within {error:.2g} of x, whose greatest magnitude is {abs(x).max():.3g}"
+    drawing.text(LEFT, y - 66, last, quiet=True)
+
+
+# -------------------------------------------------------------------------------- Figure 5
+
+BAND = 78.0  # height of a product's part
+TRANSFORM, ELEMENTS, ROUNDING = 44.0, 116.0, 234.0  # left edges of what an operand is put through
+PRODUCT, RESULT = 308.0, 366.0
+DIMENSIONS = {"x": ("tokens", "inputs"), "w": ("outputs", "inputs"), "dy": ("tokens", "outputs")}
+
+
+@dataclass(frozen=True)
+class Operand:
+    """One tensor on its way into one product, in words."""
+
+    tensor: str
+    transform: str = ""
+    elements: str = ""  # "" where it stays as it is
+    rounding: str = ""
+    same: bool = False  # the very values that the product before reads of this tensor
+
+
+@dataclass(frozen=True)
+class Product:
+    name: str
+    formula: str
+    operands: tuple[Operand, Operand]
+    result: str
+    dtype: str
+
+
+def products(recipe: Recipe, dtype: str) -> tuple[Product, ...]:
+    """Return the three products of a linear layer; operands are ordered so that the same tensors are neighbours.
+
+    dtype: that the model computes in.
+    """
+    o = recipe.operands
+    last = dtype if recipe.wgrad.output == "compute" else recipe.wgrad.output
+    fprop = (_operand("x", o.fprop_x), _operand("w", o.fprop_w))
+    dgrad = (_operand("w", o.dgrad_w, o.fprop_w), _operand("dy", o.dgrad_dy))
+    wgrad = (_operand("dy", o.wgrad_dy, o.dgrad_dy), _operand("x", o.wgrad_x))
+    return (
+        Product("Fprop", "y = x · wᵀ", fprop, "y", dtype.upper()),
+        Product("Dgrad", "dx = dy · w", dgrad, "dx", dtype.upper()),
+        Product("Wgrad", "dw = dyᵀ · x", wgrad, "dw", last.upper()),
+    )
+
+
+def _operand(tensor: str, slot: Slot, before: Slot | None = None) -> Operand:
+    same = before is not None and slot.equals(before)
+    if slot.spec is None:
+        return Operand(tensor, same=same)
+    if not isinstance(slot.spec, Quantizer):
+        return Operand(tensor, elements="a mixture", same=same)
+    q = slot.spec
+    along = "" if q.block.rows == q.block.cols else f", {DIMENSIONS[tensor][slot.axis]}"
+    transform = f"Hadamard {q.hadamard}" if q.hadamard else ""
+    block = str(q.block).replace("x", "×")
+    return Operand(tensor, transform, f"{str(q.format).upper()} {block}{along}", q.rounding, same)
+
+
+@figure("nvfp4", "Figure 5")
+def figure_5(results: Results) -> Picture:
+    """Show the three products of a linear layer, with what the recipe does to each operand."""
+    recipe, dtype = recipe_of(results.plan)
+    flow = products(recipe, dtype)
+
+    def draw() -> Figure:
+        drawing = Drawing(20 + BAND * len(flow))
+        heads = {TRANSFORM: "transform", ELEMENTS: "elements, blocks", ROUNDING: "rounding"}
+        for x, words in heads.items():
+            drawing.text(x, drawing.height - 10, words, quiet=True)
+        for i, product in enumerate(flow):
+            _product(drawing, product, drawing.height - 24 - i * BAND)
+        return drawing.figure
+
+    notes = (
+        f"Drawn from the recipe {recipe.name}, scales {_scalings(recipe)}. {_kept(recipe)} Blocks of one row lie along "
+        "the dimension that is named, which their product sums over.",
+    )
+    return FigureResult(draw, (), notes)
+
+
+def recipe_of(plan: Plan) -> tuple[Recipe, str]:
+    """Return recipe and dtype of the arm `nvfp4` of the sweep `recipe`; without it, those of the config tree."""
+    for member in plan.members:
+        if (member.cell.sweep, member.cell.arm) == ("recipe", "nvfp4"):
+            trial = plan.trials[member.id].trial
+            return trial.recipe, trial.training.dtype
+    return load_recipe("nvfp4"), "bf16"
+
+
+def _product(drawing: Drawing, product: Product, top: float) -> None:
+    drawing.text(4, top - 4, f"{product.name}:  {product.formula}", bold=True, size=TEXT)
+    lines = (top - 24, top - 50)
+    for y, operand in zip(lines, product.operands, strict=True):
+        _operand_line(drawing, operand, y)
+    middle = sum(lines) / 2
+    drawing.box(PRODUCT, lines[1] - 9, 40, lines[0] - lines[1] + 18, "GEMM", edge="text", line=1, bold=True)
+    drawing.arrow((PRODUCT + 40, middle), (RESULT, middle))
+    drawing.text(RESULT + 18, middle + 6, product.result, at="center", bold=True, size=TEXT)
+    drawing.text(RESULT + 18, middle - 7, product.dtype, at="center", quiet=True)
+
+
+def _operand_line(drawing: Drawing, operand: Operand, y: float) -> None:
+    """Draw a tensor, and an arrow through the boxes of what is done to it."""
+    fills = theme().formats
+    drawing.text(20, y, operand.tensor, at="center", bold=True, size=TEXT)
+    drawing.arrow((32, y), (PRODUCT, y))
+    boxes = (
+        (TRANSFORM, 64, operand.transform, fills[0]),
+        (ELEMENTS, 110, operand.elements or "as it is", "" if operand.elements else fills[2]),
+        (ROUNDING, 64, operand.rounding, fills[1] if operand.rounding == "stochastic" else ""),
+    )
+    for x, width, words, fill in boxes:
+        if words:
+            drawing.box(x, y - 8.5, width, 17, words, fill=fill or theme().background, edge="quiet", line=0.8)
+    if operand.same:
+        x, bottom, top = ELEMENTS + 55, y + 9, y + 9 + BAND - 44
+        drawing.arrow((x, bottom), (x, top), style="<->", edge="line")
+        drawing.text(x + 6, (bottom + top) / 2, "the same values", color=theme().line)
+
+
+def _scalings(recipe: Recipe) -> str:
+    found = [str(slot.spec.scaling) for _, slot in recipe.operands.items() if isinstance(slot.spec, Quantizer)]
+    return " and ".join(dict.fromkeys(found)) or "none"
+
+
+def _kept(recipe: Recipe) -> str:
+    """Return which blocks stay in high precision, in words."""
+    keep = recipe.keep
+    ends = [f"the {name} {n}" for name, n in (("first", keep.first), ("last", keep.last)) if n]
+    return f"Blocks that stay {keep.by}: {' and '.join(ends)}." if ends else "No block stays high."

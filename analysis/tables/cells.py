@@ -1,0 +1,67 @@
+"""Cells of tables: an arm's number, its change from a baseline in percent, or its spread, each with its trials."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fewbits.analysis.engine.arms import BASELINE
+from fewbits.analysis.engine.data import Data, Differences, NotPlanned
+from fewbits.analysis.engine.frames import Metric, Results
+from fewbits.analysis.engine.places import ANYWHERE, Where
+from fewbits.analysis.engine.statistics import summary
+from fewbits.analysis.report.items import Setting, TableCell, Value
+from fewbits.analysis.tables.comparing import compare, own_numbers
+
+PERCENT = 100.0
+BLANK = TableCell(Setting(""))
+UNKNOWN = TableCell(Setting("not known"))
+
+
+def level(
+    results: Results, metric: Metric, arm: str, where: Where = ANYWHERE, paper: float | None = None, source: str = ""
+) -> TableCell:
+    """Return a loss: of other data and another tokenizer than the paper's, so that the two levels do not compare."""
+    return cell(own_numbers(results, metric, arm, where), paper=paper, source=source, comparable=False)
+
+
+def change(
+    results: Results,
+    metric: Metric,
+    arm: str,
+    baseline: str = BASELINE,
+    where: Where = ANYWHERE,
+    *,
+    sweep: str = "",
+    paper: float | None = None,
+    source: str = "",
+) -> TableCell:
+    """Return a change in percent of the baseline."""
+    return cell(compare(results, metric, arm, baseline, where, sweep), PERCENT, paper, source)
+
+
+def share(
+    results: Results, shares: Mapping[str, float], arm: str, where: Where = ANYWHERE, paper: float | None = None
+) -> TableCell:
+    """Return a share in percent. shares: by trial."""
+    return cell(own_numbers(results, shares, arm, where), PERCENT, paper, "inferred" if paper is not None else "")
+
+
+def cell(
+    data: Data | NotPlanned,
+    factor: float = 1.0,
+    paper: float | None = None,
+    source: str = "",
+    comparable: bool = True,
+) -> TableCell:
+    """Return the mean of the data, times a factor."""
+    ours = data if isinstance(data, NotPlanned) else Value.of(data)
+    return TableCell(ours.times(factor) if isinstance(ours, Value) else ours, paper, source, comparable)
+
+
+def spread(data: Data | NotPlanned, factor: float = PERCENT) -> TableCell:
+    """Return the standard deviation over seeds."""
+    if not isinstance(data, Differences) or len(data.values) < 2:
+        return cell(data) if not isinstance(data, Differences) else TableCell(Setting("one seed", data.trials))
+    sd = summary(data.values).sd
+    assert sd is not None
+    return TableCell(Value(sd * factor, None, len(data.values), data.trials))

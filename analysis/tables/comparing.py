@@ -1,0 +1,52 @@
+"""Comparisons for tables and figures: an arm beside its baseline, or its own numbers, as verdicts see them.
+
+A metric is a field of results (`validation_loss`), a curve's mean over its last steps (`loss@late`), or numbers of our
+own by trial.
+"""
+
+from __future__ import annotations
+
+from fewbits.analysis.engine.arms import BASELINE
+from fewbits.analysis.engine.claims import Comparison, Part
+from fewbits.analysis.engine.data import Data, Differences, NoData, NotPlanned
+from fewbits.analysis.engine.frames import Metric, Results
+from fewbits.analysis.engine.pairs import Numbers, built_in, data_of, pools_of, scope_of
+from fewbits.analysis.engine.places import ANYWHERE, Where, not_planned
+from fewbits.analysis.engine.statistics import Pools
+
+
+def compare(
+    results: Results, metric: Metric, arm: str, baseline: str = BASELINE, where: Where = ANYWHERE, sweep: str = ""
+) -> Data | NotPlanned:
+    """Return the arm less its baseline, relative to that; their spread is that of all arms that start alike.
+
+    sweep: the sweep to compare in; without one, the first that has both arms.
+    """
+    part = Part("lower", arms=(arm,), baseline=baseline, sweep=sweep, where=dict(where))
+    name = metric if isinstance(metric, str) else "numbers"
+    found = data_of(results, Comparison("", part, arm, baseline, name, where), lambda of, _: resolve(of, metric))
+    assert isinstance(found, Differences | NoData | NotPlanned)
+    return found
+
+
+def own_numbers(results: Results, metric: Metric, arm: str, where: Where = ANYWHERE) -> Data | NotPlanned:
+    """Return the arm's numbers themselves, one of each seed."""
+    scope = scope_of(results, (arm,), where=where)
+    return not_planned(results) if scope is None else scope.sample(_of_trials(scope, metric), arm, where)
+
+
+def pools(results: Results, metric: Metric, baseline: str = BASELINE, where: Where = ANYWHERE) -> Pools | None:
+    """Return how far pairs spread, kind by kind, of all arms that start as the baseline does."""
+    scope = scope_of(results, (baseline,), where=where)
+    return None if scope is None else pools_of(results, scope, _of_trials(results, metric), baseline, where)
+
+
+def resolve(results: Results, metric: Metric) -> Numbers:
+    """Return the numbers of a metric."""
+    return built_in(results, metric) if isinstance(metric, str) else Numbers("numbers", metric)
+
+
+def _of_trials(results: Results, metric: Metric) -> Metric:
+    found = resolve(results, metric).of_trials
+    assert found is not None
+    return found

@@ -1,0 +1,52 @@
+"""HTML: Jinja templates with autoescape; what a notebook's cell shows, here and in Jupyter."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from fewbits.analysis.views import numbers
+
+TEMPLATES = Path(__file__).with_name("templates")
+
+
+@dataclass(frozen=True, repr=False)
+class Html:
+    """HTML with a name, which a terminal shows in its place."""
+
+    text: Markup
+    name: str
+
+    def _repr_html_(self) -> str:
+        return str(self.text)
+
+    def __repr__(self) -> str:
+        return f"<{self.name}>"
+
+
+def render(template: str, **values: object) -> Markup:
+    """Return a template with these values; text in them is escaped."""
+    return Markup(_environment().get_template(f"{template}.html").render(**values))
+
+
+def style() -> Markup:
+    """Return the style sheet of all pages as an element."""
+    return Markup(f"<style>{(TEMPLATES / 'style.css').read_text('utf-8')}</style>")
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"anchor": numbers.anchor, "sentence": numbers.sentence}
+    environment.globals["plural"] = numbers.plural
+    return environment

@@ -1,0 +1,134 @@
+"""The origin of a report's numbers: code, data, machines and time, and what of that a reader has to know first."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.metadata import version
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from markupsafe import Markup
+
+from fewbits import __version__
+from fewbits.analysis.engine.alike import unlike_within_seeds
+from fewbits.analysis.engine.frames import Results
+from fewbits.analysis.report.fingerprint import sources
+from fewbits.analysis.views.html import render
+from fewbits.analysis.views.numbers import number, plural
+from fewbits.experiments.identity import computed_by_todays_sources, environments
+from fewbits.experiments.storage.run_folder import HASH
+from fewbits.sweeps.planning.cost import tokens_of, work_of
+from fewbits.sweeps.planning.plan import Planned
+from fewbits.sweeps.running import store
+
+PACKAGES = ("torch", "numpy", "scipy", "pandas", "matplotlib")
+SHOWN = 8  # flags of a kind, before the others are folded away
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """The origin of a study's results."""
+
+    results: Results
+    overrides: Sequence[str]  # of the sweep
+    changed: str = ""  # how the sweep's definition differs from that of the plan which is read
+
+    @cached_property
+    def finished(self) -> list[tuple[Planned, dict[str, Any]]]:
+        """Trials with a result, and their records of provenance."""
+        trials = self.results.plan.trials.values()
+        return [(one, one.folder.provenance() or {}) for one in trials if store.state(one.folder) in store.OVER]
+
+    def values(self, key: str) -> Counter[str]:
+        """Return the values of one key of the records, with the number of trials of each."""
+        return Counter(str(made[key]) for _, made in self.finished if made.get(key) is not None)
+
+    @property
+    def _same_sources(self) -> bool:
+        return len({json.dumps(made.get("sources"), sort_keys=True) for _, made in self.finished}) == 1
+
+    @property
+    def notices(self) -> list[str]:
+        """Lines that say where the results are not what today's code and definition would give."""
+        other = [(one, made) for one, made in self.finished if not computed_by_todays_sources(made)]
+        if not other:
+            return [self.changed] if self.changed else []
+        commits = sorted({str(made["git"])[:10] for _, made in other if made.get("git")})
+        named = f" (commit{'s' if len(commits) > 1 else ''} {', '.join(commits)})" if commits else ""
+        trials, were = plural(len(self.finished), "trial"), "was" if len(other) == 1 else "were"
+        line = f"{len(other)} of {trials} {were} computed by code that differs from today's{named}"
+        explain = f"`fewbits explain {other[0][0].id[:HASH]}` shows the difference"
+        return [*([self.changed] if self.changed else []), f"{line}; {explain}"]
+
+    @property
+    def mixed(self) -> list[str]:
+        """Lines that say what the trials do not have in common, though they should, or what cannot be reproduced."""
+        found = []
+        commits = self.values("git")
+        if len(commits) > 1:
+            each = ", ".join(f"{value[:10]} ({plural(count, 'trial')})" for value, count in commits.items())
+            found.append(f"{len(commits)} commits: {each}" + ("; their sources are the same" * self._same_sources))
+        if dirty := self.values("git_dirty")["True"]:
+            found.append(f"{plural(dirty, 'trial')} computed from a working tree with uncommitted changes")
+        return found + unlike_within_seeds(self.results.rows)
+
+    def of_environments(self, key: str) -> str:
+        """Return the values of one key of the environments that computed the trials."""
+        values = {str(one[key]) for _, made in self.finished for one in environments(made) if one.get(key) is not None}
+        return ", ".join(sorted(values)) or "unknown"
+
+    def rows(self) -> Iterator[tuple[str, str, bool]]:
+        """Yield names and values, and whether a value is code."""
+        trials, members = self.results.plan.trials, self.results.members
+        overrides = " ".join(map(_as_typed, self.overrides))
+        yield "Reproduce with", f"fewbits sweep {overrides}", True
+        yield "", f"fewbits report {overrides}", True
+        sweeps = ", ".join(dict.fromkeys(member.cell.sweep for member in members))
+        yield "Trials", f"{len(self.finished)} of {len(trials)} finished, in {len(members)} places of {sweeps}", False
+        yield "Seeds", ", ".join(map(str, sorted({member.cell.seed for member in members}))), False
+        models = ", ".join(sorted({t.trial.model.name for t in trials.values()}))
+        yield "Models", f"{models}: {self.results.scale}", False
+        tokens, work = (sum(of(one.trial) for one, _ in self.finished) for of in (tokens_of, work_of))
+        yield "Training", f"{number(tokens)} tokens, {work:.2g} FLOPs, all trials together", False
+        made_of = next(iter(trials.values())).made_of
+        yield "Fingerprint of the sources that compute", made_of["numerics"][0][:16], True
+        yield "Sources of the analysis", sources(("analysis",))[:16], True
+        for name, data in sorted({(one.trial.data.kind, one.made_of["data"]) for one in trials.values()}):
+            yield f"Data: {name}", data[:16], True
+        yield "Commits", ", ".join(value[:10] for value in sorted(self.values("git"))) or "unknown", False
+        yield "Kinds of machine", self.of_environments("kind"), False
+        yield "Computed on", self.of_environments("processor"), False
+        yield "Backend", self.of_environments("backend"), False
+        yield "Torch of the trials", self.of_environments("torch"), False
+        yield "fewbits", __version__, False
+        yield "Python of the trials", self.of_environments("python"), False
+        yield "Packages now", ", ".join(f"{name} {version(name)}" for name in PACKAGES), False
+
+    def table(self) -> Markup:
+        """Return the rows as a table."""
+        return render("provenance", rows=self.rows())
+
+    def flags(self) -> Markup:
+        """Return what a reader has to know before any number."""
+        return render(
+            "flags",
+            notices=self.notices,
+            missing=self.results.flags,
+            places=len(self.results.members),
+            shown=SHOWN,
+            mixed=self.mixed,
+        )
+
+
+def _as_typed(override: str) -> str:
+    """Return an override as one types it."""
+    key, _, value = override.partition("=")
+    if key != "runtime.runs":
+        return shlex.quote(override)
+    path = OverridesParser.create().parse_override(override).value() if value else ""
+    return f"--runs {shlex.quote(str(path))}"

@@ -1,0 +1,114 @@
+"""Remarks on verdicts, found by rule, so that nothing is picked and nothing left out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from markupsafe import Markup
+
+from fewbits.analysis.engine.claims import NULLS, OWN
+from fewbits.analysis.engine.paper import Paper
+from fewbits.analysis.engine.verdicts import Finding, Outcome, Status, Verdict
+from fewbits.analysis.views.claims import view
+from fewbits.analysis.views.html import render
+from fewbits.analysis.views.numbers import sentence, size
+
+Find = Callable[[Verdict], Iterator[str]]
+
+
+def remarks(verdicts: Mapping[str, Verdict]) -> Markup:
+    """Return what stands out among the verdicts, by kind."""
+    sections = [(title, _merged(verdicts, find)) for title, find in KINDS.items()]
+    return render("remarks", sections=[(title, found) for title, found in sections if found])
+
+
+def unreached(verdicts: Mapping[str, Verdict]) -> Markup:
+    """Return the claims that no scale of ours decides, with the reasons."""
+    found = _merged(verdicts, _out_of_reach)
+    return render("remarks", sections=[("", found)] if found else [])
+
+
+def not_printed(own: Paper) -> Markup:
+    """Return what the paper's text does not print, and what we take in its place."""
+    items = []
+    for table in own.tables:
+        for row in table.rows:
+            if (source := row.source or table.source) != "printed":
+                items.append(f"{table.id}, {row.title}: {own.sources[source]}")
+    items += [f"{f.id}: {own.sources[f.source]}" for f in own.figures if f.source != "printed"]
+    items += [f"{n.about}: {own.sources[n.source]}" for n in own.numbers.values() if n.source != "printed"]
+    return render("list", items=items or ["Nothing."])
+
+
+def _merged(verdicts: Mapping[str, Verdict], find: Find) -> list[tuple[list[str], str]]:
+    """Return each remark once, with the claims that it is about."""
+    found: dict[str, list[str]] = {}
+    for name, verdict in verdicts.items():
+        for text in find(verdict):
+            found.setdefault(text, []).append(name)
+    return [(list(dict.fromkeys(claims)), text) for text, claims in found.items()]
+
+
+def _contradicted(verdict: Verdict) -> Iterator[str]:
+    if verdict.outcome is Outcome.CONTRADICTED:
+        yield f"{verdict.claim.statement} {sentence(verdict.reason)}"
+
+
+def _not_seen(verdict: Verdict) -> Iterator[str]:
+    if verdict.outcome is Outcome.NOT_SEEN:
+        yield f"{verdict.claim.statement} {sentence(verdict.reason)}"
+
+
+def _other_effects(verdict: Verdict) -> Iterator[str]:
+    for part in _compared(verdict):
+        there = part.interval is not None and not part.interval.low <= 0 <= part.interval.high
+        if part.status is Status.UNDECIDED and there:
+            yield f"{_measured(part)} is not zero, and does not decide the claim either."
+
+
+def _large(verdict: Verdict) -> Iterator[str]:
+    for part in _compared(verdict):
+        if part.test in NULLS and part.effect is not None and part.margin and abs(part.effect) > part.margin:
+            yield f"{_measured(part)} is {abs(part.effect) / part.margin:.1f} times the margin ({part.status})."
+
+
+def _controls(verdict: Verdict) -> Iterator[str]:
+    for control in verdict.controls:
+        if control.tested and not control.passed:
+            yield f"{control.title}: {'; '.join(part.reason for part in control.findings)}."
+
+
+def _underpowered(verdict: Verdict) -> Iterator[str]:
+    for part in _compared(verdict):
+        if part.underpowered:
+            assert part.mde is not None
+            assert part.margin is not None
+            found, margin = size(part.mde, part.relative), size(part.margin, part.relative)
+            yield f"{part.name}: {part.n} seeds detect {found}, and the margin is {margin}."
+
+
+def _out_of_reach(verdict: Verdict) -> Iterator[str]:
+    for part in verdict.findings:
+        if part.status is Status.OUT_OF_REACH:
+            name = f"{part.name}: " if len(verdict.findings) > 1 else ""
+            yield f"{verdict.claim.statement} {sentence(name + part.reason)}"
+
+
+KINDS: Mapping[str, Find] = {
+    "Contradicted": _contradicted,
+    "Not seen at this scale": _not_seen,
+    "An effect, but not the stated one": _other_effects,
+    "An effect beyond the margin where none was stated": _large,
+    "Controls that failed: the runs would not have shown an effect": _controls,
+    "Too few seeds for the margin": _underpowered,
+}
+
+
+def _compared(verdict: Verdict) -> Iterator[Finding]:
+    """Yield comparisons of arms: neither arithmetic nor an arm's own numbers."""
+    yield from (part for part in verdict.findings if part.test not in (*OWN, "exact"))
+
+
+def _measured(part: Finding) -> str:
+    shown = view(part)
+    return " ".join(filter(None, (f"{part.name}:", shown.effect, shown.bounds)))

@@ -1,0 +1,231 @@
+"""A table of a study as HTML and as LaTeX: of each metric the paper's number, ours, and the difference."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby
+
+from markupsafe import Markup
+
+from fewbits.analysis.engine.data import NoData, NotPlanned
+from fewbits.analysis.report.items import (
+    Missing,
+    OutOfReach,
+    Setting,
+    TableCell,
+    TableResult,
+    TableRow,
+    Value,
+    why_missing,
+)
+from fewbits.analysis.views.html import render
+from fewbits.analysis.views.numbers import decimals, number
+from fewbits.analysis.views.trials import Trials
+
+LINES = ("paper", "ours", "difference")
+PRINTED = 4  # decimals that a paper prints at most; what is computed from them has no more
+
+
+@dataclass(frozen=True)
+class CellView:
+    """A cell of a line: its text, its spread or a remark, and what a pointer shows."""
+
+    text: str
+    small: str = ""
+    title: str | None = None
+    kind: str = "number"
+    span: int = 1
+
+
+@dataclass(frozen=True)
+class LineView:
+    """A line of a row: the paper's, ours, or the difference."""
+
+    what: str
+    cells: tuple[CellView, ...]
+
+
+def table_html(result: TableResult, trials: Trials) -> Markup:
+    """Return the table with its notes and the trials behind each number."""
+    return render(
+        "table",
+        groups=list(_groups(result.columns)),
+        heads=_heads(result.columns),
+        rows=[(row, _lines(row, trials)) for row in result.rows],
+        notes=(*result.notes, *_unreached(result)),
+        behind=_behind(result),
+        trials=trials,
+    )
+
+
+def _unreached(result: TableResult) -> tuple[str, ...]:
+    """Return why rows are out of reach, once for all of them."""
+    found = (cell.ours for row in result.rows for cell in row.cells)
+    return tuple(dict.fromkeys(f"Out of reach: {ours.reason}" for ours in found if isinstance(ours, OutOfReach)))
+
+
+def _split(columns: tuple[str, ...]) -> list[tuple[str, str, str]] | None:
+    """Return the columns in parts where all are called `group: name`."""
+    parts = [column.partition(": ") for column in columns]
+    grouped = all(name for _, _, name in parts) and len({group for group, _, _ in parts}) < len(parts)
+    return parts if grouped else None
+
+
+def _groups(columns: tuple[str, ...]) -> Iterator[tuple[str, int]]:
+    for group, several in groupby(_split(columns) or (), key=lambda part: part[0]):
+        yield group, len(list(several))
+
+
+def _heads(columns: tuple[str, ...]) -> list[str]:
+    parts = _split(columns)
+    return [name for _, _, name in parts] if parts else list(columns)
+
+
+def _lines(row: TableRow, trials: Trials) -> list[LineView]:
+    """Return the lines of a row that have a text."""
+    found = []
+    for line in LINES:
+        if line == "ours" and (one := _same(row)) is not None:
+            found.append(LineView(line, (one,)))
+        elif line == "ours" or any(_text(line, row, cell) for cell in row.cells):
+            found.append(LineView(line, tuple(_cell(line, row, cell, trials) for cell in row.cells)))
+    return found
+
+
+def _same(row: TableRow) -> CellView | None:
+    """Return one cell for all of them, where no number is there for the same reason."""
+    missing = [cell.ours for cell in row.cells if isinstance(cell.ours, Missing)]
+    if len(missing) < len(row.cells) or len({why_missing(ours) for ours in missing}) != 1:
+        return None
+    text = "out of reach" if isinstance(missing[0], OutOfReach) else why_missing(missing[0])
+    return CellView(text, kind="missing", span=len(row.cells))
+
+
+def _cell(line: str, row: TableRow, cell: TableCell, trials: Trials) -> CellView:
+    text, ours = _text(line, row, cell), cell.ours
+    if line != "ours":
+        return CellView(text, title=cell.source if line == "paper" and text else None)
+    if isinstance(ours, Setting):
+        return CellView(text, " assumed" if ours.assumed else "", kind="setting")
+    if not isinstance(ours, Value):
+        return CellView(text, title=why_missing(ours), kind="missing")
+    return CellView(text, _half(ours), _title(ours, trials))
+
+
+def _text(line: str, row: TableRow, cell: TableCell) -> str:
+    ours, places = cell.ours, 0 if _counted(row) else PRINTED
+    if isinstance(ours, Value) and ours.interval:
+        places = decimals(ours.mean, (ours.interval.high - ours.interval.low) / 2)
+    if line == "paper":
+        if cell.paper is None or isinstance(cell.paper, str):
+            return cell.paper or ""
+        return number(cell.paper, _printed(row))
+    if line == "difference":
+        return "" if cell.difference is None else number(cell.difference, places, sign=True)
+    if isinstance(ours, Setting):
+        return ours.text
+    return number(ours.mean, places) if isinstance(ours, Value) else _briefly(ours)
+
+
+def _briefly(ours: Missing) -> str:
+    """Return why there is no number, for a row that has others."""
+    return {NoData: "no data", NotPlanned: "not run", OutOfReach: "out of reach"}[type(ours)]
+
+
+def _counted(row: TableRow) -> bool:
+    """Tell whether all numbers are whole and none has an interval."""
+    ours = [cell.ours for cell in row.cells if isinstance(cell.ours, Value)]
+    return all(one.interval is None and float(one.mean).is_integer() for one in ours)
+
+
+def _printed(row: TableRow) -> int:
+    """Return the decimals of the row's numbers in the paper, zeros at their ends among them."""
+    texts = (f"{cell.paper:.10g}" for cell in row.cells if isinstance(cell.paper, float))
+    return min(PRINTED, max(len(text.partition(".")[2]) if "e" not in text else 0 for text in texts))
+
+
+def _half(ours: Value) -> str:
+    if ours.interval is None:
+        return ""
+    half = (ours.interval.high - ours.interval.low) / 2
+    return f" ± {number(half, decimals(ours.mean, half))}"
+
+
+def _title(ours: Value, trials: Trials) -> str:
+    """Return what a pointer shows: everything behind the number."""
+    seeds = f"mean of {ours.n} seeds" if ours.n > 1 else "one seed: no interval"
+    if not ours.trials:
+        seeds = f"{ours.n} turns, timed" if ours.n else "computed"  # nothing was trained for it
+    level = f", ± {ours.interval.level:.0%} interval" if ours.interval else ""
+    names = ", ".join(trials[key].folder for key in ours.trials if key in trials)
+    return "; ".join(filter(None, [f"{seeds}{level}", *ours.notes, names]))
+
+
+def _behind(result: TableResult) -> list[tuple[str, tuple[str, ...]]]:
+    """Return the places of numbers with the trials that they come from."""
+    found: dict[tuple[str, ...], dict[str, list[str]]] = {}
+    for row in result.rows:
+        for column, cell in zip(result.columns, row.cells, strict=True):
+            if cell.trials:
+                found.setdefault(cell.trials, {}).setdefault(column, []).append(row.title)
+    return [
+        ("; ".join(f"{column}: {', '.join(rows)}" for column, rows in places.items()), ids)
+        for ids, places in found.items()
+    ]
+
+
+# -------------------------------------------------------------------------------- LaTeX
+
+
+def latex(result: TableResult, caption: str) -> str:
+    """Return the table for booktabs, with the lines of the page."""
+    rows = []
+    for row in result.rows:
+        for i, line in enumerate(one for one in LINES if one == "ours" or any(_text(one, row, c) for c in row.cells)):
+            first = "" if i else f"{row.title} ({row.unit})" if row.unit else row.title
+            rows.append(_latex_row([first, line, *(_plain(line, row, cell) for cell in row.cells)]))
+    lines = (
+        "% needs \\usepackage{booktabs}",
+        r"\begin{table}",
+        rf"\caption{{{_escaped(caption)}}}",
+        rf"\begin{{tabular}}{{ll{'r' * len(result.columns)}}}",
+        r"\toprule",
+        _latex_row(["", "", *result.columns]),
+        r"\midrule",
+        *rows,
+        r"\bottomrule",
+        r"\end{tabular}",
+        r"\end{table}",
+    )
+    return "\n".join(lines) + "\n"
+
+
+def _latex_row(cells: list[str]) -> str:
+    return " & ".join(map(_escaped, cells)) + r" \\"
+
+
+def _plain(line: str, row: TableRow, cell: TableCell) -> str:
+    spread = _half(cell.ours) if line == "ours" and isinstance(cell.ours, Value) else ""
+    return _text(line, row, cell) + spread
+
+
+_LATEX = {
+    "\\": r"\textbackslash{}",
+    **{character: f"\\{character}" for character in "&%$#_{}"},
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "\N{MINUS SIGN}": "$-$",
+    "×": r"$\times$",
+    "±": r"$\pm$",
+    "\N{NARROW NO-BREAK SPACE}": r"\,",
+    "→": r"$\rightarrow$",
+    "≤": r"$\leq$",
+    "≥": r"$\geq$",
+    "Δ": r"$\Delta$",
+    "λ": r"$\lambda$",
+}
+
+
+def _escaped(text: str) -> str:
+    return "".join(_LATEX.get(character, character) for character in text)

@@ -1,0 +1,67 @@
+"""The trials behind numbers: each has a row in the report's last table, and a link there from every number it is in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+from markupsafe import Markup
+
+from fewbits.analysis.engine.frames import Results
+from fewbits.analysis.views.html import render
+from fewbits.analysis.views.numbers import number
+from fewbits.experiments.storage.run_folder import HASH
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A trial as the report names it: by the first of its places."""
+
+    id: str
+    name: str  # block, configuration 1, seed 0
+    folder: str
+    places: tuple[str, ...]  # with the sweeps
+    state: str
+    step: str
+    loss: str
+    note: str
+
+    @property
+    def short(self) -> str:
+        return self.id[:HASH]
+
+
+Trials = Mapping[str, Trial]
+
+
+def trials_of(results: Results) -> dict[str, Trial]:
+    """Return all trials of a plan by id."""
+    found: dict[str, Trial] = {}
+    for key, rows in results.trials.groupby("id", sort=False):
+        row = rows.iloc[0]
+        loss = row.get("validation_loss")
+        found[str(key)] = Trial(
+            id=str(key),
+            name=_place(row),
+            folder=Path(row["folder"]).name,
+            places=tuple(f"{other['sweep']}: {_place(other)}" for _, other in rows.iterrows()),
+            state=str(row["state"]),
+            step=f"{row['step']}/{row['steps']}",
+            loss="" if loss is None or pd.isna(loss) else number(float(loss), 4),
+            note=str(row["note"]),
+        )
+    return found
+
+
+def trial_table(trials: Trials) -> Markup:
+    """Return the table of all trials, which links lead to."""
+    return render("trials", trials=trials.values())
+
+
+def _place(row: Mapping[str, object] | pd.Series) -> str:
+    axes: tuple[tuple[str, str], ...] = row["axes"]  # type: ignore[assignment]
+    return ", ".join(
+        [str(row["arm"] or row["sweep"]), *(f"{axis} {value}" for axis, value in axes), f"seed {row['seed']}"]
+    )

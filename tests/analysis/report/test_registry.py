@@ -1,0 +1,101 @@
+"""The registry: what a study has, in the paper's order, ours after it; and what items carry."""
+
+import subprocess
+import sys
+
+import pytest
+from matplotlib.figure import Figure
+
+from fewbits.analysis.engine.data import Differences, NoData, NotPlanned
+from fewbits.analysis.engine.frames import Results
+from fewbits.analysis.engine.paper import paper
+from fewbits.analysis.engine.statistics import Interval
+from fewbits.analysis.report.items import FigureResult, TableCell, TableResult, TableRow, Value
+from fewbits.analysis.report.registry import StudyRegistry, study_registry
+from fewbits.sweeps.planning.plan import Plan
+
+
+def no_table(results: Results) -> NotPlanned:
+    return NotPlanned("not run")
+
+
+def test_things_are_listed_in_the_papers_order_and_ours_come_last() -> None:
+    registry = StudyRegistry("mor")
+    for name in ("Table 3", "Table 2"):
+        registry.add_table(name, no_table)
+    registry.add_table("thresholds", no_table, "Thresholds from 2 to 8 %")
+    registry.add_table("Table 1", no_table)
+    found = registry.tables
+    assert [entry.id for entry in found] == ["Table 1", "Table 2", "Table 3", "thresholds"]
+    assert [entry.of_paper for entry in found] == [True, True, True, False]
+    assert found[1].title == paper("mor").table("Table 2").title
+    assert found[3].title == "Thresholds from 2 to 8 %"
+
+
+def test_what_the_paper_has_and_nothing_makes_is_known() -> None:
+    registry = StudyRegistry("mor")
+    assert len(registry.missing) == 4 + 21
+    registry.add_figure("Figure 5", lambda results: NoData("none yet"))
+    assert "Figure 5" not in registry.missing
+
+
+def test_what_the_paper_has_not_needs_a_title_and_nothing_is_there_twice() -> None:
+    registry = StudyRegistry("mor")
+    with pytest.raises(ValueError, match="table 'Table 9': valid are Table 1, "):
+        registry.add_table("Table 9", no_table)
+    registry.add_table("Table 1", no_table)
+    with pytest.raises(ValueError, match="Table 1 is registered twice"):
+        registry.add_table("Table 1", no_table)
+    with pytest.raises(ValueError, match="study 'moar'"):
+        study_registry("moar")
+
+
+@pytest.mark.parametrize("study", ["mor", "nvfp4", "gaussws"])
+def test_a_study_is_complete_without_anybody_importing_its_modules(study: str) -> None:
+    code = f"from fewbits.analysis.report.registry import study_registry; print(study_registry({study!r}).missing)"
+    done = subprocess.run((sys.executable, "-c", code), capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_a_value_keeps_its_interval_and_notes() -> None:
+    value = Value.of(Differences((1.0, 3.0), trials=("aa",), notes=("bf16, seed 2: missing",), diverged=1))
+    assert isinstance(value, Value)
+    assert (value.mean, value.n, value.trials) == (2.0, 2, ("aa",))
+    assert isinstance(value.interval, Interval)
+    assert value.notes == ("bf16, seed 2: missing", "diverged: 1 of ours, 0 of the baseline")
+    one = Value.of(Differences((1.0,)))
+    assert isinstance(one, Value)
+    assert one.interval is None
+    assert Value.of(NoData("x")) == NoData("x")
+    assert isinstance(Value.of(Differences((), diverged=2)), NoData)
+    assert TableCell(NoData("x", ("cc",)), 1.0).difference is None
+    assert TableCell(NoData("x", ("cc",)), 1.0).trials == ("cc",)
+    with pytest.raises(ValueError, match="row a: 0 cells in 1 columns"):
+        TableResult(("x",), (TableRow("a", ()),))
+
+
+def test_a_tables_frame_has_the_papers_number_ours_and_the_reason_where_there_is_none() -> None:
+    cells = (
+        TableCell(Value(2.0, None, 1, ("aa",)), 1.5, "printed"),
+        TableCell(NotPlanned("not run at this scale (x)")),
+    )
+    (row,) = TableResult(("BF16", "Channel"), (TableRow("Loss", cells, "nats"),)).frame().to_dict("records")
+    assert (row["BF16: paper"], row["BF16: ours"], row["BF16: difference"], row["BF16: seeds"]) == (1.5, 2.0, 0.5, 1)
+    assert row["Channel: ours"] == "not run at this scale (x)"
+    assert list(row)[:5] == ["metric", "unit", "BF16: paper", "BF16: ours", "BF16: difference"]
+
+
+def test_a_figure_is_drawn_when_it_is_asked_for() -> None:
+    drawn = []
+
+    def draw() -> Figure:
+        drawn.append(True)
+        return Figure()
+
+    registry = StudyRegistry("mor")
+    registry.add_figure("Figure 5", lambda results: FigureResult(draw, ("aa",)))
+    (entry,) = registry.figures
+    made = entry.make(Results(Plan((), (), {})))
+    assert isinstance(made, FigureResult)
+    assert not drawn
+    assert isinstance(made.draw(), Figure)

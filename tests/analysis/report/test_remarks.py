@@ -1,0 +1,71 @@
+"""Remarks are found by rule: each kind is found, and what is as stated is none."""
+
+from dataclasses import replace
+
+from fewbits.analysis.engine.claims import Claim, Margin, Part
+from fewbits.analysis.engine.statistics import Interval
+from fewbits.analysis.engine.verdicts import ControlResult, Finding, Outcome, Status, Verdict
+from fewbits.analysis.views.numbers import bounds, effect, number
+from fewbits.analysis.views.remarks import remarks, unreached
+
+MARGIN = Margin(0.005, True, "r")
+PART = Part("equivalent", arms=("block",))
+FINDING = Finding(
+    "block", Status.SUPPORTED, "as stated", "equivalent", 0.0001, Interval(-0.001, 0.001, 0.9), 3, mde=0.002,
+    margin=0.005, relative=True, p_for=0.01,
+)  # fmt: skip
+
+
+def verdict(name: str, outcome: Outcome, *findings: Finding, **changes: object) -> Verdict:
+    claim = Claim(name, f"Statement of {name}.", (PART,), "Table 2", "said", margin=MARGIN)
+    return replace(Verdict(claim, outcome, "the reason", findings), **changes)  # type: ignore[arg-type]
+
+
+def shown(*verdicts: Verdict) -> str:
+    return str(remarks({one.claim.id: one for one in verdicts}))
+
+
+def test_what_is_as_stated_is_no_remark() -> None:
+    assert shown(verdict("M1", Outcome.REPRODUCED, FINDING)).strip() == "<p>None.</p>"
+
+
+def test_contradicted_claims_come_first_then_what_was_not_seen() -> None:
+    found = shown(verdict("M8", Outcome.NOT_SEEN), verdict("M9", Outcome.CONTRADICTED))
+    assert found.index("Statement of M9.") < found.index("Statement of M8.")
+    assert 'href="#M9"' in found
+
+
+def test_an_effect_that_decides_nothing_and_one_beyond_the_margin_are_named() -> None:
+    there = replace(FINDING, status=Status.UNDECIDED, effect=0.0031, interval=Interval(0.001, 0.006, 0.9), mde=0.009)
+    assert "+0.31" in shown(verdict("M8", Outcome.INCONCLUSIVE, there))
+    large = replace(FINDING, status=Status.OPPOSED, effect=0.01, interval=Interval(0.008, 0.012, 0.9))
+    assert "2.0 times the margin" in shown(verdict("M3", Outcome.CONTRADICTED, large))
+
+
+def test_one_control_that_failed_is_named_once_for_all_its_claims() -> None:
+    failed = ControlResult("bad", "bad arm", (replace(FINDING, status=Status.UNDECIDED, reason="no effect"),))
+    found = shown(*(verdict(name, Outcome.INCONCLUSIVE, FINDING, controls=(failed,)) for name in ("M3", "M5")))
+    assert found.count("bad arm: no effect") == 1
+    assert "#M3" in found
+    assert "#M5" in found
+    untested = replace(failed, findings=(replace(FINDING, status=Status.UNDECIDED, p_for=None),))
+    assert "bad arm" not in shown(verdict("M3", Outcome.INCONCLUSIVE, FINDING, controls=(untested,)))
+
+
+def test_too_few_seeds_are_named() -> None:
+    weak = replace(FINDING, status=Status.UNDECIDED, mde=0.01)
+    assert "3 seeds detect" in shown(verdict("M7", Outcome.INCONCLUSIVE, weak))
+
+
+def test_what_is_out_of_reach_is_listed_with_its_reason() -> None:
+    far = Finding("MMLU", Status.OUT_OF_REACH, "too large")
+    text = str(unreached({"M4": verdict("M4", Outcome.OUT_OF_REACH, far)}))
+    assert "Statement of M4. Too large." in text
+
+
+def test_numbers_show_what_their_error_allows() -> None:
+    assert number(-0.00001, 2) == "0.00"
+    assert number(1.0e12) == "1 × 10¹²"
+    assert number(-1234.5, 1) == "−1\N{NARROW NO-BREAK SPACE}234.5"
+    assert effect(0.00123, 0.0002, True) == "+0.123\N{NARROW NO-BREAK SPACE}%"
+    assert bounds(-0.001, 0.0015, True) == "[−0.10, +0.15]"

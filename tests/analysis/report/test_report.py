@@ -1,0 +1,442 @@
+"""A report: one page that needs nothing beside it, whose numbers lead to their trials, the same bytes each time."""
+
+import csv
+import html
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import yaml
+
+from fewbits import cli
+from fewbits.analysis.engine.claims import load_claims
+from fewbits.analysis.engine.judging import judge_study
+from fewbits.analysis.engine.paper import paper
+from fewbits.analysis.report.files import replace_folder
+from fewbits.analysis.report.index import restored
+from fewbits.analysis.report.items import TableResult, Value
+from fewbits.analysis.report.registry import study_registry
+from fewbits.analysis.report.study_report import read_study
+from fewbits.analysis.views.provenance import Provenance
+from fewbits.experiments.storage.run_folder import RunFolder
+from fewbits.sweeps.planning.stored_plans import save_plan
+from fewbits.sweeps.running import store
+from tests.analysis.conftest import SWEEP
+from tests.analysis.report.report_inputs import Made, left, read_page, stand_in
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(autouse=True)
+def _stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(monkeypatch)
+
+
+@pytest.fixture(scope="session")
+def original(trained: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """A report of the room's tiny trials, as a sweep of the study; tests change copies of it."""
+    runs, cache = trained
+    folder = tmp_path_factory.mktemp("report")
+    where = f"words:\n  - runtime.cache={cache}\n  - runtime.device=cpu"
+    (folder / "tiny.yaml").write_text("study: mor\n" + SWEEP.replace("words:", where, 1))
+    shutil.copytree(runs / "runs", folder / "runs")
+    made = Made(folder / "tiny.yaml", folder / "runs", folder / "reports")
+    words = [str(made.file), f"runtime.runs={made.store}"]
+    save_plan(read_study(words).results.plan, words)
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        stand_in(monkeypatch)
+        assert made.report() == 0
+    return made
+
+
+@pytest.fixture
+def made(original: Made, tmp_path: Path) -> Made:
+    """To be changed."""
+    shutil.copytree(original.store, tmp_path / "runs")
+    return Made(original.file, tmp_path / "runs", tmp_path / "reports")
+
+
+def test_the_page_needs_nothing_beside_it(original: Made) -> None:
+    page = original.page
+    assert page.loaded
+    assert all(address.startswith("data:image/svg+xml;base64,") for address in page.loaded)
+    assert not {"script", "link", "iframe", "object"} & set(page.tags)
+    assert "url(" not in page.styles
+    assert "@import" not in page.styles
+    assert "prefers-color-scheme: dark" in page.styles
+
+
+def test_markup_in_names_notes_and_failures_is_text(made: Made, tmp_path: Path) -> None:
+    """Of an arm, a sweep's about, a bundle of words, and the reason and log of a trial that failed."""
+    attack = "</td></details></style>\"'><script>alert('{}')</script><img src=x onerror=alert(1)>"
+    data = yaml.safe_load(made.file.read_text())
+    data |= {"about": attack.format("about"), "zipped": [{"extra": {attack.format("axis"): ["training.steps=4"]}}]}
+    data["arms"][attack.format("arm")] = {"words": ["recipe=bf16"], "axes": [], "about": attack.format("arm's about")}
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(data))
+    changed = Made(tmp_path / "tiny.yaml", made.store, made.reports)
+    failed = next(made.store.glob("*-bf16-*-s1-*"))
+    (failed / "result.json").unlink()
+    reason = attack.format("reason")
+    store.write_failure(RunFolder(failed, ""), store.Failure(reason, False, 1, [attack.format("log")]))
+    assert changed.report() == 1
+    page = changed.page
+    for said in ("arm", "reason"):
+        assert attack.format(said) in page.words
+    assert "script" not in page.tags
+    assert all(address.startswith("data:image/svg+xml;base64,") for address in page.loaded)
+    for drawing in (changed.folder / "figures").glob("*.svg"):
+        assert "<script" not in drawing.read_text()
+    assert cli.main(["report", "--index", "--out", str(made.reports)]) == 0
+    assert "script" not in read_page(made.reports / "index.html").tags
+
+
+def test_links_lead_somewhere(original: Made) -> None:
+    page = original.page
+    assert len(page.ids) == len(set(page.ids))
+    for link in page.links:
+        if link.startswith("#"):
+            assert link[1:] in page.ids
+        elif not link.startswith("https://arxiv.org/"):
+            assert (original.folder / link).is_file()
+
+
+def test_equal_results_give_equal_bytes(original: Made, tmp_path: Path) -> None:
+    assert original.report(reports=tmp_path / "again") == 0
+    assert left(tmp_path / "again" / "mor-smoke") == left(original.folder)
+
+
+def test_how_long_trials_took_changes_no_byte(made: Made, tmp_path: Path) -> None:
+    assert made.report(reports=tmp_path / "before") == 0
+    for path in made.store.glob("*/timing.parquet"):
+        table = pd.read_parquet(path)
+        table.assign(seconds=10 * table["seconds"]).to_parquet(path)
+    assert made.report(reports=tmp_path / "after") == 0
+    assert left(tmp_path / "after" / "mor-smoke") == left(tmp_path / "before" / "mor-smoke")
+
+
+def test_a_store_is_named_as_one_types_it(made: Made) -> None:
+    results = read_study(["study=mor", "scale=smoke"]).results
+    page = Provenance(results, ["study=mor", 'runtime.runs="/tmp/two words"']).table()
+    assert html.unescape(page).count("--runs '/tmp/two words'") == 2
+
+
+def test_a_report_of_the_same_making_is_not_made_again_and_a_damaged_one_is(made: Made) -> None:
+    assert made.report() == 0
+    index = made.folder / "index.html"
+    first, before = index.stat().st_mtime_ns, left(made.folder)
+    assert made.report() == 0
+    assert index.stat().st_mtime_ns == first
+    index.write_text("half")
+    assert made.report() == 0
+    assert left(made.folder) == before
+
+
+def test_what_is_missing_is_trained_first_where_one_asks(made: Made, capsys: pytest.CaptureFixture[str]) -> None:
+    gone = next(made.store.glob("*-bf16-*-s1-*"))
+    shutil.rmtree(gone)
+    assert made.report() == 1
+    words = ["report", str(made.file), "--runs", str(made.store), "--out", str(made.reports), "--sweep"]
+    assert cli.main([*words, "--backend", "local"]) == 0
+    assert (gone / "result.json").is_file()
+    assert capsys.readouterr().out.endswith(f"{made.folder / 'index.html'}\n")
+    for more in (["--compare", "smoke", "cpu"], ["--index"]):
+        assert cli.main([*words, *more]) == 2
+
+
+def test_everything_registered_is_shown_once_in_the_papers_order(original: Made) -> None:
+    ids = original.page.ids
+    own = paper("mor")
+    for names in ([t.id for t in own.tables], [f.id for f in own.figures]):
+        places = [ids.index(name.lower().replace(" ", "-")) for name in names]
+        assert places == sorted(places)
+    claims = [place for place in ids if place in ("M1", "M3", "M4", "M10", "own-1")]
+    assert claims == ["M1", "M3", "M4", "M10", "own-1"]
+    assert ids.count("settings") == 1
+
+
+def test_the_verdicts_are_those_of_the_registry(original: Made) -> None:
+    record = json.loads((original.folder / "verdicts.json").read_text())
+    results = read_study([str(original.file), f"runtime.runs={original.store}"]).results
+    verdicts = judge_study("mor", results)
+    assert list(record["claims"]) == list(verdicts)
+    for name, verdict in verdicts.items():
+        found = record["claims"][name]
+        assert found["outcome"] == verdict.outcome
+        assert [one["effect"] for one in found["findings"]] == [one.effect for one in verdict.findings]
+        assert [one["name"] for one in found["findings"]] == [one.name for one in verdict.findings]
+        assert found["claim"]["statement"] in original.page.words
+        assert restored(found) == verdict
+    assert record["flags"] == []
+    assert {"✓ reproduced", "? inconclusive", "– out of reach", "· not run"} <= set(
+        re.findall(r"[✓✗?–·] [a-z ]*[a-z]", original.page.words)
+    )
+
+
+def test_a_number_leads_to_its_trials(original: Made) -> None:
+    results = read_study([str(original.file), f"runtime.runs={original.store}"]).results
+    page = original.page
+    made = study_registry("mor").tables[0].make(results)
+    assert isinstance(made, TableResult)
+    assert made.trials
+    for key in made.trials:
+        folder = Path(results.trials.set_index("id")["folder"][[key]].iloc[0]).name
+        assert f"#trial-{key[:8]}" in page.links
+        assert f"trial-{key[:8]}" in page.ids
+        assert folder in page.words
+        assert any(folder in title for title in page.titles)
+
+
+def test_tables_are_csv_and_latex(original: Made) -> None:
+    results = read_study([str(original.file), f"runtime.runs={original.store}"]).results
+    made = study_registry("mor").tables[0].make(results)
+    assert isinstance(made, TableResult)
+    with (original.folder / "tables" / "table-4.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["metric"] for row in rows] == ["Validation loss", "MMLU & more"]
+    ours = made.rows[0].cells[0].ours
+    assert isinstance(ours, Value)
+    assert float(rows[0]["BF16: ours"]) == ours.mean
+    latex = (original.folder / "tables" / "table-4.tex").read_text()
+    lines = [line for line in latex.splitlines() if line.endswith(r"\\")]
+    assert {len(re.findall(r"(?<!\\)&", line)) for line in lines} == {4}
+    assert r"MMLU \& more (\%)" in latex
+    assert latex.count(r"\begin{") == latex.count(r"\end{") == 2
+    assert latex.isascii() or set(re.findall(r"[^\x00-\x7f]", latex)) <= {"–"}
+
+
+def test_figures_are_files_in_both_themes(original: Made) -> None:
+    folder = original.folder / "figures"
+    assert {path.name for path in folder.iterdir()} == {"figure-10.svg", "figure-10-dark.svg", "figure-10.png"}
+    assert (folder / "figure-10.svg").read_text() != (folder / "figure-10-dark.svg").read_text()
+    assert (folder / "figure-10.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_notebook_beside_the_page_is_one(original: Made) -> None:
+    import nbformat
+
+    notebook = nbformat.read(original.folder / "mor.ipynb", as_version=4)
+    nbformat.validate(notebook)
+    ids = [cell.id for cell in notebook.cells]
+    assert len(set(ids)) == len(ids)
+    assert any("mor.table('Table 2')" in cell.source.replace('"', "'") for cell in notebook.cells)
+
+
+def test_a_deleted_trial_is_said_to_be_missing(made: Made, capsys: pytest.CaptureFixture[str]) -> None:
+    gone = next(path for path in sorted(made.store.iterdir()) if "mor-tensor" in path.name)
+    shutil.rmtree(gone)
+    assert made.report() == 1
+    said = capsys.readouterr()
+    assert said.err.startswith("fewbits: 1 place has no result")
+    assert said.out.splitlines()[-1] == str(made.folder / "index.html")
+    assert "⚠ 1 place of 8 without a result" in made.page.words
+    assert "seed 0: missing: not run, or not to its end" in made.page.words
+    record = json.loads((made.folder / "verdicts.json").read_text())
+    assert len(record["flags"]) == 1
+
+
+@pytest.fixture
+def edited_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fewbits.experiments.identity.numerics_fingerprint", lambda device: "0" * 64)
+
+
+@pytest.mark.usefixtures("edited_kernel")
+def test_results_of_other_code_are_shown_and_said_to_be_so(made: Made, capsys: pytest.CaptureFixture[str]) -> None:
+    path = sorted(made.store.glob("*/provenance.json"))[0]
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"git": "f" * 40}))
+    assert made.report() == 0
+    words = made.page.words
+    assert "⚠ 8 of 8 trials were computed by code that differs from today's (commits " in words
+    assert "f" * 10 in words
+    assert "today's code, and all results were made alike" not in words
+    assert "without a result" not in words
+    record = json.loads((made.folder / "verdicts.json").read_text())
+    assert record["flags"] == []
+    assert len(record["notices"]) == 1
+    capsys.readouterr()
+    assert cli.main(["claims", *made.overrides]) == 0
+    assert "8 of 8 trials were computed by code that differs" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("edited_kernel")
+def test_what_is_planned_with_an_edited_kernel_takes_no_result_of_the_kernel_before(made: Made) -> None:
+    """The plan of the sweep as it would run now, here of overrides that have not run yet."""
+    assert made.report("seeds=[1,0]") == 1
+    words = made.page.words
+    assert "⚠ 8 places of 8 without a result" in words
+    assert "was computed by other code or another config" in words
+    assert "no data" in words
+
+
+def test_a_sweep_that_was_edited_since_it_ran_is_planned_anew_and_said_to_be(
+    made: Made, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    edited = Made(tmp_path / made.file.name, made.store, made.reports)
+    edited.file.write_text(made.file.read_text().replace("seeds: [0, 1]", "seeds: [0, 1, 2]"))
+    assert edited.report() == 1
+    line = "the definition of the sweep has changed since it last ran"
+    assert line in capsys.readouterr().err
+    assert line in edited.page.words
+    assert "⚠ 4 places of 12 without a result" in edited.page.words
+    assert "today's code, and all results were made alike" not in edited.page.words
+
+
+def test_what_was_not_made_alike_is_said(made: Made) -> None:
+    path = sorted(made.store.glob("*/provenance.json"))[0]
+    provenance = json.loads(path.read_text())
+    for segment in provenance["segments"]:
+        segment["environment"]["kind"] = "another"
+    path.write_text(json.dumps(provenance | {"git": "f" * 40}))
+    assert made.report() == 0
+    assert "2 commits: " in made.page.words
+    assert "2 kinds of machine within seed" in made.page.words
+
+
+def test_scales_stand_side_by_side(made: Made, capsys: pytest.CaptureFixture[str]) -> None:
+    assert made.report("--compare", "smoke", "cpu") == 1, "nothing was run at the second scale"
+    said = capsys.readouterr()
+    assert "fewbits: 8 places have no result" in said.err
+    page = read_page(made.reports / "mor-smoke-cpu" / "index.html")
+    assert not page.loaded
+    assert "Both thresholds train to the loss of BF16." in page.words
+    record = json.loads((made.reports / "mor-smoke-cpu" / "verdicts.json").read_text())
+    assert list(record) == ["smoke", "cpu"]
+    assert record["smoke"]["flags"] == []
+    assert len(record["cpu"]["flags"]) == 8
+
+
+def test_the_index_says_what_the_reports_say_and_leads_to_them(original: Made, tmp_path: Path) -> None:
+    reports = tmp_path / "reports"
+    shutil.copytree(original.folder, reports / original.folder.name)
+    shutil.copytree(original.folder, reports / "mor-cpu")
+    other = reports / "mor-cpu" / "verdicts.json"
+    record = json.loads(other.read_text())
+    record["scale"], record["flags"] = "cpu", ["bf16, seed 0: missing"]
+    first, *_, last = record["claims"]
+    record["claims"][first] |= {"outcome": "contradicted"}
+    del record["claims"][last]
+    other.write_text(json.dumps(record))
+    assert cli.main(["report", "--index", "--out", str(reports)]) == 0
+    page = read_page(reports / "index.html")
+    assert not page.loaded
+    assert "1 flag, see there" in page.words
+    verdicts = judge_study("mor", read_study([str(original.file), f"runtime.runs={original.store}"]).results)
+    html = (reports / "index.html").read_text()
+    rows = {row[: row.index("</b>")]: row for row in html.split('<th scope="row"><b>')[1:]}
+    assert set(rows) == set(verdicts)
+    for name, verdict in verdicts.items():
+        assert str(verdict.outcome) in rows[name]
+    assert "contradicted" in rows[first]
+    for folder in (original.folder.name, "mor-cpu"):
+        assert f"{folder}/index.html" in page.links
+        assert f"{folder}/index.html#{first}" in page.links
+    assert f"mor-cpu/index.html#{last}" not in page.links
+    other.write_text("{")
+    assert cli.main(["report", "--index", "--out", str(reports)]) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["study=moar"], ["moar", "mor"]),
+        (["study=mor", "scale=huge"], ["huge", "smoke"]),
+        (["study=mor", "--compare", "smoke"], ["two scales or more"]),
+        (["study=mor", "--compare", "smoke", "smoke"], ["each once"]),
+        (["study=mor", "scale=cpu", "--compare", "smoke", "cpu"], ["scale=cpu", "once"]),
+        (["sweep=partitions"], ["study=NAME"]),
+        ([], ["study=NAME", "--index"]),
+        (["--index"], ["no report in", "fewbits report"]),
+        (["study=mor", "--index"], ["--index", "no other option"]),
+    ],
+)
+def test_wrong_input_is_one_line_and_status_2(
+    words: list[str], named: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert cli.main(["report", *words, "--out", str(tmp_path / "reports")]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.count("\n") == 1
+    assert all(name in said.err for name in named)
+    assert not (tmp_path / "reports").exists()
+
+
+def test_what_is_no_report_is_not_replaced(made: Made, capsys: pytest.CaptureFixture[str]) -> None:
+    (made.folder).mkdir(parents=True)
+    (made.folder / "thesis.txt").write_text("years")
+    assert made.report() == 2
+    assert "is no report" in capsys.readouterr().err
+    assert (made.folder / "thesis.txt").read_text() == "years"
+
+
+def test_a_report_that_cannot_be_written_leaves_the_one_before_it(tmp_path: Path) -> None:
+    folder = tmp_path / "mor-smoke"
+    replace_folder(folder, lambda: {"index.html": "first"}, "a")
+    before = left(tmp_path)
+    with pytest.raises(OSError, match="deep"):
+        replace_folder(folder, lambda: {"index.html": "second", "deep/deeper/file": ""}, "b")
+    assert left(tmp_path) == before
+
+
+def test_a_place_that_takes_no_report_is_found_before_one_is_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter.txt").write_text("years")
+    for folder, said in ((tmp_path / "file" / "mor-smoke", "--out .*file: "), (tmp_path / "thesis", "no report")):
+        with pytest.raises(ValueError, match=said):
+            replace_folder(folder, lambda: pytest.fail("it was made"), "a")
+
+
+def test_claims_are_listed_in_the_terminal_as_in_the_report(original: Made, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["claims", *original.overrides]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    column = lines[0].index("verdict")
+    listed = {line.split()[0]: line[column:] for line in lines[1:] if line.startswith(("M", "own"))}
+    assert list(listed) == ["M1", "M3", "M4", "M10", "own-1"]
+    assert listed["M1"].startswith("reproduced")
+    assert listed["M10"].startswith("not run")
+    assert sum("because: " in line for line in lines) == 4
+    assert lines[-1].startswith("1 reproduced, 0 reproduced in part, 0 contradicted, 0 not seen at this scale, ")
+    assert cli.main(["claims", *original.overrides, "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said == json.loads((original.folder / "verdicts.json").read_text())
+
+
+def test_items_have_frames_and_figures_for_jupyter(original: Made) -> None:
+    report = read_study([str(original.file), f"runtime.runs={original.store}"])
+    table, figure, claims = report.table("Table 4"), report.figure("Figure 10"), report.claims("M3")
+    assert list(table.frame["metric"]) == ["Validation loss", "MMLU & more"]
+    assert "<table" in table._repr_html_()
+    assert figure.figure.get_figwidth() > 5
+    assert list(claims.frame["claim"]) == ["M3", "M3"]
+    missing = report.figure("Figure 6")
+    assert "not run at this scale" in missing._repr_html_()
+    with pytest.raises(ValueError, match="not run at this scale"):
+        missing.figure  # noqa: B018
+
+
+def test_claims_are_grouped_by_reach_with_sizes_beside_the_tally(original: Made) -> None:
+    words = original.page.words
+    assert [words.index(title) for title in ("Exact claims", "Mechanism claims", "Training claims")] == sorted(
+        words.index(title) for title in ("Exact claims", "Mechanism claims", "Training claims")
+    )
+    assert re.search(r"parameters, .* tokens; up to \d+% of a quantized run's tokens in its own recipe", words)
+
+
+def test_mors_own_notebook_shows_all_that_is_registered_and_runs_over_an_empty_store(tmp_path: Path) -> None:
+    words = ["report", "study=mor", "scale=smoke", "--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "out")]
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
+    answer = subprocess.run(
+        [sys.executable, "-m", "fewbits.cli", *words], capture_output=True, text=True, env=environment, check=False
+    )
+    assert answer.returncode == 1, answer.stderr
+    assert "places have no result" in answer.stderr
+    page = read_page(tmp_path / "out" / "mor-smoke" / "index.html")
+    assert "does not make this one yet" not in page.words
+    claims = [place for place in page.ids if re.fullmatch(r"[MF]\d+", place)]
+    assert set(claims) == {claim.id for claim in load_claims("mor").claims}
+    assert not (tmp_path / "runs").exists(), "a report writes nothing into the store"
