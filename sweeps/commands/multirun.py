@@ -109,7 +109,7 @@ def cells(jobs: Sequence[Sequence[str]]) -> list[Cell]:
             arm="",
             axes=tuple((key, overrides[key]) for key in swept),
             seed=int(overrides.get(SEED, "0")),
-            words=tuple(f"{key}={value}" for key, value in overrides.items()),
+            overrides=tuple(f"{key}={value}" for key, value in overrides.items()),
         )
         for overrides in keyed
     ]

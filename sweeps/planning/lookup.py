@@ -118,7 +118,7 @@ def _store(overrides: Sequence[str], sweeps: Sequence[Sweep], extra: tuple[str, 
     runs = runs_named(overrides)
     if runs is None:
         cell = next((cell for sweep in sweeps for cell in expand(sweep, extra)), None)
-        runs = "runs" if cell is None else load_trial(cell.words)[1].runs
+        runs = "runs" if cell is None else load_trial(cell.overrides)[1].runs
     return Path(runs).expanduser().resolve()
 
 

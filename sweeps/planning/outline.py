@@ -117,7 +117,7 @@ def outline(sweeps: Sequence[Sweep], extra: tuple[str, ...] = ()) -> list[Outlin
 
 def _outlined(cell: Cell, sweep: Sweep, made: dict[tuple[str, Cell], Outlined]) -> Outlined:
     if (sweep.name, cell) not in made:
-        trial, runtime = load_trial(cell.words)
+        trial, runtime = load_trial(cell.overrides)
         parent = None if cell.parent is None else _outlined(cell.parent, sweep, made)
         step = None if parent is None else branch_step(cell, parent.trial)
         runtime, resources = on_a_device(runtime, sweep.resources)

@@ -91,7 +91,7 @@ def _planned(cell: Cell, sweep: Sweep, made: dict[Cell, Planned], trials: dict[s
         return made[cell]
     parent = None if cell.parent is None else _planned(cell.parent, sweep, made, trials)
     try:
-        trial, runtime = load_trial(cell.words)
+        trial, runtime = load_trial(cell.overrides)
         corpus = _corpus(trial.data, runtime.cache)
         trial = corpus_model(trial, corpus)
         start = None

@@ -30,7 +30,7 @@ from fewbits.sweeps.planning.plan import Member, Plan, Planned
 from fewbits.sweeps.planning.sweep import Resources, Sweep
 
 FOLDER = "plans"
-FORMAT = 2  # format 1 was a file for each sweep, with only the places and ids
+FORMAT = 3  # files of formats 1 and 2 are not read: `fewbits sweep` writes a new one
 STORE = f"{RUNS}="  # in a plan file this override has no value: the store is the one that holds the file
 _ABOUT = ("fewbits", "git", "time")  # which version wrote a plan, and when: equal plans may differ in these
 _HINTS = get_type_hints(Trial)
@@ -192,9 +192,9 @@ def _encoded(plan: Plan, runs: Path) -> dict[str, Any]:
     def cell_at(cell: Cell) -> int:
         if cell not in cells:
             parent = None if cell.parent is None else cell_at(cell.parent)
-            words = [pool.at(STORE if word.startswith(STORE) else word) for word in cell.words]
+            overrides = [pool.at(STORE if text.startswith(STORE) else text) for text in cell.overrides]
             axes = [list(axis) for axis in cell.axes]
-            rows.append({**vars(cell), "axes": axes, "words": words, "parent": parent})
+            rows.append({**vars(cell), "axes": axes, "overrides": overrides, "parent": parent})
             cells[cell] = len(rows) - 1
         return cells[cell]
 
@@ -282,12 +282,12 @@ def _decoded(data: Mapping[str, Any], runs: Path) -> Plan:
 
 def _cells(data: Mapping[str, Any], runs: Path) -> list[Cell]:
     cells: list[Cell] = []
-    overrides = [f"{STORE}{spelled(str(runs))}" if value == STORE else value for value in data["values"]]
+    values = [f"{STORE}{spelled(str(runs))}" if value == STORE else value for value in data["values"]]
     for row in data["cells"]:
         axes = tuple((axis, value) for axis, value in row["axes"])
-        words = tuple(overrides[at] for at in row["words"])
+        overrides = tuple(values[at] for at in row["overrides"])
         parent = None if row["parent"] is None else cells[row["parent"]]
-        cells.append(Cell(**{**row, "axes": axes, "words": words, "parent": parent}))
+        cells.append(Cell(**{**row, "axes": axes, "overrides": overrides, "parent": parent}))
     return cells
 
 

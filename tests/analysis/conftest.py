@@ -13,7 +13,7 @@ from fewbits.sweeps.running.run_sweep import run_sweep
 from tests.experiments.data.data_inputs import shared_cache
 
 SWEEP = """
-words:
+overrides:
   - model=nemotron-nano
   - model.layers=2
   - data=synthetic
@@ -31,9 +31,9 @@ seeds: [0, 1]
 axes:
   recipe.threshold: [0.0001, 0.045]
 arms:
-  bf16: {words: [recipe=bf16], axes: []}
-  mor: {words: [recipe=mor/tensor]}
-  wild: {words: [recipe=bf16, training.blow_up=0.01], axes: []}
+  bf16: {overrides: [recipe=bf16], axes: []}
+  mor: {overrides: [recipe=mor/tensor]}
+  wild: {overrides: [recipe=bf16, training.blow_up=0.01], axes: []}
 """
 
 

@@ -21,7 +21,7 @@ def composed(overrides: list[str]) -> Any:
 
 
 @pytest.mark.parametrize(
-    "words",
+    "overrides",
     [
         "training.steps=7 seed=3",
         "seed=1 seed=2 training.steps=3 training.steps=4",
@@ -51,16 +51,16 @@ def composed(overrides: list[str]) -> Any:
         "runtime.runs=a/b.c-d runtime.keep_steps=[1,2]",
     ],
 )
-def test_values_are_set_as_hydra_would(words: str) -> None:
-    chosen = split(words)
+def test_values_are_set_as_hydra_would(overrides: str) -> None:
+    chosen = split(overrides)
     assert resolved(chosen) == composed(chosen)
     assert resolved(chosen) == composed(chosen)  # the first call has not changed the cached tree
 
 
-def split(words: str) -> list[str]:
+def split(overrides: str) -> list[str]:
     """Split at blanks that are not within quotes."""
     parts, quote = [""], ""
-    for letter in words:
+    for letter in overrides:
         if letter == " " and not quote:
             parts.append("")
             continue
@@ -121,7 +121,9 @@ def test_any_words_come_to_what_hydra_makes_of_them(
         assert node == value  # the spelled value is read back unchanged
 
 
-@pytest.mark.parametrize("words", ["scale=cpu +scale=smoke", "training.stepz=1", "recipe.threshold=1", "observer=3"])
-def test_what_hydra_refuses_is_refused(words: str) -> None:
+@pytest.mark.parametrize(
+    "overrides", ["scale=cpu +scale=smoke", "training.stepz=1", "recipe.threshold=1", "observer=3"]
+)
+def test_what_hydra_refuses_is_refused(overrides: str) -> None:
     with pytest.raises(ValueError, match=r"\S"):
-        load_trial(words.split())
+        load_trial(overrides.split())

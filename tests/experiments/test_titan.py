@@ -37,16 +37,16 @@ NOISY = (
 
 @dataclass(frozen=True)
 class Job:
-    words: tuple[str, ...]
+    arguments: tuple[str, ...]
     by_hand: int = 0  # ranks to simulate in one process, without torchtitan's trainer; 0: use it
 
 
 def recipe(name: str, *settings: str, more: Sequence[str] = (), by_hand: int = 0) -> Job:
-    words = ["--job.custom_config_module", "fewbits.experiments.titan"]
-    words += ["--model.converters", "fewbits", "--fewbits.recipe", name]
+    arguments = ["--job.custom_config_module", "fewbits.experiments.titan"]
+    arguments += ["--model.converters", "fewbits", "--fewbits.recipe", name]
     if settings:
-        words += ["--fewbits.settings", ",".join(settings)]
-    return Job((*words, *more), by_hand)
+        arguments += ["--fewbits.settings", ",".join(settings)]
+    return Job((*arguments, *more), by_hand)
 
 
 @dataclass
@@ -75,11 +75,11 @@ class Titan:
             "comm.trace_buf_size": 0,
             "debug.seed": 3,
         }
-        words = [text for key, value in common.items() for text in (f"--{key}", str(value))]
+        arguments = [text for key, value in common.items() for text in (f"--{key}", str(value))]
         stores = [meeting_place() for _ in jobs]
         plan = [
             {
-                "words": [*words, *(word.format(out=self.folder / "out") for word in job.words)],
+                "arguments": [*arguments, *(word.format(out=self.folder / "out") for word in job.arguments)],
                 "by_hand": job.by_hand,
                 "port": store.port,
             }

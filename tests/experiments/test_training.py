@@ -21,7 +21,7 @@ from fewbits.experiments.training import INITIAL, ORDER, ROUNDING, Progress, flo
 from fewbits.kernels.seeds import derive_seed
 from fewbits.models.networks.registry import build
 from fewbits.models.quantize import quantize
-from tests.experiments.trial_inputs import GAUSSWS_MOR, metric, train, words
+from tests.experiments.trial_inputs import GAUSSWS_MOR, metric, overrides, train
 
 HIGH_BY_CAST = [f"recipe.{slot}=bf16" for slot in ("fprop.x", "fprop.w", "dgrad.dy", "dgrad.w", "wgrad.dy", "wgrad.x")]
 
@@ -34,7 +34,7 @@ def test_a_recipe_of_bf16_operands_is_the_unquantized_model(model: str, cache: P
     cast, _ = train(cache, tmp_path, *asked, *HIGH_BY_CAST)
     assert high.path != cast.path
 
-    trial, _ = load_trial(words(cache, tmp_path, *asked))
+    trial, _ = load_trial(overrides(cache, tmp_path, *asked))
     t, corpus = trial.training, load(trial.data, cache)
     plain = build(trial.model, seed=derive_seed(trial.seed, INITIAL))
     optimizer = make_optimizer(plain, trial.optimizer)
@@ -175,7 +175,7 @@ def test_evaluation_is_of_each_split_with_the_operands_and_noise_of_its_step(cac
     """The test compares losses before and after the recipe's switch, in training's batch size."""
     asked = ["recipe=mor/tensor", "recipe.fprop.x=e4m3:tensor:amax:stochastic", "recipe.switch.at=0.75"]
     asked += ["recipe.switch.to=e2m1:tensor:amax:stochastic", "training.steps=4", "evaluation.every=2"]
-    trial, _ = load_trial(words(cache, tmp_path, *asked))
+    trial, _ = load_trial(overrides(cache, tmp_path, *asked))
     folder, _ = train(cache, tmp_path, *asked, "training.checkpoint_every=2")
     corpus, parameters = load(trial.data, cache), metric(folder, "parameter_norm")
     for step in (2, 4):
@@ -279,7 +279,7 @@ def test_flops_are_those_of_matrices_and_attention() -> None:
 
 
 def test_a_trial_can_be_run_from_python(cache: Path, tmp_path: Path) -> None:
-    trial, runtime = load_trial(words(cache, tmp_path, "training.steps=2"))
+    trial, runtime = load_trial(overrides(cache, tmp_path, "training.steps=2"))
     folder, result = run(trial, dataclasses.replace(runtime, keep_every=1))
     assert result["step"] == 2
     assert sorted(path.name for path in folder.kept.iterdir()) == ["step-00000001", "step-00000002"]

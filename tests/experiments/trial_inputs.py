@@ -57,7 +57,7 @@ GAUSSWS_MOR = ("recipe=gaussws-mor", "recipe.block=32x32")
 FILES = ("metrics.parquet", "numerics.parquet", "result.json")
 
 
-def words(cache: Path, runs: Path, *more: str) -> list[str]:
+def overrides(cache: Path, runs: Path, *more: str) -> list[str]:
     """Return the overrides of a tiny trial; those in `more` replace the defaults with the same keys."""
     settings = TINY | {"runtime.device": "cpu", "runtime.cache": cache, "runtime.runs": runs}
     replaced = {override.partition("=")[0] for override in more}
@@ -66,7 +66,7 @@ def words(cache: Path, runs: Path, *more: str) -> list[str]:
 
 def train(cache: Path, runs: Path, *more: str, say: Say = lambda _: None) -> tuple[RunFolder, dict[str, Any]]:
     """Train a tiny trial in this process; return its folder and its result."""
-    trial, runtime = load_trial(words(cache, runs, *more))
+    trial, runtime = load_trial(overrides(cache, runs, *more))
     return run(trial, runtime, say, saved=Tracker(runtime))
 
 

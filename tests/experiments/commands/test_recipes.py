@@ -10,8 +10,8 @@ from fewbits.experiments.config import load_recipe, names
 from fewbits.models.recipe import SLOTS
 
 
-def listed(capsys: pytest.CaptureFixture[str], *words: str) -> list[dict[str, Any]]:
-    assert main([*words, "--json"]) == 0
+def listed(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[str, Any]]:
+    assert main([*arguments, "--json"]) == 0
     rows: list[dict[str, Any]] = json.loads(capsys.readouterr().out)
     return rows
 

@@ -25,7 +25,7 @@ from fewbits.experiments.fingerprint.numerics import (
     source_digests,
 )
 from fewbits.experiments.fingerprint.python_source import module_digest
-from tests.experiments.trial_inputs import MOR, words
+from tests.experiments.trial_inputs import MOR, overrides
 
 ROOT = numerics.ROOT
 PACKAGES = ("kernels", "models", "experiments")
@@ -270,7 +270,7 @@ COMPOSING = {"experiments.composition", "experiments.config"}  # their result is
 
 
 def test_every_module_that_a_trial_loads_is_listed(cache: Path, tmp_path: Path) -> None:
-    chosen = words(cache, tmp_path, *MOR, "training.steps=2", "evaluation.cloze=8", "data=python")
+    chosen = overrides(cache, tmp_path, *MOR, "training.steps=2", "evaluation.cloze=8", "data=python")
     done = subprocess.run([sys.executable, "-c", LOADED, *chosen], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     loaded = {name for name in done.stdout.split() if (ROOT / module_file(name)).is_file()}

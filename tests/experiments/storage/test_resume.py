@@ -31,10 +31,10 @@ from tests.experiments.trial_inputs import (
     left,
     leftovers,
     only_run,
+    overrides,
     started,
     train,
     train_until,
-    words,
 )
 
 TRIALS = {
@@ -130,7 +130,7 @@ def _while_it_writes_a_checkpoint(process: ForkServerProcess, runs: Path) -> Non
 def test_a_trial_killed_at_ten_random_moments_gives_the_same_bytes(cache: Path, tmp_path: Path) -> None:
     """Three kills happen while a checkpoint is written. A trial that ends before ten kills is started again."""
     undisturbed, runs, output = tmp_path / "undisturbed", tmp_path / "killed", tmp_path / "output"
-    with ending(started(["train", *words(cache, undisturbed, *KILLED)], output)) as process:
+    with ending(started(["train", *overrides(cache, undisturbed, *KILLED)], output)) as process:
         began = time.monotonic()
         assert ended(process) == 0, output.read_text()
         whole = time.monotonic() - began
@@ -138,7 +138,7 @@ def test_a_trial_killed_at_ten_random_moments_gives_the_same_bytes(cache: Path, 
 
     moments, kills, ends = random.Random(4), 0, 0
     while kills < 10 or not ends:
-        with ending(started(["train", *words(cache, runs, *KILLED)], output)) as process:
+        with ending(started(["train", *overrides(cache, runs, *KILLED)], output)) as process:
             if kills in (2, 5, 8):
                 _while_it_writes_a_checkpoint(process, runs)
             elif kills < 10:
@@ -160,7 +160,7 @@ def test_a_trial_killed_at_ten_random_moments_gives_the_same_bytes(cache: Path, 
 def test_ctrl_c_ends_a_trial_at_a_checkpoint_and_with_130(cache: Path, tmp_path: Path) -> None:
     runs, output = tmp_path / "runs", tmp_path / "output"
     asked = (*KILLED, "training.checkpoint_every=100")
-    with ending(started(["train", *words(cache, runs, *asked)], output)) as process:
+    with ending(started(["train", *overrides(cache, runs, *asked)], output)) as process:
         while process.is_alive() and (not output.exists() or "step 3/12" not in output.read_text()):
             time.sleep(0.001)
         assert process.pid
@@ -178,7 +178,7 @@ def test_ctrl_c_ends_a_trial_at_a_checkpoint_and_with_130(cache: Path, tmp_path:
 
 def test_a_full_disk_is_said_in_one_line_and_gone_on_from(cache: Path, tmp_path: Path) -> None:
     runs, output = tmp_path / "runs", tmp_path / "output"
-    with ending(started(["train", *words(cache, runs, *KILLED)], output, file_size=1 << 20)) as process:
+    with ending(started(["train", *overrides(cache, runs, *KILLED)], output, file_size=1 << 20)) as process:
         assert ended(process) == 1
     (message,) = (line for line in output.read_text().splitlines() if line.startswith("fewbits:"))
     assert "checkpoint not written" in message
@@ -270,7 +270,7 @@ def test_a_run_without_a_readable_config_is_no_parent(cache: Path, tmp_path: Pat
 
 def test_a_checkpoint_of_other_data_is_refused(cache: Path, tmp_path: Path) -> None:
     train_until(4, cache, tmp_path)
-    trial, _ = load_trial(words(cache, tmp_path, "data.seed=1"))
+    trial, _ = load_trial(overrides(cache, tmp_path, "data.seed=1"))
     state = training.set_up(trial, torch.device("cpu"))
     with pytest.raises(ValueError, match="these are not the data of the checkpoint"):
         training.resume(state, load(trial.data, cache), opened(only_run(tmp_path)), None)
@@ -323,7 +323,7 @@ def test_a_trial_that_another_process_runs_is_refused(cache: Path, tmp_path: Pat
 
 
 def test_two_processes_on_one_trial_leave_one_result(cache: Path, tmp_path: Path) -> None:
-    argv = ["train", *words(cache, tmp_path / "runs")]
+    argv = ["train", *overrides(cache, tmp_path / "runs")]
     with (
         ending(started(argv, tmp_path / "one")) as one,
         ending(started(argv, tmp_path / "two")) as two,
@@ -338,7 +338,7 @@ def test_two_processes_on_one_trial_leave_one_result(cache: Path, tmp_path: Path
 
 def test_what_is_not_finite_in_a_row_comes_back_from_a_checkpoint(cache: Path, tmp_path: Path) -> None:
     """A weight gradient of 0 has no direction, so its error and cosine are NaN."""
-    trial, runtime = load_trial(words(cache, tmp_path, "training.steps=3"))
+    trial, runtime = load_trial(overrides(cache, tmp_path, "training.steps=3"))
     folder, _ = training.run(trial, runtime)
     corpus = load(trial.data, cache)
     state = training.set_up(trial, torch.device("cpu"))

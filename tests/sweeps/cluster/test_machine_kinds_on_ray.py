@@ -22,7 +22,7 @@ from tests.sweeps.sweep_inputs import ROOT, planned, tiny_file
 SMALL: dict[str, Any] = {"object_store_memory": 80_000_000, "memory": 1_000_000_000}
 ARMS = {
     "seeds": [0, 1],
-    "arms": {"plain": {"words": ["recipe=bf16"]}, "noisy": {"words": ["recipe=nvfp4"], "parent": "plain"}},
+    "arms": {"plain": {"overrides": ["recipe=bf16"]}, "noisy": {"overrides": ["recipe=nvfp4"], "parent": "plain"}},
 }
 OURS, OLD = processor_kind(), f"{processor_vendor()}-sse"
 

@@ -174,7 +174,9 @@ def test_a_sweep_runs_on_the_worker_nodes_and_outlives_one_of_them(
 ) -> None:
     """The head plans trials for CUDA without CUDA and runs none. The second sweep requests more than any node has."""
     runs = tmp_path / "runs"
-    file = tiny_file(tmp_path, cache, {"seeds": [0, 1], "words": [f"training.steps={STEPS}", "runtime.device=cuda"]})
+    file = tiny_file(
+        tmp_path, cache, {"seeds": [0, 1], "overrides": [f"training.steps={STEPS}", "runtime.device=cuda"]}
+    )
     plan = planned(file, f"runtime.runs={runs}")
     killed: list[int] = []
     ended = Event()
@@ -252,7 +254,7 @@ def test_a_missing_and_a_wrong_token_say_where_to_find_the_right_one(
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("arguments", "message"),
     [
         (["study=mor"], "no store is named"),
         (["study=mor", "runtime.runs=runs"], "the store 'runs' is relative"),
@@ -261,15 +263,15 @@ def test_a_missing_and_a_wrong_token_say_where_to_find_the_right_one(
         (["runtime.runs=/mnt/runs", "runtime.runs=runs"], "the store 'runs' is relative"),
     ],
 )
-def test_a_store_must_outlive_the_job(words: list[str], message: str) -> None:
+def test_a_store_must_outlive_the_job(arguments: list[str], message: str) -> None:
     with pytest.raises(ValueError, match=message) as error:
-        submit(words, "http://127.0.0.1:9")
+        submit(arguments, "http://127.0.0.1:9")
     assert "runtime.runs=/mnt/fewbits/runs" in str(error.value)
 
 
-@pytest.mark.parametrize("words", [["runtime.runs=/mnt/runs"], ["--runs", "/mnt/runs"], ["--runs=/mnt/runs"]])
-def test_an_absolute_store_is_fine(words: list[str]) -> None:
-    assert str(lasting_store(["study=mor", *words])) == "/mnt/runs"
+@pytest.mark.parametrize("arguments", [["runtime.runs=/mnt/runs"], ["--runs", "/mnt/runs"], ["--runs=/mnt/runs"]])
+def test_an_absolute_store_is_fine(arguments: list[str]) -> None:
+    assert str(lasting_store(["study=mor", *arguments])) == "/mnt/runs"
 
 
 @pytest.mark.parametrize("uri", ["sqlite:///mlflow.db", "mlruns", "./mlruns", "file:mlruns"])

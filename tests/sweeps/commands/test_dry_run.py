@@ -15,9 +15,9 @@ from tests.sweeps.conftest import Undisturbed
 from tests.sweeps.sweep_inputs import planned, tiny_file
 
 
-def dry_run(file: Path, runs: Path, capsys: pytest.CaptureFixture[str], *words: str) -> str:
+def dry_run(file: Path, runs: Path, capsys: pytest.CaptureFixture[str], *overrides: str) -> str:
     capsys.readouterr()
-    assert cli.main(["sweep", str(file), *words, "--runs", str(runs), "--dry-run"]) == 0
+    assert cli.main(["sweep", str(file), *overrides, "--runs", str(runs), "--dry-run"]) == 0
     shown = capsys.readouterr()
     assert shown.err == ""
     return shown.out
@@ -72,7 +72,7 @@ def test_times_are_work_by_measured_speed_less_what_is_done(cache: Path, tmp_pat
 
 
 def test_a_trial_in_two_places_is_told_once(cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tiny_file(tmp_path, cache, {"arms": {"a": {}, "b": {"words": ["recipe.name=other"]}}})
+    file = tiny_file(tmp_path, cache, {"arms": {"a": {}, "b": {"overrides": ["recipe.name=other"]}}})
     shown = dry_run(file, tmp_path / "runs", capsys)
     assert shown.splitlines()[1].endswith("planned  (the same trial as above)")
     assert "\n1 trials: 1 planned\n" in shown
@@ -84,7 +84,7 @@ def test_a_trial_is_planned_in_a_small_part_of_the_time_of_composing_it(
     """Planning one of 500 trials takes at most a third of a composition, in processor time since machines are busy."""
     from fewbits.experiments import config
 
-    file = tiny_file(tmp_path, cache, {"words": [*MOR], "axes": {"recipe.threshold": [0.01, 0.02]}})
+    file = tiny_file(tmp_path, cache, {"overrides": [*MOR], "axes": {"recipe.threshold": [0.01, 0.02]}})
     dry_run(file, tmp_path / "runs", capsys)
     began = time.process_time()
     for _ in range(5):

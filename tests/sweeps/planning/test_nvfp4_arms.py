@@ -14,12 +14,12 @@ from fewbits.sweeps.planning.sweep import load_sweeps
 SCALES = ("smoke", "cpu", "cpu-full", "gpu", "paper")
 
 
-def trials(scale: str, *words: str) -> Iterator[tuple[str, Trial]]:
-    sweeps, extra = load_sweeps(("study=nvfp4", f"scale={scale}", *words))
+def trials(scale: str, *overrides: str) -> Iterator[tuple[str, Trial]]:
+    sweeps, extra = load_sweeps(("study=nvfp4", f"scale={scale}", *overrides))
     for sweep in sweeps:
         for cell in expand(sweep, extra):
             if cell.seed == sweep.seeds[0]:
-                yield str(cell.arm), load_trial(cell.words)[0]
+                yield str(cell.arm), load_trial(cell.overrides)[0]
 
 
 def differing(one: Recipe, other: Recipe) -> dict[str, tuple[str, str]]:

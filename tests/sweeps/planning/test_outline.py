@@ -118,8 +118,8 @@ def test_times_measured_in_the_store_are_used_before_the_data_are_there(tmp_path
 
 
 def test_more_epochs_than_allowed_are_refused_before_the_data_are_there(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["study=mor", "scale=gpu", "sweep=sub-tensor", "training.steps=80000", "runtime.cache=nowhere"]
-    assert cli.main(["sweep", *words, "--dry-run"]) == 2
+    overrides = ["study=mor", "scale=gpu", "sweep=sub-tensor", "training.steps=80000", "runtime.cache=nowhere"]
+    assert cli.main(["sweep", *overrides, "--dry-run"]) == 2
     refusal = capsys.readouterr().err
     assert refusal.count("\n") == 1
     assert "39,321,600,000 tokens, which is 4.4 epochs" in refusal

@@ -219,11 +219,11 @@ def test_a_holder_says_every_few_seconds_that_it_lives(tmp_path: Path, monkeypat
 def test_a_file_system_that_is_away_for_a_moment_ends_no_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     utime, refused = os.utime, threading.Event()
 
-    def once_away(*words: Any) -> None:
+    def once_away(*arguments: Any) -> None:
         if not refused.is_set():
             refused.set()
             raise OSError("stale file handle")
-        utime(*words)
+        utime(*arguments)
 
     monkeypatch.setattr(lease, "HEARTBEAT", 0.01)
     with leased(tmp_path) as lost:

@@ -60,8 +60,8 @@ def test_workers_and_the_driver_are_killed_and_the_same_command_finishes(
     plan = planned(undisturbed.file, f"runtime.runs={runs}")
 
     def command(name: str) -> Command:
-        words = ("sweep", undisturbed.file, "--runs", runs, "--parallel", "2")
-        return started(tmp_path / name, *words, environment=on_ray)
+        arguments = ("sweep", undisturbed.file, "--runs", runs, "--parallel", "2")
+        return started(tmp_path / name, *arguments, environment=on_ray)
 
     first = command("first")
     try:
@@ -98,7 +98,7 @@ def test_ranks_share_a_placement_group_and_ctrl_c_stops_a_sweep(
     cache: Path, tmp_path: Path, on_ray: dict[str, str]
 ) -> None:
     """Two ranks under Ray give the bits of two ranks of the local backend."""
-    ranks = {"resources": {"ranks": 2, "cpus": 1}, "words": ["training.batch=8", "recipe=nvfp4"]}
+    ranks = {"resources": {"ranks": 2, "cpus": 1}, "overrides": ["training.batch=8", "recipe=nvfp4"]}
     file = tiny_file(tmp_path, cache, ranks)
     assert cli.main(["sweep", str(file), "--runs", str(tmp_path / "local"), "--backend", "local"]) == 0
     long = ("training.steps=100000", "evaluation.every=100000", "seeds=[0,1]")  # in Ray one trial runs and one waits

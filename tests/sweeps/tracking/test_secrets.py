@@ -37,12 +37,12 @@ def uri_of(kind: str, served: str, folder: Path) -> str:
 def test_no_credential_is_printed_or_stored(kind: str, served: str, cache: Path, tmp_path: Path) -> None:
     """The commands are train, sweep, sync, report and ui; provenance contains the arguments of `train`."""
     uri, runs = uri_of(kind, served, tmp_path), tmp_path / "runs"
-    words = [f"{key}={value}" for key, value in (TINY | {"training.steps": 2, "runtime.cache": cache}).items()]
-    (tmp_path / "one.yaml").write_text("arms: {bf16: {words: [recipe=bf16]}}\n")
-    one = [str(tmp_path / "one.yaml"), *words, "--runs", str(runs)]
+    overrides = [f"{key}={value}" for key, value in (TINY | {"training.steps": 2, "runtime.cache": cache}).items()]
+    (tmp_path / "one.yaml").write_text("arms: {bf16: {overrides: [recipe=bf16]}}\n")
+    one = [str(tmp_path / "one.yaml"), *overrides, "--runs", str(runs)]
     commands = [
-        ["train", "recipe=mor/tensor", *words, f"runtime.runs={runs}", "runtime.tracking=mlflow", f"+note={uri}"],
-        ["train", "recipe=mor/tensor", *words, f"runtime.runs={runs}", "runtime.tracking=mlflow"],
+        ["train", "recipe=mor/tensor", *overrides, f"runtime.runs={runs}", "runtime.tracking=mlflow", f"+note={uri}"],
+        ["train", "recipe=mor/tensor", *overrides, f"runtime.runs={runs}", "runtime.tracking=mlflow"],
         ["sweep", *one, "--backend", "local"],
         ["sync", *one],
         ["report", *one, "--out", str(tmp_path / "reports")],
