@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
+from fewbits.common.progress import clock
 from fewbits.sweeps.planning.arms import Share, arm_table
 from fewbits.sweeps.planning.cost import ASSUMED_GPU, ASSUMED_SHARE, Speeds, assumed_seconds, disk
 from fewbits.sweeps.planning.epochs import tokens_before, training_tokens
 from fewbits.sweeps.planning.plan import Plan, Planned
 from fewbits.sweeps.running import store
 from fewbits.sweeps.running.driver import finished
-from fewbits.sweeps.running.progress import clock
 from fewbits.sweeps.running.trial_status import TrialStatus, counted, table, trial_statuses
 
 FEW = 40  # the largest number of places at which each trial is listed without --trials

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 
+from fewbits.common.progress import clock
 from fewbits.experiments.trial import Trial
 from fewbits.sweeps.planning.cost import parameters_of, tokens_of
 from fewbits.sweeps.planning.expand import Cell
-from fewbits.sweeps.running.progress import clock
 from fewbits.sweeps.running.trial_status import table
 
 HEAD = ("sweep", "arm", "model", "data", "tokens", "with trunk", "epochs", "trials", "time each", "time", "disk")

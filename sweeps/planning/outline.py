@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fewbits.common.progress import clock
 from fewbits.experiments.config import load_trial
 from fewbits.experiments.data.folder import smallest_dtype
 from fewbits.experiments.data.once import default_cache
@@ -34,7 +35,6 @@ from fewbits.sweeps.planning.epochs import check_repeats, tokens_until, training
 from fewbits.sweeps.planning.expand import Cell, expand
 from fewbits.sweeps.planning.plan import branch_step, on_a_device
 from fewbits.sweeps.planning.sweep import SEED, Resources, Sweep
-from fewbits.sweeps.running.progress import clock
 from fewbits.sweeps.running.trial_status import table
 
 DOCUMENTS = 10_000_000  # the smallest part of a collection that is prepared

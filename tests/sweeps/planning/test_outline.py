@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from fewbits import cli
+from fewbits.common.progress import clock
 from fewbits.sweeps.planning.cost import work_of
 from fewbits.sweeps.planning.outline import MARK, describe, missing_data, outline
 from fewbits.sweeps.planning.sweep import load_sweeps
-from fewbits.sweeps.running.progress import clock
 
 PAPER = ("study=mor", "scale=paper")
 
