@@ -21,7 +21,8 @@ from omegaconf.errors import OmegaConfBaseException
 from fewbits.common.arguments import CommandParser
 from fewbits.common.store_folder import store_folder
 from fewbits.experiments.config import FOLDER, ROOT, check_keys, in_one_line, prepare
-from fewbits.sweeps.commands.sweep import add_where
+from fewbits.sweeps.cluster.address import is_dashboard
+from fewbits.sweeps.commands.sweep import add_where, check_place
 from fewbits.sweeps.planning.expand import Cell
 from fewbits.sweeps.planning.plan import Plan, plan_cells
 from fewbits.sweeps.planning.sweep import SEED, Sweep
@@ -50,11 +51,12 @@ def main(argv: Sequence[str]) -> int:
     overrides = options.overrides
     _OPTIONS.update(backend=options.backend, address=options.address, parallel=options.parallel, variables=options.env)
     _STATUSES.clear()
-    if (options.address or "").startswith(("http://", "https://")):
+    if is_dashboard(options.address):
         raise ValueError(
             f"train --multirun: --address {options.address} takes jobs, which `fewbits sweep FILE` submits; name a Ray "
             "cluster that this machine is part of: auto, or HOST:PORT"
         )
+    check_place(options)
     check_keys(overrides)
     prepare()
     runs = next((text.partition("=")[2] for text in reversed(overrides) if text.startswith("runtime.runs=")), "runs")

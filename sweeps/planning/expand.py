@@ -28,6 +28,16 @@ class Cell:
         """The arm, the axis values and the seed, which identify the cell in its sweep."""
         return ({ARM: self.arm} if self.arm else {}) | dict(self.axes) | {SEED: str(self.seed)}
 
+    @property
+    def title(self) -> str:
+        """The cell's name in messages."""
+        return ", ".join([f"sweep {self.sweep}", *(f"{key} {value}" for key, value in self.place.items())])
+
+
+def spell(place: Mapping[str, str]) -> str:
+    """Return a place as text."""
+    return " ".join(f"{key}={value}" for key, value in place.items())
+
 
 def expand(sweep: Sweep, extra: tuple[str, ...] = ()) -> list[Cell]:
     """Return the cells in the order of the arms, then of the axes, then of the seeds.

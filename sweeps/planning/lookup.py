@@ -23,7 +23,6 @@ from fewbits.sweeps.planning.stored_plans import (
     UnusablePlan,
     definition,
     earlier_runs,
-    has_format_1,
     load_plan,
 )
 from fewbits.sweeps.planning.sweep import Sweep, load_sweeps
@@ -50,8 +49,6 @@ def find_plan(overrides: Sequence[str]) -> FoundPlan:
     notes: list[str] = []
     stored = _stored(runs, overrides, notes)
     if stored is None:
-        if not notes and has_format_1(runs, sweeps):
-            notes.append(f"{runs / 'plans'}: plans of an earlier fewbits cannot be read; {again} writes a new one")
         return _planned_here(sweeps, extra, notes=notes)
     if definition(sweeps) == definition(stored.plan.sweeps):
         return FoundPlan(stored.plan, notes=tuple(notes))

@@ -124,11 +124,11 @@ class Sweep:
                 raise ValueError(f"sweep {self.name}: {override!r}: set seeds with the key seeds, as in seeds: [0, 1]")
         for name, arm in self.arms.items():
             for axis in arm.axes or ():
-                _one_of(f"sweep {self.name}: arms.{name}.axes:", axis, names)
+                one_of(f"sweep {self.name}: arms.{name}.axes:", axis, names)
             if arm.at is not None and arm.parent is None and (arm.scratch or self.trunk in (None, name)):
                 raise ValueError(f"sweep {self.name}: arms.{name}.at {arm.at}: the arm has no parent")
             if arm.parent is not None:
-                _one_of(f"sweep {self.name}: arms.{name}.parent:", arm.parent, [a for a in self.arms if a != name])
+                one_of(f"sweep {self.name}: arms.{name}.parent:", arm.parent, [a for a in self.arms if a != name])
         for name in self.arms:
             line = [name]
             while (above := self.arms[line[-1]].parent) is not None:
@@ -244,12 +244,6 @@ def _with_trunk(sweep: Sweep) -> Sweep:
 
 _BASE = {**plain(dataclasses.asdict(Sweep(""))), "arms": {}}
 del _BASE["name"]
-
-
-def _one_of(what: str, value: object, valid: Sequence[object]) -> None:
-    if not valid:
-        raise ValueError(f"{what} {value!r}: no value is valid")
-    one_of(what, value, valid)
 
 
 def _values(sweep: str, axis: str, values: Any) -> dict[str, Any]:

@@ -134,6 +134,7 @@ def _keep(path: Path, mine: Holder, lost: threading.Event, ended: threading.Even
 
 
 def _read(path: Path) -> Holder | None:
+    """Return the holder that a lease names, or None; raise OSError if the file system is away."""
     try:
         return Holder(**json.loads(path.read_text()))
     except (FileNotFoundError, ValueError, TypeError):

@@ -98,6 +98,15 @@ def write_json(path: Path, value: Any) -> None:
     write_atomically(path, f"{text}\n".encode())
 
 
+def read_json(path: Path) -> dict[str, Any] | None:
+    """Return the JSON object in a file, or None if the file is missing, damaged or holds something else."""
+    try:
+        content = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError):
+        return None
+    return content if isinstance(content, dict) else None
+
+
 def write_parquet(path: Path, frame: pd.DataFrame) -> None:
     """Write a frame without its index. Equal frames give equal bytes with the same versions of pandas and pyarrow."""
     import pyarrow as pa

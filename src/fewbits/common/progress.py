@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
+from fewbits.common.redaction import redacted
+
 if TYPE_CHECKING:
     from rich.live import Live
     from rich.table import Table
@@ -59,7 +61,11 @@ class Progress:
         else:
             print(text, file=self._stream, flush=True)
 
-    def end(self) -> None:
+    def warn(self, message: Warning | str, *_: object) -> None:
+        """Print a warning as a line. It can replace `warnings.showwarning`."""
+        self.print_line(f"fewbits: {redacted(' '.join(str(message).split()))}")
+
+    def close(self) -> None:
         """Erase the bars. The next update draws them again."""
         if self._live is not None:
             self._live.stop()

@@ -61,7 +61,7 @@ def cluster(head: Head, monkeypatch: pytest.MonkeyPatch) -> Head:
 def test_the_shipped_fewbits_runs_on_the_cluster(cluster: Head, capfd: pytest.CaptureFixture[str]) -> None:
     assert run_job(["python", "-m", "fewbits.cli", "doctor"], cluster.address) == 0
     shown = capfd.readouterr()
-    (where,) = re.findall(r"^  fewbits +\S+, (.*)$", shown.out, re.MULTILINE)
+    (where,) = re.findall(r"^ +fewbits +\S+, (.*)$", shown.out, re.MULTILINE)
     assert "/working_dir_files/" in where
     assert where.endswith("/fewbits")
     assert "Ctrl-C stops it" in shown.err
@@ -259,7 +259,7 @@ def test_a_missing_and_a_wrong_token_say_where_to_find_the_right_one(
         (["study=mor"], "no store is named"),
         (["study=mor", "runtime.runs=runs"], "the store 'runs' is relative"),
         (["study=mor", "++runtime.runs='./runs'"], r"the store './runs' is relative"),
-        (["study=mor", "--runs", "~/runs"], "the store '~/runs' is relative"),
+        (["study=mor", "runtime.runs='~/runs'"], "the store '~/runs' is relative"),
         (["runtime.runs=/mnt/runs", "runtime.runs=runs"], "the store 'runs' is relative"),
     ],
 )
@@ -269,9 +269,9 @@ def test_a_store_must_outlive_the_job(arguments: list[str], message: str) -> Non
     assert "runtime.runs=/mnt/fewbits/runs" in str(error.value)
 
 
-@pytest.mark.parametrize("arguments", [["runtime.runs=/mnt/runs"], ["--runs", "/mnt/runs"], ["--runs=/mnt/runs"]])
-def test_an_absolute_store_is_fine(arguments: list[str]) -> None:
-    assert str(lasting_store(["study=mor", *arguments])) == "/mnt/runs"
+@pytest.mark.parametrize("override", ["runtime.runs=/mnt/runs", "++runtime.runs='/mnt/runs'"])
+def test_an_absolute_store_is_fine(override: str) -> None:
+    assert str(lasting_store(["study=mor", override])) == "/mnt/runs"
 
 
 @pytest.mark.parametrize("uri", ["sqlite:///mlflow.db", "mlruns", "./mlruns", "file:mlruns"])

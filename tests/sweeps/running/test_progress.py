@@ -142,7 +142,7 @@ def test_a_second_attempt_is_said_once_and_what_is_live_is_wiped_out_at_the_end(
     task.failure = Failure("its process was ended", False, 0, [])
     for task.stage in (Stage.WAITING, Stage.STARTED, Stage.WAITING):
         display(driver)
-    display.end()
+    display.close()
     assert terminal.screen == [f"{task.planned.folder.path.name}: its process was ended; trying again"]
     for task in driver.tasks.values():
         task.stage = Stage.OVER

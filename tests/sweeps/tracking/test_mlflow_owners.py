@@ -17,7 +17,8 @@ from fewbits.experiments.tracking.tracker import Tracker
 from fewbits.experiments.trial import Runtime
 from fewbits.sweeps.planning.plan import Plan
 from fewbits.sweeps.tracking import comparison
-from fewbits.sweeps.tracking.mlflow_view import CACHE, PARENT, Mirror
+from fewbits.sweeps.tracking.mlflow_view import PARENT, Mirror
+from fewbits.sweeps.tracking.sent import CACHE
 from tests.sweeps.sweep_inputs import started
 from tests.sweeps.tracking.mlflow_servers import mlflow_server
 from tests.sweeps.tracking.test_mlflow_view import ONE, overrides, planned, train

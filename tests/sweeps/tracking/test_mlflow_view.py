@@ -25,7 +25,8 @@ from fewbits.sweeps.planning.sweep import load_sweeps
 from fewbits.sweeps.running import store
 from fewbits.sweeps.running.lease import leased
 from fewbits.sweeps.tracking import comparison
-from fewbits.sweeps.tracking.mlflow_view import CACHE, Mirror, Synced
+from fewbits.sweeps.tracking.mlflow_view import Mirror, Synced
+from fewbits.sweeps.tracking.sent import CACHE
 from tests.experiments.trial_inputs import TINY, Interrupted
 
 SWEEP = """

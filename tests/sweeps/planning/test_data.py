@@ -9,8 +9,7 @@ from fewbits import cli
 from fewbits.experiments.data.folder import Meta, write_folder
 from fewbits.experiments.data.python_sources import PYTHON, TORCH
 from fewbits.experiments.data.web import COLLECTIONS
-from fewbits.sweeps.planning.epochs import check_repeats
-from fewbits.sweeps.planning.outline import outline
+from fewbits.sweeps.planning.data import check_repeats, tokens_before
 from fewbits.sweeps.planning.plan import plan
 from fewbits.sweeps.planning.studies import STUDIES
 from fewbits.sweeps.planning.sweep import load_sweeps
@@ -78,12 +77,14 @@ def test_a_trial_by_itself_may_overfit(cache: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("scale", ["cpu", "cpu-full", "gpu", "paper"])
 def test_every_study_reads_its_data_as_often_as_its_files_allow(study: str, scale: str) -> None:
     """The size of the papers' unpublished token folders is unknown, so they are not checked."""
-    for one in outline(*load_sweeps((f"study={study}", f"scale={scale}", "seeds=[0]"))):
+    found = plan(*load_sweeps((f"study={study}", f"scale={scale}", "seeds=[0]")), with_data=False)
+    for one in found.trials.values():
         size = SIZES.get(one.trial.data.kind)
         if size is None:
             assert (scale, one.trial.data.kind) == ("paper", "bin")
         else:
-            check_repeats(one.trial, one.earlier_tokens, one.trial.data.size or size)
+            earlier = tokens_before(one.trial, one.parent, found.trials)
+            check_repeats(one.trial, earlier, one.trial.data.size or size)
 
 
 @pytest.mark.parametrize("study", STUDIES)
