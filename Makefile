@@ -35,18 +35,27 @@ MEASURE_gaussws = $(BIN)/fewbits bench train $(if $(ON_GPU),$(TIMED_gpu),$(TIMED
 	$(BIN)/fewbits bench kernels --generators $(if $(ON_GPU),--device cuda) --once --store $(or $(RUNS),runs) || exit $$?;
 
 .DEFAULT_GOAL := help
-.PHONY: help setup more-extras test test-portable lint bench ui clean reproduce $(REPRODUCE)
+.PHONY: help setup more-extras test test-deep mutate test-portable lint bench ui clean reproduce $(REPRODUCE)
 
 help: ## Show this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /  make \1	/p' $(firstword $(MAKEFILE_LIST)) | expand -t 26
 
 setup: $(BUILT) ## Create .venv, install fewbits with its tools and EXTRAS, build the CPU kernels
 
-test: lint ## Run what CI runs: lint, types and all tests
-	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
+TESTS := $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
+
+test: lint ## Run what CI runs: lint, types, and the tests with a few random examples of each law
+	$(TESTS)
+
+test-deep: setup ## Run the tests with all examples, repeated kill scenarios and other long checks
+	FEWBITS_TESTS=deep $(TESTS)
+
 
 test-portable: setup ## Run the tests that train under three instruction sets: this processor's own and two older ones
 	$(BIN)/python tests/portable.py --numprocesses 3 --dist loadfile --quiet
+
+mutate: setup ## Plant mistakes in the kernels and the verdicts, and count those that the tests notice: docs/measured/mutation.md
+	$(BIN)/python -m tests.mutate --write
 
 lint: setup ## Check style, format and types
 	$(BIN)/ruff check .

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 from hydra import compose, initialize_config_dir
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from fewbits.experiments.config import FOLDER, ROOT, load_trial, prepare, resolved, spelled
+from tests.effort import examples
 
 
 def composed(overrides: list[str]) -> Any:
@@ -98,7 +99,7 @@ VALUES: dict[str, st.SearchStrategy[object]] = {
 }
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(
     choices=CHOICES,
     settings_list=st.lists(

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from fewbits import Mixture, fake_quantize, mix
 from fewbits.kernels.quantizer import Entry, ErrorBelow, ErrorBelowOther
-from tests.kernels.inputs import DTYPES, EMPTY, KINDS, assert_same, generator, make, settled
+from tests.effort import examples
+from tests.kernels.inputs import DTYPES, EMPTY, KINDS, assert_same, generator, make
 
 TENSOR_LEVEL = "e4m3:128x128:gam @ error<0.045 | bf16"
 TWO_WAY = "e4m3:128x128:gam @ error<e5m2:128x128:gam | bf16 ; per=block"
@@ -134,7 +135,7 @@ def test_reference_and_cpu_decide_alike(text: str, monkeypatch: pytest.MonkeyPat
             assert_same(got, want, f"{text}, {name} {dtype}")
 
 
-@settled(60)
+@examples(60)
 @given(
     st.sampled_from(list(KINDS)),
     st.sampled_from(DTYPES),

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from fewbits import Format, Packed, Quantizer, decode, encode, fake_quantize
 from fewbits.kernels.quantizer import SCALINGS
-from tests.kernels.inputs import DTYPES, EMPTY, FINITE, KINDS, ODD, assert_same, make, settled
+from tests.effort import examples
+from tests.kernels.inputs import DTYPES, EMPTY, FINITE, KINDS, ODD, assert_same, make
 
 FORMATS = ("e4m3", "e5m2", "e2m1", "e3m2", "e2m3", "e3m4", "bf16", "fp16", "e4m3ieee", "e1m1", "e2m2", "e4m7", "e8m3")
 VARIANTS = ("", ":stochastic", ":rht16", ":stochastic:rht8", ":rht64:signs=3")
@@ -66,7 +67,7 @@ blocks = st.sampled_from(["tensor", "channel", "16x16", "1x16", "32x1"]) | st.bu
 )
 
 
-@settled(300)
+@examples(300)
 @given(
     st.sampled_from(list(KINDS)),
     st.sampled_from(DTYPES),

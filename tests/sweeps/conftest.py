@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from fewbits import cli
+from fewbits.sweeps.planning.plan import Plan
 from tests.experiments.data.data_inputs import shared_cache
 from tests.experiments.trial_inputs import server
-from tests.sweeps.sweep_inputs import FAMILY, all_left, planned, tiny_file
+from tests.sweeps.sweep_inputs import FAMILY, all_left, folders, planned, tiny_file
 
 
 @pytest.fixture(scope="session")
@@ -41,6 +42,10 @@ class Undisturbed:
     file: Path
     store: Path
     left: dict[str, dict[str, bytes]]  # by run folder, the contents of the files that have to be reproducible
+
+    def of(self, plan: Plan) -> dict[str, dict[str, bytes]]:
+        """Return what is left of a plan of some of the trials."""
+        return {folder.path.name: self.left[folder.path.name] for folder in folders(plan)}
 
 
 @pytest.fixture(scope="session")

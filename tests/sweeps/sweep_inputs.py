@@ -41,6 +41,7 @@ FAMILY: dict[str, Any] = {
     "axes": {"optimizer.lr": [0.001, 0.002]},
     "resources": {"attempts": 9},
 }
+SOME = ("seeds=[0]",)  # four of the eight trials of the family
 
 
 def tiny(cache: Path, *more: str) -> list[str]:

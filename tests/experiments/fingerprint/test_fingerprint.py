@@ -296,15 +296,14 @@ def test_the_classes_named_as_configuration_are_those_of_a_trial() -> None:
 
 @pytest.mark.parametrize("version", ["python3.12", "python3.13", "python3.14"])
 def test_other_versions_of_python_find_the_same_fingerprint(version: str) -> None:
-    program = shutil.which(version)
-    command = (
-        "import sys; from fewbits.experiments.fingerprint.numerics import numerics_fingerprint as f; print(f('cpu'))"
-    )
-    done = program and subprocess.run(
-        [program, "-c", command], capture_output=True, text=True, env={"PYTHONPATH": str(ROOT / "src")}
-    )
-    if not done or done.returncode:
+    def run(command: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([program or "", "-c", command], capture_output=True, text=True, env=environment)
+
+    program, environment = shutil.which(version), {"PYTHONPATH": str(ROOT / "src")}
+    if program is None or run("").returncode:  # the programs of some version managers only say what is not installed
         pytest.skip(f"{version} is not installed here")
+    done = run("from fewbits.experiments.fingerprint.numerics import numerics_fingerprint as f; print(f('cpu'))")
+    assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == numerics_fingerprint("cpu")
 
 

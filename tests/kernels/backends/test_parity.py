@@ -22,8 +22,9 @@ from torch import Tensor
 from fewbits.kernels.backends import build, cpu, reference
 from fewbits.kernels.backends.reference_noise import uniform
 from fewbits.kernels.quantizer import HADAMARD_SIZES, ROUNDINGS, SCALINGS, Quantizer
+from tests.effort import examples
 from tests.kernels.backends.device_checks import DRAWN, Checks, any_bytes, decided_late, undecided, unstorable
-from tests.kernels.inputs import DTYPES, EMPTY, KINDS, ODD, assert_same, generator, make, settled
+from tests.kernels.inputs import DTYPES, EMPTY, KINDS, ODD, assert_same, generator, make
 
 pytestmark = pytest.mark.skipif(build.compiler() is None, reason="there is no C++ compiler, hence no cpu backend")
 
@@ -195,13 +196,13 @@ def matrices(draw: st.DrawFn) -> Tensor:
     return make(draw(st.sampled_from(list(KINDS))), shape, draw(st.sampled_from(DTYPES)), draw(st.integers(0, 2**32)))
 
 
-@settled(1200)
+@examples(1200)
 @given(matrices(), quantizers(), st.sampled_from([-1, 0]), st.integers(0, 2**63 - 1), st.sampled_from([1, 2, 3]))
 def test_any_quantizer_of_any_matrix(x: Tensor, q: Quantizer, axis: int, seed: int, threads: int) -> None:
     check(x, q, axis, seed, threads=(threads,))
 
 
-@settled(800)
+@examples(800)
 @given(matrices(), quantizers(), st.sampled_from([-1, 0]), parts, st.floats(0, 1), st.sampled_from([1, 3]))
 def test_any_partition_with_any_parts_left_out(
     x: Tensor, q: Quantizer, axis: int, part: tuple[int, int] | None, share: float, threads: int
@@ -212,7 +213,7 @@ def test_any_partition_with_any_parts_left_out(
     check(x, q, axis, threads=(threads,), partition=part, **skip)
 
 
-@settled(300)
+@examples(300)
 @given(matrices(), quantizers(), quantizers(), st.integers(0, 2**63 - 1), st.sampled_from([1, 2, 3]))
 def test_both_axes_in_one_reading_are_two_calls(
     x: Tensor, row: Quantizer, column: Quantizer, seed: int, threads: int

@@ -19,7 +19,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -49,6 +49,7 @@ from fewbits.kernels.backends.reference_noise import (
 from fewbits.kernels.formats import TABLE, Format
 from fewbits.kernels.packing import layout, scale_codes, unpack
 from fewbits.kernels.quantizer import HADAMARD_SIZES, Block, Quantizer
+from tests.effort import examples
 
 FLT_MAX = float(np.finfo(np.float32).max)
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -905,7 +906,7 @@ def test_empty_matrices_stay_empty() -> None:
 # Laws
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(
     st.sampled_from(["e4m3", "e5m2", "e2m1", "e3m2"]),
     st.sampled_from(["amax", "gam", "e8m0"]),
