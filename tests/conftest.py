@@ -45,7 +45,7 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-class ByFile(LoadFileScheduling):
+class ByFile(LoadFileScheduling):  # type: ignore[misc]  # xdist has no types
     """Give a worker whole files, and all files that start a cluster to the same one."""
 
     def _split_scope(self, nodeid: str) -> str:

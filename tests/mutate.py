@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -140,7 +140,7 @@ class Checkout:
         return done
 
     @property
-    def _environment(self) -> Mapping[str, str]:
+    def _environment(self) -> dict[str, str]:
         return {**os.environ, "PYTHONPATH": str(self.root / "src"), "FEWBITS_CACHE": str(self.cache)}
 
 

@@ -16,6 +16,7 @@ from fewbits.kernels.quantizer import Quantizer
 from fewbits.models.observer import Observer, ObserverConfig
 from fewbits.models.quantize import Quantization, quantize
 from fewbits.models.recipe import SLOTS, Recipe
+from tests.messages import naming
 from tests.models.quantized import E4M3, MIXED, NVFP4, batch, linear, look, noisy, one_layer, recipe, tiny
 
 THREE = "e4m3:16x16:gam @ error<e5m2:16x16:gam | e5m2:16x16:gam @ spread<normal | bf16 ; per=block"
@@ -342,9 +343,9 @@ def test_the_state_of_other_layers_is_refused() -> None:
         observer = Observer(ALWAYS)
         quantize(tiny("gpt2", layers=layers), recipe(MIXED), observer=observer)
         states[layers] = observer.state()
-    with pytest.raises(ValueError, match=r"the observer's state has shapes .*: these 8 layers need "):
+    with pytest.raises(ValueError, match=naming("observer", "8 layers")):
         observer.load_state(states[1])
-    with pytest.raises(ValueError, match=r"the observer's state has shapes \{\}: these 8 layers"):
+    with pytest.raises(ValueError, match=naming("{}", "8 layers")):
         observer.load_state({})
     with pytest.raises(ValueError, match="layers"):
         observer.load_state({**states[2], "layers": torch.zeros(1)})

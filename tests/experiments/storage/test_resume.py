@@ -37,6 +37,7 @@ from tests.experiments.trial_inputs import (
     train,
     train_until,
 )
+from tests.messages import naming
 
 TRIALS = {
     "mor, accumulated": MOR,
@@ -204,7 +205,7 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_warning(cache: Path, tmp_pat
     content = bytearray(newest.read_bytes())
     content[len(content) // 2] ^= 1
     newest.write_bytes(content)
-    with pytest.warns(UserWarning, match=r"damaged checkpoint skipped: .*step-00000006.* SHA-256 differs"):
+    with pytest.warns(UserWarning, match=naming("step-00000006", "SHA-256")):
         folder, _ = train(cache, tmp_path / "runs")
     assert list(pd.read_parquet(folder.path / "timing.parquet")["step"]) == list(range(12))
     undisturbed, _ = train(cache, tmp_path / "undisturbed")
@@ -217,7 +218,7 @@ def test_where_all_others_are_damaged_a_checkpoint_kept_for_branches_serves(cach
     for state in (only_run(tmp_path / "runs") / "checkpoints").glob("*/state.json"):
         state.write_text("{}")
     steps: list[int] = []
-    with pytest.warns(UserWarning, match="damaged checkpoint skipped"):
+    with pytest.warns(UserWarning, match="damaged checkpoint"):
         folder, _ = train(cache, tmp_path / "runs", *asked, say=lambda progress: steps.append(progress.step))
     assert steps[0] == 5
     undisturbed, _ = train(cache, tmp_path / "undisturbed")
@@ -239,7 +240,7 @@ def test_what_a_killed_process_left_half_written_is_cleared_away(cache: Path, tm
 def test_damaged_timing_costs_the_timing_alone(cache: Path, tmp_path: Path) -> None:
     train_until(8, cache, tmp_path)
     (only_run(tmp_path) / "timing.parquet").write_text("no table")
-    with pytest.warns(UserWarning, match=r"timing\.parquet is damaged, its rows are lost"):
+    with pytest.warns(UserWarning, match=naming("timing.parquet", "damaged")):
         _, result = train(cache, tmp_path)
     assert result["step"] == 12
 
@@ -299,7 +300,7 @@ def test_data_that_are_written_to_under_a_trial_end_it_before_its_next_checkpoin
     again, _ = train(cache, runs, *asked, say=replaced)
     assert left(again.path) == left(undisturbed.path)
     shutil.rmtree(runs)
-    with pytest.raises(ValueError, match=r"train\.bin was written to while it was in use"):
+    with pytest.raises(ValueError, match=naming("train.bin")):
         train(cache, runs, *asked, say=overwritten)
     assert not list(runs.rglob("step-*"))
     assert not list(runs.rglob("result.json"))

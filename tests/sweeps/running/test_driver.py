@@ -22,6 +22,7 @@ from fewbits import cli
 from fewbits.experiments.storage.run_folder import RunFolder
 from fewbits.sweeps.planning.plan import Plan
 from fewbits.sweeps.running import store
+from tests.messages import names
 from tests.sweeps.conftest import Undisturbed
 from tests.sweeps.sweep_inputs import (
     PATIENCE,
@@ -117,7 +118,7 @@ def test_a_stopped_sweep_is_at_checkpoints_and_goes_on(
     command.until(lambda: any(steps_done(folder) for folder in running(plan)))
     (os.killpg if number == signal.SIGINT else os.kill)(command.pid, number)
     assert command.end() == 130
-    assert "fewbits: stopped; run the same command again to resume\n" in command.printed
+    assert names(command.printed, "stopped", "resume")
     assert "Traceback" not in command.printed
     assert not running(plan)
     for folder in folders(plan):

@@ -19,6 +19,7 @@ import pytest
 
 from fewbits.sweeps.running import lease
 from fewbits.sweeps.running.lease import Held, Holder, holder, leased
+from tests.messages import naming
 
 FORK = multiprocessing.get_context("fork")
 
@@ -57,7 +58,7 @@ def test_a_lease_is_held_while_the_block_runs_and_leaves_nothing(tmp_path: Path)
         assert here is not None
         assert (here.host, here.pid) == (platform.node(), os.getpid())
         assert not lost.is_set()
-        with pytest.raises(Held, match=f"worked on by process {os.getpid()} of {platform.node()}"), leased(folder):
+        with pytest.raises(Held, match=naming(os.getpid(), platform.node())), leased(folder):
             pass
         assert holder(folder) == here
     assert holder(folder) is None
