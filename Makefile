@@ -35,7 +35,7 @@ MEASURE_gaussws = $(BIN)/fewbits bench train $(if $(ON_GPU),$(TIMED_gpu),$(TIMED
 	$(BIN)/fewbits bench kernels --generators $(if $(ON_GPU),--device cuda) --once --store $(or $(RUNS),runs) || exit $$?;
 
 .DEFAULT_GOAL := help
-.PHONY: help setup more-extras test test-deep mutate test-portable lint bench ui clean reproduce $(REPRODUCE)
+.PHONY: help setup more-extras test tests test-deep test-portable mutate lint style types bench ui clean reproduce $(REPRODUCE)
 
 help: ## Show this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /  make \1	/p' $(firstword $(MAKEFILE_LIST)) | expand -t 26
@@ -44,24 +44,31 @@ setup: $(BUILT) ## Create .venv, install fewbits with its tools and EXTRAS, buil
 
 TESTS := $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
-test: lint ## Run what CI runs: lint, types, and the tests with a few random examples of each law
+# The types are checked while the first tests wait for clusters to start.
+test: style ## Run what CI runs: lint, types, and the tests with a few random examples of each law
+	@$(MAKE) --no-print-directory --jobs=2 types tests
+
+tests: setup
 	$(TESTS)
 
 test-deep: setup ## Run the tests with all examples, repeated kill scenarios and other long checks
 	FEWBITS_TESTS=deep $(TESTS)
 
-
 test-portable: setup ## Run the tests that train under three instruction sets: this processor's own and two older ones
 	$(BIN)/python tests/portable.py --numprocesses 3 --dist loadfile --quiet
 
-mutate: setup ## Plant mistakes in the kernels and the verdicts, and count those that the tests notice: docs/measured/mutation.md
+mutate: setup ## Plant mistakes in the sources, and count those that the tests notice: docs/measured/mutation.md
 	$(BIN)/python -m tests.mutate --write
 
-lint: setup ## Check style, format and types
+lint: style types ## Check style, format and types
+
+style: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run --Werror kernels/csrc/*.h kernels/csrc/*.cpp kernels/csrc/*.cu kernels/csrc/*.cuh tests/kernels/backends/simt/*
+
+types: setup
+	$(BIN)/mypy
 
 bench: setup ## Measure the kernels and other libraries
 	$(BIN)/fewbits bench kernels

@@ -1,4 +1,4 @@
-"""One thread; and real run folders: six tiny trials and two that diverge, trained once for all tests of the room."""
+"""One thread; and real run folders: six tiny trials and two that diverge, trained once for all tests."""
 
 import shutil
 from collections.abc import Callable, Iterator
@@ -11,6 +11,7 @@ from fewbits.sweeps.planning.plan import Plan, plan
 from fewbits.sweeps.planning.sweep import load_sweeps
 from fewbits.sweeps.running.run_sweep import run_sweep
 from tests.experiments.data.data_inputs import shared_cache
+from tests.once import once
 
 SWEEP = """
 overrides:
@@ -49,10 +50,13 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """The store and the cache of data, after the sweep."""
-    folder, cache = tmp_path_factory.mktemp("sweep"), shared_cache(tmp_path_factory)
-    (folder / "tiny.yaml").write_text(SWEEP)
-    assert run_sweep(_plan(folder, folder / "runs", cache), backend="local", parallel=2) == 0
-    return folder, cache
+    cache = shared_cache(tmp_path_factory)
+
+    def make(folder: Path) -> None:
+        (folder / "tiny.yaml").write_text(SWEEP)
+        assert run_sweep(_plan(folder, folder / "runs", cache), backend="local", parallel=2) == 0
+
+    return once(tmp_path_factory, "trained", make), cache
 
 
 @pytest.fixture

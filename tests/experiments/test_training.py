@@ -1,6 +1,7 @@
 """A trial computes what its recipe says, and writes tables and a result that describe it."""
 
 import dataclasses
+import functools
 import math
 import re
 from pathlib import Path
@@ -256,12 +257,17 @@ def eager_and_compiled(cache: Path, runs: Path, *more: str) -> tuple[RunFolder, 
     return eager, compiled
 
 
-def test_compiled_training_in_fp32_is_eager_training_but_for_the_order_of_sums(cache: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.deep)])
+def test_compiled_training_in_fp32_is_eager_training_but_for_the_order_of_sums(
+    backend: str, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Both compute in FP32 (unit 6e-8) with the same casts and noise.
 
     So an operand's code differs only where a difference of that size crosses a boundary of E2M1: about one of a
-    million. Two consecutive losses differed by 1e-7.
+    million. Two consecutive losses differed by 1e-7. Inductor takes a minute; the graphs are the same without it.
     """
+    torch.compiler.reset()
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
     eager, compiled = eager_and_compiled(cache, tmp_path, "training.dtype=fp32")
     assert metric(compiled, "loss") == pytest.approx(metric(eager, "loss"), rel=1e-5)
     assert metric(compiled, "gradient_norm") == pytest.approx(metric(eager, "gradient_norm"), rel=1e-4)

@@ -10,6 +10,7 @@ from fewbits import cli
 from fewbits.sweeps.planning.plan import Plan
 from tests.experiments.data.data_inputs import shared_cache
 from tests.experiments.trial_inputs import server
+from tests.once import once
 from tests.sweeps.sweep_inputs import FAMILY, all_left, folders, planned, tiny_file
 
 
@@ -50,7 +51,11 @@ class Undisturbed:
 
 @pytest.fixture(scope="session")
 def undisturbed(cache: Path, forked_from_one: None, tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
-    folder = tmp_path_factory.mktemp("undisturbed")
-    file, store = tiny_file(folder, cache, FAMILY, "family"), folder / "runs"
-    assert cli.main(["sweep", str(file), "--runs", str(store), "--backend", "local"]) == 0
+
+    def make(folder: Path) -> None:
+        file = tiny_file(folder, cache, FAMILY, "family")
+        assert cli.main(["sweep", str(file), "--runs", str(folder / "runs"), "--backend", "local"]) == 0
+
+    folder = once(tmp_path_factory, "undisturbed", make)
+    file, store = folder / "family.yaml", folder / "runs"
     return Undisturbed(file, store, all_left(planned(file, f"runtime.runs={store}")))
