@@ -1,18 +1,19 @@
 """Check that every class of CUDA kernel compiles for current GPUs, without a GPU, and does not spill registers.
 
 The kernels are those that the host code launches, recorded as it launches them. A table of their resources is printed
-(pytest -s), and a kernel that spills registers to memory fails. All are compiled for Hopper, one of each kind for the
-other architectures.
+(pytest -s), and a kernel that spills registers to memory fails. In a deep run all are compiled for Hopper, one of each
+kind for the other architectures. What the compiler says of a source is kept in the user's cache.
 """
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 
 import pytest
 import torch
 from torch import Tensor
 
+from fewbits.common.atomic import write_atomically
 from fewbits.kernels.backends import cubins
 from fewbits.kernels.backends.build import BuildError
 from fewbits.kernels.backends.device import Device, Variant
@@ -151,16 +152,31 @@ OF_EACH_KIND = (
 
 @cache
 def usage(variant: Variant, architecture: str) -> cubins.Usage:
-    code, log = cubins.compile_now(cubins.translation_unit(variant.file, variant.constants()), architecture)
-    assert code
+    log = log_of(cubins.translation_unit(variant.file, variant.constants()), architecture)
     assert "warning" not in log, log
     return cubins.usage(log)
 
 
-@pytest.mark.parametrize(
-    ("name", "architecture"),
-    [*((name, "sm_90") for name in CLASSES), *((n, a) for a in ("sm_80", "sm_100a") for n in OF_EACH_KIND)],
-)
+def log_of(source: str, architecture: str) -> str:
+    """Return the log of NVRTC and ptxas, kept in the user's cache beside the cubins; compiling takes seconds."""
+    kept = cubins._path(source, architecture).with_suffix(".log")
+    if not kept.exists():
+        code, log = cubins.compile_now(source, architecture)
+        assert code
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(kept, log.encode())
+    return kept.read_text()
+
+
+def runs() -> Iterator[object]:
+    """Yield the classes to compile for each architecture; a run that is not deep compiles one of each kind once."""
+    for architecture, names in (("sm_90", tuple(CLASSES)), ("sm_80", OF_EACH_KIND), ("sm_100a", OF_EACH_KIND)):
+        for name in names:
+            always = architecture == "sm_90" and name in OF_EACH_KIND
+            yield pytest.param(name, architecture, marks=() if always else pytest.mark.deep)
+
+
+@pytest.mark.parametrize(("name", "architecture"), runs())
 def test_kernels_compile_and_spill_nothing(name: str, architecture: str) -> None:
     try:
         cubins.nvrtc()
