@@ -15,7 +15,7 @@ from tests.effort import DEEP
 from tests.experiments.trial_inputs import TINY
 
 NARROW = tuple(f"{key}={value}" for key, value in TINY.items() if key.startswith("model."))
-TRIALS = {"one": ("recipe=mor/block", *NARROW)}
+TRIALS = {"one": ("recipe=mor/tensor", *NARROW)}
 FEW_CALLS = """
 from fewbits.experiments.fingerprint import kernel_calls
 kernel_calls.FORMATS, kernel_calls.BLOCKS = ("e4m3", "e2m1", "bf16"), ("tensor", "1x16")
