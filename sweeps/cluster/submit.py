@@ -24,6 +24,7 @@ from urllib.parse import urlsplit
 
 from fewbits.common.environment import environment
 from fewbits.common.redaction import redacted
+from fewbits.common.terminal import notice
 from fewbits.experiments.tracking.owner import user
 from fewbits.sweeps.cluster.environment import TRACKING, means_the_same_elsewhere, variables
 from fewbits.sweeps.cluster.shipment import pack
@@ -73,7 +74,7 @@ def watch_job(
     log = _Log(client, job)
     try:
         _start(client, job, command, environment, files)
-        _print_line(
+        notice(
             f"job {job} on {address}: Ctrl-C stops it at checkpoints; it continues if this terminal is closed "
             f"(its log: ray job logs --follow {job} --address {address})"
         )
@@ -211,13 +212,13 @@ class _Log:
                 answered = time.monotonic()
             except (RuntimeError, OSError) as error:
                 if "status code 404" in str(error):
-                    _print_line(
+                    notice(
                         f"the cluster does not know job {self.job} any more (was its head restarted?): run the same "
                         "command again, which resumes from the checkpoints"
                     )
                     return None
                 if time.monotonic() - answered > PATIENCE:
-                    _print_line(
+                    notice(
                         f"the cluster has been unreachable for {PATIENCE:.0f} s; the job may still run there, and the "
                         f"same command continues its work: {_last_line(error)}"
                     )
@@ -236,12 +237,12 @@ def _stop(log: _Log) -> None:
     """Ask the job to stop, and show its log until it has stopped."""
     try:
         log.client.stop_job(log.job)
-        _print_line("asked the job to stop at checkpoints; the same command resumes it. Ctrl-C again: do not wait")
+        notice("asked the job to stop at checkpoints; the same command resumes it. Ctrl-C again: do not wait")
         log.follow()
     except (RuntimeError, OSError) as error:
-        _print_line(f"the request to stop job {log.job} failed: {_last_line(error)}")
+        notice(f"the request to stop job {log.job} failed: {_last_line(error)}")
     except KeyboardInterrupt:
-        _print_line(f"not waiting for job {log.job}, which is stopping")
+        notice(f"not waiting for job {log.job}, which is stopping")
 
 
 def _exit_status(ended: "JobDetails | None") -> int:
@@ -249,20 +250,16 @@ def _exit_status(ended: "JobDetails | None") -> int:
     if ended is None:
         return 1
     if ended.status.value == "STOPPED":
-        _print_line("the job was stopped; the same command resumes it from its checkpoints")
+        notice("the job was stopped; the same command resumes it from its checkpoints")
         return INTERRUPTED
     if ended.driver_exit_code is None:
         if ended.status.value != "SUCCEEDED":
-            _print_line(f"the job failed outside its command: {ended.message}")
+            notice(f"the job failed outside its command: {ended.message}")
         return int(ended.status.value != "SUCCEEDED")
     if ended.driver_exit_code < 0:
-        _print_line(f"the job's command was ended by signal {-ended.driver_exit_code}; the same command resumes it")
+        notice(f"the job's command was ended by signal {-ended.driver_exit_code}; the same command resumes it")
         return 128 - ended.driver_exit_code
     return ended.driver_exit_code
-
-
-def _print_line(text: str) -> None:
-    print(f"fewbits: {redacted(text)}", file=sys.stderr, flush=True)
 
 
 def _last_line(error: Exception) -> str:

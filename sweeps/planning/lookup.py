@@ -1,4 +1,4 @@
-"""Find the plan of a command that reads results: `status`, `claims`, `report`, `sync`.
+"""Find the plan of a command that reads results, such as `status`, `report` and `sync`.
 
 The store holds the plan with which these overrides last ran, so the command shows the same on any machine that has
 access to the store. If no sweep has run with these overrides, or its definition has changed since, the sweep is planned
@@ -8,11 +8,11 @@ in memory, if that is possible here. `fewbits sweep` always makes a new plan.
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from fewbits.common.terminal import notice
 from fewbits.experiments.config import load_trial
 from fewbits.sweeps.planning.expand import expand
 from fewbits.sweeps.planning.overrides import normalised, runs_named, without_sweep
@@ -63,7 +63,7 @@ def find_plan(overrides: Sequence[str]) -> FoundPlan:
 def show_notes(notes: Iterable[str]) -> None:
     """Print lines about the plan to stderr."""
     for note in notes:
-        print(f"fewbits: {note}", file=sys.stderr)
+        notice(note)
 
 
 def _without_definition(overrides: Sequence[str], error: ValueError) -> FoundPlan:

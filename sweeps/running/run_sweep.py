@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 
+from fewbits.common.terminal import notice
 from fewbits.sweeps.cluster.capacity import Demand
 from fewbits.sweeps.cluster.environment import worker_variables
 from fewbits.sweeps.planning.cost import Speeds
@@ -171,12 +172,12 @@ def _summary(plan: Plan, driver: Driver | None) -> int:
     for task in failed:
         print(_failure_lines(task), file=sys.stderr)
     if driver is not None and driver.stopping:
-        print(f"fewbits: stopped; {AGAIN} to resume", file=sys.stderr)
+        notice(f"stopped; {AGAIN} to resume")
         return STOPPED
     named = {task.planned.id for task in failed}
     gone = [key for key, status in statuses.items() if status.state not in ENDED and key not in named]
     if failed or blocked or gone:
-        print(f"fewbits: {_next_steps(failed, blocked, len(gone))}", file=sys.stderr)
+        notice(_next_steps(failed, blocked, len(gone)))
     return 1 if failed or blocked or gone else 0
 
 
