@@ -98,6 +98,7 @@ def _drawn(summary: str, bars: Sequence[Bar], width: int) -> Table:
     if width >= WIDE:
         columns.insert(0, [ProgressBar(bar.steps, bar.step, width=BAR) for bar in bars])
         taken += 2 + BAR
+    columns = [column for column in columns if any(column)]
     rows = Table.grid(padding=(0, 2, 0, 0))
     for cells in zip([_shortened(bar.name, width - taken) for bar in bars], *columns, strict=True):
         rows.add_row(*cells)
