@@ -53,7 +53,7 @@ def print_plan(
     if missing:
         print(f"{sum(work_of(planned.trial) for planned in plan.trials.values()):.2e} FLOPs")
         print(f"data that are missing here: {', '.join(map(str, missing))}")
-        print("".join(f"{line}\n" for line in outline.preparations(plan, missing)), end="")
+        print("".join(f"{line}\n" for line in outline.preparations(missing)), end="")
 
 
 def _trial_rows(

@@ -9,7 +9,6 @@ from collections.abc import Hashable, Iterator, Mapping
 
 from fewbits.common.progress import clock
 from fewbits.sweeps.planning.cost import Speeds, disk, parameters_of, tokens_of
-from fewbits.sweeps.planning.data import tokens_before
 from fewbits.sweeps.planning.plan import Member, Plan
 
 COLUMNS = ("sweep", "arm", "model", "data", "tokens", "with trunk", "epochs", "trials", "time each", "time", "disk")
@@ -21,18 +20,20 @@ def arm_rows(plan: Plan, corpus_tokens: Mapping[str, int | None]) -> Iterator[tu
     arms: dict[Hashable, list[Member]] = {}
     first: dict[str, Member] = {}  # the member in whose arm a trial is counted
     for member in plan.members:
-        trial = plan.trials[member.id].trial
+        planned = plan.trials[member.id]
+        trial = planned.trial
         model = trial.model.name, parameters_of(trial.model)
-        read = tokens_of(trial), _tokens_before(plan, member), trial.data, corpus_tokens[member.id]
+        read = tokens_of(trial), planned.earlier_tokens, trial.data, corpus_tokens[member.id]
         arms.setdefault((member.cell.sweep, member.cell.arm, model, read), []).append(member)
         first.setdefault(member.id, member)
     for members in arms.values():
-        head, trial = members[0].cell, plan.trials[members[0].id].trial
-        tokens, earlier, corpus = tokens_of(trial), _tokens_before(plan, members[0]), corpus_tokens[members[0].id]
+        head, planned = members[0].cell, plan.trials[members[0].id]
+        trial, earlier, corpus = planned.trial, planned.earlier_tokens, corpus_tokens[planned.id]
+        tokens = tokens_of(trial)
         times = {member.id: speeds.estimate(plan.trials[member.id])[0] for member in members}
         each = [times[member.id] for member in members]
         own = [member.id for member in members if first[member.id] is member]
-        shared_with = first[members[0].id].cell
+        shared_with = first[planned.id].cell
         yield (
             head.sweep,
             head.arm or "-",
@@ -46,11 +47,6 @@ def arm_rows(plan: Plan, corpus_tokens: Mapping[str, int | None]) -> Iterator[tu
             _sum([times[key] for key in own]) if own else f"in {shared_with.sweep}/{shared_with.arm or '-'}",
             f"{disk(plan.trials[key] for key in own) / 1e9:.1f} GB" if own else "-",
         )
-
-
-def _tokens_before(plan: Plan, member: Member) -> int:
-    planned = plan.trials[member.id]
-    return tokens_before(planned.trial, planned.parent, plan.trials)
 
 
 def _sum(times: list[float | None], parts: int = 1) -> str:

@@ -7,10 +7,8 @@ refused. `fewbits train` has no such limit: a user may overfit on purpose.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Protocol
 
 from fewbits.experiments.data.config import DataConfig
 from fewbits.experiments.data.corpus import Corpus
@@ -18,16 +16,6 @@ from fewbits.experiments.data.load import load
 from fewbits.experiments.data.once import default_cache
 from fewbits.experiments.data.web import COLLECTIONS
 from fewbits.experiments.trial import Trial
-
-
-class Branching(Protocol):
-    """A planned trial, with the id of the trial that it branches from."""
-
-    @property
-    def trial(self) -> Trial: ...
-
-    @property
-    def parent(self) -> str | None: ...
 
 
 @cache
@@ -62,16 +50,6 @@ def _cache(folder: str | None) -> Path:
 def tokens_until(trial: Trial, step: int) -> int:
     """Return how many tokens the trial itself reads in this many steps."""
     return step * trial.training.batch * trial.training.length
-
-
-def tokens_before(trial: Trial, parent: str | None, trials: Mapping[str, Branching]) -> int:
-    """Return how many tokens are read before a trial starts: by its parent until the branch, and by earlier parents."""
-    if parent is None:
-        return 0
-    earlier = trials[parent]
-    step = trial.branch.step
-    assert step is not None
-    return tokens_until(earlier.trial, step) + tokens_before(earlier.trial, earlier.parent, trials)
 
 
 def check_repeats(trial: Trial, earlier_tokens: int, corpus_tokens: int) -> None:

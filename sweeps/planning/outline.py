@@ -18,7 +18,7 @@ from fewbits.experiments.data.web import COLLECTIONS, Collection
 from fewbits.experiments.trial import Trial
 from fewbits.models.recipe import Sampler
 from fewbits.sweeps.planning.cost import parameters_of, tokens_of, work_of
-from fewbits.sweeps.planning.data import check_repeats, missing_folder, tokens_before, training_tokens
+from fewbits.sweeps.planning.data import check_repeats, missing_folder, training_tokens
 from fewbits.sweeps.planning.expand import spell
 from fewbits.sweeps.planning.plan import Plan, Planned
 from fewbits.sweeps.planning.sweep import SEED
@@ -68,12 +68,12 @@ def corpus_tokens(plan: Plan, missing: Missing) -> dict[str, int | None]:
     for readers in missing.values():
         for planned in readers:
             if (collection := COLLECTIONS.get(planned.trial.data.kind)) is not None:
-                tokens[planned.id] = _prepared(collection, _needed(plan, readers))[1]
+                tokens[planned.id] = _prepared(collection, _needed(readers))[1]
     for member in plan.members if missing else ():
         planned = plan.trials[member.id]
         if (size := tokens[member.id]) is not None:
             try:
-                check_repeats(planned.trial, tokens_before(planned.trial, planned.parent, plan.trials), size)
+                check_repeats(planned.trial, planned.earlier_tokens, size)
             except ValueError as error:
                 raise ValueError(f"{member.cell.title}: {error}") from None
     return tokens
@@ -91,9 +91,9 @@ def setting_rows(plan: Plan) -> Iterator[tuple[str, ...]]:
         yield (cell.sweep, spell(place), *cells)
 
 
-def _needed(plan: Plan, readers: Sequence[Planned]) -> int:
+def _needed(readers: Sequence[Planned]) -> int:
     """Return how many tokens the longest of these trials reads, those before it branches included."""
-    return max(tokens_of(reader.trial) + tokens_before(reader.trial, reader.parent, plan.trials) for reader in readers)
+    return max(tokens_of(reader.trial) + reader.earlier_tokens for reader in readers)
 
 
 def _prepared(collection: Collection, tokens: int) -> tuple[int | None, int]:
@@ -110,14 +110,14 @@ def _prepared(collection: Collection, tokens: int) -> tuple[int | None, int]:
     return documents, documents * collection.tokens // collection.documents
 
 
-def preparations(plan: Plan, missing: Missing) -> Iterator[str]:
+def preparations(missing: Missing) -> Iterator[str]:
     """Yield the commands that prepare the missing data, each with the size of the result."""
     for folder, readers in missing.items():
         kind = readers[0].trial.data.kind
         if kind not in COLLECTIONS:
             continue
         collection = COLLECTIONS[kind]
-        documents, tokens = _prepared(collection, _needed(plan, readers))
+        documents, tokens = _prepared(collection, _needed(readers))
         size = tokens * np.dtype(smallest_dtype(readers[0].trial.model.vocab)).itemsize
         command = ["fewbits data prepare", kind, *([f"--documents {documents}"] if documents else [])]
         command += [] if folder == default_cache() / kind else [f"--out {shlex.quote(str(folder))}"]

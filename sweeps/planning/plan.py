@@ -7,7 +7,7 @@ follow from their parents' ids, so the whole plan is known before anything has r
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from fewbits.experiments.setup import check, check_data, corpus_model
 from fewbits.experiments.storage import run_folder
 from fewbits.experiments.storage.run_folder import RunFolder
 from fewbits.experiments.trial import Branch, Runtime, Trial
-from fewbits.sweeps.planning.data import check_repeats, corpus_of, tokens_before
+from fewbits.sweeps.planning.data import check_repeats, corpus_of, tokens_until
 from fewbits.sweeps.planning.expand import Cell, expand
 from fewbits.sweeps.planning.sweep import Resources, Sweep
 
@@ -35,6 +35,7 @@ class Planned:
     resources: Resources
     parent: str | None = None  # the id of the trial that it branches from
     keep: set[int] = field(default_factory=set)  # steps from whose checkpoints other trials start
+    earlier_tokens: int = 0  # read before it starts: by its parent until the branch, and by earlier parents
 
     @property
     def id(self) -> str:
@@ -92,7 +93,7 @@ def plan_cells(sweep: Sweep, cells: Sequence[Cell], *, with_data: bool = True) -
         if cell not in made:
             parent = None if cell.parent is None else planned(cell.parent)
             try:
-                new = _planned(cell, sweep.resources, parent, trials, with_data)
+                new = _planned(cell, sweep.resources, parent, with_data)
             except ValueError as error:
                 raise ValueError(f"{cell.title}: {error}") from error
             made[cell] = trials.setdefault(new.id, new)
@@ -102,28 +103,27 @@ def plan_cells(sweep: Sweep, cells: Sequence[Cell], *, with_data: bool = True) -
     return Plan((sweep,), tuple(members), trials)
 
 
-def _planned(
-    cell: Cell, resources: Resources, parent: Planned | None, trials: Mapping[str, Planned], with_data: bool
-) -> Planned:
+def _planned(cell: Cell, resources: Resources, parent: Planned | None, with_data: bool) -> Planned:
     trial, runtime = load_trial(cell.overrides)
     runtime, resources = _on_a_device(runtime, resources)
     fingerprint = f"missing: {trial.data}"
     if with_data:
         corpus = corpus_of(trial.data, runtime.cache)
         trial, fingerprint = corpus_model(trial, corpus), corpus.fingerprint
-    start = None
+    start, earlier_tokens = None, 0
     if parent is not None:
         step = _branch_step(cell, parent.trial)
         parent.keep.add(step)
         start = ParentPoint(meaning(parent.made_of), step, ())
+        earlier_tokens = parent.earlier_tokens + tokens_until(parent.trial, step)
         trial = replace(trial, branch=Branch(str(parent.folder.path), step))
     made_of = identity(trial, fingerprint, runtime.device, ranks=resources.ranks, threads=runtime.threads, parent=start)
     folder = run_folder.find(Path(runtime.runs).expanduser().resolve(), trial.name, made_of)
-    planned = Planned(folder, trial, runtime, made_of, resources, parent.id if parent else None)
     if with_data and not folder.over:
         _checked(trial, resources.ranks, corpus)
-        check_repeats(trial, tokens_before(trial, planned.parent, trials), corpus.tokens_in("train"))
-    return planned
+        check_repeats(trial, earlier_tokens, corpus.tokens_in("train"))
+    parent_id = parent.id if parent else None
+    return Planned(folder, trial, runtime, made_of, resources, parent_id, earlier_tokens=earlier_tokens)
 
 
 def _on_a_device(runtime: Runtime, resources: Resources) -> tuple[Runtime, Resources]:

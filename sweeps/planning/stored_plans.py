@@ -174,6 +174,7 @@ def _trial(planned: Planned, runs: Path) -> dict[str, Any]:
         "resources": asdict(planned.resources),
         "parent": planned.parent,
         "keep": sorted(planned.keep),
+        "earlier_tokens": planned.earlier_tokens,
     }
 
 
@@ -219,6 +220,7 @@ def _decoded(data: Mapping[str, Any], runs: Path) -> Plan:
             from_dict(Resources, row["resources"]),
             parent,
             set(row["keep"]),
+            row["earlier_tokens"],
         )
     here = f"{STORE}{spelled(str(runs))}"
     members = [from_dict(Member, row) for row in data["members"]]

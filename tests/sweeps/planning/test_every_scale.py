@@ -7,7 +7,7 @@ import pytest
 
 from fewbits.experiments.data.python_sources import PYTHON, TORCH
 from fewbits.experiments.data.web import COLLECTIONS
-from fewbits.sweeps.planning.data import check_repeats, tokens_before
+from fewbits.sweeps.planning.data import check_repeats
 from fewbits.sweeps.planning.plan import Plan, plan
 from fewbits.sweeps.planning.studies import STUDIES
 from fewbits.sweeps.planning.sweep import load_sweeps
@@ -26,14 +26,12 @@ def planned(study: str, scale: str) -> Plan:
 @pytest.mark.parametrize("scale", SCALES)
 def test_every_study_reads_its_data_as_often_as_its_files_allow(study: str, scale: str) -> None:
     """The size of the papers' unpublished token folders is unknown, so they are not checked."""
-    trials = planned(study, scale).trials
-    for one in trials.values():
+    for one in planned(study, scale).trials.values():
         size = SIZES.get(one.trial.data.kind)
         if size is None:
             assert (scale, one.trial.data.kind) == ("paper", "bin")
         else:
-            earlier = tokens_before(one.trial, one.parent, trials)
-            check_repeats(one.trial, earlier, one.trial.data.size or size)
+            check_repeats(one.trial, one.earlier_tokens, one.trial.data.size or size)
 
 
 @pytest.mark.parametrize("scale", ["smoke", *SCALES])
