@@ -35,7 +35,7 @@ def existing(runs: str | None) -> str | None:
 
 def warn_in_lines() -> None:
     """Print each warning as one line on stderr from now on."""
-    warnings.showwarning = lambda message, *_: notice(message)  # type: ignore[assignment]  # it ignores all arguments but the message
+    warnings.showwarning = lambda message, *_: notice(message)
 
 
 def _wrapped(text: str | None) -> str | None:
