@@ -110,20 +110,17 @@ class Observer:
     def due(self, step: int) -> bool:
         return (step + 1) % self.config.window == 0
 
-    def rows(self, step: int, layers: Sequence[QuantizedLinear]) -> list[dict[str, Any]]:
+    def rows(self, step: int, layers: Sequence[QuantizedLinear], *, weights: bool = True) -> list[dict[str, Any]]:
         """Return the rows of the window that ends with `step`, and start the next window.
 
-        The gradients of `step` must still exist.
+        The gradients of `step` must still exist. weights=False omits the rows of the weights, of which a process may
+        hold only a shard.
         """
         self.settle()
-        rows = [row for layer in layers for row in (*self._slot_rows(step, layer), self._weight_row(step, layer))]
-        self._clear()
-        return rows
-
-    def operand_rows(self, step: int, layers: Sequence[QuantizedLinear]) -> list[dict[str, Any]]:
-        """Return the rows without those of the weights, of which a process may hold only a shard."""
-        self.settle()
-        rows = [row for layer in layers for row in self._slot_rows(step, layer)]
+        rows: list[dict[str, Any]] = []
+        for layer in layers:
+            rows += self._slot_rows(step, layer)
+            rows += [self._weight_row(step, layer)] if weights else []
         self._clear()
         return rows
 
