@@ -124,19 +124,18 @@ def quantize(
     quantization = Quantization(recipe, seed, observer, keep_weights)
     plans = _plans(recipe.operands, recipe.switched)
     high = _plans(recipe.kept, recipe.kept)
-    sampled = parts(recipe.sampler.parts) if recipe.sampler.kind != "none" else frozenset()
     kept = keep(recipe, linears, blocks)
     _check_parts(recipe, linears)
     for index, layer in enumerate(linears):
         is_kept = layer.name in kept
-        sampler = recipe.sampler if layer.part in sampled and not is_kept else None
+        sampler = recipe.sampler if layer.part in recipe.sampled_parts and not is_kept else None
         quantized = QuantizedLinear(layer, quantization, index, high if is_kept else plans, sampler)
         parent, _, last = layer.name.rpartition(".")
         setattr(model.get_submodule(parent), last, quantized)
         quantization.layers.append(quantized)
     quantization.kept = [layer.name for layer in linears if layer.name in kept]
     if observer is not None:
-        observer.bind([(layer.name, layer.block, layer.part) for layer in linears])
+        observer.bind(len(linears))
     return quantization
 
 
@@ -189,17 +188,15 @@ def _plans(before: Operands, after: Operands) -> tuple[Plan, Plan]:
 
 
 def _check_parts(recipe: Recipe, layers: Sequence[BlockLinear]) -> None:
-    selected = parts(recipe.keep.parts)
-    if recipe.sampler.kind != "none":
-        selected |= parts(recipe.sampler.parts)
+    selected = parts(recipe.keep.parts) | recipe.sampled_parts
     unknown = [layer.name for layer in layers if layer.part is None]
     if selected and unknown:
         raise ValueError(
             f"recipe {recipe.name} selects layers by part, but the part of {_abbreviate(unknown)} is unknown: give "
             f"the module an attribute `part`, one of {', '.join(PARTS)}"
         )
-    if recipe.sampler.kind != "none" and not any(layer.part in parts(recipe.sampler.parts) for layer in layers):
-        have = sorted({str(layer.part) for layer in layers})
+    have = sorted({str(layer.part) for layer in layers})
+    if recipe.sampler.kind != "none" and recipe.sampled_parts.isdisjoint(have):
         raise ValueError(f"sampler.parts {list(recipe.sampler.parts)}: the model has only {', '.join(have)}")
 
 

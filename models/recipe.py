@@ -171,6 +171,10 @@ class Recipe:
         return _check_rotations(to | before)
 
     @property
+    def sampled_parts(self) -> frozenset[str]:
+        return frozenset() if self.sampler.kind == "none" else parts(self.sampler.parts)
+
+    @property
     def switches(self) -> bool:
         """True if the operands change during training."""
         return self.switch.at < 1 and self.switched != self.operands
