@@ -23,7 +23,6 @@ COMPUTING = {
     "kernels.backends.reference_noise": "any",
     "kernels.seeds": "any",
     "models.networks.decoder": "any",
-    "models.gemm": "any",
     "models.networks.initialise": "any",
     "models.networks.layers": "any",
     "models.networks.mamba2": "any",

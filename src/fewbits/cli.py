@@ -107,6 +107,13 @@ COMMANDS = (
     ),
     Command(
         ("bench", "kernels"),
+        "fewbits.experiments.bench.generators",
+        "measure noise generators over matrix shapes",
+        "--store runs",
+        flags=("--generators",),
+    ),
+    Command(
+        ("bench", "kernels"),
         "fewbits.kernels.bench.command",
         "measure the speed and memory of the kernels and of other libraries",
         "--no-peers",

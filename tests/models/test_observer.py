@@ -119,7 +119,7 @@ def test_the_inputs_of_these_tests_differ_enough_to_be_told_apart() -> None:
 def test_what_came_back_as_nan_is_lost() -> None:
     layer, quantization = one_layer(recipe(E4M3), 32, 64)
     quantization.observer = observer = Observer(ALWAYS)
-    observer.bind([(layer.name, 0, None)])
+    observer.bind(1)
     quantization.begin(0)
     x, _ = data(0)
     x[3, 5] = float("inf")
@@ -148,7 +148,7 @@ def test_the_weight_gradients_error_and_cosine_are_those_beside_the_unquantized_
 def test_a_gradient_of_zeros_has_no_error() -> None:
     layer, quantization = one_layer(recipe(E4M3), 32, 64)
     quantization.observer = observer = Observer(ALWAYS)
-    observer.bind([(layer.name, 0, None)])
+    observer.bind(1)
     for step, scale in enumerate((0, 1)):
         quantization.begin(step)
         x, dy = data(0)

@@ -33,6 +33,13 @@ def existing(runs: str | None) -> str | None:
     return runs
 
 
+def positive(text: str) -> int:
+    """Return an option's value as a whole number of 1 or more; raise ArgumentTypeError for anything else."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number ≥ 1")
+    return int(text)
+
+
 def warn_in_lines() -> None:
     """Print each warning as one line on stderr from now on."""
     warnings.showwarning = lambda message, *_: notice(message)

@@ -61,7 +61,7 @@ def test_adam_mini_takes_less_memory_and_a_sampled_weight_two_bytes_more(kept: d
 
 def test_memory_is_exact_and_the_same_every_time() -> None:
     config = model("gpt2-nano")
-    step = Step.of(config, load_recipe("gaussws"), "adamw", torch.zeros(1, 9, dtype=torch.long))
+    step = Step(config, load_recipe("gaussws"), "adamw", torch.zeros(1, 9, dtype=torch.long))
     step()
     first, second = step.memory(), step.memory()
     assert first == second > 4 * 4 * parameters(config), "weights, gradients and both moments in FP32"
