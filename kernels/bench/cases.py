@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from types import ModuleType
 from typing import Final, Literal, TypeVar
 
 import torch
@@ -13,9 +12,10 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from fewbits.kernels import api, noise, packed
 from fewbits.kernels.backends.choice import backend_for
+from fewbits.kernels.backends.protocol import Backend
 from fewbits.kernels.bench import eager
 from fewbits.kernels.mixing import mix_matrix
-from fewbits.kernels.quantizer import GROUPED, Mixture, Quantizer
+from fewbits.kernels.quantizer import Mixture, Quantizer
 
 Work = Callable[[Tensor], object]
 T = TypeVar("T")
@@ -152,13 +152,13 @@ def decode(spec: str) -> Case:
     return Case(f"decode {spec}", accesses=1, more_bytes=_stored_bytes(q), fresh=call, into=call)
 
 
-def _backend(x: Tensor) -> ModuleType:
+def _backend(x: Tensor) -> Backend:
     return backend_for(x.device.type)
 
 
 def _reads(q: Quantizer, axis: int) -> int:
     """Return how often a kernel must read the input: twice if a scale spans more than stays in a cache."""
-    spans_tensor = q.scaling in GROUPED or (q.scaling != "none" and q.block.rows is None)
+    spans_tensor = bool(q.traits.groups) or (q.scaling != "none" and q.block.rows is None)
     spans_columns = str(q.block) == "channel" and axis == 0
     return 2 if spans_tensor or spans_columns else 1
 
