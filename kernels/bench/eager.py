@@ -10,8 +10,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from fewbits.kernels.backends import reference
 from fewbits.kernels.quantizer import ErrorBelow, Mixture, Quantizer
+from fewbits.kernels.reference.rotation import hadamard, hadamard_signs
 
 EXPONENT, MANTISSA = 0x7F800000, 0x007FFFFF
 TORCH_DTYPES = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
@@ -19,7 +19,7 @@ TORCH_DTYPES = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 
 def _blocks(x: Tensor, q: Quantizer, axis: int) -> Tensor:
     rows, cols = x.shape
-    r, c = q.block.resolve(rows, cols, axis)
+    r, c = q.block.resolve((rows, cols), axis)
     return x.view(rows // r, r, cols // c, c)
 
 
@@ -61,8 +61,8 @@ def _round(v: Tensor, q: Quantizer) -> Tensor:
 def _rotate(x: Tensor, q: Quantizer, axis: int) -> Tensor:
     if not q.hadamard:
         return x
-    signs = reference.hadamard_signs(q, x.device)
-    matrix = (signs[:, None] * reference.hadamard(torch.eye(q.hadamard, device=x.device))).to(x.dtype)
+    signs = hadamard_signs(q, x.device)
+    matrix = (signs[:, None] * hadamard(torch.eye(q.hadamard, device=x.device))).to(x.dtype)
     if axis == 0:
         return (matrix.T @ x.view(-1, q.hadamard, x.shape[1])).view(x.shape)
     return (x.view(-1, q.hadamard) @ matrix).view(x.shape)

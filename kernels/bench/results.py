@@ -90,6 +90,6 @@ def machine(device: str) -> dict[str, str | int | float]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "compiler": version,
-        "backend": backend_for(device).__name__.rpartition(".")[2],
+        "backend": backend_for(device).name,
         "fewbits": __version__,
     }

@@ -26,7 +26,8 @@ def planned(study: str, scale: str) -> Plan:
 @pytest.mark.parametrize("scale", SCALES)
 def test_every_study_reads_its_data_as_often_as_its_files_allow(study: str, scale: str) -> None:
     """The size of the papers' unpublished token folders is unknown, so they are not checked."""
-    for one in planned(study, scale).trials.values():
+    trials = planned(study, scale).trials
+    for one in trials.values():
         size = SIZES.get(one.trial.data.kind)
         if size is None:
             assert (scale, one.trial.data.kind) == ("paper", "bin")
