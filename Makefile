@@ -107,6 +107,6 @@ $(INSTALLED): pyproject.toml constraints.txt $(if $(filter-out $(HAVE),$(WANTED)
 	@echo $(WANTED) > $(VENV)/.extras
 	touch $@
 
-$(BUILT): $(INSTALLED) kernels/backends/build.py $(wildcard kernels/csrc/*)
+$(BUILT): $(INSTALLED) kernels/backends/build.py $(wildcard kernels/backends/compilation.py kernels/csrc/*)
 	$(BIN)/python -m fewbits.kernels.backends.build
 	touch $@

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fewbits.kernels.ops import COUNTS
+from fewbits.kernels.counts import COUNTS
 from fewbits.models.quantized_linear import QuantizedLinear
 from fewbits.models.recipe import SLOTS
 

@@ -41,9 +41,9 @@ class Target:
 
 CHECKS_THE_SYNTAX = """
 import shlex, subprocess, sys
-from fewbits.kernels.backends import build
+from fewbits.kernels.backends import build, compilation
 from tests.kernels.backends.emulated import FLAGS, SIMT
-command = [*build.compiler(), *shlex.split(FLAGS), "-fsyntax-only", f"-I{build.SOURCES}", f"-I{SIMT}"]
+command = [*build.compiler(), *shlex.split(FLAGS), "-fsyntax-only", f"-I{compilation.SOURCES}", f"-I{SIMT}"]
 sys.exit(subprocess.run([*command, str(SIMT / "emulate.cpp")]).returncode)
 """
 TARGETS = {
@@ -81,8 +81,8 @@ class Checkout:
                 (self.root / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(ROOT / name, self.root / name, follow_symlinks=False)
         self.cache.mkdir()
-        build = self.root / "kernels/backends/build.py"
-        build.write_text(build.read_text().replace('"-O3"', '"-O1"'))
+        flags = self.root / "kernels/backends/compilation.py"
+        flags.write_text(flags.read_text().replace('"-O3"', '"-O1"'))
         start = time.monotonic()
         self.library = self.compiled()
         outcome = self._tests(limit=None)

@@ -204,7 +204,7 @@ def test_doctor_names_the_backend_that_the_kernels_choose(monkeypatch: pytest.Mo
         with pytest.raises(RuntimeError, match=f"FEWBITS_BACKEND={forced}"):
             backends.backend_for("cpu")
     else:
-        assert backends.backend_for("cpu").__name__ == f"fewbits.kernels.backends.{fact.value}"
+        assert backends.backend_for("cpu").name == fact.value
 
 
 def test_doctor_finds_a_backend_that_does_not_exist() -> None:

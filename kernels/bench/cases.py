@@ -18,7 +18,7 @@ from fewbits.kernels.backends.choice import backend_for
 from fewbits.kernels.mixing import mix_matrix
 from fewbits.kernels.noise import gaussian_noise, sample_weight, uniform_noise
 from fewbits.kernels.packed import Packed, decode, encode
-from fewbits.kernels.quantizer import GROUPED, Mixture, Quantizer
+from fewbits.kernels.quantizer import Mixture, Quantizer
 
 SEED = 1
 NOISE_BYTES = {"gaussian": 0.5, "uniform": 2.0}  # per element
@@ -26,7 +26,7 @@ NOISE_BYTES = {"gaussian": 0.5, "uniform": 2.0}  # per element
 
 def reads(q: Quantizer, axis: int) -> int:
     """Return how often a kernel must read the input: twice if a scale spans more than stays in a cache."""
-    spans_tensor = q.scaling in GROUPED or (q.scaling != "none" and q.block.rows is None)
+    spans_tensor = bool(q.traits.groups) or (q.scaling != "none" and q.block.rows is None)
     spans_columns = str(q.block) == "channel" and axis == 0
     return 2 if spans_tensor or spans_columns else 1
 

@@ -20,10 +20,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fewbits.kernels.backends import cpu, reference
+from fewbits.kernels.backends import cpu
 from fewbits.kernels.bench.cases import SEED, Both, Case, Decode, Encode, Mix, Noise, Quantize, Sample
 from fewbits.kernels.bench.measure import TouchedMemory
 from fewbits.kernels.quantizer import ErrorBelow, Mixture, Quantizer
+from fewbits.kernels.reference.rotation import hadamard_signs
 
 Work = Callable[[Tensor], object]
 
@@ -100,7 +101,7 @@ def eager(case: Case) -> Work | None:
 
 def _blocks(x: Tensor, q: Quantizer, axis: int) -> Tensor:
     rows, cols = x.shape
-    r, c = q.block.resolve(rows, cols, axis)
+    r, c = q.block.resolve((rows, cols), axis)
     return x.view(rows // r, r, cols // c, c)
 
 
@@ -145,7 +146,7 @@ def _rotate(x: Tensor, q: Quantizer, axis: int) -> Tensor:
     matrix = torch.ones(1, 1, device=x.device)
     while matrix.shape[0] < q.hadamard:
         matrix = torch.kron(matrix, torch.tensor([[1.0, 1.0], [1.0, -1.0]], device=x.device))
-    signs = reference.hadamard_signs(q, x.device)
+    signs = hadamard_signs(q, x.device)
     matrix = (signs[:, None] * matrix / q.hadamard**0.5).to(x.dtype)
     if axis == 0:
         return (matrix.T @ x.view(-1, q.hadamard, x.shape[1])).view(x.shape)

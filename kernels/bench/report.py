@@ -89,7 +89,7 @@ def machine() -> dict[str, str | int | float]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "compiler": version or "none",
-        "backend": backend_for("cpu").__name__.rpartition(".")[2],
+        "backend": backend_for("cpu").name,
         "fewbits": __version__,
     }
 

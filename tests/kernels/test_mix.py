@@ -76,7 +76,7 @@ def slowly(x: Tensor, mixture: Mixture, axis: int, seed: int) -> tuple[Tensor, T
     rotation = mixture.entries[0].quantizer
     turned = f"fp32:rht{rotation.hadamard}:signs={rotation.signs}" if rotation.hadamard else "fp32"
     source = fake_quantize(x, turned, axis=axis)
-    rows, cols = mixture.decision_block.resolve(x.shape[0], x.shape[1], axis)
+    rows, cols = mixture.decision_block.resolve(x.shape, axis)
 
     def cut(t: Tensor) -> list[list[Tensor]]:
         return each_block(t, rows, cols)
@@ -229,7 +229,7 @@ def test_a_block_that_is_not_finite_takes_the_last(backend: str, text: str, bad:
     x = torch.full((256, 256), 1.75)
     x[200, 30] = bad
     values, choice = mix(x, text)
-    rows, cols = Mixture.parse(text).decision_block.resolve(256, 256)
+    rows, cols = Mixture.parse(text).decision_block.resolve((256, 256))
     last = len(Mixture.parse(text).entries) - 1
     assert int(choice[200 // rows, 30 // cols]) == last
     assert int(choice.count_nonzero()) == 1

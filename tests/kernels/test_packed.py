@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fewbits import Format, Packed, Quantizer, decode, encode, fake_quantize
-from fewbits.kernels.quantizer import SCALINGS
+from fewbits.kernels.scalings import SCALINGS
 from tests.effort import examples
 from tests.kernels.inputs import DTYPES, EMPTY, FINITE, KINDS, ODD, assert_same, make
 from tests.messages import naming
@@ -162,7 +162,7 @@ def test_scales_are_stored_as_the_papers_say(text: str, scales: torch.dtype | No
         assert (packed.scales.dtype if packed.scales is not None else None) == scales
         assert (packed.group_scales.dtype if packed.group_scales is not None else None) == groups
         if packed.scales is not None:
-            r, c = packed.quantizer.block.resolve(33, 50, axis)
+            r, c = packed.quantizer.block.resolve((33, 50), axis)
             assert packed.scales.shape == (-(-33 // r), -(-50 // c))
         stored = [t for t in (packed.codes, packed.scales, packed.group_scales) if t is not None]
         assert packed.nbytes == sum(t.numel() * t.itemsize for t in stored)
@@ -203,7 +203,7 @@ def test_nvfp4_scales_are_float8_e4m3fn_times_one_float(text: str) -> None:
     assert packed.scales is not None
     assert packed.group_scales is not None
     grid = torch.tensor(packed.quantizer.format.values())[codes_of(packed)]
-    scales = spread(packed.scales.view(torch.float8_e4m3fn).float(), packed.quantizer.block.resolve(40, 100), x.shape)
+    scales = spread(packed.scales.view(torch.float8_e4m3fn).float(), packed.quantizer.block.resolve((40, 100)), x.shape)
     assert_same(grid * scales * packed.group_scales, fake_quantize(x, text))
     assert float(scales.max()) == 448  # of the block that holds the tensor's largest value
     assert float(packed.group_scales) == pytest.approx(float(x.abs().max()) / (6 * 448), rel=2.0**-22)

@@ -40,7 +40,7 @@ SPECS = (
 
 @pytest.fixture(scope="module")
 def checks() -> Checks:
-    return Checks(cuda, lambda t: t.cuda())
+    return Checks(cuda.BACKEND, lambda t: t.cuda())
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -84,7 +84,7 @@ def test_any_quantizer_of_any_matrix(checks: Checks, x: Tensor, q: Quantizer, ax
 def test_any_partition_with_any_parts_left_out(
     checks: Checks, x: Tensor, q: Quantizer, axis: int, part: tuple[int, int] | None, share: float
 ) -> None:
-    part = part or q.block.resolve(x.shape[0], x.shape[1], axis)
+    part = part or q.block.resolve(x.shape, axis)
     grid = [-(-n // size) for n, size in zip(x.shape, part, strict=True)]
     skip: dict[str, Any] = {"skip": torch.rand(grid, generator=generator(x.numel())) < share} if share else {}
     checks.quantizer(x, q, axis, partition=part, **skip)
@@ -102,9 +102,7 @@ def test_both_axes_in_one_reading_are_two_calls(
 @pytest.mark.parametrize("axis", [-1, 0])
 def test_classes_of_blocks(checks: Checks, text: str, shape: tuple[int, int], axis: int) -> None:
     q = Quantizer.parse(text)
-    checks.quantizer(
-        make("lognormal", shape, torch.bfloat16), q, axis, partition=q.block.resolve(shape[0], shape[1], axis)
-    )
+    checks.quantizer(make("lognormal", shape, torch.bfloat16), q, axis, partition=q.block.resolve(shape, axis))
     checks.values(make("one bad", shape, torch.float32), q, axis)
 
 

@@ -80,7 +80,7 @@ def test_any_quantizer_of_any_matrix(checks: Checks, x: Tensor, q: Quantizer, ax
 def test_any_partition_with_any_parts_left_out(
     checks: Checks, x: Tensor, q: Quantizer, axis: int, part: tuple[int, int] | None, share: float
 ) -> None:
-    part = part or q.block.resolve(x.shape[0], x.shape[1], axis)
+    part = part or q.block.resolve(x.shape, axis)
     grid = [-(-n // size) for n, size in zip(x.shape, part, strict=True)]
     skip: dict[str, Any] = {"skip": torch.rand(grid, generator=generator(x.numel())) < share} if share else {}
     checks.quantizer(x, q, axis, partition=part, **skip)
@@ -124,7 +124,7 @@ CLASSES = (
 def test_blocks_of_every_class(checks: Checks, text: str, shape: tuple[int, int], axis: int) -> None:
     q = Quantizer.parse(text)
     x = make("lognormal", shape, torch.bfloat16)
-    checks.quantizer(x, q, axis, partition=q.block.resolve(shape[0], shape[1], axis))
+    checks.quantizer(x, q, axis, partition=q.block.resolve(shape, axis))
     checks.values(make("one bad", shape, torch.float32), q, axis)
 
 

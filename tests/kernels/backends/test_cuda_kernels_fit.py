@@ -6,8 +6,10 @@ kind for the other architectures. What the compiler says of a source is kept in 
 """
 
 import ctypes
+import re
 from collections.abc import Callable, Iterator
 from functools import cache
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -16,7 +18,8 @@ from torch import Tensor
 from fewbits.common.atomic import write_atomically
 from fewbits.kernels.backends import cubins
 from fewbits.kernels.backends.build import BuildError
-from fewbits.kernels.backends.device import Device, Variant
+from fewbits.kernels.backends.device import Device
+from fewbits.kernels.backends.variants import Variant
 from fewbits.kernels.packing import allocate
 from fewbits.kernels.quantizer import Quantizer
 
@@ -150,11 +153,36 @@ OF_EACH_KIND = (
 )
 
 
+class Usage(NamedTuple):
+    """The resources that a thread and a CTA of a kernel use."""
+
+    registers: int
+    spilled_bytes: int
+    stack_bytes: int
+    shared_bytes: int
+
+
 @cache
-def usage(variant: Variant, architecture: str) -> cubins.Usage:
-    log = log_of(cubins.translation_unit(variant.file, variant.constants()), architecture)
+def usage(variant: Variant, architecture: str) -> Usage:
+    log = log_of(variant.source(), architecture)
     assert "warning" not in log, log
-    return cubins.usage(log)
+    return reported(log)
+
+
+def reported(log: str) -> Usage:
+    """Return the resources of the one kernel that a ptxas log describes."""
+
+    def number(pattern: str) -> int:
+        match = re.search(pattern, log)
+        return int(match[1]) if match else 0
+
+    spilled = number(r"(\d+) bytes spill stores") + number(r"(\d+) bytes spill loads")
+    return Usage(number(r"Used (\d+) registers"), spilled, number(r"(\d+) bytes stack"), number(r"(\d+) bytes smem"))
+
+
+def test_resources_are_read_from_ptxas_log() -> None:
+    log = "8 bytes stack frame, 12 bytes spill stores, 4 bytes spill loads\nUsed 80 registers, 2048 bytes smem"
+    assert reported(log) == Usage(registers=80, spilled_bytes=16, stack_bytes=8, shared_bytes=2048)
 
 
 def log_of(source: str, architecture: str) -> str:
