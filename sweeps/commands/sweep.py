@@ -124,7 +124,7 @@ def in_store(overrides: Sequence[str], runs: str | None) -> list[str]:
     """
     if not runs:
         return [*overrides]
-    from fewbits.experiments.config import spelled
+    from fewbits.experiments.composition import spelled
 
     return [*overrides, f"runtime.runs={spelled(str(store_folder(runs).absolute()))}"]
 

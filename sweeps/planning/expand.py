@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fewbits.experiments.config import spelled
+from fewbits.experiments.composition import spelled
 from fewbits.sweeps.planning.sweep import ARM, SEED, Sweep
 
 

@@ -20,7 +20,7 @@ from typing import Any
 from fewbits import __version__
 from fewbits.common.atomic import read_json, write_atomically
 from fewbits.common.from_dict import from_dict
-from fewbits.experiments.config import spelled
+from fewbits.experiments.composition import spelled
 from fewbits.experiments.identity import commit
 from fewbits.experiments.storage.run_folder import HASH, RunFolder, plain
 from fewbits.experiments.trial import Branch, Runtime, Trial

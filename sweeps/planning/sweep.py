@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from fewbits.common.from_dict import from_dict, one_of
-from fewbits.experiments.config import compose_file, nearest_first, spelled
+from fewbits.experiments.composition import compose_file, nearest_first, spelled
 from fewbits.experiments.storage.run_folder import plain
 from fewbits.experiments.trial import SEEDS, Trial
 from fewbits.sweeps.planning.studies import STUDIES

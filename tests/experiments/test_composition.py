@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from fewbits.experiments.config import FOLDER, ROOT, load_trial, prepare, resolved, spelled
+from fewbits.experiments.composition import spelled
+from fewbits.experiments.config import FOLDER, ROOT, load_trial, prepare, resolved
 from tests.effort import examples
 
 

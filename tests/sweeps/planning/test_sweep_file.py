@@ -11,7 +11,7 @@ import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from fewbits import cli
-from fewbits.experiments.config import spelled
+from fewbits.experiments.composition import spelled
 from fewbits.sweeps.planning.sweep import Arm, Resources, Sweep, load_sweeps
 from tests.sweeps.sweep_inputs import sweep_file
 
