@@ -7,12 +7,14 @@ sweeper, for example Optuna's, which gets the validation loss of each trial.
 from __future__ import annotations
 
 import argparse
+import os
 import re
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-from hydra._internal.hydra import Hydra
-from hydra._internal.utils import create_config_search_path
+import hydra
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.errors import HydraException
@@ -36,6 +38,7 @@ examples:
 FLAGS = ("-m", "--multirun")
 NAME = "multirun"
 QUOTES = "\"'"
+RAISE = "HYDRA_FULL_ERROR"  # the variable that makes Hydra raise its errors
 _OPTIONS: dict[str, Any] = {}  # of the running command; a global, since Hydra passes no options to a launcher
 _STATUSES: list[int] = []  # exit statuses of the sweeps that the launcher has run
 
@@ -62,19 +65,27 @@ def main(argv: Sequence[str]) -> int:
     runs = next((text.partition("=")[2] for text in reversed(overrides) if text.startswith("runtime.runs=")), "runs")
     folder = store_folder(runs.strip(QUOTES)) / "plans" / NAME
     quiet = [f"hydra.sweep.dir={folder}", "hydra/job_logging=none", "hydra/hydra_logging=none"]
-    before = GlobalHydra.instance().hydra
-    GlobalHydra.instance().clear()
     try:
-        hydra = Hydra.create_main_hydra2("fewbits", create_config_search_path(str(FOLDER)))
-        hydra.multirun(ROOT, _unused, ["hydra/launcher=fewbits", *quiet, *overrides], with_log_configuration=False)
+        with _command_line("--multirun", "hydra/launcher=fewbits", *quiet, *overrides):
+            hydra.main(str(FOLDER), ROOT, version_base=None)(_unused)()
     except (HydraException, OmegaConfBaseException) as error:
         single = [text for text in overrides if not re.match(r"hydra\b", text) and not re.search(r"[,(]", text)]
         raise ValueError(in_one_line(error, single).partition(" Config search path:")[0] + _hint(overrides)) from error
     except _Failed:
         pass
-    finally:
-        GlobalHydra.instance().hydra = before
     return max(_STATUSES, default=0)
+
+
+@contextmanager
+def _command_line(*arguments: str) -> Iterator[None]:
+    """Let `hydra.main` read these arguments and raise its errors; it would print them and exit."""
+    outer = sys.argv, GlobalHydra.instance().hydra, os.environ.get(RAISE)
+    sys.argv, os.environ[RAISE] = [sys.argv[0], *arguments], "1"
+    GlobalHydra.instance().clear()
+    try:
+        yield
+    finally:
+        sys.argv, GlobalHydra.instance().hydra, os.environ[RAISE] = outer[0], outer[1], outer[2] or "0"
 
 
 def _hint(overrides: Sequence[str]) -> str:
