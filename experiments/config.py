@@ -61,7 +61,7 @@ def recipe_from_overrides(name: str, changes: Sequence[str]) -> Recipe:
     >>> recipe_from_overrides("nvfp4", ["keep.last=2", "stochastic=[dgrad.dy]"])
     """
     overrides = [f"recipe={spelled(name)}", *(f"recipe.{change}" for change in changes)]
-    return _recipe(resolved(overrides)["recipe"], overrides)
+    return recipe_and_settings(overrides)[0]
 
 
 def names(group: str) -> list[str]:
@@ -123,14 +123,24 @@ def _plain(config: DictConfig, overrides: Sequence[str]) -> dict[str, Any]:
     return cast(dict[str, Any], data)
 
 
+def recipe_and_settings(overrides: Sequence[str]) -> tuple[Recipe, dict[str, Any]]:
+    """Return the recipe that the overrides choose, and its file's own settings, which only its slots refer to."""
+    data = resolved(overrides)["recipe"]
+    return _recipe(data, overrides), _settings(data)
+
+
 def _recipe(data: Mapping[str, Any], overrides: Sequence[str]) -> Recipe:
-    """Return the recipe without its file's own settings, which only its slots refer to; explain wrong settings."""
-    fields = {f.name for f in dataclasses.fields(Recipe)}
+    """Return the recipe of a tree; explain wrong settings."""
+    settings = _settings(data)
     try:
-        return Recipe.from_dict({key: value for key, value in data.items() if key in fields})
+        return Recipe.from_dict({key: value for key, value in data.items() if key not in settings})
     except ValueError as error:
-        settings = {key: value for key, value in data.items() if key not in fields}
         raise ValueError(_about_setting(settings, overrides) or str(error)) from None
+
+
+def _settings(data: Mapping[str, Any]) -> dict[str, Any]:
+    fields = {f.name for f in dataclasses.fields(Recipe)}
+    return {key: value for key, value in data.items() if key not in fields}
 
 
 @cache

@@ -56,6 +56,7 @@ NOT_COMPUTING = {
     "common.from_dict": "fills configuration classes; the id holds their values",
     "models.networks.presets": "lists models; the id holds the values of the one that trains",
     "common.atomic": _FILES,
+    "common.environment": "sets environment variables for lm-eval; extra evaluation is no part of the id",
     "experiments.storage.branches": "finds a branch's parent; the id holds the parent and its step",
     "experiments.storage.checkpoints": f"{_FILES}; resumed trials are tested to give the same bits",
     "experiments.data.config": "declares settings of data; the id holds the fingerprint of the tokens",

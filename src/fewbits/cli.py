@@ -101,7 +101,7 @@ COMMANDS = (
     Command(("studies",), "fewbits.sweeps.commands.studies", "list the studies with their recipes", "--json"),
     Command(
         ("data", "prepare"),
-        "fewbits.experiments.data.prepare",
+        "fewbits.experiments.commands.prepare_data",
         "download and tokenize web text: OpenWebText, C4",
         "openwebtext",
     ),

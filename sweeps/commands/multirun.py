@@ -7,7 +7,6 @@ sweeper, for example Optuna's, which gets the validation loss of each trial.
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -21,6 +20,7 @@ from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
 from fewbits.common.arguments import CommandParser
+from fewbits.common.environment import environment
 from fewbits.common.store_folder import store_folder
 from fewbits.experiments.config import FOLDER, ROOT, check_keys, in_one_line, prepare
 from fewbits.sweeps.cluster.address import is_dashboard
@@ -38,7 +38,6 @@ examples:
 FLAGS = ("-m", "--multirun")
 NAME = "multirun"
 QUOTES = "\"'"
-RAISE = "HYDRA_FULL_ERROR"  # the variable that makes Hydra raise its errors
 _OPTIONS: dict[str, Any] = {}  # of the running command; a global, since Hydra passes no options to a launcher
 _STATUSES: list[int] = []  # exit statuses of the sweeps that the launcher has run
 
@@ -79,13 +78,14 @@ def main(argv: Sequence[str]) -> int:
 @contextmanager
 def _command_line(*arguments: str) -> Iterator[None]:
     """Let `hydra.main` read these arguments and raise its errors; it would print them and exit."""
-    outer = sys.argv, GlobalHydra.instance().hydra, os.environ.get(RAISE)
-    sys.argv, os.environ[RAISE] = [sys.argv[0], *arguments], "1"
+    outer = sys.argv, GlobalHydra.instance().hydra
+    sys.argv = [sys.argv[0], *arguments]
     GlobalHydra.instance().clear()
     try:
-        yield
+        with environment({"HYDRA_FULL_ERROR": "1"}):
+            yield
     finally:
-        sys.argv, GlobalHydra.instance().hydra, os.environ[RAISE] = outer[0], outer[1], outer[2] or "0"
+        sys.argv, GlobalHydra.instance().hydra = outer
 
 
 def _hint(overrides: Sequence[str]) -> str:

@@ -27,7 +27,7 @@ from fewbits.common.redaction import redacted
 from fewbits.experiments.storage.run_folder import RunFolder
 from fewbits.experiments.tracking import mlflow_database, mlflow_runs
 from fewbits.experiments.tracking import tracker as tracking
-from fewbits.experiments.tracking.mlflow_runs import FOLDER, TRIAL
+from fewbits.experiments.tracking.mlflow_runs import FOLDER, TRIAL, OwnedRuns
 from fewbits.experiments.tracking.owner import STORE, Owner, owner_of
 from fewbits.sweeps.planning.expand import Cell
 from fewbits.sweeps.planning.plan import Plan
@@ -187,14 +187,15 @@ class Mirror:
         key = {SWEEP: sweep.name, SCALE: sweep.scale}
         note = {"mlflow.note.content": sweep.about} if sweep.about else {}
         name = f"{sweep.name} {sweep.scale}"
-        adopted = mlflow_runs.adopt(client, experiment, owner, self._runs, key)
+        owned = OwnedRuns(client, experiment, owner)
+        adopted = owned.adopt(self._runs, key)
         if adopted:
             self._adopt_parent(client, experiment, owner, key)
-        parent = mlflow_runs.one_run(client, experiment, owner, {**key, KIND: "sweep"}, name, note, time.time())
+        parent = owned.one({**key, KIND: "sweep"}, name, note, time.time())
         for run in adopted:
             client.set_tag(run.info.run_id, PARENT, parent.info.run_id)
         group = SentSweep(experiment, parent.info.run_id)
-        for run in mlflow_runs.search(client, experiment, {**key, **owner.key}):
+        for run in owned.search(key):
             tags = run.data.tags
             if TRIAL not in tags:
                 continue
@@ -243,8 +244,9 @@ class Mirror:
         tags |= {tag: value for tag, value in _tags(folder, State(want.looks[trial][0])).items() if value}
         name = ", ".join(f"{key} {value}" for key, value in cell.place.items())
         alone = self.uri.startswith("sqlite")  # the store's lock prevents other drivers from creating the run too
-        make = mlflow_runs.new_run if alone else mlflow_runs.one_run
-        return make(client, group.experiment, want.owner, key, name, {**tags, CURRENT: "yes"}, tracking.began(folder))
+        owned = OwnedRuns(client, group.experiment, want.owner)
+        make = owned.new if alone else owned.one
+        return make(key, name, {**tags, CURRENT: "yes"}, tracking.began(folder))
 
     def _reap(self, client: MlflowClient, group: SentSweep, want: WantedSweep | None) -> int:
         """Update runs that are shown as running, of trials that the plan does not have; return their number."""

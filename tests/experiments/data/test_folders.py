@@ -84,16 +84,16 @@ def test_a_file_that_meta_does_not_describe_is_refused(tmp_path: Path) -> None:
     ("meta", "what"),
     [
         ('{"vocab": ', "is not JSON"),
-        ("[]", "not an object; valid are dtype, vocab, separator"),
-        ('{"vocabulary": 5}', "unknown vocabulary; valid are dtype, vocab, separator"),
+        ("[]", "is not a JSON object"),
+        ('{"vocabulary": 5}', "unknown key vocabulary: valid are dtype, vocab, separator"),
         ('{"dtype": "int64"}', "dtype 'int64': valid are uint8, uint16, uint32"),
         ('{"vocab": 65537}', "vocab 65537 with dtype uint16: valid are whole numbers from 0 to 65536"),
         ('{"vocab": 10, "separator": 10}', "separator 10 with dtype uint16: valid are whole numbers from 0 to 9"),
-        ('{"vocab": "many"}', "vocab 'many'"),
-        ('{"sha256": 5}', "sha256 5: an object is expected"),
-        ('{"text_bytes": []}', "text_bytes .*: an object is expected"),
-        ('{"source": "here"}', "source 'here': an object is expected"),
-        ('{"entropy": "high"}', "entropy 'high': a number or null is expected"),
+        ('{"vocab": "many"}', "vocab: int is expected, not 'many'"),
+        ('{"sha256": 5}', "sha256: a mapping is expected, not 5"),
+        ('{"text_bytes": []}', "text_bytes: a mapping is expected"),
+        ('{"source": "here"}', "source: a mapping is expected, not 'here'"),
+        ('{"entropy": "high"}', "entropy: float is expected, not 'high'"),
     ],
 )
 def test_a_meta_that_makes_no_sense_is_refused(tmp_path: Path, meta: str, what: str) -> None:

@@ -97,7 +97,7 @@ def test_a_trial_is_planned_in_a_small_part_of_the_time_of_composing_it(
     began = time.process_time()
     for _ in range(5):
         config._composed.cache_clear()
-        config._interpolated.cache_clear()
+        config._with_values.cache_clear()
         config.resolved(["recipe=mor/block"])
     composition = (time.process_time() - began) / 5
     began = time.process_time()
