@@ -23,13 +23,6 @@ class CommandParser(argparse.ArgumentParser):
         raise ValueError(f"{self.prog.removeprefix('fewbits ')}: {message}")
 
 
-def positive(text: str) -> int:
-    """Return the whole number of an option that has to be 1 or more."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: a whole number of 1 or more is expected")
-    return int(text)
-
-
 def existing(runs: str | None) -> str | None:
     """Return the store that the option `--runs` names; raise ValueError if it does not exist.
 
