@@ -27,7 +27,7 @@ GROUPS: Final[tuple[Group, ...]] = get_args(Group)
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """How blocks get their scales; the last five fields restrict the quantizers that may use it.
+    """A way for blocks to get their scales; the last five fields restrict the quantizers that may use it.
 
     kind: the arithmetic. `none`: no scales; `float`: a float32 per block; `mantissa`: powers of two times a mantissa
         that the blocks of a group share; `power`: powers of two; `two-level`: a block scale in a narrow format times a

@@ -29,7 +29,7 @@ class Job:
 
 
 class Compiled(ABC):
-    """What all compiled backends do alike. The methods without an underscore are those of protocol.py."""
+    """The steps that all compiled backends share. The methods without an underscore are those of protocol.py."""
 
     def quantize(
         self,

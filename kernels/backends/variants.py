@@ -29,7 +29,7 @@ DTYPE_NAMES = dict(zip(DTYPES, ("Bf16", "Fp16", "Fp32"), strict=True))
 
 
 class Spec(NamedTuple):
-    """What a kernel does for one quantizer; the defaults are those of a naive cast without statistics."""
+    """The constants of a kernel for one quantizer; the defaults are those of a naive cast without statistics."""
 
     grid: Grid
     scaling: Scaling
