@@ -1,7 +1,8 @@
 // Number grids: rounds a float32 value to an ExMy grid, nearest or stochastically, and reads and writes the dtypes of
 // tensors. Every backend compiles these functions, and none repeats them.
 //
-// All arithmetic is IEEE float32 with subnormals, without contraction or reassociation (see the flags in compilation.py).
+// All arithmetic is IEEE float32 with subnormals, without contraction or reassociation (see the flags in
+// compilation.py).
 #pragma once
 #ifdef __CUDACC_RTC__  // NVRTC has no standard headers, and has memcpy built in
 typedef unsigned char uint8_t;

@@ -1,4 +1,5 @@
-// The constants that a kernel is compiled for and its arguments. variants.py and device.py mirror these structures field by field.
+// The constants that a kernel is compiled for and its arguments. variants.py and device.py mirror these structures
+// field by field.
 //
 // A kernel is compiled for one Variant, the shape of its tiles and one or two quantizers. All of it is constant, so
 // that the compiler omits what a variant does not use. In tests the same sources run on the CPU, with variants as data
