@@ -35,24 +35,40 @@ MEASURE_gaussws = $(BIN)/fewbits bench train $(if $(ON_GPU),$(TIMED_gpu),$(TIMED
 	$(BIN)/fewbits bench kernels --generators $(if $(ON_GPU),--device cuda) --once --store $(or $(RUNS),runs) || exit $$?;
 
 .DEFAULT_GOAL := help
-.PHONY: help setup more-extras test test-portable lint bench ui clean reproduce $(REPRODUCE)
+.PHONY: help setup more-extras test tests test-deep test-portable mutate lint style types bench ui clean reproduce $(REPRODUCE)
 
 help: ## Show this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /  make \1	/p' $(firstword $(MAKEFILE_LIST)) | expand -t 26
 
 setup: $(BUILT) ## Create .venv, install fewbits with its tools and EXTRAS, build the CPU kernels
 
-test: lint ## Run what CI runs: lint, types and all tests
-	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
+TESTS := $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
+
+# The types are checked while the first tests wait for clusters to start.
+test: style ## Run what CI runs: lint, types, and the tests with a few random examples of each law
+	@$(MAKE) --no-print-directory --jobs=2 types tests
+
+tests: setup
+	$(TESTS)
+
+test-deep: setup ## Run the tests with all examples, repeated kill scenarios and other long checks
+	FEWBITS_TESTS=deep $(TESTS)
 
 test-portable: setup ## Run the tests that train under three instruction sets: this processor's own and two older ones
 	$(BIN)/python tests/portable.py --numprocesses 3 --dist loadfile --quiet
 
-lint: setup ## Check style, format and types
+mutate: setup ## Plant mistakes in the sources, and count those that the tests notice: docs/measured/mutation.md
+	$(BIN)/python -m tests.mutate --write
+
+lint: style types ## Check style, format and types
+
+style: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run --Werror kernels/csrc/*.h kernels/csrc/*.cpp kernels/csrc/*.cu kernels/csrc/*.cuh tests/kernels/backends/simt/*
+
+types: setup
+	$(BIN)/mypy
 
 bench: setup ## Measure the kernels and other libraries
 	$(BIN)/fewbits bench kernels
@@ -91,6 +107,6 @@ $(INSTALLED): pyproject.toml constraints.txt $(if $(filter-out $(HAVE),$(WANTED)
 	@echo $(WANTED) > $(VENV)/.extras
 	touch $@
 
-$(BUILT): $(INSTALLED) kernels/backends/build.py $(wildcard kernels/csrc/*)
+$(BUILT): $(INSTALLED) kernels/backends/build.py $(wildcard kernels/backends/compilation.py kernels/csrc/*)
 	$(BIN)/python -m fewbits.kernels.backends.build
 	touch $@

@@ -75,7 +75,7 @@ def likeness(environment: Environment) -> tuple[str | None, ...]:
 
 def backend_name(device: str) -> str:
     """Return the name of the kernel backend for a kind of device: cpu, cuda or reference."""
-    return backend_for(device).__name__.rpartition(".")[2]
+    return backend_for(device).name
 
 
 @cache

@@ -259,17 +259,16 @@ def _trace(files: Mapping[str, str], lines: dict[str, set[int]]) -> None:
 
 def _build_with_counters(folder: Path) -> None:
     """Replace the CPU library by one that counts its executed lines, in a separate cache."""
-    from fewbits.kernels.backends import build
+    from fewbits.kernels.backends import build, compilation
 
     os.environ["FEWBITS_CACHE"] = str(folder / "cache")
     compiler = build.compiler()
     if compiler is None:
         raise ValueError(build.no_compiler())
-    build.FLAGS = tuple("-O1" if flag == "-O3" else flag for flag in build.FLAGS)  # type: ignore[assignment]
-    objects, target = folder / "objects", build.library_path()
-    for path in (objects, target.parent):
-        path.mkdir(parents=True)
-    build._compile((*compiler, "--coverage"), objects, target)
+    compilation.FLAGS = tuple("-O1" if flag == "-O3" else flag for flag in compilation.FLAGS)  # type: ignore[assignment]
+    objects = folder / "objects"
+    objects.mkdir(parents=True)
+    build.cached(build.library_path(), lambda: build.compile_in(objects, (*compiler, "--coverage")).read_bytes())
 
 
 # ------------------------------------------------------------------------------------------------ comparing

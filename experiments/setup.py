@@ -78,7 +78,7 @@ def coincidences(trial: Trial) -> Iterator[str]:
                 if (shape, block, slot.axis) in seen or block in (Block(), Block(1, None)):
                     continue
                 seen.add((shape, block, slot.axis))
-                r, c = block.resolve(rows, cols, slot.axis)
+                r, c = block.resolve((rows, cols), slot.axis)
                 if r >= rows and c >= cols:
                     yield (
                         f"recipe {recipe.name} is another one at this size: a {block} block covers all of {name} "

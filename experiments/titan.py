@@ -273,7 +273,7 @@ def numerics(models: Sequence[nn.Module]) -> dict[str, float]:
     quantization = layers[0].owner[0] if layers else None
     if not isinstance(quantization, Quantization) or quantization.observer is None:
         return {}
-    rows = quantization.observer.operand_rows(quantization.context.step - 1, layers)
+    rows = quantization.observer.rows(quantization.context.step - 1, layers, weights=False)
     metrics: dict[str, float] = {}
     for slot in dict.fromkeys(row["slot"] for row in rows):
         of_slot = [row for row in rows if row["slot"] == slot]

@@ -6,10 +6,12 @@ from typing import Literal, overload
 import torch
 from torch import Tensor
 
-from fewbits.kernels import ops
+from fewbits.kernels import ops  # noqa: F401, registers the operators
+from fewbits.kernels.backends import protocol as backends
+from fewbits.kernels.counts import CAPPED, ERROR, ERROR_ONE, FLUSHED, LOST, NONFINITE, NONZEROS, SATURATED
 from fewbits.kernels.quantizer import Mixture, Quantizer
 
-ERROR_ONE = 1 << 23
+DTYPES = (*backends.DTYPES, torch.float64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,13 +22,13 @@ class QuantStats:
     until a caller asks for a number.
     """
 
-    counts: Tensor  # [..., 7]: error in units of 2^-23, non-zeros, flushed, saturated, capped, non-finite, lost
+    counts: Tensor  # [..., 7], in the order of counts.py
     amax: Tensor
 
     @property
     def error_sum(self) -> Tensor:
         """The sum of relative errors over non-zeros, each at most 1."""
-        return self.counts[..., 0].double() / ERROR_ONE
+        return self.counts[..., ERROR].double() / ERROR_ONE
 
     @property
     def error(self) -> Tensor:
@@ -35,32 +37,32 @@ class QuantStats:
 
     @property
     def nonzeros(self) -> Tensor:
-        return self.counts[..., 1]
+        return self.counts[..., NONZEROS]
 
     @property
     def flushed(self) -> Tensor:
         """The number of non-zeros that became zero."""
-        return self.counts[..., 2]
+        return self.counts[..., FLUSHED]
 
     @property
     def saturated(self) -> Tensor:
         """The number of elements whose rounded value was beyond the format's maximum."""
-        return self.counts[..., 3]
+        return self.counts[..., SATURATED]
 
     @property
     def capped(self) -> Tensor:
         """The number of elements with a relative error above 1, counted as 1 (possible with stochastic rounding)."""
-        return self.counts[..., 4]
+        return self.counts[..., CAPPED]
 
     @property
     def nonfinite(self) -> Tensor:
         """The number of elements that were NaN or infinite in the input."""
-        return self.counts[..., 5]
+        return self.counts[..., NONFINITE]
 
     @property
     def lost(self) -> Tensor:
         """The number of elements that became NaN or infinite: non-finite inputs and all others in their blocks."""
-        return self.counts[..., 6]
+        return self.counts[..., LOST]
 
 
 @overload
@@ -204,8 +206,8 @@ def check_seed(seed: int) -> int:
 def check_tensor(x: Tensor, axis: int) -> None:
     if not isinstance(x, Tensor):
         raise ValueError(f"expected a tensor, not {type(x).__name__}")
-    if x.dtype not in ops.DTYPES:
-        raise ValueError(f"dtype {x.dtype}: valid are {', '.join(map(str, ops.DTYPES))}")
+    if x.dtype not in DTYPES:
+        raise ValueError(f"dtype {x.dtype}: valid are {', '.join(map(str, DTYPES))}")
     if isinstance(axis, (bool, float)) or axis not in (-1, 0):
         raise ValueError(f"axis {axis!r}: valid are -1 (along the last dimension) and 0 (down the flattened rows)")
 
@@ -222,7 +224,3 @@ def _check_out(x: Tensor, out: Tensor) -> None:
         return
     if torch._C._overlaps(x, out) and (x.data_ptr(), x.stride()) != (out.data_ptr(), out.stride()):
         raise ValueError("out overlaps x in memory: pass x itself or a separate tensor")
-
-
-def _last(x: Tensor) -> int:
-    return x.shape[-1] if x.dim() else 1

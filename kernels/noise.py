@@ -1,16 +1,15 @@
 """Generate packed noise, and sample weights with it so that gradients reach the bit widths (GaussWS, DiffQ)."""
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 
-from fewbits.kernels import ops
 from fewbits.kernels.api import check_seed
-from fewbits.kernels.backends import cuda, reference
+from fewbits.kernels.backends import cuda
 from fewbits.kernels.backends.choice import backend_for
+from fewbits.kernels.backends.protocol import DTYPES, NOISES, Noise
+from fewbits.kernels.quantizer import parts_of
+from fewbits.kernels.reference import noise as reference
 
-NOISES = ("gaussian", "uniform")
 BLOCKS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
@@ -45,7 +44,7 @@ def sample_weight(
     bits: Tensor,
     seed: int,
     *,
-    noise: Literal["gaussian", "uniform"] = "gaussian",
+    noise: Noise = "gaussian",
     block: int = 32,
     dtype: torch.dtype = torch.bfloat16,
 ) -> Tensor:
@@ -58,12 +57,11 @@ def sample_weight(
         raise ValueError(f"noise {noise!r}: valid are {', '.join(NOISES)}")
     if block not in BLOCKS:
         raise ValueError(f"block {block!r}: valid are {', '.join(map(str, BLOCKS))}")
-    valid = ops.DTYPES[:3]
-    if w.dtype not in valid or dtype not in valid:
-        raise ValueError(f"w is {w.dtype}, dtype {dtype}: valid are {', '.join(map(str, valid))}")
+    if w.dtype not in DTYPES or dtype not in DTYPES:
+        raise ValueError(f"w is {w.dtype}, dtype {dtype}: valid are {', '.join(map(str, DTYPES))}")
     if w.dim() != 2:
         raise ValueError(f"w has shape {tuple(w.shape)}: expected a matrix")
-    grid = tuple(-(-n // block) for n in w.shape)
+    grid = parts_of(w.shape, (block, block))
     is_tensor = isinstance(bits, Tensor)
     if not is_tensor or tuple(bits.shape) != grid or bits.dtype != torch.float32 or bits.device != w.device:
         actual = f"{tuple(bits.shape)} {bits.dtype} on {bits.device}" if is_tensor else type(bits).__name__

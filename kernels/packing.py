@@ -8,18 +8,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fewbits.kernels.quantizer import GROUPED, Quantizer
+from fewbits.kernels.quantizer import Quantizer, parts_of
 
 Layout = tuple[tuple[tuple[int, ...], torch.dtype], ...]
 
 
 def layout(q: Quantizer, axis: int, rows: int, cols: int) -> Layout:
     """Return the shapes and dtypes of a packed matrix: codes, block scales (none for a naive cast), group scales."""
-    r, c = q.block.resolve(rows, cols, axis)
-    grid = (0, 0) if q.scaling == "none" else ((rows + r - 1) // r, (cols + c - 1) // c)
-    groups = 0 if q.scaling not in GROUPED else 1 if q.group == "tensor" else grid[1 if axis == 0 else 0]
-    scale = torch.float32 if q.scaling == "amax" else torch.uint8
-    return ((rows, q.format.row_bytes(cols)), torch.uint8), (grid, scale), ((groups,), torch.float32)
+    grid = (0, 0) if q.scaling == "none" else parts_of((rows, cols), q.block.resolve((rows, cols), axis))
+    scale = torch.float32 if q.traits.kind == "float" else torch.uint8
+    return ((rows, q.format.row_bytes(cols)), torch.uint8), (grid, scale), ((q.groups(grid, axis),), torch.float32)
 
 
 def allocate(q: Quantizer, axis: int, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -59,7 +57,7 @@ def stored_scales(codes: Tensor, q: Quantizer) -> Tensor:
     """Convert int32 codes of block scales to their storage: float32 for amax, none for a naive cast, else bytes."""
     if q.scaling == "none":
         return codes.new_empty((0, 0), dtype=torch.uint8)
-    return codes.view(torch.float32) if q.scaling == "amax" else codes.to(torch.uint8)
+    return codes.view(torch.float32) if q.traits.kind == "float" else codes.to(torch.uint8)
 
 
 def scale_codes(scales: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fewbits.kernels import ops  # noqa: F401, registers the operators
 from fewbits.kernels.backends import reference
 from fewbits.kernels.backends.processor import has_fast_bf16_products
 

@@ -23,23 +23,17 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Literal, get_args
 
 from fewbits.kernels.formats import TABLE, Format, Overflow
+from fewbits.kernels.scalings import GROUPS, ROUNDINGS, SCALINGS, Group, Rounding, Scaling
 
-Scaling = Literal["none", "amax", "gam", "e8m0", "mx", "nvfp4", "ue5m3", "fouroversix", "eden"]
-Rounding = Literal["nearest", "stochastic"]
-Group = Literal["tensor", "row"]
 Signs = Literal["te", "none", "each"]
 
-SCALINGS: tuple[Scaling, ...] = get_args(Scaling)
-GROUPED: tuple[Scaling, ...] = ("gam", "nvfp4", "ue5m3", "fouroversix", "eden")  # blocks share a group scale
-ROUNDINGS: tuple[Rounding, ...] = get_args(Rounding)
-GROUPS: tuple[Group, ...] = get_args(Group)
 HADAMARD_SIZES = (2, 4, 8, 16, 32, 64, 128)
 
 _BLOCKS = "tensor, channel or RxC such as 128x128"
@@ -74,34 +68,36 @@ class Block:
             raise ValueError(f"unknown block {text!r}: valid are {_BLOCKS} with R, C ≥ 1")
         return Block(int(match[1]), int(match[2]))
 
-    def resolve(self, rows: int, cols: int, axis: int = -1) -> tuple[int, int]:
-        """Return the block's shape in a 2-D view of rows × cols; axis=0 transposes it, so 1x16 covers 16 rows."""
+    def resolve(self, shape: Sequence[int], axis: int = -1) -> tuple[int, int]:
+        """Return the block's shape in a matrix; axis=0 transposes it, so 1x16 covers 16 rows."""
         if axis not in (-1, 0):
             raise ValueError(f"axis {axis!r}: valid are -1 (along the rows) and 0 (down the rows)")
+        rows, cols = shape
         r, c = (self.rows, self.cols) if axis == -1 else (self.cols, self.rows)
         return (max(rows, 1) if r is None else r, max(cols, 1) if c is None else c)
+
+
+def parts_of(shape: Sequence[int], part: tuple[int, int]) -> tuple[int, int]:
+    """Return how many parts of a size lie below and beside each other in a matrix, cut ones at its edges included."""
+    (rows, cols), (r, c) = shape, part
+    return (rows + r - 1) // r, (cols + c - 1) // c
 
 
 @dataclass(frozen=True, slots=True, init=False)
 class Quantizer:
     """A format × block × scaling × rounding, and the Hadamard transform that precedes them.
 
-    scaling: `none` is the naive cast; `amax` an FP32 scale that maps the block's maximum to the format's; `gam` MoR's
-        algorithm 1; `e8m0` a power of two that never saturates; `mx` OCP MX v1.0's floor rule, which may saturate;
-        `nvfp4` an E4M3 block scale × an FP32 tensor scale; `ue5m3` the same with block scales of a wider range;
-        `fouroversix` the same with the block's maximum mapped to 6 or to 4, whichever has the smaller error; `eden`
-        (MS-EDEN) the same with stochastically rounded scales that correct the change in a block's length by rounding to
-        nearest.
+    scaling: the name of a record in `scalings.py`; `none` is the naive cast.
     hadamard: the size of the random Hadamard transform along the axis, or None.
     signs: the signs of that transform: `te` (TransformerEngine's vector, for size 16, where it is the default), `none`,
         a seed (0 is the default for the other sizes), or `each`: drawn for every GEMM by the caller (`with_signs`).
     overflow: the rule for values beyond the format's maximum.
-    group: the part that shares one GAM mantissa, the tensor or a row of blocks.
+    group: the part whose blocks share a value, the tensor or (gam) a row of blocks.
     """
 
     format: Format
     block: Block
-    scaling: Scaling
+    scaling: str
     rounding: Rounding
     hadamard: int | None
     signs: Signs | int | None
@@ -115,7 +111,7 @@ class Quantizer:
         self,
         format: Format | str = "e4m3",  # noqa: A002, the name of the field
         block: Block | str | tuple[int, int] = "tensor",
-        scaling: Scaling = "none",
+        scaling: str = "none",
         rounding: Rounding = "nearest",
         hadamard: int | None = None,
         signs: Signs | int | None = None,
@@ -146,16 +142,14 @@ class Quantizer:
         _check_choice(f"overflow with format {self.format}", self.overflow, self.format.overflows)
         if self.scaling == "none" and self.block != Block():
             raise ValueError(
-                f"block {self.block} needs a scaling: {', '.join(SCALINGS[1:])} (a naive cast has no blocks)"
+                f"block {self.block} needs a scaling: {', '.join(list(SCALINGS)[1:])} (a naive cast has no blocks)"
             )
         if self.format.name == "fp32" and self.scaling != "none":
             raise ValueError(f"scaling {self.scaling!r} with format fp32: valid is none")
-        if self.scaling == "fouroversix" and self.format.name != "e2m1":
-            raise ValueError(f"scaling 'fouroversix' with format {self.format}: valid is e2m1, which has 4 and 6")
-        if self.scaling == "eden":
-            self._check_eden()
-        if self.group == "row" and self.scaling != "gam":
-            raise ValueError(f"group 'row' with scaling {self.scaling!r}: only gam has groups")
+        if self.group == "row" and "row" not in self.traits.groups:
+            valid = ", ".join(name for name, row in SCALINGS.items() if "row" in row.groups)
+            raise ValueError(f"group 'row' with scaling {self.scaling!r}: only {valid} has groups")
+        self.traits.check(self.format.name, str(self.block), self.rounding, self.hadamard)
         if self.hadamard is None:
             if self.signs is not None:
                 raise ValueError(f"signs {self.signs!r} without hadamard: add a size such as rht16, or remove signs")
@@ -168,19 +162,6 @@ class Quantizer:
             raise ValueError(
                 f"signs {self.signs!r} with hadamard {self.hadamard}: valid are {te}none, each or a seed from 0 to "
                 "2^63 - 1"
-            )
-
-    def _check_eden(self) -> None:
-        """Raise ValueError unless a rotation of whole blocks and stochastic scales alone make MS-EDEN unbiased."""
-        if (self.format.name, self.block) != ("e2m1", Block(1, 16)):
-            raise ValueError(f"scaling 'eden' of {self.format} in blocks {self.block}: valid is e2m1 in 1x16")
-        if self.rounding == "stochastic":
-            raise ValueError("scaling 'eden' with stochastic rounding: only its scales are rounded stochastically")
-        if self.hadamard is None or (type(self.hadamard) is int and self.hadamard < 16):
-            rotation = "without a rotation" if self.hadamard is None else f"with hadamard {self.hadamard}"
-            raise ValueError(
-                f"scaling 'eden' {rotation}: its result is unbiased only over rotations of whole blocks; use "
-                "rht16, rht32, rht64 or rht128, with signs=each in recipes"
             )
 
     def __str__(self) -> str:
@@ -205,7 +186,7 @@ class Quantizer:
 
         format: e4m3, e5m2, e2m1, e3m2, e2m3, e3m4, bf16, fp16, fp32 or any eXmY.
         block: tensor, channel or RxC. A format without a block and a scaling is the naive cast.
-        scaling: amax, gam, e8m0, mx, nvfp4, ue5m3, fouroversix or eden.
+        scaling: a name in the table of `scalings.py`, such as amax, gam, mx or nvfp4.
         options, in any order: stochastic, rhtN, signs=te|none|SEED|each, overflow=saturate|nan|inf, group=tensor|row.
 
         >>> Quantizer.parse("e2m1:1x16:nvfp4:stochastic:rht16")
@@ -215,8 +196,19 @@ class Quantizer:
         return _parse_quantizer(text)
 
     @property
+    def traits(self) -> Scaling:
+        """The record of the scaling."""
+        return SCALINGS[self.scaling]
+
+    def groups(self, grid: tuple[int, int], axis: int) -> int:
+        """Return how many groups the blocks of a grid form: rows of blocks run along the axis."""
+        if not self.traits.groups:
+            return 0
+        return 1 if self.group == "tensor" else grid[1 if axis == 0 else 0]
+
+    @property
     def needs_seed(self) -> bool:
-        return self.rounding == "stochastic" or self.scaling == "eden"
+        return self.rounding == "stochastic" or self.traits.corrects
 
     @property
     def draws_signs(self) -> bool:
@@ -477,7 +469,7 @@ def _block(value: Block | str | tuple[int, int]) -> Block:
     return value if isinstance(value, Block) else Block.parse(str(value))
 
 
-def _check_choice(what: str, value: object, valid: tuple[str, ...]) -> None:
+def _check_choice(what: str, value: object, valid: Collection[str]) -> None:
     if value not in valid:
         raise ValueError(f"unknown {what} {value!r}: valid are {', '.join(valid)}")
 

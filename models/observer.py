@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fewbits.kernels.ops import COUNTS
+from fewbits.kernels.counts import COUNTS
 from fewbits.models.quantized_linear import QuantizedLinear
 from fewbits.models.recipe import SLOTS
 
@@ -47,22 +47,22 @@ class Observer:
                 valid = "1 or more" if minimum else "0 (never) or more"
                 raise ValueError(f"observer.{name} {getattr(config, name)!r}: expected a number of steps, {valid}")
         self.config = config
-        self.layers: list[tuple[str, int, str | None]] = []
+        self.layers = 0
 
-    def bind(self, layers: list[tuple[str, int, str | None]]) -> None:
-        """Set the layers to observe: name, block and part, in the order of their indices."""
+    def bind(self, layers: int) -> None:
+        """Set the number of layers to observe."""
         self.layers = layers
         self._pending: list[tuple[int, Tensor, Tensor | None]] = []
         self._gradients: list[tuple[int, Tensor]] = []
         self._clear()
 
     def _clear(self) -> None:
-        keys = len(self.layers) * len(SLOTS) * 2  # before and after the recipe's switch
+        keys = self.layers * len(SLOTS) * 2  # before and after the recipe's switch
         self._histogram = np.zeros((keys, len(BINS) - 1), np.int64)
         self._counts = np.zeros((keys, COUNTS), np.int64)
         self._errors = np.zeros((keys, 2))  # sum and maximum of the mini-batches' mean errors
         self._choices = np.zeros((keys, ENTRIES), np.int64)
-        self._gradient = np.zeros((len(self.layers), 3))  # times measured; sums of relative error and cosine
+        self._gradient = np.zeros((self.layers, 3))  # times measured; sums of relative error and cosine
 
     # ---- called by the layers
 
@@ -110,20 +110,17 @@ class Observer:
     def due(self, step: int) -> bool:
         return (step + 1) % self.config.window == 0
 
-    def rows(self, step: int, layers: Sequence[QuantizedLinear]) -> list[dict[str, Any]]:
+    def rows(self, step: int, layers: Sequence[QuantizedLinear], *, weights: bool = True) -> list[dict[str, Any]]:
         """Return the rows of the window that ends with `step`, and start the next window.
 
-        The gradients of `step` must still exist.
+        The gradients of `step` must still exist. weights=False omits the rows of the weights, of which a process may
+        hold only a shard.
         """
         self.settle()
-        rows = [row for layer in layers for row in (*self._slot_rows(step, layer), self._weight_row(step, layer))]
-        self._clear()
-        return rows
-
-    def operand_rows(self, step: int, layers: Sequence[QuantizedLinear]) -> list[dict[str, Any]]:
-        """Return the rows without those of the weights, of which a process may hold only a shard."""
-        self.settle()
-        rows = [row for layer in layers for row in self._slot_rows(step, layer)]
+        rows: list[dict[str, Any]] = []
+        for layer in layers:
+            rows += self._slot_rows(step, layer)
+            rows += [self._weight_row(step, layer)] if weights else []
         self._clear()
         return rows
 
@@ -179,9 +176,7 @@ class Observer:
         """Continue from `state`, which an observer of the same layers returned."""
         expected, actual = ({name: tuple(values.shape) for name, values in s.items()} for s in (self.state(), state))
         if actual != expected:
-            raise ValueError(
-                f"the observer's state has shapes {actual}: these {len(self.layers)} layers need {expected}"
-            )
+            raise ValueError(f"the observer's state has shapes {actual}: these {self.layers} layers need {expected}")
         for name, values in state.items():
             setattr(self, f"_{name}", values.numpy().copy())
 

@@ -15,7 +15,6 @@ COMPUTES = {
     "fewbits.kernels.products",
     "fewbits.sample_weight",
     "fewbits.models.networks.decoder",
-    "fewbits.models.gemm",
     "fewbits.models.networks.layers",
     "fewbits.models.networks.mamba2",
     "fewbits.models.quantize",

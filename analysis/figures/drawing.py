@@ -40,8 +40,8 @@ class Drawing:
     ) -> None:
         """Write words whose left, center or right is at x and whose middle is at y."""
         ink = color or (theme().quiet if quiet else theme().text)
-        options = {"va": "center", "color": ink, "fontsize": size, "weight": "bold" if bold else "normal"} | options
-        self.axes.text(x, y, words, ha=at, **options)
+        options = {"va": "center", "weight": "bold" if bold else "normal"} | options
+        self.axes.text(x, y, words, ha=at, color=ink, fontsize=size, **options)
 
     def box(
         self,
@@ -63,8 +63,7 @@ class Drawing:
             Rectangle((x, y), width, height, facecolor=fill, edgecolor=colour, linewidth=width_of_line, zorder=2)
         )
         if words:
-            options = {"va": "center_baseline", "zorder": 3} | options
-            self.text(x + width / 2, y + height / 2, words, at="center", **options)
+            self.text(x + width / 2, y + height / 2, words, at="center", va="center_baseline", zorder=3, **options)
 
     def arrow(
         self, start: tuple[float, float], end: tuple[float, float], *, style: str = "-|>", edge: str = "quiet"

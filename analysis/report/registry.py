@@ -59,7 +59,7 @@ class StudyRegistry:
     def missing(self) -> list[str]:
         """Ids of what the paper has and nothing makes."""
         own = paper(self.study)
-        there = {entry.id for entry in (*self.tables, *self.figures)}
+        there = {*(entry.id for entry in self.tables), *(entry.id for entry in self.figures)}
         names = [*(table.id for table in own.tables), *(figure.id for figure in own.figures)]
         return [name for name in names if name not in there]
 

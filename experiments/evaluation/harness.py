@@ -4,7 +4,6 @@ This is deterministic and has no side effects: lm-eval seeds the global generato
 trial that is evaluated midway continues unchanged. Tasks with local data (`dataset_path: json`) need no network.
 """
 
-import os
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from fewbits.common.environment import environment
 from fewbits.experiments.evaluation.protocols import Model, Tokenizer
 from fewbits.experiments.evaluation.tasks import TASK_GROUPS, shots
 
@@ -54,7 +54,8 @@ def run_tasks(
     lm = FewbitsLM(model, tokenizer, length=length, batch=batch, end=end)
     manager = _manager(wanted, include_path)
     _check_code(manager, wanted, run_code)
-    with _seeded(), _environment(DISABLE_MULTIPROC="1", **({"HF_ALLOW_CODE_EVAL": "1"} if run_code else {})):
+    # Without DISABLE_MULTIPROC lm-eval would fork this process with threads.
+    with _seeded(), environment({"DISABLE_MULTIPROC": "1", **({"HF_ALLOW_CODE_EVAL": "1"} if run_code else {})}):
         evaluated = evaluate(
             lm=lm,
             task_dict=_load(manager, wanted),
@@ -154,18 +155,3 @@ def _seeded() -> Iterator[None]:
         finally:
             random.setstate(python)
             np.random.set_state(numpy)
-
-
-@contextmanager
-def _environment(**settings: str) -> Iterator[None]:
-    """Set environment variables temporarily. Without DISABLE_MULTIPROC lm-eval would fork this process with threads."""
-    before = {name: os.environ.get(name) for name in settings}
-    os.environ.update(settings)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value

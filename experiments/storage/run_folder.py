@@ -8,7 +8,6 @@ time. `result.json` is written last: if it exists, the trial has ended, with sta
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Collection, Iterator, Mapping
@@ -19,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from fewbits.common.atomic import remove_folder, remove_leftovers, write_atomically, write_json
+from fewbits.common.atomic import checked_json, remove_folder, remove_leftovers, write_atomically, write_json
 from fewbits.common.locks import locked
 from fewbits.experiments.identity import computed_by_todays_sources, possible_identities, trial_id
 from fewbits.experiments.storage.checkpoints import Checkpoint, load, newest, steps
@@ -85,7 +84,7 @@ class RunFolder:
         """Return the trial's result, or None if it has not ended; raise ValueError for a damaged or foreign result."""
         path = self.path / "result.json"
         try:
-            result = _json(path)
+            result = checked_json(path)
         except ValueError as error:
             raise ValueError(f"{error}: remove it and run the trial again") from None
         if result is not None and (
@@ -97,7 +96,7 @@ class RunFolder:
         return result
 
     def provenance(self) -> dict[str, Any] | None:
-        return _json(self.path / "provenance.json")
+        return checked_json(self.path / "provenance.json")
 
     def begin(self, trial: Trial, provenance: Mapping[str, Any]) -> None:
         """Write the config and the provenance before the trial trains. Only the run's writer may call this."""
@@ -158,7 +157,7 @@ def _existing(runs: Path, trial_id: str) -> RunFolder | None:
 
 def opened(path: Path) -> RunFolder:
     """Return the folder of an existing run, such as a branch's parent; raise ValueError if it is no run."""
-    provenance = _json(path / "provenance.json")
+    provenance = checked_json(path / "provenance.json")
     if provenance is None:
         raise ValueError(f"{path} is no run folder: it has no provenance.json")
     if not isinstance(provenance.get("id"), str):
@@ -174,18 +173,6 @@ def saved_trial(path: Path) -> Trial:
         raise ValueError(f"{path} is no run folder: {error.strerror}: config.yaml") from None
     except (ValueError, yaml.YAMLError) as error:
         raise ValueError(f"{path / 'config.yaml'} is not the config of a trial: {error}") from None
-
-
-def _json(path: Path) -> dict[str, Any] | None:
-    try:
-        content = json.loads(path.read_text("utf-8"))
-    except FileNotFoundError:
-        return None
-    except ValueError as error:
-        raise ValueError(f"{path} is not JSON: {error}") from None
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} is not a JSON object")
-    return content
 
 
 def plain(value: Any) -> Any:

@@ -34,7 +34,7 @@ from fewbits.common.redaction import redacted
 from fewbits.experiments.storage.run_folder import RunFolder, saved_trial
 from fewbits.experiments.tracking import mlflow_database
 from fewbits.experiments.tracking.mlflow_database import Point
-from fewbits.experiments.tracking.mlflow_runs import FOLDER, TRIAL, adopt, one_run, search
+from fewbits.experiments.tracking.mlflow_runs import FOLDER, TRIAL, OwnedRuns
 from fewbits.experiments.tracking.owner import owner_of, store_id
 from fewbits.experiments.trial import Runtime, Trial
 from fewbits.kernels.backends.build import cache_folder
@@ -288,9 +288,9 @@ def reap(client: MlflowClient, runs: Path) -> int:
     trials = client.get_experiment_by_name(EXPERIMENT)
     if trials is None:
         return 0
-    reaped, owner = 0, owner_of(runs)
-    adopt(client, trials.experiment_id, owner, runs, {})
-    for run in search(client, trials.experiment_id, owner.key):
+    reaped, owned = 0, OwnedRuns(client, trials.experiment_id, owner_of(runs))
+    owned.adopt(runs, {})
+    for run in owned.search({}):
         tags = run.data.tags
         folder = RunFolder(runs.resolve() / Path(tags.get(FOLDER, "")).name, tags.get(TRIAL, ""))
         origin = folder.provenance() or {}
@@ -377,8 +377,8 @@ class Tracker:
         runs = folder.path.parent
         uri = tracking_uri(runs)
         client = connect(runs, uri)
-        trials = experiment(client, EXPERIMENT, runs, uri)
-        tags, owner, key = {"mlflow.source.name": "fewbits train"}, owner_of(runs), {TRIAL: folder.id}
-        adopt(client, trials, owner, runs, key)
-        run = one_run(client, trials, owner, key, folder.path.name, tags, began(folder))
+        trials = OwnedRuns(client, experiment(client, EXPERIMENT, runs, uri), owner_of(runs))
+        trials.adopt(runs, {TRIAL: folder.id})
+        source = {"mlflow.source.name": "fewbits train"}
+        run = trials.one({TRIAL: folder.id}, folder.path.name, source, began(folder))
         return client, run.info.run_id

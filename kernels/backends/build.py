@@ -18,38 +18,15 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import TextIO
 
 from fewbits.common.locks import locked
+from fewbits.kernels.backends import compilation
 
-SOURCES = Path(__file__).parents[1] / "csrc"
-UNITS = (
-    "cpu.cpp",
-    "cpu_bf16.cpp",
-    "cpu_fp16.cpp",
-    "cpu_fp32.cpp",
-    "cpu_packed.cpp",
-    "cpu_noise.cpp",
-    "cpu_gemm.cpp",
-)
-
-# -fno-trapping-math and -fno-math-errno let comparisons and roots inside loops vectorise; -ffp-contract=off keeps the
-# two roundings of a*b+c, as in the reference. No flag here may reorder floating point operations.
-FLAGS = (
-    "-std=c++17",
-    "-O3",
-    "-fPIC",
-    "-fopenmp",
-    "-fno-trapping-math",
-    "-fno-math-errno",
-    "-ffp-contract=off",
-    "-Wno-psabi",
-)
 NO_LOCKS = "processes that compile at the same time may conflict: start one first, or set FEWBITS_CACHE"
-NATIVE = {"x86_64": ("-march=native", "-mprefer-vector-width=512"), "aarch64": ("-mcpu=native",)}
-ARCHITECTURE = "FEWBITS_CPU_ARCH"  # environment variable that replaces the value of -march, for example x86-64-v3
 
 
 class BuildError(RuntimeError):
@@ -68,13 +45,6 @@ def no_compiler() -> str:
     return f"no C++ compiler found: {f'CXX={requested} is not installed' if requested else 'install g++, or set CXX'}"
 
 
-def flags() -> tuple[str, ...]:
-    """Return the compiler's flags for this processor, or for the one that FEWBITS_CPU_ARCH names."""
-    native = NATIVE.get(platform.machine(), ())
-    requested = os.environ.get(ARCHITECTURE)
-    return FLAGS + ((f"-march={requested}", *native[1:]) if requested else native)
-
-
 def cache_folder() -> Path:
     if folder := os.environ.get("FEWBITS_CACHE"):
         return Path(folder)
@@ -83,8 +53,8 @@ def cache_folder() -> Path:
 
 def library_path() -> Path:
     """Return the path of the compiled library, which may not exist yet."""
-    parts = [f"{path.name}\n{path.read_text()}" for path in sorted(SOURCES.glob("*.[hc]*"))]
-    parts += [*flags(), str(_openmp_of_torch()), _processor()]
+    parts = [f"{path.name}\n{path.read_text()}" for path in compilation.cpu_sources()]
+    parts += [*compilation.flags(), str(_openmp_of_torch()), _processor()]
     return cache_folder() / f"cpu-{hashlib.sha256('|'.join(parts).encode()).hexdigest()[:16]}.so"
 
 
@@ -102,23 +72,23 @@ def build() -> Path:
 
     Raises BuildError if the compiler fails or there is none.
     """
-    target = library_path()
-    if is_whole(target):
-        return target
-    command = compiler()
-    if command is None:
+    target, command = library_path(), compiler()
+    if command is None and not is_whole(target):
         raise BuildError(f"{target} is damaged, and {no_compiler()}" if target.exists() else no_compiler())
-    with open_lock(target.with_suffix(".lock")) as lock, locked(lock, NO_LOCKS):
-        if not is_whole(target):
-            folder = target.with_suffix(".build")
-            shutil.rmtree(folder, ignore_errors=True)  # left by a process that was killed
-            folder.mkdir()
-            if sys.stderr.isatty():
-                print(f"fewbits: compiling the CPU kernels into {target.parent}, once", file=sys.stderr, flush=True)
-            try:
-                _compile(command, folder, target)
-            finally:
-                shutil.rmtree(folder, ignore_errors=True)
+    return cached(target, lambda: _compiled(command or (), target))
+
+
+def cached(target: Path, make: Callable[[], bytes]) -> Path:
+    """Return the target after one process has made its content, unless the file is there and whole."""
+    if not is_whole(target):
+        with open_lock(target.with_suffix(".lock")) as lock, locked(lock, NO_LOCKS):
+            if not is_whole(target):
+                content, unfinished = make(), target.with_suffix(".tmp")
+                with open(unfinished, "wb") as file:
+                    file.write(content + hashlib.sha256(content).digest())
+                    file.flush()
+                    os.fsync(file.fileno())
+                unfinished.rename(target)
     return target
 
 
@@ -136,34 +106,31 @@ def compiler_error(command: tuple[str, ...]) -> str | None:
         source, result = Path(folder, "try.cpp"), Path(folder, "try.so")
         source.write_text("#include <algorithm>\nint largest(int a, int b) { return std::max(a, b); }\n")
         try:
-            _run([[*command, *flags(), "-shared", str(source), "-o", str(result)]])
+            _run([[*command, *compilation.flags(), "-shared", str(source), "-o", str(result)]])
             _load(result)
         except (BuildError, OSError) as error:
             return str(error)
     return None
 
 
-def _compile(command: tuple[str, ...], folder: Path, target: Path) -> None:
-    objects = [str(folder / f"{unit}.o") for unit in UNITS]
-    _run(
-        [
-            [*command, *flags(), "-c", str(SOURCES / unit), "-o", result]
-            for unit, result in zip(UNITS, objects, strict=True)
-        ]
-    )
+def _compiled(command: tuple[str, ...], target: Path) -> bytes:
+    if sys.stderr.isatty():
+        print(f"fewbits: compiling the CPU kernels into {target.parent}, once", file=sys.stderr, flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        return compile_in(Path(folder), command).read_bytes()
+
+
+def compile_in(folder: Path, command: tuple[str, ...]) -> Path:
+    """Compile the library in a folder with this compiler; return its path."""
+    units = [(str(compilation.SOURCES / unit), str(folder / f"{unit}.o")) for unit in compilation.UNITS]
+    _run([[*command, *compilation.flags(), "-c", source, "-o", result] for source, result in units])
     # Link torch's OpenMP runtime, so that the process has only one. Two would have twice the threads, which compete by
     # spinning.
-    openmp = _openmp_of_torch()
+    openmp, library = _openmp_of_torch(), folder / "library.so"
     link = [str(openmp), f"-Wl,-rpath,{openmp.parent}"] if openmp else ["-fopenmp"]
-    linked = folder / target.name
-    _run([[*command, "-shared", *objects, *link, "-o", str(linked)]])
-    _load(linked)
-    digest = hashlib.sha256(linked.read_bytes()).digest()
-    with open(linked, "ab") as file:
-        file.write(digest)
-        file.flush()
-        os.fsync(file.fileno())
-    linked.rename(target)
+    _run([[*command, "-shared", *(result for _, result in units), *link, "-o", str(library)]])
+    _load(library)
+    return library
 
 
 def _run(steps: list[list[str]]) -> None:

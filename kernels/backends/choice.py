@@ -6,19 +6,19 @@ FEWBITS_BACKEND forces one. A fallback to the reference is announced once.
 import os
 import warnings
 from functools import cache
-from types import ModuleType
 
 from fewbits.kernels.backends import build, reference
+from fewbits.kernels.backends.protocol import Backend
 
 NAMES = ("reference", "cpu", "cuda")
 
 
-def backend_for(device_type: str) -> ModuleType:
+def backend_for(device_type: str) -> Backend:
     return _choose(os.environ.get("FEWBITS_BACKEND") or None, device_type)
 
 
 @cache
-def _choose(forced: str | None, device_type: str) -> ModuleType:
+def _choose(forced: str | None, device_type: str) -> Backend:
     if forced is not None and forced not in NAMES:
         raise ValueError(f"FEWBITS_BACKEND={forced} is unknown: valid are {', '.join(NAMES)}")
     if forced == "reference":
@@ -38,7 +38,7 @@ def _choose(forced: str | None, device_type: str) -> ModuleType:
     return _cpu_backend(forced)
 
 
-def _cuda_backend(forced: str | None, device_type: str) -> ModuleType:
+def _cuda_backend(forced: str | None, device_type: str) -> Backend:
     from fewbits.kernels.backends import cuda
 
     complaint = cuda.complaint()
@@ -51,10 +51,10 @@ def _cuda_backend(forced: str | None, device_type: str) -> ModuleType:
             f"the fewbits CUDA kernels do not work here; the reference backend is used, many times slower: {complaint}"
         )
         return reference
-    return cuda
+    return cuda.BACKEND
 
 
-def _cpu_backend(forced: str | None) -> ModuleType:
+def _cpu_backend(forced: str | None) -> Backend:
     from fewbits.kernels.backends import cpu
 
     try:
@@ -64,7 +64,7 @@ def _cpu_backend(forced: str | None) -> ModuleType:
             raise
         _warn(f"the fewbits CPU kernels do not work here; the reference backend is used, many times slower: {error}")
         return reference
-    return cpu
+    return cpu.BACKEND
 
 
 def _warn(message: str) -> None:

@@ -7,16 +7,17 @@ line that says why this backend does not work on this machine.
 
 import ctypes
 import threading
-from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
 import torch
 
-from fewbits.kernels.backends import cubins, reference
+from fewbits.kernels.backends import cubins
 from fewbits.kernels.backends.build import BuildError, cache_folder, open_lock
-from fewbits.kernels.backends.device import Device, Variant
+from fewbits.kernels.backends.device import Device
+from fewbits.kernels.backends.protocol import Backend
+from fewbits.kernels.backends.variants import Variant
 
 OLDEST = (8, 0)  # compute capability: bf16 conversion needs Ampere
 
@@ -77,7 +78,7 @@ class CupyLauncher:
             if (variant, index) not in self._kernels:
                 major, minor = torch.cuda.get_device_capability(index)
                 architecture = f"sm_{major}{minor}{'a' if major >= 10 else ''}"  # a: also its own features
-                code = cubins.cubin(cubins.translation_unit(variant.file, variant.constants()), architecture)
+                code = cubins.cubin(variant.source(), architecture)
                 module = _driver().moduleLoadData(code)
                 self._modules.append(module)
                 self._kernels[variant, index] = _driver().moduleGetFunction(module, "run")
@@ -98,18 +99,4 @@ def _runtime() -> Any:
     return runtime
 
 
-_DEVICE = Device(CupyLauncher())
-
-never_waits = _DEVICE.never_waits
-quantize = _DEVICE.quantize
-quantize_both = _DEVICE.quantize_both
-encode = _DEVICE.encode
-decode = _DEVICE.decode
-rotate = _DEVICE.rotate
-extent = _DEVICE.extent
-gaussian_noise = _DEVICE.gaussian_noise
-uniform_noise = _DEVICE.uniform_noise
-unpack_noise: Callable[..., torch.Tensor] = _DEVICE.unpack_noise
-sample_weight = _DEVICE.sample_weight
-sample_weight_backward = _DEVICE.sample_weight_backward
-matmul_fp32 = reference.matmul_fp32  # products.py calls torch directly on CUDA
+BACKEND: Backend = Device(CupyLauncher())

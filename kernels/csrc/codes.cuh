@@ -68,7 +68,7 @@ FB_D Codes load_codes(const Packed &p, int row, int col, int valid, int width) {
 
 // The codes of eight values on the grid, none beyond its largest.
 FB_D Codes plain_codes(const Spec &s, const float (&q)[WIDTH]) {
-  const Grid g = grid_of(s);
+  const Grid g = s.grid.grid();
   Codes c{0, 0};
 #pragma unroll
   for (int i = 0; i < WIDTH; i++)
@@ -80,8 +80,8 @@ FB_D Codes plain_codes(const Spec &s, const float (&q)[WIDTH]) {
 // becomes NaN, subnormals are kept and zero keeps its sign. Our format may define more special codes than theirs,
 // because those are beyond its values.
 FB_D constexpr bool laid_out(const Spec &s, int bits, uint32_t mantissa_bits, int min_exponent, uint32_t most) {
-  return s.encodes == bits && s.dropped == 23 - mantissa_bits && s.min_exponent == uint32_t(127 + min_exponent) << 23 &&
-         !s.wide && s.max <= most;
+  return s.encodes == bits && s.grid.dropped == 23 - mantissa_bits &&
+         s.grid.min_exponent == uint32_t(127 + min_exponent) << 23 && !s.grid.wide && s.grid.max <= most;
 }
 constexpr uint32_t BITS_6 = 0x40c00000u, BITS_7_5 = 0x40f00000u, BITS_28 = 0x41e00000u, BITS_448 = 0x43e00000u,
                    BITS_57344 = 0x47600000u;

@@ -36,30 +36,14 @@ void extent(const void *x, int64_t rows, int64_t cols, int64_t R, int64_t C, uin
 
 extern "C" {
 
-enum Dtype { BF16 = 0, FP16 = 1, FP32 = 2 };
-
 void fb_quantize(const void *x, int dtype, int64_t rows, int64_t cols, const fb::Request *requests, int n,
                  int threads) {
-  switch (dtype) {
-    case BF16:
-      return fb::quantize<fb::Bf16>(x, rows, cols, requests, n, threads);
-    case FP16:
-      return fb::quantize<fb::Fp16>(x, rows, cols, requests, n, threads);
-    default:
-      return fb::quantize<fb::Fp32>(x, rows, cols, requests, n, threads);
-  }
+  fb::with_dtype(dtype, [&](auto d) { fb::quantize<decltype(d)>(x, rows, cols, requests, n, threads); });
 }
 
 // amin starts at infinity, amax at 0.
 void fb_extent(const void *x, int dtype, int64_t rows, int64_t cols, int64_t R, int64_t C, uint32_t *amax,
                uint32_t *amin, int threads) {
-  switch (dtype) {
-    case BF16:
-      return fb::extent<fb::Bf16>(x, rows, cols, R, C, amax, amin, threads);
-    case FP16:
-      return fb::extent<fb::Fp16>(x, rows, cols, R, C, amax, amin, threads);
-    default:
-      return fb::extent<fb::Fp32>(x, rows, cols, R, C, amax, amin, threads);
-  }
+  fb::with_dtype(dtype, [&](auto d) { fb::extent<decltype(d)>(x, rows, cols, R, C, amax, amin, threads); });
 }
 }

@@ -5,6 +5,7 @@
 #include "lanes.h"
 #include "noise.h"
 #include "parallel.h"
+#include "request.h"
 
 namespace fb {
 namespace {
@@ -159,21 +160,10 @@ void sample_backward(const Weight<D> &weight, const typename G::Storage *grad, u
         for (int64_t half = block / 2; half > 0; half /= 2)
           for (int64_t c = 0; c < half; c++) v[c] += v[c + half];
         float factor = noise_scale(weight.bits[band * across + b], s.amax[size_t(b)]);
-        out[band * across + b] = (-0.6931471805599453f * factor) * v[0];
+        out[band * across + b] = bits_gradient(factor, v[0]);
       }
     }
   });
-}
-
-template <class F> void with_dtype(int dtype, F f) {
-  switch (dtype) {
-    case 0:
-      return f(Bf16{});
-    case 1:
-      return f(Fp16{});
-    default:
-      return f(Fp32{});
-  }
 }
 
 }  // namespace

@@ -14,7 +14,7 @@ struct Tally {
 FB_HD uint32_t error_units(float x, float y, bool *capped) {
   float r = magnitude(x - y) / magnitude(x);
   *capped = r > 1.0f;
-  return bits((r < 1.0f ? r : 1.0f) + 1.0f) - 0x3f800000u;
+  return bits((r < 1.0f ? r : 1.0f) + 1.0f) - ONE;
 }
 
 // Round a finite scaled value to the grid; `high` are the first 16 bits of its draw.
@@ -43,7 +43,7 @@ struct Element {
   bool saturated;
 };
 template <class D>
-FB_HD Element element(float x, const Grid &g, const Scale &s, int scaling, bool stochastic, uint64_t index,
+FB_HD Element element(float x, const Grid &g, const Scale &s, bool divides, bool stochastic, uint64_t index,
                       uint64_t seed) {
   if (!finite(x)) {  // only with `none`: a non-finite value never becomes finite
     float kept = bits(magnitude(x)) == INF && g.inf ? x : value(NAN_BITS);
@@ -59,7 +59,7 @@ FB_HD Element element(float x, const Grid &g, const Scale &s, int scaling, bool 
   }
   bool over = magnitude(q) > g.max;
   q = with_sign(s.decode == 0.0f ? 0.0f : limited(q, g), x);  // two levels: a block whose scale is 0 becomes zeros
-  float y = scaling == AMAX || scaling == GAM ? q / s.encode : (q * s.decode) * s.outer;
+  float y = divides ? q / s.encode : (q * s.decode) * s.outer;
   if (finite(q) && magnitude(y) > D::max) y = with_sign(D::max, y);  // finite in, finite out
   return Element{q, y, over};
 }
@@ -85,6 +85,9 @@ FB_HD int64_t four_less_six(float size, const Grid &g, const FourOverSix &b, boo
   return four_less_six(size, g, b, rounded<false>(scaled(size, g, b.four), g, stochastic, high, index, seed),
                        rounded<false>(scaled(size, g, b.six), g, stochastic, high, index, seed));
 }
+FB_HD FourOverSix four_over_six(const Scaling &s, float max, const Group &group, float amax) {
+  return FourOverSix{make_scale(s, max, amax, group), make_scale(s, max, amax, group, value(s.expansion)), amax};
+}
 template <bool STOCHASTIC>
 FB_HD int64_t four_less_six_at_once(float size, const Grid &g, const FourOverSix &b, uint32_t high, uint32_t *ask) {
   return four_less_six(size, g, b, rounded_at_once<false, STOCHASTIC>(scaled(size, g, b.four), g, high, ask),
@@ -101,12 +104,13 @@ FB_HD Products products(float v, float q) {
   uint32_t units = bits(v + 8192.0f) - 0x46000000u;  // 8192's last place is 2^-10
   return Products{units * units, units * uint32_t(2.0f * q)};
 }
-// The corrected scale of a block, rounded stochastically: both its code and its decode factor. `number` is the block's.
-FB_HD Scale corrected(Scale s, const Products &sums, uint64_t number, uint64_t seed) {
+// The corrected scale of a block, rounded stochastically to the grid of stored scales: both its code and its decode
+// factor. `number` is the block's.
+FB_HD Scale corrected(Scale s, const Grid &stored, const Products &sums, uint64_t number, uint64_t seed) {
   float factor = sums.products ? float(sums.squares) / (float(sums.products) * 512.0f) : 1.0f;
-  s.decode =
-      rounded<false>(smaller(s.decode * factor, 448.0f), e4m3_grid(), true, rounding_high(number, seed), number, seed);
-  s.code = e4m3_code(s.decode);
+  float to = smaller(s.decode * factor, stored.max);
+  s.decode = rounded<false>(to, stored, true, rounding_high(number, seed), number, seed);
+  s.code = magnitude_code<false>(s.decode, stored);
   return s;
 }
 

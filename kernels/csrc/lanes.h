@@ -45,16 +45,16 @@ inline __attribute__((always_inline)) Words16 philox16(U32x16 c0, U32x16 c1, uin
   U32x16 c2 = {}, c3 = {};
   c2 += stream;
   uint32_t k0 = uint32_t(seed), k1 = uint32_t(seed >> 32);
-  for (int round = 0; round < 10; round++) {
+  for (int round = 0; round < PHILOX_ROUNDS; round++) {
     U32x16 h0, l0, h1, l1;
-    multiply(c0, 0xD2511F53u, h0, l0);
-    multiply(c2, 0xCD9E8D57u, h1, l1);
+    multiply(c0, PHILOX_FACTOR_0, h0, l0);
+    multiply(c2, PHILOX_FACTOR_1, h1, l1);
     c0 = h1 ^ c1 ^ k0;
     c1 = l1;
     c2 = h0 ^ c3 ^ k1;
     c3 = l0;
-    k0 += 0x9E3779B9u;
-    k1 += 0xBB67AE85u;
+    k0 += PHILOX_STEP_0;
+    k1 += PHILOX_STEP_1;
   }
   return Words16{{c0, c1, c2, c3}};
 }
@@ -231,9 +231,9 @@ inline __attribute__((always_inline)) Counts run(const typename D::Storage *__re
       }
       error += bits(r + 1.0f);
     }
-    counts.error = error - uint32_t(n) * 0x3f800000u;  // the sums wrap around, and this undoes it
+    counts.error = error - uint32_t(n) * ONE;  // the sums wrap around, and this undoes it
     counts.nonzero = nonzero, counts.zeros = zeros, counts.capped = capped;
-    counts.again = counts.again || worst > 0x3f800000u;
+    counts.again = counts.again || worst > ONE;
   }
   return counts;
 }

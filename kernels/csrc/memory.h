@@ -27,6 +27,10 @@ inline void add_to(Tally *target, const Tally &t) {
   for (int i = 0; i < int(sizeof(Tally) / sizeof(int64_t)); i++) __atomic_fetch_add(to + i, from[i], __ATOMIC_RELAXED);
 }
 
+// Results larger than the caches bypass them.
+template <class D> bool exceeds_caches(int64_t rows, int64_t cols) {
+  return double(rows) * double(cols) * sizeof(Cell<D>) > double(16 << 20);
+}
 // Stores of results larger than the caches should not read their lines first. `aligned` runs bypass the caches, others
 // do not.
 inline void put(void *to, const void *from, size_t bytes, bool around) {

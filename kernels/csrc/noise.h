@@ -47,5 +47,7 @@ FB_HD float exp2_fixed(double t) {
 }
 // The factor of the noise in a square: 2^(1 - bits) * max|w|.
 FB_HD float noise_scale(float bits, float amax) { return exp2_fixed(1.0 - double(bits)) * amax; }
+// The gradient of a square's bit width: `sum` is that of gradient times noise.
+FB_HD float bits_gradient(float scale, float sum) { return (-0.6931471805599453f * scale) * sum; }
 
 }  // namespace fb

@@ -1,7 +1,8 @@
 // Number grids: rounds a float32 value to an ExMy grid, nearest or stochastically, and reads and writes the dtypes of
 // tensors. Every backend compiles these functions, and none repeats them.
 //
-// All arithmetic is IEEE float32 with subnormals, without contraction or reassociation (see the flags in build.py).
+// All arithmetic is IEEE float32 with subnormals, without contraction or reassociation (see the flags in
+// compilation.py).
 #pragma once
 #ifdef __CUDACC_RTC__  // NVRTC has no standard headers, and has memcpy built in
 typedef unsigned char uint8_t;
@@ -23,7 +24,8 @@ typedef long long int64_t;
 
 namespace fb {
 
-constexpr uint32_t SIGN = 0x80000000u, MAGNITUDE = 0x7fffffffu, INF = 0x7f800000u, NAN_BITS = 0x7fc00000u;
+constexpr uint32_t SIGN = 0x80000000u, MAGNITUDE = 0x7fffffffu, INF = 0x7f800000u, NAN_BITS = 0x7fc00000u,
+                   ONE = 0x3f800000u, BINADE = 0x800000u;  // BINADE: from a power of two to the next
 constexpr float FLOAT_MAX = 3.4028234663852886e38f, FLOAT_MIN_NORMAL = 1.1754943508222875e-38f;
 
 FB_HD uint32_t bits(float v) {
@@ -126,6 +128,10 @@ struct Grid {
   uint32_t wide;
   uint32_t inf;  // the grid has infinities
 };
+struct GridWords {  // the same with floats as their bits, which a preprocessor's constant can hold
+  uint32_t min_exponent, dropped, max, overflow, wide, inf;
+  FB_HD Grid grid() const { return Grid{min_exponent, dropped, value(max), value(overflow), wide, inf}; }
+};
 
 struct Step {  // the grid's spacing around one value
   uint32_t exponent;
@@ -159,7 +165,7 @@ FB_HD float bounded(float v, const Grid &g) {
 template <bool WIDE> FB_HD uint32_t magnitude_code(float q, const Grid &g) {
   float size = magnitude(q), normal = value(g.min_exponent);
   if (WIDE) return bits(size) >> g.dropped;
-  uint32_t below = bits(size + normal), above = bits(size) + 0x800000u;
+  uint32_t below = bits(size + normal), above = bits(size) + BINADE;
   return ((below > above ? below : above) - g.min_exponent) >> g.dropped;
 }
 FB_HD uint32_t magnitude_code(float q, const Grid &g) {
@@ -170,8 +176,7 @@ FB_HD uint32_t magnitude_code(float q, const Grid &g) {
 template <bool WIDE> FB_HD float magnitude_value(uint32_t code, const Grid &g, bool special = true) {
   uint32_t steps = code << g.dropped;
   if (WIDE) return value(steps);
-  float below = value(steps + g.min_exponent) - value(g.min_exponent),
-        above = value(steps + g.min_exponent - 0x800000u);
+  float below = value(steps + g.min_exponent) - value(g.min_exponent), above = value(steps + g.min_exponent - BINADE);
   float size = smaller(below, above);
   if (!special) return size;
   uint32_t last = magnitude_code<false>(g.max, g);

@@ -6,9 +6,22 @@
 
 namespace fb {
 
+// The dtypes of matrices, in the order of DTYPES in protocol.py; `f` takes an object of the dtype's class.
+template <class F> void with_dtype(int dtype, F f) {
+  switch (dtype) {
+    case 0:
+      return f(Bf16{});
+    case 1:
+      return f(Fp16{});
+    default:
+      return f(Fp32{});
+  }
+}
+
 struct Quant {
   Grid grid;
-  int32_t scaling, stochastic, group_by_row, hadamard, down;  // down: vectors run down the rows (axis 0)
+  Scaling scaling;
+  int32_t stochastic, group_by_row, hadamard, down;  // down: vectors run down the rows (axis 0)
   Signs signs;
   int64_t block_rows, block_cols;  // as stored in the matrix
   uint64_t seed;

@@ -1,4 +1,5 @@
-// The constants that a kernel is compiled for and its arguments. device.py mirrors these structures field by field.
+// The constants that a kernel is compiled for and its arguments. variants.py and device.py mirror these structures
+// field by field.
 //
 // A kernel is compiled for one Variant, the shape of its tiles and one or two quantizers. All of it is constant, so
 // that the compiler omits what a variant does not use. In tests the same sources run on the CPU, with variants as data
@@ -6,6 +7,7 @@
 #pragma once
 #include "element.h"
 #include "hadamard.h"
+#include "ordinary.h"
 
 #ifdef FB_SIMT
 #define FB_D inline
@@ -23,8 +25,9 @@ enum Source { ON_CHIP = 0, LOOKUP = 1 };
 enum Piece { TILES = 0, PATCHES = 1, VECTORS = 2, ELEMENTS = 3 };
 
 struct Spec {
-  uint32_t min_exponent, dropped, max, overflow, wide, inf;  // the Grid; floats as their bits
-  int32_t scaling, stochastic, group_by_row, hadamard, ragged, inverse, down,
+  GridWords grid;
+  Scaling scaling;
+  int32_t stochastic, group_by_row, hadamard, ragged, inverse, down,
       source;                      // ragged: some transforms are cut
   int32_t block_rows, block_cols;  // ON_CHIP: powers of two, as stored in the matrix
   int32_t stats, skips;
@@ -101,8 +104,9 @@ FB_D constexpr int spec_count() { return COUNT; }
 // How many CTAs at least share a multiprocessor's registers: 512 threads' worth, except for the few variants that need
 // more than 128 registers.
 FB_D constexpr bool heavy(const Spec &s) {
-  return (s.down && s.hadamard > (COUNT > 1 ? 0 : 16)) || (s.scaling == FOUROVERSIX && s.source == ON_CHIP) ||
-         (s.ragged && s.stochastic) || (s.scaling != NONE && s.source == ON_CHIP && s.block_rows * s.block_cols < 4);
+  return (s.down && s.hadamard > (COUNT > 1 ? 0 : 16)) || (s.scaling.compares() && s.source == ON_CHIP) ||
+         (s.ragged && s.stochastic) ||
+         (s.scaling.kind != NONE && s.source == ON_CHIP && s.block_rows * s.block_cols < 4);
 }
 FB_D constexpr int least_ctas() {
   int threads = heavy(spec<0>()) || heavy(spec<1>()) ? 256 : 512;
@@ -110,30 +114,11 @@ FB_D constexpr int least_ctas() {
 }
 #endif
 
-FB_D Grid grid_of(const Spec &s) {
-  return Grid{s.min_exponent, s.dropped, value(s.max), value(s.overflow), s.wide, s.inf};
-}
-FB_D bool divides(const Spec &s) { return s.scaling == AMAX || s.scaling == GAM; }
-FB_D bool grouped(const Spec &s) { return is_grouped(s.scaling); }
-
 FB_D int group_index(const Spec &s, int block_row, int block_col) {
   return !s.group_by_row ? 0 : s.down ? block_col : block_row;
 }
 
-// Every element takes the slow path: overflow does not saturate, or a wide grid is scaled.
-FB_D bool exact_only(const Spec &s) { return s.overflow != s.max || (s.wide && s.scaling != NONE); }
-
-// True if the fast path can process a block (or a vector of a naive cast): all is finite, nothing overflows, and no
-// result but zero is below normal float32.
-template <class D> FB_D bool ordinary(const Spec &s, uint32_t amax, const Scale &scale) {
-  Grid g = grid_of(s);
-  float a = value(amax), smallest = value(g.min_exponent) * power_of_two(int(g.dropped) - 23);
-  float most = s.scaling != NONE ? D::max / 4 : smaller(D::max / 4, g.wide ? g.max / 2 : 2 * g.max);
-  float least = s.scaling == NONE ? 0.0f : FLOAT_MIN_NORMAL * 4 * (g.max / smallest);
-  bool plain = a <= most && (a >= least || a == 0.0f);
-  if (divides(s)) plain = plain && scale.encode > 8.6e-19f && scale.encode < 1.15e18f;  // 2^-60, 2^60: see `quotient`
-  if (two_levels(s.scaling)) plain = plain && (scale.code || a == 0.0f);
-  return plain;
-}
+// The fast path is not compiled where no block can take it.
+FB_D bool exact_only(const Spec &s) { return exact_only(s.scaling, s.grid.grid()); }
 
 }  // namespace fb

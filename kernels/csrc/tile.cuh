@@ -118,12 +118,12 @@ FB_D uint32_t larger(uint32_t a, uint32_t b) { return a > b ? a : b; }
 struct Split {  // of a thread's patch into parts of blocks
   int rows, cols;
   FB_D explicit Split(const Spec &s)
-      : rows(shape().along && s.scaling != NONE ? SLOTS
-             : s.block_rows < SLOTS             ? s.block_rows
-                                                : SLOTS),
-        cols(shape().along && s.scaling != NONE ? WIDTH
-             : s.block_cols < WIDTH             ? s.block_cols
-                                                : WIDTH) {}
+      : rows(shape().along && s.scaling.kind != NONE ? SLOTS
+             : s.block_rows < SLOTS                  ? s.block_rows
+                                                     : SLOTS),
+        cols(shape().along && s.scaling.kind != NONE ? WIDTH
+             : s.block_cols < WIDTH                  ? s.block_cols
+                                                     : WIDTH) {}
   FB_D int row(int k) const { return k / rows * rows; }  // the start of the part that contains k
   FB_D int col(int i) const { return i / cols * cols; }
   FB_D bool starts(int k, int i) const { return k % rows == 0 && i % cols == 0; }
@@ -141,7 +141,7 @@ FB_D void block_amaxes(const Spec &s, const Tile &t, const Vector<D> (&x)[SLOTS]
       uint32_t &m = amax[split.row(k)][split.col(i)];
       m = larger(m, uint32_t(x[k].get(i) & D::magnitude_mask));
     }
-  if (s.scaling == NONE) return;
+  if (s.scaling.kind == NONE) return;
 
   int across = sh.along ? sh.threads : s.block_cols / WIDTH;  // threads that share a block across
   int below = sh.along ? 1 : s.block_rows / SLOTS;            // and down

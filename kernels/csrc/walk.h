@@ -3,7 +3,7 @@
 #pragma once
 #include <numeric>
 #include "parallel.h"
-#include "plan.h"
+#include "plan_rows.h"
 
 namespace fb {
 

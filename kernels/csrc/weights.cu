@@ -138,7 +138,7 @@ template <class D, class O> FB_D void sample_weight_backward(const WeightCall &c
   if (in_square || col >= call.cols) return;
   int64_t square = int64_t(band) * ((call.cols + block - 1) / block) + col / block;
   float scale = noise_scale(call.bits[square], D::widen(S(top)));
-  ((float *)call.out)[square] = (-0.6931471805599453f * scale) * sum;
+  ((float *)call.out)[square] = bits_gradient(scale, sum);
 }
 
 }  // namespace fb

@@ -7,7 +7,7 @@ the block's letter in `pattern` names. Parameters are FP32. The residual stream 
 on; logits and loss are FP32.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, Literal
@@ -59,31 +59,41 @@ class DecoderConfig:
     init_std: float = 0.02
 
     def __post_init__(self) -> None:
-        _choose(self, "activation", ACTIVATIONS)
-        _choose(self, "norm", NORMS)
-        _choose(self, "positions", POSITIONS)
-        _choose(self, "init", INITS)
+        for field, valid, choices in self._rules():
+            if not valid:
+                value = getattr(self, field)
+                raise ValueError(f"{field} {value!r} of model {self.name!r}: valid are {choices}")
+
+    def _rules(self) -> Iterator[tuple[str, bool, str]]:
+        """Yield a field, whether its value is valid, and the valid values; later rules rely on earlier ones."""
+        names: Mapping[str, Collection[str]] = {
+            "activation": ACTIVATIONS,
+            "norm": NORMS,
+            "positions": POSITIONS,
+            "init": INITS,
+        }
+        for field, choices in names.items():
+            yield field, getattr(self, field) in choices, ", ".join(choices)
         sizes = ("vocab", "width", "layers", "heads", "kv_heads", "head_dim", "ffn", "context")
         for field in (*sizes, "mamba_groups", "mamba_state", "mamba_head_dim", "mamba_expand", "mamba_conv"):
-            _require(self, field, getattr(self, field) >= 1, "integers ≥ 1")
-        _require(self, "kv_heads", self.heads % self.kv_heads == 0, f"divisors of heads, {self.heads}")
-        _require(self, "init_std", self.init_std > 0, "numbers > 0")
-        _require(self, "norm_eps", self.norm_eps > 0, "numbers > 0")
+            yield field, getattr(self, field) >= 1, "integers ≥ 1"
+        yield "kv_heads", self.heads % self.kv_heads == 0, f"divisors of heads, {self.heads}"
+        for field in ("init_std", "norm_eps"):
+            yield field, getattr(self, field) > 0, "numbers > 0"
         if self.positions == "rope":
-            _require(self, "rope_theta", self.rope_theta > 1, "numbers > 1")
+            yield "rope_theta", self.rope_theta > 1, "numbers > 1"
             rotated = self.head_dim * self.rope_fraction
             even = 0 < rotated <= self.head_dim and int(rotated) == rotated and rotated % 2 == 0
-            _require(self, "rope_fraction", even, f"fractions that give an even number ≥ 2 of head_dim {self.head_dim}")
+            yield "rope_fraction", even, f"fractions that give an even number ≥ 2 of head_dim {self.head_dim}"
         if self.pattern:
             letters = ", ".join(f"{letter} {mixer}" for letter, mixer in LETTERS.items())
-            _require(self, "pattern", set(self.pattern) <= set(LETTERS), letters)
+            yield "pattern", set(self.pattern) <= set(LETTERS), letters
             length = len(self.pattern)
-            _require(self, "layers", self.layers == length, f"{length}, the length of pattern {self.pattern!r}")
+            yield "layers", self.layers == length, f"{length}, the length of pattern {self.pattern!r}"
         if "M" in self.pattern:
-            inner = self.mamba_inner
-            _require(self, "mamba_head_dim", inner % self.mamba_head_dim == 0, f"divisors of {inner}, expand × width")
-            heads = self.mamba_heads
-            _require(self, "mamba_groups", heads % self.mamba_groups == 0, f"divisors of the {heads} heads")
+            inner, heads = self.mamba_inner, self.mamba_heads
+            yield "mamba_head_dim", inner % self.mamba_head_dim == 0, f"divisors of {inner}, expand × width"
+            yield "mamba_groups", heads % self.mamba_groups == 0, f"divisors of the {heads} heads"
 
     @property
     def blocks(self) -> tuple[str, ...]:
@@ -102,16 +112,6 @@ class DecoderConfig:
     @property
     def mamba_heads(self) -> int:
         return self.mamba_inner // self.mamba_head_dim
-
-
-def _choose(config: DecoderConfig, field: str, choices: object) -> None:
-    names = tuple(choices)  # type: ignore[arg-type, var-annotated]
-    _require(config, field, getattr(config, field) in names, ", ".join(names))
-
-
-def _require(config: DecoderConfig, field: str, valid: bool, choices: str) -> None:
-    if not valid:
-        raise ValueError(f"{field} {getattr(config, field)!r} of model {config.name!r}: valid are {choices}")
 
 
 # ------------------------------------------------------------------------------------------------ blocks

@@ -62,17 +62,15 @@ class LayerNorm(nn.Module):
         return _layer_norm(x, self.weight, self.bias, self.eps)
 
 
-class LayerNorm1p(nn.Module):
+class LayerNorm1p(LayerNorm):
     """A LayerNorm whose weight is stored around 0 and applied as 1 + weight, so that weight decay pulls it to 1.
 
     It always has a bias, as in Megatron, whose "no bias" refers only to linear layers.
     """
 
     def __init__(self, width: int, eps: float, bias: bool) -> None:
-        super().__init__()
-        self.eps = eps
+        super().__init__(width, eps, bias=True)
         self.weight = nn.Parameter(torch.zeros(width))
-        self.bias = nn.Parameter(torch.zeros(width))
 
     def forward(self, x: Tensor) -> Tensor:
         return _layer_norm(x, 1 + self.weight, self.bias, self.eps)

@@ -6,7 +6,6 @@ Example: build(dataclasses.replace(MODELS["nemotron-nano"], layers=10), seed=1)
 from functools import cache
 
 import torch
-from torch import nn
 
 from fewbits.models.networks.decoder import Decoder, DecoderConfig
 from fewbits.models.networks.initialise import initialise
@@ -52,8 +51,5 @@ def parameters(config: DecoderConfig) -> int:
 @cache
 def linear_parameters(config: DecoderConfig) -> int:
     """Return how many of them are weights of linear layers in blocks, which recipes quantize."""
-    return sum(linear.weight.numel() for linear in _linears(on_meta(config).blocks))
-
-
-def _linears(modules: nn.Module) -> list[Linear]:
-    return [module for module in modules.modules() if isinstance(module, Linear)]
+    modules = on_meta(config).blocks.modules()
+    return sum(module.weight.numel() for module in modules if isinstance(module, Linear))

@@ -11,7 +11,7 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from importlib.util import find_spec
@@ -20,6 +20,7 @@ from typing import Literal
 
 from fewbits import __version__
 from fewbits.common.arguments import CommandParser
+from fewbits.common.tables import print_table
 from fewbits.kernels.backends import build
 
 BACKENDS = ("reference", "cpu", "cuda")
@@ -70,31 +71,28 @@ def main(argv: Sequence[str]) -> int:
     listed = facts()
     checks = self_test() if options.test else None
     well = all(fact.status != "problem" for fact in listed) and all(check.passed for check in checks or ())
-    print(as_json(listed, checks, well) if options.json else as_text(listed, checks))
+    if options.json:
+        print(as_json(listed, checks, well))
+    else:
+        print_table(["", "", ""], _rows(listed))
+        if checks:
+            print_table(
+                ["", "", ""], [("pass" if check.passed else "FAIL", check.name, check.detail) for check in checks]
+            )
     return 0 if well else 1
 
 
-def as_text(listed: Sequence[Fact], checks: Sequence[Check] | None) -> str:
-    lines = []
+def _rows(listed: Sequence[Fact]) -> Iterator[tuple[str, str, str]]:
     for fact in listed:
-        text = ", ".join(str(part) for part in (fact.value, fact.detail) if part not in (None, ""))
-        lines.append(f"{MARKS[fact.status]} {fact.name:10}{text}")
+        yield MARKS[fact.status], fact.name, ", ".join(str(part) for part in (fact.value, fact.detail) if part)
         if fact.fix:
-            lines.append(f"  {'':10}fix: {fact.fix}")
-    for check in checks or ():
-        lines.append(f"{'pass' if check.passed else 'FAIL'}  {check.name}{check.detail and ': '}{check.detail}")
-    return "\n".join(lines)
+            yield "", "", f"fix: {fact.fix}"
 
 
 def as_json(listed: Sequence[Fact], checks: Sequence[Check] | None, well: bool) -> str:
-    answer: dict[str, object] = {"well": well, "facts": {fact.name: _without_name(fact) for fact in listed}}
-    if checks is not None:
-        answer["self_test"] = [asdict(check) for check in checks]
-    return json.dumps(answer, indent=2)
-
-
-def _without_name(fact: Fact) -> dict[str, object]:
-    return {key: value for key, value in asdict(fact).items() if key != "name"}
+    by_name = {fact.name: {key: value for key, value in asdict(fact).items() if key != "name"} for fact in listed}
+    tested = {} if checks is None else {"self_test": [asdict(check) for check in checks]}
+    return json.dumps({"well": well, "facts": by_name, **tested}, indent=2)
 
 
 def self_test() -> list[Check]:

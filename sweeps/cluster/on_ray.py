@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from fewbits.sweeps.cluster.address import check_reachable
 from fewbits.sweeps.cluster.capacity import Demand, ask_autoscaler, bundle, nodes, require_capacity, slots
 from fewbits.sweeps.cluster.ray_machines import RayMachines, selector
 from fewbits.sweeps.planning.sweep import Resources
@@ -64,7 +65,7 @@ class OnRay:
         address = address or os.environ.get("RAY_ADDRESS") or None
         self.alone = address is None  # on this machine, in a Ray of its own
         if address is not None:
-            _check_reachable(address)
+            check_reachable(address)
         if self.alone:
             options: dict[str, Any] = {"include_dashboard": False, "num_cpus": _cores()}
         else:
@@ -213,16 +214,6 @@ def _start(init: Callable[[], object]) -> None:
                     f"Ray did not start on this machine in {STARTS} attempts ({error}): the machine may be too busy; "
                     "--backend local trains without Ray"
                 ) from error
-
-
-def _check_reachable(address: str) -> None:
-    """Raise ValueError if nothing answers at HOST:PORT; Ray would retry for minutes. Other addresses pass."""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if host and port.isdecimal():
-        try:
-            socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
-        except OSError as error:
-            raise ValueError(f"no Ray at {address}: {error.strerror or error}") from None
 
 
 def _rendezvous() -> tuple[str, int]:

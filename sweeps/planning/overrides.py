@@ -11,7 +11,7 @@ from pathlib import PurePath
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
-from fewbits.experiments.config import spelled
+from fewbits.experiments.composition import spelled
 from fewbits.sweeps.planning.sweep import Sweep
 
 RUNS = "runtime.runs"

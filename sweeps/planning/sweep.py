@@ -1,14 +1,14 @@
 """Read a sweep file, which describes trials together: Hydra composes the file, frozen dataclasses check its values.
 
-    words: [model=nemotron-nano, data=python]      # overrides of every trial, as for `fewbits train`
+    overrides: [model=nemotron-nano, data=python]      # overrides of every trial, as for `fewbits train`
     seeds: [0, 1, 2]
     axes:
       recipe.threshold: [0.03, 0.045]              # each value is combined with each value of the other axes
     zipped:
       - {training.steps: [500, 1000], optimizer.lr: [1e-3, 5e-4]}   # these vary together
     arms:
-      trunk: {words: [recipe=bf16], axes: []}      # an arm may leave axes out, as a baseline that is shared
-      mor: {words: [recipe=mor/block], parent: trunk, at: 0.8}      # starts after 0.8 of the parent's steps
+      trunk: {overrides: [recipe=bf16], axes: []}  # an arm may leave axes out, as a baseline that is shared
+      mor: {overrides: [recipe=mor/block], parent: trunk, at: 0.8}  # starts after 0.8 of the parent's steps
     exclude:
       - {arm: mor, recipe.threshold: 0.03, seed: 2}
 
@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from fewbits.common.from_dict import from_dict, one_of
-from fewbits.experiments.config import compose_file, nearest_first, spelled
+from fewbits.experiments.composition import compose_file, nearest_first, spelled
 from fewbits.experiments.storage.run_folder import plain
 from fewbits.experiments.trial import SEEDS, Trial
 from fewbits.sweeps.planning.studies import STUDIES
@@ -43,7 +43,7 @@ ARM, SEED = "arm", "seed"  # keys that an exclusion may have besides axes
 class Arm:
     """An arm: the trials that differ only in their seed and in values of axes."""
 
-    words: tuple[str, ...] = ()  # overrides
+    overrides: tuple[str, ...] = ()
     axes: tuple[str, ...] | None = None  # the axes of the sweep that it has; None: all
     parent: str | None = None  # the arm from whose checkpoint it starts, with the same seed and values of axes
     scratch: bool = False  # it starts from scratch although the sweep has a trunk
@@ -84,7 +84,7 @@ class Sweep:
     scale: str = "smoke"
     scales: tuple[str, ...] | None = None  # the scales at which it runs; None: all
     values: dict[str, Any] = field(default_factory=dict)  # for ${values.NAME} elsewhere in the file
-    words: tuple[str, ...] = ()  # overrides of every trial
+    overrides: tuple[str, ...] = ()  # overrides of every trial
     size: tuple[str, ...] = ("scale=${scale}",)  # further overrides, which the scale chooses
     seeds: tuple[int, ...] = (0,)
     arms: dict[str, Arm] = field(default_factory=lambda: {"": Arm()})
@@ -111,20 +111,24 @@ class Sweep:
         for name in names:
             if names.count(name) > 1 or name in (ARM, SEED):
                 raise ValueError(f"sweep {self.name}: axis {name} is given twice (arms and seeds are not axes)")
-        of_arms = [word for arm in self.arms.values() for word in arm.words]
+        of_arms = [override for arm in self.arms.values() for override in arm.overrides]
         of_axes = [
-            word for group in self.groups for values in group.values() for words in values.values() for word in words
+            override
+            for group in self.groups
+            for values in group.values()
+            for bundle in values.values()
+            for override in bundle
         ]
-        for word in (*self.words, *self.size, *of_arms, *of_axes):
-            if word.lstrip("+~").partition("=")[0] == SEED:
-                raise ValueError(f"sweep {self.name}: {word!r}: set seeds with the key seeds, as in seeds: [0, 1]")
+        for override in (*self.overrides, *self.size, *of_arms, *of_axes):
+            if override.lstrip("+~").partition("=")[0] == SEED:
+                raise ValueError(f"sweep {self.name}: {override!r}: set seeds with the key seeds, as in seeds: [0, 1]")
         for name, arm in self.arms.items():
             for axis in arm.axes or ():
-                _one_of(f"sweep {self.name}: arms.{name}.axes:", axis, names)
+                one_of(f"sweep {self.name}: arms.{name}.axes:", axis, names)
             if arm.at is not None and arm.parent is None and (arm.scratch or self.trunk in (None, name)):
                 raise ValueError(f"sweep {self.name}: arms.{name}.at {arm.at}: the arm has no parent")
             if arm.parent is not None:
-                _one_of(f"sweep {self.name}: arms.{name}.parent:", arm.parent, [a for a in self.arms if a != name])
+                one_of(f"sweep {self.name}: arms.{name}.parent:", arm.parent, [a for a in self.arms if a != name])
         for name in self.arms:
             line = [name]
             while (above := self.arms[line[-1]].parent) is not None:
@@ -242,20 +246,14 @@ _BASE = {**plain(dataclasses.asdict(Sweep(""))), "arms": {}}
 del _BASE["name"]
 
 
-def _one_of(what: str, value: object, valid: Sequence[object]) -> None:
-    if not valid:
-        raise ValueError(f"{what} {value!r}: no value is valid")
-    one_of(what, value, valid)
-
-
 def _values(sweep: str, axis: str, values: Any) -> dict[str, Any]:
     """Return the overrides of each value of an axis, by the value's name.
 
     An item of a list is the override `axis=item`; an item of a mapping is a list of overrides with a name.
     """
     if isinstance(values, Mapping) and values:
-        if all(isinstance(words, list | tuple) and all(isinstance(w, str) for w in words) for words in values.values()):
-            bundles = {str(name): tuple(words) for name, words in values.items()}
+        if all(isinstance(items, list | tuple) and all(isinstance(i, str) for i in items) for items in values.values()):
+            bundles = {str(name): tuple(items) for name, items in values.items()}
             if len(bundles) == len(values):
                 return bundles
     elif isinstance(values, list | tuple) and values and not any(isinstance(v, Mapping) for v in values):

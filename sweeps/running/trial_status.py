@@ -9,7 +9,9 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
+from fewbits.experiments.identity import computed_by_todays_sources
 from fewbits.experiments.storage import checkpoints
+from fewbits.experiments.storage.run_folder import opened
 from fewbits.sweeps.planning.plan import Plan, Planned
 from fewbits.sweeps.running import store
 from fewbits.sweeps.running.store import State
@@ -66,8 +68,13 @@ def counted(states: Iterable[State]) -> str:
     return ", ".join(f"{counts[state]} {state}" for state in State if counts[state])
 
 
-def table(rows: Iterable[tuple[str, ...]]) -> list[str]:
-    """Return the rows as lines with aligned columns."""
-    rows = list(rows)
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+def stale_note(planned: Planned, was: str) -> str:
+    """Return why a planned trial does not use the run `was`, which had its place in the sweep before."""
+    if is_stale(planned, was):
+        return f"stale: {was} was computed by other code; `fewbits explain {was}` shows the difference"
+    return f"not used: {was}, which has another config"
+
+
+def is_stale(planned: Planned, was: str) -> bool:
+    """Tell whether other code computed the run `was` in the store of a planned trial."""
+    return not computed_by_todays_sources(opened(planned.folder.path.with_name(was)).provenance() or {})

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import IO
 
 from fewbits.common.atomic import remove_folder
+from fewbits.common.environment import environment
 from fewbits.experiments.storage import checkpoints
 from fewbits.experiments.storage.run_folder import Busy, RunFolder
 from fewbits.experiments.training import OtherTrial, Progress, run
@@ -70,7 +71,7 @@ class Outcome:
 
 def work(job: Job) -> Outcome:
     """Compute a job in this process, and return its outcome."""
-    with _environment(job.environment):
+    with environment(job.environment):
         if not job.leads:
             job.path.mkdir(parents=True, exist_ok=True)
             with _logged(job.path / LOG):
@@ -216,17 +217,3 @@ def _logged(path: Path) -> Iterator[IO[str]]:
                 for stream, saved in zip((1, 2), before, strict=True):
                     os.dup2(saved, stream)
                     os.close(saved)
-
-
-@contextmanager
-def _environment(values: Mapping[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.analysis.report_inputs import left, stand_in
+from tests.analysis.report.report_inputs import left, stand_in
 
 from fewbits import cli
 from tests.analysis.conftest import SWEEP
@@ -22,7 +22,7 @@ import torch
 torch.__version__ = torch.torch_version.TorchVersion("2.99.0+elsewhere")
 import pytest
 from fewbits import cli
-from tests.analysis.report_inputs import stand_in
+from tests.analysis.report.report_inputs import stand_in
 
 stand_in(pytest.MonkeyPatch())
 answers = []
@@ -47,7 +47,7 @@ def swept(data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, P
     """The sweep's file, and its store after all of it has run."""
     folder = tmp_path_factory.mktemp("swept")
     words = [f"data.path={data}", f"runtime.cache={folder / 'cache'}", "runtime.device=cpu"]
-    text = SWEEP.replace("words:", "words:" + "".join(f"\n  - {word}" for word in words), 1)
+    text = SWEEP.replace("overrides:", "overrides:" + "".join(f"\n  - {word}" for word in words), 1)
     text = text.replace("data=synthetic", "data=bin").replace("  - data.size=65536\n", "")
     (folder / "tiny.yaml").write_text("study: mor\n" + text)
     assert cli.main(["sweep", str(folder / "tiny.yaml"), "--runs", str(folder / "runs"), "--backend", "local"]) == 0

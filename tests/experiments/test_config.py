@@ -57,13 +57,13 @@ def test_a_recipe_is_loaded_by_name_with_settings() -> None:
         load_recipe("nvfp5")
 
 
-def spellings(*words: str) -> dict[str, str]:
-    recipe = load_trial(words)[0].recipe
+def spellings(*overrides: str) -> dict[str, str]:
+    recipe = load_trial(overrides)[0].recipe
     return {slot: str(resolved.spec or "high") for slot, resolved in recipe.operands.items()}
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"),
+    ("overrides", "expected"),
     [
         (["recipe=mor/block", "recipe.threshold=0.03"], "e4m3:128x128:gam @ error<0.03 | bf16 ; per=tensor"),
         (["recipe=mor/channel"], "e4m3:channel:gam @ error<0.045 | bf16 ; per=tensor"),
@@ -80,8 +80,8 @@ def spellings(*words: str) -> dict[str, str]:
         ),
     ],
 )
-def test_mor_is_one_mixture_for_all_six_operands(words: list[str], expected: str) -> None:
-    assert spellings(*words) == dict.fromkeys(SLOTS, str(Mixture.parse(expected)))
+def test_mor_is_one_mixture_for_all_six_operands(overrides: list[str], expected: str) -> None:
+    assert spellings(*overrides) == dict.fromkeys(SLOTS, str(Mixture.parse(expected)))
 
 
 NVFP4 = {
@@ -95,7 +95,7 @@ NVFP4 = {
 
 
 @pytest.mark.parametrize(
-    ("words", "changed"),
+    ("overrides", "changed"),
     [
         (["recipe=nvfp4"], {}),
         (["recipe=nvfp4", "recipe.weights=1x16"], {"fprop.w": "e2m1:1x16:nvfp4", "dgrad.w": "e2m1:1x16:nvfp4"}),
@@ -156,9 +156,9 @@ NVFP4 = {
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_what_each_operand_gets(words: list[str], changed: dict[str, str]) -> None:
+def test_what_each_operand_gets(overrides: list[str], changed: dict[str, str]) -> None:
     expected = {**NVFP4, **changed}
-    assert spellings(*words) == {
+    assert spellings(*overrides) == {
         slot: text if text == "high" else str(Mixture.parse(text) if "|" in text else Quantizer.parse(text))
         for slot, text in expected.items()
     }

@@ -192,7 +192,7 @@ def run(jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for job in jobs:
         os.environ["MASTER_PORT"] = str(job["port"])
         try:
-            config = ConfigManager().parse_args(job["words"])
+            config = ConfigManager().parse_args(job["arguments"])
             rows = by_hand(config, job["by_hand"]) if job["by_hand"] else train(config)
             done.append({"rows": rows})
         except Exception as error:

@@ -21,6 +21,7 @@ from fewbits import (
     uniform_noise,
     unpack_noise,
 )
+from tests.messages import naming
 
 X = torch.randn(8, 32)
 BITS = torch.ones(1, 1)
@@ -62,14 +63,14 @@ CASES: dict[str, tuple[Callable[[], object], str]] = {
     "4 and 6 of another format": (lambda: fake_quantize(X, "e4m3:1x16:fouroversix"), "valid is e2m1"),
     "MS-EDEN without a rotation": (
         lambda: fake_quantize(X, "e2m1:1x16:eden", seed=1),
-        "rotations of whole blocks; use",
+        "with hadamard None: valid are 16, 32, 64, 128",
     ),
     "MS-EDEN turned in parts": (lambda: fake_quantize(X, "e2m1:1x16:eden:rht8", seed=1), "with hadamard 8: "),
-    "MS-EDEN in squares": (lambda: fake_quantize(X, "e2m1:16x16:eden:rht16", seed=1), "valid is e2m1 in 1x16"),
-    "MS-EDEN of E4M3": (lambda: fake_quantize(X, "e4m3:1x16:eden:rht16", seed=1), "valid is e2m1 in 1x16"),
+    "MS-EDEN in squares": (lambda: fake_quantize(X, "e2m1:16x16:eden:rht16", seed=1), "16x16: valid is 1x16"),
+    "MS-EDEN of E4M3": (lambda: fake_quantize(X, "e4m3:1x16:eden:rht16", seed=1), "e4m3: valid is e2m1"),
     "MS-EDEN with drawn elements": (
         lambda: fake_quantize(X, "e2m1:1x16:eden:stochastic:rht16", seed=1),
-        "only its scales are rounded stochastically",
+        "with rounding stochastic: valid is nearest",
     ),
     "MS-EDEN without a seed": (lambda: fake_quantize(X, "e2m1:1x16:eden:rht16"), f"needs seed=, {SEED}"),
     "unknown option": (lambda: fake_quantize(X, "e4m3:rounded"), "nearest, stochastic, rhtN, signs=te|none|SEED"),
@@ -192,7 +193,7 @@ def test_a_backend_that_is_not_there_is_not_replaced(monkeypatch: pytest.MonkeyP
 
 def test_the_cpu_backend_refuses_tensors_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEWBITS_BACKEND", "cpu")
-    with pytest.raises(RuntimeError, match="FEWBITS_BACKEND=cpu, but the tensor is on meta"):
+    with pytest.raises(RuntimeError, match=naming("FEWBITS_BACKEND=cpu", "meta")):
         gaussian_noise(8, 1, device="meta")
 
 

@@ -13,8 +13,6 @@ from hypothesis import strategies as st
 from fewbits.kernels.formats import TABLE, Format
 from fewbits.kernels.quantizer import (
     HADAMARD_SIZES,
-    ROUNDINGS,
-    SCALINGS,
     Block,
     Entry,
     ErrorBelow,
@@ -23,6 +21,7 @@ from fewbits.kernels.quantizer import (
     Quantizer,
     SpreadBelow,
 )
+from fewbits.kernels.scalings import ROUNDINGS, SCALINGS
 
 TENSOR_LEVEL = "e4m3:128x128:gam @ error<0.045 | bf16"
 THREE_WAY = "e4m3:128x128:gam @ error<e5m2:128x128:gam | e5m2:128x128:gam @ spread<normal | bf16 ; per=block"
@@ -40,7 +39,7 @@ bases: st.SearchStrategy[tuple[Any, Any]] = st.one_of(
 @st.composite
 def quantizers(draw: st.DrawFn, basis: tuple[Any, Any] | None = None) -> Quantizer:
     element = draw(formats)
-    scaling = draw(st.sampled_from(SCALINGS)) if element.name != "fp32" else "none"
+    scaling = draw(st.sampled_from(tuple(SCALINGS))) if element.name != "fp32" else "none"
     element = TABLE["e2m1"] if scaling == "fouroversix" else element
     hadamard, signs = draw(bases) if basis is None else basis
     if scaling == "eden":  # fixes all other fields, and rotates whole blocks
@@ -222,13 +221,13 @@ def test_the_constructor_checks_as_parse_does(fields: dict[str, Any], message: s
     ],
 )
 def test_axis_0_lays_a_block_down_the_rows(text: str, along_rows: tuple[int, int], down_rows: tuple[int, int]) -> None:
-    assert Block.parse(text).resolve(100, 60, axis=-1) == along_rows
-    assert Block.parse(text).resolve(100, 60, axis=0) == down_rows
+    assert Block.parse(text).resolve((100, 60), axis=-1) == along_rows
+    assert Block.parse(text).resolve((100, 60), axis=0) == down_rows
 
 
 @pytest.mark.parametrize("axis", [-1, 0])
 def test_blocks_of_empty_tensors_are_not_empty(axis: int) -> None:
-    assert all(min(Block.parse(text).resolve(0, 0, axis)) >= 1 for text in ("tensor", "channel", "1x16"))
+    assert all(min(Block.parse(text).resolve((0, 0), axis)) >= 1 for text in ("tensor", "channel", "1x16"))
 
 
 @pytest.mark.parametrize(
@@ -253,7 +252,7 @@ def test_sides_that_make_no_block_are_told_the_valid_ones(sides: Any) -> None:
 
 def test_an_axis_out_of_range_is_told_the_valid_ones() -> None:
     with pytest.raises(ValueError, match=r"axis 2: valid are -1 .* and 0"):
-        Block().resolve(4, 4, axis=2)
+        Block().resolve((4, 4), axis=2)
 
 
 # Mixture

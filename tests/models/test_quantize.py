@@ -220,7 +220,7 @@ def test_the_layers_that_nvfp4s_models_keep_in_bf16(
     quantization = quantize(model, recipe(E4M3, keep={"first": first, "last": last}))
     assert (len(quantization.kept), len(quantization.layers)) == linears
     in_blocks = {layer.block for layer in quantization.layers if layer.name in quantization.kept}
-    assert quantization.blocks == layers
+    assert 1 + max(layer.block for layer in quantization.layers) == layers
     assert in_blocks == {*range(first), *range(layers - last, layers)}
     assert len(in_blocks) == blocks
 

@@ -33,15 +33,15 @@ def test_blocks_lie_along_the_dimension_that_the_gemm_sums_over() -> None:
 
 def test_same_is_the_slot_of_the_other_gemm_blocks_and_all() -> None:
     o = recipe("e4m3:1x128:amax", "e5m2:1x64:gam", "e4m3", "same", "same", "same").operands
-    assert (o.dgrad_w, o.wgrad_dy, o.wgrad_x) == (o.fprop_w, o.dgrad_dy, o.fprop_x)
-    assert o.dgrad_w.axis == -1
+    assert (o["dgrad.w"], o["wgrad.dy"], o["wgrad.x"]) == (o["fprop.w"], o["dgrad.dy"], o["fprop.x"])
+    assert o["dgrad.w"].axis == -1
 
 
 def test_high_is_nothing_and_a_bar_makes_a_mixture() -> None:
     o = recipe("high", "e4m3:128x128:gam @ error<0.045 | bf16", "high", "e4m3", "high", "high").operands
-    assert (o.fprop_x.spec, o.wgrad_dy.spec) == (None, None)
-    assert isinstance(o.fprop_w.spec, Mixture)
-    assert o.dgrad_w.spec == Quantizer.parse("e4m3")
+    assert (o["fprop.x"].spec, o["wgrad.dy"].spec) == (None, None)
+    assert isinstance(o["fprop.w"].spec, Mixture)
+    assert o["dgrad.w"].spec == Quantizer.parse("e4m3")
     assert Recipe().operands == recipe("high").operands
 
 
@@ -115,8 +115,8 @@ def test_a_switch_takes_the_operands_of_its_passes(passes: str) -> None:
 def test_same_still_means_what_was_quantized_when_the_forward_alone_switches() -> None:
     spec = recipe(str(E4M3), str(E4M3), "high", "same", "high", "same", switch={"at": 0.5, "passes": "forward"})
     after = spec.switched
-    assert (after.fprop_x.spec, after.fprop_w.spec) == (None, None)
-    assert (after.dgrad_w, after.wgrad_x) == (Slot(E4M3, -1), Slot(E4M3, -1))
+    assert (after["fprop.x"].spec, after["fprop.w"].spec) == (None, None)
+    assert (after["dgrad.w"], after["wgrad.x"]) == (Slot(E4M3, -1), Slot(E4M3, -1))
 
 
 def test_a_recipe_whose_switch_changes_nothing_does_not_switch() -> None:

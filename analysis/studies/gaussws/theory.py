@@ -21,9 +21,9 @@ from torch import Tensor
 
 from fewbits.analysis.engine.paper import paper
 from fewbits.kernels.api import fake_quantize
-from fewbits.kernels.backends import reference_noise
 from fewbits.kernels.formats import Format
 from fewbits.kernels.noise import gaussian_noise, sample_weight, uniform_noise, unpack_noise
+from fewbits.kernels.reference import noise as reference_noise
 
 BF16_MANTISSA = 7
 SQUARE = 32

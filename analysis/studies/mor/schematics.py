@@ -73,7 +73,7 @@ def _partition(drawing: Drawing, x: Tensor, name: str, block: str, top: float) -
     """Draw a row of maps: values, exponents, errors and the decision."""
     cell = SIDE / x.shape[0]
     quantizer = Quantizer.parse(f"e4m3:{block}:gam")
-    rows, columns = quantizer.block.resolve(*x.shape)
+    rows, columns = quantizer.block.resolve(x.shape)
     packed = encode(x, quantizer)
     assert packed.scales is not None
     _, each = fake_quantize(x, quantizer, stats="block")

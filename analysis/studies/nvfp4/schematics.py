@@ -197,9 +197,9 @@ def products(recipe: Recipe, dtype: str) -> tuple[Product, ...]:
     """
     o = recipe.operands
     last = dtype if recipe.wgrad.output == "compute" else recipe.wgrad.output
-    fprop = (_operand("x", o.fprop_x), _operand("w", o.fprop_w))
-    dgrad = (_operand("w", o.dgrad_w, o.fprop_w), _operand("dy", o.dgrad_dy))
-    wgrad = (_operand("dy", o.wgrad_dy, o.dgrad_dy), _operand("x", o.wgrad_x))
+    fprop = (_operand("x", o["fprop.x"]), _operand("w", o["fprop.w"]))
+    dgrad = (_operand("w", o["dgrad.w"], o["fprop.w"]), _operand("dy", o["dgrad.dy"]))
+    wgrad = (_operand("dy", o["wgrad.dy"], o["dgrad.dy"]), _operand("x", o["wgrad.x"]))
     return (
         Product("Fprop", "y = x · wᵀ", fprop, "y", dtype.upper()),
         Product("Dgrad", "dx = dy · w", dgrad, "dx", dtype.upper()),

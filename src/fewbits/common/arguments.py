@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import sys
 import textwrap
 import warnings
 from typing import NoReturn
 
-from fewbits.common.redaction import redacted
 from fewbits.common.store_folder import store_folder
+from fewbits.common.terminal import notice
 
 WIDTH = 110
 
@@ -34,13 +33,16 @@ def existing(runs: str | None) -> str | None:
     return runs
 
 
+def positive(text: str) -> int:
+    """Return an option's value as a whole number of 1 or more; raise ArgumentTypeError for anything else."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number ≥ 1")
+    return int(text)
+
+
 def warn_in_lines() -> None:
     """Print each warning as one line on stderr from now on."""
-    warnings.showwarning = _print_line  # type: ignore[assignment]  # it ignores all arguments but the message
-
-
-def _print_line(message: Warning | str, *_: object) -> None:
-    print(f"fewbits: {redacted(' '.join(str(message).split()))}", file=sys.stderr, flush=True)
+    warnings.showwarning = lambda message, *_: notice(message)
 
 
 def _wrapped(text: str | None) -> str | None:

@@ -6,6 +6,7 @@ then renamed. A process that is killed before that leaves only the hidden name; 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
@@ -55,6 +56,18 @@ def write_atomically(path: Path, content: bytes | Callable[[BinaryIO], object]) 
     sync_folder(path.parent)
 
 
+def create_once(path: Path, content: bytes) -> None:
+    """Create a file with this content. If the file exists, or another process is faster, that content stays."""
+    partial = _beside(path)
+    try:
+        with synced_file(partial) as file:
+            file.write(content)
+        with contextlib.suppress(FileExistsError):
+            os.link(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
 @contextmanager
 def folder_atomically(path: Path) -> Iterator[Path]:
     """Create a folder for the block to fill with `synced_file`, and rename it to `path` when the block ends.
@@ -96,6 +109,27 @@ def write_json(path: Path, value: Any) -> None:
     except ValueError as error:
         raise ValueError(f"{path.name}: {error}; write null instead of a number that is not finite") from error
     write_atomically(path, f"{text}\n".encode())
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """Return the JSON object in a file, or None if the file is missing, damaged or holds something else."""
+    try:
+        return checked_json(path)
+    except (OSError, ValueError):
+        return None
+
+
+def checked_json(path: Path) -> dict[str, Any] | None:
+    """Return the JSON object in a file, or None if the file is missing; raise ValueError if it holds something else."""
+    try:
+        content = json.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} is not a JSON object")
+    return content
 
 
 def write_parquet(path: Path, frame: pd.DataFrame) -> None:

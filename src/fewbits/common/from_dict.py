@@ -32,7 +32,8 @@ def one_of(what: str, value: object, valid: Iterable[object]) -> None:
     """Raise ValueError unless the value is valid. what: the name of the setting, for the message."""
     valid = tuple(valid)
     if value not in valid:
-        raise ValueError(f"{what} {value!r}: valid are {', '.join(map(str, valid))}")
+        choices = f"valid are {', '.join(map(str, valid))}" if valid else "no value is valid"
+        raise ValueError(f"{what} {value!r}: {choices}")
 
 
 def _value(hint: Any, value: Any, path: str) -> Any:

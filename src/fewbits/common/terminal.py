@@ -1,7 +1,14 @@
-"""Show one status line on stderr that the next one replaces, if stderr is a terminal."""
+"""Print lines on stderr: notices that stay and, on a terminal, one status line that the next one replaces."""
 
 import shutil
 import sys
+
+from fewbits.common.redaction import redacted
+
+
+def notice(text: object) -> None:
+    """Print a message of a command as one line, without credentials."""
+    print(f"fewbits: {redacted(' '.join(str(text).split()))}", file=sys.stderr, flush=True)
 
 
 def show(text: str) -> None:

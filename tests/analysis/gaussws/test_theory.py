@@ -14,8 +14,8 @@ from fewbits.analysis.report.items import TableResult, Value
 from fewbits.analysis.studies.gaussws import consistency, theory
 from fewbits.analysis.studies.gaussws import exact as arithmetic
 from fewbits.analysis.studies.gaussws.tables import TIES, table_c1
-from fewbits.kernels.backends import reference_noise
 from fewbits.kernels.noise import gaussian_noise, sample_weight
+from fewbits.kernels.reference import noise as reference_noise
 from fewbits.sweeps.planning.plan import Plan
 
 

@@ -10,8 +10,8 @@ from fewbits.experiments.config import load_recipe, names
 from fewbits.models.recipe import SLOTS
 
 
-def listed(capsys: pytest.CaptureFixture[str], *words: str) -> list[dict[str, Any]]:
-    assert main([*words, "--json"]) == 0
+def listed(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[str, Any]]:
+    assert main([*arguments, "--json"]) == 0
     rows: list[dict[str, Any]] = json.loads(capsys.readouterr().out)
     return rows
 
@@ -56,7 +56,7 @@ def test_settings_are_what_a_recipe_can_be_changed_by(capsys: pytest.CaptureFixt
     assert row["settings"]["threshold"] == 0.045
     assert row["settings"]["block"] == "128x128"
     changed = load_recipe("mor/block", {"block": "64x64"})
-    assert changed.operands.fprop_x == load_recipe("mor/block-64").operands.fprop_x
+    assert changed.operands["fprop.x"] == load_recipe("mor/block-64").operands["fprop.x"]
     assert "    threshold  0.045" in entry(capsys, "mor/block")
     (plain,) = listed(capsys, "bf16")
     assert plain["settings"] == {}

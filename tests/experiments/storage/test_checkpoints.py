@@ -35,6 +35,7 @@ from fewbits.experiments.storage.checkpoints import (
     save,
     unflatten,
 )
+from tests.messages import naming
 
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2]
 DTYPES += [torch.float8_e8m0fnu, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool]
@@ -431,7 +432,7 @@ def test_a_checkpoint_of_another_format_is_not_read(tmp_path: Path) -> None:
         (path / STATE).write_text(json.dumps({"seal": seal} | content))
 
     write_as(FORMAT + 1)
-    with pytest.raises(DamagedCheckpoint, match=f"state.json has format {FORMAT + 1}, but this version reads {FORMAT}"):
+    with pytest.raises(DamagedCheckpoint, match=naming("state.json", FORMAT + 1, FORMAT)):
         load(path)
     write_as(FORMAT)
     assert load(path).step == 1

@@ -13,8 +13,8 @@ LOCAL = ("--backend", "local")
 
 
 def multirun(cache: Path, runs: Path, *more: str) -> int:
-    words = tiny(cache, "training.steps=2", f"runtime.runs={runs}", *more)
-    return cli.main(["train", "--multirun", *words, *LOCAL])
+    overrides = tiny(cache, "training.steps=2", f"runtime.runs={runs}", *more)
+    return cli.main(["train", "--multirun", *overrides, *LOCAL])
 
 
 def results(runs: Path) -> dict[str, int]:
@@ -43,7 +43,7 @@ def test_what_is_swept_are_the_keys_that_vary() -> None:
     found = cells(jobs)
     assert [cell.axes for cell in found] == [(("a", "1"),), (("a", "2"),), (("a", "1"),)]
     assert [cell.seed for cell in found] == [0, 0, 1]
-    assert [list(cell.words) for cell in found] == jobs
+    assert [list(cell.overrides) for cell in found] == jobs
 
 
 def test_a_failure_is_status_1(cache: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -17,9 +17,9 @@ from tests.sweeps.conftest import Undisturbed
 from tests.sweeps.sweep_inputs import folders, planned
 
 
-def status(undisturbed: Undisturbed, capsys: pytest.CaptureFixture[str], *words: str, runs: Path) -> list[Any]:
+def status(undisturbed: Undisturbed, capsys: pytest.CaptureFixture[str], *arguments: str, runs: Path) -> list[Any]:
     capsys.readouterr()
-    assert cli.main(["status", str(undisturbed.file), *words, "--runs", str(runs), "--json"]) == 0
+    assert cli.main(["status", str(undisturbed.file), *arguments, "--runs", str(runs), "--json"]) == 0
     rows: list[Any] = json.loads(capsys.readouterr().out)
     return rows
 
@@ -69,9 +69,9 @@ def test_a_misspelt_store_is_told_and_not_made(
     command: str, undisturbed: Undisturbed, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").touch()
-    words = [] if command == "ui" else [str(undisturbed.file)]
+    arguments = [] if command == "ui" else [str(undisturbed.file)]
     for name in ("rnus", "file", "file/below"):
-        assert cli.main([command, *words, "--runs", str(tmp_path / name)]) == 2
+        assert cli.main([command, *arguments, "--runs", str(tmp_path / name)]) == 2
         assert capsys.readouterr().err == f"fewbits: --runs {tmp_path / name}: no such folder\n"
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 

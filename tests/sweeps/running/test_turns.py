@@ -26,9 +26,9 @@ from tests.sweeps.sweep_inputs import planned, tiny_file
 
 BRANCHES = {
     "arms": {
-        "trunk": {"words": ["recipe=bf16"]},
-        "early": {"words": ["recipe=nvfp4"], "parent": "trunk", "at": 4},
-        "late": {"words": ["recipe=nvfp4"], "parent": "trunk"},
+        "trunk": {"overrides": ["recipe=bf16"]},
+        "early": {"overrides": ["recipe=nvfp4"], "parent": "trunk", "at": 4},
+        "late": {"overrides": ["recipe=nvfp4"], "parent": "trunk"},
     }
 }
 

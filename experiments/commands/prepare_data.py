@@ -11,7 +11,6 @@ on the Hub; meta.json of the finished folder records it.
 """
 
 import argparse
-import json
 import shutil
 import sys
 import time
@@ -22,7 +21,8 @@ from itertools import islice
 from pathlib import Path
 
 from fewbits.common import terminal
-from fewbits.common.arguments import CommandParser
+from fewbits.common.arguments import CommandParser, positive
+from fewbits.common.atomic import checked_json
 from fewbits.common.locks import locked
 from fewbits.experiments.data.folder import read_meta
 from fewbits.experiments.data.once import default_cache
@@ -100,7 +100,7 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
         + "; ".join(f"{item.revision[:12]} for {name}" for name, item in COLLECTIONS.items() if item.revision)
         + "; else the newest at the first call; later calls keep it)",
     )
-    parser.add_argument("--documents", type=_positive, metavar="N", help="stop after N documents (default: all)")
+    parser.add_argument("--documents", type=positive, metavar="N", help="stop after N documents (default: all)")
     parser.add_argument(
         "--validation",
         type=_fraction,
@@ -109,12 +109,6 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
         help=f"share of documents held out (default: {VALIDATION})",
     )
     return parser.parse_args(argv)
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: a whole number of 1 or more is expected")
-    return int(text)
 
 
 def _fraction(text: str) -> float:
@@ -134,11 +128,8 @@ def _revision(out: Path, collection: Collection, requested: str | None) -> str:
 
 def _earlier_revision(out: Path) -> str | None:
     """Return the commit recorded in the finished or the partial folder."""
-    note = out.with_name(f"{out.name}.partial") / NOTE
-    if out.is_dir():
-        made = read_meta(out).source.get("request")
-    else:
-        made = json.loads(note.read_text("utf-8"))["request"] if note.is_file() else None
+    begun = checked_json(out.with_name(f"{out.name}.partial") / NOTE) or {}
+    made = read_meta(out).source.get("request") if out.is_dir() else begun.get("request")
     return made.get("revision") if isinstance(made, dict) else None
 
 

@@ -1,0 +1,111 @@
+"""Divide a matrix into tiles, one per CTA, such that blocks lie in tiles where that is possible."""
+
+import ctypes
+from typing import NamedTuple
+
+from torch import Tensor
+
+from fewbits.kernels.backends.protocol import Part
+from fewbits.kernels.quantizer import Quantizer, parts_of
+
+EDGE = 8  # rows, and columns, of the patch that one thread holds
+WARP = 32
+THREADS = 256
+LONGEST_ROW = 64 * THREADS  # columns of one row that the threads of a CTA hold
+TALL_THREADS = 512  # threads of a CTA that holds whole columns, sixteen side by side
+MOST = (1 << 31) - (1 << 15)  # limit of rows and of columns, which kernels count in 32 bits
+
+
+class Shape(NamedTuple):
+    """The shape of a CTA's tile: threads, how many of them lie side by side, and whether they all hold one row."""
+
+    threads: int
+    lanes: int
+    along: int = 0
+
+    @property
+    def rows(self) -> int:
+        return 1 if self.along else self.threads // self.lanes * EDGE
+
+    @property
+    def cols(self) -> int:
+        return self.threads * EDGE * EDGE if self.along else self.lanes * EDGE
+
+
+class Parts(ctypes.Structure):  # csrc/spec.cuh
+    _fields_ = [(name, ctypes.c_int32) for name in ("rows", "cols", "across", "lanes", "groups")]
+
+
+def _next_power_of_two(n: int) -> int:
+    """Return the smallest power of two that is at least n."""
+    return 1 << max(n - 1, 0).bit_length()
+
+
+def usual_shape(x: Tensor) -> Shape:
+    """Return the default tile: 128x128 for 256 threads; narrower and taller if the matrix is narrow."""
+    return Shape(THREADS, min(2 * EDGE, _next_power_of_two(-(-x.shape[1] // EDGE))))
+
+
+def block_on_chip(q: Quantizer, axis: int, x: Tensor, shape: Shape) -> Part | None:
+    """Return the quantizer's block as it lies in tiles of that shape, or None if a block does not fit in a tile.
+
+    A naive cast has no blocks, so vectors take their place. A block as large as the matrix may be larger. Four Over Six
+    compares two scales per block before it quantizes, which the threads of one warp do on chip.
+    """
+    if q.scaling == "none":
+        return (1, EDGE)
+    sides = []
+    for size, have, tile in zip(q.block.resolve(x.shape, axis), x.shape, (shape.rows, shape.cols), strict=True):
+        size = _next_power_of_two(size) if size >= have else size
+        if size & (size - 1) or (size >= have and _next_power_of_two(have) > tile) or (size < have and size > tile):
+            return None
+        sides.append(min(size, tile))
+    if q.traits.compares and sides[0] > WARP // shape.lanes * EDGE:
+        return None
+    return sides[0], sides[1]
+
+
+def fitting_shape(x: Tensor, q: Quantizer, axis: int) -> Shape:
+    """Return tiles that can hold the quantizer's blocks, channels included; otherwise the default tile."""
+    usual, (rows, cols) = usual_shape(x), x.shape
+    if q.traits.compares or block_on_chip(q, axis, x, usual):
+        return usual
+    r, c = q.block.resolve(x.shape, axis)
+    if r == 1 and c >= cols and cols <= LONGEST_ROW:
+        threads = max(WARP, _next_power_of_two(-(-cols // EDGE**2)))
+        return Shape(threads, threads, along=1)
+    tall = Shape(max(2 * THREADS // EDGE, 2 * _next_power_of_two(-(-rows // EDGE))), 2)
+    if c == 1 and r >= rows and tall.threads <= TALL_THREADS:
+        return tall
+    return usual
+
+
+def tile_count(x: Tensor, shape: Shape) -> int:
+    down, across = parts_of(x.shape, (shape.rows, shape.cols))
+    return down * across
+
+
+def parts_in(x: Tensor, part: Part, shape: Shape) -> tuple[int, Parts]:
+    """Return which piece (csrc/spec.cuh) lies within one part: the tile, a thread's patch, a vector or an element.
+
+    The second result holds the sizes of parts, and how many lanes and groups of a warp share one.
+    """
+    (rows, cols), (r, c) = x.shape, part
+    all_rows, all_cols = r >= rows, c >= cols
+    tiles, patches, vectors, elements = range(4)
+    lanes = WARP if shape.along else shape.lanes
+    groups = WARP // lanes
+    if (all_rows or r % shape.rows == 0) and (all_cols or c % shape.cols == 0):
+        piece = tiles
+    elif not all_cols and c % EDGE:
+        piece = elements
+    else:
+        lanes = lanes if all_cols else min(lanes, power_of_two_factor(c // EDGE))
+        piece = vectors if shape.along or not (all_rows or r % EDGE == 0) else patches
+        groups = groups if all_rows else min(groups, power_of_two_factor(r // EDGE)) if r % EDGE == 0 else 1
+    return piece, Parts(min(r, MOST), min(c, MOST), -(-cols // c), lanes, groups)
+
+
+def power_of_two_factor(n: int) -> int:
+    """Return the largest power of two that divides n."""
+    return n & -n
