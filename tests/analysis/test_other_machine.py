@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.analysis.report.report_inputs import left, stand_in
 
 from fewbits import cli
 from tests.analysis.conftest import SWEEP
+from tests.analysis.report.report_inputs import left, stand_in
 from tests.experiments.data.data_inputs import bin_folder
 
 ROOT = Path(__file__).parents[2]
