@@ -17,7 +17,7 @@ examples:
   fewbits claims study=mor scale=cpu
   fewbits claims study=mor scale=smoke --json
   fewbits claims --table > docs/claims.md         what every claim tests, without any results
-  fewbits claims study=mor scale=cpu --spreads    rows of analysis/papers/spreads.yaml, from finished runs
+  fewbits claims study=mor scale=cpu --spreads    rows of analysis/papers/planning/spreads.yaml, from finished runs
 """
 HEADS = ("claim", "verdict", "effect", "90 % interval", "repeats", "mde", "margin", "statement")
 RIGHT = ("effect", "repeats", "mde", "margin")  # where numbers are aligned

@@ -22,5 +22,5 @@ def main(argv: Sequence[str]) -> int:
     from fewbits.sweeps.planning.sweep import load_sweeps
 
     words = in_store([word for word in argv if "=" in word and not word.startswith("-")], None)
-    print("\n" + "\n".join(preview_lines(preview(study, Results.of(plan(*load_sweeps(words)))))))
+    print("\n" + "\n".join(preview_lines(preview(study, Results(plan(*load_sweeps(words)))))))
     return 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from fewbits.analysis.engine.amounts import amount
 from fewbits.analysis.engine.claims import Claim, Margin, Part, load_claims, studies_with_claims
 
 HEAD = """\
@@ -38,7 +39,7 @@ def _row(claim: Claim) -> tuple[str, ...]:
     notes = ". ".join(one for one in (claim.tests, claim.caveat) if one)
     reach = claim.reach
     if claim.stated is not None:
-        reach += f": {_amount(claim.stated.parameters)} parameters, {_amount(claim.stated.tokens)} tokens"
+        reach += f": {amount(claim.stated.parameters, 3)} parameters, {amount(claim.stated.tokens, 3)} tokens"
     margins = _margin(claim.margin) if claim.margin else ""
     absence = {part.absence or claim.absence for part in claim.parts if not part.out_of_reach}
     return (
@@ -83,10 +84,3 @@ def _list(parts: Iterator[str]) -> str:
 def _table(heads: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> str:
     lines = [heads, ("---",) * len(heads), *rows]
     return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|').strip() for cell in line)} |" for line in lines)
-
-
-def _amount(count: float) -> str:
-    for size, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M")):
-        if count >= size:
-            return f"{count / size:.3g} {unit}"
-    return f"{count:g}"

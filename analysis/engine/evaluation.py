@@ -1,8 +1,8 @@
 """Validation by document: the error that all seeds share because they are evaluated on the same documents.
 
-A run folder may hold `evaluation.parquet` with a row for each document: text, document, tokens, loss (in the arm's own
-format) and loss_bf16 (the same weights in BF16). Losses are means over a document's tokens. Documents are the clusters;
-texts are strata. A run without the file has no such share, and no loss in BF16.
+A run folder may hold `evaluation.parquet` with a row for each text and document: its number of tokens and mean loss
+in the recipe's own format (`loss`), unquantized (`loss_unquantized`) and with weights cast to their learned widths
+(`loss_cast`). Documents are the clusters; texts are strata. A run without the file has no such share.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fewbits.analysis.engine.frames import Results
 from fewbits.analysis.engine.statistics import Shared
 
 FILE = "evaluation.parquet"
-COLUMNS = ("trial", "text", "document", "tokens", "loss", "loss_bf16")
+LABELS = ("trial", "text", "document", "tokens")
 VALIDATION = "validation"  # the text that validation_loss is of
 
 
@@ -24,19 +24,10 @@ def documents(results: Results) -> pd.DataFrame:
     """Return a row for each trial and document; empty where no run has written any."""
     frame = results.table_of(FILE)
     if frame.empty:
-        return pd.DataFrame(columns=list(COLUMNS))
+        return pd.DataFrame(columns=[*LABELS, "loss"])
     frame = frame.rename(columns={"id": "trial"}).drop_duplicates(["trial", "text", "document"])
-    return frame[list(COLUMNS)].reset_index(drop=True)
-
-
-def mean_losses(frame: pd.DataFrame, column: str = "loss_bf16", text: str = VALIDATION) -> dict[str, float]:
-    """Return each trial's mean loss over the tokens of a text."""
-    rows = frame[frame["text"] == text].dropna(subset=[column])
-    if rows.empty:
-        return {}
-    weighted = (rows[column] * rows["tokens"]).groupby(rows["trial"]).sum()
-    means = weighted / rows.groupby("trial")["tokens"].sum()
-    return {str(trial): float(value) for trial, value in means.items()}
+    losses = [column for column in frame if str(column).startswith("loss")]
+    return frame[[*LABELS, *losses]].reset_index(drop=True)
 
 
 def document_error(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from fewbits.analysis.engine.amounts import amount
 from fewbits.analysis.engine.claims import Claim, ControlClaim, comparisons, load_claims
 from fewbits.analysis.engine.data import Measured, NotPlanned
 from fewbits.analysis.engine.frames import Results
@@ -75,9 +76,7 @@ def resolve(study: str, results: Results, name: str) -> Numbers:
     if hook is None:
         return built_in(results, name)
     found = results.remembered(f"metric {study} {name}", lambda: hook.compute(results))
-    if callable(found):
-        return Numbers(name, of_pairs=found, bounds=hook.bounds)
-    return Numbers(name, of_trials=found, bounds=hook.bounds)
+    return Numbers(name, found, hook.bounds)
 
 
 # -------------------------------------------------------------------------------- reach
@@ -92,8 +91,8 @@ class Training:
     quantized: float  # the greatest share of a line's tokens that an arm trained itself, after its trunk
 
     def __str__(self) -> str:
-        sizes = " and ".join(dict.fromkeys(_amount(size) for size in self.parameters))
-        return f"{sizes} parameters, {_amount(self.tokens)} tokens"
+        sizes = " and ".join(dict.fromkeys(map(amount, self.parameters)))
+        return f"{sizes} parameters, {amount(self.tokens)} tokens"
 
 
 def training_of(results: Results, trials: Iterable[str]) -> Training | None:
@@ -102,7 +101,10 @@ def training_of(results: Results, trials: Iterable[str]) -> Training | None:
     chosen = [trial for trial in dict.fromkeys(trials) if trial in planned]
     if not chosen:
         return None
-    lines = [(_tokens(results, trial), tokens_of(planned[trial].trial)) for trial in chosen]
+    lines = [
+        (planned[trial].earlier_tokens + tokens_of(planned[trial].trial), tokens_of(planned[trial].trial))
+        for trial in chosen
+    ]
     return Training(
         tuple(sorted({parameters_of(planned[trial].trial.model) for trial in chosen})),
         max(whole for whole, _ in lines),
@@ -118,22 +120,3 @@ def covered(claim: Claim, training: Training | None) -> bool:
         return False
     sizes = min(training.parameters) >= COVERED * claim.stated.parameters
     return sizes and training.tokens >= COVERED * claim.stated.tokens
-
-
-def _tokens(results: Results, trial: str) -> int:
-    """Return the tokens of a trial's whole line: its own and those of the trunk up to where it branched."""
-    planned = results.plan.trials[trial]
-    own = tokens_of(planned.trial)
-    if planned.parent is None:
-        return own
-    parent = results.plan.trials[planned.parent].trial
-    share = (planned.trial.branch.step or parent.training.steps) / parent.training.steps
-    return own + round(share * _tokens(results, planned.parent))
-
-
-def _amount(count: float) -> str:
-    for size, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if count >= size:
-            value = count / size
-            return f"{value:.0f} {unit}" if value >= 10 else f"{value:.2g} {unit}"
-    return str(int(count))

@@ -1,11 +1,10 @@
-"""A paper as data: its numbers with their sources, and its tables, figures and claims in our words and its order.
+"""A paper as data: its numbers with their sources, and its tables and figures in our words and its order.
 
 `papers/STUDY.yaml` holds it. Nothing of it is computed; what is lost in the paper is null there and None here.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cache
@@ -19,7 +18,6 @@ from fewbits.common.from_dict import from_dict, one_of
 FOLDER = Path(__file__).parents[1] / "papers"
 BETTER = ("", "lower", "higher")
 FIGURES = ("schematic", "curves", "heat map", "bars", "points")
-CLAIMS = ("arithmetic", "equal", "no worse", "higher", "lower", "ordering", "share", "correlation", "out of reach")
 
 
 @dataclass(frozen=True)
@@ -102,40 +100,6 @@ class Figure:
 
 
 @dataclass(frozen=True)
-class Margin:
-    """The smallest effect that counts, fixed before the first run."""
-
-    value: float
-    relative: bool  # to the baseline's level
-    reason: str
-
-    def __post_init__(self) -> None:
-        if not (0 < self.value < math.inf and self.reason):
-            raise ValueError(f"margin {self.value}: a positive number with its reason is expected")
-
-
-@dataclass(frozen=True)
-class Claim:
-    id: str
-    statement: str
-    says_of_scale: str  # what the paper itself says of where it holds
-    kind: str
-    metric: str
-    arms: tuple[str, ...] = ()
-    baseline: str | None = None
-    control: str | None = None  # the name of the control that the runs must pass
-    margin: Margin | None = None
-    out_of_reach: str = ""  # why, of a claim that no scale of ours decides
-
-    def __post_init__(self) -> None:
-        one_of(f"{self.id}: kind", self.kind, CLAIMS)
-        if (self.kind == "out of reach") != bool(self.out_of_reach):
-            raise ValueError(f"{self.id}: a claim out of reach gives its reason, out_of_reach, and no other does")
-        if self.kind not in ("arithmetic", "out of reach") and self.margin is None:
-            raise ValueError(f"{self.id}: a claim that runs decide states its margin before they run")
-
-
-@dataclass(frozen=True)
 class Number:
     value: float
     source: str
@@ -150,11 +114,10 @@ class Paper:
     sources: dict[str, str]  # tags that say where a number is from, with their meaning
     tables: tuple[Table, ...]
     figures: tuple[Figure, ...]
-    claims: tuple[Claim, ...]
     numbers: dict[str, Number] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for what in (self.tables, self.figures, self.claims):
+        for what in (self.tables, self.figures):
             _different(self.study, [thing.id for thing in what])
         tagged = [(t.id, t.source) for t in self.tables] + [(f.id, f.source) for f in self.figures]
         tagged += [(f"{t.id}, {r.id}", r.source or t.source) for t in self.tables for r in t.rows]
@@ -170,17 +133,8 @@ class Paper:
     def figure(self, name: str) -> Figure:
         return _named("figure", name, self.figures)
 
-    def claim(self, name: str) -> Claim:
-        return _named("claim", name, self.claims)
 
-    def margin(self, claim: str) -> float:
-        """Of a claim that runs decide."""
-        found = self.claim(claim).margin
-        assert found is not None
-        return found.value
-
-
-T = TypeVar("T", Table, Figure, Claim)
+T = TypeVar("T", Table, Figure)
 
 
 @cache

@@ -25,7 +25,7 @@ from fewbits.analysis.engine.printed import printed_effect
 from fewbits.analysis.engine.tests import spread_of
 from fewbits.common.from_dict import from_dict
 
-FILE = Path(__file__).parents[1] / "papers" / "spreads.yaml"
+FILE = Path(__file__).parents[1] / "papers" / "planning" / "spreads.yaml"
 
 
 @dataclass(frozen=True)

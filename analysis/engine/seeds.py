@@ -1,4 +1,4 @@
-"""The ledger of seeds, papers/seeds.yaml: which seeds shaped a design, so that they never judge it."""
+"""The ledger of seeds, papers/planning/seeds.yaml: which seeds shaped a design, so that they never judge it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import yaml
 
 from fewbits.common.from_dict import from_dict
 
-FILE = Path(__file__).parents[1] / "papers" / "seeds.yaml"
+FILE = Path(__file__).parents[1] / "papers" / "planning" / "seeds.yaml"
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from fewbits.analysis.engine.arms import AGAIN, ArmTable, Group, arm_table
-from fewbits.analysis.engine.claims import load_claims, studies_with_claims
+from fewbits.analysis.engine.claims import load_claims
 from fewbits.analysis.engine.data import Data, Differences, NoData, NotPlanned
 from fewbits.analysis.engine.frames import Results
 from fewbits.analysis.engine.paper import paper
@@ -136,8 +136,6 @@ def _paper_change(table: ArmTable, of: EffectsFigure, group: Group, arm: str) ->
 
 def _margin(study: str, name: str) -> float:
     """Return the smallest margin of a claim's parts."""
-    if study not in studies_with_claims():
-        return paper(study).margin(name)
     claim = load_claims(study).claim(name)
     return min(margin.value for part in claim.parts if (margin := claim.margin_of(part)) is not None)
 

@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from fewbits.analysis.engine.arms import arm_table
 from fewbits.analysis.engine.data import Differences, NoData
 from fewbits.analysis.engine.frames import Results
+from fewbits.analysis.engine.pairing import sample
 from fewbits.analysis.engine.paper import paper
 from fewbits.analysis.engine.places import not_planned
 from fewbits.analysis.engine.statistics import ALPHA, summary
@@ -92,7 +93,7 @@ def _cloze(row: Shown) -> dict[str, tuple[float, ...]]:
     metric = next((name for name in CLOZE if name in row.part.metrics()), None)
     if metric is None:
         return {}
-    found = {arm: row.part.sample(metric, arm, row.of.where) for arm in row.of.all_arms if row.part.has(arm)}
+    found = {arm: sample(row.part, metric, arm, row.of.where) for arm in row.of.all_arms if row.part.has(arm)}
     return {arm: sample.values for arm, sample in found.items() if isinstance(sample, Differences)}
 
 

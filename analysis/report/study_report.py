@@ -50,7 +50,7 @@ def read_study(overrides: Sequence[str]) -> StudyReport:
     for study in studies:
         one_of("study", study, STUDIES)
     (study,) = studies
-    results = Results.of(found.plan, found.earlier)
+    results = Results(found.plan, found.earlier)
     return StudyReport(study, sweeps[0].scale, tuple(overrides), results, found.changed, found.notes)
 
 

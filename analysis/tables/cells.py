@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 from fewbits.analysis.engine.arms import BASELINE
 from fewbits.analysis.engine.data import Data, Differences, NotPlanned
-from fewbits.analysis.engine.frames import Metric, Results
+from fewbits.analysis.engine.frames import Results
+from fewbits.analysis.engine.pairing import Metric
 from fewbits.analysis.engine.places import ANYWHERE, Where
 from fewbits.analysis.engine.statistics import summary
 from fewbits.analysis.report.items import Setting, TableCell, Value

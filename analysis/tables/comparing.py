@@ -9,9 +9,11 @@ from __future__ import annotations
 from fewbits.analysis.engine.arms import BASELINE
 from fewbits.analysis.engine.claims import Comparison, Part
 from fewbits.analysis.engine.data import Data, Differences, NoData, NotPlanned
-from fewbits.analysis.engine.frames import Metric, Results
-from fewbits.analysis.engine.pairs import Numbers, built_in, data_of, pools_of, scope_of
-from fewbits.analysis.engine.places import ANYWHERE, Where, not_planned
+from fewbits.analysis.engine.frames import Results
+from fewbits.analysis.engine.pairing import Metric, Where, sample
+from fewbits.analysis.engine.pairs import Numbers, built_in, data_of, scope_of
+from fewbits.analysis.engine.places import ANYWHERE, not_planned
+from fewbits.analysis.engine.pooling import pools_of
 from fewbits.analysis.engine.statistics import Pools
 
 
@@ -32,13 +34,13 @@ def compare(
 def own_numbers(results: Results, metric: Metric, arm: str, where: Where = ANYWHERE) -> Data | NotPlanned:
     """Return the arm's numbers themselves, one of each seed."""
     scope = scope_of(results, (arm,), where=where)
-    return not_planned(results) if scope is None else scope.sample(_of_trials(scope, metric), arm, where)
+    return not_planned(results) if scope is None else sample(scope, _values(scope, metric), arm, where)
 
 
 def pools(results: Results, metric: Metric, baseline: str = BASELINE, where: Where = ANYWHERE) -> Pools | None:
     """Return how far pairs spread, kind by kind, of all arms that start as the baseline does."""
     scope = scope_of(results, (baseline,), where=where)
-    return None if scope is None else pools_of(results, scope, _of_trials(results, metric), baseline, where)
+    return None if scope is None else pools_of(results, scope, _values(results, metric), baseline, where)
 
 
 def resolve(results: Results, metric: Metric) -> Numbers:
@@ -46,7 +48,7 @@ def resolve(results: Results, metric: Metric) -> Numbers:
     return built_in(results, metric) if isinstance(metric, str) else Numbers("numbers", metric)
 
 
-def _of_trials(results: Results, metric: Metric) -> Metric:
-    found = resolve(results, metric).of_trials
-    assert found is not None
+def _values(results: Results, metric: Metric) -> Metric:
+    found = resolve(results, metric).values
+    assert not callable(found)
     return found

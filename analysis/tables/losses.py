@@ -12,7 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fewbits.analysis.engine.arms import arm_table
-from fewbits.analysis.engine.frames import Metric, Results
+from fewbits.analysis.engine.frames import Results
+from fewbits.analysis.engine.pairing import Metric
 from fewbits.analysis.engine.paper import Table, paper
 from fewbits.analysis.engine.places import Where
 from fewbits.analysis.report.items import OutOfReach, TableCell, TableResult, TableRow

@@ -10,7 +10,7 @@ import pytest
 from fewbits.analysis.engine.alike import why_not_compared
 from fewbits.analysis.engine.data import Differences, NoData
 from fewbits.analysis.engine.frames import Results
-from fewbits.analysis.engine.pairs import across
+from fewbits.analysis.engine.pairing import paired
 from fewbits.analysis.views.provenance import Provenance
 from fewbits.sweeps.planning.plan import Plan
 from fewbits.sweeps.running.store import State
@@ -35,17 +35,17 @@ def recompute(plan: Plan, arm: str, seed: int, **environment: str) -> Path:
 
 
 def compared(plan: Plan) -> Differences | NoData:
-    return Results.of(plan).paired("validation_loss", "mor", "bf16", USUAL)
+    return paired(Results(plan), "validation_loss", "mor", "bf16", USUAL)
 
 
 def own_kind(plan: Plan) -> str:
-    kinds = {one[0][0] for one in Results.of(plan).trials["computed"]}
+    kinds = {one[0][0] for one in Results(plan).trials["computed"]}
     (kind,) = kinds
     return str(kind)
 
 
 def mixed(plan: Plan) -> list[str]:
-    return [line for line in Provenance(Results.of(plan), ()).mixed if "commit" not in line]
+    return [line for line in Provenance(Results(plan), ()).mixed if "commit" not in line]
 
 
 def test_trials_of_one_kind_are_compared_and_nothing_is_noted(planned: Planner) -> None:
@@ -80,14 +80,13 @@ def test_no_pair_left_is_no_data_with_the_reasons(planned: Planner) -> None:
     found = compared(plan)
     assert isinstance(found, NoData)
     assert found.reason.count("not compared") == 2
-    assert Results.of(plan).pooled("validation_loss", "bf16") is None
-    assert Results.of(planned()).flags == ()
+    assert Results(planned()).flags == ()
 
 
 def test_divergence_beside_another_kind_is_no_event(planned: Planner) -> None:
     plan = planned()
     recompute(plan, "wild", 0, kind="intel-amx2")
-    found = Results.of(plan).paired("validation_loss", "wild", "bf16")
+    found = paired(Results(plan), "validation_loss", "wild", "bf16")
     assert isinstance(found, Differences)
     assert found.diverged == 1
 
@@ -142,12 +141,12 @@ def test_kinds_that_differ_between_seeds_are_fine(planned: Planner) -> None:
 def test_combinations_of_axes_are_compared_seed_by_seed_within_a_kind(planned: Planner) -> None:
     plan = planned()
     recompute(plan, "bf16", 0, kind="intel-amx2")
-    results = Results.of(plan)
+    results = Results(plan)
     numbers = dict(zip(results.trials["id"], results.trials["loss"], strict=True))
-    found = across(results, numbers, ("mor", USUAL), ("bf16", {}), relative=False)
+    found = paired(results, numbers, "mor", "bf16", USUAL, baseline_where={}, relative=False)
     assert isinstance(found, Differences)
     assert len(found.values) == 1
-    assert "seed 0: mor ran on" in found.notes[0]
+    assert "seed 0: mor, recipe.threshold 0.045 ran on" in found.notes[0]
 
 
 def row(key: str, *computed: tuple[str | None, ...]) -> dict[str, Any]:

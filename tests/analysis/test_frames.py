@@ -10,7 +10,10 @@ import pandas as pd
 import pytest
 
 from fewbits.analysis.engine.data import Differences, NoData
-from fewbits.analysis.engine.frames import LABELS, Results, kind
+from fewbits.analysis.engine.frames import Results
+from fewbits.analysis.engine.pairing import paired, sample
+from fewbits.analysis.engine.pooling import kind
+from fewbits.analysis.engine.rows import LABELS
 from fewbits.analysis.figures import series
 from fewbits.models.recipe import Recipe
 from fewbits.sweeps.planning.plan import Plan
@@ -27,7 +30,7 @@ def folder_of(results: Results, arm: str, seed: int) -> Path:
 
 
 def test_every_place_is_a_row_with_the_numbers_of_its_result(planned: Planner) -> None:
-    rows = Results.of(planned()).trials
+    rows = Results(planned()).trials
     places = [(row["arm"], row.get(AXIS), row["seed"], row["state"]) for row in rows.to_dict("records")]
     assert [place[0] for place in places] == ["bf16"] * 2 + ["mor"] * 4 + ["wild"] * 2
     assert [place[3] for place in places] == ["done"] * 6 + ["diverged"] * 2
@@ -39,11 +42,11 @@ def test_every_place_is_a_row_with_the_numbers_of_its_result(planned: Planner) -
         if row["state"] == "done":
             assert row["validation_loss"] == result["validation_loss"]
             assert (row["step"], row["steps"]) == (4, 4)
-    assert Results.of(planned()).flags == ()
+    assert Results(planned()).flags == ()
 
 
 def test_curves_are_those_of_the_files(planned: Planner) -> None:
-    results = Results.of(planned())
+    results = Results(planned())
     losses, validation = results.curves("loss"), results.curves("validation_loss")
     of_one = losses[(losses["arm"] == "bf16") & (losses["seed"] == 1)]
     file = pd.read_parquet(folder_of(results, "bf16", 1) / "metrics.parquet")
@@ -56,7 +59,7 @@ def test_curves_are_those_of_the_files(planned: Planner) -> None:
 
 
 def test_numerics_have_the_places_labels(planned: Planner) -> None:
-    numerics = Results.of(planned()).numerics()
+    numerics = Results(planned()).numerics()
     strict = numerics[numerics["axes"].map(lambda axes: dict(axes) == STRICT)]
     usual = numerics[numerics["axes"].map(lambda axes: dict(axes) == USUAL)]
     assert (strict["share_1"].dropna() == 1).all(), "nothing passes a threshold of 0.01 %"
@@ -65,115 +68,115 @@ def test_numerics_have_the_places_labels(planned: Planner) -> None:
 
 
 def test_pairs_share_their_seed_and_a_baseline_without_the_axis_is_shared(planned: Planner) -> None:
-    results = Results.of(planned())
+    results = Results(planned())
     rows = results.trials.set_index(["arm", "seed"])["validation_loss"]
     for where, first in ((STRICT, 0), (USUAL, 1)):
-        found = results.paired("validation_loss", "mor", "bf16", where)
+        found = paired(results, "validation_loss", "mor", "bf16", where)
         assert isinstance(found, Differences)
         ours = [rows.loc["mor"][seed].iloc[first] for seed in (0, 1)]
         base = [rows.loc["bf16"][seed] for seed in (0, 1)]
         assert found.values == tuple((a - b) / b for a, b in zip(ours, base, strict=True))
         assert len(found.trials) == 4
         assert found.notes == ()
-    same = results.paired("validation_loss", "mor", "bf16", STRICT)
+    same = paired(results, "validation_loss", "mor", "bf16", STRICT)
     assert isinstance(same, Differences)
     assert same.values == (0, 0), "all of it falls back to BF16"
 
 
 def test_seeds_alone_replicate(planned: Planner) -> None:
-    results = Results.of(planned())
+    results = Results(planned())
     with pytest.raises(ValueError, match=naming("arm mor", "recipe.threshold=0.0001")):
-        results.paired("validation_loss", "mor", "bf16")
+        paired(results, "validation_loss", "mor", "bf16")
     with pytest.raises(ValueError, match="no place is left"):
-        results.paired("validation_loss", "mor", "bf16", {AXIS: "7"})
+        paired(results, "validation_loss", "mor", "bf16", {AXIS: "7"})
     with pytest.raises(ValueError, match="arm 'more'"):
-        results.paired("validation_loss", "more", "bf16")
+        paired(results, "validation_loss", "more", "bf16")
     with pytest.raises(ValueError, match="metric 'los'"):
-        results.paired("los", "mor", "bf16", USUAL)
+        paired(results, "los", "mor", "bf16", USUAL)
 
 
 def test_numbers_of_ones_own_pair_by_id(planned: Planner) -> None:
-    results = Results.of(planned())
+    results = Results(planned())
     numerics = results.numerics()
     share = numerics[numerics["arm"] == "mor"].groupby("id")["share_1"].mean()
-    found = results.sample({str(key): value for key, value in share.items()}, "mor", STRICT)
+    found = sample(results, {str(key): value for key, value in share.items()}, "mor", STRICT)
     assert isinstance(found, Differences)
     assert found.values == (1.0, 1.0)
-    missing = results.sample({}, "mor", STRICT)
+    missing = sample(results, {}, "mor", STRICT)
     assert isinstance(missing, NoData)
     assert "seed 0: no number" in missing.reason
 
 
 def test_divergence_is_an_event_of_its_pair(planned: Planner) -> None:
-    results = Results.of(planned())
-    found = results.paired("validation_loss", "wild", "bf16")
+    results = Results(planned())
+    found = paired(results, "validation_loss", "wild", "bf16")
     assert isinstance(found, Differences)
     assert (found.values, found.diverged, found.baseline_diverged) == ((), 2, 0)
-    both = results.paired("validation_loss", "wild", "wild")
+    both = paired(results, "validation_loss", "wild", "wild")
     assert isinstance(both, NoData)
     assert "both diverged" in both.reason
 
 
 def test_a_deleted_trial_is_missing_and_said_to_be(planned: Planner) -> None:
-    shutil.rmtree(folder_of(Results.of(planned()), "bf16", 0))
-    results = Results.of(planned())
+    shutil.rmtree(folder_of(Results(planned()), "bf16", 0))
+    results = Results(planned())
     assert len(results.trials) == 8
     assert results.flags == ("bf16, seed 0: missing: not run, or not to its end",)
-    found = results.paired("validation_loss", "mor", "bf16", USUAL)
+    found = paired(results, "validation_loss", "mor", "bf16", USUAL)
     assert isinstance(found, Differences)
     assert len(found.values) == 1
     assert found.notes == results.flags
     shutil.rmtree(folder_of(results, "bf16", 1))
-    nothing = Results.of(planned()).paired("validation_loss", "mor", "bf16", USUAL)
+    nothing = paired(Results(planned()), "validation_loss", "mor", "bf16", USUAL)
     assert isinstance(nothing, NoData)
 
 
 def test_what_another_config_computed_is_stale_and_not_reused(planned: Planner) -> None:
-    before = Results.of(planned()).trials
+    before = Results(planned()).trials
     other = planned("optimizer.lr=0.01")
-    results = Results.of(other, earlier_runs(other))
+    results = Results(other, earlier_runs(other))
     rows = results.trials
     assert set(rows["id"]).isdisjoint(before["id"])
     assert set(rows["state"]) == {"planned"}
     assert rows["stale"].tolist() == [Path(folder).name for folder in before["folder"]]
     assert all("stale: " in flag for flag in results.flags)
     assert len(results.flags) == 8
-    found = results.paired("validation_loss", "mor", "bf16", USUAL)
+    found = paired(results, "validation_loss", "mor", "bf16", USUAL)
     assert isinstance(found, NoData)
     assert results.curves("loss").empty
 
 
 def test_a_failed_trial_says_why(planned: Planner) -> None:
-    folder = folder_of(Results.of(planned()), "bf16", 0)
+    folder = folder_of(Results(planned()), "bf16", 0)
     (folder / "result.json").unlink()
     failure = {"reason": "out of memory", "wrong_input": False, "step": 2, "log": []}
     (folder / "failure.json").write_text(json.dumps(failure))
-    assert Results.of(planned()).flags == ("bf16, seed 0: out of memory",)
+    assert Results(planned()).flags == ("bf16, seed 0: out of memory",)
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"id": "another", "status": "done", "step": 4}'])
 def test_a_result_that_is_none_is_a_failure_and_said_to_be(planned: Planner, text: str) -> None:
-    (folder_of(Results.of(planned()), "bf16", 0) / "result.json").write_text(text)
-    results = Results.of(planned())
+    (folder_of(Results(planned()), "bf16", 0) / "result.json").write_text(text)
+    results = Results(planned())
     (flag,) = results.flags
     assert flag.startswith("bf16, seed 0: ")
     assert "result.json" in flag
-    found = results.paired("validation_loss", "mor", "bf16", USUAL)
+    found = paired(results, "validation_loss", "mor", "bf16", USUAL)
     assert isinstance(found, Differences)
     assert len(found.values) == 1
 
 
 def test_a_damaged_table_is_named_and_not_left_out(planned: Planner) -> None:
-    path = folder_of(Results.of(planned()), "bf16", 0) / "metrics.parquet"
+    path = folder_of(Results(planned()), "bf16", 0) / "metrics.parquet"
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(ValueError, match=r"metrics\.parquet is damaged \("):
-        Results.of(planned()).curves("loss")
+        Results(planned()).curves("loss")
     with pytest.raises(ValueError, match="is damaged"):
-        series.curves(Results.of(planned()), "loss")
+        series.curves(Results(planned()), "loss")
 
 
 def test_results_say_how_big_the_models_are(planned: Planner) -> None:
-    results = Results.of(planned())
+    results = Results(planned())
     count = results.trials["parameters"].iloc[0] / 1e6
     assert results.scale == f"{count:.2g} M parameters"
     assert results.of_sweep("tiny").scale == results.scale

@@ -1,28 +1,24 @@
 """Papers as data: complete, consistent with themselves and with what was derived from them by hand."""
 
 import math
-from dataclasses import replace
 
 import pytest
 import yaml
 
-from fewbits.analysis.engine.paper import FOLDER, Margin, Paper, paper
+from fewbits.analysis.engine.paper import FOLDER, Paper, paper
 from fewbits.common.from_dict import from_dict
 from fewbits.models.networks.presets import MODELS
 from fewbits.sweeps.planning.studies import STUDIES
 from tests.messages import naming
 
 PAPERS = sorted(path.stem for path in FOLDER.glob("*.yaml"))
-COUNTS = {"mor": (4, 21, 20), "nvfp4": (5, 14, 26), "gaussws": (4, 8, 18)}  # tables, figures, claims
-LETTERS = {"mor": "M", "nvfp4": "N", "gaussws": "G"}  # of the ids of claims
+COUNTS = {"mor": (4, 21), "nvfp4": (5, 14), "gaussws": (4, 8)}  # tables, figures
 
 
 @pytest.mark.parametrize("study", PAPERS)
 def test_a_paper_is_complete_and_in_order(study: str) -> None:
     found = paper(study)
-    tables, figures, claims = COUNTS[study]
-    assert (len(found.tables), len(found.figures)) == (tables, figures)
-    assert [claim.id for claim in found.claims] == [f"{LETTERS[study]}{i + 1}" for i in range(claims)]
+    assert (len(found.tables), len(found.figures)) == COUNTS[study]
     assert (found.study, found.arxiv) == (study, STUDIES[study].arxiv)
 
 
@@ -147,28 +143,18 @@ def test_what_is_lost_is_none() -> None:
     assert paper("mor").table("Table 2").change("mmlu", "c1-bf16") is None
 
 
-def test_a_margin_is_stated_with_its_reason() -> None:
-    with pytest.raises(ValueError, match="a positive number with its reason"):
-        Margin(0.0, True, "none")
-    with pytest.raises(ValueError, match="states its margin before they run"):
-        replace(paper("mor").claim("M3"), margin=None)
-    with pytest.raises(ValueError, match="gives its reason"):
-        replace(paper("mor").claim("M4"), out_of_reach="")
-
-
 def test_mistakes_in_a_paper_are_named() -> None:
     data = yaml.safe_load((FOLDER / "mor.yaml").read_text("utf-8"))
     data["tables"][1]["rows"][0]["values"].pop()
     with pytest.raises(ValueError, match="Table 2, loss: 7 values in 8 columns"):
         from_dict(Paper, data)
     data = yaml.safe_load((FOLDER / "mor.yaml").read_text("utf-8"))
-    data["claims"][1]["id"] = "M1"
-    with pytest.raises(ValueError, match="mor: M1 is there twice"):
+    data["tables"][1]["id"] = "Table 1"
+    with pytest.raises(ValueError, match="mor: Table 1 is there twice"):
         from_dict(Paper, data)
-    data["claims"][1]["id"], data["numbers"]["threshold"]["source"] = "M2", "guessed"
+    data = yaml.safe_load((FOLDER / "mor.yaml").read_text("utf-8"))
+    data["numbers"]["threshold"]["source"] = "guessed"
     with pytest.raises(ValueError, match=naming("threshold", "guessed", "printed, inferred, lost")):
         from_dict(Paper, data)
-    with pytest.raises(ValueError, match="claim 'M21': valid are M1, "):
-        paper("mor").claim("M21")
     with pytest.raises(ValueError, match="paper 'moar'"):
         paper("moar")

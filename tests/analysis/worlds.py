@@ -62,7 +62,7 @@ def results(of: Plan, world: World) -> Results:
             shutil.rmtree(path, ignore_errors=True)
         else:
             _write(of, member, names[member.id], path, world)
-    found = Results.of(of)
+    found = Results(of)
     _LAST[:] = [(of, world, found)]
     return found
 

@@ -12,6 +12,7 @@ import pandas as pd
 
 from fewbits.analysis.engine.arms import AGAIN, BASELINE, arm_table
 from fewbits.analysis.engine.frames import Results
+from fewbits.analysis.engine.pairing import paired, sample
 from fewbits.analysis.engine.paper import paper
 from fewbits.analysis.engine.places import Where, not_planned
 from fewbits.analysis.report.items import Setting, Table, TableCell, TableResult, TableRow
@@ -157,8 +158,8 @@ def families(results: Results) -> Table:
         TableRow(
             " ".join(where.values()),
             (
-                cell(one.paired(VALIDATION, "mor", BASELINE, where), PERCENT),
-                cell(one.sample(shares, "mor", where), PERCENT),
+                cell(paired(one, VALIDATION, "mor", BASELINE, where), PERCENT),
+                cell(sample(one, shares, "mor", where), PERCENT),
             ),
             "%",
         )

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from fewbits.analysis.engine.arms import BASELINE
 from fewbits.analysis.engine.data import Differences, NoData
 from fewbits.analysis.engine.frames import Results
+from fewbits.analysis.engine.pairing import paired
 from fewbits.analysis.engine.places import not_planned
 from fewbits.analysis.engine.statistics import ALPHA, summary
 from fewbits.analysis.figures.curves import Line, Panel, Rule, curve_figure
@@ -126,7 +127,7 @@ def _fallback(arm: Threshold, frame: pd.DataFrame) -> Values:
 def _changes(arm: Threshold, part: Results) -> Values:
     found = {}
     for x, text in arm.spelled.items() if part.has(BASELINE) else ():
-        pairs = part.paired("validation_loss", arm.arm, BASELINE, where={**dict(arm.rest), AXIS: text})
+        pairs = paired(part, "validation_loss", arm.arm, BASELINE, where={**dict(arm.rest), AXIS: text})
         if isinstance(pairs, Differences) and pairs.values:
             found[x] = pairs.values
     return found

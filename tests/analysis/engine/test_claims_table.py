@@ -28,7 +28,7 @@ def test_every_margin_gives_its_reason() -> None:
 
 
 def test_at_least_half_of_the_claims_are_data_alone() -> None:
-    built_in = ("validation_loss", "ood_loss", "validation_loss@bf16", "loss@late")
+    built_in = ("validation_loss", "ood_loss", "validation_loss_unquantized", "loss@late")
     data = [claim for claim in CLAIMS if all(is_data(part, built_in) for part in claim.parts)]
     assert len(data) >= 0.4 * len(CLAIMS)
 

@@ -16,7 +16,7 @@ from fewbits.sweeps.planning.sweep import load_sweeps
 
 def empty(study: str, scale: str, folder: Path) -> Results:
     words = (f"study={study}", f"scale={scale}", f"runtime.runs={folder}", "runtime.device=cpu")
-    return Results.of(plan(*load_sweeps((*words, "data=synthetic", "data.size=65536", "data.repeat=1000000000"))))
+    return Results(plan(*load_sweeps((*words, "data=synthetic", "data.size=65536", "data.repeat=1000000000"))))
 
 
 @pytest.mark.parametrize("scale", ["cpu", "cpu-full"])
@@ -47,4 +47,4 @@ def test_a_preview_names_what_the_planned_seeds_cannot_decide(tmp_path: Path) ->
 
 def empty_with_seed(folder: Path) -> Results:
     words = ("study=mor", "scale=cpu", "seeds=[10]", f"runtime.runs={folder}", "runtime.device=cpu")
-    return Results.of(plan(*load_sweeps((*words, "data=synthetic", "data.size=65536", "data.repeat=1000000000"))))
+    return Results(plan(*load_sweeps((*words, "data=synthetic", "data.size=65536", "data.repeat=1000000000"))))

@@ -49,7 +49,7 @@ def results(plan: Plan, world: World) -> Results:
             if not places[key] & world.missing:
                 _write(plan, planned, places[key], world)
             _MADE[path] = truth
-    return Results.of(plan)
+    return Results(plan)
 
 
 _MADE: dict[Path, object] = {}  # what lies in a trial's folder

@@ -56,7 +56,7 @@ def every(tmp_path_factory: pytest.TempPathFactory) -> Plan:
 
 @pytest.fixture(scope="module")
 def made(every: Plan) -> Results:
-    return Results.of(every)
+    return Results(every)
 
 
 @pytest.fixture(scope="module")
@@ -105,12 +105,12 @@ def test_it_is_drawn_whole_with_the_trials_behind_it(name: str, made: Results) -
 
 @pytest.mark.parametrize("name", ["Figure 2", "Figure 20"])
 def test_the_same_results_give_the_same_bytes(name: str, every: Plan) -> None:
-    first, second = (svg(drawn(FIGURES[name], Results.of(every))) for _ in range(2))
+    first, second = (svg(drawn(FIGURES[name], Results(every))) for _ in range(2))
     assert first == second
 
 
 def test_what_has_no_results_says_so(empty: Plan) -> None:
-    results = Results.of(empty)
+    results = Results(empty)
     for name, entry in FIGURES.items():
         picture = entry.make(results)
         if name in SCHEMATICS:
@@ -124,7 +124,7 @@ def test_what_has_no_results_says_so(empty: Plan) -> None:
 
 def test_one_seed_a_diverged_arm_and_a_missing_one_are_drawn_and_said(empty: Plan) -> None:
     fill(empty, without=("tensor", "three-way"), diverged=("channel", "two-way"))
-    results = Results.of(empty)
+    results = Results(empty)
     figure_17 = FIGURES["Figure 17"].make(results)
     assert isinstance(figure_17, NoData)
     assert "Tensor" in figure_17.reason

@@ -77,7 +77,7 @@ def made(planned: Callable[..., Plan]) -> Results:
     """Every sweep of two seeds, with results."""
     of = planned("seeds=[0,1]")
     fill(of, EFFECTS)
-    return Results.of(of)
+    return Results(of)
 
 
 @pytest.fixture(scope="module")
@@ -149,12 +149,12 @@ def test_it_is_drawn_whole_with_the_trials_behind_it(
 
 def test_what_has_no_results_says_so(empty: Plan) -> None:
     for name, entry in FIGURES.items():
-        picture = entry.make(Results.of(empty))
+        picture = entry.make(Results(empty))
         assert isinstance(picture, FigureResult if name in FROM_KERNELS else NoData), name
 
 
 def test_a_sweep_that_the_scale_leaves_out_is_not_run(planned: Callable[..., Plan]) -> None:
-    alone = Results.of(planned("sweep=rounding"))
+    alone = Results(planned("sweep=rounding"))
     assert FIGURES["Figure 9"].make(alone) == NotPlanned("not run at this scale (smoke)")
     assert FIGURES["Figure 6"].make(alone) == NotPlanned("not run at this scale (smoke)")
     assert FIGURES["Figure B"].make(alone) == NotPlanned("not run at this scale (smoke)")
@@ -164,7 +164,7 @@ def test_a_sweep_that_the_scale_leaves_out_is_not_run(planned: Callable[..., Pla
 def test_one_seed_a_diverged_arm_and_a_missing_one_are_drawn_and_said(empty: Plan) -> None:
     gone = {("recipe", "with-2d"), ("scratch", "mxfp4-1.36"), ("layers", "nvfp4-base")}
     fill(empty, EFFECTS, without=gone, diverged={("recipe", "kept"), ("layers", "first-4"), ("scratch", "base-whole")})
-    results = Results.of(empty)
+    results = Results(empty)
     for name in ("Figure 6", "Figure A"):
         assert not reaches_over(drawn(name, results))
     figure_8 = FIGURES["Figure 8"].make(results)
@@ -186,7 +186,7 @@ def test_a_damaged_file_is_named_and_no_figure_is_drawn_without_it(empty: Plan) 
     path = empty.trials[member.id].folder.path / "metrics.parquet"
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(Damaged, match="is damaged"):
-        FIGURES["Figure 10"].make(Results.of(empty))
+        FIGURES["Figure 10"].make(Results(empty))
 
 
 def test_changes_are_from_the_baseline_of_the_same_seed(light: Draw) -> None:

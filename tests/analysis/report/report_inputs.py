@@ -15,6 +15,7 @@ from fewbits.analysis.engine.claims import StudyClaims
 from fewbits.analysis.engine.data import Exact, NotPlanned
 from fewbits.analysis.engine.frames import Results
 from fewbits.analysis.engine.hooks import hooks_of
+from fewbits.analysis.engine.pairing import sample
 from fewbits.analysis.engine.paper import paper
 from fewbits.analysis.report import index, registry, study_report
 from fewbits.analysis.report.items import FigureResult, Setting, TableCell, TableResult, TableRow, Value
@@ -76,8 +77,10 @@ def _table_4(results: Results) -> TableResult:
     own = paper("mor").table("Table 4")
     missing = NotPlanned(f"not run at this scale ({results.scale_name})")
     cells = (
-        TableCell(Value.of(results.sample("validation_loss", "bf16")), own.value("validation_loss", "bf16"), "printed"),
-        TableCell(Value.of(results.sample("validation_loss", "mor", USUAL)), 1.7956, "printed"),
+        TableCell(
+            Value.of(sample(results, "validation_loss", "bf16")), own.value("validation_loss", "bf16"), "printed"
+        ),
+        TableCell(Value.of(sample(results, "validation_loss", "mor", USUAL)), 1.7956, "printed"),
         TableCell(missing, 1.7777, "printed"),
     )
     unreached = tuple(TableCell(missing, own.value("mmlu", column.id)) for column in own.columns)

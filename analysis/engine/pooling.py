@@ -1,0 +1,75 @@
+"""Pooled spreads: how far pairs of a relative difference spread over seeds, from all arms that start alike.
+
+They start as the baseline does: as long, at the same rates, of the same model, from the same parents. Arms of different
+kinds are not pooled: the coarser what forward passes read, the further chance moves a run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+
+from fewbits.analysis.engine.frames import Results
+from fewbits.analysis.engine.pairing import Metric, Where, number
+from fewbits.analysis.engine.rows import Row, treatment
+from fewbits.analysis.engine.statistics import Pools, pooled_by_kind
+from fewbits.kernels.quantizer import Mixture
+from fewbits.models.recipe import Recipe, Slot
+from fewbits.sweeps.planning.plan import Member
+from fewbits.sweeps.running.machine_kinds import is_mixed
+
+COARSE = 8  # bits of a format: with fewer, arms spread further
+OUTLIERS = ("bad-arm",)  # controls that are worse on purpose: no part of a pool
+
+
+def pools_of(results: Results, scope: Results, metric: Metric, baseline: str, where: Where) -> Pools | None:
+    """Return the pools of all results, of arms that start as the baseline of this scope does; None with one seed."""
+    key = metric if isinstance(metric, str) else str(sorted(metric.items()))
+    sweeps = sorted({member.cell.sweep for member in scope.members})
+    name = f"pools {key} {baseline} {sorted(where.items())} {sweeps}"
+    return results.remembered(name, lambda: _pools(results, scope, metric, baseline, where))
+
+
+def treatments(members: Iterable[Member]) -> list[str]:
+    """Return the names that these places have in a pool."""
+    return [f"{member.cell.sweep}/{treatment(member.cell.arm, member.cell.axes)}" for member in members]
+
+
+def _pools(results: Results, scope: Results, metric: Metric, baseline: str, where: Where) -> Pools | None:
+    starts = {_start(results, row) for row in scope.rows if row["arm"] == baseline}
+    logs: dict[str, dict[int, float]] = {}
+    kinds: dict[str, str] = {}
+    for row in results.rows:
+        if row["arm"] in OUTLIERS or is_mixed(row["computed"]) or not set(where.items()) <= set(row["axes"]):
+            continue
+        value = number(results, row, metric)
+        if _start(results, row) in starts and isinstance(value, float) and value > 0:
+            name = f"{row['sweep']}/{treatment(row['arm'], row['axes'])}"
+            logs.setdefault(name, {})[row["seed"]] = math.log(value)
+            kinds[name] = kind(results.plan.trials[row["id"]].trial.recipe)
+    sets = Counter(frozenset(one) for one in logs.values())
+    seeds = max(sets, key=lambda one: (len(one), sets[one]), default=frozenset())  # most, and of most arms
+    whole = {name: [one[seed] for seed in sorted(seeds)] for name, one in logs.items() if one.keys() == seeds}
+    return pooled_by_kind(whole, kinds) if len(seeds) > 1 else None
+
+
+def _start(results: Results, row: Row) -> tuple[object, ...]:
+    planned = results.plan.trials[row["id"]]
+    trained = (planned.trial.optimizer, planned.trial.schedule, planned.parent)
+    return row["seed"], row["model"], row["steps"], row["computed"], *trained
+
+
+def kind(recipe: Recipe) -> str:
+    """Return the kind of an arm, by what its forward passes read."""
+    if recipe.sampler.kind != "none":
+        return "sampled weights"
+    forward = min(_bits(recipe.operands["fprop.x"]), _bits(recipe.operands["fprop.w"]))
+    return f"{COARSE} bits or more forward" if forward >= COARSE else f"fewer than {COARSE} bits forward"
+
+
+def _bits(slot: Slot) -> float:
+    """Return the bits of the coarsest format that the slot may take."""
+    if slot.spec is None:
+        return math.inf
+    return min(q.format.bits for q in (slot.spec.quantizers if isinstance(slot.spec, Mixture) else (slot.spec,)))
