@@ -77,7 +77,7 @@ def test_the_wheel_contains_every_source_of_every_package_and_nothing_else(wheel
     wanted |= {f"fewbits/common/{file.name}" for file in (top / "common").glob("*.py")}
     for name in PACKAGES:
         sources = [*(ROOT / name).rglob("*.py"), *(ROOT / name).rglob("csrc/*"), *(ROOT / name).rglob("*.yaml")]
-        sources += (ROOT / name).rglob("*.css")
+        sources += [*(ROOT / name).rglob("*.css"), *(ROOT / name).rglob("*.html")]
         wanted |= {f"fewbits/{file.relative_to(ROOT)}" for file in sources if file.is_file()}
     wanted |= {f"hydra_plugins/{file.name}" for file in (ROOT / "src" / "hydra_plugins").glob("*.py")}
     assert carried == wanted

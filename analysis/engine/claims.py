@@ -250,7 +250,7 @@ def _expand(claim: Claim | ControlClaim, part: Part) -> Iterator[Comparison]:
         if len(pairs) > 1 or not part.name:
             told.append(f"{arm} {RELATIONS.get(part.test, 'beside')} {baseline}" if baseline else arm)
         if len(part.metrics) > 1 or (not part.name and metric != LOSS):
-            told.append(TITLES.get(metric, metric))
+            told.append(TITLES.get(metric, metric.replace("_", " ")))
         if value:
             told.append(f"{axis} {value}")
         where = {**part.where, axis: value} if axis else part.where

@@ -72,7 +72,8 @@ def _numbers(empty: Finding, comparison: Comparison, data: Differences) -> Findi
         return _observed(empty, comparison, data)
     if data.pairs < 2:
         effect = data.values[0] if data.values else None
-        reason = "no data: no pair is complete" if effect is None else f"one seed ({data.shown(effect)}): no interval"
+        shown = "" if effect is None else data.shown(effect) if paired else f"{effect:.4g}"
+        reason = f"one seed ({shown}): no interval" if shown else "no data: no pair is complete"
         return replace(empty, effect=effect, reason=reason)
     if data.diverged or data.baseline_diverged:
         strata = (Stratum("", data.diverged, data.pairs, data.baseline_diverged, data.pairs),)
@@ -192,7 +193,7 @@ def _observed(empty: Finding, comparison: Comparison, data: Differences) -> Find
     return replace(
         empty,
         status=Status.SUPPORTED if all(beyond) else Status.OPPOSED,
-        reason=f"{ends} in {len(beyond)} trials; {side} {than:g} is expected",
+        reason=f"{ends} in {len(beyond)} trial{'s' * (len(beyond) != 1)}; {side} {than:g} is expected",
         effect=sum(data.values) / len(data.values),
     )
 

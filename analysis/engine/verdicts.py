@@ -16,6 +16,8 @@ from fewbits.analysis.engine.claims import Claim
 from fewbits.analysis.engine.multiplicity import holm
 from fewbits.analysis.engine.statistics import ALPHA, Interval
 
+MOST_REASONS = 3  # of a verdict that a report spells out
+
 
 class Outcome(StrEnum):
     REPRODUCED = "reproduced"
@@ -313,6 +315,9 @@ def _controlled(verdict: Verdict, one: Evidence) -> Verdict:
 
 
 def _reasons(parts: tuple[Finding, ...]) -> str:
+    """Return the reasons of these parts; of many, the first ones and the number of the others."""
     if len(parts) == 1 and not parts[0].name:
         return parts[0].reason
-    return "; ".join(f"{part.name}: {part.reason}" for part in parts)
+    shown = parts if len(parts) <= MOST_REASONS + 1 else parts[:MOST_REASONS]
+    others = f"; and {len(parts) - len(shown)} more" if len(shown) < len(parts) else ""
+    return "; ".join(f"{part.name}: {part.reason}" for part in shown) + others
