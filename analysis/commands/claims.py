@@ -10,7 +10,7 @@ from fewbits.common.arguments import CommandParser
 from fewbits.sweeps.commands.sweep import in_store
 
 if TYPE_CHECKING:
-    from fewbits.analysis.engine.verdicts import Verdict
+    from fewbits.analysis.engine.findings import Verdict
 
 EXAMPLES = """\
 examples:
@@ -75,7 +75,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _rows(verdict: Verdict) -> Iterator[tuple[str, ...]]:
     """Yield a line for the claim, its reason, and a line for each of several comparisons."""
-    from fewbits.analysis.engine.verdicts import Outcome
+    from fewbits.analysis.engine.findings import Outcome
     from fewbits.analysis.views.claims import view
 
     findings = [view(one) for one in verdict.findings]

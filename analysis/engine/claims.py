@@ -258,7 +258,12 @@ def _expand(claim: Claim | ControlClaim, part: Part) -> Iterator[Comparison]:
 
 
 RELATIONS = {"higher": "above", "lower": "below", "no_worse": "no worse than", "equivalent": "like"}
-TITLES = {LOSS: "validation loss", "loss@late": "training loss", "ood_loss": "loss on other text"}
+TITLES = {
+    LOSS: "validation loss",
+    f"{LOSS}_unquantized": "validation loss, unquantized",
+    "loss@late": "training loss",
+    "ood_loss": "loss on other text",
+}
 
 
 def _distinct(names: Iterable[str]) -> None:

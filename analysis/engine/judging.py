@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from fewbits.analysis.engine.amounts import amount
 from fewbits.analysis.engine.claims import Claim, ControlClaim, comparisons, load_claims
 from fewbits.analysis.engine.data import Measured, NotPlanned
+from fewbits.analysis.engine.findings import ControlResult, Finding, Verdict
 from fewbits.analysis.engine.frames import Results
 from fewbits.analysis.engine.hooks import hooks_of
 from fewbits.analysis.engine.loading import load_hooks
 from fewbits.analysis.engine.pairs import Numbers, built_in, data_of
 from fewbits.analysis.engine.seeds import shaping
 from fewbits.analysis.engine.tests import judge, judge_exact
-from fewbits.analysis.engine.verdicts import ControlResult, Evidence, Finding, Verdict, conclude
+from fewbits.analysis.engine.verdicts import Evidence, conclude
 from fewbits.sweeps.planning.cost import parameters_of, tokens_of
 
 COVERED = 0.5  # of the parameters and of the tokens at which the paper saw an outcome: as many reach as far

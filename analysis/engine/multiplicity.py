@@ -60,11 +60,6 @@ def compare_events(strata: Sequence[Stratum]) -> EventTest:
     )
 
 
-def more_events(ours: int, of_ours: int, theirs: int, of_theirs: int) -> float:
-    """Return p, by Fisher's exact test, that an event is more frequent in ours."""
-    return compare_events([Stratum("all", ours, of_ours, theirs, of_theirs)]).more
-
-
 def _convolve(a: Sequence[int], b: Sequence[int]) -> list[int]:
     found = [0] * (len(a) + len(b) - 1)
     for i, x in enumerate(a):

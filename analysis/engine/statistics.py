@@ -278,22 +278,7 @@ def estimate(values: ArrayLike, pooled: Spread | None = None, shared: Shared | N
     return Estimate(x.size, float(x.mean()), use, error, df, use is own)
 
 
-def t_test(
-    values: ArrayLike, against: float = 0.0, side: Side = Side.BOTH, spread: Spread | None = None
-) -> float | None:
-    """Return p of the paired t-test; None for one value."""
-    found = estimate(values, spread)
-    return None if found is None else found.p(against, side)
-
-
-def equivalence(values: ArrayLike, margin: float, spread: Spread | None = None) -> float | None:
-    """p of TOST: two one-sided tests that the mean is not below -margin and not above margin; the worse of the two."""
-    positive("margin", margin)
-    low, high = t_test(values, -margin, Side.ABOVE, spread), t_test(values, margin, Side.BELOW, spread)
-    return None if low is None or high is None else max(low, high)
-
-
-# -------------------------------------------------------------------------------- ratios, shares, many tests
+# -------------------------------------------------------------------------------- ratios
 
 
 def ratio(ours: ArrayLike, baseline: ArrayLike, level: float = LEVEL) -> tuple[float, Interval | None]:

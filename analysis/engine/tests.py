@@ -18,10 +18,10 @@ from dataclasses import replace
 
 from fewbits.analysis.engine.claims import DIRECTIONS, EVENTS, NULLS, OBSERVED, Comparison
 from fewbits.analysis.engine.data import Differences, Events, Exact, Measured, NoData, NotPlanned
+from fewbits.analysis.engine.findings import Finding, Status
 from fewbits.analysis.engine.multiplicity import Stratum, compare_events
 from fewbits.analysis.engine.power import detectable, seeds_needed
 from fewbits.analysis.engine.statistics import ALPHA, Estimate, Interval, Side, Spread, estimate
-from fewbits.analysis.engine.verdicts import Finding, Status
 
 LEVEL = 1 - 2 * ALPHA
 MOST_SEEDS = 200  # beyond which a design is only called too small

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from textwrap import fill
 from typing import Any
 
 from matplotlib.artist import Artist
@@ -12,6 +13,8 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
 from fewbits.analysis.figures.theme import SMALL, WIDTH, Style, theme
+
+PLACEHOLDER = 32  # letters of a line
 
 
 def panels(rows: int, columns: int, height: float, **options: Any) -> tuple[Figure, list[list[Axes]]]:
@@ -51,7 +54,9 @@ def placeholder(axes: Axes, reason: str) -> None:
     """Write into a panel without data why there are none."""
     axes.grid(False)
     axes.set(xticks=[], yticks=[])
-    axes.text(0.5, 0.5, reason, transform=axes.transAxes, ha="center", va="center", color=theme().quiet, fontsize=SMALL)
+    lines = fill(reason, PLACEHOLDER)
+    text = axes.text(0.5, 0.5, lines, transform=axes.transAxes, ha="center", va="center", color=theme().quiet)
+    text.set(fontsize=SMALL, in_layout=False)  # a long reason must not make the panels narrow
 
 
 def rows_of_labels(axes: Axes, labels: Sequence[str]) -> None:

@@ -68,7 +68,7 @@ gaussws.claims("G2", "G4")
 gaussws.table("Table C.1")
 
 # %%
-gaussws.claims("G3")
+gaussws.claims("G3", "G19")
 
 # %%
 gaussws.figure("Figure D.1")
@@ -92,7 +92,7 @@ gaussws.claims("G10", "G11", "G12")
 gaussws.figure("Figure 4")
 
 # %%
-gaussws.claims("G13")
+gaussws.claims("G13", "G20")
 
 # %%
 gaussws.figure("Figure F.1")

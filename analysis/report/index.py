@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fewbits.analysis.engine.claims import Claim, load_claims, studies_with_claims
-from fewbits.analysis.engine.verdicts import Finding, Outcome, Status, Verdict
+from fewbits.analysis.engine.findings import Finding, Outcome, Status, Verdict
 from fewbits.analysis.report.files import INDEX
 from fewbits.analysis.report.page import document
 from fewbits.analysis.report.scales import Column, scales_table

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from fewbits.analysis.engine.claims import Claim
-from fewbits.analysis.engine.verdicts import Verdict
+from fewbits.analysis.engine.findings import Verdict
 from fewbits.analysis.views.claims import FindingView, badge, view
 from fewbits.analysis.views.html import render
 

@@ -11,23 +11,22 @@ is said in words, and so is what nothing makes yet.
 
 from __future__ import annotations
 
-import base64
 import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
 
-import pandas as pd
 from markupsafe import Markup
 
 from fewbits.analysis.engine.claims import Claim, StudyClaims, load_claims, studies_with_claims
+from fewbits.analysis.engine.findings import Verdict
 from fewbits.analysis.engine.frames import Results
 from fewbits.analysis.engine.judging import judge_study, training_of
 from fewbits.analysis.engine.paper import Paper, paper
-from fewbits.analysis.engine.verdicts import FAMILIES, Verdict
-from fewbits.analysis.report.items import FigureResult, Picture, Table, TableResult, why_missing
+from fewbits.analysis.engine.verdicts import FAMILIES
+from fewbits.analysis.report.items import FigureResult, TableResult, why_missing
 from fewbits.analysis.report.registry import StudyRegistry, study_registry
+from fewbits.analysis.report.shown import ClaimsItem, FigureItem, TableItem, draw
 from fewbits.analysis.views import claims, remarks, trials
 from fewbits.analysis.views.html import Html, render, style
 from fewbits.analysis.views.provenance import Provenance
@@ -35,11 +34,6 @@ from fewbits.analysis.views.tables import table_html
 from fewbits.common.from_dict import one_of
 from fewbits.sweeps.planning.lookup import find_plan
 from fewbits.sweeps.planning.studies import STUDIES
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-PIXELS = 120  # of an inch of a figure, where there is room
 
 
 def read_study(overrides: Sequence[str]) -> StudyReport:
@@ -52,89 +46,6 @@ def read_study(overrides: Sequence[str]) -> StudyReport:
     (study,) = studies
     results = Results(found.plan, found.earlier)
     return StudyReport(study, sweeps[0].scale, tuple(overrides), results, found.changed, found.notes)
-
-
-# -------------------------------------------------------------------------------- items
-
-
-@dataclass(frozen=True, repr=False)
-class TableItem(Html):
-    """A table: `frame` has its numbers, `result` these with their trials."""
-
-    result: Table | None = None
-
-    @property
-    def frame(self) -> pd.DataFrame:
-        """A row per metric; per column the paper's number, ours, difference, interval and seeds."""
-        return self.result.frame() if isinstance(self.result, TableResult) else pd.DataFrame()
-
-
-@dataclass(frozen=True)
-class Drawing:
-    """A figure as files."""
-
-    light: str  # SVG
-    dark: str
-    png: bytes  # light
-    width: float  # inches
-
-    @property
-    def pixels(self) -> int:
-        return round(self.width * PIXELS)
-
-    @property
-    def light_uri(self) -> str:
-        return _data_uri(self.light)
-
-    @property
-    def dark_uri(self) -> str:
-        return _data_uri(self.dark)
-
-
-@dataclass(frozen=True, repr=False)
-class FigureItem(Html):
-    """A figure: `figure` is matplotlib's, `drawing` the report's files."""
-
-    result: Picture | None = None
-    drawing: Drawing | None = None
-
-    @property
-    def figure(self) -> Figure:
-        """The figure in the light theme, drawn anew."""
-        from fewbits.analysis.figures.theme import themed  # matplotlib takes its time
-
-        if not isinstance(self.result, FigureResult):
-            raise ValueError(f"{self.name} has no data: {'' if self.result is None else why_missing(self.result)}")
-        return themed(self.result, "light")
-
-
-@dataclass(frozen=True, repr=False)
-class ClaimsItem(Html):
-    """Claims with their verdicts; `frame` has a row for each comparison."""
-
-    verdicts: tuple[Verdict, ...] = ()
-
-    @property
-    def frame(self) -> pd.DataFrame:
-        """A row for each comparison: claim, verdict, what it shows, effect, interval, seeds, p."""
-        rows = [
-            {
-                "claim": verdict.claim.id,
-                "verdict": str(verdict.outcome),
-                "comparison": one.name,
-                "shows": str(one.status),
-                "effect": one.effect,
-                "low": one.interval.low if one.interval else None,
-                "high": one.interval.high if one.interval else None,
-                "n": one.n,
-                "mde": one.mde,
-                "margin": one.margin,
-                "p": one.p_for,
-            }
-            for verdict in self.verdicts
-            for one in verdict.findings
-        ]
-        return pd.DataFrame(rows)
 
 
 # -------------------------------------------------------------------------------- a study
@@ -258,7 +169,7 @@ class StudyReport:
         if entry is None:
             return FigureItem(self._absent(name), name)
         result = entry.make(self.results)
-        drawing = _draw(result) if isinstance(result, FigureResult) else None
+        drawing = draw(result) if isinstance(result, FigureResult) else None
         html = self._item(
             entry.id,
             entry.title,
@@ -346,14 +257,3 @@ class StudyReport:
             "claims": {name: dataclasses.asdict(verdict) for name, verdict in self.verdicts.items()},
             "trials": {trial.id: trial.folder for trial in self.trials.values()},
         }
-
-
-def _draw(result: FigureResult) -> Drawing:
-    from fewbits.analysis.figures.theme import png, svg, themed  # matplotlib takes its time
-
-    light, dark = themed(result, "light"), themed(result, "dark")
-    return Drawing(svg(light), svg(dark), png(light), float(light.get_figwidth()))
-
-
-def _data_uri(drawing: str) -> str:
-    return "data:image/svg+xml;base64," + base64.b64encode(drawing.encode()).decode()

@@ -38,6 +38,16 @@ def to_nine_bits(results: Results) -> Mapping[str, float]:
     return {trial: float(np.average(rows["bits_to_9"], weights=rows["size"])) for trial, rows in _last(results)}
 
 
+@metric("gaussws", "cast_cost")
+def cast_cost(results: Results) -> Mapping[str, float]:
+    """Return how far the validation loss rises when weights are cast to the formats of their widths, by trial."""
+    cast, uncast = f"{LOSS}_cast", f"{LOSS}_unquantized"
+    if not {cast, uncast} <= set(results.trials):
+        return {}
+    done = results.trials.dropna(subset=[cast, uncast])
+    return {str(i): float(v) for i, v in zip(done["id"], done[cast] / done[uncast] - 1, strict=True)}
+
+
 def mean_widths(results: Results) -> dict[str, float]:
     return {trial: float(np.average(rows["bits_mean"], weights=rows["size"])) for trial, rows in _last(results)}
 
@@ -48,6 +58,18 @@ def optimizers(results: Results) -> Mapping[str, Measured]:
     costs under AdamW. All four arms start from the same weights and see the same data."""
     arms = (("gpt2-mini", "adam-mini-gaussws"), ("gpt2-mini", "adam-mini"), ("gpt2", "gaussws"), ("gpt2", "bf16"))
     return {"interaction": _by_seed(results, arms, lambda mg, mb, g, b: (mg / mb) / (g / b) - 1)}
+
+
+@measure("gaussws", "G20")
+def adam_mini(results: Results) -> Mapping[str, Measured]:
+    """Return, seed by seed, what Adam-mini costs beside AdamW under GaussWS over what it costs under BF16."""
+    arms = (
+        ("llama2-mini", "adam-mini-gaussws"),
+        ("llama2", "gaussws"),
+        ("llama2-mini", "adam-mini"),
+        ("llama2", "bf16"),
+    )
+    return {"adam-mini": _by_seed(results, arms, lambda mg, g, mb, b: (mg / g) / (mb / b) - 1)}
 
 
 @measure("gaussws", "G15")

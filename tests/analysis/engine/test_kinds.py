@@ -10,10 +10,11 @@ import pytest
 
 from fewbits.analysis.engine.claims import Claim, Comparison, Margin, Part, Stated, comparisons
 from fewbits.analysis.engine.data import Differences, Events
+from fewbits.analysis.engine.findings import ControlResult, Finding, Outcome, Status
 from fewbits.analysis.engine.multiplicity import Stratum, compare_events, holm
 from fewbits.analysis.engine.statistics import Shared, Side, Spread, estimate
 from fewbits.analysis.engine.tests import judge
-from fewbits.analysis.engine.verdicts import ControlResult, Evidence, Finding, Outcome, Status, conclude
+from fewbits.analysis.engine.verdicts import Evidence, conclude
 
 MARGIN = Margin(0.005, True, "for tests")
 SUPPORTED, OPPOSED, ABSENT, UNDECIDED = Status.SUPPORTED, Status.OPPOSED, Status.ABSENT, Status.UNDECIDED

@@ -3,9 +3,10 @@
 import pytest
 
 from fewbits.analysis.engine.claims import Claim, Comparison, comparisons, load_claims, studies_with_claims
+from fewbits.analysis.engine.findings import Outcome, Status
 from fewbits.analysis.engine.printed import printed_data
 from fewbits.analysis.engine.tests import judge
-from fewbits.analysis.engine.verdicts import Evidence, Outcome, Status, conclude
+from fewbits.analysis.engine.verdicts import Evidence, conclude
 
 PRINTED = [
     pytest.param(study, claim, comparison, id=f"{claim.id}: {comparison.name}")
