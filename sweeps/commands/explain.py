@@ -15,7 +15,7 @@ examples:
   fewbits explain 1a2b                                               a run and the current sources and overrides
   fewbits explain /mnt/other/runs/nemotron-nano-bf16-python-s0-1a2b3c4d 5e6f7a8b     with a run of another store
 
-It needs neither the data nor the machine that trained.
+The command needs neither the data nor the machine that trained.
 """
 LEAST = 4  # the fewest hexadecimal digits of a hash that are accepted as the name of a run
 

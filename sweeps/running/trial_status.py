@@ -29,7 +29,7 @@ class TrialStatus:
 def trial_statuses(plan: Plan, failed: Collection[str] = ()) -> dict[str, TrialStatus]:
     """Return the status of each trial, by id.
 
-    failed: trials that a driver saw fail; on a full disk their folders do not contain that.
+    failed: ids of trials that a driver saw fail; on a full disk their folders have no record of the failure.
     """
     statuses: dict[str, TrialStatus] = {}
     for key, planned in plan.trials.items():  # parents come before their branches
@@ -69,7 +69,7 @@ def counted(states: Iterable[State]) -> str:
 
 
 def stale_note(planned: Planned, was: str) -> str:
-    """Return why a planned trial does not use the run `was`, which had its place in the sweep before."""
+    """Return why a planned trial does not use the run `was`, which was at the same place of the sweep before."""
     if is_stale(planned, was):
         return f"stale: {was} was computed by other code; `fewbits explain {was}` shows the difference"
     return f"not used: {was}, which has another config"
