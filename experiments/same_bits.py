@@ -43,7 +43,7 @@ TINY = (
     *("training.steps=4", "training.batch=4", "training.micro_batch=2", "training.length=128", "evaluation.every=2"),
     *("evaluation.windows=2", "observer.window=2", "observer.every=1", "observer.gradients_every=2", "scale=smoke"),
 )
-KEEPS_NOTHING = ("recipe.keep.first=0", "recipe.keep.last=0")  # of two blocks
+KEEPS_NOTHING = ("recipe.keep.first=0", "recipe.keep.last=0")  # the tiny models have only two blocks
 OTHERS = {
     "keep": ("recipe=fp8", "model.layers=4", "recipe.keep.first=1", "recipe.keep.last=1", "recipe.keep.parts=[down]"),
     "gpt2": ("model=gpt2-nano", "recipe=mor/block", "optimizer=adam-mini", "optimizer.lr=3e-3"),
@@ -69,7 +69,7 @@ STOPPED_AT = 3  # the resumed trial is interrupted after this step, later than i
 def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser("python -m fewbits.experiments.same_bits", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--against", metavar="COMMIT", help="the older version; needed")
+    parser.add_argument("--against", metavar="COMMIT", help="the older version (required)")
     parser.add_argument("--describe", action="store_true", help=argparse.SUPPRESS)  # run in each version
     parser.add_argument("--train", metavar="FOLDER", type=Path, help=argparse.SUPPRESS)  # likewise; trials on stdin
     parser.add_argument("--trace", metavar="MODE", choices=("python", "cpp"), help=argparse.SUPPRESS)
@@ -157,7 +157,7 @@ def prove(old: Version, new: Version, commit: str, trials: Mapping[str, Sequence
 
 
 def description() -> dict[str, Any]:
-    """Return what the other version has to know about this one."""
+    """Return the facts about this version that `prove` uses."""
     import torch
 
     from fewbits.experiments.config import names
@@ -323,7 +323,7 @@ def untried_statements(old: Version, new: Version, trials: Mapping[str, Sequence
 
 
 def executed_cpp_lines(objects: Path, root: Path) -> tuple[dict[str, list[int]], dict[str, list[int]]]:
-    """Return, by file, the lines that ran and the lines that the compiler has code for, from gcov's counts."""
+    """Return, by file, the lines that were executed and those that have code, from gcov's counts."""
     ran: dict[str, set[int]] = {}
     executable: dict[str, set[int]] = {}
     for counts in sorted(objects.rglob("*.gcda")):

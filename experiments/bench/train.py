@@ -117,7 +117,7 @@ def _compare(
 
 
 def _speed(ours: list[float], theirs: list[float]) -> float:
-    """Return our speed relative to theirs."""
+    """Return the speed of `ours` relative to `theirs`, from their step times."""
     return Ratio.of(theirs, ours).median
 
 
@@ -136,7 +136,7 @@ def _in_turns(steps: Mapping[str, Step], turns: int) -> dict[str, list[float]]:
 
 @contextmanager
 def _reference() -> Iterator[None]:
-    """Compute with the reference backend in the block."""
+    """Use the reference backend while the block runs."""
     before = os.environ.get("FEWBITS_BACKEND")
     os.environ["FEWBITS_BACKEND"] = "reference"
     try:

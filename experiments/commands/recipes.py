@@ -1,4 +1,4 @@
-"""List the recipes of the config tree, the operands of the six slots, and the settings (`fewbits recipes`)."""
+"""List the recipes with the quantizers of their six slots and their settings (`fewbits recipes`)."""
 
 from __future__ import annotations
 

@@ -302,7 +302,7 @@ MISTAKES = {
     "recipe.fprop.x=e9m9": "fprop.x: format 'e9m9'",
     "recipe=mor/block recipe.threshold=3%": "recipe.threshold '3%': a number is expected, such as 0.045",
     "recipe=mor/block recipe.threshold=-1": "fprop.x: error threshold -1.0… finite numbers > 0",
-    "recipe=mor/block recipe.block=64": "recipe.block 64: a text is expected, such as 128x128",
+    "recipe=mor/block recipe.block=64": "recipe.block 64: …128x128",
     "recipe=nvfp4 recipe.rht=24": "hadamard 24",
     "recipe=nvfp4 recipe.rht=big": "recipe.rht 'big': a whole number is expected, such as 16",
     "recipe=nvfp4 recipe.signs=plus": "signs 'plus' with hadamard 16… te, none, each or a seed",
@@ -318,11 +318,11 @@ MISTAKES = {
     "recipe.keep.names=[foo]": "keep.names: no layer matches 'foo'; the layers are blocks.0.",
     "recipe=gaussws recipe.sampler.parts=[in]": "sampler.parts ['in']: the model has only down, out, qkv, up",
     "recipe=mor/block model.width=128 model.heads=2 model.kv_heads=2 training.length=32": (
-        "recipe mor/block is another one at this size: a 128x128 block covers all of fprop.x of"
+        "recipe mor/block …128x128 block …fprop.x of"
     ),
     "schedule.warmup_steps=3": "warmup_steps=3 and warmup_fraction=0.05: set only one",
     "schedule.warmup_steps=9 schedule.warmup_fraction=0": "9 updates of warm-up in a trial of 2",
-    "model.vocab=10": "model.vocab 10: the data have 256 tokens",
+    "model.vocab=10": "model.vocab 10: …256 tokens",
     "evaluation.windows=100000": "evaluation.windows: 100000 windows of length 256 do not fit into",
     "training.length=4000000 model.context=4000000": "tokens are too few for windows of length 4000000",
     "data=bin": "data.path is missing",

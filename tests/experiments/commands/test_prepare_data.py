@@ -143,7 +143,7 @@ def test_done_again_it_says_so_and_other_options_are_refused(
     main(options)
     assert (
         capsys.readouterr().out
-        == f"{tmp_path / 'out'} is prepared: fewbits train data=c4 data.path={tmp_path / 'out'}\n"
+        == f"{tmp_path / 'out'} is prepared; to train on it: fewbits train data=c4 data.path={tmp_path / 'out'}\n"
     )
     before = (tmp_path / "out" / "meta.json").stat().st_mtime_ns
     assert main(options) == 0

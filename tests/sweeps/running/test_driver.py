@@ -274,7 +274,7 @@ def test_what_may_be_deleted_may_be_damaged(
     shown = capfd.readouterr()
     assert "8 trials: 8 done\n" in shown.out
     assert "Traceback" not in shown.err
-    assert "MLflow is left aside" not in shown.err
+    assert "MLflow was not updated" not in shown.err
     assert json_of(runs / "speeds.json")
     assert cli.main(["status", *arguments, "training.blow_up=2"]) == 0
     assert "not used: " in capfd.readouterr().out  # from the plan, which was written again
