@@ -1,4 +1,4 @@
-"""Declare what a trial trains on, as a frozen value of plain fields that a config tree can fill."""
+"""Declare what a trial trains on, as a frozen dataclass of plain fields, which config files can set."""
 
 from dataclasses import dataclass
 

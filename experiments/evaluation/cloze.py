@@ -13,7 +13,7 @@ The task tests whether the model uses the context, so nothing else may reveal or
   random, common words win and the model stays near chance for long.
 * The choices overlap neither the context nor the truth, and all four differ.
 
-Continuations are short and mostly start inside a word, because models of bytes as tokens learn these first. A model of
+Continuations are short and mostly start inside a word, because models that read bytes learn these first. A model of
 1.9 M parameters that had read 2 MB of Python was right in 55 ± 2 % of items of eight bytes. On the first 16, 32 or 64
 bytes of lines after the same indentation, with places taken at random, it was right in 27 to 29 ± 2 %.
 

@@ -77,9 +77,7 @@ def phases(config: ScheduleConfig, steps: int) -> tuple[int, int]:
         decay = warmup
     longest = min(decay, steps - 1)
     if warmup > longest:
-        raise ValueError(
-            f"{warmup} updates of warm-up in a trial of {steps} ({config.kind}): at most {longest} are valid"
-        )
+        raise ValueError(f"{warmup} updates of warm-up in a trial of {steps} ({config.kind}): 0 to {longest} are valid")
     return warmup, decay
 
 

@@ -1,4 +1,4 @@
-"""`fewbits recipes` lists every recipe of the tree, its six operands, and its settings."""
+"""`fewbits recipes` lists every recipe, its six operands, and its settings."""
 
 import json
 from typing import Any
