@@ -54,7 +54,8 @@ def cache_folder() -> Path:
 def library_path() -> Path:
     """Return the path of the compiled library, which may not exist yet."""
     parts = [f"{path.name}\n{path.read_text()}" for path in compilation.cpu_sources()]
-    parts += [*compilation.flags(), str(_openmp_of_torch()), _processor()]
+    openmp = _openmp_of_torch()
+    parts += [*compilation.flags(), openmp.name if openmp else "", _processor()]
     return cache_folder() / f"cpu-{hashlib.sha256('|'.join(parts).encode()).hexdigest()[:16]}.so"
 
 
@@ -107,7 +108,7 @@ def compiler_error(command: tuple[str, ...]) -> str | None:
         source.write_text("#include <algorithm>\nint largest(int a, int b) { return std::max(a, b); }\n")
         try:
             _run([[*command, *compilation.flags(), "-shared", str(source), "-o", str(result)]])
-            _load(result)
+            load(result)
         except (BuildError, OSError) as error:
             return str(error)
     return None
@@ -127,10 +128,23 @@ def compile_in(folder: Path, command: tuple[str, ...]) -> Path:
     # Link torch's OpenMP runtime, so that the process has only one. Two would have twice the threads, which compete by
     # spinning.
     openmp, library = _openmp_of_torch(), folder / "library.so"
-    link = [str(openmp), f"-Wl,-rpath,{openmp.parent}"] if openmp else ["-fopenmp"]
+    link = [str(openmp) if openmp else "-fopenmp"]
     _run([[*command, "-shared", *(result for _, result in units), *link, "-o", str(library)]])
-    _load(library)
+    load(library)
     return library
+
+
+def load(library: Path) -> ctypes.CDLL:
+    """Load the library after torch's OpenMP runtime, which it then uses by name.
+
+    So the library holds no path of an environment, and all environments of a user share it. Raises BuildError.
+    """
+    try:
+        if openmp := _openmp_of_torch():
+            ctypes.CDLL(str(openmp))
+        return ctypes.CDLL(str(library))
+    except OSError as error:
+        raise BuildError(f"cannot load the compiled library: {error}") from None
 
 
 def _run(steps: list[list[str]]) -> None:
@@ -140,13 +154,6 @@ def _run(steps: list[list[str]]) -> None:
     for step, process, output in zip(steps, running, outputs, strict=True):
         if process.returncode:
             raise BuildError(f"{' '.join(step)} failed with status {process.returncode}:\n{output}")
-
-
-def _load(library: Path) -> None:
-    try:
-        ctypes.CDLL(str(library))
-    except OSError as error:
-        raise BuildError(f"cannot load the compiled library: {error}") from None
 
 
 @cache

@@ -56,7 +56,7 @@ class _Stored(ctypes.Structure):
 
 @cache
 def library() -> ctypes.CDLL:
-    lib = ctypes.CDLL(str(build.build()))
+    lib = build.load(build.build())
     pointer, size, whole, seed = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_uint64
     signatures = {
         "fb_quantize": [pointer, whole, size, size, pointer, whole, whole],
