@@ -338,7 +338,7 @@ def test_bad_files_are_refused_and_leave_nothing(tmp_path: Path, content: str, w
         (["--tokenizer", "bpe:4096"], "--tokenizer bpe:4096 needs training.*bytes, file:PATH, hub:NAME"),
         (["--source", ".", "--revision", "main", "--tokenizer", "bytes"], "local files have no revision"),
         (["--tokenizer", "gpt2"], "unknown tokenizer 'gpt2'"),
-        (["--documents", "0"], "'0': a whole number of 1 or more is expected"),
+        (["--documents", "0"], "'0': .*whole number"),
         (["--validation", "1.5"], "'1.5': a number between 0 and 1"),
     ],
 )
