@@ -112,7 +112,7 @@ def fake_quantize(
     spec, seed = spelling(q, Quantizer), seed_or_unset(seed)
     check_tensor(x, axis)
     if stats not in (False, True, "block"):
-        raise ValueError(f"stats={stats!r}: valid are False, True and 'block'")
+        raise ValueError(f"stats={stats!r}: valid values are False, True and 'block'")
     if out is not None:
         if stats:
             raise ValueError("out= and stats= cannot be combined: leave one of them out")
@@ -173,7 +173,7 @@ def mix(
     spec, seed = spelling(mixture, Mixture), seed_or_unset(seed)
     check_tensor(x, axis)
     if stats not in (False, True):
-        raise ValueError(f"stats={stats!r}: valid are False and True (statistics of each decision block)")
+        raise ValueError(f"stats={stats!r}: valid values are False and True (statistics of each decision block)")
     values, choice, counts, amax = torch.ops.fewbits.mix(x, spec, axis, seed)
     if "per=" not in spec:  # one decision for the tensor
         choice = choice.flatten()[0] if choice.numel() else choice.new_zeros(())
@@ -186,7 +186,7 @@ def spelling(spec: Quantizer | Mixture | str, kind: type[Quantizer] | type[Mixtu
     if isinstance(spec, kind):
         return spec.spelling
     if not isinstance(spec, str):
-        raise ValueError(f"expected a {kind.__name__} or its spelling, not {type(spec).__name__}")
+        raise ValueError(f"expected a {kind.__name__} or its string form, not {type(spec).__name__}")
     return spec if torch.compiler.is_compiling() else kind.parse(spec).spelling
 
 
@@ -207,9 +207,11 @@ def check_tensor(x: Tensor, axis: int) -> None:
     if not isinstance(x, Tensor):
         raise ValueError(f"expected a tensor, not {type(x).__name__}")
     if x.dtype not in DTYPES:
-        raise ValueError(f"dtype {x.dtype}: valid are {', '.join(map(str, DTYPES))}")
+        raise ValueError(f"dtype {x.dtype}: valid dtypes are {', '.join(map(str, DTYPES))}")
     if isinstance(axis, (bool, float)) or axis not in (-1, 0):
-        raise ValueError(f"axis {axis!r}: valid are -1 (along the last dimension) and 0 (down the flattened rows)")
+        raise ValueError(
+            f"axis {axis!r}: valid values are -1 (along the last dimension) and 0 (down the flattened rows)"
+        )
 
 
 def _check_out(x: Tensor, out: Tensor) -> None:

@@ -40,14 +40,14 @@ class Format:
         e, m = self.exponent_bits, self.mantissa_bits
         if self.specials not in get_args(Specials):
             valid = ", ".join(get_args(Specials))
-            raise ValueError(f"specials {self.specials!r} of format {self.name!r}: valid are {valid}")
+            raise ValueError(f"specials {self.specials!r} of format {self.name!r}: valid values are {valid}")
         within = 1 <= e <= 8 and 1 <= m <= 21 and (e >= 2 or not self.has_inf)
         if not within and (e, m, self.specials, self.signed) not in _BEYOND_LIMITS:
-            raise ValueError(f"format {self.name!r} is beyond the limits: valid are eXmY with {_LIMITS}")
+            raise ValueError(f"format {self.name!r} is beyond the limits: valid formats are eXmY with {_LIMITS}")
         if self.emax > 127 or self.emin - m < -149:
             range_ = f"2^{self.emin - m} to 2^{self.emax}"
             raise ValueError(
-                f"format {self.name!r} covers {range_}, which exceeds float32: valid are eXmY with {_LIMITS}"
+                f"format {self.name!r} covers {range_}, which exceeds float32: valid formats are eXmY with {_LIMITS}"
             )
 
     def __str__(self) -> str:
@@ -148,7 +148,7 @@ class Format:
     def decode(self, code: int) -> float:
         """Return the value of a code."""
         if not 0 <= code < 1 << self.bits:
-            raise ValueError(f"code {code} is not a code of {self.name}: valid are 0 to {(1 << self.bits) - 1}")
+            raise ValueError(f"code {code} is not a code of {self.name}: valid codes are 0 to {(1 << self.bits) - 1}")
         negative, magnitude = divmod(code, 1 << self.exponent_bits + self.mantissa_bits)
         field, significand = divmod(magnitude, 1 << self.mantissa_bits)
         if magnitude > self.max_code:
@@ -162,7 +162,7 @@ class Format:
     def values(self) -> tuple[float, ...]:
         """Return the value of every code, in order of code, for formats of at most 16 bits."""
         if self.bits > 16:
-            raise ValueError(f"{self.name} has 2^{self.bits} values; values() lists formats of at most 16 bits")
+            raise ValueError(f"{self.name} has 2^{self.bits} codes: values() supports formats of at most 16 bits")
         return _values(self)
 
     def code_of(self, value: float, overflow: Overflow = "saturate") -> int:
@@ -173,7 +173,9 @@ class Format:
         its smallest value, and it raises ValueError for negative values.
         """
         if overflow not in self.overflows:
-            raise ValueError(f"overflow {overflow!r} with {self.name}: valid are {', '.join(self.overflows)}")
+            raise ValueError(
+                f"overflow {overflow!r} with format {self.name}: valid values are {', '.join(self.overflows)}"
+            )
         negative = math.copysign(1.0, value) < 0
         if math.isnan(value):
             if not self.has_nan:
@@ -250,7 +252,7 @@ def _parse(name: str) -> Format:
         suggestion = _SUGGESTIONS.get(name.lower().removeprefix("torch."))
         hint = f" (did you mean {suggestion}?)" if suggestion else ""
         raise ValueError(
-            f"unknown format {name!r}{hint}: valid are {', '.join(TABLE)}, or any eXmY ({_LIMITS}), "
+            f"unknown format {name!r}{hint}: valid formats are {', '.join(TABLE)}, or any eXmY ({_LIMITS}), "
             f"optionally with a suffix: {', '.join(_SUFFIXES)}"
         )
     e, m, suffix = int(match[1]), int(match[2]), match[3]

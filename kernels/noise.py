@@ -25,11 +25,11 @@ def gaussian_noise(count: int, seed: int, *, device: torch.device | str = "cpu")
 def unpack_noise(words: Tensor, count: int | None = None) -> Tensor:
     """Return the values of packed noise as int8, from −2 to 2."""
     if not isinstance(words, Tensor) or words.dtype != torch.int32 or words.dim() != 1:
-        raise ValueError(f"expected packed noise, a vector of int32 words, not {words!r:.60}")
+        raise ValueError(f"expected packed noise, a vector of int32, not {words!r:.60}")
     available = 8 * words.numel()
     count = available if count is None else count
     if not 0 <= count <= available:
-        raise ValueError(f"count={count}: valid are 0 to {available}, the number of packed values")
+        raise ValueError(f"count={count}: valid values are 0 to {available}, the number of values in the packed noise")
     return reference.unpack_noise(words, count)
 
 
@@ -54,11 +54,11 @@ def sample_weight(
     the seed instead of storing it.
     """
     if noise not in NOISES:
-        raise ValueError(f"noise {noise!r}: valid are {', '.join(NOISES)}")
+        raise ValueError(f"noise {noise!r}: valid values are {', '.join(NOISES)}")
     if block not in BLOCKS:
-        raise ValueError(f"block {block!r}: valid are {', '.join(map(str, BLOCKS))}")
+        raise ValueError(f"block {block!r}: valid values are {', '.join(map(str, BLOCKS))}")
     if w.dtype not in DTYPES or dtype not in DTYPES:
-        raise ValueError(f"w is {w.dtype}, dtype {dtype}: valid are {', '.join(map(str, DTYPES))}")
+        raise ValueError(f"w of {w.dtype} with dtype={dtype}: for both, valid dtypes are {', '.join(map(str, DTYPES))}")
     if w.dim() != 2:
         raise ValueError(f"w has shape {tuple(w.shape)}: expected a matrix")
     grid = parts_of(w.shape, (block, block))
@@ -77,5 +77,5 @@ def _check_arguments(count: int, seed: int, device: torch.device | str) -> torch
     check_seed(seed)
     device = torch.device(device)
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device {device}: {cuda.complaint()}; valid on this machine is cpu")
+        raise ValueError(f"device {device}: {cuda.complaint()}; the only valid device on this machine is cpu")
     return device

@@ -42,7 +42,9 @@ def matmul_fp32(a: Tensor, b: Tensor) -> Tensor:
     product; anything else is widened to FP32 first.
     """
     if a.dim() != 2 or b.dim() != 2 or a.shape[1] != b.shape[0]:
-        raise ValueError(f"cannot multiply shapes {list(a.shape)} and {list(b.shape)}: valid are [M, K] and [K, N]")
+        raise ValueError(
+            f"cannot multiply shapes {list(a.shape)} and {list(b.shape)}: valid shapes are [M, K] and [K, N]"
+        )
     if a.is_cuda and a.dtype == b.dtype and a.dtype in (torch.bfloat16, torch.float16):
         return torch.mm(a, b, out_dtype=torch.float32)
     if a.device.type == "cpu" and a.dtype == b.dtype == torch.bfloat16:

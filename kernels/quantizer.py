@@ -51,7 +51,9 @@ class Block:
     def __post_init__(self) -> None:
         sides = (self.rows, self.cols)
         if sides not in ((None, None), (1, None)) and not all(type(n) is int and 1 <= n < 1 << 31 for n in sides):
-            raise ValueError(f"block of {self.rows} rows and {self.cols} columns: valid are {_BLOCKS} with R, C ≥ 1")
+            raise ValueError(
+                f"block of {self.rows} rows and {self.cols} columns: valid blocks are {_BLOCKS} with R, C ≥ 1"
+            )
 
     def __str__(self) -> str:
         if self.cols is None:
@@ -65,13 +67,13 @@ class Block:
             return Block(None if text == "tensor" else 1, None)
         match = re.fullmatch(r"([1-9][0-9]{0,9})x([1-9][0-9]{0,9})", text)
         if not match:
-            raise ValueError(f"unknown block {text!r}: valid are {_BLOCKS} with R, C ≥ 1")
+            raise ValueError(f"unknown block {text!r}: valid blocks are {_BLOCKS} with R, C ≥ 1")
         return Block(int(match[1]), int(match[2]))
 
     def resolve(self, shape: Sequence[int], axis: int = -1) -> tuple[int, int]:
         """Return the block's shape in a matrix; axis=0 transposes it, so 1x16 covers 16 rows."""
         if axis not in (-1, 0):
-            raise ValueError(f"axis {axis!r}: valid are -1 (along the rows) and 0 (down the rows)")
+            raise ValueError(f"axis {axis!r}: valid values are -1 (along the rows) and 0 (down the columns)")
         rows, cols = shape
         r, c = (self.rows, self.cols) if axis == -1 else (self.cols, self.rows)
         return (max(rows, 1) if r is None else r, max(cols, 1) if c is None else c)
@@ -145,23 +147,23 @@ class Quantizer:
                 f"block {self.block} needs a scaling: {', '.join(list(SCALINGS)[1:])} (a naive cast has no blocks)"
             )
         if self.format.name == "fp32" and self.scaling != "none":
-            raise ValueError(f"scaling {self.scaling!r} with format fp32: valid is none")
+            raise ValueError(f"scaling {self.scaling!r} with format fp32: the only valid scaling is none")
         if self.group == "row" and "row" not in self.traits.groups:
             valid = ", ".join(name for name, row in SCALINGS.items() if "row" in row.groups)
-            raise ValueError(f"group 'row' with scaling {self.scaling!r}: only {valid} has groups")
+            raise ValueError(f"group 'row' with scaling {self.scaling!r}: valid only with scaling {valid}")
         self.traits.check(self.format.name, str(self.block), self.rounding, self.hadamard)
         if self.hadamard is None:
             if self.signs is not None:
                 raise ValueError(f"signs {self.signs!r} without hadamard: add a size such as rht16, or remove signs")
             return
         if type(self.hadamard) is not int or self.hadamard not in HADAMARD_SIZES:
-            raise ValueError(f"hadamard {self.hadamard!r}: valid are {', '.join(map(str, HADAMARD_SIZES))}")
+            raise ValueError(f"hadamard {self.hadamard!r}: valid values are {', '.join(map(str, HADAMARD_SIZES))}")
         seeded = type(self.signs) is int and 0 <= self.signs < 1 << 63
         if not seeded and (self.signs not in get_args(Signs) or (self.signs == "te" and self.hadamard != 16)):
             te = "te, " if self.hadamard == 16 else ""
             raise ValueError(
-                f"signs {self.signs!r} with hadamard {self.hadamard}: valid are {te}none, each or a seed from 0 to "
-                "2^63 - 1"
+                f"signs {self.signs!r} with hadamard {self.hadamard}: valid values are {te}none, each or a seed "
+                "from 0 to 2^63 - 1"
             )
 
     def __str__(self) -> str:
@@ -192,7 +194,7 @@ class Quantizer:
         >>> Quantizer.parse("e2m1:1x16:nvfp4:stochastic:rht16")
         """
         if not isinstance(text, str):
-            raise ValueError(f"a quantizer's spelling is a string, not {type(text).__name__}")
+            raise ValueError(f"expected a quantizer as a string, such as e4m3:128x128:gam, not {type(text).__name__}")
         return _parse_quantizer(text)
 
     @property
@@ -287,10 +289,12 @@ class Mixture:
             raise ValueError("a mixture needs at least one entry")
         for entry in self.entries:
             if not isinstance(entry, Entry) or not isinstance(entry.quantizer, Quantizer):
-                raise ValueError(f"a mixture consists of Entry(quantizer, test), not {entry!r}")
+                raise ValueError(f"expected Entry(quantizer, test) as an entry of a mixture, not {entry!r}")
         for i, entry in enumerate(self.entries[:-1], start=1):
             if entry.test is None:
-                raise ValueError(f"entry {i}, {str(entry)!r}, has no test: all but the last need one of {_TESTS}")
+                raise ValueError(
+                    f"entry {i}, {str(entry)!r}, has no test: every entry except the last needs one of {_TESTS}"
+                )
         if self.entries[-1].test is not None:
             raise ValueError(f"the last entry, {str(self.entries[-1])!r}, takes what remains: remove its test")
         first, *others = self.quantizers
@@ -321,7 +325,9 @@ class Mixture:
         >>> Mixture.parse("e4m3:128x128:gam @ error<0.045 | bf16 ; per=tensor")
         """
         if not isinstance(text, str):
-            raise ValueError(f"a mixture's spelling is a string, not {type(text).__name__}")
+            raise ValueError(
+                f"expected a mixture as a string, such as 'e4m3 @ error<0.045 | bf16', not {type(text).__name__}"
+            )
         return _parse_mixture(text)
 
     @property
@@ -341,11 +347,11 @@ class Mixture:
             try:
                 return Block.parse(self.per)
             except ValueError:
-                raise ValueError(f"unknown per={self.per!r}: valid are block, {_BLOCKS}") from None
+                raise ValueError(f"unknown per={self.per!r}: valid values are block, {_BLOCKS}") from None
         for entry in self.entries:
             if entry.quantizer.scaling != "none":
                 return entry.quantizer.block
-        raise ValueError(f"per='block', but no entry has blocks: valid are {_BLOCKS}")
+        raise ValueError(f"per='block', but no quantizer of the mixture has blocks: valid values are {_BLOCKS}")
 
     @property
     def needs_seed(self) -> bool:
@@ -378,13 +384,13 @@ def _parse_quantizer(text: str) -> Quantizer:
             if not rest or rest[0] not in SCALINGS:
                 actual = f"found {rest[0]!r}" if rest else "found the end"
                 raise ValueError(
-                    f"a scaling is missing after block {block!r}, {actual}: valid are {', '.join(SCALINGS)}"
+                    f"expected a scaling after block {block!r}, {actual}: valid scalings are {', '.join(SCALINGS)}"
                 )
             fields["scaling"] = rest.pop(0)
         for part in rest:
             option = _option(part)
             if option is None:
-                raise ValueError(f"unknown option {part!r}: valid are {_OPTIONS}")
+                raise ValueError(f"unknown option {part!r}: valid options are {_OPTIONS}")
             field, value = option
             if field in fields:
                 raise ValueError(f"{part!r} sets {field} a second time")
@@ -411,7 +417,7 @@ def _parse_mixture(text: str) -> Mixture:
         listed, *options = text.split(";")
         key, _, per = (part.strip() for part in "".join(options).partition("="))
         if options and (len(options) > 1 or key != "per"):
-            raise ValueError(f"unknown {';'.join(options)!r} after ';': valid is per=, one of block, {_BLOCKS}")
+            raise ValueError(f"unknown {';'.join(options)!r} after ';': expected per= with one of block, {_BLOCKS}")
         entries = tuple(_parse_entry(entry) for entry in listed.split("|"))
         return Mixture(entries, per if options else "tensor")
 
@@ -428,7 +434,7 @@ def _parse_test(text: str) -> Test:
         return ErrorBelowOther(Quantizer.parse(limit)) if number is None else ErrorBelow(number)
     if kind == "spread" and (number is not None or limit == "normal"):
         return SpreadBelow(number)
-    raise ValueError(f"unknown test {text!r}: valid are {_TESTS}")
+    raise ValueError(f"unknown test {text!r}: valid tests are {_TESTS}")
 
 
 def _number(text: str) -> float | None:
@@ -456,10 +462,10 @@ def _quote_in_errors(what: str, text: str) -> Iterator[None]:
 def _element_format(value: Format | str) -> Format:
     named = Format.parse(str(value))
     if isinstance(value, Format) and named != value:
-        raise ValueError(f"{value!r} differs from the format of that name: {named!r}")
+        raise ValueError(f"{value!r} differs from the format that is named {named}: {named!r}")
     if not named.signed:
         valid = ", ".join(name for name, row in TABLE.items() if row.signed)
-        raise ValueError(f"{named} is a format for scales; valid element formats are {valid}, or any eXmY")
+        raise ValueError(f"{named} is a format for scales: valid formats of elements are {valid}, or any eXmY")
     return named
 
 
@@ -471,11 +477,11 @@ def _block(value: Block | str | tuple[int, int]) -> Block:
 
 def _check_choice(what: str, value: object, valid: Collection[str]) -> None:
     if value not in valid:
-        raise ValueError(f"unknown {what} {value!r}: valid are {', '.join(valid)}")
+        raise ValueError(f"unknown {what} {value!r}: valid values are {', '.join(valid)}")
 
 
 def _positive(what: str, value: float) -> float:
     number = float(value)
     if not (math.isfinite(number) and number > 0):
-        raise ValueError(f"{what} {value!r}: valid are finite numbers > 0")
+        raise ValueError(f"{what} {value!r}: valid values are finite numbers > 0")
     return number

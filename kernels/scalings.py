@@ -76,7 +76,10 @@ class Scaling:
         for field, value, valid in restrictions:
             if valid and value not in valid:
                 listed = f"{'is' if len(valid) == 1 else 'are'} {', '.join(map(str, valid))}"
-                raise ValueError(f"scaling {self.name!r} with {field} {value}: valid {listed}, because {self.because}")
+                raise ValueError(
+                    f"scaling {self.name!r} with {field} {value}: "
+                    f"{'the only valid value' if len(valid) == 1 else 'valid values'} {listed}, because {self.because}"
+                )
 
 
 _E4M3, _E8M0, _UE5M3, _FP32 = (TABLE[name] for name in ("e4m3", "e8m0", "ue5m3", "fp32"))

@@ -198,7 +198,7 @@ def parse_operand(text: str, key: str) -> Quantizer | Mixture | None:
     try:
         return Mixture.parse(text) if "|" in text else Quantizer.parse(text)
     except ValueError as error:
-        raise ValueError(f"{key}: {error}; also valid are high and, in dgrad.w, wgrad.dy and wgrad.x, same") from None
+        raise ValueError(f"{key}: {error}; high is valid too, and same in dgrad.w, wgrad.dy and wgrad.x") from None
 
 
 def _in_every_slot(text: str, key: str) -> dict[str, Slot]:

@@ -20,7 +20,7 @@ def backend_for(device_type: str) -> Backend:
 @cache
 def _choose(forced: str | None, device_type: str) -> Backend:
     if forced is not None and forced not in NAMES:
-        raise ValueError(f"FEWBITS_BACKEND={forced} is unknown: valid are {', '.join(NAMES)}")
+        raise ValueError(f"FEWBITS_BACKEND={forced} is unknown: valid values are {', '.join(NAMES)}")
     if forced == "reference":
         return reference
     if forced == "cuda" or (forced is None and device_type == "cuda"):

@@ -49,7 +49,7 @@ def prepare(options: argparse.Namespace) -> None:
     from fewbits.kernels.backends import cuda
 
     if options.device == "cuda" and (complaint := cuda.complaint()):
-        raise ValueError(f"bench kernels: --device cuda: {complaint}; valid on this machine is cpu")
+        raise ValueError(f"bench kernels: --device cuda: {complaint}; the only valid device on this machine is cpu")
     if options.json and (options.json.is_dir() or not options.json.parent.is_dir()):
         raise ValueError(f"bench kernels: --json {options.json}: expected a file in an existing folder")
     if options.threads:
@@ -67,7 +67,9 @@ def main(argv: Sequence[str]) -> int:
     cases = [case for case in CASES if options.only in case.name]
     if not cases:
         names = ", ".join(case.name for case in CASES)
-        raise ValueError(f"bench kernels: --only {options.only!r} matches no case; valid are parts of {names}")
+        raise ValueError(
+            f"bench kernels: --only {options.only!r} matches no case: pass a part of one of these names: {names}"
+        )
     bench = run(
         cases,
         options.rows or options.size,

@@ -62,7 +62,7 @@ class DecoderConfig:
         for field, valid, choices in self._rules():
             if not valid:
                 value = getattr(self, field)
-                raise ValueError(f"{field} {value!r} of model {self.name!r}: valid are {choices}")
+                raise ValueError(f"{field} {value!r} of model {self.name!r}: valid values are {choices}")
 
     def _rules(self) -> Iterator[tuple[str, bool, str]]:
         """Yield a field, whether its value is valid, and the valid values; later rules rely on earlier ones."""
@@ -245,7 +245,7 @@ class Decoder(nn.Module):
         At most about LOGITS_AT_ONCE logits exist at a time: more rows are processed in parts, in order.
         """
         if reduction not in ("mean", "none"):
-            raise ValueError(f"reduction {reduction!r}: valid are mean, none")
+            raise ValueError(f"reduction {reduction!r}: valid values are mean, none")
         x, targets = self.hidden(tokens_BT).flatten(0, 1), targets_BT.flatten()
         rows = max(1, LOGITS_AT_ONCE // self.config.vocab)
         if len(x) <= rows:

@@ -16,7 +16,7 @@ from fewbits.models.networks.presets import MODELS
 def model(name: str) -> DecoderConfig:
     """Return the configuration with this name."""
     if name not in MODELS:
-        raise ValueError(f"unknown model {name!r}: valid are {', '.join(MODELS)}")
+        raise ValueError(f"unknown model {name!r}: valid names are {', '.join(MODELS)}")
     return MODELS[name]
 
 

@@ -168,7 +168,7 @@ def test_mistakes_in_a_paper_are_named() -> None:
     data["claims"][1]["id"], data["numbers"]["threshold"]["source"] = "M2", "guessed"
     with pytest.raises(ValueError, match=naming("threshold", "guessed", "printed, inferred, lost")):
         from_dict(Paper, data)
-    with pytest.raises(ValueError, match="claim 'M21': valid are M1, "):
+    with pytest.raises(ValueError, match="claim 'M21': valid values are M1, "):
         paper("mor").claim("M21")
     with pytest.raises(ValueError, match="paper 'moar'"):
         paper("moar")
