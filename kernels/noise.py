@@ -14,9 +14,10 @@ BLOCKS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 def gaussian_noise(count: int, seed: int, *, device: torch.device | str = "cpu") -> Tensor:
-    """Return R of GaussWS eq. 10, approximately round(N(0,1)/2), packed as int32 words of eight sign-magnitude nibbles.
+    """Return R of GaussWS eq. 10, approximately round(N(0,1)/2), packed in int32.
 
-    Element i is nibble i mod 8 of word i div 8 and depends only on the seed and i.
+    Each int32 holds eight elements of 4 bits, sign and magnitude: element i is nibble i mod 8 of number i div 8. It
+    depends only on the seed and i.
     """
     device = _check_arguments(count, seed, device)
     return backend_for(device.type).gaussian_noise(count, seed, device)
@@ -34,7 +35,7 @@ def unpack_noise(words: Tensor, count: int | None = None) -> Tensor:
 
 
 def uniform_noise(count: int, seed: int, *, device: torch.device | str = "cpu") -> Tensor:
-    """Return DiffQ's R: uniform on [−½, ½], in bfloat16, whose rounding can reach both ends."""
+    """Return DiffQ's R in bfloat16: uniform in (−½, ½), where rounding to bfloat16 can give −½ and ½ themselves."""
     device = _check_arguments(count, seed, device)
     return backend_for(device.type).uniform_noise(count, seed, device)
 
@@ -50,8 +51,8 @@ def sample_weight(
 ) -> Tensor:
     """Return ŵ = w + R · max|w| · 2^(1 − bits), with max and bits per square block (GaussWS eq. 3), cast to dtype.
 
-    Differentiable in w and in bits (eq. 4, with the maximum taken as constant). The backward pass draws R again from
-    the seed instead of storing it.
+    The result is differentiable in w and in bits (eq. 4, with the maximum taken as constant). The backward pass draws R
+    again from the seed instead of storing it.
     """
     if noise not in NOISES:
         raise ValueError(f"noise {noise!r}: valid values are {', '.join(NOISES)}")

@@ -1,22 +1,22 @@
-"""Describe quantization as frozen values: Block, Quantizer and Mixture, each with a readable spelling.
+"""Describe quantization as frozen values: Block, Quantizer and Mixture, each with a readable string form.
 
 A quantizer is `format[:block:scaling]`, then any of `nearest|stochastic`, `rhtN`, `signs=te|none|SEED|each`,
 `overflow=saturate|nan|inf`, `group=tensor|row`:
 
-    bf16                                naive cast: no scale, hence no blocks
+    bf16                                naive cast: no scales, and so no blocks
     e4m3:128x128:gam                    one GAM scale per 128x128 block
     e2m1:1x16:nvfp4:stochastic:rht16    NVFP4, rounded stochastically after a random Hadamard transform of size 16
-    e2m1:1x16:eden:rht128               MS-EDEN: after the transform, elements to nearest and scales stochastically
+    e2m1:1x16:eden:rht128               MS-EDEN: a transform, elements rounded to nearest, scales stochastically
 
-A mixture lists quantizers in order of preference. Every entry but the last has a test that decides whether it is used;
-the last entry takes what remains. `per` says what one decision covers: `tensor`, `block` (that of the first entry that
-has blocks), `channel` or `RxC`:
+A mixture lists quantizers in order of preference. Every entry except the last has a test that decides
+whether it is used; the last entry is used where all tests fail. `per` is the part of the tensor that one decision
+covers: `tensor`, `block` (the block of the first entry that has blocks), `channel` or `RxC`:
 
     e4m3:128x128:gam @ error<0.045 | bf16 ; per=tensor
     e4m3:128x128:gam @ error<e5m2:128x128:gam | e5m2:128x128:gam @ spread<normal | bf16 ; per=block
 
-`str()` returns the shortest spelling, and parsing it returns an equal value. This module uses no tensors: specs are
-data.
+`str()` returns the shortest string form, and parsing it returns an equal value. This module uses no tensors.
+Quantizers and mixtures together are called specs.
 """
 
 from __future__ import annotations
@@ -80,21 +80,21 @@ class Block:
 
 
 def parts_of(shape: Sequence[int], part: tuple[int, int]) -> tuple[int, int]:
-    """Return how many parts of a size lie below and beside each other in a matrix, cut ones at its edges included."""
+    """Return the numbers of parts, down and across, into which a matrix is divided, with smaller parts at its edges."""
     (rows, cols), (r, c) = shape, part
     return (rows + r - 1) // r, (cols + c - 1) // c
 
 
 @dataclass(frozen=True, slots=True, init=False)
 class Quantizer:
-    """A format × block × scaling × rounding, and the Hadamard transform that precedes them.
+    """A format, block, scaling and rounding, and optionally a Hadamard transform that is applied before them.
 
     scaling: the name of a record in `scalings.py`; `none` is the naive cast.
     hadamard: the size of the random Hadamard transform along the axis, or None.
     signs: the signs of that transform: `te` (TransformerEngine's vector, for size 16, where it is the default), `none`,
         a seed (0 is the default for the other sizes), or `each`: drawn for every GEMM by the caller (`with_signs`).
     overflow: the rule for values beyond the format's maximum.
-    group: the part whose blocks share a value, the tensor or (gam) a row of blocks.
+    group: the blocks that share a second-level value: all of the tensor, or (only gam) a row of blocks.
     """
 
     format: Format
@@ -107,7 +107,7 @@ class Quantizer:
     group: Group
     spelling: str = field(
         init=False, compare=False, repr=False
-    )  # computed once: torch.compile reads it without tracing code
+    )  # the string form, computed once, so that torch.compile reads it without tracing code
 
     def __init__(
         self,
@@ -184,7 +184,7 @@ class Quantizer:
 
     @staticmethod
     def parse(text: str) -> Quantizer:
-        """Parse the spelling `format[:block:scaling]` with options; the result is cached.
+        """Parse the string form `format[:block:scaling]` with options; the result is cached.
 
         format: e4m3, e5m2, e2m1, e3m2, e2m3, e3m4, bf16, fp16, fp32 or any eXmY.
         block: tensor, channel or RxC. A format without a block and a scaling is the naive cast.
@@ -203,7 +203,7 @@ class Quantizer:
         return SCALINGS[self.scaling]
 
     def groups(self, grid: tuple[int, int], axis: int) -> int:
-        """Return how many groups the blocks of a grid form: rows of blocks run along the axis."""
+        """Return the number of groups of a grid of blocks; a row of blocks runs along the axis."""
         if not self.traits.groups:
             return 0
         return 1 if self.group == "tensor" else grid[1 if axis == 0 else 0]
@@ -220,7 +220,7 @@ class Quantizer:
 
 @dataclass(frozen=True, slots=True)
 class ErrorBelow:
-    """A test that passes if the mean relative error over non-zeros is below the threshold (MoR eq. 2)."""
+    """A test that passes if the mean relative error of the non-zero elements is below the threshold (MoR eq. 2)."""
 
     threshold: float
 
@@ -316,11 +316,12 @@ class Mixture:
 
     @staticmethod
     def parse(text: str) -> Mixture:
-        """Parse the spelling `QUANTIZER @ TEST | … | QUANTIZER ; per=…`; the result is cached.
+        """Parse the string form `QUANTIZER @ TEST | … | QUANTIZER ; per=…`; the result is cached.
 
-        per: tensor, block, channel or RxC.
-        Tests: error<NUMBER (mean relative error), error<QUANTIZER (less than that quantizer's), spread<normal,
-        spread<NUMBER (largest / smallest non-zero magnitude; normal is the spread of the entry's own format).
+        per: the part that one decision covers: tensor, block, channel or RxC.
+        Tests: error<NUMBER compares the mean relative error with a number, error<QUANTIZER with that of another
+        quantizer. spread<NUMBER compares largest / smallest non-zero magnitude with a number, spread<normal with the
+        spread of the entry's own format.
 
         >>> Mixture.parse("e4m3:128x128:gam @ error<0.045 | bf16 ; per=tensor")
         """
@@ -332,7 +333,7 @@ class Mixture:
 
     @property
     def quantizers(self) -> tuple[Quantizer, ...]:
-        """The quantizers that the mixture may run, those in tests included, each once, in order of appearance."""
+        """All quantizers of the mixture, those in its tests included, each once, in order of appearance."""
         quantizers: dict[Quantizer, None] = {}
         for entry in self.entries:
             quantizers[entry.quantizer] = None
@@ -363,11 +364,11 @@ class Mixture:
 
 
 def with_signs(spec: Quantizer | Mixture, seed: int) -> str:
-    """Return the spelling with `signs=each` replaced by a seed, which both operands of a GEMM must share."""
+    """Return the string form with `signs=each` replaced by a seed, which both operands of a GEMM must share."""
     return spec.spelling.replace("signs=each", f"signs={seed}")
 
 
-# Parsing. An option is a plain name or key=value; errors quote the text that was parsed.
+# Parsing. An option is a plain name or key=value. Error messages quote the text that was parsed.
 
 
 @lru_cache(maxsize=1024)

@@ -27,18 +27,19 @@ GROUPS: Final[tuple[Group, ...]] = get_args(Group)
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """A way for blocks to get their scales; the last five fields restrict the quantizers that may use it.
+    """A rule by which blocks get their scales; the fields after `expansion` restrict the quantizers that may use it.
 
     kind: the arithmetic. `none`: no scales; `float`: a float32 per block; `mantissa`: powers of two times a mantissa
         that the blocks of a group share; `power`: powers of two; `two-level`: a block scale in a narrow format times a
         float32 for the tensor.
     stored: the format in which a block's scale is stored.
-    rounding: how the scale that divides a block becomes a stored one. `up`: nothing saturates; `floor`: OCP MX's rule;
-        `stochastic`: MS-EDEN, which first corrects the scale for the rounding of the block's elements.
-    groups: the parts of a tensor whose blocks may share a value; the first is the default.
-    target: the block scale that results from the tensor's amax (two-level).
-    top: what a block's amax is mapped to, if not the format's largest value (two-level).
-    expansion: the factor of a second candidate for the block scale; the one with the smaller error is taken. 1: none.
+    rounding: how the scale by which a block is divided is rounded to a stored one. `up`: nothing saturates; `floor`:
+        OCP MX's rule; `stochastic`: MS-EDEN, which first corrects the scale for the rounding of the block's elements.
+    groups: the possible groups, whose blocks share a second-level value; the first is the default.
+    target: the block scale of the block that holds the tensor's amax (two-level).
+    top: the value to which a block's amax is mapped; None: the format's largest value (two-level).
+    expansion: the ratio of a second candidate for the block scale to the first; the one with the smaller error is used.
+        1: there is no second candidate.
     """
 
     name: str
@@ -49,15 +50,15 @@ class Scaling:
     target: float = 0.0
     top: float | None = None
     expansion: float = 1.0
-    formats: tuple[str, ...] = ()  # here and below, an empty tuple allows all
+    formats: tuple[str, ...] = ()  # valid formats; here and below, an empty tuple means all
     blocks: tuple[str, ...] = ()
     roundings: tuple[Rounding, ...] = ()
     hadamards: tuple[int, ...] = ()
-    because: str = "of its definition"  # the reason of these restrictions, for messages
+    because: str = "of its definition"  # the reason for these restrictions, which messages quote
 
     @property
     def corrects(self) -> bool:
-        """True if block scales are corrected and then rounded stochastically, with draws of their own (MS-EDEN)."""
+        """True if block scales are corrected and then rounded stochastically, with their own random bits (MS-EDEN)."""
         return self.rounding == "stochastic"
 
     @property
