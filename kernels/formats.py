@@ -160,7 +160,7 @@ class Format:
         return -value if negative else value
 
     def values(self) -> tuple[float, ...]:
-        """Return the values of all codes, in the order of the codes; raise ValueError for formats of more than 16 bits."""
+        """Return the values of all codes, in the order of codes; a format of more than 16 bits raises ValueError."""
         if self.bits > 16:
             raise ValueError(f"{self.name} has 2^{self.bits} codes: values() supports formats of at most 16 bits")
         return _values(self)
@@ -190,7 +190,7 @@ class Format:
         return magnitude | (negative and self.signed) << self.bits - 1
 
     def _nearest(self, value: float) -> int:
-        """Return the code nearest to a value ≥ 0, as if codes had no upper limit; scaling by 2^k and round() are exact."""
+        """Return the code nearest to a value ≥ 0, as if codes had no upper limit; scaling by 2^k is exact."""
         if value == 0:
             return 0
         if math.isinf(value):

@@ -54,7 +54,7 @@ def unpack(data: Tensor, bits: int, cols: int) -> Tensor:
 
 
 def stored_scales(codes: Tensor, q: Quantizer) -> Tensor:
-    """Convert int32 codes of block scales to the stored tensor: float32 for amax, empty for a naive cast, else bytes."""
+    """Convert int32 codes of block scales to what is stored: float32 for amax, nothing for a naive cast, else bytes."""
     if q.scaling == "none":
         return codes.new_empty((0, 0), dtype=torch.uint8)
     return codes.view(torch.float32) if q.traits.kind == "float" else codes.to(torch.uint8)

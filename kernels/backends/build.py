@@ -1,10 +1,10 @@
-"""Compile the CPU kernels at first use and cache the library under a name that hashes its sources.
+"""Compile the CPU kernels at first use, and cache the library in a file whose name contains a hash of its sources.
 
-The hash covers sources, flags and processor. It does not cover the compiler, whose choice changes no bit. So an edit
+The hash covers sources, flags and processor, but not the compiler, because all compilers give the same bits. So an edit
 triggers a rebuild, machines of different types that share a home directory use separate files, and a machine without a
-compiler can use a library that another one built. One process builds at a time, under a lock. The file appears
-complete, by a rename, and ends with the hash of its content, because a full disk or a power failure can leave half a
-library, and loading that crashes.
+compiler can use a library that another machine built. One process builds at a time, under a lock. The library is
+written under another name and renamed when it is complete. It ends with the hash of its content, because a full disk or
+a power failure can leave half a library, and loading that crashes the process.
 This module imports neither torch nor numpy, so that `fewbits doctor` can call it.
 """
 
@@ -26,11 +26,14 @@ from typing import TextIO
 from fewbits.common.locks import locked
 from fewbits.kernels.backends import compilation
 
-NO_LOCKS = "processes that compile at the same time may conflict: start one first, or set FEWBITS_CACHE"
+NO_LOCKS = (
+    "two processes that compile at the same time may write the same file: start one process first, or set "
+    "FEWBITS_CACHE to a folder on another file system"
+)
 
 
 class BuildError(RuntimeError):
-    """An error that says why the kernels could not be compiled."""
+    """Raised if the kernels could not be compiled; the message says why."""
 
 
 def compiler() -> tuple[str, ...] | None:
@@ -60,7 +63,7 @@ def library_path() -> Path:
 
 
 def is_whole(library: Path) -> bool:
-    """Tell whether the file is complete: it ends with the hash of its content, which the dynamic loader ignores."""
+    """Tell whether the file is complete: its last 32 bytes, which the dynamic loader ignores, hash the rest."""
     try:
         content = library.read_bytes()
     except OSError:
@@ -69,9 +72,9 @@ def is_whole(library: Path) -> bool:
 
 
 def build() -> Path:
-    """Return the library's path, and compile the library first if needed.
+    """Compile the library if no complete one is cached, and return its path.
 
-    Raises BuildError if the compiler fails or there is none.
+    Raise BuildError if the compiler fails or there is none.
     """
     target, command = library_path(), compiler()
     if command is None and not is_whole(target):
@@ -80,7 +83,7 @@ def build() -> Path:
 
 
 def cached(target: Path, make: Callable[[], bytes]) -> Path:
-    """Return the target after one process has made its content, unless the file is there and whole."""
+    """Return the target; if it is missing or incomplete, one process first writes it with the content from `make`."""
     if not is_whole(target):
         with open_lock(target.with_suffix(".lock")) as lock, locked(lock, NO_LOCKS):
             if not is_whole(target):
@@ -122,7 +125,7 @@ def _compiled(command: tuple[str, ...], target: Path) -> bytes:
 
 
 def compile_in(folder: Path, command: tuple[str, ...]) -> Path:
-    """Compile the library in a folder with this compiler; return its path."""
+    """Compile the library in the given folder with the given compiler command; return the library's path."""
     units = [(str(compilation.SOURCES / unit), str(folder / f"{unit}.o")) for unit in compilation.UNITS]
     _run([[*command, *compilation.flags(), "-c", source, "-o", result] for source, result in units])
     # Link torch's OpenMP runtime, so that the process has only one. Two would have twice the threads, which compete by
