@@ -80,7 +80,7 @@ def gpu_seconds(call: Call) -> float:
 
 
 def burst_seconds(call: Call) -> float:
-    """Return the seconds of the fastest of several calls in a row; the first call brings its tensors into the caches."""
+    """Return the seconds of the fastest of several calls in a row; the first one brings the tensors into the caches."""
     call()
     times = [seconds(call)]
     while len(times) < BURST and sum(times) < BURST_PATIENCE:
