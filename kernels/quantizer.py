@@ -333,7 +333,7 @@ class Mixture:
 
     @property
     def quantizers(self) -> tuple[Quantizer, ...]:
-        """All quantizers of the mixture, those in its tests included, each once, in order of appearance."""
+        """The quantizers of the mixture, those in its tests included, each once, in order of appearance."""
         quantizers: dict[Quantizer, None] = {}
         for entry in self.entries:
             quantizers[entry.quantizer] = None
