@@ -146,7 +146,7 @@ def test_samplers_take_the_squares_that_the_kernels_take() -> None:
 
 RHT = "e4m3:1x16:amax:rht16"
 PLAIN = "e4m3:1x16:amax"
-ROTATED = "are rotated differently, which changes their product: use the same rhtN and signs for both"
+ROTATED = "have different rotations, which changes their product: use the same rhtN and signs for both"
 
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {

@@ -29,7 +29,7 @@ def from_dict(kind: type[T], data: Mapping[str, Any], path: str = "") -> T:
 
 
 def one_of(what: str, value: object, valid: Iterable[object]) -> None:
-    """Raise ValueError unless the value is valid. what: the name of the setting, for the message."""
+    """Raise ValueError unless the value is one of the valid ones. what: the name of the setting, for the message."""
     valid = tuple(valid)
     if value not in valid:
         choices = f"valid values are {', '.join(map(str, valid))}" if valid else "no value is valid"
