@@ -132,6 +132,9 @@ def recipe_and_settings(overrides: Sequence[str]) -> tuple[Recipe, dict[str, Any
 def _recipe(data: Mapping[str, Any], overrides: Sequence[str]) -> Recipe:
     """Return the recipe of a composed config. Raise ValueError, which names the setting if it has a wrong type."""
     settings = _settings(data)
+    chosen = [override.value for override in map(_parsed, overrides) if override.key == "recipe" and override.chooses]
+    if chosen and not any(override.startswith("recipe.name=") for override in overrides):
+        data = {**data, "name": chosen[-1]}  # also for a file that includes another recipe, with its name
     try:
         return Recipe.from_dict({key: value for key, value in data.items() if key not in settings})
     except ValueError as error:

@@ -1,7 +1,7 @@
 """Define the scalings as one table: how blocks get their scales, what is stored, and which quantizers may use them.
 
-The reference, the C++ kernels, the parser and the table in README.md all read these records. A scaling of a known kind
-needs no other code; README.md defines the arithmetic of each kind.
+The reference, the C++ kernels, the parser and the table in README.md all read these records. A scaling whose kind has
+the arithmetic it needs takes no other code; README.md defines the arithmetic of each kind.
 """
 
 from __future__ import annotations
@@ -23,6 +23,18 @@ KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 SCALE_ROUNDINGS: Final[tuple[ScaleRounding, ...]] = get_args(ScaleRounding)
 ROUNDINGS: Final[tuple[Rounding, ...]] = get_args(Rounding)
 GROUPS: Final[tuple[Group, ...]] = get_args(Group)
+
+
+_E4M3, _E8M0, _UE5M3, _FP32 = (TABLE[name] for name in ("e4m3", "e8m0", "ue5m3", "fp32"))
+
+# The format of stored scales (None: any) and the roundings of scales that the arithmetic of a kind implements.
+_OF_KIND: Final[dict[Kind, tuple[Format | None, tuple[ScaleRounding, ...]]]] = {
+    "none": (None, ("nearest",)),
+    "float": (_FP32, ("nearest",)),
+    "mantissa": (_E8M0, ("up",)),
+    "power": (_E8M0, ("up", "floor")),
+    "two-level": (None, ("nearest", "stochastic")),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +68,24 @@ class Scaling:
     hadamards: tuple[int, ...] = ()
     because: str = "of its definition"  # the reason for these restrictions, which messages quote
 
+    def __post_init__(self) -> None:
+        """Raise ValueError for a field that this kind's arithmetic does not use, since it would have no effect."""
+        stored, roundings = _OF_KIND[self.kind]
+        two_levels = self.kind == "two-level"
+        wrong = {
+            "stored": stored is not None and self.stored is not stored,
+            "rounding": self.rounding not in roundings,
+            "target": bool(self.target) != two_levels,
+            "top": self.top is not None and not two_levels,
+            "expansion": self.expansion != 1 and not two_levels,
+        }
+        for field, is_wrong in wrong.items():
+            if is_wrong:
+                raise ValueError(
+                    f"scaling {self.name!r} of kind {self.kind!r}: {field}={getattr(self, field)} has no arithmetic in "
+                    "reference/scales.py and csrc/scale.h; add it there, and to _OF_KIND"
+                )
+
     @property
     def corrects(self) -> bool:
         """True if block scales are corrected and then rounded stochastically, with their own random bits (MS-EDEN)."""
@@ -83,7 +113,6 @@ class Scaling:
                 )
 
 
-_E4M3, _E8M0, _UE5M3, _FP32 = (TABLE[name] for name in ("e4m3", "e8m0", "ue5m3", "fp32"))
 _ROWS = (
     Scaling("none", "none"),
     Scaling("amax", "float", _FP32),

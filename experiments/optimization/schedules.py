@@ -77,7 +77,9 @@ def phases(config: ScheduleConfig, steps: int) -> tuple[int, int]:
         decay = warmup
     longest = min(decay, steps - 1)
     if warmup > longest:
-        raise ValueError(f"{warmup} updates of warm-up in a trial of {steps} ({config.kind}): 0 to {longest} are valid")
+        raise ValueError(
+            f"schedule.warmup {warmup} updates in a trial of {steps} ({config.kind}): valid values are 0 to {longest}"
+        )
     return warmup, decay
 
 

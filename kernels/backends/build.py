@@ -118,8 +118,7 @@ def compiler_error(command: tuple[str, ...]) -> str | None:
 
 
 def _compiled(command: tuple[str, ...], target: Path) -> bytes:
-    if sys.stderr.isatty():
-        print(f"fewbits: compiling the CPU kernels into {target.parent}, once", file=sys.stderr, flush=True)
+    print(f"fewbits: compiling the CPU kernels into {target.parent}, once: minutes", file=sys.stderr, flush=True)
     with tempfile.TemporaryDirectory() as folder:
         return compile_in(Path(folder), command).read_bytes()
 

@@ -28,7 +28,7 @@ def _choose(forced: str | None, device_type: str) -> Backend:
         return _cuda_backend(forced, device_type)
     if device_type != "cpu":
         if forced == "cpu":
-            raise RuntimeError(
+            raise ValueError(
                 f"FEWBITS_BACKEND=cpu, but the tensor is on {device_type}: move the tensor, or unset the variable"
             )
         _warn(f"fewbits has no kernels for {device_type}: it uses the reference backend, many times slower")
@@ -44,9 +44,9 @@ def _cuda_backend(forced: str | None, device_type: str) -> Backend:
 
     complaint = cuda.complaint()
     if forced and complaint:
-        raise RuntimeError(f"FEWBITS_BACKEND=cuda: {complaint}")
+        raise ValueError(f"FEWBITS_BACKEND=cuda: {complaint}")
     if device_type != "cuda":
-        raise RuntimeError(
+        raise ValueError(
             f"FEWBITS_BACKEND=cuda, but the tensor is on {device_type}: move the tensor, or unset the variable"
         )
     if complaint:
@@ -65,7 +65,7 @@ def _cpu_backend(forced: str | None) -> Backend:
         cpu.library()
     except (build.BuildError, OSError) as error:
         if forced == "cpu":
-            raise
+            raise ValueError(f"FEWBITS_BACKEND=cpu: {error}") from error
         _warn(
             f"the CPU kernels of fewbits do not work here, so it uses the reference backend, many times slower: {error}"
         )

@@ -16,7 +16,6 @@ current, and the comparison view shows only current trials.
 from __future__ import annotations
 
 import os
-import shlex
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fewbits.common.redaction import redacted
+from fewbits.common.store_folder import runs_option
 from fewbits.experiments.storage.run_folder import RunFolder
 from fewbits.experiments.tracking import mlflow_database, mlflow_runs
 from fewbits.experiments.tracking import tracker as tracking
@@ -93,9 +93,7 @@ class Synced:
         if self.uri.startswith("http"):
             return ""
         runs = self.runs or mlflow_database.path_of(self.uri).parent
-        default = os.environ.get("MLFLOW_TRACKING_URI") or runs == Path("runs").resolve()
-        shown = runs.relative_to(Path.cwd()) if runs.is_relative_to(Path.cwd()) else runs
-        return f"(served by `fewbits ui{'' if default else f' --runs {shlex.quote(str(shown))}'}`)"
+        return f"(served by `fewbits ui{'' if os.environ.get('MLFLOW_TRACKING_URI') else runs_option(runs)}`)"
 
 
 class Mirror:
