@@ -1,4 +1,4 @@
-"""Test specs: their defaults, their spellings, and their errors."""
+"""Test specs: their defaults, their string forms, and their errors."""
 
 from __future__ import annotations
 
