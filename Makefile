@@ -17,7 +17,8 @@ HAVE := $(if $(wildcard $(INSTALLED)),$(shell cat $(VENV)/.extras 2>/dev/null))
 WANTED := $(sort $(HAVE) $(subst $(comma), ,$(EXTRAS)))
 
 # Options of a study: make reproduce-mor SCALE=smoke SEEDS=0,1,2 ADDRESS=http://head:8265 RUNS=/shared/runs
-# OUT=DIR is the folder of reports. Without it, the report of another store replaces the one of this store.
+# OUT=DIR is the folder for reports. Reports of two stores have the same name: without OUT=, the later one replaces the
+# earlier one.
 SCALE ?= cpu
 SEEDS ?=
 ADDRESS ?=
@@ -27,7 +28,7 @@ STUDIES := mor nvfp4 gaussws
 REPRODUCE := $(STUDIES:%=reproduce-%)
 TO := $(if $(OUT),--out $(OUT))
 
-# GaussWS's report also contains speeds measured on this machine; they are left out if a cluster trains.
+# GaussWS's report also contains speeds measured on this machine; they are not measured if a cluster trains.
 ON_GPU := $(filter gpu paper,$(SCALE))
 TIMED_cpu := --model gpt2-nano,llama2-nano --eager 0
 TIMED_gpu := --model gpt2-124m,llama2-134m,llama2-1b,llama2-3b --length 1024 --eager 0
@@ -44,7 +45,7 @@ setup: $(BUILT) ## Create .venv, install fewbits with its tools and EXTRAS, buil
 
 TESTS := $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
-# The types are checked while the first tests wait for clusters to start.
+# Types and tests run in parallel, because the first tests wait for clusters to start.
 test: style ## Run what CI runs: lint, types, and the tests with a few random examples of each law
 	@$(MAKE) --no-print-directory --jobs=2 types tests
 
@@ -57,7 +58,7 @@ test-deep: setup ## Run the tests with all examples, repeated kill scenarios and
 test-portable: setup ## Run the tests that train under three instruction sets: this processor's own and two older ones
 	$(BIN)/python tests/portable.py --numprocesses 3 --dist loadfile --quiet
 
-mutate: setup ## Plant mistakes in the sources, and count those that the tests notice: docs/measured/mutation.md
+mutate: setup ## Insert errors into the sources, and count those that tests detect: docs/measured/mutation.md
 	$(BIN)/python -m tests.mutate --write
 
 lint: style types ## Check style, format and types
@@ -70,10 +71,10 @@ style: setup
 types: setup
 	$(BIN)/mypy
 
-bench: setup ## Measure the kernels and other libraries
+bench: setup ## Measure the speed and memory of the kernels and of other libraries
 	$(BIN)/fewbits bench kernels
 
-ui: setup ## Serve MLflow's page of runs/ on 127.0.0.1:5000
+ui: setup ## Show the trials of runs/ in MLflow, on 127.0.0.1:5000
 	$(BIN)/fewbits ui
 
 reproduce-mor: ## Run the missing trials of the MoR study and write its report: SCALE, SEEDS, ADDRESS, RUNS, OUT

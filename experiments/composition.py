@@ -23,7 +23,7 @@ from yaml import YAMLError
 from fewbits.common.from_dict import one_of
 
 ERRORS = (HydraException, OmegaConfBaseException, YAMLError)
-_BASE, _ROOT = "fewbits_defaults", "fewbits_root"  # in Hydra's store, for `compose_file`
+_BASE, _ROOT = "fewbits_defaults", "fewbits_root"  # names in Hydra's store that `compose_file` uses
 # Hydra's settings of logs, help and sweeps, which no trial has: without them composing takes two thirds of the time.
 _WITHOUT_HYDRA = tuple(
     f"~hydra/{group}"
@@ -49,7 +49,7 @@ def compose(folder: Path, root: str, overrides: Sequence[str]) -> DictConfig:
 
 @cache
 def _initialised(folder: Path) -> Any:
-    """Return Hydra as it is after `initialize_config_dir`, which searches for plugins each time."""
+    """Return Hydra's state after `initialize_config_dir`; it is cached, since each such call searches for plugins."""
     outer = GlobalHydra.instance().hydra
     GlobalHydra.instance().clear()
     try:
@@ -60,9 +60,9 @@ def _initialised(folder: Path) -> Any:
 
 
 def compose_file(file: Path, base: Mapping[str, Any], overrides: Sequence[str], group: str) -> dict[str, Any]:
-    """Return the values of a YAML file over default values, with overrides applied, as plain resolved data.
+    """Return the values of a YAML file as plain resolved data: the defaults `base`, the file's values, the overrides.
 
-    group=NAME includes NAME.yaml from the folder called `group` beside the file, if that folder exists.
+    group: the name of a folder beside the file. If it exists, the key of that name includes one of its YAML files.
     """
     folder, values, top = file.parent / group, list(overrides), _top_level(file, base)
     defaults: list[Any] = [_BASE, file.stem]
@@ -76,7 +76,7 @@ def compose_file(file: Path, base: Mapping[str, Any], overrides: Sequence[str], 
     for text in values:
         key = str(parse_override(text).key_or_group).partition(".")[0]
         if key not in base:
-            raise ValueError(f"unknown key {key!r}: valid are {nearest_first(key, list(base))}")
+            raise ValueError(f"unknown key {key!r}: valid keys are {nearest_first(key, list(base))}")
     store = ConfigStore.instance()
     store.store(_BASE, dict(base))
     store.store(_ROOT, {"defaults": [*defaults, "_self_"]})
@@ -103,7 +103,7 @@ def _top_level(file: Path, base: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def parse_override(text: str) -> Override:
-    """Parse an override of one value; raise ValueError for other text, and for several values to sweep over."""
+    """Parse an override KEY=VALUE; raise ValueError for other text, and for several values to sweep over."""
     try:
         override: Override = OverridesParser.create().parse_override(text)
         if not override.key_or_group:
@@ -116,12 +116,12 @@ def parse_override(text: str) -> Override:
         ) from None
     key = override.key_or_group
     if override.is_sweep_override():
-        raise ValueError(f"{text!r}: a trial takes one value; write a list as {key}=[…] and a text as {key}='\"…\"'")
+        raise ValueError(f"{text!r}: a trial takes one value; write a list as {key}=[…] and a string as {key}='\"…\"'")
     return override
 
 
 def spelled(value: object) -> str:
-    """Return a value in Hydra's override grammar."""
+    """Return a value as text in Hydra's override grammar."""
     if isinstance(value, str):
         if re.fullmatch(r"[A-Za-z_][\w./-]*", value) and value.lower() not in _YAML_CONSTANTS:
             return value
@@ -135,6 +135,6 @@ def spelled(value: object) -> str:
 
 
 def nearest_first(name: str, valid: Sequence[str]) -> str:
-    """Return the valid names as text, those most like the name first."""
+    """Return the valid names, separated by commas; those most similar to `name` come first."""
     near = difflib.get_close_matches(name, valid, n=3, cutoff=0.5)
     return ", ".join([*near, *(v for v in valid if v not in near)])

@@ -1,8 +1,8 @@
-"""Turn config overrides into a trial: Hydra composes the config tree, dataclasses check it.
+"""Turn config overrides into a trial: Hydra composes the config files, and dataclasses check the result.
 
-The tree is `experiments/config/`, plus a node for every model of the registry. Groups are chosen by name
-(`recipe=mor/block`), fields set by path (`training.steps=500`). Unknown names, unknown keys and values of a wrong type
-raise ValueError with one line that lists the valid choices.
+The files are in `experiments/config/`; every model of the registry is a choice of the group `model` too. An override
+chooses from a group by name (`recipe=mor/block`) or sets a field by its path (`training.steps=500`). Unknown names,
+unknown keys and values of a wrong type raise ValueError with one line that lists the valid choices.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from fewbits.models.recipe import GEMMS, SLOTS, Recipe
 FOLDER = Path(__file__).parent / "config"
 ROOT = "trial"
 GROUPS = ("model", *sorted(folder.name for folder in FOLDER.iterdir() if folder.is_dir()))
-KINDS = {float: "a number", int: "a whole number", str: "a text"}
+KINDS = {float: "a number", int: "a whole number", str: "a string"}
 
 
 def load_trial(overrides: Sequence[str] = ()) -> tuple[Trial, Runtime]:
@@ -48,7 +48,7 @@ def load_trial(overrides: Sequence[str] = ()) -> tuple[Trial, Runtime]:
 
 
 def load_recipe(name: str, settings: Mapping[str, Any] | None = None) -> Recipe:
-    """Return a recipe of the tree by name, with some of its settings or fields changed.
+    """Return the recipe with this name, with some of its settings or fields changed.
 
     >>> load_recipe("mor/block", {"threshold": 0.05})
     """
@@ -56,7 +56,7 @@ def load_recipe(name: str, settings: Mapping[str, Any] | None = None) -> Recipe:
 
 
 def recipe_from_overrides(name: str, changes: Sequence[str]) -> Recipe:
-    """Return a recipe of the tree by name, with its settings changed by overrides as on a command line.
+    """Return the recipe with this name, with its settings changed by overrides as on a command line.
 
     >>> recipe_from_overrides("nvfp4", ["keep.last=2", "stochastic=[dgrad.dy]"])
     """
@@ -65,14 +65,14 @@ def recipe_from_overrides(name: str, changes: Sequence[str]) -> Recipe:
 
 
 def names(group: str) -> list[str]:
-    """Return the names that a group offers, for example of `recipe`."""
+    """Return the names that a group offers, for example those of all recipes for `recipe`."""
     stored = MODELS if group == "model" else ()
     files = (FOLDER / group).rglob("*.yaml")
     return [*stored, *sorted(f.relative_to(FOLDER / group).with_suffix("").as_posix() for f in files)]
 
 
 def resolved(overrides: Sequence[str]) -> dict[str, Any]:
-    """Return the composed tree as plain values, with interpolations resolved.
+    """Return the composed config as plain values, with interpolations resolved.
 
     Composing takes tens of milliseconds, and a sweep has hundreds of trials. So each choice of groups is composed once,
     values are set on the result as Hydra sets them, and trials that differ only in their seed share both steps.
@@ -91,7 +91,7 @@ def resolved(overrides: Sequence[str]) -> dict[str, Any]:
 
 @cache
 def _reads_seed(groups: tuple[str, ...]) -> bool:
-    """Tell whether an interpolation of the tree may read the seed."""
+    """Tell whether an interpolation in the composed config may read the seed."""
     return re.search(r"\$\{[^}]*\bseed\b", OmegaConf.to_yaml(_composed(groups))) is not None
 
 
@@ -124,14 +124,17 @@ def _plain(config: DictConfig, overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def recipe_and_settings(overrides: Sequence[str]) -> tuple[Recipe, dict[str, Any]]:
-    """Return the recipe that the overrides choose, and its file's own settings, which only its slots refer to."""
+    """Return the recipe that the overrides choose, and the settings that only its own file defines and refers to."""
     data = resolved(overrides)["recipe"]
     return _recipe(data, overrides), _settings(data)
 
 
 def _recipe(data: Mapping[str, Any], overrides: Sequence[str]) -> Recipe:
-    """Return the recipe of a tree; explain wrong settings."""
+    """Return the recipe of a composed config. Raise ValueError, which names the setting if it has a wrong type."""
     settings = _settings(data)
+    chosen = [override.value for override in map(_parsed, overrides) if override.key == "recipe" and override.chooses]
+    if chosen and not any(override.startswith("recipe.name=") for override in overrides):
+        data = {**data, "name": chosen[-1]}  # also for a file that includes another recipe, with its name
     try:
         return Recipe.from_dict({key: value for key, value in data.items() if key not in settings})
     except ValueError as error:
@@ -157,7 +160,7 @@ _OPTION_SETTINGS = ("stochastic", "rotated", "rht", "signs")
 
 
 def _options(slot: str, *, _root_: DictConfig) -> str:
-    """Return the end of a slot's quantizer for `${options:wgrad.dy}`: how the recipe's settings round and rotate it."""
+    """Resolve `${options:SLOT}`: return what the settings in `_OPTION_SETTINGS` append to the slot's quantizer."""
     stochastic, rotated, size, signs = (_root_.recipe.get(key) for key in _OPTION_SETTINGS)
     for name, slots, valid in (("stochastic", stochastic, SLOTS), ("rotated", rotated, GEMMS)):
         if isinstance(slots, str) or not isinstance(slots, Sequence):
@@ -177,7 +180,7 @@ _RESOLVER_PREFIX = "ValueError raised while resolving interpolation: "
 
 
 def check_keys(overrides: Sequence[str]) -> None:
-    """Raise ValueError for keys of a multirun that no trial has; Hydra itself checks only expanded trials."""
+    """Raise ValueError for keys of a multirun that no trial has; Hydra would check them only trial by trial."""
     for text in overrides:
         try:
             override: Override = OverridesParser.create().parse_override(text)
@@ -225,7 +228,7 @@ def _parsed(text: str) -> _Parsed:
 
 def _check_choice(group: str, value: object) -> None:
     if value not in names(group):
-        raise ValueError(f"no {group} {value!r}: valid are {nearest_first(str(value), names(group))}")
+        raise ValueError(f"no {group} {value!r}: valid names are {nearest_first(str(value), names(group))}")
 
 
 def in_one_line(error: Exception, overrides: Sequence[str]) -> str:
@@ -242,7 +245,7 @@ def in_one_line(error: Exception, overrides: Sequence[str]) -> str:
 
 
 def _about_setting(settings: Mapping[str, Any], overrides: Sequence[str]) -> str | None:
-    """Name the recipe setting whose value has the wrong type and so caused the error; None if there is none."""
+    """Return a message that names the recipe setting whose value has a wrong type; None if no value has."""
     own = resolved([override for override in overrides if not override.lstrip("+~").startswith("recipe.")])["recipe"]
     for key, value in settings.items():
         kind, actual = type(own.get(key)), type(value)
@@ -252,7 +255,10 @@ def _about_setting(settings: Mapping[str, Any], overrides: Sequence[str]) -> str
 
 
 def _about_key(key: str, choices: Sequence[str]) -> str | None:
-    """Explain which part of a key is unknown in the tree with these groups, and list the valid names; None if known."""
+    """Return a message about the unknown part of a key, with the valid names; None if the whole key is known.
+
+    choices: the overrides that choose from groups, since these decide which keys exist.
+    """
     node: Any = OmegaConf.create(resolved(choices))
     done: list[str] = []
     parts = key.split(".")

@@ -35,6 +35,12 @@ from fewbits.experiments.fingerprint.numerics import ROOT, computing_files, nume
 DEVICE = "cpu"  # CUDA kernels cannot be traced, so nothing is proven for them here
 BACKENDS = ("cpu", "reference")
 KERNEL_CALLS = Path(__file__).parent / "fingerprint" / "kernel_calls.py"
+PRINTS_RECIPES = """
+import json
+from fewbits.experiments.config import load_recipe, names
+recipes = {name: load_recipe(name).to_dict() for name in names("recipe")}
+print(json.dumps({name: {**recipe, "name": "", "about": ""} for name, recipe in recipes.items()}))
+"""
 SHOWN = 20  # lines shown of a list of differences
 COMPARED = ("metrics.parquet", "numerics.parquet", "result.json", "tensors")
 
@@ -43,7 +49,7 @@ TINY = (
     *("training.steps=4", "training.batch=4", "training.micro_batch=2", "training.length=128", "evaluation.every=2"),
     *("evaluation.windows=2", "observer.window=2", "observer.every=1", "observer.gradients_every=2", "scale=smoke"),
 )
-KEEPS_NOTHING = ("recipe.keep.first=0", "recipe.keep.last=0")  # of two blocks
+KEEPS_NOTHING = ("recipe.keep.first=0", "recipe.keep.last=0")  # the tiny models have only two blocks
 OTHERS = {
     "keep": ("recipe=fp8", "model.layers=4", "recipe.keep.first=1", "recipe.keep.last=1", "recipe.keep.parts=[down]"),
     "gpt2": ("model=gpt2-nano", "recipe=mor/block", "optimizer=adam-mini", "optimizer.lr=3e-3"),
@@ -69,7 +75,7 @@ STOPPED_AT = 3  # the resumed trial is interrupted after this step, later than i
 def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser("python -m fewbits.experiments.same_bits", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--against", metavar="COMMIT", help="the older version; needed")
+    parser.add_argument("--against", metavar="COMMIT", help="the older version (required)")
     parser.add_argument("--describe", action="store_true", help=argparse.SUPPRESS)  # run in each version
     parser.add_argument("--train", metavar="FOLDER", type=Path, help=argparse.SUPPRESS)  # likewise; trials on stdin
     parser.add_argument("--trace", metavar="MODE", choices=("python", "cpp"), help=argparse.SUPPRESS)
@@ -107,25 +113,25 @@ class Version:
             self._run("--train", str(folder / "runs"), "--trace", trace, trials=trials)
         return folder
 
+    @cached_property
+    def recipes(self) -> dict[str, Any]:
+        """The content of each recipe by name, without its name and description."""
+        return dict(json.loads(self._python("-c", PRINTS_RECIPES)))
+
     def call_kernels(self, backend: str) -> dict[str, str]:
         """Run today's kernel_calls.py with this version's kernels; return the digest of each call's values."""
-        environment = {**os.environ, "PYTHONPATH": str(self.root / "src"), "FEWBITS_BACKEND": backend}
-        done = subprocess.run(
-            [sys.executable, str(KERNEL_CALLS)], cwd=self.root, env=environment, stdout=subprocess.PIPE, text=True
-        )
-        if done.returncode:
-            raise ValueError(f"{KERNEL_CALLS.name} failed in {self.root} with status {done.returncode}")
-        return dict(json.loads(done.stdout))
+        return dict(json.loads(self._python(str(KERNEL_CALLS), FEWBITS_BACKEND=backend)))
 
     def _run(self, *arguments: str, trials: object = None) -> str:
-        """Run this command in a process of this version; return its output."""
-        command = [sys.executable, "-m", "fewbits.experiments.same_bits", *arguments]
-        environment = {**os.environ, "PYTHONPATH": str(self.root / "src")}
-        done = subprocess.run(
-            command, cwd=self.root, env=environment, input=json.dumps(trials), stdout=subprocess.PIPE, text=True
-        )
+        return self._python("-m", "fewbits.experiments.same_bits", *arguments, given=json.dumps(trials))
+
+    def _python(self, *arguments: str, given: str = "", **variables: str) -> str:
+        """Run Python with this version's packages; return its output."""
+        environment = {**os.environ, "PYTHONPATH": str(self.root / "src"), **variables}
+        command = [sys.executable, *arguments]
+        done = subprocess.run(command, cwd=self.root, env=environment, input=given, stdout=subprocess.PIPE, text=True)
         if done.returncode:
-            raise ValueError(f"{' '.join(command)} failed in {self.root} with status {done.returncode}")
+            raise ValueError(f"{' '.join(arguments[:3])} failed in {self.root} with status {done.returncode}")
         return done.stdout
 
 
@@ -136,7 +142,7 @@ def prove(old: Version, new: Version, commit: str, trials: Mapping[str, Sequence
         print("the sources that compute have the same fingerprint: nothing to prove")
         return 0
     if trials is None:
-        recipes = [name for name in new.description["recipes"] if name in old.description["recipes"]]
+        recipes = recipes_of_both(old, new)
         trials = {**{f"recipe-{name}": (f"recipe={name}", *KEEPS_NOTHING) for name in recipes}, **OTHERS}
     chosen = {name.replace("/", "-"): [*TINY, *overrides] for name, overrides in trials.items()}
     print(f"training {len(chosen)} trials, a resumed one and a branch with both versions, on two backends", flush=True)
@@ -156,17 +162,26 @@ def prove(old: Version, new: Version, commit: str, trials: Mapping[str, Sequence
     return 0
 
 
+def recipes_of_both(old: Version, new: Version) -> list[str]:
+    """Return the recipes that both versions have with the same content, and print those whose content differs.
+
+    A recipe with another content defines another trial, whichever version trains it.
+    """
+    shared = [name for name in new.recipes if name in old.recipes]
+    if changed := [name for name in shared if new.recipes[name] != old.recipes[name]]:
+        print(f"not compared, because their content differs between the versions: {', '.join(changed)}")
+    return [name for name in shared if name not in changed]
+
+
 def description() -> dict[str, Any]:
-    """Return what the other version has to know about this one."""
+    """Return the facts about this version that `prove` uses."""
     import torch
 
-    from fewbits.experiments.config import names
     from fewbits.kernels.backends.processor import instruction_set
 
     return {
         "fingerprint": numerics_fingerprint(DEVICE),
         "files": computing_files(DEVICE),
-        "recipes": names("recipe"),
         "instruction_set": instruction_set(),
         "torch": str(torch.__version__),
     }
@@ -323,7 +338,7 @@ def untried_statements(old: Version, new: Version, trials: Mapping[str, Sequence
 
 
 def executed_cpp_lines(objects: Path, root: Path) -> tuple[dict[str, list[int]], dict[str, list[int]]]:
-    """Return, by file, the lines that ran and the lines that the compiler has code for, from gcov's counts."""
+    """Return, by file, the lines that were executed and those that have code, from gcov's counts."""
     ran: dict[str, set[int]] = {}
     executable: dict[str, set[int]] = {}
     for counts in sorted(objects.rglob("*.gcda")):

@@ -27,12 +27,12 @@ class QuantStats:
 
     @property
     def error_sum(self) -> Tensor:
-        """The sum of relative errors over non-zeros, each at most 1."""
+        """The sum of the relative errors of the non-zero elements; each error is limited to 1."""
         return self.counts[..., ERROR].double() / ERROR_ONE
 
     @property
     def error(self) -> Tensor:
-        """The mean relative error over non-zeros (MoR eq. 1); 0 for an all-zero tensor or block."""
+        """The mean relative error of the non-zero elements (MoR eq. 1); 0 for an all-zero tensor or block."""
         return self.error_sum / self.nonzeros.clamp(min=1)
 
     @property
@@ -41,7 +41,7 @@ class QuantStats:
 
     @property
     def flushed(self) -> Tensor:
-        """The number of non-zeros that became zero."""
+        """The number of non-zero elements that became zero."""
         return self.counts[..., FLUSHED]
 
     @property
@@ -98,11 +98,14 @@ def fake_quantize(
     out: Tensor | None = None,
     stats: bool | Literal["block"] = False,
 ) -> Tensor | tuple[Tensor, QuantStats]:
-    """Quantize and de-quantize a tensor: return values on q's grid, in x's dtype and shape, with any rotation kept.
+    """Quantize and de-quantize a tensor: return values on q's grid in x's dtype and shape.
 
-    axis: -1 for blocks along the last dimension; 0 for blocks down the rows of x viewed as (−1, last dim).
-    seed: for stochastic rounding, from 0 to 2^63 − 1; a seed always gives the same random bits to element i
-        (row-major).
+    If q has a Hadamard transform, the returned values stay rotated.
+
+    axis: -1 for blocks along the last dimension; 0 for blocks along the other dimension of x viewed as a matrix
+        (−1, last dim).
+    seed: the seed of stochastic rounding, from 0 to 2^63 − 1. The random bits of an element depend only on the seed
+        and on the element's row-major index.
     out: a tensor that receives the result instead of a new one; it may be x.
     stats: True also returns the QuantStats of the tensor, "block" those of each block.
 
@@ -112,7 +115,7 @@ def fake_quantize(
     spec, seed = spelling(q, Quantizer), seed_or_unset(seed)
     check_tensor(x, axis)
     if stats not in (False, True, "block"):
-        raise ValueError(f"stats={stats!r}: valid are False, True and 'block'")
+        raise ValueError(f"stats={stats!r}: valid values are False, True and 'block'")
     if out is not None:
         if stats:
             raise ValueError("out= and stats= cannot be combined: leave one of them out")
@@ -135,9 +138,9 @@ def fake_quantize_both(
     row_seed: int | None = None,
     column_seed: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Quantize x along the last dimension by `row` and down the rows by `column`, and read x only once.
+    """Return x quantized along the last dimension by `row`, and x quantized along axis 0 by `column`.
 
-    A linear layer needs both copies of an operand that two GEMMs contract along different axes.
+    x is read only once. A linear layer needs both copies if two GEMMs sum over different axes of the operand.
     """
     check_tensor(x, -1)
     return torch.ops.fewbits.quantize_both(
@@ -162,18 +165,18 @@ def mix(
 ) -> tuple[Tensor, Tensor] | tuple[Tensor, Tensor, QuantStats]:
     """Quantize each decision block by the first mixture entry whose test it passes; return the values and the choices.
 
-    choice: the int8 index of the entry: a grid of decision blocks, or 0-d if one decision covers the tensor. A block
-        with a non-finite value takes the last entry. A block that the first entry represents exactly takes the first
-        entry.
-    stats: also return the QuantStats of the first entry for each decision block, which hold the error that its test
-        compared.
+    The choices are the int8 index of the entry for each decision block, or a 0-d tensor if one decision covers the
+    whole tensor. A decision block with a non-finite value gets the last entry. A decision block that the first entry
+    represents exactly gets the first entry, if that has an error test.
+
+    stats: also return the QuantStats of the first entry for each decision block; its test compared their error.
 
     >>> y, choice = mix(x, Mixture.parse("e4m3:128x128:gam @ error<0.045 | bf16 ; per=tensor"))
     """
     spec, seed = spelling(mixture, Mixture), seed_or_unset(seed)
     check_tensor(x, axis)
     if stats not in (False, True):
-        raise ValueError(f"stats={stats!r}: valid are False and True (statistics of each decision block)")
+        raise ValueError(f"stats={stats!r}: valid values are False and True (statistics of each decision block)")
     values, choice, counts, amax = torch.ops.fewbits.mix(x, spec, axis, seed)
     if "per=" not in spec:  # one decision for the tensor
         choice = choice.flatten()[0] if choice.numel() else choice.new_zeros(())
@@ -182,16 +185,16 @@ def mix(
 
 
 def spelling(spec: Quantizer | Mixture | str, kind: type[Quantizer] | type[Mixture]) -> str:
-    """Return the spelling that operators take; torch.compile defers the validation of strings to run time."""
+    """Return a spec as the string that operators take; under torch.compile, strings are validated only at run time."""
     if isinstance(spec, kind):
         return spec.spelling
     if not isinstance(spec, str):
-        raise ValueError(f"expected a {kind.__name__} or its spelling, not {type(spec).__name__}")
+        raise ValueError(f"expected a {kind.__name__} or its string form, not {type(spec).__name__}")
     return spec if torch.compiler.is_compiling() else kind.parse(spec).spelling
 
 
 def seed_or_unset(seed: int | None) -> int:
-    """Return the checked seed, or -1 if there is none, which is valid as long as nothing is rounded stochastically."""
+    """Return the checked seed, or -1 for None, which is valid only if nothing is rounded stochastically."""
     return -1 if seed is None else check_seed(seed)
 
 
@@ -207,9 +210,11 @@ def check_tensor(x: Tensor, axis: int) -> None:
     if not isinstance(x, Tensor):
         raise ValueError(f"expected a tensor, not {type(x).__name__}")
     if x.dtype not in DTYPES:
-        raise ValueError(f"dtype {x.dtype}: valid are {', '.join(map(str, DTYPES))}")
+        raise ValueError(f"dtype {x.dtype}: valid dtypes are {', '.join(map(str, DTYPES))}")
     if isinstance(axis, (bool, float)) or axis not in (-1, 0):
-        raise ValueError(f"axis {axis!r}: valid are -1 (along the last dimension) and 0 (down the flattened rows)")
+        raise ValueError(
+            f"axis {axis!r}: valid values are -1 (along the last dimension) and 0 (down the flattened rows)"
+        )
 
 
 def _check_out(x: Tensor, out: Tensor) -> None:

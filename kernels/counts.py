@@ -1,4 +1,4 @@
-"""Name the statistics that backends count in each part of a matrix (README.md, "Statistics")."""
+"""Define the index of each statistic in the counts that backends return (README.md, "Statistics")."""
 
 ERROR, NONZEROS, FLUSHED, SATURATED, CAPPED, NONFINITE, LOST = range(7)
 COUNTS = 7

@@ -1,8 +1,8 @@
 """Choose the first entry of a mixture whose test each decision block passes (MoR algorithm 2).
 
-Every entry quantizes the whole tensor by its own blocks and scales. This module only chooses which result a decision
-block keeps, so entries may have blocks of any size. It makes one pass per entry over the blocks that are still
-undecided; a backend computes the passes.
+Every entry quantizes the whole tensor with its own blocks and scales. This module only decides which entry's values
+each decision block keeps, so entries may have blocks of any size. It makes one pass per entry over the decision blocks
+that are still undecided; a backend computes the passes.
 """
 
 import torch
@@ -16,7 +16,7 @@ from fewbits.kernels.quantizer import Entry, ErrorBelow, ErrorBelowOther, Mixtur
 def mix_matrix(
     backend: Backend, x: Tensor, mixture: Mixture, axis: int, seed: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return values, choice (index of the entry), and the first entry's counts and amax, for each decision block."""
+    """Return the values; and, for each decision block, the index of its entry and the first entry's counts and amax."""
     partition = mixture.decision_block.resolve(x.shape, axis)
     out = torch.empty_like(x)
     last = len(mixture.entries) - 1
@@ -52,7 +52,7 @@ def _passes(
     partition: Part,
     skip: Tensor,
 ) -> Tensor:
-    """Return which decision blocks the entry may take; the comparisons are exact, so that all backends decide alike."""
+    """Return True for the decision blocks that pass the entry's test, computed exactly: all backends decide alike."""
     error, finite = counts[..., ERROR], counts[..., LOST] == 0
     if isinstance(entry.test, ErrorBelow):
         accepted = error.double() < entry.test.threshold * counts[..., NONZEROS].double() * ERROR_ONE
@@ -70,8 +70,9 @@ def _passes(
 
 
 def _any_undecided(backend: Backend, undecided: Tensor) -> bool:
-    """Tell whether a block is undecided; always True on a device, where asking would make the host wait.
+    """Tell whether a decision block may be undecided.
 
-    A kernel launched with nothing to decide ends at once.
+    The answer is always True on a device, because the host would have to wait for it. If all blocks are decided there,
+    the kernels that are launched end at once.
     """
     return backend.never_waits or bool(undecided.any())

@@ -1,6 +1,6 @@
-"""Register the torch operators that `torch.compile`, autograd and `opcheck` see; public functions are thin wrappers.
+"""Register the torch operators, which `torch.compile` and autograd support; public functions are thin wrappers of them.
 
-An operator takes the spelling of a quantizer, views its tensor as a matrix, and calls the backend of the tensor's
+An operator takes a quantizer in its string form, views its tensor as a matrix, and calls the backend of the tensor's
 device. Gradients pass straight through rounding; the gradient of a rotation is the inverse rotation.
 """
 
@@ -138,7 +138,7 @@ _define("unrotate(Tensor grad, str spec, int axis) -> Tensor", _unrotate, lambda
 
 
 def _rotate_back(grad: Tensor | None, spec: str, axis: int) -> Tensor | None:
-    """Return the straight-through gradient of a quantizer or mixture: rotated back if it has a rotation."""
+    """Return the straight-through gradient of a quantizer or mixture; if that rotates, the gradient is rotated back."""
     if grad is None or "rht" not in spec:
         return grad
     q = Mixture.parse(spec).quantizers[0] if "|" in spec else Quantizer.parse(spec)
@@ -185,7 +185,7 @@ def _encode_fake(x: Tensor, spec: str, axis: int, seed: int) -> tuple[Tensor, ..
 def _decode(
     codes: Tensor, scales: Tensor, groups: Tensor, spec: str, axis: int, cols: int, dtype: torch.dtype
 ) -> Tensor:
-    """Check the shapes, dtypes and devices of packed tensors, which may come from a file, and decode them."""
+    """Decode packed tensors after a check of their shapes, dtypes and devices, because they may come from a file."""
     q, tensors = Quantizer.parse(spec), (codes, scales, groups)
     expected = layout(q, axis, codes.shape[0] if codes.dim() else 0, cols)
     for what, t, (size, kind) in zip(("codes", "scales", "group scales"), tensors, expected, strict=True):

@@ -1,7 +1,7 @@
 """Define the scalings as one table: how blocks get their scales, what is stored, and which quantizers may use them.
 
-The reference, the C++ kernels, the parser and the table in README.md all read these records. A scaling of a known kind
-needs no other code; README.md defines the arithmetic of each kind.
+The reference, the C++ kernels, the parser and the table in README.md all read these records. If the arithmetic
+of a scaling's kind implements all its fields, it needs no other code; README.md defines the arithmetic of each kind.
 """
 
 from __future__ import annotations
@@ -25,20 +25,33 @@ ROUNDINGS: Final[tuple[Rounding, ...]] = get_args(Rounding)
 GROUPS: Final[tuple[Group, ...]] = get_args(Group)
 
 
+_E4M3, _E8M0, _UE5M3, _FP32 = (TABLE[name] for name in ("e4m3", "e8m0", "ue5m3", "fp32"))
+
+# The format of stored scales (None: any) and the roundings of scales that the arithmetic of a kind implements.
+_OF_KIND: Final[dict[Kind, tuple[Format | None, tuple[ScaleRounding, ...]]]] = {
+    "none": (None, ("nearest",)),
+    "float": (_FP32, ("nearest",)),
+    "mantissa": (_E8M0, ("up",)),
+    "power": (_E8M0, ("up", "floor")),
+    "two-level": (None, ("nearest", "stochastic")),
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """A way for blocks to get their scales; the last five fields restrict the quantizers that may use it.
+    """A rule by which blocks get their scales; the fields after `expansion` restrict the quantizers that may use it.
 
     kind: the arithmetic. `none`: no scales; `float`: a float32 per block; `mantissa`: powers of two times a mantissa
         that the blocks of a group share; `power`: powers of two; `two-level`: a block scale in a narrow format times a
         float32 for the tensor.
     stored: the format in which a block's scale is stored.
-    rounding: how the scale that divides a block becomes a stored one. `up`: nothing saturates; `floor`: OCP MX's rule;
-        `stochastic`: MS-EDEN, which first corrects the scale for the rounding of the block's elements.
-    groups: the parts of a tensor whose blocks may share a value; the first is the default.
-    target: the block scale that results from the tensor's amax (two-level).
-    top: what a block's amax is mapped to, if not the format's largest value (two-level).
-    expansion: the factor of a second candidate for the block scale; the one with the smaller error is taken. 1: none.
+    rounding: how the scale by which a block is divided is rounded to a stored one. `up`: nothing saturates; `floor`:
+        OCP MX's rule; `stochastic`: MS-EDEN, which first corrects the scale for the rounding of the block's elements.
+    groups: the possible groups, whose blocks share a second-level value; the first is the default.
+    target: the block scale of the block that holds the tensor's amax (two-level).
+    top: the value to which a block's amax is mapped; None: the format's largest value (two-level).
+    expansion: the ratio of a second candidate for the block scale to the first; the one with the smaller error is used.
+        1: there is no second candidate.
     """
 
     name: str
@@ -49,15 +62,33 @@ class Scaling:
     target: float = 0.0
     top: float | None = None
     expansion: float = 1.0
-    formats: tuple[str, ...] = ()  # here and below, an empty tuple allows all
+    formats: tuple[str, ...] = ()  # valid formats; here and below, an empty tuple means all
     blocks: tuple[str, ...] = ()
     roundings: tuple[Rounding, ...] = ()
     hadamards: tuple[int, ...] = ()
-    because: str = "of its definition"  # the reason of these restrictions, for messages
+    because: str = "of its definition"  # the reason for these restrictions, which messages quote
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for a field that this kind's arithmetic does not use, since it would have no effect."""
+        stored, roundings = _OF_KIND[self.kind]
+        two_levels = self.kind == "two-level"
+        wrong = {
+            "stored": stored is not None and self.stored is not stored,
+            "rounding": self.rounding not in roundings,
+            "target": bool(self.target) != two_levels,
+            "top": self.top is not None and not two_levels,
+            "expansion": self.expansion != 1 and not two_levels,
+        }
+        for field, is_wrong in wrong.items():
+            if is_wrong:
+                raise ValueError(
+                    f"scaling {self.name!r} of kind {self.kind!r}: {field}={getattr(self, field)} has no arithmetic in "
+                    "reference/scales.py and csrc/scale.h; add it there, and to _OF_KIND"
+                )
 
     @property
     def corrects(self) -> bool:
-        """True if block scales are corrected and then rounded stochastically, with draws of their own (MS-EDEN)."""
+        """True if block scales are corrected and then rounded stochastically, with their own random bits (MS-EDEN)."""
         return self.rounding == "stochastic"
 
     @property
@@ -76,10 +107,12 @@ class Scaling:
         for field, value, valid in restrictions:
             if valid and value not in valid:
                 listed = f"{'is' if len(valid) == 1 else 'are'} {', '.join(map(str, valid))}"
-                raise ValueError(f"scaling {self.name!r} with {field} {value}: valid {listed}, because {self.because}")
+                raise ValueError(
+                    f"scaling {self.name!r} with {field} {value}: "
+                    f"{'the only valid value' if len(valid) == 1 else 'valid values'} {listed}, because {self.because}"
+                )
 
 
-_E4M3, _E8M0, _UE5M3, _FP32 = (TABLE[name] for name in ("e4m3", "e8m0", "ue5m3", "fp32"))
 _ROWS = (
     Scaling("none", "none"),
     Scaling("amax", "float", _FP32),

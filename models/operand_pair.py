@@ -1,4 +1,4 @@
-"""Quantize a tensor that two GEMMs read along different axes, with as few passes as possible."""
+"""Quantize a tensor for the two GEMMs that read it, with as few passes over the tensor as possible."""
 
 from collections.abc import Callable
 
@@ -13,11 +13,12 @@ Seed = Callable[[str], int]
 
 
 class OperandPair:
-    """The two slots of one tensor, which quantize it for its first and its second GEMM.
+    """The two slots of one tensor. A call returns the values that its first and its second GEMM read.
 
-    seed(name): returns the seed for a slot's stochastic rounding, or for a GEMM's signs, which both its operands share
-    if the signs are drawn for every GEMM (`signs=each`).
-    statistics: receives those of every mixture, which cost nothing more; with `watch` also those of every quantizer.
+    seed(name): returns the seed of a slot's stochastic rounding, or with `signs=each` the seed of a GEMM's signs, which
+    both operands of the GEMM share.
+    statistics: a list to which the statistics of every mixture are appended, which cost no extra time; with `watch`,
+    also those of every quantizer.
     """
 
     def __init__(self, first: Slot, second: Slot, names: tuple[str, str]) -> None:
@@ -52,7 +53,7 @@ class OperandPair:
         if isinstance(spec, Mixture):
             values, choice, counts, _ = torch.ops.fewbits.mix(x, spelling, slot.axis, seed(name))
         elif spelling == "bf16" and x.dtype == torch.bfloat16:
-            return x  # casting to its own format changes nothing
+            return x  # a cast from bf16 to bf16 changes nothing
         elif watch:
             values, counts, _ = torch.ops.fewbits.quantize_stats(x, spelling, slot.axis, seed(name), False)
         else:

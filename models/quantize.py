@@ -1,10 +1,10 @@
-"""Swap the linear layers of any module for quantized ones, with the operands that a recipe defines.
+"""Replace the linear layers of any module by quantized ones, whose operands a recipe defines.
 
-A layer is every nn.Linear inside the module's blocks. The blocks are the items of the outermost nn.ModuleList or
+The layers are all nn.Linear inside the module's blocks. The blocks are the items of the outermost nn.ModuleList or
 nn.Sequential, or of an nn.ModuleDict whose keys are numbers; the position of an item there is its block number, from 0.
-Linear layers outside the blocks (a head, a router before the blocks) are not changed, nor are the products inside
-nn.MultiheadAttention. A module without blocks counts as one block. A layer's part (qkv, out, up, down, in) is its
-attribute `part`, or else follows from its name by the table below, which knows the usual models.
+Linear layers outside the blocks (an output head, a router before the blocks) stay unchanged, as do the matrix products
+inside nn.MultiheadAttention. A module without blocks counts as one block. A layer's part (qkv, out, up, down, in) is
+its attribute `part`, or else follows from its name by the table below, which contains the names that common models use.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ PART_OF_NAME = {
 class Quantization(Shared):
     """The quantized layers of one model, and the state that they share: the recipe, the step context, the observer.
 
-    A training loop calls `begin(step, micro_batch)` before every forward. Seeds depend on these, so equal steps have
-    equal noise. Alternatively, `attach` counts an optimizer's updates and the model's forwards.
+    A training loop calls `begin(step, micro_batch)` before every forward pass. Seeds depend on step and micro-batch, so
+    a repeated step gets the same noise. Alternatively, `attach` counts the optimizer's updates and the model's forward
+    passes itself.
     """
 
     observer: Observer | None = None
@@ -63,7 +64,7 @@ class Quantization(Shared):
     def attach(self, model: nn.Module, optimizer: torch.optim.Optimizer, *, steps: int | None = None) -> None:
         """Count the optimizer's updates as steps, and the model's training calls between them as micro-batches.
 
-        steps: the total of the training; required if the recipe switches during training.
+        steps: the number of steps of the whole training; required if the recipe switches during training.
         """
         if steps is None and self.recipe.switches:
             raise ValueError(
@@ -87,7 +88,7 @@ class Quantization(Shared):
         optimizer.register_step_post_hook(update)
 
     def penalty(self) -> Tensor | None:
-        """Return λ Σ mean |b_t − b_target| over layers (GaussWS eq. 12), to add to the loss, or None without one."""
+        """Return λ Σ mean |b_t − b_target| over layers (GaussWS eq. 12), to add to the loss; None if λ is 0."""
         sampler = self.recipe.sampler
         if not sampler.penalty:
             return None
@@ -109,10 +110,10 @@ def quantize(
     observer: Observer | None = None,
     keep_weights: bool = True,
 ) -> Quantization:
-    """Swap the linear layers of the model's blocks, in place, for quantized ones with the same parameters.
+    """Replace the linear layers of the model's blocks, in place, by quantized ones with the same parameters.
 
-    Create optimizers afterwards: a sampler adds a parameter `bit_scale` to every layer that it works on.
-    keep_weights=False: weights are quantized again in every forward and backward, to save memory.
+    Create optimizers afterwards, because a sampler adds a parameter `bit_scale` to every layer with noise.
+    keep_weights=False: quantize weights in every forward and backward pass instead of caching them, to save memory.
 
     >>> quantization = quantize(model, Recipe.from_dict({"fprop": {"x": "e4m3:1x128:amax", "w": "e4m3:128x128:amax"}}))
     >>> quantization.attach(model, optimizer)   # or quantization.begin(step) before every forward
@@ -143,7 +144,7 @@ def linear_layers(model: nn.Module) -> Iterator[BlockLinear]:
     """Yield the linear layers that a recipe applies to, in the model's own order."""
     if isinstance(model, nn.Linear):
         raise ValueError(
-            "the model is itself a linear layer and cannot be swapped in place: put it into an nn.Sequential"
+            "the model is itself a linear layer, which cannot be replaced in place: put it into an nn.Sequential"
         )
     containers = {n: list(m._modules) for n, m in model.named_modules() if _holds_blocks(m)}
     outermost = [n for n in containers if not any(_inside(n, outer) for outer in containers if outer != n)]
@@ -164,7 +165,7 @@ def keep(recipe: Recipe, layers: Sequence[BlockLinear], blocks: int) -> frozense
     if k.first + k.last >= blocks and (k.first or k.last):
         raise ValueError(
             f"recipe {recipe.name} keeps the first {k.first} and last {k.last} of {blocks} blocks high: "
-            "nothing would be quantized; use a deeper model or keep fewer blocks"
+            "no layer would be quantized; use a deeper model or keep fewer blocks"
         )
     selected = parts(k.parts)
     for glob in k.names:
@@ -197,7 +198,7 @@ def _check_parts(recipe: Recipe, layers: Sequence[BlockLinear]) -> None:
         )
     have = sorted({str(layer.part) for layer in layers})
     if recipe.sampler.kind != "none" and recipe.sampled_parts.isdisjoint(have):
-        raise ValueError(f"sampler.parts {list(recipe.sampler.parts)}: the model has only {', '.join(have)}")
+        raise ValueError(f"sampler.parts {list(recipe.sampler.parts)}: the model has only the parts {', '.join(have)}")
 
 
 def _holds_blocks(module: nn.Module) -> bool:

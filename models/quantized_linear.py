@@ -4,12 +4,13 @@
     backward   dx = Q(dy) · Q(w)            each Q is that operand's slot of the recipe
                dw = Q(dy)ᵀ · Q(x)           rounded to the recipe's wgrad.output, then FP32
 
-x and w are quantized in the dtype the layer computes in (that of x, or autocast's). The FP32 master copy of w is cast
-to it first; a sampler adds its noise to the master copy before the cast. The quantized x of wgrad is made in forward
-and kept instead of x. w is quantized once for as long as it does not change, so once per optimizer step, except for
-rotations whose signs are drawn for every GEMM. With `keep_weights=False`, w is quantized again in each forward and
-backward, to the same bits; this is for sharded weights, so that no process keeps a whole one between them. The gradient
-passes straight through every rounding. A bias is added in FP32, before y is rounded, as in nn.Linear.
+x and w are quantized in the dtype in which the layer computes: the dtype of x, or autocast's. The FP32 master copy of w
+is cast to this dtype first; a sampler adds its noise to the master copy before the cast. The quantized x that wgrad
+reads is computed in the forward pass and saved instead of x. w is quantized again only when it changes, so once per
+optimizer step, except for rotations whose signs are drawn for every GEMM. With `keep_weights=False`, w is quantized in
+each forward and each backward pass, to the same bits; this is for sharded weights, so that no process keeps a whole
+weight between the two passes. The gradient passes straight through every rounding. A bias is added in FP32, before y is
+rounded, as in nn.Linear.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from fewbits.models.operand_pair import OperandPair, Seed, Statistics
 from fewbits.models.recipe import GEMMS, SLOTS, Operands, Recipe, Sampler
 from fewbits.models.untraced import untraced
 
-DRAWS = (*SLOTS, "sampler", *GEMMS)  # seeds depend on the index here; GEMMs are for signs
+DRAWS = (*SLOTS, "sampler", *GEMMS)  # seeds depend on the index in this tuple; GEMMs name the draws of signs
 NOISE = {"gaussws": "gaussian", "diffq": "uniform"}
 OUTPUT = {"compute": None, "bf16": torch.bfloat16, "fp32": torch.float32}  # None: the dtype of the operands
 
@@ -49,7 +50,10 @@ class StepContext:
 
 
 class _Updates:
-    """A counter of all optimizers' updates; fused ones, and those that write to `.data`, leave no other trace."""
+    """A counter of the updates of all optimizers.
+
+    A tensor's version counter misses the updates of fused optimizers, and of those that write to `.data`.
+    """
 
     count = 0
 
@@ -74,7 +78,7 @@ class _Input:
 
 @dataclass(frozen=True)
 class _Weights:
-    """The quantized weight, the key it was made for, and its statistics that are not recorded yet."""
+    """The cached quantized weight, its cache key, and its statistics that are not recorded yet."""
 
     key: tuple[object, ...]
     source: Tensor  # kept alive, so that no other weight can get the address that the key contains
@@ -83,7 +87,7 @@ class _Weights:
 
 
 class Recorder(Protocol):
-    """The part of an observer that layers use (fewbits.models.observer)."""
+    """The interface of an observer (fewbits.models.observer) that layers use."""
 
     def record(self, layer: int, slot: str, counts: Tensor, choice: Tensor | None, *, switched: bool) -> None: ...
 
@@ -116,7 +120,7 @@ class BlockLinear:
 
 
 class Plan:
-    """The operands of a layer, paired by tensor."""
+    """The operands of a layer, in one pair for each of the tensors x, w and dy."""
 
     def __init__(self, operands: Operands) -> None:
         self.operands = operands
@@ -135,7 +139,7 @@ class QuantizedLinear(nn.Linear):
     def __init__(
         self, layer: BlockLinear, shared: Shared, index: int, plans: tuple[Plan, Plan], sampler: Sampler | None
     ) -> None:
-        """Take the parameters of a layer. plans: before and after the recipe's switch."""
+        """Take over the parameters of `layer`. plans: the plans before and after the recipe's switch."""
         nn.Module.__init__(self)
         linear = layer.linear
         self.in_features, self.out_features = linear.in_features, linear.out_features
@@ -144,7 +148,9 @@ class QuantizedLinear(nn.Linear):
         self.index, self.plans, self.sampler = index, plans, sampler
         self.train(linear.training)
         self.output = OUTPUT[shared.recipe.wgrad.output]
-        self.owner = [shared]  # in a list, so that it is no submodule, and copy and state_dict follow no cycle
+        self.owner = [
+            shared
+        ]  # in a list, so that it is not a submodule, which would be a cycle for copy and state_dict
         self.bit_scale = None
         if sampler:
             squares = [-(-n // sampler.block) for n in linear.weight.shape]
@@ -152,7 +158,7 @@ class QuantizedLinear(nn.Linear):
         self._weights: _Weights | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state for copies and pickles, without the quantized weight, which they make again."""
+        """Return the state for copies and pickles, without the cached weight, which a copy quantizes again."""
         return {**self.__dict__, "_weights": None}
 
     def extra_repr(self) -> str:
@@ -166,7 +172,7 @@ class QuantizedLinear(nn.Linear):
             return None
         return self.sampler.target + self.bit_scale.float() * (self.sampler.init - self.sampler.target)
 
-    @untraced  # its operations depend on the step
+    @untraced  # the operations of a forward pass depend on the step
     def forward(self, x: Tensor) -> Tensor:
         owner, context = self.owner[0], self.owner[0].context
         rows = x.reshape(-1, self.in_features)
@@ -189,7 +195,7 @@ class QuantizedLinear(nn.Linear):
         return y.view(*x.shape[:-1], self.out_features)
 
     def seed(self, context: StepContext, name: str) -> int:
-        """Return a seed that is independent for every step, micro-batch, rank, layer and slot or GEMM.
+        """Return the seed of a slot or a GEMM; it differs between steps, micro-batches, ranks and layers.
 
         The seed of a weight's slot is the same for all micro-batches and ranks of a step.
         """
@@ -205,9 +211,10 @@ class QuantizedLinear(nn.Linear):
     # ---- x and dy
 
     def _quantize_input(self, context: StepContext, x: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Return x for fprop and wgrad.
+        """Return the quantized x for fprop and for wgrad.
 
-        Layers that read the same tensor with the same slots (q, k, v) quantize it once, if nothing is random.
+        If several layers (q, k, v) read the same tensor with the same slots, and nothing is random, only the first of
+        them quantizes it.
         """
         owner, pair = self.owner[0], self.plans[context.switched].x
         last = owner.last_input
@@ -228,7 +235,7 @@ class QuantizedLinear(nn.Linear):
     def quantize_gradient(
         self, context: StepContext, dy: Tensor, for_x: bool, for_weight: bool
     ) -> tuple[Tensor, Tensor]:
-        """Return dy for dgrad and wgrad."""
+        """Return the quantized dy for dgrad and for wgrad."""
         owner, pair = self.owner[0], self.plans[context.switched].dy
         owner.last_input = None  # the forward pass is over
         statistics: list[Statistics] = []
@@ -241,9 +248,9 @@ class QuantizedLinear(nn.Linear):
         return values
 
     def _recomputes(self) -> bool:
-        """Tell whether activation checkpointing repeats, within backward, a forward that was recorded before.
+        """Tell whether this forward pass is a repetition by activation checkpointing, within backward.
 
-        The repetition runs the same operations, but must not be recorded again.
+        Its statistics were recorded in the first pass and must not be recorded again.
         """
         return torch._C._current_graph_task_id() != -1 and self.index in self.owner[0].recorded
 
@@ -259,9 +266,9 @@ class QuantizedLinear(nn.Linear):
     def _cached_weight(
         self, context: StepContext, dtype: torch.dtype, sampled: bool, training: bool
     ) -> tuple[Tensor, Tensor]:
-        """Return w for fprop and for dgrad, cached.
+        """Return the quantized w for fprop and for dgrad, from the cache if it is valid.
 
-        Its statistics are recorded only when training uses it, so that evaluation leaves no trace.
+        The statistics are recorded only when training uses w, so that evaluation does not change them.
         """
         w, draws_signs = self.weight, self.plans[context.switched].w.draws_signs
         key = (
@@ -280,7 +287,7 @@ class QuantizedLinear(nn.Linear):
     def _uncached_weight(
         self, context: StepContext, dtype: torch.dtype, sampled: bool, training: bool
     ) -> tuple[Tensor, None]:
-        """Return w for fprop, not cached, but recorded as often as cached weights."""
+        """Return the quantized w for fprop, not cached; record its statistics as often as those of cached weights."""
         if not training or (context.micro_batch and not self.plans[context.switched].w.draws_signs):
             return self.quantize_weight_for(0, context, dtype, sampled), None
         (w, _), statistics = self._quantize_weight(context, dtype, sampled)
@@ -289,14 +296,14 @@ class QuantizedLinear(nn.Linear):
         return w, None
 
     def quantize_weight_for(self, which: int, context: StepContext, dtype: torch.dtype, sampled: bool) -> Tensor:
-        """Return w for fprop (which=0) or for dgrad (1) alone."""
+        """Return the quantized w for fprop alone (which=0) or for dgrad alone (which=1)."""
         pair = self.plans[context.switched].w
         return pair.quantize_one(which, self._source(context, dtype, sampled), self._seeds(context))
 
     def _quantize_weight(
         self, context: StepContext, dtype: torch.dtype, sampled: bool
     ) -> tuple[tuple[Tensor, Tensor], list[Statistics]]:
-        """Return w for fprop and for dgrad, and their statistics."""
+        """Return the quantized w for fprop and for dgrad, and its statistics."""
         statistics: list[Statistics] = []
         source, watch = self._source(context, dtype, sampled), self.owner[0].watching
         return self.plans[context.switched].w(source, self._seeds(context), statistics, watch=watch), statistics
@@ -311,7 +318,7 @@ class QuantizedLinear(nn.Linear):
 
 
 def product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return a · b, summed in FP32 and rounded once to dtype; PyTorch has no FP32 result of BF16 operands on a CPU."""
+    """Return a · b, summed in FP32 and rounded once to dtype; on CPUs torch has no FP32 product of BF16 operands."""
     return matmul(a, b) if dtype == a.dtype else matmul_fp32(a, b).to(dtype)
 
 
@@ -333,8 +340,8 @@ class _ThreeGemms(torch.autograd.Function):
         ctx.layer, ctx.context = layer, context
         ctx.watched = layer.owner[0].watching_gradients
         original = x if ctx.watched else None
-        # Saved with the operands, because activation checkpointing may make them again in another context, with other
-        # signs.
+        # The context of the signs is saved with the operands: activation checkpointing may compute the operands again
+        # in another context, with other signs.
         signs_context = torch.tensor(context.numbers) if layer.plans[context.switched].draws_signs else None
         ctx.save_for_backward(weight, bit_scale, x_backward, w_backward, original, signs_context)
         if bias is not None:

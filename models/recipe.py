@@ -4,15 +4,16 @@
     dx = dy · w      dgrad    operands dy, w
     dw = dyᵀ · x     wgrad    operands dy, x
 
-Each of the six slots holds the spelling (fewbits.kernels.quantizer) of a quantizer, `e2m1:1x16:nvfp4`, or of a mixture,
-`e4m3:128x128:gam @ error<0.045 | bf16`. Blocks lie along the dimension that the GEMM sums over. Two more values are
-valid:
+Each of the six slots holds the string form (fewbits.kernels.quantizer) of a quantizer, such as `e2m1:1x16:nvfp4`, or of
+a mixture, such as `e4m3:128x128:gam @ error<0.045 | bf16`. Blocks lie along the dimension that the GEMM sums over. Two
+more values are valid:
 
     high    the unquantized operand, in the dtype that the model computes in
-    same    in dgrad.w, wgrad.dy and wgrad.x: exactly the values that the other GEMM reads of this tensor
+    same    only in dgrad.w, wgrad.dy and wgrad.x: the values of this tensor that another GEMM reads (those of fprop.w,
+            dgrad.dy and fprop.x)
 
-If two GEMMs read a tensor by equal spellings and the blocks are the same along both axes (squares, the whole tensor),
-it is quantized once, so forward and backward see the same codes and make one decision.
+If both GEMMs that read a tensor have equal quantizers or mixtures, and the blocks are the same along both axes
+(squares, the whole tensor), the tensor is quantized once: both GEMMs read the same codes, and a mixture decides once.
 """
 
 from __future__ import annotations
@@ -34,7 +35,11 @@ OUTPUTS = ("compute", "bf16", "fp32")
 # The axis of each stored tensor (x and dy tokens × features, w out × in) that the slot's GEMM sums over.
 AXES = {"fprop.x": -1, "fprop.w": -1, "dgrad.dy": -1, "dgrad.w": 0, "wgrad.dy": 0, "wgrad.x": 0}
 SLOTS = tuple(AXES)
-FIRST_SLOT = {"dgrad.w": "fprop.w", "wgrad.dy": "dgrad.dy", "wgrad.x": "fprop.x"}  # reads the same tensor before
+FIRST_SLOT = {
+    "dgrad.w": "fprop.w",
+    "wgrad.dy": "dgrad.dy",
+    "wgrad.x": "fprop.x",
+}  # the slot that reads the same tensor first
 SAMPLERS = ("none", "gaussws", "diffq")
 SQUARES = (1, 2, 4, 8, 16, 32, 64, 128)  # valid side lengths of a sampler's squares
 PASSES = ("both", "forward", "backward")
@@ -58,12 +63,12 @@ class Dgrad:
 class Wgrad:
     dy: str = HIGH
     x: str = HIGH
-    output: str = "compute"  # dtype of dw before it is added to the FP32 gradient; compute: that of y and dx
+    output: str = "compute"  # the dtype of dw before it is added to the FP32 gradient; compute: the dtype of y and dx
 
 
 @dataclass(frozen=True)
 class Keep:
-    """The linear layers that get `by` in every slot: first and last blocks, parts, or names (globs)."""
+    """The linear layers that get `by` in every slot, selected by first and last blocks, by part, or by name (globs)."""
 
     first: int = 0
     last: int = 0
@@ -74,7 +79,7 @@ class Keep:
 
 @dataclass(frozen=True)
 class Sampler:
-    """Noise on the weights of some parts; learned bit widths b_t = target + b_i · (init − target) (GaussWS eq. 11)."""
+    """Noise on the weights of some parts, with learned widths b_t = target + b_i · (init − target) (GaussWS eq. 11)."""
 
     kind: str = "none"
     parts: tuple[str, ...] = ("all",)
@@ -87,7 +92,7 @@ class Sampler:
 
 @dataclass(frozen=True)
 class Switch:
-    """A change during training: from the fraction `at` on, the operands of the given passes get the quantizer `to`."""
+    """A change during training: after the fraction `at`, the slots of the given passes get the quantizer `to`."""
 
     at: float = 1.0  # 1.0: never
     passes: str = "both"
@@ -96,7 +101,7 @@ class Switch:
 
 @dataclass(frozen=True)
 class Slot:
-    """The quantizer or mixture of one operand (None: unquantized), and the axis of the tensor as it is stored."""
+    """The quantizer or mixture of one operand (None: unquantized), and the axis of the stored tensor for its blocks."""
 
     spec: Quantizer | Mixture | None
     axis: int
@@ -192,13 +197,13 @@ def parts(names: tuple[str, ...], key: str = "parts") -> frozenset[str]:
 def parse_operand(text: str, key: str) -> Quantizer | Mixture | None:
     """Parse a slot's quantizer or mixture; return None for `high`."""
     if not isinstance(text, str):
-        raise ValueError(f"{key}: expected the spelling of a quantizer or mixture, not {text!r}")
+        raise ValueError(f"{key}: expected a quantizer or mixture as a string, not {text!r}")
     if text == HIGH:
         return None
     try:
         return Mixture.parse(text) if "|" in text else Quantizer.parse(text)
     except ValueError as error:
-        raise ValueError(f"{key}: {error}; also valid are high and, in dgrad.w, wgrad.dy and wgrad.x, same") from None
+        raise ValueError(f"{key}: {error}; high is valid too, and same in dgrad.w, wgrad.dy and wgrad.x") from None
 
 
 def _in_every_slot(text: str, key: str) -> dict[str, Slot]:
@@ -207,14 +212,14 @@ def _in_every_slot(text: str, key: str) -> dict[str, Slot]:
 
 
 def _check_rotations(operands: dict[str, Slot]) -> dict[str, Slot]:
-    """Return the operands; raise ValueError if those of a GEMM are rotated differently, which is invalid."""
+    """Return the operands; raise ValueError if the two operands of a GEMM are rotated differently."""
     for gemm in GEMMS:
         slots = {name: slot for name, slot in operands.items() if name.startswith(gemm)}
         first, second = (_rotation(slot.spec) for slot in slots.values())
         if first != second:
             raise ValueError(
-                f"{gemm}: {' and '.join(map(_spell, slots.values()))} are rotated differently, which changes their "
-                "product: use the same rhtN and signs for both"
+                f"{gemm}: {' and '.join(map(_spell, slots.values()))} have different rotations, which changes "
+                "their product: use the same rhtN and signs for both"
             )
         if first is not None and any(slot.axis != AXES[name] for name, slot in slots.items()):
             raise ValueError(

@@ -193,7 +193,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--write", action="store_true", help=f"write {WRITTEN.relative_to(ROOT)}")
     options = parser.parse_args(argv)
     if unknown := set(options.targets) - set(TARGETS):
-        parser.error(f"no target {', '.join(sorted(unknown))}: valid are {', '.join(TARGETS)}")
+        parser.error(f"no target {', '.join(sorted(unknown))}: valid values are {', '.join(TARGETS)}")
     sections: list[str] = []
     for name in options.targets or TARGETS:
         target = TARGETS[name]

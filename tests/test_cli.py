@@ -93,11 +93,11 @@ def test_a_value_error_is_a_user_error(
     command_that: Callable[[Callable[[], int]], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     def run() -> int:
-        raise ValueError("unknown block '3y3': valid are\n  tensor, channel or RxC")
+        raise ValueError("unknown block '3y3': valid values are\n  tensor, channel or RxC")
 
     command_that(run)
     assert cli.main(["made-up"]) == 2
-    assert capsys.readouterr().err == "fewbits: unknown block '3y3': valid are tensor, channel or RxC\n"
+    assert capsys.readouterr().err == "fewbits: unknown block '3y3': valid values are tensor, channel or RxC\n"
 
 
 def test_what_the_system_refuses_is_one_line_and_status_1(

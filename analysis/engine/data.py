@@ -20,6 +20,7 @@ class Differences:
     baseline_diverged: int = 0  # the other way round
     spread: Spread | None = None  # of differences, pooled over more arms than these two
     shared: Shared | None = None  # the error of the documents that all seeds are evaluated on
+    unit: str = "seed"  # of replication
     bounds: tuple[float, float] | None = None  # of each value: (0, 1) of shares, (-1, 1) of differences of shares
 
     @property

@@ -50,7 +50,7 @@ def judge(comparison: Comparison, data: Measured) -> Finding:
         if comparison.test not in EVENTS:
             raise ValueError(f"{comparison.name}: events are tested by {' or '.join(EVENTS)}, not {comparison.test}")
         return _events(empty, data.strata, comparison.test == "more")
-    return _numbers(replace(empty, relative=data.relative, n=data.pairs), comparison, data)
+    return _numbers(replace(empty, relative=data.relative, n=data.pairs, unit=data.unit), comparison, data)
 
 
 def judge_exact(name: str, data: Exact) -> Finding:

@@ -1,8 +1,8 @@
 """Measure what recipes cost in training (`fewbits bench train`): tokens/s relative to plain BF16 in the same run.
 
-A step is forward, backward, clipping and optimizer, on the batch and threads that a trial of that model has. The
-variants take turns, one step each. `--store` writes every step time and a description of the machine into the store,
-from where a study's report reads them.
+A step is a forward and a backward pass, gradient clipping and the optimizer's update. The recipes take turns, one step
+each. `--store` writes the time of every step and a description of the machine into the store, where a study's report
+finds them.
 """
 
 from __future__ import annotations

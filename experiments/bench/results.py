@@ -1,6 +1,6 @@
-"""Keep the results of a benchmark in a store, from where a study's report reads them.
+"""Write the results of benchmarks into a store; a study's report reads them from there.
 
-There is one file for each kind of device, `bench/train-cpu.json`, which holds the latest measurement.
+Each benchmark has one file for each kind of device, such as `bench/train-cpu.json`, with the latest results.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def check_options(options: argparse.Namespace, command: str) -> None:
 
 
 def is_measured(options: argparse.Namespace, name: str) -> bool:
-    """Tell whether `--once` finds results in the store; print their file."""
+    """Tell whether `--once` is given and the store already has results; if so, print the path of their file."""
     if not options.once or not (file := _file(options.store, name)).exists():
         return False
     print(f"{file} exists, nothing was measured; delete it to measure again")
@@ -33,7 +33,7 @@ def is_measured(options: argparse.Namespace, name: str) -> bool:
 
 
 def save(store: Path | None, name: str, machine: dict[str, Any], results: dict[str, Any]) -> None:
-    """Write the results into the store, if there is one, with the machine, its load and the time of writing."""
+    """Write the results to a file of the store, with a description of the machine and the time; None: write nothing."""
     import time
 
     from fewbits.common.atomic import write_json

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fewbits.common import terminal
 from fewbits.experiments.bench.step import Step
-from fewbits.kernels.bench.measure import Ratio, seconds, take_turns
+from fewbits.kernels.bench.measure import OtherProcesses, Ratio, seconds, take_turns
 from fewbits.models.networks.decoder import DecoderConfig
 from fewbits.models.networks.registry import linear_parameters, parameters
 from fewbits.models.recipe import Recipe
@@ -50,6 +50,7 @@ class Row:
     share: float
     memory: int  # bytes
     seconds: list[float]  # one for each turn
+    others: list[float | None]  # the share of the processors that other processes used in each turn
     observed: float | None = None
     eager: float | None = None
 
@@ -95,7 +96,8 @@ def _compare(
     observed: dict[str, Step] = {}
     if settings.observer:
         observed = {f"{n} observed": Step(config, r, optimizer, batch, observed=True) for n, r in recipes.items()}
-    times = _in_turns({**steps, **observed}, settings.steps)
+    others = OtherProcesses()
+    times = _in_turns({**steps, **observed}, settings.steps, others)
     slow: dict[str, list[float]] = {}
     if settings.eager:
         with _reference():
@@ -109,6 +111,7 @@ def _compare(
             share=_speed(times[name], times[PLAIN]),
             memory=step.memory(),
             seconds=times[name],
+            others=others.shares,
             observed=_speed(times[f"{name} observed"], times[name]) if f"{name} observed" in times else None,
             eager=_speed(slow[name], slow[PLAIN]) if slow and name != PLAIN else None,
         )
@@ -117,11 +120,11 @@ def _compare(
 
 
 def _speed(ours: list[float], theirs: list[float]) -> float:
-    """Return our speed relative to theirs."""
+    """Return the speed of `ours` relative to `theirs`, from their step times."""
     return Ratio.of(theirs, ours).median
 
 
-def _in_turns(steps: Mapping[str, Step], turns: int) -> dict[str, list[float]]:
+def _in_turns(steps: Mapping[str, Step], turns: int, others: OtherProcesses | None = None) -> dict[str, list[float]]:
     """Return the seconds of each step in each turn."""
 
     def timed(step: Step) -> float:
@@ -129,14 +132,14 @@ def _in_turns(steps: Mapping[str, Step], turns: int) -> dict[str, list[float]]:
         return seconds(step, step.inputs.device.type)
 
     timers = [partial(timed, step) for step in steps.values()]
-    times = take_turns(timers, turns, untimed=UNTIMED, patience=math.inf)
+    times = take_turns(timers, turns, untimed=UNTIMED, patience=math.inf, others=others)
     terminal.clear()
     return dict(zip(steps, times, strict=True))
 
 
 @contextmanager
 def _reference() -> Iterator[None]:
-    """Compute with the reference backend in the block."""
+    """Use the reference backend while the block runs."""
     before = os.environ.get("FEWBITS_BACKEND")
     os.environ["FEWBITS_BACKEND"] = "reference"
     try:

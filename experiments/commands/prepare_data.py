@@ -42,7 +42,9 @@ def main(argv: Sequence[str]) -> int:
     source: Path | None = options.source and options.source.expanduser().absolute()
     spelling = options.tokenizer or collection.tokenizer
     if bpe_size(spelling):
-        raise ValueError(f"data prepare: --tokenizer {spelling} needs training: valid are bytes, file:PATH, hub:NAME")
+        raise ValueError(
+            f"data prepare: --tokenizer {spelling} needs training: valid tokenizers are bytes, file:PATH, hub:NAME"
+        )
     if source and options.revision:
         raise ValueError(f"data prepare: --revision {options.revision} with --source: local files have no revision")
     tokenizer = ready_tokenizer(spelling)
@@ -65,7 +67,7 @@ def main(argv: Sequence[str]) -> int:
     except OSError as error:
         raise ValueError(f"data prepare: {out}: {error}; the same command resumes") from error
     path_override = f" data.path={out}" if options.out else ""
-    print(f"{out} is prepared: fewbits train data={options.collection}{path_override}")
+    print(f"{out} is prepared; to train on it: fewbits train data={options.collection}{path_override}")
     return 0
 
 
@@ -88,7 +90,7 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, metavar="FOLDER", help=f"default: {default_cache()}/COLLECTION")
     parser.add_argument(
         "--tokenizer",
-        metavar="SPELLING",
+        metavar="TOKENIZER",
         help="bytes, file:PATH of a tokenizer.json, or hub:NAME (default: "
         + "; ".join(f"{item.tokenizer} for {name}" for name, item in COLLECTIONS.items())
         + ")",
@@ -139,7 +141,7 @@ def _is_done(out: Path, request: Request) -> bool:
     made = read_meta(out).source.get("request") if out.is_dir() else None
     if not isinstance(made, dict) or asdict(request) | made != asdict(request):
         raise ValueError(
-            f"data prepare: {out} holds data of another request ({made}): remove it or choose another --out"
+            f"data prepare: {out} holds data of another request ({made}): remove that folder or choose another --out"
         )
     return True
 

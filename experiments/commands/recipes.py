@@ -1,4 +1,4 @@
-"""List the recipes of the config tree, the operands of the six slots, and the settings (`fewbits recipes`)."""
+"""List the recipes with the quantizers of their six slots and their settings (`fewbits recipes`)."""
 
 from __future__ import annotations
 
@@ -25,15 +25,22 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print JSON: a list of objects")
     options = parser.parse_args(argv)
     chosen = names("recipe") if options.name is None else [options.name]
-    recipes = {name: recipe_and_settings([f"recipe={name}"]) for name in chosen}
+    recipes, wrong = {}, []
+    for name in chosen:
+        try:
+            recipes[name] = recipe_and_settings([f"recipe={name}"])
+        except ValueError as error:
+            wrong.append(str(error) if options.name else f"recipe {name}: {error}")
     if options.json:
         rows = [describe(name, recipe, settings) for name, (recipe, settings) in recipes.items()]
         print(json.dumps(rows, indent=2, ensure_ascii=False))
-    elif options.name is None:
+    elif options.name is None or wrong:
         print("\n\n".join(_entry(name, recipe) for name, (recipe, _) in recipes.items()))
     else:
         recipe, settings = recipes[options.name]
         print("\n".join([_entry(options.name, recipe), *_setting_lines(settings)]))
+    if wrong:
+        raise ValueError("; ".join(wrong))
     return 0
 
 

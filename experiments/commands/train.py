@@ -23,7 +23,8 @@ examples:
   fewbits train branch.parent=nemotron-nano-bf16-python-s0-1a2b3c4d recipe=mxfp4 schedule=linear
   torchrun --nproc-per-node 8 -m fewbits.cli train model=gpt2-124m scale=gpu runtime.device=cuda
 
-Hydra overrides: GROUP=NAME chooses (model, recipe, data, scale, optimizer, schedule), KEY.FIELD=VALUE sets.
+Hydra overrides: GROUP=NAME chooses a config (of model, recipe, data, scale, optimizer or schedule), KEY.FIELD=VALUE
+sets a field.
 The same command resumes an interrupted trial; for a finished trial it prints the result."""
 
 

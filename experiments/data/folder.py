@@ -34,13 +34,13 @@ _CHUNK = 16 << 20
 class Meta:
     """The content of meta.json.
 
-    dtype: of the numbers in the .bin files.
-    vocab: an upper bound of the tokens; without it the largest token + 1.
+    dtype: the type of the numbers in the .bin files.
+    vocab: the size of the vocabulary; every token is below it. None: the largest token + 1.
     separator: the token that follows every document.
-    tokenizer: the tokenizer's spelling, for people; tokenizer_sha256: SHA-256 of its tokenizer.json.
-    text_bytes: of each split, one byte for each separator, to convert a loss to bits per byte.
-    sha256: of each .bin file, checked when the folder is opened.
-    entropy: of the source in nats per token, if it is known.
+    tokenizer: the tokenizer's name, such as `bpe:4096`, for people. tokenizer_sha256: SHA-256 of its tokenizer.json.
+    text_bytes: the bytes of text in each split, to convert a loss to bits per byte; a separator counts as one byte.
+    sha256: the SHA-256 of each .bin file, by split; it is checked when the folder is opened.
+    entropy: the entropy of the source in nats per token, if it is known.
     source: other facts about where the text came from.
     """
 
@@ -56,14 +56,16 @@ class Meta:
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
-            raise ValueError(f"dtype {self.dtype!r}: valid are {', '.join(DTYPES)}")
+            raise ValueError(f"dtype {self.dtype!r}: valid types are {', '.join(DTYPES)}")
         limit = 1 << 8 * np.dtype(self.dtype).itemsize
         self._whole("vocab", self.vocab, limit)
         self._whole("separator", self.separator, (self.vocab or limit) - 1)
 
     def _whole(self, name: str, value: int | None, top: int) -> None:
         if value is not None and not 0 <= value <= top:
-            raise ValueError(f"{name} {value!r} with dtype {self.dtype}: valid are whole numbers from 0 to {top}")
+            raise ValueError(
+                f"{name} {value!r} with dtype {self.dtype}: valid values are whole numbers from 0 to {top}"
+            )
 
 
 @dataclass(frozen=True)

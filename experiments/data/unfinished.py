@@ -1,7 +1,7 @@
 """Write a folder of tokens a batch of documents at a time, so that it can be killed at any moment and resumed.
 
-After every batch a progress record is written; what is beyond the record is cut off on resuming. The folder gets its
-final name when it is complete.
+After every batch a progress record is written; resuming cuts off tokens that were written after the last record. The
+folder gets its final name when it is complete.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ _COUNTS = ("documents", "tokens", "text_bytes")
 
 @dataclass(frozen=True)
 class Request:
-    """The inputs that decide the result: two preparations of the same request are the same.
+    """The inputs of a preparation; they decide its result.
 
     revision: the commit of the collection on the Hub; None for local files.
     """
@@ -64,7 +64,7 @@ class Unfinished:
             return unfinished
         if asdict(request) | note["request"] != asdict(request):
             raise ValueError(
-                f"data prepare: {folder} was started with other options: remove it or choose another --out"
+                f"data prepare: {folder} was started with other options: remove that folder or choose another --out"
             )
         unfinished.documents, unfinished.tokens, unfinished.text_bytes = (note[name] for name in _COUNTS)
         unfinished.position = note.get("position")

@@ -31,12 +31,12 @@ class EqualPair:
 
 @cache
 def declared_pairs(file: Path = FILE) -> tuple[EqualPair, ...]:
-    """Return the pairs of the file."""
+    """Return the pairs of fingerprints that the JSON file lists."""
     return tuple(EqualPair(**row) for row in json.loads(file.read_text("utf-8")))
 
 
 def add_pairs(pairs: list[EqualPair], file: Path = FILE) -> None:
-    """Add pairs to the file, without duplicates."""
+    """Add pairs of equal fingerprints to the JSON file, without duplicates."""
     rows = [asdict(pair) for pair in dict.fromkeys([*declared_pairs(file), *pairs])]
     file.write_text("[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n", "utf-8")
     declared_pairs.cache_clear()

@@ -62,7 +62,7 @@ class RunFolder:
         return load(available[step])
 
     def has(self, wanted: Collection[int]) -> bool:
-        """Tell whether there are checkpoints of these steps; if the trial diverged, of those before it did."""
+        """Tell whether the checkpoints of these steps exist. If the trial diverged, only steps before that count."""
         available, result = {**steps(self.kept), **steps(self.checkpoints)}, self.result() or {}
         end = result["step"] if result.get("status") == "diverged" else math.inf
         return all(step in available or step >= end for step in wanted)
@@ -86,13 +86,13 @@ class RunFolder:
         try:
             result = checked_json(path)
         except ValueError as error:
-            raise ValueError(f"{error}: remove it and run the trial again") from None
+            raise ValueError(f"{error}; remove this file and run the trial again") from None
         if result is not None and (
             result.get("id") != self.id
             or result.get("status") not in ("done", "diverged")
             or not isinstance(result.get("step"), int)
         ):
-            raise ValueError(f"{path} is not this trial's result: remove it and run the trial again")
+            raise ValueError(f"{path} is not this trial's result; remove this file and run the trial again")
         return result
 
     def provenance(self) -> dict[str, Any] | None:
@@ -117,7 +117,7 @@ class RunFolder:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Hold the folder's lock as its only writer. Raise Busy if another process holds it; a killed one does not."""
+        """Hold the folder's lock as its only writer. Raise Busy if another live process holds it."""
         self.path.mkdir(parents=True, exist_ok=True)
         with ExitStack() as held:
             lock = held.enter_context((self.path / ".lock").open("a"))
@@ -134,7 +134,7 @@ class RunFolder:
 def find(runs: Path, slug: str, made_of: Mapping[str, Any], expected: str | None = None) -> RunFolder:
     """Return the folder where the trial is or will be stored.
 
-    A folder whose sources are proven to give the same bits, on the device where it was computed, counts as the trial's.
+    A folder that other sources computed counts as the trial's if they are proven to give the same bits on its device.
     expected: the id that the trial was planned with; its folder is returned if the trial can have this id.
     """
     ids = [trial_id(identity) for identity in possible_identities(made_of)]
@@ -150,7 +150,9 @@ def _existing(runs: Path, trial_id: str) -> RunFolder | None:
     for path in sorted(runs.glob(f"*-{trial_id[:HASH]}")):
         folder = RunFolder(path, trial_id)
         if (folder.provenance() or {"id": trial_id}).get("id") != trial_id:
-            raise ValueError(f"{path} belongs to another trial whose id begins with the same digits; move it away")
+            raise ValueError(
+                f"{path} belongs to another trial whose id begins with the same digits; move that folder away"
+            )
         return folder
     return None
 

@@ -2,8 +2,8 @@
 
 MLflow creates a database with migrations that take seconds. Here this happens once for each version, in the cache, and
 then the file is copied. A point that goes through MLflow costs about 80 µs of Python objects, and a trial has thousands
-of points. Here they are two statements in one transaction. The tables are those of the MLflow version that this package
-requires; a test compares the result with what MLflow writes.
+of points. Here points are added by two statements in one transaction. The tables are those of the MLflow version that
+this package requires; a test compares the result with what MLflow writes.
 """
 
 from __future__ import annotations

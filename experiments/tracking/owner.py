@@ -73,7 +73,7 @@ def user() -> str:
     if not re.fullmatch(r"[^'\"`%\x00-\x1f\x7f]{1,80}", name):
         raise ValueError(
             f"{variable} {name!r}: at most 80 characters without quotes, % and control characters are valid; "
-            "set FEWBITS_USER"
+            "set FEWBITS_USER to such a name"
         )
     return name
 

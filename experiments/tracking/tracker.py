@@ -317,7 +317,7 @@ def _is_alive(process: int) -> bool:
 
 
 class Patience:
-    """A guard that reports MLflow's failures once, and delays the next attempt after each one."""
+    """A guard that reports the first failure of MLflow, and delays the next attempt after each failure."""
 
     def __init__(self) -> None:
         self._not_before = -math.inf
@@ -339,7 +339,7 @@ class Patience:
             self._not_before = now + SHARE * (now - began)
             if not self._reported:
                 reason = redacted(" ".join(str(error).split()))[:200]
-                warnings.warn(f"MLflow is left aside, {consequence}: {reason}", RuntimeWarning, stacklevel=4)
+                warnings.warn(f"MLflow was not updated, but {consequence}: {reason}", RuntimeWarning, stacklevel=4)
             self._reported = True
 
 

@@ -1,4 +1,4 @@
-"""Define the arguments that CUDA kernels are called with: the structures of csrc/spec.cuh, decode.cu and weights.cu."""
+"""Define the arguments of the CUDA kernels, which mirror the structures of csrc/spec.cuh, decode.cu and weights.cu."""
 
 import ctypes
 
@@ -53,9 +53,10 @@ class WeightCall(ctypes.Structure):
 
 
 def packed_at(codes: Tensor, q: Quantizer) -> Packed:
-    """Describe packed codes to a kernel.
+    """Return the description of packed codes that a kernel takes.
 
-    Aligned: every eight columns start at a multiple of the largest power of two that divides their bytes.
+    Eight codes of b bits fill b bytes. `aligned` is true if every eight codes start at an address that is a multiple of
+    the largest power of two that divides b.
     """
     word = power_of_two_factor(q.format.stored_bits)
     return Packed(codes.data_ptr(), codes.shape[1], codes.data_ptr() % word == 0 and codes.shape[1] % word == 0)

@@ -1,4 +1,4 @@
-"""List what determines the machine code of the CPU kernels: sources and the compiler's flags."""
+"""Define the sources and the compiler's flags that determine the machine code of the CPU kernels."""
 
 import os
 import platform
@@ -15,8 +15,8 @@ UNITS = (
     "cpu_gemm.cpp",
 )
 
-# -fno-trapping-math and -fno-math-errno let comparisons and roots inside loops vectorise; -ffp-contract=off keeps the
-# two roundings of a*b+c, as in the reference. No flag here may reorder floating point operations.
+# -fno-trapping-math and -fno-math-errno let the compiler vectorise loops with comparisons and roots.
+# -ffp-contract=off keeps the two roundings of a*b+c, as in the reference. No flag may reorder float operations.
 FLAGS = (
     "-std=c++17",
     "-O3",

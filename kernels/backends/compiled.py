@@ -1,4 +1,7 @@
-"""Allocate the results of compiled backends and divide calls into jobs; cpu.py and device.py compute them."""
+"""Implement what the compiled backends share: they allocate results and describe calls as jobs.
+
+cpu.py and device.py compute the jobs.
+"""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -14,7 +17,7 @@ from fewbits.kernels.quantizer import Quantizer, parts_of
 
 @dataclass
 class Job:
-    """The part of a call that one quantizer computes; results that nobody wants are ABSENT."""
+    """The part of a call for one quantizer; a result that the caller did not request is ABSENT."""
 
     q: Quantizer
     axis: int
@@ -24,12 +27,12 @@ class Job:
     amax: Tensor = ABSENT
     partition: Part | None = None
     skip: Tensor = ABSENT
-    stored: Stored | None = None  # codes, scales, group scales: replace values
+    stored: Stored | None = None  # if set: codes, scales and group scales are computed instead of values
     inverse: bool = False
 
 
 class Compiled(ABC):
-    """The steps that all compiled backends share. The methods without an underscore are those of protocol.py."""
+    """The base class of the compiled backends. The methods without an underscore are those of protocol.py."""
 
     def quantize(
         self,
@@ -95,7 +98,7 @@ class Compiled(ABC):
 
     @abstractmethod
     def _run(self, x: Tensor, *jobs: Job) -> None:
-        """Compute one or two jobs from the same reading of x, which may be empty."""
+        """Compute one or two jobs while reading x once; x may be empty."""
 
     @abstractmethod
     def _decode(self, stored: Stored, q: Quantizer, axis: int, out: Tensor) -> None: ...
@@ -108,5 +111,5 @@ class Compiled(ABC):
 
 
 def pointer(t: Tensor) -> int | None:
-    """Return a tensor's address, or None for one that is not wanted."""
+    """Return a tensor's address, or None for ABSENT."""
     return None if t is ABSENT else t.data_ptr()

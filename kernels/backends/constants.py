@@ -1,4 +1,4 @@
-"""Describe a quantizer by the constants that the C++ kernels of every device take; floats are given as their bits."""
+"""Convert a quantizer to the constants that the C++ and CUDA kernels take; floats are passed as their bits."""
 
 import ctypes
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ from fewbits.kernels.quantizer import Quantizer
 from fewbits.kernels.reference.rotation import hadamard_signs
 from fewbits.kernels.scalings import KINDS, SCALE_ROUNDINGS
 
-SIGN_WORDS = 4  # of 32 bits: the signs of the largest transform
+SIGN_WORDS = 4  # words of 32 bits that hold the signs of the largest transform
 
 
 class Grid(NamedTuple):  # csrc/numeric.h
@@ -48,7 +48,7 @@ def grid_of(f: Format, overflow: Overflow = "saturate") -> Grid:
 
 
 def scaling_of(q: Quantizer) -> Scaling:
-    traits, stored = q.traits, q.traits.stored or q.format  # without scales, nothing reads the stored format
+    traits, stored = q.traits, q.traits.stored or q.format  # with scaling none, no kernel reads `stored`
     return Scaling(
         kind=KINDS.index(traits.kind),
         rounding=SCALE_ROUNDINGS.index(traits.rounding),
@@ -71,14 +71,14 @@ def inf_code(f: Format) -> int:
 
 @lru_cache(maxsize=1024)  # with signs=each every GEMM may have new signs
 def sign_words(q: Quantizer) -> tuple[int, ...]:
-    """Return the signs of the rotation: bit i of word i div 32 is set if element i of a chunk changes its sign."""
+    """Return the signs of the rotation: bit i mod 32 of word i div 32 is set if element i of a chunk is negated."""
     signs = hadamard_signs(q, torch.device("cpu")).tolist() if q.hadamard else []
     negative = sum(1 << i for i, sign in enumerate(signs) if sign < 0)
     return tuple(negative >> 32 * k & 0xFFFFFFFF for k in range(SIGN_WORDS))
 
 
 def flat(constants: Iterable[object]) -> tuple[int, ...]:
-    """Return the numbers of nested tuples in order, which is their order in memory."""
+    """Return the numbers of nested tuples in order, as they lie in memory in C++."""
     return tuple(n for part in constants for n in (flat(part) if isinstance(part, tuple) else (part,)))  # type: ignore[misc]
 
 

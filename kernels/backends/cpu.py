@@ -1,7 +1,7 @@
 """Provide the compiled CPU backend: the functions of protocol.py, computed by csrc/ and called through ctypes.
 
-No arithmetic happens here. ctypes costs less per call than a binding that knows tensors, and it releases the
-interpreter lock while the library runs.
+This module contains no arithmetic. A call through ctypes costs less than one through a binding that accepts tensors,
+and ctypes releases the interpreter lock while the library runs.
 """
 
 import ctypes
@@ -18,7 +18,7 @@ from fewbits.kernels.backends.constants import SIGN_WORDS, flat, grid_of, inf_co
 from fewbits.kernels.backends.protocol import DTYPES, NOISES, Noise, Part, Stored
 from fewbits.kernels.quantizer import Quantizer
 
-SMALL = 1 << 15  # with fewer elements a second thread costs more than it saves
+SMALL = 1 << 15  # elements; for fewer, a second thread costs more than it saves
 PRODUCTS_PER_ELEMENT = 64  # multiplications of a matrix product that take as long as one element of other kernels
 
 
@@ -56,7 +56,7 @@ class _Stored(ctypes.Structure):
 
 @cache
 def library() -> ctypes.CDLL:
-    lib = ctypes.CDLL(str(build.build()))
+    lib = build.load(build.build())
     pointer, size, whole, seed = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_uint64
     signatures = {
         "fb_quantize": [pointer, whole, size, size, pointer, whole, whole],
@@ -132,7 +132,7 @@ BACKEND = Cpu()
 
 
 def box_muller(count: int, seed: int) -> Tensor:
-    """Return round(z / 2), packed like `gaussian_noise`: the baseline generator of the paper, for the benchmark."""
+    """Return round(z / 2) of normal z, packed like `gaussian_noise`: GaussWS's baseline, for the benchmark."""
     words = torch.empty((count + 7) // 8, dtype=torch.int32)
     library().fb_box_muller(words.numel(), seed, words.data_ptr(), _threads(count))
     return words

@@ -1,9 +1,9 @@
-"""Compile CUDA kernels at first use with NVRTC, and cache each cubin under a name that hashes its sources.
+"""Compile CUDA kernels with NVRTC at first use, and cache each cubin in a file.
 
 A kernel is compiled for one architecture and one variant, which is a set of constants (variants.py), so that it stays
-small and does not spill registers. As with the CPU library (build.py), the hash covers sources, constants, options and
-NVRTC's version; one process compiles at a time, under a lock; the file appears complete, by a rename, and ends with its
-hash.
+small and does not spill registers. The file's name contains a hash of the sources, constants, options and NVRTC's
+version. As with the CPU library (build.py), one process compiles at a time, under a lock, a file is renamed when it is
+complete, and it ends with the hash of its content.
 
 We compile ourselves because CuPy's compilation adds -ftz=true, which flushes subnormals. No GPU is needed.
 """
@@ -23,7 +23,10 @@ INSTALL = "pip install nvidia-cuda-nvrtc"
 
 
 def cubin(source: str, architecture: str) -> bytes:
-    """Return machine code for `architecture` (`sm_90`), cached or compiled; raise BuildError if NVRTC cannot."""
+    """Return the machine code for an architecture such as `sm_90`, from the cache or compiled now.
+
+    Raise BuildError if NVRTC is missing or fails.
+    """
     return cached(_path(source, architecture), lambda: compile_now(source, architecture)[0]).read_bytes()[:-32]
 
 

@@ -1,8 +1,8 @@
 """Provide the CUDA backend: the functions of reference.py, computed by the kernels of csrc/ and launched by CuPy.
 
-Kernels run on torch's current stream of the tensor's device and on torch's memory. Nothing is copied and nothing waits,
-so they can be captured in a CUDA graph (after a first call, which compiles and loads them). `complaint` returns one
-line that says why this backend does not work on this machine.
+Kernels run on torch's current stream of the tensor's device and on torch's memory. Calls neither copy data nor wait for
+the device, so they can be captured in a CUDA graph (after a first call, which compiles and loads the kernels).
+`complaint` says in one line why this backend does not work on this machine.
 """
 
 import ctypes
@@ -23,7 +23,7 @@ OLDEST = (8, 0)  # compute capability: bf16 conversion needs Ampere
 
 
 def complaint() -> str | None:
-    """Return what this backend lacks and what to install, or None if it works."""
+    """Return one line that says what this backend lacks and how to install it, or None if the backend works."""
     if not torch.cuda.is_available():
         build = f"torch {torch.__version__}"
         if torch.version.cuda is None:
@@ -65,7 +65,8 @@ class CupyLauncher:
     def launch(self, variant: Variant, blocks: int, call: ctypes.Structure, device: torch.device) -> None:
         index = torch.cuda.current_device() if device.index is None else device.index
         with torch.cuda.device(index):
-            if not _driver().ctxGetCurrent():  # new thread: torch's guard does not bind the context
+            # In a new thread, torch's guard does not make the CUDA context current.
+            if not _driver().ctxGetCurrent():
                 _runtime().setDevice(index)
             kernel = self._kernels.get((variant, index)) or self._load(variant, index)
             arguments = (ctypes.c_void_p * 1)(ctypes.addressof(call))
@@ -77,7 +78,8 @@ class CupyLauncher:
         with self._lock:
             if (variant, index) not in self._kernels:
                 major, minor = torch.cuda.get_device_capability(index)
-                architecture = f"sm_{major}{minor}{'a' if major >= 10 else ''}"  # a: also its own features
+                # The suffix `a` also allows features that only this architecture has.
+                architecture = f"sm_{major}{minor}{'a' if major >= 10 else ''}"
                 code = cubins.cubin(variant.source(), architecture)
                 module = _driver().moduleLoadData(code)
                 self._modules.append(module)

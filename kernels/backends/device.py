@@ -1,8 +1,8 @@
-"""Launch the CUDA kernels from the host: choose the variant, the grid, the pointers and the order of launches.
+"""Launch the CUDA kernels from the host: choose their variants, grids, arguments and order.
 
 Device is a backend (protocol.py) that uses a Launcher. On GPUs, CuPy launches the kernels (cuda.py); in tests an
-emulator runs the same sources on the CPU. No arithmetic happens here, and nothing waits for the device: kernels, or
-torch on the device, make the decisions during a call.
+emulator runs the same sources on the CPU. This module contains no arithmetic, and the host never waits for the device:
+all decisions that depend on data are made on the device.
 """
 
 from typing import Any
@@ -30,9 +30,9 @@ from fewbits.kernels.backends.variants import DTYPE_NAMES, Launcher, Spec, Varia
 from fewbits.kernels.quantizer import Quantizer, parts_of
 
 INFINITE = 0x7F800000
-NOISE_EACH = {"gaussian": 4, "uniform": 8}  # words or elements that a thread draws
-FLAT = Shape(THREADS, 2 * EDGE)  # of kernels that do not divide a matrix into tiles
-NO_SPEC = spec_of(Quantizer("fp32"), -1)  # of kernels that do not quantize
+NOISE_EACH = {"gaussian": 4, "uniform": 8}  # packed words (gaussian) or elements (uniform) that one thread draws
+FLAT = Shape(THREADS, 2 * EDGE)  # the shape for kernels that do not divide a matrix into tiles
+NO_SPEC = spec_of(Quantizer("fp32"), -1)  # the spec for kernels that do not quantize
 
 
 class Device(Compiled):
@@ -83,7 +83,7 @@ class Device(Compiled):
         ]
 
         def launch(kernel: str, **leave_out: Any) -> None:
-            # Quantizers that differ only in what a pass does not do share its kernel.
+            # The fields that this pass does not use become 0, so quantizers that differ only in them share its kernel.
             needed = tuple(spec._replace(**leave_out) for spec in specs)
             variant = Variant("quantize.cu", kernel, (DTYPE_NAMES[x.dtype],), shape, needed)
             self._launcher.launch(variant, tile_count(x, shape), call, x.device)
@@ -137,7 +137,7 @@ class Device(Compiled):
         out: Tensor,
         **own: int,
     ) -> None:
-        """Draw noise, and launch a kernel on a weight and it; `own` are the fields of the call that it alone has."""
+        """Draw the noise, and launch a kernel that reads it and the weight; `own` are further fields of its call."""
         _check_size(w)
         draw = self.gaussian_noise if noise == "gaussian" else self.uniform_noise
         drawn = draw(w.numel(), seed, w.device)
@@ -166,9 +166,9 @@ def _spec_for(job: Job, x: Tensor, shape: Shape) -> Spec:
 
 
 def _decoding(q: Quantizer, axis: int) -> Spec:
-    """Return the spec for decoding, without what does not matter to values on the grid.
+    """Return the spec for decoding, without the fields that do not affect values on the grid.
 
-    It has the quantizer's own blocks, so that matrices of all shapes share a kernel.
+    It contains the quantizer's own block, not one cut to the matrix, so matrices of all shapes share a kernel.
     """
     rows, cols = (min(n, MOST) for n in q.block.resolve((MOST, MOST), axis))
     spec = spec_of(q, axis)
@@ -184,9 +184,10 @@ def _decoding(q: Quantizer, axis: int) -> Spec:
 
 
 def _fill(request: Request, x: Tensor, job: Job, spec: Spec, shape: Shape) -> tuple[Tensor, Tensor, Tensor]:
-    """Fill a request; return the amaxes of blocks and of groups, and the error differences of Four Over Six.
+    """Fill a request, and return its buffers.
 
-    A first pass raises these from 0. The caller must hold them until all kernels are queued.
+    The buffers hold the amaxes of blocks, the amaxes of groups, and the error differences of Four Over Six. They start
+    as 0, and the first passes fill them. The caller must keep them until all kernels are queued.
     """
     block = (1, x.shape[1]) if job.q.scaling == "none" else job.q.block.resolve(x.shape, job.axis)
     grid = parts_of(x.shape, block)
@@ -210,7 +211,7 @@ def _fill(request: Request, x: Tensor, job: Job, spec: Spec, shape: Shape) -> tu
 
 
 def _group_amaxes(job: Job, block_amax: Tensor, group_amax: Tensor) -> None:
-    """Compute group amaxes from block amaxes that are finite; positive floats compare like their bits."""
+    """Compute group amaxes from the finite block amaxes; the bits of positive floats have the order of the floats."""
     finite = torch.where(block_amax < INFINITE, block_amax, 0)
     if job.q.group == "tensor":
         group_amax.copy_(finite.amax().view(1))

@@ -1,8 +1,9 @@
 """Define the arithmetic of kernels in plain torch, which every backend follows to the bit.
 
-The code follows README.md of the kernels package, in its terms, to be read next to the papers. It is slow and obvious:
-whole matrices, one rounding per line. This module has the functions of a backend; the modules of `reference/` define
-what they compute: elements, scales, rounding, rotation, noise and sampled weights.
+The code follows README.md of the kernels package and uses its terms, so that it can be compared with the papers. It is
+written for clarity, not speed: it computes on whole matrices and has one rounding per line. This module contains the
+functions of a backend; they use the modules of `reference/`, which define elements, scales, rounding, rotation, noise
+and sampled weights.
 """
 
 import math
@@ -110,5 +111,5 @@ def extent(x: Tensor, partition: Part) -> tuple[Tensor, Tensor]:
 
 
 def matmul_fp32(a: Tensor, b: Tensor) -> Tensor:
-    """Return a · b in float32, where the product of two BF16 numbers is exact, so widening changes no bit."""
+    """Return a · b of the operands widened to float32, in which the product of two BF16 numbers is exact."""
     return a.float() @ b.float()

@@ -1,7 +1,7 @@
-"""Check the kernels on this machine, because a library that was built wrongly must not train anything.
+"""Check the kernels on this machine, because kernels that were compiled wrongly must not be used for training.
 
-In another library, stochastic rounding has returned all zeros on one kind of device without anybody noticing. Each
-check is a sentence, whether it holds, and the measured value.
+Such errors can remain unnoticed: in another library, stochastic rounding returned only zeros on one kind of device. A
+result consists of a sentence, whether it is true here, and the measured value.
 """
 
 import torch

@@ -1,4 +1,4 @@
-"""Divide a matrix into tiles, one per CTA, such that blocks lie in tiles where that is possible."""
+"""Divide a matrix into tiles, one for each CTA (thread block), such that blocks lie within tiles if possible."""
 
 import ctypes
 from typing import NamedTuple
@@ -8,16 +8,16 @@ from torch import Tensor
 from fewbits.kernels.backends.protocol import Part
 from fewbits.kernels.quantizer import Quantizer, parts_of
 
-EDGE = 8  # rows, and columns, of the patch that one thread holds
+EDGE = 8  # rows, and also columns, of the patch that one thread holds
 WARP = 32
 THREADS = 256
-LONGEST_ROW = 64 * THREADS  # columns of one row that the threads of a CTA hold
-TALL_THREADS = 512  # threads of a CTA that holds whole columns, sixteen side by side
-MOST = (1 << 31) - (1 << 15)  # limit of rows and of columns, which kernels count in 32 bits
+LONGEST_ROW = 64 * THREADS  # the longest row, in columns, that the threads of a CTA can hold
+TALL_THREADS = 512  # threads of the largest CTA that holds whole columns, sixteen side by side
+MOST = (1 << 31) - (1 << 15)  # the limit for rows and for columns, which kernels count in 32 bits
 
 
 class Shape(NamedTuple):
-    """The shape of a CTA's tile: threads, how many of them lie side by side, and whether they all hold one row."""
+    """The shape of a CTA's tile: its threads, how many lie side by side, and whether all of them share one row."""
 
     threads: int
     lanes: int
@@ -47,10 +47,11 @@ def usual_shape(x: Tensor) -> Shape:
 
 
 def block_on_chip(q: Quantizer, axis: int, x: Tensor, shape: Shape) -> Part | None:
-    """Return the quantizer's block as it lies in tiles of that shape, or None if a block does not fit in a tile.
+    """Return the rows and columns that a block covers in tiles of this shape, or None if no block fits in a tile.
 
-    A naive cast has no blocks, so vectors take their place. A block as large as the matrix may be larger. Four Over Six
-    compares two scales per block before it quantizes, which the threads of one warp do on chip.
+    A naive cast has no blocks, so each vector of eight columns counts as one. A block as large as the matrix may extend
+    beyond it. Four Over Six compares two scales per block before it quantizes; on chip only the threads of one warp can
+    do so together, which limits the rows of its blocks.
     """
     if q.scaling == "none":
         return (1, EDGE)
@@ -66,7 +67,7 @@ def block_on_chip(q: Quantizer, axis: int, x: Tensor, shape: Shape) -> Part | No
 
 
 def fitting_shape(x: Tensor, q: Quantizer, axis: int) -> Shape:
-    """Return tiles that can hold the quantizer's blocks, channels included; otherwise the default tile."""
+    """Return a shape of tiles that can hold the quantizer's blocks, whole channels too, or else the default shape."""
     usual, (rows, cols) = usual_shape(x), x.shape
     if q.traits.compares or block_on_chip(q, axis, x, usual):
         return usual
@@ -86,9 +87,10 @@ def tile_count(x: Tensor, shape: Shape) -> int:
 
 
 def parts_in(x: Tensor, part: Part, shape: Shape) -> tuple[int, Parts]:
-    """Return which piece (csrc/spec.cuh) lies within one part: the tile, a thread's patch, a vector or an element.
+    """Return the largest piece (csrc/spec.cuh) that always lies within one part, and the description of the parts.
 
-    The second result holds the sizes of parts, and how many lanes and groups of a warp share one.
+    A piece is a tile, a thread's patch, a vector or an element. The description holds the size of a part, and how many
+    lanes along a row, and rows of lanes, of a warp share a part.
     """
     (rows, cols), (r, c) = x.shape, part
     all_rows, all_cols = r >= rows, c >= cols

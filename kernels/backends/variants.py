@@ -1,6 +1,6 @@
-"""Define variants, the constants that a CUDA kernel is compiled for, and what launches them.
+"""Define Variant, the constants for which a CUDA kernel is compiled, and Launcher, the interface that launches it.
 
-The structures mirror those of csrc/spec.cuh field by field.
+Spec mirrors the structure of csrc/spec.cuh field by field.
 """
 
 import ctypes
@@ -62,7 +62,7 @@ def spec_of(q: Quantizer, axis: int) -> Spec:
 
 @dataclass(frozen=True)
 class Variant:
-    """A kernel and all its constants; `dtypes` are those of the matrix and of the second tensor in weights.cu."""
+    """A kernel and its constants; `dtypes` names the dtype of the matrix and, in weights.cu, of the second tensor."""
 
     file: str
     kernel: str

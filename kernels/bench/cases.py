@@ -1,4 +1,4 @@
-"""Define the benchmark's cases: the calls of each, and the bytes that a perfect kernel would move for it."""
+"""Define the benchmark's cases: the calls to time, and the bytes that a perfect kernel would move for each call."""
 
 import math
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from fewbits.kernels.quantizer import Mixture, Quantizer
 Work = Callable[[Tensor], object]
 T = TypeVar("T")
 SEED: Final = 1
-SQUARE: Final = 32  # the side of a square of weights with one bit width
+SQUARE: Final = 32  # rows and columns of the squares of a weight that have one bit width each
 BITS: Final = 6.0
 NOISE_BYTES: Final = {"gaussian": 0.5, "uniform": 2.0}  # per element
 
@@ -30,15 +30,15 @@ class Case:
     """A call to measure."""
 
     name: str
-    accesses: int  # how often a perfect kernel reads or writes an element in the tensor's dtype
+    accesses: int  # the reads and writes of each element, in the tensor's dtype, by a perfect kernel
     fresh: Work  # the public call, which returns new tensors
-    into: Callable[[Tensor, Tensor], object]  # the call that writes into memory that was written before: see has_out
-    more_bytes: float = 0  # of what else a perfect kernel reads or writes for an element, such as its code
-    has_out: bool = False  # false: no public call has out=, so `into` calls the backend and needs such memory
+    into: Callable[[Tensor, Tensor], object]  # the call that writes into memory that was touched before; see has_out
+    more_bytes: float = 0  # other bytes per element that a perfect kernel moves, such as the element's code
+    has_out: bool = False  # False: no public call has out=, so `into` calls the backend, which allocates its results
     dtype: torch.dtype | None = None  # None: the dtype of the run
-    eager: Work | None = None  # the same in plain torch
+    eager: Work | None = None  # the same computation in plain torch
     plain: Quantizer | None = None  # the quantizer, if the case is its public call along rows, without statistics
-    is_noise: bool = False  # noise with as many values as the tensor has elements
+    is_noise: bool = False  # the case only generates noise: one value for each element of the tensor
 
     def traffic(self, itemsize: int) -> float:
         """Return the bytes that a perfect kernel moves, relative to a copy of elements of this size."""
@@ -83,7 +83,11 @@ def both_axes(spec: str) -> Case:
 
 
 def mix(name: str, spec: str) -> Case:
-    """Return a mixture's case. On this data its first entry is taken; a decision per block needs no extra read."""
+    """Return the case of a mixture.
+
+    The benchmark's data makes every decision take the first entry. A perfect kernel needs no extra read for a decision
+    per block.
+    """
     mixture = Mixture.parse(spec)
     return Case(
         name,
@@ -95,9 +99,9 @@ def mix(name: str, spec: str) -> Case:
 
 
 def sample_weight(kind: Literal["gaussian", "uniform"]) -> Case:
-    """Return the case of GaussWS's or DiffQ's sampled weights, in the dtype of w.
+    """Return the case of sampled weights (GaussWS or DiffQ), in the dtype of w.
 
-    The noise is written and read between two kernels, as in the paper.
+    One kernel writes the noise and another reads it, as in the paper, so the traffic counts the noise twice.
     """
     return Case(
         f"sample_weight {kind}",
@@ -157,14 +161,14 @@ def _backend(x: Tensor) -> Backend:
 
 
 def _reads(q: Quantizer, axis: int) -> int:
-    """Return how often a kernel must read the input: twice if a scale spans more than stays in a cache."""
+    """Return how often a kernel must read the input: twice if one scale depends on more elements than caches hold."""
     spans_tensor = bool(q.traits.groups) or (q.scaling != "none" and q.block.rows is None)
     spans_columns = str(q.block) == "channel" and axis == 0
     return 2 if spans_tensor or spans_columns else 1
 
 
 def _stored_bytes(q: Quantizer) -> float:
-    """Return the bytes of an element in packed storage: its code, and its share of its block's scale."""
+    """Return the bytes per element in packed storage: its code, and its share of the block's scale."""
     elements = (q.block.rows or math.inf) * (q.block.cols or math.inf)
     scale = {"none": 0, "amax": 4}.get(q.scaling, 1)
     return q.format.stored_bits / 8 + scale / elements
@@ -179,7 +183,7 @@ _PREPARED: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
 def _prepared(x: Tensor, name: str, make: Callable[[], T]) -> T:
-    """Return what a case needs beside x. It is made in the untimed first turn and kept as long as x."""
+    """Return a further input of a case; it is made in the first turn, which is not timed, and kept as long as x."""
     kept: dict[str, T] = _PREPARED.setdefault(x, {})
     if name not in kept:
         kept[name] = make()

@@ -1,8 +1,9 @@
 """Implement `fewbits bench kernels`: time the kernels, a copy of the same tensor and other implementations in one run.
 
-For each case it reports the speed as a share of the copy's; the shares that memory traffic and arithmetic alone would
-allow, hence which of them is the limit and how much of it is reached; the same for calls that allocate; temporary
-memory; and how many times longer the peers take. report.py prints with the table what is counted.
+For each case the command reports the speed of the kernel relative to that of the copy; the highest relative speeds that
+memory traffic and arithmetic alone would allow, the lower of which is the limit, and how much of the limit is reached;
+the relative speed of calls that allocate their results; temporary memory; and how many times longer other
+implementations (peers) take. The notes that report.py prints below the table define each column.
 """
 
 import argparse
@@ -26,30 +27,34 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--rows", type=positive, metavar="R", help="rows (default: N)")
     parser.add_argument("--cols", type=positive, metavar="C", help="columns (default: N)")
     parser.add_argument("--dtype", choices=DTYPES, default="bfloat16", help="dtype of the tensor (default: bfloat16)")
-    parser.add_argument("--only", default="", metavar="SUBSTRING", help="run only cases whose name contains this")
+    parser.add_argument(
+        "--only", default="", metavar="SUBSTRING", help="run only the cases whose names contain this text"
+    )
     parser.add_argument("--no-peers", action="store_true", help="time only our kernels and the copy: under a minute")
     add_options(parser)
     return parser.parse_args(argv)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of all benchmarks of kernels."""
+    """Add the options that all benchmarks of kernels have."""
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="cpu or cuda (default: cpu)")
-    parser.add_argument("--threads", type=positive, metavar="N", help="threads (default: torch's)")
-    parser.add_argument("--runs", type=positive, default=5, metavar="N", help="runs of each case (default: 5)")
+    parser.add_argument("--threads", type=positive, metavar="N", help="number of threads (default: that of torch)")
     parser.add_argument(
-        "--json", type=Path, metavar="FILE", help="also write all results, single times included, to FILE"
+        "--runs", type=positive, default=5, metavar="N", help="number of runs of each case (default: 5)"
+    )
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="also write all results, and the time of every single call, to FILE"
     )
 
 
 def prepare(options: argparse.Namespace) -> None:
-    """Set torch's threads; raise ValueError if the device or the file for JSON cannot be used."""
+    """Set torch's number of threads; raise ValueError if the device or the JSON file cannot be used."""
     import torch
 
     from fewbits.kernels.backends import cuda
 
     if options.device == "cuda" and (complaint := cuda.complaint()):
-        raise ValueError(f"bench kernels: --device cuda: {complaint}; valid on this machine is cpu")
+        raise ValueError(f"bench kernels: --device cuda: {complaint}; the only valid device on this machine is cpu")
     if options.json and (options.json.is_dir() or not options.json.parent.is_dir()):
         raise ValueError(f"bench kernels: --json {options.json}: expected a file in an existing folder")
     if options.threads:
@@ -67,7 +72,9 @@ def main(argv: Sequence[str]) -> int:
     cases = [case for case in CASES if options.only in case.name]
     if not cases:
         names = ", ".join(case.name for case in CASES)
-        raise ValueError(f"bench kernels: --only {options.only!r} matches no case; valid are parts of {names}")
+        raise ValueError(
+            f"bench kernels: --only {options.only!r} matches no case: pass a part of one of these names: {names}"
+        )
     bench = run(
         cases,
         options.rows or options.size,

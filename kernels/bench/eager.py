@@ -1,7 +1,8 @@
-"""Implement quantizers, mixtures and samplers in plain torch, as one writes them without a custom kernel.
+"""Implement quantizers, mixtures and samplers in plain torch, as users do who have no custom kernel.
 
-They are vectorised, use float32 inside, and cast through torch.float8_e4m3fn if torch has the format. Of the statistics
-they compute only the mean relative error, and they use torch's random numbers: less work than ours does, never more.
+The functions are vectorised, compute in float32, and cast to torch's float8 dtypes where torch has the format. They use
+torch's random numbers, and of the statistics they compute only the mean relative error. So they never do more work than
+our kernels.
 """
 
 import math
@@ -28,7 +29,7 @@ def _bits(x: Tensor, mask: int) -> Tensor:
 
 
 def _factors(amax: Tensor, q: Quantizer) -> tuple[Tensor, Tensor]:
-    """Return what blocks are multiplied by before and after rounding."""
+    """Return the factors by which blocks are multiplied before and after rounding."""
     top = q.format.max
     s = top / amax
     match q.scaling:
@@ -69,7 +70,9 @@ def _rotate(x: Tensor, q: Quantizer, axis: int) -> Tensor:
 
 
 def fake_quantize(x: Tensor, q: Quantizer, axis: int) -> Tensor:
-    if q.scaling == "none" and q.format.name == "bf16" and q.needs_seed:  # lower half: probability
+    if (
+        q.scaling == "none" and q.format.name == "bf16" and q.needs_seed
+    ):  # the lower 16 bits are the probability of rounding up
         odds = torch.randint(0, 1 << 16, x.shape, dtype=torch.int32, device=x.device)
         return (x.view(torch.int32) + odds & ~0xFFFF).view(torch.float32)
     if q.scaling == "none":
@@ -111,7 +114,7 @@ def mix_blocks(x: Tensor, mixture: Mixture) -> Tensor:
 
 
 def sample(w: Tensor, draw: Callable[[Tensor], Tensor], bits: float, square: int) -> Tensor:
-    """Return sampled weights (GaussWS eq. 3), with noise of a tensor's shape from `draw`."""
+    """Return sampled weights (GaussWS eq. 3); `draw` returns noise in the shape of its argument."""
     squares = w.float().unflatten(0, (-1, square)).unflatten(2, (-1, square))
     scale = squares.abs().amax((1, 3), keepdim=True) * 2.0 ** (1 - bits)
     return (squares + draw(squares) * scale).view(w.shape).to(w.dtype)

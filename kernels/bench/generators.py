@@ -1,12 +1,12 @@
 """Time noise generators over matrix shapes, as in GaussWS's Figure 6.
 
-    bitwise      ours: rounded normal noise from 16 random bits by bit operations (eq. 10), packed in 4 bits
-    box-muller   the exact distribution that it approximates, round(z / 2), from uniform numbers: C++ or torch.compile
-    torch        torch's own normal numbers, unrounded: less work than the others
+    bitwise      our generator: rounded normal noise from 16 random bits by bit operations (eq. 10), packed in 4 bits
+    box-muller   round(z / 2) of normal z, the distribution that `bitwise` approximates: in C++ or with torch.compile
+    torch        normal numbers of torch, not rounded, which is less work than the others do
 
-For each shape two things are timed: the generator alone, and all of eq. 3, ŵ = w + R · 2^(1−b) · max|w| in BF16, which
-the paper's figure shows. For Box–Muller the second exists only on a GPU, where torch's compiler fuses it. Arms take
-turns.
+For each shape two things are timed: the generator alone, and the whole of eq. 3, ŵ = w + R · 2^(1−b) · max|w| in BF16,
+which the paper's figure shows. With Box–Muller, eq. 3 is timed only on a GPU, where torch.compile fuses it. The
+generators take turns.
 """
 
 import math
@@ -23,21 +23,21 @@ from fewbits.common.tables import print_table
 from fewbits.kernels.backends import build
 from fewbits.kernels.bench import eager
 from fewbits.kernels.bench.cases import BITS, SQUARE, Case, Work, gaussian_noise, sample_weight
-from fewbits.kernels.bench.measure import in_touched_memory, seconds, take_turns
+from fewbits.kernels.bench.measure import OtherProcesses, in_touched_memory, seconds, take_turns
 from fewbits.kernels.bench.peers import box_muller, randn
 
-# From the smallest weights of Llama 3.2 1B to the largest of Llama 3.1 405B, which the paper's text names; those in
-# between are assumed.
+# The smallest weights of Llama 3.2 1B and the largest of Llama 3.1 405B are named in the paper's text; the shapes
+# between them are assumed.
 SHAPES = ((2048, 512), (2048, 2048), (2048, 8192), (8192, 8192), (16384, 1024), (16384, 4096), (16384, 16384))
 BITWISE, BOX_MULLER, TORCH = "bitwise", "box-muller", "torch"
 CASES = {"generator": gaussian_noise(), "forward": sample_weight("gaussian")}
 TITLES = {"generator": "generator alone", "forward": "w + R · 2^(1−b) · max|w|"}
-PEER_ELEMENTS = 1 << 24  # eq. 3 in plain torch gets this many: it needs ten times the matrix in memory
+PEER_ELEMENTS = 1 << 24  # eq. 3 in plain torch gets only this many elements: it needs ten times the matrix's memory
 
 
 @dataclass(frozen=True)
 class Timed:
-    """The times of one arm at one shape."""
+    """The times of one generator (arm) for one shape."""
 
     rows: int
     cols: int
@@ -45,6 +45,7 @@ class Timed:
     arm: str
     elements: int  # per call
     seconds: list[float]  # of each turn
+    others: list[float | None]  # the share of the processors that other processes used in each turn
 
     @property
     def speed(self) -> float:
@@ -60,16 +61,17 @@ def time_shapes(shapes: Sequence[tuple[int, int]], device: str, runs: int) -> li
         for what, case in CASES.items():
             arms = _arms(case, w)
             timers = [partial(seconds, partial(work, x), device) for work, x in arms.values()]
-            times = take_turns(timers, runs)
+            others = OtherProcesses()
+            times = take_turns(timers, runs, others=others)
             timings += [
-                Timed(rows, cols, what, arm, x.numel(), list_)
+                Timed(rows, cols, what, arm, x.numel(), list_, others.shares)
                 for (arm, (_, x)), list_ in zip(arms.items(), times, strict=True)
             ]
     return timings
 
 
 def _arms(case: Case, w: Tensor) -> dict[str, tuple[Work, Tensor]]:
-    """Return the functions to compare, each with the tensor that it gets."""
+    """Return the function of each arm, with the tensor on which it is timed."""
     few = w[: max(SQUARE, PEER_ELEMENTS // w.shape[1] // SQUARE * SQUARE)]
     arms: dict[str, tuple[Work, Tensor]] = {BITWISE: (in_touched_memory(lambda x: case.into(x, x)), w)}
     if w.is_cuda:
@@ -89,7 +91,7 @@ def _box_muller(like: Tensor) -> Tensor:
 
 
 def show(timings: Sequence[Timed]) -> None:
-    """Print a table for each of the two things that are timed."""
+    """Print one table for the generators alone and one for eq. 3."""
     arms = (BITWISE, BOX_MULLER, TORCH)
     for what, title in TITLES.items():
         speeds = {(t.rows, t.cols, t.arm): f"{t.speed / 1e9:.3g}" for t in timings if t.what == what}

@@ -1,7 +1,7 @@
-"""Measure for the benchmarks: seconds of calls that take turns, their ratios, seconds in the caches, peak memory.
+"""Provide the measurements of the benchmarks: times of calls that take turns, their ratios, and peak memory.
 
-Calls that are compared take turns, A B A B …, and ratios are taken within a turn. The machine's speed drifts (other
-programs, clock rates), and a drift that affects both calls cancels. The module does not depend on what is measured.
+Calls that are compared take turns, A B A B …, and ratios are computed within a turn. So if the speed of the machine
+changes (other programs, clock rates), both calls of a turn change alike, and the ratio stays.
 """
 
 import ctypes
@@ -19,21 +19,22 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 Call = Callable[[], object]
-Timer = Callable[[], float]  # runs what is measured once and returns its seconds
+Timer = Callable[[], float]  # makes the measured call once and returns its seconds
 
 PATIENCE = 5.0  # seconds for the turns of one case, if a call or the machine is very slow
-BURST, BURST_PATIENCE = 12, 0.03  # calls in a row on a tensor in the caches, or as many as start within these seconds
-BUSY_CYCLES = 40_000_000  # about 20 ms, during which the host queues the work of a GPU
+BURST, BURST_PATIENCE = 12, 0.03  # the most calls of a burst, and the seconds after which no further call starts
+SHORTEST = 0.1  # seconds over which the processor time of other processes is measured
+BUSY_CYCLES = 40_000_000  # about 20 ms, in which the host queues the GPU's work
 
 
 def warn_if_busy() -> None:
-    """Warn on stderr if other programs use this machine."""
+    """Print a warning on stderr if other programs use this machine."""
     if warning := busy(os.getloadavg()[0], os.cpu_count() or 1):
         print(f"fewbits: {warning}", file=sys.stderr)
 
 
 def busy(load: float, cores: int) -> str | None:
-    """Return a warning if the load exceeds the cores of this machine, else None."""
+    """Return a warning if the load average exceeds the number of cores by more than a quarter, else None."""
     if load <= 1.25 * cores:
         return None
     return f"this machine is busy (load {load:.1f}, cores {cores}): timings are unreliable"
@@ -41,7 +42,7 @@ def busy(load: float, cores: int) -> str | None:
 
 @dataclass(frozen=True)
 class Ratio:
-    """The median and the range of some ratios."""
+    """The median and the range of ratios."""
 
     median: float
     low: float
@@ -54,7 +55,7 @@ class Ratio:
 
 
 def seconds(call: Call, device: str = "cpu") -> float:
-    """Return the seconds until a call and the work that it queued on a GPU are done; its result is freed afterwards."""
+    """Return the seconds that a call and the work that it queues on a GPU take, without freeing the result."""
     start = time.perf_counter()
     result = call()
     if device == "cuda":
@@ -80,7 +81,7 @@ def gpu_seconds(call: Call) -> float:
 
 
 def burst_seconds(call: Call) -> float:
-    """Return the seconds of the fastest of several calls in a row, whose tensors are then in the caches."""
+    """Return the seconds of the fastest of several calls in a row; the first one brings the tensors into the caches."""
     call()
     times = [seconds(call)]
     while len(times) < BURST and sum(times) < BURST_PATIENCE:
@@ -88,12 +89,52 @@ def burst_seconds(call: Call) -> float:
     return min(times)
 
 
-def take_turns(
-    timers: Sequence[Timer], runs: int, *, untimed: int = 1, patience: float = PATIENCE
-) -> list[list[float]]:
-    """Return the seconds of each timer in each of `runs` turns, after some turns that do not count.
+class OtherProcesses:
+    """The share of the machine's processor time that other processes use, turn by turn.
 
-    There are fewer turns, but at least one, if they take more than `patience` seconds.
+    The kernel counts processor time in ticks of 10 ms, so that turns shorter than `SHORTEST` have the share of the last
+    turns that were as long together. The share is None where /proc/stat does not exist.
+    """
+
+    def __init__(self) -> None:
+        self.shares: list[float | None] = []
+        self._last = _processor_seconds()
+        self._share: float | None = None
+
+    def record(self) -> None:
+        """Record the share since the last call."""
+        now = _processor_seconds()
+        if now is not None and self._last is not None:
+            whole, busy, own = (after - before for after, before in zip(now, self._last, strict=True))
+            if whole >= SHORTEST * (os.cpu_count() or 1) or self._share is None:
+                self._share = min(1.0, max(0.0, busy - own) / whole) if whole else None
+                self._last = now
+        self.shares.append(self._share)
+
+
+def _processor_seconds() -> tuple[float, float, float] | None:
+    """Return the seconds of all processors: in all, of any process, and of this one with its children."""
+    try:
+        ticks = [int(count) for count in Path("/proc/stat").read_text().partition("\n")[0].split()[1:9]]
+    except (OSError, ValueError):
+        return None
+    each = os.sysconf("SC_CLK_TCK")
+    idle, waiting = ticks[3], ticks[4]
+    own = sum(os.times()[:4])
+    return sum(ticks) / each, (sum(ticks) - idle - waiting) / each, own
+
+
+def take_turns(
+    timers: Sequence[Timer],
+    runs: int,
+    *,
+    untimed: int = 1,
+    patience: float = PATIENCE,
+    others: OtherProcesses | None = None,
+) -> list[list[float]]:
+    """Return a list of seconds for each timer, one for each of `runs` turns, after some turns that are not recorded.
+
+    No turn starts after `patience` seconds, except the first.
     """
     for _ in range(untimed):
         for timer in timers:
@@ -102,15 +143,17 @@ def take_turns(
     turns: list[list[float]] = []
     while not turns or (len(turns) < runs and time.perf_counter() - start < patience):
         turns.append([timer() for timer in timers])
+        if others is not None:
+            others.record()
     return [list(times) for times in zip(*turns, strict=True)]
 
 
 def seconds_per_element(small: float, double: float, elements: int, in_memory: float) -> float | None:
-    """Return the seconds per element in the caches, from two tensors that differ by `elements`.
+    """Return the seconds per element in the caches, from the times of two tensors that differ by `elements`.
 
-    The difference contains no fixed cost of a call (dispatch, waking threads). The result is None if other programs
-    interfered: then twice the elements do not take between one and two times as long, or an element takes much longer
-    than one of the large tensor, `in_memory`.
+    The difference of the times does not contain the fixed cost of a call (dispatch, waking threads). The result is None
+    if the times are implausible because other programs interfered: if the doubled tensor does not take between one and
+    two times as long as the small one, or an element takes much longer than in the large tensor (`in_memory` seconds).
     """
     each = (double - small) / elements
     plausible = 0.45 * double < small < 0.9 * double and each < 1.3 * in_memory
@@ -121,9 +164,10 @@ def seconds_per_element(small: float, double: float, elements: int, in_memory: f
 
 
 class TouchedMemory(TorchFunctionMode):
-    """A mode in which torch.empty and torch.empty_like return memory that was written before, reused at every entry.
+    """A torch mode in which torch.empty and torch.empty_like return memory that was written before.
 
-    So a call without out= can be timed like one with it. A result is valid until the mode is entered again.
+    Each entry of the mode returns the same memory, so a call without out= can be timed like one with out=. A result is
+    valid until the mode is entered again.
     """
 
     def __init__(self) -> None:
@@ -146,7 +190,7 @@ class TouchedMemory(TorchFunctionMode):
 
 
 def in_touched_memory(call: Callable[..., object]) -> Callable[..., object]:
-    """Return the call with its results in memory that was written before, reused at every call."""
+    """Return a function that makes the call with its results in memory that was written before and is used again."""
     memory = TouchedMemory()
 
     def inside(*arguments: Tensor) -> object:
@@ -157,13 +201,15 @@ def in_touched_memory(call: Callable[..., object]) -> Callable[..., object]:
 
 
 def peak_memory(call: Call) -> int | None:
-    """Return the bytes by which a call grew the process at most, less the tensors it returned.
+    """Return the largest growth of the process in bytes during a call, less the bytes of the tensors that it returns.
 
-    Linux records the peak (VmHWM) and resets it on request; None where it does not. Run the call once before, because a
-    first call also loads code.
+    Linux records the peak (VmHWM) and resets it on request; on other systems the result is None. Make the call once
+    before, because a first call also loads code.
     """
     try:
-        ctypes.CDLL(None).malloc_trim(0)  # returns freed memory, which the call would use without growing
+        ctypes.CDLL(None).malloc_trim(
+            0
+        )  # gives freed memory back to the system; otherwise the call would use it without growing the process
         Path("/proc/self/clear_refs").write_text("5")
     except (OSError, AttributeError):
         return None

@@ -1,7 +1,8 @@
 """Implement the benchmark's cases with other libraries: torch, torch.compile, torchao, ml_dtypes and noise generators.
 
-A peer turns a case into a function of the tensor, or into None if it does not implement the case. All functions return
-new tensors in the dtype of x, except those of noise, which write into memory that was written before.
+A peer is another implementation. For a case it returns a function of the tensor, or None if it does not implement the
+case. All functions return new tensors in the dtype of x, except noise generators, which write into memory that was
+written before.
 """
 
 import logging
@@ -24,10 +25,10 @@ from fewbits.kernels.quantizer import Quantizer
 
 @dataclass(frozen=True)
 class Peer:
-    """A library to compare with; `work(case)` is its function for the case, or None.
+    """A library to compare with; `work(case)` returns its function for the case, or None.
 
-    package: must be importable.
-    slow: the peer may get fewer rows on a CPU.
+    package: the module that must be importable.
+    slow: on a CPU the peer is timed on fewer rows if all rows would take too long.
     """
 
     name: str
@@ -37,9 +38,9 @@ class Peer:
     cpu_only: bool = False
 
     def missing(self, device: str) -> str | None:
-        """Return why the peer cannot take part on this kind of device, or None if it can."""
+        """Return the reason why the peer cannot be measured on this kind of device, or None if it can."""
         if self.cpu_only and device != "cpu":
-            return "it runs on CPUs only"
+            return "it runs only on CPUs"
         try:
             with quiet():
                 import_module(self.package)
@@ -56,7 +57,7 @@ class Peer:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence torchao's warnings of missing GPU libraries and torch.compile's of graph breaks."""
+    """Silence torchao's warnings about missing GPU libraries and torch.compile's warnings about graph breaks."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -121,7 +122,7 @@ def ml_dtypes(case: Case) -> Work | None:
 
 
 def randn() -> Work:
-    """Return a function that fills a buffer which was allocated before, on as many threads as torch uses."""
+    """Return a function that fills a buffer with normal numbers; the buffer is allocated once for each shape."""
     buffers: dict[torch.Size, Tensor] = {}
 
     def fill(x: Tensor) -> Tensor:
@@ -133,7 +134,7 @@ def randn() -> Work:
 
 
 def box_muller() -> Work:
-    """Return the generator that GaussWS replaces, in our C++: round(N(0, 1) / 2), packed like gaussian_noise."""
+    """Return our C++ version of the generator that GaussWS replaces: round(N(0, 1) / 2), packed like gaussian_noise."""
     return in_touched_memory(lambda x: cpu.box_muller(x.numel(), SEED))
 
 

@@ -11,21 +11,23 @@ from fewbits.kernels.bench.results import Bench, Measured
 
 SMALL = 64 << 20  # bytes of a tensor and its copy that may fit in large caches
 NOTES = """\
-All but × in %.
-copy   out.copy_(x) time / ours, both into memory that was written before, in turns A B A B: median and range over
-       {runs} turns (fewer if they take more than {patience:g} s).
+All columns except those with × are in %.
+copy   time of out.copy_(x) / time of our kernel, both into memory that was written before, in turns A B A B: median
+       and range over {runs} turns (fewer if they take more than {patience:g} s).
        Statistics, both axes, mix, weights and noise have no public out=: they are timed at the backend, and
        torch is patched to give their results memory that was written before.
-mem    share that memory traffic alone allows. Counted: each element once per read and per write; a scale of the whole
-       tensor is a second read (67), a second result a second write. Not counted: lines that a store fetches, and the
-       part of a second read that hits a cache. Generators only write; their copy has as many elements.
-arith  share if memory were free: the copy's time per element / ours on tensors that stay in the caches, best of all
-       (– if other programs interfered). It is not measured on a GPU.
-limit  the lower of the two; at: the share of it that is reached, on a GPU of mem, %.
-new    x.clone() time / ours when both return new tensors; freeing them is not timed.
-temp   peak memory during a call beyond x and what it returns, % of the tensor's bytes.
-×      how many times longer a peer takes than ours, both returning new tensors (generators: per value, into memory that
-       was written before), in turns, median of 3. Peers compute only the mean error, and use torch's random numbers."""
+mem    the value of `copy` that memory traffic alone would allow. The traffic counts each element once per read and
+       once per write: a scale of the whole tensor needs a second read (67), a second result a second write. It does
+       not count cache lines that a store fetches, or the part of a second read that hits a cache. Generators only
+       write; the copy that they are compared with has as many elements.
+arith  the value of `copy` if memory access took no time: the copy's time per element / our time per element on tensors
+       that stay in the caches, the best of all turns (– if other programs interfered). It is not measured on a GPU.
+limit  the lower of mem and arith; at: `copy` as a share of the limit (on a GPU: of mem).
+new    time of x.clone() / time of our kernel when both return new tensors; freeing them is not timed.
+temp   peak memory during a call, without x and the result, relative to the tensor's bytes.
+×      how many times longer a peer takes than our kernel, both returning new tensors (generators: per value, into
+       memory that was written before), in turns, median of 3. Peers compute only the mean error and use torch's
+       random numbers."""
 LEFT = ("case", "limit")
 SHORT = {"torch eager": "×eager", "torch.compile": "×compile"}
 
@@ -42,9 +44,9 @@ def show(bench: Bench) -> None:
         f"tensor {bench.rows}x{bench.cols} {bench.dtype}, N(0, 1); its copy runs at {speed:.1f} GB/s, read and written"
     )
     if bench.device == "cpu" and 2 * bench.rows * bench.cols * getattr(torch, bench.dtype).itemsize < SMALL:
-        print("small tensor: the copy may run in the caches, so these shares do not apply to large tensors")
+        print("the tensor is small: the copy may stay in the caches, so these figures do not apply to large tensors")
     if float(facts["load"]) > float(facts["cores"]) / 2:
-        print("other programs were running: they distort all figures, most of all where threads wait for each other")
+        print("other programs were running: they distort all figures, most of all those of calls with several threads")
     for noise in (False, True):
         if measured := [m for m in bench.measured if m.noise == noise]:
             print()
@@ -83,7 +85,7 @@ def _gpu_cells(m: Measured) -> dict[str, str]:
 
 
 def _peer_lines(bench: Bench) -> list[str]:
-    """Return for each peer its version, its temporary memory, and the cases in which it got fewer rows."""
+    """Return a line for each peer: its version, its temporary memory, and the number of cases timed on fewer rows."""
     lines = []
     for name, version in bench.peers.items():
         compared = [m.peers[name] for m in bench.measured if name in m.peers]
@@ -96,7 +98,7 @@ def _peer_lines(bench: Bench) -> list[str]:
         fewer = [c.rows for c in compared if c.rows < bench.rows]
         if fewer:
             rows = " or ".join(map(str, sorted(set(fewer))))
-            line += f"; {len(fewer)} of {len(compared)} cases on the first {rows} rows (slow)"
+            line += f"; {len(fewer)} of {len(compared)} cases timed on the first {rows} rows only (slow)"
         lines.append(line)
     return lines
 

@@ -1,4 +1,4 @@
-"""Hold the benchmark's results with every single time, also as JSON, and the description of the machine."""
+"""Define the benchmark's results, which contain the time of every single call, and describe the machine."""
 
 import json
 import os
@@ -28,7 +28,11 @@ class Compared:
 
 @dataclass(frozen=True)
 class Measured:
-    """The result of a case; shares are relative to the copy's speed, `temporary` to the tensor's bytes."""
+    """The result of a case.
+
+    `share`, `memory`, `arithmetic` and `allocating` are speeds relative to the copy (or clone), as report.py explains;
+    `temporary` is relative to the tensor's bytes.
+    """
 
     case: str
     noise: bool
@@ -74,7 +78,7 @@ class Bench:
 
 
 def machine(device: str) -> dict[str, str | int | float]:
-    """Describe this machine, its load at the moment and the software; `device` in words."""
+    """Return facts about this machine, its present load and its software."""
     compiler, version = build.compiler(), "none"
     if compiler:
         answer = subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=False)

@@ -1,6 +1,6 @@
-"""Measure the benchmark's cases: our kernels beside a copy of the same tensor, then other implementations.
+"""Measure the benchmark's cases: our kernels and a copy of the same tensor in turns, then other implementations.
 
-All our kernels are measured before the peers, whose compilers and memory would disturb them.
+All our kernels are measured before the peers, whose compilation and memory use would affect the times.
 """
 
 import sys
@@ -26,9 +26,9 @@ from fewbits.kernels.bench.measure import (
 from fewbits.kernels.bench.peers import PEERS, Peer, first_line, quiet
 from fewbits.kernels.bench.results import Bench, Compared, Measured, machine
 
-BEYOND_L2 = 4  # on a GPU, the tensors of a turn are at least this many times the L2 cache
-IN_CACHE_ROWS = 256  # per thread; in total more than a tile of the CPU kernels, so that every thread has work
-IN_CACHE = 128 << 10  # bytes per thread of the smaller tensor; the double one with its result is half a MiB
+BEYOND_L2 = 4  # on a GPU, the tensors of a turn are together at least this many times as large as the L2 cache
+IN_CACHE_ROWS = 256  # rows per thread; in total more than a tile of the CPU kernels, so that every thread has work
+IN_CACHE = 128 << 10  # bytes per thread of the small tensor; the doubled one and its result take half a MiB
 PEER_TURNS = 3
 PEER_SECONDS = 0.3  # a slow peer gets as many rows as it can process in about this time
 PEER_UNIT = 128  # peers need whole blocks: rows and columns must be multiples of this
@@ -44,7 +44,9 @@ def run(
         _progress(f"{number}/{len(cases)} {case.name}")
         bench.measured.append(_measure(case, tensors, runs))
     if peers and (rows % PEER_UNIT or cols % PEER_UNIT):
-        bench.notes.append(f"no peers: they need whole blocks, so rows and columns must be multiples of {PEER_UNIT}")
+        bench.notes.append(
+            f"no peers were timed: they need whole blocks, so rows and columns must be multiples of {PEER_UNIT}"
+        )
     elif peers:
         for peer in PEERS:
             _compare(peer, cases, bench, tensors)
@@ -56,9 +58,10 @@ def _progress(text: str) -> None:
 
 
 class _Tensors:
-    """Pairs of a tensor, N(0, 1), and an output buffer, in one dtype at a time.
+    """Pairs of an input tensor, N(0, 1), and an output buffer, in one dtype at a time.
 
-    On a CPU there is one pair; on a GPU there are several, used in turn, so that none is still in the L2 cache.
+    On a CPU there is one pair. On a GPU there are several, used in turn, so that an input is no longer in the L2 cache
+    when it is read again.
     """
 
     def __init__(self, rows: int, cols: int, dtype: torch.dtype, device: str) -> None:
@@ -85,7 +88,7 @@ class _Tensors:
         return x, torch.zeros_like(x)
 
     def timer(self, call: Callable[[Tensor, Tensor], object], rows: int | None = None) -> Timer:
-        """Return a timer of one call, on the first `rows` of a tensor and its buffer."""
+        """Return a timer that makes the call with the first `rows` rows of an input and of its buffer."""
         pairs = [(x[:rows], out[:rows]) for x, out in self.pairs]
         if self.device == "cuda":
             return lambda: gpu_seconds(lambda: [call(*pair) for pair in pairs]) / len(pairs)
@@ -93,9 +96,9 @@ class _Tensors:
 
 
 def _into(case: Case, device: str) -> Callable[[Tensor, Tensor], object]:
-    """Return case.into with its results in memory that was written before, even if it allocates them itself.
+    """Return case.into, changed so that its results are in memory that was written before, even if it allocates them.
 
-    On a GPU the allocator reuses such memory.
+    On a GPU no change is needed, because torch's allocator reuses memory.
     """
     return case.into if case.has_out or device == "cuda" else in_touched_memory(case.into)
 
@@ -135,7 +138,7 @@ def _measure(case: Case, tensors: _Tensors, runs: int) -> Measured:
 
 
 def _temporary(call: Work, x: Tensor) -> float | None:
-    """Return the peak memory during a call beyond x and its result, relative to x; None on a GPU."""
+    """Return the peak memory during a call, without x and the result, relative to the bytes of x; None on a GPU."""
     extra = None if x.is_cuda else peak_memory(lambda: call(x))
     return None if extra is None else extra / x.nbytes
 
@@ -176,7 +179,10 @@ def _compare_one(work: Work, slow: bool, case: Case, tensors: _Tensors) -> Compa
 
 
 def _rows_for(work: Work, x: Tensor) -> int:
-    """Return as many rows, halved from all, as the peer can process in about PEER_SECONDS, judged by a call on few."""
+    """Return the number of rows, halved as often as needed, for which the peer takes at most about PEER_SECONDS.
+
+    The time is estimated from a call on few rows.
+    """
     few = x[: max(PEER_UNIT, x.shape[0] // 16 // PEER_UNIT * PEER_UNIT)]
     work(few)
     each = seconds(lambda: work(few)) / len(few)

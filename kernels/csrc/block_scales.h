@@ -1,9 +1,10 @@
-// The scales of a row of blocks on the CPU, and how each block has to be processed.
+// Computes the scales of a row of blocks on the CPU, and which loop has to process each block.
 #pragma once
 #include "ordinary.h"
 
 namespace fb {
 
+// ORDINARY blocks can take the fast loops; CAREFUL ones are processed element by element; POISONED ones become NaN.
 enum Care : uint32_t { ORDINARY = 0, CAREFUL = 1, POISONED = 2 };
 
 // The scales of n blocks, as arrays so that the loop vectorises.

@@ -1,4 +1,4 @@
-// The scales of blocks on a GPU: made from amaxes, in registers or looked up, and stored.
+// Computes the scales of blocks on a GPU, from amaxes in registers or in memory, and stores them.
 #pragma once
 #include "tile.cuh"
 
@@ -30,7 +30,8 @@ template <class D> FB_D Block looked_up(const Spec &s, const Request &r, int row
   return make_block<D>(s, r, r.block_amax[at], row, col, four ? value(s.scaling.expansion) : 1.0f);
 }
 
-// Store a block's scale from the thread that has its first element, and a group's from that of its first block.
+// Store a block's scale, in the thread that holds the block's first element. In the thread that holds the first element
+// of a group's first block, also store the group's scale.
 FB_D void store_scale(const Spec &s, const Request &r, const Block &b, int row, int col) {
   if (s.scaling.kind == NONE) return;
   const int rows = s.source == LOOKUP ? r.blocks.rows : s.block_rows;

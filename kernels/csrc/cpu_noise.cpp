@@ -1,4 +1,4 @@
-// Noise on the CPU: the packed GaussWS generator, DiffQ's uniform, Box-Muller for comparison, and weight sampling.
+// Noise on the CPU: GaussWS's packed noise, DiffQ's uniform noise, Box-Muller for comparison, and sampled weights.
 #include <math.h>
 #include <algorithm>
 #include <vector>
@@ -27,7 +27,8 @@ void gaussian(uint64_t first, int64_t words, uint64_t seed, uint32_t *out) {
   }
 }
 
-// R of elements [first, first + n) as float32; returns its start in `out`, which is filled from a multiple of 8 on.
+// Compute R of elements [first, first + n) as float32. `out` is filled from the multiple of 8 at or before `first`; the
+// returned pointer is the place of `first`.
 const float *gaussian_values(uint64_t first, int64_t n, uint64_t seed, std::vector<float> &out,
                              std::vector<uint32_t> &words) {
   uint64_t counter = first / 8, skipped = first % 8;
@@ -89,7 +90,7 @@ template <class D> struct Weight {
   const float *bits;
   int64_t across() const { return (cols + block - 1) / block; }
 
-  // max|w| of the squares of one row of squares, as float32.
+  // Compute max|w| of each square in one row of squares, as float32.
   void amaxes(int64_t r0, int64_t r1, std::vector<typename D::Storage> &columns, std::vector<float> &amax) const {
     columns.assign(size_t(cols), 0);
     for (int64_t r = r0; r < r1; r++) column_maxima<D>(w + r * cols, cols, columns.data());

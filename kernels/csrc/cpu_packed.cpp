@@ -1,4 +1,4 @@
-// Decodes packed storage on the CPU: a thread processes up to sixteen rows of one row of blocks at a time.
+// Decodes packed storage on the CPU. A unit of work is up to sixteen rows within one row of blocks.
 #include <algorithm>
 #include "codes.h"
 #include "parallel.h"
@@ -45,7 +45,7 @@ template <class D> struct Decoding {
     float s = of_byte[((const uint8_t *)from.scales)[at]];
     return q.scaling.kind == MANTISSA ? group(block_row, block_col) * s : s;
   }
-  // One scale for each column of [c0, c1).
+  // Write one scale for each column of [c0, c1).
   void spread_out(int64_t block_row, int64_t c0, int64_t c1, float *to) const {
     for (int64_t b = c0 / C, c = c0; c < c1; b++) {
       int64_t end = std::min((b + 1) * C, c1);
@@ -94,7 +94,7 @@ template <class D> void decode(const Stored &from, int64_t rows, int64_t cols, v
 
 extern "C" {
 
-// rows and cols are not 0.
+// The caller ensures that rows and cols are not 0.
 void fb_decode(const fb::Stored *from, int dtype, int64_t rows, int64_t cols, void *out, int threads) {
   fb::with_dtype(dtype, [&](auto d) { fb::decode<decltype(d)>(*from, rows, cols, out, threads); });
 }

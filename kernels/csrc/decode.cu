@@ -1,5 +1,5 @@
-// Decodes packed storage on a GPU: a tile per CTA, as in quantization. Every operation is that of `restore` in
-// reference.py, whatever the bytes; a division is replaced by three operations where that is exact.
+// Decodes packed storage on a GPU: a tile per CTA, as in quantization. For all bytes the operations are those of
+// `restore` in reference/scales.py, except that a division is replaced by three operations if that gives the same bits.
 #include "codes.cuh"
 
 namespace fb {
@@ -9,7 +9,7 @@ struct DecodeCall {
   const void *scales;   // float32 (amax) or bytes; null: naive
   const float *groups;  // null: none
   void *out;
-  int32_t rows, cols, across, aligned;  // across: blocks; aligned: as in Call
+  int32_t rows, cols, across, aligned;  // across: number of blocks across; aligned: as in Call
 };
 
 struct StoredBlock {
@@ -17,7 +17,7 @@ struct StoredBlock {
   bool plain;
 };
 
-// spec<0>() has the quantizer's own block: constants, larger than the matrix for a side that covers it.
+// spec<0>() holds the quantizer's own block, whose sides are constants; a side that covers the matrix may be larger.
 FB_D StoredBlock stored_block(const Spec &s, const DecodeCall &call, int row, int col) {
   StoredBlock b{1.0f, 1.0f, 1.0f, false};
   if (s.scaling.kind == NONE) return b;

@@ -1,11 +1,12 @@
-// Elements become values or codes: eight ordinary ones at once, the others one by one.
+// Converts elements to values or codes: eight ordinary elements at once, all others one by one.
 #pragma once
 #include "codes.cuh"
 #include "remade.cuh"
 
 namespace fb {
 
-// Eight ordinary elements as values or as codes; false, without effect, if a draw needs its low bits.
+// Convert eight ordinary elements to values or codes. If the first 16 bits of a draw do not decide, return false; the
+// results are then invalid and the counts unchanged.
 template <class D, bool WIDE>
 FB_D bool quickly(const Spec &s, const Vector<D> &x, const Block (&blocks)[WIDTH], const Split &split, uint64_t first,
                   uint64_t seed, Vector<D> *y, Codes *codes, Counts *counts) {
@@ -45,15 +46,15 @@ FB_D uint32_t careful_code(const Spec &s, const Request &r, const Element &e, co
   return code | (e.q == e.q ? (bits(e.q) >> 31) << (s.encodes - 1) : 0);  // NaN has no sign
 }
 
-// Elements that are not ordinary: slots with other blocks, or with a draw that needs its low bits. They are rare, so
-// the code is written to be small: it finds everything again by index, so that the common path pays neither registers
-// nor code.
+// Converts the slots that `quickly` cannot: those with blocks that are not ordinary, or with a draw whose first 16 bits
+// do not decide. They are rare, so this code is small rather than fast: it computes everything again from indices, so
+// that the common path needs no registers or code for it.
 template <class D> struct Careful {
   const Spec &s;
   const Request &r;
   const Tile &t;
   const Vector<D> (&x)[SLOTS];
-  const uint32_t (&left)[SLOTS][WIDTH];  // ON_CHIP: what is kept of the blocks, see `known`
+  const uint32_t (&left)[SLOTS][WIDTH];  // ON_CHIP: the information on the blocks from which `known` rebuilds them
   Gathering<Counts> &gathering;
 
   FB_D Block block_of(const Tops &tops, int k, int n) const {
@@ -88,7 +89,7 @@ template <class D> struct Careful {
 #pragma unroll 1
       for (int n = 0; n < valid; n++) element(tops, k, n, D::widen(v.pick(n)), &codes);
       if (s.encodes) store_codes(r.codes, t.row(k), t.col(k), codes, valid, stored_bits(s.encodes));
-      // The slot's other vectors of this part have been handed in: this one is handed in separately.
+      // The other threads have already handed in their vectors of this part, so this one is handed in separately.
       if (s.stats && s.piece == VECTORS) gathering.hand_in(true, t.row(k), t.col(k));
     }
   }

@@ -1,14 +1,14 @@
-// Which blocks the fast loops of every backend can process; the others are processed element by element.
+// Decides which blocks the fast loops can process (ordinary blocks); all others are processed element by element.
 #pragma once
 #include "scale.h"
 
 namespace fb {
 
-// Every element takes the slow path: overflow does not saturate, or a wide grid is scaled.
+// True if no block is ordinary: the overflow rule is not to saturate, or a wide grid has a scaling.
 FB_HD bool exact_only(const Scaling &s, const Grid &g) { return g.overflow != g.max || (g.wide && s.kind != NONE); }
 
-// The amaxes of blocks (or of vectors of a naive cast) that the fast loops can process: all is finite, nothing
-// overflows, and no result but zero is below normal float32. All-zero blocks are ordinary too.
+// The range of amaxes of ordinary blocks (in a naive cast, of vectors): all values are finite, nothing overflows, and
+// no result except zero is below normal float32. All-zero blocks are ordinary too.
 struct Bounds {
   float least, most;
 };

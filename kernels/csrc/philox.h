@@ -9,7 +9,7 @@ namespace fb {
 enum Stream { ROUND_HIGH = 0, ROUND_LOW = 1, NOISE = 2, SIGNS = 3 };
 
 constexpr int PHILOX_ROUNDS = 10;
-constexpr uint32_t PHILOX_FACTOR_0 = 0xD2511F53u, PHILOX_FACTOR_1 = 0xCD9E8D57u;  // and the steps of the key:
+constexpr uint32_t PHILOX_FACTOR_0 = 0xD2511F53u, PHILOX_FACTOR_1 = 0xCD9E8D57u;  // below: the steps of the key
 constexpr uint32_t PHILOX_STEP_0 = 0x9E3779B9u, PHILOX_STEP_1 = 0xBB67AE85u;
 
 struct Words {
@@ -34,7 +34,7 @@ FB_HD Words philox(uint64_t index, uint32_t stream, uint64_t seed) {
   return Words{{c0, c1, c2, c3}};
 }
 
-// Element i takes 16 bits of counter i / 8 and, if those do not decide, 32 bits of counter i / 4.
+// Element i uses 16 bits of the output for counter i / 8 and, if they do not decide, 32 bits of that for counter i / 4.
 FB_HD uint32_t rounding_high(uint64_t element, uint64_t seed) {
   Words r = philox(element >> 3, ROUND_HIGH, seed);
   return (r.w[(element >> 1) & 3] >> (16 * (element & 1))) & 0xffffu;

@@ -1,4 +1,4 @@
-// The part of one quantizer in the passes over a matrix. plan_amaxes.h, plan_scales.h and plan_rows.h define its steps.
+// What one quantizer does in the passes over a matrix. plan_amaxes.h, plan_scales.h and plan_rows.h define the steps.
 #pragma once
 #include <algorithm>
 #include <numeric>
@@ -25,10 +25,10 @@ template <class D> struct Plan {
   const Quant &q;
   const Cell<D> *x;
   int64_t rows, cols, R, C, block_count_rows, block_count_cols;
-  bool lookup = false;  // blocks are larger than tiles: a first pass computes their amaxes
-  bool grouped;         // blocks share a scale: a first pass computes their group's amax
+  bool lookup = false;  // a first pass computes the amaxes of blocks, for example because blocks are larger than tiles
+  bool grouped;         // blocks share a second-level value: a first pass computes the amaxes of groups
   bool around;          // the output bypasses the caches
-  bool staged;          // the first pass leaves the rotated matrix in the output, and the second works on that
+  bool staged;          // the first pass writes the rotated matrix to the output, which the second pass reads
   std::vector<uint32_t> block_amax, group_amax;
   std::vector<int64_t> four_less_six;  // fouroversix: one per block
   Rotation<D> rotation;
@@ -73,8 +73,8 @@ template <class D> struct Plan {
         C % GROUP == 0 && (!request.tally_cols || request.tally_cols >= cols || request.tally_cols % GROUP == 0);
     return C >= PIECE ? UNIFORM : whole_groups ? BY_SIXTEEN : BY_COLUMN;
   }
-  // The number of columns that `row` or `code_row` processes at a time: expanded scales need whole blocks, and codes
-  // need whole bytes.
+  // The number of columns that one call of `row` or `code_row` processes: whole blocks if scales are expanded to
+  // columns, and whole bytes if codes are packed.
   int64_t columns_at_once(const Tile &t) const {
     if (!request.codes) return layout() == UNIFORM ? t.c1 - t.c0 : CHUNK / C * C;
     const int64_t step = layout() == UNIFORM ? 8 : std::lcm(C, int64_t(8));

@@ -1,10 +1,10 @@
-// The first pass of a plan: the amaxes of blocks and of groups, and what is derived from them before the second pass.
+// The first pass of a plan: computes the amaxes of blocks and of groups, and the stored scales of groups.
 #pragma once
 #include "plan.h"
 
 namespace fb {
 
-// Return the tile's values: the matrix itself, or its rotation.
+// Return the tile's values and their stride: those of the matrix, or of the rotated tile.
 template <class D> const Cell<D> *Plan<D>::source(const Tile &t, Scratch<D> &s, int64_t *stride, bool second) const {
   const Cell<D> *from = x + t.r0 * cols + t.c0;
   if (!q.hadamard || (staged && second)) {
@@ -22,8 +22,8 @@ template <class D> const Cell<D> *Plan<D>::source(const Tile &t, Scratch<D> &s, 
   return s.rotated.data();
 }
 
-// Compute the amaxes (float32 bits) of the parts of one row of blocks that lie in columns [c0, c1) and the given
-// rows.
+// Compute the amaxes (float32 bits) of one row of blocks, or of the parts of these blocks that lie in columns [c0, c1)
+// and in the `height` rows from `from` on.
 template <class D>
 void Plan<D>::amaxes(const Cell<D> *from, int64_t stride, int64_t height, int64_t c0, int64_t c1, Scratch<D> &s) const {
   int64_t n = c1 - c0, first = c0 / C, count = (c1 - 1) / C - first + 1;
@@ -40,7 +40,8 @@ void Plan<D>::amaxes(const Cell<D> *from, int64_t stride, int64_t height, int64_
   } else if (C % GROUP == 0 && c0 % GROUP == 0) {
     group_maxima<D>(line, n, s.maxima.data());
     int64_t per_block = C / GROUP, groups = (n + GROUP - 1) / GROUP;
-    if (c0 % C == 0 && n % C == 0 && !(per_block & (per_block - 1))) {  // halve until each block has one
+    if (c0 % C == 0 && n % C == 0 &&
+        !(per_block & (per_block - 1))) {  // take the maximum of pairs until each block has one value
       Cell<D> *m = s.maxima.data();
       for (int64_t left = groups; left > count; left /= 2)
         for (int64_t i = 0; i < left / 2; i++) m[i] = m[2 * i] > m[2 * i + 1] ? m[2 * i] : m[2 * i + 1];
@@ -74,7 +75,7 @@ template <class D> void Plan<D>::first_walk(const Tile &t, Scratch<D> &s) {
   for (int64_t r = t.r0; r < t.r1;) {
     int64_t block_row = r / R, end = std::min(t.r1, (block_row + 1) * R);
     const Cell<D> *at = from + (r - t.r0) * stride;
-    if (!lookup && !q.group_by_row) {  // one group of whole blocks: if all is finite, they need no distinction
+    if (!lookup && !q.group_by_row) {  // one group; if all values are finite, the maximum over all blocks is enough
       if (R == 1) end = t.r1;
       Cell<D> m = 0;
       for (int64_t k = 0; k < end - r; k++) {
@@ -115,7 +116,8 @@ template <class D> void Plan<D>::after_first_walk() {
       request.group_scales[g] = stored_group(q.scaling, make_group(q.scaling, q.grid.max, value(group_amax[g])));
 }
 
-// Record the amax of each tally block's part in the given rows; if the partitions agree, it is that of the block.
+// Record the amax of each tally block (a part for which statistics are counted), as far as it lies in the given rows.
+// If the tally blocks are the quantizer's blocks, or there is only one, the amaxes of blocks are used.
 template <class D>
 void Plan<D>::note_amax(const Cell<D> *from, int64_t stride, int64_t height, int64_t tally_row, const Tile &t,
                         Scratch<D> &s) const {

@@ -1,11 +1,11 @@
-// The second pass of a plan: rows become values or codes by the fast loops, or element by element.
+// The second pass of a plan: converts rows to values or codes, by the fast loops or element by element.
 #pragma once
 #include "plan_amaxes.h"
 #include "plan_scales.h"
 
 namespace fb {
 
-// Load the cache lines of n columns that will be needed next.
+// Prefetch the cache lines of the n columns that will be needed next.
 template <class D> void prefetch(const Cell<D> *from, int n) {
   for (int i = 0; from && i < n; i += int(64 / sizeof(Cell<D>))) __builtin_prefetch(from + i, 0, 2);
 }
@@ -55,7 +55,7 @@ void Plan<D>::row(const Cell<D> *from, int64_t r, int64_t c0, int64_t c1, const 
   int64_t tally_count_cols = (cols + TC - 1) / TC, first_block = t.c0 / C;
   Cell<D> *out = (Cell<D> *)request.out;
   uint16_t high[STOCHASTIC ? CHUNK + 2 * PIECE : 1];
-  int64_t drawn_from = 0, drawn_to = c0;  // the columns whose bits are at high[0] …
+  int64_t drawn_from = 0, drawn_to = c0;  // the columns whose random bits are in `high`
   for (int64_t c = c0; c < c1;) {
     int64_t tally_col = c / TC, block = c / C;
     int64_t stop = std::min(std::min(c + PIECE, c1), (tally_col + 1) * TC);
@@ -99,8 +99,8 @@ void Plan<D>::row(const Cell<D> *from, int64_t r, int64_t c0, int64_t c1, const 
   }
 }
 
-// Compute packed codes of columns [c0, c1) of one row, in place of `row`; c0 is a multiple of 8, and so starts a
-// byte.
+// Compute the packed codes of columns [c0, c1) of one row; used instead of `row` to encode. c0 is a multiple of 8, so
+// it starts a byte.
 template <class D>
 template <bool STOCHASTIC, Layout LAYOUT, bool WIDE>
 void Plan<D>::code_row(const Cell<D> *from, int64_t r, int64_t c0, int64_t c1, const Tile &t, const Scratch<D> &s,
@@ -130,8 +130,8 @@ void Plan<D>::code_row(const Cell<D> *from, int64_t r, int64_t c0, int64_t c1, c
   pack(codes, c1 - c0, width, request.codes + r * ((cols * width + 7) / 8) + c0 / 8 * width);
 }
 
-// The line to prefetch while row r is processed: of the next row of blocks, here or in this thread's next tile; null
-// if there is none.
+// Return the row to prefetch while row r is processed: one of the next row of blocks, in this tile or in the thread's
+// next tile; null if there is none.
 template <class D> const Cell<D> *Plan<D>::fetch_for(int64_t r, const Tile &t, const Tile &next) const {
   int64_t target = q.hadamard && !staged ? t.r1 + (r - t.r0) : r + (lookup ? 2 : R);
   if (target < t.r1) return second_source() + target * cols + t.c0;
@@ -139,7 +139,7 @@ template <class D> const Cell<D> *Plan<D>::fetch_for(int64_t r, const Tile &t, c
   return target < next.r1 ? second_source() + target * cols + next.c0 : nullptr;
 }
 
-// `next` is this thread's next tile; empty if there is none.
+// Process a tile in the second pass. `next` is the thread's next tile, or empty.
 template <class D> void Plan<D>::second_walk(const Tile &t, const Tile &next, Scratch<D> &s) const {
   int64_t stride, TC = request.tally_cols ? request.tally_cols : cols,
                   TR = request.tally_rows ? request.tally_rows : rows;

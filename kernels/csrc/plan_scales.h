@@ -1,10 +1,11 @@
-// The scales of a plan's blocks: found for a row of blocks, corrected, compared, stored, and spread over columns.
+// The scales of a plan's blocks: computes them for a row of blocks, compares two candidates (Four Over Six), corrects
+// them (MS-EDEN), stores them, and expands them to columns.
 #pragma once
 #include "plan.h"
 
 namespace fb {
 
-// Between the passes, Four Over Six compares its two scales for each block.
+// Compare the two candidate scales of each block, for Four Over Six, between the first and the second pass.
 template <class D> void Plan<D>::weigh(const Tile &t, Scratch<D> &s) {
   int64_t stride, first = t.c0 / C, count = (t.c1 - 1) / C - first + 1;
   const Cell<D> *from = source(t, s, &stride, true);
@@ -39,8 +40,8 @@ template <class D> void Plan<D>::weigh(const Tile &t, Scratch<D> &s) {
   }
 }
 
-// Compute MS-EDEN's scales, which correct the rounding by the scales found before. Rotations hold whole blocks, and
-// tiles hold whole rotations.
+// Replace the scales by MS-EDEN's, which correct for the rounding of elements with the former scales. Rotated chunks
+// hold whole blocks, and tiles hold whole rotated chunks.
 template <class D>
 void Plan<D>::correct(const Cell<D> *from, int64_t stride, int64_t height, int64_t block_row, const Tile &t,
                       Scratch<D> &s) const {
@@ -68,7 +69,7 @@ void Plan<D>::correct(const Cell<D> *from, int64_t stride, int64_t height, int64
   }
 }
 
-// Compute the scales of one row of blocks between columns c0 and c1, for each block and then for each column.
+// Compute the scales of one row of blocks in a tile, one for each block.
 template <class D>
 void Plan<D>::find_scales(const Cell<D> *from, int64_t stride, int64_t height, int64_t block_row, const Tile &t,
                           Scratch<D> &s) const {
@@ -131,7 +132,7 @@ template <class D> void Plan<D>::store_scales(int64_t block_row, const Tile &t, 
   }
 }
 
-// Expand one scale per block to one for every 16 columns, or one for each, of [c0, c1).
+// Expand the scales of blocks to one for every 16 columns, or one for each column, of [c0, c1).
 template <class D> void Plan<D>::spread_out(int64_t c0, int64_t c1, int64_t first, Scratch<D> &s) const {
   s.encode.resize(CHUNK), s.decode.resize(CHUNK);
   const float *__restrict encode = s.block_encode.data(), *__restrict decode = s.block_decode.data();

@@ -1,12 +1,13 @@
-// The quantization of a matrix on a GPU, with a tile per CTA.
+// The quantization of a matrix on a GPU, with a tile per CTA. The kernels are:
 //
-//   quantize   one pass if blocks fit in tiles: loads, rotates, finds amaxes and scales, rounds, counts, stores;
-//              for one or two quantizers from the same read
-//   measure    a pass before it if scales span more: amaxes of large blocks, or of groups of small ones
-//   weigh      a pass between them for Four Over Six in large blocks: compares the errors of its two scales
-//   extent     largest and smallest non-zero magnitudes of the parts of a matrix
+//   quantize   loads, rotates, computes amaxes and scales, rounds, counts and stores, for one or two quantizers with
+//   one
+//              read of the matrix; if blocks fit in tiles and share no value, this is the only pass
+//   measure    the first pass otherwise: computes the amaxes of blocks larger than tiles, or of groups of smaller
+//   blocks weigh      a second pass for Four Over Six with large blocks: compares the errors of its two scales extent
+//   computes the largest and the smallest non-zero magnitude of each part of a matrix
 //
-// Maxima are integers and sums are of integers, so no bit depends on the order of threads.
+// All maxima and sums are of integers, so no bit depends on the order of threads.
 #include "elements.cuh"
 
 namespace fb {
@@ -35,7 +36,8 @@ template <class D> FB_D void quantize_tile(const Spec &s, const Request &r, cons
 #pragma unroll
       for (int i = 0; i < WIDTH; i++)
         if (split.starts(k, i)) {
-          // Beyond the matrix the last group is looked up, without effect: groups end where the matrix does.
+          // A slot beyond the matrix reads the last group's value, which has no effect, to stay within the array of
+          // groups.
           const int row = t.row(k) < t.rows ? t.row(k) : t.rows - 1,
                     col = t.col(k) + i < t.cols ? t.col(k) + i : t.cols - 1;
           blocks[i] = known<D>(s, r, amax[k][i], row, col);
@@ -65,7 +67,7 @@ template <class D> FB_D void quantize_tile(const Spec &s, const Request &r, cons
   if (s.stats) gathering.after_all();
 }
 
-// True if there is nothing to do: there is one part, and it is skipped.
+// True if there is only one part and it is skipped, so that there is nothing to do.
 FB_D bool all_skipped(const Call &call, const Request &r) {
   return r.skip && r.parts.rows >= call.rows && r.parts.cols >= call.cols && r.skip[0];
 }
@@ -79,7 +81,8 @@ template <class D> FB_D void quantize(const Call &call) {
     quantize_tile<D>(spec<0>(), call.requests[0], t, x);
   } else {
     quantize_tile<D>(spec<0>(), call.requests[0], t, x);
-    load<D>(call.x, t, false, x);  // still in the cache; both would need too many registers
+    load<D>(call.x, t, false,
+            x);  // read again from the cache, because keeping both copies would need too many registers
     quantize_tile<D>(spec<1>(), call.requests[1], t, x);
   }
 }

@@ -1,4 +1,5 @@
-// Scalings that choose a scale by the error it causes: Four Over Six compares two, MS-EDEN corrects one.
+// Scalings that choose a scale by the error of the rounded elements: Four Over Six compares two scales, MS-EDEN
+// corrects one.
 #pragma once
 #include "blocks.cuh"
 #include "rotate.cuh"
@@ -7,8 +8,8 @@
 
 namespace fb {
 
-// MS-EDEN: replaces the amaxes of blocks by what their scales are rebuilt from. Rotations, and so tiles, hold whole
-// blocks; at most two threads share one, and they are in one warp.
+// MS-EDEN: replaces the amaxes of blocks by the data from which `known` rebuilds their scales; Remade names its bits.
+// Rotated chunks, and so tiles, hold whole blocks; at most two threads share a block, and they are in one warp.
 enum Remade : uint32_t { NEAREST = 0xffu, DRAWN = 0xff00u, PLAIN = 0x10000u, NOT_FINITE = 0x20000u };
 template <class D>
 FB_D void correct_blocks(const Spec &s, const Request &r, const Tile &t, const Vector<D> (&x)[SLOTS],
@@ -46,8 +47,9 @@ FB_D void correct_blocks(const Spec &s, const Request &r, const Tile &t, const V
       }
 }
 
-// Four Over Six: adds to a block's amax a bit that says that its largest value becomes 4. Threads that share a block
-// are in one warp. Every element is divided twice: slots take turns, so that one piece of code serves all.
+// Four Over Six: sets the bit AT_FOUR in the amax of a block whose largest magnitude is mapped to 4. Threads that share
+// a block are in one warp. Every element needs two divisions, so slots are processed in a loop that is not unrolled,
+// which keeps the code small.
 constexpr uint32_t AT_FOUR = 0x80000000u;
 template <class D>
 FB_D void choose_fours(const Spec &s, const Request &r, const Tile &t, const Vector<D> (&x)[SLOTS],
@@ -117,7 +119,8 @@ FB_D void choose_fours(const Spec &s, const Request &r, const Tile &t, const Vec
       }
 }
 
-// Rebuild a block from what is kept of it: its amax in storage bits, or for MS-EDEN and Four Over Six as above.
+// Rebuild a block from the value that the kernel keeps for it: its amax in storage bits, or for MS-EDEN and Four Over
+// Six the value that the functions above write.
 template <class D> FB_D Block known(const Spec &s, const Request &r, uint32_t left, int row, int col) {
   if (s.scaling.compares())
     return make_block<D>(s, r, bits(D::widen(typename D::Storage(left & ~AT_FOUR))), row, col,
@@ -132,7 +135,7 @@ template <class D> FB_D Block known(const Spec &s, const Request &r, uint32_t le
   return b;
 }
 
-// The same comparison for blocks that span more than a tile, in a pass of its own.
+// Four Over Six's comparison for blocks larger than a tile, in a pass of its own.
 template <class D> FB_D void weigh_tile(const Spec &s, const Request &r, const Tile &t, Vector<D> (&x)[SLOTS]) {
   if (!s.scaling.compares() || s.source == ON_CHIP) return;
   rotate<D>(s, r.signs, t, x);

@@ -1,5 +1,5 @@
-// Block scales: from a block's amax (and its group's) to the factor that encodes and the factors that decode. The order
-// of operations is the specification, and is defined only here.
+// Block scales: computes the encode and decode factors of a block from its amax and its group's. README.md specifies
+// the order of operations, which for the CPU and CUDA kernels is implemented only here.
 #pragma once
 #include "numeric.h"
 
@@ -13,8 +13,8 @@ struct ScaleRounding {
 // A scaling, from its record in scalings.py; constants.py mirrors this structure field by field. Floats are their bits.
 struct Scaling {
   uint32_t kind, rounding;
-  GridWords stored;         // the grid of block scales,
-  uint32_t sign, nan_code;  // the sign bit of their codes, and the code for a block that is not finite
+  GridWords stored;         // the grid of stored block scales
+  uint32_t sign, nan_code;  // the sign bit of their codes, and the code of a NaN block's scale
   uint32_t target;          // TWO_LEVEL: the block scale that results from the tensor's amax
   uint32_t top;             // TWO_LEVEL: the value that a block's amax is mapped to
   uint32_t expansion;       // the factor of a second candidate for a block's scale; 1: there is none
@@ -27,16 +27,16 @@ struct Scaling {
 };
 
 // x is quantized as q = round(x * encode) and restored as
-//    FLOAT, MANTISSA:  q / encode               (decode is 1 / encode, for `quotient`)
-//    NONE, POWER:      (q * decode) * outer   with outer = 1: exact, a power of two
-//    TWO_LEVEL:        (q * decode) * outer   with decode the block's scale and outer the tensor's: one rounding
+//    FLOAT, MANTISSA:  q / encode             (decode is 1 / encode, for `quotient`)
+//    NONE, POWER:      (q * decode) * outer   (decode is a power of two and outer is 1, so this is exact)
+//    TWO_LEVEL:        (q * decode) * outer   (decode is the block's scale, outer the tensor's; only one rounding)
 struct Scale {
   float encode, decode, outer;
-  uint32_t code;  // stored for the block
+  uint32_t code;  // the code that is stored for the block
 };
-// q / encode, correctly rounded, without a division (Markstein 1990): decode is the rounded reciprocal, and one step
-// with the exact remainder gives the nearest value (a zero may lose its sign). Encode and q / encode must be well
-// within float32's range, as `divisible` checks of encode.
+// Return q / encode, correctly rounded, without a division (Markstein 1990): decode is the rounded reciprocal of
+// encode, and one correction by the exact remainder gives the nearest value (a zero may lose its sign). Encode and q /
+// encode must be well within float32's range; `divisible` checks this for encode.
 FB_HD float quotient(float q, float encode, float decode) {
   float t = q * decode;
   return fused(fused(-t, encode, q), decode, t);
@@ -45,13 +45,13 @@ FB_HD float quotient(float q, float encode, float decode) {
 constexpr float DIVISIBLE_ABOVE = 8.6e-19f, DIVISIBLE_BELOW = 1.15e18f;  // 2^-60, 2^60
 FB_HD bool divisible(float encode) { return encode > DIVISIBLE_ABOVE && encode < DIVISIBLE_BELOW; }
 
-// The value that a group of blocks shares: gam's ideal scale (only its mantissa matters), or the tensor's pair of
-// scales.
+// The value that the blocks of a group share: gam's ideal scale (only its mantissa is used), or the encode and the
+// decode scale of the tensor.
 struct Group {
   float encode, decode;
 };
 
-FB_HD float clamped(float scale) {  // to normal float32, so that its bits give its mantissa and exponent
+FB_HD float clamped(float scale) {  // clamps to normal float32, so that the bits give mantissa and exponent
   return scale < FLOAT_MIN_NORMAL ? FLOAT_MIN_NORMAL : smaller(scale, FLOAT_MAX);
 }
 FB_HD float ideal(float max, float amax) { return amax == 0.0f ? 1.0f : clamped(max / amax); }
@@ -60,22 +60,22 @@ FB_HD uint32_t mantissa(float v) { return bits(v) & 0x7fffffu; }
 FB_HD float normalized(float v) { return v < FLOAT_MIN_NORMAL ? v * 8388608.0f : v; }
 FB_HD int floor_log2(float v) { return exponent(bits(normalized(v))) - (v < FLOAT_MIN_NORMAL ? 23 : 0); }
 
-// A block's scale of two levels, on its grid: nearest even, saturating.
+// Round a block's scale to the grid of stored scales: to nearest even, saturating (TWO_LEVEL).
 FB_HD float to_stored(float v, const Grid &g) { return nearest<false>(smaller(v, g.max), g); }
 
 FB_HD Group make_group(const Scaling &s, float max, float amax) {
-  if (s.kind == MANTISSA) return Group{ideal(max, amax), 1.0f};  // blocks use only its mantissa
+  if (s.kind == MANTISSA) return Group{ideal(max, amax), 1.0f};  // blocks use only the mantissa
   if (!s.two_levels()) return Group{1.0f, 1.0f};
-  // TransformerEngine: the top and the target are reached together by the tensor's amax.
+  // As in TransformerEngine, the block with the tensor's amax has the scale `target`, and its amax is mapped to `top`.
   float g = amax == 0.0f ? 1.0f : smaller((value(s.top) * value(s.target)) / amax, FLOAT_MAX);
   return Group{g, 1.0f / g};
 }
-// What is stored for a group.
+// Return the float32 bits that are stored for a group.
 FB_HD uint32_t stored_group(const Scaling &s, const Group &group) {
   return s.kind == MANTISSA ? mantissa(group.encode) | ONE : bits(group.decode);
 }
 
-FB_HD Scale power_scale(int e) {  // encode by 2^e; the decode exponent is stored
+FB_HD Scale power_scale(int e) {  // encodes by 2^e and stores the exponent -e of the decode factor
   e = e < -127 ? -127 : e > 127 ? 127 : e;
   return Scale{power_of_two(e), power_of_two(-e), 1.0f, uint32_t(127 - e)};
 }
@@ -90,14 +90,14 @@ FB_HD Scale make_scale(const Scaling &s, float max, float amax, const Group &gro
       float scale = ideal(max, amax);
       return Scale{scale, 1.0f / scale, 1.0f, bits(scale)};
     }
-    case MANTISSA: {  // MoR algorithm 1: the group's mantissa, the block's exponent, so low that nothing saturates
+    case MANTISSA: {  // MoR algorithm 1: the group's mantissa, and an exponent so low that nothing saturates
       float scale = amax == 0.0f ? group.encode : ideal(max, amax);
       int e = exponent(bits(scale)) - (mantissa(scale) < mantissa(group.encode) ? 1 : 0);
       e = e < -126 ? -126 : e;
       scale = value(uint32_t(e + 127) << 23 | mantissa(group.encode));
       return Scale{scale, 1.0f / scale, 1.0f, uint32_t(e + 127)};
     }
-    case POWER: {  // FLOOR: OCP MX v1.0; an amax in the top of its binade saturates. UP: nothing does
+    case POWER: {  // FLOOR: OCP MX v1.0; an amax near the end of its binade saturates. UP: none does
       int e = floor_log2(max) - floor_log2(amax);
       if (s.rounding == ScaleRounding::UP) e -= mantissa(normalized(amax)) > mantissa(max) ? 1 : 0;
       return power_scale(amax == 0.0f ? 0 : e);
@@ -111,8 +111,9 @@ FB_HD Scale make_scale(const Scaling &s, float max, float amax, const Group &gro
   return Scale{1.0f, 1.0f, 1.0f, 0};
 }
 
-// The meaning of a stored block scale, which may come from any source: the factor that values are divided by (FLOAT;
-// MANTISSA, without its group's), the power of two that they are multiplied by, or the block's scale of two levels.
+// Return the value of a stored block scale, for any code: the factor by which values are divided (FLOAT; for MANTISSA
+// its power of two, without the group's mantissa), the power of two by which they are multiplied (POWER), or the
+// block's scale (TWO_LEVEL).
 FB_HD float stored_scale(const Scaling &s, uint32_t code) {
   if (s.kind == NONE) return 1.0f;
   if (s.kind == FLOAT) return value((code & MAGNITUDE) > INF ? NAN_BITS : code);
@@ -127,7 +128,8 @@ template <class D> FB_HD float within(float y, float q) {
   float most = (bits(q) & MAGNITUDE) == INF ? value(INF) : D::max, limited = most < y ? most : y;
   return -most > limited ? -most : limited;
 }
-FB_HD float by_two_levels(float q, float scale, float outer) {  // if the scale is 0, only signs are left
+FB_HD float by_two_levels(float q, float scale,
+                          float outer) {  // if the scale is 0, the results are zeros with the signs of q
   return scale == 0.0f ? with_sign(0.0f, q) : (q * scale) * outer;
 }
 

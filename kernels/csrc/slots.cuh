@@ -1,11 +1,11 @@
-// A thread's eight slots: their random bits, their vectors and what is kept of their blocks, by an index that the
-// compiler does not know.
+// Access to a thread's eight slots by an index that is unknown at compile time: their random bits, their vectors and
+// the values kept for their blocks.
 #pragma once
 #include "tile.cuh"
 
 namespace fb {
 
-// The 16 bits of each of eight consecutive elements, two per word.
+// The 16 random bits of each of eight consecutive elements, two elements per word.
 FB_D Words eight_draws(uint64_t first, uint32_t stream, uint64_t seed) {
   Words a = philox(first >> 3, stream, seed);
   uint32_t skew = uint32_t(first) & 7;
@@ -21,7 +21,7 @@ FB_D Words eight_draws(uint64_t first, uint32_t stream, uint64_t seed) {
   return Words{{w[0], w[1], w[2], w[3]}};
 }
 
-// What is kept of the blocks in a slot, by an index unknown to the compiler.
+// The values kept for the blocks of one slot (see `known`), by an index that is unknown at compile time.
 struct Tops {
   uint32_t of[WIDTH];
   FB_D uint32_t at(const Split &split, int n) const {

@@ -1,4 +1,4 @@
-// What threads accumulate for the parts of a matrix: see Gathering in tile.cuh.
+// The values that threads accumulate for the parts of a matrix, for Gathering in tile.cuh.
 #pragma once
 #include "tile.cuh"
 
@@ -16,7 +16,8 @@ struct Extent {
   struct Target {
     uint32_t *top, *bottom;
   };
-  uint32_t top, missing;  // missing: infinity minus the smallest, so that 0 is neutral here too
+  uint32_t top,
+      missing;  // missing: the bits of infinity less those of the smallest magnitude, so that 0 is neutral for it too
   FB_D void take(uint32_t magnitude) {
     top = larger(top, magnitude);
     if (magnitude && magnitude < INF) missing = larger(missing, INF - magnitude);
@@ -45,7 +46,7 @@ struct Weighed {  // see four_less_six
   }
 };
 
-struct Counts {  // for at most 2^14 elements: halves of words hold two of them
+struct Counts {  // for at most 2^14 elements, so that one word holds two counts of 16 bits
   struct Target {
     int64_t *tally;
     uint32_t *amax;

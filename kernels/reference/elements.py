@@ -1,7 +1,7 @@
 """Define elements: the bits of floats, rounding to a grid, codes and their values (README.md, "Elements").
 
-Rounding happens in float64, where the division of a float32 by a power of two and the difference to the nearest integer
-are exact. Powers of two and exponents are built from bits, because exp2, log2 and ldexp do not guarantee the last bit.
+Rounding happens in float64, where dividing a float32 by a power of two, and subtracting the nearest integer, are
+exact. Powers of two and exponents are built from bits, because exp2, log2 and ldexp do not guarantee the last bit.
 """
 
 import math
@@ -24,12 +24,12 @@ def split(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def divide(dividend: float, x: Tensor) -> Tensor:
-    """Return dividend / x by one division; with a Python number torch might multiply by a reciprocal."""
+    """Return dividend / x by one division; dividing a Python number, torch might multiply by a reciprocal instead."""
     return torch.full_like(x, dividend) / x
 
 
 def round_to_grid(v: Tensor, grid: Format, draws: Tensor | None = None) -> Tensor:
-    """Round v in float64 to the grid without an upper limit of the exponent: to nearest, or stochastically by draws."""
+    """Round v to the grid, in float64 and without an upper limit of the exponent: stochastically if there are draws."""
     exponent = split(v)[1].clamp(grid.emin, 127)
     step = power_of_two(exponent - grid.mantissa_bits)
     steps = v.double() / step
@@ -41,9 +41,9 @@ def round_to_grid(v: Tensor, grid: Format, draws: Tensor | None = None) -> Tenso
 
 
 def codes_of(values: Tensor, grid: Format) -> Tensor:
-    """Return the codes of grid values: a sign above the steps counted from zero.
+    """Return the codes of grid values: the sign bit above the number of steps from zero.
 
-    Equals Format.code_of, except that NaN has no sign.
+    The codes equal those of Format.code_of, except that NaN has no sign.
     """
     magnitude = torch.where(values.isfinite(), values.abs(), 0)
     exponent = split(magnitude)[1].clamp(min=grid.emin)

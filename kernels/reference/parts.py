@@ -1,4 +1,4 @@
-"""Split a matrix into parts (blocks, or the parts of a partition) and spread values of parts over it."""
+"""Split a matrix into parts (blocks or decision blocks), and expand one value per part to the elements."""
 
 from collections.abc import Sequence
 
@@ -6,11 +6,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-Part = tuple[int, int]  # rows × columns of a block, or of a part of a partition
+Part = tuple[int, int]  # rows and columns of a part
 
 
 def fold(x: Tensor, part: Part, fill: float = 0) -> Tensor:
-    """Reshape [rows, cols] to [parts down, rows of a part, parts across, columns of a part], with padded edges."""
+    """Reshape [rows, cols] to [parts down, rows of a part, parts across, columns of a part], with edges padded."""
     r, c = (min(size, max(n, 1)) for size, n in zip(part, x.shape, strict=True))
     padded = F.pad(x, (0, -x.shape[1] % c, 0, -x.shape[0] % r), value=fill)
     return padded.reshape(padded.shape[0] // r, r, padded.shape[1] // c, c)

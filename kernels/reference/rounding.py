@@ -1,7 +1,7 @@
-"""Define how a matrix is rounded to a grid by the scales of its blocks, whatever the scaling.
+"""Define how a matrix is scaled block by block and rounded to a grid, for every scaling.
 
 source ──largest──> amax per block ──choose_scales──> Scales ──encode_factors──> s
-source · s ──round_to_grid──> grid values, which `restore` and `codes_of` turn into the results of a backend
+source · s ──round_to_grid──> grid values, from which `restore` computes values, and `codes_of` codes
 """
 
 import math
@@ -20,7 +20,7 @@ from fewbits.kernels.reference.scales import Scales, choose_scales, encode_facto
 
 @dataclass(frozen=True)
 class Rounded:
-    """A matrix on the grid, with its source and scales."""
+    """A matrix rounded to the grid, with its source and scales."""
 
     source: Tensor  # the rotated matrix in float32
     scales: Scales
@@ -57,13 +57,13 @@ def round_with(scales: Scales, source: Tensor, q: Quantizer, axis: int, draws: T
 
 
 def without_lost_blocks(values: Tensor, scales: Scales, q: Quantizer, axis: int) -> Tensor:
-    """Set blocks whose scale is 0 to zeros that keep their signs."""
+    """Replace the values of blocks whose scale is 0 by zeros that keep their signs."""
     lost = spread(scales.codes == 0, q.block.resolve(values.shape, axis), values.shape)
     return torch.where(lost, torch.zeros_like(values).copysign(values), values)
 
 
 def four_over_six(source: Tensor, amax: Tensor, q: Quantizer, axis: int, draws: Tensor | None) -> Rounded:
-    """Quantize each block with its maximum mapped to 6, or to 4 if the error of that is smaller."""
+    """Quantize each block with its largest magnitude mapped to 6, or to 4 if that gives a smaller error."""
     expansions = (1.0, q.traits.expansion)
     six, four = (round_with(choose_scales(amax, q, axis, by), source, q, axis, draws) for by in expansions)
     better = squared_error(four, amax, q, axis) < squared_error(six, amax, q, axis)
@@ -72,7 +72,7 @@ def four_over_six(source: Tensor, amax: Tensor, q: Quantizer, axis: int, draws: 
 
 
 def squared_error(rounded: Rounded, amax: Tensor, q: Quantizer, axis: int) -> Tensor:
-    """Return the squared error of each block in units of 2^-32 of its squared amax, as an exact integer sum."""
+    """Return the squared error of each block relative to its squared amax, as an exact integer in units of 2^-32."""
     source, block = rounded.source, q.block.resolve(rounded.source.shape, axis)
     y = restore(rounded.values, rounded.scales, q, axis, torch.float32)
     error = (source - y).abs() / spread(amax, block, source.shape)
@@ -96,7 +96,7 @@ def ms_eden(source: Tensor, amax: Tensor, q: Quantizer, axis: int, seed: int) ->
 
 
 def correction(rounded: Rounded, q: Quantizer, axis: int) -> Tensor:
-    """Return Σ v² / Σ v·q of each block; the scaled v are integers in units of 2^-10, so no order changes the sums."""
+    """Return Σ v² / Σ v·q of each block; the scaled v are integers in units of 2^-10, so the sums are exact."""
     block = q.block.resolve(rounded.source.shape, axis)
     v = scaled_by(rounded.scales, rounded.source, q, axis).abs().clamp(max=16)  # below 10, except in zeroed blocks
     units = (v.nan_to_num(0).double() * 2**10).round().long()

@@ -1,4 +1,4 @@
-"""Define scales: from the amax of blocks to what is stored, and from that to values (README.md, "Blocks and scales").
+"""Compute stored scales from the amaxes of blocks, and values from stored scales (README.md, "Blocks and scales").
 
 Scales are float32, and each operation is rounded once. `scalings.py` has the constants of each scaling.
 """
@@ -21,7 +21,7 @@ FLT_MIN = 2.0**-126  # the smallest normal float32
 
 @dataclass(frozen=True)
 class Scales:
-    """The stored part of the scales; encoding uses nothing else, so decoding cannot differ from it."""
+    """The scales as they are stored; encoding and decoding both use only these, so they cannot disagree."""
 
     codes: Tensor  # int32, one per block
     groups: Tensor  # float32: the mantissa of each group (gam), d (two levels), or empty
@@ -33,7 +33,7 @@ def ideal(amax: Tensor, grid: Format) -> Tensor:
 
 
 def group_amax(amax: Tensor, q: Quantizer, axis: int) -> Tensor:
-    """Return the largest amax of each group of blocks, to broadcast; padding with a zero handles empty groups."""
+    """Return the largest amax of each group, in a shape that broadcasts; a padding zero makes empty groups valid."""
     if q.group == "tensor":
         return F.pad(amax, (0, 1, 0, 1)).amax((0, 1), keepdim=True)
     if axis == -1:
@@ -42,7 +42,7 @@ def group_amax(amax: Tensor, q: Quantizer, axis: int) -> Tensor:
 
 
 def choose_scales(amax: Tensor, q: Quantizer, axis: int, expansion: float = 1.0) -> Scales:
-    """Choose the scales of blocks with these amaxes; `expansion` enlarges block scales of two-level scalings."""
+    """Return the scales of blocks with these amaxes; two-level block scales are multiplied by `expansion`."""
     traits, stored, groups = q.traits, q.traits.stored, amax.new_empty(0)
     if stored is None:
         return Scales(torch.zeros_like(amax, dtype=torch.int32), groups)
@@ -101,7 +101,7 @@ def encode_factors(scales: Scales, q: Quantizer, axis: int) -> Tensor:
 
 
 def restore(values: Tensor, scales: Scales, q: Quantizer, axis: int, dtype: torch.dtype) -> Tensor:
-    """Map grid values back to the range of the source, in the given dtype."""
+    """Return the values that grid values stand for, in the range of the source and in the given dtype."""
     block, shape = q.block.resolve(values.shape, axis), values.shape
     match q.traits.kind:
         case "none":

@@ -13,7 +13,7 @@ from fewbits.kernels.reference.parts import fold, largest, spread
 
 
 def exp2(t: Tensor) -> Tensor:
-    """Return 2^t of float64 as float32: the nearest power of two times the Taylor polynomial of the rest."""
+    """Return 2^t as float32 for float64 t: the nearest power of two times the Taylor polynomial of the rest."""
     n = t.round()
     x = (t - n) * math.log(2)
     polynomial = torch.zeros_like(x)
@@ -43,7 +43,7 @@ def sample_weight(w: Tensor, bits: Tensor, seed: int, noise: Noise, block: int, 
 
 
 def sample_weight_backward(grad: Tensor, w: Tensor, bits: Tensor, seed: int, noise: Noise, block: int) -> Tensor:
-    """Return the gradient of b (GaussWS eq. 4): −ln 2 · s · Σ g·R over each square, in this order of additions."""
+    """Return the gradient of b (GaussWS eq. 4): −ln 2 · s · Σ g·R over each square, summed in README.md's order."""
     products = fold(grad.float() * noise_like(w, seed, noise), (block, block))
     columns = torch.zeros_like(products[:, 0])
     for row in products.unbind(1):

@@ -1,10 +1,10 @@
-"""Define the decoder network, of which GPT-2, Llama, Nemotron and the Mamba-2 hybrids are configurations.
+"""Define the decoder network; GPT-2, Llama, Nemotron and the Mamba-2 hybrids are configurations of it.
 
     embedding (+ learned positions) → blocks → norm → head
 
-Each block holds residual branches, x ← x + mixer(norm(x)): attention and then the feed-forward layer, or the one that
-the block's letter in `pattern` names. Parameters are FP32. The residual stream has `compute_dtype` from the embedding
-on; logits and loss are FP32.
+Each block holds residual branches, x ← x + mixer(norm(x)). They are attention and then the feed-forward layer, or, if
+the configuration has a `pattern`, the one branch that the block's letter names. Parameters are FP32. The residual
+stream has the dtype `compute_dtype` from the embedding on; logits and loss are FP32.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -23,8 +23,10 @@ from fewbits.models.networks.mamba2 import Mamba2
 POSITIONS: Final = ("learned", "rope", "none")
 INITS: Final = ("gpt2", "llama")
 LETTERS: Final = {"M": "Mamba-2", "-": "feed-forward", "*": "attention"}
-LOGITS_AT_ONCE: Final = 1 << 24  # 64 MiB in FP32; the loss of more is computed in parts, each repeated in backward
-IGNORED: Final = -100  # a target without a loss
+LOGITS_AT_ONCE: Final = (
+    1 << 24
+)  # 64 MiB in FP32; with more logits, the loss is computed in parts, each of which is repeated in backward
+IGNORED: Final = -100  # a target that has no loss
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class DecoderConfig:
     name: str
     vocab: int
     width: int
-    layers: int  # blocks
+    layers: int  # number of blocks
     heads: int
     kv_heads: int
     head_dim: int
@@ -47,10 +49,12 @@ class DecoderConfig:
     rope_theta: float = 10000.0
     context: int = 2048
     tied: bool = False  # the head shares the embedding's weight
-    bias: bool = False  # of linear layers and LayerNorms
+    bias: bool = False  # whether linear layers and LayerNorms have a bias
     fused_qkv: bool = True  # one linear layer for q, k and v, instead of three
-    pattern: str = ""  # a letter per block, as in Megatron: M Mamba-2, - feed-forward, * attention; "": all *-
-    mamba_groups: int = 8  # heads of a group share B and C, and a norm
+    pattern: str = (
+        ""  # a letter for each block, as in Megatron: M Mamba-2, - feed-forward, * attention; "": every block is *-
+    )
+    mamba_groups: int = 8  # the number of groups; the heads of a group share B, C and a norm
     mamba_state: int = 128
     mamba_head_dim: int = 64
     mamba_expand: int = 2
@@ -62,10 +66,10 @@ class DecoderConfig:
         for field, valid, choices in self._rules():
             if not valid:
                 value = getattr(self, field)
-                raise ValueError(f"{field} {value!r} of model {self.name!r}: valid are {choices}")
+                raise ValueError(f"{field} {value!r} of model {self.name!r}: valid values are {choices}")
 
     def _rules(self) -> Iterator[tuple[str, bool, str]]:
-        """Yield a field, whether its value is valid, and the valid values; later rules rely on earlier ones."""
+        """Yield each field, whether its value is valid, and the valid values as text; rules rely on earlier ones."""
         names: Mapping[str, Collection[str]] = {
             "activation": ACTIVATIONS,
             "norm": NORMS,
@@ -97,12 +101,12 @@ class DecoderConfig:
 
     @property
     def blocks(self) -> tuple[str, ...]:
-        """The letters of each block's branches."""
+        """The letters of the branches of each block, one string per block."""
         return tuple(self.pattern) if self.pattern else ("*-",) * self.layers
 
     @property
     def branches(self) -> int:
-        """The number of residual branches, that is, of the terms that are added in the residual stream."""
+        """The number of residual branches, that is, of the terms that are added to the residual stream."""
         return sum(map(len, self.blocks))
 
     @property
@@ -118,7 +122,7 @@ class DecoderConfig:
 
 
 class Attention(nn.Module):
-    """Causal attention with heads/kv_heads query heads per key and value head; a fused W_qkv has q's rows first."""
+    """Causal attention with heads/kv_heads query heads per key and value head; a fused W_qkv holds q's rows first."""
 
     def __init__(self, config: DecoderConfig, rope: Rope | None) -> None:
         super().__init__()
@@ -175,7 +179,7 @@ def _mamba2(config: DecoderConfig) -> Mamba2:
     )
 
 
-# The module that each letter adds to a block, with its name there.
+# The name and the constructor of the module that each letter adds to a block.
 MIXERS: Final[dict[str, tuple[str, Callable[[DecoderConfig, Rope | None], nn.Module]]]] = {
     "*": ("attention", Attention),
     "-": ("ffn", lambda config, rope: FeedForward(config)),
@@ -184,7 +188,7 @@ MIXERS: Final[dict[str, tuple[str, Callable[[DecoderConfig, Rope | None], nn.Mod
 
 
 class Block(nn.Module):
-    """Residual branches in sequence, x ← x + mixer(norm(x)), each with its norm: `ffn_norm`, `ffn`."""
+    """Residual branches in sequence, x ← x + mixer(norm(x)); each is two modules, such as `ffn_norm` and `ffn`."""
 
     def __init__(self, config: DecoderConfig, letters: str, rope: Rope | None) -> None:
         super().__init__()
@@ -240,12 +244,14 @@ class Decoder(nn.Module):
     def loss(self, tokens_BT: Tensor, targets_BT: Tensor, reduction: Literal["mean", "none"] = "mean") -> Tensor:
         """Return the cross entropy in nats, in FP32.
 
-        reduction: "mean" over targets, or "none" for one value per [B, T], which is 0 where the target is −100.
+        reduction: "mean" is the mean over the targets; "none" returns the loss of each token, [B, T], which is 0 where
+        the
+            target is −100.
 
-        At most about LOGITS_AT_ONCE logits exist at a time: more rows are processed in parts, in order.
+        At most about LOGITS_AT_ONCE logits exist at a time; if there are more, rows are processed in parts, in order.
         """
         if reduction not in ("mean", "none"):
-            raise ValueError(f"reduction {reduction!r}: valid are mean, none")
+            raise ValueError(f"reduction {reduction!r}: valid values are mean, none")
         x, targets = self.hidden(tokens_BT).flatten(0, 1), targets_BT.flatten()
         rows = max(1, LOGITS_AT_ONCE // self.config.vocab)
         if len(x) <= rows:

@@ -1,4 +1,4 @@
-"""Implement `fewbits models`: list the models by name, with their size and their parts."""
+"""Implement `fewbits models`: list the models by name, with their numbers of parameters and a description."""
 
 import json
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ _LABELS = {
 def main(argv: Sequence[str]) -> int:
     parser = CommandParser(
         "fewbits models",
-        about="List the models with their parameters, those in quantizable linear layers, and their parts.",
+        about="List the models with their parameters, those in quantizable linear layers, and a description.",
         examples="example: fewbits models --json",
     )
     parser.add_argument("--json", action="store_true", help="print a JSON list of objects")

@@ -22,7 +22,7 @@ from fewbits.common.terminal import notice
 class Command:
     """A command of the command line."""
 
-    words: tuple[str, ...]  # of its name
+    words: tuple[str, ...]  # the words of its name
     module: str
     summary: str
     example: str = ""
@@ -39,7 +39,10 @@ class Command:
 
 COMMANDS = (
     Command(
-        ("doctor",), "fewbits.doctor", "show this machine's hardware, the kernels in use, and problems to fix", "--json"
+        ("doctor",),
+        "fewbits.doctor",
+        "show this machine's hardware, the kernels in use, and how to fix problems",
+        "--json",
     ),
     Command(
         ("train",),
@@ -88,7 +91,7 @@ COMMANDS = (
     Command(
         ("report",),
         "fewbits.analysis.commands.report",
-        "write a study's report: tables, figures and claims beside the paper's",
+        "write a study's report: its tables, figures and claims, compared with the paper's",
         "study=mor scale=cpu",
     ),
     Command(

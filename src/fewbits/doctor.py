@@ -1,7 +1,7 @@
-"""Report this machine's hardware, its kernel backend with the reason, and problems to fix (`fewbits doctor`).
+"""Implement `fewbits doctor`: show the hardware, the kernel backend and the reason for it, and how to fix problems.
 
-Facts are read from files and package metadata, so the command is fast and works where torch is missing or broken. If
-the kernels are not built yet, the compiler is tried on one line of code. `--test` also loads torch and runs the
+Facts are read from files and package metadata, so the command is fast and works if torch is missing or broken. If the
+kernels are not built yet, the command tests the compiler with one line of code. `--test` also loads torch and runs the
 kernels' self-test.
 """
 
@@ -39,7 +39,7 @@ MARKS = {"ok": " ", "note": "-", "problem": "!"}
 
 @dataclass(frozen=True)
 class Fact:
-    """A fact about this machine. A note is a hint; a problem keeps something from working. Both have a `fix`."""
+    """A fact about this machine. Its status is ok, note (a hint) or problem (something does not work)."""
 
     name: str
     value: str | int | None
@@ -145,7 +145,7 @@ def _cpu(cpuinfo: str) -> Fact:
 
 
 def _vectors(cpuinfo: str) -> Fact:
-    """Return the widest vector instructions, which the compiled kernels use."""
+    """Return the widest vector instructions of the processor, which the compiled kernels use."""
     listed = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", cpuinfo, re.MULTILINE)
     flags = set(listed[1].split()) if listed else set()
     widest = next((name for name, needed in VECTORS.items() if needed <= flags), None)
@@ -161,7 +161,7 @@ def _cores() -> Fact:
 
 
 def _compiler() -> Fact:
-    """Return the compiler. If the kernels are not built yet, test it on a line of code: it may be broken."""
+    """Return the compiler. If the kernels are not built yet, test it with a line of code, because it may not work."""
     command, fix = build.compiler(), "install g++ for the fast CPU kernels (apt install g++)"
     if command is None:
         return Fact("compiler", None, build.no_compiler(), "note", fix)
@@ -208,7 +208,7 @@ def _cupy(gpu: Fact) -> Fact:
 
 
 def _backend(compiler: Fact, library: Fact, gpu: Fact, cupy: Fact) -> Fact:
-    """Return the backend of CPU tensors with the reason, by the rules of kernels/backends/choice.py, without torch."""
+    """Return the backend of CPU tensors and the reason, by the rules of kernels/backends/choice.py, without torch."""
     forced = os.environ.get("FEWBITS_BACKEND")
     can_run = library.value is not None or compiler.value is not None
     if forced and forced not in BACKENDS:

@@ -3,10 +3,10 @@
 A task is one trial, or one rank of it; ranks share a placement group. Ray retries nothing: the driver, which knows the
 checkpoints, decides whether a trial is tried again.
 
-On a cluster with an autoscaler every ready trial is started, up to --parallel, so that the waiting tasks are the demand
-that it grows for. `ray.autoscaler.sdk.request_resources` is not used: a cluster holds one such request, which a
-second sweep would overwrite, which stays when its driver is killed, and which the autoscaler ignores as a whole when it
-is more than the cluster may grow to. Waiting tasks end with their driver, however it ends.
+On a cluster with an autoscaler every ready trial is started as a task, up to --parallel: the waiting tasks are the
+demand for which the autoscaler adds nodes. `ray.autoscaler.sdk.request_resources` is not used: a cluster holds only one
+such request, so a second sweep would overwrite it; the request stays when its driver is killed; and the autoscaler
+ignores all of it if it exceeds the cluster's limits. Waiting tasks end with their driver, even if that is killed.
 """
 
 from __future__ import annotations

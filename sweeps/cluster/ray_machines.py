@@ -1,4 +1,4 @@
-"""Find out the kind of each node of a Ray cluster, with one task without resources on each node.
+"""Find out the kind of each node of a Ray cluster, by running on each node a task that reserves no resources.
 
 Nodes of one kind are selected by a label that they share and that no other node has, if there is one: nodes that join
 later have the label too, and an autoscaler can start them. Otherwise they are selected by their ids.

@@ -55,7 +55,7 @@ def fetch(report: Path, reports: Path) -> str:
     if copy.resolve() == report.resolve():
         return str(copy / "index.html")
     if copy.exists() and not (copy / "index.html").is_file():
-        notice(f"{copy} exists and is no report: the report is not copied")
+        notice(f"{copy} exists but is no report: the new report is not copied")
         return str(report / "index.html")
     try:
         reports.mkdir(parents=True, exist_ok=True)

@@ -28,7 +28,8 @@ def print_plan(
 ) -> None:
     """Print the trials with their states (of a small plan, or if `trials`), the table of arms and the totals.
 
-    If data are missing, the settings of the arms are printed in place of the trials, and how to prepare the data last.
+    If data are missing, print the settings of the arms in place of the trials, and at the end the commands that prepare
+    the data.
     rerun: finished trials that run again, each with the reason.
     """
     statuses, rerun, missing = trial_statuses(plan), rerun or {}, outline.missing_data(plan)
@@ -49,10 +50,10 @@ def print_plan(
     print_table(arms.COLUMNS, arms.arm_rows(plan, tokens))
     print("", *totals(plan, statuses, parallel, backend, rerun), sep="\n")
     if stale := sum(is_stale(plan.trials[key], was) for key, was in earlier.items()):
-        print(f"{stale} of the planned trials have results of other code, which are not used (--trials lists them)")
+        print(f"{stale} planned trials have results that other code computed; these are not used (--trials lists them)")
     if missing:
         print(f"{sum(work_of(planned.trial) for planned in plan.trials.values()):.2e} FLOPs")
-        print(f"data that are missing here: {', '.join(map(str, missing))}")
+        print(f"these data are not on this machine: {', '.join(map(str, missing))}")
         print("".join(f"{line}\n" for line in outline.preparations(missing)), end="")
 
 

@@ -77,7 +77,7 @@ def main(argv: Sequence[str]) -> int:
 
 @contextmanager
 def _command_line(*arguments: str) -> Iterator[None]:
-    """Let `hydra.main` read these arguments and raise its errors; it would print them and exit."""
+    """Let `hydra.main` read these arguments and raise its errors; otherwise it would print errors and exit."""
     outer = sys.argv, GlobalHydra.instance().hydra
     sys.argv = [sys.argv[0], *arguments]
     GlobalHydra.instance().clear()

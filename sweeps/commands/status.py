@@ -77,7 +77,7 @@ def rows_of(selected: FoundPlan) -> list[Row]:
     from fewbits.sweeps.planning.stored_plans import place_of
     from fewbits.sweeps.running import store
     from fewbits.sweeps.running.machine_kinds import kind
-    from fewbits.sweeps.running.trial_status import stale_note, trial_statuses
+    from fewbits.sweeps.running.trial_status import explain_hint, stale_note, trial_statuses
 
     rows, statuses = [], trial_statuses(selected.plan)
     for member in selected.plan.members:
@@ -85,7 +85,7 @@ def rows_of(selected: FoundPlan) -> list[Row]:
         folder, state, note = trial.folder, statuses[member.id].state, statuses[member.id].why
         was = selected.earlier.get(place_of(member))
         if state in store.OVER and not computed_by_todays_sources(folder.provenance() or {}):
-            note = f"computed by other code; `fewbits explain {folder.id[:HASH]}` shows the difference"
+            note = f"computed by other code; {explain_hint(folder, folder.id[:HASH])}"
         elif state is store.State.PLANNED and was is not None:
             note = stale_note(trial, was)
         live: dict[str, Any] = store.progress(folder) or {}

@@ -33,7 +33,7 @@ def main(argv: Sequence[str]) -> int:
         "overrides",
         nargs="*",
         metavar="OVERRIDE",
-        help="study=NAME or FILE.yaml, changes of its keys, overrides for every trial",
+        help="study=NAME or FILE.yaml, then changes of its keys and overrides for every trial",
     )
     parser.add_argument("--dry-run", action="store_true", help="print the plan and run nothing")
     parser.add_argument("--trials", action="store_true", help="with --dry-run: list each trial of a large sweep, too")
@@ -118,9 +118,9 @@ def _count(text: str) -> int:
 
 
 def in_store(overrides: Sequence[str], runs: str | None) -> list[str]:
-    """Return the overrides with one more for the store that `--runs` names, if it names one.
+    """Return the overrides, and one more that sets the store if `--runs` names it.
 
-    The store's path may have any characters.
+    The path is quoted, so it may contain any characters.
     """
     if not runs:
         return [*overrides]

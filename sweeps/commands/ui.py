@@ -27,7 +27,7 @@ examples:
   fewbits ui
   fewbits ui --port 5001 --runs /shared/runs
 
-It shows the database that MLFLOW_TRACKING_URI names, or else the store's own.
+The page shows the database that MLFLOW_TRACKING_URI names, or else the store's own.
 From another machine: ssh -L 5000:127.0.0.1:5000 HOST. There is no log-in: with --host 0.0.0.0 everybody who can reach
 this machine can read, change and delete the runs.
 """

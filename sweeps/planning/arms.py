@@ -15,7 +15,7 @@ COLUMNS = ("sweep", "arm", "model", "data", "tokens", "with trunk", "epochs", "t
 
 
 def arm_rows(plan: Plan, corpus_tokens: Mapping[str, int | None]) -> Iterator[tuple[str, ...]]:
-    """Yield the row of each arm. corpus_tokens: by trial, the tokens of its training split, if they are known."""
+    """Yield the row of each arm. corpus_tokens: the size of each trial's training split, by trial; None: unknown."""
     speeds = Speeds(plan.store)
     arms: dict[Hashable, list[Member]] = {}
     first: dict[str, Member] = {}  # the member in whose arm a trial is counted
@@ -50,7 +50,7 @@ def arm_rows(plan: Plan, corpus_tokens: Mapping[str, int | None]) -> Iterator[tu
 
 
 def _sum(times: list[float | None], parts: int = 1) -> str:
-    """Return the sum of the times, or this part of it; unknown if one of them is."""
+    """Return the sum of the times divided by `parts`, as text; `?` if one of the times is unknown."""
     known = [seconds for seconds in times if seconds is not None]
     return clock(sum(known) / parts) if len(known) == len(times) else "?"
 

@@ -19,7 +19,7 @@ from fewbits.models.recipe import Recipe
 from fewbits.sweeps.planning.plan import Planned
 
 NAME = "speeds.json"
-STATE_BYTES = 12  # of a checkpoint per parameter: the weight and AdamW's two moments, in FP32
+STATE_BYTES = 12  # bytes of a checkpoint per parameter: the weight and AdamW's two moments, in FP32
 parameters_of = cache(parameters)
 
 # Assumed if nothing was measured: eager PyTorch's share of an H100's BF16 peak for models of 0.1 to 1 B parameters, and
@@ -66,10 +66,10 @@ class Speeds:
         return self._speeds.get(f"start|{backend}|", 0.0)
 
     def seconds(self, planned: Planned) -> float | None:
-        """Return the seconds that the trial takes, by the measured speed of its model and recipe on its device.
+        """Return an estimate of the trial's seconds from measured speeds; None if nothing was measured on its device.
 
-        Without such a measurement, the speed of the model counts, or else that of any model on the device. None without
-        any.
+        It uses the speed of the same model and recipe. If that was not measured, it uses the mean speed of the model's
+        recipes, or else of all models on the device.
         """
         key = _key(planned).split("|")
         for known in (key, key[:2], key[:1]):

@@ -33,7 +33,7 @@ def training_tokens(data: DataConfig, cache_folder: str | None) -> int | None:
 
 
 def missing_folder(data: DataConfig, cache_folder: str | None) -> Path | None:
-    """Return the folder of data that do not exist here; None if they do, or are generated when they are missing."""
+    """Return the folder in which these data are missing; None if they exist, or are generated when they are missing."""
     if data.path:
         folder = Path(data.path).expanduser()
     elif data.kind in COLLECTIONS:
@@ -59,7 +59,7 @@ def check_repeats(trial: Trial, earlier_tokens: int, corpus_tokens: int) -> None
     if epochs > trial.data.repeat:
         before = f" ({earlier_tokens:,} before it branches)" if earlier_tokens else ""
         raise ValueError(
-            f"{trial.name} reads {tokens:,} tokens{before}, which is {epochs:,.1f} epochs of the {corpus_tokens:,} of "
-            f"data.kind={trial.data.kind}; data.repeat allows {trial.data.repeat}: use fewer steps, more data, or "
-            f"data.repeat={-(-tokens // corpus_tokens)}"
+            f"{trial.name} reads {tokens:,} tokens{before}, which is {epochs:,.1f} epochs of the {corpus_tokens:,} "
+            f"tokens of data.kind={trial.data.kind}; data.repeat allows {trial.data.repeat}: use fewer steps, "
+            f"more data, or data.repeat={-(-tokens // corpus_tokens)}"
         )

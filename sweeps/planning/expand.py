@@ -1,4 +1,4 @@
-"""Expand a sweep to its cells, each the overrides of one trial, with a pure function that needs no data."""
+"""Expand a sweep to its cells: each cell has the overrides of one trial. This is a pure function and needs no data."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from fewbits.sweeps.planning.sweep import ARM, SEED, Sweep
 
 @dataclass(frozen=True)
 class Cell:
-    """A place in the sweep's grid."""
+    """A place in the sweep's grid (an arm, values of its axes and a seed), with the overrides of its trial."""
 
     sweep: str
     arm: str
-    axes: tuple[tuple[str, str], ...]  # each axis of the arm, with its value as an override spells it
+    axes: tuple[tuple[str, str], ...]  # each axis of the arm, and its value as text of Hydra's grammar
     seed: int
     overrides: tuple[str, ...]  # the trial's overrides, with each key once
     parent: Cell | None = None
@@ -35,7 +35,7 @@ class Cell:
 
 
 def spell(place: Mapping[str, str]) -> str:
-    """Return a place as text."""
+    """Return a place as text, for example `arm=mor seed=0`."""
     return " ".join(f"{key}={value}" for key, value in place.items())
 
 
@@ -93,7 +93,7 @@ def _has(sweep: Sweep, arm: str, axis: str) -> bool:
 
 
 def _combinations(sweep: Sweep, arm: str) -> list[dict[str, str]]:
-    """Return the combinations of values of the arm's axes. An arm may have only some of the axes zipped together."""
+    """Return the combinations of values of the arm's axes. An arm may leave out some of a group's zipped axes."""
     groups = []
     for group in sweep.groups:
         names = {axis: list(values) for axis, values in group.items() if _has(sweep, arm, axis)}
@@ -111,5 +111,5 @@ def _excluded(sweep: Sweep, arm: str, axes: Mapping[str, str], seed: int) -> boo
 
 
 def _last_wins(overrides: list[str]) -> tuple[str, ...]:
-    """Return the overrides with the last one of each key, since Hydra refuses some repeated keys."""
+    """Return the last override of each key, since Hydra refuses some repeated keys."""
     return tuple({override.partition("=")[0]: override for override in overrides}.values())

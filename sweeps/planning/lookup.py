@@ -83,9 +83,10 @@ def _planned_here(
 
 
 def _stored(runs: Path, overrides: Sequence[str], notes: list[str]) -> StoredPlan | None:
-    """Return the stored plan of these overrides; for one sweep of a study, else that sweep's part of the study's plan.
+    """Return the stored plan of these overrides, or None.
 
-    A plan file that cannot be used adds a line to `notes`.
+    If they select one sweep of a study and have no plan of their own, return that sweep's part of the study's plan.
+    Add a line to `notes` for each plan file that cannot be used.
     """
     name, others = without_sweep(overrides)
     for selection, part in ((overrides, None), *([(others, name)] if name else [])):
@@ -93,7 +94,7 @@ def _stored(runs: Path, overrides: Sequence[str], notes: list[str]) -> StoredPla
             if (stored := load_plan(runs, selection)) is not None:
                 return stored if part is None else _part(stored, part)
         except UnusablePlan as error:
-            notes.append(f"{error}: it is not used; `fewbits sweep {_command(selection)}` writes a new one")
+            notes.append(f"{error}; this plan file is not used: `fewbits sweep {_command(selection)}` writes a new one")
     return None
 
 

@@ -23,7 +23,7 @@ from fewbits.sweeps.planning.expand import spell
 from fewbits.sweeps.planning.plan import Plan, Planned
 from fewbits.sweeps.planning.sweep import SEED
 
-DOCUMENTS = 10_000_000  # the smallest part of a collection that is prepared
+DOCUMENTS = 10_000_000  # documents: the smallest part of a collection to prepare
 SPARE = 0.1  # extra share of tokens, since the published numbers of tokens are estimates
 
 MARK = "*"
@@ -60,8 +60,9 @@ def missing_data(plan: Plan) -> dict[Path, list[Planned]]:
 
 
 def corpus_tokens(plan: Plan, missing: Missing) -> dict[str, int | None]:
-    """Return the tokens of each trial's training split, by trial; for a missing collection, of what is to be prepared.
+    """Return the number of tokens in each trial's training split, by trial; None if unknown.
 
+    For a missing collection, it is the number of tokens that the command of `preparations` would prepare.
     Raise ValueError if a trial would read missing data more often than `data.repeat` allows.
     """
     tokens = {key: training_tokens(planned.trial.data, planned.runtime.cache) for key, planned in plan.trials.items()}
@@ -92,15 +93,15 @@ def setting_rows(plan: Plan) -> Iterator[tuple[str, ...]]:
 
 
 def _needed(readers: Sequence[Planned]) -> int:
-    """Return how many tokens the longest of these trials reads, those before it branches included."""
+    """Return how many tokens the longest of these trials reads, including those of its parents."""
     return max(tokens_of(reader.trial) + reader.earlier_tokens for reader in readers)
 
 
 def _prepared(collection: Collection, tokens: int) -> tuple[int | None, int]:
     """Return how many documents to prepare (None: all), and about how many tokens they have.
 
-    They are enough for the longest trial to read each once. Their number is doubled until then, so that studies that
-    share a collection ask for the same number.
+    The number starts at DOCUMENTS and is doubled until the longest trial reads no token twice. So studies that share a
+    collection usually ask for the same number.
     """
     documents = DOCUMENTS
     while documents * collection.tokens < tokens * collection.documents * (1 + SPARE):

@@ -20,9 +20,9 @@ DEFAULT_SCALE = f"scale={Sweep('').scale}"  # of the sweeps of studies
 
 
 def normalised(overrides: Sequence[str]) -> tuple[str, ...]:
-    """Return the overrides that select trials, sorted, with each key once and its last value in one spelling.
+    """Return the overrides that select trials: sorted, each key once with its last value, equal values written alike.
 
-    A sweep file is identified by its name alone: on a cluster its folder is another. A study's default scale is
+    A sweep file is identified by its name alone, since it is in another folder on a cluster. A study's default scale is
     omitted.
     """
     chosen = {_key(override): _canonical(override) for override in overrides}

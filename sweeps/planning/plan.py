@@ -35,7 +35,7 @@ class Planned:
     resources: Resources
     parent: str | None = None  # the id of the trial that it branches from
     keep: set[int] = field(default_factory=set)  # steps from whose checkpoints other trials start
-    earlier_tokens: int = 0  # read before it starts: by its parent until the branch, and by earlier parents
+    earlier_tokens: int = 0  # tokens read before it starts, by its parent up to the branch and by the parent's parents
 
     @property
     def id(self) -> str:
@@ -69,8 +69,8 @@ class Plan:
 def plan(sweeps: Sequence[Sweep], extra: tuple[str, ...] = (), *, with_data: bool = True) -> Plan:
     """Plan whole sweeps. Raise ValueError, which names the cell, if one of the trials is invalid.
 
-    with_data: False plans without reading the data. The trials then have ids and folders that stand for no run, the
-    vocabularies of their presets, and are not checked.
+    with_data: False plans without reading the data. Then ids and folders belong to no run, models have the
+    vocabulary sizes of their presets, and trials are not checked.
     """
     plans = [plan_cells(sweep, cells, with_data=with_data) for sweep in sweeps if (cells := expand(sweep, extra))]
     if not plans:
@@ -127,7 +127,7 @@ def _planned(cell: Cell, resources: Resources, parent: Planned | None, with_data
 
 
 def _on_a_device(runtime: Runtime, resources: Resources) -> tuple[Runtime, Resources]:
-    """Return both with an explicit device and explicit resources, since planning must not depend on the machine.
+    """Return runtime and resources with device and amounts filled in, since planning must not depend on the machine.
 
     A trial with device `auto` trains on GPUs if its resources contain GPUs, else on the CPU.
     """
@@ -138,7 +138,7 @@ def _on_a_device(runtime: Runtime, resources: Resources) -> tuple[Runtime, Resou
     if gpus is None:
         gpus = 1.0 if device == "cuda" else 0.0
     if device == "cuda" and not gpus:
-        raise ValueError("resources.gpus 0 with runtime.device cuda: valid are 1, or a part of a GPU")
+        raise ValueError("resources.gpus 0 with runtime.device cuda: set it to 1, or to a fraction of a GPU")
     cpus = float(runtime.threads) if resources.cpus is None else resources.cpus
     return replace(runtime, device=device), replace(resources, cpus=cpus, gpus=gpus)
 
@@ -149,7 +149,7 @@ def _branch_step(cell: Cell, parent: Trial) -> int:
     at = 1.0 if cell.at is None else cell.at
     step = round(at * steps) if at < 1 or cell.at is None else int(at)
     if not 1 <= step <= steps:
-        raise ValueError(f"at {cell.at}: its parent has steps 1 to {steps}")
+        raise ValueError(f"at {cell.at}: a step of its parent, 1 to {steps}, is expected")
     return step
 
 

@@ -85,9 +85,9 @@ def stored_plans(runs: Path) -> Iterator[StoredPlan]:
 
 
 def earlier_runs(plan: Plan) -> dict[Place, str]:
-    """Return, for places of the plan, the name of the run folder of another trial that a stored plan has there.
+    """Return, by place of this plan, the run folder that a stored plan has at the place for another trial.
 
-    That trial had another config, or was computed by other code. The newest plan counts.
+    That trial had another config, or other code computed it. If several stored plans have the place, the newest counts.
     """
     runs, planned = plan.store, {place_of(member): member for member in plan.members}
     earlier: dict[Place, str] = {}
@@ -179,7 +179,7 @@ def _trial(planned: Planned, runs: Path) -> dict[str, Any]:
 
 
 def _in_store(cell: Cell, store: str) -> Cell:
-    """Return the cell with this override in place of the one that names the store."""
+    """Return the cell with the override `store` in place of the one that names the store, also in its parents."""
     overrides = tuple(store if text.startswith(STORE) else text for text in cell.overrides)
     return replace(cell, overrides=overrides, parent=cell.parent and _in_store(cell.parent, store))
 
@@ -190,7 +190,7 @@ def _in_store(cell: Cell, store: str) -> Cell:
 def _loaded(path: Path, runs: Path, selection: tuple[str, ...] | None = None) -> StoredPlan:
     data = read_json(path)
     if data is None or "format" not in data:
-        raise UnusablePlan(f"{path} is damaged, or no plan")
+        raise UnusablePlan(f"{path} is damaged or is no plan")
     if data["format"] != FORMAT:
         raise UnusablePlan(f"{path} has format {data['format']}, but this fewbits reads format {FORMAT}")
     if selection is not None and data.get("overrides") != list(selection):

@@ -1,4 +1,4 @@
-"""List the studies: the papers that this suite reproduces, each with the recipes of the config tree that it needs."""
+"""List the studies: the papers that this suite reproduces, each with the recipes that it needs."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ class Study:
     title: str  # of the paper
     arxiv: str
     about: str
-    recipes: tuple[str, ...]  # names in the config tree, including the paper's baselines
+    recipes: tuple[str, ...]  # names of recipes, including the paper's baselines
 
 
 _ALL = (

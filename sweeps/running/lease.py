@@ -56,7 +56,7 @@ class Held(Exception):
     """The error that another worker holds the lease."""
 
     def __init__(self, holder: Holder) -> None:
-        super().__init__(f"worked on by process {holder.pid} of {holder.host}")
+        super().__init__(f"process {holder.pid} of {holder.host} is working on this trial")
 
 
 def holder(folder: Path) -> Holder | None:

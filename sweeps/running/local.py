@@ -26,7 +26,7 @@ from fewbits.sweeps.running.worker import Job, Outcome, work
 
 _PR_SET_PDEATHSIG = 1
 _HERE = "127.0.0.1"
-ATTEMPTS = 100  # to fork a worker, 0.1 s apart
+ATTEMPTS = 100  # attempts to fork a worker, 0.1 s apart
 
 
 @dataclass
@@ -162,8 +162,8 @@ def _die_with_parent() -> None:
 def meeting_place() -> TCPStore:
     """Return a TCP store where the ranks of one trial meet on this machine, open as long as it is referenced.
 
-    This process serves it, as torchrun's agent does. If rank 0 opened a port that was found free before, another
-    program could have taken it meanwhile.
+    This process serves it, as torchrun's agent does. If rank 0 opened a port that was free a moment before,
+    another program might have taken that port meanwhile.
     """
     return TCPStore(_HERE, 0, is_master=True, wait_for_workers=False)
 

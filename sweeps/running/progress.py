@@ -23,7 +23,7 @@ class Display(Progress):
         self.began: float | None = None  # the time when the first trial began
         self._speeds = speeds
         self._done_before = 0.0  # the work that was done when the first trial began
-        self._reached: dict[str, float] = {}  # the part of each trial that was done before this sweep
+        self._reached: dict[str, float] = {}  # the fraction of each trial that was done before this sweep
         self._failures: dict[str, Failure] = {}  # the last failure printed of each trial
         self._stopping = False
 
@@ -47,7 +47,7 @@ class Display(Progress):
         self.update("  ".join(texts), [_bar(task, reports[task.planned.id]) for task in running], counts)
 
     def _print_events(self, driver: Driver) -> None:
-        """Print each new failure of a trial that is tried again, and that the driver is stopping."""
+        """Print each new failure of a trial that is tried again, and one line when the sweep begins to stop."""
         for task in driver.of(Stage.WAITING, Stage.STARTED):
             if task.failure is not None and self._failures.get(task.planned.id) is not task.failure:
                 self._failures[task.planned.id] = task.failure
@@ -57,7 +57,7 @@ class Display(Progress):
             self.print_line("fewbits: stopping: trials end at a checkpoint (Ctrl-C again: stop at once)")
 
     def _seconds_left(self, driver: Driver, reports: Mapping[str, Mapping[str, Any]], slots: int) -> float | None:
-        """Return the seconds left, by this sweep's pace once it is known, before by the speeds in the store."""
+        """Estimate the seconds left: from this sweep's pace once it is known, until then from the store's speeds."""
         tasks = driver.tasks
         if not self._reached:
             self._reached = {

@@ -1,4 +1,4 @@
-"""Run a plan from its start to its summary, with a backend, a driver, the display, MLflow and handling of Ctrl-C."""
+"""Run a plan and print its summary: start the backend, the driver and the display, update MLflow, handle Ctrl-C."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from fewbits.sweeps.tracking.mlflow_view import Mirror
 
 SHOWN = 8  # lines of a failed trial's log
 SYNC = 5.0  # seconds between updates of MLflow
-SYNC_WAIT = 60.0  # seconds that a started update has to end
+SYNC_WAIT = 60.0  # seconds to wait at the end for an update that has started
 AGAIN = "run the same command again"
 ENDED = (*OVER, State.FAILED, State.BLOCKED)
 STOPPED = 130  # the exit status after Ctrl-C
@@ -51,7 +51,7 @@ def run_sweep(
 
     Warnings are printed as lines of the progress display.
     variables: names of environment variables that a cluster's workers get in addition to the usual ones. like: the kind
-    of machine for all trials; trials that another kind computed run again.
+    of machine for all trials; trials that another kind of machine computed run again.
     """
     try:
         save_plan(plan, overrides)  # before the first trial starts
@@ -88,7 +88,7 @@ def _run(plan: Plan, backend: Backend, like: str | None, display: Display, mirro
     if like:
         again = reasons_to_rerun(plan, like, require_kind(plan, like, backend.machines()))
         if moved := move_aside(plan, again):
-            display.print_line(f"{len(moved)} run folders of other kinds of machines moved to {moved[0].parent}")
+            display.print_line(f"{len(moved)} run folders from other kinds of machines were moved to {moved[0].parent}")
     demands = [Demand(trial.folder.path.name, trial.resources) for trial in _missing(plan)]
     backend.require(demands, display.print_line)
     driver = Driver(plan, backend, display, Placement(plan, backend, like, display.print_line))
@@ -105,9 +105,9 @@ def _missing(plan: Plan, again: Collection[str] = ()) -> list[Planned]:
 
 @contextmanager
 def _mirrored(mirror: Mirror) -> Iterator[None]:
-    """Update MLflow every few seconds in a thread while the block runs, since it may be slow or away.
+    """Update MLflow every few seconds in a thread while the block runs, since MLflow may be slow or unreachable.
 
-    If the block raises, the last update is not waited for.
+    If the block raises, do not wait for the last update.
     """
     ended = threading.Event()
 
@@ -192,7 +192,7 @@ def _next_steps(failed: Sequence[Task], blocked: Sequence[TrialStatus], gone: in
     if waiting := len(blocked) - stuck:
         parts.append(f"{waiting} blocked by failed trials")
     if stuck:
-        parts.append(f"{stuck} blocked for good: their parent diverged")
+        parts.append(f"{stuck} blocked permanently: their parent diverged")
     if gone:
         parts.append(f"{gone} finished earlier but missing from the store: {AGAIN}")
     return "; ".join(parts)

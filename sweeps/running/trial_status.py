@@ -9,9 +9,10 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
+from fewbits.common.store_folder import runs_option
 from fewbits.experiments.identity import computed_by_todays_sources
 from fewbits.experiments.storage import checkpoints
-from fewbits.experiments.storage.run_folder import opened
+from fewbits.experiments.storage.run_folder import RunFolder, opened
 from fewbits.sweeps.planning.plan import Plan, Planned
 from fewbits.sweeps.running import store
 from fewbits.sweeps.running.store import State
@@ -29,7 +30,7 @@ class TrialStatus:
 def trial_statuses(plan: Plan, failed: Collection[str] = ()) -> dict[str, TrialStatus]:
     """Return the status of each trial, by id.
 
-    failed: trials that a driver saw fail; on a full disk their folders do not contain that.
+    failed: ids of trials that a driver saw fail; on a full disk their folders have no record of the failure.
     """
     statuses: dict[str, TrialStatus] = {}
     for key, planned in plan.trials.items():  # parents come before their branches
@@ -69,10 +70,15 @@ def counted(states: Iterable[State]) -> str:
 
 
 def stale_note(planned: Planned, was: str) -> str:
-    """Return why a planned trial does not use the run `was`, which had its place in the sweep before."""
+    """Return why a planned trial does not use the run `was`, which was at the same place of the sweep before."""
     if is_stale(planned, was):
-        return f"stale: {was} was computed by other code; `fewbits explain {was}` shows the difference"
+        return f"stale: {was} was computed by other code; {explain_hint(planned.folder, was)}"
     return f"not used: {was}, which has another config"
+
+
+def explain_hint(folder: RunFolder, run: str) -> str:
+    """Return a sentence with the command that explains a run of this folder's store."""
+    return f"`fewbits explain {run}{runs_option(folder.path.parent)}` shows the difference"
 
 
 def is_stale(planned: Planned, was: str) -> bool:

@@ -60,7 +60,7 @@ class Outcome:
     """The outcome of a job.
 
     Its kind is `over` (there is a result), `stopped` (on request), `busy` (another worker has the trial) or `failed`
-    (an error, which another attempt may not have).
+    (an error; another attempt may succeed).
     """
 
     kind: str
@@ -123,10 +123,11 @@ def _lead(job: Job, lost: Callable[[], bool]) -> Outcome:
 
 
 def _reopen(job: Job) -> Runtime:
-    """Prepare a trial that has passed a step whose checkpoint is now needed to resume before that step.
+    """Make the trial write all checkpoints that it has to keep, and return its settings.
 
-    Checkpoints of later steps, from which it would resume otherwise, are removed. The returned settings keep those
-    that had been kept, so that they are written again.
+    If the trial has passed a step whose checkpoint is missing, remove the checkpoints of all later steps, so that it
+    resumes before that step. The returned settings also name the permanent checkpoints that were removed, so that
+    training writes them again.
     """
     folder, wanted = job.folder, job.runtime.keep_steps
     with folder.alone():
@@ -140,9 +141,9 @@ def _reopen(job: Job) -> Runtime:
 
 
 class _Lost(Exception):
-    """The error that the lease is lost. The worker has to end at once, since its files would disturb the next worker's.
+    """An error: this worker has lost its lease, and has to end at once without writing to the run folder.
 
-    In particular, it must not write checkpoints of earlier steps.
+    Another worker may be training there, and saving a checkpoint of an earlier step would remove its later ones.
     """
 
 
@@ -195,7 +196,7 @@ class _Reporter:
 
 @contextmanager
 def _logged(path: Path) -> Iterator[IO[str]]:
-    """Redirect everything that the process prints to the trial's log, including libraries and crashes."""
+    """Redirect everything that the process prints to the trial's log, including output of libraries and crashes."""
     with path.open("a", buffering=1, encoding="utf-8") as log:
         before = [os.dup(stream) for stream in (1, 2)]
         for stream in (sys.stdout, sys.stderr):

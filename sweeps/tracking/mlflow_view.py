@@ -8,7 +8,7 @@ All runs have the tags fewbits.store, fewbits.user and mlflow.user. A driver cre
 its own store and user. Runs of versions without these tags are adopted if their folder is in the store.
 
 Only drivers connect to MLflow, workers never do; sent.py remembers what was sent. If MLflow shows a run as running
-whose trial nobody works on, the run is set to KILLED; when the trial resumes, the same run is set to RUNNING. If
+but no worker has its trial, the run is set to KILLED; when the trial resumes, the same run is set to RUNNING. If
 several trials have the same place in a sweep, for example after a change of the code, the newest plan's trial is
 current, and the comparison view shows only current trials.
 """
@@ -16,7 +16,6 @@ current, and the comparison view shows only current trials.
 from __future__ import annotations
 
 import os
-import shlex
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fewbits.common.redaction import redacted
+from fewbits.common.store_folder import runs_option
 from fewbits.experiments.storage.run_folder import RunFolder
 from fewbits.experiments.tracking import mlflow_database, mlflow_runs
 from fewbits.experiments.tracking import tracker as tracking
@@ -57,7 +57,7 @@ STATE, PLACE, REASON = "fewbits.state", "fewbits.place", "fewbits.reason"
 PARENT, SOURCE, NOTE = "mlflow.parentRunId", "mlflow.source.name", "mlflow.note.content"
 KIND = "fewbits.kind"  # a tag of parent runs: sweep
 STATUS = {
-    State.PLANNED: "KILLED",  # it has started, and nobody works on it
+    State.PLANNED: "KILLED",  # it has started, but no worker has it
     State.RUNNING: "RUNNING",
     State.DONE: "FINISHED",
     State.FAILED: "FAILED",
@@ -93,9 +93,7 @@ class Synced:
         if self.uri.startswith("http"):
             return ""
         runs = self.runs or mlflow_database.path_of(self.uri).parent
-        default = os.environ.get("MLFLOW_TRACKING_URI") or runs == Path("runs").resolve()
-        shown = runs.relative_to(Path.cwd()) if runs.is_relative_to(Path.cwd()) else runs
-        return f"(served by `fewbits ui{'' if default else f' --runs {shlex.quote(str(shown))}'}`)"
+        return f"(served by `fewbits ui{'' if os.environ.get('MLFLOW_TRACKING_URI') else runs_option(runs)}`)"
 
 
 class Mirror:
@@ -167,7 +165,7 @@ class Mirror:
         sent = 0
         for key, want in wanted.items():
             group = groups.get(key) or self._ask(client, owner, want.sweep)
-            groups.pop(key, None)  # until all is sent: after an error MLflow is asked again what it has
+            groups.pop(key, None)  # put back when all is sent: after an error MLflow is asked again what it has
             if group.view != want.view:
                 key_of_view = view_of(want.sweep, group.experiment, owner).key
                 client.set_experiment_tag(group.experiment, TAG + key_of_view, want.view)
@@ -282,7 +280,7 @@ def _reason(folder: RunFolder, state: State) -> tuple[str | None, str | None]:
 
 
 def _status(states: list[State], over: bool) -> str:
-    """Return MLflow's status of a sweep. over: no driver runs it any more."""
+    """Return MLflow's status for a sweep with trials in these states. over: no driver runs it any more."""
     if State.RUNNING in states or (State.PLANNED in states and not over):
         return "RUNNING"
     if State.FAILED in states or State.BLOCKED in states:

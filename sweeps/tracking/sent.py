@@ -1,4 +1,4 @@
-"""Remember what MLflow has been sent of a store's sweeps, and find what it lacks.
+"""Remember what was sent to MLflow about a store's sweeps, and find what MLflow does not have yet.
 
 A small cache file beside the run folders holds, for each sweep and trial, what was sent and the times and sizes of the
 trial's files at that moment. While these are the same there is nothing to do, and MLflow is not even imported. The
@@ -45,13 +45,13 @@ def look_at(folder: RunFolder) -> Look:
 
 
 def place_of(cell: Cell) -> str:
-    """Return the cell's place as a run's tag holds it."""
+    """Return the cell's place as JSON, which is the value of a run's tag."""
     return json.dumps(cell.place)
 
 
 @dataclass
 class SentTrial:
-    """The last state of a trial of a sweep that MLflow was sent. The cache file has these fields."""
+    """The state of a sweep's trial that was last sent to MLflow. The cache file has these fields."""
 
     folder: str
     run: str = ""  # its id in MLflow
@@ -62,7 +62,7 @@ class SentTrial:
 
 @dataclass
 class SentSweep:
-    """The last state of a sweep at a scale that MLflow was sent. The cache file has these fields."""
+    """The state of a sweep at a scale that was last sent to MLflow. The cache file has these fields."""
 
     experiment: str
     parent: str  # the run
@@ -114,7 +114,7 @@ class WantedSweep:
 
 
 def read_sent(runs: Path, uri: str, owner: Owner) -> dict[str, SentSweep]:
-    """Return what MLflow was sent of this owner's sweeps, by sweep, as the cache says."""
+    """Return what was sent to MLflow about this owner's sweeps, by sweep, as the cache file records it."""
     cached = (read_json(runs / CACHE) or {}).get(owner.cache_key(uri))
     try:
         sweeps = {key: from_dict(SentSweep, sweep) for key, sweep in (cached or {}).items()}
@@ -127,7 +127,9 @@ def read_sent(runs: Path, uri: str, owner: Owner) -> dict[str, SentSweep]:
 
 def write_sent(runs: Path, uri: str, owner: Owner, sweeps: Mapping[str, SentSweep]) -> None:
     """Write the cache."""
-    others = {key: value for key, value in (read_json(runs / CACHE) or {}).items() if "://" not in key}  # once: URIs
+    others = {
+        key: value for key, value in (read_json(runs / CACHE) or {}).items() if "://" not in key
+    }  # once keys were URIs
     write_json(runs / CACHE, {**others, owner.cache_key(uri): {key: asdict(sweep) for key, sweep in sweeps.items()}})
 
 

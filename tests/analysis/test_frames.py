@@ -180,7 +180,7 @@ def test_results_say_how_big_the_models_are(planned: Planner) -> None:
     count = results.trials["parameters"].iloc[0] / 1e6
     assert results.scale == f"{count:.2g} M parameters"
     assert results.of_sweep("tiny").scale == results.scale
-    with pytest.raises(ValueError, match="sweep 'big': valid are tiny"):
+    with pytest.raises(ValueError, match="sweep 'big': valid values are tiny"):
         results.of_sweep("big")
     assert results.has("mor")
     assert not results.has("fp8")

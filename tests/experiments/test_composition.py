@@ -1,4 +1,4 @@
-"""`resolved` sets values in a copy of an earlier composition and gives the tree that Hydra itself would compose.
+"""`resolved` sets values in a copy of an earlier composition and gives the config that Hydra itself would compose.
 
 The oracle is Hydra's own composition of all overrides at once, without any code of ours.
 """

@@ -165,7 +165,7 @@ ALONE = {
     "ddp by hand": recipe(*NOISY, more=DDP, by_hand=2),
 }
 REFUSED = {
-    "no recipe 'nvfp5': valid are nvfp4, ": recipe("nvfp5"),
+    "no recipe 'nvfp5'": recipe("nvfp5"),
     "unknown key 'recipe.keep.lats': recipe.keep has last, ": recipe("nvfp4", "keep.lats=2"),
     'set custom_config_module = "fewbits.experiments.titan" in [job], and recipe in [fewbits]': Job(
         ("--experimental.custom_import", "fewbits.experiments.titan", "--model.converters", "fewbits")

@@ -238,9 +238,9 @@ def test_overflow_is_what_was_asked_for(x: float) -> None:
 
 
 def test_a_format_refuses_what_it_has_no_code_for() -> None:
-    with pytest.raises(ValueError, match=r"valid are saturate, nan$"):
+    with pytest.raises(ValueError, match=r"valid values are saturate, nan$"):
         Format.parse("e4m3").code_of(1.0, "inf")
-    with pytest.raises(ValueError, match=r"valid are saturate$"):
+    with pytest.raises(ValueError, match=r"valid values are saturate$"):
         Format.parse("e2m1").code_of(1.0, "nan")
     with pytest.raises(ValueError, match="no code for NaN"):
         Format.parse("e2m1").code_of(math.nan)
@@ -334,7 +334,7 @@ def test_values_beyond_float32_are_refused(name: str) -> None:
 
 
 def test_unknown_specials_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"specials 'fn' .*valid are none, nan, ieee"):
+    with pytest.raises(ValueError, match=r"specials 'fn' .*valid values are none, nan, ieee"):
         Format("e4m3", 4, 3, 7, "fn")  # type: ignore[arg-type]
 
 

@@ -2,16 +2,20 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from fewbits.experiments.fingerprint import kernel_calls
 from fewbits.kernels.backends import compilation
 from fewbits.kernels.backends.constants import Grid, Scaling, flat, scaling_of
+from fewbits.kernels.formats import TABLE
 from fewbits.kernels.quantizer import Quantizer
 from fewbits.kernels.scalings import KINDS, SCALE_ROUNDINGS, SCALINGS
 from fewbits.kernels.scalings import Scaling as Record
 
-README = Path(__file__).parents[2] / "kernels" / "README.md"
+ROOT = Path(__file__).parents[2]
+README = ROOT / "kernels" / "README.md"
 SCALE_H = compilation.SOURCES / "scale.h"
 ABSENT = "–"
 
@@ -88,3 +92,24 @@ def test_a_quantizer_beyond_a_scalings_restrictions_is_told_which_are_valid(text
     with pytest.raises(ValueError, match=f"'{scaling}' with {field} ") as error:
         Quantizer.parse(text)
     assert ", ".join(map(str, getattr(SCALINGS[scaling], f"{field}s"))) in str(error.value)
+
+
+def test_the_readme_and_the_proof_of_equal_bits_list_every_scaling() -> None:
+    (row,) = re.findall(r"^\| scaling \|(.*)\|$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert set(re.findall(r"`(\w+)`", row)) == set(SCALINGS) - {"none"}
+    assert set(kernel_calls.SCALINGS) == set(SCALINGS) - {"none"}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"kind": "power", "stored": TABLE["e8m0"], "rounding": "nearest"},
+        {"kind": "float", "stored": TABLE["fp32"], "target": 224.0},
+        {"kind": "float", "stored": TABLE["e4m3"]},
+        {"kind": "mantissa", "stored": TABLE["e8m0"], "rounding": "up", "top": 3.0},
+        {"kind": "two-level", "stored": TABLE["e4m3"]},
+    ],
+)
+def test_a_record_has_no_field_that_its_kind_does_not_use(fields: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="no arithmetic"):
+        Record("new", **fields)

@@ -16,13 +16,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
 
-from fewbits.analysis.engine.data import Differences, NoData
 from fewbits.analysis.engine.frames import Damaged, Results
 from fewbits.analysis.engine.statistics import Interval, median_interval
 
 FOLDER = "bench"
 DEVICES = ("cuda", "cpu")  # the first that was measured is shown
 PLAIN = "bf16"
+QUIET = 0.05  # of the processors, for other processes
 T = TypeVar("T")
 
 
@@ -32,6 +32,7 @@ class Timed:
 
     amount: int
     seconds: tuple[float, ...]
+    others: tuple[float | None, ...] = ()  # the share of the processors that other processes used, turn by turn
     memory: int | None = None  # bytes, of training
 
     def __post_init__(self) -> None:
@@ -41,6 +42,12 @@ class Timed:
     @property
     def speed(self) -> float:
         return self.amount / median(self.seconds)
+
+    @property
+    def quiet(self) -> tuple[bool, ...]:
+        """Whether other processes used little of the machine, turn by turn; in none where that was not measured."""
+        shares = self.others or (None,) * len(self.seconds)
+        return tuple(share is not None and share <= QUIET for share in shares)
 
     def longer_than(self, other: Timed) -> tuple[float, ...]:
         """Time for the same amount, as a part of the other's, less one; turn by turn."""
@@ -73,7 +80,7 @@ def _training(found: dict[str, Any]) -> dict[str, dict[tuple[str, str], Timed]]:
     return {
         one["model"]: {
             (row["optimizer"], row["variant"]): Timed(
-                one["batch"] * one["length"], tuple(row["seconds"]), row["memory"]
+                one["batch"] * one["length"], tuple(row["seconds"]), tuple(row.get("others", ())), row["memory"]
             )
             for row in one["rows"]
         }
@@ -92,16 +99,8 @@ def _generators(found: dict[str, Any]) -> dict[tuple[int, int], dict[tuple[str, 
     shapes: dict[tuple[int, int], dict[tuple[str, str], Timed]] = {}
     for one in found["timed"]:
         arms = shapes.setdefault((one["rows"], one["cols"]), {})
-        arms[one["what"], one["arm"]] = Timed(one["elements"], tuple(one["seconds"]))
+        arms[one["what"], one["arm"]] = Timed(one["elements"], tuple(one["seconds"]), tuple(one.get("others", ())))
     return shapes
-
-
-def apart(ours: Timed | None, theirs: Timed | None, times: float = 1.0) -> Differences | NoData:
-    """Return how much longer theirs takes than `times` ours, turn by turn, as differences for a test."""
-    if ours is None or theirs is None:
-        return NoData("an arm was not measured")
-    found = tuple((1 + longer) / times - 1 for longer in theirs.longer_than(ours))
-    return Differences(found, True)
 
 
 def lost(ours: Timed, plain: Timed) -> tuple[float, ...]:

@@ -18,11 +18,11 @@ from fewbits.analysis.report.items import FigureResult, Picture, Table, TableCel
 from fewbits.analysis.report.registry import figure, table
 from fewbits.analysis.studies.gaussws import benches
 from fewbits.analysis.studies.gaussws.benches import PLAIN, Timed, Training, overhead
+from fewbits.analysis.studies.gaussws.metrics_timing import MODELS
 from fewbits.analysis.tables.cells import BLANK, PERCENT
 from fewbits.kernels.bench.generators import BITWISE, BOX_MULLER, TORCH
 
 GIB, THOUSAND = 2**30, 1e3
-MODELS = {"134m": "llama2-134m", "1b": "llama2-1b", "3b": "llama2-3b", "70b": "llama2-70b-4l"}  # of Table 1's rows
 COLUMNS = {  # of Table 1: optimizer and recipe
     f"{optimizer}{f'-{recipe}' if recipe != PLAIN else ''}": (optimizer, recipe)
     for optimizer in ("adamw", "adam-mini")

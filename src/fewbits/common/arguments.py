@@ -1,4 +1,4 @@
-"""Define the argument parser of all commands, and the checks of their options that run before a command starts."""
+"""Define the argument parser that all commands use, and checks of options that several commands have."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WIDTH = 110
 
 
 class CommandParser(argparse.ArgumentParser):
-    """The parser of a command's options, which raises ValueError for wrong ones, so that the user sees one line."""
+    """The parser of a command's options. It raises ValueError for wrong options, which the user sees as one line."""
 
     def __init__(self, command: str, about: str | None, examples: str | None = None) -> None:
         super().__init__(command, description=_wrapped(about), epilog=_wrapped(examples), formatter_class=_formatter)
@@ -26,7 +26,7 @@ class CommandParser(argparse.ArgumentParser):
 def existing(runs: str | None) -> str | None:
     """Return the store that the option `--runs` names; raise ValueError if it does not exist.
 
-    A command that only reads must not create a store because its name is misspelt.
+    So a command that only reads does not create a store if the user mistypes its name.
     """
     if runs is not None and not store_folder(runs).is_dir():
         raise ValueError(f"--runs {runs}: no such folder")

@@ -57,7 +57,7 @@ def write_atomically(path: Path, content: bytes | Callable[[BinaryIO], object]) 
 
 
 def create_once(path: Path, content: bytes) -> None:
-    """Create a file with this content. If the file exists, or another process is faster, that content stays."""
+    """Create a file with this content. If it exists already, or another process creates it first, keep that file."""
     partial = _beside(path)
     try:
         with synced_file(partial) as file:
@@ -87,14 +87,14 @@ def folder_atomically(path: Path) -> Iterator[Path]:
 
 
 def remove_folder(path: Path) -> None:
-    """Remove a folder in such a way that no process ever sees a part of it under its name."""
+    """Remove a folder; it is renamed first, so that no process ever sees only a part of it under its name."""
     aside = _beside(path)
     os.rename(path, aside)
     shutil.rmtree(aside)
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove what killed writers left in a folder. Only the folder's single writer may call this."""
+    """Remove the files that killed processes left unfinished. Only the single writer of the folder may call this."""
     for path in folder.glob(f".*{_SUFFIX}"):
         if path.is_dir():
             shutil.rmtree(path)
@@ -103,7 +103,7 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a value as indented JSON, with keys in their order; raise ValueError for what JSON cannot hold, as NaN."""
+    """Write a value as indented JSON with unsorted keys; raise ValueError for values that JSON lacks, such as NaN."""
     try:
         text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""Set environment variables for a while."""
+"""Set environment variables temporarily."""
 
 from __future__ import annotations
 

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from rich.live import Live
     from rich.table import Table
 
-QUIET = 60.0  # seconds after which a log line is printed although nothing that it counts has changed
+QUIET = 60.0  # seconds after which a log line is printed although the counts have not changed
 BAR = 12  # columns
-WIDE, MEDIUM = 100, 76  # columns of a terminal that has room for the bars too, and for the speeds too
+WIDE, MEDIUM = 100, 76  # columns that a terminal needs to show the bars too, or the speeds too
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Progress:
         self._logged: tuple[object, float] = (None, 0.0)  # the counts of the last log line, and its time
 
     def update(self, summary: str, bars: Sequence[Bar], counts: object) -> None:
-        """Show the current state. Not on a terminal: log the summary if the counts have changed, or a minute is over.
+        """Show the current state. If the stream is no terminal, log the summary when counts change and every minute.
 
         counts: the part of the state whose changes are logged.
         """

@@ -1,4 +1,4 @@
-"""Print tables of text: aligned columns without lines around them, for terminals, pipes and files alike."""
+"""Print tables of text with aligned columns and without lines, for terminals, pipes and files."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import TextIO
 
 GAP = 2  # spaces between columns
-FOLDED = 24  # characters that a folded column has at least
+FOLDED = 24  # the least width of a folded column, in characters
 
 
 def print_table(
@@ -17,8 +17,8 @@ def print_table(
 
     right: names of the columns that are aligned right, such as numbers.
 
-    A terminal shows the names in bold, and the last column is folded if the table is wider than the terminal, but not
-    if it is aligned right. In a pipe or file every row is one line of plain text, however long.
+    On a terminal the names are bold, and the last column is folded if the table is wider than the terminal, unless that
+    column is aligned right. In a pipe or file every row is one line of plain text of any length.
     """
     # Imported here, because rich takes longer to import than most commands need to start.
     from rich.console import Console

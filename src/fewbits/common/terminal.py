@@ -1,4 +1,4 @@
-"""Print lines on stderr: notices that stay and, on a terminal, one status line that the next one replaces."""
+"""Print lines on stderr: permanent notices and, on a terminal, a status line that the next status line replaces."""
 
 import shutil
 import sys
@@ -14,7 +14,7 @@ def notice(text: object) -> None:
 def show(text: str) -> None:
     """Replace the status line."""
     if sys.stderr.isatty():
-        width = shutil.get_terminal_size().columns - 1  # a line that wraps could not be erased
+        width = shutil.get_terminal_size().columns - 1  # a wrapped line could not be erased
         print(f"\r\033[K{text[:width]}", end="", file=sys.stderr, flush=True)
 
 

@@ -41,7 +41,7 @@ def test_what_the_paper_has_and_nothing_makes_is_known() -> None:
 
 def test_what_the_paper_has_not_needs_a_title_and_nothing_is_there_twice() -> None:
     registry = StudyRegistry("mor")
-    with pytest.raises(ValueError, match="table 'Table 9': valid are Table 1, "):
+    with pytest.raises(ValueError, match="table 'Table 9': valid values are Table 1, "):
         registry.add_table("Table 9", no_table)
     registry.add_table("Table 1", no_table)
     with pytest.raises(ValueError, match="Table 1 is registered twice"):

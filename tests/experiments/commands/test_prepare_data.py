@@ -143,7 +143,7 @@ def test_done_again_it_says_so_and_other_options_are_refused(
     main(options)
     assert (
         capsys.readouterr().out
-        == f"{tmp_path / 'out'} is prepared: fewbits train data=c4 data.path={tmp_path / 'out'}\n"
+        == f"{tmp_path / 'out'} is prepared; to train on it: fewbits train data=c4 data.path={tmp_path / 'out'}\n"
     )
     before = (tmp_path / "out" / "meta.json").stat().st_mtime_ns
     assert main(options) == 0
@@ -335,10 +335,10 @@ def test_bad_files_are_refused_and_leave_nothing(tmp_path: Path, content: str, w
         (["--source", "nowhere", "--tokenizer", "bytes"], "nowhere: the file or folder does not exist"),
         (["--source", ".", "--tokenizer", "bytes"], "it has json and parquet files"),
         (["--source", "empty", "--tokenizer", "bytes"], "it has none"),
-        (["--tokenizer", "bpe:4096"], "--tokenizer bpe:4096 needs training: valid are bytes, file:PATH, hub:NAME"),
+        (["--tokenizer", "bpe:4096"], "--tokenizer bpe:4096 needs training.*bytes, file:PATH, hub:NAME"),
         (["--source", ".", "--revision", "main", "--tokenizer", "bytes"], "local files have no revision"),
         (["--tokenizer", "gpt2"], "unknown tokenizer 'gpt2'"),
-        (["--documents", "0"], "'0': a whole number of 1 or more is expected"),
+        (["--documents", "0"], "'0': .*whole number"),
         (["--validation", "1.5"], "'1.5': a number between 0 and 1"),
     ],
 )

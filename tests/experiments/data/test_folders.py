@@ -85,10 +85,10 @@ def test_a_file_that_meta_does_not_describe_is_refused(tmp_path: Path) -> None:
     [
         ('{"vocab": ', "is not JSON"),
         ("[]", "is not a JSON object"),
-        ('{"vocabulary": 5}', "unknown key vocabulary: valid are dtype, vocab, separator"),
-        ('{"dtype": "int64"}', "dtype 'int64': valid are uint8, uint16, uint32"),
-        ('{"vocab": 65537}', "vocab 65537 with dtype uint16: valid are whole numbers from 0 to 65536"),
-        ('{"vocab": 10, "separator": 10}', "separator 10 with dtype uint16: valid are whole numbers from 0 to 9"),
+        ('{"vocabulary": 5}', "unknown key vocabulary.*dtype, vocab, separator"),
+        ('{"dtype": "int64"}', "dtype 'int64'.*uint8, uint16, uint32"),
+        ('{"vocab": 65537}', "vocab 65537 with dtype uint16.*whole numbers from 0 to 65536"),
+        ('{"vocab": 10, "separator": 10}', "separator 10 with dtype uint16.*whole numbers from 0 to 9"),
         ('{"vocab": "many"}', "vocab: int is expected, not 'many'"),
         ('{"sha256": 5}', "sha256: a mapping is expected, not 5"),
         ('{"text_bytes": []}', "text_bytes: a mapping is expected"),
@@ -168,7 +168,7 @@ def test_the_description_is_json_and_tells_sizes_and_checksums(tmp_path: Path) -
     [
         (
             DataConfig(kind="pile"),
-            r"unknown kind of data 'pile': valid are python, torch, synthetic, bin, openwebtext, c4",
+            r"unknown kind of data 'pile'.*python, torch, synthetic, bin, openwebtext, c4",
         ),
         (DataConfig(kind="bin"), r"data\.path is missing"),
         (
@@ -179,8 +179,8 @@ def test_the_description_is_json_and_tells_sizes_and_checksums(tmp_path: Path) -
         (DataConfig(kind="python", seed=3), r"data\.seed=3 with data\.kind=python"),
         (DataConfig(kind="synthetic", size=0), r"data\.size=0: a training split has at least 1"),
         (DataConfig(kind="c4"), r"no folder .*c4; make it by fewbits data prepare c4"),
-        (DataConfig(tokenizer="words"), r"unknown tokenizer 'words': valid are bytes, bpe:N"),
-        (DataConfig(tokenizer="bpe:256"), r"unknown tokenizer 'bpe:256': valid are bytes, bpe:N with N from 257"),
+        (DataConfig(tokenizer="words"), r"unknown tokenizer 'words'.*bytes, bpe:N"),
+        (DataConfig(tokenizer="bpe:256"), r"unknown tokenizer 'bpe:256'.*bytes, bpe:N with N from 257"),
         (DataConfig(tokenizer="file:/no/such.json"), r"the file /no/such\.json does not exist"),
     ],
 )

@@ -322,12 +322,12 @@ def test_a_partition_must_speak_of_every_parameter(broken: Callable[[Any], Any],
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"kind": "sgd"}, "unknown optimizer 'sgd': valid are adamw, adam-mini"),
-        ({"lr": -1.0}, "lr=-1.0: valid are finite numbers"),
+        ({"kind": "sgd"}, "unknown optimizer 'sgd'.*adamw, adam-mini"),
+        ({"lr": -1.0}, "lr=-1.0.*finite numbers"),
         ({"lr": float("nan")}, "lr=nan"),
-        ({"beta2": 1.0}, r"beta2=1.0: valid are numbers from 0 to below 1"),
-        ({"clip": 0.0}, r"clip=0.0: valid are finite numbers above 0"),
-        ({"clip": float("inf")}, r"clip=inf: valid are finite numbers above 0"),
+        ({"beta2": 1.0}, r"beta2=1.0.*numbers from 0 to below 1"),
+        ({"clip": 0.0}, r"clip=0.0.*finite numbers above 0"),
+        ({"clip": float("inf")}, r"clip=inf.*finite numbers above 0"),
         ({"bits_weight_decay": -0.1}, "bits_weight_decay=-0.1"),
     ],
 )

@@ -108,11 +108,11 @@ def test_every_factor_is_positive_at_most_one_and_falls_once_decay_has_started(
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"kind": "exponential"}, "unknown schedule 'exponential': valid are constant, linear, cosine, wsd"),
-        ({"decay_shape": "cubic"}, "unknown decay_shape 'cubic': valid are linear, cosine, sqrt"),
+        ({"kind": "exponential"}, "unknown schedule 'exponential'.*constant, linear, cosine, wsd"),
+        ({"decay_shape": "cubic"}, "unknown decay_shape 'cubic'.*linear, cosine, sqrt"),
         ({"warmup_steps": -1}, "warmup_steps=-1"),
         ({"warmup_steps": 5, "warmup_fraction": 0.1}, "set only one"),
-        ({"final_ratio": 1.5}, "final_ratio=1.5: valid are numbers from 0 to 1"),
+        ({"final_ratio": 1.5}, "final_ratio=1.5.*numbers from 0 to 1"),
         ({"decay_fraction": float("nan")}, "decay_fraction=nan"),
     ],
 )
@@ -126,7 +126,7 @@ def test_warm_up_that_does_not_fit_and_updates_outside_the_trial_are_refused() -
         factor(ScheduleConfig(kind="wsd", warmup_steps=90), 0, 100)
     with pytest.raises(ValueError, match=naming("warm-up", 10, "0 to 9")):
         factor(ScheduleConfig(kind="constant", warmup_steps=10), 0, 10)
-    with pytest.raises(ValueError, match=r"update 10 of a trial of 10: valid are 0 to 9"):
+    with pytest.raises(ValueError, match=r"update 10 of a trial of 10.*0 to 9"):
         factor(ScheduleConfig(), 10, 10)
 
 

@@ -235,7 +235,7 @@ def test_ordered_dicts_come_back_as_dicts_in_their_order() -> None:
 
 @pytest.mark.parametrize("value", [b"bytes", {1, 2}, object(), torch.float32])
 def test_what_cannot_be_kept_is_refused_with_its_place(value: object) -> None:
-    with pytest.raises(TypeError, match=r"data\.0\.order is a .*: valid are None, bool"):
+    with pytest.raises(TypeError, match=r"data\.0\.order is a .*None, bool"):
         flatten({"data": [{"order": value}]})
 
 
@@ -244,7 +244,7 @@ def test_what_cannot_be_kept_is_refused_with_its_place(value: object) -> None:
 
 def test_tensors_and_states_that_would_not_come_back_are_refused(tmp_path: Path) -> None:
     refused: list[tuple[dict[str, Tensor], dict[Any, Any], str]] = [
-        ({"c": torch.zeros(1, dtype=torch.complex64)}, {}, r"c is a torch.complex64 tensor.*: valid are dense"),
+        ({"c": torch.zeros(1, dtype=torch.complex64)}, {}, r"c is a torch.complex64 tensor.*dense"),
         ({"s": torch.eye(2).to_sparse()}, {}, "s is a torch.float32 tensor, torch.sparse_coo"),
         ({"m": torch.zeros(1, device="meta")}, {}, "on meta"),
         ({"__metadata__": torch.zeros(1)}, {}, "no tensor may be named __metadata__"),

@@ -196,7 +196,7 @@ def test_a_sweep_runs_on_the_worker_nodes_and_outlives_one_of_them(
     ended.set()
     killer.join()
     shown = capfd.readouterr()
-    assert "MLflow is left aside" not in shown.out
+    assert "MLflow was not updated" not in shown.out
     assert (status, len(killed)) == (0, 1), f"{shown.out}\n{shown.err}"
     assert [folder.over for folder in folders(plan)] == [True, True]
     for folder in folders(plan):

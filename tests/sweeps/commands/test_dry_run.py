@@ -118,4 +118,4 @@ def test_a_stale_result_is_named_beside_the_trial_that_takes_its_place(
     (run / "provenance.json").write_text(json.dumps(provenance))
     shown = dry_run(undisturbed.file, runs, capsys, "training.blow_up=2")
     assert shown.count(f"stale: {run.name} was computed by other code") == 1
-    assert "\n1 of the planned trials have results of other code" in shown
+    assert "\n1 planned trials have results that other code computed" in shown

@@ -113,7 +113,7 @@ def test_planning_writes_nothing(cache: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        ({"overrides": ["recipe=mor/blok"]}, "sweep tiny, seed 0: no recipe 'mor/blok': valid are mor/block"),
+        ({"overrides": ["recipe=mor/blok"]}, "sweep tiny, seed 0: no recipe 'mor/blok'.*mor/block"),
         ({"axes": {"optimizer.rate": [1]}}, r"sweep tiny, optimizer\.rate 1, seed 0: unknown key 'optimizer\.rate'"),
         ({"axes": {"training.steps": [2, -1]}}, r"training\.steps -1, seed 0: training\.steps -1: 1 or more"),
         ({"axes": {"training.steps": ["many"]}}, r"training\.steps: int is expected, not 'many'"),
@@ -121,7 +121,7 @@ def test_planning_writes_nothing(cache: Path, tmp_path: Path) -> None:
         ({"overrides": ["evaluation.windows=100000"]}, r"evaluation\.windows: "),
         (
             {"arms": {"t": {}, "b": {"parent": "t", "at": 9}}},
-            r"sweep tiny, arm b, seed 0: at 9\.0: its parent has steps 1 to 8",
+            r"sweep tiny, arm b, seed 0: at 9\.0: .*parent, 1 to 8",
         ),
         ({"scales": ["gpu"]}, "nothing to run: tiny at scale smoke has no trials"),
         ({"exclude": [{"seed": 0}]}, "nothing to run"),

@@ -180,24 +180,24 @@ arms: {long: {}, mid: {at: 0.5}, far: {parent: mid}, alone: {scratch: true}}
         "alone": None,
     }
     for wrong in ("trunk: lon\narms: {long: {}}", "arms: {a: {at: 0.5}}", "trunk: a\narms: {a: {at: 0.5}}"):
-        with pytest.raises(ValueError, match=r"trunk 'lon': valid are long|the arm has no parent"):
+        with pytest.raises(ValueError, match=r"trunk 'lon'.*long|the arm has no parent"):
             loaded(tmp_path, wrong)
 
 
 def test_a_scale_that_is_not_there_is_told_with_those_that_are(scaled: Path) -> None:
-    with pytest.raises(ValueError, match="scale 'huge': valid are cpu, smoke"):
+    with pytest.raises(ValueError, match=r"scale 'huge'.*cpu, smoke"):
         load_sweeps([str(scaled), "scale=huge"])
 
 
 # ------------------------------------------------------------------------------------------------ mistakes
 
 MISTAKES = {
-    "unknown key": ("seedz: [0]", "seedz: valid are .*seeds"),
+    "unknown key": ("seedz: [0]", "seedz: .*seeds"),
     "unknown key of an arm": (
         "arms: {a: {override: [x=1]}}",
-        r"unknown key arms\.a\.override: valid are overrides, axes",
+        r"unknown key arms\.a\.override.*overrides, axes",
     ),
-    "unknown key of resources": ("resources: {cpu: 1}", r"unknown key resources\.cpu: valid are cpus, gpus"),
+    "unknown key of resources": ("resources: {cpu: 1}", r"unknown key resources\.cpu.*cpus, gpus"),
     "text for a list": ("overrides: model=gpt2-nano", "overrides: a list is expected, not 'model=gpt2-nano'"),
     "text for seeds": ("seeds: [a]", "seeds: int is expected, not 'a'"),
     "part of a seed": ("seeds: [0.5]", r"seeds: int is expected, not 0\.5"),
@@ -213,33 +213,33 @@ MISTAKES = {
     "unequal lengths": ("zipped: [{a: [1, 2], b: [1]}]", "zipped axes need equally many values, but a has 2, b has 1"),
     "zipped but no mapping": ("zipped: [[a, b]]", r"zipped \['a', 'b'\]: a mapping of axes to lists is expected"),
     "zipped as a mapping": ("zipped: {a: [1]}", "zipped: a list is expected"),
-    "an axis twice": ("axes: {a: [1]}\nzipped: [{a: [1], b: [2]}]", "axis a is given twice"),
-    "seed as an axis": ("axes: {seed: [1]}", "axis seed is given twice .arms and seeds are not axes."),
+    "an axis twice": ("axes: {a: [1]}\nzipped: [{a: [1], b: [2]}]", "axis a: .* only once"),
+    "seed as an axis": ("axes: {seed: [1]}", "axis seed: .* no axes"),
     "an arm with an axis that there is not": (
         "arms: {x: {axes: [b]}}\naxes: {a: [1]}",
-        r"arms\.x\.axes: 'b': valid are a",
+        r"arms\.x\.axes: 'b'.*a",
     ),
-    "an exclusion of no value": ("axes: {a: [1, 2]}\nexclude: [{a: 3}]", "exclude: a '3': valid are 1, 2"),
-    "an unknown parent": ("arms: {x: {parent: z}, y: {}}", r"arms\.x\.parent: 'z': valid are y"),
-    "its own parent": ("arms: {x: {parent: x}, y: {}}", r"arms\.x\.parent: 'x': valid are y"),
+    "an exclusion of no value": ("axes: {a: [1, 2]}\nexclude: [{a: 3}]", "exclude: a '3'.*1, 2"),
+    "an unknown parent": ("arms: {x: {parent: z}, y: {}}", r"arms\.x\.parent: 'z'.*y"),
+    "its own parent": ("arms: {x: {parent: x}, y: {}}", r"arms\.x\.parent: 'x'.*y"),
     "at without a parent": ("arms: {x: {at: 0.5}}", r"at 0\.5: the arm has no parent"),
-    "at 0": ("arms: {x: {at: 0, parent: y}, y: {}}", r"at 0\.0: a part below 1"),
+    "at 0": ("arms: {x: {at: 0, parent: y}, y: {}}", r"at 0\.0: a fraction .* below 1"),
     "at one step and a half": ("arms: {x: {at: 1.5, parent: y}, y: {}}", r"at 1\.5: .*a whole step"),
-    "an exclusion of what is no axis": ("exclude: [{lr: 1}]", "exclude: 'lr': valid are arm, seed"),
-    "an exclusion of an arm that there is not": ("arms: {a: {}}\nexclude: [{arm: b}]", "exclude: arm 'b': valid are a"),
+    "an exclusion of what is no axis": ("exclude: [{lr: 1}]", "exclude: 'lr'.*arm, seed"),
+    "an exclusion of an arm that there is not": ("arms: {a: {}}\nexclude: [{arm: b}]", "exclude: arm 'b'.*a"),
     "an exclusion of everything": ("exclude: [{}]", "a mapping of axes to values is expected"),
     "an exclusion of several values": ("exclude: [{seed: [0, 1]}]", r"one value is expected, not \[0, 1\]"),
     "bundles of one name": ("axes: {a: {1: [x=1], '1': [x=2]}}", "axis a: a list of different values is expected"),
-    "a name that MLflow does not take": ("study: it's", '"it\'s" names files and runs: valid are'),
-    "a name that leads elsewhere": ("study: ../../x", "'../../x' names files and runs: valid are"),
-    "the folder above as a study": ("study: ..", "'..' names files and runs: valid are"),
-    "this folder as a study": ("study: .", "'.' names files and runs: valid are"),
-    "a hidden name": ("study: .git", "'.git' names files and runs: valid are"),
-    "an option's name": ("study: --x", "'--x' names files and runs: valid are"),
-    "a path as a study": ("study: a/b", "'a/b' names files and runs: valid are"),
-    "a tag as a study": ("study: <script>", "'<script>' names files and runs: valid are"),
+    "a name that MLflow does not take": ("study: it's", '"it\'s" names files and runs'),
+    "a name that leads elsewhere": ("study: ../../x", "'../../x' names files and runs"),
+    "the folder above as a study": ("study: ..", "'..' names files and runs"),
+    "this folder as a study": ("study: .", "'.' names files and runs"),
+    "a hidden name": ("study: .git", "'.git' names files and runs"),
+    "an option's name": ("study: --x", "'--x' names files and runs"),
+    "a path as a study": ("study: a/b", "'a/b' names files and runs"),
+    "a tag as a study": ("study: <script>", "'<script>' names files and runs"),
     "a limit that is no number": ("resources: {hours: .nan}", r"resources\.hours nan: 0 or more"),
-    "at no number": ("arms: {x: {at: .nan, parent: y}, y: {}}", r"at nan: a part below 1"),
+    "at no number": ("arms: {x: {at: .nan, parent: y}, y: {}}", r"at nan: a fraction .* below 1"),
     "less than one rank": ("resources: {ranks: 0}", r"resources\.ranks 0: 1 or more"),
     "negative hours": ("resources: {hours: -1}", r"resources\.hours -1\.0: 0 or more"),
     "not YAML": ("axes: {a: [1", r"one\.yaml: .*expected"),
@@ -258,10 +258,10 @@ def test_a_mistake_in_a_file_is_one_line(text: str, message: str, tmp_path: Path
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "no sweep is named"),
+        ((), r"name a sweep: study=NAME .*FILE\.yaml.* mor, nvfp4, gaussws"),
         (("missing.yaml",), r"no sweep file missing\.yaml"),
         (("old.yml",), r"a file NAME\.yaml is expected"),
-        (("study=none",), "study 'none': valid are"),
+        (("study=none",), "study 'none'"),
         (("FILE", "seed=1"), "'seed=1': expected KEY=VALUE; valid keys are .*seeds"),
         (("FILE", "nonsense"), "'nonsense': expected KEY=VALUE, or a sweep file"),
         (("FILE", "seeds=0,1"), "takes one value"),

@@ -214,7 +214,7 @@ def test_what_fails_is_named_with_its_log_and_leaves_the_others_whole(
     last = errors.splitlines()[-1]
     assert last == (
         "fewbits: 1 failed: run the same command again to resume them from their checkpoints; "
-        "2 blocked by failed trials; 1 blocked for good: their parent diverged"
+        "2 blocked by failed trials; 1 blocked permanently: their parent diverged"
     )
 
     (broken.path / "checkpoints").unlink()
@@ -223,7 +223,7 @@ def test_what_fails_is_named_with_its_log_and_leaves_the_others_whole(
         shown = capfd.readouterr()
         assert "6 trials: 4 done, 1 diverged, 1 blocked\n" in shown.out
         assert "failed: " not in shown.err
-        assert shown.err.splitlines()[-1] == "fewbits: 1 blocked for good: their parent diverged"
+        assert shown.err.splitlines()[-1] == "fewbits: 1 blocked permanently: their parent diverged"
     assert len(shown.err.splitlines()) == 2
     assert attempts(good) == 1
     assert store.failure(broken) is None
@@ -274,7 +274,7 @@ def test_what_may_be_deleted_may_be_damaged(
     shown = capfd.readouterr()
     assert "8 trials: 8 done\n" in shown.out
     assert "Traceback" not in shown.err
-    assert "MLflow is left aside" not in shown.err
+    assert "MLflow was not updated" not in shown.err
     assert json_of(runs / "speeds.json")
     assert cli.main(["status", *arguments, "training.blow_up=2"]) == 0
     assert "not used: " in capfd.readouterr().out  # from the plan, which was written again

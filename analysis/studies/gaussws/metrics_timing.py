@@ -1,0 +1,103 @@
+"""Timings that G16 and G18 compare, turn by turn, of turns in which other processes left the machine alone.
+
+A claim about every model or shape is about the one where it holds least: in each turn the least favourable number of
+all counts. Where more than half of the turns were disturbed, nothing is said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from fewbits.analysis.engine.data import Differences, Measured, NoData, NotPlanned
+from fewbits.analysis.engine.frames import Results
+from fewbits.analysis.engine.hooks import measure
+from fewbits.analysis.engine.paper import paper
+from fewbits.analysis.studies.gaussws import benches
+from fewbits.analysis.studies.gaussws.benches import PLAIN, QUIET, Timed, lost
+from fewbits.kernels.bench.generators import BITWISE, BOX_MULLER, TORCH
+
+MODELS = {"134m": "llama2-134m", "1b": "llama2-1b", "3b": "llama2-3b", "70b": "llama2-70b-4l"}  # of Table 1's rows
+THREEFOLD = 3.0
+Pair = tuple[Timed | None, Timed | None]
+Turns = Callable[[Timed, Timed], Sequence[float]]
+
+
+@measure("gaussws", "G16")
+def training(results: Results) -> Mapping[str, Measured]:
+    """Return what sampling costs of a whole training step, of Table 1's models on a GPU."""
+    names = ("order-gaussws", "order-diffq", "gaussws-at-most", "diffq-at-least")
+    found = benches.training(results)
+    if found is None or found.kind != "cuda" or not any(name in found.models for name in MODELS.values()):
+        return dict.fromkeys(
+            names, NotPlanned("needs a GPU, and `fewbits bench train --store` of Table 1's models on it")
+        )
+    models = [found.models[name] for name in MODELS.values() if name in found.models]
+
+    def pairs(ours: str, baseline: str) -> list[Pair]:
+        return [(of.get(("adamw", ours)), of.get(("adamw", baseline))) for of in models]
+
+    most, least = max(_printed("adamw-gaussws")), min(_printed("adamw-diffq"))
+    return {
+        "order-gaussws": _least(pairs("gaussws", PLAIN), lambda ours, plain: ours.longer_than(plain)),
+        "order-diffq": _least(pairs("diffq", "gaussws"), lambda diffq, ours: diffq.longer_than(ours)),
+        "gaussws-at-most": _most(
+            pairs("gaussws", PLAIN), lambda ours, plain: [one - most for one in lost(ours, plain)]
+        ),
+        "diffq-at-least": _most(
+            pairs("diffq", PLAIN), lambda diffq, plain: [least - one for one in lost(diffq, plain)]
+        ),
+    }
+
+
+@measure("gaussws", "G18")
+def generators(results: Results) -> Mapping[str, Measured]:
+    """Return how much longer the other generators take than the bitwise one, at the shape where it is least.
+
+    The paper's figure is of eq. 3 forward, which no CPU has for Box-Muller; there the generators alone are compared.
+    """
+    found = benches.generators(results)
+    if found is None:
+        missing = NotPlanned("not measured; run `fewbits bench kernels --generators --store`")
+        return {"box-muller": missing, "torch": missing}
+    what = "forward" if found.kind == "cuda" else "generator"
+
+    def beside(arm: str, times: float) -> Measured:
+        pairs = [(of.get((what, arm)), of.get((what, BITWISE))) for of in found.shapes.values()]
+        return _least(pairs, lambda other, ours: [(1 + one) / times - 1 for one in other.longer_than(ours)])
+
+    return {"box-muller": beside(BOX_MULLER, 1.0), "torch": beside(TORCH, THREEFOLD)}
+
+
+def _least(pairs: Iterable[Pair], turns: Turns) -> Measured:
+    return _turn_by_turn(pairs, turns, min)
+
+
+def _most(pairs: Iterable[Pair], turns: Turns) -> Measured:
+    return _turn_by_turn(pairs, turns, max)
+
+
+def _turn_by_turn(pairs: Iterable[Pair], turns: Turns, choose: Callable[[Iterable[float]], float]) -> Measured:
+    """Return the chosen number of all pairs in each of the quiet turns, which are numbered for each pair by itself."""
+    kept: list[list[float]] = []
+    for ours, other in pairs:
+        if ours is None or other is None:
+            return NoData("an arm was not measured")
+        values = turns(ours, other)
+        quiet = [value for value, still in zip(values, ours.quiet, strict=True) if still]
+        if 2 * len(quiet) < len(values):
+            return NoData(
+                f"disturbed: in {len(values) - len(quiet)} of {len(values)} turns other processes used more than "
+                f"{QUIET:.0%} of the processors, or that was not measured; measure again on a quiet machine"
+            )
+        kept.append(quiet)
+    shortest = min(map(len, kept), default=0)
+    if not shortest:
+        return NoData("nothing was measured")
+    chosen = tuple(choose(values[turn] for values in kept) for turn in range(shortest))
+    return Differences(chosen, True, unit="turn")
+
+
+def _printed(column: str) -> list[float]:
+    """Return the shares of throughput that Table 1 loses, of its models."""
+    said = [paper("gaussws").table("Table 1").value(f"overhead-{size}", column) for size in MODELS]
+    return [value / 100 for value in said if value is not None]
