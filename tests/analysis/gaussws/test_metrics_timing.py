@@ -1,0 +1,83 @@
+"""Timing claims: turns that other processes disturbed are dropped, and too many of them decide nothing."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from fewbits.analysis.engine.claims import comparisons, load_claims
+from fewbits.analysis.engine.data import Differences, Measured, NoData, NotPlanned
+from fewbits.analysis.engine.findings import Status
+from fewbits.analysis.engine.frames import Results
+from fewbits.analysis.engine.tests import judge
+from fewbits.analysis.studies.gaussws import benches, metrics_timing
+from fewbits.analysis.studies.gaussws.benches import Generators, Timed, Training
+from fewbits.sweeps.planning.plan import Plan
+
+EMPTY = Results(Plan((), (), {}))
+STILL, DISTURBED = (0.01,) * 8, (0.01, 0.5, *(0.01,) * 6)
+SHAPES = ((2048, 512), (2048, 2048))
+
+
+def timed(seconds: float, others: tuple[float | None, ...] = STILL) -> Timed:
+    return Timed(1000, tuple(seconds * (1 + 0.001 * (turn % 3)) for turn in range(8)), others)
+
+
+def generators(box_muller: Mapping[tuple[int, int], float], others: tuple[float | None, ...] = STILL) -> Generators:
+    arms = {"bitwise": 1.0, "torch": 4.0}
+    return Generators(
+        "a GPU",
+        "cuda",
+        {
+            shape: {("forward", arm): timed(s, others) for arm, s in {**arms, "box-muller": of_shape}.items()}
+            for shape, of_shape in box_muller.items()
+        },
+    )
+
+
+def measured(monkeypatch: pytest.MonkeyPatch, found: Generators | None) -> Mapping[str, Measured]:
+    monkeypatch.setattr(benches, "generators", lambda _: found)
+    return metrics_timing.generators(EMPTY)
+
+
+def statuses(claim: str, data: Mapping[str, Measured]) -> list[Status]:
+    parts = comparisons(load_claims("gaussws").claim(claim))
+    return [judge(one, data[one.part.data]).status for one in parts]
+
+
+def test_the_shape_that_gains_least_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    both = dict.fromkeys(SHAPES, 1.5)
+    assert statuses("G18", measured(monkeypatch, generators(both))) == [Status.SUPPORTED, Status.SUPPORTED]
+    slow = measured(monkeypatch, generators(both | {SHAPES[1]: 0.9}))
+    assert statuses("G18", slow) == [Status.OPPOSED, Status.SUPPORTED]
+
+
+def test_disturbed_turns_are_dropped_and_turns_are_the_unit(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = measured(monkeypatch, generators(dict.fromkeys(SHAPES, 1.5), DISTURBED))["box-muller"]
+    assert isinstance(found, Differences)
+    assert (len(found.values), found.unit) == (7, "turn")
+
+
+@pytest.mark.parametrize("others", [(0.5,) * 5 + (0.01,) * 3, (), (None,) * 8])
+def test_a_bench_that_was_disturbed_or_did_not_measure_it_decides_nothing(
+    monkeypatch: pytest.MonkeyPatch, others: tuple[Any, ...]
+) -> None:
+    found = measured(monkeypatch, generators(dict.fromkeys(SHAPES, 0.5), others))
+    assert all(isinstance(one, NoData) for one in found.values())
+    assert set(statuses("G18", found)) == {Status.UNDECIDED}
+
+
+def test_without_a_bench_the_claims_are_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert all(isinstance(one, NotPlanned) for one in measured(monkeypatch, None).values())
+
+
+def test_training_beside_the_papers_overheads(monkeypatch: pytest.MonkeyPatch) -> None:
+    def training(gaussws: float, kind: str = "cuda") -> Mapping[str, Measured]:
+        steps = {"bf16": 1.0, "gaussws": gaussws, "diffq": 1.25}
+        models = {"llama2-134m": {("adamw", recipe): timed(s) for recipe, s in steps.items()}}
+        monkeypatch.setattr(benches, "training", lambda _: Training("a device", kind, models))
+        return metrics_timing.training(EMPTY)
+
+    assert set(statuses("G16", training(1.03))) == {Status.SUPPORTED}
+    assert statuses("G16", training(1.12))[2] is Status.OPPOSED
+    assert set(statuses("G16", training(1.03, "cpu"))) == {Status.NOT_RUN}
