@@ -316,12 +316,12 @@ MISTAKES = {
     "recipe.keep.last=2": "recipe bf16 keeps the first 0 and last 2 of 2 blocks high",
     "recipe.keep.first=1 recipe.keep.last=1": "keeps the first 1 and last 1 of 2 blocks high",
     "recipe.keep.names=[foo]": "keep.names: no layer matches 'foo'; the layers are blocks.0.",
-    "recipe=gaussws recipe.sampler.parts=[in]": "sampler.parts ['in']: the model has only down, out, qkv, up",
+    "recipe=gaussws recipe.sampler.parts=[in]": "sampler.parts ['in']: the model has only the parts down, out, qkv, up",
     "recipe=mor/block model.width=128 model.heads=2 model.kv_heads=2 training.length=32": (
         "recipe mor/block …128x128 block …fprop.x of"
     ),
     "schedule.warmup_steps=3": "warmup_steps=3 and warmup_fraction=0.05: set only one",
-    "schedule.warmup_steps=9 schedule.warmup_fraction=0": "9 updates of warm-up in a trial of 2",
+    "schedule.warmup_steps=9 schedule.warmup_fraction=0": "schedule.warmup 9 updates in a trial of 2",
     "model.vocab=10": "model.vocab 10: …256 tokens",
     "evaluation.windows=100000": "evaluation.windows: 100000 windows of length 256 do not fit into",
     "training.length=4000000 model.context=4000000": "tokens are too few for windows of length 4000000",

@@ -475,11 +475,11 @@ BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
         {},
         "Sequential has no linear layer in its blocks to quantize",
     ),
-    "a linear layer itself": (lambda: nn.Linear(4, 4), {}, "cannot be swapped in place: put it into an nn.Sequential"),
+    "a linear layer itself": (lambda: nn.Linear(4, 4), {}, "cannot be replaced in place: put it into an nn.Sequential"),
     "all blocks kept": (
         gpt2,
         {"keep": {"first": 1, "last": 1}},
-        "recipe mine keeps the first 1 and last 1 of 2 blocks high: nothing would be quantized; use a deeper model",
+        "recipe mine keeps the first 1 and last 1 of 2 blocks high: no layer would be quantized; use a deeper model",
     ),
     "more blocks kept than there are": (gpt2, {"keep": {"last": 8}}, "keeps the first 0 and last 8 of 2 blocks high"),
     "a name that no layer has": (
@@ -502,7 +502,7 @@ BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
     "a sampler for missing parts": (
         gpt2,
         {"sampler": {"kind": "diffq", "parts": ["in"]}},
-        "sampler.parts ['in']: the model has only down, out, qkv, up",
+        "sampler.parts ['in']: the model has only the parts down, out, qkv, up",
     ),
 }
 
