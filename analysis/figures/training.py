@@ -195,10 +195,11 @@ class Shown:
         ]
 
     def _trunks(self, found: Mapping[str, Series]) -> list[Line]:
-        styles = {name: QUIET if i == 0 else Style("quiet", (4, 2)) for i, name in enumerate(self.trunks)}
+        """Return the trunks' lines; each trunk of the study has one style in all rows of a figure."""
+        styles = {name: Style("quiet", (4, 2)) if i else QUIET for i, name in enumerate(self.table.trunks)}
         return [
-            self._line(found[name], style, self.table.trunks[name], secondary=True)
-            for name, style in styles.items()
+            self._line(found[name], styles[name], self.table.trunks[name], secondary=True)
+            for name in self.trunks
             if name in found
         ]
 
