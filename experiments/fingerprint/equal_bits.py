@@ -20,7 +20,8 @@ FILE = Path(__file__).with_name("equal_bits.json")
 class EqualPair:
     """Two fingerprints that gave the same bits, and where and when this was tested.
 
-    untried: the number of changed statements that no trial executed; above 0 only if a person has reviewed them.
+    untried: the number of changed statements, of both versions, that no trial executed; above 0 only if a person has
+        reviewed them.
     reviewed: why that person considers them to compute the same.
     """
 

@@ -135,7 +135,10 @@ class Sweep:
             for axis in arm.axes or ():
                 one_of(f"sweep {self.name}: arms.{name}.axes:", axis, names)
             if arm.at is not None and arm.parent is None and (arm.scratch or self.trunk in (None, name)):
-                raise ValueError(f"sweep {self.name}: arms.{name}.at {arm.at}: the arm has no parent")
+                raise ValueError(
+                    f"sweep {self.name}: arms.{name}.at {arm.at}: the arm has no parent, in which it could start; "
+                    "set its parent, or remove at"
+                )
             if arm.parent is not None:
                 one_of(f"sweep {self.name}: arms.{name}.parent:", arm.parent, [a for a in self.arms if a != name])
         for name in self.arms:
