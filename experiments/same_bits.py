@@ -227,7 +227,10 @@ class _Interrupted(BaseException):
 
 
 def train_all(folder: Path, trials: Mapping[str, Sequence[str]], trace: str | None) -> None:
-    """Train all trials on both backends; write the executed lines of the computing sources beside the runs."""
+    """Train the trials, a resumed one and a branch; write lines.json, the executed lines of each Python source, there.
+
+    trace="cpp" trains with the compiled backend alone, and gcov's counters record the lines.
+    """
     lines: dict[str, set[int]] = {}
     if trace == "cpp":
         _build_with_counters(folder.parent)
