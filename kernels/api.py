@@ -169,7 +169,7 @@ def mix(
     whole tensor. A decision block with a non-finite value gets the last entry. A decision block that the first entry
     represents exactly gets the first entry, if that has an error test.
 
-    stats: also return the QuantStats of the first entry for each decision block; its test compared their error.
+    stats: also return, for each decision block, the QuantStats of the first entry, whose error its test compares.
 
     >>> y, choice = mix(x, Mixture.parse("e4m3:128x128:gam @ error<0.045 | bf16 ; per=tensor"))
     """

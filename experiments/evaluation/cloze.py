@@ -52,7 +52,7 @@ class ClozeItems:
 
 @dataclass(frozen=True, eq=False)
 class ClozeScore:
-    """The points of each item, float64 [N]: 1 if only the truth is likeliest, 1/k if k choices with it tie, else 0.
+    """The points of each item, float64 [N]: 1 for the likeliest choice, 1/k for one of k likeliest, else 0.
 
     A tie gives what guessing among the tied choices would give on average, so an uninformed model is exactly at chance.
     """

@@ -18,7 +18,12 @@ FILE = Path(__file__).with_name("equal_bits.json")
 
 @dataclass(frozen=True)
 class EqualPair:
-    """Two fingerprints that gave the same bits, and where and when this was tested."""
+    """Two fingerprints that gave the same bits, and where and when this was tested.
+
+    untried: the number of changed statements, of both versions, that no trial executed; above 0 only if a person has
+        reviewed them.
+    reviewed: why that person considers them to compute the same.
+    """
 
     device: str
     instruction_set: str
@@ -27,6 +32,8 @@ class EqualPair:
     old_commit: str
     torch: str
     date: str
+    untried: int = 0
+    reviewed: str = ""
 
 
 @cache

@@ -70,7 +70,7 @@ class AdamMini(UntracedOptimizer):
         return loss
 
     def _update(self, param: Tensor, grad: Tensor, group: dict[str, Any]) -> None:
-        """Update a parameter by the operations of torch's AdamW in their order, so that "element" gives its bits."""
+        """Update a parameter by the operations of torch's AdamW in the same order: "element" gives AdamW's bits."""
         state, runs = self.state[param], self._runs[param]
         if not state:
             state["step"] = torch.zeros(())

@@ -209,7 +209,7 @@ def _list(folder: Path) -> list[tuple[tuple[int, int], Path]]:
 
 
 def _retain(folder: Path, step: int, edition: int, keep: int) -> None:
-    """Remove later checkpoints, other editions of the step, and older ones beyond the number to keep."""
+    """Remove checkpoints of later steps, other copies of this step, and older checkpoints beyond the number to keep."""
     others = [(at, path) for (at, number), path in _list(folder) if (at, number) != (step, edition)]
     older = [path for at, path in others if at < step]
     later = [path for at, path in others if at >= step]
@@ -241,7 +241,7 @@ def _layout(tensors: Mapping[str, Tensor]) -> tuple[list[bytes | Tensor], int]:
 
 
 def _write(file: BinaryIO, layout: list[bytes | Tensor]) -> str:
-    """Write all parts; return their SHA-256, computed in a second thread one chunk behind the disk."""
+    """Write all parts; return the whole file's SHA-256. A second thread hashes each chunk while it is written."""
     digest = hashlib.sha256()
     with ThreadPoolExecutor(1) as pool:
         hashed = pool.submit(digest.update, b"")

@@ -100,9 +100,8 @@ def connect(runs: Path, uri: str) -> MlflowClient:
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-    os.environ["MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"] = (
-        "true"  # MLflow would print the URI with its password at each run's end
-    )
+    # MLflow would print the URI with its password at each run's end.
+    os.environ["MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"] = "true"
     import mlflow
 
     for name, level in (("mlflow", logging.CRITICAL), ("alembic", logging.WARNING)):

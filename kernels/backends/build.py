@@ -118,7 +118,9 @@ def compiler_error(command: tuple[str, ...]) -> str | None:
 
 
 def _compiled(command: tuple[str, ...], target: Path) -> bytes:
-    print(f"fewbits: compiling the CPU kernels into {target.parent}, once: minutes", file=sys.stderr, flush=True)
+    print(
+        f"fewbits: compiling the CPU kernels into {target.parent}: once, for some minutes", file=sys.stderr, flush=True
+    )
     with tempfile.TemporaryDirectory() as folder:
         return compile_in(Path(folder), command).read_bytes()
 

@@ -24,9 +24,8 @@ class Backend(Protocol):
     """
 
     name: str
-    never_waits: (
-        bool  # True: callers must not wait for results, which would stall the device and prevent CUDA graph capture
-    )
+    # True: callers must not wait for results, which would stall the device and prevent the capture of CUDA graphs.
+    never_waits: bool
 
     def quantize(
         self,

@@ -70,9 +70,8 @@ def _rotate(x: Tensor, q: Quantizer, axis: int) -> Tensor:
 
 
 def fake_quantize(x: Tensor, q: Quantizer, axis: int) -> Tensor:
-    if (
-        q.scaling == "none" and q.format.name == "bf16" and q.needs_seed
-    ):  # the lower 16 bits are the probability of rounding up
+    # BF16 with stochastic rounding: the lower 16 bits are the probability of rounding up.
+    if q.scaling == "none" and q.format.name == "bf16" and q.needs_seed:
         odds = torch.randint(0, 1 << 16, x.shape, dtype=torch.int32, device=x.device)
         return (x.view(torch.int32) + odds & ~0xFFFF).view(torch.float32)
     if q.scaling == "none":

@@ -128,8 +128,8 @@ template <class D> FB_HD float within(float y, float q) {
   float most = (bits(q) & MAGNITUDE) == INF ? value(INF) : D::max, limited = most < y ? most : y;
   return -most > limited ? -most : limited;
 }
-FB_HD float by_two_levels(float q, float scale,
-                          float outer) {  // if the scale is 0, the results are zeros with the signs of q
+// If the scale is 0, the results are zeros with the signs of q.
+FB_HD float by_two_levels(float q, float scale, float outer) {
   return scale == 0.0f ? with_sign(0.0f, q) : (q * scale) * outer;
 }
 

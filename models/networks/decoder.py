@@ -51,9 +51,8 @@ class DecoderConfig:
     tied: bool = False  # the head shares the embedding's weight
     bias: bool = False  # whether linear layers and LayerNorms have a bias
     fused_qkv: bool = True  # one linear layer for q, k and v, instead of three
-    pattern: str = (
-        ""  # a letter for each block, as in Megatron: M Mamba-2, - feed-forward, * attention; "": every block is *-
-    )
+    # A letter for each block, as in Megatron: M Mamba-2, - feed-forward, * attention; "": every block is *-.
+    pattern: str = ""
     mamba_groups: int = 8  # the number of groups; the heads of a group share B, C and a norm
     mamba_state: int = 128
     mamba_head_dim: int = 64

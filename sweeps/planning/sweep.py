@@ -48,9 +48,8 @@ class Arm:
     axes: tuple[str, ...] | None = None  # the axes of the sweep that it has; None: all
     parent: str | None = None  # the arm from whose checkpoint it starts, with the same seed and values of axes
     scratch: bool = False  # it starts from scratch although the sweep has a trunk
-    at: float | None = (
-        None  # where it starts: below 1 a fraction of the parent's steps, else a step; None: the parent's end
-    )
+    # Where it starts: below 1 a fraction of the parent's steps, else a step; None: the parent's end.
+    at: float | None = None
     scales: tuple[str, ...] | None = None  # the scales at which it runs; None: all
     about: str = ""
 
@@ -88,9 +87,8 @@ class Sweep:
     scales: tuple[str, ...] | None = None  # the scales at which it runs; None: all
     values: dict[str, Any] = field(default_factory=dict)  # for ${values.NAME} elsewhere in the file
     overrides: tuple[str, ...] = ()  # overrides of every trial
-    size: tuple[str, ...] = (
-        "scale=${scale}",
-    )  # overrides of every trial that set its size, by default those of the scale
+    # Overrides of every trial that set its size, by default those of the scale.
+    size: tuple[str, ...] = ("scale=${scale}",)
     seeds: tuple[int, ...] = (0,)
     arms: dict[str, Arm] = field(default_factory=lambda: {"": Arm()})
     trunk: str | None = None  # the arm that is the parent of all arms that name none
@@ -135,7 +133,10 @@ class Sweep:
             for axis in arm.axes or ():
                 one_of(f"sweep {self.name}: arms.{name}.axes:", axis, names)
             if arm.at is not None and arm.parent is None and (arm.scratch or self.trunk in (None, name)):
-                raise ValueError(f"sweep {self.name}: arms.{name}.at {arm.at}: the arm has no parent")
+                raise ValueError(
+                    f"sweep {self.name}: arms.{name}.at {arm.at}: the arm has no parent, in which it could start; "
+                    "set its parent, or remove at"
+                )
             if arm.parent is not None:
                 one_of(f"sweep {self.name}: arms.{name}.parent:", arm.parent, [a for a in self.arms if a != name])
         for name in self.arms:

@@ -169,7 +169,7 @@ def meeting_place() -> TCPStore:
 
 
 def environments_at(served: TCPStore, ranks: int) -> list[Mapping[str, str]]:
-    """Return the environment variables of each rank that meets at this store."""
+    """Return the environment variables with which each rank finds the others through this TCPStore."""
     of_ranks = rank_environments(ranks, _HERE, served.port)
     return [{**rank, "LOCAL_RANK": rank["RANK"], "TORCHELASTIC_USE_AGENT_STORE": "True"} for rank in of_ranks]
 

@@ -114,7 +114,7 @@ class WantedSweep:
 
 
 def read_sent(runs: Path, uri: str, owner: Owner) -> dict[str, SentSweep]:
-    """Return what was sent to MLflow about this owner's sweeps, by sweep, as the cache file records it."""
+    """Return the cache's record of what was sent to MLflow, for each sweep of this store and user."""
     cached = (read_json(runs / CACHE) or {}).get(owner.cache_key(uri))
     try:
         sweeps = {key: from_dict(SentSweep, sweep) for key, sweep in (cached or {}).items()}
@@ -134,7 +134,7 @@ def write_sent(runs: Path, uri: str, owner: Owner, sweeps: Mapping[str, SentSwee
 
 
 def _still_there(uri: str, sweeps: dict[str, SentSweep]) -> dict[str, SentSweep]:
-    """Return the sweeps that the database still has: it may be new, or a user may have deleted runs."""
+    """Return the sweeps whose parent run is still in the database, which may be a new file or lack deleted runs."""
     path = mlflow_database.path_of(uri)
     if not path.exists():
         return {}

@@ -37,9 +37,8 @@ def redacted(text: object) -> str:
     'postgresql://alice:***@host/db'
     """
     result = str(text)
-    for secret in sorted(
-        set(_secrets()), key=len, reverse=True
-    ):  # before the patterns, which might replace only a part of a secret
+    # Secrets come before the patterns, which might replace only a part of one.
+    for secret in sorted(set(_secrets()), key=len, reverse=True):
         result = result.replace(secret, HIDDEN)
     result = _USER.sub(_without_password, result)
     for pattern in (_PARAMETER, _WORD, _ENTRY):

@@ -117,7 +117,7 @@ def test_a_trial_in_subwords_ends_with_cloze_and_tasks(
     ("asked", "told"),
     [
         (["evaluation.tasks=[toy_code]"], "toy_code run code that the model writes"),
-        (["data=synthetic", "data.size=5000", "evaluation.tasks=[toy]"], "the tokenizer of data of kind synthetic"),
+        (["data=synthetic", "data.size=5000", "evaluation.tasks=[toy]"], "the tokenizer of data.kind=synthetic"),
         (
             ["data=synthetic", "data.size=5000", "evaluation.cloze=4"],
             "evaluation.cloze 4: the documents cannot be separated",

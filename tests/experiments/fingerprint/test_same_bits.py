@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -201,8 +202,8 @@ def replace(version: Version, file: str, before: str, after: str) -> None:
     path.write_text(text.replace(before, after), "utf-8")
 
 
-def declared(version: Version) -> list[dict[str, str]]:
-    found: list[dict[str, str]] = json.loads((version.root / "experiments/fingerprint/equal_bits.json").read_text())
+def declared(version: Version) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads((version.root / "experiments/fingerprint/equal_bits.json").read_text())
     return found
 
 
@@ -223,6 +224,17 @@ def test_a_refactoring_with_the_same_bits_is_declared_equal(
     assert pair["old"] != pair["new"]
     assert (pair["device"], pair["instruction_set"]) == ("cpu", new.description["instruction_set"])
     assert "equal on cpu" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("few_calls")
+def test_statements_that_no_trial_executed_need_a_reviewer(old: Version, tmp_path: Path) -> None:
+    new = copied(tmp_path)
+    replace(new, "models/networks/layers.py", "eps=eps) * weight).to(dtype)", "eps=eps) * weight.float()).to(dtype)")
+    assert prove(old, new, "abc", TRIALS) == 1
+    assert declared(new) == []
+    assert prove(old, new, "abc", TRIALS, reviewed="weights are float32") == 0
+    (pair,) = declared(new)
+    assert (pair["untried"], pair["reviewed"]) == (2, "weights are float32")  # one in each version
 
 
 @pytest.mark.usefixtures("few_calls")

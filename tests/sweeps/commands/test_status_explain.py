@@ -148,7 +148,7 @@ def test_an_edit_of_the_code_is_named_by_its_file(
     (run / "config.yaml").write_text((source / "config.yaml").read_text())
     assert cli.main(["explain", run.name, "--runs", str(tmp_path)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 1
+    assert len(lines) == 2  # and what stale means
     assert lines[0].startswith("sources.models/networks/decoder.py: 000000000000 → ")
 
 
@@ -223,7 +223,7 @@ def test_a_result_of_other_code_is_shown_and_noted(
         assert row["state"] == "done"
         assert row["step"] == 8
         digits = row["folder"].rpartition("-")[2]
-        assert row["note"] == f"computed by other code; `fewbits explain {digits}` shows the difference"
+        assert f"`fewbits explain {digits} --runs {undisturbed.store}`" in row["note"]
 
 
 def test_differences_are_of_leaves_and_shorten_digests() -> None:
