@@ -17,7 +17,8 @@ HAVE := $(if $(wildcard $(INSTALLED)),$(shell cat $(VENV)/.extras 2>/dev/null))
 WANTED := $(sort $(HAVE) $(subst $(comma), ,$(EXTRAS)))
 
 # Options of a study: make reproduce-mor SCALE=smoke SEEDS=0,1,2 ADDRESS=http://head:8265 RUNS=/shared/runs
-# OUT=DIR is the folder of reports. Without it, the report of another store replaces the one of this store.
+# OUT=DIR is the folder for reports. Reports of two stores have the same name: without OUT=, the later one replaces the
+# earlier one.
 SCALE ?= cpu
 SEEDS ?=
 ADDRESS ?=
@@ -27,7 +28,7 @@ STUDIES := mor nvfp4 gaussws
 REPRODUCE := $(STUDIES:%=reproduce-%)
 TO := $(if $(OUT),--out $(OUT))
 
-# GaussWS's report also contains speeds measured on this machine; they are left out if a cluster trains.
+# GaussWS's report also contains speeds measured on this machine; they are not measured if a cluster trains.
 ON_GPU := $(filter gpu paper,$(SCALE))
 TIMED_cpu := --model gpt2-nano,llama2-nano --eager 0
 TIMED_gpu := --model gpt2-124m,llama2-134m,llama2-1b,llama2-3b --length 1024 --eager 0
@@ -35,29 +36,45 @@ MEASURE_gaussws = $(BIN)/fewbits bench train $(if $(ON_GPU),$(TIMED_gpu),$(TIMED
 	$(BIN)/fewbits bench kernels --generators $(if $(ON_GPU),--device cuda) --once --store $(or $(RUNS),runs) || exit $$?;
 
 .DEFAULT_GOAL := help
-.PHONY: help setup more-extras test test-portable lint bench ui clean reproduce $(REPRODUCE)
+.PHONY: help setup more-extras test tests test-deep test-portable mutate lint style types bench ui clean reproduce $(REPRODUCE)
 
 help: ## Show this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /  make \1	/p' $(firstword $(MAKEFILE_LIST)) | expand -t 26
 
 setup: $(BUILT) ## Create .venv, install fewbits with its tools and EXTRAS, build the CPU kernels
 
-test: lint ## Run what CI runs: lint, types and all tests
-	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
+TESTS := $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
+
+# Types and tests run in parallel, because the first tests wait for clusters to start.
+test: style ## Run what CI runs: lint, types, and the tests with a few random examples of each law
+	@$(MAKE) --no-print-directory --jobs=2 types tests
+
+tests: setup
+	$(TESTS)
+
+test-deep: setup ## Run the tests with all examples, repeated kill scenarios and other long checks
+	FEWBITS_TESTS=deep $(TESTS)
 
 test-portable: setup ## Run the tests that train under three instruction sets: this processor's own and two older ones
 	$(BIN)/python tests/portable.py --numprocesses 3 --dist loadfile --quiet
 
-lint: setup ## Check style, format and types
+mutate: setup ## Insert errors into the sources, and count those that tests detect: docs/measured/mutation.md
+	$(BIN)/python -m tests.mutate --write
+
+lint: style types ## Check style, format and types
+
+style: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run --Werror kernels/csrc/*.h kernels/csrc/*.cpp kernels/csrc/*.cu kernels/csrc/*.cuh tests/kernels/backends/simt/*
 
-bench: setup ## Measure the kernels and other libraries
+types: setup
+	$(BIN)/mypy
+
+bench: setup ## Measure the speed and memory of the kernels and of other libraries
 	$(BIN)/fewbits bench kernels
 
-ui: setup ## Serve MLflow's page of runs/ on 127.0.0.1:5000
+ui: setup ## Show the trials of runs/ in MLflow, on 127.0.0.1:5000
 	$(BIN)/fewbits ui
 
 reproduce-mor: ## Run the missing trials of the MoR study and write its report: SCALE, SEEDS, ADDRESS, RUNS, OUT
@@ -91,6 +108,6 @@ $(INSTALLED): pyproject.toml constraints.txt $(if $(filter-out $(HAVE),$(WANTED)
 	@echo $(WANTED) > $(VENV)/.extras
 	touch $@
 
-$(BUILT): $(INSTALLED) kernels/backends/build.py $(wildcard kernels/csrc/*)
+$(BUILT): $(INSTALLED) kernels/backends/build.py $(wildcard kernels/backends/compilation.py kernels/csrc/*)
 	$(BIN)/python -m fewbits.kernels.backends.build
 	touch $@

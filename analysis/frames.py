@@ -407,7 +407,7 @@ def kind(recipe: Recipe) -> str:
     """By what forward passes read: the coarser, the harder chance pushes at a run."""
     if recipe.sampler.kind != "none":
         return "sampled weights"
-    forward = min(_bits(recipe.operands.fprop_x), _bits(recipe.operands.fprop_w))
+    forward = min(_bits(recipe.operands["fprop.x"]), _bits(recipe.operands["fprop.w"]))
     return f"{COARSE} bits or more forward" if forward >= COARSE else f"fewer than {COARSE} bits forward"
 
 

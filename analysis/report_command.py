@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fewbits.common.arguments import CommandParser
-from fewbits.sweeps.commands.sweep import add_where, in_store, is_submitted, submit_report, sweep
+from fewbits.sweeps.cluster.address import is_dashboard
+from fewbits.sweeps.commands.sweep import add_where, in_store, submit_report, sweep
 
 EXAMPLES = """\
 examples:
@@ -49,7 +50,7 @@ def main(argv: Sequence[str]) -> int:
 
     if options.sweep:  # which takes a while
         check_place(reports)
-    if options.sweep and is_submitted(options):
+    if options.sweep and is_dashboard(options.address):
         return submit_report(words, options, reports)
     swept = sweep(words, options) if options.sweep else 0
     if swept > 1:

@@ -1,46 +1,140 @@
-"""Compose a folder of config files with Hydra's loader, without the rest of Hydra.
-
-Hydra's public `compose` gives the same tree, but takes several times longer: it also composes Hydra's own settings,
-which trials do not use, reads every file again, and initialises Hydra's global state.
-"""
+"""Compose folders of config files through Hydra's public API, and read and write its override grammar."""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Sequence
-from dataclasses import replace
+import difflib
+import re
+from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
+from typing import Any, cast
 
-from hydra import version
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra._internal.config_repository import CachingConfigRepository, IConfigRepository
-from hydra._internal.defaults_list import create_defaults_list
-from hydra._internal.utils import create_config_search_path
-from hydra.core.default_element import ResultDefault
+import hydra
+import yaml
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.plugins.config_source import ConfigResult
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from fewbits.common.from_dict import one_of
+
+ERRORS = (HydraException, OmegaConfBaseException, YAMLError)
+_BASE, _ROOT = "fewbits_defaults", "fewbits_root"  # names in Hydra's store that `compose_file` uses
+# Hydra's settings of logs, help and sweeps, which no trial has: without them composing takes two thirds of the time.
+_WITHOUT_HYDRA = tuple(
+    f"~hydra/{group}"
+    for group in ("output", "launcher", "sweeper", "help", "hydra_help", "hydra_logging", "job_logging", "env")
+)
+_YAML_CONSTANTS = ("null", "none", "true", "false", "yes", "no", "on", "off", "nan", "inf")
 
 
-class ConfigFolder:
-    """A folder of config files, plus the nodes in Hydra's config store when it is created. Each file is read once."""
-
-    def __init__(self, folder: Path) -> None:
-        version.setbase(None)
-        self._loader = _Loader(create_config_search_path(str(folder)))
-        self._files = CachingConfigRepository(self._loader.repository)
-
-    def compose(self, root: str, overrides: Sequence[str]) -> DictConfig:
-        parsed = OverridesParser.create().parse_overrides(list(overrides))
-        chosen = create_defaults_list(self._files, root, parsed, prepend_hydra=False, skip_missing=False)
-        config = self._loader._compose_config_from_defaults_list(chosen.defaults, self._files)
-        OmegaConf.set_struct(config, True)
-        self._loader._apply_overrides_to_config(chosen.config_overrides, config)
-        return config
+def compose(folder: Path, root: str, overrides: Sequence[str]) -> DictConfig:
+    """Compose a config of the folder. Hydra's global state is the same afterwards, also inside another Hydra run."""
+    ours = _initialised(folder.resolve())
+    instance = GlobalHydra.instance()
+    outer, instance.hydra = instance.hydra, ours
+    try:
+        return hydra.compose(root, [*_WITHOUT_HYDRA, *overrides])
+    except HydraException as error:
+        if isinstance(error.__cause__, OmegaConfBaseException) and not str(error):
+            raise error.__cause__ from None
+        raise
+    finally:
+        instance.hydra = outer
 
 
-class _Loader(ConfigLoaderImpl):
-    def _load_single_config(self, default: ResultDefault, repo: IConfigRepository) -> ConfigResult:
-        """Return a copy, because composing changes the nodes of the cached config."""
-        loaded = super()._load_single_config(default, repo)
-        return replace(loaded, config=copy.deepcopy(loaded.config))
+@cache
+def _initialised(folder: Path) -> Any:
+    """Return Hydra's state after `initialize_config_dir`; it is cached, since each such call searches for plugins."""
+    outer = GlobalHydra.instance().hydra
+    GlobalHydra.instance().clear()
+    try:
+        with hydra.initialize_config_dir(str(folder), version_base=None):
+            return GlobalHydra.instance().hydra
+    finally:
+        GlobalHydra.instance().hydra = outer
+
+
+def compose_file(file: Path, base: Mapping[str, Any], overrides: Sequence[str], group: str) -> dict[str, Any]:
+    """Return the values of a YAML file as plain resolved data: the defaults `base`, the file's values, the overrides.
+
+    group: the name of a folder beside the file. If it exists, the key of that name includes one of its YAML files.
+    """
+    folder, values, top = file.parent / group, list(overrides), _top_level(file, base)
+    defaults: list[Any] = [_BASE, file.stem]
+    choice: dict[str, Any] = {}
+    if folder.is_dir():
+        chosen = [value.partition("=")[2] for value in values if value.startswith(f"{group}=")]
+        choice[group] = chosen[-1] if chosen else top.get(group, base[group])
+        one_of(group, choice[group], sorted(path.stem for path in folder.glob("*.yaml")))
+        defaults.append({f"{group}@_global_": choice[group]})
+        values = [value for value in values if not value.startswith(f"{group}=")]
+    for text in values:
+        key = str(parse_override(text).key_or_group).partition(".")[0]
+        if key not in base:
+            raise ValueError(f"unknown key {key!r}: valid keys are {nearest_first(key, list(base))}")
+    store = ConfigStore.instance()
+    store.store(_BASE, dict(base))
+    store.store(_ROOT, {"defaults": [*defaults, "_self_"]})
+    try:
+        data = OmegaConf.to_container(compose(file.parent, _ROOT, values), resolve=True, throw_on_missing=True)
+    except ERRORS as error:
+        raise ValueError(f"{file.name}: {' '.join(str(error).split())}") from error
+    return cast(dict[str, Any], data) | choice
+
+
+def _top_level(file: Path, base: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a file's top-level keys, checked here because Hydra's error names neither key nor file."""
+    try:
+        data = yaml.safe_load(file.read_text()) or {}
+    except YAMLError as error:
+        raise ValueError(f"{file.name}: {' '.join(str(error).split())}") from None
+    if not isinstance(data, dict):
+        raise ValueError(f"{file.name}: a mapping is expected, with keys of {', '.join(base)}")
+    for key, value in data.items():
+        for kind, kind_name in ((dict, "a mapping"), (list, "a list")):
+            if isinstance(base.get(key), kind) and isinstance(value, (dict, list)) and not isinstance(value, kind):
+                raise ValueError(f"{file.name}: {key}: {kind_name} is expected, not {value!r}")
+    return data
+
+
+def parse_override(text: str) -> Override:
+    """Parse an override KEY=VALUE; raise ValueError for other text, and for several values to sweep over."""
+    try:
+        override: Override = OverridesParser.create().parse_override(text)
+        if not override.key_or_group:
+            raise HydraException("no key")
+        override.value()
+    except HydraException:
+        raise ValueError(
+            f"{text!r} is not KEY=VALUE in Hydra's grammar; quote a value that has special characters such as <: "
+            "KEY='\"VALUE\"'"
+        ) from None
+    key = override.key_or_group
+    if override.is_sweep_override():
+        raise ValueError(f"{text!r}: a trial takes one value; write a list as {key}=[…] and a string as {key}='\"…\"'")
+    return override
+
+
+def spelled(value: object) -> str:
+    """Return a value as text in Hydra's override grammar."""
+    if isinstance(value, str):
+        if re.fullmatch(r"[A-Za-z_][\w./-]*", value) and value.lower() not in _YAML_CONSTANTS:
+            return value
+        before_a_quote = r'(\\+)(?="|\Z)'  # elsewhere a backslash is an ordinary character
+        return '"' + re.sub(before_a_quote, r"\1\1", value).replace('"', '\\"') + '"'
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{k}:{spelled(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, (list, tuple)):
+        return "[" + ",".join(map(spelled, value)) + "]"
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def nearest_first(name: str, valid: Sequence[str]) -> str:
+    """Return the valid names, separated by commas; those most similar to `name` come first."""
+    near = difflib.get_close_matches(name, valid, n=3, cutoff=0.5)
+    return ", ".join([*near, *(v for v in valid if v not in near)])

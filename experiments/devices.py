@@ -14,7 +14,7 @@ from torch import Tensor
 from fewbits.experiments.trial import Runtime
 from fewbits.kernels.backends import cuda
 
-# Peak dense BF16 FLOP/s by a part of the device's name, for the utilisation (MFU) of training.
+# Peak dense BF16 FLOP/s by a part of the GPU's name; the utilisation of training (MFU) is relative to it.
 PEAK = {"H200": 989e12, "H100": 989e12, "B200": 2250e12, "A100": 312e12, "RTX 4090": 165e12}
 
 
@@ -78,7 +78,7 @@ def check_device(kind: str) -> None:
     """
     if kind == "cuda" and (complaint := cuda.complaint()):
         if not torch.cuda.is_available():
-            raise ValueError(f"runtime.device cuda: {complaint}; valid here are auto, cpu")
+            raise ValueError(f"runtime.device cuda: {complaint}; valid values on this machine are auto and cpu")
         if os.environ.get("FEWBITS_BACKEND") != "reference":
             raise ValueError(
                 f"runtime.device cuda: the kernels do not work here: {complaint}. FEWBITS_BACKEND=reference trains "
@@ -108,7 +108,9 @@ def check_openmp(threads: int) -> None:
     dynamic = os.environ.get("OMP_DYNAMIC", "").lower() in ("true", "1")
     if threads > 1 and (dynamic or (limit.isdecimal() and int(limit) < threads)):
         variable = "OMP_DYNAMIC" if dynamic else f"OMP_THREAD_LIMIT={limit}"
-        raise ValueError(f"runtime.threads {threads}: {variable} allows fewer, which changes the numbers: unset it")
+        raise ValueError(
+            f"runtime.threads {threads}: {variable} allows fewer threads, which would change the results: unset it"
+        )
 
 
 def _be_deterministic() -> None:

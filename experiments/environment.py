@@ -20,8 +20,8 @@ from fewbits.kernels.backends.choice import backend_for
 from fewbits.kernels.backends.processor import instruction_set, processor_name, processor_vendor
 
 LIKENESS = ("kind", "backend", "torch", "limits")
-# Variables that change the order of sums without another processor. Those that change the kind itself
-# (ONEDNN_MAX_CPU_ISA, ATEN_CPU_CAPABILITY) are seen in the instruction set.
+# Environment variables that change the order of sums on the same kind of processor. ONEDNN_MAX_CPU_ISA and
+# ATEN_CPU_CAPABILITY are not among them: they change the instruction set, which is a part of the kind.
 _LIMITS = ("FEWBITS_CPU_ARCH", "MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS")
 
 Environment = Mapping[str, str | None]
@@ -59,7 +59,7 @@ def processor_kind() -> str:
 
 
 def cpu_limits() -> str | None:
-    """Return the environment variables that make this process compute other bits than its kind does; None if unset."""
+    """Return the environment variables, if any, that make sums differ from other processes on this kind of CPU."""
     return " ".join(f"{name}={os.environ[name]}" for name in _LIMITS if os.environ.get(name)) or None
 
 
@@ -75,7 +75,7 @@ def likeness(environment: Environment) -> tuple[str | None, ...]:
 
 def backend_name(device: str) -> str:
     """Return the name of the kernel backend for a kind of device: cpu, cuda or reference."""
-    return backend_for(device).__name__.rpartition(".")[2]
+    return backend_for(device).name
 
 
 @cache

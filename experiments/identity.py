@@ -43,7 +43,7 @@ FREE = {
     "evaluation.tasks_path",
     "evaluation.run_code",
 }
-_BY_CONTENT = ("data", "branch")  # the id holds the data's fingerprint and the parent's identity instead
+_BY_CONTENT = ("data", "branch")  # the id contains the data's fingerprint and the parent's identity instead
 _HERE = Path(__file__).parent
 
 Identity = dict[str, Any]
@@ -67,7 +67,7 @@ def identity(
     threads: int = 1,
     parent: ParentPoint | None = None,
 ) -> Identity:
-    """Return the parts that the id is a hash of; none depends on this machine."""
+    """Return the values that the id is a hash of; none depends on this machine."""
     return {
         "config": changed_settings(trial),
         "data": data_fingerprint,
@@ -90,14 +90,14 @@ def meaning(identity: Mapping[str, Any]) -> str:
 
 
 def possible_identities(made_of: Mapping[str, Any]) -> Iterator[Identity]:
-    """Yield the identity, and those it would have under sources proven equal on some instruction set."""
+    """Yield the identity, then those with sources that are proven to give the same bits on some instruction set."""
     own, *parents = made_of["numerics"]
     for fingerprint in equal_fingerprints(own, made_of["device"]):
         yield {**made_of, "numerics": [fingerprint, *parents]}
 
 
 def computed_by_todays_sources(provenance: Mapping[str, Any]) -> bool:
-    """Tell whether the current sources give a run's numbers: by equal fingerprints, or by proof for its device."""
+    """Tell whether the current sources give a run's numbers: they are the same, or proven equal where it ran."""
     if "identity" not in provenance:
         return False
     made_of = provenance["identity"]
@@ -112,7 +112,7 @@ def computed_by_todays_sources(provenance: Mapping[str, Any]) -> bool:
 
 
 def parent_point(provenance: Mapping[str, Any], step: int) -> ParentPoint:
-    """Return the point that a branch of this run starts from."""
+    """Return the point from which a branch of this run at the step starts."""
     made_of = provenance["identity"]
     own = () if computed_by_todays_sources(provenance) else (made_of["numerics"][0],)
     return ParentPoint(meaning(made_of), step, tuple(dict.fromkeys((*own, *made_of["numerics"][1:]))))
@@ -162,7 +162,7 @@ def field_default(field: dataclasses.Field[Any]) -> Any:
 
 
 def provenance(identity: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return where a run's numbers come from, and the identity that its id is a hash of."""
+    """Return the content of provenance.json: identity, digests of the sources, this machine, and the given facts."""
     return {
         "identity": dict(identity),
         "sources": source_digests(identity["device"]),  # file by file, to name the one that changed
@@ -184,7 +184,9 @@ def machine() -> dict[str, Any]:
 
 
 def segment(step: int, kind: str, device: torch.device) -> dict[str, Any]:
-    """Describe the part of a trial that this process computes from a step on, for a kind of device."""
+    """Describe the segment of a trial that this process computes: its first step, sources and environment.
+
+    kind: the kind of device that the trial requests."""
     return {
         "step": step,
         "numerics": numerics_fingerprint(kind),

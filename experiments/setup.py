@@ -23,7 +23,7 @@ from fewbits.models.observer import Observer
 from fewbits.models.quantize import keep, linear_layers, quantize
 from fewbits.models.recipe import Slot
 
-ROUND = 64  # vocabularies are padded to a multiple
+ROUND = 64  # vocabularies are padded to a multiple of this
 CLOZE_CONTEXT, CLOZE_CONTINUATION = 64, 8  # tokens (assumed: the papers have no such task)
 SHORTEST_CLOZE = 2 * CLOZE_CONTINUATION
 
@@ -36,8 +36,8 @@ def corpus_model(trial: Trial, corpus: Corpus) -> Trial:
     if preset is not None and preset.name.endswith("-nano") and trial.model.vocab == preset.vocab:
         return replace(trial, model=replace(trial.model, vocab=-(-corpus.vocab // ROUND) * ROUND))
     raise ValueError(
-        f"model.vocab {trial.model.vocab}: the data have {corpus.vocab} tokens; set model.vocab to that or more, or "
-        "choose another data.tokenizer"
+        f"model.vocab {trial.model.vocab}: the data have a vocabulary of {corpus.vocab} tokens; set model.vocab to "
+        "that or more, or choose another data.tokenizer"
     )
 
 
@@ -61,7 +61,7 @@ def check(trial: Trial, ranks: int = 1) -> None:
 
 
 def coincidences(trial: Trial) -> Iterator[str]:
-    """Yield a problem for each block that covers its whole tensor at this size, which makes the arm another arm."""
+    """Yield a message for each block that covers its whole tensor at this size, so that the recipe is another one."""
     recipe, model = trial.recipe, on_meta(trial.model)
     layers = list(linear_layers(model))
     kept = keep(recipe, layers, trial.model.layers)
@@ -78,12 +78,12 @@ def coincidences(trial: Trial) -> Iterator[str]:
                 if (shape, block, slot.axis) in seen or block in (Block(), Block(1, None)):
                     continue
                 seen.add((shape, block, slot.axis))
-                r, c = block.resolve(rows, cols, slot.axis)
+                r, c = block.resolve((rows, cols), slot.axis)
                 if r >= rows and c >= cols:
                     yield (
-                        f"recipe {recipe.name} is another one at this size: a {block} block covers all of {name} "
-                        f"of {layer.name} ({rows}x{cols}), like block `tensor`; use a wider model, more tokens or "
-                        "smaller blocks"
+                        f"recipe {recipe.name} would be another recipe at this size: one {block} block covers all of "
+                        f"{name} of {layer.name} ({rows}x{cols}), as block `tensor` does; use a wider model, more "
+                        "tokens or smaller blocks"
                     )
 
 
@@ -108,9 +108,7 @@ def check_evaluation(trial: Trial, corpus: Corpus) -> None:
     cloze(trial, corpus)
     if e.tasks:
         if text_tokenizer(corpus) is None:
-            raise ValueError(
-                f"evaluation.tasks needs text, but the tokenizer of data of kind {corpus.kind} is not known"
-            )
+            raise ValueError(f"evaluation.tasks needs text, but the tokenizer of data.kind={corpus.kind} is unknown")
         check_tasks(e.tasks, e.tasks_path, e.run_code)
 
 
@@ -133,7 +131,7 @@ def cloze(trial: Trial, corpus: Corpus) -> dict[str, ClozeItems]:
 
 
 def text_tokenizer(corpus: Corpus) -> TextTokenizer | None:
-    """Return a tokenizer for the corpus's tokens, or None if it is not known which text they stand for."""
+    """Return a tokenizer for the corpus's tokens, or None if the tokenizer that made them is unknown."""
     tokenizer = saved_tokenizer(corpus.folder)
     return None if tokenizer is None else TextTokenizer(tokenizer)
 

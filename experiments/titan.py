@@ -179,7 +179,7 @@ class FewbitsConverter:
 
 
 class _AddedToLoss(torch.autograd.Function):
-    """The identity of y whose backward also adds a term to the loss that y leads to."""
+    """An identity operation on y. Its backward pass computes gradients as if `term` were added to the loss."""
 
     @staticmethod
     def forward(ctx: Any, y: Tensor, term: Tensor) -> Tensor:
@@ -222,9 +222,11 @@ def problems(config: Any, dims: Any, recipe: Recipe) -> Iterator[str]:
             "changes with the step and breaks the graph; set compile.components=loss"
         )
     if quantizers := [name for name in config.model.converters if name.startswith("quantize.")]:
-        yield f"model.converters: {', '.join(quantizers)} would quantize the layers of {NAME} again; use one"
+        yield f"model.converters: {', '.join(quantizers)} would quantize the layers of {NAME} again; use one of them"
     if config.fault_tolerance.enable:
-        yield "fault_tolerance.enable: a joining replica does not get the step, from which the noise is derived"
+        yield (
+            "fault_tolerance.enable: a joining replica does not get the step, from which noise is derived; disable it"
+        )
     if config.model.name.startswith(TRACED):
         yield f"model.name {config.model.name}: this experiment of torchtitan traces the layers; use for example llama3"
     bf16 = config.training.mixed_precision_param != "float32"
@@ -273,7 +275,7 @@ def numerics(models: Sequence[nn.Module]) -> dict[str, float]:
     quantization = layers[0].owner[0] if layers else None
     if not isinstance(quantization, Quantization) or quantization.observer is None:
         return {}
-    rows = quantization.observer.operand_rows(quantization.context.step - 1, layers)
+    rows = quantization.observer.rows(quantization.context.step - 1, layers, weights=False)
     metrics: dict[str, float] = {}
     for slot in dict.fromkeys(row["slot"] for row in rows):
         of_slot = [row for row in rows if row["slot"] == slot]

@@ -70,7 +70,7 @@ class Progress:
 
 
 class OtherTrial(RuntimeError):
-    """An error: this machine would compute another trial than the one that was planned."""
+    """An error: the trial's id on this machine is not the planned one. `made_of` is its identity on this machine."""
 
     def __init__(self, made_of: dict[str, Any]) -> None:
         super().__init__("this machine would compute another trial than was planned")
@@ -100,7 +100,7 @@ def run(
     saved: Saved = lambda _: None,
     tell: Callable[[str], None] = lambda _: None,
 ) -> tuple[run_folder.RunFolder, dict[str, Any]]:
-    """Train a trial, resume it, or find it done; return the folder and its result. Ranks above 0 get no result.
+    """Train or resume a trial unless it is done; return its folder and its result. Ranks above 0 get no result.
 
     say: called with the progress after every step.
     stop: called after every step; when it returns true, the trial saves a checkpoint and raises KeyboardInterrupt.
@@ -345,7 +345,7 @@ def write_tables(state: State, timing: Sequence[Mapping[str, float]], folder: Pa
 
 
 def read_timing(folder: Path, step: int) -> list[dict[str, float]]:
-    """Return the timing of the steps before this one, as far as an interrupted trial has written it."""
+    """Return the rows of timing.parquet before this step; an interrupted trial may not have written all of them."""
     path = folder / "timing.parquet"
     if not step or not path.is_file():
         return []
@@ -452,13 +452,13 @@ def _load_weights(model: nn.Module, saved: dict[str, Tensor], *, strict: bool) -
 
 
 def _columns(rows: list[dict[str, float]]) -> dict[str, Tensor]:
-    """Return rows as columns of tensors: as JSON text, a row for each step would be larger than the model."""
+    """Return rows as columns of tensors, since the rows of all steps as JSON text may be larger than the model."""
     frame = pd.DataFrame(rows, dtype="float64")
     return {str(name): torch.from_numpy(frame[name].to_numpy(copy=True)) for name in frame}
 
 
 def _rows(columns: Mapping[str, Tensor]) -> list[dict[str, float]]:
-    """Return columns as rows, without values that are not finite: those mark missing ones."""
+    """Return columns as rows. Values that are not finite stand for missing ones and are left out."""
     values = zip(*(column.tolist() for column in columns.values()), strict=True)
     rows = [{name: value for name, value in zip(columns, row, strict=True) if math.isfinite(value)} for row in values]
     return [{**row, "step": int(row["step"]), "tokens": int(row["tokens"])} for row in rows]

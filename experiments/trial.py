@@ -1,4 +1,4 @@
-"""Declare a trial: one fully resolved training run, as frozen values. Its parts are the configs of what it uses."""
+"""Declare a trial, one fully resolved training run, as a frozen dataclass of the configs of model, recipe, data etc."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ class Training:
         for name in ("steps", "batch", "micro_batch", "length", "checkpoint_every"):
             at_least(f"training.{name}", getattr(self, name), 1)
         if not 0 <= self.blow_up < math.inf:
-            raise ValueError(f"training.blow_up {self.blow_up}: 0 (never) or more is expected")
+            raise ValueError(f"training.blow_up {self.blow_up}: a finite number is expected, 0 (no limit) or more")
         if self.rounding_seed is not None and not 0 <= self.rounding_seed < SEEDS:
-            raise ValueError(f"training.rounding_seed {self.rounding_seed}: valid are 0 to 2^63 - 1 and null")
+            raise ValueError(f"training.rounding_seed {self.rounding_seed}: valid values are 0 to 2^63 - 1 and null")
         if self.batch % self.micro_batch:
             raise ValueError(f"training.batch {self.batch}: not a multiple of training.micro_batch {self.micro_batch}")
 
@@ -79,9 +79,9 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Branch:
-    """The start of a trial at another trial's checkpoint, with its weights, optimizer and position in the data."""
+    """The checkpoint of another trial from which a trial takes over weights, optimizer and position in the data."""
 
-    parent: str | None = None  # the run folder
+    parent: str | None = None  # the other trial's run folder; None: the trial starts from scratch
     step: int | None = None  # step of the checkpoint; None: the newest
 
 
@@ -102,7 +102,7 @@ class Trial:
 
     def __post_init__(self) -> None:
         if not 0 <= self.seed < SEEDS:
-            raise ValueError(f"seed {self.seed}: valid are 0 to 2^63 - 1")
+            raise ValueError(f"seed {self.seed}: valid values are 0 to 2^63 - 1")
         if self.model.positions == "learned" and self.training.length > self.model.context:
             raise ValueError(
                 f"training.length {self.training.length}: model {self.model.name} has {self.model.context} positions"
@@ -119,14 +119,14 @@ class Trial:
 
     @property
     def name(self) -> str:
-        """The model, recipe, data and seed, for people; part of a folder's name, so with safe characters only."""
+        """A name for people: model, recipe, data and seed. It begins a folder's name, so all characters are safe."""
         parts = (self.model.name, self.recipe.name, self.data.kind, f"s{self.seed}")
         return "-".join(re.sub(r"[^\w.]+", "-", part)[:40].strip("-.") or "unnamed" for part in parts)
 
 
 @dataclass(frozen=True)
 class Runtime:
-    """The settings of a run. Of these, a trial's id depends only on the kind of device and, on a CPU, the threads."""
+    """The settings of how a trial runs. Of these, its id has only the kind of device and, on a CPU, the threads."""
 
     device: str = "auto"  # cpu, cuda, or auto: a GPU if the machine that trains has one
     threads: int = 1  # on a CPU

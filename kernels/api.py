@@ -6,10 +6,12 @@ from typing import Literal, overload
 import torch
 from torch import Tensor
 
-from fewbits.kernels import ops
+from fewbits.kernels import ops  # noqa: F401, registers the operators
+from fewbits.kernels.backends import protocol as backends
+from fewbits.kernels.counts import CAPPED, ERROR, ERROR_ONE, FLUSHED, LOST, NONFINITE, NONZEROS, SATURATED
 from fewbits.kernels.quantizer import Mixture, Quantizer
 
-ERROR_ONE = 1 << 23
+DTYPES = (*backends.DTYPES, torch.float64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,47 +22,47 @@ class QuantStats:
     until a caller asks for a number.
     """
 
-    counts: Tensor  # [..., 7]: error in units of 2^-23, non-zeros, flushed, saturated, capped, non-finite, lost
+    counts: Tensor  # [..., 7], in the order of counts.py
     amax: Tensor
 
     @property
     def error_sum(self) -> Tensor:
-        """The sum of relative errors over non-zeros, each at most 1."""
-        return self.counts[..., 0].double() / ERROR_ONE
+        """The sum of the relative errors of the non-zero elements; each error is limited to 1."""
+        return self.counts[..., ERROR].double() / ERROR_ONE
 
     @property
     def error(self) -> Tensor:
-        """The mean relative error over non-zeros (MoR eq. 1); 0 for an all-zero tensor or block."""
+        """The mean relative error of the non-zero elements (MoR eq. 1); 0 for an all-zero tensor or block."""
         return self.error_sum / self.nonzeros.clamp(min=1)
 
     @property
     def nonzeros(self) -> Tensor:
-        return self.counts[..., 1]
+        return self.counts[..., NONZEROS]
 
     @property
     def flushed(self) -> Tensor:
-        """The number of non-zeros that became zero."""
-        return self.counts[..., 2]
+        """The number of non-zero elements that became zero."""
+        return self.counts[..., FLUSHED]
 
     @property
     def saturated(self) -> Tensor:
         """The number of elements whose rounded value was beyond the format's maximum."""
-        return self.counts[..., 3]
+        return self.counts[..., SATURATED]
 
     @property
     def capped(self) -> Tensor:
         """The number of elements with a relative error above 1, counted as 1 (possible with stochastic rounding)."""
-        return self.counts[..., 4]
+        return self.counts[..., CAPPED]
 
     @property
     def nonfinite(self) -> Tensor:
         """The number of elements that were NaN or infinite in the input."""
-        return self.counts[..., 5]
+        return self.counts[..., NONFINITE]
 
     @property
     def lost(self) -> Tensor:
         """The number of elements that became NaN or infinite: non-finite inputs and all others in their blocks."""
-        return self.counts[..., 6]
+        return self.counts[..., LOST]
 
 
 @overload
@@ -96,11 +98,14 @@ def fake_quantize(
     out: Tensor | None = None,
     stats: bool | Literal["block"] = False,
 ) -> Tensor | tuple[Tensor, QuantStats]:
-    """Quantize and de-quantize a tensor: return values on q's grid, in x's dtype and shape, with any rotation kept.
+    """Quantize and de-quantize a tensor: return values on q's grid in x's dtype and shape.
 
-    axis: -1 for blocks along the last dimension; 0 for blocks down the rows of x viewed as (−1, last dim).
-    seed: for stochastic rounding, from 0 to 2^63 − 1; a seed always gives the same random bits to element i
-        (row-major).
+    If q has a Hadamard transform, the returned values stay rotated.
+
+    axis: -1 for blocks along the last dimension; 0 for blocks along the other dimension of x viewed as a matrix
+        (−1, last dim).
+    seed: the seed of stochastic rounding, from 0 to 2^63 − 1. The random bits of an element depend only on the seed
+        and on the element's row-major index.
     out: a tensor that receives the result instead of a new one; it may be x.
     stats: True also returns the QuantStats of the tensor, "block" those of each block.
 
@@ -110,7 +115,7 @@ def fake_quantize(
     spec, seed = spelling(q, Quantizer), seed_or_unset(seed)
     check_tensor(x, axis)
     if stats not in (False, True, "block"):
-        raise ValueError(f"stats={stats!r}: valid are False, True and 'block'")
+        raise ValueError(f"stats={stats!r}: valid values are False, True and 'block'")
     if out is not None:
         if stats:
             raise ValueError("out= and stats= cannot be combined: leave one of them out")
@@ -133,9 +138,9 @@ def fake_quantize_both(
     row_seed: int | None = None,
     column_seed: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Quantize x along the last dimension by `row` and down the rows by `column`, and read x only once.
+    """Return x quantized along the last dimension by `row`, and x quantized along axis 0 by `column`.
 
-    A linear layer needs both copies of an operand that two GEMMs contract along different axes.
+    x is read only once. A linear layer needs both copies if two GEMMs sum over different axes of the operand.
     """
     check_tensor(x, -1)
     return torch.ops.fewbits.quantize_both(
@@ -160,18 +165,18 @@ def mix(
 ) -> tuple[Tensor, Tensor] | tuple[Tensor, Tensor, QuantStats]:
     """Quantize each decision block by the first mixture entry whose test it passes; return the values and the choices.
 
-    choice: the int8 index of the entry: a grid of decision blocks, or 0-d if one decision covers the tensor. A block
-        with a non-finite value takes the last entry. A block that the first entry represents exactly takes the first
-        entry.
-    stats: also return the QuantStats of the first entry for each decision block, which hold the error that its test
-        compared.
+    The choices are the int8 index of the entry for each decision block, or a 0-d tensor if one decision covers the
+    whole tensor. A decision block with a non-finite value gets the last entry. A decision block that the first entry
+    represents exactly gets the first entry, if that has an error test.
+
+    stats: also return, for each decision block, the QuantStats of the first entry, whose error its test compares.
 
     >>> y, choice = mix(x, Mixture.parse("e4m3:128x128:gam @ error<0.045 | bf16 ; per=tensor"))
     """
     spec, seed = spelling(mixture, Mixture), seed_or_unset(seed)
     check_tensor(x, axis)
     if stats not in (False, True):
-        raise ValueError(f"stats={stats!r}: valid are False and True (statistics of each decision block)")
+        raise ValueError(f"stats={stats!r}: valid values are False and True (statistics of each decision block)")
     values, choice, counts, amax = torch.ops.fewbits.mix(x, spec, axis, seed)
     if "per=" not in spec:  # one decision for the tensor
         choice = choice.flatten()[0] if choice.numel() else choice.new_zeros(())
@@ -180,16 +185,16 @@ def mix(
 
 
 def spelling(spec: Quantizer | Mixture | str, kind: type[Quantizer] | type[Mixture]) -> str:
-    """Return the spelling that operators take; torch.compile defers the validation of strings to run time."""
+    """Return a spec as the string that operators take; under torch.compile, strings are validated only at run time."""
     if isinstance(spec, kind):
         return spec.spelling
     if not isinstance(spec, str):
-        raise ValueError(f"expected a {kind.__name__} or its spelling, not {type(spec).__name__}")
+        raise ValueError(f"expected a {kind.__name__} or its string form, not {type(spec).__name__}")
     return spec if torch.compiler.is_compiling() else kind.parse(spec).spelling
 
 
 def seed_or_unset(seed: int | None) -> int:
-    """Return the checked seed, or -1 if there is none, which is valid as long as nothing is rounded stochastically."""
+    """Return the checked seed, or -1 for None, which is valid only if nothing is rounded stochastically."""
     return -1 if seed is None else check_seed(seed)
 
 
@@ -204,10 +209,12 @@ def check_seed(seed: int) -> int:
 def check_tensor(x: Tensor, axis: int) -> None:
     if not isinstance(x, Tensor):
         raise ValueError(f"expected a tensor, not {type(x).__name__}")
-    if x.dtype not in ops.DTYPES:
-        raise ValueError(f"dtype {x.dtype}: valid are {', '.join(map(str, ops.DTYPES))}")
+    if x.dtype not in DTYPES:
+        raise ValueError(f"dtype {x.dtype}: valid dtypes are {', '.join(map(str, DTYPES))}")
     if isinstance(axis, (bool, float)) or axis not in (-1, 0):
-        raise ValueError(f"axis {axis!r}: valid are -1 (along the last dimension) and 0 (down the flattened rows)")
+        raise ValueError(
+            f"axis {axis!r}: valid values are -1 (along the last dimension) and 0 (down the flattened rows)"
+        )
 
 
 def _check_out(x: Tensor, out: Tensor) -> None:
@@ -222,7 +229,3 @@ def _check_out(x: Tensor, out: Tensor) -> None:
         return
     if torch._C._overlaps(x, out) and (x.data_ptr(), x.stride()) != (out.data_ptr(), out.stride()):
         raise ValueError("out overlaps x in memory: pass x itself or a separate tensor")
-
-
-def _last(x: Tensor) -> int:
-    return x.shape[-1] if x.dim() else 1

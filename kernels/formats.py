@@ -1,4 +1,4 @@
-"""Define the number formats as a table of facts from which all other properties are derived.
+"""Define the number formats: a table of their basic facts, from which all other properties are derived.
 
 A format ExMy splits a code into a sign, x exponent bits and y mantissa bits. Exponent field 0 holds zero and the
 subnormals. The format's `specials` says what the highest codes mean. The named formats are those of OCP OFP8 v1.0
@@ -27,27 +27,27 @@ _BEYOND_LIMITS = {(8, 23, "ieee", True), (8, 0, "nan", False)}  # fp32 and e8m0
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A number grid, obtained by `Format.parse("e4m3")`; two spellings of the same facts give the same object."""
+    """A number grid, obtained by `Format.parse("e4m3")`; two names of the same format give the same object."""
 
     name: str
     exponent_bits: int
     mantissa_bits: int
     bias: int
-    specials: Specials  # none: every code is a number; nan: only S.11…1 is NaN; ieee: the top exponent is inf and NaN
+    specials: Specials  # none: every code is a number; nan: only S.11…1 is NaN; ieee: the top exponent is inf or NaN
     signed: bool = True
 
     def __post_init__(self) -> None:
         e, m = self.exponent_bits, self.mantissa_bits
         if self.specials not in get_args(Specials):
             valid = ", ".join(get_args(Specials))
-            raise ValueError(f"specials {self.specials!r} of format {self.name!r}: valid are {valid}")
+            raise ValueError(f"specials {self.specials!r} of format {self.name!r}: valid values are {valid}")
         within = 1 <= e <= 8 and 1 <= m <= 21 and (e >= 2 or not self.has_inf)
         if not within and (e, m, self.specials, self.signed) not in _BEYOND_LIMITS:
-            raise ValueError(f"format {self.name!r} is beyond the limits: valid are eXmY with {_LIMITS}")
+            raise ValueError(f"format {self.name!r} is beyond the limits: valid formats are eXmY with {_LIMITS}")
         if self.emax > 127 or self.emin - m < -149:
             range_ = f"2^{self.emin - m} to 2^{self.emax}"
             raise ValueError(
-                f"format {self.name!r} covers {range_}, which exceeds float32: valid are eXmY with {_LIMITS}"
+                f"format {self.name!r} covers {range_}, which exceeds float32: valid formats are eXmY with {_LIMITS}"
             )
 
     def __str__(self) -> str:
@@ -72,11 +72,11 @@ class Format:
 
     @property
     def stored_bits(self) -> int:
-        """The bits that one code takes in packed storage; formats of 9 to 16 bits take two bytes."""
+        """The number of bits that one code occupies in packed storage: 16 for formats of 9 to 16 bits."""
         return self.bits if self.bits <= 8 else 16
 
     def row_bytes(self, cols: int) -> int:
-        """Return the bytes of a packed row of `cols` codes; every row starts at a byte boundary."""
+        """Return the number of bytes of a packed row of `cols` codes; every row starts at a byte boundary."""
         return (cols * self.stored_bits + 7) // 8
 
     @property
@@ -89,7 +89,7 @@ class Format:
 
     @property
     def has_zero(self) -> bool:
-        """True if exponent field 0 holds zero; without mantissa bits (e8m0) it is one more power of two instead."""
+        """True if exponent field 0 holds zero; e8m0 has no zero: there it is one more power of two."""
         return self.mantissa_bits > 0
 
     @property
@@ -148,7 +148,7 @@ class Format:
     def decode(self, code: int) -> float:
         """Return the value of a code."""
         if not 0 <= code < 1 << self.bits:
-            raise ValueError(f"code {code} is not a code of {self.name}: valid are 0 to {(1 << self.bits) - 1}")
+            raise ValueError(f"code {code} is not a code of {self.name}: valid codes are 0 to {(1 << self.bits) - 1}")
         negative, magnitude = divmod(code, 1 << self.exponent_bits + self.mantissa_bits)
         field, significand = divmod(magnitude, 1 << self.mantissa_bits)
         if magnitude > self.max_code:
@@ -160,9 +160,9 @@ class Format:
         return -value if negative else value
 
     def values(self) -> tuple[float, ...]:
-        """Return the value of every code, in order of code, for formats of at most 16 bits."""
+        """Return the values of all codes, in the order of codes; a format of more than 16 bits raises ValueError."""
         if self.bits > 16:
-            raise ValueError(f"{self.name} has 2^{self.bits} values; values() lists formats of at most 16 bits")
+            raise ValueError(f"{self.name} has 2^{self.bits} codes: values() supports formats of at most 16 bits")
         return _values(self)
 
     def code_of(self, value: float, overflow: Overflow = "saturate") -> int:
@@ -173,7 +173,9 @@ class Format:
         its smallest value, and it raises ValueError for negative values.
         """
         if overflow not in self.overflows:
-            raise ValueError(f"overflow {overflow!r} with {self.name}: valid are {', '.join(self.overflows)}")
+            raise ValueError(
+                f"overflow {overflow!r} with format {self.name}: valid values are {', '.join(self.overflows)}"
+            )
         negative = math.copysign(1.0, value) < 0
         if math.isnan(value):
             if not self.has_nan:
@@ -188,14 +190,14 @@ class Format:
         return magnitude | (negative and self.signed) << self.bits - 1
 
     def _nearest(self, value: float) -> int:
-        """Return the code that value ≥ 0 would have if codes had no upper end; scaling by 2^k and round() are exact."""
+        """Return the code nearest to a value ≥ 0, as if codes had no upper limit; scaling by 2^k is exact."""
         if value == 0:
             return 0
         if math.isinf(value):
             return self.max_code + 1
         exponent = max(math.frexp(value)[1] - 1, self.emin)
         steps = round(math.ldexp(value, self.mantissa_bits - exponent))  # round() takes ties to even
-        # Codes count the steps of the grid, 2^M per binade, so a carry correctly moves the code into the next binade.
+        # Codes number the grid values, 2^M in each binade, so a carry correctly moves the code into the next binade.
         code = steps + (exponent - self.emin << self.mantissa_bits)
         return code if self.has_zero else max(code - 1, 0)
 
@@ -221,7 +223,7 @@ TABLE: Final[Mapping[str, Format]] = MappingProxyType({row.name: row for row in 
 ALIASES: Final[Mapping[str, str]] = MappingProxyType(
     {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32"}
 )
-_SUGGESTIONS: Final[Mapping[str, str]] = MappingProxyType(  # what users may write instead
+_SUGGESTIONS: Final[Mapping[str, str]] = MappingProxyType(  # names that users may try, and what to write instead
     {
         "fp8": "e4m3 or e5m2",
         "fp6": "e3m2 or e2m3",
@@ -250,7 +252,7 @@ def _parse(name: str) -> Format:
         suggestion = _SUGGESTIONS.get(name.lower().removeprefix("torch."))
         hint = f" (did you mean {suggestion}?)" if suggestion else ""
         raise ValueError(
-            f"unknown format {name!r}{hint}: valid are {', '.join(TABLE)}, or any eXmY ({_LIMITS}), "
+            f"unknown format {name!r}{hint}: valid formats are {', '.join(TABLE)}, or any eXmY ({_LIMITS}), "
             f"optionally with a suffix: {', '.join(_SUFFIXES)}"
         )
     e, m, suffix = int(match[1]), int(match[2]), match[3]

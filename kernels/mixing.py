@@ -1,27 +1,23 @@
 """Choose the first entry of a mixture whose test each decision block passes (MoR algorithm 2).
 
-Every entry quantizes the whole tensor by its own blocks and scales. This module only chooses which result a decision
-block keeps, so entries may have blocks of any size. It makes one pass per entry over the blocks that are still
-undecided; a backend computes the passes.
+Every entry quantizes the whole tensor with its own blocks and scales. This module only decides which entry's values
+each decision block keeps, so entries may have blocks of any size. It makes one pass per entry over the decision blocks
+that are still undecided; a backend computes the passes.
 """
-
-from types import ModuleType
 
 import torch
 from torch import Tensor
 
+from fewbits.kernels.backends.protocol import Backend, Part
+from fewbits.kernels.counts import ERROR, ERROR_ONE, LOST, NONZEROS
 from fewbits.kernels.quantizer import Entry, ErrorBelow, ErrorBelowOther, Mixture, SpreadBelow
-
-ERROR_ONE = 1 << 23
-ERROR, NONZERO, LOST = 0, 1, 6
 
 
 def mix_matrix(
-    backend: ModuleType, x: Tensor, mixture: Mixture, axis: int, seed: int
+    backend: Backend, x: Tensor, mixture: Mixture, axis: int, seed: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return values, choice (index of the entry), and the first entry's counts and amax, for each decision block."""
-    rows, cols = x.shape
-    partition = mixture.decision_block.resolve(rows, cols, axis)
+    """Return the values; and, for each decision block, the index of its entry and the first entry's counts and amax."""
+    partition = mixture.decision_block.resolve(x.shape, axis)
     out = torch.empty_like(x)
     last = len(mixture.entries) - 1
     _, first_counts, amax = counts = backend.quantize(
@@ -47,19 +43,19 @@ def mix_matrix(
 
 
 def _passes(
-    backend: ModuleType,
+    backend: Backend,
     x: Tensor,
     entry: Entry,
     counts: Tensor,
     axis: int,
     seed: int,
-    partition: tuple[int, int],
+    partition: Part,
     skip: Tensor,
 ) -> Tensor:
-    """Return which decision blocks the entry may take; the comparisons are exact, so that all backends decide alike."""
+    """Return True for the decision blocks that pass the entry's test, computed exactly: all backends decide alike."""
     error, finite = counts[..., ERROR], counts[..., LOST] == 0
     if isinstance(entry.test, ErrorBelow):
-        accepted = error.double() < entry.test.threshold * counts[..., NONZERO].double() * ERROR_ONE
+        accepted = error.double() < entry.test.threshold * counts[..., NONZEROS].double() * ERROR_ONE
     elif isinstance(entry.test, ErrorBelowOther):
         _, other_counts, _ = backend.quantize(
             *(x, entry.test.other, axis, seed), want_values=False, want_stats=True, partition=partition, skip=skip
@@ -73,9 +69,10 @@ def _passes(
     return finite & (accepted | (error == 0))
 
 
-def _any_undecided(backend: ModuleType, undecided: Tensor) -> bool:
-    """Tell whether a block is undecided; always True on a device, where asking would make the host wait.
+def _any_undecided(backend: Backend, undecided: Tensor) -> bool:
+    """Tell whether a decision block may be undecided.
 
-    A kernel launched with nothing to decide ends at once.
+    The answer is always True on a device, because the host would have to wait for it. If all blocks are decided there,
+    the kernels that are launched end at once.
     """
-    return hasattr(backend, "never_waits") or bool(undecided.any())
+    return backend.never_waits or bool(undecided.any())

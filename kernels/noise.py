@@ -1,23 +1,23 @@
 """Generate packed noise, and sample weights with it so that gradients reach the bit widths (GaussWS, DiffQ)."""
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 
-from fewbits.kernels import ops
 from fewbits.kernels.api import check_seed
-from fewbits.kernels.backends import cuda, reference
+from fewbits.kernels.backends import cuda
 from fewbits.kernels.backends.choice import backend_for
+from fewbits.kernels.backends.protocol import DTYPES, NOISES, Noise
+from fewbits.kernels.quantizer import parts_of
+from fewbits.kernels.reference import noise as reference
 
-NOISES = ("gaussian", "uniform")
 BLOCKS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 def gaussian_noise(count: int, seed: int, *, device: torch.device | str = "cpu") -> Tensor:
-    """Return R of GaussWS eq. 10, approximately round(N(0,1)/2), packed as int32 words of eight sign-magnitude nibbles.
+    """Return R of GaussWS eq. 10, approximately round(N(0,1)/2), packed in int32.
 
-    Element i is nibble i mod 8 of word i div 8 and depends only on the seed and i.
+    Each int32 holds eight elements of 4 bits, sign and magnitude: element i is nibble i mod 8 of number i div 8. It
+    depends only on the seed and i.
     """
     device = _check_arguments(count, seed, device)
     return backend_for(device.type).gaussian_noise(count, seed, device)
@@ -26,16 +26,16 @@ def gaussian_noise(count: int, seed: int, *, device: torch.device | str = "cpu")
 def unpack_noise(words: Tensor, count: int | None = None) -> Tensor:
     """Return the values of packed noise as int8, from −2 to 2."""
     if not isinstance(words, Tensor) or words.dtype != torch.int32 or words.dim() != 1:
-        raise ValueError(f"expected packed noise, a vector of int32 words, not {words!r:.60}")
+        raise ValueError(f"expected packed noise, a vector of int32, not {words!r:.60}")
     available = 8 * words.numel()
     count = available if count is None else count
     if not 0 <= count <= available:
-        raise ValueError(f"count={count}: valid are 0 to {available}, the number of packed values")
+        raise ValueError(f"count={count}: valid values are 0 to {available}, the number of values in the packed noise")
     return reference.unpack_noise(words, count)
 
 
 def uniform_noise(count: int, seed: int, *, device: torch.device | str = "cpu") -> Tensor:
-    """Return DiffQ's R: uniform on [−½, ½], in bfloat16, whose rounding can reach both ends."""
+    """Return DiffQ's R in bfloat16: uniform in (−½, ½), where rounding to bfloat16 can give −½ and ½ themselves."""
     device = _check_arguments(count, seed, device)
     return backend_for(device.type).uniform_noise(count, seed, device)
 
@@ -45,25 +45,24 @@ def sample_weight(
     bits: Tensor,
     seed: int,
     *,
-    noise: Literal["gaussian", "uniform"] = "gaussian",
+    noise: Noise = "gaussian",
     block: int = 32,
     dtype: torch.dtype = torch.bfloat16,
 ) -> Tensor:
     """Return ŵ = w + R · max|w| · 2^(1 − bits), with max and bits per square block (GaussWS eq. 3), cast to dtype.
 
-    Differentiable in w and in bits (eq. 4, with the maximum taken as constant). The backward pass draws R again from
-    the seed instead of storing it.
+    The result is differentiable in w and in bits (eq. 4, with the maximum taken as constant). The backward pass draws R
+    again from the seed instead of storing it.
     """
     if noise not in NOISES:
-        raise ValueError(f"noise {noise!r}: valid are {', '.join(NOISES)}")
+        raise ValueError(f"noise {noise!r}: valid values are {', '.join(NOISES)}")
     if block not in BLOCKS:
-        raise ValueError(f"block {block!r}: valid are {', '.join(map(str, BLOCKS))}")
-    valid = ops.DTYPES[:3]
-    if w.dtype not in valid or dtype not in valid:
-        raise ValueError(f"w is {w.dtype}, dtype {dtype}: valid are {', '.join(map(str, valid))}")
+        raise ValueError(f"block {block!r}: valid values are {', '.join(map(str, BLOCKS))}")
+    if w.dtype not in DTYPES or dtype not in DTYPES:
+        raise ValueError(f"w of {w.dtype} with dtype={dtype}: for both, valid dtypes are {', '.join(map(str, DTYPES))}")
     if w.dim() != 2:
         raise ValueError(f"w has shape {tuple(w.shape)}: expected a matrix")
-    grid = tuple(-(-n // block) for n in w.shape)
+    grid = parts_of(w.shape, (block, block))
     is_tensor = isinstance(bits, Tensor)
     if not is_tensor or tuple(bits.shape) != grid or bits.dtype != torch.float32 or bits.device != w.device:
         actual = f"{tuple(bits.shape)} {bits.dtype} on {bits.device}" if is_tensor else type(bits).__name__
@@ -79,5 +78,5 @@ def _check_arguments(count: int, seed: int, device: torch.device | str) -> torch
     check_seed(seed)
     device = torch.device(device)
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device {device}: {cuda.complaint()}; valid on this machine is cpu")
+        raise ValueError(f"device {device}: {cuda.complaint()}; the only valid device on this machine is cpu")
     return device

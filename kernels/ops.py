@@ -1,30 +1,29 @@
-"""Register the torch operators that `torch.compile`, autograd and `opcheck` see; public functions are thin wrappers.
+"""Register the torch operators, which `torch.compile` and autograd support; public functions are thin wrappers of them.
 
-An operator takes the spelling of a quantizer, views its tensor as a matrix, and calls the backend of the tensor's
+An operator takes a quantizer in its string form, views its tensor as a matrix, and calls the backend of the tensor's
 device. Gradients pass straight through rounding; the gradient of a rotation is the inverse rotation.
 """
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fewbits.kernels.backends.choice import backend_for
+from fewbits.kernels.backends.protocol import Noise
+from fewbits.kernels.counts import COUNTS
 from fewbits.kernels.mixing import mix_matrix
 from fewbits.kernels.packing import layout
-from fewbits.kernels.quantizer import Mixture, Quantizer
+from fewbits.kernels.quantizer import Block, Mixture, Quantizer, parts_of
 
 _LIBRARY = torch.library.Library("fewbits", "DEF")
-COUNTS = 7  # statistics of a part: see README.md
-DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 
 def matrix(x: Tensor) -> Tensor:
     """Return x as a contiguous matrix (−1, last dim) that the backends accept; float64 is rounded to float32."""
-    x = x.to(torch.float32) if x.dtype == torch.float64 else x
-    cols = x.shape[-1] if x.dim() else 1
-    return x.reshape(x.numel() // cols if cols else _product(x.shape[:-1]), cols).contiguous()
+    return (x.to(torch.float32) if x.dtype == torch.float64 else x).reshape(_shape(x)).contiguous()
 
 
 def like(values: Tensor, x: Tensor) -> Tensor:
@@ -32,25 +31,9 @@ def like(values: Tensor, x: Tensor) -> Tensor:
     return values.to(x.dtype).view(x.shape)
 
 
-def _product(sizes: Sequence[int]) -> int:
-    result = 1
-    for size in sizes:
-        result *= size
-    return result
-
-
-def _ceil(n: int, d: int) -> int:
-    return (n + d - 1) // d
-
-
-def _grid(x: Tensor, partition: Sequence[int] | None) -> tuple[int, int]:
-    rows, cols = _shape(x)
-    r, c = partition or (rows, cols)
-    return _ceil(rows, max(r, 1)), _ceil(cols, max(c, 1))
-
-
 def _shape(x: Tensor) -> tuple[int, int]:
-    return _product(x.shape[:-1]), x.shape[-1] if x.dim() else 1
+    """Return the shape of `matrix(x)`."""
+    return math.prod(x.shape[:-1]), x.shape[-1] if x.dim() else 1
 
 
 def _define(schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> None:
@@ -92,7 +75,7 @@ def _quantize_out(x: Tensor, spec: str, axis: int, seed: int, out: Tensor) -> No
 
 def _quantize_stats(x: Tensor, spec: str, axis: int, seed: int, per_block: bool) -> tuple[Tensor, Tensor, Tensor]:
     q, m = Quantizer.parse(spec), matrix(x)
-    partition = q.block.resolve(m.shape[0], m.shape[1], axis) if per_block else None
+    partition = q.block.resolve(m.shape, axis) if per_block else None
     values, counts, amax = backend_for(x.device.type).quantize(
         m, q, axis, _resolve_seed(q, seed), want_stats=True, partition=partition
     )
@@ -100,8 +83,13 @@ def _quantize_stats(x: Tensor, spec: str, axis: int, seed: int, per_block: bool)
 
 
 def _quantize_stats_fake(x: Tensor, spec: str, axis: int, seed: int, per_block: bool) -> tuple[Tensor, Tensor, Tensor]:
-    grid = _grid(x, Quantizer.parse(spec).block.resolve(*_shape(x), axis) if per_block else None)
-    return _empty(x), x.new_empty((*grid, COUNTS), dtype=torch.int64), x.new_empty(grid, dtype=torch.float32)
+    return _empty(x), *_empty_stats(x, Quantizer.parse(spec).block if per_block else Block(), axis)
+
+
+def _empty_stats(x: Tensor, part: Block, axis: int) -> tuple[Tensor, Tensor]:
+    shape = _shape(x)
+    grid = parts_of(shape, part.resolve(shape, axis))
+    return x.new_empty((*grid, COUNTS), dtype=torch.int64), x.new_empty(grid, dtype=torch.float32)
 
 
 def _quantize_both(x: Tensor, row: str, column: str, row_seed: int, column_seed: int) -> tuple[Tensor, Tensor]:
@@ -121,14 +109,8 @@ def _mix(x: Tensor, spec: str, axis: int, seed: int) -> tuple[Tensor, Tensor, Te
 
 
 def _mix_fake(x: Tensor, spec: str, axis: int, seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    rows, cols = _shape(x)
-    grid = _grid(x, Mixture.parse(spec).decision_block.resolve(rows, cols, axis))
-    return (
-        _empty(x),
-        x.new_empty(grid, dtype=torch.int8),
-        x.new_empty((*grid, COUNTS), dtype=torch.int64),
-        x.new_empty(grid, dtype=torch.float32),
-    )
+    counts, amax = _empty_stats(x, Mixture.parse(spec).decision_block, axis)
+    return _empty(x), torch.empty_like(amax, dtype=torch.int8), counts, amax
 
 
 def _unrotate(grad: Tensor, spec: str, axis: int) -> Tensor:
@@ -156,7 +138,7 @@ _define("unrotate(Tensor grad, str spec, int axis) -> Tensor", _unrotate, lambda
 
 
 def _rotate_back(grad: Tensor | None, spec: str, axis: int) -> Tensor | None:
-    """Return the straight-through gradient of a quantizer or mixture: rotated back if it has a rotation."""
+    """Return the straight-through gradient of a quantizer or mixture; if that rotates, the gradient is rotated back."""
     if grad is None or "rht" not in spec:
         return grad
     q = Mixture.parse(spec).quantizers[0] if "|" in spec else Quantizer.parse(spec)
@@ -193,8 +175,7 @@ torch.library.register_autograd("fewbits::quantize_both", _both_backward, setup_
 
 def _encode(x: Tensor, spec: str, axis: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
     q = Quantizer.parse(spec)
-    codes, scales, groups = backend_for(x.device.type).encode(matrix(x), q, axis, _resolve_seed(q, seed))
-    return codes, scales, groups
+    return backend_for(x.device.type).encode(matrix(x), q, axis, _resolve_seed(q, seed))
 
 
 def _encode_fake(x: Tensor, spec: str, axis: int, seed: int) -> tuple[Tensor, ...]:
@@ -204,7 +185,7 @@ def _encode_fake(x: Tensor, spec: str, axis: int, seed: int) -> tuple[Tensor, ..
 def _decode(
     codes: Tensor, scales: Tensor, groups: Tensor, spec: str, axis: int, cols: int, dtype: torch.dtype
 ) -> Tensor:
-    """Check the shapes, dtypes and devices of packed tensors, which may come from a file, and decode them."""
+    """Decode packed tensors after a check of their shapes, dtypes and devices, because they may come from a file."""
     q, tensors = Quantizer.parse(spec), (codes, scales, groups)
     expected = layout(q, axis, codes.shape[0] if codes.dim() else 0, cols)
     for what, t, (size, kind) in zip(("codes", "scales", "group scales"), tensors, expected, strict=True):
@@ -213,7 +194,8 @@ def _decode(
                 f"{what} are {tuple(t.shape)} {t.dtype} on {t.device}: {q} with {cols} columns needs {size} {kind}"
                 " on the device of the codes"
             )
-    return backend_for(codes.device.type).decode(*(t.contiguous() for t in tensors), q, axis, cols, dtype)
+    codes, scales, groups = (t.contiguous() for t in tensors)
+    return backend_for(codes.device.type).decode(codes, scales, groups, q, axis, cols, dtype)
 
 
 def _decode_fake(
@@ -233,12 +215,12 @@ _define(
 # ------------------------------------------------------------------------------------------------ noise
 
 
-def _sample_weight(w: Tensor, bits: Tensor, seed: int, noise: str, block: int, dtype: torch.dtype) -> Tensor:
+def _sample_weight(w: Tensor, bits: Tensor, seed: int, noise: Noise, block: int, dtype: torch.dtype) -> Tensor:
     m = matrix(w)
     return backend_for(w.device.type).sample_weight(m, bits.contiguous(), seed, noise, block, dtype).view(w.shape)
 
 
-def _sample_weight_backward(grad: Tensor, w: Tensor, bits: Tensor, seed: int, noise: str, block: int) -> Tensor:
+def _sample_weight_backward(grad: Tensor, w: Tensor, bits: Tensor, seed: int, noise: Noise, block: int) -> Tensor:
     backend = backend_for(w.device.type)
     return backend.sample_weight_backward(matrix(grad), matrix(w), bits.contiguous(), seed, noise, block)
 

@@ -13,14 +13,14 @@ from fewbits.kernels.quantizer import Block, Quantizer
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """A quantized tensor in packed storage, which torch.save can save and torch.load can load without running code.
+    """A quantized tensor in packed storage, which torch.save can write and torch.load can read with weights_only=True.
 
     codes: uint8 [rows, bytes]; a row's codes are stored one after the other from the lowest bit up, so that E2M1 has
         the even column in the low nibble. Formats of 9 to 16 bits take two bytes per code.
-    scales: one per block: float32 (amax), uint8 E8M0 (gam, e8m0, mx), uint8 E4M3 (nvfp4, fouroversix, eden) or uint8
+    scales: one per block: float32 (amax), or uint8 codes of E8M0 (gam, e8m0, mx), E4M3 (nvfp4, fouroversix, eden) or
         UE5M3 (ue5m3); None for a naive cast.
-    group_scales: float32; the mantissas of gam, or the tensor scale of nvfp4, ue5m3, fouroversix and eden; None for the
-        other scalings.
+    group_scales: one float32 per group: gam's mantissa, or the tensor scale of nvfp4, ue5m3, fouroversix and eden; None
+        for the other scalings.
     """
 
     codes: Tensor
@@ -37,7 +37,7 @@ class Packed:
 
     @property
     def bits_per_element(self) -> float:
-        """The stored bits per element, scales included: 4.5 + 32/N for NVFP4 on N elements."""
+        """The number of stored bits per element, scales included: 4.5 + 32/N for NVFP4 on N elements."""
         return 8 * self.nbytes / max(1, self.shape.numel())
 
     def to(self, device: torch.device | str) -> "Packed":

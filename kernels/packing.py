@@ -1,29 +1,27 @@
-"""Define the layout of packed storage: codes from the lowest bit up, block scales in their own types.
+"""Define the layout of packed storage: codes from the lowest bit up, block scales in their own formats.
 
-`layout` and `allocate` serve every backend. The other functions belong to reference.py, and are slow and obvious like
-it.
+All backends use `layout` and `allocate`. Only reference.py uses the other functions, which are written for clarity, not
+speed.
 """
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fewbits.kernels.quantizer import GROUPED, Quantizer
+from fewbits.kernels.quantizer import Quantizer, parts_of
 
 Layout = tuple[tuple[tuple[int, ...], torch.dtype], ...]
 
 
 def layout(q: Quantizer, axis: int, rows: int, cols: int) -> Layout:
-    """Return the shapes and dtypes of a packed matrix: codes, block scales (none for a naive cast), group scales."""
-    r, c = q.block.resolve(rows, cols, axis)
-    grid = (0, 0) if q.scaling == "none" else ((rows + r - 1) // r, (cols + c - 1) // c)
-    groups = 0 if q.scaling not in GROUPED else 1 if q.group == "tensor" else grid[1 if axis == 0 else 0]
-    scale = torch.float32 if q.scaling == "amax" else torch.uint8
-    return ((rows, q.format.row_bytes(cols)), torch.uint8), (grid, scale), ((groups,), torch.float32)
+    """Return the shapes and dtypes of a matrix's codes, block scales (empty for a naive cast) and group scales."""
+    grid = (0, 0) if q.scaling == "none" else parts_of((rows, cols), q.block.resolve((rows, cols), axis))
+    scale = torch.float32 if q.traits.kind == "float" else torch.uint8
+    return ((rows, q.format.row_bytes(cols)), torch.uint8), (grid, scale), ((q.groups(grid, axis),), torch.float32)
 
 
 def allocate(q: Quantizer, axis: int, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Allocate the tensors that store x in packed form; groups start with scale 1, which empty groups keep."""
+    """Allocate the tensors that store x in packed form; group scales start as 1, which empty groups keep."""
     codes, scales, groups = (
         torch.empty(size, dtype=dtype, device=x.device) for size, dtype in layout(q, axis, *x.shape)
     )
@@ -56,10 +54,10 @@ def unpack(data: Tensor, bits: int, cols: int) -> Tensor:
 
 
 def stored_scales(codes: Tensor, q: Quantizer) -> Tensor:
-    """Convert int32 codes of block scales to their storage: float32 for amax, none for a naive cast, else bytes."""
+    """Convert int32 codes of block scales to what is stored: float32 for amax, nothing for a naive cast, else bytes."""
     if q.scaling == "none":
         return codes.new_empty((0, 0), dtype=torch.uint8)
-    return codes.view(torch.float32) if q.scaling == "amax" else codes.to(torch.uint8)
+    return codes.view(torch.float32) if q.traits.kind == "float" else codes.to(torch.uint8)
 
 
 def scale_codes(scales: Tensor) -> Tensor:

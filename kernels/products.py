@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fewbits.kernels import ops  # noqa: F401, registers the operators
 from fewbits.kernels.backends import reference
 from fewbits.kernels.backends.processor import has_fast_bf16_products
 
@@ -12,9 +13,9 @@ WIDENS = not has_fast_bf16_products()
 
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:
-    """Return a · b in a's dtype, summed in FP32 and rounded once, at the best speed that the processor has for it.
+    """Return a · b in a's dtype, summed in FP32 and rounded once.
 
-    Where torch has only scalar loops for BF16, the operands are widened and multiplied in FP32.
+    Where torch has only scalar loops for BF16, the operands are widened and multiplied in FP32, which is faster.
     """
     if _is_widened(a):
         with torch.autocast("cpu", enabled=False):  # autocast would round the operands again
@@ -37,11 +38,13 @@ def _is_widened(x: Tensor) -> bool:
 def matmul_fp32(a: Tensor, b: Tensor) -> Tensor:
     """Return a [M, K] · b [K, N], summed and returned in FP32.
 
-    BF16 on the CPU is fast, whichever of its dimensions is contiguous in memory; float16 and BF16 on CUDA use torch's
-    product; anything else is widened to FP32 first.
+    BF16 operands on a CPU use our kernel, for which either dimension may be contiguous in memory. BF16 and float16 on
+    CUDA use torch's product. All other operands are widened to FP32 first.
     """
     if a.dim() != 2 or b.dim() != 2 or a.shape[1] != b.shape[0]:
-        raise ValueError(f"cannot multiply shapes {list(a.shape)} and {list(b.shape)}: valid are [M, K] and [K, N]")
+        raise ValueError(
+            f"cannot multiply shapes {list(a.shape)} and {list(b.shape)}: valid shapes are [M, K] and [K, N]"
+        )
     if a.is_cuda and a.dtype == b.dtype and a.dtype in (torch.bfloat16, torch.float16):
         return torch.mm(a, b, out_dtype=torch.float32)
     if a.device.type == "cpu" and a.dtype == b.dtype == torch.bfloat16:

@@ -1,45 +1,39 @@
-"""Describe quantization as frozen values: Block, Quantizer and Mixture, each with a readable spelling.
+"""Describe quantization as frozen values: Block, Quantizer and Mixture, each with a readable string form.
 
 A quantizer is `format[:block:scaling]`, then any of `nearest|stochastic`, `rhtN`, `signs=te|none|SEED|each`,
 `overflow=saturate|nan|inf`, `group=tensor|row`:
 
-    bf16                                naive cast: no scale, hence no blocks
+    bf16                                naive cast: no scales, and so no blocks
     e4m3:128x128:gam                    one GAM scale per 128x128 block
     e2m1:1x16:nvfp4:stochastic:rht16    NVFP4, rounded stochastically after a random Hadamard transform of size 16
-    e2m1:1x16:eden:rht128               MS-EDEN: after the transform, elements to nearest and scales stochastically
+    e2m1:1x16:eden:rht128               MS-EDEN: a transform, elements rounded to nearest, scales stochastically
 
-A mixture lists quantizers in order of preference. Every entry but the last has a test that decides whether it is used;
-the last entry takes what remains. `per` says what one decision covers: `tensor`, `block` (that of the first entry that
-has blocks), `channel` or `RxC`:
+A mixture lists quantizers in order of preference. Every entry except the last has a test that decides
+whether it is used; the last entry is used where all tests fail. `per` is the part of the tensor that one decision
+covers: `tensor`, `block` (the block of the first entry that has blocks), `channel` or `RxC`:
 
     e4m3:128x128:gam @ error<0.045 | bf16 ; per=tensor
     e4m3:128x128:gam @ error<e5m2:128x128:gam | e5m2:128x128:gam @ spread<normal | bf16 ; per=block
 
-`str()` returns the shortest spelling, and parsing it returns an equal value. This module uses no tensors: specs are
-data.
+`str()` returns the shortest string form, and parsing it returns an equal value. This module uses no tensors.
+Quantizers and mixtures together are called specs.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Literal, get_args
 
 from fewbits.kernels.formats import TABLE, Format, Overflow
+from fewbits.kernels.scalings import GROUPS, ROUNDINGS, SCALINGS, Group, Rounding, Scaling
 
-Scaling = Literal["none", "amax", "gam", "e8m0", "mx", "nvfp4", "ue5m3", "fouroversix", "eden"]
-Rounding = Literal["nearest", "stochastic"]
-Group = Literal["tensor", "row"]
 Signs = Literal["te", "none", "each"]
 
-SCALINGS: tuple[Scaling, ...] = get_args(Scaling)
-GROUPED: tuple[Scaling, ...] = ("gam", "nvfp4", "ue5m3", "fouroversix", "eden")  # blocks share a group scale
-ROUNDINGS: tuple[Rounding, ...] = get_args(Rounding)
-GROUPS: tuple[Group, ...] = get_args(Group)
 HADAMARD_SIZES = (2, 4, 8, 16, 32, 64, 128)
 
 _BLOCKS = "tensor, channel or RxC such as 128x128"
@@ -57,7 +51,9 @@ class Block:
     def __post_init__(self) -> None:
         sides = (self.rows, self.cols)
         if sides not in ((None, None), (1, None)) and not all(type(n) is int and 1 <= n < 1 << 31 for n in sides):
-            raise ValueError(f"block of {self.rows} rows and {self.cols} columns: valid are {_BLOCKS} with R, C ≥ 1")
+            raise ValueError(
+                f"block of {self.rows} rows and {self.cols} columns: valid blocks are {_BLOCKS} with R, C ≥ 1"
+            )
 
     def __str__(self) -> str:
         if self.cols is None:
@@ -71,37 +67,39 @@ class Block:
             return Block(None if text == "tensor" else 1, None)
         match = re.fullmatch(r"([1-9][0-9]{0,9})x([1-9][0-9]{0,9})", text)
         if not match:
-            raise ValueError(f"unknown block {text!r}: valid are {_BLOCKS} with R, C ≥ 1")
+            raise ValueError(f"unknown block {text!r}: valid blocks are {_BLOCKS} with R, C ≥ 1")
         return Block(int(match[1]), int(match[2]))
 
-    def resolve(self, rows: int, cols: int, axis: int = -1) -> tuple[int, int]:
-        """Return the block's shape in a 2-D view of rows × cols; axis=0 transposes it, so 1x16 covers 16 rows."""
+    def resolve(self, shape: Sequence[int], axis: int = -1) -> tuple[int, int]:
+        """Return the block's shape in a matrix; axis=0 transposes it, so 1x16 covers 16 rows."""
         if axis not in (-1, 0):
-            raise ValueError(f"axis {axis!r}: valid are -1 (along the rows) and 0 (down the rows)")
+            raise ValueError(f"axis {axis!r}: valid values are -1 (along the rows) and 0 (down the columns)")
+        rows, cols = shape
         r, c = (self.rows, self.cols) if axis == -1 else (self.cols, self.rows)
         return (max(rows, 1) if r is None else r, max(cols, 1) if c is None else c)
 
 
+def parts_of(shape: Sequence[int], part: tuple[int, int]) -> tuple[int, int]:
+    """Return the numbers of parts, down and across, into which a matrix is divided, with smaller parts at its edges."""
+    (rows, cols), (r, c) = shape, part
+    return (rows + r - 1) // r, (cols + c - 1) // c
+
+
 @dataclass(frozen=True, slots=True, init=False)
 class Quantizer:
-    """A format × block × scaling × rounding, and the Hadamard transform that precedes them.
+    """A format, block, scaling and rounding, and optionally a Hadamard transform that is applied before them.
 
-    scaling: `none` is the naive cast; `amax` an FP32 scale that maps the block's maximum to the format's; `gam` MoR's
-        algorithm 1; `e8m0` a power of two that never saturates; `mx` OCP MX v1.0's floor rule, which may saturate;
-        `nvfp4` an E4M3 block scale × an FP32 tensor scale; `ue5m3` the same with block scales of a wider range;
-        `fouroversix` the same with the block's maximum mapped to 6 or to 4, whichever has the smaller error; `eden`
-        (MS-EDEN) the same with stochastically rounded scales that correct the change in a block's length by rounding to
-        nearest.
+    scaling: the name of a record in `scalings.py`; `none` is the naive cast.
     hadamard: the size of the random Hadamard transform along the axis, or None.
     signs: the signs of that transform: `te` (TransformerEngine's vector, for size 16, where it is the default), `none`,
         a seed (0 is the default for the other sizes), or `each`: drawn for every GEMM by the caller (`with_signs`).
     overflow: the rule for values beyond the format's maximum.
-    group: the part that shares one GAM mantissa, the tensor or a row of blocks.
+    group: the blocks that share a second-level value: all of the tensor, or (only gam) a row of blocks.
     """
 
     format: Format
     block: Block
-    scaling: Scaling
+    scaling: str
     rounding: Rounding
     hadamard: int | None
     signs: Signs | int | None
@@ -109,13 +107,13 @@ class Quantizer:
     group: Group
     spelling: str = field(
         init=False, compare=False, repr=False
-    )  # computed once: torch.compile reads it without tracing code
+    )  # the string form, computed once, so that torch.compile reads it without tracing code
 
     def __init__(
         self,
         format: Format | str = "e4m3",  # noqa: A002, the name of the field
         block: Block | str | tuple[int, int] = "tensor",
-        scaling: Scaling = "none",
+        scaling: str = "none",
         rounding: Rounding = "nearest",
         hadamard: int | None = None,
         signs: Signs | int | None = None,
@@ -146,41 +144,26 @@ class Quantizer:
         _check_choice(f"overflow with format {self.format}", self.overflow, self.format.overflows)
         if self.scaling == "none" and self.block != Block():
             raise ValueError(
-                f"block {self.block} needs a scaling: {', '.join(SCALINGS[1:])} (a naive cast has no blocks)"
+                f"block {self.block} needs a scaling: {', '.join(list(SCALINGS)[1:])} (a naive cast has no blocks)"
             )
         if self.format.name == "fp32" and self.scaling != "none":
-            raise ValueError(f"scaling {self.scaling!r} with format fp32: valid is none")
-        if self.scaling == "fouroversix" and self.format.name != "e2m1":
-            raise ValueError(f"scaling 'fouroversix' with format {self.format}: valid is e2m1, which has 4 and 6")
-        if self.scaling == "eden":
-            self._check_eden()
-        if self.group == "row" and self.scaling != "gam":
-            raise ValueError(f"group 'row' with scaling {self.scaling!r}: only gam has groups")
+            raise ValueError(f"scaling {self.scaling!r} with format fp32: the only valid scaling is none")
+        if self.group == "row" and "row" not in self.traits.groups:
+            valid = ", ".join(name for name, row in SCALINGS.items() if "row" in row.groups)
+            raise ValueError(f"group 'row' with scaling {self.scaling!r}: valid only with scaling {valid}")
+        self.traits.check(self.format.name, str(self.block), self.rounding, self.hadamard)
         if self.hadamard is None:
             if self.signs is not None:
                 raise ValueError(f"signs {self.signs!r} without hadamard: add a size such as rht16, or remove signs")
             return
         if type(self.hadamard) is not int or self.hadamard not in HADAMARD_SIZES:
-            raise ValueError(f"hadamard {self.hadamard!r}: valid are {', '.join(map(str, HADAMARD_SIZES))}")
+            raise ValueError(f"hadamard {self.hadamard!r}: valid values are {', '.join(map(str, HADAMARD_SIZES))}")
         seeded = type(self.signs) is int and 0 <= self.signs < 1 << 63
         if not seeded and (self.signs not in get_args(Signs) or (self.signs == "te" and self.hadamard != 16)):
             te = "te, " if self.hadamard == 16 else ""
             raise ValueError(
-                f"signs {self.signs!r} with hadamard {self.hadamard}: valid are {te}none, each or a seed from 0 to "
-                "2^63 - 1"
-            )
-
-    def _check_eden(self) -> None:
-        """Raise ValueError unless a rotation of whole blocks and stochastic scales alone make MS-EDEN unbiased."""
-        if (self.format.name, self.block) != ("e2m1", Block(1, 16)):
-            raise ValueError(f"scaling 'eden' of {self.format} in blocks {self.block}: valid is e2m1 in 1x16")
-        if self.rounding == "stochastic":
-            raise ValueError("scaling 'eden' with stochastic rounding: only its scales are rounded stochastically")
-        if self.hadamard is None or (type(self.hadamard) is int and self.hadamard < 16):
-            rotation = "without a rotation" if self.hadamard is None else f"with hadamard {self.hadamard}"
-            raise ValueError(
-                f"scaling 'eden' {rotation}: its result is unbiased only over rotations of whole blocks; use "
-                "rht16, rht32, rht64 or rht128, with signs=each in recipes"
+                f"signs {self.signs!r} with hadamard {self.hadamard}: valid values are {te}none, each or a seed "
+                "from 0 to 2^63 - 1"
             )
 
     def __str__(self) -> str:
@@ -201,22 +184,33 @@ class Quantizer:
 
     @staticmethod
     def parse(text: str) -> Quantizer:
-        """Parse the spelling `format[:block:scaling]` with options; the result is cached.
+        """Parse the string form `format[:block:scaling]` with options; the result is cached.
 
         format: e4m3, e5m2, e2m1, e3m2, e2m3, e3m4, bf16, fp16, fp32 or any eXmY.
         block: tensor, channel or RxC. A format without a block and a scaling is the naive cast.
-        scaling: amax, gam, e8m0, mx, nvfp4, ue5m3, fouroversix or eden.
+        scaling: a name in the table of `scalings.py`, such as amax, gam, mx or nvfp4.
         options, in any order: stochastic, rhtN, signs=te|none|SEED|each, overflow=saturate|nan|inf, group=tensor|row.
 
         >>> Quantizer.parse("e2m1:1x16:nvfp4:stochastic:rht16")
         """
         if not isinstance(text, str):
-            raise ValueError(f"a quantizer's spelling is a string, not {type(text).__name__}")
+            raise ValueError(f"expected a quantizer as a string, such as e4m3:128x128:gam, not {type(text).__name__}")
         return _parse_quantizer(text)
 
     @property
+    def traits(self) -> Scaling:
+        """The record of the scaling."""
+        return SCALINGS[self.scaling]
+
+    def groups(self, grid: tuple[int, int], axis: int) -> int:
+        """Return the number of groups of a grid of blocks; a row of blocks runs along the axis."""
+        if not self.traits.groups:
+            return 0
+        return 1 if self.group == "tensor" else grid[1 if axis == 0 else 0]
+
+    @property
     def needs_seed(self) -> bool:
-        return self.rounding == "stochastic" or self.scaling == "eden"
+        return self.rounding == "stochastic" or self.traits.corrects
 
     @property
     def draws_signs(self) -> bool:
@@ -226,7 +220,7 @@ class Quantizer:
 
 @dataclass(frozen=True, slots=True)
 class ErrorBelow:
-    """A test that passes if the mean relative error over non-zeros is below the threshold (MoR eq. 2)."""
+    """A test that passes if the mean relative error of the non-zero elements is below the threshold (MoR eq. 2)."""
 
     threshold: float
 
@@ -295,10 +289,12 @@ class Mixture:
             raise ValueError("a mixture needs at least one entry")
         for entry in self.entries:
             if not isinstance(entry, Entry) or not isinstance(entry.quantizer, Quantizer):
-                raise ValueError(f"a mixture consists of Entry(quantizer, test), not {entry!r}")
+                raise ValueError(f"expected Entry(quantizer, test) as an entry of a mixture, not {entry!r}")
         for i, entry in enumerate(self.entries[:-1], start=1):
             if entry.test is None:
-                raise ValueError(f"entry {i}, {str(entry)!r}, has no test: all but the last need one of {_TESTS}")
+                raise ValueError(
+                    f"entry {i}, {str(entry)!r}, has no test: every entry except the last needs one of {_TESTS}"
+                )
         if self.entries[-1].test is not None:
             raise ValueError(f"the last entry, {str(self.entries[-1])!r}, takes what remains: remove its test")
         first, *others = self.quantizers
@@ -320,21 +316,24 @@ class Mixture:
 
     @staticmethod
     def parse(text: str) -> Mixture:
-        """Parse the spelling `QUANTIZER @ TEST | … | QUANTIZER ; per=…`; the result is cached.
+        """Parse the string form `QUANTIZER @ TEST | … | QUANTIZER ; per=…`; the result is cached.
 
-        per: tensor, block, channel or RxC.
-        Tests: error<NUMBER (mean relative error), error<QUANTIZER (less than that quantizer's), spread<normal,
-        spread<NUMBER (largest / smallest non-zero magnitude; normal is the spread of the entry's own format).
+        per: the part that one decision covers: tensor, block, channel or RxC.
+        Tests: error<NUMBER compares the mean relative error with a number, error<QUANTIZER with that of another
+        quantizer. spread<NUMBER compares largest / smallest non-zero magnitude with a number, spread<normal with the
+        spread of the entry's own format.
 
         >>> Mixture.parse("e4m3:128x128:gam @ error<0.045 | bf16 ; per=tensor")
         """
         if not isinstance(text, str):
-            raise ValueError(f"a mixture's spelling is a string, not {type(text).__name__}")
+            raise ValueError(
+                f"expected a mixture as a string, such as 'e4m3 @ error<0.045 | bf16', not {type(text).__name__}"
+            )
         return _parse_mixture(text)
 
     @property
     def quantizers(self) -> tuple[Quantizer, ...]:
-        """The quantizers that the mixture may run, those in tests included, each once, in order of appearance."""
+        """The quantizers of the mixture, those in its tests included, each once, in order of appearance."""
         quantizers: dict[Quantizer, None] = {}
         for entry in self.entries:
             quantizers[entry.quantizer] = None
@@ -349,11 +348,11 @@ class Mixture:
             try:
                 return Block.parse(self.per)
             except ValueError:
-                raise ValueError(f"unknown per={self.per!r}: valid are block, {_BLOCKS}") from None
+                raise ValueError(f"unknown per={self.per!r}: valid values are block, {_BLOCKS}") from None
         for entry in self.entries:
             if entry.quantizer.scaling != "none":
                 return entry.quantizer.block
-        raise ValueError(f"per='block', but no entry has blocks: valid are {_BLOCKS}")
+        raise ValueError(f"per='block', but no quantizer of the mixture has blocks: valid values are {_BLOCKS}")
 
     @property
     def needs_seed(self) -> bool:
@@ -365,11 +364,11 @@ class Mixture:
 
 
 def with_signs(spec: Quantizer | Mixture, seed: int) -> str:
-    """Return the spelling with `signs=each` replaced by a seed, which both operands of a GEMM must share."""
+    """Return the string form with `signs=each` replaced by a seed, which both operands of a GEMM must share."""
     return spec.spelling.replace("signs=each", f"signs={seed}")
 
 
-# Parsing. An option is a plain name or key=value; errors quote the text that was parsed.
+# Parsing. An option is a plain name or key=value. Error messages quote the text that was parsed.
 
 
 @lru_cache(maxsize=1024)
@@ -386,13 +385,13 @@ def _parse_quantizer(text: str) -> Quantizer:
             if not rest or rest[0] not in SCALINGS:
                 actual = f"found {rest[0]!r}" if rest else "found the end"
                 raise ValueError(
-                    f"a scaling is missing after block {block!r}, {actual}: valid are {', '.join(SCALINGS)}"
+                    f"expected a scaling after block {block!r}, {actual}: valid scalings are {', '.join(SCALINGS)}"
                 )
             fields["scaling"] = rest.pop(0)
         for part in rest:
             option = _option(part)
             if option is None:
-                raise ValueError(f"unknown option {part!r}: valid are {_OPTIONS}")
+                raise ValueError(f"unknown option {part!r}: valid options are {_OPTIONS}")
             field, value = option
             if field in fields:
                 raise ValueError(f"{part!r} sets {field} a second time")
@@ -419,7 +418,7 @@ def _parse_mixture(text: str) -> Mixture:
         listed, *options = text.split(";")
         key, _, per = (part.strip() for part in "".join(options).partition("="))
         if options and (len(options) > 1 or key != "per"):
-            raise ValueError(f"unknown {';'.join(options)!r} after ';': valid is per=, one of block, {_BLOCKS}")
+            raise ValueError(f"unknown {';'.join(options)!r} after ';': expected per= with one of block, {_BLOCKS}")
         entries = tuple(_parse_entry(entry) for entry in listed.split("|"))
         return Mixture(entries, per if options else "tensor")
 
@@ -436,7 +435,7 @@ def _parse_test(text: str) -> Test:
         return ErrorBelowOther(Quantizer.parse(limit)) if number is None else ErrorBelow(number)
     if kind == "spread" and (number is not None or limit == "normal"):
         return SpreadBelow(number)
-    raise ValueError(f"unknown test {text!r}: valid are {_TESTS}")
+    raise ValueError(f"unknown test {text!r}: valid tests are {_TESTS}")
 
 
 def _number(text: str) -> float | None:
@@ -464,10 +463,10 @@ def _quote_in_errors(what: str, text: str) -> Iterator[None]:
 def _element_format(value: Format | str) -> Format:
     named = Format.parse(str(value))
     if isinstance(value, Format) and named != value:
-        raise ValueError(f"{value!r} differs from the format of that name: {named!r}")
+        raise ValueError(f"{value!r} differs from the format that is named {named}: {named!r}")
     if not named.signed:
         valid = ", ".join(name for name, row in TABLE.items() if row.signed)
-        raise ValueError(f"{named} is a format for scales; valid element formats are {valid}, or any eXmY")
+        raise ValueError(f"{named} is a format for scales: valid formats of elements are {valid}, or any eXmY")
     return named
 
 
@@ -477,13 +476,13 @@ def _block(value: Block | str | tuple[int, int]) -> Block:
     return value if isinstance(value, Block) else Block.parse(str(value))
 
 
-def _check_choice(what: str, value: object, valid: tuple[str, ...]) -> None:
+def _check_choice(what: str, value: object, valid: Collection[str]) -> None:
     if value not in valid:
-        raise ValueError(f"unknown {what} {value!r}: valid are {', '.join(valid)}")
+        raise ValueError(f"unknown {what} {value!r}: valid values are {', '.join(valid)}")
 
 
 def _positive(what: str, value: float) -> float:
     number = float(value)
     if not (math.isfinite(number) and number > 0):
-        raise ValueError(f"{what} {value!r}: valid are finite numbers > 0")
+        raise ValueError(f"{what} {value!r}: valid values are finite numbers > 0")
     return number

@@ -1,4 +1,4 @@
-"""Derive seeds from other seeds: one number for each use of randomness, the same on every machine."""
+"""Derive the seed of each use of randomness from a trial's seed; the result is the same on every machine."""
 
 _MASK = (1 << 64) - 1
 
@@ -6,8 +6,9 @@ _MASK = (1 << 64) - 1
 def derive_seed(*parts: int) -> int:
     """Derive a seed below 2^63 from parts such as (trial seed, step, micro-batch, rank, layer, slot).
 
-    The order and the number of parts matter. Each part is folded in with SplitMix64's finalizer, a bijection on 64 bits
-    whose every output bit depends on every input bit, so neighbouring steps and layers get unrelated seeds.
+    The result depends on the order and the number of the parts. Each part is combined with the state by SplitMix64's
+    finalizer, a bijection on 64 bits in which every output bit depends on every input bit. So neighbouring steps and
+    layers get unrelated seeds.
     """
     state = len(parts)
     for part in parts:

@@ -38,12 +38,12 @@ def cast(weight: Tensor, bits: Tensor, block: int) -> Tensor:
     whole = bits.ceil().clamp(NARROWEST, WIDEST)
     rows, columns = weight.shape
     widths = whole.repeat_interleave(block, 0)[:rows].repeat_interleave(block, 1)[:, :columns]
-    found = weight.clone()
+    result = weight.clone()
     for width in map(int, whole.unique().tolist()):
         if width < WIDEST:
             quantized = fake_quantize(weight, f"{format_of_width(width)}:{block}x{block}:amax")
-            found = torch.where(widths == width, quantized, found)
-    return found
+            result = torch.where(widths == width, quantized, result)
+    return result
 
 
 @contextmanager

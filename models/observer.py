@@ -1,12 +1,13 @@
-"""Measure what quantization does in training: relative errors, choices, flushed values, bit widths, by layer.
+"""Measure the effects of quantization during training, by layer: relative errors, choices, flushed values, bit widths.
 
-The observer collects over a window of steps and then returns rows: one for each layer and slot (two if the recipe
-switches within the window, each with its quantizer) and one for each layer's weight. Mixtures report every mini-batch,
-because they compute the error anyway. Plain quantizers and the error of the weight gradient cost extra and are measured
-at intervals of steps. Nothing is read back from the device before `settle`.
+The observer collects statistics over a window of steps and then returns rows: one for each layer and slot (two if the
+recipe switches within the window, one for each quantizer), and one for each layer's weight. The statistics of mixtures
+are recorded for every micro-batch, because mixtures compute the error anyway. Those of plain quantizers, and the error
+of the weight gradient, cost extra time and are measured only at some steps. The values stay on the device until
+`settle` reads them.
 
-The errors of a mixture are those of its first entry, before the decision; `share_i` is the share of decisions that took
-entry i.
+The errors of a mixture are those of its first entry, before the decision; `share_i` is the share of decisions for entry
+i.
 """
 
 from __future__ import annotations
@@ -19,15 +20,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fewbits.kernels.ops import COUNTS
+from fewbits.kernels.counts import COUNTS
 from fewbits.models.quantized_linear import QuantizedLinear
 from fewbits.models.recipe import SLOTS
 
 ERROR_ONE = 1 << 23
-BINS = np.append(np.arange(0, 0.1001, 0.005), np.inf)  # of a mini-batch's mean relative error; MoR's are unknown
-ENTRIES = 4  # entries of a mixture that are counted separately; later ones count as the last
-PENDING = 512  # observations kept on the device before they are read
-TIERS = (5, 9, 12)  # GaussWS Fig. 5: bits up to which FP8, BF16 and FP16 hold a sampled weight
+BINS = np.append(
+    np.arange(0, 0.1001, 0.005), np.inf
+)  # bins of the mean relative error of a micro-batch; MoR's bins are unknown
+ENTRIES = 4  # entries of a mixture that are counted separately; further entries count as the last of these
+PENDING = 512  # the number of observations that are kept on the device before they are read
+TIERS = (5, 9, 12)  # GaussWS Fig. 5: the largest bit widths for which FP8, BF16 and FP16 hold a sampled weight
 
 _ERROR, _NONZERO, _FLUSHED, _SATURATED, _CAPPED, _NONFINITE, _LOST = range(COUNTS)
 
@@ -35,7 +38,7 @@ _ERROR, _NONZERO, _FLUSHED, _SATURATED, _CAPPED, _NONFINITE, _LOST = range(COUNT
 @dataclass(frozen=True)
 class ObserverConfig:
     enabled: bool = True
-    window: int = 50  # steps (MoR resets its histograms every 6000)
+    window: int = 50  # number of steps (MoR resets its histograms every 6000 steps)
     every: int = 10  # steps between measurements of plain quantizers; 0: never
     gradients_every: int = 50  # steps between measurements of the weight gradients' error; 0: never
 
@@ -47,22 +50,22 @@ class Observer:
                 valid = "1 or more" if minimum else "0 (never) or more"
                 raise ValueError(f"observer.{name} {getattr(config, name)!r}: expected a number of steps, {valid}")
         self.config = config
-        self.layers: list[tuple[str, int, str | None]] = []
+        self.layers = 0
 
-    def bind(self, layers: list[tuple[str, int, str | None]]) -> None:
-        """Set the layers to observe: name, block and part, in the order of their indices."""
+    def bind(self, layers: int) -> None:
+        """Set the number of layers to observe."""
         self.layers = layers
         self._pending: list[tuple[int, Tensor, Tensor | None]] = []
         self._gradients: list[tuple[int, Tensor]] = []
         self._clear()
 
     def _clear(self) -> None:
-        keys = len(self.layers) * len(SLOTS) * 2  # before and after the recipe's switch
+        keys = self.layers * len(SLOTS) * 2  # two: before and after the recipe's switch
         self._histogram = np.zeros((keys, len(BINS) - 1), np.int64)
         self._counts = np.zeros((keys, COUNTS), np.int64)
-        self._errors = np.zeros((keys, 2))  # sum and maximum of the mini-batches' mean errors
+        self._errors = np.zeros((keys, 2))  # sum and maximum of the micro-batches' mean errors
         self._choices = np.zeros((keys, ENTRIES), np.int64)
-        self._gradient = np.zeros((len(self.layers), 3))  # times measured; sums of relative error and cosine
+        self._gradient = np.zeros((self.layers, 3))  # number of measurements; sums of relative error and cosine
 
     # ---- called by the layers
 
@@ -78,12 +81,12 @@ class Observer:
             self.settle()
 
     def record_weight_gradient(self, layer: int, quantized: Tensor, exact: Tensor) -> None:
-        """Compare the weight gradient from quantized operands with that from the same operands before quantization."""
+        """Record how the weight gradient from quantized operands differs from that of the unquantized operands."""
         q, e = quantized.float(), exact.float()
         norm = torch.linalg.vector_norm(e)
         error = torch.linalg.vector_norm(q - e) / norm
         cosine = torch.nn.functional.cosine_similarity(q.flatten(), e.flatten(), dim=0)
-        measured = torch.stack((torch.ones_like(error), error, cosine.clamp(-1, 1)))  # rounding may exceed 1
+        measured = torch.stack((torch.ones_like(error), error, cosine.clamp(-1, 1)))  # rounding may make it exceed 1
         self._gradients.append((layer, torch.where(norm == 0, 0, measured)))  # a gradient of zeros has no direction
 
     def settle(self) -> None:
@@ -110,20 +113,17 @@ class Observer:
     def due(self, step: int) -> bool:
         return (step + 1) % self.config.window == 0
 
-    def rows(self, step: int, layers: Sequence[QuantizedLinear]) -> list[dict[str, Any]]:
+    def rows(self, step: int, layers: Sequence[QuantizedLinear], *, weights: bool = True) -> list[dict[str, Any]]:
         """Return the rows of the window that ends with `step`, and start the next window.
 
-        The gradients of `step` must still exist.
+        The gradients of `step` must not be cleared yet. weights=False omits the rows of the weights, for processes that
+        hold only a shard of each weight.
         """
         self.settle()
-        rows = [row for layer in layers for row in (*self._slot_rows(step, layer), self._weight_row(step, layer))]
-        self._clear()
-        return rows
-
-    def operand_rows(self, step: int, layers: Sequence[QuantizedLinear]) -> list[dict[str, Any]]:
-        """Return the rows without those of the weights, of which a process may hold only a shard."""
-        self.settle()
-        rows = [row for layer in layers for row in self._slot_rows(step, layer)]
+        rows: list[dict[str, Any]] = []
+        for layer in layers:
+            rows += self._slot_rows(step, layer)
+            rows += [self._weight_row(step, layer)] if weights else []
         self._clear()
         return rows
 
@@ -176,12 +176,10 @@ class Observer:
         return {name: torch.from_numpy(getattr(self, f"_{name}").copy()) for name in arrays}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        """Continue from `state`, which an observer of the same layers returned."""
+        """Restore a state that `state()` of an observer with the same layers returned."""
         expected, actual = ({name: tuple(values.shape) for name, values in s.items()} for s in (self.state(), state))
         if actual != expected:
-            raise ValueError(
-                f"the observer's state has shapes {actual}: these {len(self.layers)} layers need {expected}"
-            )
+            raise ValueError(f"the observer's state has shapes {actual}: these {self.layers} layers need {expected}")
         for name, values in state.items():
             setattr(self, f"_{name}", values.numpy().copy())
 

@@ -1,10 +1,10 @@
-"""Swap the linear layers of any module for quantized ones, with the operands that a recipe defines.
+"""Replace the linear layers of any module by quantized ones, whose operands a recipe defines.
 
-A layer is every nn.Linear inside the module's blocks. The blocks are the items of the outermost nn.ModuleList or
+The layers are all nn.Linear inside the module's blocks. The blocks are the items of the outermost nn.ModuleList or
 nn.Sequential, or of an nn.ModuleDict whose keys are numbers; the position of an item there is its block number, from 0.
-Linear layers outside the blocks (a head, a router before the blocks) are not changed, nor are the products inside
-nn.MultiheadAttention. A module without blocks counts as one block. A layer's part (qkv, out, up, down, in) is its
-attribute `part`, or else follows from its name by the table below, which knows the usual models.
+Linear layers outside the blocks (an output head, a router before the blocks) stay unchanged, as do the matrix products
+inside nn.MultiheadAttention. A module without blocks counts as one block. A layer's part (qkv, out, up, down, in) is
+its attribute `part`, or else follows from its name by the table below, which contains the names that common models use.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from fewbits.models.observer import Observer
-from fewbits.models.operand_pair import OperandPair
-from fewbits.models.quantized_linear import Plan, QuantizedLinear, Statistics, StepContext
+from fewbits.models.quantized_linear import BlockLinear, Plan, QuantizedLinear, Shared, StepContext
 from fewbits.models.recipe import PARTS, Operands, Recipe, parts
 
 # The last components of a linear layer's name in Hugging Face's, torchtitan's and nanoGPT's models.
@@ -34,36 +33,18 @@ PART_OF_NAME = {
 }
 
 
-@dataclass(frozen=True)
-class BlockLinear:
-    """A linear layer in a block."""
-
-    name: str
-    block: int
-    part: str | None
-    linear: nn.Linear
-
-
 @dataclass(repr=False)
-class Quantization:
-    """The state that the quantized layers of one model share: the recipe, the step context and the observer.
+class Quantization(Shared):
+    """The quantized layers of one model, and the state that they share: the recipe, the step context, the observer.
 
-    A training loop calls `begin(step, micro_batch)` before every forward. Seeds depend on these, so equal steps have
-    equal noise. Alternatively, `attach` counts an optimizer's updates and the model's forwards.
+    A training loop calls `begin(step, micro_batch)` before every forward pass. Seeds depend on step and micro-batch, so
+    a repeated step gets the same noise. Alternatively, `attach` counts the optimizer's updates and the model's forward
+    passes itself.
     """
 
-    recipe: Recipe
-    seed: int
-    blocks: int
+    observer: Observer | None = None
     layers: list[QuantizedLinear] = field(default_factory=list)
     kept: list[str] = field(default_factory=list)  # names of the layers that the recipe keeps high
-    observer: Observer | None = None
-    context: StepContext = field(default_factory=StepContext)
-    watching: bool = False  # collect statistics of every quantizer, not only of mixtures
-    watching_gradients: bool = False  # measure the error of every weight gradient, at the cost of another GEMM
-    keep_weights: bool = True  # keep quantized weights for the whole step
-    _last_input: _Input | None = None
-    _recorded: set[int] = field(default_factory=set)  # layers whose input the observer has recorded in this step
 
     def __repr__(self) -> str:
         return f"<{self.recipe.name} on {len(self.layers)} linear layers, {len(self.kept)} of them kept high>"
@@ -75,8 +56,8 @@ class Quantization:
         """
         switched = self.recipe.switches and progress >= self.recipe.switch.at
         self.context = StepContext(step, micro_batch, rank, switched)
-        self._last_input = None
-        self._recorded.clear()
+        self.last_input = None
+        self.recorded.clear()
         if self.observer is not None:
             self.watching = self.observer.watches(step)
             self.watching_gradients = self.observer.watches_gradients(step) and micro_batch == 0
@@ -84,7 +65,7 @@ class Quantization:
     def attach(self, model: nn.Module, optimizer: torch.optim.Optimizer, *, steps: int | None = None) -> None:
         """Count the optimizer's updates as steps, and the model's training calls between them as micro-batches.
 
-        steps: the total of the training; required if the recipe switches during training.
+        steps: the number of steps of the whole training; required if the recipe switches during training.
         """
         if steps is None and self.recipe.switches:
             raise ValueError(
@@ -108,7 +89,7 @@ class Quantization:
         optimizer.register_step_post_hook(update)
 
     def penalty(self) -> Tensor | None:
-        """Return λ Σ mean |b_t − b_target| over layers (GaussWS eq. 12), to add to the loss, or None without one."""
+        """Return λ Σ mean |b_t − b_target| over layers (GaussWS eq. 12), to add to the loss; None if λ is 0."""
         sampler = self.recipe.sampler
         if not sampler.penalty:
             return None
@@ -119,79 +100,7 @@ class Quantization:
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for copies and pickles, without the input that was quantized last."""
-        return {**self.__dict__, "_last_input": None}
-
-    # ---- called by the layers
-
-    def quantize_input(
-        self, layer: QuantizedLinear, pair: OperandPair, x: Tensor, rows: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Return x for fprop and wgrad.
-
-        Layers that read the same tensor with the same slots (q, k, v) quantize it once, if nothing is random.
-        """
-        last = self._last_input
-        matches = last is not None and last.pair is pair and last.values[0].dtype == rows.dtype
-        if last is not None and matches and last.x is x and last.version == x._version:
-            values, statistics = last.values, last.statistics
-        else:
-            statistics = []
-            values = pair(
-                rows,
-                lambda name: layer.seed(self.context, name),
-                (lambda *item: statistics.append(item)) if self.observer else None,
-                watch=self.watching,
-            )
-            self._last_input = None if pair.needs_seed else _Input(x, x._version, pair, values, statistics)
-        if not self.recomputes(layer):
-            self._recorded.add(layer.index)
-            self.record(layer, statistics, self.context)
-        return values
-
-    def quantize_gradient(
-        self, layer: QuantizedLinear, pair: OperandPair, dy: Tensor, context: StepContext, for_x: bool, for_weight: bool
-    ) -> tuple[Tensor, Tensor]:
-        """Return dy for dgrad and wgrad."""
-        self._last_input = None  # the forward pass is over
-        statistics: list[Statistics] = []
-        record = (lambda *item: statistics.append(item)) if self.observer else None
-
-        def seed(name: str) -> int:
-            return layer.seed(context, name)
-
-        if for_x and for_weight:
-            values = pair(dy, seed, record, watch=self.watching)
-        else:
-            quantized = pair.quantize_one(0 if for_x else 1, dy, seed, record, watch=self.watching)
-            values = quantized, quantized
-        self.record(layer, statistics, context)
-        return values
-
-    def recomputes(self, layer: QuantizedLinear) -> bool:
-        """Tell whether activation checkpointing repeats, within backward, a forward that was recorded before.
-
-        The repetition runs the same operations, but must not be recorded again.
-        """
-        return torch._C._current_graph_task_id() != -1 and layer.index in self._recorded
-
-    def record_weight_gradient(self, layer: QuantizedLinear, quantized: Tensor, exact: Tensor) -> None:
-        if self.observer is not None:
-            self.observer.record_weight_gradient(layer.index, quantized, exact)
-
-    def record(self, layer: QuantizedLinear, statistics: Iterable[Statistics], context: StepContext) -> None:
-        if self.observer is not None:
-            switched = context.switched and layer.plans[0] is not layer.plans[1]
-            for slot, counts, choice in statistics:
-                self.observer.record(layer.index, slot, counts, choice, switched=switched)
-
-
-@dataclass(frozen=True)
-class _Input:
-    x: Tensor
-    version: int
-    pair: OperandPair
-    values: tuple[Tensor, Tensor]
-    statistics: list[Statistics]
+        return {**self.__dict__, "last_input": None}
 
 
 def quantize(
@@ -202,10 +111,10 @@ def quantize(
     observer: Observer | None = None,
     keep_weights: bool = True,
 ) -> Quantization:
-    """Swap the linear layers of the model's blocks, in place, for quantized ones with the same parameters.
+    """Replace the linear layers of the model's blocks, in place, by quantized ones with the same parameters.
 
-    Create optimizers afterwards: a sampler adds a parameter `bit_scale` to every layer that it works on.
-    keep_weights=False: weights are quantized again in every forward and backward, to save memory.
+    Create optimizers afterwards, because a sampler adds a parameter `bit_scale` to every layer with noise.
+    keep_weights=False: quantize weights in every forward and backward pass instead of caching them, to save memory.
 
     >>> quantization = quantize(model, Recipe.from_dict({"fprop": {"x": "e4m3:1x128:amax", "w": "e4m3:128x128:amax"}}))
     >>> quantization.attach(model, optimizer)   # or quantization.begin(step) before every forward
@@ -214,31 +123,21 @@ def quantize(
     if not linears:
         raise ValueError(f"{type(model).__name__} has no linear layer in its blocks to quantize")
     blocks = 1 + max(layer.block for layer in linears)
-    quantization = Quantization(recipe, seed, blocks, observer=observer, keep_weights=keep_weights)
+    quantization = Quantization(recipe, seed, observer, keep_weights)
     plans = _plans(recipe.operands, recipe.switched)
     high = _plans(recipe.kept, recipe.kept)
-    sampled = parts(recipe.sampler.parts) if recipe.sampler.kind != "none" else frozenset()
     kept = keep(recipe, linears, blocks)
     _check_parts(recipe, linears)
     for index, layer in enumerate(linears):
         is_kept = layer.name in kept
-        quantized = QuantizedLinear(
-            layer.linear,
-            quantization,
-            name=layer.name,
-            index=index,
-            block=layer.block,
-            plans=high if is_kept else plans,
-            sampler=recipe.sampler if layer.part in sampled and not is_kept else None,
-        )
-        quantized.part = layer.part
-        quantized.train(layer.linear.training)
+        sampler = recipe.sampler if layer.part in recipe.sampled_parts and not is_kept else None
+        quantized = QuantizedLinear(layer, quantization, index, high if is_kept else plans, sampler)
         parent, _, last = layer.name.rpartition(".")
         setattr(model.get_submodule(parent), last, quantized)
         quantization.layers.append(quantized)
     quantization.kept = [layer.name for layer in linears if layer.name in kept]
     if observer is not None:
-        observer.bind([(layer.name, layer.block, layer.part) for layer in linears])
+        observer.bind(len(linears))
     return quantization
 
 
@@ -260,7 +159,7 @@ def linear_layers(model: nn.Module) -> Iterator[BlockLinear]:
     """Yield the linear layers that a recipe applies to, in the model's own order."""
     if isinstance(model, nn.Linear):
         raise ValueError(
-            "the model is itself a linear layer and cannot be swapped in place: put it into an nn.Sequential"
+            "the model is itself a linear layer, which cannot be replaced in place: put it into an nn.Sequential"
         )
     containers = {n: list(m._modules) for n, m in model.named_modules() if _holds_blocks(m)}
     outermost = [n for n in containers if not any(_inside(n, outer) for outer in containers if outer != n)]
@@ -281,7 +180,7 @@ def keep(recipe: Recipe, layers: Sequence[BlockLinear], blocks: int) -> frozense
     if k.first + k.last >= blocks and (k.first or k.last):
         raise ValueError(
             f"recipe {recipe.name} keeps the first {k.first} and last {k.last} of {blocks} blocks high: "
-            "nothing would be quantized; use a deeper model or keep fewer blocks"
+            "no layer would be quantized; use a deeper model or keep fewer blocks"
         )
     selected = parts(k.parts)
     for glob in k.names:
@@ -305,18 +204,16 @@ def _plans(before: Operands, after: Operands) -> tuple[Plan, Plan]:
 
 
 def _check_parts(recipe: Recipe, layers: Sequence[BlockLinear]) -> None:
-    selected = parts(recipe.keep.parts)
-    if recipe.sampler.kind != "none":
-        selected |= parts(recipe.sampler.parts)
+    selected = parts(recipe.keep.parts) | recipe.sampled_parts
     unknown = [layer.name for layer in layers if layer.part is None]
     if selected and unknown:
         raise ValueError(
             f"recipe {recipe.name} selects layers by part, but the part of {_abbreviate(unknown)} is unknown: give "
             f"the module an attribute `part`, one of {', '.join(PARTS)}"
         )
-    if recipe.sampler.kind != "none" and not any(layer.part in parts(recipe.sampler.parts) for layer in layers):
-        have = sorted({str(layer.part) for layer in layers})
-        raise ValueError(f"sampler.parts {list(recipe.sampler.parts)}: the model has only {', '.join(have)}")
+    have = sorted({str(layer.part) for layer in layers})
+    if recipe.sampler.kind != "none" and recipe.sampled_parts.isdisjoint(have):
+        raise ValueError(f"sampler.parts {list(recipe.sampler.parts)}: the model has only the parts {', '.join(have)}")
 
 
 def _holds_blocks(module: nn.Module) -> bool:

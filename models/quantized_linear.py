@@ -4,17 +4,19 @@
     backward   dx = Q(dy) · Q(w)            each Q is that operand's slot of the recipe
                dw = Q(dy)ᵀ · Q(x)           rounded to the recipe's wgrad.output, then FP32
 
-x and w are quantized in the dtype the layer computes in (that of x, or autocast's). The FP32 master copy of w is cast
-to it first; a sampler adds its noise to the master copy before the cast. The quantized x of wgrad is made in forward
-and kept instead of x. w is quantized once for as long as it does not change, so once per optimizer step, except for
-rotations whose signs are drawn for every GEMM. With `keep_weights=False`, w is quantized again in each forward and
-backward, to the same bits; this is for sharded weights, so that no process keeps a whole one between them. The gradient
-passes straight through every rounding. A bias is added in FP32, before y is rounded, as in nn.Linear.
+x and w are quantized in the dtype in which the layer computes: the dtype of x, or autocast's. The FP32 master copy of w
+is cast to this dtype first; a sampler adds its noise to the master copy before the cast. The quantized x that wgrad
+reads is computed in the forward pass and saved instead of x. w is quantized again only when it changes, so once per
+optimizer step, except for rotations whose signs are drawn for every GEMM. With `keep_weights=False`, w is quantized in
+each forward and each backward pass, to the same bits; this is for sharded weights, so that no process keeps a whole
+weight between the two passes. The gradient passes straight through every rounding. A bias is added in FP32, before y is
+rounded, as in nn.Linear.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -22,18 +24,13 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from fewbits.kernels.products import linear
+from fewbits.kernels.products import linear, matmul, matmul_fp32
 from fewbits.kernels.seeds import derive_seed
-from fewbits.models.gemm import product
-from fewbits.models.operand_pair import OperandPair
+from fewbits.models.operand_pair import OperandPair, Seed, Statistics
 from fewbits.models.recipe import GEMMS, SLOTS, Operands, Recipe, Sampler
 from fewbits.models.untraced import untraced
 
-DRAWS = (
-    *SLOTS,
-    "sampler",
-    *GEMMS,
-)  # seeds depend on the index here; GEMMs are for signs
+DRAWS = (*SLOTS, "sampler", *GEMMS)  # seeds depend on the index in this tuple; GEMMs name the draws of signs
 NOISE = {"gaussws": "gaussian", "diffq": "uniform"}
 OUTPUT = {"compute": None, "bf16": torch.bfloat16, "fp32": torch.float32}  # None: the dtype of the operands
 
@@ -53,7 +50,10 @@ class StepContext:
 
 
 class _Updates:
-    """A counter of all optimizers' updates; fused ones, and those that write to `.data`, leave no other trace."""
+    """A counter of the updates of all optimizers.
+
+    A tensor's version counter misses the updates of fused optimizers, and of those that write to `.data`.
+    """
 
     count = 0
 
@@ -64,57 +64,70 @@ class _Updates:
 
 register_optimizer_step_post_hook(_Updates.add)
 
-Statistics = tuple[str, Tensor, Tensor | None]  # a slot, its counts (kernels/README.md), and a mixture's choices
+
+@dataclass(frozen=True)
+class _Input:
+    """The input that was quantized last."""
+
+    x: Tensor
+    version: int
+    pair: OperandPair
+    values: tuple[Tensor, Tensor]
+    statistics: list[Statistics]
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Weights:
-    """The quantized weight, the key it was made for, and its statistics that are not recorded yet."""
+    """The cached quantized weight, its cache key, and its statistics that are not recorded yet."""
 
     key: tuple[object, ...]
     source: Tensor  # kept alive, so that no other weight can get the address that the key contains
     values: tuple[Tensor, Tensor]
     statistics: list[Statistics]
 
-    def take(self) -> list[Statistics]:
-        statistics, self.statistics = self.statistics, []
-        return statistics
+
+class Recorder(Protocol):
+    """The interface of an observer (fewbits.models.observer) that layers use."""
+
+    def record(self, layer: int, slot: str, counts: Tensor, choice: Tensor | None, *, switched: bool) -> None: ...
+
+    def record_weight_gradient(self, layer: int, quantized: Tensor, exact: Tensor) -> None: ...
 
 
-class Owner(Protocol):
-    """The interface of the `Quantization` that layers share (fewbits.models.quantize)."""
+@dataclass
+class Shared:
+    """The state that the quantized layers of one model share; `Quantization` (fewbits.models.quantize) sets it."""
 
     recipe: Recipe
     seed: int
-    context: StepContext
-    watching: bool
-    watching_gradients: bool
-    keep_weights: bool
+    observer: Recorder | None = None
+    keep_weights: bool = True  # keep quantized weights for the whole step
+    context: StepContext = field(default_factory=StepContext)
+    watching: bool = False  # collect statistics of every quantizer, not only of mixtures
+    watching_gradients: bool = False  # measure the error of every weight gradient, at the cost of another GEMM
+    last_input: _Input | None = None
+    recorded: set[int] = field(default_factory=set)  # layers whose input the observer has recorded in this step
 
-    def recomputes(self, layer: QuantizedLinear) -> bool: ...
 
-    def quantize_input(
-        self, layer: QuantizedLinear, pair: OperandPair, x: Tensor, rows: Tensor
-    ) -> tuple[Tensor, Tensor]: ...
+@dataclass(frozen=True)
+class BlockLinear:
+    """A linear layer in a block."""
 
-    def quantize_gradient(
-        self, layer: QuantizedLinear, pair: OperandPair, dy: Tensor, context: StepContext, for_x: bool, for_weight: bool
-    ) -> tuple[Tensor, Tensor]: ...
-
-    def record(self, layer: QuantizedLinear, statistics: list[Statistics], context: StepContext) -> None: ...
-
-    def record_weight_gradient(self, layer: QuantizedLinear, quantized: Tensor, exact: Tensor) -> None: ...
+    name: str
+    block: int
+    part: str | None
+    linear: nn.Linear
 
 
 class Plan:
-    """The operands of a layer, paired by tensor."""
+    """The operands of a layer, in one pair for each of the tensors x, w and dy."""
 
     def __init__(self, operands: Operands) -> None:
-        o = operands
-        self.operands = o
-        self.x = OperandPair(o.fprop_x, o.wgrad_x, ("fprop.x", "wgrad.x"))
-        self.w = OperandPair(o.fprop_w, o.dgrad_w, ("fprop.w", "dgrad.w"))
-        self.dy = OperandPair(o.dgrad_dy, o.wgrad_dy, ("dgrad.dy", "wgrad.dy"))
+        self.operands = operands
+        self.x, self.w, self.dy = (
+            OperandPair(operands[first], operands[second], (first, second))
+            for first, second in (("fprop.x", "wgrad.x"), ("fprop.w", "dgrad.w"), ("dgrad.dy", "wgrad.dy"))
+        )
         self.draws_signs = any(pair.draws_signs for pair in (self.x, self.w, self.dy))
 
 
@@ -124,24 +137,20 @@ class QuantizedLinear(nn.Linear):
     bit_scale: nn.Parameter | None  # b_i of GaussWS eq. 11, one per square
 
     def __init__(
-        self,
-        linear: nn.Linear,
-        owner: Owner,
-        *,
-        name: str,
-        index: int,
-        block: int,
-        plans: tuple[Plan, Plan],
-        sampler: Sampler | None,
+        self, layer: BlockLinear, shared: Shared, index: int, plans: tuple[Plan, Plan], sampler: Sampler | None
     ) -> None:
+        """Take over the parameters of `layer`. plans: the plans before and after the recipe's switch."""
         nn.Module.__init__(self)
+        linear = layer.linear
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.weight, self.bias = linear.weight, linear.bias
-        self.name, self.index, self.block = name, index, block
-        self.part = getattr(linear, "part", None)
-        self.plans, self.sampler = plans, sampler
-        self.output = OUTPUT[owner.recipe.wgrad.output]
-        self.owner = [owner]  # in a list, so that it is no submodule, and copy and state_dict follow no cycle
+        self.name, self.block, self.part = layer.name, layer.block, layer.part
+        self.index, self.plans, self.sampler = index, plans, sampler
+        self.train(linear.training)
+        self.output = OUTPUT[shared.recipe.wgrad.output]
+        self.owner = [
+            shared
+        ]  # in a list, so that it is not a submodule, which would be a cycle for copy and state_dict
         self.bit_scale = None
         if sampler:
             squares = [-(-n // sampler.block) for n in linear.weight.shape]
@@ -149,7 +158,7 @@ class QuantizedLinear(nn.Linear):
         self._weights: _Weights | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state for copies and pickles, without the quantized weight, which they make again."""
+        """Return the state for copies and pickles, without the cached weight, which a copy quantizes again."""
         return {**self.__dict__, "_weights": None}
 
     def use(self, before: Plan, after: Plan) -> None:
@@ -167,10 +176,9 @@ class QuantizedLinear(nn.Linear):
             return None
         return self.sampler.target + self.bit_scale.float() * (self.sampler.init - self.sampler.target)
 
-    @untraced  # its operations depend on the step
+    @untraced  # the operations of a forward pass depend on the step
     def forward(self, x: Tensor) -> Tensor:
         owner, context = self.owner[0], self.owner[0].context
-        plan = self.plans[context.switched]
         rows = x.reshape(-1, self.in_features)
         if torch.is_autocast_enabled(x.device.type):
             rows = rows.to(torch.get_autocast_dtype(x.device.type))
@@ -178,87 +186,131 @@ class QuantizedLinear(nn.Linear):
         with torch.no_grad():
             sampled = self.sampler is not None and (self.training or self.sampler.in_evaluation)
             weight = self._cached_weight if owner.keep_weights else self._uncached_weight
-            w_forward, w_backward = weight(plan, context, rows.dtype, sampled, backward)
+            w_forward, w_backward = weight(context, rows.dtype, sampled, backward)
             if backward:
-                x_forward, x_backward = owner.quantize_input(self, plan.x, x, rows)
+                x_forward, x_backward = self._quantize_input(context, x, rows)
             else:
-                x_forward = x_backward = plan.x.quantize_one(0, rows, lambda name: self.seed(context, name))
+                x_forward = x_backward = self.plans[context.switched].x.quantize_one(0, rows, self._seeds(context))
         bias = None if self.bias is None else self.bias.to(rows.dtype)
         y = _ThreeGemms.apply(
             *(rows, self.weight, self.bit_scale if sampled else None, bias),
-            *(x_forward, x_backward, w_forward, w_backward, self, plan, context),
+            *(x_forward, x_backward, w_forward, w_backward, self, context),
         )
         return y.view(*x.shape[:-1], self.out_features)
 
     def seed(self, context: StepContext, name: str) -> int:
-        """Return a seed that is independent for every step, micro-batch, rank, layer and slot or GEMM.
+        """Return the seed of a slot or a GEMM; it differs between steps, micro-batches, ranks and layers.
 
         The seed of a weight's slot is the same for all micro-batches and ranks of a step.
         """
         micro_batch, rank = (0, 0) if name.endswith(".w") else (context.micro_batch, context.rank)
         return derive_seed(self.owner[0].seed, context.step, micro_batch, rank, self.index, DRAWS.index(name))
 
+    def _seeds(self, context: StepContext) -> Seed:
+        return partial(self.seed, context)
+
     def sampler_seed(self, context: StepContext) -> int:
         return derive_seed(self.owner[0].seed, context.step, self.index, DRAWS.index("sampler"))
 
-    def _cached_weight(
-        self, plan: Plan, context: StepContext, dtype: torch.dtype, sampled: bool, training: bool
-    ) -> tuple[Tensor, Tensor]:
-        """Return w for fprop and for dgrad, cached.
+    # ---- x and dy
 
-        Its statistics are recorded only when training uses it, so that evaluation leaves no trace.
+    def _quantize_input(self, context: StepContext, x: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the quantized x for fprop and for wgrad.
+
+        If several layers (q, k, v) read the same tensor with the same slots, and nothing is random, only the first of
+        them quantizes it.
         """
-        owner, w = self.owner[0], self.weight
-        key: tuple[object, ...] = (
-            _Updates.count,
-            w._version,
-            w.data_ptr(),
-            dtype,
-            context.step,
-            context.switched,
-            sampled,
-            owner.watching,
+        owner, pair = self.owner[0], self.plans[context.switched].x
+        last = owner.last_input
+        if (
+            last is None
+            or (last.pair is not pair or last.values[0].dtype != rows.dtype)
+            or (last.x is not x or last.version != x._version)
+        ):
+            statistics: list[Statistics] = []
+            values = pair(rows, self._seeds(context), statistics, watch=owner.watching)
+            last = _Input(x, x._version, pair, values, statistics)
+            owner.last_input = None if pair.needs_seed else last
+        if not self._recomputes():
+            owner.recorded.add(self.index)
+            self._record(last.statistics, context)
+        return last.values
+
+    def quantize_gradient(
+        self, context: StepContext, dy: Tensor, for_x: bool, for_weight: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Return the quantized dy for dgrad and for wgrad."""
+        owner, pair = self.owner[0], self.plans[context.switched].dy
+        owner.last_input = None  # the forward pass is over
+        statistics: list[Statistics] = []
+        if for_x and for_weight:
+            values = pair(dy, self._seeds(context), statistics, watch=owner.watching)
+        else:
+            which = 0 if for_x else 1
+            values = (pair.quantize_one(which, dy, self._seeds(context), statistics, watch=owner.watching),) * 2
+        self._record(statistics, context)
+        return values
+
+    def _recomputes(self) -> bool:
+        """Tell whether this forward pass is a repetition by activation checkpointing, within backward.
+
+        Its statistics were recorded in the first pass and must not be recorded again.
+        """
+        return torch._C._current_graph_task_id() != -1 and self.index in self.owner[0].recorded
+
+    def _record(self, statistics: list[Statistics], context: StepContext) -> None:
+        observer = self.owner[0].observer
+        if observer is not None:
+            switched = context.switched and self.plans[0] is not self.plans[1]
+            for slot, counts, choice in statistics:
+                observer.record(self.index, slot, counts, choice, switched=switched)
+
+    # ---- w
+
+    def _cached_weight(
+        self, context: StepContext, dtype: torch.dtype, sampled: bool, training: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Return the quantized w for fprop and for dgrad, from the cache if it is valid.
+
+        The statistics are recorded only when training uses w, so that evaluation does not change them.
+        """
+        w, draws_signs = self.weight, self.plans[context.switched].w.draws_signs
+        key = (
+            *(_Updates.count, w._version, w.data_ptr(), dtype, sampled, self.owner[0].watching),
+            *(context.numbers if draws_signs else (context.step,), context.switched),
+            None if self.bit_scale is None else self.bit_scale._version,
         )
-        if plan.w.draws_signs:
-            key = (*key, context.micro_batch, context.rank)
-        if self.bit_scale is not None:
-            key = (*key, self.bit_scale._version)
         if self._weights is None or self._weights.key != key:
             self._weights = None  # frees the old values before the new ones are allocated
-            self._weights = _Weights(key, w.detach(), *self._quantize_weight(plan, context, dtype, sampled))
+            self._weights = _Weights(key, w.detach(), *self._quantize_weight(context, dtype, sampled))
         if training:
-            owner.record(self, self._weights.take(), context)
+            self._record(self._weights.statistics, context)
+            self._weights.statistics.clear()
         return self._weights.values
 
     def _uncached_weight(
-        self, plan: Plan, context: StepContext, dtype: torch.dtype, sampled: bool, training: bool
+        self, context: StepContext, dtype: torch.dtype, sampled: bool, training: bool
     ) -> tuple[Tensor, None]:
-        """Return w for fprop, not cached, but recorded as often as cached weights."""
-        if not training or (context.micro_batch and not plan.w.draws_signs):
-            return self.quantize_weight_for(0, plan, context, dtype, sampled), None
-        (w, _), statistics = self._quantize_weight(plan, context, dtype, sampled)
-        if not self.owner[0].recomputes(self):
-            self.owner[0].record(self, statistics, context)
+        """Return the quantized w for fprop, not cached; record its statistics as often as those of cached weights."""
+        if not training or (context.micro_batch and not self.plans[context.switched].w.draws_signs):
+            return self.quantize_weight_for(0, context, dtype, sampled), None
+        (w, _), statistics = self._quantize_weight(context, dtype, sampled)
+        if not self._recomputes():
+            self._record(statistics, context)
         return w, None
 
-    def quantize_weight_for(
-        self, which: int, plan: Plan, context: StepContext, dtype: torch.dtype, sampled: bool
-    ) -> Tensor:
-        """Return w for fprop (which=0) or for dgrad (1) alone."""
-        return plan.w.quantize_one(which, self._source(context, dtype, sampled), lambda name: self.seed(context, name))
+    def quantize_weight_for(self, which: int, context: StepContext, dtype: torch.dtype, sampled: bool) -> Tensor:
+        """Return the quantized w for fprop alone (which=0) or for dgrad alone (which=1)."""
+        pair = self.plans[context.switched].w
+        return pair.quantize_one(which, self._source(context, dtype, sampled), self._seeds(context))
 
     def _quantize_weight(
-        self, plan: Plan, context: StepContext, dtype: torch.dtype, sampled: bool
+        self, context: StepContext, dtype: torch.dtype, sampled: bool
     ) -> tuple[tuple[Tensor, Tensor], list[Statistics]]:
-        """Return w for fprop and for dgrad, and their statistics."""
+        """Return the quantized w for fprop and for dgrad, and its statistics."""
         statistics: list[Statistics] = []
-        values = plan.w(
-            self._source(context, dtype, sampled),
-            lambda name: self.seed(context, name),
-            lambda *item: statistics.append(item),
-            watch=self.owner[0].watching,
-        )
-        return values, statistics
+        source, watch = self._source(context, dtype, sampled), self.owner[0].watching
+        return self.plans[context.switched].w(source, self._seeds(context), statistics, watch=watch), statistics
 
     def _source(self, context: StepContext, dtype: torch.dtype, sampled: bool) -> Tensor:
         """Return the weight before it is quantized, in the dtype that the layer computes in."""
@@ -267,6 +319,11 @@ class QuantizedLinear(nn.Linear):
         assert self.sampler is not None
         noise, seed = NOISE[self.sampler.kind], self.sampler_seed(context)
         return torch.ops.fewbits.sample_weight(self.weight.detach(), self.bits, seed, noise, self.sampler.block, dtype)
+
+
+def product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a · b, summed in FP32 and rounded once to dtype; on CPUs torch has no FP32 product of BF16 operands."""
+    return matmul(a, b) if dtype == a.dtype else matmul_fp32(a, b).to(dtype)
 
 
 class _ThreeGemms(torch.autograd.Function):
@@ -282,15 +339,14 @@ class _ThreeGemms(torch.autograd.Function):
         w_forward: Tensor,
         w_backward: Tensor | None,
         layer: QuantizedLinear,
-        plan: Plan,
         context: StepContext,
     ) -> Tensor:
-        ctx.layer, ctx.plan, ctx.context = layer, plan, context
+        ctx.layer, ctx.context = layer, context
         ctx.watched = layer.owner[0].watching_gradients
         original = x if ctx.watched else None
-        # Saved with the operands, because activation checkpointing may make them again in another context, with other
-        # signs.
-        signs_context = torch.tensor(context.numbers) if plan.draws_signs else None
+        # The context of the signs is saved with the operands: activation checkpointing may compute the operands again
+        # in another context, with other signs.
+        signs_context = torch.tensor(context.numbers) if layer.plans[context.switched].draws_signs else None
         ctx.save_for_backward(weight, bit_scale, x_backward, w_backward, original, signs_context)
         if bias is not None:
             return linear(x_forward, w_forward, bias)
@@ -305,22 +361,22 @@ class _ThreeGemms(torch.autograd.Function):
     @staticmethod
     def gradients(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         weight, bit_scale, x, w, original, signs_context = ctx.saved_tensors
-        layer, plan, context = ctx.layer, ctx.plan, ctx.context
+        layer, context = ctx.layer, ctx.context
         if signs_context is not None:
             step, micro_batch, rank = signs_context.tolist()
             context = StepContext(step, micro_batch, rank, context.switched)
-        owner = layer.owner[0]
         for_x, for_weight = ctx.needs_input_grad[0], ctx.needs_input_grad[1] or ctx.needs_input_grad[2]
-        dy_dgrad, dy_wgrad = owner.quantize_gradient(layer, plan.dy, dy, context, for_x, for_weight)
+        dy_dgrad, dy_wgrad = layer.quantize_gradient(context, dy, for_x, for_weight)
         if w is None and for_x:
-            w = layer.quantize_weight_for(1, plan, context, x.dtype, bit_scale is not None)
+            w = layer.quantize_weight_for(1, context, x.dtype, bit_scale is not None)
         dx = product(dy_dgrad, w, dy.dtype) if for_x else None
         d_bias = dy.sum(0) if ctx.needs_input_grad[3] else None
         if not for_weight:
-            return dx, None, None, d_bias, *[None] * 7
+            return dx, None, None, d_bias, *[None] * 6
         dw = product(dy_wgrad.t(), x, layer.output or x.dtype)
-        if original is not None:
-            owner.record_weight_gradient(layer, dw, product(dy.t(), original, torch.float32))
+        observer = layer.owner[0].observer
+        if original is not None and observer is not None:
+            observer.record_weight_gradient(layer.index, dw, product(dy.t(), original, torch.float32))
         d_scale = None
         if bit_scale is not None and ctx.needs_input_grad[2]:
             sampler, bits = layer.sampler, layer.bits
@@ -329,4 +385,4 @@ class _ThreeGemms(torch.autograd.Function):
                 dw, weight, bits, layer.sampler_seed(context), NOISE[sampler.kind], sampler.block
             )
             d_scale = d_bits * (sampler.init - sampler.target)
-        return dx, dw.to(weight.dtype), d_scale, d_bias, *[None] * 7
+        return dx, dw.to(weight.dtype), d_scale, d_bias, *[None] * 6

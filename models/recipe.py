@@ -4,22 +4,23 @@
     dx = dy · w      dgrad    operands dy, w
     dw = dyᵀ · x     wgrad    operands dy, x
 
-Each of the six slots holds the spelling (fewbits.kernels.quantizer) of a quantizer, `e2m1:1x16:nvfp4`, or of a mixture,
-`e4m3:128x128:gam @ error<0.045 | bf16`. Blocks lie along the dimension that the GEMM sums over. Two more values are
-valid:
+Each of the six slots holds the string form (fewbits.kernels.quantizer) of a quantizer, such as `e2m1:1x16:nvfp4`, or of
+a mixture, such as `e4m3:128x128:gam @ error<0.045 | bf16`. Blocks lie along the dimension that the GEMM sums over. Two
+more values are valid:
 
     high    the unquantized operand, in the dtype that the model computes in
-    same    in dgrad.w, wgrad.dy and wgrad.x: exactly the values that the other GEMM reads of this tensor
+    same    only in dgrad.w, wgrad.dy and wgrad.x: the values of this tensor that another GEMM reads (those of fprop.w,
+            dgrad.dy and fprop.x)
 
-If two GEMMs read a tensor by equal spellings and the blocks are the same along both axes (squares, the whole tensor),
-it is quantized once, so forward and backward see the same codes and make one decision.
+If both GEMMs that read a tensor have equal quantizers or mixtures, and the blocks are the same along both axes
+(squares, the whole tensor), the tensor is quantized once: both GEMMs read the same codes, and a mixture decides once.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -31,7 +32,14 @@ PARTS = ("qkv", "out", "up", "down", "in")
 GEMMS = ("fprop", "dgrad", "wgrad")
 PART_GROUPS = {"all": PARTS, "od": ("out", "down")}
 OUTPUTS = ("compute", "bf16", "fp32")
-SLOTS = ("fprop.x", "fprop.w", "dgrad.dy", "dgrad.w", "wgrad.dy", "wgrad.x")
+# The axis of each stored tensor (x and dy tokens × features, w out × in) that the slot's GEMM sums over.
+AXES = {"fprop.x": -1, "fprop.w": -1, "dgrad.dy": -1, "dgrad.w": 0, "wgrad.dy": 0, "wgrad.x": 0}
+SLOTS = tuple(AXES)
+FIRST_SLOT = {
+    "dgrad.w": "fprop.w",
+    "wgrad.dy": "dgrad.dy",
+    "wgrad.x": "fprop.x",
+}  # the slot that reads the same tensor first
 SAMPLERS = ("none", "gaussws", "diffq")
 SQUARES = (1, 2, 4, 8, 16, 32, 64, 128)  # valid side lengths of a sampler's squares
 PASSES = ("both", "forward", "backward")
@@ -55,12 +63,12 @@ class Dgrad:
 class Wgrad:
     dy: str = HIGH
     x: str = HIGH
-    output: str = "compute"  # dtype of dw before it is added to the FP32 gradient; compute: that of y and dx
+    output: str = "compute"  # the dtype of dw before it is added to the FP32 gradient; compute: the dtype of y and dx
 
 
 @dataclass(frozen=True)
 class Keep:
-    """The linear layers that get `by` in every slot: first and last blocks, parts, or names (globs)."""
+    """The linear layers that get `by` in every slot, selected by first and last blocks, by part, or by name (globs)."""
 
     first: int = 0
     last: int = 0
@@ -71,7 +79,7 @@ class Keep:
 
 @dataclass(frozen=True)
 class Sampler:
-    """Noise on the weights of some parts; learned bit widths b_t = target + b_i · (init − target) (GaussWS eq. 11)."""
+    """Noise on the weights of some parts, with learned widths b_t = target + b_i · (init − target) (GaussWS eq. 11)."""
 
     kind: str = "none"
     parts: tuple[str, ...] = ("all",)
@@ -84,7 +92,7 @@ class Sampler:
 
 @dataclass(frozen=True)
 class Switch:
-    """A change during training: from the fraction `at` on, the operands of the given passes get the quantizer `to`."""
+    """A change during training: after the fraction `at`, the slots of the given passes get the quantizer `to`."""
 
     at: float = 1.0  # 1.0: never
     passes: str = "both"
@@ -93,34 +101,18 @@ class Switch:
 
 @dataclass(frozen=True)
 class Slot:
-    """The quantizer or mixture of one operand (None: unquantized), and the axis of the tensor as it is stored."""
+    """The quantizer or mixture of one operand (None: unquantized), and the axis of the stored tensor for its blocks."""
 
     spec: Quantizer | Mixture | None
     axis: int
 
-    @property
-    def is_same_along_both_axes(self) -> bool:
-        return self.spec is None or _transposes(self.spec)
-
     def equals(self, other: Slot) -> bool:
         """Tell whether both slots give the same values for the same tensor."""
-        return self.spec == other.spec and (self.axis == other.axis or self.is_same_along_both_axes)
+        same_axis = self.axis == other.axis or self.spec is None or _transposes(self.spec)
+        return self.spec == other.spec and same_axis
 
 
-@dataclass(frozen=True)
-class Operands:
-    """The six slots of one layer, parsed; x and dy are stored tokens × features, w out × in."""
-
-    fprop_x: Slot
-    fprop_w: Slot
-    dgrad_dy: Slot
-    dgrad_w: Slot
-    wgrad_dy: Slot
-    wgrad_x: Slot
-
-    def items(self) -> Iterator[tuple[str, Slot]]:
-        for f in dataclasses.fields(self):
-            yield f.name.replace("_", ".", 1), getattr(self, f.name)
+Operands = Mapping[str, Slot]  # the six slots of a layer by name
 
 
 @dataclass(frozen=True)
@@ -138,19 +130,17 @@ class Recipe:
         one_of("wgrad.output", self.wgrad.output, OUTPUTS)
         one_of("sampler.kind", self.sampler.kind, SAMPLERS)
         one_of("switch.passes", self.switch.passes, PASSES)
-        if not 0 <= self.switch.at <= 1:
-            raise ValueError(f"switch.at {self.switch.at!r}: expected a fraction of training, from 0 to 1")
-        for name in ("first", "last"):
-            if getattr(self.keep, name) < 0:
-                raise ValueError(f"keep.{name} {getattr(self.keep, name)!r}: expected a number of blocks, 0 or more")
         one_of("sampler.block", self.sampler.block, SQUARES)
-        for name in ("init", "target"):
-            if not math.isfinite(getattr(self.sampler, name)):
-                raise ValueError(
-                    f"sampler.{name} {getattr(self.sampler, name)!r}: expected a bit width, a finite number"
-                )
-        if not 0 <= self.sampler.penalty < math.inf:
-            raise ValueError(f"sampler.penalty {self.sampler.penalty!r}: expected λ, a finite number ≥ 0")
+        for key, value, valid, expected in (
+            ("switch.at", self.switch.at, 0 <= self.switch.at <= 1, "a fraction of training, from 0 to 1"),
+            ("keep.first", self.keep.first, self.keep.first >= 0, "a number of blocks, 0 or more"),
+            ("keep.last", self.keep.last, self.keep.last >= 0, "a number of blocks, 0 or more"),
+            ("sampler.init", self.sampler.init, math.isfinite(self.sampler.init), "a bit width, a finite number"),
+            ("sampler.target", self.sampler.target, math.isfinite(self.sampler.target), "a bit width, a finite number"),
+            ("sampler.penalty", self.sampler.penalty, 0 <= self.sampler.penalty < math.inf, "λ, a finite number ≥ 0"),
+        ):
+            if not valid:
+                raise ValueError(f"{key} {value!r}: expected {expected}")
         parts(self.sampler.parts, "sampler.parts")
         parts(self.keep.parts, "keep.parts")
         _ = self.operands, self.kept, self.switched
@@ -165,31 +155,34 @@ class Recipe:
 
     @cached_property
     def operands(self) -> Operands:
-        return _resolve(self.fprop, self.dgrad, self.wgrad)
+        operands: dict[str, Slot] = {}
+        for slot, axis in AXES.items():
+            gemm, tensor = slot.split(".")
+            text = getattr(getattr(self, gemm), tensor)
+            same = text == SAME and slot in FIRST_SLOT
+            operands[slot] = operands[FIRST_SLOT[slot]] if same else Slot(parse_operand(text, slot), axis)
+        return _check_rotations(operands)
 
     @cached_property
     def kept(self) -> Operands:
         return _in_every_slot(self.keep.by, "keep.by")
 
     @cached_property
-    def switches(self) -> bool:
-        """True if the operands change during training."""
-        return self.switch.at < 1 and self.switched != self.operands
-
-    @cached_property
     def switched(self) -> Operands:
         """The operands after the switch."""
         to = _in_every_slot(self.switch.to, "switch.to")
-        before = self.operands
-        forward, backward = self.switch.passes != "backward", self.switch.passes != "forward"
-        return _check_rotations(
-            Operands(
-                *(to.fprop_x, to.fprop_w) if forward else (before.fprop_x, before.fprop_w),
-                *(to.dgrad_dy, to.dgrad_w, to.wgrad_dy, to.wgrad_x)
-                if backward
-                else (before.dgrad_dy, before.dgrad_w, before.wgrad_dy, before.wgrad_x),
-            )
-        )
+        unchanged = {"both": (), "forward": ("dgrad", "wgrad"), "backward": ("fprop",)}[self.switch.passes]
+        before = {name: slot for name, slot in self.operands.items() if name.partition(".")[0] in unchanged}
+        return _check_rotations(to | before)
+
+    @property
+    def sampled_parts(self) -> frozenset[str]:
+        return frozenset() if self.sampler.kind == "none" else parts(self.sampler.parts)
+
+    @property
+    def switches(self) -> bool:
+        """True if the operands change during training."""
+        return self.switch.at < 1 and self.switched != self.operands
 
 
 def parts(names: tuple[str, ...], key: str = "parts") -> frozenset[str]:
@@ -204,56 +197,31 @@ def parts(names: tuple[str, ...], key: str = "parts") -> frozenset[str]:
 def parse_operand(text: str, key: str) -> Quantizer | Mixture | None:
     """Parse a slot's quantizer or mixture; return None for `high`."""
     if not isinstance(text, str):
-        raise ValueError(f"{key}: expected the spelling of a quantizer or mixture, not {text!r}")
+        raise ValueError(f"{key}: expected a quantizer or mixture as a string, not {text!r}")
     if text == HIGH:
         return None
     try:
         return Mixture.parse(text) if "|" in text else Quantizer.parse(text)
     except ValueError as error:
-        raise ValueError(f"{key}: {error}; also valid are high and, in dgrad.w, wgrad.dy and wgrad.x, same") from None
+        raise ValueError(f"{key}: {error}; high is valid too, and same in dgrad.w, wgrad.dy and wgrad.x") from None
 
 
-def _resolve(fprop: Fprop, dgrad: Dgrad, wgrad: Wgrad) -> Operands:
-    along, down = -1, 0  # along the rows of the stored tensor, or down its columns
-    x, w = Slot(parse_operand(fprop.x, "fprop.x"), along), Slot(parse_operand(fprop.w, "fprop.w"), along)
-    dy = Slot(parse_operand(dgrad.dy, "dgrad.dy"), along)
-
-    def second_slot(text: str, key: str, first: Slot) -> Slot:
-        return first if text == SAME else Slot(parse_operand(text, key), down)
-
-    return _check_rotations(
-        Operands(
-            fprop_x=x,
-            fprop_w=w,
-            dgrad_dy=dy,
-            dgrad_w=second_slot(dgrad.w, "dgrad.w", w),
-            wgrad_dy=second_slot(wgrad.dy, "wgrad.dy", dy),
-            wgrad_x=second_slot(wgrad.x, "wgrad.x", x),
-        )
-    )
-
-
-def _in_every_slot(text: str, key: str) -> Operands:
+def _in_every_slot(text: str, key: str) -> dict[str, Slot]:
     spec = parse_operand(text, key)
-    along, down = Slot(spec, -1), Slot(spec, 0)
-    return _check_rotations(Operands(along, along, along, down, down, down))
+    return _check_rotations({slot: Slot(spec, axis) for slot, axis in AXES.items()})
 
 
-def _check_rotations(operands: Operands) -> Operands:
-    """Return the operands; raise ValueError if those of a GEMM are rotated differently, which is invalid."""
-    o = operands
-    for gemm, a, b in (
-        ("fprop", o.fprop_x, o.fprop_w),
-        ("dgrad", o.dgrad_dy, Slot(o.dgrad_w.spec, o.dgrad_w.axis - 1)),
-        ("wgrad", Slot(o.wgrad_dy.spec, o.wgrad_dy.axis - 1), Slot(o.wgrad_x.spec, o.wgrad_x.axis - 1)),
-    ):
-        rotations = [_rotation(slot.spec) for slot in (a, b)]
-        if rotations[0] != rotations[1]:
+def _check_rotations(operands: dict[str, Slot]) -> dict[str, Slot]:
+    """Return the operands; raise ValueError if the two operands of a GEMM are rotated differently."""
+    for gemm in GEMMS:
+        slots = {name: slot for name, slot in operands.items() if name.startswith(gemm)}
+        first, second = (_rotation(slot.spec) for slot in slots.values())
+        if first != second:
             raise ValueError(
-                f"{gemm}: {' and '.join(map(_spell, (a, b)))} are rotated differently, which changes their product: "
-                "use the same rhtN and signs for both"
+                f"{gemm}: {' and '.join(map(_spell, slots.values()))} have different rotations, which changes "
+                "their product: use the same rhtN and signs for both"
             )
-        if rotations[0] is not None and (a.axis, b.axis) != (-1, -1):
+        if first is not None and any(slot.axis != AXES[name] for name, slot in slots.items()):
             raise ValueError(
                 f"{gemm}: a rotated operand cannot be `same`, because the other GEMM sums over another dimension"
             )

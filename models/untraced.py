@@ -1,6 +1,7 @@
 """Exclude functions from torch's compiler without importing the compiler when nothing is compiled.
 
-Its import takes longer than the rest of torch, and torch's own decorator imports it at the first call.
+The import of the compiler takes longer than that of the rest of torch, and torch's own decorator imports it at the
+first call.
 """
 
 import sys
@@ -17,7 +18,7 @@ R = TypeVar("R")
 
 
 def untraced(function: Callable[P, R]) -> Callable[P, R]:
-    """Exclude a function from compilation like torch.compiler.disable, but only once the compiler is imported."""
+    """Exclude a function from compilation, like torch.compiler.disable, but without importing the compiler."""
     disabled = _disable_dynamo(function)
 
     @wraps(function)

@@ -1,18 +1,29 @@
-"""Skip tests marked `gpu`, with the reason, without a CUDA device, and make Ctrl-C reach the processes of tests.
+"""Skip tests marked `gpu` without a CUDA device and `deep` ones in a short run; distribute files over workers.
 
-All tests of a file run in one worker (--dist loadfile), so that the fixtures that they share are made once.
+All tests of a file run in one worker (--dist loadfile), so that the fixtures that they share are made once. All files
+that start a Ray cluster run in one worker too: one cluster at a time is as much as two processors carry.
 """
 
 import gc
 import os
 import signal
+from collections.abc import Callable
+from typing import Any
 
-import hypothesis
 import pytest
+from xdist.scheduler.loadfile import LoadFileScheduling
 
-# How long an example takes depends on the load of the machine.
-hypothesis.settings.register_profile("fewbits", deadline=None)
-hypothesis.settings.load_profile("fewbits")
+from tests.effort import DEEP, load_profile
+
+load_profile()
+
+STARTS_A_CLUSTER = (
+    "sweeps/cluster/test_machine_kinds_on_ray.py",
+    "sweeps/cluster/test_submit.py",
+    "sweeps/cluster/test_capacity.py",
+    "sweeps/running/test_ray.py",
+    "infra/test_slurm.py",
+)
 
 # Set before torch is imported: if there are more workers and child processes than processors, threads that spin while
 # they wait take three quarters of the time.
@@ -34,13 +45,34 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+class ByFile(LoadFileScheduling):  # type: ignore[misc]  # xdist has no types
+    """Give a worker whole files, and all files that start a cluster to the same one."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file: str = super()._split_scope(nodeid)
+        return "clusters" if file.endswith(STARTS_A_CLUSTER) else file
+
+
+@pytest.hookimpl(optionalhook=True)  # unknown with -p no:xdist
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling | None:
+    return ByFile(config, log) if config.getoption("dist") == "loadfile" else None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: "sweeps" not in item.path.parts)  # the longest files first: they must not be last
-    marked = [item for item in items if item.get_closest_marker("gpu")]
-    if not marked:
-        return
+    # The clusters first, since they wait the most, then the longest files: none of these must be last.
+    items.sort(key=lambda item: (not item.path.as_posix().endswith(STARTS_A_CLUSTER), "sweeps" not in item.path.parts))
+    skip(items, "deep", "make test-deep runs it", unless=lambda: DEEP)
+    skip(items, "gpu", "needs a CUDA device", unless=has_cuda)
+
+
+def skip(items: list[pytest.Item], mark: str, reason: str, unless: Callable[[], bool]) -> None:
+    marked = [item for item in items if item.get_closest_marker(mark)]
+    if marked and not unless():
+        for item in marked:
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def has_cuda() -> bool:
     import torch
 
-    if not torch.cuda.is_available():
-        for item in marked:
-            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+    return torch.cuda.is_available()

@@ -37,7 +37,7 @@ def test_help_of_a_group_lists_its_commands_alone() -> None:
     assert answer.returncode == 0
     assert "bench kernels" in answer.stdout
     assert "doctor" not in answer.stdout
-    assert "Example: fewbits bench kernels --no-peers" in answer.stdout
+    assert "Example: fewbits bench kernels --" in answer.stdout
 
 
 @pytest.mark.parametrize("command", cli.COMMANDS, ids=lambda command: command.name)
@@ -93,11 +93,11 @@ def test_a_value_error_is_a_user_error(
     command_that: Callable[[Callable[[], int]], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     def run() -> int:
-        raise ValueError("unknown block '3y3': valid are\n  tensor, channel or RxC")
+        raise ValueError("unknown block '3y3': valid values are\n  tensor, channel or RxC")
 
     command_that(run)
     assert cli.main(["made-up"]) == 2
-    assert capsys.readouterr().err == "fewbits: unknown block '3y3': valid are tensor, channel or RxC\n"
+    assert capsys.readouterr().err == "fewbits: unknown block '3y3': valid values are tensor, channel or RxC\n"
 
 
 def test_what_the_system_refuses_is_one_line_and_status_1(
@@ -183,7 +183,7 @@ def test_doctor_says_the_same_in_text_and_json() -> None:
     lines = text.stdout.splitlines()
     assert set(answer["facts"]) >= {"python", "torch", "cpu", "cores", "compiler", "library", "gpu", "cupy", "backend"}
     for name, fact in answer["facts"].items():
-        (line,) = [line for line in lines if line[2:].startswith(f"{name} ")]
+        (line,) = [line for line in lines if line[1:].split()[:1] == [name]]
         assert str(fact["value"] or "") in line
         assert fact["detail"] in line
         assert line[0] == {"ok": " ", "note": "-", "problem": "!"}[fact["status"]]
@@ -201,16 +201,16 @@ def test_doctor_names_the_backend_that_the_kernels_choose(monkeypatch: pytest.Mo
     fact = {fact.name: fact for fact in doctor.facts()}["backend"]
     assert ("FEWBITS_BACKEND" in fact.detail) == bool(forced)
     if fact.status == "problem":
-        with pytest.raises(RuntimeError, match=f"FEWBITS_BACKEND={forced}"):
+        with pytest.raises(ValueError, match=f"FEWBITS_BACKEND={forced}"):
             backends.backend_for("cpu")
     else:
-        assert backends.backend_for("cpu").__name__ == f"fewbits.kernels.backends.{fact.value}"
+        assert backends.backend_for("cpu").name == fact.value
 
 
 def test_doctor_finds_a_backend_that_does_not_exist() -> None:
     answer = fewbits("doctor", FEWBITS_BACKEND="fast")
     assert answer.returncode == 1
-    assert "! backend" in answer.stdout
+    assert re.search(r"^! +backend", answer.stdout, re.MULTILINE)
     assert all(backend in answer.stdout for backend in doctor.BACKENDS)
 
 
@@ -237,7 +237,7 @@ def test_a_compiler_that_is_there_and_does_not_work_is_none(monkeypatch: pytest.
     compiler.chmod(0o755)
     answer = fewbits("doctor", CXX=str(compiler), FEWBITS_CACHE=str(tmp_path))
     assert "no include path in which to search for algorithm" in answer.stdout
-    assert re.search(r"^- backend +reference", answer.stdout, re.MULTILINE)
+    assert re.search(r"^- +backend +reference", answer.stdout, re.MULTILINE)
 
 
 @pytest.mark.parametrize(
@@ -262,7 +262,7 @@ def test_a_failed_self_test_is_status_1(monkeypatch: pytest.MonkeyPatch, capsys:
     results = [("round trip", True, ""), ("stochastic mean", False, "0.0 instead of 0.3")]
     monkeypatch.setattr(selftest, "run", lambda device: results)
     assert cli.main(["doctor", "--test"]) == 1
-    assert "FAIL  stochastic mean: 0.0 instead of 0.3" in capsys.readouterr().out
+    assert "FAIL  stochastic mean  0.0 instead of 0.3" in capsys.readouterr().out
     assert cli.main(["doctor", "--test", "--json"]) == 1
     answer = json.loads(capsys.readouterr().out)
     assert answer["well"] is False

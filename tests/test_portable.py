@@ -15,7 +15,6 @@ COMPUTES = {
     "fewbits.kernels.products",
     "fewbits.sample_weight",
     "fewbits.models.networks.decoder",
-    "fewbits.models.gemm",
     "fewbits.models.networks.layers",
     "fewbits.models.networks.mamba2",
     "fewbits.models.quantize",
@@ -30,6 +29,7 @@ COMPUTES = {
 }
 WITHOUT_PRODUCTS = {  # files that import such a module, but assert nothing that depends on a product
     "experiments/fingerprint/test_fingerprint.py": "hashes of sources",
+    "experiments/fingerprint/test_same_bits.py": "trials of two versions on one processor",
     "kernels/test_bad_use.py": "arguments that are refused",
     "models/test_recipe.py": "recipes as data",
 }

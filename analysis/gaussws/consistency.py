@@ -139,7 +139,7 @@ def added(name: str, recipe: str, batch: int, length: int) -> float:
     text = torch.zeros(batch, length + 1, dtype=torch.long)
     peaks = []
     for used in (load_recipe(recipe), None):
-        step = Step.of(config, used, "adamw", text)
+        step = Step(config, used, "adamw", text)
         step()
         peaks.append(step.memory())
     return (peaks[0] - peaks[1]) / linear_parameters(config)

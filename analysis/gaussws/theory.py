@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from fewbits.kernels.api import fake_quantize
-from fewbits.kernels.backends import reference_noise
 from fewbits.kernels.formats import Format
 from fewbits.kernels.noise import gaussian_noise, sample_weight, uniform_noise, unpack_noise
+from fewbits.kernels.reference import noise as reference_noise
 
 BF16_MANTISSA = 7
 SQUARE = 32

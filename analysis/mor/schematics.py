@@ -96,7 +96,7 @@ def _partition(axes: Axes, x: Tensor, name: str, block: str, top: float) -> None
     """A row of maps: values, exponents, errors and what they add up to."""
     theme, cell = plots.theme(), SIDE / x.shape[0]
     quantizer = Quantizer.parse(f"e4m3:{block}:gam")
-    rows, columns = quantizer.block.resolve(*x.shape)
+    rows, columns = quantizer.block.resolve(x.shape)
     packed = encode(x, quantizer)
     assert packed.scales is not None
     _, each = fake_quantize(x, quantizer, stats="block")

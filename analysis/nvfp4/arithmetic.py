@@ -22,9 +22,10 @@ from fewbits.analysis.registry import claim
 from fewbits.analysis.verdicts import Verdict, exact, noted
 from fewbits.experiments.config import load_recipe
 from fewbits.kernels.api import fake_quantize
-from fewbits.kernels.backends import reference
 from fewbits.kernels.packed import encode
 from fewbits.kernels.quantizer import HADAMARD_SIZES, Quantizer
+from fewbits.kernels.reference.elements import values_of
+from fewbits.kernels.reference.rotation import hadamard, hadamard_signs, rotate
 from fewbits.models.networks.presets import MODELS
 from fewbits.models.networks.registry import on_meta
 from fewbits.models.quantize import keep, linear_layers
@@ -125,7 +126,7 @@ def used(spec: str) -> Used:
     x[:, -1] = 3.01
     packed = encode(x, spec)
     codes = torch.stack((packed.codes & 0xF, packed.codes >> 4))
-    grid = reference.values_of(torch.arange(16), packed.quantizer.format).abs()
+    grid = values_of(torch.arange(16), packed.quantizer.format).abs()
     return Used(tuple(sorted({float(value) for value in grid[codes.long()].flatten()})))
 
 
@@ -180,8 +181,8 @@ def products() -> Product:
 def _in_double(x: Tensor, q: Quantizer) -> Tensor:
     """Rows turned chunk by chunk, as the kernel turns them in FP32."""
     assert q.hadamard is not None
-    signs = reference.hadamard_signs(q, x.device)[: q.hadamard].double()
-    return reference.hadamard(x.double().unflatten(1, (-1, q.hadamard)) * signs).flatten(1)
+    signs = hadamard_signs(q, x.device)[: q.hadamard].double()
+    return hadamard(x.double().unflatten(1, (-1, q.hadamard)) * signs).flatten(1)
 
 
 def _apart(found: Tensor, expected: Tensor) -> float:
@@ -317,7 +318,7 @@ def turned() -> Turned:
     x = normal(3)
     x = torch.where(torch.rand(x.shape, generator=torch.Generator().manual_seed(4)) < 0.01, 20 * x, x)
     plain, q = Quantizer.parse(NVFP4), Quantizer.parse(f"{NVFP4}:rht16")
-    sides = (x, fake_quantize(x, plain)), (reference.rotate(x, q, -1), fake_quantize(x, q))
+    sides = (x, fake_quantize(x, plain)), (rotate(x, q, -1), fake_quantize(x, q))
     blocks = [source.reshape(-1, 16) for source, _ in sides]
     crest = [float((b.abs().amax(1) / b.square().mean(1).sqrt()).mean()) for b in blocks]
     zeros = [float((back == 0).double().mean()) for _, back in sides]

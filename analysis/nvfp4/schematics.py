@@ -225,18 +225,18 @@ def products(recipe: Recipe, dtype: str) -> tuple[Product, ...]:
     o = recipe.operands
     last = dtype if recipe.wgrad.output == "compute" else recipe.wgrad.output
     return (
-        Product("Fprop", "y = x · wᵀ", (_operand("x", o.fprop_x), _operand("w", o.fprop_w)), "y", dtype.upper()),
+        Product("Fprop", "y = x · wᵀ", (_operand("x", o["fprop.x"]), _operand("w", o["fprop.w"])), "y", dtype.upper()),
         Product(
             "Dgrad",
             "dx = dy · w",
-            (_operand("w", o.dgrad_w, o.fprop_w), _operand("dy", o.dgrad_dy)),
+            (_operand("w", o["dgrad.w"], o["fprop.w"]), _operand("dy", o["dgrad.dy"])),
             "dx",
             dtype.upper(),
         ),
         Product(
             "Wgrad",
             "dw = dyᵀ · x",
-            (_operand("dy", o.wgrad_dy, o.dgrad_dy), _operand("x", o.wgrad_x)),
+            (_operand("dy", o["wgrad.dy"], o["dgrad.dy"]), _operand("x", o["wgrad.x"])),
             "dw",
             last.upper(),
         ),

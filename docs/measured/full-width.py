@@ -1,8 +1,8 @@
 """Train two steps of every published model with each paper's recipe, and check that a resumed step gives the same bits.
 
-The second step is trained again from the first one's checkpoint, in a new process. Prints a row for each model and
-recipe. Needs up to 20 GiB of memory, and twice the model's checkpoint in the folder for runs (twelve bytes a
-parameter).
+The second step is trained again from the checkpoint of the first step, in a new process. The script prints a row for
+each model and recipe. It needs up to 20 GiB of memory, and disk space for two checkpoints of a model (twelve bytes per
+parameter each).
 
     python docs/measured/full-width.py RUNS [MODEL ...] > full-width.txt
 """
@@ -41,7 +41,7 @@ REST = ("training.checkpoint_every=1", "evaluation.windows=2", "observer.enabled
 
 def command(model: str, changes: tuple[str, ...], recipe: str, runs: Path) -> list[str]:
     words = (f"model={model}", *changes, f"recipe={recipe}", *SIZE, *REST, "runtime.threads=2", f"runtime.runs={runs}")
-    # With two blocks none can be kept high.
+    # A model of two blocks has too few to keep any in high precision.
     kept = ("recipe.keep.last=0",) if recipe == "nvfp4" and changes else ()
     return [sys.executable, "-m", "fewbits.cli", "train", *words, *kept, "schedule.warmup_fraction=0"]
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from fewbits.experiments.optimization.optimizers import OptimizerConfig, clip_gradients, make_optimizer
-from fewbits.models.networks.decoder import Decoder, DecoderConfig
+from fewbits.models.networks.decoder import DecoderConfig
 from fewbits.models.networks.partition import adam_mini_partition
 from fewbits.models.networks.registry import build
 from fewbits.models.observer import Observer, ObserverConfig
@@ -25,28 +24,21 @@ from fewbits.models.quantize import Quantization, quantize
 from fewbits.models.recipe import Recipe
 
 
-@dataclass
 class Step:
     """A training step of one variant, with a model of its own. Each call runs the next step."""
 
-    model: Decoder
-    quantization: Quantization | None
-    optimizer: torch.optim.Optimizer
-    inputs: Tensor
-    targets: Tensor
-    number: int = 0
-
-    @staticmethod
-    def of(
-        config: DecoderConfig, recipe: Recipe | None, optimizer: str, batch: Tensor, *, observed: bool = False
-    ) -> Step:
-        """Return the step of a new model; `recipe` None trains plain BF16, `observed` attaches an observer."""
-        model = build(config, seed=0, device=batch.device)
-        observer = Observer(ObserverConfig()) if observed else None
-        quantization = None if recipe is None else quantize(model, recipe, observer=observer)
-        partition = adam_mini_partition(model) if optimizer == "adam-mini" else None
-        made = make_optimizer(model, OptimizerConfig(kind=optimizer), partition=partition)
-        return Step(model, quantization, made, batch[:, :-1], batch[:, 1:])
+    def __init__(
+        self, config: DecoderConfig, recipe: Recipe | None, optimizer: str, batch: Tensor, *, observed: bool = False
+    ) -> None:
+        """Build the model; `recipe` None trains plain BF16, `observed` attaches an observer."""
+        self.model = build(config, seed=0, device=batch.device)
+        self.quantization: Quantization | None = None
+        if recipe is not None:
+            self.quantization = quantize(self.model, recipe, observer=Observer(ObserverConfig()) if observed else None)
+        partition = adam_mini_partition(self.model) if optimizer == "adam-mini" else None
+        self.optimizer = make_optimizer(self.model, OptimizerConfig(kind=optimizer), partition=partition)
+        self.inputs, self.targets = batch[:, :-1], batch[:, 1:]
+        self.number = 0
 
     def __call__(self) -> None:
         quantization = self.quantization
@@ -65,10 +57,8 @@ class Step:
 
     def memory(self) -> int:
         """Run one step and return the bytes of tensors at its peak."""
-        tensors = [*self.model.parameters(), *self.model.buffers()]
-        tensors += [
-            value for state in self.optimizer.state.values() for value in state.values() if torch.is_tensor(value)
-        ]
+        state = tree_leaves([*self.optimizer.state.values()])
+        tensors = [*self.model.parameters(), *self.model.buffers(), *filter(torch.is_tensor, state)]
         return peak_bytes(self, tensors, self.inputs.device)
 
 
@@ -87,9 +77,8 @@ class MemoryCounter(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(result):
-            if isinstance(tensor, Tensor):
-                self._add(tensor)
+        for tensor in filter(torch.is_tensor, tree_leaves(result)):
+            self._add(tensor)
         return result
 
     def _add(self, tensor: Tensor) -> None:
@@ -112,16 +101,14 @@ def peak_bytes(step: Callable[[], None], tensors: Iterable[Tensor], device: torc
 
     tensors: what exists before the step and counts (parameters, the optimizer's state). Other memory does not count.
     """
-    tensors = list(tensors)
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-        before = torch.cuda.memory_allocated(device)
-        torch.cuda.reset_peak_memory_stats(device)
-        step()
-        torch.cuda.synchronize(device)
-        own = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in tensors}
-        return torch.cuda.max_memory_allocated(device) - before + sum(own.values())
     counter = MemoryCounter(tensors)
-    with counter:
-        step()
-    return counter.peak
+    if device.type != "cuda":
+        with counter:
+            step()
+        return counter.peak
+    torch.cuda.synchronize(device)
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    step()
+    torch.cuda.synchronize(device)
+    return torch.cuda.max_memory_allocated(device) - before + counter.now

@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fewbits.common import terminal
 from fewbits.common.arguments import CommandParser
 from fewbits.common.store_folder import store_folder
+from fewbits.common.tables import print_table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -29,6 +30,7 @@ over the unquantized model, with the standard error over batches. For the gradie
 error and bias against the unquantized gradient, and noise: the part of the error that changes with the seed."""
 FORMATS = (".parquet", ".csv")
 UNKNOWN = "–"
+_NUMBERS = ("cosine", "error %", "bias %", "noise %")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -55,7 +57,12 @@ def main(argv: Sequence[str]) -> int:
         terminal.clear()
     if options.out is not None:
         _write(result, options.out)
-    print(json.dumps(_plain(result), indent=2, ensure_ascii=False) if options.json else _text(result, options.layers))
+    if options.json:
+        print(json.dumps(_plain(result), indent=2, ensure_ascii=False))
+    else:
+        _print_summary(result)
+        if options.layers:
+            _print_layers(result)
     return 0
 
 
@@ -153,10 +160,10 @@ def _records(frame: pd.DataFrame) -> list[dict[str, Any]]:
     ]
 
 
-def _text(result: Probe, layers: bool) -> str:
+def _print_summary(result: Probe) -> None:
     batches = f"{result.split}, {result.batches} × {result.sequences}x{result.length} tokens"
-    lines = [f"{result.run} at step {result.step}: {batches}, compared with unquantized {result.reference}", ""]
-    rows = [("recipe", "loss increase", "cosine", "error %", "bias %", "noise %", "worst layer")]
+    print(f"{result.run} at step {result.step}: {batches}, compared with unquantized {result.reference}\n")
+    rows = []
     for row in result.summary().to_dict("records"):
         worst = f"{_percent(row['worst_error'])} {row['worst_layer']}" if row["worst_error"] > 0 else UNKNOWN
         rows.append(
@@ -170,33 +177,19 @@ def _text(result: Probe, layers: bool) -> str:
                 worst,
             )
         )
-    lines += _table(rows)
-    return "\n".join([*lines, *(_layer_lines(result) if layers else [])])
+    print_table(("recipe", "loss increase", *_NUMBERS, "worst layer"), rows, right=("loss increase", *_NUMBERS))
 
 
-def _layer_lines(result: Probe) -> list[str]:
+def _print_layers(result: Probe) -> None:
     from fewbits.models.recipe import SLOTS
 
-    rows: list[tuple[str, ...]] = [("recipe", "layer", "cosine", "error %", "bias %", "noise %", *SLOTS)]
+    print("\nweight gradients, and the mean relative error of each operand, in percent")
+    rows = []
     for row in result.layers().to_dict("records"):
         slots = (_percent(row.get(slot, math.nan)) for slot in SLOTS)
         gradient = (f"{row['cosine']:.6f}", _percent(row["error"]), f"{100 * row['bias']:+.3f}", _percent(row["noise"]))
         rows.append((str(row["recipe"]), str(row["layer"]), *gradient, *slots))
-    return ["", "weight gradients, and the mean relative error of each operand, in percent", *_table(rows)]
-
-
-def _table(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    text_columns = {"recipe", "layer", "worst layer"}
-    left = [head in text_columns for head in rows[0]]
-
-    def line(row: Iterable[str]) -> str:
-        cells = zip(row, widths, left, strict=True)
-        return "  ".join(
-            f"{cell:<{width}}" if is_left else f"{cell:>{width}}" for cell, width, is_left in cells
-        ).rstrip()
-
-    return [line(row) for row in rows]
+    print_table(("recipe", "layer", *_NUMBERS, *SLOTS), rows, right=(*_NUMBERS, *SLOTS))
 
 
 def _percent(share: float) -> str:

@@ -1,15 +1,14 @@
-"""List the recipes of the config tree, the operands of the six slots, and the settings (`fewbits recipes`)."""
+"""List the recipes with the quantizers of their six slots and their settings (`fewbits recipes`)."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fewbits.common.arguments import CommandParser
-from fewbits.experiments.config import names, resolved
+from fewbits.experiments.config import names, recipe_and_settings
 from fewbits.models.recipe import HIGH, Keep, Recipe, Sampler, Switch
 
 WIDTH = 110
@@ -25,24 +24,24 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("name", nargs="?", metavar="NAME", help="show this recipe only, for example mor/block")
     parser.add_argument("--json", action="store_true", help="print JSON: a list of objects")
     options = parser.parse_args(argv)
-    recipes = {name: read(name) for name in (names("recipe") if options.name is None else [options.name])}
+    chosen = names("recipe") if options.name is None else [options.name]
+    recipes, wrong = {}, []
+    for name in chosen:
+        try:
+            recipes[name] = recipe_and_settings([f"recipe={name}"])
+        except ValueError as error:
+            wrong.append(str(error) if options.name else f"recipe {name}: {error}")
     if options.json:
         rows = [describe(name, recipe, settings) for name, (recipe, settings) in recipes.items()]
         print(json.dumps(rows, indent=2, ensure_ascii=False))
-    elif options.name is None:
+    elif options.name is None or wrong:
         print("\n\n".join(_entry(name, recipe) for name, (recipe, _) in recipes.items()))
     else:
         recipe, settings = recipes[options.name]
         print("\n".join([_entry(options.name, recipe), *_setting_lines(settings)]))
+    if wrong:
+        raise ValueError("; ".join(wrong))
     return 0
-
-
-def read(name: str) -> tuple[Recipe, dict[str, Any]]:
-    """Return a recipe and its settings: the keys of its file that are no fields of a recipe; operands refer to them."""
-    data = resolved([f"recipe={name}"])["recipe"]
-    fields = {field.name for field in dataclasses.fields(Recipe)}
-    recipe = Recipe.from_dict({key: value for key, value in data.items() if key in fields})
-    return recipe, {key: value for key, value in data.items() if key not in fields}
 
 
 def describe(name: str, recipe: Recipe, settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from typing import Any
 
 from fewbits.common import terminal
 from fewbits.common.arguments import CommandParser
+from fewbits.common.progress import clock
 from fewbits.common.redaction import redacted
 
 EXAMPLES = """\
@@ -22,7 +23,8 @@ examples:
   fewbits train branch.parent=nemotron-nano-bf16-python-s0-1a2b3c4d recipe=mxfp4 schedule=linear
   torchrun --nproc-per-node 8 -m fewbits.cli train model=gpt2-124m scale=gpu runtime.device=cuda
 
-Hydra overrides: GROUP=NAME chooses (model, recipe, data, scale, optimizer, schedule), KEY.FIELD=VALUE sets.
+Hydra overrides: GROUP=NAME chooses a config (of model, recipe, data, scale, optimizer or schedule), KEY.FIELD=VALUE
+sets a field.
 The same command resumes an interrupted trial; for a finished trial it prints the result."""
 
 
@@ -158,7 +160,7 @@ class LiveLine:
         text = f"step {progress.step}/{progress.steps}  loss {progress.loss:.4f}"
         if self._evaluated is not None:
             text += f"  validation {self._evaluated:.4f}"
-        text += f"  {progress.tokens_per_second:,.0f} tokens/s  {_clock(left)} left"
+        text += f"  {progress.tokens_per_second:,.0f} tokens/s  {clock(left)} left"
         if self._live:
             terminal.show(text)
             self._open = True
@@ -177,8 +179,3 @@ class LiveLine:
         if self._open:
             print(file=sys.stderr)
             self._open = False
-
-
-def _clock(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}" if minutes >= 60 else f"{minutes}:{rest:02}"

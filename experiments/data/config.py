@@ -1,4 +1,4 @@
-"""Declare what a trial trains on, as a frozen value of plain fields that a config tree can fill."""
+"""Declare what a trial trains on, as a frozen dataclass of plain fields, which config files can set."""
 
 from dataclasses import dataclass
 
@@ -9,12 +9,14 @@ class DataConfig:
 
     kind: python, torch, synthetic, bin, openwebtext, c4 or c4-nemotron.
     tokenizer: for the kinds that hold text: `bytes`; `bpe:N`, byte-level BPE with N tokens trained on the training
-        split; `file:PATH` of a tokenizer.json; or `hub:NAME` on the Hugging Face Hub. Folders of tokens name their own.
+        split; `file:PATH` of a tokenizer.json; or `hub:NAME` on the Hugging Face Hub. A folder of tokens records
+        its own tokenizer.
     path: the folder of tokens, for bin and the collections openwebtext, c4 and c4-nemotron (None: for collections, the
         folder that `fewbits data prepare` writes).
-    size: of the training split: bytes of text for python and torch, tokens for synthetic (None: the kind's default).
-    seed: of the synthetic source; another seed gives another language. The order of training does not depend on it:
-        that seed is an argument of `Corpus.batch`.
+    size: the size of the training split, in bytes of text for python and torch, in tokens for synthetic (None: the
+        kind's default).
+    seed: the seed of the synthetic source; another seed gives another language. The order in which training reads the
+        data does not depend on it; its seed is an argument of `Corpus.batch`.
     repeat: how many times a sweep's trial may read the training split; planning refuses a trial that reads more. Every
         kind takes it, and it changes no number.
     """

@@ -42,7 +42,7 @@ class Corpus:
 
     @cached_property
     def fingerprint(self) -> str:
-        """The SHA-256 of what the tokens are: the content of every split, their dtype and vocabulary, the tokenizer."""
+        """The SHA-256 of all that defines the tokens: every split, the dtype, the vocabulary size and the tokenizer."""
         meta = self.folder.meta
         content = {name: survey.sha256 for name, survey in sorted(self.folder.surveys.items())}
         facts = [content, meta.dtype, self.vocab, meta.separator, meta.tokenizer_sha256]
@@ -106,7 +106,9 @@ class Corpus:
 
     def _tokens(self, split: str) -> Tokens:
         if split not in self.splits:
-            raise ValueError(f"no split {split!r} in data of kind {self.kind}; valid are {', '.join(self.splits)}")
+            raise ValueError(
+                f"no split {split!r} in data of kind {self.kind}; valid splits are {', '.join(self.splits)}"
+            )
         return self.splits[split]
 
 

@@ -8,15 +8,16 @@ the vocabulary. The survey of a large file is cached under the file's size and m
 
 import hashlib
 import json
-import os
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from fewbits.common.atomic import checked_json, read_json, write_json
+from fewbits.common.from_dict import from_dict
 from fewbits.experiments.data.once import Damaged
 
 Tokens = npt.NDArray[np.integer[Any]]
@@ -33,13 +34,13 @@ _CHUNK = 16 << 20
 class Meta:
     """The content of meta.json.
 
-    dtype: of the numbers in the .bin files.
-    vocab: an upper bound of the tokens; without it the largest token + 1.
+    dtype: the type of the numbers in the .bin files.
+    vocab: the size of the vocabulary; every token is below it. None: the largest token + 1.
     separator: the token that follows every document.
-    tokenizer: the tokenizer's spelling, for people; tokenizer_sha256: SHA-256 of its tokenizer.json.
-    text_bytes: of each split, one byte for each separator, to convert a loss to bits per byte.
-    sha256: of each .bin file, checked when the folder is opened.
-    entropy: of the source in nats per token, if it is known.
+    tokenizer: the tokenizer's name, such as `bpe:4096`, for people. tokenizer_sha256: SHA-256 of its tokenizer.json.
+    text_bytes: the bytes of text in each split, to convert a loss to bits per byte; a separator counts as one byte.
+    sha256: the SHA-256 of each .bin file, by split; it is checked when the folder is opened.
+    entropy: the entropy of the source in nats per token, if it is known.
     source: other facts about where the text came from.
     """
 
@@ -48,26 +49,23 @@ class Meta:
     separator: int | None = None
     tokenizer: str | None = None
     tokenizer_sha256: str | None = None
-    text_bytes: Mapping[str, int] = field(default_factory=dict)
-    sha256: Mapping[str, str] = field(default_factory=dict)
+    text_bytes: dict[str, int] = field(default_factory=dict)
+    sha256: dict[str, str] = field(default_factory=dict)
     entropy: float | None = None
-    source: Mapping[str, object] = field(default_factory=dict)
+    source: dict[str, object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
-            raise ValueError(f"dtype {self.dtype!r}: valid are {', '.join(DTYPES)}")
+            raise ValueError(f"dtype {self.dtype!r}: valid types are {', '.join(DTYPES)}")
         limit = 1 << 8 * np.dtype(self.dtype).itemsize
         self._whole("vocab", self.vocab, limit)
         self._whole("separator", self.separator, (self.vocab or limit) - 1)
-        for name in ("text_bytes", "sha256", "source"):
-            if not isinstance(getattr(self, name), Mapping):
-                raise ValueError(f"{name} {getattr(self, name)!r}: an object is expected")
-        if not isinstance(self.entropy, (int, float, type(None))):
-            raise ValueError(f"entropy {self.entropy!r}: a number or null is expected")
 
     def _whole(self, name: str, value: int | None, top: int) -> None:
-        if value is not None and (type(value) is not int or not 0 <= value <= top):
-            raise ValueError(f"{name} {value!r} with dtype {self.dtype}: valid are whole numbers from 0 to {top}")
+        if value is not None and not 0 <= value <= top:
+            raise ValueError(
+                f"{name} {value!r} with dtype {self.dtype}: valid values are whole numbers from 0 to {top}"
+            )
 
 
 @dataclass(frozen=True)
@@ -150,18 +148,12 @@ def read_meta(folder: Path) -> Meta:
     """Return the folder's meta.json, or the defaults if there is none."""
     path = folder / META
     try:
-        written = json.loads(path.read_text("utf-8"))
-    except FileNotFoundError:
-        return Meta()
+        written = checked_json(path)
     except ValueError as error:
-        raise Damaged(f"{path} is not JSON: {error}") from None
-    known = [item.name for item in fields(Meta)]
-    if not isinstance(written, dict) or (unknown := sorted(set(written) - set(known))):
-        problem = f"unknown {', '.join(unknown)}" if isinstance(written, dict) else "not an object"
-        raise ValueError(f"{path}: {problem}; valid are {', '.join(known)}")
+        raise Damaged(str(error)) from None
     try:
-        return Meta(**written)
-    except (TypeError, ValueError) as error:
+        return from_dict(Meta, written or {})
+    except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 
 
@@ -197,13 +189,11 @@ def survey(path: Path, dtype: str, remembered: Path | None = None) -> Survey:
     identity = (str(path.resolve()), status.st_size, status.st_mtime_ns, status.st_ino, dtype)
     cached = remembered / f"{hashlib.sha256(repr(identity).encode()).hexdigest()[:32]}.json"
     try:
-        return Survey(**json.loads(cached.read_text("utf-8")))
-    except (FileNotFoundError, ValueError, TypeError):
+        return from_dict(Survey, read_json(cached) or {})
+    except ValueError:
         result = _read_through(path, dtype)
     remembered.mkdir(parents=True, exist_ok=True)
-    unfinished = cached.with_suffix(f".{os.getpid()}")
-    unfinished.write_text(json.dumps(asdict(result)))
-    unfinished.replace(cached)
+    write_json(cached, asdict(result))
     return result
 
 
@@ -241,8 +231,8 @@ def _files(folder: Path) -> dict[str, Path]:
 def separator_positions(tokens: Tokens, separator: int) -> npt.NDArray[np.int64]:
     """Return where the separators are, reading a large split chunk by chunk."""
     chunks = range(0, tokens.size, _CHUNK)
-    found = [chunk + np.flatnonzero(tokens[chunk : chunk + _CHUNK] == separator) for chunk in chunks]
-    return np.concatenate(found) if found else np.empty(0, np.int64)
+    parts = [chunk + np.flatnonzero(tokens[chunk : chunk + _CHUNK] == separator) for chunk in chunks]
+    return np.concatenate(parts) if parts else np.empty(0, np.int64)
 
 
 def _separated(tokens: Tokens, separator: int) -> Iterator[Tokens]:

@@ -26,7 +26,7 @@ class Kind:
 def load(config: DataConfig, cache: Path) -> Corpus:
     """Return the corpus, from the cache if it was made before. Raise ValueError for wrong settings."""
     if config.kind not in KINDS:
-        raise ValueError(f"unknown kind of data {config.kind!r}: valid are {', '.join(KINDS)}")
+        raise ValueError(f"unknown kind of data {config.kind!r}: valid kinds are {', '.join(KINDS)}")
     kind = KINDS[config.kind]
     for setting in fields(DataConfig):
         value = getattr(config, setting.name)
@@ -51,17 +51,12 @@ def _synthetic(config: DataConfig, cache: Path) -> TokenFolder:
 
 
 def _tokens(config: DataConfig, cache: Path) -> TokenFolder:
-    if config.path is None:
+    remedy = "a folder of train.bin and val.bin is expected"
+    if config.kind in COLLECTIONS:
+        remedy = f"make it by fewbits data prepare {config.kind}"
+    elif config.path is None:
         raise ValueError("data.path is missing: data.kind=bin reads a folder of train.bin and val.bin")
-    return _open(Path(config.path), cache, "a folder of train.bin and val.bin is expected")
-
-
-def _prepared(config: DataConfig, cache: Path) -> TokenFolder:
     folder = cache / config.kind if config.path is None else Path(config.path)
-    return _open(folder, cache, f"make it by fewbits data prepare {config.kind}")
-
-
-def _open(folder: Path, cache: Path, remedy: str) -> TokenFolder:
     try:
         return open_folder(folder.expanduser(), remembered=cache / "surveys")
     except (FileNotFoundError, Damaged) as error:
@@ -73,5 +68,5 @@ KINDS = {
     "torch": Kind("torch's sources: larger, filtered, mostly annotated; same ood split", ("tokenizer", "size"), _text),
     "synthetic": Kind("a seeded source over bytes whose entropy is known exactly", ("size", "seed"), _synthetic),
     "bin": Kind("a folder of tokens as nanoGPT writes them: train.bin and val.bin", ("path",), _tokens),
-    **{name: Kind(collection.what, ("path",), _prepared) for name, collection in COLLECTIONS.items()},
+    **{name: Kind(collection.what, ("path",), _tokens) for name, collection in COLLECTIONS.items()},
 }

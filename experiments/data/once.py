@@ -1,7 +1,7 @@
 """Make data once and keep it in the cache, however many trials start at the same time.
 
 A finished folder appears by a rename, under a name that identifies what it was made from. One process makes it under a
-lock while the others wait. The next process removes what a killed one left half made.
+lock while the others wait. The next process removes the incomplete folder of a killed one.
 """
 
 import shutil
@@ -20,7 +20,7 @@ NO_LOCKS = "processes that make the same data at once can disturb each other: st
 
 
 class Damaged(ValueError):
-    """An error for cached data that differ from what was written."""
+    """An error: cached data differ from what was written."""
 
 
 def default_cache() -> Path:
@@ -39,7 +39,7 @@ def _progress(text: str) -> Iterator[None]:
 
 
 def opened_or_made(folder: Path, open_: Callable[[Path], T], make: Callable[[Path], None]) -> T:
-    """Return `open_(folder)`; if it is missing or `Damaged`, let `make` fill an empty folder in its place first."""
+    """Return `open_(folder)`. If the folder is missing or `Damaged`, let `make` fill a new one first."""
     try:
         return open_(folder)
     except (FileNotFoundError, Damaged):
@@ -52,7 +52,7 @@ def opened_or_made(folder: Path, open_: Callable[[Path], T], make: Callable[[Pat
         except FileNotFoundError:
             pass
         except Damaged as error:
-            warnings.warn(f"{error}; making it again", RuntimeWarning, stacklevel=2)
+            warnings.warn(f"{error}; the data are made again", RuntimeWarning, stacklevel=2)
             shutil.rmtree(folder)
         making = folder.with_name(f"{folder.name}.making")
         shutil.rmtree(making, ignore_errors=True)

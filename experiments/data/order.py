@@ -4,7 +4,7 @@ Training reads an infinite stream of windows. Each epoch is all windows of the s
 at a new offset. So one integer, the number of windows consumed, is the whole position in the data, for any batch size
 and number of ranks. The permutation is a Feistel network on Z_a × Z_b, with a·b just above the number of windows,
 applied again until the result is a valid window (cycle walking; Black and Rogaway, "Ciphers with arbitrary finite
-domains", 2002). It costs the same for ten windows and for ten thousand million.
+domains", 2002). It costs the same for ten windows and for ten billion.
 """
 
 from math import isqrt
@@ -60,7 +60,7 @@ def evenly_spread(count: int, tokens: int, length: int) -> Integers:
 
 
 def permuted(index: Integers, size: int, key: int) -> Integers:
-    """Return the images of these members of 0 … size−1 under the permutation of this key."""
+    """Return the permuted indices: a permutation of 0 … size−1, chosen by the key, applied to each index."""
     a = isqrt(size - 1) + 1
     b = -(-size // a)
     keys = [derive_seed(key, number) for number in range(ROUNDS)]

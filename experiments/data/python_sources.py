@@ -8,7 +8,8 @@ if most of its text occurs line by line in files already taken, so that validati
 
 Files come in the order of the SHA-256 of their names, which mixes packages: first those for validation, then those to
 train on, cut to a fixed size. All docstrings are removed. The standard library's docstrings are the out-of-domain text
-of both corpora, English prose as opposed to code: each once, no doctests, and none with a line of either's code. The
+of both corpora, English prose as opposed to code. Each is used once; those with doctests, or with a line of
+either corpus's code, are left out. The
 bytes depend on the versions of Python and torch, and so do fingerprints.
 """
 
@@ -108,7 +109,7 @@ def stamp(sources: Sources) -> str:
 
 
 def collect(sources: Sources, size: int, prose: Sequence[str] | None = None) -> Texts:
-    """Return documents for validation, `size` bytes to train on, and out of domain; raise ValueError if too few.
+    """Return the documents of validation, train (`size` bytes) and ood; raise ValueError if there is too little text.
 
     prose: the out-of-domain text; None: these sources' own docstrings, independent of the size.
     """

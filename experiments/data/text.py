@@ -27,7 +27,7 @@ def text_folder(kind: str, size: int | None, tokenizer: str, cache: Path) -> Tok
     sources = SOURCES[kind]
     size = sources.size if size is None else size
     vocab = bpe_size(tokenizer)
-    ready = None if vocab else ready_tokenizer(tokenizer)  # reports a wrong spelling before any work
+    ready = None if vocab else ready_tokenizer(tokenizer)  # reports an invalid name before any work
 
     made_from = [python_sources.stamp(sources), str(size)]
     prose = None

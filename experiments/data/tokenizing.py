@@ -1,7 +1,8 @@
 """Turn text into tokens: bytes, or byte-level BPE by the package `tokenizers`.
 
-Spellings are `bytes`, `bpe:N` (N tokens, trained on the training split), `file:PATH` of a tokenizer.json, and
-`hub:NAME` on the Hugging Face Hub. Every vocabulary has a token that separates documents and occurs nowhere else.
+Tokenizers are named `bytes`, `bpe:N` (N tokens, trained on the training split), `file:PATH` (a tokenizer.json) or
+`hub:NAME` (on the Hugging Face Hub); parameters called `spelling` hold such a name. Every vocabulary has a token that
+separates documents and occurs nowhere else.
 """
 
 import hashlib
@@ -37,7 +38,7 @@ class Tokenizer(Protocol):
         """Return the tokens' text, without separators; invalid UTF-8 becomes U+FFFD."""
 
     def save(self, folder: Path) -> None:
-        """Write into the folder what is needed to read the tokens."""
+        """Write the files that are needed to decode the tokens into the folder."""
 
 
 class Bytes:
@@ -86,7 +87,7 @@ class Subwords:
 
 
 def ready_tokenizer(spelling: str) -> Tokenizer:
-    """Return the tokenizer of a spelling that needs no training; raise ValueError for other spellings."""
+    """Return the tokenizer with this name if it needs no training; raise ValueError for other names."""
     form, _, rest = spelling.partition(":")
     if spelling == "bytes":
         return Bytes()
@@ -96,7 +97,7 @@ def ready_tokenizer(spelling: str) -> Tokenizer:
         return Subwords(spelling, _read(spelling, Path(rest)))
     if form == "hub" and rest:
         return Subwords(spelling, _fetch(spelling, rest))
-    raise ValueError(f"unknown tokenizer {spelling!r}: valid are {SPELLINGS}")
+    raise ValueError(f"unknown tokenizer {spelling!r}: valid tokenizers are {SPELLINGS}")
 
 
 def saved_tokenizer(folder: TokenFolder) -> Tokenizer | None:
@@ -114,11 +115,11 @@ def saved_tokenizer(folder: TokenFolder) -> Tokenizer | None:
 
 
 def bpe_size(spelling: str) -> int | None:
-    """Return N of `bpe:N`; None for the other spellings. Raise ValueError if N is wrong."""
+    """Return N of `bpe:N`; None for the names of other tokenizers. Raise ValueError if N is invalid."""
     if not spelling.startswith("bpe:"):
         return None
     if not re.fullmatch(r"bpe:[1-9][0-9]{2,4}", spelling) or not 257 <= int(spelling[4:]) <= 1 << 16:
-        raise ValueError(f"unknown tokenizer {spelling!r}: valid are {SPELLINGS}")
+        raise ValueError(f"unknown tokenizer {spelling!r}: valid tokenizers are {SPELLINGS}")
     return int(spelling[4:])
 
 

@@ -1,11 +1,10 @@
 """Write a folder of tokens a batch of documents at a time, so that it can be killed at any moment and resumed.
 
-After every batch a progress record is written; what is beyond the record is cut off on resuming. The folder gets its
-final name when it is complete.
+After every batch a progress record is written; resuming cuts off tokens that were written after the last record. The
+folder gets its final name when it is complete.
 """
 
 import hashlib
-import json
 import os
 import shutil
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from fewbits.common.atomic import checked_json, write_json
 from fewbits.experiments.data.folder import FILES, smallest_dtype, write_meta
 from fewbits.experiments.data.tokenizing import Tokenizer, joined, make_meta, text_size
 
@@ -25,7 +25,7 @@ _COUNTS = ("documents", "tokens", "text_bytes")
 
 @dataclass(frozen=True)
 class Request:
-    """The inputs that decide the result: two preparations of the same request are the same.
+    """The inputs of a preparation; they decide its result.
 
     revision: the commit of the collection on the Hub; None for local files.
     """
@@ -59,13 +59,12 @@ class Unfinished:
     def open(folder: Path, request: Request, tokenizer: Tokenizer) -> "Unfinished":
         """Resume the folder of an earlier process with the same request, or start a new one."""
         unfinished = Unfinished(folder, request, tokenizer)
-        if not (folder / NOTE).is_file():
+        if (note := checked_json(folder / NOTE)) is None:
             shutil.rmtree(folder, ignore_errors=True)
             return unfinished
-        note = json.loads((folder / NOTE).read_text("utf-8"))
         if asdict(request) | note["request"] != asdict(request):
             raise ValueError(
-                f"data prepare: {folder} was started with other options: remove it or choose another --out"
+                f"data prepare: {folder} was started with other options: remove that folder or choose another --out"
             )
         unfinished.documents, unfinished.tokens, unfinished.text_bytes = (note[name] for name in _COUNTS)
         unfinished.position = note.get("position")
@@ -84,9 +83,7 @@ class Unfinished:
             self.text_bytes[split] += text_size(texts)
         self.documents, self.position = self.documents + len(batch), position
         note = {"position": position} | {name: getattr(self, name) for name in _COUNTS}
-        unfinished = self.folder / f"{NOTE}.new"
-        unfinished.write_text(json.dumps({**note, "request": asdict(self.request)}))
-        unfinished.replace(self.folder / NOTE)
+        write_json(self.folder / NOTE, {**note, "request": asdict(self.request)})
 
     def finish(self, out: Path, ood: list[str], source: dict[str, object]) -> None:
         """Add the out-of-domain documents and metadata, and rename the folder to its final name."""

@@ -16,7 +16,7 @@ from typing import Any
 class Collection:
     """A collection on the Hub, and the tokenizer that papers used with it.
 
-    documents: their number.
+    documents: the number of documents in it.
     tokens: the approximate number of tokens that `tokenizer` makes of all documents.
     revision: the commit that is read by default; None: the newest when the preparation begins.
     assumed: which of these facts the papers do not state.
@@ -93,7 +93,7 @@ def resolved_revision(collection: Collection, requested: str | None) -> str:
 
 
 class Documents:
-    """The documents of a collection, to iterate over; from `source`, a file or folder, if it is given, else the Hub.
+    """An iterable of a collection's documents, read from the file or folder `source` if it is given, else from the Hub.
 
     NUL, which separates documents of bytes, is removed, and a lone surrogate, which UTF-8 cannot encode, becomes `?`.
     """

@@ -58,14 +58,14 @@ def evaluate_documents(
 
 def means(frame: pd.DataFrame) -> dict[str, float]:
     """Return the mean loss of each text in each format but the recipe's, with names like `ood_loss_unquantized`."""
-    found: dict[str, float] = {}
+    losses: dict[str, float] = {}
     for text, rows in frame.groupby("text", sort=False):
         weights = rows["tokens"].to_numpy(np.float64)
         for column in frame.columns:
             if column.startswith(f"{LOSS}_"):
                 values: Any = rows[column].to_numpy(np.float64)
-                found[f"{text}_{column}"] = math.fsum(weights * values) / math.fsum(weights)
-    return found
+                losses[f"{text}_{column}"] = math.fsum(weights * values) / math.fsum(weights)
+    return losses
 
 
 def _formats(quantization: Quantization) -> Iterator[tuple[str, AbstractContextManager[None]]]:

@@ -6,19 +6,19 @@ The task tests whether the model uses the context, so nothing else may reveal or
 * All choices are real text of the same split with the same number of tokens, so none is odd in itself and sums of
   log-likelihoods are comparable.
 * In the text, each choice follows the same token that ends the context: the same letter, or the same space. Otherwise
-  a choice could be recognised by whether it spells a word with the text before it. With this rule that takes two tokens
-  or more, and a model of token pairs is at chance.
+  a choice could be recognised by whether it completes a word of the text before it. With this rule it has to
+  use two tokens or more of the context, and a model of token pairs is at chance.
 * Of 64 such places the three are taken whose text is about as improbable as the truth under a model of token pairs. A
   sum of log-likelihoods varies more between texts than a small model can gain from the context: with places taken at
   random, common words win and the model stays near chance for long.
 * The choices overlap neither the context nor the truth, and all four differ.
 
-Continuations are short and mostly start inside a word, because models of bytes learn these first. A model of 1.9 M
-parameters that had read 2 MB of Python was right in 55 ± 2 % of items of eight bytes. On the first 16, 32 or 64 bytes
-of lines after the same indentation, with places taken at random, it was right in 27 to 29 ± 2 %.
+Continuations are short and mostly start inside a word, because models that read bytes learn these first. A model of
+1.9 M parameters that had read 2 MB of Python was right in 55 ± 2 % of items of eight bytes. On the first 16, 32 or 64
+bytes of lines after the same indentation, with places taken at random, it was right in 27 to 29 ± 2 %.
 
-Items depend only on the text, the seed and the count (never on a library's generator), so every trial gets the same
-items, and the first items are the same for every count.
+Items depend only on the text, the seed and the count (not on the random generator of a library), so every trial gets
+the same items, and the first items are the same for every count.
 """
 
 import math
@@ -52,7 +52,7 @@ class ClozeItems:
 
 @dataclass(frozen=True, eq=False)
 class ClozeScore:
-    """The points of each item, float64 [N]: 1 if only the truth is likeliest, 1/k if k choices with it tie, else 0.
+    """The points of each item, float64 [N]: 1 for the likeliest choice, 1/k for one of k likeliest, else 0.
 
     A tie gives what guessing among the tied choices would give on average, so an uninformed model is exactly at chance.
     """

@@ -4,7 +4,6 @@ This is deterministic and has no side effects: lm-eval seeds the global generato
 trial that is evaluated midway continues unchanged. Tasks with local data (`dataset_path: json`) need no network.
 """
 
-import os
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from fewbits.common.environment import environment
 from fewbits.experiments.evaluation.protocols import Model, Tokenizer
 from fewbits.experiments.evaluation.tasks import TASK_GROUPS, shots
 
@@ -54,7 +54,8 @@ def run_tasks(
     lm = FewbitsLM(model, tokenizer, length=length, batch=batch, end=end)
     manager = _manager(wanted, include_path)
     _check_code(manager, wanted, run_code)
-    with _seeded(), _environment(DISABLE_MULTIPROC="1", **({"HF_ALLOW_CODE_EVAL": "1"} if run_code else {})):
+    # Without DISABLE_MULTIPROC lm-eval would fork this process with threads.
+    with _seeded(), environment({"DISABLE_MULTIPROC": "1", **({"HF_ALLOW_CODE_EVAL": "1"} if run_code else {})}):
         evaluated = evaluate(
             lm=lm,
             task_dict=_load(manager, wanted),
@@ -83,7 +84,10 @@ def _require_lm_eval() -> None:
 
 
 def _manager(wanted: Mapping[str, int | None], include_path: str | Path | None) -> "TaskManager":
-    """Return lm-eval's index of tasks; its own 14,000, which take 10 s to read, are skipped if local ones suffice."""
+    """Return an index of lm-eval's tasks and those under `include_path`.
+
+    lm-eval's own 14,000 tasks take 10 s to read, so they are left out if the local ones suffice.
+    """
     from lm_eval.tasks import TaskManager
 
     if include_path is not None:
@@ -96,7 +100,7 @@ def _manager(wanted: Mapping[str, int | None], include_path: str | Path | None) 
     if unknown := [name for name in wanted if name not in manager.task_index]:
         near = get_close_matches(unknown[0], [*TASK_GROUPS, *manager.all_tasks])
         raise ValueError(
-            f"task {', '.join(map(repr, unknown))}: valid are {', '.join(TASK_GROUPS)}, lm-eval's names"
+            f"unknown task {', '.join(map(repr, unknown))}: valid tasks are {', '.join(TASK_GROUPS)}, those of lm-eval"
             f" (lm-eval ls tasks) and those under include_path={include_path!r}"
             + (f"; did you mean {', '.join(near)}" if near else "")
         )
@@ -115,11 +119,13 @@ def _check_code(manager: "TaskManager", wanted: Mapping[str, int | None], run_co
     """Raise ValueError for tasks that run code, before anything is loaded; lm-eval fails later and with a long text."""
     unsafe = [name for name in wanted if (manager.task_index[name].cfg or {}).get("unsafe_code")]
     if unsafe and not run_code:
-        raise ValueError(f"{', '.join(unsafe)} run code that the model writes: use a sandbox and set run_code=True")
+        raise ValueError(
+            f"{', '.join(unsafe)} run code that the model writes: use a sandbox, and allow it with run_code=True"
+        )
 
 
 def _load(manager: "TaskManager", wanted: Mapping[str, int | None]) -> dict[str, dict[str, Any]]:
-    """Return the tasks with their data and numbers of examples, in the shape that lm-eval's `evaluate` takes."""
+    """Return the tasks, with their data and numbers of few-shot examples, as lm-eval's `evaluate` expects them."""
     loaded: dict[str, dict[str, Any]] = {"tasks": {}, "groups": {}, "group_map": {}}
     for name, few_shot in wanted.items():
         one: dict[str, Any] = manager.load([name])
@@ -154,18 +160,3 @@ def _seeded() -> Iterator[None]:
         finally:
             random.setstate(python)
             np.random.set_state(numpy)
-
-
-@contextmanager
-def _environment(**settings: str) -> Iterator[None]:
-    """Set environment variables temporarily. Without DISABLE_MULTIPROC lm-eval would fork this process with threads."""
-    before = {name: os.environ.get(name) for name in settings}
-    os.environ.update(settings)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value

@@ -1,9 +1,10 @@
 """Present a model of ours to lm-eval. Importing this needs lm-eval (extra `eval`), so `harness` imports it when used.
 
-Everything is scored through windows: tokens to read, at most the context length of them, and targets for the last
-predictions. Windows are sorted by length and padded on the right, which a causal model cannot see. A quantizer can see
-it: a scale that a whole tensor shares is shared by a batch and its padding; with batch=1 there is neither. The order of
-the batches depends only on the requests, so results repeat exactly for any batch size.
+Every request is scored in windows. A window has the tokens that the model reads, at most the context length, and the
+targets of its last positions: the tokens whose log-likelihood is requested. Windows are sorted by length and padded on
+the right, which a causal model cannot see. Quantizers can: a scale of a whole tensor depends on all texts of the batch
+and on the padding (with batch=1 there is only one text, and no padding). The order of the batches depends only on the
+requests, so for each batch size results repeat exactly.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,7 +22,7 @@ from fewbits.experiments.evaluation.protocols import Model, Tokenizer, check_cou
 
 
 class Window(NamedTuple):
-    """The tokens that the model reads, and the targets of its last predictions."""
+    """The tokens that the model reads, and the tokens that it should predict at the last positions, one for each."""
 
     inputs: tuple[int, ...]
     targets: tuple[int, ...]
@@ -32,9 +33,9 @@ class Answer:
     """A text that is being generated: the prompt's tokens and those that followed."""
 
     tokens: list[int]
-    prompt: int
-    limit: int
-    stops: list[str]
+    prompt: int  # tokens of the prompt
+    limit: int  # tokens to generate at most
+    stops: list[str]  # strings that end the text
 
 
 class FewbitsLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
@@ -78,9 +79,10 @@ class FewbitsLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
         return [total for total, _ in self._totals([self._rolling([self._prefix], text) for text in texts])]
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """Return greedy text up to a stop, which is removed, or up to the limit. The window slides along as it grows.
+        """Return each request's greedily generated text, up to a stop string, which is removed, or up to the limit.
 
-        Models have no key-value cache, so each token costs one forward over the window.
+        The model reads the last `length` tokens each time. It has no key-value cache, so each token costs one forward
+        pass over this window.
         """
         answers = [self._start(*request.args) for request in requests]
         order = sorted(range(len(answers)), key=lambda i: (-len(answers[i].tokens), i))
@@ -113,7 +115,7 @@ class FewbitsLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
         return [Window(tuple((context + continuation)[-self._length - 1 : -1]), tuple(continuation))]
 
     def _rolling(self, context: list[int], text: list[int]) -> list[Window]:
-        """Return lm-eval's windows over a text: consecutive, the last with the whole context length to read."""
+        """Return lm-eval's windows: they cover the text one after the other; the last one reads as far back as fits."""
         pairs = get_rolling_token_windows(text, context[-1], max_seq_len=self._length, context_len=1)
         return [Window(tuple(inputs), tuple(targets)) for inputs, targets in pairs]
 
@@ -158,7 +160,7 @@ class FewbitsLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
         return scores
 
     def _logits(self, batch: Sequence[tuple[int, ...]], device: torch.device) -> Iterator[Tensor]:
-        """Return logits[t, V] of each input. It is padded with its own tokens, so that its scales see no others."""
+        """Return logits[t, V] of each input. Padding repeats an input's own tokens, so that scales see no others."""
         longest = max(map(len, batch))
         rows = [(inputs * -(-longest // len(inputs)))[:longest] for inputs in batch]
         logits = self._model(torch.tensor(rows, device=device))

@@ -19,7 +19,7 @@ class Task:
     metric: str  # lm-eval's key: metric,filter
     few_shot: int | None = None  # None: not stated in the paper, lm-eval's default is assumed
     category: str = ""  # the paper's heading for several rows; its score is their unweighted mean
-    differs: str = ""  # from the paper's task, if lm-eval does not have exactly that
+    differs: str = ""  # how it differs from the paper's task, if lm-eval does not have exactly that
 
     def score(self, results: Mapping[str, Mapping[str, float]]) -> float:
         """Return this row's score, between 0 and 1, from the results of `run_tasks`."""
@@ -94,7 +94,7 @@ TASK_GROUPS: Mapping[str, tuple[Task, ...]] = {
 def shots(names: Sequence[str]) -> dict[str, int | None]:
     """Return the lm-eval tasks of these names, each with its number of examples. A name is a group or a task."""
     if not names:
-        raise ValueError(f"no tasks: valid are {', '.join(TASK_GROUPS)} and the names of lm-eval")
+        raise ValueError(f"no task is requested: valid tasks are {', '.join(TASK_GROUPS)} and the names of lm-eval")
     wanted: dict[str, int | None] = {}
     for name in names:
         group = TASK_GROUPS.get(name, (Task(name, (name,), ""),))

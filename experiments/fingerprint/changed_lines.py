@@ -4,12 +4,13 @@ Statements are compared by their meaning, the names of the functions and the bra
 statement before them, but not by their file: moved, reformatted or commented code is no change, and statements that
 changed places are one.
 
-A changed statement of a function counts as tried if every line of it that has code was executed. What only declares
-(constants, tables, signatures, C++ without code) is executed by every run, whatever uses it. It counts as tried only
-if the other version has the same declaration up to renamings: the older name vanished from the sources, and the newer
-one was not in them. An import counts as tried unless its name stands for something else in the other version.
+A changed statement of a function counts as tried if every line of it that has code was executed. A statement that only
+declares something (constants, tables, signatures, C++ without code) is executed even if no trial uses what it declares.
+So it counts as tried only if the other version has the same declaration up to renamings: the older name vanished from
+the sources, and the newer one was not in them. An import counts as tried unless its name stands for something else in
+the other version.
 
-This is evidence and no proof: a statement that chooses by a value is executed with the values that occurred.
+This is evidence and no proof: a statement that depends on a value was executed only with the values that occurred.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from fewbits.experiments.fingerprint.python_source import serialised, statements
 _NESTED = ("body", "orelse", "finalbody", "handlers", "cases")
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _SILENT = (ast.Raise, ast.Assert, ast.Pass)
-# By the classes' names alone: in the other version they may lie in other modules.
+# Names of classes without their modules, which may differ in the other version.
 _CONFIG_CLASSES = frozenset(name for names in CONFIG_CLASSES.values() for name in names)
 _NAME = re.compile(r"(?<![\w'\"])(?:id|attr|arg|name|asname)='(\w+)'")
 _CPP_NAME = re.compile(r"[A-Za-z_]\w*")
@@ -52,7 +53,7 @@ class Statement:
     last_line: int
     meaning: str
     shape: str = ""  # the meaning without its place and with `_` for every name
-    names: tuple[str, ...] = ()  # those that the shape leaves out, in order
+    names: tuple[str, ...] = ()  # the names that `shape` replaces, in order
     declares: bool = False
     binds: str | None = None  # the name that an import makes
 
@@ -228,7 +229,7 @@ def _statement(file: str, line: int, last: int, node: ast.AST) -> Statement:
 
 
 def _cpp(file: str, text: str) -> Iterator[Statement]:
-    """Yield a statement for each line that has more tokens than brackets; whether it has code, the compiler knows."""
+    """Yield a statement for each line that has more tokens than brackets; only the compiler knows which have code."""
     lines: dict[int, list[str]] = {}
     for line, token in tokens(text):
         if token != "end of directive":

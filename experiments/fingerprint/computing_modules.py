@@ -7,11 +7,17 @@ from __future__ import annotations
 
 # "any": on every device; "cpu" or "cuda": only where trials of that device kind train.
 COMPUTING = {
+    "kernels.backends.calls": "cuda",
+    "kernels.backends.compiled": "any",
+    "kernels.backends.compilation": "cpu",  # the compiler's flags
+    "kernels.backends.constants": "any",
     "kernels.backends.cpu": "cpu",
-    "kernels.backends.build": "cpu",  # the compiler's flags
-    "kernels.backends.cubins": "cuda",
     "kernels.backends.cuda": "cuda",
     "kernels.backends.device": "cuda",
+    "kernels.backends.protocol": "any",
+    "kernels.backends.tiles": "cuda",
+    "kernels.backends.variants": "cuda",  # NVRTC's options too
+    "kernels.counts": "any",
     "kernels.formats": "any",
     "kernels.mixing": "any",
     "kernels.ops": "any",
@@ -20,10 +26,16 @@ COMPUTING = {
     "kernels.products": "any",
     "kernels.quantizer": "any",
     "kernels.backends.reference": "any",
-    "kernels.backends.reference_noise": "any",
+    "kernels.reference.elements": "any",
+    "kernels.reference.noise": "any",
+    "kernels.reference.parts": "any",
+    "kernels.reference.rotation": "any",
+    "kernels.reference.rounding": "any",
+    "kernels.reference.scales": "any",
+    "kernels.reference.weights": "any",
+    "kernels.scalings": "any",
     "kernels.seeds": "any",
     "models.networks.decoder": "any",
-    "models.gemm": "any",
     "models.networks.initialise": "any",
     "models.networks.layers": "any",
     "models.networks.mamba2": "any",
@@ -50,13 +62,16 @@ _DATA = "makes or opens tokens; the id holds the fingerprint of their content"
 _EXTRA = "computes extra evaluation, which is no part of the id"
 _FILES = "reads and writes files whose content other modules compute"
 NOT_COMPUTING = {
+    "kernels.backends.build": "compiles and caches the CPU library; compilation.py has its sources and flags",
     "kernels.backends.choice": "chooses a backend; which one it was is provenance",
+    "kernels.backends.cubins": "compiles and caches CUDA kernels; variants.py has their constants and options",
     "common.locks": "locks files against other processes",
     "common.store_folder": "checks the store's path",
     "common.from_dict": "fills configuration classes; the id holds their values",
     "models.learned_widths": _EXTRA,
     "models.networks.presets": "lists models; the id holds the values of the one that trains",
     "common.atomic": _FILES,
+    "common.environment": "sets environment variables for lm-eval; extra evaluation is no part of the id",
     "experiments.storage.branches": "finds a branch's parent; the id holds the parent and its step",
     "experiments.storage.checkpoints": f"{_FILES}; resumed trials are tested to give the same bits",
     "experiments.data.config": "declares settings of data; the id holds the fingerprint of the tokens",

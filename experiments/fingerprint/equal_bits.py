@@ -18,7 +18,12 @@ FILE = Path(__file__).with_name("equal_bits.json")
 
 @dataclass(frozen=True)
 class EqualPair:
-    """Two fingerprints that gave the same bits, and where and when this was tested."""
+    """Two fingerprints that gave the same bits, and where and when this was tested.
+
+    untried: the number of changed statements, of both versions, that no trial executed; above 0 only if a person has
+        reviewed them.
+    reviewed: why that person considers them to compute the same.
+    """
 
     device: str
     instruction_set: str
@@ -27,16 +32,18 @@ class EqualPair:
     old_commit: str
     torch: str
     date: str
+    untried: int = 0
+    reviewed: str = ""
 
 
 @cache
 def declared_pairs(file: Path = FILE) -> tuple[EqualPair, ...]:
-    """Return the pairs of the file."""
+    """Return the pairs of fingerprints that the JSON file lists."""
     return tuple(EqualPair(**row) for row in json.loads(file.read_text("utf-8")))
 
 
 def add_pairs(pairs: list[EqualPair], file: Path = FILE) -> None:
-    """Add pairs to the file, without duplicates."""
+    """Add pairs of equal fingerprints to the JSON file, without duplicates."""
     rows = [asdict(pair) for pair in dict.fromkeys([*declared_pairs(file), *pairs])]
     file.write_text("[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n", "utf-8")
     declared_pairs.cache_clear()

@@ -10,7 +10,7 @@ import json
 
 import torch
 
-from fewbits import Mixture, fake_quantize, gaussian_noise, mix
+from fewbits import Mixture, Quantizer, fake_quantize, gaussian_noise, mix
 
 FORMATS = ("e4m3", "e5m2", "e2m1", "e3m2", "e2m3", "e3m4", "bf16", "fp16")
 BLOCKS = ("tensor", "channel", "16x16", "1x16", "1x32")
@@ -43,7 +43,7 @@ def digest(value: torch.Tensor) -> str:
 
 
 def call(x: torch.Tensor, quantizer: str, axis: int) -> str:
-    """Return the digest of the quantized values, or how the call is refused."""
+    """Return the digest of the quantized values, or the name of the error that refuses the call."""
     for seed in (7, None):
         try:
             return digest(fake_quantize(x, quantizer, axis=axis, seed=seed))
@@ -52,10 +52,20 @@ def call(x: torch.Tensor, quantizer: str, axis: int) -> str:
     return refused
 
 
+def is_known(scaling: str) -> bool:
+    """Tell whether this version has the scaling."""
+    try:
+        Quantizer.parse(f"e2m1:1x16:{scaling}:rht16")  # valid for every scaling
+    except ValueError:
+        return False
+    return True
+
+
 def main() -> None:
     quantizers = [f"{name}{option}" for name in FORMATS for option in OPTIONS[:2]]
     quantizers += [f"{name}:overflow={overflow}" for name in FORMATS for overflow in OVERFLOWS]
-    scaled = itertools.product(FORMATS[:6], BLOCKS, SCALINGS, OPTIONS)
+    known = [scaling for scaling in SCALINGS if is_known(scaling)]
+    scaled = itertools.product(FORMATS[:6], BLOCKS, known, OPTIONS)
     quantizers += [f"{name}:{block}:{scaling}{option}" for name, block, scaling, option in scaled]
     found = {}
     for (kind, x), dtype in itertools.product(tensors().items(), (torch.bfloat16, torch.float32)):

@@ -27,7 +27,7 @@ from fewbits.models.untraced import UntracedOptimizer
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """A run of `count` parts of `size` consecutive rows each, which one view [count, size × columns] covers."""
+    """Consecutive parts with equally many rows each, so that one view [count, rows per part × columns] covers them."""
 
     rows: slice
     parts: slice
@@ -70,7 +70,7 @@ class AdamMini(UntracedOptimizer):
         return loss
 
     def _update(self, param: Tensor, grad: Tensor, group: dict[str, Any]) -> None:
-        """Update a parameter by the operations of torch's AdamW in their order, so that "element" gives its bits."""
+        """Update a parameter by the operations of torch's AdamW in the same order: "element" gives AdamW's bits."""
         state, runs = self.state[param], self._runs[param]
         if not state:
             state["step"] = torch.zeros(())
@@ -103,7 +103,7 @@ def _runs(partition: Partition, shape: torch.Size) -> tuple[_Run, ...] | None:
     if isinstance(sizes, str) or not all(size > 0 for size in sizes) or sum(sizes) != shape[0]:
         raise ValueError(
             f"partition {partition!s:.60} of a tensor with {shape[0]} rows: "
-            "valid are element, tensor, or numbers of rows that add up to all of them"
+            "valid partitions are element, tensor, or numbers of rows that add up to all of them"
         )
     runs: list[_Run] = []
     row = part = 0

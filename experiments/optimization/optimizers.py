@@ -52,16 +52,16 @@ class OptimizerConfig:
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
-            raise ValueError(f"unknown optimizer {self.kind!r}: valid are {', '.join(KINDS)}")
+            raise ValueError(f"unknown optimizer {self.kind!r}: valid optimizers are {', '.join(KINDS)}")
         for name in ("beta1", "beta2"):
             if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: valid are numbers from 0 to below 1")
+                raise ValueError(f"{name}={getattr(self, name)}: valid values are numbers from 0 to below 1")
         for name in ("lr", "eps", "weight_decay", "bits_lr_ratio", "bits_weight_decay"):
             value = getattr(self, name)
             if value is not None and not 0 <= value < float("inf"):
-                raise ValueError(f"{name}={value}: valid are finite numbers, 0 or more")
+                raise ValueError(f"{name}={value}: valid values are finite numbers, 0 or more")
         if self.clip is not None and not 0 < self.clip < float("inf"):
-            raise ValueError(f"clip={self.clip}: valid are finite numbers above 0, or null for no clipping")
+            raise ValueError(f"clip={self.clip}: valid values are finite numbers above 0, or null for no clipping")
 
 
 class AdamW(UntracedOptimizer, torch.optim.AdamW):
@@ -160,9 +160,10 @@ def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Ten
 
 
 def load_optimizer_state(optimizer: torch.optim.Optimizer, states: Mapping[str, Mapping[str, Tensor]]) -> None:
-    """Restore a copy of `states`. Only bit widths may be missing on one side: they start from scratch or are ignored.
+    """Restore the optimizer from a copy of `states`, the saved state by parameter name.
 
-    Raises ValueError if the parameters or the shapes of their states differ otherwise.
+    A sampler's bit widths may be missing in `states`, and then start from scratch, or in the optimizer, and are then
+    ignored. Raises ValueError if other parameters are missing on one side, or if shapes differ.
     """
     params = dict(_named_parameters(optimizer))
     alone = sorted(name for name in states.keys() ^ params.keys() if name.rpartition(".")[2] != BITS)

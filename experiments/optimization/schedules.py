@@ -33,30 +33,30 @@ class ScheduleConfig:
     kind: str = "linear"
     warmup_steps: int = 0
     warmup_fraction: float = 0.0
-    final_ratio: float = 0.0  # the lowest rate over the peak
+    final_ratio: float = 0.0  # the lowest learning rate divided by the peak
     decay_fraction: float = 0.2  # only wsd: the part of the trial that decays; NVFP4: 0.2 for 12B, 0.15 for 8B and 1.2B
     decay_shape: str = "linear"  # only wsd; assumed, the NVFP4 paper does not state it
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
-            raise ValueError(f"unknown schedule {self.kind!r}: valid are {', '.join(KINDS)}")
+            raise ValueError(f"unknown schedule {self.kind!r}: valid schedules are {', '.join(KINDS)}")
         if self.decay_shape not in SHAPES:
-            raise ValueError(f"unknown decay_shape {self.decay_shape!r}: valid are {', '.join(SHAPES)}")
+            raise ValueError(f"unknown decay_shape {self.decay_shape!r}: valid shapes are {', '.join(SHAPES)}")
         if self.warmup_steps < 0:
-            raise ValueError(f"warmup_steps={self.warmup_steps}: valid are numbers of updates, 0 or more")
+            raise ValueError(f"warmup_steps={self.warmup_steps}: the number of updates has to be 0 or more")
         if self.warmup_steps and self.warmup_fraction:
             raise ValueError(
                 f"warmup_steps={self.warmup_steps} and warmup_fraction={self.warmup_fraction}: set only one of the two"
             )
         for name in ("warmup_fraction", "final_ratio", "decay_fraction"):
             if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name}={getattr(self, name)}: valid are numbers from 0 to 1")
+                raise ValueError(f"{name}={getattr(self, name)}: valid values are numbers from 0 to 1")
 
 
 def factor(config: ScheduleConfig, step: int, steps: int) -> float:
     """Return the factor of the peak learning rate in update `step`, counted from 0, of `steps`."""
     if not 0 <= step < steps:
-        raise ValueError(f"update {step} of a trial of {steps}: valid are 0 to {steps - 1}")
+        raise ValueError(f"update {step} of a trial of {steps} updates: valid numbers are 0 to {steps - 1}")
     warmup, decay = phases(config, steps)
     if step < warmup:
         return (step + 1) / (warmup + 1)
@@ -77,7 +77,9 @@ def phases(config: ScheduleConfig, steps: int) -> tuple[int, int]:
         decay = warmup
     longest = min(decay, steps - 1)
     if warmup > longest:
-        raise ValueError(f"{warmup} updates of warm-up in a trial of {steps} ({config.kind}): valid are 0 to {longest}")
+        raise ValueError(
+            f"schedule.warmup {warmup} updates in a trial of {steps} ({config.kind}): valid values are 0 to {longest}"
+        )
     return warmup, decay
 
 

@@ -8,12 +8,13 @@ results about numerics have almost no noise, while training outcomes need many s
     gradients   recipe, batch, layer        errors of the weight's gradient (gradient_errors.py);
                                             layer `whole`: the gradient of the loss by all parameters
     operands    recipe, batch, seed,        relative error, rates of flushed, saturated and capped values, lost values,
-                layer, slot                 share of each entry i of a mixture (share_i). Operands left high have no
-                                            row. A mixture's errors are those of its first entry, before the choice
+                layer, slot                 share of each entry i of a mixture (share_i). Operands in high precision
+                                            have no row. A mixture's errors are those of its first entry,
+                                            before the choice
 
-The reference computes in the trial's dtype: then all differences come from the recipe, and a recipe that leaves all
-operands high differs by exact zeros. `reference="fp32"` uses FP32 throughout instead: this adds the error of BF16
-itself, which the recipe bf16 then shows.
+The reference computes in the trial's dtype: then all differences come from the recipe, and a recipe that leaves
+all operands in high precision gives differences of exactly zero. `reference="fp32"` uses FP32 throughout
+instead: this adds the error of BF16 itself, which the recipe bf16 then shows.
 
 Batches of `train` are those that the trial would read next, with the noise that its first rank would draw (seed 0): on
 one rank, its own recipe gives exactly the losses that the trial had next. Batches of the other splits are windows
@@ -74,8 +75,8 @@ def probe(
 ) -> Probe:
     """Compare recipes at a checkpoint.
 
-    run: a run folder, or one of its checkpoints. Of a run folder the newest checkpoint is used unless `step` is set.
-    recipes: names of the config tree, or recipes; their names must differ.
+    run: a run folder, or one of its checkpoints. From a run folder, the checkpoint of `step` is used, or the newest.
+    recipes: names of recipes, or Recipe values; their names must differ.
     seeds: how often a recipe that draws noise is computed, to separate its average effect from the noise.
     reference: the dtype of the unquantized model, bf16 or fp32; None: the trial's dtype.
 
@@ -137,7 +138,7 @@ def probe(
 
 
 def _open_checkpoint(path: Path, step: int | None) -> tuple[run_folder.RunFolder, checkpoints.Checkpoint]:
-    """Return a run and its checkpoint: of a run folder that of the step, or the checkpoint at the path itself."""
+    """Return the run and the checkpoint at a path, which is a run folder (with the step) or a checkpoint itself."""
     if not path.is_dir():
         raise ValueError(f"{path}: no such folder; a run folder or one of its checkpoints is expected")
     above = path.resolve().parent.parent
@@ -192,7 +193,8 @@ class _Bench:
     def quantized(self, recipe: Recipe, batch: int, seed: int) -> tuple[Decoder, Quantization]:
         """Return a model with the same parameters and the recipe's layers, ready for a batch; seed 0 is the trial's.
 
-        A sampler uses the learned bit widths of a trial with the same init, target and block; else its init.
+        A sampler uses the bit widths that the trial has learned if both have the same init, target and block, else its
+        own init.
         """
         t, ours, own = self.trial.training, recipe.sampler, self.trial.recipe.sampler
         rounding = self.trial.seed if t.rounding_seed is None else t.rounding_seed
@@ -221,7 +223,7 @@ class _Bench:
 
 
 def _bench(trial: Trial, checkpoint: checkpoints.Checkpoint, device: torch.device, reference: torch.dtype) -> _Bench:
-    """Load the checkpoint's model, but not its optimizer, whose state is not even read."""
+    """Load the checkpoint's model, without reading the optimizer's state."""
     state = checkpoint.state
     saved = checkpoints.unflatten(checkpoint.tensors(device, under="model."), state["model"])
     widths = {name: tensor for name, tensor in saved.items() if name.endswith(_WIDTHS)}
@@ -258,7 +260,7 @@ def _gradient_rows(
 
 
 def _operand_rows(quantization: Quantization) -> Iterator[dict[str, Any]]:
-    """Yield a row for each slot that is not left high; slots that share their values share a row's numbers."""
+    """Yield a row for each slot that is quantized; slots that use the same quantized values get the same numbers."""
     observer = quantization.observer
     assert observer is not None
     rows = {(row["layer"], row["slot"]): row for row in observer.rows(quantization.context.step, quantization.layers)}

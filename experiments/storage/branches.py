@@ -1,8 +1,8 @@
 """Find where a branch starts: another trial's checkpoint, with its weights, its optimizer and its position in the data.
 
-A branch differs from its parent in its recipe, its length and its learning rates. Whatever gives the checkpoint its
-meaning must be the same: the model, the data and their order, the kind of optimizer. A parent is identified by its id
-and the step, not by its path.
+A branch differs from its parent in its recipe, its length and its learning rates. The checkpoint fits only a
+trial with the same model, the same data in the same order, and the same kind of optimizer. A parent is identified by
+its id and the step, not by its path.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Parent:
             f"{key} {value!r}, not {theirs[key]!r}" for key, value in _inherited(trial) if value != theirs[key]
         ]
         if differing:
-            hint = "; for other noise set training.rounding_seed" if trial.seed != theirs["seed"] else ""
+            hint = "; to draw other noise, set training.rounding_seed" if trial.seed != theirs["seed"] else ""
             raise ValueError(
                 f"a branch of {self.folder.path} must have its parent's model and data: {'; '.join(differing)}{hint}"
             )

@@ -81,12 +81,13 @@ class Checkpoint:
 def save(folder: Path, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any], *, keep: int = 2) -> Path:
     """Write the checkpoint of a step, then remove all but the newest `keep`; return its path.
 
-    `state` is plain JSON, as from `flatten`. A tensor is copied as a whole only if it is not contiguous. Several names
-    of one tensor are saved separately; `flatten` gives it one name. If writing fails, for example on a full disk,
-    OSError states the bytes needed and free; the partial checkpoint is removed, and the older ones stay.
+    `state` is plain JSON, as from `flatten`. A tensor is copied as a whole only if it is not contiguous. If
+    several names refer to one tensor, it is saved for each of them; `flatten` gives such a tensor one name. If writing
+    fails, for example on a full disk, OSError states the bytes needed and free; the partial checkpoint is removed, and
+    the older ones stay.
     """
     if step < 0 or keep < 1:
-        raise ValueError(f"step={step}, keep={keep}: valid are a step of 0 or more, and 1 or more to keep")
+        raise ValueError(f"step={step}, keep={keep}: step has to be 0 or more, and keep 1 or more")
     layout, size = _layout(tensors)
     _check_json(state)
     folder.mkdir(parents=True, exist_ok=True)
@@ -174,15 +175,15 @@ def flatten(tree: Any) -> tuple[dict[str, Tensor], Any]:
                 return {key: walk(value, f"{inside}{key}") for key, value in node.items()}
             return {"$dict": [[walk(key, path), walk(value, f"{inside}{key}")] for key, value in node.items()]}
         raise TypeError(
-            f"{path or 'the tree'} is a {type(node).__qualname__}: "
-            "valid are None, bool, int, float, str, tensors, and lists, tuples and dicts of them"
+            f"{path or 'the state'} is a {type(node).__qualname__}: "
+            "valid types are None, bool, int, float, str, tensors, and lists, tuples and dicts of these"
         )
 
     return tensors, walk(tree, "")
 
 
 def unflatten(tensors: Mapping[str, Tensor], state: Any) -> Any:
-    """Return the nesting that `flatten` split."""
+    """Return the nested state that `flatten` split into tensors and JSON."""
     if isinstance(state, list):
         return [unflatten(tensors, item) for item in state]
     if not isinstance(state, Mapping):
@@ -208,7 +209,7 @@ def _list(folder: Path) -> list[tuple[tuple[int, int], Path]]:
 
 
 def _retain(folder: Path, step: int, edition: int, keep: int) -> None:
-    """Remove later checkpoints, other editions of the step, and older ones beyond the number to keep."""
+    """Remove checkpoints of later steps, other copies of this step, and older checkpoints beyond the number to keep."""
     others = [(at, path) for (at, number), path in _list(folder) if (at, number) != (step, edition)]
     older = [path for at, path in others if at < step]
     later = [path for at, path in others if at >= step]
@@ -224,7 +225,7 @@ def _layout(tensors: Mapping[str, Tensor]) -> tuple[list[bytes | Tensor], int]:
     for name, tensor in tensors.items():
         if tensor.dtype not in _DTYPES or tensor.layout is not torch.strided or tensor.is_meta:
             kind = f"{tensor.dtype} tensor, {tensor.layout}, on {tensor.device}"
-            raise ValueError(f"{name} is a {kind}: valid are dense tensors of {', '.join(map(str, _DTYPES))}")
+            raise ValueError(f"{name} is a {kind}: only dense tensors can be saved, of {', '.join(map(str, _DTYPES))}")
     entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     if clash := entries.keys() & tensors.keys():
         raise ValueError(f"no tensor may be named {clash.pop()}: safetensors reserves this name")
@@ -240,7 +241,7 @@ def _layout(tensors: Mapping[str, Tensor]) -> tuple[list[bytes | Tensor], int]:
 
 
 def _write(file: BinaryIO, layout: list[bytes | Tensor]) -> str:
-    """Write all parts; return their SHA-256, computed in a second thread one chunk behind the disk."""
+    """Write all parts; return the whole file's SHA-256. A second thread hashes each chunk while it is written."""
     digest = hashlib.sha256()
     with ThreadPoolExecutor(1) as pool:
         hashed = pool.submit(digest.update, b"")

@@ -9,7 +9,6 @@ time. `result.json` is written last: if it exists, the trial has ended, with sta
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Collection, Iterator, Mapping
@@ -20,7 +19,7 @@ from typing import Any
 
 import yaml
 
-from fewbits.common.atomic import remove_folder, remove_leftovers, write_atomically, write_json
+from fewbits.common.atomic import checked_json, remove_folder, remove_leftovers, write_atomically, write_json
 from fewbits.common.locks import locked
 from fewbits.experiments.identity import computed_by_todays_sources, possible_identities, trial_id
 from fewbits.experiments.storage.checkpoints import Checkpoint, load, newest, steps
@@ -64,7 +63,7 @@ class RunFolder:
         return load(available[step])
 
     def has(self, wanted: Collection[int]) -> bool:
-        """Tell whether there are checkpoints of these steps; if the trial diverged, of those before it did."""
+        """Tell whether the checkpoints of these steps exist. If the trial diverged, only steps before that count."""
         available, result = {**steps(self.kept), **steps(self.checkpoints)}, self.result() or {}
         end = result["step"] if result.get("status") == "diverged" else math.inf
         return all(step in available or step >= end for step in wanted)
@@ -86,19 +85,19 @@ class RunFolder:
         """Return the trial's result, or None if it has not ended; raise ValueError for a damaged or foreign result."""
         path = self.path / "result.json"
         try:
-            result = _json(path)
+            result = checked_json(path)
         except ValueError as error:
-            raise ValueError(f"{error}: remove it and run the trial again") from None
+            raise ValueError(f"{error}; remove this file and run the trial again") from None
         if result is not None and (
             result.get("id") != self.id
             or result.get("status") not in ("done", "diverged")
             or not isinstance(result.get("step"), int)
         ):
-            raise ValueError(f"{path} is not this trial's result: remove it and run the trial again")
+            raise ValueError(f"{path} is not this trial's result; remove this file and run the trial again")
         return result
 
     def provenance(self) -> dict[str, Any] | None:
-        return _json(self.path / "provenance.json")
+        return checked_json(self.path / "provenance.json")
 
     def begin(self, trial: Trial, provenance: Mapping[str, Any]) -> None:
         """Write the config and the provenance before the trial trains. Only the run's writer may call this."""
@@ -119,7 +118,7 @@ class RunFolder:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Hold the folder's lock as its only writer. Raise Busy if another process holds it; a killed one does not."""
+        """Hold the folder's lock as its only writer. Raise Busy if another live process holds it."""
         self.path.mkdir(parents=True, exist_ok=True)
         with ExitStack() as held:
             lock = held.enter_context((self.path / ".lock").open("a"))
@@ -136,7 +135,7 @@ class RunFolder:
 def find(runs: Path, slug: str, made_of: Mapping[str, Any], expected: str | None = None) -> RunFolder:
     """Return the folder where the trial is or will be stored.
 
-    A folder whose sources are proven to give the same bits, on the device where it was computed, counts as the trial's.
+    A folder that other sources computed counts as the trial's if they are proven to give the same bits on its device.
     expected: the id that the trial was planned with; its folder is returned if the trial can have this id.
     """
     ids = [trial_id(identity) for identity in possible_identities(made_of)]
@@ -152,14 +151,16 @@ def _existing(runs: Path, trial_id: str) -> RunFolder | None:
     for path in sorted(runs.glob(f"*-{trial_id[:HASH]}")):
         folder = RunFolder(path, trial_id)
         if (folder.provenance() or {"id": trial_id}).get("id") != trial_id:
-            raise ValueError(f"{path} belongs to another trial whose id begins with the same digits; move it away")
+            raise ValueError(
+                f"{path} belongs to another trial whose id begins with the same digits; move that folder away"
+            )
         return folder
     return None
 
 
 def opened(path: Path) -> RunFolder:
     """Return the folder of an existing run, such as a branch's parent; raise ValueError if it is no run."""
-    provenance = _json(path / "provenance.json")
+    provenance = checked_json(path / "provenance.json")
     if provenance is None:
         raise ValueError(f"{path} is no run folder: it has no provenance.json")
     if not isinstance(provenance.get("id"), str):
@@ -175,18 +176,6 @@ def saved_trial(path: Path) -> Trial:
         raise ValueError(f"{path} is no run folder: {error.strerror}: config.yaml") from None
     except (ValueError, yaml.YAMLError) as error:
         raise ValueError(f"{path / 'config.yaml'} is not the config of a trial: {error}") from None
-
-
-def _json(path: Path) -> dict[str, Any] | None:
-    try:
-        content = json.loads(path.read_text("utf-8"))
-    except FileNotFoundError:
-        return None
-    except ValueError as error:
-        raise ValueError(f"{path} is not JSON: {error}") from None
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} is not a JSON object")
-    return content
 
 
 def plain(value: Any) -> Any:

@@ -2,21 +2,19 @@
 
 MLflow creates a database with migrations that take seconds. Here this happens once for each version, in the cache, and
 then the file is copied. A point that goes through MLflow costs about 80 µs of Python objects, and a trial has thousands
-of points. Here they are two statements in one transaction. The tables are those of the MLflow version that this package
-requires; a test compares the result with what MLflow writes.
+of points. Here points are added by two statements in one transaction. The tables are those of the MLflow version that
+this package requires; a test compares the result with what MLflow writes.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
-import secrets
-import shutil
 import sqlite3
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
+from fewbits.common.atomic import create_once
 from fewbits.experiments.data.once import opened_or_made
 from fewbits.kernels.backends.build import cache_folder
 
@@ -54,13 +52,7 @@ def make(path: Path) -> None:
         if path.stat().st_size:
             return
         path.unlink()  # SQLite creates an empty file when a deleted database is opened
-    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
-    try:
-        shutil.copyfile(_empty(), partial)
-        with contextlib.suppress(FileExistsError):  # another process was faster
-            os.link(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
+    create_once(path, _empty().read_bytes())
 
 
 def _empty() -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,50 +29,44 @@ def search(client: MlflowClient, experiment_id: str, key: Mapping[str, str]) -> 
     return runs
 
 
-def one_run(
-    client: MlflowClient,
-    experiment_id: str,
-    owner: Owner,
-    key: Mapping[str, str],
-    name: str,
-    tags: Mapping[str, str],
-    began: float,
-) -> Run:
-    """Return the owner's run with the tags of the key; create it if there is none.
+@dataclass(frozen=True)
+class OwnedRuns:
+    """The runs of one owner in one experiment. Another owner's runs are neither returned nor changed."""
 
-    If two processes created it at once, the oldest run is kept. Another owner's runs are neither returned nor deleted.
-    """
-    if not (runs := search(client, experiment_id, {**key, **owner.key})):
-        new_run(client, experiment_id, owner, key, name, tags, began)
-        runs = search(client, experiment_id, {**key, **owner.key})
-    first, *duplicates = runs
-    for duplicate in duplicates:
-        client.delete_run(duplicate.info.run_id)
-    return first
+    client: MlflowClient
+    experiment: str  # its id
+    owner: Owner
 
+    def search(self, key: Mapping[str, str]) -> list[Run]:
+        """Return the owner's runs with these tags, the oldest first."""
+        return search(self.client, self.experiment, {**key, **self.owner.key})
 
-def new_run(
-    client: MlflowClient,
-    experiment_id: str,
-    owner: Owner,
-    key: Mapping[str, str],
-    name: str,
-    tags: Mapping[str, str],
-    began: float,
-) -> Run:
-    """Create the run; the caller knows that there is none."""
-    return client.create_run(experiment_id, round(1000 * began), {**key, **owner.tags, **tags}, name)
+    def one(self, key: Mapping[str, str], name: str, tags: Mapping[str, str], began: float) -> Run:
+        """Return the run with the tags of the key; create it if there is none.
 
+        If two processes created it at once, the oldest run is kept.
+        """
+        if not (runs := self.search(key)):
+            self.new(key, name, tags, began)
+            runs = self.search(key)
+        first, *duplicates = runs
+        for duplicate in duplicates:
+            self.client.delete_run(duplicate.info.run_id)
+        return first
 
-def adopt(client: MlflowClient, experiment_id: str, owner: Owner, runs: Path, key: Mapping[str, str]) -> list[Run]:
-    """Tag and return trials' runs that earlier versions wrote without an owner and whose folder is in this store."""
-    adopted = []
-    for run in search(client, experiment_id, key):
-        tags = run.data.tags
-        if TRIAL in tags and STORE not in tags and Path(tags.get(FOLDER, "")).parent == runs.resolve():
-            take(client, run, owner)
-            adopted.append(run)
-    return adopted
+    def new(self, key: Mapping[str, str], name: str, tags: Mapping[str, str], began: float) -> Run:
+        """Create the run; the caller knows that there is none."""
+        return self.client.create_run(self.experiment, round(1000 * began), {**key, **self.owner.tags, **tags}, name)
+
+    def adopt(self, store: Path, key: Mapping[str, str]) -> list[Run]:
+        """Tag and return runs of trials in this store that earlier versions wrote without an owner."""
+        adopted = []
+        for run in search(self.client, self.experiment, key):
+            tags = run.data.tags
+            if TRIAL in tags and STORE not in tags and Path(tags.get(FOLDER, "")).parent == store.resolve():
+                take(self.client, run, self.owner)
+                adopted.append(run)
+        return adopted
 
 
 def take(client: MlflowClient, run: Run, owner: Owner) -> None:

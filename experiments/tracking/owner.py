@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import getpass
 import hashlib
-import json
 import os
 import re
 import secrets
@@ -17,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from fewbits.common.atomic import create_once, read_json
 from fewbits.common.redaction import redacted
 
 FILE = ".store.json"  # in the store
@@ -73,7 +73,7 @@ def user() -> str:
     if not re.fullmatch(r"[^'\"`%\x00-\x1f\x7f]{1,80}", name):
         raise ValueError(
             f"{variable} {name!r}: at most 80 characters without quotes, % and control characters are valid; "
-            "set FEWBITS_USER"
+            "set FEWBITS_USER to such a name"
         )
     return name
 
@@ -90,18 +90,8 @@ def store_id(runs: Path) -> str:
     path = runs / FILE
     if not path.exists():
         runs.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f"{FILE}.{secrets.token_hex(4)}.partial")
-        partial.write_text(json.dumps({"id": secrets.token_hex(8)}) + "\n", "utf-8")
-        try:
-            os.link(partial, path)
-        except FileExistsError:
-            pass  # another process was faster, and its id counts
-        finally:
-            partial.unlink()
-    try:
-        identifier = json.loads(path.read_text("utf-8"))["id"]
-    except (ValueError, KeyError, TypeError):
-        identifier = None
+        create_once(path, f'{{"id": "{secrets.token_hex(8)}"}}\n'.encode())
+    identifier = (read_json(path) or {}).get("id")
     if not isinstance(identifier, str) or not re.fullmatch(r"[0-9a-f]{16}", identifier):
         raise ValueError(
             f'{path} has no valid store id, {{"id": "<16 hexadecimal digits>"}}: restore or remove the file'

@@ -34,7 +34,7 @@ from fewbits.common.redaction import redacted
 from fewbits.experiments.storage.run_folder import RunFolder, saved_trial
 from fewbits.experiments.tracking import mlflow_database
 from fewbits.experiments.tracking.mlflow_database import Point
-from fewbits.experiments.tracking.mlflow_runs import FOLDER, TRIAL, adopt, one_run, search
+from fewbits.experiments.tracking.mlflow_runs import FOLDER, TRIAL, OwnedRuns
 from fewbits.experiments.tracking.owner import owner_of, store_id
 from fewbits.experiments.trial import Runtime, Trial
 from fewbits.kernels.backends.build import cache_folder
@@ -100,9 +100,8 @@ def connect(runs: Path, uri: str) -> MlflowClient:
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-    os.environ["MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"] = (
-        "true"  # MLflow would print the URI with its password at each run's end
-    )
+    # MLflow would print the URI with its password at each run's end.
+    os.environ["MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"] = "true"
     import mlflow
 
     for name, level in (("mlflow", logging.CRITICAL), ("alembic", logging.WARNING)):
@@ -288,9 +287,9 @@ def reap(client: MlflowClient, runs: Path) -> int:
     trials = client.get_experiment_by_name(EXPERIMENT)
     if trials is None:
         return 0
-    reaped, owner = 0, owner_of(runs)
-    adopt(client, trials.experiment_id, owner, runs, {})
-    for run in search(client, trials.experiment_id, owner.key):
+    reaped, owned = 0, OwnedRuns(client, trials.experiment_id, owner_of(runs))
+    owned.adopt(runs, {})
+    for run in owned.search({}):
         tags = run.data.tags
         folder = RunFolder(runs.resolve() / Path(tags.get(FOLDER, "")).name, tags.get(TRIAL, ""))
         origin = folder.provenance() or {}
@@ -317,7 +316,7 @@ def _is_alive(process: int) -> bool:
 
 
 class Patience:
-    """A guard that reports MLflow's failures once, and delays the next attempt after each one."""
+    """A guard that reports the first failure of MLflow, and delays the next attempt after each failure."""
 
     def __init__(self) -> None:
         self._not_before = -math.inf
@@ -339,7 +338,7 @@ class Patience:
             self._not_before = now + SHARE * (now - began)
             if not self._reported:
                 reason = redacted(" ".join(str(error).split()))[:200]
-                warnings.warn(f"MLflow is left aside, {consequence}: {reason}", RuntimeWarning, stacklevel=4)
+                warnings.warn(f"MLflow was not updated, but {consequence}: {reason}", RuntimeWarning, stacklevel=4)
             self._reported = True
 
 
@@ -377,8 +376,8 @@ class Tracker:
         runs = folder.path.parent
         uri = tracking_uri(runs)
         client = connect(runs, uri)
-        trials = experiment(client, EXPERIMENT, runs, uri)
-        tags, owner, key = {"mlflow.source.name": "fewbits train"}, owner_of(runs), {TRIAL: folder.id}
-        adopt(client, trials, owner, runs, key)
-        run = one_run(client, trials, owner, key, folder.path.name, tags, began(folder))
+        trials = OwnedRuns(client, experiment(client, EXPERIMENT, runs, uri), owner_of(runs))
+        trials.adopt(runs, {TRIAL: folder.id})
+        source = {"mlflow.source.name": "fewbits train"}
+        run = trials.one({TRIAL: folder.id}, folder.path.name, source, began(folder))
         return client, run.info.run_id

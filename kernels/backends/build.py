@@ -1,10 +1,10 @@
-"""Compile the CPU kernels at first use and cache the library under a name that hashes its sources.
+"""Compile the CPU kernels at first use, and cache the library in a file whose name contains a hash of its sources.
 
-The hash covers sources, flags and processor. It does not cover the compiler, whose choice changes no bit. So an edit
+The hash covers sources, flags and processor, but not the compiler, because all compilers give the same bits. So an edit
 triggers a rebuild, machines of different types that share a home directory use separate files, and a machine without a
-compiler can use a library that another one built. One process builds at a time, under a lock. The file appears
-complete, by a rename, and ends with the hash of its content, because a full disk or a power failure can leave half a
-library, and loading that crashes.
+compiler can use a library that another machine built. One process builds at a time, under a lock. The library is
+written under another name and renamed when it is complete. It ends with the hash of its content, because a full disk or
+a power failure can leave half a library, and loading that crashes the process.
 This module imports neither torch nor numpy, so that `fewbits doctor` can call it.
 """
 
@@ -18,42 +18,22 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import TextIO
 
 from fewbits.common.locks import locked
+from fewbits.kernels.backends import compilation
 
-SOURCES = Path(__file__).parents[1] / "csrc"
-UNITS = (
-    "cpu.cpp",
-    "cpu_bf16.cpp",
-    "cpu_fp16.cpp",
-    "cpu_fp32.cpp",
-    "cpu_packed.cpp",
-    "cpu_noise.cpp",
-    "cpu_gemm.cpp",
+NO_LOCKS = (
+    "two processes that compile at the same time may write the same file: start one process first, or set "
+    "FEWBITS_CACHE to a folder on another file system"
 )
-
-# -fno-trapping-math and -fno-math-errno let comparisons and roots inside loops vectorise; -ffp-contract=off keeps the
-# two roundings of a*b+c, as in the reference. No flag here may reorder floating point operations.
-FLAGS = (
-    "-std=c++17",
-    "-O3",
-    "-fPIC",
-    "-fopenmp",
-    "-fno-trapping-math",
-    "-fno-math-errno",
-    "-ffp-contract=off",
-    "-Wno-psabi",
-)
-NO_LOCKS = "processes that compile at the same time may conflict: start one first, or set FEWBITS_CACHE"
-NATIVE = {"x86_64": ("-march=native", "-mprefer-vector-width=512"), "aarch64": ("-mcpu=native",)}
-ARCHITECTURE = "FEWBITS_CPU_ARCH"  # environment variable that replaces the value of -march, for example x86-64-v3
 
 
 class BuildError(RuntimeError):
-    """An error that says why the kernels could not be compiled."""
+    """Raised if the kernels could not be compiled; the message says why."""
 
 
 def compiler() -> tuple[str, ...] | None:
@@ -68,13 +48,6 @@ def no_compiler() -> str:
     return f"no C++ compiler found: {f'CXX={requested} is not installed' if requested else 'install g++, or set CXX'}"
 
 
-def flags() -> tuple[str, ...]:
-    """Return the compiler's flags for this processor, or for the one that FEWBITS_CPU_ARCH names."""
-    native = NATIVE.get(platform.machine(), ())
-    requested = os.environ.get(ARCHITECTURE)
-    return FLAGS + ((f"-march={requested}", *native[1:]) if requested else native)
-
-
 def cache_folder() -> Path:
     if folder := os.environ.get("FEWBITS_CACHE"):
         return Path(folder)
@@ -83,13 +56,14 @@ def cache_folder() -> Path:
 
 def library_path() -> Path:
     """Return the path of the compiled library, which may not exist yet."""
-    parts = [f"{path.name}\n{path.read_text()}" for path in sorted(SOURCES.glob("*.[hc]*"))]
-    parts += [*flags(), str(_openmp_of_torch()), _processor()]
+    parts = [f"{path.name}\n{path.read_text()}" for path in compilation.cpu_sources()]
+    openmp = _openmp_of_torch()
+    parts += [*compilation.flags(), openmp.name if openmp else "", _processor()]
     return cache_folder() / f"cpu-{hashlib.sha256('|'.join(parts).encode()).hexdigest()[:16]}.so"
 
 
 def is_whole(library: Path) -> bool:
-    """Tell whether the file is complete: it ends with the hash of its content, which the dynamic loader ignores."""
+    """Tell whether the file is complete: its last 32 bytes, which the dynamic loader ignores, hash the rest."""
     try:
         content = library.read_bytes()
     except OSError:
@@ -98,27 +72,27 @@ def is_whole(library: Path) -> bool:
 
 
 def build() -> Path:
-    """Return the library's path, and compile the library first if needed.
+    """Compile the library if no complete one is cached, and return its path.
 
-    Raises BuildError if the compiler fails or there is none.
+    Raise BuildError if the compiler fails or there is none.
     """
-    target = library_path()
-    if is_whole(target):
-        return target
-    command = compiler()
-    if command is None:
+    target, command = library_path(), compiler()
+    if command is None and not is_whole(target):
         raise BuildError(f"{target} is damaged, and {no_compiler()}" if target.exists() else no_compiler())
-    with open_lock(target.with_suffix(".lock")) as lock, locked(lock, NO_LOCKS):
-        if not is_whole(target):
-            folder = target.with_suffix(".build")
-            shutil.rmtree(folder, ignore_errors=True)  # left by a process that was killed
-            folder.mkdir()
-            if sys.stderr.isatty():
-                print(f"fewbits: compiling the CPU kernels into {target.parent}, once", file=sys.stderr, flush=True)
-            try:
-                _compile(command, folder, target)
-            finally:
-                shutil.rmtree(folder, ignore_errors=True)
+    return cached(target, lambda: _compiled(command or (), target))
+
+
+def cached(target: Path, make: Callable[[], bytes]) -> Path:
+    """Return the target; if it is missing or incomplete, one process first writes it with the content from `make`."""
+    if not is_whole(target):
+        with open_lock(target.with_suffix(".lock")) as lock, locked(lock, NO_LOCKS):
+            if not is_whole(target):
+                content, unfinished = make(), target.with_suffix(".tmp")
+                with open(unfinished, "wb") as file:
+                    file.write(content + hashlib.sha256(content).digest())
+                    file.flush()
+                    os.fsync(file.fileno())
+                unfinished.rename(target)
     return target
 
 
@@ -136,34 +110,45 @@ def compiler_error(command: tuple[str, ...]) -> str | None:
         source, result = Path(folder, "try.cpp"), Path(folder, "try.so")
         source.write_text("#include <algorithm>\nint largest(int a, int b) { return std::max(a, b); }\n")
         try:
-            _run([[*command, *flags(), "-shared", str(source), "-o", str(result)]])
-            _load(result)
+            _run([[*command, *compilation.flags(), "-shared", str(source), "-o", str(result)]])
+            load(result)
         except (BuildError, OSError) as error:
             return str(error)
     return None
 
 
-def _compile(command: tuple[str, ...], folder: Path, target: Path) -> None:
-    objects = [str(folder / f"{unit}.o") for unit in UNITS]
-    _run(
-        [
-            [*command, *flags(), "-c", str(SOURCES / unit), "-o", result]
-            for unit, result in zip(UNITS, objects, strict=True)
-        ]
+def _compiled(command: tuple[str, ...], target: Path) -> bytes:
+    print(
+        f"fewbits: compiling the CPU kernels into {target.parent}: once, for some minutes", file=sys.stderr, flush=True
     )
+    with tempfile.TemporaryDirectory() as folder:
+        return compile_in(Path(folder), command).read_bytes()
+
+
+def compile_in(folder: Path, command: tuple[str, ...]) -> Path:
+    """Compile the library in the given folder with the given compiler command; return the library's path."""
+    units = [(str(compilation.SOURCES / unit), str(folder / f"{unit}.o")) for unit in compilation.UNITS]
+    _run([[*command, *compilation.flags(), "-c", source, "-o", result] for source, result in units])
     # Link torch's OpenMP runtime, so that the process has only one. Two would have twice the threads, which compete by
     # spinning.
-    openmp = _openmp_of_torch()
-    link = [str(openmp), f"-Wl,-rpath,{openmp.parent}"] if openmp else ["-fopenmp"]
-    linked = folder / target.name
-    _run([[*command, "-shared", *objects, *link, "-o", str(linked)]])
-    _load(linked)
-    digest = hashlib.sha256(linked.read_bytes()).digest()
-    with open(linked, "ab") as file:
-        file.write(digest)
-        file.flush()
-        os.fsync(file.fileno())
-    linked.rename(target)
+    openmp, library = _openmp_of_torch(), folder / "library.so"
+    link = [str(openmp) if openmp else "-fopenmp"]
+    _run([[*command, "-shared", *(result for _, result in units), *link, "-o", str(library)]])
+    load(library)
+    return library
+
+
+def load(library: Path) -> ctypes.CDLL:
+    """Load the library after torch's OpenMP runtime, which it then uses by name.
+
+    So the library holds no path of an environment, and all environments of a user share it. Raises BuildError.
+    """
+    try:
+        if openmp := _openmp_of_torch():
+            ctypes.CDLL(str(openmp))
+        return ctypes.CDLL(str(library))
+    except OSError as error:
+        raise BuildError(f"cannot load the compiled library: {error}") from None
 
 
 def _run(steps: list[list[str]]) -> None:
@@ -173,13 +158,6 @@ def _run(steps: list[list[str]]) -> None:
     for step, process, output in zip(steps, running, outputs, strict=True):
         if process.returncode:
             raise BuildError(f"{' '.join(step)} failed with status {process.returncode}:\n{output}")
-
-
-def _load(library: Path) -> None:
-    try:
-        ctypes.CDLL(str(library))
-    except OSError as error:
-        raise BuildError(f"cannot load the compiled library: {error}") from None
 
 
 @cache

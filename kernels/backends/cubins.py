@@ -1,9 +1,9 @@
-"""Compile CUDA kernels at first use with NVRTC, and cache each cubin under a name that hashes its sources.
+"""Compile CUDA kernels with NVRTC at first use, and cache each cubin in a file.
 
-A kernel is compiled for one architecture and one variant, which is a set of constants (device.py), so that it stays
-small and does not spill registers. As with the CPU library (build.py), the hash covers sources, constants, options and
-NVRTC's version; one process compiles at a time, under a lock; the file appears complete, by a rename, and ends with its
-hash.
+A kernel is compiled for one architecture and one variant, which is a set of constants (variants.py), so that it stays
+small and does not spill registers. The file's name contains a hash of the sources, constants, options and NVRTC's
+version. As with the CPU library (build.py), one process compiles at a time, under a lock, a file is renamed when it is
+complete, and it ends with the hash of its content.
 
 We compile ourselves because CuPy's compilation adds -ftz=true, which flushes subnormals. No GPU is needed.
 """
@@ -12,58 +12,22 @@ import ctypes
 import ctypes.util
 import hashlib
 import importlib.util
-import os
-import re
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from fewbits.common.locks import locked
-from fewbits.kernels.backends.build import NO_LOCKS, SOURCES, BuildError, cache_folder, is_whole, open_lock
+from fewbits.kernels.backends.build import BuildError, cache_folder, cached
+from fewbits.kernels.backends.compilation import SOURCES
+from fewbits.kernels.backends.variants import OPTIONS
 
-# -fmad=false keeps the two roundings of a*b+c, as in the reference. Division and subnormals follow IEEE by default; the
-# options are explicit because results depend on them. ptxas reports each kernel's resources for the compile check.
-OPTIONS = (
-    "-std=c++17",
-    "-fmad=false",
-    "-ftz=false",
-    "-prec-div=true",
-    "-prec-sqrt=true",
-    f"-I{SOURCES}",
-    "--ptxas-options=-v",
-)
 INSTALL = "pip install nvidia-cuda-nvrtc"
 
 
-@dataclass(frozen=True)
-class Usage:
-    """The resources that a thread and a CTA of a kernel use, as reported by ptxas."""
-
-    registers: int
-    spilled_bytes: int
-    stack_bytes: int
-    shared_bytes: int
-
-
-def translation_unit(file: str, constants: dict[str, str]) -> str:
-    """Return a translation unit: the constants of a variant as macros, and the file that uses them."""
-    return "".join(f"#define {name} {value}\n" for name, value in constants.items()) + f'#include "{file}"\n'
-
-
 def cubin(source: str, architecture: str) -> bytes:
-    """Return machine code for `architecture` (`sm_90`), cached or compiled; raise BuildError if NVRTC cannot."""
-    target = _path(source, architecture)
-    if not is_whole(target):
-        with open_lock(target.with_suffix(".lock")) as lock, locked(lock, NO_LOCKS):
-            if not is_whole(target):
-                code, _ = compile_now(source, architecture)
-                unfinished = target.with_suffix(".tmp")
-                with open(unfinished, "wb") as file:
-                    file.write(code + hashlib.sha256(code).digest())
-                    file.flush()
-                    os.fsync(file.fileno())
-                unfinished.rename(target)
-    return target.read_bytes()[:-32]
+    """Return the machine code for an architecture such as `sm_90`, from the cache or compiled now.
+
+    Raise BuildError if NVRTC is missing or fails.
+    """
+    return cached(_path(source, architecture), lambda: compile_now(source, architecture)[0]).read_bytes()[:-32]
 
 
 def compile_now(source: str, architecture: str) -> tuple[bytes, str]:
@@ -71,7 +35,7 @@ def compile_now(source: str, architecture: str) -> tuple[bytes, str]:
     library, program = nvrtc(), ctypes.c_void_p()
     _check(library, library.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"kernel.cu", 0, None, None))
     try:
-        options = [option.encode() for option in (*OPTIONS, f"--gpu-architecture={architecture}")]
+        options = [option.encode() for option in (*OPTIONS, f"-I{SOURCES}", f"--gpu-architecture={architecture}")]
         status = library.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*options))
         log = _text(library, program, "ProgramLog").rstrip(b"\0").decode(errors="replace").strip()
         if status:
@@ -79,21 +43,6 @@ def compile_now(source: str, architecture: str) -> tuple[bytes, str]:
         return _text(library, program, "CUBIN"), log
     finally:
         library.nvrtcDestroyProgram(ctypes.byref(program))
-
-
-def usage(log: str) -> Usage:
-    """Return the resources of the one kernel that a ptxas log describes."""
-
-    def number(pattern: str) -> int:
-        match = re.search(pattern, log)
-        return int(match[1]) if match else 0
-
-    return Usage(
-        registers=number(r"Used (\d+) registers"),
-        spilled_bytes=number(r"(\d+) bytes spill stores") + number(r"(\d+) bytes spill loads"),
-        stack_bytes=number(r"(\d+) bytes stack frame"),
-        shared_bytes=number(r"(\d+) bytes smem"),
-    )
 
 
 @cache
@@ -116,7 +65,7 @@ def _packaged() -> list[Path]:
 
 
 def _path(source: str, architecture: str) -> Path:
-    parts = [source, architecture, _version(), *OPTIONS[:-2], OPTIONS[-1], _sources()]
+    parts = [source, architecture, _version(), *OPTIONS, _sources()]
     return cache_folder() / f"cuda-{hashlib.sha256('|'.join(parts).encode()).hexdigest()[:16]}.cubin"
 
 

@@ -1,28 +1,29 @@
 """Provide the CUDA backend: the functions of reference.py, computed by the kernels of csrc/ and launched by CuPy.
 
-Kernels run on torch's current stream of the tensor's device and on torch's memory. Nothing is copied and nothing waits,
-so they can be captured in a CUDA graph (after a first call, which compiles and loads them). `complaint` returns one
-line that says why this backend does not work on this machine.
+Kernels run on torch's current stream of the tensor's device and on torch's memory. Calls neither copy data nor wait for
+the device, so they can be captured in a CUDA graph (after a first call, which compiles and loads the kernels).
+`complaint` says in one line why this backend does not work on this machine.
 """
 
 import ctypes
 import threading
-from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
 import torch
 
-from fewbits.kernels.backends import cubins, reference
+from fewbits.kernels.backends import cubins
 from fewbits.kernels.backends.build import BuildError, cache_folder, open_lock
-from fewbits.kernels.backends.device import Device, Variant
+from fewbits.kernels.backends.device import Device
+from fewbits.kernels.backends.protocol import Backend
+from fewbits.kernels.backends.variants import Variant
 
 OLDEST = (8, 0)  # compute capability: bf16 conversion needs Ampere
 
 
 def complaint() -> str | None:
-    """Return what this backend lacks and what to install, or None if it works."""
+    """Return one line that says what this backend lacks and how to install it, or None if the backend works."""
     if not torch.cuda.is_available():
         build = f"torch {torch.__version__}"
         if torch.version.cuda is None:
@@ -64,7 +65,8 @@ class CupyLauncher:
     def launch(self, variant: Variant, blocks: int, call: ctypes.Structure, device: torch.device) -> None:
         index = torch.cuda.current_device() if device.index is None else device.index
         with torch.cuda.device(index):
-            if not _driver().ctxGetCurrent():  # new thread: torch's guard does not bind the context
+            # In a new thread, torch's guard does not make the CUDA context current.
+            if not _driver().ctxGetCurrent():
                 _runtime().setDevice(index)
             kernel = self._kernels.get((variant, index)) or self._load(variant, index)
             arguments = (ctypes.c_void_p * 1)(ctypes.addressof(call))
@@ -76,8 +78,9 @@ class CupyLauncher:
         with self._lock:
             if (variant, index) not in self._kernels:
                 major, minor = torch.cuda.get_device_capability(index)
-                architecture = f"sm_{major}{minor}{'a' if major >= 10 else ''}"  # a: also its own features
-                code = cubins.cubin(cubins.translation_unit(variant.file, variant.constants()), architecture)
+                # The suffix `a` also allows features that only this architecture has.
+                architecture = f"sm_{major}{minor}{'a' if major >= 10 else ''}"
+                code = cubins.cubin(variant.source(), architecture)
                 module = _driver().moduleLoadData(code)
                 self._modules.append(module)
                 self._kernels[variant, index] = _driver().moduleGetFunction(module, "run")
@@ -98,18 +101,4 @@ def _runtime() -> Any:
     return runtime
 
 
-_DEVICE = Device(CupyLauncher())
-
-never_waits = _DEVICE.never_waits
-quantize = _DEVICE.quantize
-quantize_both = _DEVICE.quantize_both
-encode = _DEVICE.encode
-decode = _DEVICE.decode
-rotate = _DEVICE.rotate
-extent = _DEVICE.extent
-gaussian_noise = _DEVICE.gaussian_noise
-uniform_noise = _DEVICE.uniform_noise
-unpack_noise: Callable[..., torch.Tensor] = _DEVICE.unpack_noise
-sample_weight = _DEVICE.sample_weight
-sample_weight_backward = _DEVICE.sample_weight_backward
-matmul_fp32 = reference.matmul_fp32  # products.py calls torch directly on CUDA
+BACKEND: Backend = Device(CupyLauncher())

@@ -1,4 +1,4 @@
-"""Identify the processor: its instruction set as torch and oneDNN use it, its vendor and its name."""
+"""Identify the processor: the instruction set that torch and oneDNN use on it, its vendor and its name."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-# In ascending order; oneDNN and torch choose their loops by these.
+# Instruction sets in ascending order, by which oneDNN and torch choose their implementations.
 LEVELS = ("sse", "avx2", "avx512", "avx512-bf16", "amx")
 _ONEDNN_LIMITS = {
     "SSE41": "sse",

@@ -1,7 +1,7 @@
-"""Check the kernels on this machine, because a library that was built wrongly must not train anything.
+"""Check the kernels on this machine, because kernels that were compiled wrongly must not be used for training.
 
-In another library, stochastic rounding has returned all zeros on one kind of device without anybody noticing. Each
-check is a sentence, whether it holds, and the measured value.
+Such errors can remain unnoticed: in another library, stochastic rounding returned only zeros on one kind of device. A
+result consists of a sentence, whether it is true here, and the measured value.
 """
 
 import torch
@@ -30,7 +30,6 @@ SPECS = (
 
 def run(device: str = "cpu") -> list[tuple[str, bool, str]]:
     backend = backend_for(device)
-    name = backend.__name__.rsplit(".", 1)[-1]
     generator = torch.Generator().manual_seed(0)
     x = (
         (torch.randn(256, 384, generator=generator) * torch.randn(256, 1, generator=generator).exp())
@@ -43,7 +42,7 @@ def run(device: str = "cpu") -> list[tuple[str, bool, str]]:
         result, expected = fake_quantize(x, q, seed=7), reference.quantize(x, q, -1, 7)[0]
         differ = int((result.view(torch.int16) != expected.view(torch.int16)).sum())
         results.append(
-            (f"{name} equals the reference: {spec}", differ == 0, f"{differ} of {x.numel()} elements differ")
+            (f"{backend.name} equals the reference: {spec}", differ == 0, f"{differ} of {x.numel()} elements differ")
         )
         same = bool((decode(encode(x, q, seed=7)) == result).all())
         results.append((f"decode(encode(x)) equals fake quantization: {spec}", same, ""))

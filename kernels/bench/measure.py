@@ -1,15 +1,14 @@
-"""Measure for the benchmark: seconds, a call beside the copy, seconds per element in the caches, peak memory.
+"""Provide the measurements of the benchmarks: times of calls that take turns, their ratios, and peak memory.
 
-Calls that are compared take turns, A B A B …, and ratios are taken within a turn. The machine's speed drifts (other
-programs, clock rates), and a drift that affects both calls cancels. The module does not depend on what is measured.
+Calls that are compared take turns, A B A B …, and ratios are computed within a turn. So if the speed of the machine
+changes (other programs, clock rates), both calls of a turn change alike, and the ratio stays.
 """
 
 import ctypes
 import os
-import threading
+import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -20,13 +19,21 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 Call = Callable[[], object]
+Timer = Callable[[], float]  # makes the measured call once and returns its seconds
 
 PATIENCE = 5.0  # seconds for the turns of one case, if a call or the machine is very slow
-BURST, BURST_PATIENCE = 12, 0.03  # calls in a row on a tensor in the caches, or as many as start within these seconds
+BURST, BURST_PATIENCE = 12, 0.03  # the most calls of a burst, and the seconds after which no further call starts
+BUSY_CYCLES = 40_000_000  # about 20 ms, in which the host queues the GPU's work
+
+
+def warn_if_busy() -> None:
+    """Print a warning on stderr if other programs use this machine."""
+    if warning := busy(os.getloadavg()[0], os.cpu_count() or 1):
+        print(f"fewbits: {warning}", file=sys.stderr)
 
 
 def busy(load: float, cores: int) -> str | None:
-    """Return a warning if the load exceeds the cores of this machine, else None."""
+    """Return a warning if the load average exceeds the number of cores by more than a quarter, else None."""
     if load <= 1.25 * cores:
         return None
     return f"this machine is busy (load {load:.1f}, cores {cores}): timings are unreliable"
@@ -34,7 +41,7 @@ def busy(load: float, cores: int) -> str | None:
 
 @dataclass(frozen=True)
 class Ratio:
-    """The median and the range of some ratios."""
+    """The median and the range of ratios."""
 
     median: float
     low: float
@@ -46,51 +53,64 @@ class Ratio:
         return Ratio(median(ratios), min(ratios), max(ratios))
 
 
-def seconds(call: Call) -> float:
-    """Return the seconds of one call; its result is freed after the timer has stopped."""
+def seconds(call: Call, device: str = "cpu") -> float:
+    """Return the seconds that a call and the work that it queues on a GPU take, without freeing the result."""
     start = time.perf_counter()
     result = call()
+    if device == "cuda":
+        torch.cuda.synchronize()
     stop = time.perf_counter()
     del result
     return stop - start
 
 
-def take_turns(calls: Sequence[Call], runs: int) -> list[list[float]]:
-    """Return the seconds of each call in each turn, after an untimed first turn."""
-    return _turns(lambda: [seconds(call) for call in calls], runs)
+def gpu_seconds(call: Call) -> float:
+    """Return the seconds of a call's work on the GPU, without those of the host.
 
-
-def beside_cache(copy: Call, call: Call, small: Call, double: Call, runs: int) -> list[list[float]]:
-    """Return the seconds of copy, of call, and of the best of several calls on two tensors that fit in the caches.
-
-    One of these tensors is double the other. The difference is time per element without the fixed cost of a call
-    (dispatch, waking threads).
+    The GPU is kept busy before the first event, so that the host has queued everything when the timer starts.
     """
-    return _turns(lambda: [seconds(copy), seconds(call), _burst(small), _burst(double)], runs)
+    start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    torch.cuda._sleep(BUSY_CYCLES)
+    start.record()
+    result = call()
+    stop.record()
+    stop.synchronize()
+    del result
+    return start.elapsed_time(stop) / 1e3
 
 
-def _turns(turn: Callable[[], list[float]], runs: int) -> list[list[float]]:
-    """Run `runs` turns, or as many as end within PATIENCE seconds, but at least one."""
-    turn()
-    start, turns = time.perf_counter(), [turn()]
-    while len(turns) < runs and time.perf_counter() - start < PATIENCE:
-        turns.append(turn())
-    return [list(times) for times in zip(*turns, strict=True)]
-
-
-def _burst(call: Call) -> float:
-    call()  # loads the tensor into the caches
+def burst_seconds(call: Call) -> float:
+    """Return the seconds of the fastest of several calls in a row; the first one brings the tensors into the caches."""
+    call()
     times = [seconds(call)]
     while len(times) < BURST and sum(times) < BURST_PATIENCE:
         times.append(seconds(call))
     return min(times)
 
 
-def seconds_per_element(small: float, double: float, elements: int, in_memory: float) -> float | None:
-    """Return the seconds per element in the caches, from two tensors that differ by `elements`.
+def take_turns(
+    timers: Sequence[Timer], runs: int, *, untimed: int = 1, patience: float = PATIENCE
+) -> list[list[float]]:
+    """Return a list of seconds for each timer, one for each of `runs` turns, after some turns that are not recorded.
 
-    None if other programs interfered: then twice the elements do not take between one and two times as long, or an
-    element takes much longer than one of the large tensor, `in_memory`.
+    No turn starts after `patience` seconds, except the first.
+    """
+    for _ in range(untimed):
+        for timer in timers:
+            timer()
+    start = time.perf_counter()
+    turns: list[list[float]] = []
+    while not turns or (len(turns) < runs and time.perf_counter() - start < patience):
+        turns.append([timer() for timer in timers])
+    return [list(times) for times in zip(*turns, strict=True)]
+
+
+def seconds_per_element(small: float, double: float, elements: int, in_memory: float) -> float | None:
+    """Return the seconds per element in the caches, from the times of two tensors that differ by `elements`.
+
+    The difference of the times does not contain the fixed cost of a call (dispatch, waking threads). The result is None
+    if the times are implausible because other programs interfered: if the doubled tensor does not take between one and
+    two times as long as the small one, or an element takes much longer than in the large tensor (`in_memory` seconds).
     """
     each = (double - small) / elements
     plausible = 0.45 * double < small < 0.9 * double and each < 1.3 * in_memory
@@ -101,9 +121,10 @@ def seconds_per_element(small: float, double: float, elements: int, in_memory: f
 
 
 class TouchedMemory(TorchFunctionMode):
-    """A mode in which torch.empty and torch.empty_like return memory that was written before, reused at every entry.
+    """A torch mode in which torch.empty and torch.empty_like return memory that was written before.
 
-    So a call without out= can be timed like one with it. A result is valid until the mode is entered again.
+    Each entry of the mode returns the same memory, so a call without out= can be timed like one with out=. A result is
+    valid until the mode is entered again.
     """
 
     def __init__(self) -> None:
@@ -125,32 +146,33 @@ class TouchedMemory(TorchFunctionMode):
         return self._kept[key] if key in self._kept else self._kept.setdefault(key, result.zero_())
 
 
-def trim() -> None:
-    """Return freed memory to the operating system, if the C library can."""
-    try:
-        ctypes.CDLL(None).malloc_trim(0)
-    except (OSError, AttributeError):
-        return
+def in_touched_memory(call: Callable[..., object]) -> Callable[..., object]:
+    """Return a function that makes the call with its results in memory that was written before and is used again."""
+    memory = TouchedMemory()
+
+    def inside(*arguments: Tensor) -> object:
+        with memory:
+            return call(*arguments)
+
+    return inside
 
 
 def peak_memory(call: Call) -> int | None:
-    """Return the bytes by which a call grew the process at most, less the tensors it returned; None without Linux.
+    """Return the largest growth of the process in bytes during a call, less the bytes of the tensors that it returns.
 
-    The kernel records the peak (VmHWM) and resets it on request. If it does not allow that, a thread samples every half
-    millisecond. Run the call once before, because a first call also loads code.
+    Linux records the peak (VmHWM) and resets it on request; on other systems the result is None. Make the call once
+    before, because a first call also loads code.
     """
-    if not Path("/proc/self/statm").exists():
+    try:
+        ctypes.CDLL(None).malloc_trim(
+            0
+        )  # gives freed memory back to the system; otherwise the call would use it without growing the process
+        Path("/proc/self/clear_refs").write_text("5")
+    except (OSError, AttributeError):
         return None
-    trim()
-    if _reset_peak():
-        before = _peak()
-        result = call()
-        grown = _peak() - before
-    else:
-        with _sampling() as resident:
-            result = call()
-        grown = max(resident) - resident[0]
-    return max(0, grown - _bytes(result))
+    before = _peak()
+    result = call()
+    return max(0, _peak() - before - _bytes(result))
 
 
 def _bytes(result: object) -> int:
@@ -159,36 +181,6 @@ def _bytes(result: object) -> int:
     return sum(map(_bytes, result)) if isinstance(result, (tuple, list)) else 0
 
 
-def _reset_peak() -> bool:
-    try:
-        Path("/proc/self/clear_refs").write_text("5")
-    except OSError:
-        return False
-    return True
-
-
 def _peak() -> int:
     status = Path("/proc/self/status").read_text()
     return 1024 * int(status.partition("VmHWM:")[2].split()[0])
-
-
-def _resident() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-@contextmanager
-def _sampling() -> Iterator[list[int]]:
-    resident, done = [_resident()], threading.Event()
-
-    def sample() -> None:
-        while not done.wait(0.0005):
-            resident.append(_resident())
-
-    thread = threading.Thread(target=sample, daemon=True)
-    thread.start()
-    try:
-        yield resident
-    finally:
-        resident.append(_resident())
-        done.set()
-        thread.join()

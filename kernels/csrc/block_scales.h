@@ -1,39 +1,32 @@
-// The scales of a row of blocks, as arrays so that the loop vectorises, and which of the blocks the fast loops can
-// process.
+// Computes the scales of a row of blocks on the CPU, and which loop has to process each block.
 #pragma once
-#include "lanes.h"
+#include "ordinary.h"
 
 namespace fb {
 
-enum Kind : uint32_t { ORDINARY = 0, CAREFUL = 1, POISONED = 2 };
+// ORDINARY blocks can take the fast loops; CAREFUL ones are processed element by element; POISONED ones become NaN.
+enum Care : uint32_t { ORDINARY = 0, CAREFUL = 1, POISONED = 2 };
 
-// Scales and kinds of n blocks, as arrays so that the loop vectorises. All-zero blocks, and blocks whose amax lies
-// between the two bounds, are ordinary.
-struct Bounds {
-  float least, most;
-};
+// The scales of n blocks, as arrays so that the loop vectorises.
 struct BlockScales {
   float *encode, *decode;
-  uint32_t *code, *kind;
+  uint32_t *code, *care;
 };
-template <int SCALING>
-void scales(const uint32_t *amax, int64_t n, float max, const Group &group, const Bounds &bounds,
-            const BlockScales &to) {
-  constexpr bool DIVIDE = SCALING == AMAX || SCALING == GAM;
+template <ScalingKind KIND>
+void scales(const Scaling &scaling, const uint32_t *amax, int64_t n, float max, const Group &group,
+            const Bounds &bounds, const BlockScales &to) {
+  Scaling s = scaling;
+  s.kind = KIND;
   const Group g = group;
   const Bounds ordinary = bounds;
   const uint32_t *__restrict from = amax;
   float *__restrict encode = to.encode, *__restrict decode = to.decode;
-  uint32_t *__restrict code = to.code, *__restrict kind = to.kind;
+  uint32_t *__restrict code = to.code, *__restrict care = to.care;
   for (int64_t i = 0; i < n; i++) {
-    float a = value(from[i]);
-    Scale s = make_scale(SCALING, max, a, g);
-    encode[i] = s.encode, decode[i] = s.decode, code[i] = s.code;
-    uint32_t plain = uint32_t(a <= ordinary.most) & (uint32_t(a >= ordinary.least) | uint32_t(a == 0.0f));
-    if (DIVIDE) plain &= uint32_t(s.encode > 8.6e-19f) & uint32_t(s.encode < 1.15e18f);  // 2^-60, 2^60: see `quotient`
-    if (two_levels(SCALING)) plain &= uint32_t((s.code | uint32_t(a == 0.0f)) != 0);
-    uint32_t poisoned = SCALING != NONE ? from[i] >= INF : 0u;
-    kind[i] = (plain ^ 1u) + poisoned;
+    Scale one = make_scale(s, max, value(from[i]), g);
+    encode[i] = one.encode, decode[i] = one.decode, code[i] = one.code;
+    uint32_t plain = is_ordinary(s, value(from[i]), one, ordinary);
+    care[i] = (plain ^ 1u) + (KIND != NONE ? from[i] >= INF : 0u);
   }
 }
 

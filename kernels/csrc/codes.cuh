@@ -1,11 +1,11 @@
-// Packed codes of a thread's eight columns: computed from grid values, and moved between registers and memory at once.
+// Computes the packed codes of a thread's eight columns from grid values, and loads and stores eight codes at once.
 #pragma once
 #include "tile.cuh"
 
 namespace fb {
 
 struct Codes {
-  uint64_t low, high;  // as in memory, the first from the lowest bit up; high only for codes of two bytes
+  uint64_t low, high;  // in the order of memory, the first code in the lowest bits; high: only for codes of two bytes
   FB_D void put(int i, uint32_t code, int width) {
     uint64_t part = uint64_t(code) << (i * width & 63);
     if (i * width < 64) {
@@ -19,7 +19,7 @@ struct Codes {
   }
 };
 
-// Store `valid` codes of eight; the last byte's remaining bits become 0.
+// Store the first `valid` of eight codes; the remaining bits of the last byte become 0.
 FB_D void store_codes(const Packed &p, int row, int col, Codes c, int valid, int width) {
   uint8_t *to = p.at(row, col, width);
   if (valid == WIDTH && p.aligned && width % 2 == 0) {
@@ -66,9 +66,9 @@ FB_D Codes load_codes(const Packed &p, int row, int col, int valid, int width) {
   return c;
 }
 
-// The codes of eight values on the grid, none beyond its largest.
+// The codes of eight values on the grid, none of which exceeds its largest value.
 FB_D Codes plain_codes(const Spec &s, const float (&q)[WIDTH]) {
-  const Grid g = grid_of(s);
+  const Grid g = s.grid.grid();
   Codes c{0, 0};
 #pragma unroll
   for (int i = 0; i < WIDTH; i++)
@@ -76,12 +76,12 @@ FB_D Codes plain_codes(const Spec &s, const float (&q)[WIDTH]) {
   return c;
 }
 
-// True if the processor's conversion to a format gives the same codes: values need no rounding, nothing saturates or
-// becomes NaN, subnormals are kept and zero keeps its sign. Our format may define more special codes than theirs,
-// because those are beyond its values.
+// True if the GPU's conversion instruction for a format gives our codes. For values on the grid it rounds nothing,
+// saturates nothing, gives no NaN, keeps subnormals, and keeps the sign of zero. Our format may have more special codes
+// than that of the instruction, because no value on our grid has such a code.
 FB_D constexpr bool laid_out(const Spec &s, int bits, uint32_t mantissa_bits, int min_exponent, uint32_t most) {
-  return s.encodes == bits && s.dropped == 23 - mantissa_bits && s.min_exponent == uint32_t(127 + min_exponent) << 23 &&
-         !s.wide && s.max <= most;
+  return s.encodes == bits && s.grid.dropped == 23 - mantissa_bits &&
+         s.grid.min_exponent == uint32_t(127 + min_exponent) << 23 && !s.grid.wide && s.grid.max <= most;
 }
 constexpr uint32_t BITS_6 = 0x40c00000u, BITS_7_5 = 0x40f00000u, BITS_28 = 0x41e00000u, BITS_448 = 0x43e00000u,
                    BITS_57344 = 0x47600000u;
@@ -90,7 +90,7 @@ constexpr uint32_t BITS_6 = 0x40c00000u, BITS_7_5 = 0x40f00000u, BITS_28 = 0x41e
   FB_D Codes name(const float (&q)[WIDTH], int width) {                                            \
     Codes c{0, 0};                                                                                 \
     _Pragma("unroll") for (int i = 0; i < WIDTH; i += 2) {                                         \
-      uint16_t two; /* a byte each, the second operand's below */                                  \
+      uint16_t two; /* a byte each, the second operand's lower */                                  \
       asm("cvt.rn.satfinite." format "x2.f32 %0, %1, %2;" : "=h"(two) : "f"(q[i + 1]), "f"(q[i])); \
       c.put(i, two & 0xffu, width), c.put(i + 1, two >> 8, width);                                 \
     }                                                                                              \

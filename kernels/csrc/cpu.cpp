@@ -1,4 +1,4 @@
-// The CPU backend's entry points for quantizing and for extents.
+// The entry points of the CPU backend for quantization and for extents (largest and smallest magnitudes).
 #include <algorithm>
 #include "element.h"
 #include "parallel.h"
@@ -6,11 +6,12 @@
 
 namespace fb {
 
-// In one unit per dtype (cpu_bf16.cpp and so on), because each takes longer to compile than all the rest.
+// Each dtype is compiled in its own unit (cpu_bf16.cpp and so on), because each takes longer than everything else.
 template <class D>
 void quantize(const void *x, int64_t rows, int64_t cols, const Request *requests, int n, int threads);
 
-// Largest and smallest non-zero magnitude (float32 bits; infinity if all are zero) of each part of a partition.
+// Compute the largest and the smallest non-zero magnitude of each R x C part, as float32 bits. The smallest is infinity
+// if all elements of a part are zero.
 template <class D>
 void extent(const void *x, int64_t rows, int64_t cols, int64_t R, int64_t C, uint32_t *amax, uint32_t *amin,
             int threads) {
@@ -36,30 +37,14 @@ void extent(const void *x, int64_t rows, int64_t cols, int64_t R, int64_t C, uin
 
 extern "C" {
 
-enum Dtype { BF16 = 0, FP16 = 1, FP32 = 2 };
-
 void fb_quantize(const void *x, int dtype, int64_t rows, int64_t cols, const fb::Request *requests, int n,
                  int threads) {
-  switch (dtype) {
-    case BF16:
-      return fb::quantize<fb::Bf16>(x, rows, cols, requests, n, threads);
-    case FP16:
-      return fb::quantize<fb::Fp16>(x, rows, cols, requests, n, threads);
-    default:
-      return fb::quantize<fb::Fp32>(x, rows, cols, requests, n, threads);
-  }
+  fb::with_dtype(dtype, [&](auto d) { fb::quantize<decltype(d)>(x, rows, cols, requests, n, threads); });
 }
 
-// amin starts at infinity, amax at 0.
+// The caller fills amin with infinity and amax with 0.
 void fb_extent(const void *x, int dtype, int64_t rows, int64_t cols, int64_t R, int64_t C, uint32_t *amax,
                uint32_t *amin, int threads) {
-  switch (dtype) {
-    case BF16:
-      return fb::extent<fb::Bf16>(x, rows, cols, R, C, amax, amin, threads);
-    case FP16:
-      return fb::extent<fb::Fp16>(x, rows, cols, R, C, amax, amin, threads);
-    default:
-      return fb::extent<fb::Fp32>(x, rows, cols, R, C, amax, amin, threads);
-  }
+  fb::with_dtype(dtype, [&](auto d) { fb::extent<decltype(d)>(x, rows, cols, R, C, amax, amin, threads); });
 }
 }

@@ -1,9 +1,10 @@
 // C = A · B of BF16 matrices with an FP32 result, on processors with AVX-512.
 //
-// This is Goto's scheme. Both operands are packed, K_BLOCK of the summed dimension at a time, into panels of ROWS rows
-// of A and COLS columns of B. In a panel, the pairs (k, k + 1) that one instruction multiplies are adjacent, with zeros
-// beyond the matrix. A tile of ROWS x COLS sums stays in registers while a panel of A and one of B are read. Each sum
-// takes its pairs in the order of k whatever the tile, the block or the thread, so these change no bit.
+// This is Goto's algorithm. Both operands are packed, K_BLOCK of the summed dimension at a time, into panels of ROWS
+// rows of A and COLS columns of B. In a panel, the pairs (k, k + 1) that one instruction multiplies are adjacent;
+// elements beyond the matrix are zeros. A tile of ROWS x COLS sums stays in registers while a panel of A and one of B
+// are read. Each sum adds its pairs in the order of k for every division into tiles, blocks and threads, so the bits do
+// not depend on that division.
 #include <stdint.h>
 #include <algorithm>
 #include <memory>
@@ -13,32 +14,33 @@
 
 namespace fb {
 
-// Measured on Zen 4, which multiplies one vector of pairs per cycle: 16 sums cover the latency, 8 rows divide most
-// layers, the panel of B stays in the L1 cache and the block of A in L2.
+// Chosen by measurements on Zen 4, which multiplies one vector of pairs per cycle: 16 vectors of sums hide the latency,
+// the sizes of most layers are multiples of 8 rows, the panel of B stays in the L1 cache and the block of A in L2.
 constexpr int64_t ROWS = 8, VECTORS = 2, COLS = 16 * VECTORS, K_BLOCK = 512, LARGEST_BLOCK = 1024;
-constexpr int64_t RUN = 16;  // pairs packed before switching to the next panel: a cache line if k is contiguous
+constexpr int64_t RUN = 16;  // pairs that are packed before the next panel's turn: a cache line if k is contiguous
 
 struct alignas(64) Line {
   uint32_t pair[16];
 };
 
-// A as M x K, or B as N x K: `outer` is the stride of rows of A and columns of B. One of the strides is 1.
+// A as M x K, or B as N x K. `outer` is the stride of M or N, `inner` that of K; one of the two is 1.
 struct Operand {
   const uint16_t *data;
   int64_t outer, inner;
   const uint16_t *at(int64_t o, int64_t k) const { return data + o * outer + k * inner; }
 };
 
-// The part that is multiplied at a time.
+// The part of the product that is computed at a time.
 struct Block {
-  int64_t m, n, k, ms, ns, ks;  // its start, and its sizes
+  int64_t m, n, k, ms, ns, ks;  // m, n, k: its start; ms, ns, ks: its sizes
   int64_t pairs() const { return (ks + 1) / 2; }
 };
 
 inline int64_t ceil_div(int64_t n, int64_t d) { return (n + d - 1) / d; }
 inline __mmask16 first_lanes(int64_t n) { return n >= 16 ? 0xffff : n > 0 ? __mmask16((1u << n) - 1) : 0; }
 
-// Swap values `d` off the diagonal with those `d` off it on the other side, for each power of two.
+// Transpose a 16 x 16 matrix of values in log2(16) steps: for d = 1, 2, 4, 8, swap the two off-diagonal d x d quarters
+// of each 2d x 2d square.
 inline void transpose(__m512i (&x)[16]) {
   const __m512i lane = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
 #pragma GCC unroll 4
@@ -56,8 +58,8 @@ inline void transpose(__m512i (&x)[16]) {
   }
 }
 
-// Pack pairs first … last - 1, at most RUN, of one panel; `present` of its WIDTH lines are in the matrix, with `ks`
-// elements each.
+// Pack pairs first … last - 1 (at most RUN) of one panel. `present` of the panel's WIDTH lines are in the matrix; each
+// has `ks` elements.
 template <int64_t WIDTH>
 void pack_panel(const Operand &x, int64_t present, int64_t ks, int64_t first, int64_t last, uint32_t *out) {
   for (int64_t i = 0; i < WIDTH; i += RUN) {
@@ -89,8 +91,8 @@ template <int64_t WIDTH> void pack(const Operand &x, int64_t o, int64_t outers, 
                         std::min(pairs, first + RUN), out + i * pairs);
 }
 
-// sum + odd · odd, rounded, then + even · even, rounded. Subnormals are zeros, also in results, as in AVX512-BF16;
-// processors without it are set to do the same.
+// Return sum + odd · odd, rounded, + even · even, rounded. Subnormal operands and results count as zeros: AVX512-BF16
+// does so, and `matmul` sets processors without it to do the same.
 inline __m512 add_products(__m512 sum, __m512i a, __m512i b) {
 #ifdef __AVX512BF16__
   return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b);
@@ -102,7 +104,8 @@ inline __m512 add_products(__m512 sum, __m512i a, __m512i b) {
 #endif
 }
 
-// Add a panel of A times one of B to the part of c that is in the matrix, rows x cols. `begin`: c holds nothing yet.
+// Add the product of a panel of A and one of B to c, of which rows x cols are in the matrix. `begin`: start from 0,
+// because c is not initialised yet.
 inline void tile(const uint32_t *a, const uint32_t *b, int64_t pairs, float *c, int64_t stride, int64_t rows,
                  int64_t cols, bool begin) {
   __m512 sum[ROWS][VECTORS];
@@ -140,14 +143,14 @@ void multiply(const Operand &a, const Operand &b, const Block &at, float *c, int
            at.k == 0);
 }
 
-// The size of equal parts, a multiple of `unit`: `parts` of them, or as many times more as needed to stay below the
-// largest.
+// The size of equal parts, rounded up to a multiple of `unit`. There are `parts` parts, or a multiple of that number if
+// the parts would be larger than LARGEST_BLOCK.
 inline int64_t part(int64_t size, int64_t parts, int64_t unit) {
   return ceil_div(ceil_div(size, parts * ceil_div(size, parts * LARGEST_BLOCK)), unit) * unit;
 }
 
-// Return at least this many vectors, at most 2 MiB, which the thread keeps, so that its next product does not wait for
-// new pages.
+// Return memory for at least `size` vectors (at most 2 MiB). The thread keeps it, so that its next product does not
+// wait for new pages.
 inline Line *room(int64_t size) {
   static thread_local std::unique_ptr<Line[]> lines;
   static thread_local int64_t kept = 0;
@@ -155,9 +158,12 @@ inline Line *room(int64_t size) {
   return lines.get();
 }
 
-// Threads divide blocks of C among them and each packs for itself, because packing twice costs less than synchronising.
+// Threads divide the blocks of C among themselves. Each thread packs its own operands, because packing an operand twice
+// costs less than synchronising.
 void matmul(const Operand &a, const Operand &b, int64_t M, int64_t N, int64_t K, float *c, int threads) {
-  auto packed = [&](int64_t d) { return M / d + N / (threads / d); };  // by each thread, if d divide the rows
+  auto packed = [&](int64_t d) {
+    return M / d + N / (threads / d);
+  };  // lines that each thread packs if d threads divide the rows
   int down = 1;
   for (int d = 2; d <= threads; d++)
     if (threads % d == 0 && packed(d) < packed(down)) down = d;
@@ -182,8 +188,8 @@ void matmul(const Operand &a, const Operand &b, int64_t M, int64_t N, int64_t K,
 
 #endif
 
-// c (M x N, contiguous) = a (M x K) · b (K x N), given by their strides along M or N and along K. K is not 0. Returns
-// 0, having done nothing, if the processor has no AVX-512.
+// Compute c (M x N, contiguous) = a (M x K) · b (K x N). a_m, a_k, b_n and b_k are the strides of a and b along M, K, N
+// and K. K is not 0. Return 1; or 0 without a result if the library was compiled for a processor without AVX-512.
 extern "C" int fb_matmul_fp32(const void *a, int64_t a_m, int64_t a_k, const void *b, int64_t b_n, int64_t b_k,
                               int64_t M, int64_t N, int64_t K, float *c, int threads) {
 #ifdef __AVX512BW__

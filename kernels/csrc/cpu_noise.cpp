@@ -1,10 +1,11 @@
-// Noise on the CPU: the packed GaussWS generator, DiffQ's uniform, Box-Muller for comparison, and weight sampling.
+// Noise on the CPU: GaussWS's packed noise, DiffQ's uniform noise, Box-Muller for comparison, and sampled weights.
 #include <math.h>
 #include <algorithm>
 #include <vector>
 #include "lanes.h"
 #include "noise.h"
 #include "parallel.h"
+#include "request.h"
 
 namespace fb {
 namespace {
@@ -26,7 +27,8 @@ void gaussian(uint64_t first, int64_t words, uint64_t seed, uint32_t *out) {
   }
 }
 
-// R of elements [first, first + n) as float32; returns its start in `out`, which is filled from a multiple of 8 on.
+// Compute R of elements [first, first + n) as float32. `out` is filled from the multiple of 8 at or before `first`; the
+// returned pointer is the place of `first`.
 const float *gaussian_values(uint64_t first, int64_t n, uint64_t seed, std::vector<float> &out,
                              std::vector<uint32_t> &words) {
   uint64_t counter = first / 8, skipped = first % 8;
@@ -88,7 +90,7 @@ template <class D> struct Weight {
   const float *bits;
   int64_t across() const { return (cols + block - 1) / block; }
 
-  // max|w| of the squares of one row of squares, as float32.
+  // Compute max|w| of each square in one row of squares, as float32.
   void amaxes(int64_t r0, int64_t r1, std::vector<typename D::Storage> &columns, std::vector<float> &amax) const {
     columns.assign(size_t(cols), 0);
     for (int64_t r = r0; r < r1; r++) column_maxima<D>(w + r * cols, cols, columns.data());
@@ -159,21 +161,10 @@ void sample_backward(const Weight<D> &weight, const typename G::Storage *grad, u
         for (int64_t half = block / 2; half > 0; half /= 2)
           for (int64_t c = 0; c < half; c++) v[c] += v[c + half];
         float factor = noise_scale(weight.bits[band * across + b], s.amax[size_t(b)]);
-        out[band * across + b] = (-0.6931471805599453f * factor) * v[0];
+        out[band * across + b] = bits_gradient(factor, v[0]);
       }
     }
   });
-}
-
-template <class F> void with_dtype(int dtype, F f) {
-  switch (dtype) {
-    case 0:
-      return f(Bf16{});
-    case 1:
-      return f(Fp16{});
-    default:
-      return f(Fp32{});
-  }
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Decodes packed storage on the CPU: a thread processes up to sixteen rows of one row of blocks at a time.
+// Decodes packed storage on the CPU. A unit of work is up to sixteen rows within one row of blocks.
 #include <algorithm>
 #include "codes.h"
 #include "parallel.h"
@@ -28,8 +28,9 @@ template <class D> struct Decoding {
         units_in_block((R + UNIT_ROWS - 1) / UNIT_ROWS),
         width(stored_bits(int(from.code_bits))),
         out((Cell<D> *)out),
-        around(double(rows) * double(cols) * sizeof(Cell<D>) > double(16 << 20)) {
-    for (uint32_t code = 0; code < 256; code++) of_byte[code] = q.scaling == AMAX ? 0 : stored_scale(q.scaling, code);
+        around(exceeds_caches<D>(rows, cols)) {
+    for (uint32_t code = 0; code < 256; code++)
+      of_byte[code] = q.scaling.kind == FLOAT ? 0 : stored_scale(q.scaling, code);
   }
   int64_t units() const { return (rows + R - 1) / R * units_in_block; }
 
@@ -38,13 +39,13 @@ template <class D> struct Decoding {
     return g == g ? g : value(NAN_BITS);
   }
   float scale(int64_t block_row, int64_t block_col) const {
-    if (q.scaling == NONE) return 1.0f;
+    if (q.scaling.kind == NONE) return 1.0f;
     int64_t at = block_row * blocks_across + block_col;
-    if (q.scaling == AMAX) return stored_scale(AMAX, ((const uint32_t *)from.scales)[at]);
+    if (q.scaling.kind == FLOAT) return stored_scale(q.scaling, ((const uint32_t *)from.scales)[at]);
     float s = of_byte[((const uint8_t *)from.scales)[at]];
-    return q.scaling == GAM ? group(block_row, block_col) * s : s;
+    return q.scaling.kind == MANTISSA ? group(block_row, block_col) * s : s;
   }
-  // One scale for each column of [c0, c1).
+  // Write one scale for each column of [c0, c1).
   void spread_out(int64_t block_row, int64_t c0, int64_t c1, float *to) const {
     for (int64_t b = c0 / C, c = c0; c < c1; b++) {
       int64_t end = std::min((b + 1) * C, c1);
@@ -57,7 +58,7 @@ template <class D> struct Decoding {
     const int64_t r0 = block_row * R + number % units_in_block * UNIT_ROWS;
     const int64_t r1 = std::min(std::min(r0 + UNIT_ROWS, (block_row + 1) * R), rows),
                   row_bytes = (cols * width + 7) / 8;
-    const float outer = two_levels(q.scaling) ? group(0, 0) : 1.0f;
+    const float outer = q.scaling.two_levels() ? group(0, 0) : 1.0f;
     alignas(64) float scales[CHUNK];
     alignas(64) uint16_t codes[CHUNK];
     alignas(64) Cell<D> values[CHUNK];
@@ -73,8 +74,8 @@ template <class D> struct Decoding {
   }
   typedef void (Decoding::*Unit)(int64_t) const;
   template <bool WIDE> Unit unit_for() const {
-    if (two_levels(q.scaling)) return &Decoding::unit<BY_TWO_LEVELS, WIDE>;
-    return q.scaling == AMAX || q.scaling == GAM ? &Decoding::unit<OVER, WIDE> : &Decoding::unit<TIMES, WIDE>;
+    if (q.scaling.two_levels()) return &Decoding::unit<BY_TWO_LEVELS, WIDE>;
+    return q.scaling.divides() ? &Decoding::unit<OVER, WIDE> : &Decoding::unit<TIMES, WIDE>;
   }
   Unit chosen_unit() const { return q.grid.wide ? unit_for<true>() : unit_for<false>(); }
 };
@@ -93,17 +94,8 @@ template <class D> void decode(const Stored &from, int64_t rows, int64_t cols, v
 
 extern "C" {
 
-enum Dtype { BF16 = 0, FP16 = 1, FP32 = 2 };
-
-// rows and cols are not 0.
+// The caller ensures that rows and cols are not 0.
 void fb_decode(const fb::Stored *from, int dtype, int64_t rows, int64_t cols, void *out, int threads) {
-  switch (dtype) {
-    case BF16:
-      return fb::decode<fb::Bf16>(*from, rows, cols, out, threads);
-    case FP16:
-      return fb::decode<fb::Fp16>(*from, rows, cols, out, threads);
-    default:
-      return fb::decode<fb::Fp32>(*from, rows, cols, out, threads);
-  }
+  fb::with_dtype(dtype, [&](auto d) { fb::decode<decltype(d)>(*from, rows, cols, out, threads); });
 }
 }

@@ -1,5 +1,5 @@
-// Decodes packed storage on a GPU: a tile per CTA, as in quantization. Every operation is that of `restore` in
-// reference.py, whatever the bytes; a division is replaced by three operations where that is exact.
+// Decodes packed storage on a GPU: a tile per CTA, as in quantization. For all bytes the operations are those of
+// `restore` in reference/scales.py, except that a division is replaced by three operations if that gives the same bits.
 #include "codes.cuh"
 
 namespace fb {
@@ -9,7 +9,7 @@ struct DecodeCall {
   const void *scales;   // float32 (amax) or bytes; null: naive
   const float *groups;  // null: none
   void *out;
-  int32_t rows, cols, across, aligned;  // across: blocks; aligned: as in Call
+  int32_t rows, cols, across, aligned;  // across: number of blocks across; aligned: as in Call
 };
 
 struct StoredBlock {
@@ -17,35 +17,34 @@ struct StoredBlock {
   bool plain;
 };
 
-// spec<0>() has the quantizer's own block: constants, larger than the matrix for a side that covers it.
+// spec<0>() holds the quantizer's own block, whose sides are constants; a side that covers the matrix may be larger.
 FB_D StoredBlock stored_block(const Spec &s, const DecodeCall &call, int row, int col) {
   StoredBlock b{1.0f, 1.0f, 1.0f, false};
-  if (s.scaling == NONE) return b;
+  if (s.scaling.kind == NONE) return b;
   const int block_row = row / s.block_rows, block_col = col / s.block_cols;
   const int64_t at = int64_t(block_row) * call.across + block_col;
-  b.scale = stored_scale(s.scaling,
-                         s.scaling == AMAX ? ((const uint32_t *)call.scales)[at] : ((const uint8_t *)call.scales)[at]);
-  if (grouped(s)) b.outer = call.groups[group_index(s, block_row, block_col)];
-  if (s.scaling == GAM) b.scale = b.outer * b.scale;
-  if (divides(s)) {
-    const float smallest = value(s.min_exponent) * power_of_two(int(s.dropped) - 23);
+  b.scale = stored_scale(
+      s.scaling, s.scaling.kind == FLOAT ? ((const uint32_t *)call.scales)[at] : ((const uint8_t *)call.scales)[at]);
+  if (s.scaling.grouped()) b.outer = call.groups[group_index(s, block_row, block_col)];
+  if (s.scaling.kind == MANTISSA) b.scale = b.outer * b.scale;
+  if (s.scaling.divides()) {
+    const float smallest = value(s.grid.min_exponent) * power_of_two(int(s.grid.dropped) - 23);
     b.inverse = 1.0f / b.scale;
-    b.plain =
-        !s.wide && smallest > 8.6e-19f && b.scale > 8.6e-19f && b.scale < 1.15e18f;  // 2^-60, 2^60: see `quotient`
+    b.plain = !s.grid.wide && smallest > DIVISIBLE_ABOVE && divisible(b.scale);
   }
   return b;
 }
 
 FB_D float restored(const Spec &s, float q, const StoredBlock &b) {
-  if (two_levels(s.scaling)) return by_two_levels(q, b.scale, b.outer);
-  if (!divides(s)) return q * b.scale;
+  if (s.scaling.two_levels()) return by_two_levels(q, b.scale, b.outer);
+  if (!s.scaling.divides()) return q * b.scale;
   if (!b.plain) return q / b.scale;
   return finite(q) ? with_sign(quotient(magnitude(q), b.scale, b.inverse), q) : q;
 }
 
 template <class D> FB_D void decode(const DecodeCall &call) {
   const Spec s = spec<0>();
-  const Grid g = grid_of(s);
+  const Grid g = s.grid.grid();
   const int width = stored_bits(s.encodes);
   const uint32_t mask = (1u << (s.encodes - 1)) - 1u;
   Tile t(call.rows, call.cols, call.aligned, false);

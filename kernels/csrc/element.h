@@ -14,7 +14,7 @@ struct Tally {
 FB_HD uint32_t error_units(float x, float y, bool *capped) {
   float r = magnitude(x - y) / magnitude(x);
   *capped = r > 1.0f;
-  return bits((r < 1.0f ? r : 1.0f) + 1.0f) - 0x3f800000u;
+  return bits((r < 1.0f ? r : 1.0f) + 1.0f) - ONE;
 }
 
 // Round a finite scaled value to the grid; `high` are the first 16 bits of its draw.
@@ -26,7 +26,7 @@ FB_HD float rounded(float v, const Grid &g, bool stochastic, uint32_t high, uint
   return m == GO || (m == ASK && goes(d, high, rounding_low(index, seed))) ? moved(d) : d.near;
 }
 
-// The same from only the first bits of the draw; `ask` becomes 1 if they do not decide.
+// Round like `rounded`, but from only the first 16 bits of the draw; `ask` becomes 1 if they do not decide.
 template <bool WIDE, bool STOCHASTIC>
 FB_HD float rounded_at_once(float v, const Grid &g, uint32_t high, uint32_t *ask) {
   if (!STOCHASTIC) return nearest<WIDE>(v, g);
@@ -36,16 +36,17 @@ FB_HD float rounded_at_once(float v, const Grid &g, uint32_t high, uint32_t *ask
   return high < t ? moved(d) : d.near;
 }
 
-// One element of any kind: wide grids, naive casts of huge or non-finite values, scales at the end of float32.
+// Quantize one element in any case: wide grids, naive casts of huge or non-finite values, scales at the ends of
+// float32.
 struct Element {
   float q;  // on the grid
   float y;  // the value for the tensor, before narrowing
   bool saturated;
 };
 template <class D>
-FB_HD Element element(float x, const Grid &g, const Scale &s, int scaling, bool stochastic, uint64_t index,
+FB_HD Element element(float x, const Grid &g, const Scale &s, bool divides, bool stochastic, uint64_t index,
                       uint64_t seed) {
-  if (!finite(x)) {  // only with `none`: a non-finite value never becomes finite
+  if (!finite(x)) {  // occurs only with scaling `none`: a non-finite value never becomes finite
     float kept = bits(magnitude(x)) == INF && g.inf ? x : value(NAN_BITS);
     return Element{kept, kept, false};
   }
@@ -58,14 +59,15 @@ FB_HD Element element(float x, const Grid &g, const Scale &s, int scaling, bool 
                : rounded<false>(v, g, stochastic, high, index, seed);
   }
   bool over = magnitude(q) > g.max;
-  q = with_sign(s.decode == 0.0f ? 0.0f : limited(q, g), x);  // two levels: a block whose scale is 0 becomes zeros
-  float y = scaling == AMAX || scaling == GAM ? q / s.encode : (q * s.decode) * s.outer;
+  q = with_sign(s.decode == 0.0f ? 0.0f : limited(q, g), x);  // TWO_LEVEL: a block whose scale is 0 becomes zeros
+  float y = divides ? q / s.encode : (q * s.decode) * s.outer;
   if (finite(q) && magnitude(y) > D::max) y = with_sign(D::max, y);  // finite in, finite out
   return Element{q, y, over};
 }
 
-// The measure by which Four Over Six chooses: the squared error of a magnitude with its block's maximum at 4, less that
-// with it at 6, in units of 2^-32 of the block's squared amax. Integers, so that sums do not depend on their order.
+// Four Over Six chooses between two scales, which map a block's amax to 4 or to 6. `four_less_six` is the squared error
+// of a magnitude with the former less that with the latter, in units of 2^-32 of the block's squared amax. These are
+// integers, so their sums do not depend on the order.
 struct FourOverSix {
   Scale six, four;
   float amax;
@@ -85,15 +87,18 @@ FB_HD int64_t four_less_six(float size, const Grid &g, const FourOverSix &b, boo
   return four_less_six(size, g, b, rounded<false>(scaled(size, g, b.four), g, stochastic, high, index, seed),
                        rounded<false>(scaled(size, g, b.six), g, stochastic, high, index, seed));
 }
+FB_HD FourOverSix four_over_six(const Scaling &s, float max, const Group &group, float amax) {
+  return FourOverSix{make_scale(s, max, amax, group), make_scale(s, max, amax, group, value(s.expansion)), amax};
+}
 template <bool STOCHASTIC>
 FB_HD int64_t four_less_six_at_once(float size, const Grid &g, const FourOverSix &b, uint32_t high, uint32_t *ask) {
   return four_less_six(size, g, b, rounded_at_once<false, STOCHASTIC>(scaled(size, g, b.four), g, high, ask),
                        rounded_at_once<false, STOCHASTIC>(scaled(size, g, b.six), g, high, ask));
 }
 
-// The sums by which MS-EDEN corrects a block's scale, over its scaled magnitudes v and their rounded values q: v·v in
-// units of 2^-20 and v·q in units of 2^-11, where v is an integer in units of 2^-10. |v| < 10, because E4M3 rounds
-// nothing down by more than a third, except to zero; so sums over a block of 16 fit, and do not depend on their order.
+// MS-EDEN corrects a block's scale by two sums over its scaled magnitudes v and their rounded values q: v·v in units of
+// 2^-20 and v·q in units of 2^-11, where v is an integer in units of 2^-10. |v| < 10, because E4M3 rounds a scale down
+// by at most a third, or to zero. So the sums over a block of 16 fit in 32 bits and do not depend on the order.
 struct Products {
   uint32_t squares, products;
 };
@@ -101,12 +106,13 @@ FB_HD Products products(float v, float q) {
   uint32_t units = bits(v + 8192.0f) - 0x46000000u;  // 8192's last place is 2^-10
   return Products{units * units, units * uint32_t(2.0f * q)};
 }
-// The corrected scale of a block, rounded stochastically: both its code and its decode factor. `number` is the block's.
-FB_HD Scale corrected(Scale s, const Products &sums, uint64_t number, uint64_t seed) {
+// Return the corrected scale of a block, rounded stochastically to the grid of stored scales: `code` and `decode` are
+// replaced. `number` is the number of the block, from which its random bits are drawn.
+FB_HD Scale corrected(Scale s, const Grid &stored, const Products &sums, uint64_t number, uint64_t seed) {
   float factor = sums.products ? float(sums.squares) / (float(sums.products) * 512.0f) : 1.0f;
-  s.decode =
-      rounded<false>(smaller(s.decode * factor, 448.0f), e4m3_grid(), true, rounding_high(number, seed), number, seed);
-  s.code = e4m3_code(s.decode);
+  float to = smaller(s.decode * factor, stored.max);
+  s.decode = rounded<false>(to, stored, true, rounding_high(number, seed), number, seed);
+  s.code = magnitude_code<false>(s.decode, stored);
   return s;
 }
 

@@ -1,6 +1,7 @@
 // The random Hadamard transform x' = x S H, with S = diag(signs) and H the orthonormal Sylvester matrix, as butterflies
-// in the order h = 1, 2, 4, …. A last chunk shorter than the transform is rotated in powers of two, the largest first,
-// so products are kept for any length. The result is rounded to the tensor's dtype, as in TransformerEngine.
+// in the order h = 1, 2, 4, …. A last chunk that is shorter than the transform is cut into powers of two, the largest
+// first, so products of rotated operands are correct for any length. The result is rounded to the tensor's dtype, as in
+// TransformerEngine.
 #pragma once
 #include "numeric.h"
 
@@ -26,7 +27,7 @@ FB_HD int largest_power(int n) {
   return p;
 }
 
-// In place on n = 2^k values, `stride` apart.
+// Transform n = 2^k values, which are `stride` apart, in place.
 FB_HD void butterflies(float *v, int n, int stride) {
   for (int h = 1; h < n; h *= 2)
     for (int i = 0; i < n; i++)

@@ -1,6 +1,6 @@
 // Loops over runs of elements, written so that g++ vectorises them: fixed trip counts, no branches, integer sums.
-// `piece` quantizes up to 128 ordinary elements; `element` quantizes one of any kind. Both call numeric.h, and tests
-// check that they give the same bits.
+// `piece` quantizes up to 128 ordinary elements; `element` quantizes one element in any case. Both call numeric.h, and
+// tests check that they give the same bits.
 #pragma once
 #include <type_traits>
 #ifdef __AVX512F__
@@ -45,16 +45,16 @@ inline __attribute__((always_inline)) Words16 philox16(U32x16 c0, U32x16 c1, uin
   U32x16 c2 = {}, c3 = {};
   c2 += stream;
   uint32_t k0 = uint32_t(seed), k1 = uint32_t(seed >> 32);
-  for (int round = 0; round < 10; round++) {
+  for (int round = 0; round < PHILOX_ROUNDS; round++) {
     U32x16 h0, l0, h1, l1;
-    multiply(c0, 0xD2511F53u, h0, l0);
-    multiply(c2, 0xCD9E8D57u, h1, l1);
+    multiply(c0, PHILOX_FACTOR_0, h0, l0);
+    multiply(c2, PHILOX_FACTOR_1, h1, l1);
     c0 = h1 ^ c1 ^ k0;
     c1 = l1;
     c2 = h0 ^ c3 ^ k1;
     c3 = l0;
-    k0 += 0x9E3779B9u;
-    k1 += 0xBB67AE85u;
+    k0 += PHILOX_STEP_0;
+    k1 += PHILOX_STEP_1;
   }
   return Words16{{c0, c1, c2, c3}};
 }
@@ -77,7 +77,7 @@ inline void fill_high(uint64_t first, int64_t count, uint64_t seed, uint16_t *ou
                        FB_SHUFFLE(a, c, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31),
                        FB_SHUFFLE(b, d, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29),
                        FB_SHUFFLE(b, d, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31)};
-    memcpy(out + i, lines, sizeof lines);  // the caller's buffer can hold a whole piece
+    memcpy(out + i, lines, sizeof lines);  // the caller's buffer has room for a whole piece
   }
 }
 
@@ -110,14 +110,14 @@ template <class D> inline void column_maxima(const typename D::Storage *x, int64
   }
 }
 
-// Narrow n magnitudes and apply the signs of x. NORMAL: none is below normal float32, except zero.
+// Narrow n magnitudes to D and give them the signs of x. NORMAL: all are normal in float32, or zero.
 template <class D, bool NORMAL>
 inline __attribute__((always_inline)) void narrow_run(const float *__restrict v,
                                                       const typename D::Storage *__restrict x,
                                                       typename D::Storage *__restrict y, int n) {
   typedef typename D::Storage S;
   int i = 0;
-#ifdef __AVX512BF16__  // the instruction flushes subnormals
+#ifdef __AVX512BF16__  // the instruction flushes subnormals to zero
   if (NORMAL && std::is_same<D, Bf16>::value)
     for (; i + 32 <= n; i += 32) {
       __m512i size = (__m512i)_mm512_cvtne2ps_pbh(_mm512_loadu_ps(v + i + 16), _mm512_loadu_ps(v + i));
@@ -128,7 +128,7 @@ inline __attribute__((always_inline)) void narrow_run(const float *__restrict v,
   for (; i < n; i++) y[i] = S(D::narrow(v[i]) | (x[i] & S(~D::magnitude_mask)));
 }
 
-// Four Over Six's sum over a run of one block; `high` are the first 16 bits of each element's draw.
+// Return Four Over Six's sum over a run of elements of one block; `high` are the first 16 bits of each element's draw.
 template <class D, bool STOCHASTIC>
 inline int64_t weigh_run(const typename D::Storage *__restrict x, int64_t n, const Grid &grid,
                          const FourOverSix &scales, const uint16_t *__restrict high, uint64_t index, uint64_t seed) {
@@ -142,13 +142,14 @@ inline int64_t weigh_run(const typename D::Storage *__restrict x, int64_t n, con
     sum += four_less_six_at_once<STOCHASTIC>(size, g, b, STOCHASTIC ? high[i] : 0, &ask);
   }
   if (!ask) return sum;
-  sum = 0;  // a draw needs its low bits
+  sum = 0;  // the first 16 bits of a draw do not decide
   for (int64_t i = 0; i < n; i++)
     sum += four_less_six(D::widen(S(x[i] & D::magnitude_mask)), g, b, true, high[i], index + uint64_t(i), seed);
   return sum;
 }
 
-// MS-EDEN's sums over a run of one block, and over a run of blocks where each value has its own.
+// Compute MS-EDEN's sums over a run of elements of one block (`products_run`), or of elements that each belong to
+// another block (`products_each`).
 template <class D>
 inline Products products_run(const typename D::Storage *__restrict x, int64_t n, const Grid &grid, float encode) {
   typedef typename D::Storage S;
@@ -173,17 +174,17 @@ inline void products_each(const typename D::Storage *__restrict x, int64_t n, co
   }
 }
 
-// How a piece finds its scales: one for all, one for every 16 columns, or one for each column.
+// The scales of a piece: one for all elements, one for every 16 columns, or one for each column.
 enum Layout { UNIFORM, BY_SIXTEEN, BY_COLUMN };
 
 struct Counts {                                       // for one piece
   uint32_t error, nonzero, zeros, saturated, capped;  // zeros: elements that became zero
-  bool again;  // an element needs what these loops omit, so the piece must be repeated element by element
+  bool again;  // these loops cannot quantize an element, so the piece must be repeated element by element
 };
 
-// Quantize up to 128 ordinary elements: finite, and away from the ends of float32 and of the dtype; a WIDE grid allows
-// only naive casts. The loop works on magnitudes and restores the signs at the end, also that of zero. With DIVIDE
-// (amax, gam) nearest rounding cannot overflow; without stochastic rounding an error above 1 is rare.
+// Quantize up to 128 ordinary elements, which are finite and far from the ends of float32 and of the dtype. A WIDE grid
+// is used only for naive casts. The loop works on magnitudes and restores the signs at the end, also those of zeros.
+// With DIVIDE (amax, gam) nearest rounding cannot overflow. Without stochastic rounding an error above 1 is rare.
 template <class D, bool DIVIDE, bool STOCHASTIC, bool STATS, Layout LAYOUT, bool WIDE>
 inline __attribute__((always_inline)) Counts run(const typename D::Storage *__restrict x,
                                                  typename D::Storage *__restrict y, int n,
@@ -219,7 +220,7 @@ inline __attribute__((always_inline)) Counts run(const typename D::Storage *__re
     for (int i = 0; i < n; i++) {
       S size = S(x[i] & D::magnitude_mask), to = S(y[i] & D::magnitude_mask);
       float from = D::widen(size), back = D::widen(to);
-      uint32_t zero_free = bits(from) > 1u ? bits(from) : 1u;  // 0 / smallest is 0
+      uint32_t zero_free = bits(from) > 1u ? bits(from) : 1u;  // for a zero, the error is 0 / the smallest float = 0
       float r = magnitude(from - back) / value(zero_free);
       nonzero = S(nonzero + S(size != 0));
       zeros = S(zeros + S(to == 0));
@@ -231,9 +232,9 @@ inline __attribute__((always_inline)) Counts run(const typename D::Storage *__re
       }
       error += bits(r + 1.0f);
     }
-    counts.error = error - uint32_t(n) * 0x3f800000u;  // the sums wrap around, and this undoes it
+    counts.error = error - uint32_t(n) * ONE;  // wraps around like the sum, so the result is correct
     counts.nonzero = nonzero, counts.zeros = zeros, counts.capped = capped;
-    counts.again = counts.again || worst > 0x3f800000u;
+    counts.again = counts.again || worst > ONE;
   }
   return counts;
 }

@@ -1,12 +1,12 @@
-// GaussWS noise (Ahn and Yoo 2025, eq. 10): eight values of approximately round(N(0,1)/2) from one Philox output,
-// computed on whole words, where bit n of a plane's nibble belongs to element n; and the weight that it perturbs (eqs.
-// 3 and 4).
+// GaussWS noise (Ahn and Yoo 2025, eq. 10): eight values of approximately round(N(0,1)/2) from one Philox output. The
+// operations act on whole words, in which nibble n belongs to element n. Also the scale of the noise and the gradient
+// of bit widths (eqs. 3 and 4).
 #pragma once
 #include "philox.h"
 
 namespace fb {
 
-// W is uint32_t or a vector of them. A nibble of the result is sign and magnitude.
+// W is uint32_t or a vector of uint32_t. Each nibble of the result is a sign bit and a magnitude.
 template <class W> FB_HD W gaussian_word(const W &w0, const W &w1, const W &w2, const W &w3) {
   const uint32_t M = 0x11111111u;
   W two = w0 & (w0 >> 1) & (w0 >> 2) & (w0 >> 3) & w1 & (w1 >> 1) & (w1 >> 2) & (w1 >> 3) & (w2 | (w2 >> 1)) & M;
@@ -47,5 +47,7 @@ FB_HD float exp2_fixed(double t) {
 }
 // The factor of the noise in a square: 2^(1 - bits) * max|w|.
 FB_HD float noise_scale(float bits, float amax) { return exp2_fixed(1.0 - double(bits)) * amax; }
+// The gradient of a square's bit width; `sum` is the sum of gradient times noise over the square.
+FB_HD float bits_gradient(float scale, float sum) { return (-0.6931471805599453f * scale) * sum; }
 
 }  // namespace fb

@@ -1,7 +1,8 @@
-// Number grids: rounds a float32 value to an ExMy grid, nearest or stochastically, and reads and writes the dtypes of
-// tensors. Every backend compiles these functions, and none repeats them.
+// Number grids: rounds float32 values to an ExMy grid, to nearest or stochastically, and converts between float32 and
+// the dtypes of tensors. The CPU and CUDA kernels both compile these functions, and no other file repeats them.
 //
-// All arithmetic is IEEE float32 with subnormals, without contraction or reassociation (see the flags in build.py).
+// All arithmetic is IEEE float32 with subnormals, without contraction or reassociation (see the flags in compilation.py
+// and variants.py).
 #pragma once
 #ifdef __CUDACC_RTC__  // NVRTC has no standard headers, and has memcpy built in
 typedef unsigned char uint8_t;
@@ -23,7 +24,9 @@ typedef long long int64_t;
 
 namespace fb {
 
-constexpr uint32_t SIGN = 0x80000000u, MAGNITUDE = 0x7fffffffu, INF = 0x7f800000u, NAN_BITS = 0x7fc00000u;
+constexpr uint32_t SIGN = 0x80000000u, MAGNITUDE = 0x7fffffffu, INF = 0x7f800000u, NAN_BITS = 0x7fc00000u,
+                   ONE = 0x3f800000u,
+                   BINADE = 0x800000u;  // BINADE: the difference of the bits of two adjacent powers of two
 constexpr float FLOAT_MAX = 3.4028234663852886e38f, FLOAT_MIN_NORMAL = 1.1754943508222875e-38f;
 
 FB_HD uint32_t bits(float v) {
@@ -67,7 +70,7 @@ struct Bf16 {
   static constexpr uint32_t magnitude_mask = 0x7fff, inf = 0x7f80;
   FB_HD static float widen(uint16_t s) { return value(uint32_t(s) << 16); }
   FB_HD static uint16_t narrow(float v) {
-#ifdef __CUDA_ARCH__  // an instruction; and the sign bits of a GPU's NaN would be wrong
+#ifdef __CUDA_ARCH__  // faster; and the code below would change the sign of a GPU's NaN
     uint16_t s;
     asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(s) : "f"(v));
     return s;
@@ -122,9 +125,13 @@ struct Grid {
   uint32_t min_exponent;  // float32 bits of the smallest normal
   uint32_t dropped;       // mantissa bits that float32 has and the grid lacks
   float max;              // largest finite value
-  float overflow;         // the result of an overflow: max, inf or NaN
+  float overflow;         // the value that replaces one beyond max: max, inf or NaN
   uint32_t wide;
-  uint32_t inf;  // the grid has infinities
+  uint32_t inf;  // 1 if the grid has infinities
+};
+struct GridWords {  // a Grid with floats as their bits, so that preprocessor constants can hold it
+  uint32_t min_exponent, dropped, max, overflow, wide, inf;
+  FB_HD Grid grid() const { return Grid{min_exponent, dropped, value(max), value(overflow), wide, inf}; }
 };
 
 struct Step {  // the grid's spacing around one value
@@ -137,8 +144,8 @@ FB_HD Step step_at(float v, const Grid &g) {
   return Step{e > g.min_exponent ? e : g.min_exponent};
 }
 
-// Round to nearest, ties to even, without an upper limit of the exponent. A zero may lose its sign, which callers
-// restore if they need it. On grids that are not wide, |v| must be below 4 * max; `bounded` ensures that.
+// Round to nearest, ties to even, without an upper limit of the exponent. A zero result may lose its sign, which
+// callers restore if they need it. On grids that are not wide, |v| must be below 4 * max, which `bounded` ensures.
 template <bool WIDE> FB_HD float nearest(float v, const Grid &g) {
   if (WIDE) {
     uint32_t u = bits(v), mag = u & MAGNITUDE, rest = (1u << g.dropped) - 1u;
@@ -153,25 +160,24 @@ FB_HD float bounded(float v, const Grid &g) {
   float limit = 4.0f * g.max, mag = magnitude(v);
   return with_sign(mag < limit ? mag : limit, v);
 }
-// The code of a value on the grid, without its sign: the steps counted from zero. Below the smallest normal, the
-// mantissa of the sum with it holds them; above, the value's own bits do. The other of the two is always smaller.
-// float32's subnormals, on which processors are slow, do not occur.
+// The code of the magnitude of a value on the grid: the number of steps from zero. For a value below the smallest
+// normal, the mantissa of (value + smallest normal) holds this number; for other values, their own bits do. The wrong
+// one of the two is always smaller, so the maximum is taken. No float32 subnormals occur, on which processors are slow.
 template <bool WIDE> FB_HD uint32_t magnitude_code(float q, const Grid &g) {
   float size = magnitude(q), normal = value(g.min_exponent);
   if (WIDE) return bits(size) >> g.dropped;
-  uint32_t below = bits(size + normal), above = bits(size) + 0x800000u;
+  uint32_t below = bits(size + normal), above = bits(size) + BINADE;
   return ((below > above ? below : above) - g.min_exponent) >> g.dropped;
 }
 FB_HD uint32_t magnitude_code(float q, const Grid &g) {
   return g.wide ? magnitude_code<true>(q, g) : magnitude_code<false>(q, g);
 }
-// The inverse. After the largest value's code follow infinity, if the grid has it, and NaN: if there are `special`
-// codes.
+// The inverse of magnitude_code. If `special`, a code above that of the largest value is infinity (the first one, if
+// the grid has infinities) or NaN.
 template <bool WIDE> FB_HD float magnitude_value(uint32_t code, const Grid &g, bool special = true) {
   uint32_t steps = code << g.dropped;
   if (WIDE) return value(steps);
-  float below = value(steps + g.min_exponent) - value(g.min_exponent),
-        above = value(steps + g.min_exponent - 0x800000u);
+  float below = value(steps + g.min_exponent) - value(g.min_exponent), above = value(steps + g.min_exponent - BINADE);
   float size = smaller(below, above);
   if (!special) return size;
   uint32_t last = magnitude_code<false>(g.max, g);
@@ -180,20 +186,21 @@ template <bool WIDE> FB_HD float magnitude_value(uint32_t code, const Grid &g, b
 FB_HD float magnitude_value(uint32_t code, const Grid &g) {
   return g.wide ? magnitude_value<true>(code, g) : magnitude_value<false>(code, g);
 }
-// The bits that a code takes in packed storage: formats of 9 to 16 bits take two bytes.
+// The number of bits that a code occupies in packed storage: formats of 9 to 16 bits use two bytes.
 FB_HD constexpr int stored_bits(int bits) { return bits <= 8 ? bits : 16; }
 FB_HD float limited(float q, const Grid &g) { return magnitude(q) > g.max ? with_sign(g.overflow, q) : q; }
 
 // Stochastic rounding starts at the nearest grid value and moves to the neighbour on the other side of v with
 // probability |v - nearest| / step. The uniform variate has 48 bits. `high` (16 bits; eight elements share a Philox
-// output) decides all but one case in 65,536, and only then are 32 more bits (`low`) drawn. So the probability is exact
-// to 2^-48, and small values are not flushed more often than they should be.
+// output) decides all but about one case in 65,536, and only in such a case 32 more bits (`low`) are drawn. So the
+// probability is exact to 2^-48, and small values are not flushed more often than they should be.
 enum Move { STAY = 0, GO = 1, ASK = 2 };
 
 template <bool WIDE> struct Drawn {
   float near;
-  float gap, step;           // v - near; distance to the next value of the grid                      (not wide)
-  uint32_t part, neighbour;  // |v - near| / step as a 32-bit fraction; neighbour in float32's steps   (wide)
+  float gap, step;  // if not wide: v - near, and the distance to the next value of the grid
+  uint32_t part,
+      neighbour;  // if wide: |v - near| / step as a 32-bit fraction, and the neighbour's bits less those of near
 };
 template <bool WIDE> FB_HD Drawn<WIDE> draw(float v, const Grid &g) {
   Drawn<WIDE> d{};
@@ -208,8 +215,8 @@ template <bool WIDE> FB_HD Drawn<WIDE> draw(float v, const Grid &g) {
   }
   return d;
 }
-// The test on the high bits: they are compared with the integer part of |gap| / step * 2^16, which is exact. If they
-// are equal, the low bits decide (or there are no more bits, and asking does no harm).
+// The high bits are compared with this threshold, the integer part of |gap| / step * 2^16, which is exact. If they are
+// equal, the low bits decide (if the fraction has no more bits, drawing them changes nothing).
 FB_HD uint32_t threshold(const Drawn<false> &d) {
   float per_step = value((254u << 23) + (16u << 23) - bits(d.step));  // 2^16 / step
   return uint32_t(int32_t(magnitude(d.gap) * per_step));

@@ -1,4 +1,4 @@
-// Threads of the CPU backend. No result depends on their number.
+// Runs loops of the CPU backend on several threads. No result depends on their number.
 #pragma once
 #include <stdint.h>
 #ifdef __SSE2__
@@ -7,7 +7,8 @@
 
 namespace fb {
 
-// While this object exists, subnormals are kept and rounding is to nearest, whatever the calling program has set.
+// While this object exists, subnormals are kept and rounding is to nearest, even if the calling program has set another
+// mode; its mode is restored at the end.
 struct Ieee {
 #ifdef __SSE2__
   unsigned before = _mm_getcsr();

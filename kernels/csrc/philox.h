@@ -6,7 +6,11 @@
 namespace fb {
 
 // Streams keep the uses of one seed independent of each other.
-enum Stream { ROUND_HIGH = 0, ROUND_LOW = 1, NOISE = 2, SIGNS = 3, DERIVE = 4 };
+enum Stream { ROUND_HIGH = 0, ROUND_LOW = 1, NOISE = 2, SIGNS = 3 };
+
+constexpr int PHILOX_ROUNDS = 10;
+constexpr uint32_t PHILOX_FACTOR_0 = 0xD2511F53u, PHILOX_FACTOR_1 = 0xCD9E8D57u;  // below: the steps of the key
+constexpr uint32_t PHILOX_STEP_0 = 0x9E3779B9u, PHILOX_STEP_1 = 0xBB67AE85u;
 
 struct Words {
   uint32_t w[4];
@@ -17,20 +21,20 @@ FB_HD uint32_t high_product(uint32_t a, uint32_t b) { return uint32_t((uint64_t(
 FB_HD Words philox(uint64_t index, uint32_t stream, uint64_t seed) {
   uint32_t c0 = uint32_t(index), c1 = uint32_t(index >> 32), c2 = stream, c3 = 0;
   uint32_t k0 = uint32_t(seed), k1 = uint32_t(seed >> 32);
-  for (int round = 0; round < 10; round++) {
-    uint32_t h0 = high_product(0xD2511F53u, c0), l0 = 0xD2511F53u * c0;
-    uint32_t h1 = high_product(0xCD9E8D57u, c2), l1 = 0xCD9E8D57u * c2;
+  for (int round = 0; round < PHILOX_ROUNDS; round++) {
+    uint32_t h0 = high_product(PHILOX_FACTOR_0, c0), l0 = PHILOX_FACTOR_0 * c0;
+    uint32_t h1 = high_product(PHILOX_FACTOR_1, c2), l1 = PHILOX_FACTOR_1 * c2;
     c0 = h1 ^ c1 ^ k0;
     c1 = l1;
     c2 = h0 ^ c3 ^ k1;
     c3 = l0;
-    k0 += 0x9E3779B9u;
-    k1 += 0xBB67AE85u;
+    k0 += PHILOX_STEP_0;
+    k1 += PHILOX_STEP_1;
   }
   return Words{{c0, c1, c2, c3}};
 }
 
-// Element i takes 16 bits of counter i / 8 and, if those do not decide, 32 bits of counter i / 4.
+// Element i uses 16 bits of the output for counter i / 8 and, if they do not decide, 32 bits of that for counter i / 4.
 FB_HD uint32_t rounding_high(uint64_t element, uint64_t seed) {
   Words r = philox(element >> 3, ROUND_HIGH, seed);
   return (r.w[(element >> 1) & 3] >> (16 * (element & 1))) & 0xffffu;

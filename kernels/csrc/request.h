@@ -6,9 +6,22 @@
 
 namespace fb {
 
+// Call `f` with an object of the dtype's class. Dtypes are numbered in the order of DTYPES in protocol.py.
+template <class F> void with_dtype(int dtype, F f) {
+  switch (dtype) {
+    case 0:
+      return f(Bf16{});
+    case 1:
+      return f(Fp16{});
+    default:
+      return f(Fp32{});
+  }
+}
+
 struct Quant {
   Grid grid;
-  int32_t scaling, stochastic, group_by_row, hadamard, down;  // down: vectors run down the rows (axis 0)
+  Scaling scaling;
+  int32_t stochastic, group_by_row, hadamard, down;  // down: 1 if the axis is 0
   Signs signs;
   int64_t block_rows, block_cols;  // as stored in the matrix
   uint64_t seed;
@@ -16,19 +29,19 @@ struct Quant {
 struct Request {
   Quant quant;
   void *out;                       // null: statistics only
-  Tally *tally;                    // null: none; one per tally block
+  Tally *tally;                    // null: none; one per tally block, a part for which statistics are counted
   uint32_t *amax;                  // null: none; float32 bits, one per tally block
   int64_t tally_rows, tally_cols;  // the partition for statistics and `skip`
   const uint8_t *skip;             // null: none; tally blocks to leave unchanged
-  uint8_t *codes;                  // null: none; packed element codes instead of values
-  void *scales;                    // with codes: one per block, float32 for amax, otherwise bytes; null: naive
+  uint8_t *codes;                  // null: none; otherwise packed codes are written instead of values
+  void *scales;                    // with codes: one per block, float32 for amax, otherwise bytes; null: naive cast
   uint32_t *group_scales;          // with codes: float32 bits, one per group
   uint32_t code_bits, nan_code, inf_code;
 };
 struct Stored {  // the tensor to decode
   Quant quant;
   const uint8_t *codes;
-  const void *scales;   // as in Request; null: naive
+  const void *scales;   // as in Request; null: naive cast
   const float *groups;  // null: none
   uint32_t code_bits, unused;
 };

@@ -1,10 +1,10 @@
-// The Hadamard rotation of a tile in registers: butterflies within a thread's eight values, then between threads.
+// Rotates a tile in registers (hadamard.h): butterflies within a thread's eight values, then between threads.
 #pragma once
 #include "tile.cuh"
 
 namespace fb {
 
-// The size of the piece that contains position p when n values are cut into powers of two; 1 beyond them.
+// The size of the piece that contains position p if n values are cut into powers of two; 1 for positions from n on.
 FB_D int piece_size(int p, int n) {
   int start = 0;
   for (int b = 128; b > 0; b /= 2)
@@ -34,15 +34,16 @@ FB_D float partners(float v, int distance, int thread) {
   return other;
 }
 
-// Eight consecutive values along the axis, the first at position p of its chunk; the matrix has n from the chunk's
-// start. `step` is the distance to the thread with the next eight. WHOLE: the matrix contains every chunk completely.
+// Rotate eight consecutive values along the axis. The first is at position p of its chunk, and the matrix has n values
+// from the start of that chunk. `step` is the distance to the thread that holds the next eight. WHOLE: no chunk is cut
+// by the edge of the matrix.
 template <bool WHOLE>
 FB_D void turn(const Spec &s, float (&v)[8], uint32_t negative, int p, int n, int step, int thread) {
   const int size = s.hadamard, inner = size < 8 ? size : 8;
   int own[8];
 #pragma unroll
   for (int j = 0; j < 8; j++) {
-    int left = n - (j & ~(inner - 1));  // of this value's chunk
+    int left = n - (j & ~(inner - 1));  // values of this value's chunk that are in the matrix
     own[j] = WHOLE ? size : piece_size((p + j) & (size - 1), left < 0 ? 0 : left < size ? left : size);
     if (!s.inverse) v[j] = value(bits(v[j]) ^ (negative >> j << 31));
     v[j] = v[j] * first_factor(own[j]);

@@ -1,4 +1,4 @@
-// The Hadamard rotation on the CPU, along rows and down columns; hadamard.h defines it.
+// Computes the Hadamard rotation (hadamard.h) on the CPU, along rows and along columns.
 #pragma once
 #include <algorithm>
 #include "hadamard.h"
@@ -34,7 +34,7 @@ template <class D> struct Rotation {
   void finish(const float *t, int n, bool root, Cell<D> *y) const {
     for (int i = 0; i < n; i++) y[i] = D::narrow(root ? t[i] * ROOT_HALF : t[i]);
   }
-  // Rotate one row of n columns, a multiple of `size` except at the matrix's edge.
+  // Rotate one row of n columns; n is a multiple of `size` except at the matrix's edge.
   void along(const Cell<D> *x, int64_t n, Cell<D> *y) const {
     constexpr int BATCH = 128;
     float t[BATCH];
@@ -67,7 +67,7 @@ template <class D> struct Rotation {
       start += piece, in_chunk += piece;
     }
   }
-  // Rotate a whole chunk of the usual size, sixteen columns at a time, in registers.
+  // Rotate a chunk of 16 rows, the usual size, for sixteen columns, in registers.
   void down_sixteen(const Cell<D> *x, int64_t x_stride, Cell<D> *y, int64_t y_stride) const {
     F32x16 v[16];
     for (int k = 0; k < 16; k++) {
@@ -90,7 +90,7 @@ template <class D> struct Rotation {
       for (int i = 0; i < 16; i++) y[k * y_stride + i] = D::narrow(line[i]);
     }
   }
-  // Rotate `rows` rows of n columns, a multiple of `size` except at the matrix's edge.
+  // Rotate `rows` rows of n columns along the columns; `rows` is a multiple of `size` except at the matrix's edge.
   void down(const Cell<D> *x, int64_t x_stride, int64_t rows, int64_t n, Cell<D> *y, int64_t y_stride) const {
     constexpr int LANE = 64;
     float t[128 * LANE];

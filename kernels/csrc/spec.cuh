@@ -1,11 +1,13 @@
-// The constants that a kernel is compiled for and its arguments. device.py mirrors these structures field by field.
+// The constants that a kernel is compiled for and its arguments. variants.py and device.py mirror these structures
+// field by field.
 //
-// A kernel is compiled for one Variant, the shape of its tiles and one or two quantizers. All of it is constant, so
-// that the compiler omits what a variant does not use. In tests the same sources run on the CPU, with variants as data
-// (FB_SIMT, tests/kernels/backends/simt/), so constants are values here and conditions are plain ifs.
+// A kernel is compiled for one Variant: the shape of its tiles, and one or two quantizers. All of these are constants,
+// so the compiler omits code that a variant does not use. In tests the same sources run on the CPU with variants as
+// run-time data (FB_SIMT, tests/kernels/backends/simt/), so the code tests the constants with ordinary ifs.
 #pragma once
 #include "element.h"
 #include "hadamard.h"
+#include "ordinary.h"
 
 #ifdef FB_SIMT
 #define FB_D inline
@@ -15,31 +17,33 @@
 
 namespace fb {
 
-// ON_CHIP: blocks fit in tiles, and their amaxes are computed on the way. LOOKUP: a first pass has computed them.
+// The source of the amaxes of blocks. ON_CHIP: blocks fit in tiles, so the same pass computes them. LOOKUP: a first
+// pass has computed them.
 enum Source { ON_CHIP = 0, LOOKUP = 1 };
 
-// The position of parts of the matrix (blocks, or a partition) relative to the work of threads: the largest piece that
-// is always inside one part decides how often a thread must hand in what it has accumulated.
+// The largest piece of work that always lies inside one part of the matrix (a block, or a part for which statistics are
+// counted). It decides how often a thread must hand in the values that it has accumulated.
 enum Piece { TILES = 0, PATCHES = 1, VECTORS = 2, ELEMENTS = 3 };
 
 struct Spec {
-  uint32_t min_exponent, dropped, max, overflow, wide, inf;  // the Grid; floats as their bits
-  int32_t scaling, stochastic, group_by_row, hadamard, ragged, inverse, down,
-      source;                      // ragged: some transforms are cut
-  int32_t block_rows, block_cols;  // ON_CHIP: powers of two, as stored in the matrix
+  GridWords grid;
+  Scaling scaling;
+  int32_t stochastic, group_by_row, hadamard, ragged, inverse, down,
+      source;                      // ragged: the last transform of a line is shorter
+  int32_t block_rows, block_cols;  // ON_CHIP: powers of two; rows and columns as in memory
   int32_t stats, skips;
-  int32_t encodes;             // the bits of a code; 0: output values
-  int32_t piece, block_piece;  // for statistics and skip; LOOKUP: for the blocks
+  int32_t encodes;             // the number of bits of a code; 0: the output is values
+  int32_t piece, block_piece;  // pieces for statistics and skip, and (LOOKUP) for blocks
 };
 
 struct Parts {
-  int32_t rows, cols, across;  // of one part; number of parts across
-  int32_t lanes, groups;       // VECTORS, PATCHES: how many lanes along a row, and rows of lanes, share a part
+  int32_t rows, cols, across;  // rows and columns of one part; number of parts across
+  int32_t lanes, groups;  // VECTORS, PATCHES: numbers of lanes along a row, and of rows of lanes, that share a part
   FB_D int64_t at(int row, int col) const { return int64_t(row / rows) * across + col / cols; }
 };
 
-// The location of codes. Eight codes take as many bytes as one has bits, and a row starts at a byte. If they are
-// `aligned`, every eight start at a multiple of the widest word that divides these bytes.
+// The location of packed codes. Eight codes of b bits fill b bytes, and every row starts at a byte. `aligned`: every
+// eight codes start at a multiple of the largest power of two that divides b.
 struct Packed {
   uint8_t *bytes;
   uint32_t row_bytes, aligned;
@@ -52,12 +56,12 @@ struct Request {           // for one quantizer
   void *out;               // null: none
   int64_t *tally;          // with stats: seven per part
   uint32_t *part_amax;     // with stats: float32 bits per part
-  const uint8_t *skip;     // null: none; parts to leave unchanged
-  Packed codes;            // with encodes: codes of elements,
-  void *scales;            // of blocks: float32 for amax, otherwise bytes,
-  float *group_scales;     // and of groups (null: none)
+  const uint8_t *skip;     // null: none; 1 for each part to leave unchanged
+  Packed codes;            // with encodes: the codes of elements
+  void *scales;            // with encodes: one per block; float32 for amax, otherwise bytes
+  float *group_scales;     // with encodes: one per group (null: none)
   uint32_t *block_amax;    // LOOKUP: one per block, float32 bits
-  uint32_t *group_amax;    // of each group's finite blocks, float32 bits
+  uint32_t *group_amax;    // one per group, over its finite blocks; float32 bits
   int64_t *four_less_six;  // fouroversix: one per block
   uint64_t seed;
   Signs signs;
@@ -68,7 +72,7 @@ struct Request {           // for one quantizer
 struct Call {
   const void *x;
   int32_t rows, cols;  // below 2^31 - 2^15, so that tiles may extend beyond
-  int32_t backwards;   // last tile first, because a first pass left the end of the matrix in the cache
+  int32_t backwards;   // process the last tile first, because a first pass has left the end of the matrix in the cache
   int32_t aligned;     // every row of every matrix starts at a multiple of 16 bytes
   Request requests[2];
 };
@@ -98,11 +102,12 @@ template <int I> FB_D constexpr Spec spec() {
 FB_D constexpr Shape shape() { return Shape{FB_SHAPE}; }
 FB_D constexpr int spec_count() { return COUNT; }
 
-// How many CTAs at least share a multiprocessor's registers: 512 threads' worth, except for the few variants that need
-// more than 128 registers.
+// The least number of CTAs that share a multiprocessor: CTAs of 512 threads in total, or of 256 for the few variants
+// that need more than 128 registers per thread.
 FB_D constexpr bool heavy(const Spec &s) {
-  return (s.down && s.hadamard > (COUNT > 1 ? 0 : 16)) || (s.scaling == FOUROVERSIX && s.source == ON_CHIP) ||
-         (s.ragged && s.stochastic) || (s.scaling != NONE && s.source == ON_CHIP && s.block_rows * s.block_cols < 4);
+  return (s.down && s.hadamard > (COUNT > 1 ? 0 : 16)) || (s.scaling.compares() && s.source == ON_CHIP) ||
+         (s.ragged && s.stochastic) ||
+         (s.scaling.kind != NONE && s.source == ON_CHIP && s.block_rows * s.block_cols < 4);
 }
 FB_D constexpr int least_ctas() {
   int threads = heavy(spec<0>()) || heavy(spec<1>()) ? 256 : 512;
@@ -110,30 +115,11 @@ FB_D constexpr int least_ctas() {
 }
 #endif
 
-FB_D Grid grid_of(const Spec &s) {
-  return Grid{s.min_exponent, s.dropped, value(s.max), value(s.overflow), s.wide, s.inf};
-}
-FB_D bool divides(const Spec &s) { return s.scaling == AMAX || s.scaling == GAM; }
-FB_D bool grouped(const Spec &s) { return is_grouped(s.scaling); }
-
 FB_D int group_index(const Spec &s, int block_row, int block_col) {
   return !s.group_by_row ? 0 : s.down ? block_col : block_row;
 }
 
-// Every element takes the slow path: overflow does not saturate, or a wide grid is scaled.
-FB_D bool exact_only(const Spec &s) { return s.overflow != s.max || (s.wide && s.scaling != NONE); }
-
-// True if the fast path can process a block (or a vector of a naive cast): all is finite, nothing overflows, and no
-// result but zero is below normal float32.
-template <class D> FB_D bool ordinary(const Spec &s, uint32_t amax, const Scale &scale) {
-  Grid g = grid_of(s);
-  float a = value(amax), smallest = value(g.min_exponent) * power_of_two(int(g.dropped) - 23);
-  float most = s.scaling != NONE ? D::max / 4 : smaller(D::max / 4, g.wide ? g.max / 2 : 2 * g.max);
-  float least = s.scaling == NONE ? 0.0f : FLOAT_MIN_NORMAL * 4 * (g.max / smallest);
-  bool plain = a <= most && (a >= least || a == 0.0f);
-  if (divides(s)) plain = plain && scale.encode > 8.6e-19f && scale.encode < 1.15e18f;  // 2^-60, 2^60: see `quotient`
-  if (two_levels(s.scaling)) plain = plain && (scale.code || a == 0.0f);
-  return plain;
-}
+// True if no block can take the fast path, which is then not compiled.
+FB_D bool exact_only(const Spec &s) { return exact_only(s.scaling, s.grid.grid()); }
 
 }  // namespace fb

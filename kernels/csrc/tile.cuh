@@ -1,5 +1,5 @@
-// The distribution of a tile's elements among threads, their loads and stores, and the reduction of what threads have
-// accumulated for a part of the matrix.
+// The distribution of a tile's elements among threads, their loads and stores, and the reduction of the values that
+// threads have accumulated for a part of the matrix.
 #pragma once
 #include "spec.cuh"
 
@@ -8,7 +8,7 @@ namespace fb {
 constexpr int SLOTS = 8, WIDTH = 8, WARP = 32, MAX_WARPS = 32;
 constexpr uint32_t ALL = 0xffffffffu;
 
-// Eight elements in storage form, in words so that they fill registers.
+// Eight elements as stored in memory, in words of 32 bits, the size of registers.
 template <class D> struct Vector {
   typedef typename D::Storage S;
   static constexpr int WORDS = int(WIDTH * sizeof(S) / 4), PER_WORD = WIDTH / WORDS;
@@ -23,7 +23,7 @@ template <class D> struct Vector {
       w[i / PER_WORD] = (w[i / PER_WORD] & ~(0xffffu << shift)) | uint32_t(s) << shift;
     }
   }
-  // With an index unknown to the compiler, because registers have no addresses.
+  // Return element n, where n is unknown at compile time: it selects among all, because registers have no addresses.
   FB_D S pick(int n) const {
     S s = 0;
 #pragma unroll
@@ -33,9 +33,9 @@ template <class D> struct Vector {
 };
 
 struct Tile {
-  int rows, cols, row0, col0;  // of the matrix; of this thread's first slot
+  int rows, cols, row0, col0;  // size of the matrix; position of this thread's first slot
   int thread, columns_apart, rows_apart;
-  bool aligned;  // whole vectors can be moved at once
+  bool aligned;  // whole vectors can be loaded and stored at once
 
   FB_D Tile(int rows, int cols, bool aligned, bool backwards)
       : rows(rows), cols(cols), thread(int(threadIdx.x)), aligned(aligned) {
@@ -57,14 +57,14 @@ struct Tile {
     int left = cols - col(k);
     return row(k) >= rows || left <= 0 ? 0 : left < WIDTH ? left : WIDTH;
   }
-  FB_D bool all_whole() const {  // the matrix's edge cuts no slot, or all are beyond it
+  FB_D bool all_whole() const {  // every slot is entirely inside the matrix or entirely beyond it
     return cols % WIDTH == 0;
   }
   FB_D uint64_t index(int k) const { return uint64_t(int64_t(row(k)) * cols + col(k)); }
 };
 
-// Elements beyond the matrix are zero, which affects no result. `again`: it will be read once more, so caches may keep
-// it.
+// Load a tile. Elements beyond the matrix become zero, which affects no result. `again`: the tile will be read once
+// more, so caches should keep it.
 template <class D> FB_D void load(const void *from, const Tile &t, bool again, Vector<D> (&x)[SLOTS]) {
   typedef typename D::Storage S;
 #pragma unroll
@@ -113,22 +113,24 @@ template <class D> FB_D void store(void *to, const Tile &t, const Vector<D> (&x)
 
 FB_D uint32_t larger(uint32_t a, uint32_t b) { return a > b ? a : b; }
 
-// The largest magnitudes of the blocks that contain this thread's slots, as storage bits, each thread for its own
-// blocks: at [k][i] for the slots from k and columns from i on. Blocks are powers of two and lie in tiles.
-struct Split {  // of a thread's patch into parts of blocks
+// The division of a thread's patch (its slots, eight columns each) into the parts that belong to different blocks. The
+// sides of blocks are powers of two, and blocks lie in tiles.
+struct Split {
   int rows, cols;
   FB_D explicit Split(const Spec &s)
-      : rows(shape().along && s.scaling != NONE ? SLOTS
-             : s.block_rows < SLOTS             ? s.block_rows
-                                                : SLOTS),
-        cols(shape().along && s.scaling != NONE ? WIDTH
-             : s.block_cols < WIDTH             ? s.block_cols
-                                                : WIDTH) {}
-  FB_D int row(int k) const { return k / rows * rows; }  // the start of the part that contains k
+      : rows(shape().along && s.scaling.kind != NONE ? SLOTS
+             : s.block_rows < SLOTS                  ? s.block_rows
+                                                     : SLOTS),
+        cols(shape().along && s.scaling.kind != NONE ? WIDTH
+             : s.block_cols < WIDTH                  ? s.block_cols
+                                                     : WIDTH) {}
+  FB_D int row(int k) const { return k / rows * rows; }  // the first slot of the part that contains slot k
   FB_D int col(int i) const { return i / cols * cols; }
   FB_D bool starts(int k, int i) const { return k % rows == 0 && i % cols == 0; }
 };
 
+// Compute the largest magnitudes of the blocks that this thread's elements belong to, as storage bits: amax[k][i] for
+// the part that starts at slot k and column i. Every thread that shares a block gets the block's amax.
 template <class D>
 FB_D void block_amaxes(const Spec &s, const Tile &t, const Vector<D> (&x)[SLOTS], uint32_t (&amax)[SLOTS][WIDTH]) {
   const Split split(s);
@@ -141,9 +143,9 @@ FB_D void block_amaxes(const Spec &s, const Tile &t, const Vector<D> (&x)[SLOTS]
       uint32_t &m = amax[split.row(k)][split.col(i)];
       m = larger(m, uint32_t(x[k].get(i) & D::magnitude_mask));
     }
-  if (s.scaling == NONE) return;
+  if (s.scaling.kind == NONE) return;
 
-  int across = sh.along ? sh.threads : s.block_cols / WIDTH;  // threads that share a block across
+  int across = sh.along ? sh.threads : s.block_cols / WIDTH;  // number of threads that share a block across
   int below = sh.along ? 1 : s.block_rows / SLOTS;            // and down
   int rows_in_warp = sh.along ? 1 : WARP / sh.lanes;
 #pragma unroll
@@ -161,7 +163,8 @@ FB_D void block_amaxes(const Spec &s, const Tile &t, const Vector<D> (&x)[SLOTS]
       }
 
   if (across <= WARP && below <= rows_in_warp) return;
-  constexpr int ROOM = 512;  // blocks of a tile that are taller than a warp's rows: at most 32x1
+  constexpr int ROOM =
+      512;  // the most blocks in a tile whose blocks are taller than a warp's rows, or extend beyond a warp
   __shared__ uint32_t shared[ROOM];
   int threads = sh.threads, tall = sh.along ? 1 : s.block_rows, tile_cols = sh.along ? WIDTH : sh.lanes * WIDTH;
   int wide = sh.along ? WIDTH : s.block_cols, blocks_across = tile_cols / wide;
@@ -175,10 +178,11 @@ FB_D void block_amaxes(const Spec &s, const Tile &t, const Vector<D> (&x)[SLOTS]
 #pragma unroll
   for (int i = 0; i < WIDTH; i++)
     if (split.starts(0, i)) amax[0][i] = shared[first_row / tall * blocks_across + (first_col + i) / wide];
-  __syncthreads();  // before it is used again
+  __syncthreads();  // before the shared memory is written again
 }
 
-// The values that a thread accumulates for a part; A has join(A), shuffled(distance) and hand_in(target, part).
+// Accumulates values of type A for the parts of a matrix, reduces them among the threads that share a part, and hands
+// them in. A has join(A), shuffled(distance) and hand_in(target, part).
 template <class A> struct Gathering {
   const int piece;  // a constant
   const Parts &parts;

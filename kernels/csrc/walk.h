@@ -1,9 +1,9 @@
-// Passes over a matrix in tiles, in which each quantizer does its part (plan.h). One or two quantizers share a pass, so
-// a tensor that is needed along both axes is read once.
+// Passes over a matrix in tiles; plan.h defines what each quantizer does in a pass. One or two quantizers share a pass,
+// so a tensor that is quantized along both axes is read once.
 #pragma once
 #include <numeric>
 #include "parallel.h"
-#include "plan.h"
+#include "plan_rows.h"
 
 namespace fb {
 
@@ -12,7 +12,8 @@ constexpr int64_t TILE_ROWS = 256, TILE_COLS = 16384, TILE_ELEMENTS = 1 << 21, R
 struct Walk {
   int64_t tile_rows = 1, tile_cols = GROUP;
 
-  // Tiles hold whole transforms, and whole blocks if these are small; larger blocks are looked up.
+  // Choose the size of tiles. A tile holds whole transforms, and whole blocks if these are small; the amaxes of larger
+  // blocks are computed in a first pass.
   template <class D> Walk(std::vector<Plan<D>> &plans, int64_t rows, int64_t cols, int threads) {
     bool rotated = false;
     for (auto &p : plans)
@@ -26,8 +27,8 @@ struct Walk {
       int64_t c = p.C >= cols ? (cols + tile_cols - 1) / tile_cols * tile_cols : std::lcm(tile_cols, p.C);
       bool fits = r <= TILE_ROWS && c <= TILE_COLS;
       if (fits) tile_rows = unit_rows = r, tile_cols = unit_cols = c;
-      p.lookup =
-          !fits || (p.grouped && p.R * p.C >= FEW) || p.weighs();  // a first pass that is needed anyway records them
+      p.lookup = !fits || (p.grouped && p.R * p.C >= FEW) ||
+                 p.weighs();  // a first pass that is needed anyway also records the amaxes of blocks
     }
     int64_t limit = rotated ? ROTATED_ELEMENTS : TILE_ELEMENTS;
     int64_t widest = std::max(unit_cols, std::min(TILE_COLS, limit / tile_rows) / unit_cols * unit_cols);
@@ -78,7 +79,7 @@ void quantize(const void *x, int64_t rows, int64_t cols, const Request *requests
   in_parallel(tiles, threads, [&](int64_t count) {
     Scratch<D> s;
 #pragma omp for schedule(static)
-    for (int64_t i = 0; i < count; i++) {  // last tile first: the first pass left its input in the cache
+    for (int64_t i = 0; i < count; i++) {  // the last tile first, because the first pass left it in the cache
       Tile t = walk.tile(first ? count - 1 - i : i, rows, cols);
       Tile next = i + 1 < count ? walk.tile(first ? count - 2 - i : i + 1, rows, cols) : Tile{};
       for (auto &p : plans) p.second_walk(t, &p == &plans[0] ? next : Tile{}, s);

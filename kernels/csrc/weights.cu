@@ -1,5 +1,5 @@
-// Noise and the weights that it perturbs on a GPU, in kernels as in GaussWS: one draws packed noise, another reads it
-// with the weight; the gradient of the bit widths reads it again.
+// Noise and sampled weights on a GPU, in separate kernels, as in GaussWS: one kernel draws packed noise, another reads
+// it and the weight; the gradient of the bit widths draws and reads it again.
 #include "noise.h"
 #include "tile.cuh"
 
@@ -10,12 +10,12 @@ struct WeightCall {
   const float *bits;      // one per square
   const uint32_t *noise;  // packed nibbles, or bf16
   void *out;
-  int64_t count;  // of noise, in words or elements
+  int64_t count;  // the amount of noise: words (gaussian) or elements (uniform)
   uint64_t seed;
   int32_t rows, cols, block, uniform, aligned, unused;  // as in Call
 };
 
-constexpr int WORDS_EACH = 4;  // of noise per thread: 16 bytes
+constexpr int WORDS_EACH = 4;  // words of noise per thread: 16 bytes
 
 template <class D, class O> FB_D void gaussian_noise(const WeightCall &call) {
   int64_t first = (int64_t(blockIdx.x) * shape().threads + threadIdx.x) * WORDS_EACH;
@@ -24,7 +24,8 @@ template <class D, class O> FB_D void gaussian_noise(const WeightCall &call) {
     uint32_t w[WORDS_EACH];
 #pragma unroll
     for (int i = 0; i < WORDS_EACH; i++) w[i] = gaussian_word(uint64_t(first + i), call.seed);
-    *(uint4 *)(out + first) = uint4{w[0], w[1], w[2], w[3]};  // read next, so caches may keep it
+    *(uint4 *)(out + first) =
+        uint4{w[0], w[1], w[2], w[3]};  // an ordinary store: the next kernel reads the noise, so caches should keep it
   } else {
     for (int64_t i = first; i < call.count; i++) out[i] = gaussian_word(uint64_t(i), call.seed);
   }
@@ -68,7 +69,7 @@ FB_D void eight_noises(const WeightCall &call, uint64_t first, int valid, bool a
   }
 }
 
-// In tiles, like quantization: spec<0>() has the square as its block.
+// Process the weight in tiles, as in quantization: the block of spec<0>() is the square of one bit width.
 template <class D, class O> FB_D void sample_weight(const WeightCall &call) {
   const Spec s = spec<0>();
   Tile t(call.rows, call.cols, call.aligned, false);
@@ -101,8 +102,8 @@ template <class D, class O> FB_D void sample_weight(const WeightCall &call) {
   store<O>(call.out, t, y, 0xffu);
 }
 
-// One thread per column of a square; squares side by side in a CTA. Sums go down the column from the top and then over
-// the columns by halving, in the order that README.md defines.
+// Each thread processes one column of a square; a CTA processes squares that lie side by side. The thread sums its
+// column from the top; the sums of a square's columns are added by halving, in the order that README.md defines.
 template <class D, class O> FB_D void sample_weight_backward(const WeightCall &call) {
   typedef typename D::Storage S;
   typedef typename O::Storage G;
@@ -138,7 +139,7 @@ template <class D, class O> FB_D void sample_weight_backward(const WeightCall &c
   if (in_square || col >= call.cols) return;
   int64_t square = int64_t(band) * ((call.cols + block - 1) / block) + col / block;
   float scale = noise_scale(call.bits[square], D::widen(S(top)));
-  ((float *)call.out)[square] = (-0.6931471805599453f * scale) * sum;
+  ((float *)call.out)[square] = bits_gradient(scale, sum);
 }
 
 }  // namespace fb

@@ -1,13 +1,13 @@
-"""Define the decoder network, of which GPT-2, Llama, Nemotron and the Mamba-2 hybrids are configurations.
+"""Define the decoder network; GPT-2, Llama, Nemotron and the Mamba-2 hybrids are configurations of it.
 
     embedding (+ learned positions) → blocks → norm → head
 
-Each block holds residual branches, x ← x + mixer(norm(x)): attention and then the feed-forward layer, or the one that
-the block's letter in `pattern` names. Parameters are FP32. The residual stream has `compute_dtype` from the embedding
-on; logits and loss are FP32.
+Each block holds residual branches, x ← x + mixer(norm(x)). They are attention and then the feed-forward layer, or, if
+the configuration has a `pattern`, the one branch that the block's letter names. Parameters are FP32. The residual
+stream has the dtype `compute_dtype` from the embedding on; logits and loss are FP32.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, Literal
@@ -23,8 +23,10 @@ from fewbits.models.networks.mamba2 import Mamba2
 POSITIONS: Final = ("learned", "rope", "none")
 INITS: Final = ("gpt2", "llama")
 LETTERS: Final = {"M": "Mamba-2", "-": "feed-forward", "*": "attention"}
-LOGITS_AT_ONCE: Final = 1 << 24  # 64 MiB in FP32; the loss of more is computed in parts, each repeated in backward
-IGNORED: Final = -100  # a target without a loss
+LOGITS_AT_ONCE: Final = (
+    1 << 24
+)  # 64 MiB in FP32; with more logits, the loss is computed in parts, each of which is repeated in backward
+IGNORED: Final = -100  # a target that has no loss
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class DecoderConfig:
     name: str
     vocab: int
     width: int
-    layers: int  # blocks
+    layers: int  # number of blocks
     heads: int
     kv_heads: int
     head_dim: int
@@ -47,10 +49,11 @@ class DecoderConfig:
     rope_theta: float = 10000.0
     context: int = 2048
     tied: bool = False  # the head shares the embedding's weight
-    bias: bool = False  # of linear layers and LayerNorms
+    bias: bool = False  # whether linear layers and LayerNorms have a bias
     fused_qkv: bool = True  # one linear layer for q, k and v, instead of three
-    pattern: str = ""  # a letter per block, as in Megatron: M Mamba-2, - feed-forward, * attention; "": all *-
-    mamba_groups: int = 8  # heads of a group share B and C, and a norm
+    # A letter for each block, as in Megatron: M Mamba-2, - feed-forward, * attention; "": every block is *-.
+    pattern: str = ""
+    mamba_groups: int = 8  # the number of groups; the heads of a group share B, C and a norm
     mamba_state: int = 128
     mamba_head_dim: int = 64
     mamba_expand: int = 2
@@ -59,40 +62,50 @@ class DecoderConfig:
     init_std: float = 0.02
 
     def __post_init__(self) -> None:
-        _choose(self, "activation", ACTIVATIONS)
-        _choose(self, "norm", NORMS)
-        _choose(self, "positions", POSITIONS)
-        _choose(self, "init", INITS)
+        for field, valid, choices in self._rules():
+            if not valid:
+                value = getattr(self, field)
+                raise ValueError(f"{field} {value!r} of model {self.name!r}: valid values are {choices}")
+
+    def _rules(self) -> Iterator[tuple[str, bool, str]]:
+        """Yield each field, whether its value is valid, and the valid values as text; rules rely on earlier ones."""
+        names: Mapping[str, Collection[str]] = {
+            "activation": ACTIVATIONS,
+            "norm": NORMS,
+            "positions": POSITIONS,
+            "init": INITS,
+        }
+        for field, choices in names.items():
+            yield field, getattr(self, field) in choices, ", ".join(choices)
         sizes = ("vocab", "width", "layers", "heads", "kv_heads", "head_dim", "ffn", "context")
         for field in (*sizes, "mamba_groups", "mamba_state", "mamba_head_dim", "mamba_expand", "mamba_conv"):
-            _require(self, field, getattr(self, field) >= 1, "integers ≥ 1")
-        _require(self, "kv_heads", self.heads % self.kv_heads == 0, f"divisors of heads, {self.heads}")
-        _require(self, "init_std", self.init_std > 0, "numbers > 0")
-        _require(self, "norm_eps", self.norm_eps > 0, "numbers > 0")
+            yield field, getattr(self, field) >= 1, "integers ≥ 1"
+        yield "kv_heads", self.heads % self.kv_heads == 0, f"divisors of heads, {self.heads}"
+        for field in ("init_std", "norm_eps"):
+            yield field, getattr(self, field) > 0, "numbers > 0"
         if self.positions == "rope":
-            _require(self, "rope_theta", self.rope_theta > 1, "numbers > 1")
+            yield "rope_theta", self.rope_theta > 1, "numbers > 1"
             rotated = self.head_dim * self.rope_fraction
             even = 0 < rotated <= self.head_dim and int(rotated) == rotated and rotated % 2 == 0
-            _require(self, "rope_fraction", even, f"fractions that give an even number ≥ 2 of head_dim {self.head_dim}")
+            yield "rope_fraction", even, f"fractions that give an even number ≥ 2 of head_dim {self.head_dim}"
         if self.pattern:
             letters = ", ".join(f"{letter} {mixer}" for letter, mixer in LETTERS.items())
-            _require(self, "pattern", set(self.pattern) <= set(LETTERS), letters)
+            yield "pattern", set(self.pattern) <= set(LETTERS), letters
             length = len(self.pattern)
-            _require(self, "layers", self.layers == length, f"{length}, the length of pattern {self.pattern!r}")
+            yield "layers", self.layers == length, f"{length}, the length of pattern {self.pattern!r}"
         if "M" in self.pattern:
-            inner = self.mamba_inner
-            _require(self, "mamba_head_dim", inner % self.mamba_head_dim == 0, f"divisors of {inner}, expand × width")
-            heads = self.mamba_heads
-            _require(self, "mamba_groups", heads % self.mamba_groups == 0, f"divisors of the {heads} heads")
+            inner, heads = self.mamba_inner, self.mamba_heads
+            yield "mamba_head_dim", inner % self.mamba_head_dim == 0, f"divisors of {inner}, expand × width"
+            yield "mamba_groups", heads % self.mamba_groups == 0, f"divisors of the {heads} heads"
 
     @property
     def blocks(self) -> tuple[str, ...]:
-        """The letters of each block's branches."""
+        """The letters of the branches of each block, one string per block."""
         return tuple(self.pattern) if self.pattern else ("*-",) * self.layers
 
     @property
     def branches(self) -> int:
-        """The number of residual branches, that is, of the terms that are added in the residual stream."""
+        """The number of residual branches, that is, of the terms that are added to the residual stream."""
         return sum(map(len, self.blocks))
 
     @property
@@ -104,21 +117,11 @@ class DecoderConfig:
         return self.mamba_inner // self.mamba_head_dim
 
 
-def _choose(config: DecoderConfig, field: str, choices: object) -> None:
-    names = tuple(choices)  # type: ignore[arg-type, var-annotated]
-    _require(config, field, getattr(config, field) in names, ", ".join(names))
-
-
-def _require(config: DecoderConfig, field: str, valid: bool, choices: str) -> None:
-    if not valid:
-        raise ValueError(f"{field} {getattr(config, field)!r} of model {config.name!r}: valid are {choices}")
-
-
 # ------------------------------------------------------------------------------------------------ blocks
 
 
 class Attention(nn.Module):
-    """Causal attention with heads/kv_heads query heads per key and value head; a fused W_qkv has q's rows first."""
+    """Causal attention with heads/kv_heads query heads per key and value head; a fused W_qkv holds q's rows first."""
 
     def __init__(self, config: DecoderConfig, rope: Rope | None) -> None:
         super().__init__()
@@ -175,7 +178,7 @@ def _mamba2(config: DecoderConfig) -> Mamba2:
     )
 
 
-# The module that each letter adds to a block, with its name there.
+# The name and the constructor of the module that each letter adds to a block.
 MIXERS: Final[dict[str, tuple[str, Callable[[DecoderConfig, Rope | None], nn.Module]]]] = {
     "*": ("attention", Attention),
     "-": ("ffn", lambda config, rope: FeedForward(config)),
@@ -184,7 +187,7 @@ MIXERS: Final[dict[str, tuple[str, Callable[[DecoderConfig, Rope | None], nn.Mod
 
 
 class Block(nn.Module):
-    """Residual branches in sequence, x ← x + mixer(norm(x)), each with its norm: `ffn_norm`, `ffn`."""
+    """Residual branches in sequence, x ← x + mixer(norm(x)); each is two modules, such as `ffn_norm` and `ffn`."""
 
     def __init__(self, config: DecoderConfig, letters: str, rope: Rope | None) -> None:
         super().__init__()
@@ -240,12 +243,14 @@ class Decoder(nn.Module):
     def loss(self, tokens_BT: Tensor, targets_BT: Tensor, reduction: Literal["mean", "none"] = "mean") -> Tensor:
         """Return the cross entropy in nats, in FP32.
 
-        reduction: "mean" over targets, or "none" for one value per [B, T], which is 0 where the target is −100.
+        reduction: "mean" is the mean over the targets; "none" returns the loss of each token, [B, T], which is 0 where
+        the
+            target is −100.
 
-        At most about LOGITS_AT_ONCE logits exist at a time: more rows are processed in parts, in order.
+        At most about LOGITS_AT_ONCE logits exist at a time; if there are more, rows are processed in parts, in order.
         """
         if reduction not in ("mean", "none"):
-            raise ValueError(f"reduction {reduction!r}: valid are mean, none")
+            raise ValueError(f"reduction {reduction!r}: valid values are mean, none")
         x, targets = self.hidden(tokens_BT).flatten(0, 1), targets_BT.flatten()
         rows = max(1, LOGITS_AT_ONCE // self.config.vocab)
         if len(x) <= rows:

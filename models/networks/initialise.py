@@ -1,17 +1,18 @@
 """Initialise parameters, each from its own random stream, keyed by the seed and the parameter's name.
 
-So the bits of a parameter do not depend on the other layers, the global generator or the device (all are drawn on the
-CPU): a deeper model starts with the same first blocks, except where the published scheme scales by depth.
+So the bits of a parameter do not depend on the other layers, on the global generator or on the device (all numbers are
+drawn on the CPU). A deeper model starts with the same first blocks, unless the published scheme scales by depth.
 
-`gpt2` (GPT-2 and nanoGPT; also Megatron's default, with which Nemotron and the hybrids were trained): N(0, std), and
-std/√branches for the layers that add to the residual stream, where branches is 2·layers, or layers with a pattern.
+`gpt2` (GPT-2 and nanoGPT; also Megatron's default, with which Nemotron and the hybrids were trained): the deviation is
+std, and std/√branches for the layers that add to the residual stream; branches is 2·layers, or, for a model with a
+pattern, its number of layers.
 
 `llama` (torchtitan's): embedding N(0, 1); q, k, v and gate N(0, 0.02); out, up and down of block l, from 0, N(0,
-0.02/√(2(l + 1))); head N(0, 1/width), truncated at 3 deviations. torchtitan truncates those of blocks at ±2 too, which
-is 100 deviations.
+0.02/√(2(l + 1))); head N(0, 1/width), truncated at 3 deviations. torchtitan also truncates the parameters of blocks at
+±2, which is 100 deviations and is omitted here.
 
-Mamba-2's own parameters are as in its published code: A uniform in [1, 16], Δ log-uniform in [0.001, 0.1] at input
-zero, D = 1, the convolution as torch initialises one.
+Mamba-2's own parameters are initialised as in its published code: A uniform in [1, 16], Δ for the input zero
+log-uniform in [0.001, 0.1], D = 1, and the convolution like torch's.
 """
 
 import math
@@ -35,7 +36,7 @@ DT_FLOOR: Final = 1e-4
 
 @torch.no_grad()
 def initialise(model: Decoder, seed: int) -> None:
-    """Fill all parameters except those of norms, which are created with their initial values."""
+    """Fill all parameters of a model, except those of norms, which have their initial values from construction."""
     config = model.config
     llama = config.init == "llama"
     _fill(model.embed.weight, "embed.weight", seed, _normal(1.0 if llama else config.init_std))

@@ -1,10 +1,10 @@
 """Define the layers that all models share: linear, embedding, norms, rotary positions, attention, activations.
 
-Parameters are FP32 master copies. A layer computes in the dtype of its input; norms, softmax and rotations compute in
-FP32 inside. No layer draws random numbers: `initialise` fills the parameters, by name, from a seed.
+Parameters are FP32 master copies. A layer computes in the dtype of its input; norms, softmax and rotations compute
+internally in FP32. No layer draws random numbers: `initialise` fills the parameters, by name, from a seed.
 
-RMSNorm and attention have a second form for CPUs, where PyTorch's is slower than necessary; each states what it gains
-(8×256 tokens of width 256 in BF16, forward and backward on one core with AVX512-BF16).
+RMSNorm and attention have a second implementation for CPUs, where PyTorch's is slower than necessary. Its docstring
+states both times (8×256 tokens of width 256 in BF16, forward and backward on one core with AVX512-BF16).
 
 Shape suffixes: B batch, T token, D width, H head, K key and value head, E head's dimension.
 """
@@ -20,10 +20,11 @@ from torch.autograd.function import once_differentiable
 
 from fewbits.kernels.products import linear, matmul
 
-# GaussWS's names for a block's linear layers; `in` is Mamba-2's, which fits none of them, `head` the model's.
+# GaussWS's names for the linear layers of a block. `in` is Mamba-2's input layer, which fits none of these names;
+# `head` is the model's output head.
 Part = Literal["qkv", "out", "up", "down", "in", "head"]
 Norm = Callable[[int, float, bool], nn.Module]
-UNFUSED_UP_TO: Final = 512  # tokens; for more, the T×T scores cost more memory than the gain in speed is worth
+UNFUSED_UP_TO: Final = 512  # tokens; for more, the memory of the T×T scores outweighs the gain in speed
 
 
 class Linear(nn.Linear):
@@ -62,17 +63,15 @@ class LayerNorm(nn.Module):
         return _layer_norm(x, self.weight, self.bias, self.eps)
 
 
-class LayerNorm1p(nn.Module):
-    """A LayerNorm whose weight is stored around 0 and applied as 1 + weight, so that weight decay pulls it to 1.
+class LayerNorm1p(LayerNorm):
+    """A LayerNorm that multiplies by 1 + weight; weight starts at 0, so weight decay pulls the factor to 1.
 
-    It always has a bias, as in Megatron, whose "no bias" refers only to linear layers.
+    It always has a bias, as in Megatron, where "no bias" refers only to linear layers.
     """
 
     def __init__(self, width: int, eps: float, bias: bool) -> None:
-        super().__init__()
-        self.eps = eps
+        super().__init__(width, eps, bias=True)
         self.weight = nn.Parameter(torch.zeros(width))
-        self.bias = nn.Parameter(torch.zeros(width))
 
     def forward(self, x: Tensor) -> Tensor:
         return _layer_norm(x, 1 + self.weight, self.bias, self.eps)
@@ -100,14 +99,14 @@ def _layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> T
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
-    """Normalise over the last dimensions that weight has, one or more; compute in FP32 and return `dtype`."""
+    """Normalise x over its last dimension and multiply by weight, in FP32; return the result in `dtype`."""
     if x.is_cpu:
         return _RmsNorm.apply(x, weight, eps, dtype)
     return (F.rms_norm(x.float(), x.shape[-1:], eps=eps) * weight).to(dtype)
 
 
 class _RmsNorm(Function):
-    """An RMS norm for CPUs in 1.8 ms; F.rms_norm is a chain of operations, forward and backward, and takes 2.8 ms."""
+    """An RMS norm for CPUs that takes 1.8 ms; F.rms_norm, a chain of operations in both passes, takes 2.8 ms."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
@@ -134,8 +133,8 @@ class _RmsNorm(Function):
 
 
 def _turns(rotated: int, theta: float, context: int) -> Tensor:
-    """Return cosine and sine as real numbers, because `.to(dtype)` corrupts complex numbers."""
-    with torch.device("cpu"):  # the same bits on any device
+    """Return the cosines and sines of the rotations, as real numbers because `.to(dtype)` corrupts complex ones."""
+    with torch.device("cpu"):  # so that the bits are the same for any device
         steps = theta ** (-torch.arange(0, rotated, 2, dtype=torch.float64) / rotated)
         angles = torch.outer(torch.arange(context, dtype=torch.float64), steps)
         return torch.stack((angles.cos(), angles.sin()), -1).float()
@@ -172,7 +171,7 @@ class Rope(nn.Module):
 
 
 def causal_attention(q_BTHE: Tensor, k_BTKE: Tensor, v_BTKE: Tensor) -> Tensor:
-    """Return softmax(q·kᵀ/√E)·v over each token and those before it, with H/K heads per key and value head."""
+    """Return softmax(q·kᵀ/√E)·v of each token over itself and those before it; H/K heads share a key and value head."""
     q_BHTE, k_BKTE, v_BKTE = (x.transpose(1, 2) for x in (q_BTHE, k_BTKE, v_BTKE))
     tokens, shared = q_BHTE.shape[2], q_BHTE.shape[1] // k_BKTE.shape[1]
     if q_BHTE.is_cpu and q_BHTE.dtype == torch.bfloat16 and tokens <= UNFUSED_UP_TO:
@@ -183,7 +182,7 @@ def causal_attention(q_BTHE: Tensor, k_BTKE: Tensor, v_BTKE: Tensor) -> Tensor:
 
 
 def _unfused_attention(q_BHTE: Tensor, k_BKTE: Tensor, v_BKTE: Tensor, shared: int) -> Tensor:
-    """Compute attention with scores in BF16 (as in Megatron's unfused attention) and the softmax in FP32 inside.
+    """Compute attention with scores in BF16, like Megatron's unfused attention, and a softmax that uses FP32 inside.
 
     It takes 15 ms for 4 heads of 64; the fused kernel takes 31 ms.
     """
@@ -204,6 +203,6 @@ def squared_relu(x: Tensor) -> Tensor:
 
 ACTIVATIONS: Final[dict[str, Callable[[Tensor], Tensor]]] = {
     "gelu": F.gelu,  # exact, as in nanoGPT
-    "swiglu": F.silu,  # of the gate, multiplied by up
+    "swiglu": F.silu,  # applied to the gate, whose result is multiplied by up
     "relu2": squared_relu,
 }

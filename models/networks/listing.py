@@ -1,9 +1,10 @@
-"""Implement `fewbits models`: list the models by name, with their size and their parts."""
+"""Implement `fewbits models`: list the models by name, with their numbers of parameters and a description."""
 
 import json
 from collections.abc import Sequence
 
 from fewbits.common.arguments import CommandParser
+from fewbits.common.tables import print_table
 from fewbits.models.networks.decoder import DecoderConfig
 from fewbits.models.networks.presets import MODELS
 from fewbits.models.networks.registry import linear_parameters, parameters
@@ -23,12 +24,12 @@ _LABELS = {
 def main(argv: Sequence[str]) -> int:
     parser = CommandParser(
         "fewbits models",
-        about="List the models with their parameters, those in quantizable linear layers, and their parts.",
+        about="List the models with their parameters, those in quantizable linear layers, and a description.",
         examples="example: fewbits models --json",
     )
     parser.add_argument("--json", action="store_true", help="print a JSON list of objects")
     options = parser.parse_args(argv)
-    rows = [
+    rows: list[dict[str, str | int]] = [
         {
             "name": name,
             "parameters": parameters(config),
@@ -37,7 +38,11 @@ def main(argv: Sequence[str]) -> int:
         }
         for name, config in MODELS.items()
     ]
-    print(json.dumps(rows, indent=2) if options.json else _table(rows))
+    if options.json:
+        print(json.dumps(rows, indent=2))
+    else:
+        cells = [[f"{value:,}" if isinstance(value, int) else value for value in row.values()] for row in rows]
+        print_table(("name", "parameters", "linear", "description"), cells, right=("parameters", "linear"))
     return 0
 
 
@@ -61,13 +66,3 @@ def describe(config: DecoderConfig) -> str:
             f"vocabulary {config.vocab}" + (" tied" if config.tied else ""),
         ]
     )
-
-
-def _table(rows: list[dict[str, object]]) -> str:
-    head = ("name", "parameters", "linear", "description")
-    cells = [
-        (str(row["name"]), f"{row['parameters']:,}", f"{row['linear_parameters']:,}", str(row["description"]))
-        for row in rows
-    ]
-    name, total, linear = (max(len(row[i]) for row in (head, *cells)) for i in range(3))
-    return "\n".join(f"{row[0]:{name}}  {row[1]:>{total}}  {row[2]:>{linear}}  {row[3]}" for row in (head, *cells))

@@ -1,12 +1,13 @@
 """Implement Mamba-2, a state-space mixer whose recurrence is computed as matrix products, chunk by chunk.
 
-Per head, with a state S [N, P], decay a = −exp(A_log) and step Δ = softplus(dt + dt_bias):
+For each head, with a state S [N, P], decay a = −exp(A_log) and step Δ = softplus(dt + dt_bias):
 
     S_t = exp(Δ_t·a)·S_{t−1} + Δ_t·B_t x_tᵀ        y_t = S_tᵀ C_t + D·x_t
 
-The heads of a group share B and C. One linear layer produces z, x, B, C and dt; x, B and C pass a causal depthwise
-convolution and SiLU; y is gated with SiLU(z) and then RMS-normed group by group (gate before norm, as in the published
-code and Nemotron-H); an output projection follows. All but the two linear layers is FP32.
+The heads of a group share B and C. One linear layer produces z, x, B, C and dt. x, B and C pass through a causal
+depthwise convolution and SiLU. y is multiplied by SiLU(z) and then RMS-normalised group by group (the gate before the
+norm, as in the published code and Nemotron-H). An output projection follows. Everything except the two linear layers
+computes in FP32.
 
 Shape suffixes: B batch, T token, C chunk, Q token of a chunk, G group, R head of a group, H head (G·R), N state, P
 head's dimension.
@@ -57,10 +58,11 @@ class Mamba2(nn.Module):
 
 
 def ssd(x_BTHP: Tensor, dt_BTH: Tensor, a_H: Tensor, b_BTGN: Tensor, c_BTGN: Tensor, chunk: int = CHUNK) -> Tensor:
-    """Compute the recurrence without D's term, from a zero state, by Mamba-2's state-space duality algorithm in FP32.
+    """Compute the recurrence from a zero state, without D·x, by Mamba-2's state-space duality algorithm in FP32.
 
-    Within a chunk, y_i = Σ_{j≤i} exp(s_i − s_j)·(C_i·B_j)·Δ_j x_j with s the running sum of Δ·a: attention with a decay
-    in place of the softmax. Earlier chunks affect a chunk only through the state. No exponent is positive.
+    Within a chunk, y_i = Σ_{j≤i} exp(s_i − s_j)·(C_i·B_j)·Δ_j x_j, where s is the running sum of Δ·a: attention with a
+    decay instead of the softmax. Earlier chunks affect a chunk only through the state. No exponent is positive, so
+    nothing overflows.
     """
     tokens, groups = x_BTHP.shape[1], b_BTGN.shape[2]
     size = min(chunk, tokens)
@@ -93,12 +95,13 @@ def ssd(x_BTHP: Tensor, dt_BTH: Tensor, a_H: Tensor, b_BTGN: Tensor, c_BTGN: Ten
 class _Decayed(Function):
     """The decayed scores, scores_ij·exp(s_i − s_j) for j ≤ i, else 0.
 
-    These are the largest tensors of the model, so the code avoids every unnecessary pass over them.
+    They are the largest tensors of the model, so the code avoids every unnecessary pass over them.
     """
 
     @staticmethod
     def forward(ctx: Any, scores_BCGQQ: Tensor, sums_BCGRQ: Tensor) -> Tensor:
-        # Capped at 0 for later tokens, where it would overflow; exp(−∞) is three times slower than exp(0) and a mask.
+        # The exponent is limited to 0, because exp would overflow for later tokens, which tril_ then sets to 0. Setting
+        # their exponents to −∞ instead would be three times slower.
         decay = (sums_BCGRQ[..., :, None] - sums_BCGRQ[..., None, :]).clamp_(max=0).exp_().tril_()
         decayed = decay * scores_BCGQQ[:, :, :, None]
         ctx.save_for_backward(decay, decayed)
@@ -119,7 +122,10 @@ def causal_conv(x_BTC: Tensor, weight_WC: Tensor, bias_C: Tensor) -> Tensor:
 
 
 class _CausalConv(Function):
-    """A convolution with few taps as shifted sums: a third faster than conv1d on a CPU, which needs channels first."""
+    """A convolution with few taps, computed as shifted sums.
+
+    On a CPU it is a third faster than conv1d, which needs the channels before the tokens.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -145,5 +151,5 @@ class _CausalConv(Function):
 
 
 def _shifted(weight_WC: Tensor, tokens: int) -> list[tuple[int, Tensor]]:
-    """Return each tap on an earlier token, with its distance, if the sequence is long enough for such tokens."""
+    """Return the distance and the weight of each tap that reads an earlier token, for distances below `tokens`."""
     return [(shift, weight_WC[-1 - shift]) for shift in range(1, min(len(weight_WC), tokens))]

@@ -1,18 +1,19 @@
-"""Define Adam-mini's partition: the entries of a parameter that share one second moment (v, the mean of g² over them).
+"""Define Adam-mini's partition: which entries of a parameter share one second moment v, the mean of their g².
 
 `adam_mini_partition` returns one of these for every parameter:
 
-    "element"            one per entry, as in AdamW
-    "tensor"             one for the whole parameter
-    (64, 64, …, 1, 1)    one for so many rows each, from the first row on: 64 rows are a head, 1 is an output neuron
+    "element"            one v for each entry, as in AdamW
+    "tensor"             one v for the whole parameter
+    (64, 64, …, 1, 1)    one v for each group of rows, whose sizes are listed from the first row on: 64 rows are a head,
+                         1 row is an output neuron
 
 As published: embeddings and output head by element; queries and keys by head; values, attention output and MLP by
 output neuron (from version 1.1 on); all others, norms and biases, by tensor. The published code identifies parameters
-by name. It does not know Mamba-2's linear layers, which go by output neuron here (assumed); Mamba-2's other parameters
-go by tensor.
+by name, and has no rule for Mamba-2: here its linear layers are partitioned by output neuron (assumed), and its other
+parameters by tensor.
 
-It works on any module whose attention stores the dimension of its heads in `head_dim`, as ours, transformers' and
-torchtitan's do.
+`adam_mini_partition` supports any module whose attention stores the dimension of its heads in `head_dim`, as our models
+and those of transformers and torchtitan do.
 """
 
 from typing import Final, Literal
@@ -29,7 +30,7 @@ HEAD: Final = frozenset({"head", "lm_head", "output"})
 
 
 def adam_mini_partition(model: nn.Module) -> dict[str, Partition]:
-    """Return by name how the second moment of each of `model.named_parameters()` is shared."""
+    """Return the partition of each parameter, by its name in `model.named_parameters()`."""
     embeddings = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
     partition: dict[str, Partition] = {}
     for name, parameter in model.named_parameters():

@@ -1,9 +1,9 @@
-"""List the models of the papers by name, and the small models of their families for a CPU.
+"""List the models of the papers by name, and a small model of each family for CPUs.
 
-The `-nano` models keep the parts of their family at the smallest size where the block shapes still differ: width 256,
-so that every operand of every linear layer holds at least 4 blocks of 128x128, and enough blocks that the last 4 of
-them are not the whole model. They read bytes; with another tokenizer, replace `vocab`. A model added here changes no
-trial's id, because the id holds the values of the model that trains.
+The `-nano` models have the same kinds of layers as their family, at the smallest size at which the block shapes still
+differ: width 256, so that every operand of every linear layer holds at least 4 blocks of 128x128, and enough decoder
+blocks that the last 4 are not the whole model. Their vocabulary is the 256 bytes; for another tokenizer, replace
+`vocab`. Adding a model here changes no trial's id, because the id depends only on the values of the trial's own model.
 """
 
 from dataclasses import replace
@@ -57,7 +57,7 @@ _NEMOTRON3 = DecoderConfig(
     ffn=16384,
     norm="layernorm1p",
     rope_fraction=0.5,
-    context=4096,  # the model's own; assumed for MoR's runs
+    context=4096,  # that of the published model; assumed for MoR's runs
     init_std=0.0134,  # assumed: the default of the Nemotron family in transformers
 )
 
@@ -74,7 +74,7 @@ _NVFP4 = DecoderConfig(
     context=8192,
 )
 
-# NVFP4: the Nemotron-H family, without positions, because Mamba-2 is sensitive to order.
+# NVFP4: the Nemotron-H family, which has no positions, because Mamba-2 already depends on the order of tokens.
 _HYBRID_8B = DecoderConfig(
     name="hybrid-8b",
     vocab=131072,
@@ -101,7 +101,7 @@ _HYBRID_12B = replace(
 
 
 def _nano(config: DecoderConfig, name: str, **changes: Any) -> DecoderConfig:
-    """Return a byte model with the family's parts at the smallest width (see the module's docstring)."""
+    """Return a small model with a vocabulary of bytes and the same kinds of layers (see the module's docstring)."""
     sizes = {"vocab": 256, "width": 256, "layers": 6, "heads": 4, "kv_heads": 4, "head_dim": 64, "ffn": 512}
     return replace(config, name=name, **{**sizes, "context": 256, **changes})
 
@@ -110,7 +110,7 @@ _ALL = (
     _GPT2,
     _LLAMA2,
     replace(_LLAMA2, name="llama2-1b", width=2048, layers=18, heads=16, kv_heads=16, head_dim=128, ffn=5632),
-    # The dimensions are not published; those that fit GaussWS Table 1's memory best are assumed.
+    # The dimensions are not published; these are assumed, because they fit the memory in GaussWS Table 1 best.
     replace(_LLAMA2, name="llama2-3b", width=3072, layers=28, heads=24, kv_heads=24, head_dim=128, ffn=8192),
     replace(_LLAMA2, name="llama2-70b-4l", width=8192, layers=4, heads=64, kv_heads=8, head_dim=128, ffn=28672),
     replace(_LLAMA2, name="llama2-70b", width=8192, layers=80, heads=64, kv_heads=8, head_dim=128, ffn=28672),

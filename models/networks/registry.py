@@ -6,7 +6,6 @@ Example: build(dataclasses.replace(MODELS["nemotron-nano"], layers=10), seed=1)
 from functools import cache
 
 import torch
-from torch import nn
 
 from fewbits.models.networks.decoder import Decoder, DecoderConfig
 from fewbits.models.networks.initialise import initialise
@@ -17,7 +16,7 @@ from fewbits.models.networks.presets import MODELS
 def model(name: str) -> DecoderConfig:
     """Return the configuration with this name."""
     if name not in MODELS:
-        raise ValueError(f"unknown model {name!r}: valid are {', '.join(MODELS)}")
+        raise ValueError(f"unknown model {name!r}: valid names are {', '.join(MODELS)}")
     return MODELS[name]
 
 
@@ -30,7 +29,7 @@ def build(
 ) -> Decoder:
     """Build a model, from a configuration or name, with its initial parameters.
 
-    For a given seed they have the same bits on any device, whatever was drawn before.
+    For a given seed the parameters have the same bits on every device, and do not depend on other random numbers.
     """
     with torch.device(device):
         decoder = Decoder(model(config) if isinstance(config, str) else config, compute_dtype)
@@ -39,7 +38,7 @@ def build(
 
 
 def on_meta(config: DecoderConfig) -> Decoder:
-    """Return the model without memory, to count its parameters and inspect its structure."""
+    """Return the model on torch's meta device, without memory, to count its parameters and inspect its structure."""
     with torch.device("meta"):
         return Decoder(config)
 
@@ -51,9 +50,6 @@ def parameters(config: DecoderConfig) -> int:
 
 @cache
 def linear_parameters(config: DecoderConfig) -> int:
-    """Return how many of them are weights of linear layers in blocks, which recipes quantize."""
-    return sum(linear.weight.numel() for linear in _linears(on_meta(config).blocks))
-
-
-def _linears(modules: nn.Module) -> list[Linear]:
-    return [module for module in modules.modules() if isinstance(module, Linear)]
+    """Return how many of the model's parameters are weights of linear layers in blocks, which recipes can quantize."""
+    modules = on_meta(config).blocks.modules()
+    return sum(module.weight.numel() for module in modules if isinstance(module, Linear))

@@ -74,7 +74,7 @@ _DEFINED_IN = {
     "unpack_noise": "fewbits.kernels.noise",
 }
 
-if not TYPE_CHECKING:  # a type checker that saw this function would accept every misspelt name
+if not TYPE_CHECKING:  # a type checker that read this function would accept names that do not exist
 
     def __getattr__(name: str) -> object:
         if name not in _DEFINED_IN:

@@ -15,14 +15,14 @@ from importlib import import_module
 from itertools import takewhile
 
 from fewbits import __version__
-from fewbits.common.redaction import redacted
+from fewbits.common.terminal import notice
 
 
 @dataclass(frozen=True)
 class Command:
     """A command of the command line."""
 
-    words: tuple[str, ...]  # of its name
+    words: tuple[str, ...]  # the words of its name
     module: str
     summary: str
     example: str = ""
@@ -38,7 +38,10 @@ class Command:
 
 COMMANDS = (
     Command(
-        ("doctor",), "fewbits.doctor", "show this machine's hardware, the kernels in use, and problems to fix", "--json"
+        ("doctor",),
+        "fewbits.doctor",
+        "show this machine's hardware, the kernels in use, and how to fix problems",
+        "--json",
     ),
     Command(
         ("train",),
@@ -86,7 +89,7 @@ COMMANDS = (
     Command(
         ("report",),
         "fewbits.analysis.report_command",
-        "write a study's report: tables, figures and claims beside the paper's",
+        "write a study's report: its tables, figures and claims, compared with the paper's",
         "study=mor scale=cpu",
     ),
     Command(
@@ -101,9 +104,16 @@ COMMANDS = (
     Command(("studies",), "fewbits.sweeps.commands.studies", "list the studies with their recipes", "--json"),
     Command(
         ("data", "prepare"),
-        "fewbits.experiments.data.prepare",
+        "fewbits.experiments.commands.prepare_data",
         "download and tokenize web text: OpenWebText, C4",
         "openwebtext",
+    ),
+    Command(
+        ("bench", "kernels"),
+        "fewbits.experiments.bench.generators",
+        "measure noise generators over matrix shapes",
+        "--store runs",
+        flags=("--generators",),
     ),
     Command(
         ("bench", "kernels"),
@@ -137,10 +147,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ValueError as error:
         if sys.flags.dev_mode:
             raise
-        print(f"fewbits: {redacted(' '.join(str(error).split()))}", file=sys.stderr)
+        notice(error)
         return 2
     except KeyboardInterrupt:
-        print("fewbits: interrupted", file=sys.stderr)
+        notice("interrupted")
         return 130
     except BrokenPipeError:
         # The interpreter flushes stdout again when it exits: discard that output.
@@ -150,15 +160,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         if sys.flags.dev_mode or error.errno is None:
             raise
         prefix = f"{error.filename}: " if error.filename else ""
-        print(redacted(f"fewbits: {prefix}{error.strerror}"), file=sys.stderr)
+        notice(f"{prefix}{error.strerror}")
         return 1
     except ModuleNotFoundError as error:
         if sys.flags.dev_mode or error.name is None or error.name.partition(".")[0] == "fewbits":
             raise
-        print(
-            f"fewbits: {sys.executable} has no module {error.name!r}: run fewbits in the Python environment in which "
-            "its dependencies are installed; a job on a Ray cluster uses the environment of `ray start`",
-            file=sys.stderr,
+        notice(
+            f"{sys.executable} has no module {error.name!r}: run fewbits in the Python environment in which its "
+            "dependencies are installed; a job on a Ray cluster uses the environment of `ray start`"
         )
         return 1
 

@@ -1,7 +1,7 @@
-"""Report this machine's hardware, its kernel backend with the reason, and problems to fix (`fewbits doctor`).
+"""Implement `fewbits doctor`: show the hardware, the kernel backend and the reason for it, and how to fix problems.
 
-Facts are read from files and package metadata, so the command is fast and works where torch is missing or broken. If
-the kernels are not built yet, the compiler is tried on one line of code. `--test` also loads torch and runs the
+Facts are read from files and package metadata, so the command is fast and works if torch is missing or broken. If the
+kernels are not built yet, the command tests the compiler with one line of code. `--test` also loads torch and runs the
 kernels' self-test.
 """
 
@@ -11,7 +11,7 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from importlib.util import find_spec
@@ -20,6 +20,7 @@ from typing import Literal
 
 from fewbits import __version__
 from fewbits.common.arguments import CommandParser
+from fewbits.common.tables import print_table
 from fewbits.kernels.backends import build
 
 BACKENDS = ("reference", "cpu", "cuda")
@@ -38,7 +39,7 @@ MARKS = {"ok": " ", "note": "-", "problem": "!"}
 
 @dataclass(frozen=True)
 class Fact:
-    """A fact about this machine. A note is a hint; a problem keeps something from working. Both have a `fix`."""
+    """A fact about this machine. Its status is ok, note (a hint) or problem (something does not work)."""
 
     name: str
     value: str | int | None
@@ -70,31 +71,28 @@ def main(argv: Sequence[str]) -> int:
     listed = facts()
     checks = self_test() if options.test else None
     well = all(fact.status != "problem" for fact in listed) and all(check.passed for check in checks or ())
-    print(as_json(listed, checks, well) if options.json else as_text(listed, checks))
+    if options.json:
+        print(as_json(listed, checks, well))
+    else:
+        print_table(["", "", ""], _rows(listed))
+        if checks:
+            print_table(
+                ["", "", ""], [("pass" if check.passed else "FAIL", check.name, check.detail) for check in checks]
+            )
     return 0 if well else 1
 
 
-def as_text(listed: Sequence[Fact], checks: Sequence[Check] | None) -> str:
-    lines = []
+def _rows(listed: Sequence[Fact]) -> Iterator[tuple[str, str, str]]:
     for fact in listed:
-        text = ", ".join(str(part) for part in (fact.value, fact.detail) if part not in (None, ""))
-        lines.append(f"{MARKS[fact.status]} {fact.name:10}{text}")
+        yield MARKS[fact.status], fact.name, ", ".join(str(part) for part in (fact.value, fact.detail) if part)
         if fact.fix:
-            lines.append(f"  {'':10}fix: {fact.fix}")
-    for check in checks or ():
-        lines.append(f"{'pass' if check.passed else 'FAIL'}  {check.name}{check.detail and ': '}{check.detail}")
-    return "\n".join(lines)
+            yield "", "", f"fix: {fact.fix}"
 
 
 def as_json(listed: Sequence[Fact], checks: Sequence[Check] | None, well: bool) -> str:
-    answer: dict[str, object] = {"well": well, "facts": {fact.name: _without_name(fact) for fact in listed}}
-    if checks is not None:
-        answer["self_test"] = [asdict(check) for check in checks]
-    return json.dumps(answer, indent=2)
-
-
-def _without_name(fact: Fact) -> dict[str, object]:
-    return {key: value for key, value in asdict(fact).items() if key != "name"}
+    by_name = {fact.name: {key: value for key, value in asdict(fact).items() if key != "name"} for fact in listed}
+    tested = {} if checks is None else {"self_test": [asdict(check) for check in checks]}
+    return json.dumps({"well": well, "facts": by_name, **tested}, indent=2)
 
 
 def self_test() -> list[Check]:
@@ -147,7 +145,7 @@ def _cpu(cpuinfo: str) -> Fact:
 
 
 def _vectors(cpuinfo: str) -> Fact:
-    """Return the widest vector instructions, which the compiled kernels use."""
+    """Return the widest vector instructions of the processor, which the compiled kernels use."""
     listed = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", cpuinfo, re.MULTILINE)
     flags = set(listed[1].split()) if listed else set()
     widest = next((name for name, needed in VECTORS.items() if needed <= flags), None)
@@ -163,7 +161,7 @@ def _cores() -> Fact:
 
 
 def _compiler() -> Fact:
-    """Return the compiler. If the kernels are not built yet, test it on a line of code: it may be broken."""
+    """Return the compiler. If the kernels are not built yet, test it with a line of code, because it may not work."""
     command, fix = build.compiler(), "install g++ for the fast CPU kernels (apt install g++)"
     if command is None:
         return Fact("compiler", None, build.no_compiler(), "note", fix)
@@ -210,7 +208,7 @@ def _cupy(gpu: Fact) -> Fact:
 
 
 def _backend(compiler: Fact, library: Fact, gpu: Fact, cupy: Fact) -> Fact:
-    """Return the backend of CPU tensors with the reason, by the rules of kernels/backends/choice.py, without torch."""
+    """Return the backend of CPU tensors and the reason, by the rules of kernels/backends/choice.py, without torch."""
     forced = os.environ.get("FEWBITS_BACKEND")
     can_run = library.value is not None or compiler.value is not None
     if forced and forced not in BACKENDS:

@@ -2,9 +2,10 @@
 
 A bundle is the resources of one rank on one node. A bundle that fits no node that is alive may still fit a node that
 joins later (a young cluster), or one that the cluster's autoscaler starts. Only the autoscaler knows what it can start.
-Therefore a placement group of that bundle waits as demand, and Ray's second autoscaler (v2: that of KubeRay and
-`ray up`) reports the demands that no node type can meet. Ray's first autoscaler reports no such thing; there the sweep
-starts with a warning. The sweep ends if nothing can provide a bundle within the time that nodes may take to join.
+Therefore this module creates a placement group of that bundle, which waits as demand, and Ray's second autoscaler (v2:
+that of KubeRay and `ray up`) reports the demands that no node type can meet. Ray's first autoscaler does not report
+them; there the sweep starts with a warning. The sweep ends if nothing can provide a
+bundle within the time that nodes may take to join.
 
 Limit: while other work holds as many nodes as the autoscaler may start, and none of them could hold the bundle, v2
 reports the bundle as one that no node type can meet.
@@ -125,10 +126,10 @@ def _fits(demand: Demand, alive: Sequence[Mapping[str, float]], autoscaler: Auto
 
 
 class _Probe:
-    """Demand for one trial's bundles, for the autoscaler to evaluate; it ends with the block, or with the driver."""
+    """A placement group that shows one trial's demand to the autoscaler, until the block or the driver ends."""
 
     def __init__(self, demand: Demand, autoscaler: Autoscaler) -> None:
-        # An autoscaler is asked for one rank only: other work may use up its limits for now.
+        # An autoscaler is asked for one rank only: other work may use up its limits at present.
         self._bundles = [demand.bundle] * (1 if autoscaler.exists else demand.resources.ranks)
         self._began, self._after = autoscaler.seen, 0  # 0: the demand is not in the cluster's state yet
 
@@ -144,8 +145,11 @@ class _Probe:
         remove_placement_group(self._group)
 
     def granted(self, autoscaler: Autoscaler) -> bool:
-        """Tell whether the autoscaler has evaluated states with this demand, and can meet it."""
-        late = autoscaler.seen >= self._began + 3 * JUDGED  # a state of another form may not list it
+        """Tell whether the autoscaler can start nodes for this demand.
+
+        Its report counts only after it has evaluated JUDGED states of the cluster since this demand was part of them.
+        """
+        late = autoscaler.seen >= self._began + 3 * JUDGED  # an unknown form of state may not list the demand
         if not self._after and (late or self._bundles[0] in autoscaler.waiting):
             self._after = autoscaler.seen + JUDGED
         if not self._after or autoscaler.seen < self._after or autoscaler.infeasible is None:
@@ -156,7 +160,8 @@ class _Probe:
 def ask_autoscaler() -> Autoscaler:
     """Return what the cluster reports about its autoscaler.
 
-    Ray (2.60) has no public function for it. What another version of Ray keeps elsewhere counts as not reported.
+    Ray (2.60) has no public function for it. If another version of Ray keeps the report elsewhere, the result
+    says that nothing is reported.
     """
     try:
         import ray

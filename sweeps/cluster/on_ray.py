@@ -3,10 +3,10 @@
 A task is one trial, or one rank of it; ranks share a placement group. Ray retries nothing: the driver, which knows the
 checkpoints, decides whether a trial is tried again.
 
-On a cluster with an autoscaler every ready trial is started, up to --parallel, so that the waiting tasks are the demand
-that it grows for. `ray.autoscaler.sdk.request_resources` is not used: a cluster holds one such request, which a
-second sweep would overwrite, which stays when its driver is killed, and which the autoscaler ignores as a whole when it
-is more than the cluster may grow to. Waiting tasks end with their driver, however it ends.
+On a cluster with an autoscaler every ready trial is started as a task, up to --parallel: the waiting tasks are the
+demand for which the autoscaler adds nodes. `ray.autoscaler.sdk.request_resources` is not used: a cluster holds only one
+such request, so a second sweep would overwrite it; the request stays when its driver is killed; and the autoscaler
+ignores all of it if it exceeds the cluster's limits. Waiting tasks end with their driver, even if that is killed.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from fewbits.sweeps.cluster.address import check_reachable
 from fewbits.sweeps.cluster.capacity import Demand, ask_autoscaler, bundle, nodes, require_capacity, slots
 from fewbits.sweeps.cluster.ray_machines import RayMachines, selector
 from fewbits.sweeps.planning.sweep import Resources
@@ -64,7 +65,7 @@ class OnRay:
         address = address or os.environ.get("RAY_ADDRESS") or None
         self.alone = address is None  # on this machine, in a Ray of its own
         if address is not None:
-            _check_reachable(address)
+            check_reachable(address)
         if self.alone:
             options: dict[str, Any] = {"include_dashboard": False, "num_cpus": _cores()}
         else:
@@ -213,16 +214,6 @@ def _start(init: Callable[[], object]) -> None:
                     f"Ray did not start on this machine in {STARTS} attempts ({error}): the machine may be too busy; "
                     "--backend local trains without Ray"
                 ) from error
-
-
-def _check_reachable(address: str) -> None:
-    """Raise ValueError if nothing answers at HOST:PORT; Ray would retry for minutes. Other addresses pass."""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if host and port.isdecimal():
-        try:
-            socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
-        except OSError as error:
-            raise ValueError(f"no Ray at {address}: {error.strerror or error}") from None
 
 
 def _rendezvous() -> tuple[str, int]:

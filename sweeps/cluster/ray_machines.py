@@ -1,4 +1,4 @@
-"""Find out the kind of each node of a Ray cluster, with one task without resources on each node.
+"""Find out the kind of each node of a Ray cluster, by running on each node a task that reserves no resources.
 
 Nodes of one kind are selected by a label that they share and that no other node has, if there is one: nodes that join
 later have the label too, and an autoscaler can start them. Otherwise they are selected by their ids.
@@ -7,13 +7,16 @@ later have the label too, and an autoscaler can start them. Otherwise they are s
 from __future__ import annotations
 
 import time
+import warnings
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fewbits.sweeps.planning.sweep import Resources
 from fewbits.sweeps.running.machine_kinds import Machine, this_machine
 
-FIRST = 60.0  # seconds that the first answers may take, in which a node's worker starts and imports torch
+FIRST = 120.0  # seconds that the first answers may take, in which a node's worker starts and imports torch
+ATTEMPTS = 3  # how often a node is asked whose answer fails: on a busy machine Ray may lose a worker as it starts
 NODE = "ray.io/node-id"
 SHARED = ("ray.io/accelerator-type", "ray.io/node-group")  # labels that nodes of one kind may have in common
 _NAMED = ("CPU", "GPU", "memory")
@@ -27,6 +30,7 @@ class RayMachines:
         self._alone = alone
         self._answers: dict[str, Machine | None] = {}  # by node; None: its kind cannot be known
         self._asked: dict[Any, str] = {}
+        self._attempts: Counter[str] = Counter()
 
     def __call__(self) -> list[Machine]:
         import ray
@@ -52,25 +56,41 @@ class RayMachines:
     def _ask(self, nodes: Sequence[str]) -> None:
         """Ask the nodes that have not been asked yet. Only the first call waits for answers."""
         import ray
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        asked = {*self._answers, *self._asked.values()}
         for node in nodes:
-            if node not in asked:
-                strategy = NodeAffinitySchedulingStrategy(node, soft=False)
-                question = ray.remote(max_retries=0)(this_machine)
-                self._asked[question.options(num_cpus=0, scheduling_strategy=strategy).remote()] = node
+            if node not in {*self._answers, *self._asked.values()}:
+                self._ask_node(node)
         give_up = time.monotonic() + (0.0 if self._answers else FIRST)
         while self._asked:
             done, _ = ray.wait(list(self._asked), timeout=max(0.0, give_up - time.monotonic()))
             if not done:
+                if not self._answers:
+                    warnings.warn(f"no node has told its kind within {FIRST:.0f} s", stacklevel=2)
                 return
             for task in done:
-                node = self._asked.pop(task)
-                try:
-                    self._answers[node] = ray.get(task)
-                except Exception:  # the node is gone, or has no fewbits: a trial that starts there reports it
-                    self._answers[node] = None
+                self._read(task, self._asked.pop(task))
+
+    def _ask_node(self, node: str) -> None:
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        strategy = NodeAffinitySchedulingStrategy(node, soft=False)
+        question = ray.remote(max_retries=0)(this_machine)
+        self._asked[question.options(num_cpus=0, scheduling_strategy=strategy).remote()] = node
+        self._attempts[node] += 1
+
+    def _read(self, task: Any, node: str) -> None:
+        import ray
+
+        try:
+            self._answers[node] = ray.get(task)
+        except Exception as error:  # the node is gone, has no fewbits, or lost the worker
+            if self._attempts[node] < ATTEMPTS:
+                self._ask_node(node)
+                return
+            self._answers[node] = None
+            reason = " ".join(str(error).split())[-300:]
+            warnings.warn(f"the kind of node {node[:8]} is unknown: {reason}", stacklevel=2)
 
 
 def selector(machines: Sequence[Machine], like: str | None, resources: Resources) -> Mapping[str, str] | None:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import re
 import shutil
-import sys
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
 from fewbits.common.atomic import folder_atomically, remove_folder
+from fewbits.common.terminal import notice
 from fewbits.sweeps.cluster.submit import FEWBITS, lasting_store, watch_job
 
 
@@ -55,7 +55,7 @@ def fetch(report: Path, reports: Path) -> str:
     if copy.resolve() == report.resolve():
         return str(copy / "index.html")
     if copy.exists() and not (copy / "index.html").is_file():
-        print(f"fewbits: {copy} exists and is no report: the report is not copied", file=sys.stderr)
+        notice(f"{copy} exists but is no report: the new report is not copied")
         return str(report / "index.html")
     try:
         reports.mkdir(parents=True, exist_ok=True)
@@ -64,6 +64,6 @@ def fetch(report: Path, reports: Path) -> str:
             if copy.exists():
                 remove_folder(copy)
     except OSError as error:
-        print(f"fewbits: {copy}: {error.strerror or error}: the report is not copied", file=sys.stderr)
+        notice(f"{copy}: {error.strerror or error}: the report is not copied")
         return str(report / "index.html")
     return str(copy / "index.html")

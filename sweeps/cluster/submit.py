@@ -5,36 +5,37 @@ The job does not depend on this process: it continues after a closed terminal or
 Ctrl-C stops a local sweep: its trials end at checkpoints, and the same command resumes them. A second Ctrl-C returns
 without waiting for that.
 
-Connection errors are handled: a young cluster may answer the first submit with HTTP 500, and connections that carry the
-log may drop. The job's name is chosen here, so that a repeated submit cannot start the job twice.
+Connection errors are handled: a young cluster may answer the first submit with HTTP 500, and any request may fail. The
+job's name is chosen here, so that a repeated submit cannot start the job twice. The log is read again as a whole every
+second, or less often if that takes long, so that no connection has to last.
 """
 
-import asyncio
 import logging
 import os
-import re
 import secrets
 import shlex
 import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from fewbits.common.environment import environment
 from fewbits.common.redaction import redacted
+from fewbits.common.terminal import notice
 from fewbits.experiments.tracking.owner import user
 from fewbits.sweeps.cluster.environment import TRACKING, means_the_same_elsewhere, variables
 from fewbits.sweeps.cluster.shipment import pack
+from fewbits.sweeps.planning.overrides import runs_named
 
 if TYPE_CHECKING:
     from ray.job_submission import JobDetails, JobSubmissionClient
 
 PATIENCE = 120.0  # seconds that a cluster may take to accept a job, or be unreachable while one runs
 POLL = 1.0  # seconds
-SILENCE = 60.0  # seconds without a line after which the connection that carries the log is opened again
+SHARE = 10  # a log that took one second to read is read again after this many seconds
 STOP_WAIT = 600  # seconds that a stopped job has to write its checkpoints before Ray kills it
 INTERRUPTED = 130
 END = 10_000  # characters of a log that are kept
@@ -73,7 +74,7 @@ def watch_job(
     log = _Log(client, job)
     try:
         _start(client, job, command, environment, files)
-        _print_line(
+        notice(
             f"job {job} on {address}: Ctrl-C stops it at checkpoints; it continues if this terminal is closed "
             f"(its log: ray job logs --follow {job} --address {address})"
         )
@@ -88,10 +89,7 @@ def lasting_store(arguments: Sequence[str]) -> PurePosixPath:
 
     Raise ValueError if it would be in the job's working directory, which Ray removes when the job ends.
     """
-    paths = [match[1] for arg in arguments if (match := re.fullmatch(r"\+{0,2}runtime\.runs=(.*)", arg))]
-    paths += [arg.removeprefix("--runs=") for arg in arguments if arg.startswith("--runs=")]
-    paths += [value for option, value in pairwise(arguments) if option == "--runs"]
-    path = paths[-1].strip("\"'") if paths else None
+    path = runs_named(arguments)
     if path is None or not PurePosixPath(path).is_absolute():
         problem = "no store is named" if path is None else f"the store {path!r} is relative"
         raise ValueError(
@@ -145,10 +143,9 @@ def _connect(address: str) -> "JobSubmissionClient":
     for name in ("ray.dashboard.modules.job.sdk", "ray.dashboard.modules.dashboard_sdk"):
         logging.getLogger(name).setLevel(logging.WARNING)  # otherwise each upload and each closed connection is logged
     secret = token(os.environ)
-    before = os.environ.get("RAY_API_SERVER_ADDRESS")
-    os.environ["RAY_API_SERVER_ADDRESS"] = address  # otherwise the variable RAY_ADDRESS would override --address
     try:
-        return JobSubmissionClient(address, headers={"Authorization": f"Bearer {secret}"} if secret else None)
+        with environment({"RAY_API_SERVER_ADDRESS": address}):  # otherwise RAY_ADDRESS would override --address
+            return JobSubmissionClient(address, headers={"Authorization": f"Bearer {secret}"} if secret else None)
     except AuthenticationError as error:
         problem = "rejects the token" if secret else "requires a token"
         raise ValueError(
@@ -159,11 +156,6 @@ def _connect(address: str) -> "JobSubmissionClient":
         raise ValueError(
             f"no Ray dashboard answers at {address}: check that the head runs and that this is its dashboard"
         ) from error
-    finally:
-        if before is None:
-            del os.environ["RAY_API_SERVER_ADDRESS"]
-        else:
-            os.environ["RAY_API_SERVER_ADDRESS"] = before
 
 
 def _start(
@@ -199,10 +191,6 @@ def _is_known(client: "JobSubmissionClient", job: str) -> bool:
     return True
 
 
-class _Lost(Exception):
-    """The error that the job can no longer be watched; its state is unknown."""
-
-
 class _Log:
     """The log of a job, shown as it grows, each character once."""
 
@@ -213,63 +201,32 @@ class _Log:
 
     def follow(self) -> "JobDetails | None":
         """Show the log until the job has ended; return how it ended, or None if that is unknown."""
-        try:
-            ended = asyncio.run(self._follow())
-        except _Lost as lost:
-            _print_line(str(lost))
-            return None
-        try:
-            self._show(self.client.get_job_logs(self.job), at=0)  # when the job ends, the connection may lag behind
-        except (RuntimeError, OSError) as error:
-            _print_line(f"the end of the log is missing: {_last_line(error)}")
-        return ended
-
-    async def _follow(self) -> "JobDetails":
-        tail = asyncio.create_task(self._tail())
-        try:
-            return await self._ended()
-        finally:
-            tail.cancel()
-
-    async def _tail(self) -> None:
-        """Show the log from its start, again whenever a connection ends."""
-        from aiohttp import ClientError
-
+        answered = time.monotonic()
         while True:
-            lines, at = self.client.tail_job_logs(self.job), 0
+            began = time.monotonic()
             try:
-                while True:
-                    async with asyncio.timeout(SILENCE):
-                        chunk = await anext(lines)
-                    self._show(chunk, at)
-                    at += len(chunk)
-            except (StopAsyncIteration, ClientError, RuntimeError, OSError):
-                await asyncio.sleep(POLL)
-
-    async def _ended(self) -> "JobDetails":
-        seen = time.monotonic()
-        while True:
-            try:
-                details = await asyncio.to_thread(self.client.get_job_info, self.job)
+                details = self.client.get_job_info(self.job)  # before the log, which is then complete if it has ended
+                self._show(self.client.get_job_logs(self.job))
                 if details.status.is_terminal():
                     return details
-                seen = time.monotonic()
+                answered = time.monotonic()
             except (RuntimeError, OSError) as error:
                 if "status code 404" in str(error):
-                    raise _Lost(
+                    notice(
                         f"the cluster does not know job {self.job} any more (was its head restarted?): run the same "
                         "command again, which resumes from the checkpoints"
-                    ) from error
-                if time.monotonic() - seen > PATIENCE:
-                    raise _Lost(
+                    )
+                    return None
+                if time.monotonic() - answered > PATIENCE:
+                    notice(
                         f"the cluster has been unreachable for {PATIENCE:.0f} s; the job may still run there, and the "
                         f"same command continues its work: {_last_line(error)}"
-                    ) from error
-            await asyncio.sleep(POLL)
+                    )
+                    return None
+            time.sleep(max(POLL, SHARE * (time.monotonic() - began)))
 
-    def _show(self, text: str, at: int) -> None:
-        """Show the new characters of a piece of the log that begins at character `at`."""
-        new = text[max(0, self.shown - at) :]
+    def _show(self, log: str) -> None:
+        new = log[self.shown :]
         sys.stdout.write(new)
         sys.stdout.flush()
         self.shown += len(new)
@@ -280,12 +237,12 @@ def _stop(log: _Log) -> None:
     """Ask the job to stop, and show its log until it has stopped."""
     try:
         log.client.stop_job(log.job)
-        _print_line("asked the job to stop at checkpoints; the same command resumes it. Ctrl-C again: do not wait")
+        notice("asked the job to stop at checkpoints; the same command resumes it. Ctrl-C again: do not wait")
         log.follow()
     except (RuntimeError, OSError) as error:
-        _print_line(f"the request to stop job {log.job} failed: {_last_line(error)}")
+        notice(f"the request to stop job {log.job} failed: {_last_line(error)}")
     except KeyboardInterrupt:
-        _print_line(f"not waiting for job {log.job}, which is stopping")
+        notice(f"not waiting for job {log.job}, which is stopping")
 
 
 def _exit_status(ended: "JobDetails | None") -> int:
@@ -293,20 +250,16 @@ def _exit_status(ended: "JobDetails | None") -> int:
     if ended is None:
         return 1
     if ended.status.value == "STOPPED":
-        _print_line("the job was stopped; the same command resumes it from its checkpoints")
+        notice("the job was stopped; the same command resumes it from its checkpoints")
         return INTERRUPTED
     if ended.driver_exit_code is None:
         if ended.status.value != "SUCCEEDED":
-            _print_line(f"the job failed outside its command: {ended.message}")
+            notice(f"the job failed outside its command: {ended.message}")
         return int(ended.status.value != "SUCCEEDED")
     if ended.driver_exit_code < 0:
-        _print_line(f"the job's command was ended by signal {-ended.driver_exit_code}; the same command resumes it")
+        notice(f"the job's command was ended by signal {-ended.driver_exit_code}; the same command resumes it")
         return 128 - ended.driver_exit_code
     return ended.driver_exit_code
-
-
-def _print_line(text: str) -> None:
-    print(f"fewbits: {redacted(text)}", file=sys.stderr, flush=True)
 
 
 def _last_line(error: Exception) -> str:

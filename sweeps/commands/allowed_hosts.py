@@ -1,9 +1,9 @@
-"""Choose the host names under which MLflow's server answers browsers of `fewbits ui`.
+"""Choose the host names that MLflow's server accepts when `fewbits ui` runs it.
 
-The server refuses a request with an unknown Host header, against DNS rebinding, and one with an unknown Origin, against
-other web pages. By default it accepts loopback names and private addresses as hosts, but only loopback names as
-origins, so its page works under no other name. A server that listens beyond loopback therefore gets the list of all
-hosts and origins.
+The server refuses a request with an unknown Host header, as a protection from DNS rebinding, and one with an unknown
+Origin header, as a protection from other web pages. By default it accepts loopback names and private addresses as
+hosts, but only loopback names as origins, so its page works under no other name. A server that listens beyond loopback
+therefore gets the list of all hosts and origins.
 """
 
 from __future__ import annotations

@@ -30,9 +30,9 @@ examples:
 Run it on a quiet machine: the result counts everything that its cores do.
 """
 SWEEP = """\
-words: [model=nemotron-nano, model.layers=2, data=synthetic, recipe=mor/block, training.batch=4, training.micro_batch=4,
-  training.length=128, training.checkpoint_every=100000, evaluation.every=100000, evaluation.windows=4,
-  schedule=constant, schedule.warmup_fraction=0]
+overrides: [model=nemotron-nano, model.layers=2, data=synthetic, recipe=mor/block, training.batch=4,
+  training.micro_batch=4, training.length=128, training.checkpoint_every=100000, evaluation.every=100000,
+  evaluation.windows=4, schedule=constant, schedule.warmup_fraction=0]
 """
 PILOT = 60  # steps of the pilot trial, whose speed gives the number of steps for --seconds
 MANY = 500  # trials of the dry run

@@ -3,78 +3,70 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
-from fewbits.sweeps.planning.arms import Share, arm_table
-from fewbits.sweeps.planning.cost import ASSUMED_GPU, ASSUMED_SHARE, Speeds, assumed_seconds, disk
-from fewbits.sweeps.planning.epochs import tokens_before, training_tokens
+from fewbits.common.progress import clock
+from fewbits.common.tables import print_table
+from fewbits.sweeps.planning import arms, outline
+from fewbits.sweeps.planning.cost import Speeds, disk, work_of
+from fewbits.sweeps.planning.expand import spell
 from fewbits.sweeps.planning.plan import Plan, Planned
+from fewbits.sweeps.planning.stored_plans import earlier_runs, place_of
 from fewbits.sweeps.running import store
 from fewbits.sweeps.running.driver import finished
-from fewbits.sweeps.running.progress import clock
-from fewbits.sweeps.running.trial_status import TrialStatus, counted, table, trial_statuses
+from fewbits.sweeps.running.trial_status import TrialStatus, counted, is_stale, stale_note, trial_statuses
 
 FEW = 40  # the largest number of places at which each trial is listed without --trials
-ASSUMED = f"computed from FLOPs at an assumed {ASSUMED_SHARE:.0%} of an {ASSUMED_GPU}'s BF16 peak"
-MEASURED = "from speeds measured in this store"
 
 
-def describe(
+def print_plan(
     plan: Plan,
     parallel: int | None = None,
     backend: str = "ray",
     trials: bool = False,
     rerun: Mapping[str, str] | None = None,
-) -> str:
-    """Return the trials with their states (of a small plan, or if `trials`), the table of arms and the totals.
+) -> None:
+    """Print the trials with their states (of a small plan, or if `trials`), the table of arms and the totals.
 
+    If data are missing, print the settings of the arms in place of the trials, and at the end the commands that prepare
+    the data.
     rerun: finished trials that run again, each with the reason.
     """
-    statuses, rerun = trial_statuses(plan), rerun or {}
-    each = [*_trials(plan, statuses, rerun), ""] if trials or rerun or len(plan.members) <= FEW else []
-    return "\n".join([*each, *arm_table(_shares(plan)), "", *_totals(plan, statuses, parallel, backend, rerun)])
+    statuses, rerun, missing = trial_statuses(plan), rerun or {}, outline.missing_data(plan)
+    tokens, runs = outline.corpus_tokens(plan, missing), {} if missing else earlier_runs(plan)
+    earlier = {
+        member.id: runs[place_of(member)]
+        for member in plan.members
+        if place_of(member) in runs and statuses[member.id].state is store.State.PLANNED
+    }
+    if missing:
+        print_table(("sweep", "place", *outline.SETTINGS), outline.setting_rows(plan))
+        print(f"\n{outline.LEGEND}\n" if any(sweep.assumed for sweep in plan.sweeps) else "")
+    elif trials or rerun or len(plan.members) <= FEW:
+        notes = {key: [f"runs again: {reason}"] for key, reason in rerun.items()}
+        notes |= {key: [stale_note(plan.trials[key], was)] for key, was in earlier.items()}
+        print_table([""] * 4, _trial_rows(plan, statuses, notes))
+        print()
+    print_table(arms.COLUMNS, arms.arm_rows(plan, tokens))
+    print("", *totals(plan, statuses, parallel, backend, rerun), sep="\n")
+    if stale := sum(is_stale(plan.trials[key], was) for key, was in earlier.items()):
+        print(f"{stale} planned trials have results that other code computed; these are not used (--trials lists them)")
+    if missing:
+        print(f"{sum(work_of(planned.trial) for planned in plan.trials.values()):.2e} FLOPs")
+        print(f"these data are not on this machine: {', '.join(map(str, missing))}")
+        print("".join(f"{line}\n" for line in outline.preparations(missing)), end="")
 
 
-def _trials(plan: Plan, statuses: Mapping[str, TrialStatus], rerun: Mapping[str, str]) -> list[str]:
-    rows, seen = [], set()
+def _trial_rows(
+    plan: Plan, statuses: Mapping[str, TrialStatus], notes: Mapping[str, list[str]]
+) -> Iterator[tuple[str, str, str, str]]:
+    seen = set()
     for member in plan.members:
         planned = plan.trials[member.id]
-        place = " ".join(f"{key}={value}" for key, value in member.cell.place.items())
+        text = ", ".join([_describe_status(planned, statuses[member.id]), *notes.get(member.id, [])])
         again = "  (the same trial as above)" if member.id in seen else ""
         seen.add(member.id)
-        text = _describe_status(planned, statuses[member.id])
-        text += f", runs again: {rerun[member.id]}" if member.id in rerun else ""
-        rows.append((member.cell.sweep, place, planned.folder.path.name, text + again))
-    return table(rows)
-
-
-def _shares(plan: Plan) -> list[Share]:
-    speeds = _speeds(plan)
-    return [
-        Share(
-            member.cell,
-            planned.trial,
-            member.id,
-            tokens_before(planned.trial, planned.parent, plan.trials),
-            training_tokens(planned.trial.data, planned.runtime.cache),
-            _seconds(planned, speeds)[0],
-            disk([planned]),
-        )
-        for member in plan.members
-        for planned in [plan.trials[member.id]]
-    ]
-
-
-def _speeds(plan: Plan) -> Speeds:
-    return Speeds(next(iter(plan.trials.values())).folder.path.parent)
-
-
-def _seconds(planned: Planned, speeds: Speeds) -> tuple[float | None, str]:
-    """Return the seconds that the whole trial takes, and the source of that number."""
-    measured = speeds.seconds(planned)
-    if measured is not None:
-        return measured, MEASURED
-    return assumed_seconds(planned.trial, planned.resources), ASSUMED
+        yield member.cell.sweep, spell(member.cell.place), planned.folder.path.name, text + again
 
 
 def _describe_status(planned: Planned, status: TrialStatus) -> str:
@@ -89,9 +81,10 @@ def _describe_status(planned: Planned, status: TrialStatus) -> str:
     return f"{state}, resumes from step {step}" if step and state is not store.State.RUNNING else str(state)
 
 
-def _totals(
+def totals(
     plan: Plan, statuses: Mapping[str, TrialStatus], parallel: int | None, backend: str, rerun: Mapping[str, str]
 ) -> list[str]:
+    """Return lines with the numbers of trials in each state, and the time and disk that the missing ones take."""
     missing = [
         trial
         for key, trial in plan.trials.items()
@@ -100,31 +93,28 @@ def _totals(
     lines = [f"{len(plan.trials)} trials: {counted(status.state for status in statuses.values())}"]
     if not missing:
         return [*lines, "nothing to run"]
-    slots = parallel or _slots(missing)
-    speeds = _speeds(plan)
-    total, line = 0.0, dict.fromkeys(plan.trials, 0.0)  # line: seconds until a trial is done, its parents included
-    sources: dict[str, None] = {}
+    slots, speeds = parallel or _slots(missing), Speeds(plan.store)
+    until: dict[str, float] = {}  # seconds until a trial is done, the time of its parents included
+    total, sources = 0.0, dict.fromkeys(speeds.estimate(planned)[1] for planned in missing)
     for planned in missing:
-        seconds, source = _seconds(planned, speeds)
+        seconds = speeds.estimate(planned)[0]
         if seconds is None:
             lines.append("time unknown: no similar trial has run in this store yet")
             break
-        sources[source] = None
         seconds *= 1.0 if planned.id in rerun else _part_left(planned)
         total += seconds
-        line[planned.id] = seconds + (line[planned.parent] if planned.parent else 0.0)
+        until[planned.id] = seconds + until.get(planned.parent or "", 0.0)
     else:
-        whole = clock(speeds.start(backend) + max(total / slots, max(line.values())))
+        whole = clock(speeds.start(backend) + max(total / slots, *until.values()))
         lines.append(f"about {whole}, {slots} at a time, {'; '.join(sources)}")
-    lines.append(f"{disk(missing) / 1e9:.1f} GB of checkpoints")
-    return lines
+    return [*lines, f"{disk(missing) / 1e9:.1f} GB of checkpoints"]
 
 
 def _part_left(planned: Planned) -> float:
     return 1 - store.reached(planned.folder) / planned.trial.training.steps
 
 
-def _slots(planned: list[Planned]) -> int:
+def _slots(planned: Sequence[Planned]) -> int:
     """Return how many of the trials this machine runs at once; one if they need GPUs, as if it had one GPU."""
     if any(trial.resources.gpus for trial in planned):
         return 1

@@ -15,8 +15,12 @@ examples:
   fewbits explain 1a2b                                               a run and the current sources and overrides
   fewbits explain /mnt/other/runs/nemotron-nano-bf16-python-s0-1a2b3c4d 5e6f7a8b     with a run of another store
 
-It needs neither the data nor the machine that trained.
+The command needs neither the data nor the machine that trained.
 """
+STALE = (
+    "the run is stale: these source files compute something else than when it ran (their hashes leave out comments, "
+    "messages and docstrings); `git diff` shows the change; CONTRIBUTING.md says how to prove that all bits stay equal"
+)
 LEAST = 4  # the fewest hexadecimal digits of a hash that are accepted as the name of a run
 
 
@@ -36,6 +40,8 @@ def main(argv: Sequence[str]) -> int:
     else:
         lines, same = compared_with_today(a), "the current code computes the same trial"
     print("\n".join(lines) or same)
+    if not options.b and any(line.startswith("sources.") for line in lines):
+        print(STALE)
     return 0
 
 

@@ -105,7 +105,7 @@ def _by_plan(plan: Plan, member: Member, cell: Cell) -> tuple[dict[str, Any], di
     now: dict[str, Any] = {}
     planned, old, new, prefix = plan.trials[member.id], member.cell, cell, ""
     while True:
-        current = _with_vocabulary(load_trial(new.words)[0], planned.trial, new)
+        current = _with_vocabulary(load_trial(new.overrides)[0], planned.trial, new)
         was |= {f"{prefix}config": all_settings(planned.trial), f"{prefix}data": asdict(planned.trial.data)}
         now |= {f"{prefix}config": all_settings(current), f"{prefix}data": asdict(current.data)}
         was[f"{prefix}at"], now[f"{prefix}at"] = old.at, new.at
@@ -117,7 +117,7 @@ def _by_plan(plan: Plan, member: Member, cell: Cell) -> tuple[dict[str, Any], di
 
 def _with_vocabulary(current: Trial, was: Trial, cell: Cell) -> Trial:
     """Return the current trial with the recorded vocabulary, which depends on the data, unless an override sets it."""
-    if any(word.startswith("model.vocab=") for word in cell.words) or current.model.name != was.model.name:
+    if any(override.startswith("model.vocab=") for override in cell.overrides) or current.model.name != was.model.name:
         return current
     return replace(current, model=replace(current.model, vocab=was.model.vocab))
 

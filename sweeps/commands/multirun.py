@@ -8,20 +8,23 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-from hydra._internal.hydra import Hydra
-from hydra._internal.utils import create_config_search_path
+import hydra
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
 from fewbits.common.arguments import CommandParser
+from fewbits.common.environment import environment
 from fewbits.common.store_folder import store_folder
 from fewbits.experiments.config import FOLDER, ROOT, check_keys, in_one_line, prepare
-from fewbits.sweeps.commands.sweep import add_where
+from fewbits.sweeps.cluster.address import is_dashboard
+from fewbits.sweeps.commands.sweep import add_where, check_place
 from fewbits.sweeps.planning.expand import Cell
 from fewbits.sweeps.planning.plan import Plan, plan_cells
 from fewbits.sweeps.planning.sweep import SEED, Sweep
@@ -50,29 +53,39 @@ def main(argv: Sequence[str]) -> int:
     overrides = options.overrides
     _OPTIONS.update(backend=options.backend, address=options.address, parallel=options.parallel, variables=options.env)
     _STATUSES.clear()
-    if (options.address or "").startswith(("http://", "https://")):
+    if is_dashboard(options.address):
         raise ValueError(
             f"train --multirun: --address {options.address} takes jobs, which `fewbits sweep FILE` submits; name a Ray "
             "cluster that this machine is part of: auto, or HOST:PORT"
         )
+    check_place(options)
     check_keys(overrides)
     prepare()
     runs = next((text.partition("=")[2] for text in reversed(overrides) if text.startswith("runtime.runs=")), "runs")
     folder = store_folder(runs.strip(QUOTES)) / "plans" / NAME
     quiet = [f"hydra.sweep.dir={folder}", "hydra/job_logging=none", "hydra/hydra_logging=none"]
-    before = GlobalHydra.instance().hydra
-    GlobalHydra.instance().clear()
     try:
-        hydra = Hydra.create_main_hydra2("fewbits", create_config_search_path(str(FOLDER)))
-        hydra.multirun(ROOT, _unused, ["hydra/launcher=fewbits", *quiet, *overrides], with_log_configuration=False)
+        with _command_line("--multirun", "hydra/launcher=fewbits", *quiet, *overrides):
+            hydra.main(str(FOLDER), ROOT, version_base=None)(_unused)()
     except (HydraException, OmegaConfBaseException) as error:
         single = [text for text in overrides if not re.match(r"hydra\b", text) and not re.search(r"[,(]", text)]
         raise ValueError(in_one_line(error, single).partition(" Config search path:")[0] + _hint(overrides)) from error
     except _Failed:
         pass
-    finally:
-        GlobalHydra.instance().hydra = before
     return max(_STATUSES, default=0)
+
+
+@contextmanager
+def _command_line(*arguments: str) -> Iterator[None]:
+    """Let `hydra.main` read these arguments and raise its errors; otherwise it would print errors and exit."""
+    outer = sys.argv, GlobalHydra.instance().hydra
+    sys.argv = [sys.argv[0], *arguments]
+    GlobalHydra.instance().clear()
+    try:
+        with environment({"HYDRA_FULL_ERROR": "1"}):
+            yield
+    finally:
+        sys.argv, GlobalHydra.instance().hydra = outer
 
 
 def _hint(overrides: Sequence[str]) -> str:
@@ -109,7 +122,7 @@ def cells(jobs: Sequence[Sequence[str]]) -> list[Cell]:
             arm="",
             axes=tuple((key, overrides[key]) for key in swept),
             seed=int(overrides.get(SEED, "0")),
-            words=tuple(f"{key}={value}" for key, value in overrides.items()),
+            overrides=tuple(f"{key}={value}" for key, value in overrides.items()),
         )
         for overrides in keyed
     ]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fewbits.common.arguments import CommandParser, existing
+from fewbits.common.tables import print_table
 from fewbits.sweeps.commands.sweep import in_store
 
 if TYPE_CHECKING:
@@ -51,14 +52,13 @@ def main(argv: Sequence[str]) -> int:
     if options.json:
         print(json.dumps([vars(row) for row in rows], indent=2))
         return 0
-    from fewbits.sweeps.running.trial_status import counted, table
+    from fewbits.sweeps.planning.expand import spell
+    from fewbits.sweeps.running.trial_status import counted
 
-    differing = len({row.kind for row in rows if row.kind}) > 1
-    columns = (
-        (row.sweep, _spelled(row.place), row.folder, _progress(row), *([row.kind or ""] if differing else []), row.note)
-        for row in rows
-    )
-    print("\n".join(table(columns)))
+    kinds = {row.kind for row in rows if row.kind}
+    cells = [[row.sweep, spell(row.place), row.folder, _progress(row), row.kind or "", row.note] for row in rows]
+    shown = [number for number in range(6) if number != 4 or len(kinds) > 1]
+    print_table([""] * len(shown), ([row[number] for number in shown] for row in cells))
     distinct = {row.folder: row.state for row in rows}
     print(f"\n{len(distinct)} trials: {counted(distinct.values())}")
     return 0
@@ -70,18 +70,14 @@ def _progress(row: Row) -> str:
     return row.state if row.state == "blocked" else f"{row.state} {row.step}/{row.steps}"
 
 
-def _spelled(place: dict[str, str]) -> str:
-    return " ".join(f"{key}={value}" for key, value in place.items())
-
-
 def rows_of(selected: FoundPlan) -> list[Row]:
     """Return a row for each place of the plan, with the current state of its run folder."""
     from fewbits.experiments.identity import computed_by_todays_sources
-    from fewbits.experiments.storage.run_folder import HASH, opened
+    from fewbits.experiments.storage.run_folder import HASH
     from fewbits.sweeps.planning.stored_plans import place_of
     from fewbits.sweeps.running import store
     from fewbits.sweeps.running.machine_kinds import kind
-    from fewbits.sweeps.running.trial_status import trial_statuses
+    from fewbits.sweeps.running.trial_status import explain_hint, stale_note, trial_statuses
 
     rows, statuses = [], trial_statuses(selected.plan)
     for member in selected.plan.members:
@@ -89,12 +85,9 @@ def rows_of(selected: FoundPlan) -> list[Row]:
         folder, state, note = trial.folder, statuses[member.id].state, statuses[member.id].why
         was = selected.earlier.get(place_of(member))
         if state in store.OVER and not computed_by_todays_sources(folder.provenance() or {}):
-            note = f"computed by other code; `fewbits explain {folder.id[:HASH]}` shows the difference"
+            note = f"computed by other code; {explain_hint(folder, folder.id[:HASH])}"
         elif state is store.State.PLANNED and was is not None:
-            if computed_by_todays_sources(opened(folder.path.with_name(was)).provenance() or {}):
-                note = f"not used: {was}, which has another config"
-            else:
-                note = f"stale: {was} was computed by other code; `fewbits explain {was}` shows the difference"
+            note = stale_note(trial, was)
         live: dict[str, Any] = store.progress(folder) or {}
         result = (folder.result() if state in store.OVER else None) or {}
         step = int(result.get("step", max(live.get("step", 0) if state == "running" else 0, store.reached(folder))))

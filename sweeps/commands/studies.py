@@ -25,11 +25,5 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _entry(study: Study) -> str:
-    return "\n  ".join(
-        [
-            study.name,
-            f"{study.title} (arXiv {study.arxiv})",
-            study.about,
-            f"recipes {', '.join(study.recipes)}; claims {study.claims}1, {study.claims}2, …",
-        ]
-    )
+    title = f"{study.title} (arXiv {study.arxiv})"
+    return "\n  ".join([study.name, title, study.about, f"recipes {', '.join(study.recipes)}"])

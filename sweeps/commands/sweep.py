@@ -8,6 +8,7 @@ from pathlib import Path
 
 from fewbits.common.arguments import CommandParser
 from fewbits.common.store_folder import store_folder
+from fewbits.sweeps.cluster.address import check_reachable, is_dashboard
 from fewbits.sweeps.cluster.environment import check_name
 
 EXAMPLES = """\
@@ -32,7 +33,7 @@ def main(argv: Sequence[str]) -> int:
         "overrides",
         nargs="*",
         metavar="OVERRIDE",
-        help="study=NAME or FILE.yaml, changes of its keys, overrides for every trial",
+        help="study=NAME or FILE.yaml, then changes of its keys and overrides for every trial",
     )
     parser.add_argument("--dry-run", action="store_true", help="print the plan and run nothing")
     parser.add_argument("--trials", action="store_true", help="with --dry-run: list each trial of a large sweep, too")
@@ -45,8 +46,9 @@ def main(argv: Sequence[str]) -> int:
 
 def sweep(overrides: Sequence[str], options: argparse.Namespace) -> int:
     """Run the missing trials of a sweep and return the exit status. options: those of `add_where`."""
-    if is_submitted(options):
+    if is_dashboard(options.address):
         return _submit(overrides, options)
+    check_place(options)
 
     from fewbits.sweeps.planning.plan import plan
     from fewbits.sweeps.planning.sweep import load_sweeps
@@ -59,32 +61,33 @@ def sweep(overrides: Sequence[str], options: argparse.Namespace) -> int:
 
 
 def _dry_run(overrides: Sequence[str], options: argparse.Namespace) -> int:
-    if is_submitted(options):
+    if is_dashboard(options.address):
         return _submit(overrides, options)
 
-    from fewbits.sweeps.planning import outline
+    from fewbits.sweeps.commands.dry_run import print_plan
+    from fewbits.sweeps.planning.outline import missing_data
     from fewbits.sweeps.planning.plan import plan
+    from fewbits.sweeps.planning.replacing import find_unlike
     from fewbits.sweeps.planning.sweep import load_sweeps
 
     sweeps, extra = load_sweeps(overrides)
     try:
         planned = plan(sweeps, extra)
     except ValueError:
-        if not outline.missing_data(sweeps, extra):
+        planned = plan(sweeps, extra, with_data=False)
+        if not missing_data(planned):
             raise
-        print(outline.describe(sweeps, extra, options.parallel))
-        return 0
-    from fewbits.sweeps.commands.dry_run import describe
-    from fewbits.sweeps.planning.replacing import find_unlike
-
     again = find_unlike(planned, options.like, options.address) if options.like else {}
-    print(describe(planned, options.parallel, options.backend, options.trials, again))
+    print_plan(planned, options.parallel, options.backend, options.trials, again)
     return 0
 
 
-def is_submitted(options: argparse.Namespace) -> bool:
-    """Tell whether the command runs as a job of a cluster, because the address is that of a dashboard."""
-    return bool(options.address) and options.address.startswith(("http://", "https://"))
+def check_place(options: argparse.Namespace) -> None:
+    """Raise ValueError, before anything is planned or written, if trials cannot run where the options say."""
+    if options.address:
+        if options.backend == "local":
+            raise ValueError("--address names a Ray cluster and cannot be used with --backend local")
+        check_reachable(options.address)
 
 
 def add_where(parser: argparse.ArgumentParser) -> None:
@@ -115,13 +118,13 @@ def _count(text: str) -> int:
 
 
 def in_store(overrides: Sequence[str], runs: str | None) -> list[str]:
-    """Return the overrides with one more for the store that `--runs` names, if it names one.
+    """Return the overrides, and one more that sets the store if `--runs` names it.
 
-    The store's path may have any characters.
+    The path is quoted, so it may contain any characters.
     """
     if not runs:
         return [*overrides]
-    from fewbits.experiments.config import spelled
+    from fewbits.experiments.composition import spelled
 
     return [*overrides, f"runtime.runs={spelled(str(store_folder(runs).absolute()))}"]
 

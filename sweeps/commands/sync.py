@@ -1,4 +1,4 @@
-"""Send to MLflow all data of a sweep that it lacks (`fewbits sync`)."""
+"""Send to MLflow all data of a sweep that it does not have yet (`fewbits sync`)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ examples:
   fewbits sync my-sweep.yaml
   MLFLOW_TRACKING_URI=http://server:5000 fewbits sync study=mor scale=gpu     to another server
 
-`fewbits sweep` does this by itself while it runs. Running it twice does no harm.
+`fewbits sweep` does this by itself while it runs. To run this command twice does no harm.
 """
 
 

@@ -18,6 +18,7 @@ from typing import IO
 from fewbits.common.arguments import CommandParser, existing, warn_in_lines
 from fewbits.common.redaction import redacted
 from fewbits.common.store_folder import store_folder
+from fewbits.common.terminal import notice
 from fewbits.sweeps.commands.allowed_hosts import ANY, AllowedHosts, address_of
 from fewbits.sweeps.tracking.comparison import View
 
@@ -26,7 +27,7 @@ examples:
   fewbits ui
   fewbits ui --port 5001 --runs /shared/runs
 
-It shows the database that MLFLOW_TRACKING_URI names, or else the store's own.
+The page shows the database that MLFLOW_TRACKING_URI names, or else the store's own.
 From another machine: ssh -L 5000:127.0.0.1:5000 HOST. There is no log-in: with --host 0.0.0.0 everybody who can reach
 this machine can read, change and delete the runs.
 """
@@ -62,10 +63,9 @@ def main(argv: Sequence[str]) -> int:
         raise ValueError(f"ui: MLFLOW_TRACKING_URI {redacted(uri)} is a server: open that address in the browser")
     _check_free(options.host, options.port)
     if not hosts.loopback:
-        print(
-            f"fewbits: ui: --host {options.host}: there is no log-in: everybody who can reach port {options.port} of "
-            "this machine can read, change and delete every run; without --host only this machine can",
-            file=sys.stderr,
+        notice(
+            f"ui: --host {options.host}: there is no log-in: everybody who can reach port {options.port} of this "
+            "machine can read, change and delete every run; without --host only this machine can"
         )
     _serve(options.host, options.port, runs, uri, hosts)
     return 0

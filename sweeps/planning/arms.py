@@ -1,91 +1,67 @@
 """Tabulate the cost of each arm: tokens, epochs, time and disk, and its numbers of seeds and axis values.
 
-The trials are either planned or, where their data are not there yet, only outlined. A trial that several arms share is
-counted in the first of them.
+A trial that several arms share is counted in the first of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterator, Mapping
 
-from fewbits.experiments.trial import Trial
-from fewbits.sweeps.planning.cost import parameters_of, tokens_of
-from fewbits.sweeps.planning.expand import Cell
-from fewbits.sweeps.running.progress import clock
-from fewbits.sweeps.running.trial_status import table
+from fewbits.common.progress import clock
+from fewbits.sweeps.planning.cost import Speeds, disk, parameters_of, tokens_of
+from fewbits.sweeps.planning.plan import Member, Plan
 
-HEAD = ("sweep", "arm", "model", "data", "tokens", "with trunk", "epochs", "trials", "time each", "time", "disk")
+COLUMNS = ("sweep", "arm", "model", "data", "tokens", "with trunk", "epochs", "trials", "time each", "time", "disk")
 
 
-@dataclass(frozen=True)
-class Share:
-    """The part of the table that one place of a sweep adds."""
-
-    cell: Cell
-    trial: Trial
-    key: Hashable  # equal for places that are the same computation
-    earlier_tokens: int  # read by its parents before the trial branches
-    corpus_tokens: int | None  # tokens of the training split
-    seconds: float | None
-    disk: int  # bytes
-
-    @property
-    def row(self) -> tuple[Hashable, ...]:
-        """The values that all trials of one row have in common."""
-        cell, trial = self.cell, self.trial
-        tokens = tokens_of(trial), self.earlier_tokens, self.corpus_tokens
-        return cell.sweep, cell.arm, trial.model.name, parameters_of(trial.model), trial.data, tokens
-
-
-def arm_table(shares: Iterable[Share]) -> list[str]:
-    """Return the lines of the table."""
-    rows: dict[tuple[Hashable, ...], list[Share]] = {}
-    first: dict[Hashable, Share] = {}
-    for share in shares:
-        rows.setdefault(share.row, []).append(share)
-        first.setdefault(share.key, share)
-    return table([HEAD, *(_row(members, first) for members in rows.values())])
-
-
-def _row(members: list[Share], first: dict[Hashable, Share]) -> tuple[str, ...]:
-    head = members[0]
-    trial, tokens = head.trial, tokens_of(head.trial)
-    own = {share.key: share for share in members if first[share.key].row == head.row}
-    return (
-        head.cell.sweep,
-        head.cell.arm or "-",
-        f"{trial.model.name}, {_short(parameters_of(trial.model)).replace('G', 'B')}",
-        trial.data.kind,
-        _short(tokens),
-        _short(tokens + head.earlier_tokens) if head.earlier_tokens else "-",
-        f"{(tokens + head.earlier_tokens) / head.corpus_tokens:.2g}" if head.corpus_tokens else "?",
-        _count(members),
-        *_cost(members, list(own.values()), first),
-    )
+def arm_rows(plan: Plan, corpus_tokens: Mapping[str, int | None]) -> Iterator[tuple[str, ...]]:
+    """Yield the row of each arm. corpus_tokens: the size of each trial's training split, by trial; None: unknown."""
+    speeds = Speeds(plan.store)
+    arms: dict[Hashable, list[Member]] = {}
+    first: dict[str, Member] = {}  # the member in whose arm a trial is counted
+    for member in plan.members:
+        planned = plan.trials[member.id]
+        trial = planned.trial
+        model = trial.model.name, parameters_of(trial.model)
+        read = tokens_of(trial), planned.earlier_tokens, trial.data, corpus_tokens[member.id]
+        arms.setdefault((member.cell.sweep, member.cell.arm, model, read), []).append(member)
+        first.setdefault(member.id, member)
+    for members in arms.values():
+        head, planned = members[0].cell, plan.trials[members[0].id]
+        trial, earlier, corpus = planned.trial, planned.earlier_tokens, corpus_tokens[planned.id]
+        tokens = tokens_of(trial)
+        times = {member.id: speeds.estimate(plan.trials[member.id])[0] for member in members}
+        each = [times[member.id] for member in members]
+        own = [member.id for member in members if first[member.id] is member]
+        shared_with = first[planned.id].cell
+        yield (
+            head.sweep,
+            head.arm or "-",
+            f"{trial.model.name}, {_short(parameters_of(trial.model)).replace('G', 'B')}",
+            trial.data.kind,
+            _short(tokens),
+            _short(tokens + earlier) if earlier else "-",
+            f"{(tokens + earlier) / corpus:.2g}" if corpus else "?",
+            _count(members),
+            _sum(each, len(each)),
+            _sum([times[key] for key in own]) if own else f"in {shared_with.sweep}/{shared_with.arm or '-'}",
+            f"{disk(plan.trials[key] for key in own) / 1e9:.1f} GB" if own else "-",
+        )
 
 
-def _cost(members: list[Share], own: list[Share], first: dict[Hashable, Share]) -> tuple[str, str, str]:
-    """Return the mean time of a trial, then the total time and disk of the trials that no earlier row has counted."""
-    times = [share.seconds for share in members if share.seconds is not None]
-    each = clock(sum(times) / len(times)) if len(times) == len(members) else "?"
-    if not own:
-        earlier = first[members[0].key].cell
-        return each, f"in {earlier.sweep}/{earlier.arm or '-'}", "-"
-    known = [share.seconds for share in own if share.seconds is not None]
-    total = clock(sum(known)) if len(known) == len(own) else "?"
-    return each, total, f"{sum(share.disk for share in own) / 1e9:.1f} GB"
+def _sum(times: list[float | None], parts: int = 1) -> str:
+    """Return the sum of the times divided by `parts`, as text; `?` if one of the times is unknown."""
+    known = [seconds for seconds in times if seconds is not None]
+    return clock(sum(known) / parts) if len(known) == len(times) else "?"
 
 
-def _count(members: list[Share]) -> str:
+def _count(members: list[Member]) -> str:
     """Return the number of trials as text: `2 x 3 seeds` for two axis values and three seeds."""
-    seeds = len({share.cell.seed for share in members})
-    places = len({share.cell.axes for share in members})
-    if places == 1:
-        return f"{seeds} seed{'s' if seeds > 1 else ''}"
-    if places * seeds == len(members):
-        return f"{places} x {seeds} seed{'s' if seeds > 1 else ''}"
-    return str(len(members))
+    seeds = len({member.cell.seed for member in members})
+    places = len({member.cell.axes for member in members})
+    if places * seeds != len(members):
+        return str(len(members))
+    return f"{f'{places} x ' if places > 1 else ''}{seeds} seed{'s' if seeds > 1 else ''}"
 
 
 def _short(count: float) -> str:

@@ -6,28 +6,28 @@ from FLOPs and an assumed share of an H100's peak, and are marked as assumed; ti
 
 from __future__ import annotations
 
-import json
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
-from fewbits.common.atomic import write_json
+from fewbits.common.atomic import read_json, write_json
 from fewbits.experiments.devices import PEAK
-from fewbits.experiments.trial import Runtime, Trial
+from fewbits.experiments.trial import Trial
 from fewbits.kernels.quantizer import Mixture, Quantizer
 from fewbits.models.networks.registry import parameters
 from fewbits.models.recipe import Recipe
 from fewbits.sweeps.planning.plan import Planned
-from fewbits.sweeps.planning.sweep import Resources
 
 NAME = "speeds.json"
-STATE_BYTES = 12  # of a checkpoint per parameter: the weight and AdamW's two moments, in FP32
+STATE_BYTES = 12  # bytes of a checkpoint per parameter: the weight and AdamW's two moments, in FP32
 parameters_of = cache(parameters)
 
 # Assumed if nothing was measured: eager PyTorch's share of an H100's BF16 peak for models of 0.1 to 1 B parameters, and
 # a recipe's speed relative to plain BF16, which was measured on a CPU (docs/measured/training-cost.md).
 ASSUMED_GPU, ASSUMED_SHARE = "H100", 0.25
 ASSUMED_SPEED = {"e4m3": 0.85, "e2m1": 0.76, "sampler": 0.94, "none": 1.0}
+ASSUMED = f"computed from FLOPs at an assumed {ASSUMED_SHARE:.0%} of an {ASSUMED_GPU}'s BF16 peak"
+MEASURED = "from speeds measured in this store"
 
 
 def tokens_of(trial: Trial) -> int:
@@ -46,11 +46,10 @@ class Speeds:
 
     def __init__(self, runs: Path) -> None:
         self._path = runs / NAME
-        try:
-            stored = json.loads(self._path.read_text("utf-8"))
-            self._speeds = {key: float(speed) for key, speed in stored.items() if key.count("|") == 2}
-        except (OSError, ValueError, TypeError, AttributeError):
-            self._speeds = {}
+        stored = read_json(self._path) or {}
+        self._speeds = {
+            key: float(speed) for key, speed in stored.items() if key.count("|") == 2 and isinstance(speed, int | float)
+        }
 
     def measured(self, planned: Planned, tokens_per_second: float) -> None:
         """Store the speed of a trial."""
@@ -67,35 +66,30 @@ class Speeds:
         return self._speeds.get(f"start|{backend}|", 0.0)
 
     def seconds(self, planned: Planned) -> float | None:
-        """Return the seconds that the trial takes by the measured speeds; None without a similar measurement."""
-        return self.seconds_on(_device(planned), planned.trial)
+        """Return an estimate of the trial's seconds from measured speeds; None if nothing was measured on its device.
 
-    def seconds_on(self, device: str, trial: Trial) -> float | None:
-        """Return the seconds of a trial on a device, by the speed of its model and recipe.
-
-        Without such a measurement, the speed of the model counts, or else that of any model on the device.
+        It uses the speed of the same model and recipe. If that was not measured, it uses the mean speed of the model's
+        recipes, or else of all models on the device.
         """
-        key = [device, trial.model.name, trial.recipe.name]
+        key = _key(planned).split("|")
         for known in (key, key[:2], key[:1]):
             alike = [speed for name, speed in self._speeds.items() if name.split("|")[: len(known)] == known]
             if alike:
-                return work_of(trial) / (sum(alike) / len(alike))
+                return work_of(planned.trial) / (sum(alike) / len(alike))
         return None
 
-
-def device_asked_for(runtime: Runtime, resources: Resources) -> str:
-    """Return the device of a trial that is not planned, by its name in `speeds.json`."""
-    if resources.gpus or runtime.device == "cuda":
-        return f"cuda x{resources.ranks}"
-    return f"cpu x{runtime.threads * resources.ranks}"
+    def estimate(self, planned: Planned) -> tuple[float | None, str]:
+        """Return the seconds that the trial takes, measured or else assumed, and the source of that number."""
+        measured = self.seconds(planned)
+        return (_assumed_seconds(planned), ASSUMED) if measured is None else (measured, MEASURED)
 
 
-def assumed_seconds(trial: Trial, resources: Resources) -> float | None:
+def _assumed_seconds(planned: Planned) -> float | None:
     """Return the seconds of the trial on H100s at the assumed share of their peak; None if it uses no GPU."""
-    if not resources.gpus:
+    if not planned.resources.gpus:
         return None
-    speed = PEAK[ASSUMED_GPU] * ASSUMED_SHARE * ASSUMED_SPEED[_emulation(trial.recipe)] * resources.ranks
-    return work_of(trial) / speed
+    speed = PEAK[ASSUMED_GPU] * ASSUMED_SHARE * ASSUMED_SPEED[_emulation(planned.trial.recipe)]
+    return work_of(planned.trial) / (speed * planned.resources.ranks)
 
 
 def _emulation(recipe: Recipe) -> str:
@@ -112,22 +106,19 @@ def _emulation(recipe: Recipe) -> str:
 
 
 def _key(planned: Planned) -> str:
-    return f"{_device(planned)}|{planned.trial.model.name}|{planned.trial.recipe.name}"
-
-
-def _device(planned: Planned) -> str:
     made_of = planned.made_of
-    return f"{made_of['device']} x{made_of['threads'] * made_of['ranks']}"
+    device = f"{made_of['device']} x{made_of['threads'] * made_of['ranks']}"
+    return f"{device}|{planned.trial.model.name}|{planned.trial.recipe.name}"
 
 
 def disk(planned: Iterable[Planned]) -> int:
     """Return the bytes of the checkpoints that remain when all trials are done; tables are small compared with them."""
-    return sum(disk_of(trial.trial, trial.runtime, trial.keep) for trial in planned)
+    return sum(map(_disk, planned))
 
 
-def disk_of(trial: Trial, runtime: Runtime, keep: Collection[int]) -> int:
-    """Return the bytes of one trial's remaining checkpoints. keep: steps from whose checkpoints other trials start."""
-    interval = runtime.keep_every
-    kept = len({*keep, *runtime.keep_steps}) + (trial.training.steps // interval if interval else 0)
-    count = min(runtime.keep_checkpoints, -(-trial.training.steps // trial.training.checkpoint_every))
-    return (count + kept) * STATE_BYTES * parameters_of(trial.model)
+def _disk(planned: Planned) -> int:
+    training, runtime = planned.trial.training, planned.runtime
+    kept = len({*planned.keep, *runtime.keep_steps})
+    kept += training.steps // runtime.keep_every if runtime.keep_every else 0
+    count = min(runtime.keep_checkpoints, -(-training.steps // training.checkpoint_every))
+    return (count + kept) * STATE_BYTES * parameters_of(planned.trial.model)

@@ -1,4 +1,4 @@
-"""Expand a sweep to its cells, each the overrides of one trial, with a pure function that needs no data."""
+"""Expand a sweep to its cells: each cell has the overrides of one trial. This is a pure function and needs no data."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fewbits.experiments.config import spelled
+from fewbits.experiments.composition import spelled
 from fewbits.sweeps.planning.sweep import ARM, SEED, Sweep
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A place in the sweep's grid."""
+    """A place in the sweep's grid (an arm, values of its axes and a seed), with the overrides of its trial."""
 
     sweep: str
     arm: str
-    axes: tuple[tuple[str, str], ...]  # each axis of the arm, with its value as an override spells it
+    axes: tuple[tuple[str, str], ...]  # each axis of the arm, and its value as text of Hydra's grammar
     seed: int
-    words: tuple[str, ...]  # the trial's overrides, with each key once
+    overrides: tuple[str, ...]  # the trial's overrides, with each key once
     parent: Cell | None = None
     at: float | None = None  # where in its parent the trial starts, as in `Arm.at`
 
@@ -28,6 +28,16 @@ class Cell:
         """The arm, the axis values and the seed, which identify the cell in its sweep."""
         return ({ARM: self.arm} if self.arm else {}) | dict(self.axes) | {SEED: str(self.seed)}
 
+    @property
+    def title(self) -> str:
+        """The cell's name in messages."""
+        return ", ".join([f"sweep {self.sweep}", *(f"{key} {value}" for key, value in self.place.items())])
+
+
+def spell(place: Mapping[str, str]) -> str:
+    """Return a place as text, for example `arm=mor seed=0`."""
+    return " ".join(f"{key}={value}" for key, value in place.items())
+
 
 def expand(sweep: Sweep, extra: tuple[str, ...] = ()) -> list[Cell]:
     """Return the cells in the order of the arms, then of the axes, then of the seeds.
@@ -35,7 +45,7 @@ def expand(sweep: Sweep, extra: tuple[str, ...] = ()) -> list[Cell]:
     extra: further overrides for every trial. Raise ValueError if one of them is an axis of the sweep.
     """
     for axis in (axis for group in sweep.groups for axis in group):
-        if axis in [word.partition("=")[0] for word in extra]:
+        if axis in [override.partition("=")[0] for override in extra]:
             raise ValueError(f"{axis} is an axis of sweep {sweep.name}: choose its values with axes={{{axis}:[…]}}")
     return [cell for arm in sweep.arms if sweep.runs_at(arm) for cell in _cells(sweep, arm, extra)]
 
@@ -49,15 +59,15 @@ def _cells(sweep: Sweep, arm: str, extra: tuple[str, ...]) -> Iterator[Cell]:
 
 def _cell(sweep: Sweep, name: str, axes: Mapping[str, str], seed: int, extra: tuple[str, ...]) -> Cell:
     arm = sweep.arms[name]
-    words = [*sweep.words, *sweep.size, *arm.words]
+    overrides = [*sweep.overrides, *sweep.size, *arm.overrides]
     for group in sweep.groups:
-        words += [word for axis, values in group.items() if axis in axes for word in values[axes[axis]]]
+        overrides += [override for axis, values in group.items() if axis in axes for override in values[axes[axis]]]
     return Cell(
         sweep=sweep.name,
         arm=name,
         axes=tuple(axes.items()),
         seed=seed,
-        words=_last_wins([*words, f"seed={seed}", *extra]),
+        overrides=_last_wins([*overrides, f"seed={seed}", *extra]),
         parent=None if arm.parent is None else _parent(sweep, name, axes, seed, extra),
         at=arm.at,
     )
@@ -83,7 +93,7 @@ def _has(sweep: Sweep, arm: str, axis: str) -> bool:
 
 
 def _combinations(sweep: Sweep, arm: str) -> list[dict[str, str]]:
-    """Return the combinations of values of the arm's axes. An arm may have only some of the axes zipped together."""
+    """Return the combinations of values of the arm's axes. An arm may leave out some of a group's zipped axes."""
     groups = []
     for group in sweep.groups:
         names = {axis: list(values) for axis, values in group.items() if _has(sweep, arm, axis)}
@@ -100,6 +110,6 @@ def _excluded(sweep: Sweep, arm: str, axes: Mapping[str, str], seed: int) -> boo
     )
 
 
-def _last_wins(words: list[str]) -> tuple[str, ...]:
-    """Return the overrides with the last one of each key, since Hydra refuses some repeated keys."""
-    return tuple({word.partition("=")[0]: word for word in words}.values())
+def _last_wins(overrides: list[str]) -> tuple[str, ...]:
+    """Return the last override of each key, since Hydra refuses some repeated keys."""
+    return tuple({override.partition("=")[0]: override for override in overrides}.values())

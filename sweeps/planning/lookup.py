@@ -1,4 +1,4 @@
-"""Find the plan of a command that reads results: `status`, `claims`, `report`, `sync`.
+"""Find the plan of a command that reads results, such as `status`, `report` and `sync`.
 
 The store holds the plan with which these overrides last ran, so the command shows the same on any machine that has
 access to the store. If no sweep has run with these overrides, or its definition has changed since, the sweep is planned
@@ -8,11 +8,11 @@ in memory, if that is possible here. `fewbits sweep` always makes a new plan.
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from fewbits.common.terminal import notice
 from fewbits.experiments.config import load_trial
 from fewbits.sweeps.planning.expand import expand
 from fewbits.sweeps.planning.overrides import normalised, runs_named, without_sweep
@@ -23,7 +23,6 @@ from fewbits.sweeps.planning.stored_plans import (
     UnusablePlan,
     definition,
     earlier_runs,
-    has_format_1,
     load_plan,
 )
 from fewbits.sweeps.planning.sweep import Sweep, load_sweeps
@@ -50,8 +49,6 @@ def find_plan(overrides: Sequence[str]) -> FoundPlan:
     notes: list[str] = []
     stored = _stored(runs, overrides, notes)
     if stored is None:
-        if not notes and has_format_1(runs, sweeps):
-            notes.append(f"{runs / 'plans'}: plans of an earlier fewbits cannot be read; {again} writes a new one")
         return _planned_here(sweeps, extra, notes=notes)
     if definition(sweeps) == definition(stored.plan.sweeps):
         return FoundPlan(stored.plan, notes=tuple(notes))
@@ -66,7 +63,7 @@ def find_plan(overrides: Sequence[str]) -> FoundPlan:
 def show_notes(notes: Iterable[str]) -> None:
     """Print lines about the plan to stderr."""
     for note in notes:
-        print(f"fewbits: {note}", file=sys.stderr)
+        notice(note)
 
 
 def _without_definition(overrides: Sequence[str], error: ValueError) -> FoundPlan:
@@ -86,9 +83,10 @@ def _planned_here(
 
 
 def _stored(runs: Path, overrides: Sequence[str], notes: list[str]) -> StoredPlan | None:
-    """Return the stored plan of these overrides; for one sweep of a study, else that sweep's part of the study's plan.
+    """Return the stored plan of these overrides, or None.
 
-    A plan file that cannot be used adds a line to `notes`.
+    If they select one sweep of a study and have no plan of their own, return that sweep's part of the study's plan.
+    Add a line to `notes` for each plan file that cannot be used.
     """
     name, others = without_sweep(overrides)
     for selection, part in ((overrides, None), *([(others, name)] if name else [])):
@@ -96,7 +94,7 @@ def _stored(runs: Path, overrides: Sequence[str], notes: list[str]) -> StoredPla
             if (stored := load_plan(runs, selection)) is not None:
                 return stored if part is None else _part(stored, part)
         except UnusablePlan as error:
-            notes.append(f"{error}: it is not used; `fewbits sweep {_command(selection)}` writes a new one")
+            notes.append(f"{error}; this plan file is not used: `fewbits sweep {_command(selection)}` writes a new one")
     return None
 
 
@@ -118,7 +116,7 @@ def _store(overrides: Sequence[str], sweeps: Sequence[Sweep], extra: tuple[str, 
     runs = runs_named(overrides)
     if runs is None:
         cell = next((cell for sweep in sweeps for cell in expand(sweep, extra)), None)
-        runs = "runs" if cell is None else load_trial(cell.words)[1].runs
+        runs = "runs" if cell is None else load_trial(cell.overrides)[1].runs
     return Path(runs).expanduser().resolve()
 
 

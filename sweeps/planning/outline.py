@@ -1,48 +1,34 @@
-"""Describe a sweep whose data are not on this machine: its arms, their cost, and the commands that prepare the data.
+"""Describe a sweep whose data are not on this machine: its settings, and the commands that prepare the data.
 
-A plan needs each trial's id, and an id needs the fingerprint of the data, so without the data there is no plan. The
-settings of the trials follow from the config overrides alone. For missing collections the published sizes are used.
+An id needs the fingerprint of the data, so without the data there is no real plan; the settings of the trials follow
+from the config overrides alone. For missing collections the published sizes are used.
 """
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from fewbits.experiments.config import load_trial
 from fewbits.experiments.data.folder import smallest_dtype
 from fewbits.experiments.data.once import default_cache
 from fewbits.experiments.data.web import COLLECTIONS, Collection
-from fewbits.experiments.trial import Runtime, Trial
+from fewbits.experiments.trial import Trial
 from fewbits.models.recipe import Sampler
-from fewbits.sweeps.commands.dry_run import ASSUMED
-from fewbits.sweeps.planning.arms import Share, arm_table
-from fewbits.sweeps.planning.cost import (
-    Speeds,
-    assumed_seconds,
-    device_asked_for,
-    disk_of,
-    parameters_of,
-    tokens_of,
-    work_of,
-)
-from fewbits.sweeps.planning.epochs import check_repeats, tokens_until, training_tokens
-from fewbits.sweeps.planning.expand import Cell, expand
-from fewbits.sweeps.planning.plan import branch_step, on_a_device
-from fewbits.sweeps.planning.sweep import SEED, Resources, Sweep
-from fewbits.sweeps.running.progress import clock
-from fewbits.sweeps.running.trial_status import table
+from fewbits.sweeps.planning.cost import parameters_of, tokens_of, work_of
+from fewbits.sweeps.planning.data import check_repeats, missing_folder, training_tokens
+from fewbits.sweeps.planning.expand import spell
+from fewbits.sweeps.planning.plan import Plan, Planned
+from fewbits.sweeps.planning.sweep import SEED
 
-DOCUMENTS = 10_000_000  # the smallest part of a collection that is prepared
+DOCUMENTS = 10_000_000  # documents: the smallest part of a collection to prepare
 SPARE = 0.1  # extra share of tokens, since the published numbers of tokens are estimates
 
 MARK = "*"
 LEGEND = f"{MARK} assumed: the paper does not state it"
-COLUMNS: dict[
+SETTINGS: dict[
     str, tuple[str, Callable[[Trial], str]]
 ] = {  # column: the setting whose value may be assumed, and a function that returns the column's text
     "recipe": ("recipe", lambda t: t.recipe.name),
@@ -61,143 +47,61 @@ COLUMNS: dict[
 }
 
 
-@dataclass(frozen=True)
-class Outlined:
-    """A place of a sweep with its trial, without the id that a plan would have."""
-
-    cell: Cell
-    trial: Trial
-    runtime: Runtime
-    resources: Resources
-    assumed: tuple[str, ...]
-    parent: Outlined | None  # the trial that it branches from
-    step: int | None  # the step of its parent at which it starts
-
-    @property
-    def key(self) -> Hashable:
-        """A key that is equal for places that are the same computation."""
-        return self.trial, self.step, self.parent and self.parent.key
-
-    @property
-    def earlier_tokens(self) -> int:
-        if self.parent is None or self.step is None:
-            return 0
-        return tokens_until(self.parent.trial, self.step) + self.parent.earlier_tokens
+Missing = Mapping[Path, Sequence[Planned]]  # the folders of data that do not exist here, with the trials that read them
 
 
-def missing_data(sweeps: Sequence[Sweep], extra: tuple[str, ...] = ()) -> list[Path]:
-    """Return the folders of data that trials name and that do not exist here."""
-    return list(_missing(outline(sweeps, extra)))
-
-
-def _missing(outlined: Sequence[Outlined]) -> dict[Path, list[Outlined]]:
-    """Return the folders of data that do not exist here, with the trials that read them."""
-    readers: dict[Path, list[Outlined]] = {}
-    for each in outlined:
-        if (folder := _data(each)) is not None and not folder.is_dir():
-            readers.setdefault(folder, []).append(each)
+def missing_data(plan: Plan) -> dict[Path, list[Planned]]:
+    """Return the folders of data that trials name and that do not exist here, each with the trials that read it."""
+    readers: dict[Path, list[Planned]] = {}
+    for planned in plan.trials.values():
+        if (folder := missing_folder(planned.trial.data, planned.runtime.cache)) is not None:
+            readers.setdefault(folder, []).append(planned)
     return readers
 
 
-def _data(outlined: Outlined) -> Path | None:
-    """Return the folder of the trial's data; None for data that are generated when they are missing."""
-    data, cache = outlined.trial.data, outlined.runtime.cache
-    if data.path:
-        return Path(data.path).expanduser()
-    if data.kind not in COLLECTIONS:
-        return None
-    return (Path(cache).expanduser() if cache else default_cache()) / data.kind
+def corpus_tokens(plan: Plan, missing: Missing) -> dict[str, int | None]:
+    """Return the number of tokens in each trial's training split, by trial; None if unknown.
 
-
-def outline(sweeps: Sequence[Sweep], extra: tuple[str, ...] = ()) -> list[Outlined]:
-    """Return every place of the sweeps, in their order."""
-    made: dict[tuple[str, Cell], Outlined] = {}
-    return [_outlined(cell, sweep, made) for sweep in sweeps for cell in expand(sweep, extra)]
-
-
-def _outlined(cell: Cell, sweep: Sweep, made: dict[tuple[str, Cell], Outlined]) -> Outlined:
-    if (sweep.name, cell) not in made:
-        trial, runtime = load_trial(cell.words)
-        parent = None if cell.parent is None else _outlined(cell.parent, sweep, made)
-        step = None if parent is None else branch_step(cell, parent.trial)
-        runtime, resources = on_a_device(runtime, sweep.resources)
-        made[sweep.name, cell] = Outlined(cell, trial, runtime, resources, sweep.assumed, parent, step)
-    return made[sweep.name, cell]
-
-
-def describe(sweeps: Sequence[Sweep], extra: tuple[str, ...] = (), parallel: int | None = None) -> str:
-    """Return each arm's settings (assumed ones marked) and cost, and the commands that prepare the missing data.
-
-    Raise ValueError if a trial would read its data more often than `data.repeat` allows.
+    For a missing collection, it is the number of tokens that the command of `preparations` would prepare.
+    Raise ValueError if a trial would read missing data more often than `data.repeat` allows.
     """
-    places = outline(sweeps, extra)
-    missing = _missing(places)
-    needs = {
-        folder: max(tokens_of(each.trial) + each.earlier_tokens for each in readers)
-        for folder, readers in missing.items()
-    }
-    keep = _kept(places)
-    shares = [_share(each, needs, keep.get(each.key, set())) for each in places]
-    legend = [LEGEND] if any(outlined.assumed for outlined in places) else []
-    lines = [*_settings(places), "", *legend, "", *arm_table(shares), "", *_totals(places, shares, parallel)]
-    lines.append(f"data that are missing here: {', '.join(map(str, missing))}")
-    return "\n".join([*lines, *_preparations(missing, needs)])
+    tokens = {key: training_tokens(planned.trial.data, planned.runtime.cache) for key, planned in plan.trials.items()}
+    for readers in missing.values():
+        for planned in readers:
+            if (collection := COLLECTIONS.get(planned.trial.data.kind)) is not None:
+                tokens[planned.id] = _prepared(collection, _needed(readers))[1]
+    for member in plan.members if missing else ():
+        planned = plan.trials[member.id]
+        if (size := tokens[member.id]) is not None:
+            try:
+                check_repeats(planned.trial, planned.earlier_tokens, size)
+            except ValueError as error:
+                raise ValueError(f"{member.cell.title}: {error}") from None
+    return tokens
 
 
-def _settings(places: Sequence[Outlined]) -> list[str]:
-    by_place = {(one.cell.sweep, one.cell.arm, one.cell.axes): one for one in reversed(places)}  # keeps the first seed
-    return table([("sweep", "place", *COLUMNS), *(_row(one) for one in reversed(by_place.values()))])
+def setting_rows(plan: Plan) -> Iterator[tuple[str, ...]]:
+    """Yield the settings of each place, without the seeds; those that the paper does not state are marked."""
+    assumed = {(sweep.name, sweep.scale): sweep.assumed for sweep in plan.sweeps}
+    places = {(m.cell.sweep, m.cell.arm, m.cell.axes): m for m in reversed(plan.members)}  # keeps the first seed
+    for member in reversed(places.values()):
+        cell, trial = member.cell, plan.trials[member.id].trial
+        place = {key: value for key, value in cell.place.items() if key != SEED}
+        marked = assumed[cell.sweep, member.scale]
+        cells = (f"{text(trial)}{MARK if key in marked else ''}" for key, text in SETTINGS.values())
+        yield (cell.sweep, spell(place), *cells)
 
 
-def _totals(places: Sequence[Outlined], shares: Sequence[Share], parallel: int | None) -> list[str]:
-    work = {place.key: work_of(place.trial) for place in places}
-    times = {share.key: share.seconds for share in shares}
-    known = [seconds for seconds in times.values() if seconds is not None]
-    lines = [f"{len(work)} trials, {sum(work.values()):.2e} FLOPs"]
-    if len(known) == len(times):
-        slots = parallel or 1
-        lines.append(f"about {clock(sum(known) / slots)}, {slots} at a time, {ASSUMED} unless measured here")
-    lines.append(f"{sum({share.key: share.disk for share in shares}.values()) / 1e9:.1f} GB of checkpoints")
-    return lines
-
-
-def _kept(places: Sequence[Outlined]) -> dict[Hashable, set[int]]:
-    """Return, for each trial, the steps from whose checkpoints other trials start."""
-    keep: dict[Hashable, set[int]] = {}
-    for place in places:
-        if place.parent is not None and place.step is not None:
-            keep.setdefault(place.parent.key, set()).add(place.step)
-    return keep
-
-
-def _share(outlined: Outlined, needs: Mapping[Path, int], keep: set[int]) -> Share:
-    folder, data = _data(outlined), outlined.trial.data
-    if folder is None or folder not in needs:
-        corpus_tokens = training_tokens(data, outlined.runtime.cache)
-    elif data.kind in COLLECTIONS:
-        corpus_tokens = _prepared(COLLECTIONS[data.kind], needs[folder])[1]
-    else:
-        corpus_tokens = None
-    if corpus_tokens is not None:
-        try:
-            check_repeats(outlined.trial, outlined.earlier_tokens, corpus_tokens)
-        except ValueError as error:
-            place = ", ".join(f"{key} {value}" for key, value in outlined.cell.place.items())
-            raise ValueError(f"sweep {outlined.cell.sweep}, {place}: {error}") from None
-    seconds = Speeds(Path(outlined.runtime.runs).expanduser()).seconds_on(
-        device_asked_for(outlined.runtime, outlined.resources), outlined.trial
-    )
-    if seconds is None:
-        seconds = assumed_seconds(outlined.trial, outlined.resources)
-    size = disk_of(outlined.trial, outlined.runtime, keep)
-    return Share(outlined.cell, outlined.trial, outlined.key, outlined.earlier_tokens, corpus_tokens, seconds, size)
+def _needed(readers: Sequence[Planned]) -> int:
+    """Return how many tokens the longest of these trials reads, including those of its parents."""
+    return max(tokens_of(reader.trial) + reader.earlier_tokens for reader in readers)
 
 
 def _prepared(collection: Collection, tokens: int) -> tuple[int | None, int]:
     """Return how many documents to prepare (None: all), and about how many tokens they have.
 
-    They are enough for the longest trial to read each once. Their number is doubled until then, so that studies that
-    share a collection ask for the same number.
+    The number starts at DOCUMENTS and is doubled until the longest trial reads no token twice. So studies that share a
+    collection usually ask for the same number.
     """
     documents = DOCUMENTS
     while documents * collection.tokens < tokens * collection.documents * (1 + SPARE):
@@ -207,14 +111,14 @@ def _prepared(collection: Collection, tokens: int) -> tuple[int | None, int]:
     return documents, documents * collection.tokens // collection.documents
 
 
-def _preparations(missing: Mapping[Path, Sequence[Outlined]], needs: Mapping[Path, int]) -> Iterator[str]:
+def preparations(missing: Missing) -> Iterator[str]:
     """Yield the commands that prepare the missing data, each with the size of the result."""
     for folder, readers in missing.items():
         kind = readers[0].trial.data.kind
         if kind not in COLLECTIONS:
             continue
         collection = COLLECTIONS[kind]
-        documents, tokens = _prepared(collection, needs[folder])
+        documents, tokens = _prepared(collection, _needed(readers))
         size = tokens * np.dtype(smallest_dtype(readers[0].trial.model.vocab)).itemsize
         command = ["fewbits data prepare", kind, *([f"--documents {documents}"] if documents else [])]
         command += [] if folder == default_cache() / kind else [f"--out {shlex.quote(str(folder))}"]
@@ -237,9 +141,3 @@ def _noise(sampler: Sampler) -> str:
         return ""
     parts = "" if sampler.parts == ("all",) else f" of {', '.join(sampler.parts)}"
     return f"{sampler.kind} noise on weights{parts}, {sampler.init:g} to {sampler.target:g} bits"
-
-
-def _row(outlined: Outlined) -> tuple[str, ...]:
-    place = " ".join(f"{key}={value}" for key, value in outlined.cell.place.items() if key != SEED)
-    cells = (f"{text(outlined.trial)}{MARK if key in outlined.assumed else ''}" for key, text in COLUMNS.values())
-    return (outlined.cell.sweep, place, *cells)

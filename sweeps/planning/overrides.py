@@ -11,7 +11,7 @@ from pathlib import PurePath
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
-from fewbits.experiments.config import spelled
+from fewbits.experiments.composition import spelled
 from fewbits.sweeps.planning.sweep import Sweep
 
 RUNS = "runtime.runs"
@@ -20,9 +20,9 @@ DEFAULT_SCALE = f"scale={Sweep('').scale}"  # of the sweeps of studies
 
 
 def normalised(overrides: Sequence[str]) -> tuple[str, ...]:
-    """Return the overrides that select trials, sorted, with each key once and its last value in one spelling.
+    """Return the overrides that select trials: sorted, each key once with its last value, equal values written alike.
 
-    A sweep file is identified by its name alone: on a cluster its folder is another. A study's default scale is
+    A sweep file is identified by its name alone, since it is in another folder on a cluster. A study's default scale is
     omitted.
     """
     chosen = {_key(override): _canonical(override) for override in overrides}

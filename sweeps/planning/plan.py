@@ -9,21 +9,17 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 from fewbits.experiments.config import load_trial
-from fewbits.experiments.data.config import DataConfig
 from fewbits.experiments.data.corpus import Corpus
-from fewbits.experiments.data.load import load
-from fewbits.experiments.data.once import default_cache
 from fewbits.experiments.identity import ParentPoint, identity, meaning
 from fewbits.experiments.setup import check, check_data, corpus_model
 from fewbits.experiments.storage import run_folder
 from fewbits.experiments.storage.run_folder import RunFolder
 from fewbits.experiments.trial import Branch, Runtime, Trial
-from fewbits.sweeps.planning.epochs import check_repeats, tokens_before
+from fewbits.sweeps.planning.data import check_repeats, corpus_of, tokens_until
 from fewbits.sweeps.planning.expand import Cell, expand
 from fewbits.sweeps.planning.sweep import Resources, Sweep
 
@@ -39,6 +35,7 @@ class Planned:
     resources: Resources
     parent: str | None = None  # the id of the trial that it branches from
     keep: set[int] = field(default_factory=set)  # steps from whose checkpoints other trials start
+    earlier_tokens: int = 0  # tokens read before it starts, by its parent up to the branch and by the parent's parents
 
     @property
     def id(self) -> str:
@@ -63,10 +60,19 @@ class Plan:
     members: tuple[Member, ...]
     trials: dict[str, Planned]  # by id; parents before the trials that branch from them
 
+    @property
+    def store(self) -> Path:
+        """The folder of the run folders."""
+        return next(iter(self.trials.values())).folder.path.parent
 
-def plan(sweeps: Sequence[Sweep], extra: tuple[str, ...] = ()) -> Plan:
-    """Plan whole sweeps. Raise ValueError, which names the cell, if one of the trials is invalid."""
-    plans = [plan_cells(sweep, cells) for sweep in sweeps if (cells := expand(sweep, extra))]
+
+def plan(sweeps: Sequence[Sweep], extra: tuple[str, ...] = (), *, with_data: bool = True) -> Plan:
+    """Plan whole sweeps. Raise ValueError, which names the cell, if one of the trials is invalid.
+
+    with_data: False plans without reading the data. Then ids and folders belong to no run, models have the
+    vocabulary sizes of their presets, and trials are not checked.
+    """
+    plans = [plan_cells(sweep, cells, with_data=with_data) for sweep in sweeps if (cells := expand(sweep, extra))]
     if not plans:
         names = ", ".join(f"{sweep.name} at scale {sweep.scale}" for sweep in sweeps)
         raise ValueError(f"nothing to run: {names} has no trials")
@@ -77,54 +83,51 @@ def plan(sweeps: Sequence[Sweep], extra: tuple[str, ...] = ()) -> Plan:
     return Plan(tuple(sweeps), tuple(member for part in plans for member in part.members), trials)
 
 
-def plan_cells(sweep: Sweep, cells: Sequence[Cell]) -> Plan:
+def plan_cells(sweep: Sweep, cells: Sequence[Cell], *, with_data: bool = True) -> Plan:
     """Plan these cells of one sweep. Raise ValueError, which names the cell, if one of the trials is invalid."""
     trials: dict[str, Planned] = {}
     made: dict[Cell, Planned] = {}
-    members = [Member(sweep.study, sweep.scale, cell, _planned(cell, sweep, made, trials).id) for cell in cells]
+
+    def planned(cell: Cell) -> Planned:
+        """Plan the cell's parent, then the cell, and add both to `trials` unless they are there already."""
+        if cell not in made:
+            parent = None if cell.parent is None else planned(cell.parent)
+            try:
+                new = _planned(cell, sweep.resources, parent, with_data)
+            except ValueError as error:
+                raise ValueError(f"{cell.title}: {error}") from error
+            made[cell] = trials.setdefault(new.id, new)
+        return made[cell]
+
+    members = [Member(sweep.study, sweep.scale, cell, planned(cell).id) for cell in cells]
     return Plan((sweep,), tuple(members), trials)
 
 
-def _planned(cell: Cell, sweep: Sweep, made: dict[Cell, Planned], trials: dict[str, Planned]) -> Planned:
-    """Plan the cell's parent, then the cell, and add both to `trials` unless they are there already."""
-    if cell in made:
-        return made[cell]
-    parent = None if cell.parent is None else _planned(cell.parent, sweep, made, trials)
-    try:
-        trial, runtime = load_trial(cell.words)
-        corpus = _corpus(trial.data, runtime.cache)
-        trial = corpus_model(trial, corpus)
-        start = None
-        if parent is not None:
-            step = branch_step(cell, parent.trial)
-            parent.keep.add(step)
-            start = ParentPoint(meaning(parent.made_of), step, ())
-            trial = replace(trial, branch=Branch(str(parent.folder.path), step))
-        runtime, resources = on_a_device(runtime, sweep.resources)
-        made_of = identity(
-            trial,
-            corpus.fingerprint,
-            runtime.device,
-            ranks=resources.ranks,
-            threads=runtime.threads,
-            parent=start,
-        )
-        folder = run_folder.find(Path(runtime.runs).expanduser().resolve(), trial.name, made_of)
-        if not folder.over:
-            _checked(trial, resources.ranks, corpus)
-            check_repeats(trial, tokens_before(trial, parent.id if parent else None, trials), corpus.tokens_in("train"))
-    except ValueError as error:
-        place = ", ".join(f"{key} {value}" for key, value in cell.place.items())
-        raise ValueError(f"sweep {cell.sweep}, {place}: {error}") from error
-    planned = trials.setdefault(
-        folder.id, Planned(folder, trial, runtime, made_of, resources, parent.id if parent else None)
-    )
-    made[cell] = planned
-    return planned
+def _planned(cell: Cell, resources: Resources, parent: Planned | None, with_data: bool) -> Planned:
+    trial, runtime = load_trial(cell.overrides)
+    runtime, resources = _on_a_device(runtime, resources)
+    fingerprint = f"missing: {trial.data}"
+    if with_data:
+        corpus = corpus_of(trial.data, runtime.cache)
+        trial, fingerprint = corpus_model(trial, corpus), corpus.fingerprint
+    start, earlier_tokens = None, 0
+    if parent is not None:
+        step = _branch_step(cell, parent.trial)
+        parent.keep.add(step)
+        start = ParentPoint(meaning(parent.made_of), step, ())
+        earlier_tokens = parent.earlier_tokens + tokens_until(parent.trial, step)
+        trial = replace(trial, branch=Branch(str(parent.folder.path), step))
+    made_of = identity(trial, fingerprint, runtime.device, ranks=resources.ranks, threads=runtime.threads, parent=start)
+    folder = run_folder.find(Path(runtime.runs).expanduser().resolve(), trial.name, made_of)
+    if with_data and not folder.over:
+        _checked(trial, resources.ranks, corpus)
+        check_repeats(trial, earlier_tokens, corpus.tokens_in("train"))
+    parent_id = parent.id if parent else None
+    return Planned(folder, trial, runtime, made_of, resources, parent_id, earlier_tokens=earlier_tokens)
 
 
-def on_a_device(runtime: Runtime, resources: Resources) -> tuple[Runtime, Resources]:
-    """Return both with an explicit device and explicit resources, since planning must not depend on the machine.
+def _on_a_device(runtime: Runtime, resources: Resources) -> tuple[Runtime, Resources]:
+    """Return runtime and resources with device and amounts filled in, since planning must not depend on the machine.
 
     A trial with device `auto` trains on GPUs if its resources contain GPUs, else on the CPU.
     """
@@ -135,24 +138,19 @@ def on_a_device(runtime: Runtime, resources: Resources) -> tuple[Runtime, Resour
     if gpus is None:
         gpus = 1.0 if device == "cuda" else 0.0
     if device == "cuda" and not gpus:
-        raise ValueError("resources.gpus 0 with runtime.device cuda: valid are 1, or a part of a GPU")
+        raise ValueError("resources.gpus 0 with runtime.device cuda: set it to 1, or to a fraction of a GPU")
     cpus = float(runtime.threads) if resources.cpus is None else resources.cpus
     return replace(runtime, device=device), replace(resources, cpus=cpus, gpus=gpus)
 
 
-def branch_step(cell: Cell, parent: Trial) -> int:
+def _branch_step(cell: Cell, parent: Trial) -> int:
     """Return the step of its parent at which a branch starts; raise ValueError if the parent has no such step."""
     steps = parent.training.steps
     at = 1.0 if cell.at is None else cell.at
     step = round(at * steps) if at < 1 or cell.at is None else int(at)
     if not 1 <= step <= steps:
-        raise ValueError(f"at {cell.at}: its parent has steps 1 to {steps}")
+        raise ValueError(f"at {cell.at}: a step of its parent, 1 to {steps}, is expected")
     return step
-
-
-@cache
-def _corpus(data: DataConfig, cache_folder: str | None) -> Corpus:
-    return load(data, Path(cache_folder).expanduser() if cache_folder else default_cache())
 
 
 _seen: set[str] = set()

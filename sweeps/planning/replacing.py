@@ -2,7 +2,8 @@
 
 A trial runs again if any of its steps was computed on another or an unknown kind of machine, or with another version of
 torch than machines of that kind have now. A branch whose parent runs again also runs again, since it started from other
-bits. The old run folder is moved to `replaced/NAME.N` in the store. Branches in other plans are not found.
+bits. The old run folder is moved to `replaced/NAME.N` in the store. Branches of it that only other plans contain do not
+run again.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def require_kind(plan: Plan, like: str, machines: Sequence[Machine]) -> Machine:
                 by_kind.setdefault(kind, machine)
     if like not in by_kind:
         kinds = ", ".join(sorted(by_kind)) or "none"
-        raise ValueError(f"--like {like}: no machine has that kind; valid for this sweep: {kinds}")
+        raise ValueError(f"--like {like}: no machine has that kind; valid kinds for this sweep: {kinds}")
     return by_kind[like]
 
 
@@ -69,8 +70,8 @@ def move_aside(plan: Plan, again: Mapping[str, str]) -> list[Path]:
     for key in again:
         if (holder := store.holder(plan.trials[key].folder)) is not None:
             raise ValueError(
-                f"{plan.trials[key].folder.path.name} has to run again ({again[key]}), and process {holder.pid} of "
-                f"{holder.host} is training it: wait for it, or stop that sweep first"
+                f"{plan.trials[key].folder.path.name} has to run again ({again[key]}), but process {holder.pid} of "
+                f"{holder.host} is training it: wait until it ends, or stop that sweep first"
             )
     return [_move(plan.trials[key].folder) for key in again]
 
@@ -85,7 +86,9 @@ def _move(folder: RunFolder) -> Path:
                 number += 1
             return folder.path.rename(target)
     except Busy as error:
-        raise ValueError(f"{error}; --like has to run it again: wait for it, or stop it first") from None
+        raise ValueError(
+            f"{error}, which --like has to run again: wait until that process ends, or stop it first"
+        ) from None
 
 
 def _has_steps(planned: Planned) -> bool:
@@ -93,5 +96,5 @@ def _has_steps(planned: Planned) -> bool:
 
 
 def _likeness_now(part: tuple[str | None, ...], like: str, machine: Machine) -> tuple[str | None, ...]:
-    """Return the likeness with the kind and the torch of the machine."""
+    """Return the likeness `part` with the kind `like` and the machine's version of torch."""
     return likeness(dict(zip(LIKENESS, part, strict=True)) | {"kind": like, "torch": machine.torch})

@@ -3,7 +3,7 @@
 There is one file per selection of overrides; HASH8 is the hash of the overrides, whatever their order. The file holds
 the whole plan: the definition of the sweeps, all their places, and every trial with the settings that its id is a hash
 of. So it can be read where the sweep cannot be planned: without its data, with another torch, or with the store mounted
-elsewhere. Paths in the store are kept relative to it. Equal parts of trials are written once, in `values`.
+elsewhere. Paths in the store are kept relative to it. A checksum of the plan detects a file that was edited.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, is_dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any
 
 from fewbits import __version__
-from fewbits.common.atomic import write_atomically
+from fewbits.common.atomic import read_json, write_atomically
 from fewbits.common.from_dict import from_dict
-from fewbits.experiments.config import spelled
+from fewbits.experiments.composition import spelled
 from fewbits.experiments.identity import commit
 from fewbits.experiments.storage.run_folder import HASH, RunFolder, plain
 from fewbits.experiments.trial import Branch, Runtime, Trial
@@ -30,13 +30,10 @@ from fewbits.sweeps.planning.plan import Member, Plan, Planned
 from fewbits.sweeps.planning.sweep import Resources, Sweep
 
 FOLDER = "plans"
-FORMAT = 2  # format 1 was a file for each sweep, with only the places and ids
+FORMAT = 3  # files of other formats are not read: `fewbits sweep` writes a new one
 STORE = f"{RUNS}="  # in a plan file this override has no value: the store is the one that holds the file
-_ABOUT = ("fewbits", "git", "time")  # which version wrote a plan, and when: equal plans may differ in these
-_HINTS = get_type_hints(Trial)
 
 Place = tuple[str, tuple[tuple[str, str], ...]]  # a sweep's name, and the cell's arm, axes and seed
-T = TypeVar("T")
 
 
 class UnusablePlan(ValueError):
@@ -56,15 +53,15 @@ class StoredPlan:
 
 def save_plan(plan: Plan, overrides: Sequence[str]) -> Path:
     """Store the plan of a selection, unless an equal plan is stored already; return the path of its file."""
-    runs = store_of(plan)
     selection = normalised(overrides)
-    path = runs / FOLDER / f"{_label(plan)}-{_hash(selection)}.json"
-    content = {"format": FORMAT, "overrides": list(selection), **_encoded(plan, runs)}
-    if _without_about(_json(path)) != json.loads(json.dumps(content)):
+    path = plan.store / FOLDER / f"{_label(plan)}-{_hash(selection)}.json"
+    content = {"overrides": list(selection), **_encoded(plan)}
+    checksum = _checksum(content)
+    if (read_json(path) or {}).get("checksum") != checksum:
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        about = dict(zip(_ABOUT, (__version__, commit(), now), strict=True))
+        head = {"format": FORMAT, "fewbits": __version__, "git": commit(), "time": now, "checksum": checksum}
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, _text(about | content).encode())
+        write_atomically(path, _text({**head, **content}).encode())
     return path
 
 
@@ -88,35 +85,26 @@ def stored_plans(runs: Path) -> Iterator[StoredPlan]:
 
 
 def earlier_runs(plan: Plan) -> dict[Place, str]:
-    """Return, for places of the plan, the name of the run folder of another trial that a stored plan has there.
+    """Return, by place of this plan, the run folder that a stored plan has at the place for another trial.
 
-    That trial had another config, or was computed by other code. The newest plan counts.
+    That trial had another config, or other code computed it. If several stored plans have the place, the newest counts.
     """
-    runs, planned = store_of(plan), {place_of(member): member for member in plan.members}
+    runs, planned = plan.store, {place_of(member): member for member in plan.members}
     earlier: dict[Place, str] = {}
     for path in _newest_first(runs, f"{_label(plan)}-*"):
         try:
-            for member, folder in _folders(_json(path), runs):
+            for member, folder in _folders(read_json(path)):
                 now = planned.get(place_of(member))
                 same = now is None or (now.study, now.scale) != (member.study, member.scale) or now.id == member.id
                 if not same and (runs / folder).is_dir():
                     earlier.setdefault(place_of(member), folder)
-        except (KeyError, TypeError, ValueError, IndexError, AttributeError):
+        except (KeyError, TypeError, ValueError, AttributeError):
             continue  # the plan file is damaged
     return earlier
 
 
 def place_of(member: Member) -> Place:
     return member.cell.sweep, tuple(sorted(member.cell.place.items()))
-
-
-def store_of(plan: Plan) -> Path:
-    return next(iter(plan.trials.values())).folder.path.parent
-
-
-def has_format_1(runs: Path, sweeps: Iterable[Sweep]) -> bool:
-    """Tell whether an earlier fewbits has stored a plan of one of the sweeps."""
-    return any((runs / FOLDER / f"{sweep.study}-{sweep.name}-{sweep.scale}.json").exists() for sweep in sweeps)
 
 
 def definition(sweeps: Iterable[Sweep]) -> Any:
@@ -140,15 +128,10 @@ def _newest_first(runs: Path, pattern: str) -> list[Path]:
     return sorted(paths, key=lambda path: path.stat().st_mtime_ns, reverse=True)
 
 
-def _json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError):
-        return None
-
-
-def _without_about(data: Any) -> Any:
-    return {key: value for key, value in data.items() if key not in _ABOUT} if isinstance(data, dict) else data
+def _checksum(content: Mapping[str, Any]) -> str:
+    """Return the hash of a plan file's part that describes the plan."""
+    parts = [content.get(key) for key in ("sweeps", "members", "trials")]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
 def _text(data: Mapping[str, Any]) -> str:
@@ -170,131 +153,86 @@ def _dump(value: Any) -> str:
 # -------------------------------------------------------------------------------- from plans to JSON
 
 
-class _Pool:
-    """A list of values that many trials share, with each value once."""
-
-    def __init__(self) -> None:
-        self.values: list[Any] = []
-        self._at: dict[str, int] = {}
-
-    def at(self, value: Any) -> int:
-        at = self._at.setdefault(_dump(value), len(self.values))
-        if at == len(self.values):
-            self.values.append(value)
-        return at
+def _encoded(plan: Plan) -> dict[str, Any]:
+    return {
+        "sweeps": definition(plan.sweeps),
+        "members": [asdict(replace(member, cell=_in_store(member.cell, STORE))) for member in plan.members],
+        "trials": [_trial(planned, plan.store) for planned in plan.trials.values()],
+    }
 
 
-def _encoded(plan: Plan, runs: Path) -> dict[str, Any]:
-    pool = _Pool()
-    cells: dict[Cell, int] = {}
-    rows: list[dict[str, Any]] = []
-
-    def cell_at(cell: Cell) -> int:
-        if cell not in cells:
-            parent = None if cell.parent is None else cell_at(cell.parent)
-            words = [pool.at(STORE if word.startswith(STORE) else word) for word in cell.words]
-            axes = [list(axis) for axis in cell.axes]
-            rows.append({**vars(cell), "axes": axes, "words": words, "parent": parent})
-            cells[cell] = len(rows) - 1
-        return cells[cell]
-
-    members = [{"study": m.study, "scale": m.scale, "cell": cell_at(m.cell), "trial": m.id} for m in plan.members]
-    trials = [_trial(planned, runs, pool) for planned in plan.trials.values()]
-    sweeps = definition(plan.sweeps)
-    return {"sweeps": sweeps, "members": members, "cells": rows, "trials": trials, "values": pool.values}
-
-
-def _trial(planned: Planned, runs: Path, pool: _Pool) -> dict[str, Any]:
-    trial = plain(planned.trial.to_dict())
-    if planned.parent is not None:
-        trial["branch"]["parent"] = None  # it follows from the parent's folder
-    made_of = plain(planned.made_of)
+def _trial(planned: Planned, runs: Path) -> dict[str, Any]:
+    trial = planned.trial
+    if planned.parent is not None:  # its path follows from the parent's folder
+        trial = replace(trial, branch=Branch(None, trial.branch.step))
     return {
         "id": planned.id,
         "folder": os.path.relpath(planned.folder.path, runs),
-        "trial": {key: pool.at(value) for key, value in trial.items()},
-        "runtime": pool.at(plain(asdict(replace(planned.runtime, runs="")))),
-        "made_of": {key: pool.at(value) for key, value in made_of.items() if key != "config"},
-        "config": {key: pool.at(value) for key, value in made_of["config"].items()},
-        "resources": pool.at(asdict(planned.resources)),
+        "trial": trial.to_dict(),
+        "runtime": asdict(replace(planned.runtime, runs="")),
+        "made_of": planned.made_of,
+        "resources": asdict(planned.resources),
         "parent": planned.parent,
         "keep": sorted(planned.keep),
+        "earlier_tokens": planned.earlier_tokens,
     }
+
+
+def _in_store(cell: Cell, store: str) -> Cell:
+    """Return the cell with the override `store` in place of the one that names the store, also in its parents."""
+    overrides = tuple(store if text.startswith(STORE) else text for text in cell.overrides)
+    return replace(cell, overrides=overrides, parent=cell.parent and _in_store(cell.parent, store))
 
 
 # -------------------------------------------------------------------------------- from JSON to plans
 
 
 def _loaded(path: Path, runs: Path, selection: tuple[str, ...] | None = None) -> StoredPlan:
-    data = _json(path)
-    if not isinstance(data, dict) or "format" not in data:
-        raise UnusablePlan(f"{path} is damaged, or no plan")
+    data = read_json(path)
+    if data is None or "format" not in data:
+        raise UnusablePlan(f"{path} is damaged or is no plan")
     if data["format"] != FORMAT:
         raise UnusablePlan(f"{path} has format {data['format']}, but this fewbits reads format {FORMAT}")
     if selection is not None and data.get("overrides") != list(selection):
         raise UnusablePlan(f"{path} is the plan of other overrides: {data.get('overrides')}")
+    if data.get("checksum") != _checksum(data):
+        raise UnusablePlan(f"{path} is damaged: its content does not match its checksum")
     try:
-        plan = _decoded(data, runs)
-        return StoredPlan(plan, path, tuple(data["overrides"]), data["git"], data["time"])
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        return StoredPlan(_decoded(data, runs), path, tuple(data["overrides"]), data["git"], data["time"])
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         reason = f"it has no {error}" if isinstance(error, KeyError) else " ".join(str(error).split())
         raise UnusablePlan(f"{path} cannot be read by this fewbits ({reason})") from None
 
 
 def _decoded(data: Mapping[str, Any], runs: Path) -> Plan:
-    values, made = data["values"], {}
-
-    def build(kind: type[T], at: int) -> T:
-        if (kind, at) not in made:
-            made[kind, at] = from_dict(kind, values[at])
-        value: T = made[kind, at]
-        return value
-
     folders = {name[-HASH:]: name for name in os.listdir(runs)} if runs.is_dir() else {}
     trials: dict[str, Planned] = {}
     for row in data["trials"]:
-        settings = {
-            key: build(_HINTS[key], at) if is_dataclass(_HINTS.get(key)) else values[at]
-            for key, at in row["trial"].items()
-        }
-        name = folders.get(row["id"][:HASH], row["folder"])  # an equal trial of another name may have run first
-        parent = row["parent"]
+        trial, parent = Trial.from_dict(row["trial"]), row["parent"]
         if parent is not None:
-            settings["branch"] = Branch(str(trials[parent].folder.path), settings["branch"].step)
+            trial = replace(trial, branch=Branch(str(trials[parent].folder.path), trial.branch.step))
+        name = folders.get(row["id"][:HASH], row["folder"])  # an equal trial of another name may have run first
         trials[row["id"]] = Planned(
-            folder=RunFolder(Path(os.path.normpath(runs / name)), row["id"]),
-            trial=Trial.from_dict(settings),
-            runtime=replace(build(Runtime, row["runtime"]), runs=str(runs)),
-            made_of={
-                **{key: values[at] for key, at in row["made_of"].items()},
-                "config": {key: values[at] for key, at in row["config"].items()},
-            },
-            resources=build(Resources, row["resources"]),
-            parent=parent,
-            keep=set(row["keep"]),
+            RunFolder(Path(os.path.normpath(runs / name)), row["id"]),
+            trial,
+            replace(from_dict(Runtime, row["runtime"]), runs=str(runs)),
+            row["made_of"],
+            from_dict(Resources, row["resources"]),
+            parent,
+            set(row["keep"]),
+            row["earlier_tokens"],
         )
-    cells = _cells(data, runs)
-    members = tuple(Member(row["study"], row["scale"], cells[row["cell"]], row["trial"]) for row in data["members"])
-    if not trials or not all(member.id in trials for member in members):
-        raise ValueError("it names trials that it does not contain")
-    return Plan(tuple(from_dict(Sweep, sweep) for sweep in data["sweeps"]), members, trials)
+    here = f"{STORE}{spelled(str(runs))}"
+    members = [from_dict(Member, row) for row in data["members"]]
+    return Plan(
+        tuple(from_dict(Sweep, sweep) for sweep in data["sweeps"]),
+        tuple(replace(member, cell=_in_store(member.cell, here)) for member in members),
+        trials,
+    )
 
 
-def _cells(data: Mapping[str, Any], runs: Path) -> list[Cell]:
-    cells: list[Cell] = []
-    overrides = [f"{STORE}{spelled(str(runs))}" if value == STORE else value for value in data["values"]]
-    for row in data["cells"]:
-        axes = tuple((axis, value) for axis, value in row["axes"])
-        words = tuple(overrides[at] for at in row["words"])
-        parent = None if row["parent"] is None else cells[row["parent"]]
-        cells.append(Cell(**{**row, "axes": axes, "words": words, "parent": parent}))
-    return cells
-
-
-def _folders(data: Any, runs: Path) -> Iterator[tuple[Member, str]]:
-    """Yield the places of a plan file, each with the name of its run folder."""
-    if data["format"] != FORMAT:
-        return
-    cells, folders = _cells(data, runs), {row["id"]: row["folder"] for row in data["trials"]}
-    for row in data["members"]:
-        yield Member(row["study"], row["scale"], cells[row["cell"]], row["trial"]), folders[row["trial"]]
+def _folders(data: Mapping[str, Any] | None) -> Iterator[tuple[Member, str]]:
+    """Yield the places of a plan file, each with the name of its run folder, even if its trials cannot be decoded."""
+    if data is not None and data["format"] == FORMAT:
+        folders = {row["id"]: row["folder"] for row in data["trials"]}
+        yield from ((from_dict(Member, row), folders[row["id"]]) for row in data["members"])

@@ -1,4 +1,4 @@
-"""List the studies: the papers that this suite reproduces, each with the recipes of the config tree that it needs."""
+"""List the studies: the papers that this suite reproduces, each with the recipes that it needs."""
 
 from dataclasses import dataclass
 
@@ -11,8 +11,7 @@ class Study:
     title: str  # of the paper
     arxiv: str
     about: str
-    recipes: tuple[str, ...]  # names in the config tree, including the paper's baselines
-    claims: str  # the first letter of its claims' ids: M9, N3, G8
+    recipes: tuple[str, ...]  # names of recipes, including the paper's baselines
 
 
 _ALL = (
@@ -35,7 +34,6 @@ _ALL = (
             "mor/three-way",
             "mor/outlook",
         ),
-        claims="M",
     ),
     Study(
         name="nvfp4",
@@ -53,7 +51,6 @@ _ALL = (
             "mxfp4",
             "mxfp4-ocp",
         ),
-        claims="N",
     ),
     Study(
         name="gaussws",
@@ -61,7 +58,6 @@ _ALL = (
         arxiv="2505.11170",
         about="rounded Gaussian noise on the weights, its width learned, in place of quantizing them",
         recipes=("bf16", "gaussws", "diffq"),
-        claims="G",
     ),
 )
 

@@ -1,21 +1,22 @@
-"""Read a sweep file, which describes trials together: Hydra composes the file, frozen dataclasses check its values.
+"""Read sweep files, each of which describes a set of trials: Hydra composes a file, dataclasses check its values.
 
-    words: [model=nemotron-nano, data=python]      # overrides of every trial, as for `fewbits train`
+    overrides: [model=nemotron-nano, data=python]      # overrides of every trial, as for `fewbits train`
     seeds: [0, 1, 2]
     axes:
       recipe.threshold: [0.03, 0.045]              # each value is combined with each value of the other axes
     zipped:
       - {training.steps: [500, 1000], optimizer.lr: [1e-3, 5e-4]}   # these vary together
     arms:
-      trunk: {words: [recipe=bf16], axes: []}      # an arm may leave axes out, as a baseline that is shared
-      mor: {words: [recipe=mor/block], parent: trunk, at: 0.8}      # starts after 0.8 of the parent's steps
+      trunk: {overrides: [recipe=bf16], axes: []}  # without axes: one trial for all axis values
+      mor: {overrides: [recipe=mor/block], parent: trunk, at: 0.8}  # starts after 0.8 of the parent's steps
     exclude:
       - {arm: mor, recipe.threshold: 0.03, seed: 2}
 
 If the values of an axis are lists of overrides, they have names: `axes: {data: {small: [data=python], …}}`.
-`values` holds numbers or lists of overrides, for example a scale's, which other keys refer to as `${values.NAME}`.
-`assumed` names settings that the paper does not state; `--dry-run` marks them if the data are missing.
-Beside the file there may be a folder `scale/`, from which `scale=NAME` chooses the size of everything.
+`values` holds numbers or lists of overrides, usually set by a scale, which other keys refer to as `${values.NAME}`.
+`assumed` names settings that the paper does not state. If data are missing, `--dry-run` prints all settings and marks
+these. A folder `scale/` beside the file may hold files NAME.yaml: `scale=NAME` includes one of them, which sets the
+sizes of the trials.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from fewbits.common.from_dict import from_dict, one_of
-from fewbits.experiments.config import compose_file, nearest_first, spelled
+from fewbits.experiments.composition import compose_file, nearest_first, spelled
 from fewbits.experiments.storage.run_folder import plain
 from fewbits.experiments.trial import SEEDS, Trial
 from fewbits.sweeps.planning.studies import STUDIES
@@ -43,17 +44,18 @@ ARM, SEED = "arm", "seed"  # keys that an exclusion may have besides axes
 class Arm:
     """An arm: the trials that differ only in their seed and in values of axes."""
 
-    words: tuple[str, ...] = ()  # overrides
+    overrides: tuple[str, ...] = ()
     axes: tuple[str, ...] | None = None  # the axes of the sweep that it has; None: all
     parent: str | None = None  # the arm from whose checkpoint it starts, with the same seed and values of axes
     scratch: bool = False  # it starts from scratch although the sweep has a trunk
-    at: float | None = None  # where in its parent it starts: below 1 a part of its steps, else a step; None: its end
+    # Where it starts: below 1 a fraction of the parent's steps, else a step; None: the parent's end.
+    at: float | None = None
     scales: tuple[str, ...] | None = None  # the scales at which it runs; None: all
     about: str = ""
 
     def __post_init__(self) -> None:
         if self.at is not None and (not self.at > 0 or (self.at > 1 and self.at % 1)):
-            raise ValueError(f"at {self.at}: a part below 1 of the parent's steps, or a whole step, is expected")
+            raise ValueError(f"at {self.at}: a fraction of the parent's steps below 1, or a whole step, is expected")
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ class Resources:
     ranks: int = 1  # processes
     memory: float = 0.0  # GiB of each rank; 0: not reserved
     hours: float = 0.0  # the time limit of an attempt; 0: none
-    attempts: int = 3  # attempts without progress after which a trial counts as failed
+    attempts: int = 3  # failed attempts in a row before a trial counts as failed; progress resets the count
 
     def __post_init__(self) -> None:
         for name, least in (("cpus", 0), ("gpus", 0), ("ranks", 1), ("memory", 0), ("hours", 0), ("attempts", 1)):
@@ -84,8 +86,9 @@ class Sweep:
     scale: str = "smoke"
     scales: tuple[str, ...] | None = None  # the scales at which it runs; None: all
     values: dict[str, Any] = field(default_factory=dict)  # for ${values.NAME} elsewhere in the file
-    words: tuple[str, ...] = ()  # overrides of every trial
-    size: tuple[str, ...] = ("scale=${scale}",)  # further overrides, which the scale chooses
+    overrides: tuple[str, ...] = ()  # overrides of every trial
+    # Overrides of every trial that set its size, by default those of the scale.
+    size: tuple[str, ...] = ("scale=${scale}",)
     seeds: tuple[int, ...] = (0,)
     arms: dict[str, Arm] = field(default_factory=lambda: {"": Arm()})
     trunk: str | None = None  # the arm that is the parent of all arms that name none
@@ -99,32 +102,43 @@ class Sweep:
         for name in (self.name, self.study, self.scale):
             if name and not re.fullmatch(r"\w[\w. -]{0,79}", name):
                 raise ValueError(
-                    f"sweep {self.name!r}: {name!r} names files and runs: valid are up to 80 letters, digits, _ . - "
-                    "and spaces, of which the first is a letter, a digit or _"
+                    f"sweep {self.name!r}: {name!r} names files and runs: valid names have up to 80 letters, digits, "
+                    "_ . - and spaces, and begin with a letter, a digit or _"
                 )
         if not self.seeds:
             raise ValueError(f"sweep {self.name}: seeds is empty, so there is no trial")
         for seed in self.seeds:
             if not 0 <= seed < SEEDS or self.seeds.count(seed) > 1:
-                raise ValueError(f"sweep {self.name}: seeds {list(self.seeds)}: different integers from 0 to 2^63 - 1")
+                raise ValueError(
+                    f"sweep {self.name}: seeds {list(self.seeds)}: different integers from 0 to 2^63 - 1 are expected"
+                )
         names = [name for group in self.groups for name in group]
         for name in names:
             if names.count(name) > 1 or name in (ARM, SEED):
-                raise ValueError(f"sweep {self.name}: axis {name} is given twice (arms and seeds are not axes)")
-        of_arms = [word for arm in self.arms.values() for word in arm.words]
+                raise ValueError(
+                    f"sweep {self.name}: axis {name}: an axis may occur only once, and arm and seed are no axes"
+                )
+        of_arms = [override for arm in self.arms.values() for override in arm.overrides]
         of_axes = [
-            word for group in self.groups for values in group.values() for words in values.values() for word in words
+            override
+            for group in self.groups
+            for values in group.values()
+            for bundle in values.values()
+            for override in bundle
         ]
-        for word in (*self.words, *self.size, *of_arms, *of_axes):
-            if word.lstrip("+~").partition("=")[0] == SEED:
-                raise ValueError(f"sweep {self.name}: {word!r}: set seeds with the key seeds, as in seeds: [0, 1]")
+        for override in (*self.overrides, *self.size, *of_arms, *of_axes):
+            if override.lstrip("+~").partition("=")[0] == SEED:
+                raise ValueError(f"sweep {self.name}: {override!r}: set seeds with the key seeds, as in seeds: [0, 1]")
         for name, arm in self.arms.items():
             for axis in arm.axes or ():
-                _one_of(f"sweep {self.name}: arms.{name}.axes:", axis, names)
+                one_of(f"sweep {self.name}: arms.{name}.axes:", axis, names)
             if arm.at is not None and arm.parent is None and (arm.scratch or self.trunk in (None, name)):
-                raise ValueError(f"sweep {self.name}: arms.{name}.at {arm.at}: the arm has no parent")
+                raise ValueError(
+                    f"sweep {self.name}: arms.{name}.at {arm.at}: the arm has no parent, in which it could start; "
+                    "set its parent, or remove at"
+                )
             if arm.parent is not None:
-                _one_of(f"sweep {self.name}: arms.{name}.parent:", arm.parent, [a for a in self.arms if a != name])
+                one_of(f"sweep {self.name}: arms.{name}.parent:", arm.parent, [a for a in self.arms if a != name])
         for name in self.arms:
             line = [name]
             while (above := self.arms[line[-1]].parent) is not None:
@@ -164,9 +178,10 @@ class Sweep:
 
 
 def load_sweeps(overrides: Sequence[str]) -> tuple[list[Sweep], tuple[str, ...]]:
-    """Return the sweeps that the overrides name, with changes to their keys, and the overrides for every trial.
+    """Return the sweeps that the overrides select, and the overrides that apply to every trial.
 
-    Sweeps are named by `study=NAME [sweep=NAME]` or by a sweep file. Raise ValueError for invalid overrides or files.
+    `study=NAME [sweep=NAME]` or a sweep file selects sweeps; overrides of a sweep's own keys, such as `seeds=[0,1]`,
+    are applied to them. Raise ValueError for invalid overrides or files.
 
     >>> load_sweeps(("study=mor", "scale=cpu", "seeds=[0,1]", "training.steps=20"))
     """
@@ -203,7 +218,7 @@ def _load_chosen(chosen: Mapping[str, str], changes: Sequence[str]) -> list[Swee
         return [_load(file, file.stem, changes)]
     valid = [name for name in STUDIES if (FOLDER / name).is_dir()]
     if "study" not in chosen:
-        raise ValueError(f"no sweep is named: study=NAME (valid are {', '.join(valid)}) or NAME.yaml is expected")
+        raise ValueError(f"name a sweep: study=NAME or a sweep file FILE.yaml; valid studies are {', '.join(valid)}")
     one_of("study", chosen["study"], valid)
     files = sorted((FOLDER / chosen["study"]).glob("*.yaml"))
     if "sweep" in chosen:
@@ -217,7 +232,9 @@ def _load(file: Path, study: str, changes: Sequence[str]) -> Sweep:
         key, equals, value = change.lstrip("+~").partition("=")
         node, dot, axis = key.partition(".")
         if node == "axes" and dot and equals and "." in axis and axis.partition(".")[0] in _OF_TRIALS:
-            raise ValueError(f"{change!r}: Hydra reads the dots of {axis} as levels: write axes={{{axis}:{value}}}")
+            raise ValueError(
+                f"{change!r}: Hydra reads the dots in {axis} as nested keys: write axes={{{axis}:{value}}}"
+            )
     data = compose_file(file, _BASE, changes, group="scale")
     data["study"], data["arms"] = data["study"] or study, data["arms"] or {"": {}}
     try:
@@ -242,20 +259,15 @@ _BASE = {**plain(dataclasses.asdict(Sweep(""))), "arms": {}}
 del _BASE["name"]
 
 
-def _one_of(what: str, value: object, valid: Sequence[object]) -> None:
-    if not valid:
-        raise ValueError(f"{what} {value!r}: no value is valid")
-    one_of(what, value, valid)
-
-
 def _values(sweep: str, axis: str, values: Any) -> dict[str, Any]:
     """Return the overrides of each value of an axis, by the value's name.
 
-    An item of a list is the override `axis=item`; an item of a mapping is a list of overrides with a name.
+    If the values are a list, each item gives the override `axis=item`. If they are a mapping, each item is a named list
+    of overrides.
     """
     if isinstance(values, Mapping) and values:
-        if all(isinstance(words, list | tuple) and all(isinstance(w, str) for w in words) for words in values.values()):
-            bundles = {str(name): tuple(words) for name, words in values.items()}
+        if all(isinstance(items, list | tuple) and all(isinstance(i, str) for i in items) for items in values.values()):
+            bundles = {str(name): tuple(items) for name, items in values.items()}
             if len(bundles) == len(values):
                 return bundles
     elif isinstance(values, list | tuple) and values and not any(isinstance(v, Mapping) for v in values):

@@ -33,7 +33,7 @@ class Backend(Protocol):
     def require(self, demands: Sequence[Demand], log: Callable[[str], None]) -> None:
         """Raise ValueError, which names the trials, if the backend can never provide the resources of some.
 
-        It is called before any `start`. On a cluster whose nodes are still joining it may take a minute, and logs that.
+        It is called before any `start`. If nodes are still joining a cluster, it may take a minute, and logs a line.
         """
 
     def machines(self) -> Sequence[Machine]:
@@ -46,7 +46,7 @@ class Backend(Protocol):
         """Start a trial on a machine of the kind (None: any), and return at once."""
 
     def wait(self, seconds: float) -> list[Ended]:
-        """Return the ends of trials as soon as there are any; an empty list after the given time."""
+        """Wait until a trial ends or the seconds have passed; return the trials that have ended."""
 
     def kill(self, trial: str) -> None:
         """Kill the trial's processes at once. `wait` then reports that the trial died."""

@@ -44,7 +44,7 @@ class Task:
     planned: Planned
     stage: Stage = Stage.WAITING
     failure: Failure | None = None
-    attempts: int = 0  # since the last progress
+    attempts: int = 0  # failed attempts in a row; one that made progress starts the count again at 1
     reached: int = 0  # the step of its newest checkpoint when it was started
     began: float = 0.0
     rests_until: float = 0.0
@@ -100,7 +100,7 @@ class Driver:
     # -------------------------------------------------------------------------------------------- turns
 
     def _start_ready(self) -> None:
-        """Start the trials that are ready, first those with the most work, the work of their branches included."""
+        """Start the trials that are ready; first those with the most work, counting the work of their branches."""
         now = time.monotonic()
         full: set[str | None] = set()  # kinds of machines without free resources
         self._take_back_lost_tasks()
@@ -147,9 +147,9 @@ class Driver:
         return False
 
     def _run_again(self, task: Task) -> None:
-        """Run a finished trial again that lacks checkpoints which others start from.
+        """Run a finished trial again because checkpoints from which its branches start are missing.
 
-        They were removed since, or are not visible from here yet.
+        They were removed after the trial had finished, or this machine does not see them yet.
         """
         task.attempts += 1
         if task.attempts < task.planned.resources.attempts:
@@ -157,7 +157,7 @@ class Driver:
         else:
             steps = ", ".join(map(str, sorted(task.planned.keep)))
             reason = (
-                f"it has a result, but of its checkpoints of steps {steps}, from which others start, some are missing"
+                f"it has a result, but some of its checkpoints of steps {steps}, from which branches start, are missing"
             )
             task.stage, task.failure = Stage.FAILED, Failure(reason, False, 0, store.last_lines(task.planned.folder))
 

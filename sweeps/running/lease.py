@@ -10,7 +10,6 @@ lock of the run folder protects the trial in addition.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import platform
@@ -23,6 +22,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from fewbits.common.atomic import write_json
+from fewbits.common.locks import locked
+from fewbits.experiments.storage.run_folder import NO_LOCKS
 
 HEARTBEAT = 2.0  # seconds
 STALE = 30.0
@@ -55,7 +56,7 @@ class Held(Exception):
     """The error that another worker holds the lease."""
 
     def __init__(self, holder: Holder) -> None:
-        super().__init__(f"worked on by process {holder.pid} of {holder.host}")
+        super().__init__(f"process {holder.pid} of {holder.host} is working on this trial")
 
 
 def holder(folder: Path) -> Holder | None:
@@ -79,7 +80,8 @@ def leased(folder: Path) -> Iterator[threading.Event]:
     """Hold the lease while the block runs, or raise Held. The event that the block gets is set if the lease is lost."""
     folder.mkdir(parents=True, exist_ok=True)
     mine = Holder.here()
-    with _acquire_lock(folder):
+    # Taking over the lease of a dead holder is two steps, between which it seems free.
+    with (folder / ".lease.lock").open("a") as lock, locked(lock, NO_LOCKS):
         _acquire(folder, mine)
     lost, ended = threading.Event(), threading.Event()
     beat = threading.Thread(target=_keep, args=(folder / NAME, mine, lost, ended), daemon=True)
@@ -91,15 +93,6 @@ def leased(folder: Path) -> Iterator[threading.Event]:
         beat.join()
         if _read(folder / NAME) == mine:
             (folder / NAME).unlink(missing_ok=True)
-
-
-@contextmanager
-def _acquire_lock(folder: Path) -> Iterator[None]:
-    """Lock the acquisition of a lease: taking over a dead holder's lease is two steps, between which it seems free."""
-    with (folder / ".lease.lock").open("a") as lock:
-        with contextlib.suppress(OSError):  # without locks, another process may come between the two steps
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def _acquire(folder: Path, mine: Holder) -> None:
@@ -141,6 +134,7 @@ def _keep(path: Path, mine: Holder, lost: threading.Event, ended: threading.Even
 
 
 def _read(path: Path) -> Holder | None:
+    """Return the holder that a lease names, or None; raise OSError if the file system is away."""
     try:
         return Holder(**json.loads(path.read_text()))
     except (FileNotFoundError, ValueError, TypeError):

@@ -26,7 +26,7 @@ from fewbits.sweeps.running.worker import Job, Outcome, work
 
 _PR_SET_PDEATHSIG = 1
 _HERE = "127.0.0.1"
-ATTEMPTS = 100  # to fork a worker, 0.1 s apart
+ATTEMPTS = 100  # attempts to fork a worker, 0.1 s apart
 
 
 @dataclass
@@ -162,14 +162,14 @@ def _die_with_parent() -> None:
 def meeting_place() -> TCPStore:
     """Return a TCP store where the ranks of one trial meet on this machine, open as long as it is referenced.
 
-    This process serves it, as torchrun's agent does. If rank 0 opened a port that was found free before, another
-    program could have taken it meanwhile.
+    This process serves it, as torchrun's agent does. If rank 0 opened a port that was free a moment before,
+    another program might have taken that port meanwhile.
     """
     return TCPStore(_HERE, 0, is_master=True, wait_for_workers=False)
 
 
 def environments_at(served: TCPStore, ranks: int) -> list[Mapping[str, str]]:
-    """Return the environment variables of each rank that meets at this store."""
+    """Return the environment variables with which each rank finds the others through this TCPStore."""
     of_ranks = rank_environments(ranks, _HERE, served.port)
     return [{**rank, "LOCAL_RANK": rank["RANK"], "TORCHELASTIC_USE_AGENT_STORE": "True"} for rank in of_ranks]
 

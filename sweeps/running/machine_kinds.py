@@ -59,7 +59,7 @@ def kind(folder: RunFolder) -> str | None:
 
 
 def describe(one: Computed, beside: Collection[Computed] = ()) -> str:
-    """Return the kinds of a run as text, with torch and backend if these differ among the run and those beside it."""
+    """Return the kinds of a run as text, with the facts (such as torch) that differ from those of the runs `beside`."""
     if not one:
         return UNKNOWN
     parts = [part for run in (one, *beside) for part in run]

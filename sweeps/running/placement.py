@@ -43,7 +43,7 @@ class Placement:
         self._machines = self.backend.machines()
 
     def kind_for(self, planned: Planned) -> str | None:
-        """Return the kind that the trial has to run on; None: any, since no machine's kind is known."""
+        """Return the kind that the trial has to run on; None: any, if no machine of a known kind can hold the trial."""
         room = room_by_kind(self._machines, planned.resources)
         if not room:
             return None
@@ -71,7 +71,7 @@ class Placement:
         return kind is not None and kind not in room_by_kind(self._machines, resources)
 
     def is_lost(self, kind: str | None, resources: Resources) -> bool:
-        """Tell whether no machine has had the kind for so long that its trials stop waiting."""
+        """Tell whether the kind has been missing for so long that its trials no longer wait for it."""
         if kind is None or not self._machines or not self.waits(kind, resources):
             return False
         patience = 0.0 if self.backend.alone else WAIT
@@ -98,7 +98,7 @@ class Placement:
         return votes.most_common(1)[0][0] if votes else None
 
     def _emptiest(self, seed: Seed, room: dict[str, float]) -> str:
-        """Return the kind that would be the first to finish its seeds and this one."""
+        """Return the kind of machine that would be the first to finish its present seeds and this one."""
         work = self._missing_work(seed)
         return min(sorted(room), key=lambda kind: (self._load[kind] + work) / room[kind])
 

@@ -1,6 +1,6 @@
-"""Load and compute once, in the fork server of local workers, what each worker would otherwise load and compute itself.
+"""Import the training code and compute the numerics fingerprint in the fork server, once for all local workers.
 
-Ctrl-C also reaches the server and its workers, but they ignore it: the driver asks trials to stop.
+Ctrl-C also reaches the fork server and its workers, but they ignore it: the driver asks trials to stop.
 """
 
 import signal

@@ -1,4 +1,4 @@
-"""Run a plan from its start to its summary, with a backend, a driver, the display, MLflow and handling of Ctrl-C."""
+"""Run a plan and print its summary: start the backend, the driver and the display, update MLflow, handle Ctrl-C."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 
-from fewbits.common.redaction import redacted
+from fewbits.common.terminal import notice
 from fewbits.sweeps.cluster.capacity import Demand
 from fewbits.sweeps.cluster.environment import worker_variables
 from fewbits.sweeps.planning.cost import Speeds
@@ -31,7 +31,7 @@ from fewbits.sweeps.tracking.mlflow_view import Mirror
 
 SHOWN = 8  # lines of a failed trial's log
 SYNC = 5.0  # seconds between updates of MLflow
-SYNC_WAIT = 60.0  # seconds that a started update has to end
+SYNC_WAIT = 60.0  # seconds to wait at the end for an update that has started
 AGAIN = "run the same command again"
 ENDED = (*OVER, State.FAILED, State.BLOCKED)
 STOPPED = 130  # the exit status after Ctrl-C
@@ -51,72 +51,50 @@ def run_sweep(
 
     Warnings are printed as lines of the progress display.
     variables: names of environment variables that a cluster's workers get in addition to the usual ones. like: the kind
-    of machine for all trials; trials that another kind computed run again.
+    of machine for all trials; trials that another kind of machine computed run again.
     """
-    _save(plan, overrides)
-    with warnings.catch_warnings():
-        return _run_sweep(plan, backend, address, parallel, variables, like)
-
-
-def _save(plan: Plan, overrides: Sequence[str]) -> None:
-    """Store the plan before the first trial starts. Raise ValueError if the store cannot be written."""
     try:
-        save_plan(plan, overrides)
+        save_plan(plan, overrides)  # before the first trial starts
     except OSError as error:
         raise ValueError(f"{error.filename or 'the store'} cannot be written: {error.strerror}") from error
-
-
-def _run_sweep(
-    plan: Plan,
-    backend: str,
-    address: str | None,
-    parallel: int | None,
-    variables: Sequence[str],
-    like: str | None,
-) -> int:
     again = find_unlike(plan, like, address) if like else {}
-    missing = _missing(plan, again)
-    driver: Driver | None = None
-    speeds = Speeds(next(iter(plan.trials.values())).folder.path.parent)
+    speeds, mirror, driver = Speeds(plan.store), Mirror(plan), None
     display = Display(speeds)
-    warnings.showwarning = lambda message, *_: display.print_line(
-        f"fewbits: {redacted(' '.join(str(message).split()))}"
-    )
-    mirror = Mirror(plan)
-    if missing:
-        began = time.monotonic()
-        display.print_line(
-            f"{len(missing)} of {len(plan.trials)} trials to run" + ("; starting Ray" if backend == "ray" else "")
-        )
-        chosen = make_backend(backend, address, parallel, variables)
-        try:
-            if like:
-                again = reasons_to_rerun(plan, like, require_kind(plan, like, chosen.machines()))
-                moved = move_aside(plan, again)
-                if moved:
-                    display.print_line(
-                        f"{len(moved)} run folders of other kinds of machines moved to {moved[0].parent}"
-                    )
-                missing = _missing(plan)
-            chosen.require([Demand(trial.folder.path.name, trial.resources) for trial in missing], display.print_line)
-            driver = Driver(plan, chosen, display, Placement(plan, chosen, like, display.print_line))
-            with _interruptible(driver), _mirrored(mirror):
-                driver.run()
-        finally:
-            chosen.close()
-            display.end()
-        with contextlib.suppress(OSError):  # a full disk: later estimates lack these speeds
-            for task in driver.tasks.values():
-                if task.speed is not None:
-                    speeds.measured(task.planned, task.speed)
-            if display.began is not None and not address:
-                speeds.started(backend, display.began - began)
-    status = _summary(plan, driver)
-    synced = mirror.sync(last=True)
+    with warnings.catch_warnings():
+        warnings.showwarning = display.warn  # type: ignore[assignment]  # it ignores all arguments but the message
+        if missing := _missing(plan, again):
+            start = "; starting Ray" if backend == "ray" else ""
+            display.print_line(f"{len(missing)} of {len(plan.trials)} trials to run{start}")
+            began = time.monotonic()
+            chosen = make_backend(backend, address, parallel, variables)
+            with contextlib.closing(display), contextlib.closing(chosen):
+                driver = _run(plan, chosen, like, display, mirror)
+            with contextlib.suppress(OSError):  # a full disk: later estimates lack these speeds
+                for task in driver.tasks.values():
+                    if task.speed is not None:
+                        speeds.measured(task.planned, task.speed)
+                if display.began is not None and not address:
+                    speeds.started(backend, display.began - began)
+        status = _summary(plan, driver)
+        synced = mirror.sync(last=True)
     if status != STOPPED:
         for line in synced.lines:
             print(line)
     return status
+
+
+def _run(plan: Plan, backend: Backend, like: str | None, display: Display, mirror: Mirror) -> Driver:
+    """Run the missing trials, and return the driver when it has ended."""
+    if like:
+        again = reasons_to_rerun(plan, like, require_kind(plan, like, backend.machines()))
+        if moved := move_aside(plan, again):
+            display.print_line(f"{len(moved)} run folders from other kinds of machines were moved to {moved[0].parent}")
+    demands = [Demand(trial.folder.path.name, trial.resources) for trial in _missing(plan)]
+    backend.require(demands, display.print_line)
+    driver = Driver(plan, backend, display, Placement(plan, backend, like, display.print_line))
+    with _interruptible(driver), _mirrored(mirror):
+        driver.run()
+    return driver
 
 
 def _missing(plan: Plan, again: Collection[str] = ()) -> list[Planned]:
@@ -127,9 +105,9 @@ def _missing(plan: Plan, again: Collection[str] = ()) -> list[Planned]:
 
 @contextmanager
 def _mirrored(mirror: Mirror) -> Iterator[None]:
-    """Update MLflow every few seconds in a thread while the block runs, since it may be slow or away.
+    """Update MLflow every few seconds in a thread while the block runs, since MLflow may be slow or unreachable.
 
-    If the block raises, the last update is not waited for.
+    If the block raises, do not wait for the last update.
     """
     ended = threading.Event()
 
@@ -151,8 +129,6 @@ def _mirrored(mirror: Mirror) -> Iterator[None]:
 def make_backend(name: str, address: str | None, parallel: int | None, variables: Sequence[str] = ()) -> Backend:
     """Return the backend `local` or `ray`, which the caller has to close."""
     if name == "local":
-        if address:
-            raise ValueError("sweep: --address names a Ray cluster and cannot be used with --backend local")
         from fewbits.sweeps.running.local import Local
 
         return Local(parallel)
@@ -196,12 +172,12 @@ def _summary(plan: Plan, driver: Driver | None) -> int:
     for task in failed:
         print(_failure_lines(task), file=sys.stderr)
     if driver is not None and driver.stopping:
-        print(f"fewbits: stopped; {AGAIN} to resume", file=sys.stderr)
+        notice(f"stopped; {AGAIN} to resume")
         return STOPPED
     named = {task.planned.id for task in failed}
     gone = [key for key, status in statuses.items() if status.state not in ENDED and key not in named]
     if failed or blocked or gone:
-        print(f"fewbits: {_next_steps(failed, blocked, len(gone))}", file=sys.stderr)
+        notice(_next_steps(failed, blocked, len(gone)))
     return 1 if failed or blocked or gone else 0
 
 
@@ -216,7 +192,7 @@ def _next_steps(failed: Sequence[Task], blocked: Sequence[TrialStatus], gone: in
     if waiting := len(blocked) - stuck:
         parts.append(f"{waiting} blocked by failed trials")
     if stuck:
-        parts.append(f"{stuck} blocked for good: their parent diverged")
+        parts.append(f"{stuck} blocked permanently: their parent diverged")
     if gone:
         parts.append(f"{gone} finished earlier but missing from the store: {AGAIN}")
     return "; ".join(parts)

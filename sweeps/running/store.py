@@ -8,15 +8,12 @@ planned          none of these; with checkpoints, the trial resumes from the new
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Collection
 from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
-from pathlib import Path
 from typing import Any
 
-from fewbits.common.atomic import write_json
+from fewbits.common.atomic import read_json, write_json
 from fewbits.experiments.storage import checkpoints
 from fewbits.experiments.storage.run_folder import RunFolder
 from fewbits.sweeps.running import lease
@@ -74,9 +71,9 @@ def failure(folder: RunFolder) -> Failure | None:
         folder.result()
     except ValueError as error:
         return Failure(str(error), wrong_input=True, step=0, log=[])
+    data = read_json(folder.path / FAILURE) or {}
     keys = [field.name for field in fields(Failure)]
-    data = _json(folder.path / FAILURE, keys)
-    return None if data is None else Failure(**{key: data[key] for key in keys})
+    return Failure(**{key: data[key] for key in keys}) if data.keys() >= set(keys) else None
 
 
 def write_failure(folder: RunFolder, failure: Failure) -> None:
@@ -86,10 +83,9 @@ def write_failure(folder: RunFolder, failure: Failure) -> None:
 
 def progress(folder: RunFolder) -> dict[str, Any] | None:
     """Return step, steps, loss and tokens_per_second of a trial that runs or was interrupted, or None."""
-    report = _json(folder.path / PROGRESS, ("step", "steps", "loss"))
-    if report is None or not all(isinstance(value, int | float) for value in report.values()) or report["steps"] < 1:
-        return None
-    return report
+    report = read_json(folder.path / PROGRESS) or {}
+    is_valid = report.keys() >= {"step", "steps", "loss"} and all(isinstance(v, int | float) for v in report.values())
+    return report if is_valid and report["steps"] >= 1 else None
 
 
 def reached(folder: RunFolder) -> int:
@@ -108,12 +104,3 @@ def last_lines(folder: RunFolder, count: int = 20) -> list[str]:
 def plain(text: str) -> str:
     """Return the text without the control sequences for colours that Ray and compilers write."""
     return re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", text)
-
-
-def _json(path: Path, keys: Collection[str]) -> dict[str, Any] | None:
-    """Return the JSON object in a file if it has these keys; None if the file is missing or damaged."""
-    try:
-        content = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError):
-        return None
-    return content if isinstance(content, dict) and content.keys() >= set(keys) else None

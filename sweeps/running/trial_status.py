@@ -9,7 +9,10 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
+from fewbits.common.store_folder import runs_option
+from fewbits.experiments.identity import computed_by_todays_sources
 from fewbits.experiments.storage import checkpoints
+from fewbits.experiments.storage.run_folder import RunFolder, opened
 from fewbits.sweeps.planning.plan import Plan, Planned
 from fewbits.sweeps.running import store
 from fewbits.sweeps.running.store import State
@@ -27,7 +30,7 @@ class TrialStatus:
 def trial_statuses(plan: Plan, failed: Collection[str] = ()) -> dict[str, TrialStatus]:
     """Return the status of each trial, by id.
 
-    failed: trials that a driver saw fail; on a full disk their folders do not contain that.
+    failed: ids of trials that a driver saw fail; on a full disk their folders have no record of the failure.
     """
     statuses: dict[str, TrialStatus] = {}
     for key, planned in plan.trials.items():  # parents come before their branches
@@ -66,8 +69,18 @@ def counted(states: Iterable[State]) -> str:
     return ", ".join(f"{counts[state]} {state}" for state in State if counts[state])
 
 
-def table(rows: Iterable[tuple[str, ...]]) -> list[str]:
-    """Return the rows as lines with aligned columns."""
-    rows = list(rows)
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+def stale_note(planned: Planned, was: str) -> str:
+    """Return why a planned trial does not use the run `was`, which was at the same place of the sweep before."""
+    if is_stale(planned, was):
+        return f"stale: {was} was computed by other code; {explain_hint(planned.folder, was)}"
+    return f"not used: {was}, which has another config"
+
+
+def explain_hint(folder: RunFolder, run: str) -> str:
+    """Return a sentence with the command that explains a run of this folder's store."""
+    return f"`fewbits explain {run}{runs_option(folder.path.parent)}` shows the difference"
+
+
+def is_stale(planned: Planned, was: str) -> bool:
+    """Tell whether other code computed the run `was` in the store of a planned trial."""
+    return not computed_by_todays_sources(opened(planned.folder.path.with_name(was)).provenance() or {})

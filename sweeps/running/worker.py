@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import IO
 
 from fewbits.common.atomic import remove_folder
+from fewbits.common.environment import environment
 from fewbits.experiments.storage import checkpoints
 from fewbits.experiments.storage.run_folder import Busy, RunFolder
 from fewbits.experiments.training import OtherTrial, Progress, run
@@ -59,7 +60,7 @@ class Outcome:
     """The outcome of a job.
 
     Its kind is `over` (there is a result), `stopped` (on request), `busy` (another worker has the trial) or `failed`
-    (an error, which another attempt may not have).
+    (an error; another attempt may succeed).
     """
 
     kind: str
@@ -70,7 +71,7 @@ class Outcome:
 
 def work(job: Job) -> Outcome:
     """Compute a job in this process, and return its outcome."""
-    with _environment(job.environment):
+    with environment(job.environment):
         if not job.leads:
             job.path.mkdir(parents=True, exist_ok=True)
             with _logged(job.path / LOG):
@@ -122,10 +123,11 @@ def _lead(job: Job, lost: Callable[[], bool]) -> Outcome:
 
 
 def _reopen(job: Job) -> Runtime:
-    """Prepare a trial that has passed a step whose checkpoint is now needed to resume before that step.
+    """Make the trial write all checkpoints that it has to keep, and return its settings.
 
-    Checkpoints of later steps, from which it would resume otherwise, are removed. The returned settings keep those
-    that had been kept, so that they are written again.
+    If the trial has passed a step whose checkpoint is missing, remove the checkpoints of all later steps, so that it
+    resumes before that step. The returned settings also name the permanent checkpoints that were removed, so that
+    training writes them again.
     """
     folder, wanted = job.folder, job.runtime.keep_steps
     with folder.alone():
@@ -139,9 +141,9 @@ def _reopen(job: Job) -> Runtime:
 
 
 class _Lost(Exception):
-    """The error that the lease is lost. The worker has to end at once, since its files would disturb the next worker's.
+    """An error: this worker has lost its lease, and has to end at once without writing to the run folder.
 
-    In particular, it must not write checkpoints of earlier steps.
+    Another worker may be training there, and saving a checkpoint of an earlier step would remove its later ones.
     """
 
 
@@ -194,7 +196,7 @@ class _Reporter:
 
 @contextmanager
 def _logged(path: Path) -> Iterator[IO[str]]:
-    """Redirect everything that the process prints to the trial's log, including libraries and crashes."""
+    """Redirect everything that the process prints to the trial's log, including output of libraries and crashes."""
     with path.open("a", buffering=1, encoding="utf-8") as log:
         before = [os.dup(stream) for stream in (1, 2)]
         for stream in (sys.stdout, sys.stderr):
@@ -216,17 +218,3 @@ def _logged(path: Path) -> Iterator[IO[str]]:
                 for stream, saved in zip((1, 2), before, strict=True):
                     os.dup2(saved, stream)
                     os.close(saved)
-
-
-@contextmanager
-def _environment(values: Mapping[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value

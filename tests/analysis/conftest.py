@@ -1,4 +1,4 @@
-"""One thread; and real run folders: six tiny trials and two that diverge, trained once for all tests of the room."""
+"""One thread; and real run folders: six tiny trials and two that diverge, trained once for all tests."""
 
 import shutil
 from collections.abc import Callable, Iterator
@@ -11,9 +11,10 @@ from fewbits.sweeps.planning.plan import Plan, plan
 from fewbits.sweeps.planning.sweep import load_sweeps
 from fewbits.sweeps.running.run_sweep import run_sweep
 from tests.experiments.data.data_inputs import shared_cache
+from tests.once import once
 
 SWEEP = """
-words:
+overrides:
   - model=nemotron-nano
   - model.layers=2
   - data=synthetic
@@ -31,9 +32,9 @@ seeds: [0, 1]
 axes:
   recipe.threshold: [0.0001, 0.045]
 arms:
-  bf16: {words: [recipe=bf16], axes: []}
-  mor: {words: [recipe=mor/tensor]}
-  wild: {words: [recipe=bf16, training.blow_up=0.01], axes: []}
+  bf16: {overrides: [recipe=bf16], axes: []}
+  mor: {overrides: [recipe=mor/tensor]}
+  wild: {overrides: [recipe=bf16, training.blow_up=0.01], axes: []}
 """
 
 
@@ -49,10 +50,13 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """The store and the cache of data, after the sweep."""
-    folder, cache = tmp_path_factory.mktemp("sweep"), shared_cache(tmp_path_factory)
-    (folder / "tiny.yaml").write_text(SWEEP)
-    assert run_sweep(_plan(folder, folder / "runs", cache), backend="local", parallel=2) == 0
-    return folder, cache
+    cache = shared_cache(tmp_path_factory)
+
+    def make(folder: Path) -> None:
+        (folder / "tiny.yaml").write_text(SWEEP)
+        assert run_sweep(_plan(folder, folder / "runs", cache), backend="local", parallel=2) == 0
+
+    return once(tmp_path_factory, "trained", make), cache
 
 
 @pytest.fixture

@@ -47,7 +47,7 @@ def swept(data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, P
     """The sweep's file, and its store after all of it has run."""
     folder = tmp_path_factory.mktemp("swept")
     words = [f"data.path={data}", f"runtime.cache={folder / 'cache'}", "runtime.device=cpu"]
-    text = SWEEP.replace("words:", "words:" + "".join(f"\n  - {word}" for word in words), 1)
+    text = SWEEP.replace("overrides:", "overrides:" + "".join(f"\n  - {word}" for word in words), 1)
     text = text.replace("data=synthetic", "data=bin").replace("  - data.size=65536\n", "")
     (folder / "tiny.yaml").write_text("study: mor\n" + text)
     assert cli.main(["sweep", str(folder / "tiny.yaml"), "--runs", str(folder / "runs"), "--backend", "local"]) == 0

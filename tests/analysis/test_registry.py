@@ -55,7 +55,7 @@ def test_what_the_paper_has_and_nobody_registered_is_known() -> None:
 
 
 def test_what_the_paper_has_not_needs_words_of_its_own_and_nothing_is_there_twice() -> None:
-    with pytest.raises(ValueError, match="table 'Table 9': valid are Table 1, "):
+    with pytest.raises(ValueError, match="table 'Table 9': valid values are Table 1, "):
         table("mor", "Table 9")(no_table)
     with pytest.raises(ValueError, match="claim 'M99'"):
         claim("mor", "M99")(lambda results: exact(True, ""))

@@ -41,8 +41,8 @@ def original(trained: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactor
     """A report of the room's tiny trials, as a sweep of the study; tests change copies of it."""
     runs, cache = trained
     folder = tmp_path_factory.mktemp("report")
-    where = f"words:\n  - runtime.cache={cache}\n  - runtime.device=cpu"
-    (folder / "tiny.yaml").write_text("study: mor\n" + SWEEP.replace("words:", where, 1))
+    where = f"overrides:\n  - runtime.cache={cache}\n  - runtime.device=cpu"
+    (folder / "tiny.yaml").write_text("study: mor\n" + SWEEP.replace("overrides:", where, 1))
     shutil.copytree(runs / "runs", folder / "runs")
     made = Made(folder / "tiny.yaml", folder / "runs", folder / "reports")
     words = [str(made.file), f"runtime.runs={made.store}"]
@@ -75,7 +75,11 @@ def test_markup_in_names_notes_and_failures_is_text(made: Made, tmp_path: Path) 
     attack = "</td></details></style>\"'><script>alert('{}')</script><img src=x onerror=alert(1)>"
     data = yaml.safe_load(made.file.read_text())
     data |= {"about": attack.format("about"), "zipped": [{"extra": {attack.format("axis"): ["training.steps=4"]}}]}
-    data["arms"][attack.format("arm")] = {"words": ["recipe=bf16"], "axes": [], "about": attack.format("arm's about")}
+    data["arms"][attack.format("arm")] = {
+        "overrides": ["recipe=bf16"],
+        "axes": [],
+        "about": attack.format("arm's about"),
+    }
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(data))
     changed = Made(tmp_path / "tiny.yaml", made.store, made.reports)
     failed = next(made.store.glob("*-bf16-*-s1-*"))

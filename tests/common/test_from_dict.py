@@ -53,12 +53,15 @@ def test_what_is_already_of_its_kind_stays() -> None:
 
 
 BAD: dict[str, tuple[Any, str]] = {
-    "unknown key": (LEAST | {"saddle": 1}, "unknown key bike.saddle: valid are name, gears, weight, electric, colours"),
-    "unknown key below": (LEAST | {"front": {"rim": 1}}, "unknown key bike.front.rim: valid are spokes"),
-    "missing": ({"weight": 1.0}, "bike: missing name, gears"),
-    "no mapping": ([1], "bike: a mapping of name, gears, weight"),
-    "no mapping below": (LEAST | {"front": 3}, "bike.front: a mapping of spokes is expected, not 3"),
-    "nothing where something is needed": (LEAST | {"front": None}, "bike.front: a mapping of spokes"),
+    "unknown key": (
+        LEAST | {"saddle": 1},
+        "unknown key bike.saddle: valid keys are name, gears, weight, electric, colours",
+    ),
+    "unknown key below": (LEAST | {"front": {"rim": 1}}, "unknown key bike.front.rim: valid keys are spokes"),
+    "missing": ({"weight": 1.0}, "bike: missing keys: name, gears"),
+    "no mapping": ([1], "bike: a mapping with the keys name, gears, weight"),
+    "no mapping below": (LEAST | {"front": 3}, "bike.front: a mapping with the keys spokes is expected, not 3"),
+    "nothing where something is needed": (LEAST | {"front": None}, "bike.front: a mapping with the keys spokes"),
     "text for a number": (LEAST | {"gears": "7"}, "bike.gears: int is expected, not '7'"),
     "fraction for a whole number": (LEAST | {"gears": 7.0}, "bike.gears: int is expected, not 7.0"),
     "yes for a whole number": (LEAST | {"gears": True}, "bike.gears: int is expected, not True"),
@@ -99,5 +102,5 @@ def test_errors_of_the_dataclass_itself_come_through() -> None:
 
 def test_a_choice_names_the_value_and_what_is_valid() -> None:
     one_of("colour", "red", ("red", "green"))
-    with pytest.raises(ValueError, match=re.escape("side 3: valid are 1, 2")):
+    with pytest.raises(ValueError, match=re.escape("side 3: valid values are 1, 2")):
         one_of("side", 3, (1, 2))

@@ -1,4 +1,4 @@
-"""`resolved` sets values in a copy of an earlier composition and gives the tree that Hydra itself would compose.
+"""`resolved` sets values in a copy of an earlier composition and gives the config that Hydra itself would compose.
 
 The oracle is Hydra's own composition of all overrides at once, without any code of ours.
 """
@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 from hydra import compose, initialize_config_dir
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from fewbits.experiments.config import FOLDER, ROOT, load_trial, prepare, resolved, spelled
+from fewbits.experiments.composition import spelled
+from fewbits.experiments.config import FOLDER, ROOT, load_trial, prepare, resolved
+from tests.effort import examples
 
 
 def composed(overrides: list[str]) -> Any:
@@ -21,7 +23,7 @@ def composed(overrides: list[str]) -> Any:
 
 
 @pytest.mark.parametrize(
-    "words",
+    "overrides",
     [
         "training.steps=7 seed=3",
         "seed=1 seed=2 training.steps=3 training.steps=4",
@@ -51,16 +53,16 @@ def composed(overrides: list[str]) -> Any:
         "runtime.runs=a/b.c-d runtime.keep_steps=[1,2]",
     ],
 )
-def test_values_are_set_as_hydra_would(words: str) -> None:
-    chosen = split(words)
+def test_values_are_set_as_hydra_would(overrides: str) -> None:
+    chosen = split(overrides)
     assert resolved(chosen) == composed(chosen)
     assert resolved(chosen) == composed(chosen)  # the first call has not changed the cached tree
 
 
-def split(words: str) -> list[str]:
+def split(overrides: str) -> list[str]:
     """Split at blanks that are not within quotes."""
     parts, quote = [""], ""
-    for letter in words:
+    for letter in overrides:
         if letter == " " and not quote:
             parts.append("")
             continue
@@ -98,7 +100,7 @@ VALUES: dict[str, st.SearchStrategy[object]] = {
 }
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(
     choices=CHOICES,
     settings_list=st.lists(
@@ -121,7 +123,9 @@ def test_any_words_come_to_what_hydra_makes_of_them(
         assert node == value  # the spelled value is read back unchanged
 
 
-@pytest.mark.parametrize("words", ["scale=cpu +scale=smoke", "training.stepz=1", "recipe.threshold=1", "observer=3"])
-def test_what_hydra_refuses_is_refused(words: str) -> None:
+@pytest.mark.parametrize(
+    "overrides", ["scale=cpu +scale=smoke", "training.stepz=1", "recipe.threshold=1", "observer=3"]
+)
+def test_what_hydra_refuses_is_refused(overrides: str) -> None:
     with pytest.raises(ValueError, match=r"\S"):
-        load_trial(words.split())
+        load_trial(overrides.split())

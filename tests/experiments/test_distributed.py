@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fewbits.sweeps.running.local import environments_at, meeting_place
-from tests.experiments.trial_inputs import ended, ending, left, leftovers, metric, only_run, started, train, words
+from tests.experiments.trial_inputs import ended, ending, left, leftovers, metric, only_run, overrides, started, train
 
 NOISY = ("recipe=nvfp4", "recipe.sampler.kind=gaussws", "recipe.sampler.penalty=0.0001", "training.steps=8")
 
@@ -19,7 +19,7 @@ def two_processes(cache: Path, runs: Path, *more: str, stop: int | None = None) 
         processes = []
         for rank, environment in enumerate(environments_at(store, 2)):
             process = started(
-                ["train", *words(cache, runs, *more)], runs.with_name(f"output-{rank}"), environment=environment
+                ["train", *overrides(cache, runs, *more)], runs.with_name(f"output-{rank}"), environment=environment
             )
             processes.append(stack.enter_context(ending(process)))
         if stop is not None:

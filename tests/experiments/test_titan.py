@@ -19,6 +19,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from fewbits.kernels.backends.processor import has_fast_bf16_products
 from fewbits.sweeps.running.local import environments_at, meeting_place
+from tests.effort import DEEP
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("torchtitan") is None, reason="torchtitan is not installed: pip install 'fewbits[titan]'"
@@ -37,16 +38,16 @@ NOISY = (
 
 @dataclass(frozen=True)
 class Job:
-    words: tuple[str, ...]
+    arguments: tuple[str, ...]
     by_hand: int = 0  # ranks to simulate in one process, without torchtitan's trainer; 0: use it
 
 
 def recipe(name: str, *settings: str, more: Sequence[str] = (), by_hand: int = 0) -> Job:
-    words = ["--job.custom_config_module", "fewbits.experiments.titan"]
-    words += ["--model.converters", "fewbits", "--fewbits.recipe", name]
+    arguments = ["--job.custom_config_module", "fewbits.experiments.titan"]
+    arguments += ["--model.converters", "fewbits", "--fewbits.recipe", name]
     if settings:
-        words += ["--fewbits.settings", ",".join(settings)]
-    return Job((*words, *more), by_hand)
+        arguments += ["--fewbits.settings", ",".join(settings)]
+    return Job((*arguments, *more), by_hand)
 
 
 @dataclass
@@ -75,11 +76,11 @@ class Titan:
             "comm.trace_buf_size": 0,
             "debug.seed": 3,
         }
-        words = [text for key, value in common.items() for text in (f"--{key}", str(value))]
+        arguments = [text for key, value in common.items() for text in (f"--{key}", str(value))]
         stores = [meeting_place() for _ in jobs]
         plan = [
             {
-                "words": [*words, *(word.format(out=self.folder / "out") for word in job.words)],
+                "arguments": [*arguments, *(word.format(out=self.folder / "out") for word in job.arguments)],
                 "by_hand": job.by_hand,
                 "port": store.port,
             }
@@ -164,7 +165,7 @@ ALONE = {
     "ddp by hand": recipe(*NOISY, more=DDP, by_hand=2),
 }
 REFUSED = {
-    "no recipe 'nvfp5': valid are nvfp4, ": recipe("nvfp5"),
+    "no recipe 'nvfp5'": recipe("nvfp5"),
     "unknown key 'recipe.keep.lats': recipe.keep has last, ": recipe("nvfp4", "keep.lats=2"),
     'set custom_config_module = "fewbits.experiments.titan" in [job], and recipe in [fewbits]': Job(
         ("--experimental.custom_import", "fewbits.experiments.titan", "--model.converters", "fewbits")
@@ -199,18 +200,29 @@ REFUSED_TOGETHER = {
     "training.mixed_precision_param bfloat16: recipe gaussws adds its noise to FP32 weights": recipe("gaussws"),
 }
 
+# Further cases of what others show: a second way to recompute and to share, and the shipped job file.
+DEEP_ALONE = {
+    *("nvfp4, operations recomputed", "file", "file by hand", "fsdp in FP32 by hand", "ddp by hand"),
+}
+DEEP_TOGETHER = {"fsdp in FP32", "ddp"}
+
 Results = dict[str, dict[str, Any]]
+
+
+def deep(*names: str) -> list[object]:
+    """Return the parameters for these names; `make test-deep` alone runs some."""
+    return [pytest.param(name, marks=pytest.mark.deep if name in DEEP_ALONE | DEEP_TOGETHER else ()) for name in names]
 
 
 @pytest.fixture(scope="module")
 def alone(titan: Titan) -> Results:
-    jobs = ALONE | REFUSED
+    jobs = {name: job for name, job in ALONE.items() if DEEP or name not in DEEP_ALONE} | REFUSED
     return dict(zip(jobs, titan.run(list(jobs.values())), strict=True))
 
 
 @pytest.fixture(scope="module")
 def together(titan: Titan) -> Results:
-    jobs = TOGETHER | REFUSED_TOGETHER
+    jobs = {name: job for name, job in TOGETHER.items() if DEEP or name not in DEEP_TOGETHER} | REFUSED_TOGETHER
     return dict(zip(jobs, titan.run(list(jobs.values()), ranks=2, dump="two"), strict=True))
 
 
@@ -231,7 +243,7 @@ def test_recipe_bf16_is_torchtitan_without_fewbits(alone: Results) -> None:
         assert bf16["norm"] == pytest.approx(plain["norm"], rel=norm, abs=0)
 
 
-@pytest.mark.parametrize("name", ["mor", "nvfp4", "noisy", "file"])
+@pytest.mark.parametrize("name", deep("mor", "nvfp4", "noisy", "file"))
 def test_a_recipe_trains_as_quantize_does_by_hand_to_the_bit(alone: Results, name: str) -> None:
     """Compare rounding noise, samplers with their penalty, and gradients accumulated over micro-batches too."""
     assert losses(alone[name]) == losses(alone[f"{name} by hand"])
@@ -239,9 +251,9 @@ def test_a_recipe_trains_as_quantize_does_by_hand_to_the_bit(alone: Results, nam
     assert losses(alone[name])[-1] < losses(alone[name])[0]
 
 
-@pytest.mark.parametrize("how", ["blocks", "operations"])
-def test_activation_checkpointing_changes_neither_losses_nor_numerics(alone: Results, how: str) -> None:
-    assert alone[f"nvfp4, {how} recomputed"] == alone["nvfp4"]
+@pytest.mark.parametrize("name", deep("nvfp4, blocks recomputed", "nvfp4, operations recomputed"))
+def test_activation_checkpointing_changes_neither_losses_nor_numerics(alone: Results, name: str) -> None:
+    assert alone[name] == alone["nvfp4"]
 
 
 def test_numerics_are_among_the_metrics(alone: Results) -> None:
@@ -261,7 +273,7 @@ def test_a_run_that_was_killed_and_resumed_has_the_bits_of_a_straight_one(titan:
     assert resumed["rows"] == alone["noisy"]["rows"][SAVED:]
 
 
-@pytest.mark.parametrize("name", ["fsdp", "fsdp in FP32", "ddp"])
+@pytest.mark.parametrize("name", deep("fsdp", "fsdp in FP32", "ddp"))
 def test_two_ranks_train_as_one_process_with_the_tokens_and_the_noise_of_both(
     alone: Results, together: Results, name: str
 ) -> None:

@@ -1,6 +1,7 @@
 """A trial computes what its recipe says, and writes tables and a result that describe it."""
 
 import dataclasses
+import functools
 import math
 import re
 from pathlib import Path
@@ -21,7 +22,7 @@ from fewbits.experiments.training import INITIAL, ORDER, ROUNDING, Progress, flo
 from fewbits.kernels.seeds import derive_seed
 from fewbits.models.networks.registry import build
 from fewbits.models.quantize import quantize
-from tests.experiments.trial_inputs import GAUSSWS_MOR, metric, train, words
+from tests.experiments.trial_inputs import GAUSSWS_MOR, metric, overrides, train
 
 HIGH_BY_CAST = [f"recipe.{slot}=bf16" for slot in ("fprop.x", "fprop.w", "dgrad.dy", "dgrad.w", "wgrad.dy", "wgrad.x")]
 
@@ -34,7 +35,7 @@ def test_a_recipe_of_bf16_operands_is_the_unquantized_model(model: str, cache: P
     cast, _ = train(cache, tmp_path, *asked, *HIGH_BY_CAST)
     assert high.path != cast.path
 
-    trial, _ = load_trial(words(cache, tmp_path, *asked))
+    trial, _ = load_trial(overrides(cache, tmp_path, *asked))
     t, corpus = trial.training, load(trial.data, cache)
     plain = build(trial.model, seed=derive_seed(trial.seed, INITIAL))
     optimizer = make_optimizer(plain, trial.optimizer)
@@ -175,7 +176,7 @@ def test_evaluation_is_of_each_split_with_the_operands_and_noise_of_its_step(cac
     """The test compares losses before and after the recipe's switch, in training's batch size."""
     asked = ["recipe=mor/tensor", "recipe.fprop.x=e4m3:tensor:amax:stochastic", "recipe.switch.at=0.75"]
     asked += ["recipe.switch.to=e2m1:tensor:amax:stochastic", "training.steps=4", "evaluation.every=2"]
-    trial, _ = load_trial(words(cache, tmp_path, *asked))
+    trial, _ = load_trial(overrides(cache, tmp_path, *asked))
     folder, _ = train(cache, tmp_path, *asked, "training.checkpoint_every=2")
     corpus, parameters = load(trial.data, cache), metric(folder, "parameter_norm")
     for step in (2, 4):
@@ -256,12 +257,17 @@ def eager_and_compiled(cache: Path, runs: Path, *more: str) -> tuple[RunFolder, 
     return eager, compiled
 
 
-def test_compiled_training_in_fp32_is_eager_training_but_for_the_order_of_sums(cache: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.deep)])
+def test_compiled_training_in_fp32_is_eager_training_but_for_the_order_of_sums(
+    backend: str, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Both compute in FP32 (unit 6e-8) with the same casts and noise.
 
     So an operand's code differs only where a difference of that size crosses a boundary of E2M1: about one of a
-    million. Two consecutive losses differed by 1e-7.
+    million. Two consecutive losses differed by 1e-7. Inductor takes a minute; the graphs are the same without it.
     """
+    torch.compiler.reset()
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
     eager, compiled = eager_and_compiled(cache, tmp_path, "training.dtype=fp32")
     assert metric(compiled, "loss") == pytest.approx(metric(eager, "loss"), rel=1e-5)
     assert metric(compiled, "gradient_norm") == pytest.approx(metric(eager, "gradient_norm"), rel=1e-4)
@@ -279,7 +285,7 @@ def test_flops_are_those_of_matrices_and_attention() -> None:
 
 
 def test_a_trial_can_be_run_from_python(cache: Path, tmp_path: Path) -> None:
-    trial, runtime = load_trial(words(cache, tmp_path, "training.steps=2"))
+    trial, runtime = load_trial(overrides(cache, tmp_path, "training.steps=2"))
     folder, result = run(trial, dataclasses.replace(runtime, keep_every=1))
     assert result["step"] == 2
     assert sorted(path.name for path in folder.kept.iterdir()) == ["step-00000001", "step-00000002"]

@@ -115,9 +115,8 @@ def by_hand(config: Any, ranks: int) -> Rows:
     model = copy.deepcopy(masters).bfloat16() if low_precision else masters
     recipe = recipe_from_overrides(config.fewbits.recipe, config.fewbits.settings)
     quantization = quantize(model, recipe, seed=config.debug.seed)
-    if (
-        start := config.checkpoint.initial_load_path
-    ):  # torchtitan draws other numbers for sharded weights than for whole ones
+    # torchtitan draws other numbers for sharded weights than for whole ones.
+    if start := config.checkpoint.initial_load_path:
         state = masters.state_dict()
         load(state, checkpoint_id=start, no_dist=True)
         masters.load_state_dict(state)
@@ -192,7 +191,7 @@ def run(jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for job in jobs:
         os.environ["MASTER_PORT"] = str(job["port"])
         try:
-            config = ConfigManager().parse_args(job["words"])
+            config = ConfigManager().parse_args(job["arguments"])
             rows = by_hand(config, job["by_hand"]) if job["by_hand"] else train(config)
             done.append({"rows": rows})
         except Exception as error:

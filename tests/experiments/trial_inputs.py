@@ -57,7 +57,7 @@ GAUSSWS_MOR = ("recipe=gaussws-mor", "recipe.block=32x32")
 FILES = ("metrics.parquet", "numerics.parquet", "result.json")
 
 
-def words(cache: Path, runs: Path, *more: str) -> list[str]:
+def overrides(cache: Path, runs: Path, *more: str) -> list[str]:
     """Return the overrides of a tiny trial; those in `more` replace the defaults with the same keys."""
     settings = TINY | {"runtime.device": "cpu", "runtime.cache": cache, "runtime.runs": runs}
     replaced = {override.partition("=")[0] for override in more}
@@ -66,7 +66,7 @@ def words(cache: Path, runs: Path, *more: str) -> list[str]:
 
 def train(cache: Path, runs: Path, *more: str, say: Say = lambda _: None) -> tuple[RunFolder, dict[str, Any]]:
     """Train a tiny trial in this process; return its folder and its result."""
-    trial, runtime = load_trial(words(cache, runs, *more))
+    trial, runtime = load_trial(overrides(cache, runs, *more))
     return run(trial, runtime, say, saved=Tracker(runtime))
 
 
@@ -124,12 +124,22 @@ def _newest(folder: Path) -> Path:
 # ------------------------------------------------------------------------------------------------ other processes
 
 
-def _main(argv: list[str], output: str, environment: Mapping[str, str], file_size: int | None, leads: bool) -> None:
+def _main(
+    argv: list[str],
+    output: str,
+    environment: Mapping[str, str],
+    file_size: int | None,
+    leads: bool,
+    folder: str | None,
+) -> None:
     """Run `fewbits …` in a new process like the command line, with both streams into one file or terminal."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if leads:
         os.setsid()
     os.environ.update(environment)
+    if folder is not None:
+        os.chdir(folder)
+    sys.argv = ["fewbits", *argv]  # provenance contains them
     stream = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(stream, 1)
     os.dup2(stream, 2)
@@ -150,9 +160,14 @@ def started(
     environment: Mapping[str, str] | None = None,
     file_size: int | None = None,
     leads: bool = False,
+    folder: Path | None = None,
 ) -> ForkServerProcess:
-    """Start `fewbits ARGV` in another process. With leads, it leads a process group that the caller must kill."""
-    arguments = (argv, str(output), dict(environment or {}), file_size, leads)
+    """Start `fewbits ARGV` in another process, in this folder if one is given.
+
+    With leads, it leads a process group that the caller must kill.
+    """
+    where = None if folder is None else str(folder)
+    arguments = (argv, str(output), dict(environment or {}), file_size, leads, where)
     process = server().Process(target=_main, args=arguments, daemon=not leads)  # a daemon cannot have children
     process.start()
     return process

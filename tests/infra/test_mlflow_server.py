@@ -1,5 +1,6 @@
 """Test the compose file of the MLflow server: its variables, images, health checks, volumes and mlflow's options."""
 
+import copy
 import re
 import subprocess
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.infra.schema import mistakes
 from tests.infra.versions import INFRA, ROOT, agrees
 
 FOLDER = INFRA / "mlflow"
@@ -16,7 +18,6 @@ SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 EXAMPLE = dict(
     line.partition("=")[::2] for line in (FOLDER / ".env.example").read_text().splitlines() if line and line[0] != "#"
 )
-KEYS = {"image", "build", "command", "environment", "volumes", "ports", "depends_on", "healthcheck", "restart"}
 
 
 def variables(text: str) -> dict[str, str]:
@@ -24,10 +25,20 @@ def variables(text: str) -> dict[str, str]:
     return dict(re.findall(r"\$\{(\w+)([^}]*)\}", text))
 
 
-def test_keys_are_composes() -> None:
-    assert set(COMPOSE) == {"name", "services", "volumes"}
-    for service in SERVICES.values():
-        assert set(service) <= KEYS
+def test_the_file_fits_its_schema() -> None:
+    assert mistakes(COMPOSE, "compose.yaml") == []
+
+
+def test_the_schema_refuses_a_wrong_key_and_a_wrong_value() -> None:
+    wrong = copy.deepcopy(COMPOSE)
+    wrong["services"]["server"]["heathcheck"] = wrong["services"]["server"].pop("healthcheck")
+    wrong["services"]["server"]["environment"]["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] = False
+    wrong["services"]["postgres"]["restart"] = False
+    assert sorted(mistakes(wrong, "compose.yaml")) == [
+        "services.postgres.restart",
+        "services.server",
+        "services.server.environment.MLFLOW_SERVER_ENABLE_JOB_EXECUTION",
+    ]
 
 
 def test_the_example_names_every_variable_and_no_other() -> None:

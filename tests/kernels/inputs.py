@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable
 
 import torch
-from hypothesis import settings
 from torch import Generator, Tensor
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -19,11 +18,6 @@ EMPTY = ((0, 5), (5, 0), (0, 0))
 
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _TOPS = (6.0, 448.0, 57344.0, 28.0, 7.5)  # the largest values of e2m1, e4m3, e5m2, e3m2, e2m3
-
-
-def settled(examples: int) -> settings:
-    """Return hypothesis settings with the same examples in every run, so that CI results are reproducible."""
-    return settings(max_examples=examples, derandomize=True, database=None)
 
 
 def make(name: str, shape: tuple[int, int], dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:

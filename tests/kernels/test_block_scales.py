@@ -11,8 +11,8 @@ from torch import Tensor
 
 from fewbits import Quantizer, decode, encode, fake_quantize
 from fewbits.kernels.backends import reference
-from fewbits.kernels.backends.reference_noise import uniform
 from fewbits.kernels.formats import TABLE
+from fewbits.kernels.reference.noise import uniform
 from tests.kernels.inputs import make
 
 E2M1, E4M3 = TABLE["e2m1"], TABLE["e4m3"]

@@ -19,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fewbits.kernels.formats import ALIASES, TABLE, Format
+from tests.messages import naming
 
 # The names in other libraries, and how their casts overflow.
 ML_DTYPES = [
@@ -237,9 +238,9 @@ def test_overflow_is_what_was_asked_for(x: float) -> None:
 
 
 def test_a_format_refuses_what_it_has_no_code_for() -> None:
-    with pytest.raises(ValueError, match=r"valid are saturate, nan$"):
+    with pytest.raises(ValueError, match=r"valid values are saturate, nan$"):
         Format.parse("e4m3").code_of(1.0, "inf")
-    with pytest.raises(ValueError, match=r"valid are saturate$"):
+    with pytest.raises(ValueError, match=r"valid values are saturate$"):
         Format.parse("e2m1").code_of(1.0, "nan")
     with pytest.raises(ValueError, match="no code for NaN"):
         Format.parse("e2m1").code_of(math.nan)
@@ -316,25 +317,24 @@ def test_a_bare_name_is_finite_below_8_bits_and_ieee_from_8_on() -> None:
 
 @pytest.mark.parametrize("name", ["", "fp8", "E4M3", "e4", "e0m3", "e4m0", "e4m3fnuz", "e4m3 ", "int8"])
 def test_an_unknown_name_is_told_the_valid_ones(name: str) -> None:
-    with pytest.raises(ValueError, match=r"unknown format .*e4m3, e5m2, e2m1, .*or any eXmY \(1 ≤ X ≤ 8") as error:
+    with pytest.raises(ValueError, match=naming(repr(name), "e4m3, e5m2, e2m1", "1 ≤ X ≤ 8")):
         Format.parse(name)
-    assert repr(name) in str(error.value)
 
 
 @pytest.mark.parametrize("name", ["e9m1", "e4m22", "e8m22", "e1m7ieee", "e999m999", "e8m23finite"])
 def test_a_name_beyond_the_limits_is_told_them(name: str) -> None:
-    with pytest.raises(ValueError, match="beyond the limits: valid are eXmY with 1 ≤ X ≤ 8, 1 ≤ Y ≤ 21"):
+    with pytest.raises(ValueError, match=naming("1 ≤ X ≤ 8", "1 ≤ Y ≤ 21")):
         Format.parse(name)
 
 
 @pytest.mark.parametrize("name", ["e8m1fn", "e8m7finite"])
 def test_values_beyond_float32_are_refused(name: str) -> None:
-    with pytest.raises(ValueError, match=r"2\^128, which exceeds float32: .*X ≤ 7 without"):
+    with pytest.raises(ValueError, match=naming("2^128", "X ≤ 7")):
         Format.parse(name)
 
 
 def test_unknown_specials_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"specials 'fn' .*valid are none, nan, ieee"):
+    with pytest.raises(ValueError, match=r"specials 'fn' .*valid values are none, nan, ieee"):
         Format("e4m3", 4, 3, 7, "fn")  # type: ignore[arg-type]
 
 

@@ -12,11 +12,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fewbits import Format, Quantizer, encode, fake_quantize
+from fewbits.kernels import scalings
 from fewbits.kernels.quantizer import HADAMARD_SIZES
-from tests.kernels.inputs import DTYPES, FINITE, KINDS, ODD, assert_same, generator, make, settled
+from tests.effort import examples
+from tests.kernels.inputs import DTYPES, FINITE, KINDS, ODD, assert_same, generator, make
 
 ELEMENTS = ("e4m3", "e5m2", "e2m1", "e3m2", "e2m3", "e3m4")
-SCALINGS = ("amax", "gam", "e8m0", "mx", "nvfp4", "ue5m3")
+SCALINGS = tuple(name for name, row in scalings.SCALINGS.items() if row.stored and not row.formats)  # of any format
 SQUARE = ("16x16", "32x32", "64x64", "128x128", "tensor")
 ULP = 2.0**-23
 
@@ -32,7 +34,7 @@ def finite(draw: st.DrawFn, dtypes: tuple[torch.dtype, ...] = DTYPES) -> Tensor:
 
 
 def block_of(x: Tensor, block: str) -> tuple[int, int]:
-    return Quantizer("e4m3", block, "amax").block.resolve(x.shape[0], x.shape[1])
+    return Quantizer("e4m3", block, "amax").block.resolve(x.shape)
 
 
 def amax_of(x: Tensor, block: str) -> Tensor:
@@ -45,7 +47,7 @@ def amax_of(x: Tensor, block: str) -> Tensor:
 
 
 @pytest.mark.parametrize("scaling", ["amax", "gam", "e8m0"])
-@settled(400)
+@examples(400)
 @given(finite(), elements, blocks)
 def test_these_scalings_saturate_nothing(scaling: str, x: Tensor, element: str, block: str) -> None:
     """Check rounding to nearest; a product rounded up by an ulp still rounds back to the largest value."""
@@ -54,7 +56,7 @@ def test_these_scalings_saturate_nothing(scaling: str, x: Tensor, element: str, 
     assert values.isfinite().all()
 
 
-@settled(400)
+@examples(400)
 @given(finite(), elements, blocks, st.integers(0, 2**63 - 1))
 def test_e8m0_saturates_nothing_when_rounding_stochastically(x: Tensor, element: str, block: str, seed: int) -> None:
     """Check stochastic rounding: products are exact, and neighbours of values within the range are within it."""
@@ -62,7 +64,7 @@ def test_e8m0_saturates_nothing_when_rounding_stochastically(x: Tensor, element:
     assert int(stats.saturated) == 0
 
 
-@settled(400)
+@examples(400)
 @given(finite(), st.sampled_from(ELEMENTS), blocks, st.sampled_from(["", ":group=row"]))
 def test_gam_uses_more_than_half_of_the_range_and_all_of_it_where_the_groups_largest_is(
     x: Tensor, element: str, block: str, group: str
@@ -95,7 +97,7 @@ def test_zeros_stay_zeros_with_their_signs(text: str) -> None:
         assert float(stats.error) == 0
 
 
-@settled(400)
+@examples(400)
 @given(finite(), elements, st.sampled_from(SCALINGS))
 def test_a_block_of_zeros_stays_zero_beside_others(x: Tensor, element: str, scaling: str) -> None:
     x[:16, :16] = 0
@@ -106,7 +108,7 @@ def test_a_block_of_zeros_stays_zero_beside_others(x: Tensor, element: str, scal
 
 
 @pytest.mark.parametrize("scaling", SCALINGS)
-@settled(100)
+@examples(100)
 @given(finite(), elements, st.sampled_from(SQUARE))
 def test_square_blocks_commute_with_transposition(scaling: str, x: Tensor, element: str, block: str) -> None:
     q = f"{element}:{block}:{scaling}"
@@ -121,7 +123,7 @@ def test_blocks_along_a_row_do_not_commute_with_transposition() -> None:
     assert_same(fake_quantize(w, "e2m1:16x16:nvfp4"), fake_quantize(w, "e2m1:16x16:nvfp4", axis=0))
 
 
-@settled(400)
+@examples(400)
 @given(finite(), elements, blocks, st.sampled_from(SCALINGS))
 def test_axis_0_is_the_last_axis_of_the_transpose(x: Tensor, element: str, block: str, scaling: str) -> None:
     q = f"{element}:{block}:{scaling}"
@@ -132,7 +134,7 @@ def test_axis_0_is_the_last_axis_of_the_transpose(x: Tensor, element: str, block
 
 
 @pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
-@settled(100)
+@examples(100)
 @given(finite(), elements, blocks, st.sampled_from(["none", "e8m0", "mx"]))
 def test_quantizing_again_changes_nothing(rounding: str, x: Tensor, element: str, block: str, scaling: str) -> None:
     """Check idempotence with naive casts and powers of two: results are on the grid, and on that of any smaller scale.
@@ -148,7 +150,7 @@ def test_quantizing_again_changes_nothing(rounding: str, x: Tensor, element: str
     assert_same(fake_quantize(once, q, seed=2), once, q)
 
 
-@settled(400)
+@examples(400)
 @given(finite((torch.bfloat16, torch.float32)), st.sampled_from(ELEMENTS), blocks, st.sampled_from(["amax", "gam"]))
 def test_quantizing_again_changes_nothing_with_scales_that_are_quotients(
     x: Tensor, element: str, block: str, scaling: str
@@ -172,7 +174,7 @@ def test_nvfp4_is_not_idempotent_and_we_say_so() -> None:
     assert (fake_quantize(once, "e2m1:1x16:nvfp4")[1] == 0).all()
 
 
-@settled(400)
+@examples(400)
 @given(finite(), elements, st.sampled_from(["none", *SCALINGS]))
 def test_rounding_to_nearest_keeps_the_order_within_a_block(x: Tensor, element: str, scaling: str) -> None:
     rows = x.float().sort(dim=1).values.to(x.dtype)
@@ -181,7 +183,7 @@ def test_rounding_to_nearest_keeps_the_order_within_a_block(x: Tensor, element: 
     assert (y.diff(dim=1) >= 0).all(), q
 
 
-@settled(100)
+@examples(100)
 @given(
     finite(),
     elements,
@@ -213,7 +215,7 @@ def test_statistics_do_not_depend_on_how_they_are_cut(text: str, name: str) -> N
             assert_same(each.amax.double(), amax_of(x, text.split(":")[1]))
 
 
-@settled(60)
+@examples(60)
 @given(finite(), elements, blocks, st.sampled_from(SCALINGS))
 def test_statistics_of_blocks_down_the_rows_are_those_of_the_transpose(
     x: Tensor, element: str, block: str, scaling: str

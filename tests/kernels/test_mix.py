@@ -17,7 +17,8 @@ from torch import Tensor
 
 from fewbits import Mixture, fake_quantize, mix
 from fewbits.kernels.quantizer import Entry, ErrorBelow, ErrorBelowOther
-from tests.kernels.inputs import DTYPES, EMPTY, KINDS, assert_same, generator, make, settled
+from tests.effort import examples
+from tests.kernels.inputs import DTYPES, EMPTY, KINDS, assert_same, generator, make
 
 TENSOR_LEVEL = "e4m3:128x128:gam @ error<0.045 | bf16"
 TWO_WAY = "e4m3:128x128:gam @ error<e5m2:128x128:gam | bf16 ; per=block"
@@ -75,7 +76,7 @@ def slowly(x: Tensor, mixture: Mixture, axis: int, seed: int) -> tuple[Tensor, T
     rotation = mixture.entries[0].quantizer
     turned = f"fp32:rht{rotation.hadamard}:signs={rotation.signs}" if rotation.hadamard else "fp32"
     source = fake_quantize(x, turned, axis=axis)
-    rows, cols = mixture.decision_block.resolve(x.shape[0], x.shape[1], axis)
+    rows, cols = mixture.decision_block.resolve(x.shape, axis)
 
     def cut(t: Tensor) -> list[list[Tensor]]:
         return each_block(t, rows, cols)
@@ -134,7 +135,7 @@ def test_reference_and_cpu_decide_alike(text: str, monkeypatch: pytest.MonkeyPat
             assert_same(got, want, f"{text}, {name} {dtype}")
 
 
-@settled(60)
+@examples(60)
 @given(
     st.sampled_from(list(KINDS)),
     st.sampled_from(DTYPES),
@@ -228,7 +229,7 @@ def test_a_block_that_is_not_finite_takes_the_last(backend: str, text: str, bad:
     x = torch.full((256, 256), 1.75)
     x[200, 30] = bad
     values, choice = mix(x, text)
-    rows, cols = Mixture.parse(text).decision_block.resolve(256, 256)
+    rows, cols = Mixture.parse(text).decision_block.resolve((256, 256))
     last = len(Mixture.parse(text).entries) - 1
     assert int(choice[200 // rows, 30 // cols]) == last
     assert int(choice.count_nonzero()) == 1

@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from fewbits import gaussian_noise, sample_weight, uniform_noise, unpack_noise
-from fewbits.kernels.backends import build, cpu, reference
+from fewbits.kernels.backends import build, reference
+from fewbits.kernels.backends import cpu as cpu_module
+from fewbits.kernels.backends.cpu import BACKEND as cpu
 from tests.kernels.inputs import DTYPES, FINITE, ODD, assert_same, generator, make
 
 Noise = Literal["gaussian", "uniform"]
@@ -54,7 +56,7 @@ def bits_for(w: Tensor, block: int = 32, low: float = 2, high: float = 9, seed: 
 @needs_compiler
 @pytest.mark.parametrize("seed", SEEDS)
 def test_reference_and_cpu_draw_the_same(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu, "SMALL", 0)
+    monkeypatch.setattr(cpu_module, "SMALL", 0)
     device, before = torch.device("cpu"), torch.get_num_threads()
     for count, threads in product(COUNTS, (1, 2, 3)):
         torch.set_num_threads(threads)
@@ -130,7 +132,7 @@ def test_seeds_and_elements_are_independent(noise: Noise) -> None:
 @pytest.mark.parametrize("noise", NOISES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_reference_and_cpu_sample_the_same(noise: Noise, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu, "SMALL", 0)
+    monkeypatch.setattr(cpu_module, "SMALL", 0)
     before, names = torch.get_num_threads(), FINITE
     for i, (shape, block) in enumerate(product((*ODD, (70, 100), (0, 5), (5, 0)), (32, 8, 128))):
         w, grad = make(names[i % len(names)], shape, dtype, i), make("normal", shape, DTYPES[i % 3], i)

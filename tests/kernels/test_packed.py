@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fewbits import Format, Packed, Quantizer, decode, encode, fake_quantize
-from fewbits.kernels.quantizer import SCALINGS
-from tests.kernels.inputs import DTYPES, EMPTY, FINITE, KINDS, ODD, assert_same, make, settled
+from fewbits.kernels.scalings import SCALINGS
+from tests.effort import examples
+from tests.kernels.inputs import DTYPES, EMPTY, FINITE, KINDS, ODD, assert_same, make
+from tests.messages import naming
 
 FORMATS = ("e4m3", "e5m2", "e2m1", "e3m2", "e2m3", "e3m4", "bf16", "fp16", "e4m3ieee", "e1m1", "e2m2", "e4m7", "e8m3")
 VARIANTS = ("", ":stochastic", ":rht16", ":stochastic:rht8", ":rht64:signs=3")
@@ -66,7 +68,7 @@ blocks = st.sampled_from(["tensor", "channel", "16x16", "1x16", "32x1"]) | st.bu
 )
 
 
-@settled(300)
+@examples(300)
 @given(
     st.sampled_from(list(KINDS)),
     st.sampled_from(DTYPES),
@@ -160,7 +162,7 @@ def test_scales_are_stored_as_the_papers_say(text: str, scales: torch.dtype | No
         assert (packed.scales.dtype if packed.scales is not None else None) == scales
         assert (packed.group_scales.dtype if packed.group_scales is not None else None) == groups
         if packed.scales is not None:
-            r, c = packed.quantizer.block.resolve(33, 50, axis)
+            r, c = packed.quantizer.block.resolve((33, 50), axis)
             assert packed.scales.shape == (-(-33 // r), -(-50 // c))
         stored = [t for t in (packed.codes, packed.scales, packed.group_scales) if t is not None]
         assert packed.nbytes == sum(t.numel() * t.itemsize for t in stored)
@@ -201,7 +203,7 @@ def test_nvfp4_scales_are_float8_e4m3fn_times_one_float(text: str) -> None:
     assert packed.scales is not None
     assert packed.group_scales is not None
     grid = torch.tensor(packed.quantizer.format.values())[codes_of(packed)]
-    scales = spread(packed.scales.view(torch.float8_e4m3fn).float(), packed.quantizer.block.resolve(40, 100), x.shape)
+    scales = spread(packed.scales.view(torch.float8_e4m3fn).float(), packed.quantizer.block.resolve((40, 100)), x.shape)
     assert_same(grid * scales * packed.group_scales, fake_quantize(x, text))
     assert float(scales.max()) == 448  # of the block that holds the tensor's largest value
     assert float(packed.group_scales) == pytest.approx(float(x.abs().max()) / (6 * 448), rel=2.0**-22)
@@ -305,7 +307,7 @@ def test_what_cannot_be_of_that_shape_is_refused_before_a_kernel_reads_it(broken
     packed = encode(torch.randn(33, 50), "e4m3:16x16:gam:group=row")
     stored = getattr(packed, broken)
     for wrong in (stored[:-1].contiguous(), stored.double()):
-        with pytest.raises(ValueError, match="e4m3:16x16:gam:group=row with 50 columns needs"):
+        with pytest.raises(ValueError, match=naming("e4m3:16x16:gam:group=row", "50 columns")):
             decode(dataclasses.replace(packed, **{broken: wrong}))
 
 

@@ -225,7 +225,7 @@ def test_inputs_of_other_kinds_are_widened() -> None:
 @pytest.mark.parametrize("shapes", [((3, 4), (3, 4)), ((3,), (3, 4)), ((2, 3, 4), (4, 5)), ((0, 4), (5, 0))])
 def test_shapes_that_do_not_meet_are_refused(shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
     a, b = (torch.zeros(shape, dtype=torch.bfloat16) for shape in shapes)
-    with pytest.raises(ValueError, match=r"valid are \[M, K\] and \[K, N\]"):
+    with pytest.raises(ValueError, match=r"valid shapes are \[M, K\] and \[K, N\]"):
         matmul_fp32(a, b)
 
 

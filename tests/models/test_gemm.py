@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fewbits.models.gemm import product
+from fewbits.models.quantized_linear import product
 
 
 def operands(dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -16,6 +16,7 @@ from fewbits.kernels.quantizer import Quantizer
 from fewbits.models.observer import Observer, ObserverConfig
 from fewbits.models.quantize import Quantization, quantize
 from fewbits.models.recipe import SLOTS, Recipe
+from tests.messages import naming
 from tests.models.quantized import E4M3, MIXED, NVFP4, batch, linear, look, noisy, one_layer, recipe, tiny
 
 THREE = "e4m3:16x16:gam @ error<e5m2:16x16:gam | e5m2:16x16:gam @ spread<normal | bf16 ; per=block"
@@ -118,7 +119,7 @@ def test_the_inputs_of_these_tests_differ_enough_to_be_told_apart() -> None:
 def test_what_came_back_as_nan_is_lost() -> None:
     layer, quantization = one_layer(recipe(E4M3), 32, 64)
     quantization.observer = observer = Observer(ALWAYS)
-    observer.bind([(layer.name, 0, None)])
+    observer.bind(1)
     quantization.begin(0)
     x, _ = data(0)
     x[3, 5] = float("inf")
@@ -147,7 +148,7 @@ def test_the_weight_gradients_error_and_cosine_are_those_beside_the_unquantized_
 def test_a_gradient_of_zeros_has_no_error() -> None:
     layer, quantization = one_layer(recipe(E4M3), 32, 64)
     quantization.observer = observer = Observer(ALWAYS)
-    observer.bind([(layer.name, 0, None)])
+    observer.bind(1)
     for step, scale in enumerate((0, 1)):
         quantization.begin(step)
         x, dy = data(0)
@@ -342,9 +343,9 @@ def test_the_state_of_other_layers_is_refused() -> None:
         observer = Observer(ALWAYS)
         quantize(tiny("gpt2", layers=layers), recipe(MIXED), observer=observer)
         states[layers] = observer.state()
-    with pytest.raises(ValueError, match=r"the observer's state has shapes .*: these 8 layers need "):
+    with pytest.raises(ValueError, match=naming("observer", "8 layers")):
         observer.load_state(states[1])
-    with pytest.raises(ValueError, match=r"the observer's state has shapes \{\}: these 8 layers"):
+    with pytest.raises(ValueError, match=naming("{}", "8 layers")):
         observer.load_state({})
     with pytest.raises(ValueError, match="layers"):
         observer.load_state({**states[2], "layers": torch.zeros(1)})

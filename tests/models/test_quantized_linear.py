@@ -14,10 +14,9 @@ from torch.utils.checkpoint import checkpoint
 from fewbits.kernels import products
 from fewbits.kernels.api import fake_quantize, mix
 from fewbits.kernels.seeds import derive_seed
-from fewbits.models.gemm import product
 from fewbits.models.observer import Observer, ObserverConfig
 from fewbits.models.quantize import Quantization, quantize
-from fewbits.models.quantized_linear import QuantizedLinear
+from fewbits.models.quantized_linear import QuantizedLinear, product
 from fewbits.models.recipe import SLOTS, Recipe
 from tests.models.quantized import (
     E4M3,

@@ -33,15 +33,15 @@ def test_blocks_lie_along_the_dimension_that_the_gemm_sums_over() -> None:
 
 def test_same_is_the_slot_of_the_other_gemm_blocks_and_all() -> None:
     o = recipe("e4m3:1x128:amax", "e5m2:1x64:gam", "e4m3", "same", "same", "same").operands
-    assert (o.dgrad_w, o.wgrad_dy, o.wgrad_x) == (o.fprop_w, o.dgrad_dy, o.fprop_x)
-    assert o.dgrad_w.axis == -1
+    assert (o["dgrad.w"], o["wgrad.dy"], o["wgrad.x"]) == (o["fprop.w"], o["dgrad.dy"], o["fprop.x"])
+    assert o["dgrad.w"].axis == -1
 
 
 def test_high_is_nothing_and_a_bar_makes_a_mixture() -> None:
     o = recipe("high", "e4m3:128x128:gam @ error<0.045 | bf16", "high", "e4m3", "high", "high").operands
-    assert (o.fprop_x.spec, o.wgrad_dy.spec) == (None, None)
-    assert isinstance(o.fprop_w.spec, Mixture)
-    assert o.dgrad_w.spec == Quantizer.parse("e4m3")
+    assert (o["fprop.x"].spec, o["wgrad.dy"].spec) == (None, None)
+    assert isinstance(o["fprop.w"].spec, Mixture)
+    assert o["dgrad.w"].spec == Quantizer.parse("e4m3")
     assert Recipe().operands == recipe("high").operands
 
 
@@ -115,8 +115,8 @@ def test_a_switch_takes_the_operands_of_its_passes(passes: str) -> None:
 def test_same_still_means_what_was_quantized_when_the_forward_alone_switches() -> None:
     spec = recipe(str(E4M3), str(E4M3), "high", "same", "high", "same", switch={"at": 0.5, "passes": "forward"})
     after = spec.switched
-    assert (after.fprop_x.spec, after.fprop_w.spec) == (None, None)
-    assert (after.dgrad_w, after.wgrad_x) == (Slot(E4M3, -1), Slot(E4M3, -1))
+    assert (after["fprop.x"].spec, after["fprop.w"].spec) == (None, None)
+    assert (after["dgrad.w"], after["wgrad.x"]) == (Slot(E4M3, -1), Slot(E4M3, -1))
 
 
 def test_a_recipe_whose_switch_changes_nothing_does_not_switch() -> None:
@@ -146,21 +146,21 @@ def test_samplers_take_the_squares_that_the_kernels_take() -> None:
 
 RHT = "e4m3:1x16:amax:rht16"
 PLAIN = "e4m3:1x16:amax"
-ROTATED = "are rotated differently, which changes their product: use the same rhtN and signs for both"
+ROTATED = "have different rotations, which changes their product: use the same rhtN and signs for both"
 
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
-    "unknown key": ({"fprob": {}}, "unknown key recipe.fprob: valid are name, about, fprop, dgrad, wgrad, keep"),
-    "unknown slot": ({"fprop": {"dy": PLAIN}}, "unknown key recipe.fprop.dy: valid are x, w"),
+    "unknown key": ({"fprob": {}}, "unknown key recipe.fprob: valid keys are name, about, fprop, dgrad, wgrad, keep"),
+    "unknown slot": ({"fprop": {"dy": PLAIN}}, "unknown key recipe.fprop.dy: valid keys are x, w"),
     "number for a slot": ({"fprop": {"x": 8}}, "recipe.fprop.x: str is expected, not 8"),
     "unknown format": ({"fprop": {"x": "e9"}}, "fprop.x: unknown format 'e9'"),
     "which words there are": (
         {"dgrad": {"dy": "low"}},
-        "also valid are high and, in dgrad.w, wgrad.dy and wgrad.x, same",
+        "high is valid too, and same in dgrad.w, wgrad.dy and wgrad.x",
     ),
     "same where it is first": ({"fprop": {"w": "same"}}, "fprop.w: unknown format 'same'"),
     "bad mixture": ({"wgrad": {"x": "e4m3 | bf16"}}, "wgrad.x: entry 1, 'e4m3', has no test"),
-    "bad output": ({"wgrad": {"output": "fp16"}}, "wgrad.output 'fp16': valid are compute, bf16, fp32"),
+    "bad output": ({"wgrad": {"output": "fp16"}}, "wgrad.output 'fp16': valid values are compute, bf16, fp32"),
     "one operand rotated": ({"wgrad": {"dy": RHT, "x": PLAIN}}, f"wgrad: {RHT} and {PLAIN} {ROTATED}"),
     "rotated beside high": ({"wgrad": {"dy": RHT}}, f"wgrad: {RHT} and high {ROTATED}"),
     "rotated in fprop alone": ({"fprop": {"x": RHT}}, f"fprop: {RHT} and high {ROTATED}"),
@@ -177,7 +177,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "switch of unknown passes": (
         {"switch": {"at": 0.5, "passes": "nowhere"}},
-        "switch.passes 'nowhere': valid are both, forward, backward",
+        "switch.passes 'nowhere': valid values are both, forward, backward",
     ),
     "switch out of range": ({"switch": {"at": 1.5}}, "switch.at 1.5: expected a fraction of training, from 0 to 1"),
     "switch at no number": ({"switch": {"at": float("nan")}}, "switch.at nan: expected a fraction"),
@@ -186,11 +186,17 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "keep fewer than none": ({"keep": {"first": -1}}, "keep.first -1: expected a number of blocks, 0 or more"),
     "keep last fewer than none": ({"keep": {"last": -2}}, "keep.last -2: expected a number of blocks, 0 or more"),
     "keep by nothing known": ({"keep": {"by": "f8"}}, "keep.by: unknown format 'f8'"),
-    "keep unknown parts": ({"keep": {"parts": ["fc1"]}}, "keep.parts 'fc1': valid are qkv, out, up, down, in, all, od"),
+    "keep unknown parts": (
+        {"keep": {"parts": ["fc1"]}},
+        "keep.parts 'fc1': valid values are qkv, out, up, down, in, all, od",
+    ),
     "keep one part as text": ({"keep": {"parts": "qkv"}}, "recipe.keep.parts: a list is expected, not 'qkv'"),
-    "unknown sampler": ({"sampler": {"kind": "gauss"}}, "sampler.kind 'gauss': valid are none, gaussws, diffq"),
-    "sampler of unknown parts": ({"sampler": {"parts": ["q"]}}, "sampler.parts 'q': valid are qkv, out"),
-    "sampler of odd squares": ({"sampler": {"block": 24}}, "sampler.block 24: valid are 1, 2, 4, 8, 16, 32, 64, 128"),
+    "unknown sampler": ({"sampler": {"kind": "gauss"}}, "sampler.kind 'gauss': valid values are none, gaussws, diffq"),
+    "sampler of unknown parts": ({"sampler": {"parts": ["q"]}}, "sampler.parts 'q': valid values are qkv, out"),
+    "sampler of odd squares": (
+        {"sampler": {"block": 24}},
+        "sampler.block 24: valid values are 1, 2, 4, 8, 16, 32, 64, 128",
+    ),
     "sampler from no number": (
         {"sampler": {"init": float("inf")}},
         "sampler.init inf: expected a bit width, a finite number",

@@ -14,6 +14,7 @@ from fewbits.kernels.seeds import derive_seed
 from fewbits.models.quantize import quantize
 from fewbits.models.quantized_linear import QuantizedLinear
 from fewbits.models.recipe import SLOTS, Recipe
+from tests.messages import naming
 from tests.models.quantized import E4M3, MIXED, Calls, batch, linear, noisy, normal, one_layer, recipe, tiny
 
 SEED = 11
@@ -290,5 +291,5 @@ def test_a_model_cast_to_bf16_keeps_its_bits_meaning() -> None:
 
 
 def test_a_sampler_for_parts_that_the_model_lacks_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"sampler.parts \['in'\]: the model has only down, out, qkv, up"):
+    with pytest.raises(ValueError, match=naming("sampler.parts", "in", "down, out, qkv, up")):
         quantize(tiny("gpt2", layers=1), recipe("high", sampler={"kind": "gaussws", "parts": ["in"]}))

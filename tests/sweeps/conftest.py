@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 
 from fewbits import cli
+from fewbits.sweeps.planning.plan import Plan
 from tests.experiments.data.data_inputs import shared_cache
 from tests.experiments.trial_inputs import server
-from tests.sweeps.sweep_inputs import FAMILY, all_left, planned, tiny_file
+from tests.once import once
+from tests.sweeps.sweep_inputs import FAMILY, all_left, folders, planned, tiny_file
 
 
 @pytest.fixture(scope="session")
@@ -42,10 +44,18 @@ class Undisturbed:
     store: Path
     left: dict[str, dict[str, bytes]]  # by run folder, the contents of the files that have to be reproducible
 
+    def of(self, plan: Plan) -> dict[str, dict[str, bytes]]:
+        """Return what is left of a plan of some of the trials."""
+        return {folder.path.name: self.left[folder.path.name] for folder in folders(plan)}
+
 
 @pytest.fixture(scope="session")
 def undisturbed(cache: Path, forked_from_one: None, tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
-    folder = tmp_path_factory.mktemp("undisturbed")
-    file, store = tiny_file(folder, cache, FAMILY, "family"), folder / "runs"
-    assert cli.main(["sweep", str(file), "--runs", str(store), "--backend", "local"]) == 0
+
+    def make(folder: Path) -> None:
+        file = tiny_file(folder, cache, FAMILY, "family")
+        assert cli.main(["sweep", str(file), "--runs", str(folder / "runs"), "--backend", "local"]) == 0
+
+    folder = once(tmp_path_factory, "undisturbed", make)
+    file, store = folder / "family.yaml", folder / "runs"
     return Undisturbed(file, store, all_left(planned(file, f"runtime.runs={store}")))

@@ -34,13 +34,14 @@ SETTINGS = TINY | {
 FAMILY: dict[str, Any] = {
     "seeds": [0, 1],
     "arms": {
-        "plain": {"words": ["recipe=bf16"], "axes": []},
-        "noisy": {"words": ["recipe=nvfp4"]},
-        "late": {"words": ["recipe=nvfp4"], "axes": [], "parent": "plain", "at": 0.5},
+        "plain": {"overrides": ["recipe=bf16"], "axes": []},
+        "noisy": {"overrides": ["recipe=nvfp4"]},
+        "late": {"overrides": ["recipe=nvfp4"], "axes": [], "parent": "plain", "at": 0.5},
     },
     "axes": {"optimizer.lr": [0.001, 0.002]},
     "resources": {"attempts": 9},
 }
+SOME = ("seeds=[0]",)  # four of the eight trials of the family
 
 
 def tiny(cache: Path, *more: str) -> list[str]:
@@ -59,12 +60,12 @@ def sweep_file(folder: Path, data: Mapping[str, Any], name: str = "tiny") -> Pat
 
 def tiny_file(folder: Path, cache: Path, data: Mapping[str, Any], name: str = "tiny") -> Path:
     """Write a sweep file of tiny trials and return its path; the overrides in `data` replace the defaults."""
-    words = tiny(cache, *data.get("words", ()))
-    return sweep_file(folder, {"size": [], **data, "words": words}, name)
+    overrides = tiny(cache, *data.get("overrides", ()))
+    return sweep_file(folder, {"size": [], **data, "overrides": overrides}, name)
 
 
-def planned(*words: str | Path) -> Plan:
-    return plan(*load_sweeps([str(word) for word in words]))
+def planned(*overrides: str | Path) -> Plan:
+    return plan(*load_sweeps([str(word) for word in overrides]))
 
 
 def folders(plan: Plan) -> list[RunFolder]:
@@ -115,9 +116,9 @@ class Command:
             time.sleep(0.01)
 
 
-def started(output: Path, *words: str | Path, environment: Mapping[str, str] | None = None) -> Command:
+def started(output: Path, *arguments: str | Path, environment: Mapping[str, str] | None = None) -> Command:
     surroundings = {"PYTHONPATH": str(ROOT / "src"), **(environment or {})}
-    process = trial_inputs.started([*map(str, words)], output, environment=surroundings, leads=True)
+    process = trial_inputs.started([*map(str, arguments)], output, environment=surroundings, leads=True)
     atexit.register(process.kill)  # otherwise multiprocessing would wait for the process of a failed test
     return Command(process, output)
 
@@ -164,11 +165,11 @@ def reported_steps(folder: RunFolder) -> list[list[int]]:
     """Return the steps of each of a trial's processes, from the log."""
     found: list[list[int]] = []
     for line in (folder.path / store.LOG).read_text().splitlines():
-        words = line.split()[2:]  # after date and time
-        if words[:1] == ["process"]:
+        fields = line.split()[2:]  # after date and time
+        if fields[:1] == ["process"]:
             found.append([])
-        elif words[:1] == ["step"]:
-            found[-1].append(int(words[1].partition("/")[0]))
+        elif fields[:1] == ["step"]:
+            found[-1].append(int(fields[1].partition("/")[0]))
     return found
 
 

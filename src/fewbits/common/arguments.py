@@ -1,21 +1,20 @@
-"""Define the argument parser of all commands, and the checks of their options that run before a command starts."""
+"""Define the argument parser that all commands use, and checks of options that several commands have."""
 
 from __future__ import annotations
 
 import argparse
-import sys
 import textwrap
 import warnings
 from typing import NoReturn
 
-from fewbits.common.redaction import redacted
 from fewbits.common.store_folder import store_folder
+from fewbits.common.terminal import notice
 
 WIDTH = 110
 
 
 class CommandParser(argparse.ArgumentParser):
-    """The parser of a command's options, which raises ValueError for wrong ones, so that the user sees one line."""
+    """The parser of a command's options. It raises ValueError for wrong options, which the user sees as one line."""
 
     def __init__(self, command: str, about: str | None, examples: str | None = None) -> None:
         super().__init__(command, description=_wrapped(about), epilog=_wrapped(examples), formatter_class=_formatter)
@@ -27,20 +26,23 @@ class CommandParser(argparse.ArgumentParser):
 def existing(runs: str | None) -> str | None:
     """Return the store that the option `--runs` names; raise ValueError if it does not exist.
 
-    A command that only reads must not create a store because its name is misspelt.
+    So a command that only reads does not create a store if the user mistypes its name.
     """
     if runs is not None and not store_folder(runs).is_dir():
         raise ValueError(f"--runs {runs}: no such folder")
     return runs
 
 
+def positive(text: str) -> int:
+    """Return an option's value as a whole number of 1 or more; raise ArgumentTypeError for anything else."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number ≥ 1")
+    return int(text)
+
+
 def warn_in_lines() -> None:
     """Print each warning as one line on stderr from now on."""
-    warnings.showwarning = _print_line  # type: ignore[assignment]  # it ignores all arguments but the message
-
-
-def _print_line(message: Warning | str, *_: object) -> None:
-    print(f"fewbits: {redacted(' '.join(str(message).split()))}", file=sys.stderr, flush=True)
+    warnings.showwarning = lambda message, *_: notice(message)
 
 
 def _wrapped(text: str | None) -> str | None:

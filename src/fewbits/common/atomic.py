@@ -6,6 +6,7 @@ then renamed. A process that is killed before that leaves only the hidden name; 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
@@ -55,6 +56,18 @@ def write_atomically(path: Path, content: bytes | Callable[[BinaryIO], object]) 
     sync_folder(path.parent)
 
 
+def create_once(path: Path, content: bytes) -> None:
+    """Create a file with this content. If it exists already, or another process creates it first, keep that file."""
+    partial = _beside(path)
+    try:
+        with synced_file(partial) as file:
+            file.write(content)
+        with contextlib.suppress(FileExistsError):
+            os.link(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
 @contextmanager
 def folder_atomically(path: Path) -> Iterator[Path]:
     """Create a folder for the block to fill with `synced_file`, and rename it to `path` when the block ends.
@@ -74,14 +87,14 @@ def folder_atomically(path: Path) -> Iterator[Path]:
 
 
 def remove_folder(path: Path) -> None:
-    """Remove a folder in such a way that no process ever sees a part of it under its name."""
+    """Remove a folder; it is renamed first, so that no process ever sees only a part of it under its name."""
     aside = _beside(path)
     os.rename(path, aside)
     shutil.rmtree(aside)
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove what killed writers left in a folder. Only the folder's single writer may call this."""
+    """Remove the files that killed processes left unfinished. Only the single writer of the folder may call this."""
     for path in folder.glob(f".*{_SUFFIX}"):
         if path.is_dir():
             shutil.rmtree(path)
@@ -90,12 +103,33 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a value as indented JSON, with keys in their order; raise ValueError for what JSON cannot hold, as NaN."""
+    """Write a value as indented JSON with unsorted keys; raise ValueError for values that JSON lacks, such as NaN."""
     try:
         text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
     except ValueError as error:
         raise ValueError(f"{path.name}: {error}; write null instead of a number that is not finite") from error
     write_atomically(path, f"{text}\n".encode())
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """Return the JSON object in a file, or None if the file is missing, damaged or holds something else."""
+    try:
+        return checked_json(path)
+    except (OSError, ValueError):
+        return None
+
+
+def checked_json(path: Path) -> dict[str, Any] | None:
+    """Return the JSON object in a file, or None if the file is missing; raise ValueError if it holds something else."""
+    try:
+        content = json.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} is not a JSON object")
+    return content
 
 
 def write_parquet(path: Path, frame: pd.DataFrame) -> None:

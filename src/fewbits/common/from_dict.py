@@ -16,23 +16,24 @@ def from_dict(kind: type[T], data: Mapping[str, Any], path: str = "") -> T:
     path: the dotted path of the mapping, which error messages name.
     """
     if not isinstance(data, Mapping):
-        raise ValueError(f"{path or kind.__name__}: a mapping of {_names(kind)} is expected, not {data!r}")
+        raise ValueError(f"{path or kind.__name__}: a mapping with the keys {_names(kind)} is expected, not {data!r}")
     hints = _hints(kind)  # type: ignore[arg-type]
     valid = [f.name for f in dataclasses.fields(kind)]  # type: ignore[arg-type]
     for key in data:
         if key not in valid:
-            raise ValueError(f"unknown key {_join(path, str(key))}: valid are {', '.join(valid)}")
+            raise ValueError(f"unknown key {_join(path, str(key))}: valid keys are {', '.join(valid)}")
     missing = [name for name in _required(kind) if name not in data]
     if missing:
-        raise ValueError(f"{path or kind.__name__}: missing {', '.join(missing)}")
+        raise ValueError(f"{path or kind.__name__}: missing keys: {', '.join(missing)}")
     return kind(**{key: _value(hints[key], value, _join(path, key)) for key, value in data.items()})
 
 
 def one_of(what: str, value: object, valid: Iterable[object]) -> None:
-    """Raise ValueError unless the value is valid. what: the name of the setting, for the message."""
+    """Raise ValueError unless the value is one of the valid ones. what: the name of the setting, for the message."""
     valid = tuple(valid)
     if value not in valid:
-        raise ValueError(f"{what} {value!r}: valid are {', '.join(map(str, valid))}")
+        choices = f"valid values are {', '.join(map(str, valid))}" if valid else "no value is valid"
+        raise ValueError(f"{what} {value!r}: {choices}")
 
 
 def _value(hint: Any, value: Any, path: str) -> Any:

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import IO, Any
 
 UNSUPPORTED = frozenset((errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.ENOSYS, errno.EINVAL))
-_warned: set[tuple[int, str]] = set()  # the file system and the advice of each warning that this process has given
+_warned: set[tuple[int, str]] = set()  # (file system, advice) of each warning that this process has given
 
 
 @contextmanager

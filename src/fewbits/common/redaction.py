@@ -1,8 +1,8 @@
 """Remove credentials from output: every message that may contain a tracking URI goes through `redacted`.
 
-It replaces by `***`: the password in `scheme://user:password@host`, or the whole user part if it has no colon
-(a token); values of parameters such as `?token=…` and `password=…`; and, anywhere in the text, the secrets that
-MLflow's environment variables hold, since libraries quote them in their messages.
+`redacted` replaces these by `***`: the password in `scheme://user:password@host`, or the whole user part if it has no
+colon (a token); values of parameters such as `?token=…` and `password=…`; and, anywhere in the text, the secrets in
+MLflow's environment variables, since libraries quote them in their messages.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SECRET_VARIABLES = ("MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN")
 SHORTEST = 4  # characters of a secret that is replaced anywhere; a shorter one would match parts of other words
 # Everything between `://` and the last `@`: passwords may hold any of `@:/?#` unencoded.
 _USER = re.compile(r"(?<=://)([^\s'\"]+)@")
-_HOST = re.compile(r"[^:@]*(?::\d*)?(?:[/?#]|$)")  # what stands there if the `@` belongs to a path
+_HOST = re.compile(r"[^:@]*(?::\d*)?(?:[/?#]|$)")  # the text before the `@` if the `@` belongs to a path
 _NAMES = r"pass(?:word|wd|phrase)?|pwd|token|secret|(?:api|access|private)[_-]?key|sig(?:nature)?|credentials?|auth"
 _SHORT_NAMES = r"key|jwt|code|pat|pw|session_?id"  # only as the whole name of a parameter
 _PARAMETER = re.compile(
@@ -37,7 +37,8 @@ def redacted(text: object) -> str:
     'postgresql://alice:***@host/db'
     """
     result = str(text)
-    for secret in sorted(set(_secrets()), key=len, reverse=True):  # before the patterns, which may cut one in two
+    # Secrets come before the patterns, which might replace only a part of one.
+    for secret in sorted(set(_secrets()), key=len, reverse=True):
         result = result.replace(secret, HIDDEN)
     result = _USER.sub(_without_password, result)
     for pattern in (_PARAMETER, _WORD, _ENTRY):
@@ -53,7 +54,7 @@ def _without_password(match: re.Match[str]) -> str:
 
 
 def _is_place(text: str) -> bool:
-    """Tell whether what stands before an `@` is a host and the start of a path, not a user and a password."""
+    """Tell whether the text before an `@` is a host and the start of a path, not a user and a password."""
     return "/" in text and _HOST.match(text) is not None
 
 

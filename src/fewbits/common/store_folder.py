@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
 
@@ -17,3 +18,11 @@ def store_folder(text: str) -> Path:
         advice = f"write {path}" if scheme[1].lower() == "file" else mount
         raise ValueError(f"store {text}: a store is a folder, and {scheme[1]}:// is not supported: {advice}")
     return Path(text).expanduser()
+
+
+def runs_option(store: Path) -> str:
+    """Return the option ` --runs STORE` that a command needs for this store; empty for the default store."""
+    if store.resolve() == Path("runs").resolve():
+        return ""
+    shown = store.relative_to(Path.cwd()) if store.is_relative_to(Path.cwd()) else store
+    return f" --runs {shlex.quote(str(shown))}"

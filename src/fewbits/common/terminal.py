@@ -1,13 +1,20 @@
-"""Show one status line on stderr that the next one replaces, if stderr is a terminal."""
+"""Print lines on stderr: permanent notices and, on a terminal, a status line that the next status line replaces."""
 
 import shutil
 import sys
+
+from fewbits.common.redaction import redacted
+
+
+def notice(text: object) -> None:
+    """Print a message of a command as one line, without credentials."""
+    print(f"fewbits: {redacted(' '.join(str(text).split()))}", file=sys.stderr, flush=True)
 
 
 def show(text: str) -> None:
     """Replace the status line."""
     if sys.stderr.isatty():
-        width = shutil.get_terminal_size().columns - 1  # a line that wraps could not be erased
+        width = shutil.get_terminal_size().columns - 1  # a wrapped line could not be erased
         print(f"\r\033[K{text[:width]}", end="", file=sys.stderr, flush=True)
 
 

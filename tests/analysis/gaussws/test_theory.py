@@ -12,8 +12,8 @@ from fewbits.analysis.gaussws import arithmetic, consistency, theory
 from fewbits.analysis.gaussws.tables import TIES, table_c1
 from fewbits.analysis.results import TableResult, Value
 from fewbits.analysis.verdicts import Outcome
-from fewbits.kernels.backends import reference_noise
 from fewbits.kernels.noise import gaussian_noise, sample_weight
+from fewbits.kernels.reference import noise as reference_noise
 from fewbits.sweeps.planning.plan import Plan
 
 NOBODY = Results(Plan((), (), {}))

@@ -59,7 +59,7 @@ def _metrics(plan: Plan, planned: Planned, steps: int) -> Iterator[dict[str, Any
 
 def _numerics(recipe: Recipe, seed: int, steps: int) -> Iterator[dict[str, Any]]:
     """Errors fall from layer to layer and rise in time; FC2's input has the greatest."""
-    spelled = str(recipe.operands.fprop_x.spec or "")
+    spelled = str(recipe.operands["fprop.x"].spec or "")
     if "|" not in spelled:
         return
     test = Mixture.parse(spelled).entries[0].test

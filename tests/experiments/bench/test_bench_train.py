@@ -19,15 +19,17 @@ from fewbits.models.networks.registry import model, parameters
 SMALL = "--layers 1 --batch 1 --length 8 --steps 1 --eager 0 --no-observer --device cpu"
 
 
-def bench(words: str) -> int:
-    return cli.main(["bench", "train", *words.split()])
+def bench(arguments: str) -> int:
+    return cli.main(["bench", "train", *arguments.split()])
 
 
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     runs = tmp_path_factory.mktemp("store") / "runs"
-    words = f"{SMALL} --model gpt2-nano,llama2-nano --recipes gaussws,diffq --optimizers adamw,adam-mini --store {runs}"
-    assert bench(words) == 0
+    arguments = (
+        f"{SMALL} --model gpt2-nano,llama2-nano --recipes gaussws,diffq --optimizers adamw,adam-mini --store {runs}"
+    )
+    assert bench(arguments) == 0
     assert [path.name for path in (runs / "bench").iterdir()] == ["train-cpu.json"]
     found: dict[str, Any] = json.loads((runs / "bench" / "train-cpu.json").read_text())
     return found
@@ -59,7 +61,7 @@ def test_adam_mini_takes_less_memory_and_a_sampled_weight_two_bytes_more(kept: d
 
 def test_memory_is_exact_and_the_same_every_time() -> None:
     config = model("gpt2-nano")
-    step = Step.of(config, load_recipe("gaussws"), "adamw", torch.zeros(1, 9, dtype=torch.long))
+    step = Step(config, load_recipe("gaussws"), "adamw", torch.zeros(1, 9, dtype=torch.long))
     step()
     first, second = step.memory(), step.memory()
     assert first == second > 4 * 4 * parameters(config), "weights, gradients and both moments in FP32"
@@ -78,14 +80,14 @@ def test_memory_that_is_let_go_of_is_counted_no_longer() -> None:
 def test_once_measures_what_a_store_has_not_and_leaves_the_rest(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = f"{SMALL} --model gpt2-nano --recipes gaussws --store {tmp_path} --once"
-    assert bench(words) == 0
+    arguments = f"{SMALL} --model gpt2-nano --recipes gaussws --store {tmp_path} --once"
+    assert bench(arguments) == 0
     file = tmp_path / "bench" / "train-cpu.json"
     first = file.read_bytes()
-    assert bench(words) == 0
+    assert bench(arguments) == 0
     assert f"{file} exists" in capsys.readouterr().out
     assert file.read_bytes() == first
-    assert bench(words.replace(" --once", "")) == 0
+    assert bench(arguments.replace(" --once", "")) == 0
     assert file.read_bytes() != first, "without --once it is measured again"
     assert bench(f"{SMALL} --once") == 2
 

@@ -1,17 +1,21 @@
-"""`fewbits recipes` lists every recipe of the tree, its six operands, and its settings."""
+"""`fewbits recipes` lists every recipe, its six operands, and its settings."""
 
 import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fewbits.experiments import config
 from fewbits.experiments.commands.recipes import main
 from fewbits.experiments.config import load_recipe, names
 from fewbits.models.recipe import SLOTS
 
 
-def listed(capsys: pytest.CaptureFixture[str], *words: str) -> list[dict[str, Any]]:
-    assert main([*words, "--json"]) == 0
+def listed(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[str, Any]]:
+    assert main([*arguments, "--json"]) == 0
     rows: list[dict[str, Any]] = json.loads(capsys.readouterr().out)
     return rows
 
@@ -56,12 +60,40 @@ def test_settings_are_what_a_recipe_can_be_changed_by(capsys: pytest.CaptureFixt
     assert row["settings"]["threshold"] == 0.045
     assert row["settings"]["block"] == "128x128"
     changed = load_recipe("mor/block", {"block": "64x64"})
-    assert changed.operands.fprop_x == load_recipe("mor/block-64").operands.fprop_x
+    assert changed.operands["fprop.x"] == load_recipe("mor/block-64").operands["fprop.x"]
     assert "    threshold  0.045" in entry(capsys, "mor/block")
     (plain,) = listed(capsys, "bf16")
     assert plain["settings"] == {}
 
 
 def test_an_unknown_recipe_is_told_with_the_nearest_first() -> None:
-    with pytest.raises(ValueError, match=r"^no recipe 'nvfp': valid are nvfp4, "):
+    with pytest.raises(ValueError, match=r"^no recipe 'nvfp'.*nvfp4, "):
         main(["nvfp"])
+
+
+@pytest.fixture
+def write_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
+    """Return a function that adds a recipe to a copy of the config folder, which the command then uses."""
+    folder = shutil.copytree(config.FOLDER, tmp_path / "config")
+    monkeypatch.setattr(config, "FOLDER", folder)
+
+    def write(name: str, text: str) -> None:
+        (folder / "recipe" / f"{name}.yaml").write_text(text)
+
+    return write
+
+
+def test_a_recipe_that_includes_another_has_the_name_of_its_file(write_recipe: Callable[[str, str], None]) -> None:
+    write_recipe("heir", "defaults: [fp8, _self_]\nkeep: {parts: [down]}\n")
+    recipe = load_recipe("heir")
+    assert (recipe.name, recipe.keep.parts) == ("heir", ("down",))
+    assert load_recipe("heir", {"name": "other"}).name == "other"
+
+
+def test_a_wrong_recipe_is_named_after_the_others(
+    write_recipe: Callable[[str, str], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_recipe("broken", "defaults: [fp8, _self_]\nkeep: {parts: [down, qk]}\n")
+    with pytest.raises(ValueError, match=r"recipe broken: .*'qk'"):
+        main([])
+    assert "nvfp4" in capsys.readouterr().out.splitlines()

@@ -26,11 +26,11 @@ from tests.experiments.trial_inputs import (
     ended,
     ending,
     only_run,
+    overrides,
     result_of,
     started,
     train,
     train_until,
-    words,
 )
 
 
@@ -65,7 +65,7 @@ def test_a_trial_is_one_command(cache: Path, tmp_path: Path) -> None:
 
 
 def test_on_a_terminal_one_line_changes(cache: Path, tmp_path: Path) -> None:
-    argv = ["train", *words(cache, tmp_path, "evaluation.every=3")]
+    argv = ["train", *overrides(cache, tmp_path, "evaluation.every=3")]
     load(load_trial(argv[1:])[0].data, cache)  # so that no message about making them appears
     mine, theirs = pty.openpty()
     terminal = Path(os.ttyname(theirs))
@@ -104,7 +104,7 @@ def test_time_left_is_that_of_the_steps_so_far(
 
 
 def test_the_same_words_again_show_the_result(cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    argv = ["train", *words(cache, tmp_path, "training.steps=3")]
+    argv = ["train", *overrides(cache, tmp_path, "training.steps=3")]
     assert cli.main(argv) == 0
     first = capsys.readouterr()
     assert cli.main(argv) == 0
@@ -114,7 +114,7 @@ def test_the_same_words_again_show_the_result(cache: Path, tmp_path: Path, capsy
 
 
 def test_a_trial_that_diverges_has_ended_well(cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["train", *words(cache, tmp_path, "optimizer.lr=1e30", "optimizer.clip=null")]) == 0
+    assert cli.main(["train", *overrides(cache, tmp_path, "optimizer.lr=1e30", "optimizer.clip=null")]) == 0
     out, err = capsys.readouterr()
     assert out.splitlines()[-1] == "diverged at step 1"
     assert "loss nan" in err
@@ -128,7 +128,7 @@ def test_a_trial_that_is_being_run_is_wrong_input(
 
     train_until(2, cache, tmp_path)
     with opened(only_run(tmp_path)).alone():
-        assert cli.main(["train", *words(cache, tmp_path)]) == 2
+        assert cli.main(["train", *overrides(cache, tmp_path)]) == 2
     assert capsys.readouterr().err == f"fewbits: {only_run(tmp_path)}: another process is running this trial\n"
 
 
@@ -136,7 +136,7 @@ def test_a_folder_that_cannot_be_written_is_one_line(
     cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").write_text("")
-    assert cli.main(["train", *words(cache, tmp_path / "file" / "runs")]) == 1
+    assert cli.main(["train", *overrides(cache, tmp_path / "file" / "runs")]) == 1
     output = capsys.readouterr().err
     assert output.startswith(f"fewbits: {tmp_path / 'file'}")
     assert output.count("\n") == 1
@@ -146,7 +146,7 @@ def test_a_folder_that_cannot_be_written_is_one_line(
 def test_too_little_memory_is_one_line(
     size: str, cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(["train", *words(cache, tmp_path, "training.batch=4000000000000", size)]) == 1
+    assert cli.main(["train", *overrides(cache, tmp_path, "training.batch=4000000000000", size)]) == 1
     output = capsys.readouterr().err
     assert output.startswith("fewbits: out of memory, reduce training.micro_batch or choose a smaller model: ")
     assert output.count("\n") == 1
@@ -158,7 +158,7 @@ def test_a_warning_is_one_line(cache: Path, tmp_path: Path) -> None:
     newest = only_run(tmp_path / "runs") / "checkpoints" / "step-00000006" / "state.json"
     newest.write_bytes(b"")
     output = tmp_path / "output"
-    with ending(started(["train", *words(cache, tmp_path / "runs")], output)) as process:
+    with ending(started(["train", *overrides(cache, tmp_path / "runs")], output)) as process:
         assert ended(process) == 0
     (message,) = (line for line in output.read_text().splitlines() if line.startswith("fewbits:"))
     assert "damaged checkpoint skipped" in message
@@ -197,7 +197,7 @@ def test_what_a_run_folder_says_of_its_config_makes_the_trial_again(cache: Path,
     from fewbits.experiments.storage.run_folder import saved_trial
 
     folder, _ = train(cache, tmp_path, "training.steps=1", *GAUSSWS_MOR)
-    trial, _ = load_trial(words(cache, tmp_path, "training.steps=1", *GAUSSWS_MOR))
+    trial, _ = load_trial(overrides(cache, tmp_path, "training.steps=1", *GAUSSWS_MOR))
     assert saved_trial(folder.path) == trial
 
 
@@ -205,7 +205,7 @@ def test_what_a_run_folder_says_of_its_config_makes_the_trial_again(cache: Path,
 def test_without_a_cuda_device_it_is_said_what_to_install(
     cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(["train", *words(cache, tmp_path, "runtime.device=cuda")]) == 2
+    assert cli.main(["train", *overrides(cache, tmp_path, "runtime.device=cuda")]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("fewbits: runtime.device cuda: torch ")
     assert ": install " in line

@@ -1,7 +1,6 @@
 """Shared inputs for tests of data: folders of tokens, and a cache in which built-in corpora are made once."""
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 from fewbits.experiments.data.config import DataConfig
 from fewbits.experiments.data.corpus import Corpus
 from fewbits.experiments.data.load import load
+from tests.once import shared_folder
 
 
 def bin_folder(
@@ -35,8 +35,7 @@ def bin_corpus(folder: Path, train: Sequence[int]) -> Corpus:
 
 def shared_home(factory: pytest.TempPathFactory) -> Path:
     """Return one FEWBITS_CACHE for all test files and workers of a run: the corpus python takes seconds to make."""
-    base = factory.getbasetemp()
-    return (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "fewbits-cache"
+    return shared_folder(factory) / "fewbits-cache"
 
 
 def shared_cache(factory: pytest.TempPathFactory) -> Path:

@@ -87,7 +87,7 @@ def test_a_damaged_corpus_is_made_again_and_said(tmp_path: Path, damage: str) ->
         train.unlink()
     else:
         os.truncate(folder / "meta.json", 50)
-    with pytest.warns(RuntimeWarning, match="making it again"):
+    with pytest.warns(RuntimeWarning, match="made again"):
         again = load(SMALL, tmp_path)
     assert again.fingerprint == fingerprint
 

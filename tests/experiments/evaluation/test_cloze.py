@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from fewbits.experiments.evaluation.cloze import ClozeItems, cloze_items, evaluate_cloze
 from tests.experiments.evaluation.evaluation_inputs import Bigram, Bytes, LanguageModel, Recurrent, Text, successor
+from tests.messages import naming
 
 BYTES = Bytes()
 
@@ -141,13 +142,11 @@ def test_choices_that_read_like_the_truth_are_passed_over() -> None:
 
 def test_too_little_text_is_an_error_that_says_how_much_there_is() -> None:
     short = Text(ood=[BYTES.encode(TEXTS[0])[:500]])
-    with pytest.raises(ValueError, match=r"count=445: split 'ood' has \d+ items of 48 \+ 8 tokens \(500 tokens, 445 p"):
+    with pytest.raises(ValueError, match=naming("count=445", "ood", "48 + 8", "500 tokens", "445 places")):
         cloze_items(short, "ood", count=445, context=48)
-    with pytest.raises(
-        ValueError, match=r"count=446: split 'ood' has fewer items of 48 \+ 8 tokens \(500 tokens, 445 p"
-    ):
+    with pytest.raises(ValueError, match=naming("count=446", "ood", "48 + 8", "500 tokens", "445 places")):
         cloze_items(short, "ood", count=446, context=48)
-    with pytest.raises(ValueError, match="has fewer items of 48 \\+ 8 tokens \\(3 tokens, 0 places"):
+    with pytest.raises(ValueError, match=naming("48 + 8", "3 tokens", "0 places")):
         cloze_items(Text(ood=[[1, 2, 3]]), "ood", count=1, context=48)
     with pytest.raises(ValueError, match="split 'ood' has no documents"):
         cloze_items(Text(ood=[]), "ood", count=1)

@@ -24,7 +24,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return shared_cache(tmp_path_factory)
 
 
-def words(*more: str) -> list[str]:
+def overrides(*more: str) -> list[str]:
     sizes = {"model.layers": 1, "training.steps": 2, "training.batch": 2, "training.micro_batch": 2}
     sizes |= {"training.length": 64, "evaluation.windows": 2}
     return [*(f"{key}={value}" for key, value in sizes.items()), *more]
@@ -103,7 +103,7 @@ def test_a_trial_in_subwords_ends_with_cloze_and_tasks(
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     asked = ["evaluation.cloze=8", "evaluation.tasks=[toy]", f"evaluation.tasks_path={tasks}"]
     place = [f"runtime.runs={tmp_path}", f"runtime.cache={cache}"]
-    trial, runtime = load_trial(words(*SUBWORDS, *asked, *place))
+    trial, runtime = load_trial(overrides(*SUBWORDS, *asked, *place))
     folder, result = run(trial, runtime)
     assert result["status"] == "done"
     for split in ("validation", "ood"):
@@ -117,7 +117,7 @@ def test_a_trial_in_subwords_ends_with_cloze_and_tasks(
     ("asked", "told"),
     [
         (["evaluation.tasks=[toy_code]"], "toy_code run code that the model writes"),
-        (["data=synthetic", "data.size=5000", "evaluation.tasks=[toy]"], "the tokenizer of data of kind synthetic"),
+        (["data=synthetic", "data.size=5000", "evaluation.tasks=[toy]"], "the tokenizer of data.kind=synthetic"),
         (
             ["data=synthetic", "data.size=5000", "evaluation.cloze=4"],
             "evaluation.cloze 4: the documents cannot be separated",
@@ -132,7 +132,7 @@ def test_an_evaluation_that_cannot_be_is_refused_before_training(
     place = [f"runtime.runs={tmp_path / 'runs'}", f"runtime.cache={cache}", f"evaluation.tasks_path={tasks}"]
     few = bin_folder(tmp_path / "few", [1, 2, 0] * 100, [1, 2, 0] * 100, meta={"separator": 0})
     data = [f"data.path={few}"] if "data=bin" in asked else [] if "data=synthetic" in asked else SUBWORDS
-    trial, runtime = load_trial(words(*data, *place, *asked))
+    trial, runtime = load_trial(overrides(*data, *place, *asked))
     with pytest.raises(ValueError, match=told):
         run(trial, runtime)
     assert not (tmp_path / "runs").exists()

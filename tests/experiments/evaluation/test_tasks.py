@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from fewbits.experiments.evaluation.tasks import TASK_GROUPS, Task, shots
+from tests.messages import naming
 
 if TYPE_CHECKING:
     from lm_eval.tasks import TaskManager
@@ -97,12 +98,10 @@ def test_names_are_groups_or_lm_evals_own() -> None:
     assert shots(["mor"]) == {name: 5 if name == "mmlu" else None for task in TASK_GROUPS["mor"] for name in task.names}
     assert shots(["piqa", "boolq"]) == {"piqa": None, "boolq": None}
     assert len(shots(["nvfp4"])) == 12 + 15 + 11
-    with pytest.raises(ValueError, match="no tasks: valid are mor, nvfp4 and the names of lm-eval"):
+    with pytest.raises(ValueError, match=naming("mor", "nvfp4", "lm-eval")):
         shots([])
 
 
 def test_one_task_with_two_numbers_of_examples_is_refused() -> None:
-    with pytest.raises(
-        ValueError, match=r"mor, nvfp4 need mmlu with .* \(5 and lm-eval's default\): run them separately"
-    ):
+    with pytest.raises(ValueError, match=naming("mor", "nvfp4", "mmlu", 5)):
         shots(["mor", "nvfp4"])

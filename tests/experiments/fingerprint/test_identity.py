@@ -29,7 +29,7 @@ from fewbits.experiments.identity import (
 )
 from fewbits.experiments.trial import Runtime, Trial
 from fewbits.kernels.backends.processor import instruction_set
-from tests.experiments.trial_inputs import MOR, left, metric, train, train_until, words
+from tests.experiments.trial_inputs import MOR, left, metric, overrides, train, train_until
 
 DEFAULTS = Path(__file__).with_name("setting_defaults.json")
 
@@ -148,7 +148,7 @@ def test_no_machine_is_asked_for_an_id(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_train_prints_the_id_and_nothing_else(cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    asked = words(cache, tmp_path, "training.steps=1")
+    asked = overrides(cache, tmp_path, "training.steps=1")
     assert cli.main(["train", *asked, "--id"]) == 0
     printed = capsys.readouterr().out
     assert not list(tmp_path.iterdir())
@@ -236,7 +236,7 @@ def test_trials_of_sources_with_the_same_bits_are_found_where_that_was_proven(
 
 
 def cli_id(cache: Path, runs: Path, *more: str) -> str:
-    trial, runtime = load_trial(words(cache, runs, "training.steps=2", *more))
+    trial, runtime = load_trial(overrides(cache, runs, "training.steps=2", *more))
     return training.find_folder(trial, runtime).id
 
 

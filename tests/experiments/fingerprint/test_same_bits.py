@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,8 +12,16 @@ from fewbits.experiments import same_bits
 from fewbits.experiments.fingerprint.changed_lines import Statement, only_in_first, read_sources, untried
 from fewbits.experiments.fingerprint.numerics import ROOT
 from fewbits.experiments.same_bits import Version, prove
+from tests.effort import DEEP
+from tests.experiments.trial_inputs import TINY
 
-TRIALS = {"one": ("recipe=mor/block",)}
+NARROW = tuple(f"{key}={value}" for key, value in TINY.items() if key.startswith("model."))
+TRIALS = {"one": ("recipe=mor/tensor", *NARROW)}
+FEW_CALLS = """
+from fewbits.experiments.fingerprint import kernel_calls
+kernel_calls.FORMATS, kernel_calls.BLOCKS = ("e4m3", "e2m1", "bf16"), ("tensor", "1x16")
+kernel_calls.main()
+"""
 MODULE = """
 SIZE = 16
 
@@ -164,6 +173,15 @@ def test_moved_statements_are_no_change() -> None:
 # Whole versions
 
 
+@pytest.fixture
+def few_calls(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Call the kernels with a tenth of the quantizers, unless the run is deep."""
+    if not DEEP:
+        script = tmp_path_factory.mktemp("calls") / "few_calls.py"
+        script.write_text(FEW_CALLS)
+        monkeypatch.setattr(same_bits, "KERNEL_CALLS", script)
+
+
 @pytest.fixture(scope="module")
 def old(tmp_path_factory: pytest.TempPathFactory) -> Version:
     return copied(tmp_path_factory.mktemp("old"))
@@ -184,11 +202,12 @@ def replace(version: Version, file: str, before: str, after: str) -> None:
     path.write_text(text.replace(before, after), "utf-8")
 
 
-def declared(version: Version) -> list[dict[str, str]]:
-    found: list[dict[str, str]] = json.loads((version.root / "experiments/fingerprint/equal_bits.json").read_text())
+def declared(version: Version) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads((version.root / "experiments/fingerprint/equal_bits.json").read_text())
     return found
 
 
+@pytest.mark.usefixtures("few_calls")
 def test_a_refactoring_with_the_same_bits_is_declared_equal(
     old: Version, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -207,9 +226,21 @@ def test_a_refactoring_with_the_same_bits_is_declared_equal(
     assert "equal on cpu" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("few_calls")
+def test_statements_that_no_trial_executed_need_a_reviewer(old: Version, tmp_path: Path) -> None:
+    new = copied(tmp_path)
+    replace(new, "models/networks/layers.py", "eps=eps) * weight).to(dtype)", "eps=eps) * weight.float()).to(dtype)")
+    assert prove(old, new, "abc", TRIALS) == 1
+    assert declared(new) == []
+    assert prove(old, new, "abc", TRIALS, reviewed="weights are float32") == 0
+    (pair,) = declared(new)
+    assert (pair["untried"], pair["reviewed"]) == (2, "weights are float32")  # one in each version
+
+
+@pytest.mark.usefixtures("few_calls")
 def test_a_changed_rounding_is_refused(old: Version, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     new = copied(tmp_path)
-    replace(new, "kernels/backends/reference.py", "steps.round()", "steps.floor()")
+    replace(new, "kernels/reference/elements.py", "steps.round()", "steps.floor()")
     assert prove(old, new, "abc", TRIALS) == 1
     assert declared(new) == []
     printed = capsys.readouterr().out

@@ -24,6 +24,7 @@ from fewbits.experiments.optimization.optimizers import (
     set_learning_rate,
 )
 from fewbits.models.networks.partition import Partition
+from tests.messages import naming
 
 
 class Sampled(nn.Linear):
@@ -249,9 +250,9 @@ def test_the_state_of_other_parameters_another_optimizer_or_partition_is_refused
     adamw, mini = build("adamw", model), build("adam-mini", model)
     train("adamw", model, adamw, range(1))
     train("adam-mini", model, mini, range(1))
-    with pytest.raises(ValueError, match=r"saved state of up\.weight belongs to another optimizer or partition"):
+    with pytest.raises(ValueError, match=naming("up.weight", "optimizer", "partition")):
         load_optimizer_state(mini, optimizer_state(adamw))
-    with pytest.raises(ValueError, match=r"saved state of \S+ belongs to another optimizer or partition"):
+    with pytest.raises(ValueError, match=naming("optimizer", "partition")):
         load_optimizer_state(adamw, optimizer_state(mini))
     fewer = {name: state for name, state in optimizer_state(adamw).items() if name != "norm.bias"}
     with pytest.raises(ValueError, match=r"do not have the same parameters: norm\.bias"):
@@ -321,12 +322,12 @@ def test_a_partition_must_speak_of_every_parameter(broken: Callable[[Any], Any],
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"kind": "sgd"}, "unknown optimizer 'sgd': valid are adamw, adam-mini"),
-        ({"lr": -1.0}, "lr=-1.0: valid are finite numbers"),
+        ({"kind": "sgd"}, "unknown optimizer 'sgd'.*adamw, adam-mini"),
+        ({"lr": -1.0}, "lr=-1.0.*finite numbers"),
         ({"lr": float("nan")}, "lr=nan"),
-        ({"beta2": 1.0}, r"beta2=1.0: valid are numbers from 0 to below 1"),
-        ({"clip": 0.0}, r"clip=0.0: valid are finite numbers above 0"),
-        ({"clip": float("inf")}, r"clip=inf: valid are finite numbers above 0"),
+        ({"beta2": 1.0}, r"beta2=1.0.*numbers from 0 to below 1"),
+        ({"clip": 0.0}, r"clip=0.0.*finite numbers above 0"),
+        ({"clip": float("inf")}, r"clip=inf.*finite numbers above 0"),
         ({"bits_weight_decay": -0.1}, "bits_weight_decay=-0.1"),
     ],
 )

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from fewbits.experiments.optimization.schedules import KINDS, SHAPES, ScheduleConfig, factor, phases
+from tests.messages import naming
 
 
 def curve(config: ScheduleConfig, steps: int) -> list[float]:
@@ -107,11 +108,11 @@ def test_every_factor_is_positive_at_most_one_and_falls_once_decay_has_started(
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"kind": "exponential"}, "unknown schedule 'exponential': valid are constant, linear, cosine, wsd"),
-        ({"decay_shape": "cubic"}, "unknown decay_shape 'cubic': valid are linear, cosine, sqrt"),
+        ({"kind": "exponential"}, "unknown schedule 'exponential'.*constant, linear, cosine, wsd"),
+        ({"decay_shape": "cubic"}, "unknown decay_shape 'cubic'.*linear, cosine, sqrt"),
         ({"warmup_steps": -1}, "warmup_steps=-1"),
         ({"warmup_steps": 5, "warmup_fraction": 0.1}, "set only one"),
-        ({"final_ratio": 1.5}, "final_ratio=1.5: valid are numbers from 0 to 1"),
+        ({"final_ratio": 1.5}, "final_ratio=1.5.*numbers from 0 to 1"),
         ({"decay_fraction": float("nan")}, "decay_fraction=nan"),
     ],
 )
@@ -121,11 +122,11 @@ def test_a_wrong_setting_is_named_with_what_is_valid(settings: dict[str, float],
 
 
 def test_warm_up_that_does_not_fit_and_updates_outside_the_trial_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"90 updates of warm-up in a trial of 100.*: valid are 0 to 80"):
+    with pytest.raises(ValueError, match=naming(90, 100, "0 to 80")):
         factor(ScheduleConfig(kind="wsd", warmup_steps=90), 0, 100)
-    with pytest.raises(ValueError, match=r"10 updates of warm-up in a trial of 10.*: valid are 0 to 9"):
+    with pytest.raises(ValueError, match=naming("warmup", 10, "0 to 9")):
         factor(ScheduleConfig(kind="constant", warmup_steps=10), 0, 10)
-    with pytest.raises(ValueError, match=r"update 10 of a trial of 10: valid are 0 to 9"):
+    with pytest.raises(ValueError, match=r"update 10 of a trial of 10.*0 to 9"):
         factor(ScheduleConfig(), 10, 10)
 
 

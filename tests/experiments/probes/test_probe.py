@@ -342,13 +342,13 @@ def test_a_checkpoint_is_found_by_its_step_or_its_path(nvfp4: Path) -> None:
         ({"step": 3}, r"has no checkpoint of step 3; available are 8, 16, 24$"),
         ({"batches": 0}, "batches 0: 1 or more"),
         ({"seeds": 0}, "seeds 0: 1 or more"),
-        ({"split": "test"}, "split 'test': valid are train, validation, ood"),
+        ({"split": "test"}, "split 'test'.*train, validation, ood"),
         ({"split": "ood"}, "no split 'ood'"),
-        ({"reference": "fp64"}, "reference 'fp64': valid are bf16, fp32"),
+        ({"reference": "fp64"}, "reference 'fp64'.*bf16, fp32"),
         ({"recipes": []}, r"recipes \(none\)"),
         ({"recipes": ["nvfp4", "nvfp4"]}, "recipes nvfp4, nvfp4: .* with different names"),
         ({"recipes": ["fp8"]}, "recipe fp8 keeps the first 1 and last 2 of 2 blocks"),
-        ({"recipes": ["fp9"]}, "no recipe 'fp9': valid are fp8"),
+        ({"recipes": ["fp9"]}, "no recipe 'fp9'.*fp8"),
     ],
 )
 def test_what_cannot_be_probed_is_refused(nvfp4: Path, changes: dict[str, Any], message: str) -> None:
@@ -361,8 +361,8 @@ def test_what_cannot_be_probed_is_refused(nvfp4: Path, changes: dict[str, Any], 
 
 
 def test_people_get_a_row_for_each_recipe_and_layer(nvfp4: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = [nvfp4.name, "bf16", "nvfp4", "nvfp4", "stochastic=[]", "keep.last=0"]
-    assert main([*words, "--runs", str(nvfp4.parent), "--batches", "2", "--seeds", "2", "--layers"]) == 0
+    arguments = [nvfp4.name, "bf16", "nvfp4", "nvfp4", "stochastic=[]", "keep.last=0"]
+    assert main([*arguments, "--runs", str(nvfp4.parent), "--batches", "2", "--seeds", "2", "--layers"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"{nvfp4.name} at step 24: train, 2 × 4x64 tokens, compared with unquantized bf16"
     assert [line.split()[0] for line in lines[3:6]] == ["bf16", "nvfp4", "nvfp4"]
@@ -395,7 +395,7 @@ def test_programs_get_every_number(
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("arguments", "message"),
     [
         (["nowhere", "bf16"], "nowhere: no such folder"),
         ([".", "bf16"], "is no run folder: it has no provenance.json"),
@@ -405,13 +405,13 @@ def test_programs_get_every_number(
         (["RUN", "bf16", "--out", "numbers.txt"], "valid endings are .parquet, .csv"),
         (["RUN", "bf16", "--out", "nowhere/numbers.csv"], "the folder nowhere does not exist"),
         (["RUN", "bf16", "--step", "x"], "probe: argument --step: invalid int value"),
-        (["RUN", "bf16", "--device", "tpu"], "runtime.device 'tpu': valid are"),
+        (["RUN", "bf16", "--device", "tpu"], "runtime.device 'tpu'"),
     ],
 )
 def test_wrong_words_are_refused_in_one_line(
-    nvfp4: Path, words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    nvfp4: Path, arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match=message):
-        main([str(nvfp4) if word == "RUN" else word for word in words])
+        main([str(nvfp4) if word == "RUN" else word for word in arguments])
     assert not list(tmp_path.iterdir())

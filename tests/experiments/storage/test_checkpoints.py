@@ -35,6 +35,7 @@ from fewbits.experiments.storage.checkpoints import (
     save,
     unflatten,
 )
+from tests.messages import naming
 
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2]
 DTYPES += [torch.float8_e8m0fnu, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool]
@@ -234,7 +235,7 @@ def test_ordered_dicts_come_back_as_dicts_in_their_order() -> None:
 
 @pytest.mark.parametrize("value", [b"bytes", {1, 2}, object(), torch.float32])
 def test_what_cannot_be_kept_is_refused_with_its_place(value: object) -> None:
-    with pytest.raises(TypeError, match=r"data\.0\.order is a .*: valid are None, bool"):
+    with pytest.raises(TypeError, match=r"data\.0\.order is a .*None, bool"):
         flatten({"data": [{"order": value}]})
 
 
@@ -243,7 +244,7 @@ def test_what_cannot_be_kept_is_refused_with_its_place(value: object) -> None:
 
 def test_tensors_and_states_that_would_not_come_back_are_refused(tmp_path: Path) -> None:
     refused: list[tuple[dict[str, Tensor], dict[Any, Any], str]] = [
-        ({"c": torch.zeros(1, dtype=torch.complex64)}, {}, r"c is a torch.complex64 tensor.*: valid are dense"),
+        ({"c": torch.zeros(1, dtype=torch.complex64)}, {}, r"c is a torch.complex64 tensor.*dense"),
         ({"s": torch.eye(2).to_sparse()}, {}, "s is a torch.float32 tensor, torch.sparse_coo"),
         ({"m": torch.zeros(1, device="meta")}, {}, "on meta"),
         ({"__metadata__": torch.zeros(1)}, {}, "no tensor may be named __metadata__"),
@@ -431,7 +432,7 @@ def test_a_checkpoint_of_another_format_is_not_read(tmp_path: Path) -> None:
         (path / STATE).write_text(json.dumps({"seal": seal} | content))
 
     write_as(FORMAT + 1)
-    with pytest.raises(DamagedCheckpoint, match=f"state.json has format {FORMAT + 1}, but this version reads {FORMAT}"):
+    with pytest.raises(DamagedCheckpoint, match=naming("state.json", FORMAT + 1, FORMAT)):
         load(path)
     write_as(FORMAT)
     assert load(path).step == 1

@@ -142,7 +142,7 @@ def test_mlflow_being_away_is_one_warning(
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         folder, _ = train(cache, tmp_path / "runs", *ON)
-    (message,) = (str(w.message) for w in caught if "MLflow is left aside" in str(w.message))
+    (message,) = (str(w.message) for w in caught if "MLflow was not updated" in str(w.message))
     assert "\n" not in message
     assert left(folder.path) == left(untracked.path)
 
@@ -157,7 +157,7 @@ def test_what_mlflow_missed_while_it_was_away_is_made_up_for(
         if progress.step == 5:
             monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
 
-    with pytest.warns(RuntimeWarning, match="MLflow is left aside"):
+    with pytest.warns(RuntimeWarning, match="MLflow was not updated"):
         folder, _ = train(cache, tmp_path / "runs", *ON, "seed=3", say=say)
     assert steps(mlflow, the_run(mlflow, folder), "loss") == list(range(9))
 

@@ -11,10 +11,13 @@ import torch
 from torch import Tensor
 
 from fewbits.kernels.backends import reference
-from fewbits.kernels.backends.reference_noise import uniform
 from fewbits.kernels.mixing import mix_matrix
 from fewbits.kernels.packing import layout
 from fewbits.kernels.quantizer import Mixture, Quantizer
+from fewbits.kernels.reference.noise import uniform
+from fewbits.kernels.reference.parts import largest
+from fewbits.kernels.reference.rounding import four_over_six, round_with
+from fewbits.kernels.reference.scales import choose_scales
 from tests.kernels.inputs import assert_same, generator
 
 
@@ -141,15 +144,15 @@ def undecided(q: Quantizer, axis: int, seed: int) -> Tensor:
     x = torch.where(high < 2**15, 3 + away, 3.0)  # every value is at most half a step from the nearest grid value
     if q.scaling != "none":
         x = x.mT if down else x
-        height = min(q.block.resolve(n, n, axis))
-        if q.scaling == "fouroversix":
+        height = min(q.block.resolve((n, n), axis))
+        if q.traits.compares:
             x = x * torch.where(place // height % 2 == 0, 1, 1.5).view(-1, 1)
             x = torch.where((place % height == 0).view(-1, 1) & (place % 16 == 1), x, 0.0)
         x[::height, ::16] = 6
         sizes = 2.0 ** torch.randint(-3, 4, (n // height, n // 16), generator=generator(seed))
         x = x * sizes.repeat_interleave(height, 0).repeat_interleave(16, 1)
-        if q.scaling in reference.TWO_LEVELS:
-            x[0, 0] = 6 * reference.TWO_LEVELS[q.scaling].target  # makes the tensor's scale 1
+        if q.traits.kind == "two-level":
+            x[0, 0] = 6 * q.traits.target  # makes the tensor's scale 1
         x = x.mT if down else x
     return x.float().contiguous()
 
@@ -157,11 +160,11 @@ def undecided(q: Quantizer, axis: int, seed: int) -> Tensor:
 def decided_late(x: Tensor, q: Quantizer, axis: int, seed: int) -> int:
     """Count the values of `undecided`, or Four Over Six's scales, that change without a draw's last 32 bits."""
     draws = uniform(x.numel(), seed, "cpu").view(x.shape)
-    amax = reference.largest(x, reference.resolve_block(x, q, axis))
+    amax = largest(x, q.block.resolve(x.shape, axis))
     results = []
     for d in (draws, ((draws * 2**16).floor() + 1) / 2**16):
-        if q.scaling == "fouroversix":
-            results.append(reference.four_over_six(x, amax, q, axis, d).scales.codes)
+        if q.traits.compares:
+            results.append(four_over_six(x, amax, q, axis, d).scales.codes)
         else:
-            results.append(reference.round_with(reference.choose_scales(amax, q, axis), x, q, axis, d).values)
+            results.append(round_with(choose_scales(amax, q, axis), x, q, axis, d).values)
     return int((results[0] != results[1]).sum())

@@ -8,8 +8,11 @@ from pathlib import Path
 
 import torch
 
-from fewbits.kernels.backends import build
-from fewbits.kernels.backends.device import DTYPES, Device, Spec, Variant
+from fewbits.kernels.backends import build, compilation
+from fewbits.kernels.backends.constants import flat
+from fewbits.kernels.backends.device import Device
+from fewbits.kernels.backends.variants import DTYPE_NAMES, Variant, spec_of
+from fewbits.kernels.quantizer import Quantizer
 
 SIMT = Path(__file__).parent / "simt"
 KERNELS = {
@@ -17,7 +20,8 @@ KERNELS = {
     "decode.cu": ("decode",),
     "weights.cu": ("gaussian_noise", "uniform_noise", "sample_weight", "sample_weight_backward"),
 }
-NAMES = tuple(DTYPES.values())
+NAMES = tuple(DTYPE_NAMES.values())
+SPEC = ctypes.c_uint32 * len(flat(spec_of(Quantizer(), -1)))
 FLAGS = "-std=c++17 -O1 -fPIC -shared -ffp-contract=off -fno-trapping-math -fno-math-errno"
 
 
@@ -25,7 +29,7 @@ class _Variant(ctypes.Structure):  # csrc/spec.cuh
     _fields_ = [
         ("shape", ctypes.c_int32 * 3),
         ("count", ctypes.c_int32),
-        ("specs", (ctypes.c_uint32 * len(Spec._fields)) * 2),
+        ("specs", SPEC * 2),
     ]
 
 
@@ -44,7 +48,7 @@ class EmulatedLauncher:
         self.launches.append(variant)
         data = _Variant((ctypes.c_int32 * 3)(*variant.shape), len(variant.specs))
         for i, spec in enumerate(variant.specs):
-            data.specs[i] = (ctypes.c_uint32 * len(Spec._fields))(*spec)
+            data.specs[i] = SPEC(*flat(spec))
         run = getattr(self._library, f"simt_{variant.file.removesuffix('.cu')}")
         kernel = KERNELS[variant.file].index(variant.kernel)
         self._library.simt_shuffle(ctypes.c_uint64(len(self.launches)))
@@ -56,7 +60,7 @@ def compiled(source: Path, folder: Path) -> ctypes.CDLL:
     """Compile a library of kernels for the emulator."""
     command, library = build.compiler(), folder / f"{source.stem}.so"
     assert command is not None
-    flags = [*shlex.split(FLAGS), f"-I{build.SOURCES}", f"-I{SIMT}"]
+    flags = [*shlex.split(FLAGS), f"-I{compilation.SOURCES}", f"-I{SIMT}"]
     subprocess.run([*command, *flags, str(source), "-o", str(library)], check=True)
     return ctypes.CDLL(str(library))
 

@@ -17,10 +17,11 @@ from torch import Tensor
 from fewbits import fake_quantize, mix
 from fewbits.kernels.backends import cuda
 from fewbits.kernels.quantizer import HADAMARD_SIZES, Mixture, Quantizer
+from tests.effort import examples
 from tests.kernels.backends.device_checks import DRAWN, Checks, any_bytes, undecided
 from tests.kernels.backends.test_cuda_emulated import CLASSES
 from tests.kernels.backends.test_parity import FAMILIES, STORED, VARIANTS, matrices, parts, quantizers
-from tests.kernels.inputs import DTYPES, EMPTY, KINDS, ODD, assert_same, generator, make, settled
+from tests.kernels.inputs import DTYPES, EMPTY, KINDS, ODD, assert_same, generator, make
 from tests.kernels.test_mix import MIXTURES
 
 complaint = cuda.complaint()
@@ -39,7 +40,7 @@ SPECS = (
 
 @pytest.fixture(scope="module")
 def checks() -> Checks:
-    return Checks(cuda, lambda t: t.cuda())
+    return Checks(cuda.BACKEND, lambda t: t.cuda())
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -72,24 +73,24 @@ def test_nothing_gives_nothing(checks: Checks, family: str) -> None:
         checks.quantizer(torch.zeros(shape, dtype=torch.bfloat16), Quantizer.parse(family), axis)
 
 
-@settled(100)
+@examples(100)
 @given(x=matrices(), q=quantizers(), axis=st.sampled_from([-1, 0]), seed=st.integers(0, 2**63 - 1))
 def test_any_quantizer_of_any_matrix(checks: Checks, x: Tensor, q: Quantizer, axis: int, seed: int) -> None:
     checks.quantizer(x, q, axis, seed)
 
 
-@settled(60)
+@examples(60)
 @given(x=matrices(), q=quantizers(), axis=st.sampled_from([-1, 0]), part=parts, share=st.floats(0, 1))
 def test_any_partition_with_any_parts_left_out(
     checks: Checks, x: Tensor, q: Quantizer, axis: int, part: tuple[int, int] | None, share: float
 ) -> None:
-    part = part or q.block.resolve(x.shape[0], x.shape[1], axis)
+    part = part or q.block.resolve(x.shape, axis)
     grid = [-(-n // size) for n, size in zip(x.shape, part, strict=True)]
     skip: dict[str, Any] = {"skip": torch.rand(grid, generator=generator(x.numel())) < share} if share else {}
     checks.quantizer(x, q, axis, partition=part, **skip)
 
 
-@settled(40)
+@examples(40)
 @given(x=matrices(), row=quantizers(), column=quantizers(), seed=st.integers(0, 2**63 - 1))
 def test_both_axes_in_one_reading_are_two_calls(
     checks: Checks, x: Tensor, row: Quantizer, column: Quantizer, seed: int
@@ -101,9 +102,7 @@ def test_both_axes_in_one_reading_are_two_calls(
 @pytest.mark.parametrize("axis", [-1, 0])
 def test_classes_of_blocks(checks: Checks, text: str, shape: tuple[int, int], axis: int) -> None:
     q = Quantizer.parse(text)
-    checks.quantizer(
-        make("lognormal", shape, torch.bfloat16), q, axis, partition=q.block.resolve(shape[0], shape[1], axis)
-    )
+    checks.quantizer(make("lognormal", shape, torch.bfloat16), q, axis, partition=q.block.resolve(shape, axis))
     checks.values(make("one bad", shape, torch.float32), q, axis)
 
 

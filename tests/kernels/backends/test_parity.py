@@ -10,7 +10,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from itertools import product
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -19,11 +18,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fewbits.kernels.backends import build, cpu, reference
-from fewbits.kernels.backends.reference_noise import uniform
-from fewbits.kernels.quantizer import HADAMARD_SIZES, ROUNDINGS, SCALINGS, Quantizer
+from fewbits.kernels.backends import build, reference
+from fewbits.kernels.backends import cpu as cpu_module
+from fewbits.kernels.backends.cpu import BACKEND as cpu
+from fewbits.kernels.backends.protocol import Backend
+from fewbits.kernels.quantizer import HADAMARD_SIZES, Quantizer
+from fewbits.kernels.reference.noise import uniform
+from fewbits.kernels.scalings import ROUNDINGS, SCALINGS
+from tests.effort import examples
 from tests.kernels.backends.device_checks import DRAWN, Checks, any_bytes, decided_late, undecided, unstorable
-from tests.kernels.inputs import DTYPES, EMPTY, KINDS, ODD, assert_same, generator, make, settled
+from tests.kernels.inputs import DTYPES, EMPTY, KINDS, ODD, assert_same, generator, make
 
 pytestmark = pytest.mark.skipif(build.compiler() is None, reason="there is no C++ compiler, hence no cpu backend")
 
@@ -83,12 +87,12 @@ VARIANTS = (
 def _threads_even_for_few_elements() -> Iterator[None]:
     before = torch.get_num_threads()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cpu, "SMALL", 0)
+        patch.setattr(cpu_module, "SMALL", 0)
         yield
     torch.set_num_threads(before)
 
 
-def run(backend: ModuleType, x: Tensor, q: Quantizer, axis: int, seed: int, **how: Any) -> tuple[Tensor, ...]:
+def run(backend: Backend, x: Tensor, q: Quantizer, axis: int, seed: int, **how: Any) -> tuple[Tensor, ...]:
     values: tuple[Tensor, ...] = backend.quantize(x, q, axis, seed, **how)
     return values
 
@@ -171,7 +175,7 @@ parts = st.none() | st.just((16, 16)) | st.tuples(st.integers(1, 70), st.integer
 @st.composite
 def quantizers(draw: st.DrawFn) -> Quantizer:
     name = draw(scaled | odd_formats)
-    scaling = draw(st.sampled_from(SCALINGS)) if name != "fp32" else "none"
+    scaling = draw(st.sampled_from(tuple(SCALINGS))) if name != "fp32" else "none"
     name = "e2m1" if scaling == "fouroversix" else name
     if scaling == "eden":  # fixes all other fields, and rotates whole blocks
         whole = draw(st.sampled_from([n for n in HADAMARD_SIZES if n >= 16]))
@@ -195,24 +199,24 @@ def matrices(draw: st.DrawFn) -> Tensor:
     return make(draw(st.sampled_from(list(KINDS))), shape, draw(st.sampled_from(DTYPES)), draw(st.integers(0, 2**32)))
 
 
-@settled(1200)
+@examples(1200)
 @given(matrices(), quantizers(), st.sampled_from([-1, 0]), st.integers(0, 2**63 - 1), st.sampled_from([1, 2, 3]))
 def test_any_quantizer_of_any_matrix(x: Tensor, q: Quantizer, axis: int, seed: int, threads: int) -> None:
     check(x, q, axis, seed, threads=(threads,))
 
 
-@settled(800)
+@examples(800)
 @given(matrices(), quantizers(), st.sampled_from([-1, 0]), parts, st.floats(0, 1), st.sampled_from([1, 3]))
 def test_any_partition_with_any_parts_left_out(
     x: Tensor, q: Quantizer, axis: int, part: tuple[int, int] | None, share: float, threads: int
 ) -> None:
-    part = part or q.block.resolve(x.shape[0], x.shape[1], axis)
+    part = part or q.block.resolve(x.shape, axis)
     grid = [-(-n // size) for n, size in zip(x.shape, part, strict=True)]
     skip: dict[str, Any] = {"skip": torch.rand(grid, generator=generator(x.numel())) < share} if share else {}
     check(x, q, axis, threads=(threads,), partition=part, **skip)
 
 
-@settled(300)
+@examples(300)
 @given(matrices(), quantizers(), quantizers(), st.integers(0, 2**63 - 1), st.sampled_from([1, 2, 3]))
 def test_both_axes_in_one_reading_are_two_calls(
     x: Tensor, row: Quantizer, column: Quantizer, seed: int, threads: int
@@ -307,7 +311,7 @@ def test_any_bytes_are_read_as_the_reference_reads_them(text: str) -> None:
 @pytest.mark.parametrize("axis", [-1, 0])
 def test_blocks_and_matrices_larger_than_a_tile(text: str, shape: tuple[int, int], axis: int) -> None:
     q = Quantizer.parse(text)
-    partition = q.block.resolve(*shape, axis)
+    partition = q.block.resolve(shape, axis)
     check(make("lognormal", shape, torch.bfloat16), q, axis, threads=(1, 3), partition=partition)
     check(make("one bad", shape[::-1], torch.float32), q, axis, threads=(2,))
 

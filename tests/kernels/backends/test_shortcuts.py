@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fewbits.kernels.backends import build
+from fewbits.kernels.backends import build, compilation
 
 pytestmark = pytest.mark.skipif(build.compiler() is None, reason="there is no C++ compiler")
 
@@ -38,7 +38,7 @@ int main() {
   for (uint32_t k = 0; k < 23; k++) divisors.push_back(1u << k), divisors.push_back((ALL - 1) ^ (1u << k));
   for (uint32_t i = 0; i < 40; i++) divisors.push_back((i * 2654435761u) >> 9);
   for (uint32_t m : divisors) found += wrong(ONE + m, ONE, ALL, 1), tried += ALL;
-  for (uint32_t m = 0; m < 4096; m++)  // at the ends of the ranges that block_scales.h admits
+  for (uint32_t m = 0; m < 4096; m++)  // at the ends of the ranges that `divisible` admits
     for (uint32_t e : {68u, 186u})
       for (uint32_t q : {64u, 100u, 150u, 190u})
         found += wrong(e << 23 | m * 2047, q << 23, 4096, 2047), tried += 4096;
@@ -77,7 +77,7 @@ int main() {
 def output_of(program: str, folder: Path) -> str:
     source, binary = folder / "program.cpp", folder / "program"
     source.write_text(program)
-    options = [*build.flags(), "-I", str(build.SOURCES)]
+    options = [*compilation.flags(), "-I", str(compilation.SOURCES)]
     for step in ([*(build.compiler() or ()), *options, str(source), "-o", str(binary)], [str(binary)]):
         done = subprocess.run(step, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr

@@ -137,7 +137,7 @@ def test_more_tokens_than_positions_are_refused() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"activation": "relu"}, r"activation 'relu' of model 'gpt2-nano': valid are gelu, swiglu, relu2"),
+        ({"activation": "relu"}, r"activation 'relu' of model 'gpt2-nano': valid values are gelu, swiglu, relu2"),
         ({"norm": "batchnorm"}, r"norm 'batchnorm' .* layernorm, layernorm1p, rmsnorm"),
         ({"positions": "alibi"}, r"positions 'alibi' .* learned, rope, none"),
         ({"init": "kaiming"}, r"init 'kaiming' .* gpt2, llama"),
@@ -157,7 +157,7 @@ def test_a_wrong_setting_names_the_valid_ones(changes: dict[str, Any], message: 
 
 
 def test_a_wrong_reduction_names_the_valid_ones() -> None:
-    with pytest.raises(ValueError, match="reduction 'sum': valid are mean, none"):
+    with pytest.raises(ValueError, match="reduction 'sum': valid values are mean, none"):
         family("gpt2-124m").loss(tokens(1), tokens(2), reduction="sum")  # type: ignore[arg-type]
 
 

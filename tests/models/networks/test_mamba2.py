@@ -5,13 +5,14 @@ from typing import NamedTuple
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
 from fewbits.models.networks.mamba2 import Mamba2, causal_conv, ssd
 from fewbits.models.networks.presets import MODELS
 from fewbits.models.networks.registry import build
+from tests.effort import examples
 from tests.models.oracles import small
 
 
@@ -50,7 +51,7 @@ def recurrence(x_BTHP: Tensor, dt_BTH: Tensor, a_H: Tensor, b_BTGN: Tensor, c_BT
     return torch.stack(ys, 1)
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(tokens=st.integers(1, 40), chunk=st.integers(1, 24), groups=st.sampled_from([1, 2, 4]), state=st.integers(1, 4))
 def test_chunks_of_any_size_compute_the_recurrence(tokens: int, chunk: int, groups: int, state: int) -> None:
     inputs = draw(tokens, groups=groups, state=state)

@@ -8,6 +8,7 @@ from torch import nn
 from fewbits.models.networks.partition import adam_mini_partition
 from fewbits.models.networks.presets import MODELS
 from fewbits.models.networks.registry import on_meta
+from tests.messages import naming
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -86,7 +87,7 @@ def test_queries_without_a_heads_dimension_are_refused() -> None:
             super().__init__()
             self.q_proj = nn.Linear(4, 6)
 
-    with pytest.raises(ValueError, match=r"q_proj has 6 rows and heads of dimension None"):
+    with pytest.raises(ValueError, match=naming("q_proj", 6, None)):
         adam_mini_partition(nn.Sequential(Attention()))
 
 

@@ -11,6 +11,7 @@ from fewbits.models.networks.decoder import Decoder
 from fewbits.models.networks.layers import Linear
 from fewbits.models.networks.presets import MODELS
 from fewbits.models.networks.registry import build, linear_parameters, model, on_meta, parameters
+from tests.messages import naming
 
 NANOS = [name for name in MODELS if name.endswith("-nano")]
 BILLION, MILLION = 10**9, 10**6
@@ -197,6 +198,6 @@ def test_no_parameter_is_left_unfilled(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_unknown_name_is_answered_with_the_names() -> None:
-    with pytest.raises(ValueError, match=r"unknown model 'gpt3': valid are gpt2-124m, llama2-134m, .*hybrid-nano"):
+    with pytest.raises(ValueError, match=naming("gpt3", "gpt2-124m, llama2-134m", "hybrid-nano")):
         model("gpt3")
     assert model("gpt2-nano") is MODELS["gpt2-nano"]

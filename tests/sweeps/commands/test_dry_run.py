@@ -1,6 +1,8 @@
 """Test `--dry-run`: it shows the missing trials and estimates from measured speeds, is fast and writes nothing."""
 
+import json
 import re
+import shutil
 import time
 from pathlib import Path
 
@@ -8,16 +10,16 @@ import pytest
 
 from fewbits import cli
 from fewbits.experiments.storage.run_folder import RunFolder
-from fewbits.sweeps.commands.dry_run import describe
+from fewbits.sweeps.commands.dry_run import print_plan
 from fewbits.sweeps.planning.cost import STATE_BYTES, Speeds, disk, parameters_of, work_of
 from tests.experiments.trial_inputs import MOR
 from tests.sweeps.conftest import Undisturbed
 from tests.sweeps.sweep_inputs import planned, tiny_file
 
 
-def dry_run(file: Path, runs: Path, capsys: pytest.CaptureFixture[str], *words: str) -> str:
+def dry_run(file: Path, runs: Path, capsys: pytest.CaptureFixture[str], *overrides: str) -> str:
     capsys.readouterr()
-    assert cli.main(["sweep", str(file), *words, "--runs", str(runs), "--dry-run"]) == 0
+    assert cli.main(["sweep", str(file), *overrides, "--runs", str(runs), "--dry-run"]) == 0
     shown = capsys.readouterr()
     assert shown.err == ""
     return shown.out
@@ -53,7 +55,13 @@ def test_a_store_may_be_called_anything(
     assert dry_run(undisturbed.file, tmp_path / name, capsys).endswith("nothing to run\n")
 
 
-def test_times_are_work_by_measured_speed_less_what_is_done(cache: Path, tmp_path: Path) -> None:
+def test_times_are_work_by_measured_speed_less_what_is_done(
+    cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def printed(parallel: int) -> str:
+        print_plan(plan, parallel)
+        return capsys.readouterr().out
+
     file = tiny_file(tmp_path, cache, {"axes": {"training.steps": [8, 16]}, "resources": {"cpus": 1}})
     plan = planned(file, f"runtime.runs={tmp_path / 'runs'}")
     short, long = plan.trials.values()
@@ -62,17 +70,17 @@ def test_times_are_work_by_measured_speed_less_what_is_done(cache: Path, tmp_pat
     Path(tmp_path / "runs").mkdir()
     Speeds(tmp_path / "runs").measured(short, tokens / 60)  # one minute per step
     assert Speeds(tmp_path / "runs").seconds(long) == pytest.approx(16 * 60)
-    assert "about 24:00, 1 at a time" in describe(plan, parallel=1)
-    assert "about 16:00, 2 at a time" in describe(plan, parallel=2)  # the longest trial
+    assert "about 24:00, 1 at a time" in printed(1)
+    assert "about 16:00, 2 at a time" in printed(2)  # the longest trial
     (RunFolder(long.folder.path, long.id).checkpoints / "step-00000008").mkdir(parents=True)
-    assert "about 8:00, 2 at a time" in describe(plan, parallel=2)
+    assert "about 8:00, 2 at a time" in printed(2)
     assert disk([short]) == 2 * STATE_BYTES * parameters_of(short.trial.model)
     short.keep.update({1, 3})
     assert disk([short]) == 4 * STATE_BYTES * parameters_of(short.trial.model)
 
 
 def test_a_trial_in_two_places_is_told_once(cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tiny_file(tmp_path, cache, {"arms": {"a": {}, "b": {"words": ["recipe.name=other"]}}})
+    file = tiny_file(tmp_path, cache, {"arms": {"a": {}, "b": {"overrides": ["recipe.name=other"]}}})
     shown = dry_run(file, tmp_path / "runs", capsys)
     assert shown.splitlines()[1].endswith("planned  (the same trial as above)")
     assert "\n1 trials: 1 planned\n" in shown
@@ -84,15 +92,30 @@ def test_a_trial_is_planned_in_a_small_part_of_the_time_of_composing_it(
     """Planning one of 500 trials takes at most a third of a composition, in processor time since machines are busy."""
     from fewbits.experiments import config
 
-    file = tiny_file(tmp_path, cache, {"words": [*MOR], "axes": {"recipe.threshold": [0.01, 0.02]}})
+    file = tiny_file(tmp_path, cache, {"overrides": [*MOR], "axes": {"recipe.threshold": [0.01, 0.02]}})
     dry_run(file, tmp_path / "runs", capsys)
     began = time.process_time()
     for _ in range(5):
         config._composed.cache_clear()
-        config._interpolated.cache_clear()
+        config._with_values.cache_clear()
         config.resolved(["recipe=mor/block"])
     composition = (time.process_time() - began) / 5
     began = time.process_time()
     shown = dry_run(file, tmp_path / "runs", capsys, f"seeds={list(range(250))}".replace(" ", ""))
     assert "500 trials: 500 planned" in shown
     assert time.process_time() - began < 500 * composition / 3
+
+
+def test_a_stale_result_is_named_beside_the_trial_that_takes_its_place(
+    undisturbed: Undisturbed, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = tmp_path / "runs"
+    shutil.copytree(undisturbed.store, runs)
+    assert "other code" not in dry_run(undisturbed.file, runs, capsys, "training.blow_up=2"), "only another config"
+    run = next(runs.glob("*-bf16-*"))
+    provenance = json.loads((run / "provenance.json").read_text())
+    provenance["identity"]["numerics"] = ["0" * 64]
+    (run / "provenance.json").write_text(json.dumps(provenance))
+    shown = dry_run(undisturbed.file, runs, capsys, "training.blow_up=2")
+    assert shown.count(f"stale: {run.name} was computed by other code") == 1
+    assert "\n1 planned trials have results that other code computed" in shown

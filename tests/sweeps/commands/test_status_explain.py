@@ -17,9 +17,9 @@ from tests.sweeps.conftest import Undisturbed
 from tests.sweeps.sweep_inputs import folders, planned
 
 
-def status(undisturbed: Undisturbed, capsys: pytest.CaptureFixture[str], *words: str, runs: Path) -> list[Any]:
+def status(undisturbed: Undisturbed, capsys: pytest.CaptureFixture[str], *arguments: str, runs: Path) -> list[Any]:
     capsys.readouterr()
-    assert cli.main(["status", str(undisturbed.file), *words, "--runs", str(runs), "--json"]) == 0
+    assert cli.main(["status", str(undisturbed.file), *arguments, "--runs", str(runs), "--json"]) == 0
     rows: list[Any] = json.loads(capsys.readouterr().out)
     return rows
 
@@ -51,7 +51,7 @@ def test_states_follow_from_files(
     assert rows[some[states.index("blocked")].path.name]["note"].endswith(
         f"{diverged.path.name} diverged before step 4"
     )
-    assert "result.json is not this trial's result: remove it" in rows[odd.path.name]["note"]
+    assert "result.json is not this trial's result" in rows[odd.path.name]["note"]
     assert rows[failed.path.name]["note"] == "it broke"
     steps = [rows[folder.path.name]["step"] for folder in (done, stopped, again)]
     assert steps[0] == 5
@@ -69,9 +69,9 @@ def test_a_misspelt_store_is_told_and_not_made(
     command: str, undisturbed: Undisturbed, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").touch()
-    words = [] if command == "ui" else [str(undisturbed.file)]
+    arguments = [] if command == "ui" else [str(undisturbed.file)]
     for name in ("rnus", "file", "file/below"):
-        assert cli.main([command, *words, "--runs", str(tmp_path / name)]) == 2
+        assert cli.main([command, *arguments, "--runs", str(tmp_path / name)]) == 2
         assert capsys.readouterr().err == f"fewbits: --runs {tmp_path / name}: no such folder\n"
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
@@ -148,7 +148,7 @@ def test_an_edit_of_the_code_is_named_by_its_file(
     (run / "config.yaml").write_text((source / "config.yaml").read_text())
     assert cli.main(["explain", run.name, "--runs", str(tmp_path)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 1
+    assert len(lines) == 2  # and what stale means
     assert lines[0].startswith("sources.models/networks/decoder.py: 000000000000 → ")
 
 
@@ -223,7 +223,7 @@ def test_a_result_of_other_code_is_shown_and_noted(
         assert row["state"] == "done"
         assert row["step"] == 8
         digits = row["folder"].rpartition("-")[2]
-        assert row["note"] == f"computed by other code; `fewbits explain {digits}` shows the difference"
+        assert f"`fewbits explain {digits} --runs {undisturbed.store}`" in row["note"]
 
 
 def test_differences_are_of_leaves_and_shorten_digests() -> None:

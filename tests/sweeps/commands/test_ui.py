@@ -24,7 +24,9 @@ from fewbits.sweeps.planning.sweep import Sweep
 from fewbits.sweeps.tracking import comparison
 from tests.ray_head import free_ports
 
-SWEEP = Sweep("cost", study="mine", words=("model=gpt2-tiny",), axes={"a.steps": [1, 2], "b.steps": [3], "c.lr": [0.5]})
+SWEEP = Sweep(
+    "cost", study="mine", overrides=("model=gpt2-tiny",), axes={"a.steps": [1, 2], "b.steps": [3], "c.lr": [0.5]}
+)
 
 
 def get(url: str, **headers: str) -> str:

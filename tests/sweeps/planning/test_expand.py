@@ -43,25 +43,25 @@ def test_there_is_each_combination_once(first: list[int], second: list[int], pai
 def test_later_words_win_so_that_hydra_sees_each_key_once() -> None:
     sweep = Sweep(
         "s",
-        words=("recipe=bf16", "data=python", "training.steps=1"),
+        overrides=("recipe=bf16", "data=python", "training.steps=1"),
         size=("training.steps=2",),
-        arms={"a": Arm(words=("recipe=mor/block", "training.steps=3"))},
+        arms={"a": Arm(overrides=("recipe=mor/block", "training.steps=3"))},
         axes={"optimizer.lr": [4]},
         seeds=(7,),
     )
     (cell,) = expand(sweep, ("training.steps=5", "observer.every=1"))
-    assert cell.words == (
+    assert cell.overrides == (
         *("recipe=mor/block", "data=python", "training.steps=5", "optimizer.lr=4", "seed=7", "observer.every=1"),
     )
     (cell,) = expand(sweep)
-    assert "training.steps=3" in cell.words
+    assert "training.steps=3" in cell.overrides
 
 
 def test_a_bundle_is_called_by_its_name_and_brings_its_words() -> None:
     sweep = Sweep("s", size=(), axes={"data": {"small": ["data=python", "data.size=9"], "large": ["data=torch"]}})
     small, large = expand(sweep)
-    assert (small.axes, small.words) == ((("data", "small"),), ("data=python", "data.size=9", "seed=0"))
-    assert (large.axes, large.words) == ((("data", "large"),), ("data=torch", "seed=0"))
+    assert (small.axes, small.overrides) == ((("data", "small"),), ("data=python", "data.size=9", "seed=0"))
+    assert (large.axes, large.overrides) == ((("data", "large"),), ("data=torch", "seed=0"))
 
 
 def test_an_arm_without_axes_is_a_baseline_that_is_there_once() -> None:
@@ -119,7 +119,7 @@ def test_a_branch_has_the_parent_of_its_own_seed_and_axes() -> None:
         assert cell.parent.seed == cell.seed
         assert dict(cell.parent.axes).items() <= dict(cell.axes).items()
         assert cell.at == {"x": 0.5, "z": None}[cell.arm]
-        assert "training.steps=9" in cell.parent.words
+        assert "training.steps=9" in cell.parent.overrides
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ def rate(trial: Trial, step: int) -> float:
 def line(cell: Cell) -> tuple[Trial, int, Trial]:
     """Return the parent's trial, the step at which the branch starts, and the branch's trial."""
     assert cell.parent is not None
-    parent, branch = load_trial(cell.parent.words)[0], load_trial(cell.words)[0]
+    parent, branch = load_trial(cell.parent.overrides)[0], load_trial(cell.overrides)[0]
     return parent, parent.training.steps if cell.at is None else int(cell.at), branch
 
 
@@ -35,7 +35,7 @@ def some(steps: int) -> list[int]:
 @pytest.mark.parametrize("scale", ["cpu", "paper"])
 def test_longer_trainings_from_one_parent_have_the_rates_of_whole_ones(scale: str) -> None:
     found = cells("scratch", scale)
-    whole = load_trial(found["nvfp4-whole"].words)[0]
+    whole = load_trial(found["nvfp4-whole"].overrides)[0]
     for times in (1.0, 1.25, 1.36, 1.5):
         parent, at, branch = line(found[f"mxfp4-{times:.2f}"])
         steps = at + branch.training.steps

@@ -1,6 +1,8 @@
 """Test `fewbits studies`: it lists every study, and the recipes of studies exist."""
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 
@@ -18,9 +20,18 @@ def test_a_study_names_recipes_of_the_tree_and_its_baseline(study: Study) -> Non
 
 def test_studies_are_told_apart() -> None:
     studies = list(STUDIES.values())
-    for field in ("name", "arxiv", "claims", "title"):
+    for field in ("name", "arxiv", "title"):
         assert len({getattr(study, field) for study in studies}) == len(studies)
     assert [study.name for study in studies] == list(STUDIES) == ["mor", "nvfp4", "gaussws"]
+
+
+def test_sweeps_name_neither_claims_nor_figures() -> None:
+    """Which claim or figure reads a sweep is knowledge of analysis."""
+    root = Path(__file__).parents[3] / "sweeps"
+    files = [*root.rglob("*.py"), *root.rglob("*.yaml")]
+    assert len(files) > 50
+    for file in files:
+        assert not re.search(r"\b[MNG]\d{1,2}\b|\bFigs?\b|\bfigure \d", file.read_text("utf-8")), file
 
 
 def test_people_and_programs_are_told_of_every_study(capsys: pytest.CaptureFixture[str]) -> None:

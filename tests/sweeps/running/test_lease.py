@@ -19,6 +19,7 @@ import pytest
 
 from fewbits.sweeps.running import lease
 from fewbits.sweeps.running.lease import Held, Holder, holder, leased
+from tests.messages import naming
 
 FORK = multiprocessing.get_context("fork")
 
@@ -57,7 +58,7 @@ def test_a_lease_is_held_while_the_block_runs_and_leaves_nothing(tmp_path: Path)
         assert here is not None
         assert (here.host, here.pid) == (platform.node(), os.getpid())
         assert not lost.is_set()
-        with pytest.raises(Held, match=f"worked on by process {os.getpid()} of {platform.node()}"), leased(folder):
+        with pytest.raises(Held, match=naming(os.getpid(), platform.node())), leased(folder):
             pass
         assert holder(folder) == here
     assert holder(folder) is None
@@ -219,11 +220,11 @@ def test_a_holder_says_every_few_seconds_that_it_lives(tmp_path: Path, monkeypat
 def test_a_file_system_that_is_away_for_a_moment_ends_no_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     utime, refused = os.utime, threading.Event()
 
-    def once_away(*words: Any) -> None:
+    def once_away(*arguments: Any) -> None:
         if not refused.is_set():
             refused.set()
             raise OSError("stale file handle")
-        utime(*words)
+        utime(*arguments)
 
     monkeypatch.setattr(lease, "HEARTBEAT", 0.01)
     with leased(tmp_path) as lost:

@@ -99,9 +99,14 @@ def test_sync_and_ui_agree_on_the_database(
 ) -> None:
     monkeypatch.setenv("FEWBITS_BACKEND", "reference")  # the test's cache has no compiled kernels
     settings = TINY | {"runtime.cache": cache, "training.steps": 2}
-    (tmp_path / "one.yaml").write_text("arms: {bf16: {words: [recipe=bf16]}}\n")
-    words = [str(tmp_path / "one.yaml"), *(f"{key}={value}" for key, value in settings.items()), "--runs", str(on_nfs)]
-    assert cli.main(["sync", *words]) == 0
+    (tmp_path / "one.yaml").write_text("arms: {bf16: {overrides: [recipe=bf16]}}\n")
+    arguments = [
+        str(tmp_path / "one.yaml"),
+        *(f"{key}={value}" for key, value in settings.items()),
+        "--runs",
+        str(on_nfs),
+    ]
+    assert cli.main(["sync", *arguments]) == 0
     shown = capfd.readouterr()
     assert sum("nfs4" in line for line in shown.err.splitlines()) == 1
     (database,) = (tmp_path / "cache" / "mlflow" / "stores").rglob(tracking.DATABASE)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fewbits.sweeps.planning.cost import Speeds
+from fewbits.sweeps.planning.cost import Speeds, tokens_of
 from fewbits.sweeps.planning.plan import Plan
 from fewbits.sweeps.planning.sweep import Resources
 from fewbits.sweeps.running import store
@@ -26,8 +26,22 @@ class Terminal(io.StringIO):
         return True
 
     @property
-    def frames(self) -> list[str]:
-        return re.split(r"\r(?:\x1b\[\d+A)?\x1b\[J", self.getvalue())
+    def screen(self) -> list[str]:
+        """The lines that a terminal shows after everything that was written to it."""
+        lines, row, column = [""], 0, 0
+        for part in re.findall(r"\x1b\[[0-9;?]*[A-Za-z]|\r|\n|[^\x1b\r\n]+", self.getvalue()):
+            if part == "\r":
+                column = 0
+            elif part == "\n":
+                row, column = row + 1, 0
+                lines += [""] * (row + 1 - len(lines))
+            elif part.startswith("\x1b"):
+                row -= int(part[2:-1]) if part.endswith("A") else 0
+                lines[row] = "" if part.endswith("2K") else lines[row]
+            else:
+                lines[row] = lines[row][:column].ljust(column) + part + lines[row][column + len(part) :]
+                column += len(part)
+        return [line.rstrip() for line in lines if line.strip()]
 
 
 class Nowhere:
@@ -72,10 +86,33 @@ def test_the_first_line_has_the_time_left_and_none_is_wider_than_the_terminal(
         progress = {"step": 4, "steps": training.steps, "loss": 1.5, "tokens_per_second": 1234.0}
         (first.folder.path / store.PROGRESS).write_text(json.dumps(progress))
         display(driver)
-    *_, frame = terminal.frames
-    assert "1,234 tokens/s  1:08 left" in frame  # 3 × 8 + 3 × 16 steps, less 4
-    assert "  step 4/8  loss 1.5000" in frame
-    assert all(len(line) < 48 for line in frame.splitlines())
+    summary, *rest, row = terminal.screen
+    assert "1:08 left" in " ".join([summary, *rest])  # 3 × 8 + 3 × 16 steps, less 4
+    assert "4/8  loss 1.5000" in row
+    assert row.startswith(first.folder.path.name[:3])
+    assert "-s0-" in row  # the end of the name
+    assert all(len(line) <= 48 for line in terminal.screen)
+
+
+def test_a_wide_terminal_also_shows_a_bar_and_the_speed_of_each_running_trial(
+    sweep: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    driver, terminal = Driver(sweep, Nowhere()), Terminal()
+    first, second, *_ = sweep.trials.values()
+    for trial in (first, second):
+        driver.tasks[trial.id].stage = Stage.STARTED
+    with leased(first.folder.path), leased(second.folder.path):
+        speed = tokens_of(first.trial) / 8.0  # tokens per second: the trial takes eight seconds
+        progress = {"step": 4, "steps": first.trial.training.steps, "loss": 1.5, "tokens_per_second": speed}
+        (first.folder.path / store.PROGRESS).write_text(json.dumps(progress))
+        Display(Speeds(tmp_path / "runs"), terminal)(driver)
+    _, row, other = terminal.screen
+    assert row.startswith(first.folder.path.name)
+    assert "━" in row
+    assert f"4/8  loss 1.5000  {speed:,.0f} tokens/s  0:04 left" in row
+    assert other.startswith(second.folder.path.name)
+    assert f"0/{second.trial.training.steps}" in other
 
 
 def test_steps_of_an_earlier_run_are_not_taken_for_this_ones_pace(
@@ -105,10 +142,9 @@ def test_a_second_attempt_is_said_once_and_what_is_live_is_wiped_out_at_the_end(
     task.failure = Failure("its process was ended", False, 0, [])
     for task.stage in (Stage.WAITING, Stage.STARTED, Stage.WAITING):
         display(driver)
-    display.end()
-    assert terminal.getvalue().count("its process was ended; trying again\n") == 1
-    assert terminal.frames[-1] == ""
+    display.close()
+    assert terminal.screen == [f"{task.planned.folder.path.name}: its process was ended; trying again"]
     for task in driver.tasks.values():
         task.stage = Stage.OVER
     display(driver)
-    assert terminal.frames[-1] == ""  # the summary follows
+    assert len(terminal.screen) == 1  # the summary follows

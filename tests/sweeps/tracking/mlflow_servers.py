@@ -26,11 +26,11 @@ def mlflow_server(folder: Path) -> Iterator[str]:
     uri = f"sqlite:///{folder / 'served.db'}"
     tracking.connect(folder, uri)  # this creates the database
     (port,) = free_ports(1)
-    words = ["--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
-    words += ["--artifacts-destination", str(folder / "artifacts")]
+    arguments = ["--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
+    arguments += ["--artifacts-destination", str(folder / "artifacts")]
     with (folder / "server.log").open("w") as log:
         server = subprocess.Popen(
-            [sys.executable, "-m", "mlflow", "server", *words],
+            [sys.executable, "-m", "mlflow", "server", *arguments],
             env={**os.environ, **LIGHT, "MLFLOW_BACKEND_STORE_URI": uri},
             stdin=subprocess.DEVNULL,
             stdout=log,

@@ -17,10 +17,11 @@ from fewbits.experiments.tracking.tracker import Tracker
 from fewbits.experiments.trial import Runtime
 from fewbits.sweeps.planning.plan import Plan
 from fewbits.sweeps.tracking import comparison
-from fewbits.sweeps.tracking.mlflow_view import CACHE, PARENT, Mirror
+from fewbits.sweeps.tracking.mlflow_view import PARENT, Mirror
+from fewbits.sweeps.tracking.sent import CACHE
 from tests.sweeps.sweep_inputs import started
 from tests.sweeps.tracking.mlflow_servers import mlflow_server
-from tests.sweeps.tracking.test_mlflow_view import ONE, planned, train, words
+from tests.sweeps.tracking.test_mlflow_view import ONE, overrides, planned, train
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ def test_owners_that_sync_at_once_have_runs_of_their_own_and_leave_others_alone(
         started(
             tmp_path / str(number),
             "sync",
-            *words(store, stores.cache, ONE),
+            *overrides(store, stores.cache, ONE),
             environment={"MLFLOW_TRACKING_URI": uri, "FEWBITS_USER": user},
         )
         for number, (store, user) in enumerate(cases)

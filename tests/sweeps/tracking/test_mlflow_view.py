@@ -25,7 +25,8 @@ from fewbits.sweeps.planning.sweep import load_sweeps
 from fewbits.sweeps.running import store
 from fewbits.sweeps.running.lease import leased
 from fewbits.sweeps.tracking import comparison
-from fewbits.sweeps.tracking.mlflow_view import CACHE, Mirror, Synced
+from fewbits.sweeps.tracking.mlflow_view import Mirror, Synced
+from fewbits.sweeps.tracking.sent import CACHE
 from tests.experiments.trial_inputs import TINY, Interrupted
 
 SWEEP = """
@@ -33,21 +34,21 @@ about: what a recipe costs
 seeds: [0, 1]
 axes: {recipe.threshold: [0.03, 0.045]}
 arms:
-  bf16: {words: [recipe=bf16], axes: []}
-  mor: {words: [recipe=mor/tensor]}
+  bf16: {overrides: [recipe=bf16], axes: []}
+  mor: {overrides: [recipe=mor/tensor]}
 exclude: [{recipe.threshold: 0.03, seed: 1}]
 """
 ONE = """
-arms: {bf16: {words: [recipe=bf16]}}
+arms: {bf16: {overrides: [recipe=bf16]}}
 """
 STEPS = 4
 
 
 def planned(where: Path, cache: Path, sweep: str = SWEEP) -> Plan:
-    return plan(*load_sweeps(words(where, cache, sweep)))
+    return plan(*load_sweeps(overrides(where, cache, sweep)))
 
 
-def words(where: Path, cache: Path, sweep: str = SWEEP) -> list[str]:
+def overrides(where: Path, cache: Path, sweep: str = SWEEP) -> list[str]:
     """Return the overrides of trials of four steps, with a checkpoint after every second step."""
     tiny = TINY | {"training.steps": STEPS, "training.checkpoint_every": 2, "evaluation.every": 2}
     tiny |= {"runtime.device": "cpu", "runtime.cache": cache, "runtime.runs": where / "runs"}
@@ -376,7 +377,7 @@ def test_mlflow_being_away_is_said_once_and_made_up_for(
     below = tmp_path / "file"
     below.write_text("")
     mirror = Mirror(done, f"sqlite:///{below / 'mlflow.db'}")
-    with pytest.warns(RuntimeWarning, match="MLflow is left aside, trials go on") as warned:
+    with pytest.warns(RuntimeWarning, match="MLflow was not updated") as warned:
         first = mirror.sync()
     assert len(warned) == 1
     assert "\n" not in str(warned[0].message)
@@ -396,7 +397,7 @@ def test_fewbits_sync_says_how_many_and_where_to_look(
 ) -> None:
     where = next(iter(done.trials.values())).folder.path.parent.parent
     before = everything(mirrored)
-    assert cli.main(["sync", *words(where, cache)]) == 0
+    assert cli.main(["sync", *overrides(where, cache)]) == 0
     first_line, *lines = capsys.readouterr().out.splitlines()
     assert first_line == f"5 runs updated in {mirrored.uri}"
     ((name, link),) = mirrored.sync().links

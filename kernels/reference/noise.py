@@ -1,8 +1,8 @@
 """Define randomness: Philox4x32-10, and the noise made from its words.
 
 The bits of element i come from a counter that is a function of i alone, so neither the order of work nor the number of
-threads affects a result. Streams separate the uses of one seed: 0 and 1 are stochastic rounding, 2 is noise, 3 is
-Hadamard signs. The rules are in README.md of the kernels package. Words are 32 bits held in int64.
+threads affects a result. Streams keep the uses of one seed independent: 0 and 1 are for stochastic rounding, 2 for
+noise, 3 for Hadamard signs. README.md of the kernels package states the rules. A word has 32 bits and is held in int64.
 """
 
 from __future__ import annotations
@@ -36,14 +36,15 @@ def philox(index: Tensor, stream: int, seed: int) -> Tensor:
 
 
 def words(count: int, stream: int, seed: int, device: Device) -> Tensor:
-    """Return 32 bits for each of `count` elements: word i mod 4 of counter i div 4."""
+    """Return 32 random bits for each of `count` elements: word i mod 4 of the output for counter i div 4."""
     return philox(torch.arange(-(-count // 4), device=device), stream, seed).flatten()[:count]
 
 
 def halves(count: int, stream: int, seed: int, device: Device) -> Tensor:
-    """Return 16 bits for each of `count` elements.
+    """Return 16 random bits for each of `count` elements.
 
-    They are word (i div 2) mod 4 of counter i div 8: its low half for even i, its high half for odd i.
+    They are half of word (i div 2) mod 4 of the output for counter i div 8: the low half for even i, the high half for
+    odd i.
     """
     word = philox(torch.arange(-(-count // 8), device=device), stream, seed)
     return torch.stack((word & 0xFFFF, word >> 16), dim=-1).flatten()[:count]
@@ -58,7 +59,8 @@ def uniform(count: int, seed: int, device: Device) -> Tensor:
 def gaussian_nibbles(planes: Sequence[Tensor]) -> Tensor:
     """Return approximately round(N(0, 1) / 2) from 16 independent bits (GaussWS eq. 10), for eight elements at once.
 
-    Each plane has one bit per element, the lowest of its nibble. The nibbles returned are sign and magnitude.
+    A nibble, 4 bits, belongs to one element. Each plane holds one random bit per element, the lowest bit of its nibble.
+    A returned nibble is a sign bit and a magnitude.
     Pr(±2) = 2^-8 · 3/4; Pr(±1) = (3/4)² · 1/2 · (1 − Pr(±2)).
     """
     p = planes
@@ -69,14 +71,14 @@ def gaussian_nibbles(planes: Sequence[Tensor]) -> Tensor:
 
 
 def gaussian_noise(count: int, seed: int, device: Device) -> Tensor:
-    """Return GaussWS noise for `count` elements, eight to an int32: element 8j + n is nibble n of word j."""
+    """Return GaussWS noise for `count` elements, eight in each int32: element 8j + n is nibble n of number j."""
     four = philox(torch.arange(-(-count // 8), device=device), 2, seed)
     planes = [four[:, k] >> b & 0x11111111 for k in range(4) for b in range(4)]
     return gaussian_nibbles(planes).to(torch.int32)
 
 
 def unpack_noise(packed: Tensor, count: int) -> Tensor:
-    """Unpack Gaussian noise to int8 from −2 to 2."""
+    """Return packed Gaussian noise as int8 values from −2 to 2."""
     nibbles = packed.long()[:, None] >> torch.arange(0, 32, 4, device=packed.device) & 0xF
     magnitude, negative = nibbles & 7, nibbles >> 3
     return (magnitude * (1 - 2 * negative)).flatten()[:count].to(torch.int8)

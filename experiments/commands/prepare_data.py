@@ -11,7 +11,6 @@ on the Hub; meta.json of the finished folder records it.
 """
 
 import argparse
-import json
 import shutil
 import sys
 import time
@@ -22,7 +21,8 @@ from itertools import islice
 from pathlib import Path
 
 from fewbits.common import terminal
-from fewbits.common.arguments import CommandParser
+from fewbits.common.arguments import CommandParser, positive
+from fewbits.common.atomic import checked_json
 from fewbits.common.locks import locked
 from fewbits.experiments.data.folder import read_meta
 from fewbits.experiments.data.once import default_cache
@@ -42,7 +42,9 @@ def main(argv: Sequence[str]) -> int:
     source: Path | None = options.source and options.source.expanduser().absolute()
     spelling = options.tokenizer or collection.tokenizer
     if bpe_size(spelling):
-        raise ValueError(f"data prepare: --tokenizer {spelling} needs training: valid are bytes, file:PATH, hub:NAME")
+        raise ValueError(
+            f"data prepare: --tokenizer {spelling} needs training: valid tokenizers are bytes, file:PATH, hub:NAME"
+        )
     if source and options.revision:
         raise ValueError(f"data prepare: --revision {options.revision} with --source: local files have no revision")
     tokenizer = ready_tokenizer(spelling)
@@ -65,7 +67,7 @@ def main(argv: Sequence[str]) -> int:
     except OSError as error:
         raise ValueError(f"data prepare: {out}: {error}; the same command resumes") from error
     path_override = f" data.path={out}" if options.out else ""
-    print(f"{out} is prepared: fewbits train data={options.collection}{path_override}")
+    print(f"{out} is prepared; to train on it: fewbits train data={options.collection}{path_override}")
     return 0
 
 
@@ -88,7 +90,7 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, metavar="FOLDER", help=f"default: {default_cache()}/COLLECTION")
     parser.add_argument(
         "--tokenizer",
-        metavar="SPELLING",
+        metavar="TOKENIZER",
         help="bytes, file:PATH of a tokenizer.json, or hub:NAME (default: "
         + "; ".join(f"{item.tokenizer} for {name}" for name, item in COLLECTIONS.items())
         + ")",
@@ -100,7 +102,7 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
         + "; ".join(f"{item.revision[:12]} for {name}" for name, item in COLLECTIONS.items() if item.revision)
         + "; else the newest at the first call; later calls keep it)",
     )
-    parser.add_argument("--documents", type=_positive, metavar="N", help="stop after N documents (default: all)")
+    parser.add_argument("--documents", type=positive, metavar="N", help="stop after N documents (default: all)")
     parser.add_argument(
         "--validation",
         type=_fraction,
@@ -109,12 +111,6 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
         help=f"share of documents held out (default: {VALIDATION})",
     )
     return parser.parse_args(argv)
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: a whole number of 1 or more is expected")
-    return int(text)
 
 
 def _fraction(text: str) -> float:
@@ -134,11 +130,8 @@ def _revision(out: Path, collection: Collection, requested: str | None) -> str:
 
 def _earlier_revision(out: Path) -> str | None:
     """Return the commit recorded in the finished or the partial folder."""
-    note = out.with_name(f"{out.name}.partial") / NOTE
-    if out.is_dir():
-        made = read_meta(out).source.get("request")
-    else:
-        made = json.loads(note.read_text("utf-8"))["request"] if note.is_file() else None
+    begun = checked_json(out.with_name(f"{out.name}.partial") / NOTE) or {}
+    made = read_meta(out).source.get("request") if out.is_dir() else begun.get("request")
     return made.get("revision") if isinstance(made, dict) else None
 
 
@@ -148,7 +141,7 @@ def _is_done(out: Path, request: Request) -> bool:
     made = read_meta(out).source.get("request") if out.is_dir() else None
     if not isinstance(made, dict) or asdict(request) | made != asdict(request):
         raise ValueError(
-            f"data prepare: {out} holds data of another request ({made}): remove it or choose another --out"
+            f"data prepare: {out} holds data of another request ({made}): remove that folder or choose another --out"
         )
     return True
 

@@ -1,4 +1,4 @@
-"""Limit how often trials read their training split, including the trials that they branch from.
+"""Find the data of trials, and limit how often trials read them, including the trials that they branch from.
 
 Text that is read many times is memorised, and a comparison of recipes then compares how well they memorise. Text read
 four times is about as good as new text (arXiv 2305.16264), so a plan that exceeds `data.repeat` (4 by default) is
@@ -7,50 +7,49 @@ refused. `fewbits train` has no such limit: a user may overfit on purpose.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Protocol
 
 from fewbits.experiments.data.config import DataConfig
+from fewbits.experiments.data.corpus import Corpus
 from fewbits.experiments.data.load import load
 from fewbits.experiments.data.once import default_cache
+from fewbits.experiments.data.web import COLLECTIONS
 from fewbits.experiments.trial import Trial
 
 
-class Branching(Protocol):
-    """A planned trial, with the id of the trial that it branches from."""
-
-    @property
-    def trial(self) -> Trial: ...
-
-    @property
-    def parent(self) -> str | None: ...
-
-
 @cache
+def corpus_of(data: DataConfig, cache_folder: str | None) -> Corpus:
+    """Return the data of a trial; raise ValueError if they are missing and cannot be generated here."""
+    return load(data, _cache(cache_folder))
+
+
 def training_tokens(data: DataConfig, cache_folder: str | None) -> int | None:
     """Return how many tokens the training split has; None if the data are not on this machine."""
-    folder = Path(cache_folder).expanduser() if cache_folder else default_cache()
     try:
-        return load(data, folder).tokens_in("train")
+        return corpus_of(data, cache_folder).tokens_in("train")
     except ValueError:
         return None
+
+
+def missing_folder(data: DataConfig, cache_folder: str | None) -> Path | None:
+    """Return the folder in which these data are missing; None if they exist, or are generated when they are missing."""
+    if data.path:
+        folder = Path(data.path).expanduser()
+    elif data.kind in COLLECTIONS:
+        folder = _cache(cache_folder) / data.kind
+    else:
+        return None
+    return None if folder.is_dir() else folder
+
+
+def _cache(folder: str | None) -> Path:
+    return Path(folder).expanduser() if folder else default_cache()
 
 
 def tokens_until(trial: Trial, step: int) -> int:
     """Return how many tokens the trial itself reads in this many steps."""
     return step * trial.training.batch * trial.training.length
-
-
-def tokens_before(trial: Trial, parent: str | None, trials: Mapping[str, Branching]) -> int:
-    """Return how many tokens are read before a trial starts: by its parent until the branch, and by earlier parents."""
-    if parent is None:
-        return 0
-    earlier = trials[parent]
-    step = trial.branch.step
-    assert step is not None
-    return tokens_until(earlier.trial, step) + tokens_before(earlier.trial, earlier.parent, trials)
 
 
 def check_repeats(trial: Trial, earlier_tokens: int, corpus_tokens: int) -> None:
@@ -60,7 +59,7 @@ def check_repeats(trial: Trial, earlier_tokens: int, corpus_tokens: int) -> None
     if epochs > trial.data.repeat:
         before = f" ({earlier_tokens:,} before it branches)" if earlier_tokens else ""
         raise ValueError(
-            f"{trial.name} reads {tokens:,} tokens{before}, which is {epochs:,.1f} epochs of the {corpus_tokens:,} of "
-            f"data.kind={trial.data.kind}; data.repeat allows {trial.data.repeat}: use fewer steps, more data, or "
-            f"data.repeat={-(-tokens // corpus_tokens)}"
+            f"{trial.name} reads {tokens:,} tokens{before}, which is {epochs:,.1f} epochs of the {corpus_tokens:,} "
+            f"tokens of data.kind={trial.data.kind}; data.repeat allows {trial.data.repeat}: use fewer steps, "
+            f"more data, or data.repeat={-(-tokens // corpus_tokens)}"
         )

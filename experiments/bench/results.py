@@ -1,0 +1,49 @@
+"""Write the results of benchmarks into a store; a study's report reads them from there.
+
+Each benchmark has one file for each kind of device, such as `bench/train-cpu.json`, with the latest results.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from fewbits.common.store_folder import store_folder
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--store", metavar="RUNS", help="also write all results to RUNS/bench, for reports")
+    parser.add_argument("--once", action="store_true", help="skip if RUNS/bench has results for this kind of device")
+
+
+def check_options(options: argparse.Namespace, command: str) -> None:
+    """Convert `--store` to a path; raise ValueError for a URL, and for --once without a store."""
+    options.store = options.store and store_folder(options.store)
+    if options.once and options.store is None:
+        raise ValueError(f"{command}: --once requires --store")
+
+
+def is_measured(options: argparse.Namespace, name: str) -> bool:
+    """Tell whether `--once` is given and the store already has results; if so, print the path of their file."""
+    if not options.once or not (file := _file(options.store, name)).exists():
+        return False
+    print(f"{file} exists, nothing was measured; delete it to measure again")
+    return True
+
+
+def save(store: Path | None, name: str, machine: dict[str, Any], results: dict[str, Any]) -> None:
+    """Write the results to a file of the store, with a description of the machine and the time; None: write nothing."""
+    import time
+
+    from fewbits.common.atomic import write_json
+    from fewbits.experiments import identity
+
+    if store is not None:
+        file = _file(store, name)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_json(file, {"machine": {**identity.machine(), **machine, "time": time.time()}, **results})
+
+
+def _file(store: Path, name: str) -> Path:
+    return store / "bench" / f"{name}.json"

@@ -1,0 +1,147 @@
+"""Time a training step of recipes and optimizers beside plain BF16's, in turns.
+
+Every variant trains its own copy of the model. The variants take turns, one step each, so that other load on the
+machine affects all of them alike. A ratio is the median over turns of (plain step time / variant's step time).
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from statistics import median
+
+import torch
+from torch import Tensor
+
+from fewbits.common import terminal
+from fewbits.experiments.bench.step import Step
+from fewbits.kernels.bench.measure import Ratio, seconds, take_turns
+from fewbits.models.networks.decoder import DecoderConfig
+from fewbits.models.networks.registry import linear_parameters, parameters
+from fewbits.models.recipe import Recipe
+
+PLAIN = "bf16"
+UNTIMED = 2  # turns before the first that is timed
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The batch, and what is measured of each variant."""
+
+    batch: int  # sequences
+    length: int  # tokens of a sequence
+    steps: int  # turns that are timed
+    eager: int = 0  # turns of the same quantizers as plain torch operators (the reference)
+    observer: bool = False  # also measure with the observer
+
+
+@dataclass(frozen=True)
+class Row:
+    """The results of one variant: a recipe under an optimizer."""
+
+    variant: str
+    optimizer: str
+    milliseconds: float
+    tokens_per_second: float
+    share: float
+    memory: int  # bytes
+    seconds: list[float]  # one for each turn
+    observed: float | None = None
+    eager: float | None = None
+
+
+@dataclass(frozen=True)
+class ModelResult:
+    """The results of all variants of one model, measured in one run."""
+
+    model: str
+    layers: int
+    parameters: int
+    linear_parameters: int
+    batch: int
+    length: int
+    rows: list[Row]
+
+
+def measure(
+    config: DecoderConfig,
+    recipes: Mapping[str, Recipe],
+    optimizers: list[str],
+    device: torch.device,
+    settings: Settings,
+) -> ModelResult:
+    """Time plain BF16 and each recipe under each optimizer."""
+    shape = settings.batch, settings.length + 1
+    tokens = torch.randint(0, config.vocab, shape, generator=torch.Generator().manual_seed(0)).to(device)
+    rows = [row for optimizer in optimizers for row in _compare(config, recipes, optimizer, tokens, settings)]
+    sizes = (config.layers, parameters(config), linear_parameters(config), settings.batch, settings.length)
+    return ModelResult(config.name, *sizes, rows)
+
+
+def first_layers(config: DecoderConfig, layers: int | None) -> DecoderConfig:
+    """Return the model with its first blocks alone; None keeps all of them."""
+    return config if layers is None else replace(config, layers=layers, pattern=config.pattern[:layers])
+
+
+def _compare(
+    config: DecoderConfig, recipes: Mapping[str, Recipe], optimizer: str, batch: Tensor, settings: Settings
+) -> list[Row]:
+    variants: dict[str, Recipe | None] = {PLAIN: None, **recipes}
+    steps = {name: Step(config, recipe, optimizer, batch) for name, recipe in variants.items()}
+    observed: dict[str, Step] = {}
+    if settings.observer:
+        observed = {f"{n} observed": Step(config, r, optimizer, batch, observed=True) for n, r in recipes.items()}
+    times = _in_turns({**steps, **observed}, settings.steps)
+    slow: dict[str, list[float]] = {}
+    if settings.eager:
+        with _reference():
+            slow = _in_turns(steps, settings.eager)
+    return [
+        Row(
+            variant=name,
+            optimizer=optimizer,
+            milliseconds=1e3 * median(times[name]),
+            tokens_per_second=settings.batch * settings.length / median(times[name]),
+            share=_speed(times[name], times[PLAIN]),
+            memory=step.memory(),
+            seconds=times[name],
+            observed=_speed(times[f"{name} observed"], times[name]) if f"{name} observed" in times else None,
+            eager=_speed(slow[name], slow[PLAIN]) if slow and name != PLAIN else None,
+        )
+        for name, step in steps.items()
+    ]
+
+
+def _speed(ours: list[float], theirs: list[float]) -> float:
+    """Return the speed of `ours` relative to `theirs`, from their step times."""
+    return Ratio.of(theirs, ours).median
+
+
+def _in_turns(steps: Mapping[str, Step], turns: int) -> dict[str, list[float]]:
+    """Return the seconds of each step in each turn."""
+
+    def timed(step: Step) -> float:
+        terminal.show(f"step {step.number + 1}")
+        return seconds(step, step.inputs.device.type)
+
+    timers = [partial(timed, step) for step in steps.values()]
+    times = take_turns(timers, turns, untimed=UNTIMED, patience=math.inf)
+    terminal.clear()
+    return dict(zip(steps, times, strict=True))
+
+
+@contextmanager
+def _reference() -> Iterator[None]:
+    """Use the reference backend while the block runs."""
+    before = os.environ.get("FEWBITS_BACKEND")
+    os.environ["FEWBITS_BACKEND"] = "reference"
+    try:
+        yield
+    finally:
+        del os.environ["FEWBITS_BACKEND"]
+        if before is not None:
+            os.environ["FEWBITS_BACKEND"] = before

@@ -1,0 +1,115 @@
+"""Implement what the compiled backends share: they allocate results and describe calls as jobs.
+
+cpu.py and device.py compute the jobs.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fewbits.kernels.backends.protocol import ABSENT, Noise, Part, Stored
+from fewbits.kernels.counts import COUNTS
+from fewbits.kernels.packing import allocate
+from fewbits.kernels.quantizer import Quantizer, parts_of
+
+
+@dataclass
+class Job:
+    """The part of a call for one quantizer; a result that the caller did not request is ABSENT."""
+
+    q: Quantizer
+    axis: int
+    seed: int
+    out: Tensor = ABSENT
+    counts: Tensor = ABSENT
+    amax: Tensor = ABSENT
+    partition: Part | None = None
+    skip: Tensor = ABSENT
+    stored: Stored | None = None  # if set: codes, scales and group scales are computed instead of values
+    inverse: bool = False
+
+
+class Compiled(ABC):
+    """The base class of the compiled backends. The methods without an underscore are those of protocol.py."""
+
+    def quantize(
+        self,
+        x: Tensor,
+        q: Quantizer,
+        axis: int,
+        seed: int,
+        *,
+        out: Tensor | None = None,
+        want_values: bool = True,
+        want_stats: bool = False,
+        partition: Part | None = None,
+        skip: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        part = partition or (max(x.shape[0], 1), max(x.shape[1], 1))
+        job = Job(q, axis, seed, partition=part)
+        job.skip = ABSENT if skip is None else skip
+        if out is not None or want_values:
+            job.out = torch.empty_like(x) if out is None else out
+        if want_stats:
+            grid = parts_of(x.shape, part)
+            job.counts = torch.zeros(*grid, COUNTS, dtype=torch.int64, device=x.device)
+            job.amax = torch.zeros(grid, device=x.device)
+        self._run(x, job)
+        return job.out, job.counts, job.amax
+
+    def quantize_both(
+        self, x: Tensor, row: Quantizer, column: Quantizer, row_seed: int, column_seed: int
+    ) -> tuple[Tensor, Tensor]:
+        along, down = torch.empty_like(x), torch.empty_like(x)
+        self._run(x, Job(row, -1, row_seed, along), Job(column, 0, column_seed, down))
+        return along, down
+
+    def encode(self, x: Tensor, q: Quantizer, axis: int, seed: int) -> Stored:
+        stored = allocate(q, axis, x)
+        self._run(x, Job(q, axis, seed, stored=stored))
+        return stored
+
+    def decode(
+        self, codes: Tensor, scales: Tensor, groups: Tensor, q: Quantizer, axis: int, cols: int, dtype: torch.dtype
+    ) -> Tensor:
+        out = torch.empty((codes.shape[0], cols), dtype=dtype, device=codes.device)
+        if out.numel():
+            self._decode((codes, scales, groups), q, axis, out)
+        return out
+
+    def extent(self, x: Tensor, partition: Part) -> tuple[Tensor, Tensor]:
+        grid = parts_of(x.shape, partition)
+        amax, amin = torch.zeros(grid, device=x.device), torch.full(grid, float("inf"), device=x.device)
+        if x.numel():
+            self._extent(x, partition, amax, amin)
+        return amax, amin
+
+    def gaussian_noise(self, count: int, seed: int, device: torch.device) -> Tensor:
+        words = torch.empty((count + 7) // 8, dtype=torch.int32, device=device)
+        self._draw("gaussian", words, seed)
+        return words
+
+    def uniform_noise(self, count: int, seed: int, device: torch.device) -> Tensor:
+        noise = torch.empty(count, dtype=torch.bfloat16, device=device)
+        self._draw("uniform", noise, seed)
+        return noise
+
+    @abstractmethod
+    def _run(self, x: Tensor, *jobs: Job) -> None:
+        """Compute one or two jobs while reading x once; x may be empty."""
+
+    @abstractmethod
+    def _decode(self, stored: Stored, q: Quantizer, axis: int, out: Tensor) -> None: ...
+
+    @abstractmethod
+    def _extent(self, x: Tensor, partition: Part, amax: Tensor, amin: Tensor) -> None: ...
+
+    @abstractmethod
+    def _draw(self, noise: Noise, out: Tensor, seed: int) -> None: ...
+
+
+def pointer(t: Tensor) -> int | None:
+    """Return a tensor's address, or None for ABSENT."""
+    return None if t is ABSENT else t.data_ptr()

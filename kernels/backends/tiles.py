@@ -1,0 +1,113 @@
+"""Divide a matrix into tiles, one for each CTA (thread block), such that blocks lie within tiles if possible."""
+
+import ctypes
+from typing import NamedTuple
+
+from torch import Tensor
+
+from fewbits.kernels.backends.protocol import Part
+from fewbits.kernels.quantizer import Quantizer, parts_of
+
+EDGE = 8  # rows, and also columns, of the patch that one thread holds
+WARP = 32
+THREADS = 256
+LONGEST_ROW = 64 * THREADS  # the longest row, in columns, that the threads of a CTA can hold
+TALL_THREADS = 512  # threads of the largest CTA that holds whole columns, sixteen side by side
+MOST = (1 << 31) - (1 << 15)  # the limit for rows and for columns, which kernels count in 32 bits
+
+
+class Shape(NamedTuple):
+    """The shape of a CTA's tile: its threads, how many lie side by side, and whether all of them share one row."""
+
+    threads: int
+    lanes: int
+    along: int = 0
+
+    @property
+    def rows(self) -> int:
+        return 1 if self.along else self.threads // self.lanes * EDGE
+
+    @property
+    def cols(self) -> int:
+        return self.threads * EDGE * EDGE if self.along else self.lanes * EDGE
+
+
+class Parts(ctypes.Structure):  # csrc/spec.cuh
+    _fields_ = [(name, ctypes.c_int32) for name in ("rows", "cols", "across", "lanes", "groups")]
+
+
+def _next_power_of_two(n: int) -> int:
+    """Return the smallest power of two that is at least n."""
+    return 1 << max(n - 1, 0).bit_length()
+
+
+def usual_shape(x: Tensor) -> Shape:
+    """Return the default tile: 128x128 for 256 threads; narrower and taller if the matrix is narrow."""
+    return Shape(THREADS, min(2 * EDGE, _next_power_of_two(-(-x.shape[1] // EDGE))))
+
+
+def block_on_chip(q: Quantizer, axis: int, x: Tensor, shape: Shape) -> Part | None:
+    """Return the rows and columns that a block covers in tiles of this shape, or None if no block fits in a tile.
+
+    A naive cast has no blocks, so each vector of eight columns counts as one. A block as large as the matrix may extend
+    beyond it. Four Over Six compares two scales per block before it quantizes; on chip only the threads of one warp can
+    do so together, which limits the rows of its blocks.
+    """
+    if q.scaling == "none":
+        return (1, EDGE)
+    sides = []
+    for size, have, tile in zip(q.block.resolve(x.shape, axis), x.shape, (shape.rows, shape.cols), strict=True):
+        size = _next_power_of_two(size) if size >= have else size
+        if size & (size - 1) or (size >= have and _next_power_of_two(have) > tile) or (size < have and size > tile):
+            return None
+        sides.append(min(size, tile))
+    if q.traits.compares and sides[0] > WARP // shape.lanes * EDGE:
+        return None
+    return sides[0], sides[1]
+
+
+def fitting_shape(x: Tensor, q: Quantizer, axis: int) -> Shape:
+    """Return a shape of tiles that can hold the quantizer's blocks, whole channels too, or else the default shape."""
+    usual, (rows, cols) = usual_shape(x), x.shape
+    if q.traits.compares or block_on_chip(q, axis, x, usual):
+        return usual
+    r, c = q.block.resolve(x.shape, axis)
+    if r == 1 and c >= cols and cols <= LONGEST_ROW:
+        threads = max(WARP, _next_power_of_two(-(-cols // EDGE**2)))
+        return Shape(threads, threads, along=1)
+    tall = Shape(max(2 * THREADS // EDGE, 2 * _next_power_of_two(-(-rows // EDGE))), 2)
+    if c == 1 and r >= rows and tall.threads <= TALL_THREADS:
+        return tall
+    return usual
+
+
+def tile_count(x: Tensor, shape: Shape) -> int:
+    down, across = parts_of(x.shape, (shape.rows, shape.cols))
+    return down * across
+
+
+def parts_in(x: Tensor, part: Part, shape: Shape) -> tuple[int, Parts]:
+    """Return the largest piece (csrc/spec.cuh) that always lies within one part, and the description of the parts.
+
+    A piece is a tile, a thread's patch, a vector or an element. The description holds the size of a part, and how many
+    lanes along a row, and rows of lanes, of a warp share a part.
+    """
+    (rows, cols), (r, c) = x.shape, part
+    all_rows, all_cols = r >= rows, c >= cols
+    tiles, patches, vectors, elements = range(4)
+    lanes = WARP if shape.along else shape.lanes
+    groups = WARP // lanes
+    if (all_rows or r % shape.rows == 0) and (all_cols or c % shape.cols == 0):
+        piece = tiles
+    elif not all_cols and c % EDGE:
+        piece = elements
+    else:
+        lanes = lanes if all_cols else min(lanes, power_of_two_factor(c // EDGE))
+        piece = vectors if shape.along or not (all_rows or r % EDGE == 0) else patches
+        groups = groups if all_rows else min(groups, power_of_two_factor(r // EDGE)) if r % EDGE == 0 else 1
+    return piece, Parts(min(r, MOST), min(c, MOST), -(-cols // c), lanes, groups)
+
+
+def power_of_two_factor(n: int) -> int:
+    """Return the largest power of two that divides n."""
+    return n & -n

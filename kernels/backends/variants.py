@@ -1,0 +1,92 @@
+"""Define Variant, the constants for which a CUDA kernel is compiled, and Launcher, the interface that launches it.
+
+Spec mirrors the structure of csrc/spec.cuh field by field.
+"""
+
+import ctypes
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import torch
+
+from fewbits.kernels.backends.constants import Grid, Scaling, grid_of, scaling_of
+from fewbits.kernels.backends.protocol import DTYPES
+from fewbits.kernels.backends.tiles import Shape
+from fewbits.kernels.quantizer import Quantizer
+
+# -fmad=false keeps the two roundings of a*b+c, as in the reference. Division and subnormals follow IEEE by default; the
+# options are explicit because results depend on them. ptxas reports each kernel's resources for the compile check.
+OPTIONS = (
+    "-std=c++17",
+    "-fmad=false",
+    "-ftz=false",
+    "-prec-div=true",
+    "-prec-sqrt=true",
+    "--ptxas-options=-v",
+)
+DTYPE_NAMES = dict(zip(DTYPES, ("Bf16", "Fp16", "Fp32"), strict=True))
+
+
+class Spec(NamedTuple):
+    """The constants of a kernel for one quantizer; the defaults are those of a naive cast without statistics."""
+
+    grid: Grid
+    scaling: Scaling
+    stochastic: int
+    group_by_row: int
+    hadamard: int
+    ragged: int = 0
+    inverse: int = 0
+    down: int = 0
+    lookup: int = 0
+    block_rows: int = 1
+    block_cols: int = 1
+    stats: int = 0
+    skips: int = 0
+    encodes: int = 0
+    piece: int = 0
+    block_piece: int = 0
+
+
+def spec_of(q: Quantizer, axis: int) -> Spec:
+    return Spec(
+        grid=grid_of(q.format, q.overflow),
+        scaling=scaling_of(q),
+        stochastic=int(q.rounding == "stochastic"),
+        group_by_row=int(q.group == "row"),
+        hadamard=q.hadamard or 0,
+        down=int(axis == 0),
+    )
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A kernel and its constants; `dtypes` names the dtype of the matrix and, in weights.cu, of the second tensor."""
+
+    file: str
+    kernel: str
+    dtypes: tuple[str, ...]
+    shape: Shape
+    specs: tuple[Spec, ...]
+
+    def source(self) -> str:
+        """Return a translation unit: the constants as macros, and the file that uses them."""
+        macros = {
+            "FB_KERNEL": self.kernel,
+            **dict(zip(("FB_DTYPE", "FB_OTHER"), self.dtypes, strict=False)),
+            "FB_SHAPE": _listed(self.shape),
+            "FB_SPECS": ", ".join(f"{{{_listed(spec)}}}" for spec in self.specs),
+            "FB_COUNT": len(self.specs),
+        }
+        return "".join(f"#define {name} {value}\n" for name, value in macros.items()) + f'#include "{self.file}"\n'
+
+
+class Launcher(Protocol):
+    def launch(self, variant: Variant, blocks: int, call: ctypes.Structure, device: torch.device) -> None:
+        """Queue the kernel with `blocks` CTAs on the device's current stream."""
+
+
+def _listed(constants: Iterable[object]) -> str:
+    """Return nested constants as a C++ initialiser, without its outermost braces."""
+    return ", ".join(f"{{{_listed(part)}}}" if isinstance(part, tuple) else str(part) for part in constants)

@@ -1,0 +1,5 @@
+"""Define the index of each statistic in the counts that backends return (README.md, "Statistics")."""
+
+ERROR, NONZEROS, FLUSHED, SATURATED, CAPPED, NONFINITE, LOST = range(7)
+COUNTS = 7
+ERROR_ONE = 1 << 23  # a relative error of 1

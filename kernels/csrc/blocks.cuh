@@ -1,0 +1,55 @@
+// Computes the scales of blocks on a GPU, from amaxes in registers or in memory, and stores them.
+#pragma once
+#include "tile.cuh"
+
+namespace fb {
+
+struct Block {
+  Scale scale;
+  bool plain, poisoned;
+};
+template <class D>
+FB_D Block make_block(const Spec &s, const Request &r, uint32_t amax, int row, int col, float expansion = 1.0f) {
+  Group group{1.0f, 1.0f};
+  if (s.scaling.grouped()) {
+    int rows = s.source == LOOKUP ? r.blocks.rows : s.block_rows;
+    int cols = s.source == LOOKUP ? r.blocks.cols : s.block_cols;
+    int g = s.group_by_row ? group_index(s, row / rows, col / cols) : 0;
+    group = make_group(s.scaling, value(s.grid.max), value(r.group_amax[g]));
+  }
+  Block b;
+  b.scale = make_scale(s.scaling, value(s.grid.max), value(amax), group, expansion);
+  b.poisoned = s.scaling.kind != NONE && amax >= INF;
+  const Bounds bounds = ordinary_bounds<D>(s.scaling, s.grid.grid());
+  b.plain = !b.poisoned && is_ordinary(s.scaling, value(amax), b.scale, bounds);
+  return b;
+}
+template <class D> FB_D Block looked_up(const Spec &s, const Request &r, int row, int col) {
+  int64_t at = r.blocks.at(row, col);
+  bool four = s.scaling.compares() && r.four_less_six[at] < 0;
+  return make_block<D>(s, r, r.block_amax[at], row, col, four ? value(s.scaling.expansion) : 1.0f);
+}
+
+// Store a block's scale, in the thread that holds the block's first element. In the thread that holds the first element
+// of a group's first block, also store the group's scale.
+FB_D void store_scale(const Spec &s, const Request &r, const Block &b, int row, int col) {
+  if (s.scaling.kind == NONE) return;
+  const int rows = s.source == LOOKUP ? r.blocks.rows : s.block_rows;
+  const int cols = s.source == LOOKUP ? r.blocks.cols : s.block_cols;
+  if (row % rows || col % cols) return;
+  const int block_row = row / rows, block_col = col / cols;
+  const int64_t at = int64_t(block_row) * r.blocks.across + block_col;
+  const uint32_t code = b.poisoned ? s.scaling.nan_code : b.scale.code;
+  if (s.scaling.kind == FLOAT) {
+    ((uint32_t *)r.scales)[at] = code;
+  } else {
+    ((uint8_t *)r.scales)[at] = uint8_t(code);
+  }
+  const bool first = s.group_by_row ? (s.down ? block_row : block_col) == 0 : block_row + block_col == 0;
+  if (!s.scaling.grouped() || !first) return;
+  const int group = group_index(s, block_row, block_col);
+  const Group shared = make_group(s.scaling, value(s.grid.max), value(r.group_amax[group]));
+  r.group_scales[group] = value(stored_group(s.scaling, shared));
+}
+
+}  // namespace fb

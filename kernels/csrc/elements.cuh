@@ -1,0 +1,98 @@
+// Converts elements to values or codes: eight ordinary elements at once, all others one by one.
+#pragma once
+#include "codes.cuh"
+#include "remade.cuh"
+
+namespace fb {
+
+// Convert eight ordinary elements to values or codes. If the first 16 bits of a draw do not decide, return false; the
+// results are then invalid and the counts unchanged.
+template <class D, bool WIDE>
+FB_D bool quickly(const Spec &s, const Vector<D> &x, const Block (&blocks)[WIDTH], const Split &split, uint64_t first,
+                  uint64_t seed, Vector<D> *y, Codes *codes, Counts *counts) {
+  typedef typename D::Storage S;
+  const Grid g = s.grid.grid();
+  Words draws{};
+  if (s.stochastic) draws = eight_draws(first, ROUND_HIGH, seed);
+  Counts now = *counts;
+  float on_grid[WIDTH];
+  uint32_t ask = 0;
+#pragma unroll
+  for (int i = 0; i < WIDTH; i++) {
+    const Scale &scale = blocks[split.col(i)].scale;
+    S was = x.get(i);
+    float size = D::widen(S(was & D::magnitude_mask)), v = size * scale.encode, q;
+    uint32_t high = (draws.w[i / 2] >> (16 * (i % 2))) & 0xffffu;
+    q = s.stochastic ? rounded_at_once<WIDE, true>(v, g, high, &ask) : rounded_at_once<WIDE, false>(v, g, high, &ask);
+    bool over = q > g.max;
+    q = smaller(q, g.max);
+    on_grid[i] = value(bits(q) | uint32_t(was & S(~D::magnitude_mask)) << (32 - 8 * sizeof(S)));
+    if (s.encodes) continue;
+    float back = s.scaling.divides() ? quotient(q, scale.encode, scale.decode) : (q * scale.decode) * scale.outer;
+    S narrow = D::narrow(back);
+    y->set(i, S(narrow | (was & S(~D::magnitude_mask))));
+    if (s.stats) now.count(size, D::widen(narrow), over);
+  }
+  if (!ask) *counts = now;
+  if (s.encodes) *codes = codes_of(s, on_grid);
+  return !ask;
+}
+
+FB_D uint32_t careful_code(const Spec &s, const Request &r, const Element &e, const Block &b) {
+  uint32_t code = finite(e.q)                      ? magnitude_code(e.q, s.grid.grid())
+                  : b.poisoned                     ? 0
+                  : (bits(e.q) & MAGNITUDE) == INF ? r.inf_code
+                                                   : r.nan_code;
+  return code | (e.q == e.q ? (bits(e.q) >> 31) << (s.encodes - 1) : 0);  // NaN has no sign
+}
+
+// Converts the slots that `quickly` cannot: those with blocks that are not ordinary, or with a draw whose first 16 bits
+// do not decide. They are rare, so this code is small rather than fast: it computes everything again from indices, so
+// that the common path needs no registers or code for it.
+template <class D> struct Careful {
+  const Spec &s;
+  const Request &r;
+  const Tile &t;
+  const Vector<D> (&x)[SLOTS];
+  const uint32_t (&left)[SLOTS][WIDTH];  // ON_CHIP: the information on the blocks from which `known` rebuilds them
+  Gathering<Counts> &gathering;
+
+  FB_D Block block_of(const Tops &tops, int k, int n) const {
+    if (s.source == LOOKUP) return looked_up<D>(s, r, t.row(k), t.col(k) + n);
+    return known<D>(s, r, tops.at(Split(s), n), t.row(k), t.col(k) + n);
+  }
+  FB_D void element(const Tops &tops, int k, int n, float was, Codes *codes) {
+    int row = t.row(k), col = t.col(k) + n;
+    bool by_element = s.piece == ELEMENTS && (s.stats || s.skips);
+    if (by_element && s.skips && r.skip[r.parts.at(row, col)]) return;
+    Block b = block_of(tops, k, n);
+    uint64_t index = t.index(k) + uint64_t(n);
+    Element e{value(NAN_BITS), value(NAN_BITS), false};
+    if (!b.poisoned) e = fb::element<D>(was, s.grid.grid(), b.scale, s.scaling.divides(), s.stochastic, index, r.seed);
+    typename D::Storage narrow = D::narrow(e.y);
+    if (r.out) ((typename D::Storage *)r.out)[index] = narrow;
+    if (s.stats) {
+      gathering.sum.count(was, D::widen(narrow), e.saturated);
+      if (by_element) gathering.hand_in(true, row, col);
+    }
+    if (s.encodes) codes->put(n, careful_code(s, r, e, b), stored_bits(s.encodes));
+    if (s.encodes && s.source == LOOKUP && s.block_piece == ELEMENTS) store_scale(s, r, b, row, col);
+  }
+  FB_D void all(uint32_t slots) {
+#pragma unroll 1
+    for (int k = 0; k < SLOTS; k++) {
+      if (!(slots >> k & 1)) continue;
+      Vector<D> v = picked<D>(x, k);
+      const Tops tops = s.source == LOOKUP ? Tops{} : tops_of(Split(s), left, k);
+      int valid = t.valid(k);
+      Codes codes{0, 0};
+#pragma unroll 1
+      for (int n = 0; n < valid; n++) element(tops, k, n, D::widen(v.pick(n)), &codes);
+      if (s.encodes) store_codes(r.codes, t.row(k), t.col(k), codes, valid, stored_bits(s.encodes));
+      // The other threads have already handed in their vectors of this part, so this one is handed in separately.
+      if (s.stats && s.piece == VECTORS) gathering.hand_in(true, t.row(k), t.col(k));
+    }
+  }
+};
+
+}  // namespace fb

@@ -1,0 +1,72 @@
+"""Define elements: the bits of floats, rounding to a grid, codes and their values (README.md, "Elements").
+
+Rounding happens in float64, where dividing a float32 by a power of two, and subtracting the nearest integer, are
+exact. Powers of two and exponents are built from bits, because exp2, log2 and ldexp do not guarantee the last bit.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from fewbits.kernels.formats import Format
+
+
+def power_of_two(exponent: Tensor) -> Tensor:
+    """Return 2^exponent in float64, built from its bits."""
+    return (exponent.long() + 1023 << 52).view(torch.float64)
+
+
+def split(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Split x = mantissa · 2^exponent with 1 ≤ |mantissa| < 2; the exponent of 0 is below all others."""
+    half, exponent = torch.frexp(x.double())
+    return half * 2, torch.where(x == 0, -1022, exponent - 1)
+
+
+def divide(dividend: float, x: Tensor) -> Tensor:
+    """Return dividend / x by one division; dividing a Python number, torch might multiply by a reciprocal instead."""
+    return torch.full_like(x, dividend) / x
+
+
+def round_to_grid(v: Tensor, grid: Format, draws: Tensor | None = None) -> Tensor:
+    """Round v to the grid, in float64 and without an upper limit of the exponent: stochastically if there are draws."""
+    exponent = split(v)[1].clamp(grid.emin, 127)
+    step = power_of_two(exponent - grid.mantissa_bits)
+    steps = v.double() / step
+    rounded = steps.round()  # ties to even
+    if draws is not None:
+        difference = steps - rounded
+        rounded = torch.where(draws < difference.abs(), rounded + difference.sign(), rounded)
+    return torch.copysign(rounded * step, v.double())
+
+
+def codes_of(values: Tensor, grid: Format) -> Tensor:
+    """Return the codes of grid values: the sign bit above the number of steps from zero.
+
+    The codes equal those of Format.code_of, except that NaN has no sign.
+    """
+    magnitude = torch.where(values.isfinite(), values.abs(), 0)
+    exponent = split(magnitude)[1].clamp(min=grid.emin)
+    steps = magnitude.double() / power_of_two(exponent - grid.mantissa_bits)
+    codes = steps.long() + (exponent.long() - grid.emin << grid.mantissa_bits)
+    if grid.has_inf:
+        codes = torch.where(values.isinf(), grid.code_of(math.inf, "inf"), codes)
+    if grid.has_nan:
+        codes = torch.where(values.isnan(), grid.code_of(math.nan), codes)
+    negative = values.signbit() & ~values.isnan()
+    return (codes | negative.long() << grid.bits - 1).to(torch.int32)
+
+
+def values_of(codes: Tensor, grid: Format) -> Tensor:
+    """Return the float32 values of codes."""
+    magnitude_bits = grid.exponent_bits + grid.mantissa_bits
+    magnitude = codes.long() & (1 << magnitude_bits) - 1
+    field, fraction = magnitude >> grid.mantissa_bits, magnitude & (1 << grid.mantissa_bits) - 1
+    subnormal = (field == 0) & grid.has_zero
+    steps = fraction + ((~subnormal).long() << grid.mantissa_bits)
+    values = steps * power_of_two(field + subnormal.long() - grid.bias - grid.mantissa_bits)
+    values = torch.where(magnitude > grid.max_code, math.nan, values)
+    if grid.has_inf:
+        values = torch.where(magnitude == grid.code_of(math.inf, "inf"), math.inf, values)
+    negative = codes.long() >> magnitude_bits & 1
+    return torch.where(negative == 1, -values, values).float()

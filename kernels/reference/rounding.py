@@ -1,0 +1,105 @@
+"""Define how a matrix is scaled block by block and rounded to a grid, for every scaling.
+
+source ──largest──> amax per block ──choose_scales──> Scales ──encode_factors──> s
+source · s ──round_to_grid──> grid values, from which `restore` computes values, and `codes_of` codes
+"""
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fewbits.kernels.quantizer import Quantizer
+from fewbits.kernels.reference.elements import codes_of, round_to_grid
+from fewbits.kernels.reference.noise import uniform
+from fewbits.kernels.reference.parts import fold, largest, spread
+from fewbits.kernels.reference.rotation import rotate
+from fewbits.kernels.reference.scales import Scales, choose_scales, encode_factors, restore, stored_values
+
+
+@dataclass(frozen=True)
+class Rounded:
+    """A matrix rounded to the grid, with its source and scales."""
+
+    source: Tensor  # the rotated matrix in float32
+    scales: Scales
+    values: Tensor  # grid values, float32: the source scaled and rounded
+    overflowed: Tensor  # True where rounding exceeded the format's maximum
+
+
+def round_matrix(x: Tensor, q: Quantizer, axis: int, seed: int) -> Rounded:
+    source = rotate(x, q, axis).float()
+    amax = largest(source, q.block.resolve(x.shape, axis))
+    draws = uniform(x.numel(), seed, x.device).view(x.shape) if q.rounding == "stochastic" else None
+    if q.traits.compares:
+        return four_over_six(source, amax, q, axis, draws)
+    if q.traits.corrects:
+        return ms_eden(source, amax, q, axis, seed)
+    return round_with(choose_scales(amax, q, axis), source, q, axis, draws)
+
+
+def scaled_by(scales: Scales, source: Tensor, q: Quantizer, axis: int) -> Tensor:
+    return source * spread(encode_factors(scales, q, axis), q.block.resolve(source.shape, axis), source.shape)
+
+
+def round_with(scales: Scales, source: Tensor, q: Quantizer, axis: int, draws: Tensor | None) -> Rounded:
+    scaled = scaled_by(scales, source, q, axis)
+    rounded = round_to_grid(scaled, q.format, draws)
+    overflowed = source.isfinite() & (rounded.abs() > q.format.max)
+    beyond = {"saturate": q.format.max, "nan": math.nan, "inf": math.inf}[q.overflow]
+    values = torch.where(overflowed, torch.copysign(torch.full_like(rounded, beyond), rounded), rounded)
+    if not q.format.has_inf:  # a remaining infinity comes from the source itself, with scaling none
+        values = torch.where(values.isinf(), math.nan, values)
+    if q.traits.kind == "two-level":
+        values = without_lost_blocks(values, scales, q, axis)
+    return Rounded(source, scales, values.float(), overflowed)
+
+
+def without_lost_blocks(values: Tensor, scales: Scales, q: Quantizer, axis: int) -> Tensor:
+    """Replace the values of blocks whose scale is 0 by zeros that keep their signs."""
+    lost = spread(scales.codes == 0, q.block.resolve(values.shape, axis), values.shape)
+    return torch.where(lost, torch.zeros_like(values).copysign(values), values)
+
+
+def four_over_six(source: Tensor, amax: Tensor, q: Quantizer, axis: int, draws: Tensor | None) -> Rounded:
+    """Quantize each block with its largest magnitude mapped to 6, or to 4 if that gives a smaller error."""
+    expansions = (1.0, q.traits.expansion)
+    six, four = (round_with(choose_scales(amax, q, axis, by), source, q, axis, draws) for by in expansions)
+    better = squared_error(four, amax, q, axis) < squared_error(six, amax, q, axis)
+    scales = Scales(torch.where(better, four.scales.codes, six.scales.codes), six.scales.groups)
+    return round_with(scales, source, q, axis, draws)
+
+
+def squared_error(rounded: Rounded, amax: Tensor, q: Quantizer, axis: int) -> Tensor:
+    """Return the squared error of each block relative to its squared amax, as an exact integer in units of 2^-32."""
+    source, block = rounded.source, q.block.resolve(rounded.source.shape, axis)
+    y = restore(rounded.values, rounded.scales, q, axis, torch.float32)
+    error = (source - y).abs() / spread(amax, block, source.shape)
+    error = torch.where(error <= 1, error, 1)
+    return fold((error.double() * 2**16).round().long().square(), block).sum((1, 3))
+
+
+def ms_eden(source: Tensor, amax: Tensor, q: Quantizer, axis: int, seed: int) -> Rounded:
+    """Round elements to nearest, then correct each block's scale and round it stochastically with its own draw.
+
+    arXiv 2601.22813, algorithm 1, whose factor is ⟨x, x⟩ / ⟨x, rounded x⟩ of the rotated block.
+    """
+    stored = q.traits.stored
+    assert stored is not None
+    nearest = round_with(choose_scales(amax, q, axis), source, q, axis, None)
+    s8 = stored_values(nearest.scales, q)
+    corrected = (s8 * correction(nearest, q, axis)).clamp(max=stored.max)
+    drawn = round_to_grid(corrected, stored, uniform(amax.numel(), seed, amax.device).view(amax.shape))
+    scales = Scales(codes_of(torch.where(s8.isnan(), s8, drawn), stored), nearest.scales.groups)
+    return replace(nearest, scales=scales, values=without_lost_blocks(nearest.values, scales, q, axis))
+
+
+def correction(rounded: Rounded, q: Quantizer, axis: int) -> Tensor:
+    """Return Σ v² / Σ v·q of each block; the scaled v are integers in units of 2^-10, so the sums are exact."""
+    block = q.block.resolve(rounded.source.shape, axis)
+    v = scaled_by(rounded.scales, rounded.source, q, axis).abs().clamp(max=16)  # below 10, except in zeroed blocks
+    units = (v.nan_to_num(0).double() * 2**10).round().long()
+    halves = (rounded.values.nan_to_num(0).abs() * 2).long()
+    squares, products = fold(units.square(), block).sum((1, 3)), fold(units * halves, block).sum((1, 3))
+    return torch.where(products == 0, 1, squares.float() / (products.float() * 2**9))

@@ -1,0 +1,117 @@
+"""Compute stored scales from the amaxes of blocks, and values from stored scales (README.md, "Blocks and scales").
+
+Scales are float32, and each operation is rounded once. `scalings.py` has the constants of each scaling.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fewbits.kernels.formats import Format
+from fewbits.kernels.quantizer import Quantizer
+from fewbits.kernels.reference.elements import codes_of, divide, round_to_grid, split, values_of
+from fewbits.kernels.reference.parts import spread
+
+FLT_MAX = torch.finfo(torch.float32).max
+FLT_MIN = 2.0**-126  # the smallest normal float32
+
+
+@dataclass(frozen=True)
+class Scales:
+    """The scales as they are stored; encoding and decoding both use only these, so they cannot disagree."""
+
+    codes: Tensor  # int32, one per block
+    groups: Tensor  # float32: the mantissa of each group (gam), d (two levels), or empty
+
+
+def ideal(amax: Tensor, grid: Format) -> Tensor:
+    """Return the factor that maps amax to the largest value of the grid."""
+    return torch.where(amax == 0, 1, divide(grid.max, amax).clamp(FLT_MIN, FLT_MAX))
+
+
+def group_amax(amax: Tensor, q: Quantizer, axis: int) -> Tensor:
+    """Return the largest amax of each group, in a shape that broadcasts; a padding zero makes empty groups valid."""
+    if q.group == "tensor":
+        return F.pad(amax, (0, 1, 0, 1)).amax((0, 1), keepdim=True)
+    if axis == -1:
+        return F.pad(amax, (0, 1)).amax(1, keepdim=True)
+    return F.pad(amax, (0, 0, 0, 1)).amax(0, keepdim=True)
+
+
+def choose_scales(amax: Tensor, q: Quantizer, axis: int, expansion: float = 1.0) -> Scales:
+    """Return the scales of blocks with these amaxes; two-level block scales are multiplied by `expansion`."""
+    traits, stored, groups = q.traits, q.traits.stored, amax.new_empty(0)
+    if stored is None:
+        return Scales(torch.zeros_like(amax, dtype=torch.int32), groups)
+    poisoned = ~amax.isfinite()
+    amax = torch.where(poisoned, 0, amax)
+    match traits.kind:
+        case "float":
+            codes = ideal(amax, q.format).view(torch.int32)
+        case "mantissa":  # MoR, algorithm 1
+            group_mantissa, group_exponent = split(ideal(group_amax(amax, q, axis), q.format))
+            mantissa, exponent = split(ideal(amax, q.format))
+            exponent = exponent - (mantissa < group_mantissa).int()  # one binade lower, or the block would saturate
+            codes = torch.where(amax == 0, group_exponent, exponent) + 127
+            groups = group_mantissa.float().flatten()
+        case "power":
+            mantissa, exponent = split(amax)
+            max_mantissa, max_exponent = split(torch.full_like(amax, q.format.max))
+            exponent = max_exponent - exponent
+            if traits.rounding == "up":
+                exponent = exponent - (mantissa > max_mantissa).int()
+            codes = 127 - torch.where(amax == 0, 0, exponent.clamp(-127, 127))
+        case "two-level":  # NVFP4 eqs. 1-3, in TransformerEngine's order of operations
+            tensor_amax = group_amax(amax, q, axis)
+            top = torch.full_like(tensor_amax, traits.top or q.format.max)
+            g = torch.where(tensor_amax == 0, 1, (top * traits.target / tensor_amax).clamp(max=FLT_MAX))
+            s8 = (amax * (g * divide(1, top)) * expansion).clamp(max=stored.max)
+            codes = codes_of(round_to_grid(s8, stored), stored)
+            groups = divide(1, g).flatten()
+    return Scales(torch.where(poisoned, stored.code_of(math.nan), codes).to(torch.int32), groups)
+
+
+def group_grid(scales: Scales, axis: int) -> Tensor:
+    """Return group values as a grid that broadcasts against the blocks; a row of blocks runs along the axis."""
+    return scales.groups.unsqueeze(1 if axis == -1 else 0)
+
+
+def stored_values(scales: Scales, q: Quantizer) -> Tensor:
+    """Return the float32 values of stored block scales; NaN for a NaN block."""
+    codes, stored = scales.codes, q.traits.stored
+    if stored is None:
+        return torch.ones_like(codes, dtype=torch.float32)
+    return codes.view(torch.float32) if q.traits.kind == "float" else values_of(codes, stored)
+
+
+def encode_factors(scales: Scales, q: Quantizer, axis: int) -> Tensor:
+    """Return the factor s of each block; NaN for a NaN block."""
+    block = stored_values(scales, q)
+    match q.traits.kind:
+        case "mantissa":
+            return (group_grid(scales, axis) * block.double()).float()
+        case "power":
+            return divide(1, block)
+        case "two-level":
+            return divide(1, block * group_grid(scales, axis)).clamp(max=FLT_MAX)
+    return block
+
+
+def restore(values: Tensor, scales: Scales, q: Quantizer, axis: int, dtype: torch.dtype) -> Tensor:
+    """Return the values that grid values stand for, in the range of the source and in the given dtype."""
+    block, shape = q.block.resolve(values.shape, axis), values.shape
+    match q.traits.kind:
+        case "none":
+            y = values
+        case "float" | "mantissa":
+            y = values / spread(encode_factors(scales, q, axis), block, shape)
+        case "power":
+            y = values * spread(stored_values(scales, q), block, shape)
+        case "two-level":
+            s8 = spread(stored_values(scales, q), block, shape)
+            y = torch.where(s8 == 0, torch.copysign(s8, values), values * s8 * group_grid(scales, axis))
+    limit = torch.finfo(dtype).max
+    return torch.where(values.isinf(), y, y.clamp(-limit, limit)).to(dtype)  # an overflow to inf stays inf

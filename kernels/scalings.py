@@ -1,0 +1,151 @@
+"""Define the scalings as one table: how blocks get their scales, what is stored, and which quantizers may use them.
+
+The reference, the C++ kernels, the parser and the table in README.md all read these records. A new
+scaling needs only a record here if its kind's arithmetic supports the fields that the record sets; README.md defines
+the arithmetic of each kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final, Literal, get_args
+
+from fewbits.kernels.formats import TABLE, Format
+
+Kind = Literal["none", "float", "mantissa", "power", "two-level"]
+ScaleRounding = Literal["nearest", "up", "floor", "stochastic"]
+Rounding = Literal["nearest", "stochastic"]
+Group = Literal["tensor", "row"]
+
+# csrc/scale.h numbers kinds and roundings in this order.
+KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
+SCALE_ROUNDINGS: Final[tuple[ScaleRounding, ...]] = get_args(ScaleRounding)
+ROUNDINGS: Final[tuple[Rounding, ...]] = get_args(Rounding)
+GROUPS: Final[tuple[Group, ...]] = get_args(Group)
+
+
+_E4M3, _E8M0, _UE5M3, _FP32 = (TABLE[name] for name in ("e4m3", "e8m0", "ue5m3", "fp32"))
+
+# The format of stored scales (None: any) and the roundings of scales that the arithmetic of a kind implements.
+_OF_KIND: Final[dict[Kind, tuple[Format | None, tuple[ScaleRounding, ...]]]] = {
+    "none": (None, ("nearest",)),
+    "float": (_FP32, ("nearest",)),
+    "mantissa": (_E8M0, ("up",)),
+    "power": (_E8M0, ("up", "floor")),
+    "two-level": (None, ("nearest", "stochastic")),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Scaling:
+    """A rule by which blocks get their scales; the fields after `expansion` restrict the quantizers that may use it.
+
+    kind: the arithmetic. `none`: no scales; `float`: a float32 per block; `mantissa`: powers of two times a mantissa
+        that the blocks of a group share; `power`: powers of two; `two-level`: a block scale in a narrow format times a
+        float32 for the tensor.
+    stored: the format in which a block's scale is stored.
+    rounding: how the scale by which a block is divided is rounded to a stored one. `up`: nothing saturates; `floor`:
+        OCP MX's rule; `stochastic`: MS-EDEN, which first corrects the scale for the rounding of the block's elements.
+    groups: the possible groups, whose blocks share a second-level value; the first is the default.
+    target: the block scale of the block that holds the tensor's amax (two-level).
+    top: the value to which a block's amax is mapped; None: the format's largest value (two-level).
+    expansion: the ratio of a second candidate for the block scale to the first; the one with the smaller error is used.
+        1: there is no second candidate.
+    """
+
+    name: str
+    kind: Kind
+    stored: Format | None = None
+    rounding: ScaleRounding = "nearest"
+    groups: tuple[Group, ...] = ()
+    target: float = 0.0
+    top: float | None = None
+    expansion: float = 1.0
+    formats: tuple[str, ...] = ()  # valid formats; here and below, an empty tuple means all
+    blocks: tuple[str, ...] = ()
+    roundings: tuple[Rounding, ...] = ()
+    hadamards: tuple[int, ...] = ()
+    because: str = "of its definition"  # the reason for these restrictions, which messages quote
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for a field that this kind's arithmetic does not use, since it would have no effect."""
+        stored, roundings = _OF_KIND[self.kind]
+        two_levels = self.kind == "two-level"
+        wrong = {
+            "stored": stored is not None and self.stored is not stored,
+            "rounding": self.rounding not in roundings,
+            "target": bool(self.target) != two_levels,
+            "top": self.top is not None and not two_levels,
+            "expansion": self.expansion != 1 and not two_levels,
+        }
+        for field, is_wrong in wrong.items():
+            if is_wrong:
+                raise ValueError(
+                    f"scaling {self.name!r} of kind {self.kind!r}: {field}={getattr(self, field)} has no arithmetic in "
+                    "reference/scales.py and csrc/scale.h; add it there, and to _OF_KIND"
+                )
+
+    @property
+    def corrects(self) -> bool:
+        """True if block scales are corrected and then rounded stochastically, with their own random bits (MS-EDEN)."""
+        return self.rounding == "stochastic"
+
+    @property
+    def compares(self) -> bool:
+        """True if two candidates for each block scale are compared (Four Over Six)."""
+        return self.expansion != 1
+
+    def check(self, format_: str, block: str, rounding: str, hadamard: int | None) -> None:
+        """Raise ValueError if a quantizer with these fields cannot use this scaling."""
+        restrictions: tuple[tuple[str, object, tuple[object, ...]], ...] = (
+            ("format", format_, self.formats),
+            ("block", block, self.blocks),
+            ("rounding", rounding, self.roundings),
+            ("hadamard", hadamard, self.hadamards),
+        )
+        for field, value, valid in restrictions:
+            if valid and value not in valid:
+                listed = f"{'is' if len(valid) == 1 else 'are'} {', '.join(map(str, valid))}"
+                raise ValueError(
+                    f"scaling {self.name!r} with {field} {value}: "
+                    f"{'the only valid value' if len(valid) == 1 else 'valid values'} {listed}, because {self.because}"
+                )
+
+
+_ROWS = (
+    Scaling("none", "none"),
+    Scaling("amax", "float", _FP32),
+    Scaling("gam", "mantissa", _E8M0, "up", groups=GROUPS),  # MoR, algorithm 1
+    Scaling("e8m0", "power", _E8M0, "up"),
+    Scaling("mx", "power", _E8M0, "floor"),  # OCP MX v1.0
+    Scaling("nvfp4", "two-level", _E4M3, groups=("tensor",), target=_E4M3.max),
+    Scaling("ue5m3", "two-level", _UE5M3, groups=("tensor",), target=_E4M3.max),  # arXiv 2609.02846
+    Scaling(  # Four Over Six, arXiv 2512.02010
+        "fouroversix",
+        "two-level",
+        _E4M3,
+        groups=("tensor",),
+        target=256.0,  # leaves headroom for the expansion
+        expansion=1.5,  # maps the block's maximum to 4 instead of 6
+        formats=("e2m1",),
+        because="it compares that format's 4 and 6",
+    ),
+    Scaling(  # MS-EDEN, arXiv 2601.22813, algorithm 1
+        "eden",
+        "two-level",
+        _E4M3,
+        "stochastic",
+        groups=("tensor",),
+        target=256.0,
+        top=96 / 15.81,  # 6 · 16/17 / 0.93: least error on Gaussian data
+        formats=("e2m1",),
+        blocks=("1x16",),
+        roundings=("nearest",),
+        hadamards=(16, 32, 64, 128),
+        because="it is unbiased over rotations of whole blocks, through the draws of its scales",
+    ),
+)
+
+SCALINGS: Final[Mapping[str, Scaling]] = MappingProxyType({row.name: row for row in _ROWS})

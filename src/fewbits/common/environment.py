@@ -1,0 +1,20 @@
+"""Set environment variables temporarily."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+
+@contextmanager
+def environment(values: Mapping[str, str]) -> Iterator[None]:
+    """Set variables of this process while the block runs; afterwards they are as before."""
+    before = dict(os.environ)
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name in values:
+            os.environ.pop(name, None)
+        os.environ.update({name: before[name] for name in values if name in before})

@@ -1,0 +1,147 @@
+"""Remember what was sent to MLflow about a store's sweeps, and find what MLflow does not have yet.
+
+A small cache file beside the run folders holds, for each sweep and trial, what was sent and the times and sizes of the
+trial's files at that moment. While these are the same there is nothing to do, and MLflow is not even imported. The
+cache may be deleted; then MLflow is asked which runs it has.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sqlite3
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fewbits.common.atomic import read_json, write_json
+from fewbits.common.from_dict import from_dict
+from fewbits.experiments.storage.run_folder import RunFolder
+from fewbits.experiments.tracking import mlflow_database
+from fewbits.experiments.tracking.owner import Owner
+from fewbits.sweeps.planning.expand import Cell
+from fewbits.sweeps.planning.sweep import Sweep
+from fewbits.sweeps.running import store
+from fewbits.sweeps.running.store import State
+from fewbits.sweeps.tracking.comparison import compared, view_state
+
+CACHE = ".mlflow-sync.json"
+FILES = ("config.yaml", "metrics.parquet", "timing.parquet", "result.json", store.FAILURE)
+
+Look = list[Any]  # a trial's state, then the modification time and the size of each of its files
+
+
+def look_at(folder: RunFolder) -> Look:
+    """Return the current state and files of a trial."""
+    look: Look = [store.state(folder).value]
+    for name in FILES:
+        try:
+            status = (folder.path / name).stat()
+            look.append([status.st_mtime_ns, status.st_size])
+        except OSError:
+            look.append(None)
+    return look
+
+
+def place_of(cell: Cell) -> str:
+    """Return the cell's place as JSON, which is the value of a run's tag."""
+    return json.dumps(cell.place)
+
+
+@dataclass
+class SentTrial:
+    """The state of a sweep's trial that was last sent to MLflow. The cache file has these fields."""
+
+    folder: str
+    run: str = ""  # its id in MLflow
+    place: str = ""
+    current: bool = False
+    look: Look = field(default_factory=list)
+
+
+@dataclass
+class SentSweep:
+    """The state of a sweep at a scale that was last sent to MLflow. The cache file has these fields."""
+
+    experiment: str
+    parent: str  # the run
+    status: str = ""  # of the parent
+    view: str = ""
+    children: dict[str, SentTrial] = field(default_factory=dict)  # by trial
+
+    def orphans(self, want: WantedSweep | None, runs: Path) -> list[RunFolder]:
+        """Return the trials of this store that MLflow shows as running, but that do not run and are not wanted.
+
+        The store may be mounted elsewhere than when a folder was sent, so only the folder's name counts.
+        """
+        shown = [trial for trial, child in self.children.items() if child.look[0] == State.RUNNING]
+        folders = [RunFolder(runs / Path(self.children[trial].folder).name, trial) for trial in shown]
+        unwanted = [folder for folder in folders if not (want and folder.id in want.cells)]
+        return [folder for folder in unwanted if store.state(folder) is not State.RUNNING]
+
+
+@dataclass(frozen=True)
+class WantedSweep:
+    """The current state of a sweep at a scale, from the plan and the store."""
+
+    sweep: Sweep
+    owner: Owner
+    cells: dict[str, Cell]  # by trial: the first, if several cells are one trial
+    looks: dict[str, Look]
+    status: str  # MLflow's, of the parent run
+
+    @property
+    def view(self) -> str:
+        rows = {compared(self.sweep, cell): None for cell in self.cells.values()}
+        return view_state(self.sweep, list(rows), self.owner)
+
+    def unsent(self, sent: SentSweep) -> list[str]:
+        """Return the trials whose current state MLflow does not have: those that have begun, or whose run must end."""
+        trials = []
+        for trial, cell in self.cells.items():
+            look, child = self.looks[trial], sent.children.get(trial)
+            begun = look[0] != State.PLANNED or look[1] is not None
+            removed = child is not None and child.look[0] == State.RUNNING  # it is shown as running
+            state = (look, True, place_of(cell))
+            if (begun or removed) and (child is None or (child.look, child.current, child.place) != state):
+                trials.append(trial)
+        return trials
+
+    def is_sent(self, sent: SentSweep | None) -> bool:
+        """Tell whether MLflow has the current state of the sweep and all its trials."""
+        return sent is not None and (sent.status, sent.view) == (self.status, self.view) and not self.unsent(sent)
+
+
+def read_sent(runs: Path, uri: str, owner: Owner) -> dict[str, SentSweep]:
+    """Return the cache's record of what was sent to MLflow, for each sweep of this store and user."""
+    cached = (read_json(runs / CACHE) or {}).get(owner.cache_key(uri))
+    try:
+        sweeps = {key: from_dict(SentSweep, sweep) for key, sweep in (cached or {}).items()}
+    except (ValueError, AttributeError):  # damaged, or of an earlier version
+        return {}
+    if not all(child.look for sweep in sweeps.values() for child in sweep.children.values()):
+        return {}
+    return _still_there(uri, sweeps) if uri.startswith(mlflow_database.SCHEME) else sweeps
+
+
+def write_sent(runs: Path, uri: str, owner: Owner, sweeps: Mapping[str, SentSweep]) -> None:
+    """Write the cache."""
+    others = {
+        key: value for key, value in (read_json(runs / CACHE) or {}).items() if "://" not in key
+    }  # once keys were URIs
+    write_json(runs / CACHE, {**others, owner.cache_key(uri): {key: asdict(sweep) for key, sweep in sweeps.items()}})
+
+
+def _still_there(uri: str, sweeps: dict[str, SentSweep]) -> dict[str, SentSweep]:
+    """Return the sweeps whose parent run is still in the database, which may be a new file or lack deleted runs."""
+    path = mlflow_database.path_of(uri)
+    if not path.exists():
+        return {}
+    try:
+        with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
+            rows = database.execute("select run_uuid from runs where lifecycle_stage = 'active'")
+            active = {run for (run,) in rows}
+    except sqlite3.Error:
+        return {}
+    return {key: sweep for key, sweep in sweeps.items() if sweep.parent in active}

@@ -1,0 +1,115 @@
+"""Check that the records of scalings are the only table: README.md and the C++ enumerations agree with them."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fewbits.experiments.fingerprint import kernel_calls
+from fewbits.kernels.backends import compilation
+from fewbits.kernels.backends.constants import Grid, Scaling, flat, scaling_of
+from fewbits.kernels.formats import TABLE
+from fewbits.kernels.quantizer import Quantizer
+from fewbits.kernels.scalings import KINDS, SCALE_ROUNDINGS, SCALINGS
+from fewbits.kernels.scalings import Scaling as Record
+
+ROOT = Path(__file__).parents[2]
+README = ROOT / "kernels" / "README.md"
+SCALE_H = compilation.SOURCES / "scale.h"
+ABSENT = "–"
+
+
+def listed(values: tuple[object, ...]) -> str:
+    return ", ".join(map(str, values)) or ABSENT
+
+
+def row(record: Record) -> list[str]:
+    """Return the cells of a record in the README's table; a fraction there is compared by its value."""
+    restrictions = (record.formats, record.blocks, record.roundings, tuple(f"rht{n}" for n in record.hadamards))
+    return [
+        f"`{record.name}`",
+        record.kind,
+        str(record.stored or ABSENT),
+        record.rounding if record.stored else ABSENT,
+        listed(record.groups),
+        f"{record.target:g}" if record.target else ABSENT,
+        str(record.top or ABSENT),
+        f"{record.expansion:g}" if record.compares else ABSENT,
+        "; ".join(listed(valid) for valid in restrictions if valid) or ABSENT,
+    ]
+
+
+def cells(line: str) -> list[str]:
+    found = [cell.strip() for cell in line.strip("|").split("|")]
+    fraction = re.fullmatch(r"([\d.]+)/([\d.]+)", found[6])
+    return [*found[:6], str(float(fraction[1]) / float(fraction[2])) if fraction else found[6], *found[7:]]
+
+
+def enumerators(name: str) -> list[str]:
+    match = re.search(rf"{name}\b[^{{;]*{{(?:\s*enum : uint32_t {{)?([^}}]*)}}", SCALE_H.read_text())
+    assert match is not None
+    numbered = [part.split("=") for part in match[1].split(",")]
+    assert [int(number) for _, number in numbered] == list(range(len(numbered)))
+    return [part.strip().lower().replace("_", "-") for part, _ in numbered]
+
+
+def test_the_readme_lists_every_scaling_with_its_fields() -> None:
+    table = README.read_text().partition("| scaling | kind |")[2].partition("\n\n")[0]
+    assert [cells(line) for line in table.splitlines()[2:]] == [row(record) for record in SCALINGS.values()]
+
+
+def test_enumerations_have_the_same_order_in_cpp() -> None:
+    assert enumerators("ScalingKind") == list(KINDS)
+    assert enumerators("ScaleRounding") == list(SCALE_ROUNDINGS)
+
+
+def test_constants_have_as_many_words_as_the_structures_of_the_backends() -> None:
+    scaling = scaling_of(Quantizer.parse("e2m1:1x16:nvfp4"))
+    assert len(flat(scaling)) == len(Scaling._fields) - 1 + len(Grid._fields)
+    assert scaling.grid.max == scaling.target  # 448 is E4M3's largest value and the target
+
+
+@pytest.mark.parametrize("record", SCALINGS.values(), ids=str)
+def test_stored_scales_have_a_code_for_a_block_that_is_not_finite(record: Record) -> None:
+    if record.stored is not None:
+        assert record.stored.has_nan
+        assert record.stored.bits == (32 if record.kind == "float" else 8)
+
+
+@pytest.mark.parametrize(
+    ("text", "field"),
+    [
+        ("e4m3:1x16:fouroversix", "format"),
+        ("e2m1:1x32:eden:rht16", "block"),
+        ("e2m1:1x16:eden:rht16:stochastic", "rounding"),
+        ("e2m1:1x16:eden:rht8", "hadamard"),
+        ("e2m1:1x16:eden", "hadamard"),
+    ],
+)
+def test_a_quantizer_beyond_a_scalings_restrictions_is_told_which_are_valid(text: str, field: str) -> None:
+    scaling = text.split(":")[2]
+    with pytest.raises(ValueError, match=f"'{scaling}' with {field} ") as error:
+        Quantizer.parse(text)
+    assert ", ".join(map(str, getattr(SCALINGS[scaling], f"{field}s"))) in str(error.value)
+
+
+def test_the_readme_and_the_proof_of_equal_bits_list_every_scaling() -> None:
+    (row,) = re.findall(r"^\| scaling \|(.*)\|$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert set(re.findall(r"`(\w+)`", row)) == set(SCALINGS) - {"none"}
+    assert set(kernel_calls.SCALINGS) == set(SCALINGS) - {"none"}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"kind": "power", "stored": TABLE["e8m0"], "rounding": "nearest"},
+        {"kind": "float", "stored": TABLE["fp32"], "target": 224.0},
+        {"kind": "float", "stored": TABLE["e4m3"]},
+        {"kind": "mantissa", "stored": TABLE["e8m0"], "rounding": "up", "top": 3.0},
+        {"kind": "two-level", "stored": TABLE["e4m3"]},
+    ],
+)
+def test_a_record_has_no_field_that_its_kind_does_not_use(fields: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="no arithmetic"):
+        Record("new", **fields)

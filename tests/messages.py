@@ -1,0 +1,18 @@
+"""Check what a message names, not how it says so."""
+
+import re
+
+
+def naming(*values: object) -> str:
+    """Return a pattern of texts that contain each value as a whole word or phrase, in any order."""
+    return "(?s)" + "".join(f"(?=.*{_whole(str(value))})" for value in values)
+
+
+def names(text: str, *values: object) -> bool:
+    """Tell whether the text contains each value as a whole word or phrase."""
+    return re.search(naming(*values), text) is not None
+
+
+def _whole(value: str) -> str:
+    before, after = (r"(?<!\w)" if value[:1].isalnum() else "", r"(?!\w)" if value[-1:].isalnum() else "")
+    return f"{before}{re.escape(value)}{after}"

@@ -1,0 +1,213 @@
+"""Measure what the tests notice: plant small mistakes, one at a time, and run the tests that should fail.
+
+    make mutate                                    a sample of every target, and docs/measured/mutation.md
+    .venv/bin/python -m tests.mutate headers --sample 0 --files 'kernels/csrc/scale.h'    all mutants of one header
+
+All happens in a copy of the checkout, whose tests have to pass before. A mutant is killed if a test fails or takes far
+too long, and survives if all pass. What does not compile, and what compiles to the same library, is no mutant. The
+kernels are compiled without most optimizations, which changes no bit and is faster. The order of hypothesis's examples
+is fixed, so that the same sample gives the same score.
+"""
+
+import argparse
+import os
+import platform
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tests.mutants import Mutant, mutants
+
+ROOT = Path(__file__).resolve().parents[1]
+WRITTEN = ROOT / "docs" / "measured" / "mutation.md"
+KILLED, SURVIVED, SAME, NOT_COMPILED = "killed", "survived", "same library", "does not compile"
+PATIENCE = 4  # a mutant may take this many times as long as the tests took without one
+
+
+@dataclass(frozen=True)
+class Target:
+    """Sources, the tests that should notice a mistake in them, and what compiles them."""
+
+    files: tuple[str, ...]
+    tests: tuple[str, ...]
+    compiled: tuple[str, ...] = ()  # arguments of a Python that fails, or prints the library's path if it keeps one
+
+
+CHECKS_THE_SYNTAX = """
+import shlex, subprocess, sys
+from fewbits.kernels.backends import build, compilation
+from tests.kernels.backends.emulated import FLAGS, SIMT
+command = [*build.compiler(), *shlex.split(FLAGS), "-fsyntax-only", f"-I{compilation.SOURCES}", f"-I{SIMT}"]
+sys.exit(subprocess.run([*command, str(SIMT / "emulate.cpp")]).returncode)
+"""
+TARGETS = {
+    "headers": Target(
+        ("kernels/csrc/*.h", "kernels/csrc/*.cpp"),
+        (
+            "tests/kernels/test_block_scales.py",
+            "tests/kernels/test_packed.py",
+            "tests/kernels/test_noise.py",
+            "tests/kernels/test_products.py",
+            "tests/kernels/backends/test_parity.py",
+        ),
+        ("-m", "fewbits.kernels.backends.build"),
+    ),
+    "cuda": Target(
+        ("kernels/csrc/*.cuh", "kernels/csrc/*.cu"),
+        ("tests/kernels/backends/test_cuda_emulated.py",),
+        ("-c", CHECKS_THE_SYNTAX),
+    ),
+    "verdicts": Target(
+        ("analysis/verdicts.py", "analysis/statistics.py", "analysis/effects.py"),
+        ("tests/analysis/test_verdicts.py", "tests/analysis/test_statistics.py"),
+    ),
+}
+
+
+class Checkout:
+    """A copy of the checkout, in which mutants are planted."""
+
+    def __init__(self, folder: Path, target: Target) -> None:
+        self.root, self.cache, self.target = folder / "root", folder / "cache", target
+        listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True)
+        for name in listed.stdout.decode().splitlines():
+            if (ROOT / name).exists():
+                (self.root / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(ROOT / name, self.root / name, follow_symlinks=False)
+        self.cache.mkdir()
+        flags = self.root / "kernels/backends/compilation.py"
+        flags.write_text(flags.read_text().replace('"-O3"', '"-O1"'))
+        start = time.monotonic()
+        self.library = self.compiled()
+        outcome = self._tests(limit=None)
+        if self.library is None or outcome.returncode:
+            raise SystemExit(f"the tests have to pass without a mutant:\n{outcome.stdout}")
+        self.seconds = time.monotonic() - start
+
+    def outcome(self, mutant: Mutant) -> str:
+        """Plant a mutant, run the tests, and take it away; return what became of it."""
+        path = self.root / mutant.file
+        text = path.read_text()
+        path.write_text(mutant.of(text))
+        try:
+            library = self.compiled()
+            if library is None:
+                return NOT_COMPILED
+            if library and library == self.library:
+                return SAME
+            return KILLED if self._tests(PATIENCE * self.seconds).returncode else SURVIVED
+        except subprocess.TimeoutExpired:
+            return KILLED
+        finally:
+            path.write_text(text)
+
+    def compiled(self) -> bytes | None:
+        """Return what the compiler made, without its name; None if it refuses the sources."""
+        if not self.target.compiled:
+            return b""
+        for old in self.cache.glob("*.so"):
+            old.unlink()
+        done = subprocess.run(
+            [sys.executable, *self.target.compiled], cwd=self.root, env=self._environment, capture_output=True
+        )
+        if done.returncode:
+            return None
+        made = [Path(line) for line in done.stdout.decode().splitlines() if line.endswith(".so")]
+        return b"".join(path.read_bytes() for path in made)
+
+    def _tests(self, limit: float | None) -> "subprocess.CompletedProcess[str]":
+        """Run the tests until one fails."""
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
+        command += ["--hypothesis-seed=0", *self.target.tests]
+        environment = self._environment | {"FEWBITS_BACKEND": "cpu"} if self.library else self._environment
+        done = subprocess.run(
+            command,
+            cwd=self.root,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=limit,
+        )
+        if done.returncode not in (0, 1, 2):  # passed, failed, or not importable
+            raise SystemExit(f"pytest ended with status {done.returncode}:\n{done.stdout}")
+        return done
+
+    @property
+    def _environment(self) -> dict[str, str]:
+        return {**os.environ, "PYTHONPATH": str(self.root / "src"), "FEWBITS_CACHE": str(self.cache)}
+
+
+def measure(name: str, target: Target, sample: int, seed: int) -> list[str]:
+    """Run the mutants of a target, or a sample of them; return the lines of its section."""
+    files = sorted({path for pattern in target.files for path in ROOT.glob(pattern)})
+    found = [mutant for file in files for mutant in mutants(file.relative_to(ROOT).as_posix(), file.read_text())]
+    if not found:
+        raise SystemExit(f"{name}: no mutants in {' '.join(target.files)}")
+    chosen = found if sample in (0, len(found)) else random.Random(seed).sample(found, min(sample, len(found)))
+    outcomes: dict[Mutant, str] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        checkout = Checkout(Path(folder), target)
+        for mutant in chosen:
+            start = time.monotonic()
+            outcomes[mutant] = checkout.outcome(mutant)
+            seconds = time.monotonic() - start
+            print(f"{name} {len(outcomes)}/{len(chosen)} {outcomes[mutant]} in {seconds:.0f} s: {mutant}", flush=True)
+    counts = {kind: list(outcomes.values()).count(kind) for kind in (KILLED, SURVIVED, SAME, NOT_COMPILED)}
+    judged = counts[KILLED] + counts[SURVIVED]
+    which = "all" if len(chosen) == len(found) else f"a sample of {len(chosen)} (seed {seed}) of"
+    share = f"**{counts[KILLED]} of {judged} killed ({counts[KILLED] / judged:.0%})**" if judged else "none judged"
+    lines = [f"## {name}", "", f"{which} {len(found)} mutants of {', '.join(target.files)}: {share}; "]
+    lines[-1] += f"{counts[SAME]} compiled to the same library, {counts[NOT_COMPILED]} did not compile."
+    lines += [f"Tests: {', '.join(target.tests)}.", ""]
+    if survivors := [mutant for mutant, outcome in outcomes.items() if outcome == SURVIVED]:
+        lines += ["Survivors:", "", *(f"- {mutant}, of `{_source_line(mutant)}`" for mutant in survivors), ""]
+    return lines
+
+
+def _source_line(mutant: Mutant) -> str:
+    return (ROOT / mutant.file).read_text().splitlines()[mutant.line - 1].strip()
+
+
+def _machine() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{named[0] if named else platform.processor()}, Python {platform.python_version()}"
+
+
+def main(argv: Sequence[str]) -> int:
+    assert __doc__
+    parser = argparse.ArgumentParser("tests.mutate", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("targets", nargs="*", metavar="TARGET", help=f"of {', '.join(TARGETS)}; all if none is named")
+    parser.add_argument("--files", nargs="+", metavar="GLOB", help="the sources, instead of the target's")
+    parser.add_argument("--tests", nargs="+", metavar="PATH", help="the tests, instead of the target's")
+    parser.add_argument("--sample", type=int, default=40, help="mutants of each target; 0: all (default: 40)")
+    parser.add_argument("--seed", type=int, default=0, help="of the sample (default: 0)")
+    parser.add_argument("--write", action="store_true", help=f"write {WRITTEN.relative_to(ROOT)}")
+    options = parser.parse_args(argv)
+    if unknown := set(options.targets) - set(TARGETS):
+        parser.error(f"no target {', '.join(sorted(unknown))}: valid values are {', '.join(TARGETS)}")
+    sections: list[str] = []
+    for name in options.targets or TARGETS:
+        target = TARGETS[name]
+        target = replace(target, files=tuple(options.files or target.files), tests=tuple(options.tests or target.tests))
+        sections += measure(name, target, options.sample, options.seed)
+    print("\n".join(sections))
+    if options.write:
+        commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True)
+        head = ["# Mutation testing, measured", ""]
+        head += [f"Commit {commit.stdout.strip()}, {time.strftime('%Y-%m-%d')}, {_machine()}; `make mutate`.", ""]
+        head += ["A mutant is the sources with one small mistake; it is killed if a test fails (tests/mutate.py).", ""]
+        WRITTEN.write_text("\n".join([*head, *sections]))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,48 @@
+"""Test what holds for the studies' own sweeps at every scale, without their data."""
+
+import math
+from functools import cache
+
+import pytest
+
+from fewbits.experiments.data.python_sources import PYTHON, TORCH
+from fewbits.experiments.data.web import COLLECTIONS
+from fewbits.sweeps.planning.data import check_repeats
+from fewbits.sweeps.planning.plan import Plan, plan
+from fewbits.sweeps.planning.studies import STUDIES
+from fewbits.sweeps.planning.sweep import load_sweeps
+
+SCALES = ("cpu", "cpu-full", "gpu", "paper")
+SIZES = {"python": PYTHON.size, "torch": TORCH.size} | {name: one.tokens for name, one in COLLECTIONS.items()}
+
+
+@cache
+def planned(study: str, scale: str) -> Plan:
+    """Return the plan of a study at one seed; composing its configs takes seconds."""
+    return plan(*load_sweeps((f"study={study}", f"scale={scale}", "seeds=[0]")), with_data=False)
+
+
+@pytest.mark.parametrize("study", STUDIES)
+@pytest.mark.parametrize("scale", SCALES)
+def test_every_study_reads_its_data_as_often_as_its_files_allow(study: str, scale: str) -> None:
+    """The size of the papers' unpublished token folders is unknown, so they are not checked."""
+    trials = planned(study, scale).trials
+    for one in trials.values():
+        size = SIZES.get(one.trial.data.kind)
+        if size is None:
+            assert (scale, one.trial.data.kind) == ("paper", "bin")
+        else:
+            check_repeats(one.trial, one.earlier_tokens, one.trial.data.size or size)
+
+
+@pytest.mark.parametrize("scale", ["smoke", *SCALES])
+def test_what_switches_in_nvfp4_trains_after_its_switch(scale: str) -> None:
+    found = planned("nvfp4", scale)
+    trials = {member.cell.arm: found.trials[member.id].trial for member in found.members}
+    switching = {arm: trial for arm, trial in trials.items() if trial.recipe.switches}
+    after = switching.pop("switch-after", None)
+    for arm, trial in switching.items():
+        steps = trial.training.steps
+        assert 0 < math.ceil(trial.recipe.switch.at * steps) < steps, arm
+    if after is not None:
+        assert math.ceil(after.recipe.switch.at * after.training.steps) == after.training.steps, "evaluation alone"
