@@ -16,6 +16,8 @@ from pathlib import Path
 
 import yaml
 
+from fewbits.analysis.engine import formulas
+from fewbits.analysis.engine.formulas import Place
 from fewbits.common.from_dict import from_dict, one_of
 
 FOLDER = Path(__file__).parents[1] / "papers" / "claims"
@@ -76,6 +78,8 @@ class Part:
     baseline: str = ""  # bf16 where empty; a test of an arm's own numbers takes one if its metric is of two trials
     metrics: tuple[str, ...] = (LOSS,)
     data: str = ""  # in place of arms: the name of what the claim's measure hook delivers
+    formula: str = ""  # in place of arms: a number of several arms of a seed (engine/formulas.py)
+    of: dict[str, str] = field(default_factory=dict)  # the names in the formula, with the arm that each stands for
     sweep: str = ""  # where arms of one name are different trials in several sweeps
     where: dict[str, str] = field(default_factory=dict)  # values of the sweep's axes
     baseline_where: dict[str, str] | None = None  # where the baseline is looked up, if not in the arm's place
@@ -101,8 +105,12 @@ class Part:
             one_of(f"{where}: absence", self.absence, ABSENCES)
         if self.test == "exact":
             return
-        if sum((bool(self.arms), bool(self.chain), bool(self.data))) != 1:
-            raise ValueError(f"{where}: one of arms, chain and data is expected")
+        if sum((bool(self.arms), bool(self.chain), bool(self.data), bool(self.formula))) != 1:
+            raise ValueError(f"{where}: one of arms, chain, data and formula is expected")
+        if self.formula:
+            if not self.name or len(self.metrics) != 1:
+                raise ValueError(f"{where}: a part with a formula has a name and one metric")
+            formulas.check(self.formula, self.places)
         if self.chain and (len(self.chain) < 2 or self.test not in DIRECTIONS):
             raise ValueError(f"{where}: a chain has two arms or more, and the test higher or lower")
         if self.test == "within" and (self.low is None or self.high is None or not self.low < self.high):
@@ -111,6 +119,11 @@ class Part:
             raise ValueError(f"{where}: than, a number, is expected")
         if len(self.each) > 1:
             raise ValueError(f"{where}: each takes one axis, not {', '.join(self.each)}")
+
+    @property
+    def places(self) -> dict[str, Place]:
+        """The arm and the metric that each name of the formula stands for."""
+        return {name: Place.parse(text, self.metrics[0]) for name, text in self.of.items()}
 
 
 @dataclass(frozen=True)
@@ -239,7 +252,7 @@ def _expand(claim: Claim | ControlClaim, part: Part) -> Iterator[Comparison]:
     margin = claim.margin_of(part) if isinstance(claim, Claim) else part.margin
     absence = part.absence or (claim.absence if isinstance(claim, Claim) else "")
     whole = Comparison(part.name or part.data, part, margin=margin, absence=absence)
-    if part.out_of_reach or part.test == "exact" or part.data:
+    if part.out_of_reach or part.test == "exact" or part.data or part.formula:
         yield whole
         return
     baseline = part.baseline if part.test in (*OWN, *OBSERVED) else part.baseline or BASELINE

@@ -58,11 +58,10 @@ def _part(part: Part, margin: Margin | None) -> str:
         return f"{part.name}: out of reach, {part.out_of_reach}"
     if part.test == "exact":
         return "exact"
-    arms = " > ".join(part.chain) if part.chain else ", ".join(part.arms) or f"measured: {part.data}"
-    told = f"`{part.test}` {arms}"
+    told = f"`{part.test}` {_compared(part)}"
     if part.baseline and not part.chain:
         told += f" beside {part.baseline}"
-    if not part.data:
+    if not part.data and not part.formula:
         told += f" by {', '.join(part.metrics)}"
     if part.low is not None and part.high is not None:
         told += f", {part.low:g} to {part.high:g}"
@@ -71,6 +70,12 @@ def _part(part: Part, margin: Margin | None) -> str:
     if margin is not None:
         told += f", margin {_margin(margin)}"
     return f"{part.name}: {told}" if part.name else told
+
+
+def _compared(part: Part) -> str:
+    if part.formula:
+        return f"`{part.formula}`, where {', '.join(f'{name} is {place}' for name, place in part.of.items())}"
+    return " > ".join(part.chain) or ", ".join(part.arms) or f"measured: {part.data}"
 
 
 def _margin(margin: Margin) -> str:

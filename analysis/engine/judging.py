@@ -6,12 +6,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from fewbits.analysis.engine.amounts import amount
-from fewbits.analysis.engine.claims import Claim, ControlClaim, comparisons, load_claims
+from fewbits.analysis.engine.claims import Claim, ControlClaim, Part, comparisons, load_claims
 from fewbits.analysis.engine.data import Measured, NotPlanned
 from fewbits.analysis.engine.findings import ControlResult, Finding, Verdict
+from fewbits.analysis.engine.formula_data import by_formula
 from fewbits.analysis.engine.frames import Results
 from fewbits.analysis.engine.hooks import hooks_of
 from fewbits.analysis.engine.loading import load_hooks
+from fewbits.analysis.engine.pairing import Metric
 from fewbits.analysis.engine.pairs import Numbers, built_in, data_of
 from fewbits.analysis.engine.seeds import shaping
 from fewbits.analysis.engine.tests import judge, judge_exact
@@ -67,8 +69,21 @@ def _findings(study: str, claim: Claim | ControlClaim, results: Results) -> Iter
             if measured is None:
                 measured = hooks_of(study).measures[claim.id](results)
             yield judge(comparison, measured[comparison.part.data])
+        elif comparison.part.formula:
+            yield judge(comparison, formula_data(study, results, comparison.part))
         else:
             yield judge(comparison, data_of(results, comparison, lambda of, name: resolve(study, of, name)))
+
+
+def formula_data(study: str, results: Results, part: Part) -> Measured:
+    """Return the values of a part's formula, one for each seed."""
+
+    def metric(of: Results, name: str) -> Metric:
+        values = resolve(study, of, name).values
+        assert not callable(values), f"{name} is a metric of two trials; a formula takes numbers of one"
+        return values
+
+    return by_formula(results, part.formula, part.places, metric, relative=part.relative)
 
 
 def resolve(study: str, results: Results, name: str) -> Numbers:

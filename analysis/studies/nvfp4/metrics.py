@@ -1,4 +1,4 @@
-"""Numbers of NVFP4's trials that claims compare: costs over BF16, what a switch recovers, where gradients err."""
+"""Numbers of NVFP4's trials that claims compare: the gap to BF16 around the decay, and where gradients err."""
 
 from __future__ import annotations
 
@@ -7,41 +7,13 @@ from statistics import fmean
 
 from fewbits.analysis.engine.data import Differences, Measured, NoData, NotPlanned
 from fewbits.analysis.engine.frames import Results
-from fewbits.analysis.engine.hooks import Between, measure, metric
+from fewbits.analysis.engine.hooks import measure, metric
 from fewbits.analysis.engine.pairs import members_of, scope_of
 
 LOSS = "validation_loss"
 BASELINE, TRUNK, ARM, LONG = "bf16", "trunk", "nvfp4-trunk", "nvfp4-long"
 LAST_PART = 5  # the last fifth of the blocks: as many as four are of the paper's twenty
 ERROR = "gradient_error"
-
-
-@metric("nvfp4", "cost_ratio")
-def cost_ratio(results: Results) -> Between:
-    """Return how much more the first trial costs over BF16 of its seed than the second does."""
-    losses, base = _losses(results), _same_seed(results, BASELINE)
-
-    def ratio(ours: str, baseline: str) -> float | None:
-        bf16 = losses.get(base.get(baseline, ""))
-        if bf16 is None or not {ours, baseline} <= set(losses) or losses[baseline] <= bf16:
-            return None
-        return (losses[ours] - bf16) / (losses[baseline] - bf16)
-
-    return ratio
-
-
-@metric("nvfp4", "recovered")
-def recovered(results: Results) -> Between:
-    """Return the first trial's gain over the second's loss, as a share of what switching both passes gains."""
-    losses, both = _losses(results), _same_seed(results, "switch-both")
-
-    def share(ours: str, baseline: str) -> float | None:
-        restored = losses.get(both.get(baseline, ""))
-        if restored is None or not {ours, baseline} <= set(losses) or losses[baseline] <= restored:
-            return None
-        return (losses[baseline] - losses[ours]) / (losses[baseline] - restored)
-
-    return share
 
 
 @metric("nvfp4", "last_gradient_errors")
@@ -106,9 +78,3 @@ def _losses(results: Results) -> dict[str, float]:
 
 def _by_seed(results: Results, arm: str) -> dict[int, str]:
     return {member.cell.seed: member.id for member in members_of(results, arm)}
-
-
-def _same_seed(results: Results, arm: str) -> dict[str, str]:
-    """Return, for each trial, the trial of this arm in its sweep and seed."""
-    there = {(m.cell.sweep, m.cell.seed): m.id for m in results.members if m.cell.arm == arm}
-    return {m.id: there[m.cell.sweep, m.cell.seed] for m in results.members if (m.cell.sweep, m.cell.seed) in there}
