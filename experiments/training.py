@@ -26,6 +26,7 @@ from fewbits.experiments import devices
 from fewbits.experiments.data.corpus import Corpus, describe
 from fewbits.experiments.data.load import load
 from fewbits.experiments.data.once import default_cache
+from fewbits.experiments.evaluation.by_document import evaluate_documents, means
 from fewbits.experiments.evaluation.cloze import evaluate_cloze
 from fewbits.experiments.evaluation.harness import run_tasks
 from fewbits.experiments.evaluation.loss import evaluate_loss, window_count
@@ -215,7 +216,7 @@ def _train(
         status = "done" if healthy else "diverged"
         result = {"id": folder.id, "name": trial.name, "status": status, "step": state.step} | _final(state)
         if healthy:
-            result |= final_evaluation(state, trial, corpus)
+            result |= evaluate_last(state, trial, corpus, folder.path) | final_evaluation(state, trial, corpus)
         write_json(folder.path / "result.json", result)
         saved(folder)
     world.wait()
@@ -361,22 +362,31 @@ def evaluate(state: State, trial: Trial, corpus: Corpus) -> dict[str, float]:
 
     A tensor's scale may depend on the batch size.
     """
-    e, t = trial.evaluation, trial.training
+    t = trial.training
     _begin_evaluation(state, trial)
     losses = {
-        f"{name}_loss": evaluate_loss(
-            state.model,
-            corpus,
-            name,
-            windows=window_count(name, e.windows, e.ood_windows),
-            length=t.length,
-            batch=t.micro_batch,
-        )
-        for name in ("validation", "ood")
-        if name in corpus.splits
+        f"{name}_loss": evaluate_loss(state.model, corpus, name, windows=windows, length=t.length, batch=t.micro_batch)
+        for name, windows in evaluated_windows(trial, corpus).items()
     }
     norms = [parameter.detach().norm() for parameter in state.model.parameters()]
     return losses | {"parameter_norm": float(torch.stack(norms).norm())}
+
+
+def evaluated_windows(trial: Trial, corpus: Corpus) -> dict[str, int]:
+    """Return how many windows of each held-out split are evaluated."""
+    e = trial.evaluation
+    splits = [name for name in ("validation", "ood") if name in corpus.splits]
+    return {name: window_count(name, e.windows, e.ood_windows) for name in splits}
+
+
+def evaluate_last(state: State, trial: Trial, corpus: Corpus, folder: Path) -> dict[str, float]:
+    """Write the last losses of each document (evaluation.parquet); return their means that `evaluate` does not give."""
+    t = trial.training
+    _begin_evaluation(state, trial)
+    windows = evaluated_windows(trial, corpus)
+    frame = evaluate_documents(state.model, state.quantization, corpus, windows, length=t.length, batch=t.micro_batch)
+    write_parquet(folder / "evaluation.parquet", frame)
+    return means(frame)
 
 
 def final_evaluation(state: State, trial: Trial, corpus: Corpus) -> dict[str, Any]:

@@ -10,6 +10,7 @@ its attribute `part`, or else follows from its name by the table below, which co
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
@@ -138,6 +139,20 @@ def quantize(
     if observer is not None:
         observer.bind(len(linears))
     return quantization
+
+
+@contextmanager
+def unquantized(quantization: Quantization) -> Iterator[None]:
+    """Compute all products from unquantized operands in this context, for evaluation in the compute dtype."""
+    plan = Plan(Recipe().operands)  # all in high precision
+    plans = [layer.plans for layer in quantization.layers]
+    try:
+        for layer in quantization.layers:
+            layer.use(plan, plan)
+        yield
+    finally:
+        for layer, own in zip(quantization.layers, plans, strict=True):
+            layer.use(*own)
 
 
 def linear_layers(model: nn.Module) -> Iterator[BlockLinear]:

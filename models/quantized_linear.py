@@ -161,6 +161,10 @@ class QuantizedLinear(nn.Linear):
         """Return the state for copies and pickles, without the cached weight, which a copy quantizes again."""
         return {**self.__dict__, "_weights": None}
 
+    def use(self, before: Plan, after: Plan) -> None:
+        """Set the operands before and after the recipe's switch; a cached weight was made for the previous ones."""
+        self.plans, self._weights = (before, after), None
+
     def extra_repr(self) -> str:
         slots = ", ".join(f"{n}={s.spec or 'high'}" for n, s in self.plans[0].operands.items())
         return f"{self.in_features} → {self.out_features}, {slots}"

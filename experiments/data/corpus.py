@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -67,6 +68,18 @@ class Corpus:
         """Return inputs and targets of `count` windows spread evenly over the split, the same for every trial."""
         tokens = self._tokens(split)
         return _cut(tokens, order.evenly_spread(count, tokens.size, length), length)
+
+    def documents_of_windows(self, split: str, count: int, length: int) -> npt.NDArray[np.int64]:
+        """Return the number of the document that each target of `windows` belongs to, int64 [count, length].
+
+        A separator belongs to the document that it ends. If the separator is unknown, every window counts as one.
+        """
+        tokens = self._tokens(split)
+        begins = order.evenly_spread(count, tokens.size, length)
+        if self.folder.meta.separator is None:
+            return np.broadcast_to(np.arange(count)[:, None], (count, length)).copy()
+        ends = self.folder.document_ends(split)
+        return np.searchsorted(ends, begins[:, None] + np.arange(1, length + 1), side="left")
 
     def documents(self, split: str) -> Iterator[Tokens]:
         """Yield the split's documents in order, without separators; raise ValueError if the separator is unknown."""

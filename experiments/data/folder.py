@@ -115,6 +115,12 @@ class TokenFolder:
             raise ValueError(f"the documents cannot be separated: {META} names no separator")
         return _separated(self.splits[split], self.meta.separator)
 
+    def document_ends(self, split: str) -> npt.NDArray[np.int64]:
+        """Return the positions of the split's separators; raise ValueError if the separator is unknown."""
+        if self.meta.separator is None:
+            raise ValueError(f"the documents cannot be separated: {META} names no separator")
+        return separator_positions(self.splits[split], self.meta.separator)
+
     def texts(self, split: str) -> list[str]:
         """Return the documents of a folder whose tokens are bytes of UTF-8."""
         return [tokens.tobytes().decode() for tokens in self.documents(split)]
@@ -222,10 +228,17 @@ def _files(folder: Path) -> dict[str, Path]:
     return {name: folder / file for name, file in FILES.items() if (folder / file).is_file()}
 
 
+def separator_positions(tokens: Tokens, separator: int) -> npt.NDArray[np.int64]:
+    """Return where the separators are, reading a large split chunk by chunk."""
+    chunks = range(0, tokens.size, _CHUNK)
+    parts = [chunk + np.flatnonzero(tokens[chunk : chunk + _CHUNK] == separator) for chunk in chunks]
+    return np.concatenate(parts) if parts else np.empty(0, np.int64)
+
+
 def _separated(tokens: Tokens, separator: int) -> Iterator[Tokens]:
     begin = 0
-    for chunk in range(0, tokens.size, _CHUNK):
-        for end in (chunk + np.flatnonzero(tokens[chunk : chunk + _CHUNK] == separator)).tolist():
+    for chunk in range(0, tokens.size, _CHUNK):  # a split may be as large as the web: read on only when asked to
+        for end in (chunk + separator_positions(tokens[chunk : chunk + _CHUNK], separator)).tolist():
             if end > begin:
                 yield tokens[begin:end]
             begin = end + 1

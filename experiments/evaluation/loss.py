@@ -7,6 +7,7 @@ tensor is shared by the windows of a batch. Compare only losses that were comput
 """
 
 import math
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -32,12 +33,16 @@ def evaluate_windows(model: Model, corpus: Corpus, split: str, *, windows: int, 
     if inputs.shape != (windows, length) or targets.shape != (windows, length):
         shapes = f"{tuple(inputs.shape)} and {tuple(targets.shape)}"
         raise ValueError(f"split {split!r} gives windows of {shapes}, not ({windows}, {length})")
-    means: list[float] = []
+    means = [math.fsum(row) / length for losses in token_losses(model, inputs, targets, batch) for row in losses]
+    return torch.tensor(means, dtype=torch.float64)
+
+
+def token_losses(model: Model, inputs: Tensor, targets: Tensor, batch: int) -> Iterator[list[list[float]]]:
+    """Yield the loss of each token of each window, batch by batch."""
     with evaluating(model) as device:
         for x, y in zip(inputs.split(batch), targets.split(batch), strict=True):
             losses = model.loss(x.to(device), y.to(device), reduction="none").reshape(x.shape)
-            means += [math.fsum(row) / length for row in losses.double().tolist()]
-    return torch.tensor(means, dtype=torch.float64)
+            yield losses.double().tolist()
 
 
 def mean_loss(each: Tensor) -> float:

@@ -1,0 +1,63 @@
+"""Cast sampled weights to the formats that their learned bit widths allow (GaussWS, Proposition 3 and Table C.1).
+
+A square of weights whose width is b needs ceil(log2(b + 3)) exponent bits and b - 2 mantissa bits. Widths are rounded
+up to whole bits. The scale of a square maps its largest magnitude to the format's maximum, because the proposition
+counts binades below that magnitude. Squares that need more than 16 bits keep their weights.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from fewbits.kernels.api import fake_quantize
+from fewbits.models.quantize import Quantization
+from fewbits.models.quantized_linear import QuantizedLinear
+
+NARROWEST, WIDEST = 3, 13  # bits: the rows of Table C.1, of which the last one is FP32
+
+
+def format_of_width(bits: int) -> str:
+    """Return the format of sampled weights of this width, 3 to 12 bits, for example `e3m2` for 4."""
+    if not NARROWEST <= bits < WIDEST:
+        raise ValueError(f"a width of {bits} bits: Table C.1 has formats of {NARROWEST} to {WIDEST - 1}")
+    return f"e{math.ceil(math.log2(bits + 3))}m{bits - 2}"
+
+
+def sampled_layers(quantization: Quantization) -> Iterator[QuantizedLinear]:
+    """Yield the layers whose weights are sampled."""
+    return (layer for layer in quantization.layers if layer.sampler is not None)
+
+
+def cast(weight: Tensor, bits: Tensor, block: int) -> Tensor:
+    """Return the weight with each square of `block` rows and columns in the format of its width."""
+    whole = bits.ceil().clamp(NARROWEST, WIDEST)
+    rows, columns = weight.shape
+    widths = whole.repeat_interleave(block, 0)[:rows].repeat_interleave(block, 1)[:, :columns]
+    result = weight.clone()
+    for width in map(int, whole.unique().tolist()):
+        if width < WIDEST:
+            quantized = fake_quantize(weight, f"{format_of_width(width)}:{block}x{block}:amax")
+            result = torch.where(widths == width, quantized, result)
+    return result
+
+
+@contextmanager
+def weights_cast(quantization: Quantization) -> Iterator[None]:
+    """Replace sampled weights by their casts in this context, for evaluation."""
+    layers = list(sampled_layers(quantization))
+    saved = [layer.weight.data for layer in layers]
+    try:
+        for layer in layers:
+            bits, sampler = layer.bits, layer.sampler
+            assert bits is not None
+            assert sampler is not None
+            layer.weight.data = cast(layer.weight.data, bits.detach(), sampler.block)
+        yield
+    finally:
+        for layer, weight in zip(layers, saved, strict=True):
+            layer.weight.data = weight
