@@ -349,8 +349,8 @@ def test_the_index_says_what_the_reports_say_and_leads_to_them(original: Made, t
     [
         (["study=moar"], ["moar", "mor"]),
         (["study=mor", "scale=huge"], ["huge", "smoke"]),
-        (["study=mor", "--compare", "smoke"], ["two scales or more"]),
-        (["study=mor", "--compare", "smoke", "smoke"], ["each once"]),
+        (["study=mor", "--compare", "smoke"], ["--compare smoke"]),
+        (["study=mor", "--compare", "smoke", "smoke"], ["--compare smoke smoke"]),
         (["study=mor", "scale=cpu", "--compare", "smoke", "cpu"], ["scale=cpu", "once"]),
         (["sweep=partitions"], ["study=NAME"]),
         ([], ["study=NAME", "--index"]),
