@@ -191,12 +191,12 @@ class StudyClaims:
                 one_of(f"{claim.id}: control", control, names)
 
     def claim(self, name: str) -> Claim:
-        one_of("claim", name, [one.id for one in self.claims])
-        return next(one for one in self.claims if one.id == name)
+        one_of("claim", name, [claim.id for claim in self.claims])
+        return next(claim for claim in self.claims if claim.id == name)
 
     def control(self, name: str) -> ControlClaim:
-        one_of("control", name, [one.id for one in self.controls])
-        return next(one for one in self.controls if one.id == name)
+        one_of("control", name, [control.id for control in self.controls])
+        return next(control for control in self.controls if control.id == name)
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ def claims_table() -> str:
 def _row(claim: Claim) -> tuple[str, ...]:
     sentence = f"“{claim.sentence}” ({claim.place})" if claim.sentence else "a finding of ours"
     tests = _list(_part(part, claim.margin_of(part) if part.margin else None) for part in claim.parts)
-    notes = ". ".join(one for one in (claim.tests, claim.caveat) if one)
+    notes = ". ".join(text for text in (claim.tests, claim.caveat) if text)
     reach = claim.reach
     if claim.stated is not None:
         reach += f": {amount(claim.stated.parameters, 3)} parameters, {amount(claim.stated.tokens, 3)} tokens"
@@ -52,7 +52,7 @@ def _row(claim: Claim) -> tuple[str, ...]:
         sentence,
         f"{notes}<br>{tests}" if notes else tests,
         reach,
-        ", ".join(sorted(one.replace("-", " ") for one in absence)),
+        ", ".join(sorted(text.replace("-", " ") for text in absence)),
         ", ".join(claim.control),
         margins,
     )

@@ -102,22 +102,28 @@ def _design(n: int, alpha: float, sides: int) -> None:
         raise ValueError(f"sides {sides}: valid values are 1 and 2")
 
 
-def detectable(found: Estimate) -> float | None:
+def detectable(estimated: Estimate) -> float | None:
     """Return the smallest true effect that the one-sided test of this estimate detects with probability POWER.
 
     Return None if all values are equal: then their signs are tested, and that test does not depend on a size.
     """
-    if not found.error:
+    if not estimated.error:
         return None
-    return minimum_detectable_effect(found.error * math.sqrt(found.n), found.n, sides=1, df=max(1, int(found.df)))
+    return minimum_detectable_effect(
+        estimated.error * math.sqrt(estimated.n), estimated.n, sides=1, df=max(1, int(estimated.df))
+    )
 
 
-def seeds_needed(found: Estimate, margin: float, most: int = 200) -> int | None:
+def seeds_needed(estimated: Estimate, margin: float, most: int = 200) -> int | None:
     """Return the fewest seeds that detect an effect of the margin's size; None if more than `most` are needed."""
-    if not found.error:
-        return found.n
+    if not estimated.error:
+        return estimated.n
     return required_n(
-        found.error * math.sqrt(found.n), margin, sides=1, most=most, each=max(1.0, found.df / (found.n - 1))
+        estimated.error * math.sqrt(estimated.n),
+        margin,
+        sides=1,
+        most=most,
+        each=max(1.0, estimated.df / (estimated.n - 1)),
     )
 
 

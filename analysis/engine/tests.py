@@ -85,27 +85,27 @@ def _numbers(empty: Finding, comparison: Comparison, data: Differences) -> Findi
         return _events(empty, strata, test == "higher", null=test == "equivalent", diverged=True)
     if paired and not any(data.values):
         return replace(empty, effect=0.0, reason=INACTIVE)
-    found = estimate(_transformed(data), data.spread, data.shared)
-    alone = estimate(_transformed(data), None, data.shared)
-    assert found is not None
-    assert alone is not None
-    empty = replace(empty, effect=sum(data.values) / len(data.values), interval=_interval(found, data))
+    estimated = estimate(_transformed(data), data.spread, data.shared)
+    own = estimate(_transformed(data), None, data.shared)
+    assert estimated is not None
+    assert own is not None
+    empty = replace(empty, effect=sum(data.values) / len(data.values), interval=_interval(estimated, data))
     if paired or not _shares(data):
-        empty = replace(empty, mde=detectable(found))
-    if not found.error:
-        empty = replace(empty, least_p=0.5**found.n)
+        empty = replace(empty, mde=detectable(estimated))
+    if not estimated.error:
+        empty = replace(empty, least_p=0.5**estimated.n)
     if test in DIRECTIONS:
-        return _direction(empty, data, found, alone, 1 if test == "higher" else -1)
+        return _direction(empty, data, estimated, own, 1 if test == "higher" else -1)
     if test in NULLS:
-        return _null(empty, data, found, alone, two_sided=test == "equivalent")
-    return _bounds(empty, comparison, data, found)
+        return _null(empty, data, estimated, own, two_sided=test == "equivalent")
+    return _bounds(empty, comparison, data, estimated)
 
 
-def _direction(empty: Finding, data: Differences, found: Estimate, alone: Estimate, sign: int) -> Finding:
+def _direction(empty: Finding, data: Differences, estimated: Estimate, own: Estimate, sign: int) -> Finding:
     margin = empty.margin or 0.0
     towards, away = (Side.ABOVE, Side.BELOW) if sign > 0 else (Side.BELOW, Side.ABOVE)
-    p_for, p_against = found.p(sign * margin, towards), found.p(0.0, away)
-    p_absent = found.p(sign * margin, away) if margin else None
+    p_for, p_against = estimated.p(sign * margin, towards), estimated.p(0.0, away)
+    p_absent = estimated.p(sign * margin, away) if margin else None
     stated = f"stated to be {'higher' if sign > 0 else 'lower'}" + (f" by {data.shown(margin)[1:]}" if margin else "")
     assert empty.effect is not None
     start = f"{data.shown(empty.effect)}, {stated}"
@@ -117,34 +117,34 @@ def _direction(empty: Finding, data: Differences, found: Estimate, alone: Estima
         status, reason = Status.ABSENT, f"{start}: significantly smaller than that"
     else:
         status, reason = Status.UNDECIDED, f"{start}: the interval includes values for and against it"
-    p_own = None if found.own else alone.p(sign * margin, towards)
+    p_own = None if estimated.own else own.p(sign * margin, towards)
     return replace(
         empty, status=status, reason=reason, p_for=p_for, p_against=p_against, p_absent=p_absent, p_own=p_own
     )
 
 
-def _null(empty: Finding, data: Differences, found: Estimate, alone: Estimate, *, two_sided: bool) -> Finding:
+def _null(empty: Finding, data: Differences, estimated: Estimate, own: Estimate, *, two_sided: bool) -> Finding:
     margin = empty.margin
     assert margin is not None
     assert empty.effect is not None
 
-    def smaller(one: Estimate) -> float:
-        upper = one.p(margin, Side.BELOW)
-        return max(upper, one.p(-margin, Side.ABOVE)) if two_sided else upper
+    def smaller(estimate: Estimate) -> float:
+        upper = estimate.p(margin, Side.BELOW)
+        return max(upper, estimate.p(-margin, Side.ABOVE)) if two_sided else upper
 
-    p_for, p_against = smaller(found), found.p(margin, Side.ABOVE)
+    p_for, p_against = smaller(estimated), estimated.p(margin, Side.ABOVE)
     if two_sided:
-        p_against = min(1.0, 2 * min(p_against, found.p(-margin, Side.BELOW)))
+        p_against = min(1.0, 2 * min(p_against, estimated.p(-margin, Side.BELOW)))
     bound = data.shown(margin).replace("+", "±") if two_sided else data.shown(margin)
     reason = f"{data.shown(empty.effect)}, with a margin of {bound}"
     status = Status.UNDECIDED
     if p_against <= ALPHA:
         status = Status.OPPOSED
     elif empty.mde is not None and empty.mde > margin:
-        needed = seeds_needed(found, margin, MOST_SEEDS)
+        needed = seeds_needed(estimated, margin, MOST_SEEDS)
         enough = f"about {needed}" if needed else f"more than {MOST_SEEDS}"
         reason = (
-            f"underpowered: {found.n} seeds detect a difference of {data.shown(empty.mde)[1:]}, which exceeds the "
+            f"underpowered: {estimated.n} seeds detect a difference of {data.shown(empty.mde)[1:]}, which exceeds the "
             f"margin of {data.shown(margin)[1:]}; {enough} seeds would detect one of the margin's size (measured: "
             f"{data.shown(empty.effect)})"
         )
@@ -152,23 +152,23 @@ def _null(empty: Finding, data: Differences, found: Estimate, alone: Estimate, *
         status = Status.SUPPORTED
     else:
         reason += ": the interval includes values on both sides of it"
-    p_own = None if found.own else smaller(alone)
+    p_own = None if estimated.own else smaller(own)
     return replace(empty, status=status, reason=reason, p_for=p_for, p_against=p_against, p_own=p_own)
 
 
-def _bounds(empty: Finding, comparison: Comparison, data: Differences, found: Estimate) -> Finding:
+def _bounds(empty: Finding, comparison: Comparison, data: Differences, estimated: Estimate) -> Finding:
     part = comparison.part
     low = part.low if comparison.test == "within" else part.than if comparison.test == "above" else None
     high = part.high if comparison.test == "within" else part.than if comparison.test == "below" else None
     inside, outside = [], []
     if low is not None:
         at = _arcsine(low) if _shares(data) else low
-        inside.append(found.p(at, Side.ABOVE))
-        outside.append(found.p(at, Side.BELOW))
+        inside.append(estimated.p(at, Side.ABOVE))
+        outside.append(estimated.p(at, Side.BELOW))
     if high is not None:
         at = _arcsine(high) if _shares(data) else high
-        inside.append(found.p(at, Side.BELOW))
-        outside.append(found.p(at, Side.ABOVE))
+        inside.append(estimated.p(at, Side.BELOW))
+        outside.append(estimated.p(at, Side.ABOVE))
     p_for, p_against = max(inside), min(1.0, len(outside) * min(outside))
 
     def shown(value: float) -> str:
@@ -182,7 +182,7 @@ def _bounds(empty: Finding, comparison: Comparison, data: Differences, found: Es
     reason = f"{shown(empty.effect)}, stated to be {stated}"
     status = Status.SUPPORTED if p_for <= ALPHA else Status.OPPOSED if p_against <= ALPHA else Status.UNDECIDED
     if status is Status.UNDECIDED:
-        equal = "" if found.error else f" ({found.n} equal values: p is at least {empty.least_p:.3g})"
+        equal = "" if estimated.error else f" ({estimated.n} equal values: p is at least {empty.least_p:.3g})"
         reason += f": the interval includes values for and against it{equal}"
     return replace(empty, status=status, reason=reason, p_for=p_for, p_against=p_against)
 
@@ -217,8 +217,8 @@ def _shares(data: Differences) -> bool:
     return data.bounds == (0.0, 1.0)
 
 
-def _interval(found: Estimate, data: Differences) -> Interval:
-    interval = found.interval(LEVEL)
+def _interval(estimated: Estimate, data: Differences) -> Interval:
+    interval = estimated.interval(LEVEL)
     if _shares(data):
         low, high = (math.sin(min(math.pi / 2, max(0.0, end))) ** 2 for end in (interval.low, interval.high))
         return Interval(low, high, LEVEL)
@@ -238,11 +238,11 @@ def _events(
     theirs, of_theirs = sum(stratum.theirs for stratum in strata), sum(stratum.of_theirs for stratum in strata)
     if not of_ours or not of_theirs:
         return replace(empty, reason="no data: an arm has no finished trial")
-    found = compare_events(strata)
-    p_for, p_against = (found.more, found.fewer) if more else (found.fewer, found.more)
-    least = found.least_more if more else found.least_fewer
+    test = compare_events(strata)
+    p_for, p_against = (test.more, test.fewer) if more else (test.fewer, test.more)
+    least = test.least_more if more else test.least_fewer
     if null:
-        p_for, p_against, least = 1.0, min(1.0, 2 * min(found.more, found.fewer)), 1.0
+        p_for, p_against, least = 1.0, min(1.0, 2 * min(test.more, test.fewer)), 1.0
     status = Status.SUPPORTED if p_for <= ALPHA else Status.OPPOSED if p_against <= ALPHA else Status.UNDECIDED
     what = "diverged in" if diverged else "the event occurred in"
     reason = f"{what} {ours} of {of_ours} trials of ours and {theirs} of {of_theirs} of the baseline (exact test)"

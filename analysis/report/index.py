@@ -47,11 +47,11 @@ class Report:
 
 def write_index(reports: Path) -> Path:
     """Write the page of all reports in a folder; raise ValueError if there are none."""
-    found = [report for path in sorted(reports.glob(f"*/{INDEX}")) if (report := _read(path)) is not None]
-    if not found:
+    found_reports = [report for path in sorted(reports.glob(f"*/{INDEX}")) if (report := _read(path)) is not None]
+    if not found_reports:
         raise ValueError(f"no report in {reports}; to write one: fewbits report study=NAME scale=NAME")
     index = reports / INDEX
-    write_atomically(index, _page(found).encode())
+    write_atomically(index, _page(found_reports).encode())
     return index
 
 

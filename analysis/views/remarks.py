@@ -19,7 +19,7 @@ Find = Callable[[Verdict], Iterator[str]]  # yields the remarks of one kind on a
 def remarks(verdicts: Mapping[str, Verdict]) -> Markup:
     """Return the remarks on the verdicts, by kind; see KINDS."""
     sections = [(title, _merged(verdicts, find)) for title, find in KINDS.items()]
-    return render("remarks", sections=[(title, found) for title, found in sections if found])
+    return render("remarks", sections=[(title, items) for title, items in sections if items])
 
 
 def unreached(verdicts: Mapping[str, Verdict]) -> Markup:
@@ -42,11 +42,11 @@ def not_printed(own: Paper) -> Markup:
 
 def _merged(verdicts: Mapping[str, Verdict], find: Find) -> list[tuple[list[str], str]]:
     """Return each different remark once, with the claims that it is about."""
-    found: dict[str, list[str]] = {}
+    claims_by_text: dict[str, list[str]] = {}
     for name, verdict in verdicts.items():
         for text in find(verdict):
-            found.setdefault(text, []).append(name)
-    return [(list(dict.fromkeys(claims)), text) for text, claims in found.items()]
+            claims_by_text.setdefault(text, []).append(name)
+    return [(list(dict.fromkeys(claims)), text) for text, claims in claims_by_text.items()]
 
 
 def _contradicted(verdict: Verdict) -> Iterator[str]:
