@@ -86,9 +86,7 @@ def test_divergence_beside_another_kind_is_no_event(planned: Planner) -> None:
     assert found.diverged == 1
 
 
-@pytest.mark.parametrize(
-    ("key", "mended"), [("torch", "`fewbits sweep … --like "), ("backend", "run folders away")]
-)
+@pytest.mark.parametrize(("key", "mended"), [("torch", "`fewbits sweep … --like "), ("backend", "run folders away")])
 def test_torch_and_backends_are_named_and_kept_apart(planned: Planner, key: str, mended: str) -> None:
     plan = planned()
     recompute(plan, "bf16", 0, **{key: "another"})
