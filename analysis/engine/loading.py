@@ -1,14 +1,14 @@
-"""Import what a study registers: the modules of its folder, `analysis/studies/mor/` for example."""
+"""Import the modules of a study's folder, such as `analysis/studies/mor/`, which register the study's hooks."""
 
 from importlib import import_module
 from pathlib import Path
 
 FOLDER = Path(__file__).parents[1]
-HOOKS = ("metrics*.py", "exact*.py")  # modules that claims need; the others are tables and figures
+HOOKS = ("metrics*.py", "exact*.py")  # the modules that claims need; the others define tables and figures
 
 
 def load_hooks(study: str) -> None:
-    """Import the study's hooks of claims, if it has any."""
+    """Import the modules with the hooks of the study's claims, if there are any."""
     for pattern in HOOKS:
         for path in sorted((FOLDER / "studies" / study).glob(pattern)):
             import_module(f"fewbits.analysis.studies.{study}.{path.stem}")

@@ -1,6 +1,6 @@
-"""The paper's own numbers, as data: each has to be supported by its own check (a test goes through all of them).
+"""Turn the paper's own numbers into data: a test checks that each number is supported by its own claim's check.
 
-A printed number is an effect with no spread, seen in many seeds, at the scale where the paper saw it.
+A printed number stands for an effect without spread, in many seeds, at the paper's own scale.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from fewbits.analysis.engine.data import Differences
 from fewbits.analysis.engine.pairs import LATE
 from fewbits.analysis.engine.paper import paper
 
-SEEDS = 20  # enough for a test of signs
+SEEDS = 20  # enough for a test of signs, as equal values are tested
 
 
 def printed_effect(study: str, comparison: Comparison) -> float | None:
-    """Return what the paper prints of a comparison, on the comparison's own scale; None where it prints nothing."""
+    """Return the paper's own effect for a comparison, in the comparison's units; None if the paper prints none."""
     printed = comparison.part.printed
     if printed is None:
         return None
@@ -39,7 +39,7 @@ def printed_effect(study: str, comparison: Comparison) -> float | None:
 
 
 def printed_data(study: str, comparison: Comparison) -> Differences | None:
-    """Return the printed number as many equal pairs; None where the paper prints nothing."""
+    """Return the printed effect as the differences of SEEDS equal pairs; None if the paper prints none."""
     effect = printed_effect(study, comparison)
     if effect is None:
         return None

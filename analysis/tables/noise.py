@@ -1,6 +1,6 @@
-"""Tables of every study: how far trials differ that should be the same, and all arms beside BF16.
+"""Make the tables that every study has: differences between arms that should be equal, and all arms beside BF16.
 
-Changes are of losses, in percent, paired by seed.
+The numbers are relative changes of losses in percent, paired by seed.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from fewbits.analysis.tables.comparing import compare, own_numbers, pools
 
 VALIDATION = "validation_loss"
 LOSSES = ("Training loss", "Validation loss", "Loss on other text")
-METRICS = ("loss@late", VALIDATION, "ood_loss")  # of LOSSES
+METRICS = ("loss@late", VALIDATION, "ood_loss")  # the metric of each entry of LOSSES
 
 
 def noise_table(
     results: Results, table: ArmTable, pairs: Iterable[tuple[str, str]] = ((AGAIN, BASELINE),), where: Where = ANYWHERE
 ) -> TableResult:
-    """Return the floor of every paired difference, and the spread between seeds without pairs.
+    """Return the table of noise: differences of arms that should be equal, and spreads of single arms and of pairs.
 
-    pairs: arms that should be the same, each with its baseline.
+    pairs: arms that should be equal, each with its baseline.
     """
     rows = []
     for arm, baseline in pairs:
         data = [compare(results, metric, arm, baseline, where) for metric in METRICS]
-        title = f"{table.title(arm)} less {table.title(baseline)}"
+        title = f"{table.title(arm)} minus {table.title(baseline)}"
         rows.append(TableRow(title, tuple(cell(one, PERCENT) for one in data), "%"))
         rows.append(TableRow("    its spread over seeds", tuple(map(spread, data)), "%"))
     levels = tuple(_level_spread(own_numbers(results, metric, BASELINE, where)) for metric in METRICS)
@@ -44,18 +44,18 @@ def noise_table(
     return TableResult(LOSSES, tuple(rows), ("Spreads are standard deviations", *_left_out(known[1])))
 
 
-def _pooled_spread(found: Pools | None, kind: str) -> TableCell:
-    if found is None or kind not in found.of_kinds:
-        return TableCell(Setting("not known: one arm, or one seed"))
-    one = found.of_kinds[kind].spread
-    return TableCell(Setting(f"{PERCENT * one.sd:.3f} (df {one.df})"))
+def _pooled_spread(pools: Pools | None, kind: str) -> TableCell:
+    if pools is None or kind not in pools.of_kinds:
+        return TableCell(Setting("not known: only one arm or one seed"))
+    pooled = pools.of_kinds[kind].spread
+    return TableCell(Setting(f"{PERCENT * pooled.sd:.3f} (df {pooled.df})"))
 
 
-def _left_out(found: Pools | None) -> tuple[str, ...]:
-    if found is None or not found.unlike:
+def _left_out(pools: Pools | None) -> tuple[str, ...]:
+    if pools is None or not pools.unlike:
         return ()
-    names = "; ".join(sorted(found.unlike))
-    return (f"Not pooled for validation loss, as their own spread is greater than chance makes it: {names}",)
+    names = "; ".join(sorted(pools.unlike))
+    return (f"Not pooled for the validation loss, because their own spread is significantly greater: {names}",)
 
 
 def _level_spread(data: Data | NotPlanned) -> TableCell:
@@ -70,9 +70,10 @@ def _level_spread(data: Data | NotPlanned) -> TableCell:
 def arms_table(
     results: Results, table: ArmTable, arms: Sequence[str], *, whole: str, title: str, baseline: str = BASELINE
 ) -> Table:
-    """Return the changes of every loss from the baseline, and of validation loss from the arm `whole`, called `title`.
+    """Return a table with the change of every loss from the baseline, and of the validation loss from the arm `whole`.
 
-    Arms that are the same trials have one row, that of the first.
+    title: the name of `whole` in the head of its column. Arms with the same trials have one row, with the first arm's
+    title.
     """
     if not results.has(baseline):
         return not_planned(results)
@@ -88,16 +89,18 @@ def arms_table(
             cells[0] = BLANK
         cells.append(BLANK if arm == whole else change(results, VALIDATION, arm, whole))
         rows.append(TableRow(table.title(arm), tuple(cells), "%"))
-    notes = ("Training loss, a mean over the last tenth of a run, is blank where runs are not as long",)
+    notes = (
+        "The training loss, a mean over the last tenth of a run, is blank for arms whose runs have another length",
+    )
     uneven = any(length != lengths[baseline] for arm, length in lengths.items() if arm not in table.trunks)
     columns = (*(f"{name}, from BF16" for name in LOSSES), f"Validation loss, from {title}")
     return TableResult(columns, tuple(rows), notes if uneven else ())
 
 
 def sweep_arms(results: Results, *sweeps: str) -> list[str]:
-    """Return the arms of these sweeps in their order."""
-    found = (str(m.cell.arm) for sweep in sweeps for m in results.members if m.cell.sweep == sweep)
-    return list(dict.fromkeys(found))
+    """Return the arms of these sweeps in their order, each once."""
+    arms = (str(m.cell.arm) for sweep in sweeps for m in results.members if m.cell.sweep == sweep)
+    return list(dict.fromkeys(arms))
 
 
 def _steps(results: Results, arm: str) -> set[int]:

@@ -1,4 +1,4 @@
-"""Tables of settings: a paper's hyper-parameters beside those of our trials, read from the trials' own configs."""
+"""Describe settings for tables: our trials' hyper-parameters, read from their configs, beside the paper's."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fewbits.sweeps.planning.cost import tokens_of, work_of
 
 @dataclass(frozen=True)
 class Lineage:
-    """The trials that lead to a result: a trunk, if there is one, and the arm."""
+    """The trials that lead to a result: the trunks, if there are any, then the arm's own trial."""
 
     trials: tuple[Trial, ...]
 
@@ -28,13 +28,13 @@ class Lineage:
 
     @staticmethod
     def of(results: Results, trial: str) -> Lineage:
-        """Return the trial and its parents."""
-        found, at = [], results.plan.trials[trial]
-        found.append(at.trial)
-        while at.parent is not None:
-            at = results.plan.trials[at.parent]
-            found.append(at.trial)
-        return Lineage(tuple(reversed(found)))
+        """Return the lineage of the trial with this id."""
+        planned = results.plan.trials[trial]
+        trials = [planned.trial]
+        while planned.parent is not None:
+            planned = results.plan.trials[planned.parent]
+            trials.append(planned.trial)
+        return Lineage(tuple(reversed(trials)))
 
 
 Describe = Callable[[Lineage], str]
@@ -43,11 +43,11 @@ Describe = Callable[[Lineage], str]
 def setting(
     results: Results, arm: str, describe: Describe, where: Where = ANYWHERE, *, assumed: bool = False
 ) -> Setting | NotPlanned:
-    """Return a setting of the arm's first seed. assumed: the paper does not say it."""
-    found = list(trial_ids(results, arm, where).values())
-    if not found:
+    """Return a setting of the arm, from the trial of its first seed. assumed: the paper does not state the setting."""
+    ids = list(trial_ids(results, arm, where).values())
+    if not ids:
         return not_planned(results)
-    return Setting(describe(Lineage.of(results, found[0])), tuple(found), assumed)
+    return Setting(describe(Lineage.of(results, ids[0])), tuple(ids), assumed)
 
 
 def model(line: Lineage) -> str:
@@ -56,7 +56,7 @@ def model(line: Lineage) -> str:
 
 
 def flops(line: Lineage) -> str:
-    """Return the floating-point operations of the arm and its trunk."""
+    """Return the floating-point operations of the arm and its trunks."""
     return number(float(f"{sum(map(work_of, line.trials)):.2g}"))
 
 
@@ -80,7 +80,8 @@ def _optimizer(line: Lineage) -> str:
     return f"{o.kind}, β {o.beta1:g} and {o.beta2:g}, weight decay {o.weight_decay:g}, gradients clipped at {o.clip:g}"
 
 
-SETTINGS: dict[str, Describe] = {  # by the id of a paper's row
+# Settings by the id of the row in a paper's table.
+SETTINGS: dict[str, Describe] = {
     "data": lambda line: f"{line.arm.data.kind}, {line.arm.data.tokenizer}",
     "tokens": lambda line: number(sum(map(tokens_of, line.trials))),
     "schedule": _schedule,
@@ -88,7 +89,8 @@ SETTINGS: dict[str, Describe] = {  # by the id of a paper's row
     "final": _final_rate,
     "batch": lambda line: f"{line.arm.training.batch:,}",
 }
-UNSTATED: dict[str, Describe] = {  # what papers leave out
+# Settings that papers do not state, by the title of our row.
+UNSTATED: dict[str, Describe] = {
     "Sequence": lambda line: f"{line.arm.training.length:,} tokens",
     "Warm-up": _warmup,
     "Optimizer": _optimizer,

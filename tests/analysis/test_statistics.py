@@ -375,7 +375,7 @@ def test_too_little_has_no_pooled_spread() -> None:
     assert pooled({"a": [1, 2, 3], "b": [1, 2, 3]}) is None
     assert pooled({}) is None
     assert pooled({"a": [1], "b": [2], "c": [3], "d": [4]}) is None
-    with pytest.raises(ValueError, match="do not pair"):
+    with pytest.raises(ValueError, match=naming(2, 3)):
         pooled({"a": [1, 2], "b": [1, 2, 3], "c": [2, 3]})
     found = summary([1.0, 3.0], spread=Spread(1.0, 20))
     assert found.sd == 1.0
