@@ -99,7 +99,7 @@ def _documents(scope: Results, comparison: Comparison) -> Shared | None:
     """Return the error of the documents that all seeds are evaluated on; None of a metric or run without them."""
     column = DOCUMENTS.get(comparison.metric)
     frame = scope.remembered("documents", lambda: documents(scope))
-    if column is None or column not in frame:
+    if column is None or frame.empty or column not in frame:
         return None
     ours, base = (
         {m.cell.seed: m.id for m in members_of(scope, arm, comparison.where)}
