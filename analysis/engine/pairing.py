@@ -6,12 +6,12 @@ counted or named; it is never left out quietly.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import pandas as pd
 
 from fewbits.analysis.engine.alike import why_not_compared
-from fewbits.analysis.engine.data import Differences, NoData
+from fewbits.analysis.engine.data import Differences, NoData, NotPlanned
 from fewbits.analysis.engine.frames import Results
 from fewbits.analysis.engine.rows import Row, place_name, treatment
 from fewbits.analysis.engine.statistics import differences
@@ -73,6 +73,47 @@ def paired(
     return Differences(
         tuple(found), relative, trials, told, diverged=ours_diverged, baseline_diverged=baseline_diverged
     )
+
+
+def combined(
+    results: Results,
+    arms: Sequence[tuple[str, str]],
+    combine: Callable[..., float],
+    metric: Metric,
+    *,
+    relative: bool = True,
+) -> Differences | NoData | NotPlanned:
+    """Return a number of several trials of a seed, such as the interaction of two choices, seed by seed.
+
+    arms: sweep and name of each; combine: takes their numbers in that order. A seed counts where all of its trials are
+    done and one kind of machine computed them; for any other seed a reason is named.
+    """
+    by_arm = [{row["seed"]: row for row in results.rows if (row["sweep"], row["arm"]) == place} for place in arms]
+    if not all(by_arm):
+        return NotPlanned(f"not run at this scale ({results.scale_name})")
+    found, notes = [], []
+    for seed in sorted(set.intersection(*map(set, by_arm))):
+        rows = [one[seed] for one in by_arm]
+        numbers = [number(results, row, metric) for row in rows]
+        reasons = [one for one in numbers if isinstance(one, str)] or _unlike(results, rows)
+        if reasons:
+            notes += reasons
+        else:
+            found.append(combine(*numbers))
+    trials, told = (
+        tuple(dict.fromkeys(row["id"] for one in by_arm for row in one.values())),
+        tuple(dict.fromkeys(notes)),
+    )
+    return Differences(tuple(found), relative, trials, told) if found else NoData("; ".join(told), trials)
+
+
+def _unlike(results: Results, rows: Sequence[Row]) -> list[str]:
+    """Return why the first of these trials is not compared with each of the others."""
+    first, *others = rows
+    names = [treatment(row["arm"], row["axes"]) for row in rows]
+    pairs = zip(others, names[1:], strict=True)
+    reasons = (why_not_compared(first, (names[0], name), other, results.usual_kind) for other, name in pairs)
+    return [reason for reason in reasons if reason]
 
 
 def sample(results: Results, metric: Metric, arm: str, where: Where | None = None) -> Differences | NoData:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache
 
 import numpy as np
 import pandas as pd
 from torch import nn
 
-from fewbits.analysis.engine.data import Differences, Measured, NoData, NotPlanned
+from fewbits.analysis.engine.data import Measured
 from fewbits.analysis.engine.frames import Results
 from fewbits.analysis.engine.hooks import measure, metric
+from fewbits.analysis.engine.pairing import combined
 from fewbits.models.networks.decoder import DecoderConfig
 from fewbits.models.networks.registry import on_meta
 
@@ -57,7 +58,7 @@ def optimizers(results: Results) -> Mapping[str, Measured]:
     """Return, seed by seed, the interaction of sampling and optimizer: what GaussWS costs under Adam-mini over what it
     costs under AdamW. All four arms start from the same weights and see the same data."""
     arms = (("gpt2-mini", "adam-mini-gaussws"), ("gpt2-mini", "adam-mini"), ("gpt2", "gaussws"), ("gpt2", "bf16"))
-    return {"interaction": _by_seed(results, arms, lambda mg, mb, g, b: (mg / mb) / (g / b) - 1)}
+    return {"interaction": combined(results, arms, lambda mg, mb, g, b: (mg / mb) / (g / b) - 1, LOSS)}
 
 
 @measure("gaussws", "G20")
@@ -69,43 +70,15 @@ def adam_mini(results: Results) -> Mapping[str, Measured]:
         ("llama2-mini", "adam-mini"),
         ("llama2", "bf16"),
     )
-    return {"adam-mini": _by_seed(results, arms, lambda mg, g, mb, b: (mg / g) / (mb / b) - 1)}
+    return {"adam-mini": combined(results, arms, lambda mg, g, mb, b: (mg / g) / (mb / b) - 1, LOSS)}
 
 
 @measure("gaussws", "G15")
 def families(results: Results) -> Mapping[str, Measured]:
     """Return how much wider GPT-2's widths end than Llama 2's, both without a penalty, seed by seed."""
-    widths = mean_widths(results)
     arms = (("widths", "lambda-0"), ("llama2", "gaussws"))
-    return {"families": _by_seed(results, arms, lambda gpt2, llama2: gpt2 - llama2, widths, relative=False)}
-
-
-def _by_seed(
-    results: Results,
-    arms: Sequence[tuple[str, str]],
-    combine: Callable[..., float],
-    numbers: Mapping[str, float] | None = None,
-    *,
-    relative: bool = True,
-) -> Measured:
-    """Return a number of several arms of a seed; arms: sweep and name."""
-    if numbers is None:
-        numbers = {}
-        if LOSS in results.trials:
-            done = results.trials[results.trials["state"] == "done"].dropna(subset=[LOSS])
-            numbers = {str(i): float(v) for i, v in zip(done["id"], done[LOSS], strict=True)}
-    ids = [
-        {m.cell.seed: m.id for m in results.members if (m.cell.sweep, m.cell.arm) == (sweep, arm)}
-        for sweep, arm in arms
-    ]
-    if not all(ids):
-        return NotPlanned(f"not run at this scale ({results.scale_name})")
-    trials = tuple(dict.fromkeys(trial for one in ids for trial in one.values()))
-    seeds = [seed for seed in ids[0] if all(one.get(seed) in numbers for one in ids)]
-    if not seeds:
-        return NoData("no seed has ended in every arm", trials)
-    values = tuple(combine(*(numbers[one[seed]] for one in ids)) for seed in seeds)
-    return Differences(values, relative, trials)
+    found = combined(results, arms, lambda gpt2, llama2: gpt2 - llama2, mean_widths(results), relative=False)
+    return {"families": found}
 
 
 def _last(results: Results) -> list[tuple[str, pd.DataFrame]]:
