@@ -93,7 +93,7 @@ def _write(of: Plan, member: Member, names: list[str], path: Path, world: World)
     def said(what: Mapping[str, float], otherwise: float) -> float:
         return next((what[name] for name in names if name in what), otherwise)
 
-    effect, noise = said(world.effect, 0.0), said(world.noises, world.noise) * wave(arm, seed)
+    effect, noise = said(world.effect, 0.0), said(world.noises, world.noise) * wave(arm, seed) * size(arm)
     level = 2.0 + 0.1 * seed
     loss = level * (1 + effect + noise)
     maximum = 1.05 * level * (1 + said(world.maximum, effect) + noise)
@@ -144,10 +144,15 @@ def _metrics(
 
 @cache
 def _order(name: str) -> int:
-    return zlib.crc32(name.encode())
+    return sum(name.encode())
 
 
 def wave(name: str, seed: int) -> float:
-    """Return -1, 0 and 1 over three seeds, times 1 to 1.1, which is the arm's own; 0 of the baseline."""
-    order = _order(name)
-    return 0.0 if name in QUIET else float((seed + order) % 3 - 1) * (1 + order % 1000 / 10_000)
+    """-1, 0, 1 over three seeds, the baseline without any."""
+    return 0.0 if name in QUIET else float((seed + _order(name)) % 3 - 1)
+
+
+@cache
+def size(name: str) -> float:
+    """Return how large an arm's noise is beside the others': 1 to 1.1, and of no two the same."""
+    return 1 + zlib.crc32(name.encode()) % 1000 / 10_000

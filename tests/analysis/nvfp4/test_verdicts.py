@@ -108,7 +108,7 @@ def test_the_opposite_is_contradicted_where_runs_reach_so_far_and_not_seen_elsew
 def test_too_much_noise_is_inconclusive_and_says_what_it_would_have_detected(cpu: Plan) -> None:
     loud = {"bad-arm": 5.0, "layers/nvfp4-base": 5.0, "kept": 1.0, "no-rht": 5.0, "mxfp4-1.00": 5.0}
     names = (*NULLS, "N3", "N4", "N6", "N9", "N17", "N18", "N20")
-    found = judged(cpu, World(effect=loud, noise=0.01), *names)
+    found = judged(cpu, World(effect=loud, noise=0.01, noises={"base-whole": 0.05}), *names)
     for name, one in found.items():
         assert one.outcome is INCONCLUSIVE, name
         assert all(control.passed for control in one.controls), name
