@@ -61,7 +61,8 @@ class Finding:
 
     @property
     def tested(self) -> bool:
-        return self.p_for is not None
+        """Whether there were data of enough seeds. What holds of every trial is observed and has no p."""
+        return self.p_for is not None or self.status in (Status.SUPPORTED, Status.OPPOSED)
 
     @property
     def underpowered(self) -> bool:
@@ -87,8 +88,7 @@ class ControlResult:
 
     @property
     def tested(self) -> bool:
-        """Else there were no data, or too few seeds."""
-        return all(one.tested or one.status is Status.SUPPORTED for one in self.findings)
+        return all(one.tested for one in self.findings)
 
 
 @dataclass(frozen=True)

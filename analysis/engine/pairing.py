@@ -162,4 +162,5 @@ def _difference(results: Results, row: Row, other: Row, metric: Metric | Between
 
 
 def _unfinished(row: Row) -> str:
-    return f"{place_name(row)}: {row['note'] or row['state']}"
+    why = row["state"] if row["state"] in OVER else row["note"] or row["state"]
+    return f"{place_name(row)}: {why}"
