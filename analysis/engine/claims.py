@@ -202,6 +202,8 @@ class StudyClaims:
         for claim in self.claims:
             for control in claim.control:
                 one_of(f"{claim.id}: control", control, names)
+        for name in set(names) - {control for claim in self.claims for control in claim.control}:
+            raise ValueError(f"control {name}: no claim has it")
 
     def claim(self, name: str) -> Claim:
         one_of("claim", name, [claim.id for claim in self.claims])

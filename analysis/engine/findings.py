@@ -63,7 +63,8 @@ class Finding:
 
     @property
     def tested(self) -> bool:
-        return self.p_for is not None
+        """Whether there were data of enough seeds. What holds of every trial is observed and has no p."""
+        return self.p_for is not None or self.status in (Status.SUPPORTED, Status.OPPOSED)
 
     @property
     def underpowered(self) -> bool:
@@ -89,8 +90,8 @@ class ControlResult:
 
     @property
     def tested(self) -> bool:
-        """False if data were missing or the seeds too few for a test."""
-        return all(finding.tested or finding.status is Status.SUPPORTED for finding in self.findings)
+        """Tell whether every part was tested: no data were missing and the seeds were enough."""
+        return all(finding.tested for finding in self.findings)
 
 
 @dataclass(frozen=True)

@@ -131,6 +131,9 @@ class Results:
 
     def metrics(self) -> list[str]:
         """Return the names of the numbers in the results."""
+        return self.remembered("metrics", self._metrics)
+
+    def _metrics(self) -> list[str]:
         axes = {axis for member in self.members for axis, _ in member.cell.axes}
         return [str(c) for c in self.trials.columns if c not in {*LABELS, *STANDING, *axes}]
 

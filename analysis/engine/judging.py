@@ -9,11 +9,11 @@ from fewbits.analysis.engine.amounts import amount
 from fewbits.analysis.engine.claims import Claim, ControlClaim, Part, comparisons, load_claims
 from fewbits.analysis.engine.data import Measured, NotPlanned
 from fewbits.analysis.engine.findings import ControlResult, Finding, Verdict
-from fewbits.analysis.engine.formula_data import by_formula
+from fewbits.analysis.engine.formulas import evaluate
 from fewbits.analysis.engine.frames import Results
 from fewbits.analysis.engine.hooks import hooks_of
 from fewbits.analysis.engine.loading import load_hooks
-from fewbits.analysis.engine.pairing import Metric
+from fewbits.analysis.engine.pairing import Metric, combined
 from fewbits.analysis.engine.pairs import Numbers, built_in, data_of
 from fewbits.analysis.engine.seeds import shaping
 from fewbits.analysis.engine.tests import judge, judge_exact
@@ -81,12 +81,12 @@ def _findings(study: str, claim: Claim | ControlClaim, results: Results) -> Iter
 def formula_data(study: str, results: Results, part: Part) -> Measured:
     """Return the values of a part's formula, one for each seed."""
 
-    def metric(of: Results, name: str) -> Metric:
-        values = resolve(study, of, name).values
-        assert not callable(values), f"{name} is a metric of two trials; a formula takes numbers of one"
-        return values
-
-    return by_formula(results, part.formula, part.places, metric, relative=part.relative)
+    arms: dict[str, tuple[str, str, Metric]] = {}
+    for name, place in part.places.items():
+        metric = resolve(study, results, place.metric).values
+        assert not callable(metric), f"{place.metric} is a metric of two trials; a formula takes numbers of one"
+        arms[name] = (place.sweep, place.arm, metric)
+    return combined(results, arms, lambda values: evaluate(part.formula, values), relative=part.relative)
 
 
 def resolve(study: str, results: Results, name: str) -> Numbers:

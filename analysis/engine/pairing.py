@@ -6,12 +6,12 @@ are counted, and a note names every other pair that is left out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import pandas as pd
 
 from fewbits.analysis.engine.alike import why_not_compared
-from fewbits.analysis.engine.data import Differences, NoData
+from fewbits.analysis.engine.data import Differences, NoData, NotPlanned
 from fewbits.analysis.engine.frames import Results
 from fewbits.analysis.engine.rows import Row, place_name, treatment
 from fewbits.analysis.engine.statistics import differences
@@ -82,6 +82,57 @@ def paired(
     )
 
 
+def combined(
+    results: Results,
+    arms: Mapping[str, tuple[str, str, Metric]],
+    combine: Callable[[Mapping[str, float]], float],
+    *,
+    relative: bool = True,
+) -> Differences | NoData | NotPlanned:
+    """Return a number of several trials of a seed, such as the interaction of two choices, seed by seed.
+
+    arms: the sweep, the arm and the metric of each name; combine: takes the numbers by name, and raises ValueError if
+    they have no result. A seed counts if all of its trials are done and one kind of machine computed them; for any
+    other seed a reason is named.
+    """
+    by_name = {
+        name: {row["seed"]: row for row in results.rows if (row["sweep"], row["arm"]) == (sweep, arm)}
+        for name, (sweep, arm, _) in arms.items()
+    }
+    if not all(by_name.values()):
+        return NotPlanned(f"not run at this scale ({results.scale_name})")
+    for _, _, metric in arms.values():
+        if isinstance(metric, str) and metric not in results.metrics():
+            return NoData(f"no trial has recorded {metric}")
+    values: list[float] = []
+    notes: list[str] = []
+    for seed in sorted(set.intersection(*map(set, by_name.values()))):
+        rows = {name: by_seed[seed] for name, by_seed in by_name.items()}
+        numbers = {name: number(results, row, arms[name][2]) for name, row in rows.items()}
+        reasons = [reason for reason in numbers.values() if isinstance(reason, str)]
+        if reasons := reasons or _unlike(results, list(rows.values())):
+            notes += reasons
+            continue
+        try:
+            values.append(combine({name: float(value) for name, value in numbers.items()}))
+        except ValueError as error:
+            notes.append(f"seed {seed}: {error}")
+    trials = tuple(dict.fromkeys(row["id"] for by_seed in by_name.values() for row in by_seed.values()))
+    unique_notes = tuple(dict.fromkeys(notes))
+    if not values:
+        return NoData("; ".join(unique_notes) or "no seed has ended in every arm", trials)
+    return Differences(tuple(values), relative, trials, unique_notes)
+
+
+def _unlike(results: Results, rows: Sequence[Row]) -> list[str]:
+    """Return why the first of these trials is not compared with each of the others."""
+    first, *others = rows
+    names = [treatment(row["arm"], row["axes"]) for row in rows]
+    pairs = zip(others, names[1:], strict=True)
+    reasons = (why_not_compared(first, (names[0], name), other, results.usual_kind) for other, name in pairs)
+    return [reason for reason in reasons if reason]
+
+
 def sample(results: Results, metric: Metric, arm: str, where: Where | None = None) -> Differences | NoData:
     """Return the arm's own numbers, one for each seed, for metrics such as shares that need no baseline."""
     rows = arm_rows(results, arm, where)
@@ -132,4 +183,5 @@ def _difference(results: Results, row: Row, other: Row, metric: Metric | Between
 
 
 def _unfinished(row: Row) -> str:
-    return f"{place_name(row)}: {row['note'] or row['state']}"
+    why = row["state"] if row["state"] in OVER else row["note"] or row["state"]
+    return f"{place_name(row)}: {why}"

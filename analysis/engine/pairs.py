@@ -105,7 +105,7 @@ def _documents(scope: Results, comparison: Comparison) -> Shared | None:
     """Return the error from the choice of documents; None for metrics and runs without losses by document."""
     column = DOCUMENTS.get(comparison.metric)
     frame = scope.remembered("documents", lambda: documents(scope))
-    if column is None or column not in frame:
+    if column is None or frame.empty or column not in frame:
         return None
     ours, base = (
         {m.cell.seed: m.id for m in members_of(scope, arm, comparison.where)}

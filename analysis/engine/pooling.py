@@ -22,6 +22,8 @@ from fewbits.sweeps.running.machine_kinds import is_mixed
 COARSE = 8  # the number of bits that separates two kinds of arms: with fewer, arms spread further
 OUTLIERS = ("bad-arm",)  # control arms that are worse on purpose, and are not pooled
 
+Start = tuple[object, ...]  # what arms that start alike share
+
 
 def pools_of(results: Results, scope: Results, metric: Metric, baseline: str, where: Where) -> Pools | None:
     """Return a pool for each kind, from the arms in all results that start as the baseline does in `scope`.
@@ -29,9 +31,9 @@ def pools_of(results: Results, scope: Results, metric: Metric, baseline: str, wh
     Return None if there are fewer than two seeds.
     """
     key = metric if isinstance(metric, str) else str(sorted(metric.items()))
-    sweeps = sorted({member.cell.sweep for member in scope.members})
-    name = f"pools {key} {baseline} {sorted(where.items())} {sweeps}"
-    return results.remembered(name, lambda: _pools(results, scope, metric, baseline, where))
+    starts = {_start(results, row) for row in scope.rows if row["arm"] == baseline}
+    name = f"pools {key} {sorted(where.items())} {sorted(map(str, starts))}"
+    return results.remembered(name, lambda: _pools(results, starts, metric, where))
 
 
 def treatments(members: Iterable[Member]) -> list[str]:
@@ -39,8 +41,7 @@ def treatments(members: Iterable[Member]) -> list[str]:
     return [f"{member.cell.sweep}/{treatment(member.cell.arm, member.cell.axes)}" for member in members]
 
 
-def _pools(results: Results, scope: Results, metric: Metric, baseline: str, where: Where) -> Pools | None:
-    starts = {_start(results, row) for row in scope.rows if row["arm"] == baseline}
+def _pools(results: Results, starts: set[Start], metric: Metric, where: Where) -> Pools | None:
     logs: dict[str, dict[int, float]] = {}
     kinds: dict[str, str] = {}
     for row in results.rows:
@@ -58,7 +59,7 @@ def _pools(results: Results, scope: Results, metric: Metric, baseline: str, wher
     return pooled_by_kind(complete, kinds) if len(seeds) > 1 else None
 
 
-def _start(results: Results, row: Row) -> tuple[object, ...]:
+def _start(results: Results, row: Row) -> Start:
     planned = results.plan.trials[row["id"]]
     trained = (planned.trial.optimizer, planned.trial.schedule, planned.parent)
     return row["seed"], row["model"], row["steps"], row["computed"], *trained

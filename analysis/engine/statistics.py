@@ -233,7 +233,7 @@ def _unlike(rows: Sequence[Sequence[float]], place: int) -> float:
     if not known.sd:
         return 1.0
     expected = known.sd**2 * (1 + 1 / len(others))
-    return float(stats.f.sf(own.var(ddof=1) / expected, own.size - 1, known.df))
+    return float(special.fdtrc(own.size - 1, known.df, own.var(ddof=1) / expected))
 
 
 # -------------------------------------------------------------------------------- tests on differences

@@ -177,8 +177,16 @@ def _decide(evidence: Evidence, family: Family, alpha: float) -> Verdict:
     unseen = tuple(part for part in evidence.findings if part.status in (Status.OPPOSED, Status.ABSENT))
     if unseen:
         return replace(verdict, outcome=Outcome.NOT_SEEN, reason=_reasons(unseen), supported=())
-    undecided = tuple(part for part in evidence.findings if part.status is Status.UNDECIDED)
-    return replace(verdict, reason=_reasons(undecided), supported=())
+    return replace(verdict, reason=_why_undecided(evidence.findings), supported=())
+
+
+def _why_undecided(parts: tuple[Finding, ...]) -> str:
+    if undecided := tuple(part for part in parts if part.status is Status.UNDECIDED):
+        return _reasons(undecided)
+    supported = tuple(part for part in parts if part.status is Status.SUPPORTED)
+    others = tuple(part for part in parts if part not in supported)
+    names = "; ".join(part.name for part in supported)
+    return f"supported, but without the other parts this says nothing: {names}. Not supported: {_reasons(others)}"
 
 
 def _controlled(verdict: Verdict, evidence: Evidence) -> Verdict:
