@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import hashlib
 import io
 import json
 import os
@@ -30,9 +31,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from fewbits.common.atomic import write_json
 from fewbits.experiments.fingerprint.changed_lines import Statement, only_in_first, read_sources, untried
 from fewbits.experiments.fingerprint.equal_bits import EqualPair, add_pairs
 from fewbits.experiments.fingerprint.numerics import ROOT, computing_files, numerics_fingerprint
+from fewbits.kernels.backends.build import cache_folder
 
 DEVICE = "cpu"  # CUDA kernels cannot be traced, so nothing is proven for them here
 BACKENDS = ("cpu", "reference")
@@ -152,6 +155,33 @@ def prove(
     if before == after:
         print("the sources that compute have the same fingerprint: nothing to prove")
         return 0
+    facts = new.description
+    compared = json.dumps([before, after, facts["instruction_set"], facts["torch"], trials and dict(trials)])
+    kept = cache_folder() / "same-bits" / f"{hashlib.sha256(compared.encode()).hexdigest()[:32]}.json"
+    if reviewed and kept.is_file():
+        left = json.loads(kept.read_text("utf-8"))
+    else:
+        left = compare(old, new, trials)
+    if left is None:
+        return 1
+    if left:
+        shown = left if reviewed else left[:SHOWN]
+        print(f"the same bits, but no trial executed these changed statements ({len(shown)} of {len(left)} shown):")
+        print("\n".join(f"  {line}" for line in shown))
+        if not reviewed:
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            write_json(kept, left)
+            print("read them; if they compute the same, add --reviewed REASON to the command: it does not train again")
+            return 1
+    pair = EqualPair(DEVICE, facts["instruction_set"], before, after, commit, facts["torch"], time.strftime("%Y-%m-%d"))
+    pair = replace(pair, untried=len(left), reviewed=reviewed if left else "")
+    add_pairs([pair], new.root / "experiments" / "fingerprint" / "equal_bits.json")
+    print(f"equal on {DEVICE}, {facts['instruction_set']}: added to experiments/fingerprint/equal_bits.json")
+    return 0
+
+
+def compare(old: Version, new: Version, trials: Mapping[str, Sequence[str]] | None) -> list[str] | None:
+    """Train with both versions; return the changed statements that no trial executed, or None if bits differ."""
     if trials is None:
         recipes = recipes_of_both(old, new)
         trials = {**{f"recipe-{name}": (f"recipe={name}", *KEEPS_NOTHING) for name in recipes}, **OTHERS}
@@ -161,20 +191,8 @@ def prove(
     if different := [*differing_files(*runs), *differing_kernels(old, new)]:
         print("not the same bits: the new sources define different trials")
         print("\n".join(f"  {line}" for line in different[:SHOWN]))
-        return 1
-    if left := untried_statements(old, new, chosen):
-        shown = left if reviewed else left[:SHOWN]
-        print(f"the same bits, but no trial executed these changed statements ({len(shown)} of {len(left)} shown):")
-        print("\n".join(f"  {line}" for line in shown))
-        if not reviewed:
-            print("read them; if they compute the same, repeat the command with --reviewed REASON")
-            return 1
-    facts = new.description
-    pair = EqualPair(DEVICE, facts["instruction_set"], before, after, commit, facts["torch"], time.strftime("%Y-%m-%d"))
-    pair = replace(pair, untried=len(left), reviewed=reviewed if left else "")
-    add_pairs([pair], new.root / "experiments" / "fingerprint" / "equal_bits.json")
-    print(f"equal on {DEVICE}, {facts['instruction_set']}: added to experiments/fingerprint/equal_bits.json")
-    return 0
+        return None
+    return untried_statements(old, new, chosen)
 
 
 def recipes_of_both(old: Version, new: Version) -> list[str]:
