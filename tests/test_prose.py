@@ -54,7 +54,10 @@ def is_verb(word: str) -> bool:
 
 def files() -> list[Path]:
     package = ROOT / "src" / "fewbits"
-    return [*package.glob("*.py"), *(file for name in SOURCES for file in sorted((ROOT / name).rglob("*.py")))]
+    return [
+        *package.glob("*.py"),
+        *(file for name in SOURCES for file in sorted((ROOT / name).rglob("*.py")) if "studies" not in file.parts),
+    ]
 
 
 @pytest.mark.parametrize("file", files(), ids=lambda file: file.relative_to(ROOT).as_posix())

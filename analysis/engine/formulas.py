@@ -27,7 +27,7 @@ class NotANumber(ValueError):
 
 @dataclass(frozen=True)
 class Place:
-    """Where one name of a formula finds its number."""
+    """The sweep, arm and metric that one name of a formula stands for."""
 
     sweep: str
     arm: str
