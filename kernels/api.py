@@ -51,7 +51,7 @@ class QuantStats:
 
     @property
     def capped(self) -> Tensor:
-        """The number of elements with a relative error above 1, counted as 1 (possible with stochastic rounding)."""
+        """The number of elements whose relative error was above 1 and counts as 1; stochastic rounding causes it."""
         return self.counts[..., CAPPED]
 
     @property
@@ -61,7 +61,7 @@ class QuantStats:
 
     @property
     def lost(self) -> Tensor:
-        """The number of elements that became NaN or infinite: non-finite inputs and all others in their blocks."""
+        """The number of elements that became NaN or infinite, such as all those of a block with a non-finite input."""
         return self.counts[..., LOST]
 
 
@@ -167,9 +167,10 @@ def mix(
 
     The choices are the int8 index of the entry for each decision block, or a 0-d tensor if one decision covers the
     whole tensor. A decision block with a non-finite value gets the last entry. A decision block that the first entry
-    represents exactly gets the first entry, if that has an error test.
+    represents exactly gets the first entry, if that entry has an error test.
 
-    stats: also return, for each decision block, the QuantStats of the first entry, whose error its test compares.
+    stats: True also returns the QuantStats of each decision block. They describe the values of the first entry, even if
+        the decision block got another entry.
 
     >>> y, choice = mix(x, Mixture.parse("e4m3:128x128:gam @ error<0.045 | bf16 ; per=tensor"))
     """
@@ -185,7 +186,10 @@ def mix(
 
 
 def spelling(spec: Quantizer | Mixture | str, kind: type[Quantizer] | type[Mixture]) -> str:
-    """Return a spec as the string that operators take; under torch.compile, strings are validated only at run time."""
+    """Return a quantizer or mixture as the string that the torch operators take.
+
+    Under torch.compile, the operator validates a string at run time; otherwise it is validated here.
+    """
     if isinstance(spec, kind):
         return spec.spelling
     if not isinstance(spec, str):
@@ -194,7 +198,7 @@ def spelling(spec: Quantizer | Mixture | str, kind: type[Quantizer] | type[Mixtu
 
 
 def seed_or_unset(seed: int | None) -> int:
-    """Return the checked seed, or -1 for None, which is valid only if nothing is rounded stochastically."""
+    """Check and return the seed, or return -1 for None; operators that round stochastically reject -1."""
     return -1 if seed is None else check_seed(seed)
 
 
@@ -213,7 +217,8 @@ def check_tensor(x: Tensor, axis: int) -> None:
         raise ValueError(f"dtype {x.dtype}: valid dtypes are {', '.join(map(str, DTYPES))}")
     if isinstance(axis, (bool, float)) or axis not in (-1, 0):
         raise ValueError(
-            f"axis {axis!r}: valid values are -1 (along the last dimension) and 0 (down the flattened rows)"
+            f"axis {axis!r}: valid values are -1 (blocks along the last dimension) and 0 (blocks down the columns of "
+            "the tensor viewed as a matrix)"
         )
 
 

@@ -52,7 +52,7 @@ def _passes(
     partition: Part,
     skip: Tensor,
 ) -> Tensor:
-    """Return True for the decision blocks that pass the entry's test, computed exactly: all backends decide alike."""
+    """Return True for the decision blocks that pass the entry's test, which all backends compute exactly."""
     error, finite = counts[..., ERROR], counts[..., LOST] == 0
     if isinstance(entry.test, ErrorBelow):
         accepted = error.double() < entry.test.threshold * counts[..., NONZEROS].double() * ERROR_ONE
@@ -72,7 +72,7 @@ def _passes(
 def _any_undecided(backend: Backend, undecided: Tensor) -> bool:
     """Tell whether a decision block may be undecided.
 
-    The answer is always True on a device, because the host would have to wait for it. If all blocks are decided there,
-    the kernels that are launched end at once.
+    On a GPU the answer is always True, because the host would have to wait for the GPU to know it. If all decision
+    blocks are decided, the kernels that are then launched end at once.
     """
     return backend.never_waits or bool(undecided.any())

@@ -16,8 +16,8 @@ BLOCKS = (1, 2, 4, 8, 16, 32, 64, 128)
 def gaussian_noise(count: int, seed: int, *, device: torch.device | str = "cpu") -> Tensor:
     """Return R of GaussWS eq. 10, approximately round(N(0,1)/2), packed in int32.
 
-    Each int32 holds eight elements of 4 bits, sign and magnitude: element i is nibble i mod 8 of number i div 8. It
-    depends only on the seed and i.
+    Each int32 holds eight elements of 4 bits, sign and magnitude: element i is nibble i mod 8 of number i div 8, and
+    depends only on the seed and on i.
     """
     device = _check_arguments(count, seed, device)
     return backend_for(device.type).gaussian_noise(count, seed, device)

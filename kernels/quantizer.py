@@ -199,11 +199,11 @@ class Quantizer:
 
     @property
     def traits(self) -> Scaling:
-        """The record of the scaling."""
+        """The record of this quantizer's scaling in `scalings.py`."""
         return SCALINGS[self.scaling]
 
     def groups(self, grid: tuple[int, int], axis: int) -> int:
-        """Return the number of groups of a grid of blocks; a row of blocks runs along the axis."""
+        """Return the number of groups of a grid of blocks; with group=row, a group is one row of blocks along axis."""
         if not self.traits.groups:
             return 0
         return 1 if self.group == "tensor" else grid[1 if axis == 0 else 0]
@@ -214,7 +214,7 @@ class Quantizer:
 
     @property
     def draws_signs(self) -> bool:
-        """True if the signs of the rotation still have to be drawn."""
+        """True for `signs=each`: the signs of the rotation have to be drawn for every GEMM."""
         return self.signs == "each"
 
 
@@ -296,7 +296,9 @@ class Mixture:
                     f"entry {i}, {str(entry)!r}, has no test: every entry except the last needs one of {_TESTS}"
                 )
         if self.entries[-1].test is not None:
-            raise ValueError(f"the last entry, {str(self.entries[-1])!r}, takes what remains: remove its test")
+            raise ValueError(
+                f"the last entry, {str(self.entries[-1])!r}, is used where all tests fail: remove its own test"
+            )
         first, *others = self.quantizers
         for other in others:
             if (other.hadamard, other.signs) != (first.hadamard, first.signs):
@@ -400,7 +402,7 @@ def _parse_quantizer(text: str) -> Quantizer:
 
 
 def _option(part: str) -> tuple[str, str | int] | None:
-    """Return the field that an option sets and its value, or None if the text is not an option."""
+    """Return the field that an option sets and its value, or None if `part` is not an option."""
     if part in ROUNDINGS:
         return "rounding", part
     if match := re.fullmatch(r"rht([0-9]{1,4})", part):
@@ -463,7 +465,7 @@ def _quote_in_errors(what: str, text: str) -> Iterator[None]:
 def _element_format(value: Format | str) -> Format:
     named = Format.parse(str(value))
     if isinstance(value, Format) and named != value:
-        raise ValueError(f"{value!r} differs from the format that is named {named}: {named!r}")
+        raise ValueError(f"{value!r} is not the format {named}, {named!r}: pass a format that Format.parse returns")
     if not named.signed:
         valid = ", ".join(name for name, row in TABLE.items() if row.signed)
         raise ValueError(f"{named} is a format for scales: valid formats of elements are {valid}, or any eXmY")

@@ -46,7 +46,7 @@ class Scaling:
         that the blocks of a group share; `power`: powers of two; `two-level`: a block scale in a narrow format times a
         float32 for the tensor.
     stored: the format in which a block's scale is stored.
-    rounding: how the scale by which a block is divided is rounded to a stored one. `up`: nothing saturates; `floor`:
+    rounding: how the exact scale of a block is rounded to the stored one. `up`: nothing saturates; `floor`:
         OCP MX's rule; `stochastic`: MS-EDEN, which first corrects the scale for the rounding of the block's elements.
     groups: the possible groups, whose blocks share a second-level value; the first is the default.
     target: the block scale of the block that holds the tensor's amax (two-level).

@@ -22,9 +22,9 @@ NARROWEST, WIDEST = 3, 13  # bits: the rows of Table C.1, of which the last one 
 
 
 def format_of_width(bits: int) -> str:
-    """Return the format of sampled weights of this width, 3 to 12 bits, for example `e3m2` for 4."""
+    """Return the format of sampled weights with a bit width from 3 to 12, for example `e3m2` for the width 4."""
     if not NARROWEST <= bits < WIDEST:
-        raise ValueError(f"a width of {bits} bits: Table C.1 has formats of {NARROWEST} to {WIDEST - 1}")
+        raise ValueError(f"bit width {bits}: valid values are {NARROWEST} to {WIDEST - 1} (GaussWS Table C.1)")
     return f"e{math.ceil(math.log2(bits + 3))}m{bits - 2}"
 
 

@@ -13,12 +13,12 @@ Seed = Callable[[str], int]
 
 
 class OperandPair:
-    """The two slots of one tensor. A call returns the values that its first and its second GEMM read.
+    """The two slots of a tensor that two GEMMs read. A call returns the values for the first GEMM and for the second.
 
-    seed(name): returns the seed of a slot's stochastic rounding, or with `signs=each` the seed of a GEMM's signs, which
-    both operands of the GEMM share.
-    statistics: a list to which the statistics of every mixture are appended, which cost no extra time; with `watch`,
-    also those of every quantizer.
+    seed(name): for the name of a slot, returns the seed of its stochastic rounding; for the name of a GEMM, the seed of
+        the signs that both its operands share with `signs=each`.
+    statistics: a list to which the call appends the statistics of mixtures.
+    watch: True also appends the statistics of quantizers, which take extra time.
     """
 
     def __init__(self, first: Slot, second: Slot, names: tuple[str, str]) -> None:
@@ -44,7 +44,7 @@ class OperandPair:
     def quantize_one(
         self, which: int, x: Tensor, seed: Seed, statistics: list[Statistics] | None = None, *, watch: bool = False
     ) -> Tensor:
-        """Return the values that the first GEMM (which=0) or the second (1) reads."""
+        """Return only the values for the first GEMM (which=0) or only those for the second (which=1)."""
         slot, name = (self.first, self.second)[which], self.names[0 if self.shared else which]
         spec = slot.spec
         if spec is None:

@@ -44,7 +44,7 @@ class Quantization(Shared):
 
     observer: Observer | None = None
     layers: list[QuantizedLinear] = field(default_factory=list)
-    kept: list[str] = field(default_factory=list)  # names of the layers that the recipe keeps high
+    kept: list[str] = field(default_factory=list)  # names of the layers that the recipe's `keep` selects
 
     def __repr__(self) -> str:
         return f"<{self.recipe.name} on {len(self.layers)} linear layers, {len(self.kept)} of them kept high>"
@@ -175,7 +175,7 @@ def linear_layers(model: nn.Module) -> Iterator[BlockLinear]:
 
 
 def keep(recipe: Recipe, layers: Sequence[BlockLinear], blocks: int) -> frozenset[str]:
-    """Return the names of the layers that the recipe keeps high."""
+    """Return the names of the layers that the recipe's `keep` selects."""
     k = recipe.keep
     if k.first + k.last >= blocks and (k.first or k.last):
         raise ValueError(

@@ -120,7 +120,7 @@ class BlockLinear:
 
 
 class Plan:
-    """The operands of a layer, in one pair for each of the tensors x, w and dy."""
+    """The six slots of a layer, as a pair for each of the tensors x, w and dy, which two GEMMs read."""
 
     def __init__(self, operands: Operands) -> None:
         self.operands = operands
@@ -139,7 +139,7 @@ class QuantizedLinear(nn.Linear):
     def __init__(
         self, layer: BlockLinear, shared: Shared, index: int, plans: tuple[Plan, Plan], sampler: Sampler | None
     ) -> None:
-        """Take over the parameters of `layer`. plans: the plans before and after the recipe's switch."""
+        """Use the parameters of `layer` itself, without copies. plans: those before and after the recipe's switch."""
         nn.Module.__init__(self)
         linear = layer.linear
         self.in_features, self.out_features = linear.in_features, linear.out_features
@@ -162,7 +162,7 @@ class QuantizedLinear(nn.Linear):
         return {**self.__dict__, "_weights": None}
 
     def use(self, before: Plan, after: Plan) -> None:
-        """Set the operands before and after the recipe's switch; a cached weight was made for the previous ones."""
+        """Set the plans before and after the recipe's switch; drop the cached weight, which the old plans quantized."""
         self.plans, self._weights = (before, after), None
 
     def extra_repr(self) -> str:
@@ -239,7 +239,10 @@ class QuantizedLinear(nn.Linear):
     def quantize_gradient(
         self, context: StepContext, dy: Tensor, for_x: bool, for_weight: bool
     ) -> tuple[Tensor, Tensor]:
-        """Return the quantized dy for dgrad and for wgrad."""
+        """Return the quantized dy for dgrad and for wgrad; if only one of them is needed, return that one twice.
+
+        for_x: whether the gradient of x, and so dgrad, is needed. for_weight: the same for the weight and wgrad.
+        """
         owner, pair = self.owner[0], self.plans[context.switched].dy
         owner.last_input = None  # the forward pass is over
         statistics: list[Statistics] = []
@@ -252,7 +255,7 @@ class QuantizedLinear(nn.Linear):
         return values
 
     def _recomputes(self) -> bool:
-        """Tell whether this forward pass is a repetition by activation checkpointing, within backward.
+        """Tell whether activation checkpointing repeats a forward pass, during the backward pass.
 
         Its statistics were recorded in the first pass and must not be recorded again.
         """
@@ -291,7 +294,7 @@ class QuantizedLinear(nn.Linear):
     def _uncached_weight(
         self, context: StepContext, dtype: torch.dtype, sampled: bool, training: bool
     ) -> tuple[Tensor, None]:
-        """Return the quantized w for fprop, not cached; record its statistics as often as those of cached weights."""
+        """Quantize w for fprop without caching it; record its statistics as often as those of a cached weight."""
         if not training or (context.micro_batch and not self.plans[context.switched].w.draws_signs):
             return self.quantize_weight_for(0, context, dtype, sampled), None
         (w, _), statistics = self._quantize_weight(context, dtype, sampled)

@@ -101,7 +101,7 @@ class Switch:
 
 @dataclass(frozen=True)
 class Slot:
-    """The quantizer or mixture of one operand (None: unquantized), and the axis of the stored tensor for its blocks."""
+    """The quantizer or mixture of an operand (None: unquantized), and the axis of its tensor along which blocks lie."""
 
     spec: Quantizer | Mixture | None
     axis: int
@@ -169,7 +169,7 @@ class Recipe:
 
     @cached_property
     def switched(self) -> Operands:
-        """The operands after the switch."""
+        """The operands after the recipe's switch (`switch.at`)."""
         to = _in_every_slot(self.switch.to, "switch.to")
         unchanged = {"both": (), "forward": ("dgrad", "wgrad"), "backward": ("fprop",)}[self.switch.passes]
         before = {name: slot for name, slot in self.operands.items() if name.partition(".")[0] in unchanged}
@@ -186,7 +186,7 @@ class Recipe:
 
 
 def parts(names: tuple[str, ...], key: str = "parts") -> frozenset[str]:
-    """Return the named parts of a block, with groups (all; od = out and down) expanded."""
+    """Return the parts with these names; the names `all` and `od` (out and down) stand for several parts."""
     expanded: set[str] = set()
     for name in names:
         one_of(key, name, (*PARTS, *PART_GROUPS))

@@ -63,7 +63,10 @@ def library_path() -> Path:
 
 
 def is_whole(library: Path) -> bool:
-    """Tell whether the file is complete: its last 32 bytes, which the dynamic loader ignores, hash the rest."""
+    """Tell whether the file is complete, that is, whether its last 32 bytes are the hash of all others.
+
+    The dynamic loader ignores these bytes.
+    """
     try:
         content = library.read_bytes()
     except OSError:
@@ -83,7 +86,10 @@ def build() -> Path:
 
 
 def cached(target: Path, make: Callable[[], bytes]) -> Path:
-    """Return the target; if it is missing or incomplete, one process first writes it with the content from `make`."""
+    """Return the path `target`; if that file is missing or incomplete, first write the bytes that `make` returns.
+
+    If several processes call this at once, only one of them calls `make`, and the others wait.
+    """
     if not is_whole(target):
         with open_lock(target.with_suffix(".lock")) as lock, locked(lock, NO_LOCKS):
             if not is_whole(target):
@@ -119,7 +125,9 @@ def compiler_error(command: tuple[str, ...]) -> str | None:
 
 def _compiled(command: tuple[str, ...], target: Path) -> bytes:
     print(
-        f"fewbits: compiling the CPU kernels into {target.parent}: once, for some minutes", file=sys.stderr, flush=True
+        f"fewbits: compiling the CPU kernels into {target.parent}; this takes some minutes and is done only once",
+        file=sys.stderr,
+        flush=True,
     )
     with tempfile.TemporaryDirectory() as folder:
         return compile_in(Path(folder), command).read_bytes()
@@ -139,9 +147,10 @@ def compile_in(folder: Path, command: tuple[str, ...]) -> Path:
 
 
 def load(library: Path) -> ctypes.CDLL:
-    """Load the library after torch's OpenMP runtime, which it then uses by name.
+    """Load torch's OpenMP runtime and then the library, which refers to that runtime only by its file name.
 
-    So the library holds no path of an environment, and all environments of a user share it. Raises BuildError.
+    So the library contains no path of a Python environment, and all environments of a user can share it. Raise
+    BuildError if the library cannot be loaded.
     """
     try:
         if openmp := _openmp_of_torch():

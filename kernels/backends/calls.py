@@ -53,10 +53,10 @@ class WeightCall(ctypes.Structure):
 
 
 def packed_at(codes: Tensor, q: Quantizer) -> Packed:
-    """Return the description of packed codes that a kernel takes.
+    """Return the structure that describes packed codes to a kernel.
 
-    Eight codes of b bits fill b bytes. `aligned` is true if every eight codes start at an address that is a multiple of
-    the largest power of two that divides b.
+    Eight codes of b bits fill b bytes. The field `aligned` tells whether every such group of b bytes starts at an
+    address that is a multiple of the largest power of two that divides b.
     """
     word = power_of_two_factor(q.format.stored_bits)
     return Packed(codes.data_ptr(), codes.shape[1], codes.data_ptr() % word == 0 and codes.shape[1] % word == 0)

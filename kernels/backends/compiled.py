@@ -17,7 +17,10 @@ from fewbits.kernels.quantizer import Quantizer, parts_of
 
 @dataclass
 class Job:
-    """The part of a call for one quantizer; a result that the caller did not request is ABSENT."""
+    """The part of a call for one quantizer: its arguments, and the tensors that receive its results.
+
+    ABSENT stands for a result that the caller did not request.
+    """
 
     q: Quantizer
     axis: int
@@ -111,5 +114,5 @@ class Compiled(ABC):
 
 
 def pointer(t: Tensor) -> int | None:
-    """Return a tensor's address, or None for ABSENT."""
+    """Return a tensor's address; return None for the tensor ABSENT."""
     return None if t is ABSENT else t.data_ptr()

@@ -132,7 +132,7 @@ BACKEND = Cpu()
 
 
 def box_muller(count: int, seed: int) -> Tensor:
-    """Return round(z / 2) of normal z, packed like `gaussian_noise`: GaussWS's baseline, for the benchmark."""
+    """Return round(z / 2) of standard normal z, packed like `gaussian_noise`; the benchmark compares the two."""
     words = torch.empty((count + 7) // 8, dtype=torch.int32)
     library().fb_box_muller(words.numel(), seed, words.data_ptr(), _threads(count))
     return words
@@ -172,7 +172,7 @@ def _template(q: Quantizer, axis: int) -> _Quant:
 
 
 def _matrix(x: Tensor) -> tuple[int, int, int, int]:
-    """Return the arguments that describe a matrix."""
+    """Return a matrix as arguments of a C++ function: address, index of the dtype, rows and columns."""
     return x.data_ptr(), DTYPES.index(x.dtype), x.shape[0], x.shape[1]
 
 

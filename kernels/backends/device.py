@@ -137,7 +137,7 @@ class Device(Compiled):
         out: Tensor,
         **own: int,
     ) -> None:
-        """Draw the noise, and launch a kernel that reads it and the weight; `own` are further fields of its call."""
+        """Draw the noise, and launch a kernel that reads it and the weight; `own` are more fields of its WeightCall."""
         _check_size(w)
         draw = self.gaussian_noise if noise == "gaussian" else self.uniform_noise
         drawn = draw(w.numel(), seed, w.device)
@@ -166,9 +166,10 @@ def _spec_for(job: Job, x: Tensor, shape: Shape) -> Spec:
 
 
 def _decoding(q: Quantizer, axis: int) -> Spec:
-    """Return the spec for decoding, without the fields that do not affect values on the grid.
+    """Return the constants of the kernel that decodes what this quantizer encoded.
 
-    It contains the quantizer's own block, not one cut to the matrix, so matrices of all shapes share a kernel.
+    Fields that do not affect decoding have fixed values, so that more quantizers share a kernel. The block is not cut
+    to the size of a matrix, so that matrices of all shapes share a kernel.
     """
     rows, cols = (min(n, MOST) for n in q.block.resolve((MOST, MOST), axis))
     spec = spec_of(q, axis)
@@ -184,10 +185,11 @@ def _decoding(q: Quantizer, axis: int) -> Spec:
 
 
 def _fill(request: Request, x: Tensor, job: Job, spec: Spec, shape: Shape) -> tuple[Tensor, Tensor, Tensor]:
-    """Fill a request, and return its buffers.
+    """Write one job into a request of a kernel's call, and return the buffers to which the request points.
 
-    The buffers hold the amaxes of blocks, the amaxes of groups, and the error differences of Four Over Six. They start
-    as 0, and the first passes fill them. The caller must keep them until all kernels are queued.
+    The buffers are for the amaxes of blocks, the amaxes of groups, and the difference between the errors of Four Over
+    Six's two candidates. They start as 0, and the first passes fill them. The caller must keep them until all kernels
+    are queued.
     """
     block = (1, x.shape[1]) if job.q.scaling == "none" else job.q.block.resolve(x.shape, job.axis)
     grid = parts_of(x.shape, block)
@@ -211,7 +213,10 @@ def _fill(request: Request, x: Tensor, job: Job, spec: Spec, shape: Shape) -> tu
 
 
 def _group_amaxes(job: Job, block_amax: Tensor, group_amax: Tensor) -> None:
-    """Compute group amaxes from the finite block amaxes; the bits of positive floats have the order of the floats."""
+    """Compute the amax of each group from the finite amaxes of its blocks.
+
+    Both tensors hold the bits of floats as integers, because positive floats and their bits have the same order.
+    """
     finite = torch.where(block_amax < INFINITE, block_amax, 0)
     if job.q.group == "tensor":
         group_amax.copy_(finite.amax().view(1))
@@ -222,5 +227,6 @@ def _group_amaxes(job: Job, block_amax: Tensor, group_amax: Tensor) -> None:
 def _check_size(x: Tensor) -> None:
     if max(x.shape) >= MOST:
         raise ValueError(
-            f"matrix {x.shape[0]} x {x.shape[1]} is too large: the CUDA kernels support {MOST - 1} per dimension"
+            f"matrix {x.shape[0]} x {x.shape[1]} is too large: the CUDA kernels support up to {MOST - 1} rows and "
+            "as many columns"
         )

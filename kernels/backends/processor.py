@@ -28,7 +28,10 @@ _VENDORS = {"AuthenticAMD": "amd", "GenuineIntel": "intel"}
 
 
 def instruction_set() -> str:
-    """Return the widest level that the processor supports and that oneDNN and torch are both allowed to use."""
+    """Return the last of LEVELS that the processor supports and that oneDNN and torch are both allowed to use.
+
+    Where the processor's flags are unknown, return the machine type, for example `aarch64`.
+    """
     flags = set((_cpuinfo("flags") or "").split())
     if not flags:
         return platform.machine()

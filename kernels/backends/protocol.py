@@ -40,12 +40,12 @@ class Backend(Protocol):
         partition: Part | None = None,
         skip: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the quantized x in its dtype; and for each part the counts [parts down, parts across, 7] and the amax.
+        """Return the quantized x in its dtype; and the counts [parts down, parts across, 7] and the amax of each part.
 
         out: the tensor to write the values to; it may be x. want_values: False returns ABSENT for the values.
-        want_stats: False returns ABSENT for counts and amax. partition: the size of a part for which statistics are
-        counted; None: the whole matrix is one part. skip: True for each part whose values in `out` stay unchanged and
-        whose elements are not counted.
+        want_stats: False returns ABSENT for counts and amax. partition: rows and columns of the parts of the matrix for
+        which statistics are returned; None: the whole matrix is one part. skip: one bool per part; if True, the part's
+        values in `out` stay unchanged and its elements are not counted.
         """
 
     def quantize_both(
@@ -62,7 +62,7 @@ class Backend(Protocol):
         """Return the values [rows, cols] of packed storage; after encode(), they equal the values of quantize()."""
 
     def rotate(self, x: Tensor, q: Quantizer, axis: int, inverse: bool = False) -> Tensor:
-        """Return x rotated by the quantizer's transform, or with `inverse` rotated back, in its dtype."""
+        """Return x rotated by the quantizer's Hadamard transform, or by its inverse, in the dtype of x."""
 
     def extent(self, x: Tensor, partition: Part) -> tuple[Tensor, Tensor]:
         """Return the largest and the smallest non-zero magnitude of each part; for a part of zeros, 0 and inf."""
@@ -74,7 +74,7 @@ class Backend(Protocol):
         """Return DiffQ's noise for `count` elements, in bf16."""
 
     def sample_weight(self, w: Tensor, bits: Tensor, seed: int, noise: Noise, block: int, dtype: torch.dtype) -> Tensor:
-        """Return w plus noise, which is scaled in each square of `block` rows and columns by its bit width."""
+        """Return w plus noise; a square of `block` rows and columns has one bit width, which scales its noise."""
 
     def sample_weight_backward(
         self, grad: Tensor, w: Tensor, bits: Tensor, seed: int, noise: Noise, block: int

@@ -69,7 +69,7 @@ def quantize(
 
 
 def count(rounded: Rounded, y: Tensor, part: Part) -> Tensor:
-    """Count the statistics of counts.py as int64 [parts down, parts across, 7]."""
+    """Return the seven statistics of counts.py for each part, as int64 [parts down, parts across, 7]."""
     source, y = rounded.source, y.float()
     error = (source - y).abs() / source.abs()
     nonzero = source != 0

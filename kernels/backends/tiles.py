@@ -1,4 +1,4 @@
-"""Divide a matrix into tiles, one for each CTA (thread block), such that blocks lie within tiles if possible."""
+"""Divide a matrix into tiles, one for each CTA (thread block), so that each block lies within one tile if possible."""
 
 import ctypes
 from typing import NamedTuple
@@ -17,7 +17,12 @@ MOST = (1 << 31) - (1 << 15)  # the limit for rows and for columns, which kernel
 
 
 class Shape(NamedTuple):
-    """The shape of a CTA's tile: its threads, how many lie side by side, and whether all of them share one row."""
+    """The shape of a CTA's tile.
+
+    threads: the number of threads of the CTA.
+    lanes: the number of threads that lie side by side along a row.
+    along: 1 if the tile is a single row, which all threads share; else 0.
+    """
 
     threads: int
     lanes: int
@@ -47,11 +52,12 @@ def usual_shape(x: Tensor) -> Shape:
 
 
 def block_on_chip(q: Quantizer, axis: int, x: Tensor, shape: Shape) -> Part | None:
-    """Return the rows and columns that a block covers in tiles of this shape, or None if no block fits in a tile.
+    """Return the rows and columns of a block in tiles of this shape, or None if a block does not fit in a tile.
 
-    A naive cast has no blocks, so each vector of eight columns counts as one. A block as large as the matrix may extend
-    beyond it. Four Over Six compares two scales per block before it quantizes; on chip only the threads of one warp can
-    do so together, which limits the rows of its blocks.
+    A naive cast has no blocks, so eight neighbouring elements of a row count as a block. If a block covers a whole
+    dimension of the matrix, its size is a power of two that may exceed the matrix. Four Over Six compares two scales of
+    each block, which only the threads of one warp can do on chip, so its blocks must not have more rows than a warp
+    covers.
     """
     if q.scaling == "none":
         return (1, EDGE)
@@ -67,7 +73,7 @@ def block_on_chip(q: Quantizer, axis: int, x: Tensor, shape: Shape) -> Part | No
 
 
 def fitting_shape(x: Tensor, q: Quantizer, axis: int) -> Shape:
-    """Return a shape of tiles that can hold the quantizer's blocks, whole channels too, or else the default shape."""
+    """Return a tile shape in which the quantizer's blocks fit, even whole channels; if none does, the default shape."""
     usual, (rows, cols) = usual_shape(x), x.shape
     if q.traits.compares or block_on_chip(q, axis, x, usual):
         return usual
@@ -87,10 +93,11 @@ def tile_count(x: Tensor, shape: Shape) -> int:
 
 
 def parts_in(x: Tensor, part: Part, shape: Shape) -> tuple[int, Parts]:
-    """Return the largest piece (csrc/spec.cuh) that always lies within one part, and the description of the parts.
+    """Return the largest piece (csrc/spec.cuh) that always lies within one part, and the structure for the kernel.
 
-    A piece is a tile, a thread's patch, a vector or an element. The description holds the size of a part, and how many
-    lanes along a row, and rows of lanes, of a warp share a part.
+    A piece is a tile, a thread's patch, a vector or an element. The structure holds the size of a part, the number of
+    parts side by side, and how many threads of a warp lie within one part: along a row (`lanes`), and down the rows
+    (`groups`).
     """
     (rows, cols), (r, c) = x.shape, part
     all_rows, all_cols = r >= rows, c >= cols

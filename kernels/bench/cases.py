@@ -32,7 +32,7 @@ class Case:
     name: str
     accesses: int  # the reads and writes of each element, in the tensor's dtype, by a perfect kernel
     fresh: Work  # the public call, which returns new tensors
-    into: Callable[[Tensor, Tensor], object]  # the call that writes into memory that was touched before; see has_out
+    into: Callable[[Tensor, Tensor], object]  # the call that writes into memory that was written before; see has_out
     more_bytes: float = 0  # other bytes per element that a perfect kernel moves, such as the element's code
     has_out: bool = False  # False: no public call has out=, so `into` calls the backend, which allocates its results
     dtype: torch.dtype | None = None  # None: the dtype of the run
@@ -41,7 +41,7 @@ class Case:
     is_noise: bool = False  # the case only generates noise: one value for each element of the tensor
 
     def traffic(self, itemsize: int) -> float:
-        """Return the bytes that a perfect kernel moves, relative to a copy of elements of this size."""
+        """Return the bytes that a perfect kernel moves, divided by those that a copy of the tensor moves."""
         return (self.accesses * itemsize + self.more_bytes) / (2 * itemsize)
 
 
@@ -85,8 +85,8 @@ def both_axes(spec: str) -> Case:
 def mix(name: str, spec: str) -> Case:
     """Return the case of a mixture.
 
-    The benchmark's data makes every decision take the first entry. A perfect kernel needs no extra read for a decision
-    per block.
+    On the benchmark's data, every decision block takes the first entry. If decisions are made per block, a perfect
+    kernel does not read the input again for them.
     """
     mixture = Mixture.parse(spec)
     return Case(
@@ -161,7 +161,7 @@ def _backend(x: Tensor) -> Backend:
 
 
 def _reads(q: Quantizer, axis: int) -> int:
-    """Return how often a kernel must read the input: twice if one scale depends on more elements than caches hold."""
+    """Return how often a kernel must read the input: twice if a scale depends on more elements than caches hold."""
     spans_tensor = bool(q.traits.groups) or (q.scaling != "none" and q.block.rows is None)
     spans_columns = str(q.block) == "channel" and axis == 0
     return 2 if spans_tensor or spans_columns else 1
@@ -183,7 +183,10 @@ _PREPARED: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
 def _prepared(x: Tensor, name: str, make: Callable[[], T]) -> T:
-    """Return a further input of a case; it is made in the first turn, which is not timed, and kept as long as x."""
+    """Return an input that a case needs besides x; `make` creates it in the first turn, which is not timed.
+
+    It is cached under this name as long as x exists.
+    """
     kept: dict[str, T] = _PREPARED.setdefault(x, {})
     if name not in kept:
         kept[name] = make()

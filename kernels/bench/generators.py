@@ -37,12 +37,12 @@ PEER_ELEMENTS = 1 << 24  # eq. 3 in plain torch gets only this many elements: it
 
 @dataclass(frozen=True)
 class Timed:
-    """The times of one generator (arm) for one shape."""
+    """The times of one generator for one shape."""
 
     rows: int
     cols: int
-    what: str  # generator, or forward
-    arm: str
+    what: str  # generator (alone), or forward (the whole of eq. 3)
+    arm: str  # the generator: bitwise, box-muller or torch
     elements: int  # per call
     seconds: list[float]  # of each turn
     others: list[float | None]  # the share of the processors that other processes used in each turn
@@ -71,7 +71,7 @@ def time_shapes(shapes: Sequence[tuple[int, int]], device: str, runs: int) -> li
 
 
 def _arms(case: Case, w: Tensor) -> dict[str, tuple[Work, Tensor]]:
-    """Return the function of each arm, with the tensor on which it is timed."""
+    """Return, for each generator, the function to time and the tensor to pass to it."""
     few = w[: max(SQUARE, PEER_ELEMENTS // w.shape[1] // SQUARE * SQUARE)]
     arms: dict[str, tuple[Work, Tensor]] = {BITWISE: (in_touched_memory(lambda x: case.into(x, x)), w)}
     if w.is_cuda:
@@ -84,7 +84,7 @@ def _arms(case: Case, w: Tensor) -> dict[str, tuple[Work, Tensor]]:
 
 
 def _box_muller(like: Tensor) -> Tensor:
-    """Return round(N(0, 1) / 2) as int8."""
+    """Return round(N(0, 1) / 2) as int8 in the shape of `like`, by the Box–Muller method."""
     u, v = (torch.rand(like.shape, device=like.device) for _ in range(2))
     z = torch.sqrt(-2 * torch.log(1 - u)) * torch.cos(2 * math.pi * v)
     return (z / 2).round().to(torch.int8)

@@ -55,7 +55,7 @@ class Ratio:
 
 
 def seconds(call: Call, device: str = "cpu") -> float:
-    """Return the seconds that a call and the work that it queues on a GPU take, without freeing the result."""
+    """Return the seconds that a call takes, including its work on a GPU, but not the time to free its result."""
     start = time.perf_counter()
     result = call()
     if device == "cuda":
@@ -68,7 +68,7 @@ def seconds(call: Call, device: str = "cpu") -> float:
 def gpu_seconds(call: Call) -> float:
     """Return the seconds of a call's work on the GPU, without those of the host.
 
-    The GPU is kept busy before the first event, so that the host has queued everything when the timer starts.
+    The GPU is kept busy first, so that the host has queued the whole call before the GPU's timer starts.
     """
     start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     torch.cuda._sleep(BUSY_CYCLES)
@@ -90,10 +90,10 @@ def burst_seconds(call: Call) -> float:
 
 
 class OtherProcesses:
-    """The share of the machine's processor time that other processes use, turn by turn.
+    """The share of the machine's processor time that other processes used in each turn.
 
-    The kernel counts processor time in ticks of 10 ms, so that turns shorter than `SHORTEST` have the share of the last
-    turns that were as long together. The share is None where /proc/stat does not exist.
+    Linux counts processor time in ticks of 10 ms, so the share is measured only over `SHORTEST` seconds or more. A
+    shorter turn gets the share that was measured last. The share is None where /proc/stat does not exist.
     """
 
     def __init__(self) -> None:
@@ -102,7 +102,7 @@ class OtherProcesses:
         self._share: float | None = None
 
     def record(self) -> None:
-        """Record the share since the last call."""
+        """Append the share of the turn that has just ended to `shares`."""
         now = _processor_seconds()
         if now is not None and self._last is not None:
             whole, busy, own = (after - before for after, before in zip(now, self._last, strict=True))
@@ -113,7 +113,10 @@ class OtherProcesses:
 
 
 def _processor_seconds() -> tuple[float, float, float] | None:
-    """Return the seconds of all processors: in all, of any process, and of this one with its children."""
+    """Return seconds summed over all processors: in total, those of all processes, and those of this process.
+
+    This process includes its children. The result is None where /proc/stat does not exist.
+    """
     try:
         ticks = [int(count) for count in Path("/proc/stat").read_text().partition("\n")[0].split()[1:9]]
     except (OSError, ValueError):
@@ -132,9 +135,10 @@ def take_turns(
     patience: float = PATIENCE,
     others: OtherProcesses | None = None,
 ) -> list[list[float]]:
-    """Return a list of seconds for each timer, one for each of `runs` turns, after some turns that are not recorded.
+    """Call the timers in turns; return a list for each timer, with its seconds in each turn.
 
-    No turn starts after `patience` seconds, except the first.
+    The first `untimed` turns are not recorded. Then there are up to `runs` turns: after `patience` seconds no further
+    turn starts, but at least one is recorded.
     """
     for _ in range(untimed):
         for timer in timers:
@@ -149,11 +153,14 @@ def take_turns(
 
 
 def seconds_per_element(small: float, double: float, elements: int, in_memory: float) -> float | None:
-    """Return the seconds per element in the caches, from the times of two tensors that differ by `elements`.
+    """Return the seconds per element of a tensor that stays in the caches.
 
-    The difference of the times does not contain the fixed cost of a call (dispatch, waking threads). The result is None
-    if the times are implausible because other programs interfered: if the doubled tensor does not take between one and
-    two times as long as the small one, or an element takes much longer than in the large tensor (`in_memory` seconds).
+    small, double: the seconds for a tensor of `elements` elements, and for one with twice as many. Their difference
+        does not contain the fixed cost of a call (dispatch, waking threads).
+    in_memory: the seconds per element of a tensor that is larger than the caches.
+
+    Return None if the times are implausible because other programs interfered: `double` is not about one to two times
+    `small`, or an element takes much longer than `in_memory`.
     """
     each = (double - small) / elements
     plausible = 0.45 * double < small < 0.9 * double and each < 1.3 * in_memory
@@ -166,8 +173,8 @@ def seconds_per_element(small: float, double: float, elements: int, in_memory: f
 class TouchedMemory(TorchFunctionMode):
     """A torch mode in which torch.empty and torch.empty_like return memory that was written before.
 
-    Each entry of the mode returns the same memory, so a call without out= can be timed like one with out=. A result is
-    valid until the mode is entered again.
+    Each time the mode is entered, the same memory is returned again, so a call without out= can be timed like one with
+    out=. A result is therefore valid only until the mode is entered again.
     """
 
     def __init__(self) -> None:
@@ -190,7 +197,7 @@ class TouchedMemory(TorchFunctionMode):
 
 
 def in_touched_memory(call: Callable[..., object]) -> Callable[..., object]:
-    """Return a function that makes the call with its results in memory that was written before and is used again."""
+    """Return a function that makes the call in TouchedMemory, so that each call writes into the same memory."""
     memory = TouchedMemory()
 
     def inside(*arguments: Tensor) -> object:
@@ -201,10 +208,10 @@ def in_touched_memory(call: Callable[..., object]) -> Callable[..., object]:
 
 
 def peak_memory(call: Call) -> int | None:
-    """Return the largest growth of the process in bytes during a call, less the bytes of the tensors that it returns.
+    """Return by how many bytes the process's memory grows at most during a call, less the bytes of the call's results.
 
-    Linux records the peak (VmHWM) and resets it on request; on other systems the result is None. Make the call once
-    before, because a first call also loads code.
+    Linux records the peak (VmHWM) and resets it on request; on other systems the result is None. The caller must make
+    the call once before, because a first call also loads code.
     """
     try:
         ctypes.CDLL(None).malloc_trim(

@@ -1,8 +1,8 @@
 """Implement the benchmark's cases with other libraries: torch, torch.compile, torchao, ml_dtypes and noise generators.
 
 A peer is another implementation. For a case it returns a function of the tensor, or None if it does not implement the
-case. All functions return new tensors in the dtype of x, except noise generators, which write into memory that was
-written before.
+case. All functions return new tensors in the dtype of x, except those of noise generators, which write into the
+same memory in every call.
 """
 
 import logging

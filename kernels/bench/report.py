@@ -41,7 +41,7 @@ def show(bench: Bench) -> None:
     )
     print(f"torch {facts['torch']}, python {facts['python']}, compiler {facts['compiler']}")
     print(
-        f"tensor {bench.rows}x{bench.cols} {bench.dtype}, N(0, 1); its copy runs at {speed:.1f} GB/s, read and written"
+        f"tensor {bench.rows}x{bench.cols} {bench.dtype}, N(0, 1); copying it reads and writes {speed:.1f} GB/s in sum"
     )
     if bench.device == "cpu" and 2 * bench.rows * bench.cols * getattr(torch, bench.dtype).itemsize < SMALL:
         print("the tensor is small: the copy may stay in the caches, so these figures do not apply to large tensors")

@@ -18,12 +18,12 @@ from fewbits.kernels.bench.measure import Ratio
 
 @dataclass(frozen=True)
 class Compared:
-    """The comparison of a peer with our kernel, on the tensor's first `rows`."""
+    """The comparison of a peer with our kernel, on the first `rows` rows of the tensor."""
 
-    longer: Ratio
+    longer: Ratio  # the peer's time / our time
     rows: int
-    temporary: float | None
-    seconds: dict[str, list[float]]
+    temporary: float | None  # the peer's peak memory, relative to the tensor's bytes
+    seconds: dict[str, list[float]]  # of each turn, under "theirs" and "ours"
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Measured:
 
     @property
     def reached(self) -> float | None:
-        """The share of the limit that is reached."""
+        """The speed of our kernel as a share of the limit, or None if the limit is unknown."""
         return None if self.arithmetic is None else self.share.median / min(self.memory, self.arithmetic)
 
 

@@ -88,7 +88,7 @@ class _Tensors:
         return x, torch.zeros_like(x)
 
     def timer(self, call: Callable[[Tensor, Tensor], object], rows: int | None = None) -> Timer:
-        """Return a timer that makes the call with the first `rows` rows of an input and of its buffer."""
+        """Return a timer that calls `call` with the first `rows` rows (None: all) of an input and of its buffer."""
         pairs = [(x[:rows], out[:rows]) for x, out in self.pairs]
         if self.device == "cuda":
             return lambda: gpu_seconds(lambda: [call(*pair) for pair in pairs]) / len(pairs)
@@ -96,7 +96,7 @@ class _Tensors:
 
 
 def _into(case: Case, device: str) -> Callable[[Tensor, Tensor], object]:
-    """Return case.into, changed so that its results are in memory that was written before, even if it allocates them.
+    """Return case.into; if it allocates its results, change it so that every call gets the same memory for them.
 
     On a GPU no change is needed, because torch's allocator reuses memory.
     """

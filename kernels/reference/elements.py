@@ -18,7 +18,7 @@ def power_of_two(exponent: Tensor) -> Tensor:
 
 
 def split(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Split x = mantissa · 2^exponent with 1 ≤ |mantissa| < 2; the exponent of 0 is below all others."""
+    """Split x = mantissa · 2^exponent with 1 ≤ |mantissa| < 2; 0 has a lower exponent than all other floats."""
     half, exponent = torch.frexp(x.double())
     return half * 2, torch.where(x == 0, -1022, exponent - 1)
 
@@ -41,7 +41,7 @@ def round_to_grid(v: Tensor, grid: Format, draws: Tensor | None = None) -> Tenso
 
 
 def codes_of(values: Tensor, grid: Format) -> Tensor:
-    """Return the codes of grid values: the sign bit above the number of steps from zero.
+    """Return the codes of grid values: the sign bit, and below it the number of grid steps from zero.
 
     The codes equal those of Format.code_of, except that NaN has no sign.
     """

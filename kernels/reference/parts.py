@@ -10,7 +10,7 @@ Part = tuple[int, int]  # rows and columns of a part
 
 
 def fold(x: Tensor, part: Part, fill: float = 0) -> Tensor:
-    """Reshape [rows, cols] to [parts down, rows of a part, parts across, columns of a part], with edges padded."""
+    """Reshape [rows, cols] to [parts down, rows of a part, parts across, columns of a part]; pad edges with `fill`."""
     r, c = (min(size, max(n, 1)) for size, n in zip(part, x.shape, strict=True))
     padded = F.pad(x, (0, -x.shape[1] % c, 0, -x.shape[0] % r), value=fill)
     return padded.reshape(padded.shape[0] // r, r, padded.shape[1] // c, c)

@@ -81,9 +81,10 @@ def squared_error(rounded: Rounded, amax: Tensor, q: Quantizer, axis: int) -> Te
 
 
 def ms_eden(source: Tensor, amax: Tensor, q: Quantizer, axis: int, seed: int) -> Rounded:
-    """Round elements to nearest, then correct each block's scale and round it stochastically with its own draw.
+    """Round elements to nearest, then correct each block's scale and round the scale stochastically.
 
-    arXiv 2601.22813, algorithm 1, whose factor is ⟨x, x⟩ / ⟨x, rounded x⟩ of the rotated block.
+    This is algorithm 1 of arXiv 2601.22813. It corrects the scale by the factor ⟨x, x⟩ / ⟨x, rounded x⟩, in which x is
+    the rotated block.
     """
     stored = q.traits.stored
     assert stored is not None

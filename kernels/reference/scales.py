@@ -33,7 +33,7 @@ def ideal(amax: Tensor, grid: Format) -> Tensor:
 
 
 def group_amax(amax: Tensor, q: Quantizer, axis: int) -> Tensor:
-    """Return the largest amax of each group, in a shape that broadcasts; a padding zero makes empty groups valid."""
+    """Return the largest amax of each group, 0 for a group without blocks, in a shape that broadcasts over blocks."""
     if q.group == "tensor":
         return F.pad(amax, (0, 1, 0, 1)).amax((0, 1), keepdim=True)
     if axis == -1:
@@ -42,7 +42,10 @@ def group_amax(amax: Tensor, q: Quantizer, axis: int) -> Tensor:
 
 
 def choose_scales(amax: Tensor, q: Quantizer, axis: int, expansion: float = 1.0) -> Scales:
-    """Return the scales of blocks with these amaxes; two-level block scales are multiplied by `expansion`."""
+    """Return the scales of blocks with these amaxes.
+
+    expansion: a factor by which the block scales of a two-level scaling are multiplied before they are rounded.
+    """
     traits, stored, groups = q.traits, q.traits.stored, amax.new_empty(0)
     if stored is None:
         return Scales(torch.zeros_like(amax, dtype=torch.int32), groups)
@@ -75,7 +78,7 @@ def choose_scales(amax: Tensor, q: Quantizer, axis: int, expansion: float = 1.0)
 
 
 def group_grid(scales: Scales, axis: int) -> Tensor:
-    """Return group values as a grid that broadcasts against the blocks; a row of blocks runs along the axis."""
+    """Return the values of groups in a shape that broadcasts over the grid of blocks."""
     return scales.groups.unsqueeze(1 if axis == -1 else 0)
 
 
@@ -101,7 +104,7 @@ def encode_factors(scales: Scales, q: Quantizer, axis: int) -> Tensor:
 
 
 def restore(values: Tensor, scales: Scales, q: Quantizer, axis: int, dtype: torch.dtype) -> Tensor:
-    """Return the values that grid values stand for, in the range of the source and in the given dtype."""
+    """Return grid values scaled back to the range of the source, limited and rounded to the given dtype."""
     block, shape = q.block.resolve(values.shape, axis), values.shape
     match q.traits.kind:
         case "none":

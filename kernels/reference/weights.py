@@ -13,7 +13,7 @@ from fewbits.kernels.reference.parts import fold, largest, spread
 
 
 def exp2(t: Tensor) -> Tensor:
-    """Return 2^t as float32 for float64 t: the nearest power of two times the Taylor polynomial of the rest."""
+    """Return 2^t as float32 for float64 t: a power of two, times a Taylor polynomial for the remaining factor."""
     n = t.round()
     x = (t - n) * math.log(2)
     polynomial = torch.zeros_like(x)

@@ -68,7 +68,10 @@ class DecoderConfig:
                 raise ValueError(f"{field} {value!r} of model {self.name!r}: valid values are {choices}")
 
     def _rules(self) -> Iterator[tuple[str, bool, str]]:
-        """Yield each field, whether its value is valid, and the valid values as text; rules rely on earlier ones."""
+        """Yield, for each rule, a field, whether its value is valid, and the valid values as text.
+
+        A rule may rely on the rules before it, so the caller must stop at the first invalid value.
+        """
         names: Mapping[str, Collection[str]] = {
             "activation": ACTIVATIONS,
             "norm": NORMS,
@@ -100,7 +103,7 @@ class DecoderConfig:
 
     @property
     def blocks(self) -> tuple[str, ...]:
-        """The letters of the branches of each block, one string per block."""
+        """One string for each block, with a letter of `pattern` for each of its branches."""
         return tuple(self.pattern) if self.pattern else ("*-",) * self.layers
 
     @property
@@ -187,7 +190,7 @@ MIXERS: Final[dict[str, tuple[str, Callable[[DecoderConfig, Rope | None], nn.Mod
 
 
 class Block(nn.Module):
-    """Residual branches in sequence, x ← x + mixer(norm(x)); each is two modules, such as `ffn_norm` and `ffn`."""
+    """Residual branches in sequence, x ← x + mixer(norm(x)). A branch is two modules, such as `ffn_norm` and `ffn`."""
 
     def __init__(self, config: DecoderConfig, letters: str, rope: Rope | None) -> None:
         super().__init__()
@@ -243,11 +246,10 @@ class Decoder(nn.Module):
     def loss(self, tokens_BT: Tensor, targets_BT: Tensor, reduction: Literal["mean", "none"] = "mean") -> Tensor:
         """Return the cross entropy in nats, in FP32.
 
-        reduction: "mean" is the mean over the targets; "none" returns the loss of each token, [B, T], which is 0 where
-        the
-            target is −100.
+        reduction: "mean" is the mean over the targets; "none" returns the loss of each token, [B, T]. A token whose
+            target is −100 is not counted in the mean, and its loss is 0.
 
-        At most about LOGITS_AT_ONCE logits exist at a time; if there are more, rows are processed in parts, in order.
+        At most about LOGITS_AT_ONCE logits exist at a time: if there are more, the tokens are processed in parts.
         """
         if reduction not in ("mean", "none"):
             raise ValueError(f"reduction {reduction!r}: valid values are mean, none")

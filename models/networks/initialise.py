@@ -7,9 +7,9 @@ drawn on the CPU). A deeper model starts with the same first blocks, unless the 
 std, and std/√branches for the layers that add to the residual stream; branches is 2·layers, or, for a model with a
 pattern, its number of layers.
 
-`llama` (torchtitan's): embedding N(0, 1); q, k, v and gate N(0, 0.02); out, up and down of block l, from 0, N(0,
-0.02/√(2(l + 1))); head N(0, 1/width), truncated at 3 deviations. torchtitan also truncates the parameters of blocks at
-±2, which is 100 deviations and is omitted here.
+`llama` (torchtitan's): embedding N(0, 1); q, k, v and gate N(0, 0.02); out, up and down of block l, counted from 0,
+N(0, 0.02/√(2(l + 1))); head N(0, 1/width), truncated at 3 deviations. torchtitan also truncates the parameters of
+blocks at ±2, which is 100 deviations and is omitted here.
 
 Mamba-2's own parameters are initialised as in its published code: A uniform in [1, 16], Δ for the input zero
 log-uniform in [0.001, 0.1], D = 1, and the convolution like torch's.

@@ -3,8 +3,9 @@
 Parameters are FP32 master copies. A layer computes in the dtype of its input; norms, softmax and rotations compute
 internally in FP32. No layer draws random numbers: `initialise` fills the parameters, by name, from a seed.
 
-RMSNorm and attention have a second implementation for CPUs, where PyTorch's is slower than necessary. Its docstring
-states both times (8×256 tokens of width 256 in BF16, forward and backward on one core with AVX512-BF16).
+RMSNorm and attention have a second implementation for CPUs, where PyTorch's is slower than necessary. The docstrings of
+`_RmsNorm` and `_unfused_attention` compare their times with PyTorch's (8×256 tokens of width 256 in BF16, forward and
+backward on one core with AVX512-BF16).
 
 Shape suffixes: B batch, T token, D width, H head, K key and value head, E head's dimension.
 """
@@ -133,7 +134,10 @@ class _RmsNorm(Function):
 
 
 def _turns(rotated: int, theta: float, context: int) -> Tensor:
-    """Return the cosines and sines of the rotations, as real numbers because `.to(dtype)` corrupts complex ones."""
+    """Return the cosine and sine of every angle, [context, rotated / 2, 2].
+
+    They are not complex numbers, because a module's `.to(dtype)` drops the imaginary part of those.
+    """
     with torch.device("cpu"):  # so that the bits are the same for any device
         steps = theta ** (-torch.arange(0, rotated, 2, dtype=torch.float64) / rotated)
         angles = torch.outer(torch.arange(context, dtype=torch.float64), steps)
@@ -141,10 +145,11 @@ def _turns(rotated: int, theta: float, context: int) -> Tensor:
 
 
 class Rope(nn.Module):
-    """Rotary positions: the first `fraction` of each head's dimensions, neighbours (2i, 2i+1) rotated by t·θ^(−2i/n).
+    """Rotary positions: rotates the first n dimensions of each head, a `fraction` of them all, in pairs.
 
-    Neighbours are paired as in Llama's and torchtitan's code. Megatron pairs halves, (i, i + n/2), instead, which is
-    the same model with the rows of W_q and W_k in another order within each head.
+    In token t, the neighbours (2i, 2i + 1) are rotated by the angle t·θ^(−2i/n), as in Llama's and torchtitan's code.
+    Megatron pairs (i, i + n/2) instead, which is the same model with the rows of W_q and W_k in another order within
+    each head.
     """
 
     turns: Tensor

@@ -8,9 +8,9 @@
                          1 row is an output neuron
 
 As published: embeddings and output head by element; queries and keys by head; values, attention output and MLP by
-output neuron (from version 1.1 on); all others, norms and biases, by tensor. The published code identifies parameters
-by name, and has no rule for Mamba-2: here its linear layers are partitioned by output neuron (assumed), and its other
-parameters by tensor.
+output neuron (since version 1.1 of Adam-mini); all others, norms and biases, by tensor. The published code identifies
+parameters by name, and has no rule for Mamba-2: here its linear layers are partitioned by output neuron (assumed), and
+its other parameters by tensor.
 
 `adam_mini_partition` supports any module whose attention stores the dimension of its heads in `head_dim`, as our models
 and those of transformers and torchtitan do.
