@@ -51,7 +51,7 @@ class QuantStats:
 
     @property
     def capped(self) -> Tensor:
-        """The number of elements whose relative error was above 1 and counts as 1; stochastic rounding causes it."""
+        """The number of elements with a relative error above 1, which counts as 1; stochastic rounding can cause it."""
         return self.counts[..., CAPPED]
 
     @property
