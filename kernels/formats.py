@@ -89,7 +89,7 @@ class Format:
 
     @property
     def has_zero(self) -> bool:
-        """True if exponent field 0 holds zero; e8m0 has no zero: there it is one more power of two."""
+        """True if exponent field 0 holds zero; in e8m0, which has no zero, field 0 is one more power of two."""
         return self.mantissa_bits > 0
 
     @property

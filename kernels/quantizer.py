@@ -105,9 +105,8 @@ class Quantizer:
     signs: Signs | int | None
     overflow: Overflow
     group: Group
-    spelling: str = field(
-        init=False, compare=False, repr=False
-    )  # the string form, computed once, so that torch.compile reads it without tracing code
+    # the string form, computed once, so that torch.compile reads it without tracing code
+    spelling: str = field(init=False, compare=False, repr=False)
 
     def __init__(
         self,

@@ -48,7 +48,7 @@ def cast(weight: Tensor, bits: Tensor, block: int) -> Tensor:
 
 @contextmanager
 def weights_cast(quantization: Quantization) -> Iterator[None]:
-    """Replace sampled weights by their casts in this context, for evaluation."""
+    """Replace sampled weights by their casts until the `with` block ends, for evaluation."""
     layers = list(sampled_layers(quantization))
     saved = [layer.weight.data for layer in layers]
     try:

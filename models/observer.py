@@ -1,10 +1,10 @@
 """Measure the effects of quantization during training, by layer: relative errors, choices, flushed values, bit widths.
 
-The observer collects statistics over a window of steps and then returns rows: one for each layer and slot (two if the
-recipe switches within the window, one for each quantizer), and one for each layer's weight. The statistics of mixtures
-are recorded for every micro-batch, because mixtures compute the error anyway. Those of plain quantizers, and the error
-of the weight gradient, cost extra time and are measured only at some steps. The values stay on the device until
-`settle` reads them.
+The observer collects statistics over a window of steps and then returns rows: one for each layer and slot, and one for
+each layer's weight. If the recipe switches within the window, a slot has two rows, one for each of its quantizers. The
+statistics of mixtures are recorded for every micro-batch, because mixtures compute the error anyway. Those of plain
+quantizers, and the error of the weight gradient, cost extra time and are measured only at some steps. The values stay
+on the device until `settle` reads them.
 
 The errors of a mixture are those of its first entry, before the decision; `share_i` is the share of decisions for entry
 i.
@@ -25,9 +25,8 @@ from fewbits.models.quantized_linear import QuantizedLinear
 from fewbits.models.recipe import SLOTS
 
 ERROR_ONE = 1 << 23
-BINS = np.append(
-    np.arange(0, 0.1001, 0.005), np.inf
-)  # bins of the mean relative error of a micro-batch; MoR's bins are unknown
+# Bins of the mean relative error of a micro-batch; MoR's bins are unknown.
+BINS = np.append(np.arange(0, 0.1001, 0.005), np.inf)
 ENTRIES = 4  # entries of a mixture that are counted separately; further entries count as the last of these
 PENDING = 512  # the number of observations that are kept on the device before they are read
 TIERS = (5, 9, 12)  # GaussWS Fig. 5: the largest bit widths for which FP8, BF16 and FP16 hold a sampled weight

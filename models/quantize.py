@@ -50,9 +50,9 @@ class Quantization(Shared):
         return f"<{self.recipe.name} on {len(self.layers)} linear layers, {len(self.kept)} of them kept high>"
 
     def begin(self, step: int, micro_batch: int = 0, *, rank: int = 0, progress: float = 0.0) -> None:
-        """Set the step context of the following forwards.
+        """Set the step context of the following forward passes.
 
-        progress: the fraction of training that is done, from 0 to 1, which decides the recipe's switch.
+        progress: the fraction of training that is done, from 0 to 1; the recipe switches when it reaches `switch.at`.
         """
         switched = self.recipe.switches and progress >= self.recipe.switch.at
         self.context = StepContext(step, micro_batch, rank, switched)
@@ -63,7 +63,7 @@ class Quantization(Shared):
             self.watching_gradients = self.observer.watches_gradients(step) and micro_batch == 0
 
     def attach(self, model: nn.Module, optimizer: torch.optim.Optimizer, *, steps: int | None = None) -> None:
-        """Count the optimizer's updates as steps, and the model's training calls between them as micro-batches.
+        """Count the optimizer's updates as steps, and the forward passes of training between them as micro-batches.
 
         steps: the number of steps of the whole training; required if the recipe switches during training.
         """
@@ -143,7 +143,7 @@ def quantize(
 
 @contextmanager
 def unquantized(quantization: Quantization) -> Iterator[None]:
-    """Compute all products from unquantized operands in this context, for evaluation in the compute dtype."""
+    """Compute all GEMMs from unquantized operands inside a `with` block, for evaluation in the compute dtype."""
     plan = Plan(Recipe().operands)  # all in high precision
     plans = [layer.plans for layer in quantization.layers]
     try:

@@ -148,9 +148,8 @@ class QuantizedLinear(nn.Linear):
         self.index, self.plans, self.sampler = index, plans, sampler
         self.train(linear.training)
         self.output = OUTPUT[shared.recipe.wgrad.output]
-        self.owner = [
-            shared
-        ]  # in a list, so that it is not a submodule, which would be a cycle for copy and state_dict
+        # In a list, so that it is not a submodule, which would be a cycle for copy and state_dict.
+        self.owner = [shared]
         self.bit_scale = None
         if sampler:
             squares = [-(-n // sampler.block) for n in linear.weight.shape]

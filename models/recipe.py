@@ -35,11 +35,12 @@ OUTPUTS = ("compute", "bf16", "fp32")
 # The axis of each stored tensor (x and dy tokens × features, w out × in) that the slot's GEMM sums over.
 AXES = {"fprop.x": -1, "fprop.w": -1, "dgrad.dy": -1, "dgrad.w": 0, "wgrad.dy": 0, "wgrad.x": 0}
 SLOTS = tuple(AXES)
+# For the second slot of each tensor, the slot whose GEMM reads the same tensor first.
 FIRST_SLOT = {
     "dgrad.w": "fprop.w",
     "wgrad.dy": "dgrad.dy",
     "wgrad.x": "fprop.x",
-}  # the slot that reads the same tensor first
+}
 SAMPLERS = ("none", "gaussws", "diffq")
 SQUARES = (1, 2, 4, 8, 16, 32, 64, 128)  # valid side lengths of a sampler's squares
 PASSES = ("both", "forward", "backward")

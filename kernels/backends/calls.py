@@ -1,4 +1,4 @@
-"""Define the arguments of the CUDA kernels, which mirror the structures of csrc/spec.cuh, decode.cu and weights.cu."""
+"""Define the arguments of the CUDA kernels as copies of the structures in csrc/spec.cuh, decode.cu and weights.cu."""
 
 import ctypes
 

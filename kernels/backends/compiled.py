@@ -1,4 +1,4 @@
-"""Implement what the compiled backends share: they allocate results and describe calls as jobs.
+"""Implement what the compiled backends share: allocate the results of a call, and describe the call as jobs.
 
 cpu.py and device.py compute the jobs.
 """

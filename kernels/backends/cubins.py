@@ -1,9 +1,9 @@
 """Compile CUDA kernels with NVRTC at first use, and cache each cubin in a file.
 
-A kernel is compiled for one architecture and one variant, which is a set of constants (variants.py), so that it stays
-small and does not spill registers. The file's name contains a hash of the sources, constants, options and NVRTC's
-version. As with the CPU library (build.py), one process compiles at a time, under a lock, a file is renamed when it is
-complete, and it ends with the hash of its content.
+A kernel is compiled separately for each architecture and each variant, which is a set of constants (variants.py), so
+that its code is small and does not spill registers. The file's name contains a hash of the sources, constants, options
+and NVRTC's version. As with the CPU library (build.py), one process compiles at a time, under a lock; a file is renamed
+when it is complete; and it ends with the hash of its content.
 
 We compile ourselves because CuPy's compilation adds -ftz=true, which flushes subnormals. No GPU is needed.
 """

@@ -1,4 +1,4 @@
-"""Provide the CUDA backend: the functions of reference.py, computed by the kernels of csrc/ and launched by CuPy.
+"""Provide the CUDA backend: the functions of reference.py, computed by the kernels of csrc/, which CuPy launches.
 
 Kernels run on torch's current stream of the tensor's device and on torch's memory. Calls neither copy data nor wait for
 the device, so they can be captured in a CUDA graph (after a first call, which compiles and loads the kernels).

@@ -71,7 +71,7 @@ class Variant:
     specs: tuple[Spec, ...]
 
     def source(self) -> str:
-        """Return a translation unit: the constants as macros, and the file that uses them."""
+        """Return the source to compile: the constants as macros, then an #include of the file that uses them."""
         macros = {
             "FB_KERNEL": self.kernel,
             **dict(zip(("FB_DTYPE", "FB_OTHER"), self.dtypes, strict=False)),

@@ -27,7 +27,7 @@ NOISE_BYTES: Final = {"gaussian": 0.5, "uniform": 2.0}  # per element
 
 @dataclass(frozen=True)
 class Case:
-    """A call to measure."""
+    """A call to measure, and the reads and writes that a perfect kernel would make for it."""
 
     name: str
     accesses: int  # the reads and writes of each element, in the tensor's dtype, by a perfect kernel

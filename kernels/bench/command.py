@@ -1,9 +1,10 @@
 """Implement `fewbits bench kernels`: time the kernels, a copy of the same tensor and other implementations in one run.
 
-For each case the command reports the speed of the kernel relative to that of the copy; the highest relative speeds that
-memory traffic and arithmetic alone would allow, the lower of which is the limit, and how much of the limit is reached;
-the relative speed of calls that allocate their results; temporary memory; and how many times longer other
-implementations (peers) take. The notes that report.py prints below the table define each column.
+For each case the command reports the speed of the kernel relative to that of the copy, and two bounds of this relative
+speed: the one that memory traffic alone would allow, and the one that arithmetic alone would allow. The smaller one is
+the limit, and the command reports what share of it the kernel reaches. It also reports the relative speed of calls that
+allocate their results, temporary memory, and how many times longer other implementations (peers) take. The notes that
+report.py prints below the table define each column.
 """
 
 import argparse

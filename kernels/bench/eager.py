@@ -1,4 +1,4 @@
-"""Implement quantizers, mixtures and samplers in plain torch, as users do who have no custom kernel.
+"""Implement quantizers, mixtures and samplers in plain torch, as users without custom kernels would write them.
 
 The functions are vectorised, compute in float32, and cast to torch's float8 dtypes where torch has the format. They use
 torch's random numbers, and of the statistics they compute only the mean relative error. So they never do more work than

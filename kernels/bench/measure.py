@@ -81,7 +81,7 @@ def gpu_seconds(call: Call) -> float:
 
 
 def burst_seconds(call: Call) -> float:
-    """Return the seconds of the fastest of several calls in a row; the first one brings the tensors into the caches."""
+    """Call once to bring the tensors into the caches; return the seconds of the fastest of several further calls."""
     call()
     times = [seconds(call)]
     while len(times) < BURST and sum(times) < BURST_PATIENCE:
@@ -214,9 +214,8 @@ def peak_memory(call: Call) -> int | None:
     the call once before, because a first call also loads code.
     """
     try:
-        ctypes.CDLL(None).malloc_trim(
-            0
-        )  # gives freed memory back to the system; otherwise the call would use it without growing the process
+        # Give freed memory back to the system; otherwise the call would use it without growing the process.
+        ctypes.CDLL(None).malloc_trim(0)
         Path("/proc/self/clear_refs").write_text("5")
     except (OSError, AttributeError):
         return None

@@ -97,7 +97,10 @@ def ms_eden(source: Tensor, amax: Tensor, q: Quantizer, axis: int, seed: int) ->
 
 
 def correction(rounded: Rounded, q: Quantizer, axis: int) -> Tensor:
-    """Return Σ v² / Σ v·q of each block; the scaled v are integers in units of 2^-10, so the sums are exact."""
+    """Return Σ v² / Σ v·q of each block, in which v are its scaled elements, and q the grid values they round to.
+
+    The v are rounded to integers in units of 2^-10, so that the sums are exact.
+    """
     block = q.block.resolve(rounded.source.shape, axis)
     v = scaled_by(rounded.scales, rounded.source, q, axis).abs().clamp(max=16)  # below 10, except in zeroed blocks
     units = (v.nan_to_num(0).double() * 2**10).round().long()

@@ -23,9 +23,8 @@ from fewbits.models.networks.mamba2 import Mamba2
 POSITIONS: Final = ("learned", "rope", "none")
 INITS: Final = ("gpt2", "llama")
 LETTERS: Final = {"M": "Mamba-2", "-": "feed-forward", "*": "attention"}
-LOGITS_AT_ONCE: Final = (
-    1 << 24
-)  # 64 MiB in FP32; with more logits, the loss is computed in parts, each of which is repeated in backward
+# 64 MiB in FP32. With more logits, the loss is computed in parts, each of which is repeated in the backward pass.
+LOGITS_AT_ONCE: Final = 1 << 24
 IGNORED: Final = -100  # a target that has no loss
 
 

@@ -3,12 +3,14 @@
 So the bits of a parameter do not depend on the other layers, on the global generator or on the device (all numbers are
 drawn on the CPU). A deeper model starts with the same first blocks, unless the published scheme scales by depth.
 
-`gpt2` (GPT-2 and nanoGPT; also Megatron's default, with which Nemotron and the hybrids were trained): the deviation is
-std, and std/√branches for the layers that add to the residual stream; branches is 2·layers, or, for a model with a
-pattern, its number of layers.
+Below, N(0, σ) is the normal distribution with standard deviation σ.
+
+`gpt2` (GPT-2 and nanoGPT; also Megatron's default, with which Nemotron and the hybrids were trained): N(0, init_std),
+and N(0, init_std/√branches) for the layers that add to the residual stream; branches is 2·layers, or, for a model with
+a pattern, its number of layers.
 
 `llama` (torchtitan's): embedding N(0, 1); q, k, v and gate N(0, 0.02); out, up and down of block l, counted from 0,
-N(0, 0.02/√(2(l + 1))); head N(0, 1/width), truncated at 3 deviations. torchtitan also truncates the parameters of
+N(0, 0.02/√(2(l + 1))); head N(0, 1/√width), truncated at 3 deviations. torchtitan also truncates the parameters of
 blocks at ±2, which is 100 deviations and is omitted here.
 
 Mamba-2's own parameters are initialised as in its published code: A uniform in [1, 16], Δ for the input zero

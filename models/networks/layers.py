@@ -3,7 +3,7 @@
 Parameters are FP32 master copies. A layer computes in the dtype of its input; norms, softmax and rotations compute
 internally in FP32. No layer draws random numbers: `initialise` fills the parameters, by name, from a seed.
 
-RMSNorm and attention have a second implementation for CPUs, where PyTorch's is slower than necessary. The docstrings of
+RMSNorm and attention have a second implementation for CPUs, because PyTorch's is slow there. The docstrings of
 `_RmsNorm` and `_unfused_attention` compare their times with PyTorch's (8×256 tokens of width 256 in BF16, forward and
 backward on one core with AVX512-BF16).
 

@@ -1,4 +1,4 @@
-"""Implement `fewbits models`: list the models by name, with their numbers of parameters and a description."""
+"""Implement `fewbits models`: list the models by name, with parameter counts and a description."""
 
 import json
 from collections.abc import Sequence

@@ -151,5 +151,5 @@ class _CausalConv(Function):
 
 
 def _shifted(weight_WC: Tensor, tokens: int) -> list[tuple[int, Tensor]]:
-    """Return the distance and the weight of each tap that reads an earlier token, for distances below `tokens`."""
+    """Return each tap that reads an earlier token, as its distance in tokens (below `tokens`) and its weight."""
     return [(shift, weight_WC[-1 - shift]) for shift in range(1, min(len(weight_WC), tokens))]
