@@ -1,4 +1,4 @@
-"""Determine the status of each trial of a plan: the state in its folder, or blocked by its parent's end.
+"""Determine the status of each trial of a plan: the state in its folder, or blocked by a failed or diverged parent.
 
 `fewbits status`, a dry run, the summary of a sweep and MLflow all use this module, so that they agree.
 """
