@@ -175,7 +175,7 @@ def environments_at(served: TCPStore, ranks: int) -> list[Mapping[str, str]]:
 
 
 def rank_environments(ranks: int, address: str, port: int) -> list[Mapping[str, str]]:
-    """Return torchrun's environment variables for each rank of a trial. LOCAL_RANK is 0: each rank sees one GPU only."""
+    """Return torchrun's environment variables for each rank of a trial. LOCAL_RANK is 0: each rank sees one GPU."""
     common = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": address, "MASTER_PORT": str(port), "LOCAL_RANK": "0"}
     return [{**common, "RANK": str(rank)} for rank in range(ranks)]
 

@@ -247,7 +247,7 @@ class Mirror:
         return make(key, name, {**tags, CURRENT: "yes"}, tracking.began(folder))
 
     def _reap(self, client: MlflowClient, group: SentSweep, want: WantedSweep | None) -> int:
-        """Update runs that MLflow shows as running, but that do not run and are not in the plan; return their number."""
+        """Update runs that MLflow shows as running, but that do not run and are not planned; return their number."""
         orphans = group.orphans(want, self._runs)
         for folder in orphans:
             child = group.children[folder.id]
