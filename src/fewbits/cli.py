@@ -20,7 +20,7 @@ from fewbits.common.terminal import notice
 
 @dataclass(frozen=True)
 class Command:
-    """A command of the command line."""
+    """One command of the command line, for example `fewbits sweep`."""
 
     words: tuple[str, ...]  # the words of its name
     module: str

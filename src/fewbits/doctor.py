@@ -145,7 +145,7 @@ def _cpu(cpuinfo: str) -> Fact:
 
 
 def _vectors(cpuinfo: str) -> Fact:
-    """Return the widest vector instructions of the processor, which the compiled kernels use."""
+    """Return the widest vector instructions that the processor has. The compiled kernels use them."""
     listed = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", cpuinfo, re.MULTILINE)
     flags = set(listed[1].split()) if listed else set()
     widest = next((name for name, needed in VECTORS.items() if needed <= flags), None)
@@ -161,7 +161,7 @@ def _cores() -> Fact:
 
 
 def _compiler() -> Fact:
-    """Return the compiler. If the kernels are not built yet, test it with a line of code, because it may not work."""
+    """Return the C++ compiler. If the kernels are not built yet, compile one line of code to see whether it works."""
     command, fix = build.compiler(), "install g++ for the fast CPU kernels (apt install g++)"
     if command is None:
         return Fact("compiler", None, build.no_compiler(), "note", fix)
@@ -208,7 +208,7 @@ def _cupy(gpu: Fact) -> Fact:
 
 
 def _backend(compiler: Fact, library: Fact, gpu: Fact, cupy: Fact) -> Fact:
-    """Return the backend of CPU tensors and the reason, by the rules of kernels/backends/choice.py, without torch."""
+    """Return the kernel backend of CPU tensors and the reason; like kernels/backends/choice.py, but without torch."""
     forced = os.environ.get("FEWBITS_BACKEND")
     can_run = library.value is not None or compiler.value is not None
     if forced and forced not in BACKENDS:

@@ -6,12 +6,15 @@ import socket
 
 
 def is_dashboard(address: str | None) -> bool:
-    """Tell whether the address is that of a dashboard, which runs commands as jobs, and not of a cluster to join."""
+    """Tell whether the address is the URL of a Ray dashboard, which runs a sweep as a job on its cluster."""
     return (address or "").startswith(("http://", "https://"))
 
 
 def check_reachable(address: str) -> None:
-    """Raise ValueError if nothing answers at HOST:PORT; Ray would retry for minutes. Other addresses pass."""
+    """Raise ValueError if the address is HOST:PORT and nothing answers there, since Ray would retry for minutes.
+
+    Addresses of other forms, such as `auto`, are not checked.
+    """
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if host and port.isdecimal():
         try:

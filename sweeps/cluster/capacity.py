@@ -1,14 +1,14 @@
 """Check before the first trial starts that a cluster can ever provide the resources that the trials request.
 
-A bundle is the resources of one rank on one node. A bundle that fits no node that is alive may still fit a node that
-joins later (a young cluster), or one that the cluster's autoscaler starts. Only the autoscaler knows what it can start.
-Therefore this module creates a placement group of that bundle, which waits as demand, and Ray's second autoscaler (v2:
-that of KubeRay and `ray up`) reports the demands that no node type can meet. Ray's first autoscaler does not report
-them; there the sweep starts with a warning. The sweep ends if nothing can provide a
-bundle within the time that nodes may take to join.
+A bundle is the resources that one rank of a trial needs on one node. If no node can hold a bundle, a suitable node may
+still join a new cluster, or the cluster's autoscaler may start one. Only the autoscaler knows which nodes it can start.
+Therefore this module creates a placement group of that bundle, which waits as a demand. Ray's second autoscaler (v2,
+used by KubeRay and `ray up`) reports the demands that no node type can meet. Ray's first autoscaler does not: with it,
+the sweep starts after a warning. Otherwise the sweep ends if nothing can provide a bundle within the time that nodes
+may take to join.
 
-Limit: while other work holds as many nodes as the autoscaler may start, and none of them could hold the bundle, v2
-reports the bundle as one that no node type can meet.
+Limit: other work may occupy as many nodes as the autoscaler may start. If none of these nodes could hold the bundle, v2
+reports that no node type can hold it, even if one can.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def bundle(resources: Resources) -> dict[str, float]:
 
 
 def slots(node: Mapping[str, float], wanted: Mapping[str, float]) -> float:
-    """Return how many of these bundles fit on one node when nothing else runs there."""
+    """Return how many bundles `wanted` fit on a node with the resources `node` while nothing else runs there."""
     return min(((node.get(name, 0.0) + _EPSILON) // amount for name, amount in wanted.items()), default=float("inf"))
 
 
@@ -76,7 +76,7 @@ def nodes() -> list[Mapping[str, float]]:
 
 
 def join_seconds() -> float:
-    """Return how long nodes may take to join a cluster before a trial that fits none of them ends the sweep."""
+    """Return how many seconds a sweep waits for nodes to join the cluster while a trial fits on none."""
     text = os.environ.get("FEWBITS_JOIN_SECONDS", "")
     try:
         return max(0.0, float(text)) if text else JOIN
@@ -85,9 +85,11 @@ def join_seconds() -> float:
 
 
 def require_capacity(demands: Sequence[Demand], log: Callable[[str], None], alone: bool = False) -> None:
-    """Return when the connected cluster can provide what each trial requests, now or by growing.
+    """Wait until the cluster has, or can start, nodes that provide what each trial requests.
 
-    Raise ValueError, which names the trials, if it cannot. alone: Ray runs on this machine alone, where no node joins.
+    Raise ValueError, which names the trials, if this takes longer than `join_seconds`. If the cluster does not report
+    which nodes it can start, log a warning and return instead.
+    alone: Ray runs on this machine alone, so no node can join.
     """
     patience, began, logged = 0.0 if alone else join_seconds(), time.monotonic(), False
     with contextlib.ExitStack() as ends:
@@ -117,16 +119,16 @@ def require_capacity(demands: Sequence[Demand], log: Callable[[str], None], alon
 
 
 def _fits(demand: Demand, alive: Sequence[Mapping[str, float]], autoscaler: Autoscaler) -> bool:
-    """Tell whether the nodes have room for all ranks when nothing else runs.
+    """Tell whether the nodes `alive` can hold all ranks of a trial while nothing else runs.
 
-    With an autoscaler, one node that holds one rank is enough: it can start more nodes of that type.
+    With an autoscaler, one node that can hold one rank is enough: the autoscaler can start more nodes of that type.
     """
     counts = [slots(node, demand.bundle) for node in alive]
     return max(counts, default=0) >= 1 if autoscaler.exists else sum(counts) >= demand.resources.ranks
 
 
 class _Probe:
-    """A placement group that shows one trial's demand to the autoscaler, until the block or the driver ends."""
+    """A placement group that shows one trial's demand to the autoscaler, until the `with` block or the driver ends."""
 
     def __init__(self, demand: Demand, autoscaler: Autoscaler) -> None:
         # An autoscaler is asked for one rank only: other work may use up its limits at present.
@@ -147,7 +149,8 @@ class _Probe:
     def granted(self, autoscaler: Autoscaler) -> bool:
         """Tell whether the autoscaler can start nodes for this demand.
 
-        Its report counts only after it has evaluated JUDGED states of the cluster since this demand was part of them.
+        Its report counts only after it has evaluated JUDGED states of the cluster that contain this demand. Until then
+        the result is False.
         """
         late = autoscaler.seen >= self._began + 3 * JUDGED  # an unknown form of state may not list the demand
         if not self._after and (late or self._bundles[0] in autoscaler.waiting):
@@ -188,7 +191,7 @@ def ask_autoscaler() -> Autoscaler:
 
 
 def _bundles(gangs: Iterable[Any], alone: Iterable[Any] = ()) -> tuple[dict[str, float], ...]:
-    """Return the bundles of requests for placement groups and for single bundles, as Ray's messages hold them."""
+    """Return the bundles in Ray's requests. gangs: requests for placement groups; alone: for one bundle each."""
     requests = [*alone, *(request for gang in gangs for request in gang.requests)]
     return tuple(dict(request.resources_bundle) for request in requests)
 

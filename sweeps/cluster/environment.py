@@ -1,8 +1,8 @@
 """Choose the environment variables that a job and the workers of a cluster get from the machine that starts a sweep.
 
-They get the settings of fewbits, of Hugging Face's libraries and of NCCL, and the address of the tracking server. A
-variable that looks like a credential is sent only if `--env NAME` names it: Ray's dashboard shows the variables of a
-job to everybody who has the cluster's token.
+The job and the workers get the settings of fewbits, of Hugging Face's libraries and of NCCL, and the address of the
+tracking server. A variable that looks like a credential is sent only if `--env NAME` names it: Ray's dashboard shows
+the variables of a job to everybody who has the cluster's token.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # set by Ray in the processes of a 
 def check_name(text: str) -> str:
     """Return the argument of `--env` if it names a variable that is set, else raise ArgumentTypeError.
 
-    A ValueError would not do: argparse then prints the whole argument, with a secret value if it has one.
+    For a ValueError, argparse would print the whole argument, which may contain a secret value.
     """
     name, equals, _ = text.partition("=")
     if equals:
@@ -34,14 +34,15 @@ def check_name(text: str) -> str:
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
         raise ArgumentTypeError(f"{name!r}: the name of an environment variable is expected, as in --env HF_TOKEN")
     if name not in os.environ:
-        raise ArgumentTypeError(f"{name}: the variable is not set here; export it first")
+        raise ArgumentTypeError(f"{name}: the variable is not set on this machine; export it first")
     return name
 
 
 def variables(environment: Mapping[str, str], named: Sequence[str] = ()) -> dict[str, str]:
-    """Return the variables to send: those of PREFIXES that are no credentials, the tracking address, the named ones.
+    """Return the variables to send to a cluster, from this machine's `environment`.
 
-    The tracking address is left out if it names another place on another machine.
+    They are those that begin with one of PREFIXES and do not look like credentials, the tracking address, and those in
+    `named`. The tracking address is left out if it means something else on another machine.
     """
     chosen = {
         name: value
@@ -57,7 +58,8 @@ def variables(environment: Mapping[str, str], named: Sequence[str] = ()) -> dict
 def worker_variables(environment: Mapping[str, str], named: Sequence[str] = ()) -> dict[str, str]:
     """Return the variables for the workers of a driver that joins a cluster.
 
-    Inside a job, Ray passes the job's own variables to workers, and raises an error if one of them is passed again.
+    If the driver runs inside a job, leave out the job's variables: Ray passes them to the workers itself, and raises an
+    error if they are passed again.
     """
     job = json.loads(environment.get(_JOB_CONFIG) or "{}")
     of_job = (job.get("runtime_env") or {}).get("env_vars") or {}
@@ -65,7 +67,7 @@ def worker_variables(environment: Mapping[str, str], named: Sequence[str] = ()) 
 
 
 def means_the_same_elsewhere(uri: str) -> bool:
-    """Tell whether a tracking address names the same place on another machine: a server, or an absolute path."""
+    """Tell whether a tracking address means the same on every machine: it is that of a server, or an absolute path."""
     parts = urlsplit(uri)
     if parts.scheme in ("", "file"):
         return parts.path.startswith("/") or uri == "databricks"

@@ -1,4 +1,4 @@
-"""Run trials as plain Ray tasks, on a Ray that is started on this machine or on the cluster at an address.
+"""Run trials as plain Ray tasks, in a Ray that is started on this machine or in an existing cluster.
 
 A task is one trial, or one rank of it; ranks share a placement group. Ray retries nothing: the driver, which knows the
 checkpoints, decides whether a trial is tried again.
@@ -6,7 +6,7 @@ checkpoints, decides whether a trial is tried again.
 On a cluster with an autoscaler every ready trial is started as a task, up to --parallel: the waiting tasks are the
 demand for which the autoscaler adds nodes. `ray.autoscaler.sdk.request_resources` is not used: a cluster holds only one
 such request, so a second sweep would overwrite it; the request stays when its driver is killed; and the autoscaler
-ignores all of it if it exceeds the cluster's limits. Waiting tasks end with their driver, even if that is killed.
+ignores the whole request if it exceeds the cluster's limits. Waiting tasks end with their driver, even if it is killed.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ class OnRay:
     ) -> None:
         """Connect to Ray, or start it on this machine.
 
-        address: None starts Ray here, unless RAY_ADDRESS names a cluster. parallel: the most trials at a time.
+        address: the cluster's address; None: the one in RAY_ADDRESS, or else Ray is started on this machine.
+        parallel: the largest number of trials that run at a time; None: as many as the resources allow.
         variables: environment variables for a cluster's workers.
         """
         os.environ.update({name: value for name, value in _QUIET.items() if name not in os.environ})
@@ -90,7 +91,7 @@ class OnRay:
         self._ended: list[Ended] = []
 
     def require(self, demands: Sequence[Demand], log: Callable[[str], None]) -> None:
-        """Raise ValueError if no node can ever hold a trial. Call it before the first `start`."""
+        """Raise ValueError if the cluster can never provide what a trial requests. Call it before the first `start`."""
         require_capacity(demands, log, self.alone)
         self._grows = not self.alone and bool(ask_autoscaler().exists)
 
@@ -153,7 +154,10 @@ class OnRay:
         return ends
 
     def _read(self, trial: str, running: _Running, done: list[Any]) -> Ended | None:
-        """Return how the trial ended: when rank 0 has ended, or when another rank died. None: it still runs."""
+        """Return how the trial ended, or None if it still runs: it ends when rank 0 ends or another rank dies.
+
+        done: those of the trial's tasks that have ended.
+        """
         outcomes: dict[Any, Outcome] = {}
         reason = ""
         for task in done:
@@ -201,7 +205,7 @@ def _describe(error: Exception) -> str:
 
 
 def _start(init: Callable[[], object]) -> None:
-    """Call ray.init, and again if it exceeded Ray's time limit (a plain Exception), as it may on a busy machine."""
+    """Call `init`, a call of ray.init. Call it again if it exceeds Ray's time limit, as it may on a busy machine."""
     for attempt in range(1, STARTS + 1):
         try:
             init()

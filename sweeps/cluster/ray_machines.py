@@ -1,7 +1,7 @@
 """Find out the kind of each node of a Ray cluster, by running on each node a task that reserves no resources.
 
-Nodes of one kind are selected by a label that they share and that no other node has, if there is one: nodes that join
-later have the label too, and an autoscaler can start them. Otherwise they are selected by their ids.
+If all nodes of a kind have a label that no other node has, trials select nodes by that label: so they also run on nodes
+that join later or that an autoscaler starts. Otherwise trials select nodes by their ids.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class RayMachines:
         ]
 
     def _ask(self, nodes: Sequence[str]) -> None:
-        """Ask the nodes that have not been asked yet. Only the first call waits for answers."""
+        """Start a task that reports the kind on each node that has none yet. Only the first call waits for reports."""
         import ray
 
         for node in nodes:
@@ -65,7 +65,8 @@ class RayMachines:
             done, _ = ray.wait(list(self._asked), timeout=max(0.0, give_up - time.monotonic()))
             if not done:
                 if not self._answers:
-                    warnings.warn(f"no node has told its kind within {FIRST:.0f} s", stacklevel=2)
+                    message = f"no node has reported its kind of processor or GPU within {FIRST:.0f} s"
+                    warnings.warn(message, stacklevel=2)
                 return
             for task in done:
                 self._read(task, self._asked.pop(task))
@@ -90,7 +91,7 @@ class RayMachines:
                 return
             self._answers[node] = None
             reason = " ".join(str(error).split())[-300:]
-            warnings.warn(f"the kind of node {node[:8]} is unknown: {reason}", stacklevel=2)
+            warnings.warn(f"the kind of processor or GPU of node {node[:8]} is unknown: {reason}", stacklevel=2)
 
 
 def selector(machines: Sequence[Machine], like: str | None, resources: Resources) -> Mapping[str, str] | None:

@@ -1,7 +1,7 @@
 """Run a study as a Ray job that also writes the report, into `reports/` beside the store.
 
-The job runs `fewbits report … --sweep`. Afterwards the report is copied to this machine if the store's folder is
-visible from here; otherwise a line prints its path on the cluster.
+The job runs `fewbits report … --sweep`. Afterwards the report is copied into a folder of this machine if
+the cluster's `reports/` is mounted here too; otherwise a line prints the report's path on the cluster.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ def is_study(overrides: Sequence[str]) -> bool:
 def submit_study(
     overrides: Sequence[str], address: str, reports: Path, options: Sequence[str] = (), named: Sequence[str] = ()
 ) -> int:
-    """Run the study's trials and its report as a job, and return its exit status: that of `fewbits report --sweep`.
+    """Submit a job that runs a study's trials and writes its report, and return the job's exit status.
 
-    reports: the folder on this machine that the report is copied into.
+    reports: the folder on this machine into which the report is copied. options: further options of the job's command,
+    `fewbits report --sweep`. named: environment variables that the job gets in addition to the usual ones.
     """
     on_cluster = lasting_store(overrides).parent / "reports"
     command = [*FEWBITS, "report", *overrides, "--sweep", "--address", "auto", "--out", str(on_cluster), *options]
@@ -39,15 +40,16 @@ def submit_study(
 
 
 def report_name(log: str, reports: PurePosixPath) -> str | None:
-    """Return the name of the report in the folder `reports` that a job's log names last; None if it names none."""
+    """Return the name of the last report in the folder `reports` whose path a job's log contains, or None."""
     names = re.findall(rf"^{re.escape(str(reports))}/([^/\n]+)/index\.html$", log, re.MULTILINE)
     return names[-1] if names else None
 
 
 def fetch(report: Path, reports: Path) -> str:
-    """Copy a report's folder into `reports`, where it replaces an older one, and return its path as a line.
+    """Copy a report's folder into `reports`, and return the line to print: the path of the copied report.
 
-    A report that is not visible from here is not copied, and the line names its path on the cluster.
+    An older copy is replaced. If the report's folder does not exist on this machine, copy nothing and return a line
+    with the report's path on the cluster.
     """
     copy = reports / report.name
     if not (report / "index.html").is_file():

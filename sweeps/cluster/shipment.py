@@ -1,4 +1,4 @@
-"""Pack the sources of this fewbits as one small zip, with which a cluster runs the same version.
+"""Pack the sources of the running fewbits as one small zip, with which a cluster runs the same version.
 
 A Ray job unpacks it as its working directory, which is first on the path of the driver and of every worker. So the
 shipped sources run there, whatever the nodes have installed. The packages, which are links in a checkout, are plain
@@ -18,9 +18,9 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest time a zip can hold
 
 
 def pack(package: Path | None = None, beside: Sequence[Path] = ()) -> bytes:
-    """Return a zip of the folder `package` (None: that of fewbits itself), under the folder's own name.
+    """Return a zip that contains the folder `package` under its own name. None: the folder of fewbits itself.
 
-    beside: the user's sweep files, which are put beside that folder under their names, with their folders `scale/`.
+    beside: sweep files of the user; the zip also contains these and the files of the folder `scale/` beside each.
     """
     folder = _HERE.parents[1] if package is None else package
     files = _files(folder)

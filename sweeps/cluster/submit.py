@@ -1,13 +1,13 @@
 """Run a sweep as a Ray job: `fewbits sweep … --address http://head:8265` runs the same command on the cluster.
 
 This machine's sources are shipped (shipment.py), the job's log is shown line by line, and its exit status is returned.
-The job does not depend on this process: it continues after a closed terminal or a lost connection. Ctrl-C stops it as
-Ctrl-C stops a local sweep: its trials end at checkpoints, and the same command resumes them. A second Ctrl-C returns
-without waiting for that.
+The job does not depend on this process: it continues after a closed terminal or a lost connection. Ctrl-C stops the job
+like a local sweep: its trials end at checkpoints, and the same command resumes them. A second Ctrl-C returns without
+waiting for the trials.
 
-Connection errors are handled: a young cluster may answer the first submit with HTTP 500, and any request may fail. The
-job's name is chosen here, so that a repeated submit cannot start the job twice. The log is read again as a whole every
-second, or less often if that takes long, so that no connection has to last.
+Connection errors are handled: a new cluster may answer the first submit with HTTP 500, and any request may fail. This
+process chooses the job's name, so a repeated submit cannot start the job twice. Every second, or less often if that
+takes long, one request reads the whole log again, so no connection has to last.
 """
 
 import logging
@@ -45,7 +45,7 @@ FEWBITS = ("python", "-m", "fewbits.cli")  # the command line, on the cluster
 def submit(arguments: Sequence[str], address: str, named: Sequence[str] = ()) -> int:
     """Run `fewbits sweep ARGUMENTS --address auto` on the cluster with this dashboard, and return its exit status.
 
-    named: environment variables that the job gets in addition to the usual ones (environment.py).
+    named: names of environment variables that the job gets in addition to the usual ones (environment.py).
     """
     lasting_store(arguments)
     files = [Path(arg).expanduser() for arg in arguments if arg.endswith((".yaml", ".yml")) and "=" not in arg]
@@ -57,9 +57,9 @@ def submit(arguments: Sequence[str], address: str, named: Sequence[str] = ()) ->
 
 
 def run_job(command: Sequence[str], address: str, files: Sequence[Path] = (), named: Sequence[str] = ()) -> int:
-    """Run a command on the cluster, show its log, and return its exit status.
+    """Run a command as a job on the cluster, show its log, and return its exit status.
 
-    Its working directory holds this fewbits and the files.
+    The job's working directory contains the sources of the running fewbits, and the sweep files `files`.
     """
     return watch_job(command, address, files, named)[0]
 
@@ -67,7 +67,7 @@ def run_job(command: Sequence[str], address: str, files: Sequence[Path] = (), na
 def watch_job(
     command: Sequence[str], address: str, files: Sequence[Path] = (), named: Sequence[str] = ()
 ) -> tuple[int, str]:
-    """Do the same as `run_job`, and return the exit status and the end of the log."""
+    """Run a command as a job like `run_job`, and return its exit status and the end of its log."""
     environment = job_variables(os.environ, named)
     client = _connect(address)
     job = f"fewbits-{secrets.token_hex(4)}"
@@ -87,24 +87,28 @@ def watch_job(
 def lasting_store(arguments: Sequence[str]) -> PurePosixPath:
     """Return the store that the arguments name, as a path on the cluster.
 
-    Raise ValueError if it would be in the job's working directory, which Ray removes when the job ends.
+    Raise ValueError if they name none or a relative path: it would be in the job's working directory, which Ray removes
+    when the job ends.
     """
     path = runs_named(arguments)
     if path is None or not PurePosixPath(path).is_absolute():
         problem = "no store is named" if path is None else f"the store {path!r} is relative"
         raise ValueError(
-            f"{problem}, but a job's own folder is removed when it ends: name an absolute path that every node of the "
-            "cluster shares, as in runtime.runs=/mnt/fewbits/runs"
+            f"{problem}, but Ray removes a job's working directory when the job ends: name an absolute path that every "
+            "node of the cluster shares, as in runtime.runs=/mnt/fewbits/runs"
         )
     return PurePosixPath(path)
 
 
 def job_variables(environment: Mapping[str, str], named: Sequence[str] = ()) -> dict[str, str]:
-    """Return the variables that a job gets from this machine, and those that make Ray stop it gracefully."""
+    """Return a job's variables: those from this machine, the user's name, and those that make Ray stop it gracefully.
+
+    named: names of variables that are sent in addition to the usual ones (environment.py).
+    """
     tracking = environment.get(TRACKING)
     if tracking and not means_the_same_elsewhere(tracking):
         raise ValueError(
-            f"MLFLOW_TRACKING_URI={redacted(tracking)} is relative, and names another place on a cluster: "
+            f"MLFLOW_TRACKING_URI={redacted(tracking)} is relative, so it means something else on a cluster: "
             "name a server (http://…) or an absolute path, or unset it"
         )
     # By default Ray sends SIGTERM and, after three seconds, SIGKILL. A sweep stops on SIGINT, after the current steps.
@@ -246,7 +250,10 @@ def _stop(log: _Log) -> None:
 
 
 def _exit_status(ended: "JobDetails | None") -> int:
-    """Return the exit status for how a job ended: its own, 128 + N after signal N, 130 if it was stopped."""
+    """Return the exit status of a job: that of its command, 128 + N after signal N, 130 if it was stopped.
+
+    ended: how the job ended; None, if unknown, gives 1.
+    """
     if ended is None:
         return 1
     if ended.status.value == "STOPPED":

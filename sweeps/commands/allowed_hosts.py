@@ -2,8 +2,8 @@
 
 The server refuses a request with an unknown Host header, as a protection from DNS rebinding, and one with an unknown
 Origin header, as a protection from other web pages. By default it accepts loopback names and private addresses as
-hosts, but only loopback names as origins, so its page works under no other name. A server that listens beyond loopback
-therefore gets the list of all hosts and origins.
+hosts, but only loopback names as origins, so browsers can use its page only under loopback names. If the server listens
+on other interfaces too, `fewbits ui` therefore passes the list of all allowed hosts and origins to it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class AllowedHosts:
         return AllowedHosts(loopback, tuple(dict.fromkeys([*LOOPBACK, *own, *extra])) if own or extra else ())
 
     def options(self) -> list[str]:
-        """Return the options of `mlflow server`."""
+        """Return the options of `mlflow server` that allow these names."""
         if not self.names:
             return []
         hosts = [form for name in self.names for form in _with_port(name)]
@@ -71,7 +71,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _own_names(host: str) -> list[str]:
-    """Return the names and addresses of this machine that lead to the interface of `host`."""
+    """Return the names and addresses under which other machines reach a server that listens at `host`."""
     names = [socket.gethostname(), socket.getfqdn()]
     if host not in ANY:
         return [address_of(host), *names]

@@ -1,4 +1,4 @@
-"""Measure how well a sweep uses the machine, and its overhead beside training (`fewbits bench sweep`)."""
+"""Measure which share of the machine a sweep uses, and the time it adds to training (`fewbits bench sweep`)."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _pilot(file: Path, store: Path, backend: str) -> float:
-    """Return the seconds of training that PILOT steps take while every core trains a trial."""
+    """Return how many seconds PILOT training steps take while every core trains a trial."""
     cores = len(os.sched_getaffinity(0))
     seeds = ",".join(str(1000 + core) for core in range(cores))
     pilot = plan(*load_sweeps([str(file), f"runtime.runs={store}", f"training.steps={PILOT}", f"seeds=[{seeds}]"]))
@@ -78,7 +78,7 @@ def _measure(plan: Plan, backend: str) -> None:
     mean = sum(training) / len(training)
     print(f"{len(training)} trials of {mean:.1f} s of training, {cores} cores, {backend}; targets in brackets")
     print(f"{'cores busy':34}{busy / (cores * wall):8.3f}     (0.9)")
-    print(f"{'training, over cores and wall time':34}{sum(training) / (cores * wall):8.3f}")
+    print(f"{'share of core time in training':34}{sum(training) / (cores * wall):8.3f}")
     print(f"{'overhead of a trial':34}{_between(plan) + mirrored:8.2f} s   (0.5)  MLflow's part {mirrored:.2f}")
 
 
@@ -95,7 +95,7 @@ def _between(plan: Plan) -> float:
 
 
 def _run(plan: Plan, backend: str) -> tuple[float, float]:
-    """Run the plan; return the seconds of wall time, without the backend's start, and the busy seconds of all cores."""
+    """Run the plan; return the seconds it took after the backend's start, and the sum of all cores' busy seconds."""
     chosen = make_backend(backend, None, None)
     try:
         began, busy = time.perf_counter(), _busy_seconds()
@@ -106,7 +106,7 @@ def _run(plan: Plan, backend: str) -> tuple[float, float]:
 
 
 def _training(plan: Plan) -> list[float]:
-    """Return the seconds of each trial's steps."""
+    """Return for each trial how many seconds all its training steps took."""
     tables = (pd.read_parquet(planned.folder.path / "timing.parquet") for planned in plan.trials.values())
     return [float(table["seconds"].sum()) for table in tables]
 
@@ -118,7 +118,7 @@ def _busy_seconds() -> float:
 
 
 def _command(*arguments: str) -> float:
-    """Run a fewbits command and return its seconds."""
+    """Run a fewbits command and return how many seconds it took."""
     began = time.perf_counter()
     subprocess.run([sys.executable, "-m", "fewbits.cli", *arguments], check=True, capture_output=True)
     return time.perf_counter() - began

@@ -26,11 +26,11 @@ def print_plan(
     trials: bool = False,
     rerun: Mapping[str, str] | None = None,
 ) -> None:
-    """Print the trials with their states (of a small plan, or if `trials`), the table of arms and the totals.
+    """Print the trials with their states, the table of arms and the totals.
 
-    If data are missing, print the settings of the arms in place of the trials, and at the end the commands that prepare
-    the data.
-    rerun: finished trials that run again, each with the reason.
+    The trials of a large plan are printed only if `trials` is true. If data are missing, print the arms' settings
+    instead of the trials, and at the end the commands that prepare the data.
+    rerun: ids of trials that `--like` runs again, each with the reason.
     """
     statuses, rerun, missing = trial_statuses(plan), rerun or {}, outline.missing_data(plan)
     tokens, runs = outline.corpus_tokens(plan, missing), {} if missing else earlier_runs(plan)
@@ -44,13 +44,14 @@ def print_plan(
         print(f"\n{outline.LEGEND}\n" if any(sweep.assumed for sweep in plan.sweeps) else "")
     elif trials or rerun or len(plan.members) <= FEW:
         notes = {key: [f"runs again: {reason}"] for key, reason in rerun.items()}
-        notes |= {key: [stale_note(plan.trials[key], was)] for key, was in earlier.items()}
+        notes |= {key: [stale_note(plan.trials[key], run)] for key, run in earlier.items()}
         print_table([""] * 4, _trial_rows(plan, statuses, notes))
         print()
     print_table(arms.COLUMNS, arms.arm_rows(plan, tokens))
     print("", *totals(plan, statuses, parallel, backend, rerun), sep="\n")
-    if stale := sum(is_stale(plan.trials[key], was) for key, was in earlier.items()):
-        print(f"{stale} planned trials have results that other code computed; these are not used (--trials lists them)")
+    if stale := sum(is_stale(plan.trials[key], run) for key, run in earlier.items()):
+        message = "planned trials have results that another version of the code computed; these are not used"
+        print(f"{stale} {message} (--trials lists them)")
     if missing:
         print(f"{sum(work_of(planned.trial) for planned in plan.trials.values()):.2e} FLOPs")
         print(f"these data are not on this machine: {', '.join(map(str, missing))}")
@@ -84,7 +85,7 @@ def _describe_status(planned: Planned, status: TrialStatus) -> str:
 def totals(
     plan: Plan, statuses: Mapping[str, TrialStatus], parallel: int | None, backend: str, rerun: Mapping[str, str]
 ) -> list[str]:
-    """Return lines with the numbers of trials in each state, and the time and disk that the missing ones take."""
+    """Return lines with the number of trials in each state, and the time and disk space that missing trials take."""
     missing = [
         trial
         for key, trial in plan.trials.items()
@@ -115,7 +116,7 @@ def _part_left(planned: Planned) -> float:
 
 
 def _slots(planned: Sequence[Planned]) -> int:
-    """Return how many of the trials this machine runs at once; one if they need GPUs, as if it had one GPU."""
+    """Return how many of these trials this machine can run at once. If one of them needs GPUs, assume 1."""
     if any(trial.resources.gpus for trial in planned):
         return 1
     cpus = max((trial.resources.cpus or 1) * trial.resources.ranks for trial in planned)

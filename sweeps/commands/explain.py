@@ -46,9 +46,9 @@ def main(argv: Sequence[str]) -> int:
 
 
 def find_run(name: str, runs: Path) -> Path:
-    """Return the run folder that a path, a name in the store or the beginning of a hash there stands for.
+    """Return the folder of a run. name: its path, its folder in the store `runs`, or the beginning of its hash.
 
-    Raise ValueError if there is none, or more than one.
+    Raise ValueError if no run or more than one matches.
     """
     for path in (Path(name).expanduser(), runs / name):
         if name and (path / "provenance.json").is_file():

@@ -1,4 +1,4 @@
-"""Compare two trials field by field, by the settings that their ids are made of.
+"""Compare two trials field by field, by the settings from which their ids are computed.
 
 Everything is read from run folders and stored plans, so it works without the trials' data and on any machine.
 """
@@ -28,7 +28,7 @@ def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
 
 
 def as_computed(path: Path) -> dict[str, Any]:
-    """Return the settings that a run's id is made of, with the digests of the source files."""
+    """Return the settings from which a run's id was computed, with the digests of the source files of that time."""
     from fewbits.experiments.identity import all_settings
     from fewbits.experiments.storage.run_folder import saved_trial
 
@@ -41,9 +41,9 @@ def as_computed(path: Path) -> dict[str, Any]:
 
 
 def compared_with_today(path: Path) -> list[str]:
-    """Return the differences between a run and the trial that its overrides and sources describe now.
+    """Return the differences between a run and the trial that the same overrides give with the current sources.
 
-    The overrides are those of the newest stored plan that has the run. Without one, the run's own config is used.
+    The overrides are those of the newest stored plan that contains the run. If no plan does, compare the sources only.
     """
     from fewbits.experiments.fingerprint.numerics import source_digests
     from fewbits.experiments.identity import all_settings, computed_by_todays_sources
@@ -73,7 +73,7 @@ def _provenance(path: Path) -> dict[str, Any]:
 
 
 def _planned(path: Path, trial: str) -> tuple[Plan, Member, Cell] | None:
-    """Return the newest stored plan that has the trial, the trial's place there, and the current cell of that place."""
+    """Return the newest stored plan that contains the trial, with the trial's member and that member's current cell."""
     from fewbits.sweeps.planning.stored_plans import stored_plans
 
     for stored in stored_plans(path.resolve().parent):
@@ -84,7 +84,7 @@ def _planned(path: Path, trial: str) -> tuple[Plan, Member, Cell] | None:
 
 
 def _cell_today(overrides: tuple[str, ...], cell: Cell) -> Cell:
-    """Return the current cell of the same place; the stored one if the sweep cannot be read or lacks that place."""
+    """Return the cell that the sweep file has now at the place of `cell`; if it has none there, return `cell`."""
     from fewbits.sweeps.planning.expand import expand
     from fewbits.sweeps.planning.sweep import load_sweeps
 
@@ -97,7 +97,7 @@ def _cell_today(overrides: tuple[str, ...], cell: Cell) -> Cell:
 
 
 def _by_plan(plan: Plan, member: Member, cell: Cell) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the trial as it was planned and as its cell describes it now, each with the trials it branches from."""
+    """Return the settings with which the trial was planned, and those that `cell` gives now; both with its parents'."""
     from fewbits.experiments.config import load_trial
     from fewbits.experiments.identity import all_settings
 
@@ -115,11 +115,17 @@ def _by_plan(plan: Plan, member: Member, cell: Cell) -> tuple[dict[str, Any], di
         planned, old, new, prefix = plan.trials[planned.parent], old.parent, new.parent, f"{prefix}parent."
 
 
-def _with_vocabulary(current: Trial, was: Trial, cell: Cell) -> Trial:
-    """Return the current trial with the recorded vocabulary, which depends on the data, unless an override sets it."""
-    if any(override.startswith("model.vocab=") for override in cell.overrides) or current.model.name != was.model.name:
+def _with_vocabulary(current: Trial, planned: Trial, cell: Cell) -> Trial:
+    """Return the current trial with the planned one's vocabulary size, unless an override sets it.
+
+    The size depends on the data, which this module does not read.
+    """
+    if (
+        any(override.startswith("model.vocab=") for override in cell.overrides)
+        or current.model.name != planned.model.name
+    ):
         return current
-    return replace(current, model=replace(current.model, vocab=was.model.vocab))
+    return replace(current, model=replace(current.model, vocab=planned.model.vocab))
 
 
 def _flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:

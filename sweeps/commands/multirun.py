@@ -24,7 +24,7 @@ from fewbits.common.environment import environment
 from fewbits.common.store_folder import store_folder
 from fewbits.experiments.config import FOLDER, ROOT, check_keys, in_one_line, prepare
 from fewbits.sweeps.cluster.address import is_dashboard
-from fewbits.sweeps.commands.sweep import add_where, check_place
+from fewbits.sweeps.commands.sweep import add_where, check_cluster
 from fewbits.sweeps.planning.expand import Cell
 from fewbits.sweeps.planning.plan import Plan, plan_cells
 from fewbits.sweeps.planning.sweep import SEED, Sweep
@@ -55,10 +55,10 @@ def main(argv: Sequence[str]) -> int:
     _STATUSES.clear()
     if is_dashboard(options.address):
         raise ValueError(
-            f"train --multirun: --address {options.address} takes jobs, which `fewbits sweep FILE` submits; name a Ray "
-            "cluster that this machine is part of: auto, or HOST:PORT"
+            f"train --multirun: --address {options.address} is a Ray dashboard, which only `fewbits sweep FILE` can "
+            "use; name a Ray cluster that this machine has joined: auto, or HOST:PORT"
         )
-    check_place(options)
+    check_cluster(options)
     check_keys(overrides)
     prepare()
     runs = next((text.partition("=")[2] for text in reversed(overrides) if text.startswith("runtime.runs=")), "runs")
@@ -129,7 +129,7 @@ def cells(jobs: Sequence[Sequence[str]]) -> list[Cell]:
 
 
 class _Returned(JobReturn):
-    """The result of a job. Hydra's own class would print another line for a failed trial, which the sweep reported."""
+    """The result of a job. Hydra's class would report a failed trial, which the sweep has done already."""
 
     @property
     def return_value(self) -> Any:

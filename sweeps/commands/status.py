@@ -24,7 +24,7 @@ examples:
 
 @dataclass(frozen=True)
 class Row:
-    """The state of one place of a sweep."""
+    """The state of the trial at one place of a sweep."""
 
     sweep: str
     place: dict[str, str]
@@ -32,7 +32,7 @@ class Row:
     state: State
     step: int  # reached, in a checkpoint or live
     steps: int
-    note: str = ""  # why it failed or is blocked, or that other code or another config computed the result
+    note: str = ""  # why it failed or is blocked, or why its result is not used
     kind: str | None = None  # the kind of processor or GPU that computed it; None: unknown; several if they differ
 
 
@@ -71,7 +71,7 @@ def _progress(row: Row) -> str:
 
 
 def rows_of(selected: FoundPlan) -> list[Row]:
-    """Return a row for each place of the plan, with the current state of its run folder."""
+    """Return a row for each place of the plan, with the current state of the trial there."""
     from fewbits.experiments.identity import computed_by_todays_sources
     from fewbits.experiments.storage.run_folder import HASH
     from fewbits.sweeps.planning.stored_plans import place_of
@@ -83,11 +83,11 @@ def rows_of(selected: FoundPlan) -> list[Row]:
     for member in selected.plan.members:
         trial = selected.plan.trials[member.id]
         folder, state, note = trial.folder, statuses[member.id].state, statuses[member.id].why
-        was = selected.earlier.get(place_of(member))
+        earlier = selected.earlier.get(place_of(member))
         if state in store.OVER and not computed_by_todays_sources(folder.provenance() or {}):
-            note = f"computed by other code; {explain_hint(folder, folder.id[:HASH])}"
-        elif state is store.State.PLANNED and was is not None:
-            note = stale_note(trial, was)
+            note = f"computed by another version of the code; {explain_hint(folder, folder.id[:HASH])}"
+        elif state is store.State.PLANNED and earlier is not None:
+            note = stale_note(trial, earlier)
         live: dict[str, Any] = store.progress(folder) or {}
         result = (folder.result() if state in store.OVER else None) or {}
         step = int(result.get("step", max(live.get("step", 0) if state == "running" else 0, store.reached(folder))))

@@ -45,10 +45,10 @@ def main(argv: Sequence[str]) -> int:
 
 
 def sweep(overrides: Sequence[str], options: argparse.Namespace) -> int:
-    """Run the missing trials of a sweep and return the exit status. options: those of `add_where`."""
+    """Run the missing trials of a sweep and return the exit status. options: the parsed options of `add_where`."""
     if is_dashboard(options.address):
         return _submit(overrides, options)
-    check_place(options)
+    check_cluster(options)
 
     from fewbits.sweeps.planning.plan import plan
     from fewbits.sweeps.planning.sweep import load_sweeps
@@ -82,8 +82,11 @@ def _dry_run(overrides: Sequence[str], options: argparse.Namespace) -> int:
     return 0
 
 
-def check_place(options: argparse.Namespace) -> None:
-    """Raise ValueError, before anything is planned or written, if trials cannot run where the options say."""
+def check_cluster(options: argparse.Namespace) -> None:
+    """Raise ValueError if no Ray cluster answers at `--address`, or if `--backend local` is set too.
+
+    Call it before anything is planned or written.
+    """
     if options.address:
         if options.backend == "local":
             raise ValueError("--address names a Ray cluster and cannot be used with --backend local")
@@ -118,7 +121,7 @@ def _count(text: str) -> int:
 
 
 def in_store(overrides: Sequence[str], runs: str | None) -> list[str]:
-    """Return the overrides, and one more that sets the store if `--runs` names it.
+    """Return the overrides and, if `--runs` is set, one more that sets the store to it.
 
     The path is quoted, so it may contain any characters.
     """
@@ -130,9 +133,9 @@ def in_store(overrides: Sequence[str], runs: str | None) -> list[str]:
 
 
 def submit_report(overrides: Sequence[str], options: argparse.Namespace, reports: Path) -> int:
-    """Run a study's trials and its report as a job, and return the exit status.
+    """Submit a job that runs a study's trials and writes its report, and return the job's exit status.
 
-    reports: the folder that the report is copied into, if the store is visible from here.
+    reports: the folder into which the report is copied if the store's file system is mounted on this machine.
     """
     from fewbits.sweeps.cluster.report_job import submit_study
 
@@ -150,6 +153,6 @@ def _submit(overrides: Sequence[str], options: argparse.Namespace) -> int:
 
 
 def _job_options(options: argparse.Namespace) -> list[str]:
-    """Return the options of the job's own command. The job has the variables of --env already."""
+    """Return the options of the job's command. `--env` is left out: the job has these variables already."""
     parallel = ["--parallel", str(options.parallel)] if options.parallel else []
     return ["--backend", options.backend, *parallel, *(["--like", options.like] if options.like else [])]

@@ -1,4 +1,4 @@
-"""Send to MLflow all data of a sweep that it does not have yet (`fewbits sync`)."""
+"""Send to MLflow the data of a sweep's trials that MLflow does not have yet (`fewbits sync`)."""
 
 from __future__ import annotations
 

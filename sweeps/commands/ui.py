@@ -1,4 +1,4 @@
-"""Serve MLflow's page of a store's trials on this machine until Ctrl-C (`fewbits ui`)."""
+"""Serve MLflow's web page with a store's trials from this machine until Ctrl-C (`fewbits ui`)."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def _show_until_ended(server: subprocess.Popen[bytes], host: str, port: int, vie
 
 
 def _answers(server: subprocess.Popen[bytes], base: str) -> bool:
-    """Wait until the server answers; return False if it has ended."""
+    """Wait until the server answers; return False if it ends before."""
     until = time.monotonic() + START
     while server.poll() is None:
         with contextlib.suppress(OSError), urllib.request.urlopen(f"{base}/health", timeout=5):

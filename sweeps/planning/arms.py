@@ -11,11 +11,23 @@ from fewbits.common.progress import clock
 from fewbits.sweeps.planning.cost import Speeds, disk, parameters_of, tokens_of
 from fewbits.sweeps.planning.plan import Member, Plan
 
-COLUMNS = ("sweep", "arm", "model", "data", "tokens", "with trunk", "epochs", "trials", "time each", "time", "disk")
+COLUMNS = (
+    "sweep",
+    "arm",
+    "model",
+    "data",
+    "tokens",
+    "with trunk's",
+    "epochs",
+    "trials",
+    "time each",
+    "total time",
+    "disk",
+)
 
 
 def arm_rows(plan: Plan, corpus_tokens: Mapping[str, int | None]) -> Iterator[tuple[str, ...]]:
-    """Yield the row of each arm. corpus_tokens: the size of each trial's training split, by trial; None: unknown."""
+    """Yield the row of each arm. corpus_tokens: by trial id, the tokens of its training split; None: unknown."""
     speeds = Speeds(plan.store)
     arms: dict[Hashable, list[Member]] = {}
     first: dict[str, Member] = {}  # the member in whose arm a trial is counted

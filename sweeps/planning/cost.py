@@ -42,7 +42,7 @@ def work_of(trial: Trial) -> float:
 
 
 class Speeds:
-    """The FLOPs per second measured in a store, by device, model and recipe."""
+    """The training speeds measured in a store, in FLOPs per second, by device, model and recipe."""
 
     def __init__(self, runs: Path) -> None:
         self._path = runs / NAME
@@ -112,7 +112,7 @@ def _key(planned: Planned) -> str:
 
 
 def disk(planned: Iterable[Planned]) -> int:
-    """Return the bytes of the checkpoints that remain when all trials are done; tables are small compared with them."""
+    """Return the bytes of the checkpoints that these trials keep. Their tables are small and are not counted."""
     return sum(map(_disk, planned))
 
 

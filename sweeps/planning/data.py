@@ -1,4 +1,4 @@
-"""Find the data of trials, and limit how often trials read them, including the trials that they branch from.
+"""Find the data of trials, and limit how often a trial reads them, together with the trials from which it branches.
 
 Text that is read many times is memorised, and a comparison of recipes then compares how well they memorise. Text read
 four times is about as good as new text (arXiv 2305.16264), so a plan that exceeds `data.repeat` (4 by default) is
@@ -20,7 +20,7 @@ from fewbits.experiments.trial import Trial
 
 @cache
 def corpus_of(data: DataConfig, cache_folder: str | None) -> Corpus:
-    """Return the data of a trial; raise ValueError if they are missing and cannot be generated here."""
+    """Return the data of a trial; raise ValueError if they are missing and cannot be generated."""
     return load(data, _cache(cache_folder))
 
 
@@ -33,7 +33,7 @@ def training_tokens(data: DataConfig, cache_folder: str | None) -> int | None:
 
 
 def missing_folder(data: DataConfig, cache_folder: str | None) -> Path | None:
-    """Return the folder in which these data are missing; None if they exist, or are generated when they are missing."""
+    """Return the folder that these data need if it does not exist; None if it exists or the data are generated."""
     if data.path:
         folder = Path(data.path).expanduser()
     elif data.kind in COLLECTIONS:
@@ -48,12 +48,15 @@ def _cache(folder: str | None) -> Path:
 
 
 def tokens_until(trial: Trial, step: int) -> int:
-    """Return how many tokens the trial itself reads in this many steps."""
+    """Return how many tokens the trial reads in its first `step` steps, without what its parents read."""
     return step * trial.training.batch * trial.training.length
 
 
 def check_repeats(trial: Trial, earlier_tokens: int, corpus_tokens: int) -> None:
-    """Raise ValueError if the trial reads its training split more often than `data.repeat` allows."""
+    """Raise ValueError if a trial and its parents read the training split more often than `data.repeat` allows.
+
+    earlier_tokens: the tokens that its parents have read when it starts. corpus_tokens: the tokens of the split.
+    """
     tokens = earlier_tokens + tokens_until(trial, trial.training.steps)
     epochs = tokens / corpus_tokens
     if epochs > trial.data.repeat:

@@ -93,7 +93,7 @@ def _has(sweep: Sweep, arm: str, axis: str) -> bool:
 
 
 def _combinations(sweep: Sweep, arm: str) -> list[dict[str, str]]:
-    """Return the combinations of values of the arm's axes. An arm may leave out some of a group's zipped axes."""
+    """Return the combinations of values of the arm's axes. An arm may have only some of a group's zipped axes."""
     groups = []
     for group in sweep.groups:
         names = {axis: list(values) for axis, values in group.items() if _has(sweep, arm, axis)}

@@ -1,8 +1,8 @@
 """Find the plan of a command that reads results, such as `status`, `report` and `sync`.
 
 The store holds the plan with which these overrides last ran, so the command shows the same on any machine that has
-access to the store. If no sweep has run with these overrides, or its definition has changed since, the sweep is planned
-in memory, if that is possible here. `fewbits sweep` always makes a new plan.
+access to the store. If no sweep has run with these overrides, or its definition has changed since, the command
+makes a new plan in memory, which needs the data. `fewbits sweep` always makes a new plan and stores it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,10 @@ class FoundPlan:
 
 
 def find_plan(overrides: Sequence[str]) -> FoundPlan:
-    """Return the stored plan of these overrides, or else plan them here; raise ValueError if neither is possible."""
+    """Return the plan of these overrides: the stored one or, if there is none or the definition has changed, a new one.
+
+    If a new plan cannot be made, return the stored one, with a note; without one, raise ValueError.
+    """
     try:
         sweeps, extra = load_sweeps(overrides)
     except ValueError as error:
@@ -85,7 +88,7 @@ def _planned_here(
 def _stored(runs: Path, overrides: Sequence[str], notes: list[str]) -> StoredPlan | None:
     """Return the stored plan of these overrides, or None.
 
-    If they select one sweep of a study and have no plan of their own, return that sweep's part of the study's plan.
+    If they select one sweep of a study and no plan of this sweep is stored, return its part of the study's plan.
     Add a line to `notes` for each plan file that cannot be used.
     """
     name, others = without_sweep(overrides)
@@ -112,7 +115,7 @@ def _part(stored: StoredPlan, sweep: str) -> StoredPlan | None:
 
 
 def _store(overrides: Sequence[str], sweeps: Sequence[Sweep], extra: tuple[str, ...]) -> Path:
-    """Return the store that the command's overrides or the sweep's own overrides name."""
+    """Return the store that the command's overrides name, or else the one that the sweep's file names."""
     runs = runs_named(overrides)
     if runs is None:
         cell = next((cell for sweep in sweeps for cell in expand(sweep, extra)), None)

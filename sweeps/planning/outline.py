@@ -1,7 +1,7 @@
 """Describe a sweep whose data are not on this machine: its settings, and the commands that prepare the data.
 
 An id needs the fingerprint of the data, so without the data there is no real plan; the settings of the trials follow
-from the config overrides alone. For missing collections the published sizes are used.
+from the config overrides alone. The size of a missing collection is the published one.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ SETTINGS: dict[
     "learning rate": ("optimizer.lr", lambda t: f"{t.optimizer.lr:g}"),
     "schedule": ("schedule.kind", lambda t: t.schedule.kind),
     "warm-up": ("schedule.warmup_steps", lambda t: f"{t.schedule.warmup_steps:,}"),
-    "down to": ("schedule.final_ratio", lambda t: f"{t.schedule.final_ratio:g}"),
+    "final lr ratio": ("schedule.final_ratio", lambda t: f"{t.schedule.final_ratio:g}"),
     "optimizer": ("optimizer.kind", lambda t: t.optimizer.kind),
     "FLOPs": ("flops", lambda t: f"{work_of(t):.2e}"),
     "operands": ("recipe", lambda t: _operands(t)),
@@ -60,7 +60,7 @@ def missing_data(plan: Plan) -> dict[Path, list[Planned]]:
 
 
 def corpus_tokens(plan: Plan, missing: Missing) -> dict[str, int | None]:
-    """Return the number of tokens in each trial's training split, by trial; None if unknown.
+    """Return the number of tokens in each trial's training split, by the trial's id; None if unknown.
 
     For a missing collection, it is the number of tokens that the command of `preparations` would prepare.
     Raise ValueError if a trial would read missing data more often than `data.repeat` allows.
@@ -81,7 +81,7 @@ def corpus_tokens(plan: Plan, missing: Missing) -> dict[str, int | None]:
 
 
 def setting_rows(plan: Plan) -> Iterator[tuple[str, ...]]:
-    """Yield the settings of each place, without the seeds; those that the paper does not state are marked."""
+    """Yield a row of settings for each arm and combination of its axis values, with assumed settings marked."""
     assumed = {(sweep.name, sweep.scale): sweep.assumed for sweep in plan.sweeps}
     places = {(m.cell.sweep, m.cell.arm, m.cell.axes): m for m in reversed(plan.members)}  # keeps the first seed
     for member in reversed(places.values()):
@@ -93,15 +93,15 @@ def setting_rows(plan: Plan) -> Iterator[tuple[str, ...]]:
 
 
 def _needed(readers: Sequence[Planned]) -> int:
-    """Return how many tokens the longest of these trials reads, including those of its parents."""
+    """Return how many tokens the longest of these trials and its parents read together."""
     return max(tokens_of(reader.trial) + reader.earlier_tokens for reader in readers)
 
 
 def _prepared(collection: Collection, tokens: int) -> tuple[int | None, int]:
-    """Return how many documents to prepare (None: all), and about how many tokens they have.
+    """Return how many documents to prepare for a trial that reads `tokens` tokens, and how many tokens they have.
 
-    The number starts at DOCUMENTS and is doubled until the longest trial reads no token twice. So studies that share a
-    collection usually ask for the same number.
+    The number of documents (None: all) starts at DOCUMENTS and is doubled until the trial reads no token twice. So
+    studies that share a collection usually ask for the same number.
     """
     documents = DOCUMENTS
     while documents * collection.tokens < tokens * collection.documents * (1 + SPARE):

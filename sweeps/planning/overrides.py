@@ -1,6 +1,6 @@
 """Normalise a command's overrides, so that equal selections of trials compare equal.
 
-The order of the overrides and the paths of the store and the data do not matter.
+The order of the overrides, and the paths of the store and the data, make no difference.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ DEFAULT_SCALE = f"scale={Sweep('').scale}"  # of the sweeps of studies
 
 
 def normalised(overrides: Sequence[str]) -> tuple[str, ...]:
-    """Return the overrides that select trials: sorted, each key once with its last value, equal values written alike.
+    """Return the overrides that select trials: sorted, each key once, and equal values spelled alike.
 
     A sweep file is identified by its name alone, since it is in another folder on a cluster. A study's default scale is
     omitted.
@@ -47,7 +47,7 @@ def runs_named(overrides: Sequence[str]) -> str | None:
 
 
 def without_sweep(overrides: Sequence[str]) -> tuple[str | None, list[str]]:
-    """Return the name in `sweep=NAME`, or None, and the other overrides."""
+    """Split off the override `sweep=NAME`: return NAME, or None if there is none, and the other overrides."""
     names = [override.partition("=")[2] for override in overrides if _key(override) == "sweep"]
     return (names[-1] if names else None), [override for override in overrides if _key(override) != "sweep"]
 

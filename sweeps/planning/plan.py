@@ -54,7 +54,7 @@ class Member:
 
 @dataclass(frozen=True)
 class Plan:
-    """The trials of sweeps, each with its places in them."""
+    """The trials of one or more sweeps, and the places in these sweeps that each trial has."""
 
     sweeps: tuple[Sweep, ...]
     members: tuple[Member, ...]
@@ -62,15 +62,15 @@ class Plan:
 
     @property
     def store(self) -> Path:
-        """The folder of the run folders."""
+        """The store: the folder that contains the run folders."""
         return next(iter(self.trials.values())).folder.path.parent
 
 
 def plan(sweeps: Sequence[Sweep], extra: tuple[str, ...] = (), *, with_data: bool = True) -> Plan:
     """Plan whole sweeps. Raise ValueError, which names the cell, if one of the trials is invalid.
 
-    with_data: False plans without reading the data. Then ids and folders belong to no run, models have the
-    vocabulary sizes of their presets, and trials are not checked.
+    with_data: False does not read the data. Then ids and folders are placeholders, models have the vocabulary sizes of
+    their presets, and trials are not checked.
     """
     plans = [plan_cells(sweep, cells, with_data=with_data) for sweep in sweeps if (cells := expand(sweep, extra))]
     if not plans:
@@ -127,7 +127,7 @@ def _planned(cell: Cell, resources: Resources, parent: Planned | None, with_data
 
 
 def _on_a_device(runtime: Runtime, resources: Resources) -> tuple[Runtime, Resources]:
-    """Return runtime and resources with device and amounts filled in, since planning must not depend on the machine.
+    """Return both with the device, CPUs and GPUs filled in, independent of the machine that plans.
 
     A trial with device `auto` trains on GPUs if its resources contain GPUs, else on the CPU.
     """
@@ -144,12 +144,12 @@ def _on_a_device(runtime: Runtime, resources: Resources) -> tuple[Runtime, Resou
 
 
 def _branch_step(cell: Cell, parent: Trial) -> int:
-    """Return the step of its parent at which a branch starts; raise ValueError if the parent has no such step."""
+    """Return the step of `parent` at which the branch `cell` starts; raise ValueError if there is no such step."""
     steps = parent.training.steps
     at = 1.0 if cell.at is None else cell.at
     step = round(at * steps) if at < 1 or cell.at is None else int(at)
     if not 1 <= step <= steps:
-        raise ValueError(f"at {cell.at}: a step of its parent, 1 to {steps}, is expected")
+        raise ValueError(f"at {cell.at}: a step of its parent, 1 to {steps}, or a fraction of them is expected")
     return step
 
 
@@ -157,10 +157,10 @@ _seen: set[str] = set()
 
 
 def _checked(trial: Trial, ranks: int, corpus: Corpus) -> None:
-    """Check a trial with the checks that training makes before it starts, except those already made for a similar one.
+    """Make the checks that training makes before it starts.
 
-    Building models and reading data take seconds, so trials that differ only in settings without influence on a check
-    share it. Finished trials were checked when they ran.
+    They build models and read data, which takes seconds. Therefore each check is made once for all trials that differ
+    only in settings that cannot change its result. Finished trials were checked when they ran.
     """
     parts = asdict(replace(trial, seed=0, optimizer=type(trial.optimizer)(), branch=Branch()))
     of_data = [asdict(trial.evaluation), trial.training.length, corpus.fingerprint]

@@ -2,8 +2,8 @@
 
 A trial runs again if any of its steps was computed on another or an unknown kind of machine, or with another version of
 torch than machines of that kind have now. A branch whose parent runs again also runs again, since it started from other
-bits. The old run folder is moved to `replaced/NAME.N` in the store. Branches of it that only other plans contain do not
-run again.
+bits. The old run folder is moved to `replaced/NAME.N` in the store. Branches of the old run that only other plans
+contain do not run again.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ def require_kind(plan: Plan, like: str, machines: Sequence[Machine]) -> Machine:
 
 
 def find_unlike(plan: Plan, like: str, address: str | None) -> dict[str, str]:
-    """Return the trials that have to run again, each with the reason, without asking a cluster.
+    """Return the ids of the trials that have to run again, each with the reason, without asking a cluster.
 
-    The machines of a cluster are assumed to have this machine's torch. Raise ValueError if only this machine computes,
-    and it is of another kind.
+    The machines of a cluster are assumed to have this machine's version of torch. Without a cluster, raise ValueError
+    if this machine is not of the kind `like`.
     """
     here = this_machine()
     if address or os.environ.get("RAY_ADDRESS"):
@@ -48,7 +48,7 @@ def find_unlike(plan: Plan, like: str, address: str | None) -> dict[str, str]:
 
 
 def reasons_to_rerun(plan: Plan, like: str, machine: Machine) -> dict[str, str]:
-    """Return the trials that have to run again to match what the machine computes now, each with the reason."""
+    """Return the ids of the trials that another kind or torch computed, and of their branches, each with the reason."""
     reasons: dict[str, str] = {}
     for key, planned in plan.trials.items():  # parents come before their branches
         if machine.kind(planned.resources) != like or not _has_steps(planned):
@@ -63,7 +63,7 @@ def reasons_to_rerun(plan: Plan, like: str, machine: Machine) -> dict[str, str]:
 
 
 def move_aside(plan: Plan, again: Mapping[str, str]) -> list[Path]:
-    """Move the run folders of these trials to `replaced/`, and return their new paths.
+    """Move the run folders of the trials with the ids `again` to `replaced/`, and return their new paths.
 
     Raise ValueError, before any folder is moved, if one of the trials is being trained.
     """
@@ -96,5 +96,5 @@ def _has_steps(planned: Planned) -> bool:
 
 
 def _likeness_now(part: tuple[str | None, ...], like: str, machine: Machine) -> tuple[str | None, ...]:
-    """Return the likeness `part` with the kind `like` and the machine's version of torch."""
+    """Return `part`, the values of LIKENESS in one environment, with the kind `like` and the machine's torch."""
     return likeness(dict(zip(LIKENESS, part, strict=True)) | {"kind": like, "torch": machine.torch})

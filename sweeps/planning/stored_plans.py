@@ -1,6 +1,6 @@
 """Store plans as `plans/STUDY-SCALE-HASH8.json` in the store: the plan with which a sweep last ran.
 
-There is one file per selection of overrides; HASH8 is the hash of the overrides, whatever their order. The file holds
+There is one file for each set of overrides; HASH8 is the hash of the set. The file holds
 the whole plan: the definition of the sweeps, all their places, and every trial with the settings that its id is a hash
 of. So it can be read where the sweep cannot be planned: without its data, with another torch, or with the store mounted
 elsewhere. Paths in the store are kept relative to it. A checksum of the plan detects a file that was edited.
@@ -37,7 +37,7 @@ Place = tuple[str, tuple[tuple[str, str], ...]]  # a sweep's name, and the cell'
 
 
 class UnusablePlan(ValueError):
-    """The error for a plan file that is damaged, of another selection or of another format."""
+    """The error that a plan file is damaged, belongs to other overrides or has another format."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class StoredPlan:
 
 
 def save_plan(plan: Plan, overrides: Sequence[str]) -> Path:
-    """Store the plan of a selection, unless an equal plan is stored already; return the path of its file."""
+    """Store the plan of these overrides, unless an equal plan is stored already; return the path of its file."""
     selection = normalised(overrides)
     path = plan.store / FOLDER / f"{_label(plan)}-{_hash(selection)}.json"
     content = {"overrides": list(selection), **_encoded(plan)}
@@ -66,9 +66,9 @@ def save_plan(plan: Plan, overrides: Sequence[str]) -> Path:
 
 
 def load_plan(runs: Path, overrides: Sequence[str]) -> StoredPlan | None:
-    """Return the plan that is stored for these overrides, with paths in the store as it is mounted here.
+    """Return the plan that the store `runs` has for these overrides, with paths on this machine; None if it has none.
 
-    Raise UnusablePlan, with a message of one line, if its file cannot be used.
+    Raise UnusablePlan, with a message of one line, if the plan's file cannot be used.
     """
     selection = normalised(overrides)
     paths = sorted((runs / FOLDER).glob(f"*-{_hash(selection)}.json"), key=lambda path: path.stat().st_mtime_ns)
@@ -85,9 +85,10 @@ def stored_plans(runs: Path) -> Iterator[StoredPlan]:
 
 
 def earlier_runs(plan: Plan) -> dict[Place, str]:
-    """Return, by place of this plan, the run folder that a stored plan has at the place for another trial.
+    """Return the run folders that stored plans have at places where this plan has another trial, by place.
 
-    That trial had another config, or other code computed it. If several stored plans have the place, the newest counts.
+    The trials differ in their config or in the version of the code. If several stored plans have such a folder for a
+    place, the newest plan counts.
     """
     runs, planned = plan.store, {place_of(member): member for member in plan.members}
     earlier: dict[Place, str] = {}
@@ -108,7 +109,7 @@ def place_of(member: Member) -> Place:
 
 
 def definition(sweeps: Iterable[Sweep]) -> Any:
-    """Return the composed sweeps in the form that JSON gives them, for comparisons."""
+    """Return the sweeps as plain lists and mappings, as they are read from JSON, for comparisons."""
     return json.loads(json.dumps([plain(asdict(sweep)) for sweep in sweeps], default=str))
 
 
@@ -129,7 +130,7 @@ def _newest_first(runs: Path, pattern: str) -> list[Path]:
 
 
 def _checksum(content: Mapping[str, Any]) -> str:
-    """Return the hash of a plan file's part that describes the plan."""
+    """Return the hash of the sweeps, members and trials in a plan file."""
     parts = [content.get(key) for key in ("sweeps", "members", "trials")]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
@@ -179,7 +180,7 @@ def _trial(planned: Planned, runs: Path) -> dict[str, Any]:
 
 
 def _in_store(cell: Cell, store: str) -> Cell:
-    """Return the cell with the override `store` in place of the one that names the store, also in its parents."""
+    """Return the cell, with its parents, with the override `store` instead of its own override of the store."""
     overrides = tuple(store if text.startswith(STORE) else text for text in cell.overrides)
     return replace(cell, overrides=overrides, parent=cell.parent and _in_store(cell.parent, store))
 

@@ -15,8 +15,8 @@
 If the values of an axis are lists of overrides, they have names: `axes: {data: {small: [data=python], …}}`.
 `values` holds numbers or lists of overrides, usually set by a scale, which other keys refer to as `${values.NAME}`.
 `assumed` names settings that the paper does not state. If data are missing, `--dry-run` prints all settings and marks
-these. A folder `scale/` beside the file may hold files NAME.yaml: `scale=NAME` includes one of them, which sets the
-sizes of the trials.
+the assumed ones. A folder `scale/` beside the file may hold files NAME.yaml: `scale=NAME` includes one of them, which
+sets the sizes of the trials.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ ARM, SEED = "arm", "seed"  # keys that an exclusion may have besides axes
 
 @dataclass(frozen=True)
 class Arm:
-    """An arm: the trials that differ only in their seed and in values of axes."""
+    """An arm of a sweep file: its trials differ only in their seed and in values of axes."""
 
     overrides: tuple[str, ...] = ()
     axes: tuple[str, ...] | None = None  # the axes of the sweep that it has; None: all
@@ -244,7 +244,7 @@ def _load(file: Path, study: str, changes: Sequence[str]) -> Sweep:
 
 
 def _with_trunk(sweep: Sweep) -> Sweep:
-    """Return the sweep with an explicit parent for each arm that starts from the trunk."""
+    """Return the sweep with `parent` set to the trunk in each arm that starts from it by default."""
     if sweep.trunk is None:
         return sweep
     one_of("trunk", sweep.trunk, sweep.arms)

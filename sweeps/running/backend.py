@@ -31,7 +31,7 @@ class Backend(Protocol):
         """True if only this machine computes, so that no other kind of machine can join."""
 
     def require(self, demands: Sequence[Demand], log: Callable[[str], None]) -> None:
-        """Raise ValueError, which names the trials, if the backend can never provide the resources of some.
+        """Raise ValueError, which names the trials, if the backend can never provide the resources of one.
 
         It is called before any `start`. If nodes are still joining a cluster, it may take a minute, and logs a line.
         """
@@ -40,10 +40,10 @@ class Backend(Protocol):
         """Return the current machines whose kind is known."""
 
     def room(self, resources: Resources, like: str | None = None) -> bool:
-        """Tell whether one more trial with these resources should start now, on a machine of the kind (None: any)."""
+        """Tell whether one more such trial should start now, on a machine of the kind `like` (None: any kind)."""
 
     def start(self, job: Job, resources: Resources, like: str | None = None) -> None:
-        """Start a trial on a machine of the kind (None: any), and return at once."""
+        """Start a trial on a machine of the kind `like` (None: any kind), and return at once."""
 
     def wait(self, seconds: float) -> list[Ended]:
         """Wait until a trial ends or the seconds have passed; return the trials that have ended."""

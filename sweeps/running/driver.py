@@ -123,7 +123,7 @@ class Driver:
             self.backend.start(job(planned), planned.resources, like)
 
     def _take_back_lost_tasks(self) -> None:
-        """Take back trials that are queued for a kind of machine that no node has any more."""
+        """Cancel trials that are queued for a kind of machine that no node has any more; they start again later."""
         if self.placement is None:
             return
         self.placement.refresh()
@@ -202,7 +202,7 @@ class Driver:
                 self.backend.kill(task.planned.id)
 
     def _stop_tasks(self) -> bool:
-        """Ask running trials to end, take back queued ones, and tell whether all have stopped or the time is over."""
+        """Ask running trials to end and cancel queued ones; return whether all have stopped or their time is over."""
         for task in self.of(Stage.STARTED):
             if store.holder(task.planned.folder):
                 with contextlib.suppress(OSError):  # on a full disk: the next turn tries again
@@ -214,7 +214,7 @@ class Driver:
 
 
 def _urgency(plan: Plan) -> dict[str, float]:
-    """Return the work of each trial plus that of the longest chain of branches that start from it."""
+    """Return for each trial its FLOPs plus those of the longest chain of branches that starts from it."""
     below = dict.fromkeys(plan.trials, 0.0)
     urgency = {}
     for key, planned in reversed(plan.trials.items()):  # parents come before their branches
@@ -234,7 +234,7 @@ def job(planned: Planned) -> Job:
 
 
 def finished(planned: Planned) -> bool:
-    """Tell whether the trial has a result with the requested evaluation, and the checkpoints that others start from."""
+    """Tell whether the trial has a result with the requested evaluation, and the checkpoints that branches need."""
     if store.state(planned.folder) not in OVER or not planned.folder.has(planned.keep):
         return False
     return not planned.trial.evaluation.missing_from(planned.folder.result() or {})

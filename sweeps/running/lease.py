@@ -77,7 +77,10 @@ def _is_valid(current: Holder, folder: Path) -> bool:
 
 @contextmanager
 def leased(folder: Path) -> Iterator[threading.Event]:
-    """Hold the lease while the block runs, or raise Held. The event that the block gets is set if the lease is lost."""
+    """Hold a trial's lease while the `with` block runs; raise Held if another worker has it.
+
+    The block gets an event, which is set if the lease is lost. folder: the trial's run folder.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     mine = Holder.here()
     # Taking over the lease of a dead holder is two steps, between which it seems free.
@@ -134,7 +137,7 @@ def _keep(path: Path, mine: Holder, lost: threading.Event, ended: threading.Even
 
 
 def _read(path: Path) -> Holder | None:
-    """Return the holder that a lease names, or None; raise OSError if the file system is away."""
+    """Return the holder in a lease file, or None if it is missing or damaged; raise OSError if it cannot be read."""
     try:
         return Holder(**json.loads(path.read_text()))
     except (FileNotFoundError, ValueError, TypeError):
@@ -142,7 +145,7 @@ def _read(path: Path) -> Holder | None:
 
 
 def _now(folder: Path) -> float:
-    """Return the time of the file system's clock; that of this host if no file can be created."""
+    """Return the present time of the file system's clock, or of this host's clock if no file can be created."""
     probe = folder / f".now.{os.getpid()}.{threading.get_ident()}.partial"
     try:
         probe.touch()
@@ -155,7 +158,7 @@ def _now(folder: Path) -> float:
 
 
 def _start_time(pid: int) -> float:
-    """Return the start time of a process in ticks since boot; -1 if there is none, or only a zombie."""
+    """Return the start time of a process in ticks since boot; -1 if it does not exist or is a zombie."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -164,7 +167,7 @@ def _start_time(pid: int) -> float:
 
 
 def _alive(pid: int) -> float:
-    """Return 0 if the process exists, else -1, on a system without /proc."""
+    """Return 0 if the process exists, else -1: the start time of a process on a system without /proc."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

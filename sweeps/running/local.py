@@ -1,4 +1,4 @@
-"""Run trials in processes of this machine, without Ray: each is forked from a server that has imported everything."""
+"""Run trials in processes of this machine, without Ray: each is forked from a server that has imported the code."""
 
 from __future__ import annotations
 
@@ -169,13 +169,13 @@ def meeting_place() -> TCPStore:
 
 
 def environments_at(served: TCPStore, ranks: int) -> list[Mapping[str, str]]:
-    """Return the environment variables with which each rank finds the others through this TCPStore."""
+    """Return the environment variables with which each rank finds the others through the store `served`."""
     of_ranks = rank_environments(ranks, _HERE, served.port)
     return [{**rank, "LOCAL_RANK": rank["RANK"], "TORCHELASTIC_USE_AGENT_STORE": "True"} for rank in of_ranks]
 
 
 def rank_environments(ranks: int, address: str, port: int) -> list[Mapping[str, str]]:
-    """Return torchrun's environment variables for each process of a trial, each of which sees only its own device."""
+    """Return torchrun's environment variables for each rank of a trial. LOCAL_RANK is 0: each rank sees one GPU."""
     common = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": address, "MASTER_PORT": str(port), "LOCAL_RANK": "0"}
     return [{**common, "RANK": str(rank)} for rank in range(ranks)]
 

@@ -1,7 +1,7 @@
 """Determine the kind of processor or GPU of a machine, and the kind that computed a trial.
 
-The kind of a trial on a CPU is its processor's (`amd-avx2`), that of a trial on GPUs is the GPU's name. Trials of equal
-kind, backend and torch round alike; within a seed, only such trials are compared.
+The kind of a trial on a CPU is that of the processor (`amd-avx2`); the kind of a trial on GPUs is the GPU's name.
+Trials with the same kind, kernel backend and torch round in the same way; within a seed, only such trials are compared.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Computed = tuple[tuple[str | None, ...], ...]  # likenesses of the environments 
 
 
 def computed(folder: RunFolder) -> Computed:
-    """Return the distinct likenesses of the environments that computed a run's steps, in order.
+    """Return the environments that computed a run's steps, in order, each as its values of LIKENESS (kind, torch …).
 
     The result is empty for a run of an older version, and for one that has not started.
     """
@@ -45,7 +45,7 @@ def is_mixed(one: Computed) -> bool:
 
 
 def alike(one: Computed, other: Computed) -> bool:
-    """Tell whether two runs can be compared: one environment computed both. Runs of unknown kind are alike."""
+    """Tell whether two runs can be compared: equal environments computed all steps of both, or both are unknown."""
     return one == other and not is_mixed(one)
 
 
@@ -59,7 +59,7 @@ def kind(folder: RunFolder) -> str | None:
 
 
 def describe(one: Computed, beside: Collection[Computed] = ()) -> str:
-    """Return the kinds of a run as text, with the facts (such as torch) that differ from those of the runs `beside`."""
+    """Return a run's kinds as text, with other properties, such as torch, in which it and the runs `beside` differ."""
     if not one:
         return UNKNOWN
     parts = [part for run in (one, *beside) for part in run]
@@ -88,16 +88,16 @@ class Machine:
     labels: Mapping[str, str] = field(default_factory=dict)  # of the node in Ray
 
     def kind(self, resources: Resources) -> str | None:
-        """Return the kind that a trial with these resources would have here."""
+        """Return the kind that a trial with these resources would have on this machine."""
         return self.gpu if resources.gpus else self.processor
 
     def slots(self, resources: Resources) -> float:
-        """Return how many ranks of such trials fit here at a time."""
+        """Return how many ranks of trials with these resources fit on this machine at a time."""
         return slots(self.resources, bundle(resources))
 
 
 def room_by_kind(machines: Sequence[Machine], resources: Resources) -> dict[str, float]:
-    """Return how many such trials each kind of machine can run at a time, without kinds that can run none."""
+    """Return how many trials with these resources each kind of machine can run at a time; leave out 0."""
     ranks: dict[str, float] = {}
     for machine in machines:
         if (kind := machine.kind(resources)) is not None:

@@ -1,8 +1,9 @@
 """Choose the kind of machine for each trial: all trials of a seed run on one kind, so that its arms can be compared.
 
-A seed gets the kind that `--like` names. Without it, it gets the kind that computed its trials so far, first that of
-its trunk; else the kind that would finish it first. If no machine has a trial's kind, the trial waits for a while. Then
-the rest of its seed runs on another kind, which is logged; the report does not compare trials of different kinds.
+A seed gets the kind that `--like` names. Without `--like`, it gets the kind that computed its trunk, or else most of
+its trials. If none was computed yet, it gets the kind that would finish all its trials first. If no machine has a
+trial's kind, the trial waits for a while. Then the remaining trials of its seed run on another kind, which is logged;
+the report does not compare trials of different kinds.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Placement:
     _listed: bool = False
 
     def refresh(self) -> None:
-        """Get the current machines from the backend. Call it once per turn."""
+        """Get the current machines from the backend. The driver calls it every turn."""
         self._machines = self.backend.machines()
 
     def kind_for(self, planned: Planned) -> str | None:
@@ -98,7 +99,7 @@ class Placement:
         return votes.most_common(1)[0][0] if votes else None
 
     def _emptiest(self, seed: Seed, room: dict[str, float]) -> str:
-        """Return the kind of machine that would be the first to finish its present seeds and this one."""
+        """Return the kind of machine that would be the first to finish this seed and the seeds it has already."""
         work = self._missing_work(seed)
         return min(sorted(room), key=lambda kind: (self._load[kind] + work) / room[kind])
 

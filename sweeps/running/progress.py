@@ -57,7 +57,7 @@ class Display(Progress):
             self.print_line("fewbits: stopping: trials end at a checkpoint (Ctrl-C again: stop at once)")
 
     def _seconds_left(self, driver: Driver, reports: Mapping[str, Mapping[str, Any]], slots: int) -> float | None:
-        """Estimate the seconds left: from this sweep's pace once it is known, until then from the store's speeds."""
+        """Estimate the seconds left: from this sweep's pace once it is known, until then from earlier speeds."""
         tasks = driver.tasks
         if not self._reached:
             self._reached = {
@@ -82,7 +82,10 @@ class Display(Progress):
 
 
 def _counts(driver: Driver, here: int, elsewhere: int) -> tuple[tuple[str, int], ...]:
-    """Return the number of trials in each state that has any, and of those that are done."""
+    """Return the number of trials in each state, without states that no trial has, except done.
+
+    here, elsewhere: the numbers of trials that run for this driver and for other drivers.
+    """
     over = driver.of(Stage.OVER)
     diverged = sum(store.state(task.planned.folder) is State.DIVERGED for task in over)
     counts = {

@@ -98,14 +98,14 @@ def _run(plan: Plan, backend: Backend, like: str | None, display: Display, mirro
 
 
 def _missing(plan: Plan, again: Collection[str] = ()) -> list[Planned]:
-    """Return the trials that still have to run, and those that have to run again."""
+    """Return the trials that still have to run, and those with the ids `again`, which have to run again."""
     stuck = [key for key, status in trial_statuses(plan).items() if status.for_good]
     return [trial for key, trial in plan.trials.items() if key in again or (key not in stuck and not finished(trial))]
 
 
 @contextmanager
 def _mirrored(mirror: Mirror) -> Iterator[None]:
-    """Update MLflow every few seconds in a thread while the block runs, since MLflow may be slow or unreachable.
+    """Update MLflow every few seconds in a thread while the `with` block runs, since MLflow may be slow or unreachable.
 
     If the block raises, do not wait for the last update.
     """
@@ -139,7 +139,7 @@ def make_backend(name: str, address: str | None, parallel: int | None, variables
 
 @contextmanager
 def _interruptible(driver: Driver) -> Iterator[None]:
-    """Stop the driver on Ctrl-C or SIGTERM, so that trials end with a checkpoint; on the second one, stop at once.
+    """Stop the driver on Ctrl-C or SIGTERM, so that trials end with a checkpoint; a second signal stops at once.
 
     The handlers are installed after the backend has started, since Ray installs its own handler for SIGTERM.
     """

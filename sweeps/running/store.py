@@ -47,7 +47,7 @@ def state(folder: RunFolder) -> State:
     """Return the state of a trial, which is never BLOCKED.
 
     RUNNING comes before FAILED, since a trial that is tried again keeps its last failure until it succeeds or fails
-    again. A result that cannot be read is a failure, which the user has to solve.
+    again. A result that cannot be read counts as a failure, since the user has to repair it.
     """
     try:
         result = folder.result()

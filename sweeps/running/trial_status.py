@@ -1,4 +1,4 @@
-"""Determine the status of each trial of a plan: the state in its folder, or blocked if its parent cannot continue.
+"""Determine the status of each trial of a plan: the state in its folder, or blocked by a failed or diverged parent.
 
 `fewbits status`, a dry run, the summary of a sweep and MLflow all use this module, so that they agree.
 """
@@ -47,7 +47,7 @@ def trial_statuses(plan: Plan, failed: Collection[str] = ()) -> dict[str, TrialS
 
 
 def _branch_status(planned: Planned, parent: Planned, of_parent: TrialStatus) -> TrialStatus:
-    """Return the status of a planned branch: planned, or blocked by its parent."""
+    """Return the status of a branch that has not started: planned, or blocked by its parent."""
     name = parent.folder.path.name
     if of_parent.state is State.DIVERGED and lacks(parent, planned.trial.branch.step):
         why = f"its parent {name} diverged before step {planned.trial.branch.step}"
@@ -69,18 +69,19 @@ def counted(states: Iterable[State]) -> str:
     return ", ".join(f"{counts[state]} {state}" for state in State if counts[state])
 
 
-def stale_note(planned: Planned, was: str) -> str:
-    """Return why a planned trial does not use the run `was`, which was at the same place of the sweep before."""
-    if is_stale(planned, was):
-        return f"stale: {was} was computed by other code; {explain_hint(planned.folder, was)}"
-    return f"not used: {was}, which has another config"
+def stale_note(planned: Planned, earlier: str) -> str:
+    """Return why a planned trial does not use the run `earlier`, which an earlier plan has at the trial's place."""
+    if is_stale(planned, earlier):
+        hint = explain_hint(planned.folder, earlier)
+        return f"stale: {earlier} was computed by another version of the code; {hint}"
+    return f"not used: {earlier}, which has another config"
 
 
 def explain_hint(folder: RunFolder, run: str) -> str:
-    """Return a sentence with the command that explains a run of this folder's store."""
+    """Return a sentence with the command that shows how a run in this folder's store differs from its trial now."""
     return f"`fewbits explain {run}{runs_option(folder.path.parent)}` shows the difference"
 
 
-def is_stale(planned: Planned, was: str) -> bool:
-    """Tell whether other code computed the run `was` in the store of a planned trial."""
-    return not computed_by_todays_sources(opened(planned.folder.path.with_name(was)).provenance() or {})
+def is_stale(planned: Planned, earlier: str) -> bool:
+    """Tell whether another version of the code computed `earlier`, a run in the store of the planned trial."""
+    return not computed_by_todays_sources(opened(planned.folder.path.with_name(earlier)).provenance() or {})

@@ -123,11 +123,11 @@ def _lead(job: Job, lost: Callable[[], bool]) -> Outcome:
 
 
 def _reopen(job: Job) -> Runtime:
-    """Make the trial write all checkpoints that it has to keep, and return its settings.
+    """Return the runtime settings with which the trial writes every checkpoint that it has to keep.
 
     If the trial has passed a step whose checkpoint is missing, remove the checkpoints of all later steps, so that it
-    resumes before that step. The returned settings also name the permanent checkpoints that were removed, so that
-    training writes them again.
+    resumes before that step. The settings then also name the permanent checkpoints that were removed, so that training
+    writes them again.
     """
     folder, wanted = job.folder, job.runtime.keep_steps
     with folder.alone():
@@ -141,9 +141,9 @@ def _reopen(job: Job) -> Runtime:
 
 
 class _Lost(Exception):
-    """An error: this worker has lost its lease, and has to end at once without writing to the run folder.
+    """The error that this worker has lost its lease. It has to end at once without writing to the run folder.
 
-    Another worker may be training there, and saving a checkpoint of an earlier step would remove its later ones.
+    Another worker may be training in it, and saving a checkpoint of an earlier step would remove its later ones.
     """
 
 

@@ -2,7 +2,7 @@
 
 The page keeps such views as tags of an experiment, `mlflow.sharedViewState.<key>`, for its own "share" button. Their
 format is not documented; it is that of MLflow 3.17 (other versions ignore unknown fields). The charts of the losses
-come first. The page adds a chart for each other metric, under the heading with which the metric's name begins.
+come first. The page adds a chart for each other metric, under the first part of the metric's name as heading.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def group_of(sweep: Sweep) -> str:
 
 
 def view_of(sweep: Sweep, experiment: str, owner: Owner) -> View:
-    """Return the view of the owner's runs of a sweep; an experiment has one for each owner."""
+    """Return the view that shows the owner's runs of a sweep. An experiment has one such view for each owner."""
     return View(f"{sweep.name} at scale {sweep.scale}", experiment, f"{KEY}{sweep.name}-{sweep.scale}-{owner.name}")
 
 
@@ -64,7 +64,7 @@ def compared(sweep: Sweep, cell: Cell) -> str:
 
 
 def view_state(sweep: Sweep, rows: Sequence[str], owner: Owner) -> str:
-    """Return the value of the view's tag. rows: the names of the rows."""
+    """Return the JSON text of the tag that holds a sweep's view. rows: the names of its rows."""
     wanted = ((SWEEP, sweep.name), (SCALE, sweep.scale), *owner.key.items(), (CURRENT, "yes"))
     return json.dumps(
         {

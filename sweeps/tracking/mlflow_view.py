@@ -110,7 +110,7 @@ class Mirror:
     def sync(self, *, afresh: bool = False, last: bool = False) -> Synced:
         """Send to MLflow what has changed.
 
-        last: no driver runs the plan any more. afresh: ask MLflow what it has, instead of the cache file.
+        last: no driver runs the plan any more. afresh: ask MLflow what it has instead of reading the cache file.
         """
         with self._patience.guarding("trials go on"):
             self._owner = self._owner or owner_of(self._runs)
@@ -247,7 +247,7 @@ class Mirror:
         return make(key, name, {**tags, CURRENT: "yes"}, tracking.began(folder))
 
     def _reap(self, client: MlflowClient, group: SentSweep, want: WantedSweep | None) -> int:
-        """Update runs that are shown as running, of trials that the plan does not have; return their number."""
+        """Update runs that MLflow shows as running, but that do not run and are not planned; return their number."""
         orphans = group.orphans(want, self._runs)
         for folder in orphans:
             child = group.children[folder.id]
@@ -268,7 +268,7 @@ def _tags(folder: RunFolder, state: State) -> dict[str, str | None]:
 
 
 def _reason(folder: RunFolder, state: State) -> tuple[str | None, str | None]:
-    """Return the reason of a divergence or failure in one line, and as a note with the log; None without a reason."""
+    """Return the reason of a divergence or failure as one line and as a note with the log; None, None: no reason."""
     if state is State.DIVERGED:
         text = f"diverged at step {(folder.result() or {})['step']}"
         return text, text

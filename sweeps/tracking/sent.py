@@ -33,7 +33,7 @@ Look = list[Any]  # a trial's state, then the modification time and the size of 
 
 
 def look_at(folder: RunFolder) -> Look:
-    """Return the current state and files of a trial."""
+    """Return a trial's current state, and the times and sizes of its files."""
     look: Look = [store.state(folder).value]
     for name in FILES:
         try:
@@ -51,7 +51,7 @@ def place_of(cell: Cell) -> str:
 
 @dataclass
 class SentTrial:
-    """The state of a sweep's trial that was last sent to MLflow. The cache file has these fields."""
+    """The data of a sweep's trial that were last sent to MLflow. The cache file has these fields."""
 
     folder: str
     run: str = ""  # its id in MLflow
@@ -62,7 +62,7 @@ class SentTrial:
 
 @dataclass
 class SentSweep:
-    """The state of a sweep at a scale that was last sent to MLflow. The cache file has these fields."""
+    """The data of a sweep at a scale that were last sent to MLflow. The cache file has these fields."""
 
     experiment: str
     parent: str  # the run
@@ -71,7 +71,7 @@ class SentSweep:
     children: dict[str, SentTrial] = field(default_factory=dict)  # by trial
 
     def orphans(self, want: WantedSweep | None, runs: Path) -> list[RunFolder]:
-        """Return the trials of this store that MLflow shows as running, but that do not run and are not wanted.
+        """Return the run folders of trials that MLflow shows as running, but that do not run and are not in `want`.
 
         The store may be mounted elsewhere than when a folder was sent, so only the folder's name counts.
         """
@@ -97,7 +97,10 @@ class WantedSweep:
         return view_state(self.sweep, list(rows), self.owner)
 
     def unsent(self, sent: SentSweep) -> list[str]:
-        """Return the trials whose current state MLflow does not have: those that have begun, or whose run must end."""
+        """Return the ids of trials whose current state MLflow lacks.
+
+        Trials that have not begun are left out, unless MLflow shows them as running.
+        """
         trials = []
         for trial, cell in self.cells.items():
             look, child = self.looks[trial], sent.children.get(trial)
@@ -134,7 +137,7 @@ def write_sent(runs: Path, uri: str, owner: Owner, sweeps: Mapping[str, SentSwee
 
 
 def _still_there(uri: str, sweeps: dict[str, SentSweep]) -> dict[str, SentSweep]:
-    """Return the sweeps whose parent run is still in the database, which may be a new file or lack deleted runs."""
+    """Return the sweeps whose parent run is still in the database: users may delete runs or the whole file."""
     path = mlflow_database.path_of(uri)
     if not path.exists():
         return {}

@@ -24,7 +24,7 @@ _SUFFIX = ".partial"
 
 @contextmanager
 def synced_file(path: Path) -> Iterator[BinaryIO]:
-    """Create a file whose content is on the disk, not only in memory, when the block ends."""
+    """Create a file whose content is on the disk, not only in memory, when the `with` block ends."""
     with path.open("xb") as file:
         yield file
         file.flush()
@@ -41,7 +41,7 @@ def sync_folder(path: Path) -> None:
 
 
 def write_atomically(path: Path, content: bytes | Callable[[BinaryIO], object]) -> None:
-    """Write or replace a file, with these bytes or with what the callback writes to the open file."""
+    """Write or replace a file. content: the bytes, or a function that writes them to the open file that it gets."""
     partial = _beside(path)
     try:
         with synced_file(partial) as file:
@@ -70,7 +70,7 @@ def create_once(path: Path, content: bytes) -> None:
 
 @contextmanager
 def folder_atomically(path: Path) -> Iterator[Path]:
-    """Create a folder for the block to fill with `synced_file`, and rename it to `path` when the block ends.
+    """Create a folder that the `with` block fills with `synced_file`; rename it to `path` when the block ends.
 
     `path` must not exist yet.
     """
@@ -94,7 +94,7 @@ def remove_folder(path: Path) -> None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove the files that killed processes left unfinished. Only the single writer of the folder may call this."""
+    """Remove the hidden files that killed processes left in a folder. Only the folder's single writer may call this."""
     for path in folder.glob(f".*{_SUFFIX}"):
         if path.is_dir():
             shutil.rmtree(path)

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def environment(values: Mapping[str, str]) -> Iterator[None]:
-    """Set variables of this process while the block runs; afterwards they are as before."""
+    """Set environment variables of this process while the `with` block runs; then restore their old values."""
     before = dict(os.environ)
     os.environ.update(values)
     try:

@@ -1,7 +1,7 @@
 """Lock open files exclusively, with a fallback for file systems that have no locks.
 
-`flock` fails on some network and FUSE file systems. There, a process continues without the lock, after one warning that
-names the folder and says what still protects the data.
+`flock` fails on some network and FUSE file systems. On these, a process continues without the lock, after one warning
+that names the folder and says what still protects the data.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _warned: set[tuple[int, str]] = set()  # (file system, advice) of each warning t
 
 
 @contextmanager
-def locked(file: IO[Any], without: str, *, wait: bool = True) -> Iterator[None]:
-    """Hold an exclusive lock on an open file while the block runs.
+def locked(file: IO[Any], advice: str, *, wait: bool = True) -> Iterator[None]:
+    """Hold an exclusive lock on an open file while the `with` block runs.
 
-    without: what protects the data on a file system without locks, and what the user should do there.
-    wait: wait for another holder; otherwise raise BlockingIOError.
+    advice: the end of the warning on a file system without locks: what still protects the data, and what to do.
+    wait: if another process has locked the file, wait for it; False: raise BlockingIOError instead.
     """
     held = True
     try:
@@ -31,7 +31,7 @@ def locked(file: IO[Any], without: str, *, wait: bool = True) -> Iterator[None]:
     except OSError as error:
         if error.errno not in UNSUPPORTED:
             raise
-        _warn(file, error, without)
+        _warn(file, error, advice)
         held = False
     try:
         yield
@@ -40,10 +40,10 @@ def locked(file: IO[Any], without: str, *, wait: bool = True) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_UN)  # explicitly: a process forked meanwhile has the file open as well
 
 
-def _warn(file: IO[Any], error: OSError, without: str) -> None:
-    key = os.fstat(file.fileno()).st_dev, without
+def _warn(file: IO[Any], error: OSError, advice: str) -> None:
+    key = os.fstat(file.fileno()).st_dev, advice
     if key not in _warned:
         _warned.add(key)
         folder = os.path.dirname(os.path.abspath(file.name))
-        text = f"{folder}: this file system has no file locks ({error.strerror}): {without}"
+        text = f"{folder}: this file system has no file locks ({error.strerror}): {advice}"
         warnings.warn(text, RuntimeWarning, stacklevel=4)

@@ -35,7 +35,7 @@ class Bar:
 
 
 class Progress:
-    """The progress display of one piece of work."""
+    """The progress display of one piece of work, such as a sweep."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stderr
@@ -43,9 +43,9 @@ class Progress:
         self._logged: tuple[object, float] = (None, 0.0)  # the counts of the last log line, and its time
 
     def update(self, summary: str, bars: Sequence[Bar], counts: object) -> None:
-        """Show the current state. If the stream is no terminal, log the summary when counts change and every minute.
+        """Draw the summary and the bars on a terminal; elsewhere, print the summary as a log line.
 
-        counts: the part of the state whose changes are logged.
+        counts: a log line is printed if this value has changed since the last one, or if a minute has passed.
         """
         if self._stream.isatty():
             self._live = self._live or _live(self._stream)
@@ -110,10 +110,10 @@ def _drawn(summary: str, bars: Sequence[Bar], width: int) -> Table:
     return whole
 
 
-def _shortened(name: str, room: int) -> str:
-    """Return the name, without its middle if it is longer than the room: its end distinguishes trials."""
-    room = max(room, 16)
-    return name if len(name) <= room else f"{name[: room - 13]}…{name[-12:]}"
+def _shortened(name: str, width: int) -> str:
+    """Return the name. If it is longer than `width`, leave out its middle, since the ends of trials' names differ."""
+    width = max(width, 16)
+    return name if len(name) <= width else f"{name[: width - 13]}…{name[-12:]}"
 
 
 def clock(seconds: float) -> str:

@@ -48,22 +48,22 @@ def redacted(text: object) -> str:
 
 def _without_password(match: re.Match[str]) -> str:
     user, colon, _ = match[1].partition(":")
-    if _is_place(match[1]):
+    if _is_host_and_path(match[1]):
         return match[0]
     return f"{user}:{HIDDEN}@" if colon else f"{HIDDEN}@"
 
 
-def _is_place(text: str) -> bool:
-    """Tell whether the text before an `@` is a host and the start of a path, not a user and a password."""
+def _is_host_and_path(text: str) -> bool:
+    """Tell whether the text between `://` and an `@` is a host and the start of a path, not a user and a password."""
     return "/" in text and _HOST.match(text) is not None
 
 
 def _secrets() -> Iterator[str]:
-    """Yield the secrets in this process's environment: as written, percent-decoded and percent-encoded."""
+    """Yield the secrets in MLflow's environment variables, each as written, percent-decoded and percent-encoded."""
     texts = [os.environ.get(name, "") for name in SECRET_VARIABLES]
     for uri in (os.environ.get(name, "") for name in URI_VARIABLES):
         user_info = uri.partition("://")[2].rpartition("@")[0]
-        if not _is_place(user_info):
+        if not _is_host_and_path(user_info):
             texts.append(user_info.partition(":")[2] or user_info)
         texts += [match[2] for match in _PARAMETER.finditer(uri)]
     for text in texts:

@@ -21,7 +21,7 @@ def store_folder(text: str) -> Path:
 
 
 def runs_option(store: Path) -> str:
-    """Return the option ` --runs STORE` that a command needs for this store; empty for the default store."""
+    """Return ` --runs STORE`, the option with which a command uses this store; empty for the default store."""
     if store.resolve() == Path("runs").resolve():
         return ""
     shown = store.relative_to(Path.cwd()) if store.is_relative_to(Path.cwd()) else store

@@ -7,7 +7,7 @@ from fewbits.common.redaction import redacted
 
 
 def notice(text: object) -> None:
-    """Print a message of a command as one line, without credentials."""
+    """Print the text as one line on stderr, after `fewbits: `, with credentials replaced by `***`."""
     print(f"fewbits: {redacted(' '.join(str(text).split()))}", file=sys.stderr, flush=True)
 
 

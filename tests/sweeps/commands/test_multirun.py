@@ -69,7 +69,7 @@ def test_a_failure_is_status_1(cache: Path, tmp_path: Path, capfd: pytest.Captur
         ("training.steps=1,-1", "training.steps -1: 1 or more is expected"),
         ("nonsense", "is not KEY=VALUE"),
         ("hydra/sweeper=none", "other sweepers are separate packages: pip install hydra-none-sweeper"),
-        ("--address=http://head:8265", "takes jobs, which `fewbits sweep FILE` submits"),
+        ("--address=http://head:8265", "--address http://head:8265 is a Ray dashboard"),
     ],
 )
 def test_wrong_input_is_one_line_and_status_2(

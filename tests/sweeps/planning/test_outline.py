@@ -101,8 +101,8 @@ def test_a_study_on_a_gpu_says_what_each_arm_takes_before_its_data_are_there(
         assert 0 < float(row["epochs"]) < 1, "text is read once"
         assert row["trials"].endswith("3 seeds")
         assert re.fullmatch(r"\d+:\d\d(:\d\d)?", row["time each"]), "less than a day"
-        assert ("in " in row["time"]) == (row["disk"] == "-"), "a trial is counted once"
-    assert any(row["with trunk"] != "-" for row in rows) == (study != "mor")
+        assert ("in " in row["total time"]) == (row["disk"] == "-"), "a trial is counted once"
+    assert any(row["with trunk's"] != "-" for row in rows) == (study != "mor")
     days = re.search(r"^about (\d) days \d+ h, 1 at a time, .*assumed", text, re.MULTILINE)
     assert days
     assert int(days[1]) < 7
