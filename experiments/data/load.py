@@ -24,7 +24,7 @@ class Kind:
 
 
 def load(config: DataConfig, cache: Path) -> Corpus:
-    """Return the corpus, from the cache if it was made before. Raise ValueError for wrong settings."""
+    """Return the corpus of a data config, from the cache if it was made before; raise ValueError for wrong settings."""
     if config.kind not in KINDS:
         raise ValueError(f"unknown kind of data {config.kind!r}: valid kinds are {', '.join(KINDS)}")
     kind = KINDS[config.kind]

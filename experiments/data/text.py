@@ -23,7 +23,7 @@ SOURCES = {sources.name: sources for sources in (python_sources.PYTHON, python_s
 
 
 def text_folder(kind: str, size: int | None, tokenizer: str, cache: Path) -> TokenFolder:
-    """Return the corpus `python` or `torch` with `size` bytes to train on (None: its default), as tokens."""
+    """Return the corpus `python` or `torch` as tokens; train has `size` bytes of text (None: the corpus's default)."""
     sources = SOURCES[kind]
     size = sources.size if size is None else size
     vocab = bpe_size(tokenizer)

@@ -42,7 +42,7 @@ class Tokenizer(Protocol):
 
 
 class Bytes:
-    """The tokenizer whose tokens are bytes of UTF-8. NUL separates documents, so no document may have one."""
+    """The tokenizer whose tokens are bytes of UTF-8. NUL separates documents, so no document may contain it."""
 
     spelling, vocab, separator = "bytes", 256, 0
     sha256: str | None = None

@@ -109,7 +109,7 @@ class FewbitsLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
         return before or [self._prefix], after
 
     def _windows(self, context: list[int], continuation: list[int]) -> list[Window]:
-        """Return one window with as much context as fits; a longer continuation is split into several windows."""
+        """Return one window with as much context as fits; a continuation that does not fit gets several windows."""
         if not continuation or len(continuation) > self._length:
             return self._rolling(context, continuation)
         return [Window(tuple((context + continuation)[-self._length - 1 : -1]), tuple(continuation))]
@@ -160,7 +160,7 @@ class FewbitsLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
         return scores
 
     def _logits(self, batch: Sequence[tuple[int, ...]], device: torch.device) -> Iterator[Tensor]:
-        """Return logits[t, V] of each input. Padding repeats an input's own tokens, so that scales see no others."""
+        """Return logits[t, V] of each input. Padding repeats the input's own tokens, so it adds no others to a block."""
         longest = max(map(len, batch))
         rows = [(inputs * -(-longest // len(inputs)))[:longest] for inputs in batch]
         logits = self._model(torch.tensor(rows, device=device))
@@ -168,7 +168,10 @@ class FewbitsLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
 
 
 def _score(logits: Tensor, targets: tuple[int, ...]) -> tuple[float, bool]:
-    """Return the targets' log-likelihood under the last logits, summed in float64, and whether they are greedy."""
+    """Return the sum of the targets' log-likelihoods, in float64, and whether greedy decoding would give the targets.
+
+    The last logits are those of the targets' positions.
+    """
     last = logits[-len(targets) :]
     last = last.to(torch.promote_types(last.dtype, torch.float32))
     wanted = torch.tensor(targets, device=last.device)
