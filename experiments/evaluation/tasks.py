@@ -1,7 +1,8 @@
 """List the papers' downstream suites as data: the lm-eval tasks behind every row of their tables.
 
-`few_shot=None` means that the paper gives no number of examples: lm-eval's default is used, as an assumption. The metric is always assumed (accuracy normalised by length where lm-eval has it, as
-is usual). Where lm-eval does not have exactly what the paper names, `differs` says what is run instead.
+`few_shot=None` means that the paper gives no number of examples: lm-eval's default is used, as an assumption.
+The metric is always assumed (accuracy normalised by length where lm-eval has it, as is usual). If lm-eval does not have
+exactly what the paper names, `differs` says what is run instead.
 """
 
 from collections.abc import Mapping, Sequence
