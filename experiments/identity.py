@@ -123,13 +123,13 @@ def parent_point(provenance: Mapping[str, Any], step: int) -> ParentPoint:
 
 
 def changed_settings(trial: Trial) -> dict[str, Any]:
-    """Return the settings that decide numbers and differ from their defaults, nested as in the config."""
+    """Return the settings that affect results and differ from their defaults, nested as in the config."""
     settings = _changed(trial, None, "")
     return {key: value for key, value in settings.items() if key not in _BY_CONTENT}
 
 
 def all_settings(trial: Trial) -> dict[str, Any]:
-    """Return all settings that decide numbers, including those at their defaults, for people to compare."""
+    """Return all settings that affect results, including those with their defaults, for people to compare."""
     return {key: value for key, value in _settings(trial, "").items() if key not in _BY_CONTENT}
 
 

@@ -138,7 +138,7 @@ def text_tokenizer(corpus: Corpus) -> TextTokenizer | None:
 
 @dataclass(frozen=True)
 class TextTokenizer:
-    """A tokenizer for one text at a time, as evaluation needs it (fewbits.experiments.evaluation.protocols)."""
+    """An adapter of a corpus's tokenizer to the protocol of evaluation, which tokenizes one text at a time."""
 
     corpus: Tokenizer
 

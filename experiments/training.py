@@ -257,13 +257,13 @@ def gradients(state: State, trial: Trial, corpus: Corpus, world: devices.World, 
 
 
 def with_data(trial: Trial, runtime: Runtime) -> tuple[Trial, Corpus]:
-    """Return the trial with the vocabulary of its data, and the data."""
+    """Return the trial with the vocabulary size of its corpus, and the corpus."""
     corpus = load(trial.data, Path(runtime.cache).expanduser() if runtime.cache else default_cache())
     return corpus_model(trial, corpus), corpus
 
 
 def identity_here(trial: Trial, corpus: Corpus, runtime: Runtime, parent: Parent | None) -> dict[str, Any]:
-    """Return the identity that the trial has on this machine, with as many ranks as torchrun started."""
+    """Return the trial's identity on this machine, with the number of ranks that torchrun started."""
     return identity(
         trial,
         corpus.fingerprint,

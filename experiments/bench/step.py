@@ -64,7 +64,7 @@ class Step:
 
 
 class MemoryCounter(TorchDispatchMode):
-    """A context that tracks the bytes of CPU tensors: those passed in, and those that operations return inside it.
+    """A context manager that counts the bytes of CPU tensors: of `tensors`, and of those that operations return in it.
 
     `now` is the current number of bytes and `peak` the largest so far.
     """

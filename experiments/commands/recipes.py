@@ -45,7 +45,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def describe(name: str, recipe: Recipe, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a recipe as JSON data: its operands in full, its other fields, and its settings."""
+    """Return a recipe as JSON data: the quantizer of each operand slot, its other fields, and its settings."""
     fields = recipe.to_dict()
     return {
         "name": name,

@@ -136,7 +136,7 @@ def summary(result: dict[str, Any]) -> str:
 
 
 class LiveLine:
-    """The progress on stderr: one line that is updated on a terminal, else a new line for each 5 % of the trial."""
+    """A progress line on stderr: updated in place on a terminal, else a new line for each 5 % of the trial."""
 
     def __init__(self) -> None:
         self.then: Callable[[], None] = lambda: None

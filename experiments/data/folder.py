@@ -157,8 +157,8 @@ def read_meta(folder: Path) -> Meta:
         raise ValueError(f"{path}: {error}") from None
 
 
-def open_folder(folder: Path, remembered: Path | None = None) -> TokenFolder:
-    """Open a folder: memory-map and survey its splits. `remembered` is a folder of cached surveys.
+def open_folder(folder: Path, survey_cache: Path | None = None) -> TokenFolder:
+    """Open a folder: memory-map and survey its splits. `survey_cache` is a folder for surveys of large files.
 
     Raises FileNotFoundError if the folder does not exist, `Damaged` if a file does not match meta.json, and ValueError
     if meta.json is invalid or a token is outside the vocabulary.
@@ -171,7 +171,7 @@ def open_folder(folder: Path, remembered: Path | None = None) -> TokenFolder:
             raise Damaged(f"{folder} has no {FILES[name]}: a folder of tokens needs train.bin and val.bin")
     stamps = {name: _stamp(path) for name, path in files.items()}
     splits = {name: _map_tokens(path, meta.dtype) for name, path in files.items()}
-    surveys = {name: survey(path, meta.dtype, remembered) for name, path in files.items()}
+    surveys = {name: survey(path, meta.dtype, survey_cache) for name, path in files.items()}
     vocab = meta.vocab if meta.vocab is not None else 1 + max(result.largest for result in surveys.values())
     for name, result in surveys.items():
         if meta.sha256.get(name, result.sha256) != result.sha256:
@@ -181,18 +181,18 @@ def open_folder(folder: Path, remembered: Path | None = None) -> TokenFolder:
     return TokenFolder(folder, meta, vocab, splits, surveys, stamps)
 
 
-def survey(path: Path, dtype: str, remembered: Path | None = None) -> Survey:
-    """Return a file's survey, from the cache folder `remembered` if it is a large file that has not changed."""
+def survey(path: Path, dtype: str, survey_cache: Path | None = None) -> Survey:
+    """Return a file's survey, from the cache folder `survey_cache` if the file is large and unchanged."""
     status = path.stat()
-    if remembered is None or status.st_size < REMEMBERED_FROM:
+    if survey_cache is None or status.st_size < REMEMBERED_FROM:
         return _read_through(path, dtype)
     identity = (str(path.resolve()), status.st_size, status.st_mtime_ns, status.st_ino, dtype)
-    cached = remembered / f"{hashlib.sha256(repr(identity).encode()).hexdigest()[:32]}.json"
+    cached = survey_cache / f"{hashlib.sha256(repr(identity).encode()).hexdigest()[:32]}.json"
     try:
         return from_dict(Survey, read_json(cached) or {})
     except ValueError:
         result = _read_through(path, dtype)
-    remembered.mkdir(parents=True, exist_ok=True)
+    survey_cache.mkdir(parents=True, exist_ok=True)
     write_json(cached, asdict(result))
     return result
 

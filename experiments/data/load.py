@@ -58,7 +58,7 @@ def _tokens(config: DataConfig, cache: Path) -> TokenFolder:
         raise ValueError("data.path is missing: data.kind=bin reads a folder of train.bin and val.bin")
     folder = cache / config.kind if config.path is None else Path(config.path)
     try:
-        return open_folder(folder.expanduser(), remembered=cache / "surveys")
+        return open_folder(folder.expanduser(), survey_cache=cache / "surveys")
     except (FileNotFoundError, Damaged) as error:
         raise ValueError(f"{error}; {remedy}") from None
 

@@ -111,7 +111,7 @@ def stamp(sources: Sources) -> str:
 def collect(sources: Sources, size: int, prose: Sequence[str] | None = None) -> Texts:
     """Return the documents of validation, train (`size` bytes) and ood; raise ValueError if there is too little text.
 
-    prose: the documents of ood. None: the docstrings of all files of these sources, whatever the size.
+    prose: the documents of ood. None: those docstrings of these sources that are prose, whatever the size.
     """
     lines, docstrings = set[str](), dict[str, None]()
     codes = _codes(sources, _telling_lines("\n".join(prose or ())), lines, docstrings)

@@ -168,8 +168,6 @@ def _files(source: Path) -> tuple[str, list[str], dict[str, str]]:
     if len(by_reader) != 1:
         problem = f"it has {' and '.join(by_reader)} files" if by_reader else "it has none"
         kinds = ", ".join(_READERS)
-        raise ValueError(
-            f"--source {source}: files with one of the endings {kinds} (or the same with .gz) are expected; {problem}"
-        )
+        raise ValueError(f"--source {source}: files of a single kind are expected, {kinds} (or with .gz); {problem}")
     ((reader, paths),) = by_reader.items()
     return reader, paths, next(options for name, options in _READERS.values() if name == reader)

@@ -99,7 +99,7 @@ def cloze_items(
 
 
 def evaluate_cloze(model: Model, items: ClozeItems, *, batch: int = 8) -> ClozeScore:
-    """Score a model, `batch` items at a time. The likeliest choice has the largest sum of log-likelihoods."""
+    """Score a model on the items, `batch` at a time. The likeliest choice has the largest sum of log-likelihoods."""
     check_count("batch", batch)
     n, ways, m = items.contexts.shape[1], *items.choices.shape[1:]
     earned = []

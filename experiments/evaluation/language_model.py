@@ -102,7 +102,7 @@ class FewbitsLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
     # Text to windows
 
     def _encode(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
-        """Return both as tokens, split as in lm-eval: trailing spaces of the context belong to the continuation."""
+        """Return the tokens of both; as in lm-eval, trailing spaces of the context belong to the continuation."""
         if not context:
             return [self._prefix], self.tok_encode(continuation)
         before, after = self._encode_pair(context, continuation)
@@ -115,7 +115,7 @@ class FewbitsLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
         return [Window(tuple((context + continuation)[-self._length - 1 : -1]), tuple(continuation))]
 
     def _rolling(self, context: list[int], text: list[int]) -> list[Window]:
-        """Return lm-eval's windows: they cover the text one after the other; the last one reads as far back as fits."""
+        """Return lm-eval's windows, which cover the text one after the other; the last one has a full context."""
         pairs = get_rolling_token_windows(text, context[-1], max_seq_len=self._length, context_len=1)
         return [Window(tuple(inputs), tuple(targets)) for inputs, targets in pairs]
 

@@ -53,7 +53,7 @@ def call(x: torch.Tensor, quantizer: str, axis: int) -> str:
 
 
 def is_known(scaling: str) -> bool:
-    """Tell whether this version has the scaling."""
+    """Tell whether the installed version of the kernels has this scaling."""
     try:
         Quantizer.parse(f"e2m1:1x16:{scaling}:rht16")  # valid for every scaling
     except ValueError:

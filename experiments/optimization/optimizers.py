@@ -160,7 +160,7 @@ def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Ten
 
 
 def load_optimizer_state(optimizer: torch.optim.Optimizer, states: Mapping[str, Mapping[str, Tensor]]) -> None:
-    """Restore the optimizer from a copy of `states`, the saved state by parameter name.
+    """Copy `states`, the saved state by parameter name, into the optimizer.
 
     A sampler's bit widths that are missing from `states` start from scratch; those that are missing from the optimizer
     are ignored. Raises ValueError if only one of the two has another parameter, or if shapes differ.

@@ -246,7 +246,7 @@ def _shared_copy(model: Decoder) -> Decoder:
 
 
 def _backward(model: Decoder, inputs: Tensor, targets: Tensor) -> tuple[float, dict[str, Tensor]]:
-    """Return the loss without a sampler's penalty, and its gradient by every parameter that the plain model has."""
+    """Return the loss without a sampler's penalty, and its gradient for every parameter except bit widths."""
     parameters = {name: p for name, p in model.named_parameters() if not name.endswith(_WIDTHS)}
     loss = model.loss(inputs, targets)
     gradients = torch.autograd.grad(loss, list(parameters.values()))
@@ -262,7 +262,7 @@ def _gradient_rows(
 
 
 def _operand_rows(quantization: Quantization) -> Iterator[dict[str, Any]]:
-    """Yield a row for each slot that is quantized; slots that use the same quantized values get the same numbers."""
+    """Yield a row of statistics for each quantized slot; slots that share quantized values have equal statistics."""
     observer = quantization.observer
     assert observer is not None
     rows = {(row["layer"], row["slot"]): row for row in observer.rows(quantization.context.step, quantization.layers)}

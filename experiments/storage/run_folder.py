@@ -111,7 +111,7 @@ class RunFolder:
         write_json(self.path / "provenance.json", {"id": self.id, **provenance, "segments": before})
 
     def add_segment(self, segment: Mapping[str, Any]) -> None:
-        """Record the environment that computes the steps from here on. Only the run's writer may call this."""
+        """Record a segment: the environment that computes the next steps. Only the run's writer may call this."""
         provenance = self.provenance() or {}
         write_json(
             self.path / "provenance.json", {**provenance, "segments": [*provenance.get("segments", []), segment]}

@@ -319,7 +319,7 @@ def _is_alive(process: int) -> bool:
 
 
 class Patience:
-    """A guard that reports the first failure of MLflow, and delays the next attempt after each failure."""
+    """A guard for calls of MLflow: it reports the first failure, and after each failure delays the next attempt."""
 
     def __init__(self) -> None:
         self._not_before = -math.inf
@@ -360,7 +360,7 @@ class Tracker:
             self._send(folder, "RUNNING")
 
     def left(self) -> None:
-        """Mark a trial without a result as stopped."""
+        """Mark the trial as stopped in MLflow if it has no result."""
         if self._folder is not None and self._folder.result() is None:
             self._send(self._folder, "KILLED")
 
