@@ -1,7 +1,8 @@
 """Keep composed configs on the disk: Hydra takes a tenth of a second for each, and a study composes up to a hundred.
 
-A config is found by a digest of all that it is composed from: the config files, the registered models, the overrides,
-and the versions of Hydra and OmegaConf. So a cached config is never out of date, and files of old versions are unused.
+A cached config is found by a digest of everything that determines it: the config files, the registered models, the
+overrides, and the versions of Hydra and OmegaConf. So a cached config is never out of date: if one of these changes,
+the old file is not read again.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from fewbits.kernels.backends.build import cache_folder
 
 
 def digest_of_files(folder: Path, *more: object) -> str:
-    """Return a digest of all YAML files below the folder, of further data, and of the composing libraries."""
+    """Return a digest of all YAML files in the folder, of `more`, and of the versions of Hydra and OmegaConf."""
     files = {file.relative_to(folder).as_posix(): file.read_text("utf-8") for file in folder.rglob("*.yaml")}
     made_from = [hydra.__version__, omegaconf.__version__, sorted(files.items()), *more]
     return hashlib.sha256(json.dumps(made_from, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def load_or_compose(digest: str, overrides: Sequence[str], compose: Callable[[], DictConfig]) -> DictConfig:
-    """Return the config of these overrides, from the cache or newly composed. digest: of what it is composed from."""
+    """Return the config of these overrides from the cache, or compose it; `digest` is that of its other inputs."""
     name = hashlib.sha256(json.dumps([digest, *overrides]).encode()).hexdigest()
     file = cache_folder() / "composed" / f"{name}.json"
     with contextlib.suppress(OSError, ValueError):  # there is none yet, or it cannot be read
@@ -44,7 +45,7 @@ def load_or_compose(digest: str, overrides: Sequence[str], compose: Callable[[],
 
 
 def _config(data: Any) -> DictConfig:
-    """Return data as a config that refuses unknown keys, as Hydra's own do."""
+    """Return a mapping as a config that refuses unknown keys, as configs composed by Hydra do."""
     if not isinstance(data, dict):
         raise ValueError("a mapping is expected")
     config = OmegaConf.create(data)

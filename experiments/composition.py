@@ -33,7 +33,7 @@ _YAML_CONSTANTS = ("null", "none", "true", "false", "yes", "no", "on", "off", "n
 
 
 def compose(folder: Path, root: str, overrides: Sequence[str]) -> DictConfig:
-    """Compose a config of the folder. Hydra's global state is the same afterwards, also inside another Hydra run."""
+    """Compose the config `root` of the folder. Restore Hydra's global state, as the caller may run in Hydra too."""
     ours = _initialised(folder.resolve())
     instance = GlobalHydra.instance()
     outer, instance.hydra = instance.hydra, ours
@@ -60,9 +60,10 @@ def _initialised(folder: Path) -> Any:
 
 
 def compose_file(file: Path, base: Mapping[str, Any], overrides: Sequence[str], group: str) -> dict[str, Any]:
-    """Return the values of a YAML file as plain resolved data: the defaults `base`, the file's values, the overrides.
+    """Return the values of a YAML file as plain data: `base`, changed by the file, changed by the overrides.
 
-    group: the name of a folder beside the file. If it exists, the key of that name includes one of its YAML files.
+    group: a key whose value may name a YAML file to include. The files are in the folder of that name beside `file`; if
+        there is no such folder, the key is an ordinary one.
     """
     folder, values, top = file.parent / group, list(overrides), _top_level(file, base)
     defaults: list[Any] = [_BASE, file.stem]
@@ -94,7 +95,7 @@ def _top_level(file: Path, base: Mapping[str, Any]) -> dict[str, Any]:
     except YAMLError as error:
         raise ValueError(f"{file.name}: {' '.join(str(error).split())}") from None
     if not isinstance(data, dict):
-        raise ValueError(f"{file.name}: a mapping is expected, with keys of {', '.join(base)}")
+        raise ValueError(f"{file.name}: a mapping is expected; valid keys are {', '.join(base)}")
     for key, value in data.items():
         for kind, kind_name in ((dict, "a mapping"), (list, "a list")):
             if isinstance(base.get(key), kind) and isinstance(value, (dict, list)) and not isinstance(value, kind):

@@ -76,7 +76,8 @@ def resolved(overrides: Sequence[str]) -> dict[str, Any]:
     """Return the composed config as plain values, with interpolations resolved.
 
     Composing takes tens of milliseconds, and a sweep has hundreds of trials. So each choice of groups is composed once,
-    values are set on the result as Hydra sets them, and trials that differ only in their seed share both steps.
+    and the other overrides are then set on a copy as Hydra sets them. Trials that differ only in their seed share the
+    copy too.
     """
     parsed = [_parsed(text) for text in overrides]
     if not all(override.sets or override.chooses for override in parsed):
@@ -131,13 +132,13 @@ def _plain(config: DictConfig, overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def recipe_and_settings(overrides: Sequence[str]) -> tuple[Recipe, dict[str, Any]]:
-    """Return the recipe that the overrides choose, and the settings that only its own file defines and refers to."""
+    """Return the recipe that the overrides choose, and its settings: its file's keys that are not fields of Recipe."""
     data = resolved(overrides)["recipe"]
     return _recipe(data, overrides), _settings(data)
 
 
 def _recipe(data: Mapping[str, Any], overrides: Sequence[str]) -> Recipe:
-    """Return the recipe of a composed config. Raise ValueError, which names the setting if it has a wrong type."""
+    """Return the recipe of a composed config. A ValueError names the setting whose value has a wrong type, if any."""
     settings = _settings(data)
     chosen = [override.value for override in map(_parsed, overrides) if override.key == "recipe" and override.chooses]
     if chosen and not any(override.startswith("recipe.name=") for override in overrides):
@@ -155,7 +156,7 @@ def _settings(data: Mapping[str, Any]) -> dict[str, Any]:
 
 @cache
 def prepare() -> None:
-    """Register in Hydra the nodes and resolvers that are not in files."""
+    """Register with Hydra the configs that are not in files, the models and the base recipe, and `${options:…}`."""
     store = ConfigStore.instance()
     for name, model in MODELS.items():
         store.store(name, dataclasses.asdict(model), group="model")
@@ -187,7 +188,7 @@ _RESOLVER_PREFIX = "ValueError raised while resolving interpolation: "
 
 
 def check_keys(overrides: Sequence[str]) -> None:
-    """Raise ValueError for keys of a multirun that no trial has; Hydra would check them only trial by trial."""
+    """Raise ValueError for keys that no trial has, before a multirun starts; Hydra checks one trial after the other."""
     for text in overrides:
         try:
             override: Override = OverridesParser.create().parse_override(text)
@@ -239,7 +240,7 @@ def _check_choice(group: str, value: object) -> None:
 
 
 def in_one_line(error: Exception, overrides: Sequence[str]) -> str:
-    """Return Hydra's error as one line, replaced by our own text if that can name the valid choices."""
+    """Return Hydra's error as one line, or our own message instead if it can name the valid choices."""
     text = " ".join(str(error).split()).removeprefix(_RESOLVER_PREFIX).partition(" full_key:")
     if str(error).startswith(_RESOLVER_PREFIX):  # `_options` names the key itself
         return text[0]
@@ -252,7 +253,7 @@ def in_one_line(error: Exception, overrides: Sequence[str]) -> str:
 
 
 def _about_setting(settings: Mapping[str, Any], overrides: Sequence[str]) -> str | None:
-    """Return a message that names the recipe setting whose value has a wrong type; None if no value has."""
+    """Return a message that names the recipe setting whose value has a wrong type; None if no type is wrong."""
     own = resolved([override for override in overrides if not override.lstrip("+~").startswith("recipe.")])["recipe"]
     for key, value in settings.items():
         kind, actual = type(own.get(key)), type(value)

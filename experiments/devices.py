@@ -74,15 +74,15 @@ def rank_count() -> int:
 def check_device(kind: str) -> None:
     """Raise ValueError if this machine cannot train on this kind of device with our kernels.
 
-    On a GPU the reference is many times slower, so it trains there only if FEWBITS_BACKEND names it.
+    On a GPU the reference kernels are many times slower, so they are used there only with FEWBITS_BACKEND=reference.
     """
     if kind == "cuda" and (complaint := cuda.complaint()):
         if not torch.cuda.is_available():
             raise ValueError(f"runtime.device cuda: {complaint}; valid values on this machine are auto and cpu")
         if os.environ.get("FEWBITS_BACKEND") != "reference":
             raise ValueError(
-                f"runtime.device cuda: the kernels do not work here: {complaint}. FEWBITS_BACKEND=reference trains "
-                "without them, many times slower"
+                f"runtime.device cuda: the kernels do not work on this machine: {complaint}. FEWBITS_BACKEND=reference "
+                "trains without them, many times slower"
             )
 
 
@@ -103,7 +103,7 @@ _TORCHRUN = (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"))
 
 
 def check_openmp(threads: int) -> None:
-    """Raise ValueError if OpenMP's own limits would start fewer threads than the trial's id names."""
+    """Raise ValueError if OpenMP's limits allow fewer than `threads` threads, which would change the results."""
     limit = os.environ.get("OMP_THREAD_LIMIT", "")
     dynamic = os.environ.get("OMP_DYNAMIC", "").lower() in ("true", "1")
     if threads > 1 and (dynamic or (limit.isdecimal() and int(limit) < threads)):
@@ -122,7 +122,7 @@ def _be_deterministic() -> None:
 
 
 def _keep_memory() -> None:
-    """Make glibc keep freed memory for reuse, blocks of up to 32 MiB, so that a step's tensors cause no page faults."""
+    """Make glibc reuse freed blocks of up to 32 MiB, so that the tensors of every step do not cause page faults."""
     if sys.platform == "linux":
         libc = ctypes.CDLL(None)
         if hasattr(libc, "mallopt"):

@@ -28,7 +28,7 @@ Environment = Mapping[str, str | None]
 
 
 def environment(device: torch.device) -> dict[str, str | None]:
-    """Return what is known about this process's environment for trials on the device."""
+    """Return what is known about the environment in which this process computes trials on the device."""
     facts: dict[str, str | None] = {
         "device": device.type,
         "kind": None,
@@ -59,7 +59,7 @@ def processor_kind() -> str:
 
 
 def cpu_limits() -> str | None:
-    """Return the environment variables, if any, that make sums differ from other processes on this kind of CPU."""
+    """Return the set environment variables, if any, that change how sums are rounded on the same kind of CPU."""
     return " ".join(f"{name}={os.environ[name]}" for name in _LIMITS if os.environ.get(name)) or None
 
 

@@ -67,7 +67,7 @@ def identity(
     threads: int = 1,
     parent: ParentPoint | None = None,
 ) -> Identity:
-    """Return the values that the id is a hash of; none depends on this machine."""
+    """Return the values whose hash is the trial's id; none depends on the machine."""
     return {
         "config": changed_settings(trial),
         "data": data_fingerprint,
@@ -85,19 +85,23 @@ def trial_id(identity: Mapping[str, Any]) -> str:
 
 
 def meaning(identity: Mapping[str, Any]) -> str:
-    """Return the hash of all parts except the sources: the request, independent of the code that computes it."""
+    """Return the hash of an identity without its sources: of what is requested, not of the code that computes it."""
     return _hash({key: value for key, value in identity.items() if key != "numerics"})
 
 
 def possible_identities(made_of: Mapping[str, Any]) -> Iterator[Identity]:
-    """Yield the identity, then those with sources that are proven to give the same bits on some instruction set."""
+    """Yield the identity, then the same with each fingerprint that is proven equal on at least one instruction set."""
     own, *parents = made_of["numerics"]
     for fingerprint in equal_fingerprints(own, made_of["device"]):
         yield {**made_of, "numerics": [fingerprint, *parents]}
 
 
 def computed_by_todays_sources(provenance: Mapping[str, Any]) -> bool:
-    """Tell whether the current sources give a run's numbers: they are the same, or proven equal where it ran."""
+    """Tell whether the current sources would give a run's numbers.
+
+    They do if they have the fingerprint that the run was computed with, or one that is proven to give the same bits on
+    the instruction set where it ran.
+    """
     if "identity" not in provenance:
         return False
     made_of = provenance["identity"]
@@ -112,20 +116,20 @@ def computed_by_todays_sources(provenance: Mapping[str, Any]) -> bool:
 
 
 def parent_point(provenance: Mapping[str, Any], step: int) -> ParentPoint:
-    """Return the point from which a branch of this run at the step starts."""
+    """Return the point at which a branch starts: the given step of the run that has this provenance."""
     made_of = provenance["identity"]
     own = () if computed_by_todays_sources(provenance) else (made_of["numerics"][0],)
     return ParentPoint(meaning(made_of), step, tuple(dict.fromkeys((*own, *made_of["numerics"][1:]))))
 
 
 def changed_settings(trial: Trial) -> dict[str, Any]:
-    """Return the settings that decide numbers and differ from their defaults, nested as in the config."""
+    """Return the settings that affect results and differ from their defaults, nested as in the config."""
     settings = _changed(trial, None, "")
     return {key: value for key, value in settings.items() if key not in _BY_CONTENT}
 
 
 def all_settings(trial: Trial) -> dict[str, Any]:
-    """Return all settings that decide numbers, including those at their defaults, for people to compare."""
+    """Return all settings that affect results, including those with their defaults, for people to compare."""
     return {key: value for key, value in _settings(trial, "").items() if key not in _BY_CONTENT}
 
 
@@ -162,7 +166,7 @@ def field_default(field: dataclasses.Field[Any]) -> Any:
 
 
 def provenance(identity: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the content of provenance.json: identity, digests of the sources, this machine, and the given facts."""
+    """Return the content of provenance.json: the identity, digests of the sources, this machine, and `facts`."""
     return {
         "identity": dict(identity),
         "sources": source_digests(identity["device"]),  # file by file, to name the one that changed
@@ -198,7 +202,7 @@ def segment(step: int, kind: str, device: torch.device) -> dict[str, Any]:
 
 
 def environments(provenance: Mapping[str, Any]) -> list[Mapping[str, str | None]]:
-    """Return the environments that computed a run's steps; a segment ends at the step where a later one began."""
+    """Return the environments that computed a run's steps; where segments overlap, that of the later one counts."""
     segments: list[Mapping[str, Any]] = []
     for part in provenance.get("segments", ()):
         segments = [*(before for before in segments if before["step"] < part["step"]), part]

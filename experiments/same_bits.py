@@ -2,14 +2,14 @@
 
     python -m fewbits.experiments.same_bits --against COMMIT
 
-Both versions train the same tiny trials: every recipe, the samplers, the optimizers, the families of models, a branch
-and a resumed trial, with the compiled kernels and with the reference; and both quantize the same adversarial tensors
-with some thousand quantizers. If all bytes are equal and every changed statement was executed, the pair of fingerprints
-is added to `experiments/fingerprint/equal_bits.json`, for this device kind and instruction set. Otherwise nothing is
-added, and the exit status is 1: the new sources define different trials. After a large refactoring some changed
-statements, such as error paths, are executed by no trial: whoever has read them may declare the versions equal with
---reviewed REASON, which is recorded. The newer version is the checkout with its
-uncommitted changes. Takes about 15 minutes on two cores.
+The newer version is the checkout with its uncommitted changes. Both versions train the same tiny trials (every recipe,
+the samplers, the optimizers, every architecture, a branch and a resumed trial) with the compiled kernels and with the
+reference kernels, and both quantize the same adversarial tensors with about a thousand quantizers. If all bytes are
+equal and every changed statement was executed, the two fingerprints are added as a pair to
+`experiments/fingerprint/equal_bits.json`, for this kind of device and instruction set. Otherwise nothing is added, and
+the exit status is 1: the new sources define different trials. After a large refactoring no trial executes some of the
+changed statements, such as error paths: a person who has read them may declare the versions equal with --reviewed
+REASON, which is recorded. Takes about 15 minutes on two cores.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def main(argv: Sequence[str]) -> int:
 
 @dataclass(frozen=True)
 class Version:
-    """A checkout, and a folder for the output of its processes."""
+    """A version of the sources: its checkout, and a folder for the output of its processes."""
 
     root: Path
     work: Path
@@ -131,17 +131,17 @@ class Version:
         return dict(json.loads(self._python("-c", PRINTS_RECIPES)))
 
     def call_kernels(self, backend: str) -> dict[str, str]:
-        """Run today's kernel_calls.py with this version's kernels; return the digest of each call's values."""
+        """Run the newer version's kernel_calls.py with this version's kernels; return the digest of each call."""
         return dict(json.loads(self._python(str(KERNEL_CALLS), FEWBITS_BACKEND=backend)))
 
     def _run(self, *arguments: str, trials: object = None) -> str:
-        return self._python("-m", "fewbits.experiments.same_bits", *arguments, given=json.dumps(trials))
+        return self._python("-m", "fewbits.experiments.same_bits", *arguments, stdin=json.dumps(trials))
 
-    def _python(self, *arguments: str, given: str = "", **variables: str) -> str:
+    def _python(self, *arguments: str, stdin: str = "", **variables: str) -> str:
         """Run Python with this version's packages; return its output."""
         environment = {**os.environ, "PYTHONPATH": str(self.root / "src"), **variables}
         command = [sys.executable, *arguments]
-        done = subprocess.run(command, cwd=self.root, env=environment, input=given, stdout=subprocess.PIPE, text=True)
+        done = subprocess.run(command, cwd=self.root, env=environment, input=stdin, stdout=subprocess.PIPE, text=True)
         if done.returncode:
             raise ValueError(f"{' '.join(arguments[:3])} failed in {self.root} with status {done.returncode}")
         return done.stdout
@@ -150,7 +150,7 @@ class Version:
 def prove(
     old: Version, new: Version, commit: str, trials: Mapping[str, Sequence[str]] | None = None, reviewed: str = ""
 ) -> int:
-    """Declare the two versions equal in the newer one, or print why they are not; return the exit status."""
+    """Add the versions' fingerprints to equal_bits.json of the new one, or print why not; return the exit status."""
     before, after = old.description["fingerprint"], new.description["fingerprint"]
     if before == after:
         print("the sources that compute have the same fingerprint: nothing to prove")
@@ -166,7 +166,7 @@ def prove(
         return 1
     if left:
         shown = left if reviewed else left[:SHOWN]
-        print(f"the same bits, but no trial executed these changed statements ({len(shown)} of {len(left)} shown):")
+        print(f"the same bits, but no trial executed {len(left)} changed statements; the first {len(shown)} of them:")
         print("\n".join(f"  {line}" for line in shown))
         if not reviewed:
             kept.parent.mkdir(parents=True, exist_ok=True)
@@ -176,12 +176,12 @@ def prove(
     pair = EqualPair(DEVICE, facts["instruction_set"], before, after, commit, facts["torch"], time.strftime("%Y-%m-%d"))
     pair = replace(pair, untried=len(left), reviewed=reviewed if left else "")
     add_pairs([pair], new.root / "experiments" / "fingerprint" / "equal_bits.json")
-    print(f"equal on {DEVICE}, {facts['instruction_set']}: added to experiments/fingerprint/equal_bits.json")
+    print(f"the same bits on {DEVICE}, {facts['instruction_set']}: added to experiments/fingerprint/equal_bits.json")
     return 0
 
 
 def compare(old: Version, new: Version, trials: Mapping[str, Sequence[str]] | None) -> list[str] | None:
-    """Train with both versions; return the changed statements that no trial executed, or None if bits differ."""
+    """Train with both versions; return the changed statements that no trial executed. If bits differ, return None."""
     if trials is None:
         recipes = recipes_of_both(old, new)
         trials = {**{f"recipe-{name}": (f"recipe={name}", *KEEPS_NOTHING) for name in recipes}, **OTHERS}
@@ -198,7 +198,7 @@ def compare(old: Version, new: Version, trials: Mapping[str, Sequence[str]] | No
 def recipes_of_both(old: Version, new: Version) -> list[str]:
     """Return the recipes that both versions have with the same content, and print those whose content differs.
 
-    A recipe with another content defines another trial, whichever version trains it.
+    If a recipe's content differs, both versions train different trials, which cannot be compared.
     """
     shared = [name for name in new.recipes if name in old.recipes]
     if changed := [name for name in shared if new.recipes[name] != old.recipes[name]]:
@@ -229,7 +229,7 @@ def unpack(commit: str, folder: Path) -> None:
     with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
         archive.extractall(folder, filter="tar")
     if not (folder / "experiments" / "same_bits.py").is_file():
-        raise ValueError(f"--against {commit}: that version is older than this command")
+        raise ValueError(f"--against {commit}: that version does not have same_bits.py yet, so it cannot be compared")
 
 
 def commit_name(commit: str) -> str:
@@ -246,9 +246,9 @@ class _Interrupted(BaseException):
 
 
 def train_all(folder: Path, trials: Mapping[str, Sequence[str]], trace: str | None) -> None:
-    """Train the trials, a resumed one and a branch; write lines.json, the executed lines of each Python source, there.
+    """Train the trials, a resumed one and a branch in the folder; write lines.json, the executed lines, beside it.
 
-    trace="cpp" trains with the compiled backend alone, and gcov's counters record the lines.
+    trace="cpp" trains with the compiled backend only, and gcov's counters record the executed lines.
     """
     lines: dict[str, set[int]] = {}
     if trace == "cpp":
@@ -286,7 +286,7 @@ def _train(runs: Path, overrides: Sequence[str], interrupted: bool = False) -> N
 
 
 def _trace(files: Mapping[str, str], lines: dict[str, set[int]]) -> None:
-    """Record the executed lines of these files in this thread, where backward passes on a CPU run too."""
+    """Record the lines of these files that this thread executes; on a CPU it runs the backward passes too."""
 
     def trace_frame(frame: Any, event: str, _: object) -> Any:
         path = frame.f_code.co_filename
@@ -309,7 +309,7 @@ def _trace(files: Mapping[str, str], lines: dict[str, set[int]]) -> None:
 
 
 def _build_with_counters(folder: Path) -> None:
-    """Replace the CPU library by one that counts its executed lines, in a separate cache."""
+    """Compile the CPU library with counters of executed lines into a separate cache, and use that one."""
     from fewbits.kernels.backends import build, compilation
 
     os.environ["FEWBITS_CACHE"] = str(folder / "cache")
@@ -326,26 +326,27 @@ def _build_with_counters(folder: Path) -> None:
 
 
 def differing_files(old: Path, new: Path) -> list[str]:
-    """Return the files in which the versions' trials differ, apart from their ids, which depend on the sources.
+    """Return the files that differ between the versions' trials, except for ids, which depend on the sources.
 
-    The new version's results may have more numbers, of an evaluation that the old version did not have: it says nothing
-    about training, and reports treat a stored trial without such a number as one without it.
+    Numbers that only the new version's results have are ignored: they come from an evaluation that the old version did
+    not have. It does not affect training, and reports accept stored trials without these numbers.
     """
     differing = []
     for backend_and_name in sorted({path.relative_to(root) for root in (old, new) for path in root.glob("*/*")}):
-        was, now = (_contents(root / backend_and_name) for root in (old, new))
-        if set(was) == set(now) == set(COMPARED):
-            now[RESULT] = {key: value for key, value in now[RESULT].items() if key in was[RESULT]}
-        differing += [f"{backend_and_name}: {name}" for name in COMPARED if was.get(name) != now.get(name)]
+        before, after = (_contents(root / backend_and_name) for root in (old, new))
+        if set(before) == set(after) == set(COMPARED):
+            after[RESULT] = {key: value for key, value in after[RESULT].items() if key in before[RESULT]}
+        differing += [f"{backend_and_name}: {name}" for name in COMPARED if before.get(name) != after.get(name)]
     return differing
 
 
 def differing_kernels(old: Version, new: Version) -> list[str]:
-    """Return the quantizers whose values differ between the versions, each called as in `kernel_calls.py`."""
+    """Return the calls of `kernel_calls.py` whose values differ between the versions."""
     differing = []
     for backend in BACKENDS:
-        was, now = (version.call_kernels(backend) for version in (old, new))
-        differing += [f"{backend}: {call}" for call in was.keys() & now.keys() if was[call] != now[call]]
+        before, after = (version.call_kernels(backend) for version in (old, new))
+        common = before.keys() & after.keys()
+        differing += [f"{backend}: {call}" for call in common if before[call] != after[call]]
     return sorted(differing)
 
 
@@ -364,7 +365,7 @@ def _contents(runs: Path) -> dict[str, Any]:
 
 
 def untried_statements(old: Version, new: Version, trials: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return a line for each statement that only one version has and that its trials have not executed."""
+    """Return a line of text for each statement that only one version has and that its trials did not execute."""
     of_old, of_new = (read_sources(version.description["files"], version.root) for version in (old, new))
     lines = []
     for name, version, own, other in (("old", old, of_old, of_new), ("new", new, of_new, of_old)):
@@ -381,7 +382,7 @@ def untried_statements(old: Version, new: Version, trials: Mapping[str, Sequence
 
 
 def executed_cpp_lines(objects: Path, root: Path) -> tuple[dict[str, list[int]], dict[str, list[int]]]:
-    """Return, by file, the lines that were executed and those that have code, from gcov's counts."""
+    """Return two lists for each C++ file: the executed lines and the lines that have code, from gcov's counts."""
     ran: dict[str, set[int]] = {}
     executable: dict[str, set[int]] = {}
     for counts in sorted(objects.rglob("*.gcda")):

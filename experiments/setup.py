@@ -42,7 +42,7 @@ def corpus_model(trial: Trial, corpus: Corpus) -> Trial:
 
 
 def check(trial: Trial, ranks: int = 1) -> None:
-    """Raise ValueError if the trial cannot run, or if its recipe would not be what its name says."""
+    """Raise ValueError if the trial cannot run, or if at its sizes the recipe is the same as another recipe."""
     t = trial.training
     if t.batch % (t.micro_batch * ranks):
         raise ValueError(
@@ -61,7 +61,7 @@ def check(trial: Trial, ranks: int = 1) -> None:
 
 
 def coincidences(trial: Trial) -> Iterator[str]:
-    """Yield a message for each block that covers its whole tensor at this size, so that the recipe is another one."""
+    """Yield a message for each kind of block that covers a whole tensor, so that it acts like the block `tensor`."""
     recipe, model = trial.recipe, on_meta(trial.model)
     layers = list(linear_layers(model))
     kept = keep(recipe, layers, trial.model.layers)
@@ -81,14 +81,14 @@ def coincidences(trial: Trial) -> Iterator[str]:
                 r, c = block.resolve((rows, cols), slot.axis)
                 if r >= rows and c >= cols:
                     yield (
-                        f"recipe {recipe.name} would be another recipe at this size: one {block} block covers all of "
+                        f"recipe {recipe.name} is not what its name says at this size: one {block} block covers all of "
                         f"{name} of {layer.name} ({rows}x{cols}), as block `tensor` does; use a wider model, more "
                         "tokens or smaller blocks"
                     )
 
 
 def check_data(trial: Trial, corpus: Corpus) -> None:
-    """Raise ValueError before training if there are too few data for training or evaluation."""
+    """Raise ValueError before training if the corpus is too small to train on or to evaluate."""
     t, e = trial.training, trial.evaluation
     corpus.batch("train", 0, 1, t.length, 0)
     for split in ("validation", "ood"):
@@ -113,7 +113,7 @@ def check_evaluation(trial: Trial, corpus: Corpus) -> None:
 
 
 def cloze(trial: Trial, corpus: Corpus) -> dict[str, ClozeItems]:
-    """Return the cloze items of each held-out split, if any are requested; short windows have less context."""
+    """Return the requested cloze items of each held-out split; if windows are short, contexts are shorter."""
     count, length = trial.evaluation.cloze, trial.training.length
     if not count:
         return {}
@@ -138,7 +138,7 @@ def text_tokenizer(corpus: Corpus) -> TextTokenizer | None:
 
 @dataclass(frozen=True)
 class TextTokenizer:
-    """A tokenizer for one text at a time, as evaluation needs it (fewbits.experiments.evaluation.protocols)."""
+    """An adapter of a corpus's tokenizer to the protocol of evaluation, which tokenizes one text at a time."""
 
     corpus: Tokenizer
 
@@ -150,7 +150,7 @@ class TextTokenizer:
 
 
 def _blocks(slot: Slot) -> Iterator[Block]:
-    """Yield the blocks of a slot's quantizers that have scales."""
+    """Yield the block of each of a slot's quantizers that has scales."""
     spec = slot.spec
     for q in spec.quantizers if isinstance(spec, Mixture) else [spec] if isinstance(spec, Quantizer) else []:
         if q.scaling != "none":

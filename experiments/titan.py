@@ -8,14 +8,14 @@
     recipe = "nvfp4"
     settings = ["keep.last=2"]
 
-or the same on its command line: `--job.custom_config_module fewbits.experiments.titan --model.converters fewbits
---fewbits.recipe nvfp4`. torchtitan builds the model without storage, lets converters change it, shards it, gives it
-weights, and makes the optimizer last. So the samplers' parameters are in its optimizer and its checkpoints.
+or the same on torchtitan's command line: `--job.custom_config_module fewbits.experiments.titan --model.converters
+fewbits --fewbits.recipe nvfp4`. torchtitan builds the model without storage, lets converters change it, shards it,
+gives it weights, and makes the optimizer last. So the samplers' parameters are in its optimizer and its checkpoints.
 
 Noise is derived from the seed (`debug.seed`), the step, the micro-batch, the data-parallel rank and the layer, so
-torchtitan's checkpoints need no state of ours. A resumed run has to know the step. torchtitan passes its train state to
-the model's `load_state_dict` among the weights, and the step is read from there. A converter gets it in no other way,
-which is one reason why this file supports only one version.
+torchtitan's checkpoints need no state of ours. But a resumed run has to know the step. torchtitan passes its train
+state with the weights to the model's `load_state_dict`, and the step is read from there. A converter can get it in no
+other way, which is one reason why this file supports only one version of torchtitan.
 """
 
 # No `from __future__ import annotations`: torchtitan reads the types of the dataclasses below.
@@ -208,7 +208,7 @@ def split(settings: Sequence[str]) -> list[str]:
 
 
 def problems(config: Any, dims: Any, recipe: Recipe) -> Iterator[str]:
-    """Yield a line for each reason why torchtitan's job would not follow the recipe."""
+    """Yield a line for each reason why a torchtitan job with this config would not follow the recipe."""
     for name in ("tensor", "pipeline", "context", "expert"):
         degree = getattr(config.parallelism, f"{name}_parallel_degree")
         if degree > 1:
@@ -316,7 +316,7 @@ class NumericsProcessor(MetricsProcessor):  # type: ignore[misc]
 def build_metrics_processor(
     job_config: Any, parallel_dims: Any, model_args: Any = None, tag: str | None = None
 ) -> MetricsProcessor:
-    """Return the processor, for `build_metrics_processor_fn` of a train spec; its dense models already use it."""
+    """Return a NumericsProcessor; this is the `build_metrics_processor_fn` of the train specs in `DENSE`."""
     section = getattr(job_config, NAME, None)
     if section is not None and section.recipe and NAME not in job_config.model.converters:
         raise ValueError(f"{NAME}.recipe {section.recipe}: not applied; add {NAME} to model.converters")

@@ -70,7 +70,7 @@ class Progress:
 
 
 class OtherTrial(RuntimeError):
-    """An error: the trial's id on this machine is not the planned one. `made_of` is its identity on this machine."""
+    """An error: the trial's id on this machine is not the planned one. `made_of` is the trial's identity here."""
 
     def __init__(self, made_of: dict[str, Any]) -> None:
         super().__init__("this machine would compute another trial than was planned")
@@ -105,8 +105,8 @@ def run(
     say: called with the progress after every step.
     stop: called after every step; when it returns true, the trial saves a checkpoint and raises KeyboardInterrupt.
     expected: the id that the trial was planned with; raises OtherTrial if the id on this machine differs.
-    saved: called with the folder when it has something new: its config, a checkpoint, the result.
-    tell: called with a text when a trial is resumed, evaluated again or already done.
+    saved: called with the folder after its config, a checkpoint or the result was written.
+    tell: called with a message if the trial is resumed, evaluated again or already done.
     """
     world = devices.choose(runtime)
     try:
@@ -224,7 +224,7 @@ def _train(
 
 
 def gradients(state: State, trial: Trial, corpus: Corpus, world: devices.World, loss_of: nn.Module) -> dict[str, float]:
-    """Run forward and backward for one update's batch, micro-batch by micro-batch; return its row of metrics."""
+    """Run forward and backward for an update's batch, micro-batch by micro-batch; return the update's metrics."""
     t, quantization = trial.training, state.quantization
     accumulation = t.batch // t.micro_batch // world.ranks
     order_seed = derive_seed(trial.seed, ORDER)
@@ -257,13 +257,13 @@ def gradients(state: State, trial: Trial, corpus: Corpus, world: devices.World, 
 
 
 def with_data(trial: Trial, runtime: Runtime) -> tuple[Trial, Corpus]:
-    """Return the trial with the vocabulary of its data, and the data."""
+    """Return the trial with the vocabulary size of its corpus, and the corpus."""
     corpus = load(trial.data, Path(runtime.cache).expanduser() if runtime.cache else default_cache())
     return corpus_model(trial, corpus), corpus
 
 
 def identity_here(trial: Trial, corpus: Corpus, runtime: Runtime, parent: Parent | None) -> dict[str, Any]:
-    """Return the identity that the trial has on this machine, with as many ranks as torchrun started."""
+    """Return the trial's identity on this machine, with the number of ranks that torchrun started."""
     return identity(
         trial,
         corpus.fingerprint,
@@ -296,7 +296,7 @@ def set_up(trial: Trial, device: torch.device) -> State:
 
 
 def resume(state: State, corpus: Corpus, folder: run_folder.RunFolder, parent: Parent | None) -> None:
-    """Restore the newest intact checkpoint, else the checkpoint of a branch's parent, else change nothing."""
+    """Restore the trial's newest intact checkpoint; a branch that has none yet starts from its parent's checkpoint."""
     own = checkpoints.newest(folder.checkpoints, folder.kept)
     checkpoint = own or (parent.checkpoint if parent else None)
     if checkpoint is None:
@@ -358,9 +358,9 @@ def read_timing(folder: Path, step: int) -> list[dict[str, float]]:
 
 
 def evaluate(state: State, trial: Trial, corpus: Corpus) -> dict[str, float]:
-    """Return the losses and the norm that are measured between steps, in batches of the micro-batch size.
+    """Return the held-out losses and the norm of all parameters.
 
-    A tensor's scale may depend on the batch size.
+    Batches have the size of a micro-batch, because a tensor's scale may depend on it.
     """
     t = trial.training
     _begin_evaluation(state, trial)
@@ -380,7 +380,7 @@ def evaluated_windows(trial: Trial, corpus: Corpus) -> dict[str, int]:
 
 
 def evaluate_last(state: State, trial: Trial, corpus: Corpus, folder: Path) -> dict[str, float]:
-    """Write the last losses of each document (evaluation.parquet); return their means that `evaluate` does not give."""
+    """Write each document's losses at the end to evaluation.parquet; return the means that `evaluate` does not give."""
     t = trial.training
     _begin_evaluation(state, trial)
     windows = evaluated_windows(trial, corpus)
@@ -390,7 +390,7 @@ def evaluate_last(state: State, trial: Trial, corpus: Corpus, folder: Path) -> d
 
 
 def final_evaluation(state: State, trial: Trial, corpus: Corpus) -> dict[str, Any]:
-    """Return what is evaluated only at the end: cloze and tasks."""
+    """Return the results of cloze items and tasks, which are evaluated only at the end."""
     e, model = trial.evaluation, state.model
     _begin_evaluation(state, trial)
     found: dict[str, Any] = {}
@@ -436,7 +436,7 @@ def with_evaluation(
 
 
 def _begin_evaluation(state: State, trial: Trial) -> None:
-    """Use the operands and the noise of the next update, so that they are the same after an interruption."""
+    """Use the operands and the noise of the next update, so that an interruption does not change them."""
     state.quantization.begin(state.origin + state.step, progress=state.step / trial.training.steps)
 
 
@@ -448,17 +448,17 @@ def _load_weights(model: nn.Module, saved: dict[str, Tensor], *, strict: bool) -
     missing, unexpected = model.load_state_dict(saved, strict=False)
     wrong = [name for name in (*missing, *unexpected) if strict or not name.endswith(".bit_scale")]
     if wrong:
-        raise ValueError(f"the checkpoint belongs to another model: {', '.join(wrong[:5])} differ")
+        raise ValueError(f"the checkpoint belongs to another model: only one of the two has {', '.join(wrong[:5])}")
 
 
 def _columns(rows: list[dict[str, float]]) -> dict[str, Tensor]:
-    """Return rows as columns of tensors, since the rows of all steps as JSON text may be larger than the model."""
+    """Return the rows of a table as one tensor for each column; as JSON they could take more space than the model."""
     frame = pd.DataFrame(rows, dtype="float64")
     return {str(name): torch.from_numpy(frame[name].to_numpy(copy=True)) for name in frame}
 
 
 def _rows(columns: Mapping[str, Tensor]) -> list[dict[str, float]]:
-    """Return columns as rows. Values that are not finite stand for missing ones and are left out."""
+    """Return a table's rows from its columns. Values that are not finite stand for missing ones and are left out."""
     values = zip(*(column.tolist() for column in columns.values()), strict=True)
     rows = [{name: value for name, value in zip(columns, row, strict=True) if math.isfinite(value)} for row in values]
     return [{**row, "step": int(row["step"]), "tokens": int(row["tokens"])} for row in rows]

@@ -79,7 +79,7 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Branch:
-    """The checkpoint of another trial from which a trial takes over weights, optimizer and position in the data."""
+    """The checkpoint of another trial, from which this one takes weights, optimizer and position in the data."""
 
     parent: str | None = None  # the other trial's run folder; None: the trial starts from scratch
     step: int | None = None  # step of the checkpoint; None: the newest
@@ -110,7 +110,7 @@ class Trial:
 
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> Trial:
-        """Return the trial of nested plain data; raise ValueError for unknown keys and wrong types."""
+        """Return the trial from nested data, such as a config; raise ValueError for unknown keys and wrong types."""
         return from_dict(Trial, data)
 
     def to_dict(self) -> dict[str, Any]:
@@ -126,7 +126,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Runtime:
-    """The settings of how a trial runs. Of these, its id has only the kind of device and, on a CPU, the threads."""
+    """The settings of how a trial runs. Only the kind of device and, on a CPU, the threads are in the trial's id."""
 
     device: str = "auto"  # cpu, cuda, or auto: a GPU if the machine that trains has one
     threads: int = 1  # on a CPU

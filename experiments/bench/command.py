@@ -1,8 +1,8 @@
-"""Measure what recipes cost in training (`fewbits bench train`): tokens/s relative to plain BF16 in the same run.
+"""Measure what recipes cost in training (`fewbits bench train`): tokens/s relative to plain BF16.
 
-A step is a forward and a backward pass, gradient clipping and the optimizer's update. The recipes take turns, one step
-each. `--store` writes the time of every step and a description of the machine into the store, where a study's report
-finds them.
+A step is a forward and a backward pass, gradient clipping and the optimizer's update. Plain BF16 and the recipes take
+turns in one process, one step each. `--store` writes the time of every step and a description of the machine into the
+store, where a study's report finds them.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ examples:
   fewbits bench train --model gpt2-nano,llama2-nano --recipes gaussws,diffq --optimizers adamw,adam-mini --store runs
 
 Columns: ms per step; tokens/s; share: tokens/s divided by those of plain BF16; memory: MiB of tensors at a step's peak,
-parameters and optimizer included; observed: tokens/s with the observer divided by those without it; eager: tokens/s
-divided by those of plain BF16 when the same quantizers run as plain torch operators (the reference)."""
+parameters and optimizer included; observed: tokens/s with the observer divided by those without it; eager: the
+share when the same quantizers run as plain torch operators (the reference backend)."""
 RECIPES = "mor/block,nvfp4,gaussws"
 COLUMNS = ("recipe", "ms", "tokens/s", "share", "memory", "observed", "eager")
 
@@ -58,7 +58,7 @@ def main(argv: Sequence[str]) -> int:
     facts = machine(device.type)
     measured = []
     for config in configs:
-        print(f"fewbits: timing {config.name} in {options.steps} turns", file=sys.stderr, flush=True)
+        print(f"fewbits: timing {config.name}, {options.steps} steps of each recipe", file=sys.stderr, flush=True)
         measured.append(measure(config, recipes, options.optimizers.split(","), device, settings))
     as_data = [asdict(result) for result in measured]
     results.save(options.store, f"train-{device.type}", facts, {"turns": options.steps, "models": as_data})
@@ -98,9 +98,11 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--threads", type=positive, default=1, help="threads on a CPU")
     parser.add_argument("--batch", type=positive, default=8, help="sequences in a batch")
     parser.add_argument("--length", type=positive, default=256, help="tokens in a sequence")
-    parser.add_argument("--steps", type=positive, default=20, help="turns that are timed")
-    parser.add_argument("--eager", type=int, default=2, metavar="TURNS", help="turns of eager emulation (0: skip it)")
-    parser.add_argument("--no-observer", action="store_true", help="skip the turns with the observer")
+    parser.add_argument("--steps", type=positive, default=20, help="timed steps of each recipe")
+    parser.add_argument(
+        "--eager", type=int, default=2, metavar="TURNS", help="timed steps with the reference backend (0: none)"
+    )
+    parser.add_argument("--no-observer", action="store_true", help="do not time the recipes with the observer")
     parser.add_argument("--json", action="store_true", help="print JSON")
     results.add_options(parser)
     options = parser.parse_args(argv)

@@ -32,7 +32,7 @@ def main(argv: Sequence[str]) -> int:
     warn_if_busy()
     facts = machine(options.device)
     timings = time_shapes(options.shapes or SHAPES, options.device, options.runs)
-    print(f"{facts['device']}; torch {facts['torch']}; median of {options.runs} turns")
+    print(f"{facts['device']}; torch {facts['torch']}; median of {options.runs} runs of each generator")
     show(timings)
     measured = {"turns": options.runs, "timed": [asdict(timed) for timed in timings]}
     results.save(options.store, name, facts, measured)
@@ -56,11 +56,11 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def _shapes(text: str) -> tuple[tuple[int, int], ...]:
-    """Parse shapes such as 2048x512,16384x16384."""
+    """Parse matrix shapes such as 2048x512,16384x16384."""
     sides = [part.split("x") for part in text.split(",")]
     if not all(len(pair) == 2 and all(side.isdecimal() and _divides(int(side)) for side in pair) for pair in sides):
         raise argparse.ArgumentTypeError(
-            f"{text!r}: expected shapes such as 2048x512,16384x16384, of multiples of {SQUARE}"
+            f"{text!r}: expected shapes such as 2048x512,16384x16384, with sides that are multiples of {SQUARE}"
         )
     return tuple((int(rows), int(cols)) for rows, cols in sides)
 

@@ -18,22 +18,22 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def check_options(options: argparse.Namespace, command: str) -> None:
-    """Convert `--store` to a path; raise ValueError for a URL, and for --once without a store."""
+    """Convert `--store` to a path; raise ValueError if it is a URL, or if `--once` is given without it."""
     options.store = options.store and store_folder(options.store)
     if options.once and options.store is None:
         raise ValueError(f"{command}: --once requires --store")
 
 
 def is_measured(options: argparse.Namespace, name: str) -> bool:
-    """Tell whether `--once` is given and the store already has results; if so, print the path of their file."""
+    """Tell whether `--once` is given and the store has results of benchmark `name`; if so, print their file's path."""
     if not options.once or not (file := _file(options.store, name)).exists():
         return False
-    print(f"{file} exists, nothing was measured; delete it to measure again")
+    print(f"{file} exists, so nothing was measured; delete it to measure again")
     return True
 
 
 def save(store: Path | None, name: str, machine: dict[str, Any], results: dict[str, Any]) -> None:
-    """Write the results to a file of the store, with a description of the machine and the time; None: write nothing."""
+    """Write the results, the machine and the time to the benchmark's file in the store; do nothing without a store."""
     import time
 
     from fewbits.common.atomic import write_json

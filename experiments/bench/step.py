@@ -1,7 +1,8 @@
 """Run the training step that is measured (forward, backward, clipping, optimizer) and count its tensors' memory.
 
-Memory is exact and the same on every run. On a GPU the allocator reports it. On a CPU every tensor that an operation
-returns is counted from its creation until its storage is freed; temporary memory inside a kernel is not counted.
+The count is exact and does not change from run to run. On a GPU the allocator reports it. On a CPU every tensor that an
+operation returns is counted from its creation until its storage is freed; temporary memory inside a kernel is not
+counted.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ from fewbits.models.recipe import Recipe
 
 
 class Step:
-    """A training step of one variant, with a model of its own. Each call runs the next step."""
+    """A training step with a recipe or in plain BF16, on a model of its own. Each call runs the next step."""
 
     def __init__(
         self, config: DecoderConfig, recipe: Recipe | None, optimizer: str, batch: Tensor, *, observed: bool = False
     ) -> None:
-        """Build the model; `recipe` None trains plain BF16, `observed` attaches an observer."""
+        """Build the model; without a recipe it trains in plain BF16. `observed` attaches an observer."""
         self.model = build(config, seed=0, device=batch.device)
         self.quantization: Quantization | None = None
         if recipe is not None:
@@ -63,7 +64,7 @@ class Step:
 
 
 class MemoryCounter(TorchDispatchMode):
-    """A context that tracks the bytes of CPU tensors: those passed in, and those that operations return inside it.
+    """A context manager that counts the bytes of CPU tensors: of `tensors`, and of those that operations return in it.
 
     `now` is the current number of bytes and `peak` the largest so far.
     """
@@ -99,7 +100,7 @@ class MemoryCounter(TorchDispatchMode):
 def peak_bytes(step: Callable[[], None], tensors: Iterable[Tensor], device: torch.device) -> int:
     """Run a step and return the bytes of tensors at its peak.
 
-    tensors: what exists before the step and counts (parameters, the optimizer's state). Other memory does not count.
+    tensors: the tensors that exist before the step and are counted too (parameters, the optimizer's state).
     """
     counter = MemoryCounter(tensors)
     if device.type != "cuda":

@@ -1,7 +1,8 @@
-"""Time a training step of recipes and optimizers beside plain BF16's, in turns.
+"""Time the training steps of recipes and of plain BF16, under one or more optimizers.
 
-Every variant trains its own copy of the model. The variants take turns, one step each, so that other load on the
-machine affects all of them alike. A ratio is the median over turns of (plain step time / variant's step time).
+A variant is a recipe or plain BF16; each trains its own copy of the model. The variants take turns, one step each, so
+that other load on the machine affects all of them alike. A share is the median over turns of (plain BF16's step time /
+the variant's step time).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ UNTIMED = 2  # turns before the first that is timed
 
 @dataclass(frozen=True)
 class Settings:
-    """The batch, and what is measured of each variant."""
+    """The size of the batch, and the measurements of each variant."""
 
     batch: int  # sequences
     length: int  # tokens of a sequence
@@ -41,7 +42,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Row:
-    """The results of one variant: a recipe under an optimizer."""
+    """The results of one variant, a recipe or plain BF16, with one optimizer."""
 
     variant: str
     optimizer: str
@@ -75,7 +76,7 @@ def measure(
     device: torch.device,
     settings: Settings,
 ) -> ModelResult:
-    """Time plain BF16 and each recipe under each optimizer."""
+    """Time plain BF16 and each recipe, with each of the optimizers."""
     shape = settings.batch, settings.length + 1
     tokens = torch.randint(0, config.vocab, shape, generator=torch.Generator().manual_seed(0)).to(device)
     rows = [row for optimizer in optimizers for row in _compare(config, recipes, optimizer, tokens, settings)]
@@ -84,7 +85,7 @@ def measure(
 
 
 def first_layers(config: DecoderConfig, layers: int | None) -> DecoderConfig:
-    """Return the model with its first blocks alone; None keeps all of them."""
+    """Return the config of a model with the first `layers` blocks only; None keeps all of them."""
     return config if layers is None else replace(config, layers=layers, pattern=config.pattern[:layers])
 
 
@@ -120,12 +121,12 @@ def _compare(
 
 
 def _speed(ours: list[float], theirs: list[float]) -> float:
-    """Return the speed of `ours` relative to `theirs`, from their step times."""
+    """Return the speed of `ours` divided by that of `theirs`; both are step times by turn."""
     return Ratio.of(theirs, ours).median
 
 
 def _in_turns(steps: Mapping[str, Step], turns: int, others: OtherProcesses | None = None) -> dict[str, list[float]]:
-    """Return the seconds of each step in each turn."""
+    """Run the steps in turns; return, for each name, the seconds that its step took in every turn."""
 
     def timed(step: Step) -> float:
         terminal.show(f"step {step.number + 1}")

@@ -1,13 +1,13 @@
-"""Turn web text into a folder of tokens for the kinds openwebtext, c4 and bin, and nanoGPT (`fewbits data prepare`).
+"""Turn web text into a folder of tokens that trials and nanoGPT can train on (`fewbits data prepare`).
 
-The procedure is nanoGPT's: each document as tokens, followed by a separator, all in one file of uint16 (uint32 for
-large vocabularies). A document's own SHA-256 decides whether it is validation, independent of order and number, so that
-a page that occurs twice stays in one split. Out-of-domain text is the held-out code of the corpus python.
+The format is nanoGPT's: a file for each split, with each document as tokens followed by a separator, in uint16 (uint32
+for large vocabularies). Only the SHA-256 of its text decides whether a document is in the validation split, so a page
+that occurs twice is in one split both times. Out-of-domain text is the validation text of the corpus `python`.
 
 The command writes to FOLDER.partial and renames it to FOLDER at the end. After every batch of documents it records its
 progress and its position in the collection. After an interruption the same command resumes from there, reads no
-finished file again, and truncates what was written after the record. The first call fixes the commit of the collection
-on the Hub; meta.json of the finished folder records it.
+finished file again, and removes tokens that were written after the last record. The first call chooses the commit of
+the collection on the Hub; later calls use the same one, and meta.json of the finished folder records it.
 """
 
 import argparse
@@ -124,7 +124,7 @@ def _fraction(text: str) -> float:
 
 
 def _revision(out: Path, collection: Collection, requested: str | None) -> str:
-    """Return the requested commit, else the one that an earlier call used, else the collection's own."""
+    """Return the commit to read: the requested one, else that of an earlier call, else the collection's default."""
     return resolved_revision(collection, requested or _earlier_revision(out) or collection.revision)
 
 
@@ -141,7 +141,7 @@ def _is_done(out: Path, request: Request) -> bool:
     made = read_meta(out).source.get("request") if out.is_dir() else None
     if not isinstance(made, dict) or asdict(request) | made != asdict(request):
         raise ValueError(
-            f"data prepare: {out} holds data of another request ({made}): remove that folder or choose another --out"
+            f"data prepare: {out} was prepared with other options ({made}): remove that folder or choose another --out"
         )
     return True
 
@@ -174,7 +174,7 @@ def _prepare(out: Path, request: Request, tokenizer: Tokenizer, stream: Document
     if empty:
         shutil.rmtree(unfinished.folder, ignore_errors=True)
         raise ValueError(
-            f"data prepare: none of {unfinished.documents} documents is in {' and '.join(empty)}: "
+            f"data prepare: none of {unfinished.documents} documents is in split {' and '.join(empty)}: "
             f"set a --validation other than {request.validation}"
         )
     code = text_folder("python", None, "bytes", default_cache())

@@ -101,7 +101,7 @@ def _run_folder(name: str, runs: Path) -> Path:
 
 
 def _recipes(arguments: Sequence[str]) -> list[Recipe]:
-    """Parse recipe names, each followed by its changed settings. A changed recipe is named by all its arguments."""
+    """Parse recipe names, each followed by its changed settings, which become part of the recipe's name."""
     from dataclasses import replace
 
     import yaml

@@ -45,7 +45,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def describe(name: str, recipe: Recipe, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a recipe as JSON data: its operands in full, its other fields, and its settings."""
+    """Return a recipe as JSON data: the quantizer of each operand slot, its other fields, and its settings."""
     fields = recipe.to_dict()
     return {
         "name": name,
@@ -64,7 +64,7 @@ def _entry(name: str, recipe: Recipe) -> str:
 
 
 def _slot_lines(recipe: Recipe) -> Iterator[str]:
-    """Yield a line for each GEMM, or one line if all six operands are alike."""
+    """Yield a line for each GEMM, or a single line if all six operands have the same quantizer."""
     slots = {slot: str(resolved.spec or HIGH) for slot, resolved in recipe.operands.items()}
     dtype = recipe.wgrad.output
     output = f"weight gradients in {'the compute dtype' if dtype == 'compute' else dtype.upper()}"

@@ -86,9 +86,9 @@ def main(argv: Sequence[str]) -> int:
 
 
 class Stop:
-    """A handler for Ctrl-C: the first ends training after its step, at a checkpoint.
+    """A handler for Ctrl-C: the first one ends training after the current step, with a checkpoint.
 
-    The second, and any before training starts, raises KeyboardInterrupt at once.
+    A second one, or one before training starts, raises KeyboardInterrupt at once.
     """
 
     def __init__(self) -> None:
@@ -119,13 +119,13 @@ def _reason(error: OSError) -> str:
 
 
 def _out_of_memory(error: Exception) -> bool:
-    """Tell whether torch ran out of memory: an error class of its own on a GPU, only a message on a CPU."""
+    """Tell whether an error means that torch ran out of memory. On a CPU only the error's message tells."""
     by_class = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
     return by_class or "can't allocate memory" in str(error)
 
 
 def summary(result: dict[str, Any]) -> str:
-    """Return what a trial ended with, in one line."""
+    """Return a trial's result in one line: status, losses and cloze accuracy."""
     parts = [f"{result['status']} at step {result['step']}"]
     names = (("loss", "loss"), ("validation_loss", "validation"), ("ood_loss", "out of domain"))
     parts += [f"{name} {result[key]:.4f}" for key, name in names if result.get(key) is not None]
@@ -136,7 +136,7 @@ def summary(result: dict[str, Any]) -> str:
 
 
 class LiveLine:
-    """The progress on stderr: one line that is updated on a terminal, else a new line for each 5 % of the trial."""
+    """A progress line on stderr: updated in place on a terminal, else a new line for each 5 % of the trial."""
 
     def __init__(self) -> None:
         self.then: Callable[[], None] = lambda: None

@@ -18,7 +18,7 @@ class DataConfig:
     seed: the seed of the synthetic source; another seed gives another language. The order in which training reads the
         data does not depend on it; its seed is an argument of `Corpus.batch`.
     repeat: how many times a sweep's trial may read the training split; planning refuses a trial that reads more. Every
-        kind takes it, and it changes no number.
+        kind takes it, and it does not affect results.
     """
 
     kind: str = "python"

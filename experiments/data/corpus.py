@@ -60,7 +60,7 @@ class Corpus:
         return None if size is None else size / self.tokens_in(split)
 
     def batch(self, split: str, first: int, count: int, length: int, seed: int) -> tuple[Tensor, Tensor]:
-        """Return inputs and targets, int64 [count, length], of windows first … first+count−1 of the seed's stream."""
+        """Return inputs and targets, int64 [count, length], of `count` windows in the seed's order, from `first` on."""
         tokens = self._tokens(split)
         return _cut(tokens, order.starts(first, count, tokens.size, length, seed), length)
 
@@ -72,7 +72,7 @@ class Corpus:
     def documents_of_windows(self, split: str, count: int, length: int) -> npt.NDArray[np.int64]:
         """Return the number of the document that each target of `windows` belongs to, int64 [count, length].
 
-        A separator belongs to the document that it ends. If the separator is unknown, every window counts as one.
+        A separator belongs to the document that it ends. Without a known separator, every window counts as a document.
         """
         tokens = self._tokens(split)
         begins = order.evenly_spread(count, tokens.size, length)
@@ -89,7 +89,7 @@ class Corpus:
     def check(self, fingerprint: str, described: Mapping[str, object] | None = None) -> None:
         """Raise ValueError unless this corpus has the recorded fingerprint.
 
-        described: the recorded result of `describe`, so that the message can name what differs.
+        described: the recorded result of `describe`; the message compares it with this corpus.
         """
         if fingerprint == self.fingerprint:
             return
@@ -100,8 +100,9 @@ class Corpus:
             differing = [key for key in {**here, **described} if here.get(key) != described.get(key)]
             told = ", ".join(f"{key} {here.get(key)} (then {described.get(key)})" for key in differing)
         raise ValueError(
-            f"these are not the data of the checkpoint: their fingerprint is {self.fingerprint[:16]}…, not "
-            f"{fingerprint[:16]}…; here: {told}. Resume with the same data, Python and torch, or start a new trial"
+            f"these are not the data of the checkpoint: their fingerprint is {self.fingerprint[:16]}…, that of the "
+            f"checkpoint is {fingerprint[:16]}…. The data now: {told}. Resume with the same data, Python and torch, or "
+            "start a new trial"
         )
 
     def _tokens(self, split: str) -> Tokens:

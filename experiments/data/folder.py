@@ -1,7 +1,7 @@
 """Read and write tokens on disk: nanoGPT's folder of train.bin and val.bin, plus an optional meta.json.
 
-A .bin file holds token numbers one after another, little-endian, uint16 unless meta.json says uint8 or uint32. Ours may
-have a third file, ood.bin, with out-of-domain text. The files are memory-mapped, never read whole. Every file is
+A .bin file holds token numbers one after another, little-endian, uint16 unless meta.json says uint8 or uint32. A folder
+may have a third file, ood.bin, with out-of-domain text. The files are memory-mapped, never read whole. Every file is
 surveyed before use: its SHA-256, which goes into the corpus's fingerprint, and its largest token, which must be below
 the vocabulary. The survey of a large file is cached under the file's size and modification time.
 """
@@ -70,7 +70,7 @@ class Meta:
 
 @dataclass(frozen=True)
 class Survey:
-    """The result of one pass over a .bin file."""
+    """The SHA-256 and the largest token of a .bin file."""
 
     sha256: str
     largest: int
@@ -78,7 +78,7 @@ class Survey:
 
 @dataclass(frozen=True)
 class Stamp:
-    """The state of a file that shows whether it was written to."""
+    """The state of a file: it changes when the file is written to or replaced."""
 
     inode: int
     size: int
@@ -97,9 +97,9 @@ class TokenFolder:
     stamps: Mapping[str, Stamp]  # taken before the survey
 
     def check_unchanged(self) -> None:
-        """Raise ValueError if a file was written to after its survey, so that its map differs from its fingerprint.
+        """Raise ValueError if a file was written to after its survey: its tokens may differ from its fingerprint.
 
-        A file that was replaced by another one is fine: the map still shows the old content.
+        A file that was replaced by another one is fine: the memory map still shows the old content.
         """
         for name, stamp in self.stamps.items():
             now = _stamp(self.path / FILES[name])
@@ -157,11 +157,11 @@ def read_meta(folder: Path) -> Meta:
         raise ValueError(f"{path}: {error}") from None
 
 
-def open_folder(folder: Path, remembered: Path | None = None) -> TokenFolder:
-    """Open a folder: memory-map and survey its splits. `remembered` is the folder that caches surveys of large files.
+def open_folder(folder: Path, survey_cache: Path | None = None) -> TokenFolder:
+    """Open a folder: memory-map and survey its splits. `survey_cache` is a folder for surveys of large files.
 
     Raises FileNotFoundError if the folder does not exist, `Damaged` if a file does not match meta.json, and ValueError
-    for other mistakes.
+    if meta.json is invalid or a token is outside the vocabulary.
     """
     if not folder.is_dir():
         raise FileNotFoundError(f"no folder {folder}")
@@ -171,7 +171,7 @@ def open_folder(folder: Path, remembered: Path | None = None) -> TokenFolder:
             raise Damaged(f"{folder} has no {FILES[name]}: a folder of tokens needs train.bin and val.bin")
     stamps = {name: _stamp(path) for name, path in files.items()}
     splits = {name: _map_tokens(path, meta.dtype) for name, path in files.items()}
-    surveys = {name: survey(path, meta.dtype, remembered) for name, path in files.items()}
+    surveys = {name: survey(path, meta.dtype, survey_cache) for name, path in files.items()}
     vocab = meta.vocab if meta.vocab is not None else 1 + max(result.largest for result in surveys.values())
     for name, result in surveys.items():
         if meta.sha256.get(name, result.sha256) != result.sha256:
@@ -181,18 +181,18 @@ def open_folder(folder: Path, remembered: Path | None = None) -> TokenFolder:
     return TokenFolder(folder, meta, vocab, splits, surveys, stamps)
 
 
-def survey(path: Path, dtype: str, remembered: Path | None = None) -> Survey:
-    """Return a file's survey, from the cache folder `remembered` if it is a large file that has not changed."""
+def survey(path: Path, dtype: str, survey_cache: Path | None = None) -> Survey:
+    """Return a file's survey, from the cache folder `survey_cache` if the file is large and unchanged."""
     status = path.stat()
-    if remembered is None or status.st_size < REMEMBERED_FROM:
+    if survey_cache is None or status.st_size < REMEMBERED_FROM:
         return _read_through(path, dtype)
     identity = (str(path.resolve()), status.st_size, status.st_mtime_ns, status.st_ino, dtype)
-    cached = remembered / f"{hashlib.sha256(repr(identity).encode()).hexdigest()[:32]}.json"
+    cached = survey_cache / f"{hashlib.sha256(repr(identity).encode()).hexdigest()[:32]}.json"
     try:
         return from_dict(Survey, read_json(cached) or {})
     except ValueError:
         result = _read_through(path, dtype)
-    remembered.mkdir(parents=True, exist_ok=True)
+    survey_cache.mkdir(parents=True, exist_ok=True)
     write_json(cached, asdict(result))
     return result
 
@@ -207,7 +207,7 @@ def _read_through(path: Path, dtype: str) -> Survey:
 
 
 def _stamp(path: Path) -> Stamp:
-    """Return a file's stamp, or a stamp of zeros if it was deleted, which does not affect its map."""
+    """Return a file's stamp; zeros if the file was deleted, which leaves its memory map intact."""
     try:
         status = path.stat()
     except FileNotFoundError:
@@ -229,7 +229,7 @@ def _files(folder: Path) -> dict[str, Path]:
 
 
 def separator_positions(tokens: Tokens, separator: int) -> npt.NDArray[np.int64]:
-    """Return where the separators are, reading a large split chunk by chunk."""
+    """Return the positions of the separators, reading a large split chunk by chunk."""
     chunks = range(0, tokens.size, _CHUNK)
     parts = [chunk + np.flatnonzero(tokens[chunk : chunk + _CHUNK] == separator) for chunk in chunks]
     return np.concatenate(parts) if parts else np.empty(0, np.int64)

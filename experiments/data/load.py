@@ -24,7 +24,7 @@ class Kind:
 
 
 def load(config: DataConfig, cache: Path) -> Corpus:
-    """Return the corpus, from the cache if it was made before. Raise ValueError for wrong settings."""
+    """Return the corpus of a data config, from the cache if it was made before; raise ValueError for wrong settings."""
     if config.kind not in KINDS:
         raise ValueError(f"unknown kind of data {config.kind!r}: valid kinds are {', '.join(KINDS)}")
     kind = KINDS[config.kind]
@@ -58,7 +58,7 @@ def _tokens(config: DataConfig, cache: Path) -> TokenFolder:
         raise ValueError("data.path is missing: data.kind=bin reads a folder of train.bin and val.bin")
     folder = cache / config.kind if config.path is None else Path(config.path)
     try:
-        return open_folder(folder.expanduser(), remembered=cache / "surveys")
+        return open_folder(folder.expanduser(), survey_cache=cache / "surveys")
     except (FileNotFoundError, Damaged) as error:
         raise ValueError(f"{error}; {remedy}") from None
 

@@ -1,7 +1,7 @@
 """Make data once and keep it in the cache, however many trials start at the same time.
 
 A finished folder appears by a rename, under a name that identifies what it was made from. One process makes it under a
-lock while the others wait. The next process removes the incomplete folder of a killed one.
+lock while the others wait. If that process is killed, the next one removes its incomplete folder.
 """
 
 import shutil

@@ -1,4 +1,4 @@
-"""Compute the order in which windows of tokens are visited: a pure function of the window's number, without state.
+"""Compute the order in which training reads windows of tokens: a pure function of the window's number, without state.
 
 Training reads an infinite stream of windows. Each epoch is all windows of the split once, in a new permutation and cut
 at a new offset. So one integer, the number of windows consumed, is the whole position in the data, for any batch size
@@ -22,7 +22,10 @@ _PERMUTATION, _OFFSET = 1, 2  # purposes for which seeds are derived
 
 
 def windows_per_epoch(tokens: int, length: int) -> int:
-    """Return how many windows of `length` inputs and their targets fit at every offset below `length`."""
+    """Return how many windows fit into a split, wherever below `length` the first one starts.
+
+    A window has `length` inputs, and one more token after them, the last target.
+    """
     if length < 1:
         raise ValueError(f"length {length}: a window has at least 1 token")
     if tokens < 2 * length:
@@ -33,7 +36,7 @@ def windows_per_epoch(tokens: int, length: int) -> int:
 
 
 def starts(first: int, count: int, tokens: int, length: int, seed: int) -> Integers:
-    """Return where windows first … first+count−1 of the stream begin in a split of `tokens` tokens."""
+    """Return the positions at which windows first … first+count−1 of the stream begin in a split of `tokens` tokens."""
     if first < 0 or count < 0:
         raise ValueError(f"windows from {first}, count {count}: both must be 0 or more")
     windows = windows_per_epoch(tokens, length)

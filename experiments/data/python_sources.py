@@ -1,16 +1,16 @@
 """Collect text that needs no network: the sources of the Python standard library, and those of torch.
 
-`python` is the standard library without its tests. `torch` is the better data of MoR's second configuration: nearly
-three times as much text, filtered as code collections are (no generated files, no tables: lines of at most 1000
-characters and 100 on average, at least a quarter of the bytes letters or digits), at least half of every file's
-functions annotated, and all in one style that its project's linters enforce. Both are deduplicated: a file is left out
-if most of its text occurs line by line in files already taken, so that validation text does not occur in train.
+`python` is the standard library without its tests. `torch` stands for the higher-quality data of MoR's second
+configuration. It has nearly three times as much text in one style, which torch's linters enforce, and is filtered as
+code collections are: no generated files; no tables (lines have at most 1000 characters, and 100 on average; at least a
+quarter of the bytes are letters or digits); at least half of a file's functions are annotated. Both corpora are
+deduplicated: a file is left out if most of its text occurs line by line in files that were read before it. So
+validation text does not occur in train.
 
-Files come in the order of the SHA-256 of their names, which mixes packages: first those for validation, then those to
-train on, cut to a fixed size. All docstrings are removed. The standard library's docstrings are the out-of-domain text
-of both corpora, English prose as opposed to code. Each is used once; those with doctests, or with a line of
-either corpus's code, are left out. The
-bytes depend on the versions of Python and torch, and so do fingerprints.
+Files are ordered by the SHA-256 of their names, which mixes packages: the first ones are for validation, the next ones
+for training, cut to a fixed size. All docstrings are removed. The standard library's docstrings are the out-of-domain
+text of both corpora: English prose as opposed to code. Each is used once; those with doctests, or with a line of either
+corpus's code, are left out. The text depends on the versions of Python and torch, and so do the fingerprints.
 """
 
 import ast
@@ -92,7 +92,7 @@ TORCH = Sources("torch", _torch, frozenset(_NOT_OURS | {"testing"}), _well_kept,
 
 
 def files(sources: Sources) -> list[str]:
-    """Return the path of every file, in the order of the SHA-256 of the names below the root."""
+    """Return the path of every file, ordered by the SHA-256 of its path relative to the root."""
     root, paths = sources.root(), []
     for folder, below, names in os.walk(root):
         below[:] = [name for name in below if name not in sources.left_out and not name.startswith(_MACHINE_SPECIFIC)]
@@ -111,7 +111,7 @@ def stamp(sources: Sources) -> str:
 def collect(sources: Sources, size: int, prose: Sequence[str] | None = None) -> Texts:
     """Return the documents of validation, train (`size` bytes) and ood; raise ValueError if there is too little text.
 
-    prose: the out-of-domain text; None: these sources' own docstrings, independent of the size.
+    prose: the documents of ood. None: those docstrings of these sources that are prose, whatever the size.
     """
     lines, docstrings = set[str](), dict[str, None]()
     codes = _codes(sources, _telling_lines("\n".join(prose or ())), lines, docstrings)
@@ -132,7 +132,7 @@ def collect(sources: Sources, size: int, prose: Sequence[str] | None = None) -> 
 
 
 def _codes(sources: Sources, foreign: set[str], lines: set[str], docstrings: dict[str, None]) -> Iterator[str]:
-    """Yield the code of each file that is accepted, mostly new, and has no foreign line.
+    """Yield the code of each accepted file, unless most of its text is in `lines` or a line of it is in `foreign`.
 
     Adds the lines of this code to `lines`, and the docstrings of every file to `docstrings`.
     """
@@ -148,7 +148,7 @@ def _codes(sources: Sources, foreign: set[str], lines: set[str], docstrings: dic
 
 
 def without_docstrings(text: str, tree: ast.Module) -> str:
-    """Return the source without docstrings: whole lines are removed if they hold nothing else, else ... replaces it."""
+    """Return the source without docstrings; `...` replaces one that shares a line with code or is a whole body."""
     lines = text.encode().split(b"\n")
     for node in sorted(_documented(tree), key=lambda node: node.body[0].lineno, reverse=True):
         at = node.body[0]
@@ -180,7 +180,7 @@ def _statements(tree: ast.Module) -> Iterator[ast.AST]:
 
 
 def _parsed(sources: Sources) -> Iterator[tuple[str, ast.Module]]:
-    """Yield text and syntax tree of every file that this Python can parse; some are written for later versions."""
+    """Yield the text and the syntax tree of every file that this Python can parse; some need a later version."""
     for path in files(sources):
         try:
             with tokenize.open(path) as file, warnings.catch_warnings():
@@ -203,7 +203,7 @@ def _is_prose(text: str) -> bool:
 
 
 def _cut(documents: Iterable[str], size: int) -> list[str]:
-    """Return documents of `size` bytes in all, with a separator each; the last one is cut between characters."""
+    """Return the first documents, `size` bytes in all with a separator for each; the last one is cut to fit."""
     taken: list[str] = []
     for text in documents:
         encoded = text.encode()[: size - 1]

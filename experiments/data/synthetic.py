@@ -4,7 +4,8 @@ Every byte belongs to one of 16 classes, and the classes of the last two tokens 
 The next token is the r-th of that order with probability p_r, close to Zipf's r^-2. So this is a Markov source of order
 2 over the byte vocabulary. Every context has the same probabilities in another order, so the entropy rate is
 −Σ p_r ln p_r, independent of the contexts' frequencies. The p_r are multiples of 2^-32, drawn by comparing integers, so
-the entropy is exactly that of the drawn tokens. A window's first target lacks half of its context.
+the entropy of the drawn tokens is exact. Before a window's first target the model
+sees only one of the two tokens that determine it.
 """
 
 from collections.abc import Iterator

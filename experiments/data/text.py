@@ -23,7 +23,7 @@ SOURCES = {sources.name: sources for sources in (python_sources.PYTHON, python_s
 
 
 def text_folder(kind: str, size: int | None, tokenizer: str, cache: Path) -> TokenFolder:
-    """Return the corpus `python` or `torch` with `size` bytes to train on (None: its default), as tokens."""
+    """Return the corpus `python` or `torch` as tokens; train has `size` bytes of text (None: the corpus's default)."""
     sources = SOURCES[kind]
     size = sources.size if size is None else size
     vocab = bpe_size(tokenizer)
@@ -62,6 +62,6 @@ def _write_subwords(in_bytes: TokenFolder, spelling: str, folder: Path) -> None:
 
 
 def content_key(*made_from: str) -> str:
-    """Return the part of a folder's name that identifies its inputs and the code of this package."""
+    """Return the hash in a folder's name: it identifies what the folder was made from and the code of this package."""
     code = [path.read_text("utf-8") for path in sorted(Path(__file__).parent.glob("*.py"))]
     return hashlib.sha256("\0".join([*made_from, *code]).encode()).hexdigest()[:16]

@@ -38,11 +38,11 @@ class Tokenizer(Protocol):
         """Return the tokens' text, without separators; invalid UTF-8 becomes U+FFFD."""
 
     def save(self, folder: Path) -> None:
-        """Write the files that are needed to decode the tokens into the folder."""
+        """Write the files that are needed to decode this tokenizer's tokens into the folder."""
 
 
 class Bytes:
-    """The tokenizer whose tokens are bytes of UTF-8. NUL separates documents, so no document may have one."""
+    """The tokenizer whose tokens are bytes of UTF-8. NUL separates documents, so no document may contain it."""
 
     spelling, vocab, separator = "bytes", 256, 0
     sha256: str | None = None
@@ -148,7 +148,7 @@ def write_text(folder: Path, documents: dict[str, list[str]], tokenizer: Tokeniz
 
 
 def make_meta(tokenizer: Tokenizer, dtype: str, text_bytes: dict[str, int], source: dict[str, object]) -> Meta:
-    """Return the metadata of a folder of this tokenizer's tokens."""
+    """Return the metadata of a folder whose tokens this tokenizer made."""
     return Meta(
         dtype,
         tokenizer.vocab,

@@ -1,7 +1,7 @@
-"""Write a folder of tokens a batch of documents at a time, so that it can be killed at any moment and resumed.
+"""Write a folder of tokens, one batch of documents at a time; after an interruption it is continued.
 
-After every batch a progress record is written; resuming cuts off tokens that were written after the last record. The
-folder gets its final name when it is complete.
+After every batch a progress record is written. Tokens that were written after the last record are removed on resuming.
+The folder gets its final name when it is complete.
 """
 
 import hashlib
@@ -39,13 +39,13 @@ class Request:
 
 
 def is_held_out(text: str, share: float) -> bool:
-    """Tell whether a document belongs to validation, if this share of all documents does."""
+    """Tell whether a document belongs to validation; `share` is the share of all documents that do."""
     digest = hashlib.sha256(text.encode()).digest()
     return int.from_bytes(digest[:8], "big") < share * 2.0**64
 
 
 class Unfinished:
-    """A partial folder: .bin files that grow, and a record of how far they are valid."""
+    """A partial folder: .bin files that grow, and a record of how many of their tokens are valid."""
 
     def __init__(self, folder: Path, request: Request, tokenizer: Tokenizer) -> None:
         self.folder, self.request, self._tokenizer = folder, request, tokenizer
@@ -74,7 +74,7 @@ class Unfinished:
         return unfinished
 
     def add(self, batch: list[str], position: dict[str, Any]) -> None:
-        """Append documents and record the progress; `position` is that of the stream after them."""
+        """Append documents and record the progress; `position` is where their stream continues after them."""
         sides: dict[str, list[str]] = {split: [] for split in SPLITS}
         for text in batch:
             sides["validation" if is_held_out(text, self.request.validation) else "train"].append(text)

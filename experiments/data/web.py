@@ -1,8 +1,8 @@
 """Stream documents of OpenWebText and C4, from the Hugging Face Hub or from local files.
 
 A stream reports its position and can be restarted there, so that an interrupted preparation does not read finished
-files again. The position of the package datasets is a file and a document within it, so only the current file is read
-from its beginning.
+files again. A position (from the package datasets) is a file and a document in it, so only the current file is read
+again from its beginning.
 """
 
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ class Collection:
 
     documents: the number of documents in it.
     tokens: the approximate number of tokens that `tokenizer` makes of all documents.
-    revision: the commit that is read by default; None: the newest when the preparation begins.
+    revision: the commit that is read by default; None: the newest one when `fewbits data prepare` starts.
     assumed: which of these facts the papers do not state.
     """
 
@@ -76,7 +76,7 @@ _READERS: dict[str, tuple[str, dict[str, str]]] = {
 
 
 def resolved_revision(collection: Collection, requested: str | None) -> str:
-    """Return the Hub's current commit for a branch, a tag or a commit (None: the newest)."""
+    """Return the commit of the requested branch, tag or commit on the Hub (None: the newest)."""
     if requested is not None and len(requested) == 40 and set(requested) <= set("0123456789abcdef"):
         return requested
     try:
@@ -95,7 +95,7 @@ def resolved_revision(collection: Collection, requested: str | None) -> str:
 class Documents:
     """An iterable of a collection's documents, read from the file or folder `source` if it is given, else from the Hub.
 
-    NUL, which separates documents of bytes, is removed, and a lone surrogate, which UTF-8 cannot encode, becomes `?`.
+    NUL, the separator of the tokenizer `bytes`, is removed. A lone surrogate, which UTF-8 cannot encode, becomes `?`.
     """
 
     def __init__(self, collection: Collection, source: Path | None, revision: str | None = None) -> None:
@@ -168,6 +168,6 @@ def _files(source: Path) -> tuple[str, list[str], dict[str, str]]:
     if len(by_reader) != 1:
         problem = f"it has {' and '.join(by_reader)} files" if by_reader else "it has none"
         kinds = ", ".join(_READERS)
-        raise ValueError(f"--source {source}: files of one kind of {kinds} (or with .gz) are expected; {problem}")
+        raise ValueError(f"--source {source}: files of a single kind are expected, {kinds} (or with .gz); {problem}")
     ((reader, paths),) = by_reader.items()
     return reader, paths, next(options for name, options in _READERS.values() if name == reader)

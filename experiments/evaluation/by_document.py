@@ -1,13 +1,13 @@
-"""Evaluate the end of training document by document: in the recipe's format, unquantized, and with weights cast.
+"""Evaluate a trial's last weights document by document: with the recipe, unquantized, and with sampled weights cast.
 
 A claim compares the losses of two arms. Its interval has to cover other text as well as other seeds, and the tokens of
 one document are not independent of each other. So the losses are kept per document, where they can be clustered.
 
-The same weights are evaluated up to three times, on the same windows as during training:
+The weights are evaluated up to three times, on the windows that are evaluated during training too:
 
 * `loss`: with the recipe's own operands;
-* `loss_unquantized`: with all operands in the compute dtype (BF16 as a rule), which separates what the format did to
-  the weights in training from what it costs in evaluation;
+* `loss_unquantized`: with all operands in the compute dtype (BF16 as a rule), which separates the effect of the
+  recipe on training from its effect on the evaluation itself;
 * `loss_cast`: sampled layers with weights cast to the formats of their learned bit widths (GaussWS, Table C.1).
 """
 
@@ -34,9 +34,9 @@ COLUMNS = ("text", "document", "tokens")
 def evaluate_documents(
     model: Model, quantization: Quantization, corpus: Corpus, windows: Mapping[str, int], *, length: int, batch: int
 ) -> pd.DataFrame:
-    """Return a row per text and document: its number of evaluated tokens, and their mean loss in each format.
+    """Return a row for each document of each held-out split: its evaluated tokens, and their mean losses.
 
-    windows: how many windows of each split are evaluated.
+    windows: for each split, the number of windows to evaluate.
     """
     frames = []
     for split, count in windows.items():
@@ -57,7 +57,7 @@ def evaluate_documents(
 
 
 def means(frame: pd.DataFrame) -> dict[str, float]:
-    """Return the mean loss of each text in each format but the recipe's, with names like `ood_loss_unquantized`."""
+    """Return the means over each split of all losses but `loss`, with names like `ood_loss_unquantized`."""
     losses: dict[str, float] = {}
     for text, rows in frame.groupby("text", sort=False):
         weights = rows["tokens"].to_numpy(np.float64)
@@ -73,7 +73,7 @@ def _mean(losses: pd.Series) -> float:
 
 
 def _formats(quantization: Quantization) -> Iterator[tuple[str, AbstractContextManager[None]]]:
-    """Yield the name of each loss, with a context in which the model computes it."""
+    """Yield the name of each loss, and a context manager in which the model computes that loss."""
     yield LOSS, nullcontext()
     yield f"{LOSS}_unquantized", unquantized(quantization)
     if any(sampled_layers(quantization)):

@@ -1,24 +1,24 @@
 """Cut a four-way cloze task from held-out text: choose which of four continuations follows a context.
 
-It replaces downstream suites at sizes where those are at chance (MoR's MMLU curves, NVFP4's table 2). Chance is 25 %.
-The task tests whether the model uses the context, so nothing else may reveal or hide the answer:
+It replaces the papers' downstream tasks for models that are too small for them (MoR's MMLU curves, NVFP4's table 2).
+Chance is 25 %. The task tests whether the model uses the context, so nothing else may reveal or hide the answer:
 
 * All choices are real text of the same split with the same number of tokens, so none is odd in itself and sums of
   log-likelihoods are comparable.
-* In the text, each choice follows the same token that ends the context: the same letter, or the same space. Otherwise
-  a choice could be recognised by whether it completes a word of the text before it. With this rule it has to
-  use two tokens or more of the context, and a model of token pairs is at chance.
-* Of 64 such places the three are taken whose text is about as improbable as the truth under a model of token pairs. A
-  sum of log-likelihoods varies more between texts than a small model can gain from the context: with places taken at
-  random, common words win and the model stays near chance for long.
+* At its own position in the text, each wrong choice follows the same token as the truth, such as a letter or a space.
+  Otherwise a choice could be recognised by whether it completes the context's last word. So a model has to use at least
+  the last two tokens of the context; one that knows only pairs of tokens is at chance.
+* Of 64 random positions like that, the three are used whose text is closest in probability to the truth under a model
+  of token pairs. Log-likelihoods differ more between texts than a small model can gain from the context: if the wrong
+  choices were random, the one with the most common words would win, and the model would stay near chance for long.
 * The choices overlap neither the context nor the truth, and all four differ.
 
 Continuations are short and mostly start inside a word, because models that read bytes learn these first. A model of
-1.9 M parameters that had read 2 MB of Python was right in 55 ± 2 % of items of eight bytes. On the first 16, 32 or 64
-bytes of lines after the same indentation, with places taken at random, it was right in 27 to 29 ± 2 %.
+1.9 M parameters that had read 2 MB of Python was right in 55 ± 2 % of items of eight bytes. With another design, whose
+choices were the first 16, 32 or 64 bytes of random lines with the same indentation, it was right in 27 to 29 ± 2 %.
 
 Items depend only on the text, the seed and the count (not on the random generator of a library), so every trial gets
-the same items, and the first items are the same for every count.
+the same items. A larger count adds items after the same first ones.
 """
 
 import math
@@ -52,7 +52,7 @@ class ClozeItems:
 
 @dataclass(frozen=True, eq=False)
 class ClozeScore:
-    """The points of each item, float64 [N]: 1 for the likeliest choice, 1/k for one of k likeliest, else 0.
+    """The points of each item, float64 [N]: 1 if the truth is the likeliest choice, 1/k in a tie of k choices, else 0.
 
     A tie gives what guessing among the tied choices would give on average, so an uninformed model is exactly at chance.
     """
@@ -83,7 +83,7 @@ def cloze_items(
     for name, value in (("count", count), ("context", context), ("continuation", continuation)):
         check_count(name, value)
     pool = _Pool.read(corpus, split, context, continuation)
-    size = f"of {context} + {continuation} tokens ({len(pool.tokens)} tokens, {len(pool.places)} places to cut)"
+    size = f"of {context} + {continuation} tokens ({len(pool.tokens)} tokens, {len(pool.places)} positions to cut at)"
     if count > len(pool.places):  # checked first, because trying all places of a large split takes hours
         raise ValueError(f"count={count}: split {split!r} has fewer items {size}")
     contexts, choices = [], []
@@ -95,11 +95,11 @@ def cloze_items(
             choices.append(np.stack([pool.text(start) for start in starts]))
         if len(choices) == count:
             return ClozeItems(torch.from_numpy(np.stack(contexts)), torch.from_numpy(np.stack(choices)))
-    raise ValueError(f"count={count}: split {split!r} has {len(choices)} items {size}")
+    raise ValueError(f"count={count}: split {split!r} has only {len(choices)} items {size}")
 
 
 def evaluate_cloze(model: Model, items: ClozeItems, *, batch: int = 8) -> ClozeScore:
-    """Score a model, `batch` items at a time. The likeliest choice has the largest sum of log-likelihoods."""
+    """Score a model on the items, `batch` at a time. The likeliest choice has the largest sum of log-likelihoods."""
     check_count("batch", batch)
     n, ways, m = items.contexts.shape[1], *items.choices.shape[1:]
     earned = []
@@ -115,7 +115,7 @@ def evaluate_cloze(model: Model, items: ClozeItems, *, batch: int = 8) -> ClozeS
 
 @dataclass(frozen=True, eq=False)
 class _Pool:
-    """The text that items are cut from. A place is where a continuation may begin, after its context."""
+    """The text that items are cut from. A place is a position after a full context where a continuation may begin."""
 
     tokens: Tokens
     places: Tokens
@@ -139,7 +139,7 @@ class _Pool:
         return self.tokens[place : place + self.continuation]
 
     def choices(self, place: int, seed: int) -> list[int]:
-        """Return where the truth and up to three wrong choices begin."""
+        """Return the positions at which the truth and up to three wrong choices begin, the truth first."""
         alike = self.alike[int(self.tokens[place - 1])]
         by_text = {self.text(place).tobytes(): place}
         for draw in range(DRAWS):
@@ -166,7 +166,7 @@ def _read(corpus: Corpus, split: str) -> tuple[Tokens, Tokens]:
 
 
 def _surprise(tokens: Tokens) -> Tokens:
-    """Return −log₂ of each token's share among those that follow the token before it, in whole 1024ths of a bit.
+    """Return −log₂ p of each token, in whole 1024ths of a bit; p is its frequency after the token before it.
 
     Sums of integers are the same on every machine.
     """

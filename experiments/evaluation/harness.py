@@ -37,9 +37,9 @@ def run_tasks(
     include_path: str | Path | None = None,
     run_code: bool = False,
 ) -> dict[str, dict[str, float]]:
-    """Return metrics by lm-eval task (and by lm-eval group, which pools its tasks), keyed like lm-eval: "acc,none".
+    """Return the metrics of each lm-eval task and, pooled, of each lm-eval group; keys are lm-eval's: "acc,none".
 
-    Tasks are names of lm-eval, of YAML files under `include_path`, or of our groups of them (`tasks.TASK_GROUPS`).
+    `tasks` are names of lm-eval's tasks or groups, of YAML files under `include_path`, or of `tasks.TASK_GROUPS`.
     `length`, `batch` and `end` are those of `FewbitsLM`. `limit` is the number of questions of each task (None: all).
     Tasks that execute code written by the model need `run_code`.
     """
@@ -68,7 +68,7 @@ def run_tasks(
 
 
 def check_tasks(tasks: Sequence[str], include_path: str | Path | None = None, run_code: bool = False) -> None:
-    """Raise the ValueError that `run_tasks` would raise before it starts, so that a long training is not wasted."""
+    """Raise, before training starts, the ValueError that `run_tasks` would raise for these tasks."""
     wanted = shots(tasks)
     _require_lm_eval()
     _check_code(_manager(wanted, include_path), wanted, run_code)
@@ -143,7 +143,7 @@ def _load(manager: "TaskManager", wanted: Mapping[str, int | None]) -> dict[str,
 
 
 def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Return the metrics, their standard errors if any ("acc_stderr,none"), and "sample_len", the questions asked."""
+    """Return the metrics, their standard errors ("acc_stderr,none") if any, and "sample_len", the question count."""
     return {key: float(value) for key, value in metrics.items() if isinstance(value, (int, float, np.number))}
 
 

@@ -102,20 +102,20 @@ class FewbitsLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
     # Text to windows
 
     def _encode(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
-        """Return both as tokens, split as in lm-eval: trailing spaces of the context belong to the continuation."""
+        """Return the tokens of both; as in lm-eval, trailing spaces of the context belong to the continuation."""
         if not context:
             return [self._prefix], self.tok_encode(continuation)
         before, after = self._encode_pair(context, continuation)
         return before or [self._prefix], after
 
     def _windows(self, context: list[int], continuation: list[int]) -> list[Window]:
-        """Return one window with as much context as fits; a longer continuation is split into several windows."""
+        """Return one window with as much context as fits; a continuation that does not fit gets several windows."""
         if not continuation or len(continuation) > self._length:
             return self._rolling(context, continuation)
         return [Window(tuple((context + continuation)[-self._length - 1 : -1]), tuple(continuation))]
 
     def _rolling(self, context: list[int], text: list[int]) -> list[Window]:
-        """Return lm-eval's windows: they cover the text one after the other; the last one reads as far back as fits."""
+        """Return lm-eval's windows, which cover the text one after the other; the last one has a full context."""
         pairs = get_rolling_token_windows(text, context[-1], max_seq_len=self._length, context_len=1)
         return [Window(tuple(inputs), tuple(targets)) for inputs, targets in pairs]
 
@@ -160,7 +160,7 @@ class FewbitsLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
         return scores
 
     def _logits(self, batch: Sequence[tuple[int, ...]], device: torch.device) -> Iterator[Tensor]:
-        """Return logits[t, V] of each input. Padding repeats an input's own tokens, so that scales see no others."""
+        """Return logits[t, V] of each input. Padding repeats the input's tokens, so it adds no others to a block."""
         longest = max(map(len, batch))
         rows = [(inputs * -(-longest // len(inputs)))[:longest] for inputs in batch]
         logits = self._model(torch.tensor(rows, device=device))
@@ -168,7 +168,10 @@ class FewbitsLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
 
 
 def _score(logits: Tensor, targets: tuple[int, ...]) -> tuple[float, bool]:
-    """Return the targets' log-likelihood under the last logits, summed in float64, and whether they are greedy."""
+    """Return the sum of the targets' log-likelihoods, in float64, and whether greedy decoding would give the targets.
+
+    The last logits are those of the targets' positions.
+    """
     last = logits[-len(targets) :]
     last = last.to(torch.promote_types(last.dtype, torch.float32))
     wanted = torch.tensor(targets, device=last.device)

@@ -21,7 +21,7 @@ def window_count(split: str, windows: int, ood_windows: int | None) -> int:
 
 
 def evaluate_loss(model: Model, corpus: Corpus, split: str, *, windows: int, length: int, batch: int) -> float:
-    """Return the mean loss in nats per token on the first windows of a split."""
+    """Return the mean loss in nats per token over `windows` windows of a split."""
     return mean_loss(evaluate_windows(model, corpus, split, windows=windows, length=length, batch=batch))
 
 
@@ -32,7 +32,9 @@ def evaluate_windows(model: Model, corpus: Corpus, split: str, *, windows: int, 
     inputs, targets = corpus.windows(split, windows, length)
     if inputs.shape != (windows, length) or targets.shape != (windows, length):
         shapes = f"{tuple(inputs.shape)} and {tuple(targets.shape)}"
-        raise ValueError(f"split {split!r} gives windows of {shapes}, not ({windows}, {length})")
+        raise ValueError(
+            f"split {split!r}: inputs and targets have the shapes {shapes}; ({windows}, {length}) is expected"
+        )
     means = [math.fsum(row) / length for losses in token_losses(model, inputs, targets, batch) for row in losses]
     return torch.tensor(means, dtype=torch.float64)
 
@@ -46,5 +48,5 @@ def token_losses(model: Model, inputs: Tensor, targets: Tensor, batch: int) -> I
 
 
 def mean_loss(each: Tensor) -> float:
-    """Return the mean over windows, which all have one length."""
+    """Return the mean of the windows' losses; all windows have the same length."""
     return math.fsum(each.tolist()) / each.numel()

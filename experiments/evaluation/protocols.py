@@ -58,6 +58,6 @@ def evaluating(model: Model) -> Iterator[torch.device]:
 
 
 def check_count(name: str, value: int) -> None:
-    """Raise ValueError if a count is no integer of 1 or more."""
+    """Raise ValueError if a count is not an integer of 1 or more."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ValueError(f"{name}={value!r}: an integer of 1 or more is expected")

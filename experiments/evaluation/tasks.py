@@ -1,8 +1,8 @@
 """List the papers' downstream suites as data: the lm-eval tasks behind every row of their tables.
 
-Nothing is added to what a paper states. `few_shot=None` means that the paper gives no number of examples: lm-eval's
-default is used, as an assumption. The metric is always assumed (accuracy normalised by length where lm-eval has it, as
-is usual). Where lm-eval does not have exactly what the paper names, `differs` says what is run instead.
+`few_shot=None` means that the paper gives no number of examples: lm-eval's default is used, as an assumption.
+The metric is always assumed (accuracy normalised by length where lm-eval has it, as is usual). If lm-eval does not have
+exactly what the paper names, `differs` says what is run instead.
 """
 
 from collections.abc import Mapping, Sequence
@@ -92,7 +92,7 @@ TASK_GROUPS: Mapping[str, tuple[Task, ...]] = {
 
 
 def shots(names: Sequence[str]) -> dict[str, int | None]:
-    """Return the lm-eval tasks of these names, each with its number of examples. A name is a group or a task."""
+    """Return each lm-eval task of these groups and tasks with its number of few-shot examples."""
     if not names:
         raise ValueError(f"no task is requested: valid tasks are {', '.join(TASK_GROUPS)} and the names of lm-eval")
     wanted: dict[str, int | None] = {}

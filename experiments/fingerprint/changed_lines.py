@@ -1,14 +1,14 @@
-"""Find statements that only one version of the sources has, and tell whether a run tried them.
+"""Find statements that only one version of the sources has, and tell whether the trials of that version tried them.
 
-Statements are compared by their meaning, the names of the functions and the branches that enclose them, and the
-statement before them, but not by their file: moved, reformatted or commented code is no change, and statements that
-changed places are one.
+Two statements are the same if their meaning, the functions and branches that enclose them, and the statement before
+them are the same; the file does not matter. So it is no change if code moves to another file, or if its format or a
+comment changes. It is a change if two statements are swapped.
 
 A changed statement of a function counts as tried if every line of it that has code was executed. A statement that only
 declares something (constants, tables, signatures, C++ without code) is executed even if no trial uses what it declares.
-So it counts as tried only if the other version has the same declaration up to renamings: the older name vanished from
-the sources, and the newer one was not in them. An import counts as tried unless its name stands for something else in
-the other version.
+So it counts as tried only if the other version has a declaration that is equal except for renamed names: those of the
+older version that the newer one no longer has, and the reverse. An import counts as tried unless the other version
+imports something else under the same name.
 
 This is evidence and no proof: a statement that depends on a value was executed only with the values that occurred.
 """
@@ -46,7 +46,7 @@ _CPP_LIBRARY = re.compile(
 
 @dataclass(frozen=True)
 class Statement:
-    """A statement with its place, its meaning, and what is compared where it only declares something."""
+    """A statement: its lines, its meaning, and for declarations the parts that a renaming does not change."""
 
     file: str
     line: int
@@ -64,7 +64,7 @@ class Statement:
 
 @dataclass
 class Sources:
-    """The statements of a version, the names in it, and the lines of its Python files that have code."""
+    """The statements of a version, the names that they contain, and the lines of its Python files that have code."""
 
     statements: list[Statement] = field(default_factory=list)
     names: set[str] = field(default_factory=set)
@@ -73,7 +73,7 @@ class Sources:
 
 
 def read_sources(files: Collection[str], root: Path) -> Sources:
-    """Read the files, which are paths below `root`."""
+    """Read the statements of the files, whose paths are relative to `root`."""
     sources = Sources()
     for file in files:
         text = (root / file).read_text("utf-8")
@@ -91,7 +91,7 @@ def read_sources(files: Collection[str], root: Path) -> Sources:
 
 
 def only_in_first(first: Iterable[Statement], second: Iterable[Statement]) -> list[Statement]:
-    """Return the statements of the first version whose meaning the second does not have, counting repetitions."""
+    """Return the statements of `first` that are not in `second`; one that occurs twice has to be there twice."""
     remaining = Counter(statement.meaning for statement in second)
     result = []
     for statement in first:
@@ -108,9 +108,9 @@ def untried(
     executed: Mapping[str, Collection[int]],
     executable: Mapping[str, Collection[int]] | None = None,
 ) -> list[Statement]:
-    """Return the statements that only `own` has and that its run did not try.
+    """Return the statements that only `own` has and that the trials of this version did not try.
 
-    executed: lines by file. executable: lines that the compiler has code for, of C++ files.
+    executed: the executed lines of each file. executable: the lines of each C++ file that were compiled to code.
     """
     with_code = {**(executable or {}), **own.code_lines}
     theirs = only_in_first(other.statements, own.statements)
@@ -178,7 +178,7 @@ def _of_body(
 
 
 def _of_import(file: str, node: ast.Import | ast.ImportFrom) -> Iterator[Statement]:
-    """Yield a statement for each name; modules of our own are left out, since they may have moved."""
+    """Yield a statement for each imported name; for our own modules it omits the module, which may have been moved."""
     module = (node.module or "") if isinstance(node, ast.ImportFrom) else ""
     ours = module.partition(".")[0] == "fewbits"
     for alias in node.names:
@@ -192,7 +192,7 @@ def _of_import(file: str, node: ast.Import | ast.ImportFrom) -> Iterator[Stateme
 
 
 def _of_node(file: str, node: ast.AST, place: str, in_function: bool, before: str) -> Iterator[Statement]:
-    """Yield a statement without the statements nested in it, then the nested ones."""
+    """Yield a statement for the node without its nested statements, then the nested ones."""
     nested = {name: value for name in _NESTED if isinstance(value := getattr(node, name, None), list)}
     starts = [line for part in nested.values() for child in part if (line := _first_line(child)) is not None]
     for name in nested:
@@ -229,7 +229,7 @@ def _statement(file: str, line: int, last: int, node: ast.AST) -> Statement:
 
 
 def _cpp(file: str, text: str) -> Iterator[Statement]:
-    """Yield a statement for each line that has more tokens than brackets; only the compiler knows which have code."""
+    """Yield a statement for each line but includes and lines of brackets; some of them have no compiled code."""
     lines: dict[int, list[str]] = {}
     for line, token in tokens(text):
         if token != "end of directive":

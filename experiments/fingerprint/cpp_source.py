@@ -50,7 +50,7 @@ def source_digest(source: str) -> str:
 
 
 def with_includes(roots: Iterable[Path]) -> list[Path]:
-    """Return the sorted files and all files that they include by a quoted name, directly or indirectly."""
+    """Return, sorted, `roots` and all files that they include by a quoted name, directly or indirectly."""
     files: set[Path] = set()
     waiting = list(roots)
     while waiting:

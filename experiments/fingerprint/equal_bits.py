@@ -43,7 +43,7 @@ def declared_pairs(file: Path = FILE) -> tuple[EqualPair, ...]:
 
 
 def add_pairs(pairs: list[EqualPair], file: Path = FILE) -> None:
-    """Add pairs of equal fingerprints to the JSON file, without duplicates."""
+    """Add pairs of equal fingerprints to the JSON file, unless it has them already."""
     rows = [asdict(pair) for pair in dict.fromkeys([*declared_pairs(file), *pairs])]
     file.write_text("[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n", "utf-8")
     declared_pairs.cache_clear()
@@ -52,7 +52,8 @@ def add_pairs(pairs: list[EqualPair], file: Path = FILE) -> None:
 def equal_fingerprints(fingerprint: str, device: str, instruction_set: str | None = None) -> list[str]:
     """Return the fingerprint and all fingerprints that are proven equal to it, through any number of pairs.
 
-    Without an instruction set, a pair for any instruction set counts; the caller has to check that later.
+    Without an instruction set, pairs for any instruction set count; the caller then has to compare the pair's
+    instruction set with the one that computed the trial.
     """
     equal = [fingerprint]
     for known in equal:  # the list grows during the loop

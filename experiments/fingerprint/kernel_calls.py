@@ -43,7 +43,7 @@ def digest(value: torch.Tensor) -> str:
 
 
 def call(x: torch.Tensor, quantizer: str, axis: int) -> str:
-    """Return the digest of the quantized values, or the name of the error that refuses the call."""
+    """Return the digest of the quantized values, or the class of the error if the call is refused."""
     for seed in (7, None):
         try:
             return digest(fake_quantize(x, quantizer, axis=axis, seed=seed))
@@ -53,7 +53,7 @@ def call(x: torch.Tensor, quantizer: str, axis: int) -> str:
 
 
 def is_known(scaling: str) -> bool:
-    """Tell whether this version has the scaling."""
+    """Tell whether the installed version of the kernels has this scaling."""
     try:
         Quantizer.parse(f"e2m1:1x16:{scaling}:rht16")  # valid for every scaling
     except ValueError:

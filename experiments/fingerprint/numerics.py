@@ -20,19 +20,19 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @cache
 def source_digests(device: str, root: Path = ROOT) -> dict[str, str]:
-    """Return the digest of each source that computes trials of a device kind, by its path below the repository."""
+    """Return the digest of each source, by its path in the repository, that computes trials on this kind of device."""
     return {path: file_digest(path, root) for path in computing_files(device, root)}
 
 
 def computing_files(device: str, root: Path = ROOT) -> list[str]:
-    """Return the paths of the sources that compute trials of a device kind, sorted."""
+    """Return the sorted paths of the sources that compute trials on this kind of device."""
     python = [module_file(module) for module, needed_on in COMPUTING.items() if needed_on in ("any", device)]
     cpp = with_includes(root / "kernels" / "csrc" / name for name in CPP_ROOTS[device])
     return sorted([*python, *(file.relative_to(root).as_posix() for file in cpp)])
 
 
 def file_digest(path: str, root: Path = ROOT) -> str:
-    """Return the digest of one source's meaning."""
+    """Return the digest of the meaning of one source file."""
     if path.endswith(".py"):
         config_classes = CONFIG_CLASSES.get(path.removesuffix(".py").replace("/", "."), ())
         return module_digest((root / path).read_bytes(), config_classes)
@@ -40,10 +40,10 @@ def file_digest(path: str, root: Path = ROOT) -> str:
 
 
 def numerics_fingerprint(device: str, root: Path = ROOT) -> str:
-    """Return the numerics fingerprint of a device kind."""
+    """Return the numerics fingerprint for this kind of device."""
     return hashlib.sha256(json.dumps(source_digests(device, root)).encode()).hexdigest()
 
 
 def module_file(module: str) -> str:
-    """Return the path of a module's file below the repository."""
+    """Return the path of a module's file, relative to the repository."""
     return f"{module.replace('.', '/')}.py"

@@ -30,7 +30,7 @@ def module_digest(source: str | bytes, config_classes: Collection[str] = ()) -> 
 
 
 def serialised(node: ast.AST, config_classes: Collection[str] = ()) -> str:
-    """Return the text that represents a syntax tree's meaning, without its empty parts."""
+    """Return the text that represents a syntax tree's meaning; empty fields of nodes are left out."""
     if isinstance(node, ast.Raise | ast.Assert) or _is_message(node):
         return _fields(node, config_classes, silent=True)
     return _fields(node, config_classes, silent=False)

@@ -4,7 +4,7 @@
     v ← β2·v + (1 − β2)·mean of g² over the part
     w ← w·(1 − lr·decay) − lr/(1 − β1^t) · m / (√v / √(1 − β2^t) + ε)
 
-A partition says how a parameter is split into parts (fewbits.models.networks.partition has it for every parameter):
+A partition says how a parameter is split into parts; fewbits.models.networks.partition returns it for every parameter:
 
     "element"      every element is its own part: AdamW, for embeddings and the output head
     "tensor"       the whole tensor is one part
@@ -38,7 +38,7 @@ class _Run:
 
 
 class AdamMini(UntracedOptimizer):
-    """The optimizer. `params` is as for torch.optim.AdamW; `partition` has an entry for each parameter."""
+    """The optimizer Adam-mini. `params` is as for torch.optim.AdamW; `partition` has an entry for each parameter."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class AdamMini(UntracedOptimizer):
 
 
 def _runs(partition: Partition, shape: torch.Size) -> tuple[_Run, ...] | None:
-    """Group neighbouring parts of equal size, which are updated together. Return None if every element is a part."""
+    """Return groups of neighbouring parts of equal size, to update together; None if every element is its own part."""
     if partition == "element" or len(shape) == 0 or 0 in shape:
         return None
     sizes = (shape[0],) if partition == "tensor" else partition

@@ -8,8 +8,8 @@ There are three groups of parameters:
             they always have it, and they may have their own learning rate
 
 The learning rate of an update is a group's `peak_lr` times the schedule's factor. A checkpoint stores an optimizer's
-state by parameter name (`optimizer_state`). Learning rates and the like always come from the config, and a branch whose
-recipe adds or drops a sampler still finds the state of all other parameters.
+state by parameter name (`optimizer_state`). Learning rates and the like always come from the config. If a branch's
+recipe adds or drops a sampler, the state of all other parameters is still restored.
 
 Every optimizer made here increments the version counter of the parameters it updates (torch's fused kernels do not),
 so that a cache of quantized weights can check `weight._version`.
@@ -153,17 +153,17 @@ def clip_gradients(params: Iterable[Tensor], max_norm: float | None) -> Tensor:
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Tensor]]:
-    """Return the state to save, by parameter name; empty before the first update. The tensors are not copied."""
+    """Return the optimizer's state by parameter name, to save it; empty before the first update. Nothing is copied."""
     return {
         name: dict(optimizer.state[param]) for name, param in _named_parameters(optimizer) if param in optimizer.state
     }
 
 
 def load_optimizer_state(optimizer: torch.optim.Optimizer, states: Mapping[str, Mapping[str, Tensor]]) -> None:
-    """Restore the optimizer from a copy of `states`, the saved state by parameter name.
+    """Copy `states`, the saved state by parameter name, into the optimizer.
 
-    A sampler's bit widths may be missing in `states`, and then start from scratch, or in the optimizer, and are then
-    ignored. Raises ValueError if other parameters are missing on one side, or if shapes differ.
+    A sampler's bit widths that are missing from `states` start from scratch; those that are missing from the optimizer
+    are ignored. Raises ValueError if only one of the two has another parameter, or if shapes differ.
     """
     params = dict(_named_parameters(optimizer))
     alone = sorted(name for name in states.keys() ^ params.keys() if name.rpartition(".")[2] != BITS)

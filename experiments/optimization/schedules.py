@@ -1,14 +1,14 @@
 """Compute the learning rate over a trial as a pure function: update `step` uses peak × `factor(config, step, steps)`.
 
-Updates are counted from 0 to steps − 1. With W updates of warm-up and a decay that starts at update D (at W for linear
-and cosine; for wsd where the last part of the trial begins):
+Updates are counted from 0 to steps − 1. W is the number of warm-up updates. The decay starts at update D: for linear
+and cosine D = W, for wsd it starts `decay_fraction` of the trial before the end:
 
     warm-up   step < W        (step + 1) / (W + 1)
     plateau   W ≤ step < D    1
     decay     D ≤ step        f + (1 − f)·shape((step − D) / (steps − D)),    f = final_ratio, shape falls from 1 to 0
 
-So neither the first nor the last update has a rate of 0: the curve would reach f one update after the last, whose
-factor is f + (1 − f)·shape(1 − 1/(steps − D)). nanoGPT's cosine and torchtitan's linear schedule have this form. A
+So neither the first nor the last update has a rate of 0: the factor would be f only one update after the last one. The
+last one has f + (1 − f)·shape(1 − 1/(steps − D)). nanoGPT's cosine and torchtitan's linear schedule have this form. A
 branch that decays "to zero from here" is `ScheduleConfig(kind="linear")`: it starts at the peak.
 """
 
@@ -28,7 +28,7 @@ KINDS = ("constant", "linear", "cosine", "wsd")
 
 @dataclass(frozen=True)
 class ScheduleConfig:
-    """A schedule for trials of any length. One of the two warm-up lengths may be set; neither means no warm-up."""
+    """A schedule for trials of any length. At most one warm-up length may be set; None means no warm-up."""
 
     kind: str = "linear"
     warmup_steps: int = 0

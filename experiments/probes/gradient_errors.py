@@ -32,7 +32,7 @@ class GradientErrors:
         self._sums: dict[str, Tensor] = {}  # sum of e over the seeds
 
     def add(self, gradients: Mapping[str, Tensor]) -> None:
-        """Add the gradients of another seed; without randomness call this only once."""
+        """Add the gradients of one more seed; if they do not depend on the seed, call this only once."""
         products = {}
         for name, g in self._exact.items():
             e = gradients[name].float() - g

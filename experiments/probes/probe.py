@@ -1,10 +1,11 @@
 """Compare recipes at one checkpoint, on the same batches, with nothing else changed.
 
 For every batch, the checkpoint's weights do a forward and a backward pass once unquantized and once with each recipe
-(several times, with different seeds, if a recipe draws noise). Each result is paired with the unquantized reference, so
-results about numerics have almost no noise, while training outcomes need many seeds. The result is three tidy tables:
+(several times, with different seeds, if a recipe draws noise). Each result is compared with the unquantized reference
+on the same batch, so differences have almost no noise, while comparing trained models needs many seeds. The result is
+three tidy tables:
 
-    loss        recipe, batch, seed         loss, reference, increase; bits, the mean b_t of weights with a sampler
+    loss        recipe, batch, seed         loss, reference, increase; `bits`: the mean b_t of sampled weights
     gradients   recipe, batch, layer        errors of the weight's gradient (gradient_errors.py);
                                             layer `whole`: the gradient of the loss by all parameters
     operands    recipe, batch, seed,        relative error, rates of flushed, saturated and capped values, lost values,
@@ -16,9 +17,10 @@ The reference computes in the trial's dtype: then all differences come from the 
 all operands in high precision gives differences of exactly zero. `reference="fp32"` uses FP32 throughout
 instead: this adds the error of BF16 itself, which the recipe bf16 then shows.
 
-Batches of `train` are those that the trial would read next, with the noise that its first rank would draw (seed 0): on
-one rank, its own recipe gives exactly the losses that the trial had next. Batches of the other splits are windows
-spread evenly over held-out text. Every batch has the size of a micro-batch, because a tensor's scale may depend on it.
+Batches of the split `train` are those that the trial reads after the checkpoint, and seed 0 draws the noise of its
+first rank. So for a trial on one rank, its own recipe gives exactly the losses of the micro-batches of its next step.
+Batches of the other splits are windows spread evenly over held-out text. Every batch has the size of a micro-batch,
+because a tensor's scale may depend on it.
 """
 
 from __future__ import annotations
@@ -77,7 +79,7 @@ def probe(
 
     run: a run folder, or one of its checkpoints. From a run folder, the checkpoint of `step` is used, or the newest.
     recipes: names of recipes, or Recipe values; their names must differ.
-    seeds: how often a recipe that draws noise is computed, to separate its average effect from the noise.
+    seeds: the number of seeds for a recipe that draws noise, to separate its average effect from the noise.
     reference: the dtype of the unquantized model, bf16 or fp32; None: the trial's dtype.
 
     >>> result = probe(Path("runs/nemotron-nano-bf16-python-s0-1a2b3c4d"), ["bf16", "mor/block", "nvfp4"], seeds=4)
@@ -193,8 +195,8 @@ class _Bench:
     def quantized(self, recipe: Recipe, batch: int, seed: int) -> tuple[Decoder, Quantization]:
         """Return a model with the same parameters and the recipe's layers, ready for a batch; seed 0 is the trial's.
 
-        A sampler uses the bit widths that the trial has learned if both have the same init, target and block, else its
-        own init.
+        A sampler starts with the bit widths that the trial learned if its init, target and block are those of the
+        trial's sampler, else with its own init.
         """
         t, ours, own = self.trial.training, recipe.sampler, self.trial.recipe.sampler
         rounding = self.trial.seed if t.rounding_seed is None else t.rounding_seed
@@ -214,7 +216,7 @@ class _Bench:
         return model, quantization
 
     def draws_noise(self, recipe: Recipe) -> bool:
-        """Tell whether another seed gives other numbers."""
+        """Tell whether the recipe's results depend on the seed."""
         _, quantization = self.quantized(recipe, 0, 0)
         return any(
             layer.sampler is not None or any(pair.needs_seed for pair in _operand_pairs(quantization, layer))
@@ -223,7 +225,7 @@ class _Bench:
 
 
 def _bench(trial: Trial, checkpoint: checkpoints.Checkpoint, device: torch.device, reference: torch.dtype) -> _Bench:
-    """Load the checkpoint's model, without reading the optimizer's state."""
+    """Load the checkpoint's model and return it with its reference; the optimizer's state is not read."""
     state = checkpoint.state
     saved = checkpoints.unflatten(checkpoint.tensors(device, under="model."), state["model"])
     widths = {name: tensor for name, tensor in saved.items() if name.endswith(_WIDTHS)}
@@ -244,7 +246,7 @@ def _shared_copy(model: Decoder) -> Decoder:
 
 
 def _backward(model: Decoder, inputs: Tensor, targets: Tensor) -> tuple[float, dict[str, Tensor]]:
-    """Return the loss without a sampler's penalty, and its gradient by every parameter that the plain model has."""
+    """Return the loss without a sampler's penalty, and its gradient for every parameter except bit widths."""
     parameters = {name: p for name, p in model.named_parameters() if not name.endswith(_WIDTHS)}
     loss = model.loss(inputs, targets)
     gradients = torch.autograd.grad(loss, list(parameters.values()))
@@ -260,7 +262,7 @@ def _gradient_rows(
 
 
 def _operand_rows(quantization: Quantization) -> Iterator[dict[str, Any]]:
-    """Yield a row for each slot that is quantized; slots that use the same quantized values get the same numbers."""
+    """Yield a row of statistics for each quantized slot; slots that share quantized values have equal statistics."""
     observer = quantization.observer
     assert observer is not None
     rows = {(row["layer"], row["slot"]): row for row in observer.rows(quantization.context.step, quantization.layers)}

@@ -13,7 +13,7 @@ KEYS = ["recipe", "batch", "seed", "layer", "block", "part", "slot", "quantizer"
 
 @dataclass(frozen=True, eq=False)
 class Probe:
-    """The results of a probe, and what it compared."""
+    """The results of a probe, with its run, step, batches and reference."""
 
     run: str  # the run folder's name
     step: int
@@ -61,7 +61,7 @@ class Probe:
         return gradients.join(errors).reset_index()
 
     def long(self) -> pd.DataFrame:
-        """Return all three tables as one, a row for each number: its name in `measure`, the number in `value`."""
+        """Return all three tables as one, with a row for each number: `measure` is its name, `value` the number."""
         parts = []
         for frame in (self.loss, self.gradients, self.operands):
             melted = frame.melt([key for key in KEYS if key in frame], var_name="measure", value_name="value")

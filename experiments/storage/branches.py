@@ -32,7 +32,7 @@ class Parent:
 
     @cached_property
     def checkpoint(self) -> checkpoints.Checkpoint:
-        """The checkpoint, read and checked once, and only if the branch has no checkpoint yet."""
+        """The checkpoint, read and checked at first access; not needed once the branch has a checkpoint of its own."""
         return self.folder.checkpoint(self.step)
 
     def check(self, trial: Trial, corpus: Corpus) -> None:
@@ -51,7 +51,7 @@ class Parent:
 
 
 def find_parent(branch: Branch, runs: Path) -> Parent | None:
-    """Return the parent that a trial names, by a path or by a folder's name in `runs`; None without a parent."""
+    """Return the parent of a branch, which is named by its path or by its folder in `runs`; None for other trials."""
     if branch.parent is None:
         if branch.step is not None:
             raise ValueError(f"branch.step {branch.step} needs branch.parent, a run folder")

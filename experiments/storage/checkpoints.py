@@ -5,8 +5,9 @@
 
 A checkpoint is written under a temporary name, flushed to the disk and renamed into place. So after any failure it is
 either complete or missing, and the older ones stay until it is complete. `newest` checks every checkpoint that it
-returns; a damaged one costs the steps since the one before it, and one warning. Saving step N makes N the newest:
-checkpoints of later steps belong to an abandoned continuation and are removed. A folder has one writer at a time.
+returns; it skips a damaged one with a warning, so that the steps since the one before it have to be trained again.
+Saving step N makes N the newest: checkpoints of later steps belong to an abandoned continuation and are removed. A
+folder has one writer at a time.
 
 `flatten` splits any nesting of dicts, lists and tuples (a model's or optimizer's state_dict, states of random
 generators, a position in the data) into named tensors and JSON, and `unflatten` restores exactly the same nesting.

@@ -3,8 +3,9 @@
     RUNS/<slug>-<hash8>/  config.yaml  provenance.json  metrics.parquet  numerics.parquet  checkpoints/
                           evaluation.parquet  result.json
 
-A trial's folder is found by the hash alone, so that equal trials with different names share it. One process writes at a
-time. `result.json` is written last: if it exists, the trial has ended, with status done or diverged.
+A trial's folder is found by `hash8`, the start of its id, so that equal trials with different names share it. One
+process writes at a time. `result.json` is written last: if it exists, the trial has ended, with status done or
+diverged.
 """
 
 from __future__ import annotations
@@ -63,13 +64,13 @@ class RunFolder:
         return load(available[step])
 
     def has(self, wanted: Collection[int]) -> bool:
-        """Tell whether the checkpoints of these steps exist. If the trial diverged, only steps before that count."""
+        """Tell whether the checkpoints of these steps exist. After a divergence only earlier steps are required."""
         available, result = {**steps(self.kept), **steps(self.checkpoints)}, self.result() or {}
         end = result["step"] if result.get("status") == "diverged" else math.inf
         return all(step in available or step >= end for step in wanted)
 
     def reopen(self, wanted: Collection[int]) -> None:
-        """Make a finished trial train again, for checkpoints that were not kept the first time."""
+        """Make a finished trial train again, so that it keeps the checkpoints of the wanted steps."""
         (self.path / "result.json").unlink()
         first = min(set(wanted) - set(steps(self.kept)))
         for step, path in steps(self.checkpoints).items():
@@ -78,7 +79,7 @@ class RunFolder:
 
     @property
     def over(self) -> bool:
-        """Tell whether there is a result file, without reading it."""
+        """Tell whether the trial has a result file, without reading it."""
         return (self.path / "result.json").exists()
 
     def result(self) -> dict[str, Any] | None:
@@ -110,7 +111,7 @@ class RunFolder:
         write_json(self.path / "provenance.json", {"id": self.id, **provenance, "segments": before})
 
     def add_segment(self, segment: Mapping[str, Any]) -> None:
-        """Record the environment that computes the steps from here on. Only the run's writer may call this."""
+        """Record a segment: the environment that computes the next steps. Only the run's writer may call this."""
         provenance = self.provenance() or {}
         write_json(
             self.path / "provenance.json", {**provenance, "segments": [*provenance.get("segments", []), segment]}
@@ -135,8 +136,10 @@ class RunFolder:
 def find(runs: Path, slug: str, made_of: Mapping[str, Any], expected: str | None = None) -> RunFolder:
     """Return the folder where the trial is or will be stored.
 
-    A folder that other sources computed counts as the trial's if they are proven to give the same bits on its device.
-    expected: the id that the trial was planned with; its folder is returned if the trial can have this id.
+    A folder that was computed by other sources than the current ones counts too, if both are proven to give the same
+    bits on the kind of device and the instruction set that computed it.
+
+    expected: the id that the trial was planned with. If it is one of the trial's possible ids, only its folder counts.
     """
     ids = [trial_id(identity) for identity in possible_identities(made_of)]
     for number, possible in enumerate([expected] if expected in ids else ids):
@@ -159,7 +162,7 @@ def _existing(runs: Path, trial_id: str) -> RunFolder | None:
 
 
 def opened(path: Path) -> RunFolder:
-    """Return the folder of an existing run, such as a branch's parent; raise ValueError if it is no run."""
+    """Return the folder of an existing run, such as a branch's parent; raise ValueError if the path is not one."""
     provenance = checked_json(path / "provenance.json")
     if provenance is None:
         raise ValueError(f"{path} is no run folder: it has no provenance.json")

@@ -1,9 +1,9 @@
 """Create MLflow's SQLite database and add points to it, both faster than MLflow does.
 
-MLflow creates a database with migrations that take seconds. Here this happens once for each version, in the cache, and
-then the file is copied. A point that goes through MLflow costs about 80 µs of Python objects, and a trial has thousands
-of points. Here points are added by two statements in one transaction. The tables are those of the MLflow version that
-this package requires; a test compares the result with what MLflow writes.
+MLflow creates a database with migrations that take seconds. Here this happens once for each version of MLflow, in
+fewbits' cache, and then the file is copied. MLflow takes about 80 µs to add a point (one value of a metric), and a
+trial has thousands of points. Here points are added by two SQL statements in one transaction. The tables are those of
+the MLflow version that this package requires; a test compares the result with what MLflow writes.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _empty() -> Path:
 
 
 def add(uri: str, run: str, points: Iterable[Point]) -> None:
-    """Add points to a run, all or none. Existing points stay unchanged."""
+    """Add points to a run, in one transaction. Points that it already has stay unchanged."""
     rows = [(run, *point) for point in points]
     latest: dict[str, tuple[str, str, float, int, int]] = {}
     for row in rows:

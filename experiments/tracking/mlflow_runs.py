@@ -1,4 +1,4 @@
-"""Find MLflow's runs by their tags, create each once, and adopt old ones, each only for its owner (owner.py)."""
+"""Find and create runs in MLflow by their tags, and tag old runs that have no owner yet (owner.py)."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ class OwnedRuns:
         return search(self.client, self.experiment, {**key, **self.owner.key})
 
     def one(self, key: Mapping[str, str], name: str, tags: Mapping[str, str], began: float) -> Run:
-        """Return the run with the tags of the key; create it if there is none.
+        """Return the owner's run with the tags in `key`; create it if there is none.
 
-        If two processes created it at once, the oldest run is kept.
+        If two processes create it at the same time, the older run is kept and the other one deleted.
         """
         if not (runs := self.search(key)):
             self.new(key, name, tags, began)
@@ -55,11 +55,11 @@ class OwnedRuns:
         return first
 
     def new(self, key: Mapping[str, str], name: str, tags: Mapping[str, str], began: float) -> Run:
-        """Create the run; the caller knows that there is none."""
+        """Create a run without searching for an existing one."""
         return self.client.create_run(self.experiment, round(1000 * began), {**key, **self.owner.tags, **tags}, name)
 
     def adopt(self, store: Path, key: Mapping[str, str]) -> list[Run]:
-        """Tag and return runs of trials in this store that earlier versions wrote without an owner."""
+        """Tag and return runs of this store's trials that earlier versions of fewbits created without an owner."""
         adopted = []
         for run in search(self.client, self.experiment, key):
             tags = run.data.tags

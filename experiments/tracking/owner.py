@@ -2,7 +2,7 @@
 
 Several users may share a store, and several stores an MLflow server. A driver creates, changes and deletes only runs
 with its own store and user. The store's id is a random number in `.store.json`, so that a store keeps its id wherever
-it is mounted; a copy of a store keeps it too.
+it is mounted; a copy of a store has the same id.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Owner:
 
     @property
     def key(self) -> dict[str, str]:
-        """The tags that a run is found by."""
+        """The tags by which this owner's runs are found."""
         return {STORE: self.store, USER: self.user}
 
     @property

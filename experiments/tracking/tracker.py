@@ -1,10 +1,10 @@
-"""Copy run folders to MLflow. The folders' files stay the only source; each of their rows is sent to a run once.
+"""Copy run folders to MLflow. The folders' files stay the only source; each row of their tables is sent once.
 
 `send` brings one MLflow run up to date with one folder, from the files alone: config.yaml, metrics.parquet,
-timing.parquet, result.json. Points of an SQLite database are written without MLflow (mlflow_database.py). Sending
-twice, or by two processes, has the same result as sending once: only rows after MLflow's last one are sent, their times
-are those of the files, and MLflow merges equal points. So a trial that was killed continues in the same run, and a run
-can be created again from the files.
+timing.parquet, result.json. If MLflow uses an SQLite database, points are written to it directly (mlflow_database.py).
+Sending twice, or by two processes, has the same result as sending once: only rows after MLflow's last one are sent,
+their times are those of the files, and MLflow merges equal points. So a trial that was killed continues in the same
+run, and a run can be created again from the files.
 
 `Tracker` does this while `fewbits train` runs. No failure of MLflow stops a trial: it is reported once and retried
 later, and the next trial with the same id sends what is missing.
@@ -124,7 +124,7 @@ def locked(runs: Path) -> Iterator[None]:
 
 
 def experiment(client: MlflowClient, name: str, runs: Path, uri: str) -> str:
-    """Return an experiment's id, creating it if needed. Without a server its artifacts are beside the run folders."""
+    """Return an experiment's id; create it if needed. Without a server, its artifacts are beside the run folders."""
     existing = client.get_experiment_by_name(name)
     if existing is None:
         location = None if uri.startswith("http") else (runs.resolve() / ARTIFACTS / name).as_uri()
@@ -151,7 +151,7 @@ def send(
     params: Mapping[str, str],
     tags: Mapping[str, str | None],  # None: delete the tag
 ) -> None:
-    """Send everything that the folder's files have and the run does not; its status comes last."""
+    """Send everything that the folder's files have and the MLflow run does not; send the run's status last."""
     run_id = run.info.run_id
     if run.info.lifecycle_stage == "deleted":
         client.restore_run(run_id)
@@ -222,13 +222,13 @@ def began(folder: RunFolder) -> float:
 
 
 def about(trial: Trial) -> dict[str, str]:
-    """Return the parameters that every trial has in MLflow."""
+    """Return the parameters that are set for every trial in MLflow."""
     names = {"model": trial.model.name, "recipe": trial.recipe.name, "data": trial.data.kind}
     return {**names, "seed": str(trial.seed)}
 
 
 def _ended(folder: RunFolder) -> float:
-    """Return when something was last written to the run."""
+    """Return the time when the trial ended, or when it last wrote its tables."""
     files = [folder.path / name for name in ("result.json", "failure.json", "timing.parquet")]
     return next((file.stat().st_mtime for file in files if file.exists()), time.time())
 
@@ -247,7 +247,7 @@ def _times(folder: RunFolder) -> dict[float, Row]:
 
 
 def _batches(rows: Sequence[Row]) -> Iterator[Sequence[Row]]:
-    """Yield groups of whole rows that fit into one request; a row has its own metrics and two of timing."""
+    """Yield groups of rows that each fit into one request; with every row two values of timing.parquet are sent."""
     size = max((len(row) + 2 for row in rows), default=1)
     for start in range(0, len(rows), BATCH // size):
         yield rows[start : start + BATCH // size]
@@ -278,12 +278,15 @@ def _scores(result: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
 
 
 def _key(name: str) -> str:
-    """Return a name with the characters that MLflow does not allow replaced."""
+    """Replace the characters of a name that MLflow does not allow."""
     return re.sub(r"[^\w./ -]", "_", name)
 
 
 def reap(client: MlflowClient, runs: Path) -> int:
-    """End this user's runs of trials in this store whose `fewbits train` was killed on this host; return how many."""
+    """End MLflow runs that are marked as running although their `fewbits train` was killed; return how many.
+
+    Only runs of this user, this store and this host count.
+    """
     trials = client.get_experiment_by_name(EXPERIMENT)
     if trials is None:
         return 0
@@ -316,7 +319,7 @@ def _is_alive(process: int) -> bool:
 
 
 class Patience:
-    """A guard that reports the first failure of MLflow, and delays the next attempt after each failure."""
+    """A guard for calls of MLflow: it reports the first failure, and after each failure delays the next attempt."""
 
     def __init__(self) -> None:
         self._not_before = -math.inf
@@ -329,7 +332,7 @@ class Patience:
 
     @contextmanager
     def guarding(self, consequence: str) -> Iterator[None]:
-        """Turn a failure of the body into one warning that also states the consequence."""
+        """Turn an exception in the `with` block into a warning that states the consequence; warn only once."""
         began = time.monotonic()
         try:
             yield
@@ -343,7 +346,7 @@ class Patience:
 
 
 class Tracker:
-    """A callback that sends a trial's folder to MLflow when it has changed; `left` is called when training ends."""
+    """A callback that sends a trial's folder to MLflow when it has changed; call `left` when training ends."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._on = runtime.tracking == "mlflow"
@@ -357,7 +360,7 @@ class Tracker:
             self._send(folder, "RUNNING")
 
     def left(self) -> None:
-        """Mark a trial without a result as stopped."""
+        """Mark the trial as stopped in MLflow if it has no result."""
         if self._folder is not None and self._folder.result() is None:
             self._send(self._folder, "KILLED")
 
