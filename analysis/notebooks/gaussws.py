@@ -1,15 +1,3 @@
-# ---
-# jupyter:
-#   jupytext:
-#     text_representation:
-#       extension: .py
-#       format_name: percent
-#   kernelspec:
-#     display_name: Python 3
-#     language: python
-#     name: python3
-# ---
-
 # %%
 from fewbits.analysis.report.study_report import read_study
 
@@ -18,16 +6,10 @@ overrides = ["study=gaussws", "scale=smoke"]
 
 # %%
 gaussws = read_study(overrides)
-gaussws.title()
-
-# %%
-gaussws.flags()
+gaussws.opening()
 
 # %% [markdown]
 # ## Verdicts
-
-# %%
-gaussws.rules()
 
 # %%
 gaussws.summary()
@@ -45,10 +27,7 @@ gaussws.summary()
 # Validation is without noise.
 
 # %%
-gaussws.figure("Figure 1")
-
-# %%
-gaussws.claims("G7", "G8", "G9")
+gaussws.show("Figure 1", "G7", "G8", "G9")
 
 # %% [markdown]
 # ## Noise, casts and formats
@@ -56,58 +35,25 @@ gaussws.claims("G7", "G8", "G9")
 # What the paper proves, checked case by case on the kernels that train.
 
 # %%
-gaussws.claims("G1", "G6")
-
-# %%
-gaussws.figure("Figure 2")
-
-# %%
-gaussws.claims("G2", "G4")
-
-# %%
-gaussws.table("Table C.1")
-
-# %%
-gaussws.claims("G3", "G19")
-
-# %%
-gaussws.figure("Figure D.1")
-
-# %%
-gaussws.claims("G5")
+gaussws.show("G1", "G6", "Figure 2", "G2", "G4", "Table C.1", "G3", "G19", "Figure D.1", "G5")
 
 # %% [markdown]
 # ## Which parts, and which optimizer
 
 # %%
-gaussws.figure("Figure 3")
-
-# %%
-gaussws.claims("G10", "G11", "G12")
+gaussws.show("Figure 3", "G10", "G11", "G12")
 
 # %% [markdown]
 # ## Llama 2
 
 # %%
-gaussws.figure("Figure 4")
-
-# %%
-gaussws.claims("G13", "G20")
-
-# %%
-gaussws.figure("Figure F.1")
-
-# %%
-gaussws.claims("G14")
+gaussws.show("Figure 4", "G13", "G20", "Figure F.1", "G14")
 
 # %% [markdown]
 # ## Bit widths
 
 # %%
-gaussws.figure("Figure 5")
-
-# %%
-gaussws.claims("G15")
+gaussws.show("Figure 5", "G15")
 
 # %% [markdown]
 # ## What it costs
@@ -115,25 +61,13 @@ gaussws.claims("G15")
 # Timed on the device at hand, arms taking turns; the paper's numbers are of an A100.
 
 # %%
-gaussws.table("Table 1")
-
-# %%
-gaussws.claims("G16", "G17")
-
-# %%
-gaussws.figure("Figure 6")
-
-# %%
-gaussws.claims("G18")
-
-# %%
-gaussws.table("Table B.1")
+gaussws.show("Table 1", "G16", "G17", "Figure 6", "G18", "Table B.1")
 
 # %% [markdown]
 # ## How models were trained
 
 # %%
-gaussws.table("Table E.1")
+gaussws.show("Table E.1")
 
 # %% [markdown]
 # ## Findings of our own
@@ -147,10 +81,6 @@ gaussws.own()
 
 # %% [markdown]
 # ## Discussion
-#
-# Listed by rule, so that nothing is picked: contradicted claims and those not seen at this scale, effects that are not
-# the stated ones, effects beyond the margin where none was stated, controls that failed, and comparisons with too few
-# seeds. Margins stay as they were fixed.
 
 # %%
 gaussws.remarks()
@@ -178,9 +108,3 @@ gaussws.unreached()
 
 # %%
 gaussws.provenance()
-
-# %% [markdown]
-# ### Trials
-
-# %%
-gaussws.trial_table()

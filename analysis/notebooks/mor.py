@@ -1,15 +1,3 @@
-# ---
-# jupyter:
-#   jupytext:
-#     text_representation:
-#       extension: .py
-#       format_name: percent
-#   kernelspec:
-#     display_name: Python 3
-#     language: python
-#     name: python3
-# ---
-
 # %%
 from fewbits.analysis.report.study_report import read_study
 
@@ -18,16 +6,10 @@ overrides = ["study=mor", "scale=smoke"]
 
 # %%
 mor = read_study(overrides)
-mor.title()
-
-# %%
-mor.flags()
+mor.opening()
 
 # %% [markdown]
 # ## Verdicts
-
-# %%
-mor.rules()
 
 # %%
 mor.summary()
@@ -52,19 +34,7 @@ mor.summary()
 # own scale, and each has an exponent of its own (GAM). The figures of this part are drawn from the kernels that train.
 
 # %%
-mor.figure("Figure 1")
-
-# %%
-mor.figure("Figure 2")
-
-# %%
-mor.figure("Figure 3")
-
-# %%
-mor.figure("Figure 4")
-
-# %%
-mor.claims("M1", "M2", "M21")
+mor.show("Figure 1", "Figure 2", "Figure 3", "Figure 4", "M1", "M2", "M21")
 
 # %% [markdown]
 # ## Set-up
@@ -73,7 +43,7 @@ mor.claims("M1", "M2", "M21")
 # is possible without a network: other sources, and half as many sequences again.
 
 # %%
-mor.table("Table 1")
+mor.show("Table 1")
 
 # %% [markdown]
 # ## One decision for each tensor
@@ -82,23 +52,14 @@ mor.table("Table 1")
 # axis of the dot product. The threshold is 4.5 % for all three.
 
 # %%
-mor.table("Table 2")
-
-# %%
-mor.figure("Figure 5")
-
-# %%
-mor.figure("Figure 6")
+mor.show("Table 2", "Figure 5", "Figure 6")
 
 # %% [markdown]
 # Models of this size answer no questions. In place of MMLU they are evaluated on text of another kind than they were
 # trained on; the paper's last scores stand beside.
 
 # %%
-mor.figure("Figure 7")
-
-# %%
-mor.claims("M3", "M4", "M5")
+mor.show("Figure 7", "M3", "M4", "M5")
 
 # %% [markdown]
 # ## Block size, threshold and scaling
@@ -106,16 +67,7 @@ mor.claims("M3", "M4", "M5")
 # Each arm changes one thing of the 128×128 arm.
 
 # %%
-mor.table("Table 3")
-
-# %%
-mor.figure("Figure 8")
-
-# %%
-mor.figure("Figure 9")
-
-# %%
-mor.claims("M6", "M7", "M8", "M23")
+mor.show("Table 3", "Figure 8", "Figure 9", "M6", "M7", "M8", "M23")
 
 # %% [markdown]
 # ## What falls back to BF16
@@ -124,49 +76,10 @@ mor.claims("M6", "M7", "M8", "M23")
 # of the mini-batches whose error lay there; the line is the threshold.
 
 # %%
-mor.figure("Figure 10")
+mor.show("Figure 10", "M9", "M10", "M22", "Figure 11", "Figure 12", "M11", "Figure 13", "Figure 14")
 
 # %%
-mor.claims("M9", "M10", "M22")
-
-# %%
-mor.figure("Figure 11")
-
-# %%
-mor.figure("Figure 12")
-
-# %%
-mor.claims("M11")
-
-# %%
-mor.figure("Figure 13")
-
-# %%
-mor.figure("Figure 14")
-
-# %%
-mor.figure("Figure 15")
-
-# %%
-mor.claims("M12")
-
-# %%
-mor.figure("Figure 16")
-
-# %%
-mor.claims("M13", "M14")
-
-# %%
-mor.figure("Figure 17")
-
-# %%
-mor.figure("Figure 18")
-
-# %%
-mor.figure("Figure 19")
-
-# %%
-mor.claims("M15", "M16")
+mor.show("Figure 15", "M12", "Figure 16", "M13", "M14", "Figure 17", "Figure 18", "Figure 19", "M15", "M16")
 
 # %% [markdown]
 # ## One decision for each block
@@ -175,16 +88,7 @@ mor.claims("M15", "M16")
 # the block if its magnitudes span no more than E5M2's normal numbers, else BF16.
 
 # %%
-mor.table("Table 4")
-
-# %%
-mor.figure("Figure 20")
-
-# %%
-mor.figure("Figure 21")
-
-# %%
-mor.claims("M17", "M18")
+mor.show("Table 4", "Figure 20", "Figure 21", "M17", "M18")
 
 # %% [markdown]
 # ## What the paper concludes
@@ -192,7 +96,7 @@ mor.claims("M17", "M18")
 # A bounded relative error suffices; and how the bound was chosen.
 
 # %%
-mor.claims("M19", "M20")
+mor.show("M19", "M20")
 
 # %% [markdown]
 # ## Findings of our own
@@ -204,10 +108,6 @@ mor.own()
 
 # %% [markdown]
 # ## Discussion
-#
-# Listed by rule, so that nothing is picked: contradicted claims and those not seen at this scale, effects that are not
-# the stated ones, effects beyond the margin where none was stated, controls that failed, and comparisons with too few
-# seeds. Margins stay as they were fixed.
 
 # %%
 mor.remarks()
@@ -234,9 +134,3 @@ mor.unreached()
 
 # %%
 mor.provenance()
-
-# %% [markdown]
-# ### Trials
-
-# %%
-mor.trial_table()

@@ -1,15 +1,3 @@
-# ---
-# jupyter:
-#   jupytext:
-#     text_representation:
-#       extension: .py
-#       format_name: percent
-#   kernelspec:
-#     display_name: Python 3
-#     language: python
-#     name: python3
-# ---
-
 # %%
 from fewbits.analysis.report.study_report import read_study
 
@@ -18,16 +6,10 @@ overrides = ["study=nvfp4", "scale=smoke"]
 
 # %%
 nvfp4 = read_study(overrides)
-nvfp4.title()
-
-# %%
-nvfp4.flags()
+nvfp4.opening()
 
 # %% [markdown]
 # ## Verdicts
-
-# %%
-nvfp4.rules()
 
 # %%
 nvfp4.summary()
@@ -54,13 +36,7 @@ nvfp4.summary()
 # Drawn and counted from the kernels that train.
 
 # %%
-nvfp4.figure("Figure 1")
-
-# %%
-nvfp4.table("Table 1")
-
-# %%
-nvfp4.claims("N24")
+nvfp4.show("Figure 1", "Table 1", "N24")
 
 # %% [markdown]
 # ## Beside FP8 and BF16
@@ -68,22 +44,13 @@ nvfp4.claims("N24")
 # The paper compares its 12B model with FP8. It does not print its curves as numbers; its text states some of them.
 
 # %%
-nvfp4.figure("Figure 2")
-
-# %%
-nvfp4.claims("N1")
+nvfp4.show("Figure 2", "N1")
 
 # %% [markdown]
 # Models of this size answer no questions. Instead they are evaluated on text of another kind than they were trained on.
 
 # %%
-nvfp4.figure("Figure 3")
-
-# %%
-nvfp4.table("Table 2")
-
-# %%
-nvfp4.claims("N2")
+nvfp4.show("Figure 3", "Table 2", "N2")
 
 # %% [markdown]
 # ## The recipe
@@ -91,13 +58,7 @@ nvfp4.claims("N2")
 # The losses without each of its parts, and what is done to each operand, drawn from the recipe that trains.
 
 # %%
-nvfp4.figure("Figure 4")
-
-# %%
-nvfp4.figure("Figure 5")
-
-# %%
-nvfp4.claims("N4", "N5", "N19", "N26")
+nvfp4.show("Figure 4", "Figure 5", "N4", "N5", "N19", "N26")
 
 # %% [markdown]
 # ## Beside MXFP4
@@ -106,10 +67,7 @@ nvfp4.claims("N4", "N5", "N19", "N26")
 # and a Hadamard transform of size 32; everything else is as in NVFP4.
 
 # %%
-nvfp4.figure("Figure 6")
-
-# %%
-nvfp4.claims("N20", "N21")
+nvfp4.show("Figure 6", "N20", "N21")
 
 # %% [markdown]
 # ## Models
@@ -117,22 +75,13 @@ nvfp4.claims("N20", "N21")
 # The paper's models beside those that were trained here.
 
 # %%
-nvfp4.table("Table 3")
-
-# %%
-nvfp4.table("Table 4")
-
-# %%
-nvfp4.table("Table 5")
+nvfp4.show("Table 3", "Table 4", "Table 5")
 
 # %% [markdown]
 # ## Late switches to BF16
 
 # %%
-nvfp4.figure("Figure 7")
-
-# %%
-nvfp4.claims("N22", "N23")
+nvfp4.show("Figure 7", "N22", "N23")
 
 # %% [markdown]
 # ## Part by part
@@ -141,13 +90,7 @@ nvfp4.claims("N22", "N23")
 # transform, and the last blocks in BF16 unless that is what varies.
 
 # %%
-nvfp4.claims("N3")
-
-# %%
-nvfp4.figure("Figure 8")
-
-# %%
-nvfp4.claims("N8")
+nvfp4.show("N3", "Figure 8", "N8")
 
 # %% [markdown]
 # ### Layers
@@ -155,19 +98,13 @@ nvfp4.claims("N8")
 # On a model of 20 blocks, as many as the paper's, so that its counts apply unchanged.
 
 # %%
-nvfp4.figure("Figure 9")
-
-# %%
-nvfp4.claims("N6", "N7")
+nvfp4.show("Figure 9", "N6", "N7")
 
 # %% [markdown]
 # ### Stochastic rounding
 
 # %%
-nvfp4.figure("Figure 10")
-
-# %%
-nvfp4.claims("N9", "N10", "N11", "N12")
+nvfp4.show("Figure 10", "N9", "N10", "N11", "N12")
 
 # %% [markdown]
 # ### The Hadamard transform
@@ -175,22 +112,7 @@ nvfp4.claims("N9", "N10", "N11", "N12")
 # Which products, on the plain base; sizes and signs, on the full recipe.
 
 # %%
-nvfp4.figure("Figure 11")
-
-# %%
-nvfp4.claims("N13", "N25")
-
-# %%
-nvfp4.figure("Figure 12")
-
-# %%
-nvfp4.claims("N14", "N15")
-
-# %%
-nvfp4.figure("Figure 13")
-
-# %%
-nvfp4.claims("N16")
+nvfp4.show("Figure 11", "N13", "N25", "Figure 12", "N14", "N15", "Figure 13", "N16")
 
 # %% [markdown]
 # ### Forward and backward that disagree
@@ -198,10 +120,7 @@ nvfp4.claims("N16")
 # Weights alone, or activations alone, in NVFP4; everything else in BF16.
 
 # %%
-nvfp4.figure("Figure 14")
-
-# %%
-nvfp4.claims("N17", "N18")
+nvfp4.show("Figure 14", "N17", "N18")
 
 # %% [markdown]
 # ## Findings of our own
@@ -213,10 +132,6 @@ nvfp4.own()
 
 # %% [markdown]
 # ## Discussion
-#
-# Listed by rule, so that nothing is picked: contradicted claims and those not seen at this scale, effects that are not
-# the stated ones, effects beyond the margin where none was stated, controls that failed, and comparisons with too few
-# seeds. Margins stay as they were fixed.
 
 # %%
 nvfp4.remarks()
@@ -244,9 +159,3 @@ nvfp4.unreached()
 
 # %%
 nvfp4.provenance()
-
-# %% [markdown]
-# ### Trials
-
-# %%
-nvfp4.trial_table()

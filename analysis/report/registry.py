@@ -13,7 +13,7 @@ the paper's and are marked as ours. Figures that `figures.yaml` declares need no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Generic, TypeVar
@@ -48,20 +48,28 @@ class StudyRegistry:
     @property
     def tables(self) -> list[Entry[MakeTable]]:
         """The paper's tables in its order, then ours in that of their registration."""
-        return list(_in_order(self._tables, [table.id for table in paper(self.study).tables]))
+        return [self._tables[name] for name in self.table_ids if name in self._tables]
 
     @property
     def figures(self) -> list[Entry[MakeFigure]]:
         """The paper's figures in its order, then ours in that of their registration."""
-        return list(_in_order(self._figures, [figure.id for figure in paper(self.study).figures]))
+        return [self._figures[name] for name in self.figure_ids if name in self._figures]
+
+    @property
+    def table_ids(self) -> list[str]:
+        """Ids of the paper's tables, made or not, and of ours."""
+        return list(dict.fromkeys([*(table.id for table in paper(self.study).tables), *self._tables]))
+
+    @property
+    def figure_ids(self) -> list[str]:
+        """Ids of the paper's figures, made or not, and of ours."""
+        return list(dict.fromkeys([*(figure.id for figure in paper(self.study).figures), *self._figures]))
 
     @property
     def missing(self) -> list[str]:
         """Ids of what the paper has and nothing makes."""
-        own = paper(self.study)
-        there = {*(entry.id for entry in self.tables), *(entry.id for entry in self.figures)}
-        names = [*(table.id for table in own.tables), *(figure.id for figure in own.figures)]
-        return [name for name in names if name not in there]
+        names = [*self.table_ids, *self.figure_ids]
+        return [name for name in names if name not in self._tables and name not in self._figures]
 
     def add_table(self, name: str, make: MakeTable, title: str | None = None) -> None:
         """Register a table of the paper, or of our own where a title is given."""
@@ -125,8 +133,3 @@ def figure(study: str, name: str, title: str | None = None) -> Callable[[MakeFig
 def _registry(study: str) -> StudyRegistry:
     one_of("study", study, STUDIES)
     return _REGISTRIES.setdefault(study, StudyRegistry(study))
-
-
-def _in_order(entries: dict[str, Entry[M]], order: list[str]) -> Iterator[Entry[M]]:
-    yield from (entries[name] for name in order if name in entries)
-    yield from (entry for name, entry in entries.items() if name not in order)

@@ -19,7 +19,7 @@ Find = Callable[[Verdict], Iterator[str]]
 def remarks(verdicts: Mapping[str, Verdict]) -> Markup:
     """Return what stands out among the verdicts, by kind."""
     sections = [(title, _merged(verdicts, find)) for title, find in KINDS.items()]
-    return render("remarks", sections=[(title, found) for title, found in sections if found])
+    return render("discussion", sections=[(title, found) for title, found in sections if found])
 
 
 def unreached(verdicts: Mapping[str, Verdict]) -> Markup:
