@@ -34,7 +34,6 @@ CAUTION = 1.25  # a pooled spread is taken this much wider, see `estimate`
 class Side(StrEnum):
     """Which alternative a test looks for."""
 
-    BOTH = "two-sided"
     ABOVE = "greater"
     BELOW = "less"
 
@@ -44,9 +43,6 @@ class Interval:
     low: float
     high: float
     level: float
-
-    def within(self, low: float, high: float) -> bool:
-        return low < self.low and self.high < high
 
 
 @dataclass(frozen=True)
@@ -59,17 +55,11 @@ class Spread:
 
 @dataclass(frozen=True)
 class Summary:
-    """Of a sample's mean."""
+    """A sample's mean with the spread of its values; of one value there is neither spread nor interval."""
 
-    n: int
     mean: float
-    spread: Spread | None  # of the values
-    error: float | None  # standard error of the mean
+    sd: float | None
     interval: Interval | None
-
-    @property
-    def sd(self) -> float | None:
-        return self.spread.sd if self.spread else None
 
 
 # -------------------------------------------------------------------------------- samples and pairs
@@ -98,17 +88,12 @@ def differences(ours: ArrayLike, baseline: ArrayLike, *, relative: bool = False)
     return (a - b) / np.abs(b)
 
 
-def summary(values: ArrayLike, level: float = LEVEL, spread: Spread | None = None) -> Summary:
-    """Mean, standard error and Student's t interval. spread: known from more than these values."""
-    x = checked(values)
-    mean = float(x.mean())
-    if spread is None:
-        if x.size == 1:
-            return Summary(1, mean, None, None, None)
-        spread = Spread(float(x.std(ddof=1)) if np.ptp(x) else 0.0, x.size - 1)
-    error = spread.sd / math.sqrt(x.size)
-    half = float(stats.t.ppf((1 + fraction("level", level)) / 2, spread.df)) * error
-    return Summary(x.size, mean, spread, error, Interval(mean - half, mean + half, level))
+def summary(values: ArrayLike, level: float = LEVEL) -> Summary:
+    """Return mean, spread and Student's t interval."""
+    found = estimate(values)
+    if found is None:
+        return Summary(float(checked(values)[0]), None, None)
+    return Summary(found.mean, found.spread.sd, found.interval(level))
 
 
 def median_interval(values: ArrayLike, level: float = LEVEL) -> Interval | None:
@@ -127,10 +112,6 @@ class Pooled:
     unlike: frozenset[str]  # arms left out: their own spread is greater than chance makes it
     means: tuple[float, ...]  # over the arms, seed by seed
     distinct: int  # arms
-
-    def of(self, *arms: str) -> Spread | None:
-        """None where it does not speak of one of them."""
-        return self.spread if self.arms.issuperset(arms) else None
 
 
 @dataclass(frozen=True)
@@ -244,8 +225,6 @@ class Estimate:
     def p(self, against: float, side: Side) -> float:
         """Return how often a true mean of `against` would give an estimate so far to that side."""
         distance = self.mean - against
-        if side is Side.BOTH:
-            return min(1.0, 2 * min(self.p(against, Side.ABOVE), self.p(against, Side.BELOW)))
         if side is Side.BELOW:
             distance = -distance
         if not self.error:  # values that are all equal: an exact test of their signs
@@ -276,24 +255,6 @@ def estimate(values: ArrayLike, pooled: Spread | None = None, shared: Shared | N
         total = sum(part for part, _ in parts)
         error, df = math.sqrt(total), total**2 / sum(part**2 / of for part, of in parts)
     return Estimate(x.size, float(x.mean()), use, error, df, use is own)
-
-
-# -------------------------------------------------------------------------------- ratios
-
-
-def ratio(ours: ArrayLike, baseline: ArrayLike, level: float = LEVEL) -> tuple[float, Interval | None]:
-    """The geometric mean of ours / baseline over pairs, with its interval: t on the logarithms.
-
-    On the log scale because errors, throughputs and losses of arms differ by factors: the answer is the same with the
-    two swapped, never crosses 0, and is finite with few pairs, which Fieller's interval need not be.
-    """
-    a, b = checked(ours, "ours"), checked(baseline, "baseline")
-    for name, values in (("ours", a), ("baseline", b)):
-        for place in np.flatnonzero(values <= 0):
-            raise ValueError(f"{name}[{place}] is {values[place]}: a ratio is of positive numbers")
-    s = summary(differences(np.log(a), np.log(b)), level)
-    interval = s.interval and Interval(math.exp(s.interval.low), math.exp(s.interval.high), level)
-    return math.exp(s.mean), interval
 
 
 # -------------------------------------------------------------------------------- details

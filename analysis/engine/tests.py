@@ -20,11 +20,10 @@ from fewbits.analysis.engine.claims import DIRECTIONS, EVENTS, NULLS, OBSERVED, 
 from fewbits.analysis.engine.data import Differences, Events, Exact, Measured, NoData, NotPlanned
 from fewbits.analysis.engine.findings import Finding, Status
 from fewbits.analysis.engine.multiplicity import Stratum, compare_events
-from fewbits.analysis.engine.power import detectable, seeds_needed
+from fewbits.analysis.engine.power import MOST_SEEDS, detectable, seeds_needed
 from fewbits.analysis.engine.statistics import ALPHA, Estimate, Interval, Side, Spread, estimate
 
 LEVEL = 1 - 2 * ALPHA
-MOST_SEEDS = 200  # beyond which a design is only called too small
 INACTIVE = "both arms have the same bits in every pair: the mechanism was not active"
 
 
@@ -136,7 +135,7 @@ def _null(empty: Finding, data: Differences, found: Estimate, alone: Estimate, *
     if p_against <= ALPHA:
         status = Status.OPPOSED
     elif empty.mde is not None and empty.mde > margin:
-        needed = seeds_needed(found, margin, MOST_SEEDS)
+        needed = seeds_needed(found, margin)
         enough = f"about {needed}" if needed else f"more than {MOST_SEEDS}"
         reason = (
             f"underpowered: {found.n} seeds detect a difference of {data.shown(empty.mde)[1:]}, above the margin of "
