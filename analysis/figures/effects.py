@@ -15,7 +15,6 @@ from fewbits.analysis.engine.frames import Results
 from fewbits.analysis.engine.paper import paper
 from fewbits.analysis.engine.places import not_planned, sweep_places, trial_ids
 from fewbits.analysis.engine.statistics import ALPHA, estimate
-from fewbits.analysis.figures import series
 from fewbits.analysis.figures.bars import Estimate, effects_figure
 from fewbits.analysis.report.items import FigureResult, Picture
 from fewbits.analysis.tables.comparing import compare
@@ -115,9 +114,8 @@ def effects_picture(results: Results, study: str, of: EffectsFigure) -> Picture:
 
 def _ends(part: Results, arm: str) -> set[int]:
     """Return the steps of the whole line after which an arm ends."""
-    starts = series.starts(part)
     trials = trial_ids(part, arm).values()
-    return {starts[trial] + part.plan.trials[trial].trial.training.steps for trial in trials}
+    return {part.starts[trial] + part.plan.trials[trial].trial.training.steps for trial in trials}
 
 
 def _arms(part: Results) -> list[str]:

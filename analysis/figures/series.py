@@ -101,16 +101,6 @@ def band_of(found: Sequence[Summary]) -> Band | None:
     return np.array([i.low for i in intervals]), np.array([i.high for i in intervals])
 
 
-def starts(results: Results) -> dict[str, int]:
-    """Return the step of the whole line at which each trial begins: 0, or the step of its parent's checkpoint."""
-
-    def start(trial: str) -> int:
-        planned = results.plan.trials[trial]
-        return 0 if planned.parent is None else start(planned.parent) + (planned.trial.branch.step or 0)
-
-    return {member.id: start(member.id) for member in results.members}
-
-
 def diverged(results: Results, arms: Sequence[str]) -> tuple[str, ...]:
     """Return a note for each trial of these arms that diverged."""
     rows = results.trials

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
 
-import numpy as np
-import pandas as pd
-from torch import nn
-
-from fewbits.analysis.engine.data import Differences, Measured, NoData, NotPlanned
+from fewbits.analysis.engine.data import Differences, Measured, NoData
 from fewbits.analysis.engine.frames import Results
 from fewbits.analysis.engine.hooks import measure, metric
-from fewbits.models.networks.decoder import DecoderConfig
-from fewbits.models.networks.registry import on_meta
+from fewbits.analysis.engine.places import not_planned
+from fewbits.analysis.studies.gaussws.widths import finals
 
 LOSS = "validation_loss"
 SHARE = (0.0, 1.0)
@@ -25,31 +20,19 @@ def width_spread(results: Results) -> Mapping[str, float]:
 
     All widths begin alike and decay alike, so that decay alone, which moves them by almost two bits, leaves this at 0.
     """
-    found = {}
-    for trial, rows in _last(results):
-        mean = float(np.average(rows["bits_mean"], weights=rows["size"]))
-        variance = np.average(rows["bits_std"] ** 2 + (rows["bits_mean"] - mean) ** 2, weights=rows["size"])
-        found[trial] = float(np.sqrt(variance))
-    return found
+    return {trial: one.spread for trial, one in finals(results).items()}
 
 
 @metric("gaussws", "to_nine_bits", SHARE)
 def to_nine_bits(results: Results) -> Mapping[str, float]:
-    return {trial: float(np.average(rows["bits_to_9"], weights=rows["size"])) for trial, rows in _last(results)}
+    return {trial: one.tiers[9] for trial, one in finals(results).items()}
 
 
 @metric("gaussws", "cast_cost")
 def cast_cost(results: Results) -> Mapping[str, float]:
     """Return how far the validation loss rises when weights are cast to the formats of their widths, by trial."""
-    cast, uncast = f"{LOSS}_cast", f"{LOSS}_unquantized"
-    if not {cast, uncast} <= set(results.trials):
-        return {}
-    done = results.trials.dropna(subset=[cast, uncast])
-    return {str(i): float(v) for i, v in zip(done["id"], done[cast] / done[uncast] - 1, strict=True)}
-
-
-def mean_widths(results: Results) -> dict[str, float]:
-    return {trial: float(np.average(rows["bits_mean"], weights=rows["size"])) for trial, rows in _last(results)}
+    cast, uncast = (results.numbers(f"{LOSS}_{what}") for what in ("cast", "unquantized"))
+    return {trial: cast[trial] / uncast[trial] - 1 for trial in cast if trial in uncast}
 
 
 @measure("gaussws", "G12")
@@ -75,7 +58,7 @@ def adam_mini(results: Results) -> Mapping[str, Measured]:
 @measure("gaussws", "G15")
 def families(results: Results) -> Mapping[str, Measured]:
     """Return how much wider GPT-2's widths end than Llama 2's, both without a penalty, seed by seed."""
-    widths = mean_widths(results)
+    widths = {trial: one.mean for trial, one in finals(results).items()}
     arms = (("widths", "lambda-0"), ("llama2", "gaussws"))
     return {"families": _by_seed(results, arms, lambda gpt2, llama2: gpt2 - llama2, widths, relative=False)}
 
@@ -88,42 +71,17 @@ def _by_seed(
     *,
     relative: bool = True,
 ) -> Measured:
-    """Return a number of several arms of a seed; arms: sweep and name."""
-    if numbers is None:
-        numbers = {}
-        if LOSS in results.trials:
-            done = results.trials[results.trials["state"] == "done"].dropna(subset=[LOSS])
-            numbers = {str(i): float(v) for i, v in zip(done["id"], done[LOSS], strict=True)}
+    """Return a number of several arms of a seed; arms: sweep and name; numbers: validation losses if none."""
+    numbers = results.numbers(LOSS) if numbers is None else numbers
     ids = [
         {m.cell.seed: m.id for m in results.members if (m.cell.sweep, m.cell.arm) == (sweep, arm)}
         for sweep, arm in arms
     ]
     if not all(ids):
-        return NotPlanned(f"not run at this scale ({results.scale_name})")
+        return not_planned(results)
     trials = tuple(dict.fromkeys(trial for one in ids for trial in one.values()))
     seeds = [seed for seed in ids[0] if all(one.get(seed) in numbers for one in ids)]
     if not seeds:
         return NoData("no seed has ended in every arm", trials)
     values = tuple(combine(*(numbers[one[seed]] for one in ids)) for seed in seeds)
     return Differences(values, relative, trials)
-
-
-def _last(results: Results) -> list[tuple[str, pd.DataFrame]]:
-    """Return each trial's widths by layer in its last window, with the layers' sizes."""
-    numerics = results.numerics()
-    if numerics.empty or "bits_mean" not in numerics:
-        return []
-    rows = numerics.dropna(subset=["bits_mean"]).drop_duplicates(["id", "step", "layer"])
-    rows = rows[rows["step"] == rows.groupby("id")["step"].transform("max")]
-    sizes = [
-        _sizes(results.plan.trials[str(trial)].trial.model).get(str(layer), 0)
-        for trial, layer in zip(rows["id"], rows["layer"], strict=True)
-    ]
-    return [(str(trial), seen) for trial, seen in rows.assign(size=sizes).groupby("id")]
-
-
-@cache
-def _sizes(config: DecoderConfig) -> dict[str, int]:
-    return {
-        name: module.weight.numel() for name, module in on_meta(config).named_modules() if isinstance(module, nn.Linear)
-    }

@@ -11,14 +11,14 @@ from matplotlib.figure import Figure
 from torch import nn
 
 from fewbits.analysis.engine.data import NotPlanned
-from fewbits.analysis.engine.frames import Results
+from fewbits.analysis.engine.frames import Results, last_windows
 from fewbits.analysis.engine.places import sweep_places
 from fewbits.analysis.figures.drawing import BF16, E4M3, TEXT, Drawing
 from fewbits.analysis.figures.theme import theme
 from fewbits.analysis.report.items import FigureResult, Picture
 from fewbits.analysis.report.registry import figure
-from fewbits.analysis.studies.mor.decisions import ONE, PARTS, at_end, decisions, share
 from fewbits.analysis.studies.mor.heat_maps import GRADIENT, INPUT, WEIGHT
+from fewbits.analysis.studies.mor.tensors import ONE, TITLES, decisions, share
 from fewbits.experiments.config import load_recipe
 from fewbits.models.networks.decoder import DecoderConfig
 from fewbits.models.networks.layers import Linear
@@ -48,7 +48,7 @@ def figure_1(results: Results) -> Picture:
     if isinstance(part, NotPlanned):
         return part
     frame = decisions(part)
-    frame = at_end(frame[frame["arm"] == "block"])
+    frame = last_windows(frame[frame["arm"] == "block"])
     layer = 0
     if not frame.empty:
         shares = share(frame, ["block"])
@@ -93,7 +93,7 @@ def block_layers(config: DecoderConfig, layer: int) -> Iterator[Layer]:
             if i == len(linears) - 1:
                 yield Layer(BETWEEN[branch if branch in BETWEEN else config.activation])
             shape = f"{linear.in_features} → {linear.out_features}"
-            yield Layer(PARTS[str(linear.part)], str(linear.part), shape)
+            yield Layer(TITLES[str(linear.part)], str(linear.part), shape)
         yield Layer("+", joins=True)
 
 

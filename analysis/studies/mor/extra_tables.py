@@ -17,8 +17,18 @@ from fewbits.analysis.engine.paper import paper
 from fewbits.analysis.engine.places import Where, not_planned
 from fewbits.analysis.report.items import Setting, Table, TableCell, TableResult, TableRow
 from fewbits.analysis.report.registry import table
-from fewbits.analysis.studies.mor.decisions import ONE, TWO
-from fewbits.analysis.studies.mor.tensors import FC1, FC2, OUT, QKV, fallback_shares, first, largest_accepted, looked_at
+from fewbits.analysis.studies.mor.tensors import (
+    FC1,
+    FC2,
+    ONE,
+    OUT,
+    QKV,
+    TWO,
+    fallback_shares,
+    first_windows,
+    largest_accepted,
+    tensors,
+)
 from fewbits.analysis.tables.cells import BLANK, PERCENT, cell, change, share
 from fewbits.analysis.tables.noise import LOSSES, METRICS, VALIDATION, noise_table
 from fewbits.analysis.tables.power import power_table
@@ -60,9 +70,9 @@ CONFIGURATIONS: Mapping[str, Where] = {"configuration 1": ONE, "configuration 2"
 @table("mor", "Fallbacks", "Tensors in BF16, over whole runs (of sub-tensor arms: blocks)")
 def fallbacks(results: Results) -> TableResult:
     """List each arm's share of tensors in BF16 by kind of tensor."""
-    rows = looked_at(results)
+    rows = tensors(results)
     shares = {title: fallback_shares(rows[choose(rows)]) for title, choose in KINDS.items()}
-    shares["All, first window"] = fallback_shares(first(rows))
+    shares["All, first window"] = fallback_shares(first_windows(rows))
     best = paper("mor").numbers["fallback-channel-c1"].value * PERCENT
     made = []
     for (name, where), arm in product(CONFIGURATIONS.items(), MIXED):
@@ -76,7 +86,7 @@ def fallbacks(results: Results) -> TableResult:
 @table("mor", "Errors and losses", "The largest error that an arm accepted, and its loss (M19)")
 def errors_and_losses(results: Results) -> TableResult:
     """List the largest accepted error beside the change of loss."""
-    accepted = largest_accepted(looked_at(results))
+    accepted = largest_accepted(tensors(results))
     rows = []
     for arm in BOUNDED:
         if results.has(arm, ONE):
@@ -96,7 +106,7 @@ def thresholds(results: Results) -> Table:
     places = _combinations(results, "left-open", "threshold")
     if not places:
         return not_planned(results)
-    shares = fallback_shares(looked_at(results.of_sweep("left-open")))
+    shares = fallback_shares(tensors(results.of_sweep("left-open")))
     rows = [
         TableRow(f"{float(where['recipe.threshold']):.1%}", _row(results, "threshold", shares, where), "%")
         for where in places
@@ -109,7 +119,7 @@ def sub_channel(results: Results) -> Table:
     """List losses and fallback by size of block."""
     if not results.has("sub-channel", ONE):
         return not_planned(results)
-    shares = fallback_shares(looked_at(results))
+    shares = fallback_shares(tensors(results))
     arms = ("tensor", "block", "block-64", "channel", "sub-channel")
     rows = [TableRow(ARMS.title(arm), _row(results, arm, shares), "%") for arm in arms]
     return TableResult((*LOSSES, "Tensors in BF16"), tuple(rows), ("Changes from BF16",))
@@ -153,7 +163,7 @@ def families(results: Results) -> Table:
     if not places:
         return not_planned(results)
     one = results.of_sweep("families")
-    shares = fallback_shares(looked_at(one))
+    shares = fallback_shares(tensors(one))
     rows = [
         TableRow(
             " ".join(where.values()),

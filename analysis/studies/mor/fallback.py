@@ -19,9 +19,10 @@ from fewbits.analysis.figures.heat_map import HeatMap, HeatRow, heat_map_figure
 from fewbits.analysis.figures.theme import QUIET, STYLES, Style
 from fewbits.analysis.report.items import FigureResult, Picture
 from fewbits.analysis.report.registry import figure
-from fewbits.analysis.studies.mor.decisions import (
+from fewbits.analysis.studies.mor.tensors import (
     ONE,
     PARTS,
+    TITLES,
     TRUNK,
     TWO,
     WATCHED,
@@ -128,8 +129,8 @@ def fallback_by_layer(results: Results) -> Picture:
     of_tensor = {arm: rows.groupby(["part", "kind"])["fallback"].mean().to_dict() for arm, rows in found.items()}
     of_layer = {arm: rows.groupby("block")["fallback"].mean().to_dict() for arm, rows in found.items()}
     tensors = tuple(
-        HeatRow(f"{PARTS[part]} {kind}", np.array([of_tensor[arm].get((part, kind), math.nan) for arm in arms]))
-        for part in list(PARTS)[:4]
+        HeatRow(f"{TITLES[part]} {kind}", np.array([of_tensor[arm].get((part, kind), math.nan) for arm in arms]))
+        for part in PARTS
         for kind in KINDS.values()
     )
     by_layer = tuple(

@@ -19,20 +19,19 @@ from matplotlib.figure import Figure
 
 from fewbits.analysis.engine.arms import arm_table
 from fewbits.analysis.engine.data import NoData, NotPlanned
-from fewbits.analysis.engine.frames import Results
+from fewbits.analysis.engine.frames import Results, last_windows
 from fewbits.analysis.engine.places import Where, not_planned, sweep_places
 from fewbits.analysis.figures.heat_map import HeatMap, HeatRow, heat_map_figure, histogram_row
 from fewbits.analysis.figures.theme import SMALL, theme
 from fewbits.analysis.report.items import FigureResult, Picture
 from fewbits.analysis.report.registry import figure
-from fewbits.analysis.studies.mor.decisions import (
+from fewbits.analysis.studies.mor.tensors import (
     EDGES,
     ONE,
-    PARTS,
     THRESHOLD,
+    TITLES,
     TRUNK,
     TWO,
-    at_end,
     counts,
     decisions,
 )
@@ -213,7 +212,7 @@ def _last(results: Results, arm: str, where: Where) -> pd.DataFrame | NoData | N
     if not part.has(arm):
         return not_planned(results)
     frame = decisions(part)
-    frame = at_end(frame[(frame["arm"] == arm) & (frame["state"] == State.DONE)])
+    frame = last_windows(frame[(frame["arm"] == arm) & (frame["state"] == State.DONE)])
     label = arm_table("mor").label(arm)
     return NoData(f"no trial of {label} is done, with its errors recorded") if frame.empty else frame
 
@@ -224,10 +223,10 @@ def _rows(
     found = []
     for layer in layers:
         of = frame[frame["block"] == layer]
-        for part in parts or [p for p in PARTS if p in set(of["part"])]:
+        for part in parts or [p for p in TITLES if p in set(of["part"])]:
             for kind in kinds:
                 rows = of[(of["part"] == part) & (of["slot"] == kind.slot)]
-                found.append(histogram_row(f"{PARTS[part]} {kind.label}", counts(rows), f"layer {layer + 1}"))
+                found.append(histogram_row(f"{TITLES[part]} {kind.label}", counts(rows), f"layer {layer + 1}"))
     return found
 
 

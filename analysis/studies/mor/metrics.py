@@ -16,9 +16,8 @@ from statistics import fmean
 import numpy as np
 import pandas as pd
 
-from fewbits.analysis.engine.frames import Results
+from fewbits.analysis.engine.frames import Results, last_windows
 from fewbits.analysis.engine.hooks import Between, metric
-from fewbits.analysis.engine.paper import paper
 from fewbits.analysis.studies.mor import tensors
 from fewbits.analysis.studies.mor.tensors import (
     DY,
@@ -29,18 +28,17 @@ from fewbits.analysis.studies.mor.tensors import (
     OUT,
     PARTS,
     QKV,
+    THRESHOLD,
     X_COLUMNS,
     Seen,
     W,
     X,
-    first,
-    last,
-    looked_at,
+    by_id,
+    first_windows,
 )
 
 FLOOR = math.log2(math.e) / 64  # of E4M3, log-uniform magnitudes: 1/32 · 0.5 / ln 2
 LEAST = 0.0005  # a twentieth of a percentage point: two floors differ by less than that (2.17 to 2.25 %)
-THRESHOLD = paper("mor").numbers["threshold"].value
 FLUSHED = (THRESHOLD - FLOOR) / (1 - FLOOR)  # share of values flushed to zero that alone lifts the error to it
 PAPERS_BLOCKS, NOTHING_AFTER = 32, 9  # M12: of as many blocks, none falls back after this one
 FEW = 2  # first blocks that Figure 18 shows
@@ -67,13 +65,13 @@ def is_other_forward(block: int, part: str, slot: str) -> bool:
 
 @metric("mor", "fallback_share", SHARE)
 def fallback_share(results: Results) -> Numbers:
-    return tensors.fallback_shares(looked_at(results))
+    return tensors.fallback_shares(tensors.tensors(results))
 
 
 @metric("mor", "fallback_ratio")
 def fallback_ratio(results: Results) -> Between:
     """Return how the first trial's share of tensors in BF16 relates to the second's."""
-    shares = tensors.fallback_shares(looked_at(results))
+    shares = tensors.fallback_shares(tensors.tensors(results))
 
     def ratio(ours: str, baseline: str) -> float | None:
         return shares[ours] / shares[baseline] if {ours, baseline} <= set(shares) and shares[baseline] else None
@@ -83,14 +81,13 @@ def fallback_ratio(results: Results) -> Between:
 
 @metric("mor", "below_threshold", SHARE)
 def below_threshold(results: Results) -> Numbers:
-    return tensors.below(last(looked_at(results)), THRESHOLD)
+    return tensors.below(last_windows(tensors.tensors(results)), THRESHOLD)
 
 
 @metric("mor", "mean_error")
 def mean_error(results: Results) -> Numbers:
     """Return each trial's mean relative error over all tensors and windows."""
-    means = looked_at(results).groupby("id")["error"].mean()
-    return {str(trial): float(value) for trial, value in means.items()}
+    return by_id(tensors.tensors(results).groupby("id")["error"].mean())
 
 
 @metric("mor", "explained_by_flushing", SHARE)
@@ -100,9 +97,8 @@ def explained_by_flushing(results: Results) -> Numbers:
     A value that is flushed to zero has an error of 100 %, so a share of FLUSHED of them lifts a tensor from E4M3's
     floor to the threshold. Only trials count in which some tensors exceed it and some do not, by windows.
     """
-    rows = looked_at(results)
     found = {}
-    for trial, seen in rows.dropna(subset=["flushed"]).groupby("id"):
+    for trial, seen in tensors.tensors(results).dropna(subset=["flushed"]).groupby("id"):
         exceeds, flushes = seen["error"] > THRESHOLD, seen["flushed"] > FLUSHED
         if exceeds.any() and not exceeds.all():
             # Each class counts alike, so that a few tensors among many that do not fall back are not outvoted.
@@ -211,37 +207,30 @@ _register("fc2_input_least_fallback", lambda s: min(s.of(b, FC2, X) for b in s.b
 # -------------------------------------------------------------------------------- errors over training
 
 
-def _over_training(part: str, slot: str, blocks: Callable[[Seen], list[int]]) -> Callable[[Results], Numbers]:
-    """Return how the least growth of a tensor over these blocks is measured: its excess at the end of a trial over that
-    in the first window of its line, which is the trunk's where arms branch."""
+def _over_training(name: str, part: str, slot: str, blocks: Callable[[Seen], list[int]]) -> None:
+    """Register the least growth of a tensor over these blocks: its excess at the end of a trial over that in the first
+    window of its line, which is the trunk's where arms branch."""
 
     def by_block(seen: Seen) -> dict[int, float]:
         return {block: seen.of(block, part, slot) for block in blocks(seen)}
 
+    @metric("mor", name)
     def growth(results: Results) -> Numbers:
-        begin = _in_window(results, by_block, first)
-        end = _in_window(results, by_block, last)
+        begin = tensors.numbers(results, by_block, window=first_windows)
         found = {}
-        for trial, errors in end.items():
-            start = begin.get(_root(results, trial))
-            if start:
+        for trial, errors in tensors.numbers(results, by_block).items():
+            if start := begin.get(_root(results, trial)):
                 found[trial] = min(_ratio(errors[block], start[block]) for block in errors if block in start)
         return found
 
-    return growth
 
+def _at_start(name: str, part: str, slot: str) -> None:
+    """Register block 1's error in the first window of a trial's line."""
 
-def _in_window(
-    results: Results, number: Callable[[Seen], dict[int, float]], window: Callable[[pd.DataFrame], pd.DataFrame]
-) -> dict[str, dict[int, float]]:
-    rows = window(looked_at(results))
-    found = {}
-    for trial, errors in rows.groupby(tensors.KEY)["error"].mean().groupby(level="id"):
-        try:
-            found[str(trial)] = number(Seen(errors.droplevel("id")))
-        except (KeyError, ValueError):
-            continue
-    return found
+    @metric("mor", name)
+    def start(results: Results) -> Numbers:
+        begin = tensors.numbers(results, lambda seen: seen.of(1, part, slot), window=first_windows)
+        return {member.id: begin[root] for member in results.members if (root := _root(results, member.id)) in begin}
 
 
 def _root(results: Results, trial: str) -> str:
@@ -249,23 +238,9 @@ def _root(results: Results, trial: str) -> str:
     return trial if parent is None else _root(results, parent)
 
 
-def _at_start(part: str, slot: str) -> Callable[[Results], Numbers]:
-    """Return how block 1's error in the first window of a trial's line is measured."""
-
-    def start(results: Results) -> Numbers:
-        begin = _in_window(results, lambda seen: {1: seen.of(1, part, slot)}, first)
-        return {member.id: begin[root][1] for member in results.members if (root := _root(results, member.id)) in begin}
-
-    return start
-
-
-def _block_1(seen: Seen) -> list[int]:
-    return [1]
-
-
-metric("mor", "fc2_input_growth")(_over_training(FC2, X, _block_1))
-metric("mor", "fc1_gradient_growth")(_over_training(FC1, DY, _block_1))
-metric("mor", "fc2_input_growth_everywhere")(_over_training(FC2, X, lambda seen: seen.blocks))
-metric("mor", "fc2_input_start")(_at_start(FC2, X))
-metric("mor", "fc1_gradient_start")(_at_start(FC1, DY))
+_over_training("fc2_input_growth", FC2, X, lambda seen: [1])
+_over_training("fc1_gradient_growth", FC1, DY, lambda seen: [1])
+_over_training("fc2_input_growth_everywhere", FC2, X, lambda seen: seen.blocks)
+_at_start("fc2_input_start", FC2, X)
+_at_start("fc1_gradient_start", FC1, DY)
 _register("fc1_gradient_block_1", lambda seen: seen.of(1, FC1, DY))

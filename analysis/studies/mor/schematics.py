@@ -19,7 +19,7 @@ from fewbits.analysis.figures.drawing import BF16, E4M3, E5M2, FORMATS, POINTS, 
 from fewbits.analysis.figures.theme import shades, theme
 from fewbits.analysis.report.items import FigureResult, Picture
 from fewbits.analysis.report.registry import figure
-from fewbits.analysis.studies.mor.decisions import THRESHOLD
+from fewbits.analysis.studies.mor.tensors import THRESHOLD
 from fewbits.experiments.config import load_recipe
 from fewbits.kernels.api import fake_quantize, mix
 from fewbits.kernels.packed import encode

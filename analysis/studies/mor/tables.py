@@ -10,7 +10,7 @@ from fewbits.analysis.engine.paper import paper
 from fewbits.analysis.engine.places import trial_ids
 from fewbits.analysis.report.items import TableCell, TableResult, TableRow
 from fewbits.analysis.report.registry import table
-from fewbits.analysis.studies.mor.decisions import ONE, TWO
+from fewbits.analysis.studies.mor.tensors import ONE, TWO
 from fewbits.analysis.tables.losses import paper_losses
 from fewbits.analysis.tables.settings import SETTINGS, UNSTATED, Describe, flops, model, setting
 from fewbits.analysis.views.numbers import plural

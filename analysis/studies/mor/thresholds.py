@@ -20,7 +20,7 @@ from fewbits.analysis.figures.series import band_of, means_of
 from fewbits.analysis.figures.theme import STYLES, Style
 from fewbits.analysis.report.items import FigureResult, Picture
 from fewbits.analysis.report.registry import figure
-from fewbits.analysis.studies.mor.decisions import THRESHOLD, decisions, share
+from fewbits.analysis.studies.mor.tensors import THRESHOLD, decisions, share
 from fewbits.kernels.quantizer import Mixture
 
 AXIS = "recipe.threshold"

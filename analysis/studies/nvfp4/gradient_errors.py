@@ -1,8 +1,4 @@
-"""Relative errors of weight gradients under quantization, as the observer measured them (N7, Figure B).
-
-It is the norm of the error over that of the gradient, with one layer's own operands quantized and not: Wgrad's output
-from its inputs being in few bits, in the paper's words. Blocks are counted from 1.
-"""
+"""Relative errors of weight gradients under quantization, as the observer measured them (N7, Figure B)."""
 
 from __future__ import annotations
 
@@ -10,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import pandas as pd
 from matplotlib.figure import Figure
 
 from fewbits.analysis.engine.arms import arm_table
@@ -20,49 +15,22 @@ from fewbits.analysis.engine.places import family_places, not_planned
 from fewbits.analysis.figures.heat_map import HeatMap, HeatRow, heat_map_figure
 from fewbits.analysis.report.items import FigureResult, Picture, Table, TableCell, TableResult, TableRow
 from fewbits.analysis.report.registry import figure, table
+from fewbits.analysis.studies.nvfp4.metrics import ERROR, errors_by_block, gradient_errors
 from fewbits.analysis.tables.cells import PERCENT, cell
 from fewbits.analysis.tables.comparing import own_numbers
 from fewbits.sweeps.running.store import State
 
-ERROR = "gradient_error"
 PARTS = {"in": "in", "qkv": "QKV", "out": "out", "up": "up", "down": "down"}  # from a block's input to its output
 KINDS = {"All": None, "QKV": "qkv", "Projection": "out", "FC1": "up", "FC2": "down"}
 
 
-def measured(results: Results) -> pd.DataFrame:
-    """Return a row for each linear layer, of each trial's last window in which its gradients were measured."""
-    return results.remembered("gradient errors", lambda: _measured(results))
-
-
-def _measured(results: Results) -> pd.DataFrame:
-    numerics = results.numerics()
-    columns = ["id", "block", "part", ERROR]
-    if numerics.empty or ERROR not in numerics:
-        return pd.DataFrame(columns=columns)
-    rows = numerics.dropna(subset=[ERROR]).drop_duplicates(["id", "step", "block", "part", "layer"])
-    last = rows[rows["step"] == rows.groupby("id")["step"].transform("max")]
-    return last.assign(block=last["block"] + 1)[columns]
-
-
-def by_block(results: Results, part: str | None = None) -> Mapping[str, Mapping[int, float]]:
-    """Return each trial's errors by block: means over its linear layers, or over one kind of them."""
-    rows = measured(results)
-    if part is not None:
-        rows = rows[rows["part"] == part]
-    found: dict[str, dict[int, float]] = {}
-    means = rows.groupby(["id", "block"])[ERROR].mean().reset_index()
-    for trial, block, value in zip(means["id"], means["block"], means[ERROR], strict=True):
-        found.setdefault(str(trial), {})[int(block)] = float(value)
-    return found
-
-
 @table("nvfp4", "Gradient errors", "Relative error of weight gradients by block, of 20, in plain NVFP4 (N7)")
-def gradient_errors(results: Results) -> Table:
+def errors_table(results: Results) -> Table:
     """List the errors by block and kind of layer."""
     of, arm = family_places(results, arm_table("nvfp4"), "layers"), "nvfp4-base"
     if not of.has(arm):
         return not_planned(results)
-    found = {title: by_block(of, kind) for title, kind in KINDS.items()}
+    found = {title: errors_by_block(of, kind) for title, kind in KINDS.items()}
     count = max((block for trial in found["All"].values() for block in trial), default=0)
 
     def error(by_trial: Mapping[str, Mapping[int, float]], block: int) -> TableCell:
@@ -128,7 +96,7 @@ def errors_of(results: Results, shown: Shown) -> Errors | NoData | NotPlanned:
     if not of.has(shown.arm):
         return not_planned(results)
     trials = of.trials[(of.trials["arm"] == shown.arm) & (of.trials["state"] == State.DONE)]
-    rows = measured(of)
+    rows = gradient_errors(of)
     rows = rows[rows["id"].isin(trials["id"])]
     if rows.empty:
         return NoData(f"no trial of {shown.arm} is done, with its gradients measured")

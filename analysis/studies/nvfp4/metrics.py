@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from statistics import fmean
 
-from fewbits.analysis.engine.data import Differences, Measured, NoData, NotPlanned
-from fewbits.analysis.engine.frames import Results
+import pandas as pd
+
+from fewbits.analysis.engine.data import Differences, Measured, NoData
+from fewbits.analysis.engine.frames import Results, last_windows
 from fewbits.analysis.engine.hooks import Between, measure, metric
-from fewbits.analysis.engine.pairs import members_of, scope_of
+from fewbits.analysis.engine.pairs import scope_of
+from fewbits.analysis.engine.places import not_planned, trial_ids
 
 LOSS = "validation_loss"
 BASELINE, TRUNK, ARM, LONG = "bf16", "trunk", "nvfp4-trunk", "nvfp4-long"
@@ -19,7 +22,7 @@ ERROR = "gradient_error"
 @metric("nvfp4", "cost_ratio")
 def cost_ratio(results: Results) -> Between:
     """Return how much more the first trial costs over BF16 of its seed than the second does."""
-    losses, base = _losses(results), _same_seed(results, BASELINE)
+    losses, base = results.numbers(LOSS), _same_seed(results, BASELINE)
 
     def ratio(ours: str, baseline: str) -> float | None:
         bf16 = losses.get(base.get(baseline, ""))
@@ -33,7 +36,7 @@ def cost_ratio(results: Results) -> Between:
 @metric("nvfp4", "recovered")
 def recovered(results: Results) -> Between:
     """Return the first trial's gain over the second's loss, as a share of what switching both passes gains."""
-    losses, both = _losses(results), _same_seed(results, "switch-both")
+    losses, both = results.numbers(LOSS), _same_seed(results, "switch-both")
 
     def share(ours: str, baseline: str) -> float | None:
         restored = losses.get(both.get(baseline, ""))
@@ -47,17 +50,35 @@ def recovered(results: Results) -> Between:
 @metric("nvfp4", "last_gradient_errors")
 def last_gradient_errors(results: Results) -> Mapping[str, float]:
     """Return how far the last fifth of the blocks lies above the others: relative errors of weight gradients."""
-    numerics = results.numerics()
-    if numerics.empty or ERROR not in numerics:
-        return {}
-    rows = numerics.dropna(subset=[ERROR]).drop_duplicates(["id", "step", "block", "part", "layer"])
-    rows = rows[rows["step"] == rows.groupby("id")["step"].transform("max")]
     found = {}
-    for trial, errors in rows.groupby(["id", "block"])[ERROR].mean().groupby(level="id"):
-        values = errors.droplevel("id").sort_index().tolist()
+    for trial, blocks in errors_by_block(results).items():
+        values = [blocks[block] for block in sorted(blocks)]
         last = max(1, round(len(values) / LAST_PART))
         if len(values) > last:
-            found[str(trial)] = fmean(values[-last:]) - fmean(values[:-last])
+            found[trial] = fmean(values[-last:]) - fmean(values[:-last])
+    return found
+
+
+def gradient_errors(results: Results) -> pd.DataFrame:
+    """Return a row for each linear layer, of each trial's last window in which its gradients were measured.
+
+    The error is the norm of the gradient's error over that of the gradient, with one layer's own operands quantized and
+    not: Wgrad's output from its inputs being in few bits, in the paper's words. Blocks are counted from 1.
+    """
+    numerics, columns = results.numerics(), ["id", "block", "part", ERROR]
+    if numerics.empty or ERROR not in numerics:
+        return pd.DataFrame(columns=columns)
+    rows = numerics.dropna(subset=[ERROR]).drop_duplicates(["id", "step", "block", "part", "layer"])
+    return last_windows(rows).assign(block=lambda last: last["block"] + 1)[columns]
+
+
+def errors_by_block(results: Results, part: str | None = None) -> dict[str, dict[int, float]]:
+    """Return each trial's errors by block: means over its linear layers, or over one kind of them."""
+    rows = results.remembered("gradient errors", lambda: gradient_errors(results))
+    means = (rows if part is None else rows[rows["part"] == part]).groupby(["id", "block"])[ERROR].mean()
+    found: dict[str, dict[int, float]] = {}
+    for (trial, block), value in means.items():
+        found.setdefault(str(trial), {})[int(block)] = float(value)
     return found
 
 
@@ -67,10 +88,9 @@ def before_and_after_the_decay(results: Results) -> Mapping[str, Measured]:
     tokens, and how much wider it is at the end."""
     scope = scope_of(results, (ARM, TRUNK, LONG, BASELINE), "switch")
     if scope is None:
-        missing = NotPlanned(f"not run at this scale ({results.scale_name})")
-        return {"stable": missing, "widening": missing}
+        return dict.fromkeys(("stable", "widening"), not_planned(results))
     stable = _gaps_before(scope)
-    losses, arms = _losses(scope), {arm: _by_seed(scope, arm) for arm in (ARM, LONG, BASELINE)}
+    losses, arms = scope.numbers(LOSS), {arm: trial_ids(scope, arm) for arm in (ARM, LONG, BASELINE)}
     after = {
         seed: losses[trial] / losses[arms[BASELINE][seed]] - 1
         for seed, trial in arms[LONG].items()
@@ -79,8 +99,7 @@ def before_and_after_the_decay(results: Results) -> Mapping[str, Measured]:
     trials = tuple(trial for one in arms.values() for trial in one.values())
     both = [seed for seed in after if seed in stable]
     if not both:
-        nothing = NoData("no seed has ended before and after the decay", trials)
-        return {"stable": nothing, "widening": nothing}
+        return dict.fromkeys(("stable", "widening"), NoData("no seed has ended before and after the decay", trials))
     return {
         "stable": Differences(tuple(stable.values()), True, trials),
         "widening": Differences(tuple(after[seed] - stable[seed] for seed in both), True, trials),
@@ -89,23 +108,11 @@ def before_and_after_the_decay(results: Results) -> Mapping[str, Measured]:
 
 def _gaps_before(scope: Results) -> dict[int, float]:
     curves = scope.curves(LOSS).drop_duplicates(["id", "tokens"])
-    ours = curves[curves["arm"] == ARM]
-    ends = ours[ours["step"] == ours.groupby("id")["step"].transform("max")]
+    ends = last_windows(curves[curves["arm"] == ARM])
     trunk = curves[curves["arm"] == TRUNK][["seed", "tokens", "value"]]
     both = ends.merge(trunk, on=["seed", "tokens"], suffixes=("", "_trunk")).dropna(subset=["value", "value_trunk"])
     gaps = both["value"] / both["value_trunk"] - 1
     return {int(seed): float(gap) for seed, gap in zip(both["seed"], gaps, strict=True)}
-
-
-def _losses(results: Results) -> dict[str, float]:
-    if LOSS not in results.trials:
-        return {}
-    done = results.trials[results.trials["state"] == "done"].dropna(subset=[LOSS])
-    return {str(trial): float(value) for trial, value in zip(done["id"], done[LOSS], strict=True)}
-
-
-def _by_seed(results: Results, arm: str) -> dict[int, str]:
-    return {member.cell.seed: member.id for member in members_of(results, arm)}
 
 
 def _same_seed(results: Results, arm: str) -> dict[str, str]:

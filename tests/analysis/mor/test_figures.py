@@ -20,7 +20,7 @@ from fewbits.analysis.figures.theme import THEMES, WIDTH, svg, theme, themed
 from fewbits.analysis.report.items import FigureResult, MakeFigure
 from fewbits.analysis.report.registry import Entry, study_registry
 from fewbits.analysis.studies.mor import block_diagram, schematics
-from fewbits.analysis.studies.mor.decisions import ONE, PARTS
+from fewbits.analysis.studies.mor.tensors import ONE, TITLES
 from fewbits.analysis.tables.comparing import compare
 from fewbits.sweeps.planning.plan import Plan, plan
 from fewbits.sweeps.planning.sweep import load_sweeps
@@ -175,7 +175,7 @@ def test_a_heat_map_has_a_row_for_each_tensor_named_as_in_the_paper(made: Result
     axes = drawn(FIGURES["Figure 12"], made).axes[0]
     rows = [label.get_text() for label in axes.get_yticklabels()]
     assert len(rows) == 6 * 4 * 2
-    assert rows[:8] == [f"{layer} {kind}" for layer in PARTS.values() for kind in ("input", "weight")][:8]
+    assert rows[:8] == [f"{layer} {kind}" for layer in TITLES.values() for kind in ("input", "weight")][:8]
     apart = drawn(FIGURES["Figure 18"], made).axes[0]
     assert len(apart.get_yticklabels()) == 2 * 4 * 2 * 2
 

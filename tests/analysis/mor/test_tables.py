@@ -9,7 +9,7 @@ from fewbits.analysis.engine.frames import Results
 from fewbits.analysis.engine.paper import paper
 from fewbits.analysis.report.items import OutOfReach, Setting, TableCell, TableResult, Value
 from fewbits.analysis.report.registry import study_registry
-from fewbits.analysis.studies.mor.decisions import ONE
+from fewbits.analysis.studies.mor.tensors import ONE
 from fewbits.analysis.tables.comparing import compare, pools
 from fewbits.sweeps.planning.plan import Plan
 from tests.analysis.mor.worlds import FLOOR, World, results
