@@ -16,20 +16,23 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import matplotlib
 import numpy as np
+import yaml
 from matplotlib.colors import LinearSegmentedColormap, to_hex
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from fewbits.analysis.report.items import FigureResult
-from fewbits.common.from_dict import one_of
+from fewbits.common.from_dict import from_dict, one_of
 
 Array = NDArray[np.float64]
 
 WIDTH = 5.6  # inches
-TEXT, SMALL = 9.0, 8.2  # points; SMALL is 7.3 of 360 pixels
+TEXT, SMALL = 9.0, 8.2  # points, as in theme.yaml; SMALL is 7.3 of 360 pixels
 # Fonts of browsers; positions are measured with DejaVu Sans, which is wider than all of them.
 FONTS = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 
@@ -47,33 +50,16 @@ class Theme:
     line: str  # of lines that have to be seen above a heat map
 
 
-THEMES = {
-    theme.name: theme
-    for theme in (
-        Theme(
-            name="light",
-            background="#ffffff",
-            text="#1b1f24",
-            quiet="#59636e",
-            grid="#e4e7eb",
-            series=("#0072b2", "#d55e00", "#00805d", "#a9508a", "#8a6a00", "#3a3fb5", "#b3123a"),
-            formats=("#cfe5f4", "#fbdcc0", "#9aa3ad"),
-            shades=("#dbe9f6", "#4292c6", "#08306b"),
-            line="#d55e00",
-        ),
-        Theme(
-            name="dark",
-            background="#14171a",
-            text="#e8eaed",
-            quiet="#a3abb4",
-            grid="#2b3138",
-            series=("#56b4e9", "#f5853f", "#2cc79a", "#e39ac3", "#e6c229", "#a6a8ff", "#ff8a9a"),
-            formats=("#1d4965", "#74430f", "#59616a"),
-            shades=("#17324a", "#3c86c0", "#d6ecff"),
-            line="#f5853f",
-        ),
-    )
-}
+@dataclass(frozen=True)
+class Look:
+    """The file theme.yaml: the themes, and the settings of matplotlib that both share."""
+
+    themes: tuple[Theme, ...]
+    settings: dict[str, Any]
+
+
+_LOOK = from_dict(Look, yaml.safe_load(Path(__file__).with_name("theme.yaml").read_text("utf-8")))
+THEMES = {theme.name: theme for theme in _LOOK.themes}
 _THEME: ContextVar[Theme] = ContextVar("theme", default=THEMES["light"])
 
 
@@ -153,47 +139,13 @@ def _settings(of: Theme) -> Iterator[None]:
     """Use matplotlib's own defaults with the theme's colours, and restore the user's settings afterwards."""
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
-        matplotlib.rcParams.update(
-            {
-                "font.family": "DejaVu Sans",
-                "font.size": TEXT,
-                "text.hinting": "none",  # so that text is as wide at one resolution as it is at another
-                "axes.titlesize": TEXT,
-                "axes.titleweight": "bold",
-                "axes.titlelocation": "left",
-                "axes.labelsize": SMALL,
-                "xtick.labelsize": SMALL,
-                "ytick.labelsize": SMALL,
-                "legend.fontsize": SMALL,
-                "figure.facecolor": of.background,
-                "axes.facecolor": "none",
-                "savefig.facecolor": "auto",
-                "text.color": of.text,
-                "axes.titlecolor": of.text,
-                "axes.labelcolor": of.text,
-                "axes.edgecolor": of.quiet,
-                "xtick.color": of.quiet,
-                "ytick.color": of.quiet,
-                "xtick.labelcolor": of.text,
-                "ytick.labelcolor": of.text,
-                "grid.color": of.grid,
-                "grid.linewidth": 0.7,
-                "axes.grid": True,
-                "axes.axisbelow": True,
-                "axes.linewidth": 0.7,
-                "axes.spines.top": False,
-                "axes.spines.right": False,
-                "xtick.major.size": 3,
-                "ytick.major.size": 3,
-                "lines.linewidth": 1.3,
-                "lines.markersize": 4,
-                "legend.frameon": False,
-                "legend.handlelength": 2.6,
-                "legend.columnspacing": 1.4,
-                "figure.constrained_layout.h_pad": 0.05,
-                "figure.constrained_layout.w_pad": 0.05,
-            }
+        matplotlib.rcParams.update(_LOOK.settings)
+        colours = {"figure.facecolor": of.background, "grid.color": of.grid}
+        colours |= dict.fromkeys(
+            ("text.color", "axes.titlecolor", "axes.labelcolor", "xtick.labelcolor", "ytick.labelcolor"), of.text
         )
+        colours |= dict.fromkeys(("axes.edgecolor", "xtick.color", "ytick.color"), of.quiet)
+        matplotlib.rcParams.update(colours)
         yield
 
 
