@@ -8,7 +8,7 @@ Python hooks (engine/hooks.py) deliver numbers that no result file has; they nev
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import pairwise, product
@@ -16,6 +16,7 @@ from pathlib import Path
 
 import yaml
 
+from fewbits.analysis.engine.paper import distinct, named
 from fewbits.common.from_dict import from_dict, one_of
 
 FOLDER = Path(__file__).parents[1] / "papers" / "claims"
@@ -181,18 +182,16 @@ class StudyClaims:
 
     def __post_init__(self) -> None:
         names = [one.id for one in self.controls]
-        _distinct([*(one.id for one in self.claims), *names])
+        distinct(self.study, [*(one.id for one in self.claims), *names])
         for claim in self.claims:
             for control in claim.control:
                 one_of(f"{claim.id}: control", control, names)
 
     def claim(self, name: str) -> Claim:
-        one_of("claim", name, [one.id for one in self.claims])
-        return next(one for one in self.claims if one.id == name)
+        return named("claim", name, self.claims)
 
     def control(self, name: str) -> ControlClaim:
-        one_of("control", name, [one.id for one in self.controls])
-        return next(one for one in self.controls if one.id == name)
+        return named("control", name, self.controls)
 
 
 @dataclass(frozen=True)
@@ -231,7 +230,7 @@ def studies_with_claims() -> tuple[str, ...]:
 def comparisons(claim: Claim | ControlClaim) -> tuple[Comparison, ...]:
     """Return every comparison of a claim, with names that differ; exact parts are named by their hook instead."""
     found = [one for part in claim.parts for one in _expand(claim, part)]
-    _distinct(one.name for one in found)
+    distinct(claim.id, [one.name for one in found])
     return tuple(found)
 
 
@@ -264,10 +263,3 @@ TITLES = {
     "loss@late": "training loss",
     "ood_loss": "loss on other text",
 }
-
-
-def _distinct(names: Iterable[str]) -> None:
-    names = list(names)
-    for name in names:
-        if names.count(name) > 1:
-            raise ValueError(f"{name} is there twice")

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 
 from fewbits.analysis.engine.amounts import amount
 from fewbits.analysis.engine.claims import Claim, ControlClaim, comparisons, load_claims
-from fewbits.analysis.engine.data import Measured, NotPlanned
+from fewbits.analysis.engine.data import Exact, Measured, NotPlanned
 from fewbits.analysis.engine.findings import ControlResult, Finding, Verdict
 from fewbits.analysis.engine.frames import Results
-from fewbits.analysis.engine.hooks import hooks_of
-from fewbits.analysis.engine.loading import load_hooks
+from fewbits.analysis.engine.hooks import hooks_of, load_hooks
 from fewbits.analysis.engine.pairs import Numbers, built_in, data_of
 from fewbits.analysis.engine.seeds import shaping
 from fewbits.analysis.engine.tests import judge, judge_exact
@@ -60,7 +59,9 @@ def _findings(study: str, claim: Claim | ControlClaim, results: Results) -> Iter
     measured: Mapping[str, Measured] | None = None
     for comparison in comparisons(claim):
         if comparison.test == "exact":
-            yield from (judge_exact(name, one) for name, one in hooks_of(study).exact[claim.id]().items())
+            found = hooks_of(study).exact[claim.id]()
+            parts = {"": found} if isinstance(found, Exact) else found
+            yield from (judge_exact(name, one) for name, one in parts.items())
         elif comparison.part.out_of_reach:
             yield judge(comparison, NotPlanned(""))
         elif comparison.part.data:

@@ -5,11 +5,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import yaml
 
@@ -58,8 +58,8 @@ class Table:
     rows: tuple[Row, ...]
 
     def __post_init__(self) -> None:
-        _different(self.id, [c.id for c in self.columns])
-        _different(self.id, [r.id for r in self.rows])
+        distinct(self.id, [c.id for c in self.columns])
+        distinct(self.id, [r.id for r in self.rows])
         for column in self.columns:
             if column.baseline is not None:
                 one_of(f"{self.id}: baseline of {column.id}:", column.baseline, [c.id for c in self.columns])
@@ -118,7 +118,7 @@ class Paper:
 
     def __post_init__(self) -> None:
         for what in (self.tables, self.figures):
-            _different(self.study, [thing.id for thing in what])
+            distinct(self.study, [thing.id for thing in what])
         tagged = [(t.id, t.source) for t in self.tables] + [(f.id, f.source) for f in self.figures]
         tagged += [(f"{t.id}, {r.id}", r.source or t.source) for t in self.tables for r in t.rows]
         for where, tag in [*tagged, *((name, number.source) for name, number in self.numbers.items())]:
@@ -128,13 +128,18 @@ class Paper:
                 one_of(f"{figure.id}: finals", figure.finals, [t.id for t in self.tables])
 
     def table(self, name: str) -> Table:
-        return _named("table", name, self.tables)
+        return named("table", name, self.tables)
 
     def figure(self, name: str) -> Figure:
-        return _named("figure", name, self.figures)
+        return named("figure", name, self.figures)
 
 
-T = TypeVar("T", Table, Figure)
+class HasId(Protocol):
+    @property
+    def id(self) -> str: ...
+
+
+T = TypeVar("T", bound=HasId)
 
 
 @cache
@@ -147,13 +152,14 @@ def paper(study: str) -> Paper:
         raise ValueError(f"{study}.yaml: {error}") from None
 
 
-def _named(what: str, name: str, things: tuple[T, ...]) -> T:
+def named(what: str, name: str, things: Sequence[T]) -> T:
+    """Return the thing of this id; ValueError names the valid ones."""
     one_of(what, name, [thing.id for thing in things])
     return next(thing for thing in things if thing.id == name)
 
 
-def _different(where: str, names: Iterable[str]) -> None:
-    names = list(names)
+def distinct(where: str, names: Sequence[str]) -> None:
+    """Raise ValueError where a name is there twice."""
     for name in names:
         if names.count(name) > 1:
             raise ValueError(f"{where}: {name} is there twice")

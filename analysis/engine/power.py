@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import cache
 
 import numpy as np
@@ -19,8 +20,12 @@ def power(effect: float, sd: float, n: int, df: int | None = None) -> float:
 
     df: with which the spread is known, where more than these pairs tell it.
     """
+    if n < 2:
+        raise ValueError(f"n {n}: a test needs 2 pairs or more")
     positive("sd", sd)
-    return _found(abs(effect) / sd, n, *_critical(n, n - 1 if df is None else df))
+    df = n - 1 if df is None else df
+    estimates, weight = _chi(df)
+    return _found(abs(effect) / sd, n, float(stats.t.isf(ALPHA, df)) * estimates, weight)
 
 
 def minimum_detectable_effect(sd: float, n: int, df: int | None = None) -> float:
@@ -81,17 +86,11 @@ def planned_effect(sd: float, df: int, n: int) -> float | None:
 # -------------------------------------------------------------------------------- details
 
 
-def _critical(n: int, df: int) -> tuple[Array, Array]:
-    """Return the least mean, in standard errors, that the test finds for each estimate of a spread of 1, and how likely
-    the estimates are."""
-    if n < 2:
-        raise ValueError(f"n {n}: a test needs 2 pairs or more")
-    estimates, weight = _chi(df)
-    return float(stats.t.isf(ALPHA, df)) * estimates, weight
-
-
 def _found(effect: float, n: int, critical: Array, weight: Array) -> float:
-    """Return P((Z + shift) / S > critical) over S = chi / √df: scipy's own is NaN for few pairs and large effects."""
+    """Return P((Z + shift) / S > t) over estimates S of the spread: scipy's own is NaN for few pairs and large effects.
+
+    critical: the least mean in standard errors that is found, for each S; weight: how likely each S is.
+    """
     return float(weight @ special.ndtr(effect * math.sqrt(n) - critical))
 
 
@@ -106,19 +105,20 @@ def _chi(df: int) -> tuple[Array, Array]:
 
 @cache
 def _effect_in_spreads(n: int, df: int) -> float:
-    return _effect_found(n, *_critical(n, df))
+    return _solved(lambda effect: power(effect, 1.0, n, df))
 
 
 @cache
 def _planned_in_spreads(n: int, df: int) -> float:
     own, weight = _chi(n - 1)  # a pair's own spread, beside a true one of 1
     pooled = float(stats.t.isf(ALPHA, df)) * CAUTION
-    return _effect_found(n, np.where(own <= CAUTION, pooled, float(stats.t.isf(ALPHA, n - 1)) * own), weight)
+    critical = np.where(own <= CAUTION, pooled, float(stats.t.isf(ALPHA, n - 1)) * own)
+    return _solved(lambda effect: _found(effect, n, critical, weight))
 
 
-def _effect_found(n: int, critical: Array, weight: Array) -> float:
+def _solved(chance: Callable[[float], float]) -> float:
     """Return the effect that is found with the chance POWER."""
     high = 1.0
-    while _found(high, n, critical, weight) < POWER:
+    while chance(high) < POWER:
         high *= 2
-    return float(optimize.brentq(lambda effect: _found(effect, n, critical, weight) - POWER, 0.0, high))
+    return float(optimize.brentq(lambda effect: chance(effect) - POWER, 0.0, high))

@@ -150,19 +150,13 @@ def _null(empty: Finding, data: Differences, found: Estimate, alone: Estimate, *
 
 
 def _bounds(empty: Finding, comparison: Comparison, data: Differences, found: Estimate) -> Finding:
-    part = comparison.part
-    low = part.low if comparison.test == "within" else part.than if comparison.test == "above" else None
-    high = part.high if comparison.test == "within" else part.than if comparison.test == "below" else None
-    inside, outside = [], []
-    if low is not None:
-        at = _of_share(low) if _shares(data) else low
-        inside.append(found.p(at, Side.ABOVE))
-        outside.append(found.p(at, Side.BELOW))
-    if high is not None:
-        at = _of_share(high) if _shares(data) else high
-        inside.append(found.p(at, Side.BELOW))
-        outside.append(found.p(at, Side.ABOVE))
-    p_for, p_against = max(inside), min(1.0, len(outside) * min(outside))
+    part, test = comparison.part, comparison.test
+    low = part.low if test == "within" else part.than if test == "above" else None
+    high = part.high if test == "within" else part.than if test == "below" else None
+    ends = [(low, Side.ABOVE, Side.BELOW), (high, Side.BELOW, Side.ABOVE)]
+    tested = [(_of_share(end) if _shares(data) else end, *sides) for end, *sides in ends if end is not None]
+    p_for = max(found.p(end, inside) for end, inside, _ in tested)
+    p_against = min(1.0, len(tested) * min(found.p(end, outside) for end, _, outside in tested))
 
     def shown(value: float) -> str:
         return f"{value:.2%}" if _shares(data) else f"{value:.4g}"

@@ -23,6 +23,29 @@ Band = tuple[Array, Array]
 
 
 @dataclass(frozen=True)
+class Metric:
+    """A number that curves show."""
+
+    name: str
+    title: str
+    unit: str
+    every_step: bool = False  # averaged over steps, or it could not be read
+    of_micro_batches: bool = False  # so A/A, whose micro-batches have another size, has another one
+
+
+METRICS = {
+    metric.name: metric
+    for metric in (
+        Metric("loss", "Training loss", "nats", every_step=True),
+        Metric("loss_max", "Maximum loss", "nats", every_step=True, of_micro_batches=True),
+        Metric("validation_loss", "Validation loss", "nats"),
+        Metric("ood_loss", "Out-of-domain loss", "nats"),
+        Metric("parameter_norm", "Parameter norm", "L2"),
+    )
+}
+
+
+@dataclass(frozen=True)
 class Series:
     """A mean over tokens. The band reaches from the least to the greatest seed of a level; of a change it is the 90 %
     interval."""
@@ -42,6 +65,16 @@ def curves(results: Results, metric: str) -> pd.DataFrame:
     except ValueError:
         return pd.DataFrame(columns=COLUMNS)
     return frame[np.isfinite(frame["value"].astype(float))]
+
+
+def recorded(results: Results, metric: Metric) -> pd.DataFrame:
+    """Return the curves of a metric, averaged over steps where it has every step; read once."""
+
+    def read() -> pd.DataFrame:
+        frame = curves(results, metric.name)
+        return smoothed(frame, results) if metric.every_step else frame
+
+    return results.remembered(f"curves {metric.name}", read)
 
 
 def smoothed(frame: pd.DataFrame, results: Results) -> pd.DataFrame:
@@ -99,6 +132,18 @@ def band_of(found: Sequence[Summary]) -> Band | None:
     if not intervals or len(intervals) < len(found):
         return None
     return np.array([i.low for i in intervals]), np.array([i.high for i in intervals])
+
+
+def switches(part: Results, arms: Sequence[str]) -> tuple[float, ...]:
+    """Return the tokens after which the recipes of these arms switch, in order."""
+    found: set[float] = set()
+    frame = curves(part, "loss")
+    for trial, steps in frame[frame["arm"].isin(list(arms))].groupby("id"):
+        of = part.plan.trials[str(trial)].trial
+        before = steps[steps["step"] < of.recipe.switch.at * of.training.steps]
+        if of.recipe.switches and len(before) < len(steps):
+            found.add(float(before["tokens"].max()))
+    return tuple(sorted(found))
 
 
 def diverged(results: Results, arms: Sequence[str]) -> tuple[str, ...]:

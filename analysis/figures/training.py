@@ -6,11 +6,10 @@ them, are hollow marks: of a model and a training far larger than ours.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-import pandas as pd
 from matplotlib.figure import Figure
 
 from fewbits.analysis.engine.arms import AGAIN, BASELINE, ArmTable, arm_table
@@ -20,34 +19,11 @@ from fewbits.analysis.engine.paper import paper
 from fewbits.analysis.engine.places import not_planned, sweep_places
 from fewbits.analysis.figures import series
 from fewbits.analysis.figures.curves import Line, Panel, PaperMark, Rule, curve_figure
-from fewbits.analysis.figures.series import Series
+from fewbits.analysis.figures.series import METRICS, Metric, Series
 from fewbits.analysis.figures.theme import BASELINE as BASELINE_STYLE
 from fewbits.analysis.figures.theme import NOISE, QUIET, STYLES, Style
 from fewbits.analysis.report.items import FigureResult, Picture
 from fewbits.common.from_dict import one_of
-
-
-@dataclass(frozen=True)
-class Metric:
-    """A number that curves show."""
-
-    name: str
-    title: str
-    unit: str
-    every_step: bool = False  # averaged over steps, or it could not be read
-    of_micro_batches: bool = False  # so A/A, whose micro-batches have another size, has another one
-
-
-METRICS = {
-    metric.name: metric
-    for metric in (
-        Metric("loss", "Training loss", "nats", every_step=True),
-        Metric("loss_max", "Maximum loss", "nats", every_step=True, of_micro_batches=True),
-        Metric("validation_loss", "Validation loss", "nats"),
-        Metric("ood_loss", "Out-of-domain loss", "nats"),
-        Metric("parameter_norm", "Parameter norm", "L2"),
-    )
-}
 
 
 @dataclass(frozen=True)
@@ -91,11 +67,12 @@ class ArmCurves:
 
 @dataclass(frozen=True)
 class TrainingFigure:
-    """A figure of nothing but such rows."""
+    """A figure of nothing but such rows; one of our own has a title."""
 
     id: str
     rows: tuple[ArmCurves, ...]
     notes: tuple[str, ...] = ()
+    title: str | None = None
 
 
 @dataclass(frozen=True)
@@ -112,19 +89,19 @@ class Shown:
     @cached_property
     def levels(self) -> dict[str, Series]:
         """The arms' own numbers; those of trunks are among them."""
-        frame = _recorded(self.part, self.metric)
+        frame = series.recorded(self.part, self.metric)
         return _there({name: series.level(frame, name) for name in (*self.of.all_arms, *self.trunks)})
 
     @cached_property
     def changes(self) -> dict[str, Series]:
         """Changes from the baseline; A/A's from BF16, and those of other trunks from the first."""
-        frame = _recorded(self.part, self.metric)
+        frame = series.recorded(self.part, self.metric)
         changes = {arm: series.change(frame, arm, self.of.baseline) for arm in self.of.arms}
         for trunk in self.trunks[1:]:
             exact = series.curves(self.part, self.metric.name)
             changes[trunk] = series.thinned(series.change(exact, trunk, self.trunks[0]))
         if self.again is not None and not self.metric.of_micro_batches:
-            changes[AGAIN] = series.change(_recorded(self.again, self.metric), AGAIN, BASELINE)
+            changes[AGAIN] = series.change(series.recorded(self.again, self.metric), AGAIN, BASELINE)
         return _there(changes)
 
     @cached_property
@@ -172,7 +149,7 @@ class Shown:
             lines.append(self._line(self.changes[AGAIN], NOISE, self.table.label(AGAIN), secondary=True))
         lines += self._arms(self.changes)
         upright = tuple(
-            Rule(tokens, "line", upright=True, dashes=(1.5, 1.5)) for tokens in switches(self.part, self.of.arms)
+            Rule(tokens, "line", upright=True, dashes=(1.5, 1.5)) for tokens in series.switches(self.part, self.of.arms)
         )
         label = self.of.label(self.table, self.of.baseline)
         return Panel(
@@ -267,18 +244,6 @@ def noise_places(results: Results, table: ArmTable, row: ArmCurves) -> Results |
     return None
 
 
-def switches(part: Results, arms: Collection[str]) -> tuple[float, ...]:
-    """Return the tokens after which the recipes of these arms switch, in order."""
-    found: set[float] = set()
-    frame = series.curves(part, "loss")
-    for trial, steps in frame[frame["arm"].isin(list(arms))].groupby("id"):
-        of = part.plan.trials[str(trial)].trial
-        before = steps[steps["step"] < of.recipe.switch.at * of.training.steps]
-        if of.recipe.switches and len(before) < len(steps):
-            found.add(float(before["tokens"].max()))
-    return tuple(sorted(found))
-
-
 # -------------------------------------------------------------------------------- notes
 
 
@@ -320,14 +285,6 @@ def left_out(results: Results, rows: Sequence[ArmCurves]) -> tuple[str, ...]:
         row.name or row.sweep for row in rows if isinstance(sweep_places(results, row.sweep, row.where), NotPlanned)
     ]
     return (f"Not run at this scale: {', '.join(dict.fromkeys(missing))}.",) if missing else ()
-
-
-def _recorded(part: Results, metric: Metric) -> pd.DataFrame:
-    def read() -> pd.DataFrame:
-        frame = series.curves(part, metric.name)
-        return series.smoothed(frame, part) if metric.every_step else frame
-
-    return part.remembered(f"curves {metric.name}", read)
 
 
 def _there(found: Mapping[str, Series | None]) -> dict[str, Series]:

@@ -7,7 +7,7 @@
     def figure_5(results: Results) -> Picture: …
 
 The paper's data file says what the paper says of each. Those of our own are registered with a title; they come after
-the paper's and are marked as ours. Figures that `figures.yaml` declares need no function. Claims are data
+the paper's and are marked as ours. What `figures.yaml` and `tables.yaml` declare needs no function. Claims are data
 (engine/claims.py).
 """
 
@@ -42,6 +42,7 @@ class StudyRegistry:
     """The tables and figures of one study."""
 
     study: str
+    loaded: bool = False
     _tables: dict[str, Entry[MakeTable]] = field(default_factory=dict)
     _figures: dict[str, Entry[MakeFigure]] = field(default_factory=dict)
 
@@ -100,14 +101,17 @@ def study_registry(study: str) -> StudyRegistry:
 
 def load(registry: StudyRegistry) -> None:
     """Import the study's modules, which register themselves, and register its declared figures; once."""
-    from fewbits.analysis.figures.declared import declared_figures
+    from fewbits.analysis.report.declared import declared_figures, declared_tables
 
     for path in sorted((FOLDER / registry.study).glob("*.py")):
         import_module(f"fewbits.analysis.studies.{registry.study}.{path.stem}")
-    there = {entry.id for entry in registry.figures}
-    for name, title, make in declared_figures(registry.study):
-        if name not in there:
-            registry.add_figure(name, make, title)
+    if registry.loaded:
+        return
+    registry.loaded = True
+    for name, made, table in declared_tables(registry.study):
+        registry.add_table(name, table, made)
+    for name, title, figure in declared_figures(registry.study):
+        registry.add_figure(name, figure, title)
 
 
 def table(study: str, name: str, title: str | None = None) -> Callable[[MakeTable], MakeTable]:

@@ -1,47 +1,62 @@
-"""Tables of every study: how far trials differ that should be the same, and all arms beside BF16.
+"""The table of noise of every study: how far trials differ that should be the same.
 
 Changes are of losses, in percent, paired by seed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
-from fewbits.analysis.engine.arms import AGAIN, BASELINE, ArmTable
+from fewbits.analysis.engine.arms import AGAIN, BASELINE, ArmTable, arm_table
+from fewbits.analysis.engine.claims import LOSS as VALIDATION
 from fewbits.analysis.engine.data import Data, Differences, NotPlanned
 from fewbits.analysis.engine.frames import Results
-from fewbits.analysis.engine.places import ANYWHERE, Where, not_planned, trial_ids
+from fewbits.analysis.engine.places import family_places, not_planned
 from fewbits.analysis.engine.statistics import Pools, summary
 from fewbits.analysis.report.items import Setting, Table, TableCell, TableResult, TableRow
-from fewbits.analysis.tables.cells import BLANK, PERCENT, cell, change, spread
+from fewbits.analysis.tables.arms import LOSSES
+from fewbits.analysis.tables.cells import PERCENT, cell, spread
 from fewbits.analysis.tables.comparing import compare, own_numbers, pools
 
-VALIDATION = "validation_loss"
-LOSSES = ("Training loss", "Validation loss", "Loss on other text")
-METRICS = ("loss@late", VALIDATION, "ood_loss")  # of LOSSES
+
+@dataclass(frozen=True)
+class NoiseRows:
+    """A family whose noise is shown: arms that should be the same, each with its baseline."""
+
+    sweep: str
+    name: str = ""  # before the titles of its rows
+    pairs: dict[str, str] = field(default_factory=lambda: {AGAIN: BASELINE})
+    where: dict[str, str] = field(default_factory=dict)
 
 
-def noise_table(
-    results: Results, table: ArmTable, pairs: Iterable[tuple[str, str]] = ((AGAIN, BASELINE),), where: Where = ANYWHERE
-) -> TableResult:
-    """Return the floor of every paired difference, and the spread between seeds without pairs.
+def noise_table(results: Results, study: str, of: Sequence[NoiseRows]) -> Table:
+    """Return the floor of every paired difference, and the spread between seeds without pairs."""
+    table, rows, left_out = arm_table(study), [], []
+    for one in of:
+        part = family_places(results, table, one.sweep)
+        if part.has(BASELINE, one.where):
+            known = {metric: pools(part, metric, BASELINE, one.where) for metric in LOSSES.values()}
+            start = f"{one.name}: " if one.name else ""
+            rows += [replace(row, title=start + row.title) for row in _rows(part, table, one, list(known.values()))]
+            left_out += _left_out(known[VALIDATION])
+    notes = ("Spreads are standard deviations", *dict.fromkeys(left_out))
+    return TableResult(tuple(LOSSES), tuple(rows), notes) if rows else not_planned(results)
 
-    pairs: arms that should be the same, each with its baseline.
-    """
-    rows = []
-    for arm, baseline in pairs:
-        data = [compare(results, metric, arm, baseline, where) for metric in METRICS]
-        title = f"{table.title(arm)} less {table.title(baseline)}"
-        rows.append(TableRow(title, tuple(cell(one, PERCENT) for one in data), "%"))
-        rows.append(TableRow("    its spread over seeds", tuple(map(spread, data)), "%"))
-    levels = tuple(_level_spread(own_numbers(results, metric, BASELINE, where)) for metric in METRICS)
-    rows.append(TableRow("Spread of BF16 itself over seeds", levels, "%"))
-    known = [pools(results, metric, BASELINE, where) for metric in METRICS]
+
+def _rows(part: Results, table: ArmTable, of: NoiseRows, known: Sequence[Pools | None]) -> Iterator[TableRow]:
+    for arm, baseline in of.pairs.items():
+        data = [compare(part, metric, arm, baseline, of.where) for metric in LOSSES.values()]
+        yield TableRow(f"{table.title(arm)} less {table.title(baseline)}", tuple(cell(d, PERCENT) for d in data), "%")
+        yield TableRow(
+            "its spread over seeds" if of.name else "    its spread over seeds", tuple(map(spread, data)), "%"
+        )
+    levels = tuple(_level_spread(own_numbers(part, metric, BASELINE, of.where)) for metric in LOSSES.values())
+    yield TableRow("Spread of BF16 itself over seeds", levels, "%")
     kinds = dict.fromkeys(kind for one in known if one is not None for kind in one.of_kinds)
     for kind in kinds or [""]:
         title = f"Spread of a pair, {kind}" if len(kinds) > 1 else "Spread of a pair, pooled over arms"
-        rows.append(TableRow(title, tuple(_pooled_spread(one, kind) for one in known), "%"))
-    return TableResult(LOSSES, tuple(rows), ("Spreads are standard deviations", *_left_out(known[1])))
+        yield TableRow(title, tuple(_pooled_spread(one, kind) for one in known), "%")
 
 
 def _pooled_spread(found: Pools | None, kind: str) -> TableCell:
@@ -62,43 +77,3 @@ def _level_spread(data: Data | NotPlanned) -> TableCell:
     if not isinstance(data, Differences):
         return cell(data)
     return spread(data, PERCENT / abs(summary(data.values).mean))
-
-
-# -------------------------------------------------------------------------------- every arm
-
-
-def arms_table(
-    results: Results, table: ArmTable, arms: Sequence[str], *, whole: str, title: str, baseline: str = BASELINE
-) -> Table:
-    """Return the changes of every loss from the baseline, and of validation loss from the arm `whole`, called `title`.
-
-    Arms that are the same trials have one row, that of the first.
-    """
-    if not results.has(baseline):
-        return not_planned(results)
-    rows, seen = [], {tuple(trial_ids(results, baseline).values())}
-    lengths = {arm: _steps(results, arm) for arm in (*arms, baseline)}
-    for arm in arms:
-        trials = tuple(trial_ids(results, arm).values())
-        if trials in seen or arm in table.trunks:
-            continue
-        seen.add(trials)
-        cells = [change(results, metric, arm, baseline) for metric in METRICS]
-        if lengths[arm] != lengths[baseline]:
-            cells[0] = BLANK
-        cells.append(BLANK if arm == whole else change(results, VALIDATION, arm, whole))
-        rows.append(TableRow(table.title(arm), tuple(cells), "%"))
-    notes = ("Training loss, a mean over the last tenth of a run, is blank where runs are not as long",)
-    uneven = any(length != lengths[baseline] for arm, length in lengths.items() if arm not in table.trunks)
-    columns = (*(f"{name}, from BF16" for name in LOSSES), f"Validation loss, from {title}")
-    return TableResult(columns, tuple(rows), notes if uneven else ())
-
-
-def sweep_arms(results: Results, *sweeps: str) -> list[str]:
-    """Return the arms of these sweeps in their order."""
-    found = (str(m.cell.arm) for sweep in sweeps for m in results.members if m.cell.sweep == sweep)
-    return list(dict.fromkeys(found))
-
-
-def _steps(results: Results, arm: str) -> set[int]:
-    return {results.plan.trials[trial].trial.training.steps for trial in trial_ids(results, arm).values()}

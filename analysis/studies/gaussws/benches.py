@@ -10,11 +10,10 @@ a ratio on one device, and nothing about other devices.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from fewbits.analysis.engine.frames import Damaged, Results
 from fewbits.analysis.engine.statistics import Interval, median_interval
@@ -55,52 +54,47 @@ class Timed:
         return tuple(a / b - 1 for a, b in zip(mine, (s / other.amount for s in other.seconds), strict=True))
 
 
-@dataclass(frozen=True)
-class Training:
-    device: str
-    kind: str
-    models: dict[str, dict[tuple[str, str], Timed]]  # by name; of each by optimizer and recipe
+Arms = Mapping[tuple[str, str], Timed]  # by optimizer and recipe, or by what is generated and the generator
 
 
 @dataclass(frozen=True)
-class Generators:
+class Bench(Generic[T]):
+    """What was timed on one device: of each model by name, or of each shape of a matrix, its arms."""
+
     device: str
     kind: str
-    shapes: dict[tuple[int, int], dict[tuple[str, str], Timed]]  # of each by what and arm
+    timed: Mapping[T, Arms]
 
 
-def training(results: Results) -> Training | None:
-    for kind in DEVICES:
-        if (found := _read(results, f"train-{kind}.json", _training)) is not None:
-            return Training(found[0], kind, found[1])
-    return None
+def training(results: Results) -> Bench[str] | None:
+    """Return the times of training steps, by model; None where they were not measured."""
+    return _first(results, "train", _training)
 
 
-def _training(found: dict[str, Any]) -> dict[str, dict[tuple[str, str], Timed]]:
+def generators(results: Results) -> Bench[tuple[int, int]] | None:
+    """Return the times of generators, by shape; None where they were not measured."""
+    return _first(results, "generators", _generators)
+
+
+def _training(found: dict[str, Any]) -> dict[str, Arms]:
     return {
         one["model"]: {
-            (row["optimizer"], row["variant"]): Timed(
-                one["batch"] * one["length"], tuple(row["seconds"]), tuple(row.get("others", ())), row["memory"]
-            )
+            (row["optimizer"], row["variant"]): _timed(row, one["batch"] * one["length"], row["memory"])
             for row in one["rows"]
         }
         for one in found["models"]
     }
 
 
-def generators(results: Results) -> Generators | None:
-    for kind in DEVICES:
-        if (found := _read(results, f"generators-{kind}.json", _generators)) is not None:
-            return Generators(found[0], kind, found[1])
-    return None
-
-
-def _generators(found: dict[str, Any]) -> dict[tuple[int, int], dict[tuple[str, str], Timed]]:
+def _generators(found: dict[str, Any]) -> dict[tuple[int, int], Arms]:
     shapes: dict[tuple[int, int], dict[tuple[str, str], Timed]] = {}
     for one in found["timed"]:
-        arms = shapes.setdefault((one["rows"], one["cols"]), {})
-        arms[one["what"], one["arm"]] = Timed(one["elements"], tuple(one["seconds"]), tuple(one.get("others", ())))
-    return shapes
+        shapes.setdefault((one["rows"], one["cols"]), {})[one["what"], one["arm"]] = _timed(one, one["elements"])
+    return dict(shapes)
+
+
+def _timed(row: dict[str, Any], amount: int, memory: int | None = None) -> Timed:
+    return Timed(amount, tuple(row["seconds"]), tuple(row.get("others", ())), memory)
 
 
 def lost(ours: Timed, plain: Timed) -> tuple[float, ...]:
@@ -108,8 +102,11 @@ def lost(ours: Timed, plain: Timed) -> tuple[float, ...]:
     return tuple(1 - 1 / (1 + longer) for longer in ours.longer_than(plain))
 
 
-def overhead(ours: Timed, plain: Timed) -> tuple[float, Interval | None]:
-    """Return the share of throughput that is lost, the median over turns, with its 95 % interval."""
+def overhead(arms: Arms, optimizer: str, recipe: str) -> tuple[float, Interval | None] | None:
+    """Return the share of plain BF16's throughput that is lost, the median over turns, with its 95 % interval."""
+    ours, plain = arms.get((optimizer, recipe)), arms.get((optimizer, PLAIN))
+    if recipe == PLAIN or ours is None or plain is None:
+        return None
     shares = lost(ours, plain)
     return median(shares), median_interval(shares)
 
@@ -122,25 +119,26 @@ def _where(found: dict[str, Any]) -> str:
     return f"{named}; {found['turns']} turns, load {machine['load']:.1f} when it began"
 
 
-def _read(
-    results: Results, name: str, make: Callable[[dict[str, Any]], dict[T, dict[tuple[str, str], Timed]]]
-) -> tuple[str, dict[T, dict[tuple[str, str], Timed]]] | None:
-    """Return where it was measured, and the times by model or shape."""
-    store = next((planned.folder.path.parent for planned in results.plan.trials.values()), None)
-    path = None if store is None else Path(store) / FOLDER / name
-    if path is None or not path.is_file():
-        return None
-    try:
-        found: dict[str, Any] = json.loads(path.read_text("utf-8"))
-        where, measured = _where(found), make(found)
-        for of in measured.values():
-            for first in {first for first, _ in of}:  # what is compared turn by turn; a slow kind has fewer turns
-                if len({len(one.seconds) for (kind, _), one in of.items() if kind == first}) != 1:
-                    raise ValueError(f"arms of {first} did not take as many turns as each other")
-            if not of:
-                raise ValueError("no arm was measured")
-        if not measured:
-            raise ValueError("nothing was measured")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise Damaged(f"{path} is damaged ({type(error).__name__}: {error}): delete it, and measure again") from None
-    return where, measured
+def _first(results: Results, name: str, read: Callable[[dict[str, Any]], Mapping[T, Arms]]) -> Bench[T] | None:
+    """Return the first of the devices that were measured."""
+    stores = [planned.folder.path.parent for planned in results.plan.trials.values()]
+    for path, kind in ((store / FOLDER / f"{name}-{kind}.json", kind) for store in stores[:1] for kind in DEVICES):
+        if path.is_file():
+            try:
+                found: dict[str, Any] = json.loads(path.read_text("utf-8"))
+                return Bench(_where(found), kind, _checked(read(found)))
+            except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+                reason = f"{type(error).__name__}: {error}"
+                raise Damaged(f"{path} is damaged ({reason}): delete it, and measure again") from None
+    return None
+
+
+def _checked(measured: Mapping[T, Arms]) -> Mapping[T, Arms]:
+    """Return what was measured, if arms that are compared turn by turn took as many turns as each other."""
+    if not measured or not all(measured.values()):
+        raise ValueError("nothing was measured")
+    for arms in measured.values():
+        for first in {first for first, _ in arms}:  # a slow kind has fewer turns than the others
+            if len({len(one.seconds) for (kind, _), one in arms.items() if kind == first}) != 1:
+                raise ValueError(f"arms of {first} did not take as many turns as each other")
+    return measured

@@ -15,7 +15,7 @@ CHANCE = 18.5  # χ² with four degrees of freedom is above it once in a thousan
 
 
 @exact("gaussws", "G1")
-def g1() -> dict[str, Exact]:
+def g1() -> Exact:
     found, said, drawn = theory.generated(), theory.equation_10(), theory.drawn()
     holds = found == said and not drawn.different and sum(r * p for r, p in found.items()) == 0
     counts = ", ".join(
@@ -34,11 +34,11 @@ def g1() -> dict[str, Exact]:
         f"variance {variance:.4f}, where round(N(0, 1) / 2) has 0.3254; eq. 10 holds if Pr(±2), where Pr(±1) is "
         "computed, is of both signs together",
     )
-    return {"": Exact(holds, what, notes)}
+    return Exact(holds, what, notes)
 
 
 @exact("gaussws", "G2")
-def g2() -> dict[str, Exact]:
+def g2() -> Exact:
     """Lemma 1 for BF16: what a cast swallows just below the widths it names, and at them."""
     below = [_lost(bits) for bits in (3, 4, 5, 6, 7, 8, 8.5, 8.99)]
     uniform = [_lost(bits, *theory.UNIFORM_4_BITS) for bits in (3, 4, 4.5, 4.99)]
@@ -54,7 +54,7 @@ def g2() -> dict[str, Exact]:
         f"the kernel {'agrees' if all(by_kernel) else 'does not agree'}"
     )
     whole = {float(bits): theory.by_kernel(bits, "uniform").swallowed.share for bits in (4, 6, 8)}
-    return {"": Exact(holds, what, (*_boundaries(), _of_16_bits(whole)))}
+    return Exact(holds, what, (*_boundaries(), _of_16_bits(whole)))
 
 
 def _lost(bits: float, *magnitudes: float) -> Swallowed:
@@ -87,8 +87,8 @@ def _of_16_bits(shares: Mapping[float, float]) -> str:
 
 
 @exact("gaussws", "G3")
-def g3() -> dict[str, Exact]:
-    widths = list(theory.widths())
+def g3() -> Exact:
+    widths = theory.WIDTHS
     small = [theory.drowned(bits, 0, magnitude) for bits in (3, 4, 4.3, 5.7, 6, 9) for magnitude in (1.0, 2.0)]
     flows = [theory.underflows(bits) for bits in widths]
     fits = all(
@@ -114,11 +114,11 @@ def g3() -> dict[str, Exact]:
         f"block's maximum is a power of two; keeping that, too, takes {ties[0]} bits instead of 1 at b = 3, {ties[1]} "
         "instead of 6 at b = 8",
     )
-    return {"": Exact(not lost and not gone and fits and same == len(cells), what, notes)}
+    return Exact(not lost and not gone and fits and same == len(cells), what, notes)
 
 
 @exact("gaussws", "G4")
-def g4() -> dict[str, Exact]:
+def g4() -> Exact:
     found = [theory.masked(bits) for bits in (3, 4, 6, 9)]
     weights, noisy = sum(one.weights for one in found), sum(one.noisy for one in found)
     gone, without = sum(one.masked for one in found), sum(one.masked_without_noise for one in found)
@@ -133,11 +133,11 @@ def g4() -> dict[str, Exact]:
     notes = (
         f"noise is not zero with a probability of {float(bound):.4f} as generated; 0.317 is the ideal distribution's",
     )
-    return {"": Exact(holds, what, notes)}
+    return Exact(holds, what, notes)
 
 
 @exact("gaussws", "G5")
-def g5() -> dict[str, Exact]:
+def g5() -> Exact:
     w = consistency.weights()
     squares = {block: consistency.parted(w, block) for block in ("32x32", "16x16", "2x2")}
     vectors = {block: consistency.parted(w, block) for block in ("1x32", "1x16", "1x2")}
@@ -145,11 +145,11 @@ def g5() -> dict[str, Exact]:
         f"{block}: {f'{count / w.numel():.1%} of values differ' if count else 'the same both ways'}"
         for block, count in (squares | vectors).items()
     )
-    return {"": Exact(not any(squares.values()) and all(vectors.values()), f"in INT4, {what}")}
+    return Exact(not any(squares.values()) and all(vectors.values()), f"in INT4, {what}")
 
 
 @exact("gaussws", "G6")
-def g6() -> dict[str, Exact]:
+def g6() -> Exact:
     found = {method: consistency.gradients(kind) for method, kind in KINDS.items()}
     holds = all(one.bits < ROUNDED and one.weights == 0 and one.redrawn for one in found.values())
     what = "; ".join(
@@ -163,11 +163,11 @@ def g6() -> dict[str, Exact]:
         if all(one.redrawn for one in found.values())
         else ("the noise of backward is another")
     )
-    return {"": Exact(holds, f"{what}; {passed}; {drawn}")}
+    return Exact(holds, f"{what}; {passed}; {drawn}")
 
 
 @exact("gaussws", "G17")
-def g17() -> dict[str, Exact]:
+def g17() -> Exact:
     each = consistency.bytes_each()
     holds = each.sampled == 2 and each.noise == {"gaussws": 0.5, "diffq": 2.0}
     what = (
@@ -181,4 +181,4 @@ def g17() -> dict[str, Exact]:
         f"counted in our training: {few:.3f} bytes a weight where the optimizer's step is the peak, {many:.3f} where "
         "the backward pass is, for which plain BF16 keeps copies of its FP32 weights, too",
     )
-    return {"": Exact(holds, what, notes)}
+    return Exact(holds, what, notes)

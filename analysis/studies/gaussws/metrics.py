@@ -23,9 +23,18 @@ def width_spread(results: Results) -> Mapping[str, float]:
     return {trial: one.spread for trial, one in finals(results).items()}
 
 
-@metric("gaussws", "to_nine_bits", SHARE)
-def to_nine_bits(results: Results) -> Mapping[str, float]:
-    return {trial: one.tiers[9] for trial, one in finals(results).items()}
+@metric("gaussws", "mean_width")
+def mean_width(results: Results) -> Mapping[str, float]:
+    return {trial: one.mean for trial, one in finals(results).items()}
+
+
+def _up_to(tier: int) -> Callable[[Results], Mapping[str, float]]:
+    """Return how a trial's share of parameters of so many bits or fewer is read."""
+    return lambda results: {trial: one.tiers[tier] for trial, one in finals(results).items()}
+
+
+for _name, _tier in {"to_five_bits": 5, "to_nine_bits": 9, "to_twelve_bits": 12}.items():
+    metric("gaussws", _name, SHARE)(_up_to(_tier))
 
 
 @metric("gaussws", "cast_cost")
@@ -58,9 +67,10 @@ def adam_mini(results: Results) -> Mapping[str, Measured]:
 @measure("gaussws", "G15")
 def families(results: Results) -> Mapping[str, Measured]:
     """Return how much wider GPT-2's widths end than Llama 2's, both without a penalty, seed by seed."""
-    widths = {trial: one.mean for trial, one in finals(results).items()}
     arms = (("widths", "lambda-0"), ("llama2", "gaussws"))
-    return {"families": _by_seed(results, arms, lambda gpt2, llama2: gpt2 - llama2, widths, relative=False)}
+    return {
+        "families": _by_seed(results, arms, lambda gpt2, llama2: gpt2 - llama2, mean_width(results), relative=False)
+    }
 
 
 def _by_seed(

@@ -27,24 +27,24 @@ def training(results: Results) -> Mapping[str, Measured]:
     """Return what sampling costs of a whole training step, of Table 1's models on a GPU."""
     names = ("order-gaussws", "order-diffq", "gaussws-at-most", "diffq-at-least")
     found = benches.training(results)
-    if found is None or found.kind != "cuda" or not any(name in found.models for name in MODELS.values()):
+    if found is None or found.kind != "cuda" or not any(name in found.timed for name in MODELS.values()):
         return dict.fromkeys(
             names, NotPlanned("needs a GPU, and `fewbits bench train --store` of Table 1's models on it")
         )
-    models = [found.models[name] for name in MODELS.values() if name in found.models]
+    models = [found.timed[name] for name in MODELS.values() if name in found.timed]
 
     def pairs(ours: str, baseline: str) -> list[Pair]:
         return [(of.get(("adamw", ours)), of.get(("adamw", baseline))) for of in models]
 
     most, least = max(_printed("adamw-gaussws")), min(_printed("adamw-diffq"))
     return {
-        "order-gaussws": _least(pairs("gaussws", PLAIN), lambda ours, plain: ours.longer_than(plain)),
-        "order-diffq": _least(pairs("diffq", "gaussws"), lambda diffq, ours: diffq.longer_than(ours)),
-        "gaussws-at-most": _most(
-            pairs("gaussws", PLAIN), lambda ours, plain: [one - most for one in lost(ours, plain)]
+        "order-gaussws": _chosen(min, pairs("gaussws", PLAIN), lambda ours, plain: ours.longer_than(plain)),
+        "order-diffq": _chosen(min, pairs("diffq", "gaussws"), lambda diffq, ours: diffq.longer_than(ours)),
+        "gaussws-at-most": _chosen(
+            max, pairs("gaussws", PLAIN), lambda ours, plain: [one - most for one in lost(ours, plain)]
         ),
-        "diffq-at-least": _most(
-            pairs("diffq", PLAIN), lambda diffq, plain: [least - one for one in lost(diffq, plain)]
+        "diffq-at-least": _chosen(
+            max, pairs("diffq", PLAIN), lambda diffq, plain: [least - one for one in lost(diffq, plain)]
         ),
     }
 
@@ -62,21 +62,13 @@ def generators(results: Results) -> Mapping[str, Measured]:
     what = "forward" if found.kind == "cuda" else "generator"
 
     def beside(arm: str, times: float) -> Measured:
-        pairs = [(of.get((what, arm)), of.get((what, BITWISE))) for of in found.shapes.values()]
-        return _least(pairs, lambda other, ours: [(1 + one) / times - 1 for one in other.longer_than(ours)])
+        pairs = [(of.get((what, arm)), of.get((what, BITWISE))) for of in found.timed.values()]
+        return _chosen(min, pairs, lambda other, ours: [(1 + one) / times - 1 for one in other.longer_than(ours)])
 
     return {"box-muller": beside(BOX_MULLER, 1.0), "torch": beside(TORCH, THREEFOLD)}
 
 
-def _least(pairs: Iterable[Pair], turns: Turns) -> Measured:
-    return _turn_by_turn(pairs, turns, min)
-
-
-def _most(pairs: Iterable[Pair], turns: Turns) -> Measured:
-    return _turn_by_turn(pairs, turns, max)
-
-
-def _turn_by_turn(pairs: Iterable[Pair], turns: Turns, choose: Callable[[Iterable[float]], float]) -> Measured:
+def _chosen(choose: Callable[[Iterable[float]], float], pairs: Iterable[Pair], turns: Turns) -> Measured:
     """Return the chosen number of all pairs in each of the quiet turns, which are numbered for each pair by itself."""
     kept: list[list[float]] = []
     for ours, other in pairs:

@@ -11,19 +11,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import pandas as pd
-from matplotlib.figure import Figure
 
 from fewbits.analysis.engine.arms import BASELINE, arm_table
-from fewbits.analysis.engine.data import NoData, NotPlanned
+from fewbits.analysis.engine.data import NoData
 from fewbits.analysis.engine.frames import Results
 from fewbits.analysis.engine.places import not_planned, sweep_places, trial_ids
-from fewbits.analysis.figures import series
-from fewbits.analysis.figures.curves import Line, Panel, Rule, curve_figure
-from fewbits.analysis.figures.theme import BASELINE as BASELINE_STYLE
-from fewbits.analysis.figures.theme import STYLES
-from fewbits.analysis.report.items import FigureResult, Picture, Setting, Table, TableCell, TableResult, TableRow, Value
-from fewbits.analysis.report.registry import figure, table
+from fewbits.analysis.report.items import Setting, Table, TableCell, TableResult, TableRow, Value
+from fewbits.analysis.report.registry import table
 from fewbits.sweeps.running.store import State
 
 SWEEP, UNDER_MINI = "stability", "stability-mini"
@@ -110,41 +104,3 @@ def _rise(one: Ended | None) -> TableCell:
     if one is None or not one.rises:
         return TableCell(Setting("" if one is None else "diverged"))
     return TableCell(Value(100 * float(np.mean(one.rises)), None, len(one.rises), one.trials))
-
-
-@figure("gaussws", "Figure A", "Induced instability: training loss after the rate is raised")
-def figure_a(results: Results) -> Picture:
-    """Show the training loss of all arms at each rate."""
-    if isinstance(part := sweep_places(results, SWEEP), NotPlanned):
-        return part
-    parts = {rate: sweep_places(results, SWEEP, {AXIS: rate}) for rate in RATES}
-    frames = {
-        rate: series.smoothed(series.curves(one, "loss"), one)
-        for rate, one in parts.items()
-        if isinstance(one, Results)
-    }
-    if not any(frame["arm"].isin(SWEEPS[SWEEP]).any() for frame in frames.values()):
-        return NoData("no curve of the sweep stability")
-
-    def draw() -> Figure:
-        row = [
-            _panel(rate, frame, "" if i else "training loss, nats") for i, (rate, frame) in enumerate(frames.items())
-        ]
-        return curve_figure([row], height=2.7, columns=4, sharey=True)
-
-    trials = tuple(dict.fromkeys(str(key) for frame in frames.values() for key in frame["id"]))
-    return FigureResult(draw, trials, (f"Mean and range of seeds. {INDUCED}.",))
-
-
-def _panel(rate: str, frame: pd.DataFrame, y_label: str) -> Panel:
-    lines, arms = [], arm_table("gaussws")
-    for arm in SWEEPS[SWEEP]:
-        if (one := series.level(frame, arm)) is not None:
-            place = arms.arm(arm).style
-            style = BASELINE_STYLE if place is None else STYLES[place]
-            lines.append(Line(one.tokens, one.mean, style, arms.label(arm), one.band))
-    trunk = frame[frame["arm"] == "trunk"]
-    late = trunk[trunk["tokens"] > 0.9 * trunk["tokens"].max()]["value"]  # its whole curve would hide the arms'
-    rules = (Rule(float(late.mean()), label="trunk's last tenth", dashes=(4, 2)),) if len(late) else ()
-    title = f"rate {rate.replace('x', '×')}"
-    return Panel(title, tuple(lines), rules, x_label="tokens", y_label=y_label, x_axis="tokens")

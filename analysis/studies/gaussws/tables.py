@@ -7,7 +7,7 @@ from collections.abc import Callable
 from fewbits.analysis.engine.arms import BASELINE
 from fewbits.analysis.engine.data import NotPlanned
 from fewbits.analysis.engine.frames import Results
-from fewbits.analysis.engine.paper import paper
+from fewbits.analysis.engine.paper import Column, paper
 from fewbits.analysis.engine.places import not_planned, sweep_places, trial_ids
 from fewbits.analysis.report.items import Ours, OutOfReach, Setting, TableCell, TableResult, TableRow, Value
 from fewbits.analysis.report.registry import table
@@ -16,7 +16,7 @@ from fewbits.analysis.studies.gaussws.stability import RATES, all_ended
 from fewbits.analysis.studies.gaussws.widths import OURS
 from fewbits.analysis.tables.cells import PERCENT, cell
 from fewbits.analysis.tables.comparing import compare
-from fewbits.analysis.tables.settings import Lineage, model, setting
+from fewbits.analysis.tables.settings import Describe, Lineage, SettingsColumn, settings_table
 from fewbits.analysis.views.numbers import number
 from fewbits.sweeps.planning.cost import tokens_of
 
@@ -60,11 +60,11 @@ def _throughput(results: Results, arm: str) -> Ours:
         return not_planned(results)
     if arm == BASELINE:
         return Setting("0 %, by definition")
-    words = []
-    for name, of in found.models.items():
-        timed, plain = of.get(("adamw", arm)), of.get(("adamw", benches.PLAIN))
-        if timed is not None and plain is not None:
-            words.append(f"{benches.overhead(timed, plain)[0]:.1%} ({name})")
+    words = [
+        f"{lost[0]:.1%} ({name})"
+        for name, arms in found.timed.items()
+        if (lost := benches.overhead(arms, "adamw", arm)) is not None
+    ]
     return Setting(", ".join(words)) if words else not_planned(results)
 
 
@@ -107,7 +107,7 @@ def table_c1(results: Results) -> TableResult:
         TableRow(row.title, tuple(_entry(ours, theirs, printed.source) for ours, theirs in found[row.id]), row.unit)
         for row in printed.rows
     ]
-    ties = tuple(_entry(float(theory.least_mantissa_bits(bits, ties=True)), None, "") for bits in theory.widths())
+    ties = tuple(_entry(float(theory.least_mantissa_bits(bits, ties=True)), None, "") for bits in theory.WIDTHS)
     notes = (
         "Ours are found, not computed from Proposition 3: the fewest bits of exponent whose least step is the one "
         "needed, and the fewest of mantissa with which a cast swallows no noise, whatever the weight and the maximum",
@@ -123,7 +123,6 @@ def _entry(ours: float | str, theirs: float | str | None, source: str) -> TableC
 # -------------------------------------------------------------------------------- Table E.1
 
 SWEEPS = {"gpt2-124m": "gpt2", "llama2-134m": "llama2", "llama2-1b": "large"}  # columns, with the sweeps of ours
-Describe = Callable[[Lineage], str]
 SETTINGS: dict[str, Describe] = {
     "length": lambda line: f"{line.arm.training.length:,}",
     "local": lambda line: f"{line.arm.training.micro_batch:,}",
@@ -144,14 +143,16 @@ UNSTATED: dict[str, Describe] = {
 }
 
 
-def _settings(part: Results | NotPlanned) -> dict[str, Describe]:
-    """Return how settings are read; a batch is divided among as many processes as the plan gives a trial."""
+def _column(results: Results, column: Column) -> SettingsColumn:
+    """Return our column; a batch is divided among as many processes as the plan gives a trial."""
+    part = sweep_places(results, SWEEPS[column.id])
     trials = [] if isinstance(part, NotPlanned) else [part.plan.trials[name] for name in trial_ids(part, OURS).values()]
     ranks = max((planned.resources.ranks for planned in trials), default=1)
-    return SETTINGS | {
+    settings = SETTINGS | {
         "accumulation": lambda line: f"{line.arm.training.batch // line.arm.training.micro_batch // ranks:,}",
         "ranks": lambda _: f"{ranks:,}",
     }
+    return SettingsColumn(column.title, part, OURS, settings=settings)
 
 
 def _bits_decay(line: Lineage) -> float:
@@ -163,23 +164,5 @@ def _bits_decay(line: Lineage) -> float:
 def table_e1(results: Results) -> TableResult:
     """Compare the settings: ours are those of the GaussWS arms' own configs."""
     printed = paper("gaussws").table("Table E.1")
-    parts = {column.id: sweep_places(results, SWEEPS[column.id]) for column in printed.columns}
-    settings = {name: _settings(part) for name, part in parts.items()}
-
-    def ours(column: str, describe: Describe, *, assumed: bool = False) -> Ours:
-        part = parts[column]
-        return part if isinstance(part, NotPlanned) else setting(part, OURS, describe, assumed=assumed)
-
-    rows = [TableRow("Model", tuple(TableCell(ours(c.id, model), c.title, printed.source) for c in printed.columns))]
-    for row in printed.rows:
-        values = row.values or row.text
-        cells = (
-            TableCell(ours(column.id, settings[column.id][row.id]), value, printed.source, comparable=False)
-            for column, value in zip(printed.columns, values, strict=True)
-        )
-        rows.append(TableRow(row.title, tuple(cells), row.unit))
-    for title, describe in UNSTATED.items():
-        cells = (TableCell(ours(column.id, describe, assumed=True)) for column in printed.columns)
-        rows.append(TableRow(title, tuple(cells)))
-    notes = ("Steps of a trunk and of a branch are shown as a sum", "Assumed: what the paper does not state")
-    return TableResult(tuple(column.title for column in printed.columns), tuple(rows), notes)
+    columns = [_column(results, column) for column in printed.columns]
+    return settings_table(printed, columns, UNSTATED, ("Steps of a trunk and of a branch are shown as a sum",))

@@ -11,7 +11,7 @@ What the paper leaves to the reader is asked both ways (facts 1.3.5): weights th
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
@@ -30,6 +30,7 @@ SQUARE = 32
 PATTERNS = 1 << 16  # of the 16 bits that an element of R is made of
 UNIFORM_4_BITS = tuple(k / 16 for k in range(1, 9))  # magnitudes of U(−½, ½) in 4 bits: τ = −4
 MAXIMA = 128  # mantissas of blocks' maxima, at most: all of BF16's
+WIDTHS = range(3, 14)  # Table C.1's
 BINADES = 4  # of weights, from the maximum's own down: the others' steps are finer, and lose nothing that these keep
 
 
@@ -107,6 +108,12 @@ class Swallowed:
     lost: int
     cases: int
 
+    @staticmethod
+    def of(same: Iterable[Tensor]) -> Swallowed:
+        """Count the cases in which a cast made nothing of the noise."""
+        counts = [(int(one.sum()), one.numel()) for one in same]
+        return Swallowed(sum(lost for lost, _ in counts), sum(cases for _, cases in counts))
+
     @property
     def share(self) -> float:
         return self.lost / self.cases
@@ -129,17 +136,13 @@ def swallowed(
     weights = mantissas(steps, steps)
     if beside_grid:
         weights = (weights + torch.arange(-7, 9)[:, None] / (16 * steps)).flatten()
-    lost = cases = 0
+    found = []
     for binade in range(BINADES if mantissa <= BF16_MANTISSA else 1):
         w = weights * 2.0**-binade
         within = w <= maxima
         for r in (magnitude, -magnitude):
-            same = sampled(w, r, scales(bits, maxima), mantissa) == cast(w, mantissa)
-            lost, cases = lost + int((same & within).sum()), cases + int(within.sum())
-    return Swallowed(lost, cases)
-
-
-# -------------------------------------------------------------------------------- the kernel's own ŵ
+            found.append((sampled(w, r, scales(bits, maxima), mantissa) == cast(w, mantissa))[within])
+    return Swallowed.of(found)
 
 
 @dataclass(frozen=True)
@@ -158,18 +161,16 @@ class Sampled:
 
     @property
     def swallowed(self) -> Swallowed:
-        noisy = self.r != 0
-        return Swallowed(int((self.kernel == self.w)[noisy].sum()), int(noisy.sum()))
+        return Swallowed.of([(self.kernel == self.w)[self.r != 0]])
 
 
 def by_kernel(bits: float, kind: str, *, exponents: tuple[int, int] = (-12, 1), seed: int = 1) -> Sampled:
     """Weights on BF16's grid in those binades below their square's maximum, signs at random, for the R of a seed."""
     g = torch.Generator().manual_seed(seed)
-    shape = (SQUARE, SQUARE * MAXIMA)
-    maxima = mantissas(MAXIMA, 1 << BF16_MANTISSA).repeat_interleave(SQUARE)[None].expand(shape)
-    w = (1 + torch.randint(0, 1 << BF16_MANTISSA, shape, generator=g) / (1 << BF16_MANTISSA)) * torch.exp2(
-        torch.randint(*exponents, shape, generator=g).float()
-    )
+    shape, steps = (SQUARE, SQUARE * MAXIMA), 1 << BF16_MANTISSA
+    maxima = mantissas(MAXIMA, steps).repeat_interleave(SQUARE)[None].expand(shape)
+    w = 1 + torch.randint(0, steps, shape, generator=g) / steps
+    w = w * torch.exp2(torch.randint(*exponents, shape, generator=g).float())
     w = torch.where(w <= maxima, w, w / 2) * (torch.randint(0, 2, shape, generator=g) * 2 - 1)
     w[0, ::SQUARE] = maxima[0, ::SQUARE]
     widths = torch.full((1, MAXIMA), float(bits))
@@ -180,9 +181,9 @@ def by_kernel(bits: float, kind: str, *, exponents: tuple[int, int] = (-12, 1), 
 # -------------------------------------------------------------------------------- Lemma 2: weights that noise swallows
 
 
-def cutoff(bits: float, maximum: float, mantissa: int = BF16_MANTISSA, tau: int = 0) -> int:
+def cutoff(bits: float, maximum: float) -> int:
     """Lemma 2: the exponent above which small weights survive in a block of that maximum (eq. 8)."""
-    return math.floor(tau + 2 - bits + math.log2(maximum)) - mantissa
+    return math.floor(2 - bits + math.log2(maximum)) - BF16_MANTISSA
 
 
 def drowned(bits: float, above: int = 0, magnitude: float = 1.0) -> Swallowed:
@@ -190,23 +191,18 @@ def drowned(bits: float, above: int = 0, magnitude: float = 1.0) -> Swallowed:
     beside maxima of every mantissa and noise of both signs."""
     maxima = mantissas(MAXIMA, 1 << BF16_MANTISSA)
     exponents = torch.tensor([float(cutoff(bits, float(m)) + above) for m in maxima])
-    small = torch.exp2(exponents)[:, None] * (
-        mantissas(MAXIMA, 1 << BF16_MANTISSA) + 2.0**-8
-    )  # ξ > the cut-off: strictly
+    small = torch.exp2(exponents)[:, None] * (maxima + 2.0**-8)  # ξ > the cut-off: strictly
     scale = scales(bits, maxima)[:, None]
-    lost = cases = 0
-    for r in (magnitude, -magnitude):
-        same = sampled(small, r, scale) == sampled(torch.zeros_like(small), r, scale)
-        lost, cases = lost + int(same.sum()), cases + same.numel()
-    return Swallowed(lost, cases)
+    found = [sampled(small, r, scale) == sampled(torch.zeros_like(small), r, scale) for r in (magnitude, -magnitude)]
+    return Swallowed.of(found)
 
 
 # -------------------------------------------------------------------------------- Proposition 3, Table C.1
 
 
-def exponent_bits(bits: int, *, after_noise: bool, tau: int = 0) -> int:
+def exponent_bits(bits: int, *, after_noise: bool) -> int:
     """As Proposition 3 has it: of w, or of ŵ."""
-    return math.ceil(math.log2(-tau + bits + (3 if after_noise else 1)))
+    return math.ceil(math.log2(bits + (3 if after_noise else 1)))
 
 
 def least_exponent_bits(bits: int, *, after_noise: bool) -> int:
@@ -250,27 +246,16 @@ def _ieee(exponent: int) -> Format:
     return Format.parse(f"e{exponent}m{BF16_MANTISSA}ieee")
 
 
-FORMATS = {  # today's, as Table C.1 spells them, with what they have at most
-    "FP4 E2M1": "e2m1",
-    "FP6 E2M3": "e2m3",
-    "FP6 E3M2": "e3m2",
-    "FP8 E4M3": "e4m3",
-    "FP8 E3M4": "e3m4",
-    "FP8 E5M2": "e5m2",
-    "BF16": "bf16",
-    "FP16": "fp16",
-    "FP32": "fp32",
-}
+FORMATS = ("e2m1", "e2m3", "e3m2", "e4m3", "e3m4", "e5m2", "bf16", "fp16", "fp32")  # today's, as Table C.1 has them
 
 
 def formats_for(exponent: int, mantissa: int) -> tuple[str, ...]:
-    """The narrowest of today's formats that have as many bits of both."""
-    grids = {name: Format.parse(spelling) for name, spelling in FORMATS.items()}
-    fit = {n: g.bits for n, g in grids.items() if g.exponent_bits >= exponent and g.mantissa_bits >= mantissa}
-    return tuple(name for name, width in fit.items() if width == min(fit.values()))
-
-
-# -------------------------------------------------------------------------------- Proposition 4
+    """The narrowest of today's formats that have as many bits of both, spelled as in Table C.1: FP8 E4M3."""
+    grids = map(Format.parse, FORMATS)
+    fit = [grid for grid in grids if grid.exponent_bits >= exponent and grid.mantissa_bits >= mantissa]
+    narrowest = min(grid.bits for grid in fit)
+    names = {grid: str(grid).upper() for grid in fit if grid.bits == narrowest}
+    return tuple(name if "FP" in name or "BF" in name else f"FP{grid.bits} {name}" for grid, name in names.items())
 
 
 @dataclass(frozen=True)
@@ -294,34 +279,21 @@ def masked(bits: float) -> Masked:
     return Masked(int(small.sum()), int(noisy.sum()), int(gone.sum()), int((gone & ~noisy).sum()), int(kept.sum()))
 
 
-def widths() -> Iterator[int]:
-    """Table C.1's."""
-    yield from range(3, 14)
-
-
-# -------------------------------------------------------------------------------- Table C.1
-
-
 def table_c1_rows() -> dict[str, list[tuple[float | str, float | str]]]:
     """Return Table C.1's rows, ours beside the paper's: bits that were searched for, not computed from its formulas."""
-    printed = {row.id: row for row in paper("gaussws").table("Table C.1").rows}
-    bit_widths = list(widths())
-    mantissas = [least_mantissa_bits(bits, ties=False) for bits in bit_widths]
-    sampled = [least_exponent_bits(bits, after_noise=True) for bits in bit_widths]
-    formats = [", ".join(formats_for(e, m)) for e, m in zip(sampled, mantissas, strict=True)]
+    mantissa = [least_mantissa_bits(bits, ties=False) for bits in WIDTHS]
+    sampled = [least_exponent_bits(bits, after_noise=True) for bits in WIDTHS]
     ours: dict[str, list[float | str]] = {
-        "exponent": [float(least_exponent_bits(bits, after_noise=False)) for bits in bit_widths],
+        "exponent": [float(least_exponent_bits(bits, after_noise=False)) for bits in WIDTHS],
         "exponent-sampled": [*map(float, sampled)],
-        "mantissa-sampled": [*map(float, mantissas)],
-        "format": [*formats],
+        "mantissa-sampled": [*map(float, mantissa)],
+        "format": [", ".join(formats_for(e, m)) for e, m in zip(sampled, mantissa, strict=True)],
     }
-    theirs = {name: [_plain(v) for v in printed[name].values or printed[name].text] for name in ours}
-    return {name: list(zip(values, theirs[name], strict=True)) for name, values in ours.items()}
+    printed = {row.id: [_plain(v) for v in row.values or row.text] for row in paper("gaussws").table("Table C.1").rows}
+    return {name: list(zip(values, printed[name], strict=True)) for name, values in ours.items()}
 
 
 def _plain(value: float | str | None) -> float | str:
     """Spell "FP8 E4M3, E3M4" as "FP8 E4M3, FP8 E3M4"."""
-    if isinstance(value, str) and value.startswith("FP8"):
-        return value.replace(", ", ", FP8 ")
     assert value is not None
-    return value
+    return value.replace("FP8 E4M3, E3M4", "FP8 E4M3, FP8 E3M4") if isinstance(value, str) else value

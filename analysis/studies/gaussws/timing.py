@@ -11,13 +11,12 @@ from fewbits.analysis.engine.data import NoData
 from fewbits.analysis.engine.frames import Results
 from fewbits.analysis.engine.paper import paper
 from fewbits.analysis.engine.places import not_planned
-from fewbits.analysis.engine.statistics import Interval
 from fewbits.analysis.figures.bars import bar_figure
 from fewbits.analysis.figures.theme import STYLES
 from fewbits.analysis.report.items import FigureResult, Picture, Table, TableCell, TableResult, TableRow, Value
 from fewbits.analysis.report.registry import figure, table
 from fewbits.analysis.studies.gaussws import benches
-from fewbits.analysis.studies.gaussws.benches import PLAIN, Timed, Training, overhead
+from fewbits.analysis.studies.gaussws.benches import PLAIN, Arms, Bench, overhead
 from fewbits.analysis.studies.gaussws.metrics_timing import MODELS
 from fewbits.analysis.tables.cells import BLANK, PERCENT
 from fewbits.kernels.bench.generators import BITWISE, BOX_MULLER, TORCH
@@ -47,13 +46,13 @@ def table_1(results: Results) -> Table:
             if what == "overhead" and not size:
                 ours = _mean_overhead(found, place)
             else:
-                ours = _measured(found.models.get(MODELS.get(size, ""), {}), what, place)
+                ours = _measured(found.timed.get(MODELS.get(size, ""), {}), what, place)
             blank = value is None and ours is None
             cells.append(BLANK if blank else TableCell(ours or missing, value, printed.source, comparable=False))
         rows.append(TableRow(row.title, tuple(cells), row.unit))
-    rows += [row for name in found.models if name not in MODELS.values() for row in _own_rows(found, name)]
+    rows += [row for name in found.timed if name not in MODELS.values() for row in _own_rows(found, name)]
     steps = ", ".join(
-        f"{name} in steps of {next(iter(of.values())).amount:,} tokens" for name, of in found.models.items()
+        f"{name} in steps of {next(iter(of.values())).amount:,} tokens" for name, of in found.timed.items()
     )
     notes = (
         f"Ours: {MEASURED}",
@@ -65,37 +64,30 @@ def table_1(results: Results) -> Table:
     return TableResult(tuple(column.heading for column in printed.columns), tuple(rows), notes)
 
 
-def _measured(of: dict[tuple[str, str], Timed], what: str, place: tuple[str, str]) -> Value | None:
-    timed, plain = of.get(place), of.get((place[0], PLAIN))
+def _measured(arms: Arms, what: str, place: tuple[str, str]) -> Value | None:
+    timed = arms.get(place)
     if timed is None:
         return None
     if what == "speed":
         return Value(timed.speed / THOUSAND, None, len(timed.seconds))
     if what == "memory":
         return None if timed.memory is None else Value(timed.memory / GIB)
-    if plain is None or place[1] == PLAIN:
-        return None
-    share, within = overhead(timed, plain)
-    interval = within and Interval(PERCENT * within.low, PERCENT * within.high, within.level)
-    return Value(PERCENT * share, interval, len(timed.seconds))
+    lost = overhead(arms, *place)
+    return None if lost is None else Value(*lost, len(timed.seconds)).times(PERCENT)
 
 
-def _mean_overhead(found: Training, place: tuple[str, str]) -> Value | None:
+def _mean_overhead(found: Bench[str], place: tuple[str, str]) -> Value | None:
     """Return 1 less the geometric mean of throughput ratios, as the paper computes it."""
-    kept = []
-    for of in found.models.values():
-        timed, plain = of.get(place), of.get((place[0], PLAIN))
-        if timed is not None and plain is not None and place[1] != PLAIN:
-            kept.append(1 - overhead(timed, plain)[0])
-    return Value(PERCENT * (1 - math.prod(kept) ** (1 / len(kept))), None, len(kept)) if kept else None
+    kept = [1 - lost[0] for arms in found.timed.values() if (lost := overhead(arms, *place)) is not None]
+    return Value(1 - math.prod(kept) ** (1 / len(kept)), None, len(kept)).times(PERCENT) if kept else None
 
 
-def _own_rows(found: Training, name: str) -> list[TableRow]:
+def _own_rows(found: Bench[str], name: str) -> list[TableRow]:
     """Return the rows of a model that the paper does not have."""
     titles = {"speed": (name, "10³ tokens/s"), "overhead": (f"Overhead of {name}", "%"), "memory": (name, "GiB")}
     rows = []
     for what, (title, unit) in titles.items():
-        cells = [_measured(found.models[name], what, place) for place in COLUMNS.values()]
+        cells = [_measured(found.timed[name], what, place) for place in COLUMNS.values()]
         rows.append(TableRow(f"{title} (ours)", tuple(BLANK if v is None else TableCell(v) for v in cells), unit))
     return rows
 
@@ -114,10 +106,10 @@ def figure_6(results: Results) -> Picture:
         return NoData("not measured; run `fewbits bench kernels --generators --store`, or `make reproduce-gaussws`")
 
     def draw() -> Figure:
-        shapes = [f"{rows}\n×{columns}" for rows, columns in found.shapes]
+        shapes = [f"{rows}\n×{columns}" for rows, columns in found.timed]
         speeds = {
             f"{title}: 10⁹ elements/s": {
-                name: [of[what, arm].speed / 1e9 if (what, arm) in of else np.nan for of in found.shapes.values()]
+                name: [of[what, arm].speed / 1e9 if (what, arm) in of else np.nan for of in found.timed.values()]
                 for arm, name in GENERATORS.items()
             }
             for what, title in TITLES.items()

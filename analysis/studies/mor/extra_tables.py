@@ -1,18 +1,18 @@
-"""Tables of our own: noise, power, which tensors fall back, and what the paper left open.
+"""Tables of our own: which tensors fall back, how far they may err, and what rounds a second time.
 
 Changes are of validation loss, in percent, paired by seed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from itertools import product
 
 import pandas as pd
 
-from fewbits.analysis.engine.arms import AGAIN, BASELINE, arm_table
+from fewbits.analysis.engine.arms import BASELINE, arm_table
+from fewbits.analysis.engine.claims import LOSS
 from fewbits.analysis.engine.frames import Results
-from fewbits.analysis.engine.pairing import paired, sample
 from fewbits.analysis.engine.paper import paper
 from fewbits.analysis.engine.places import Where, not_planned
 from fewbits.analysis.report.items import Setting, Table, TableCell, TableResult, TableRow
@@ -29,23 +29,9 @@ from fewbits.analysis.studies.mor.tensors import (
     largest_accepted,
     tensors,
 )
-from fewbits.analysis.tables.cells import BLANK, PERCENT, cell, change, share
-from fewbits.analysis.tables.noise import LOSSES, METRICS, VALIDATION, noise_table
-from fewbits.analysis.tables.power import power_table
+from fewbits.analysis.tables.cells import BLANK, PERCENT, change, share
 
 ARMS = arm_table("mor")
-
-
-@table("mor", "Noise", "How far trials differ that should be the same")
-def noise(results: Results) -> TableResult:
-    """Compare BF16 and Block with themselves, their sums rounded in another order."""
-    return noise_table(results, ARMS, (("watched", BASELINE), (AGAIN, BASELINE), ("block-again", "block")), ONE)
-
-
-@table("mor", "Power", "What each comparison of losses can detect")
-def power(results: Results) -> TableResult:
-    """List the comparisons of losses that claims rest on."""
-    return power_table(results, "mor")
 
 
 # -------------------------------------------------------------------------------- tensors
@@ -92,37 +78,9 @@ def errors_and_losses(results: Results) -> TableResult:
         if results.has(arm, ONE):
             by_blocks = TableCell(Setting("by blocks"))
             largest = by_blocks if arm in SUB_TENSOR else share(results, accepted, arm, ONE)
-            rows.append(TableRow(ARMS.title(arm), (largest, change(results, VALIDATION, arm, where=ONE)), "%"))
+            rows.append(TableRow(ARMS.title(arm), (largest, change(results, LOSS, arm, where=ONE)), "%"))
     notes = ("Where tensors were refused, the largest accepted error is taken as the threshold",)
     return TableResult(("Largest error", "Change of validation loss"), tuple(rows), notes)
-
-
-# -------------------------------------------------------------------------------- what the paper left open
-
-
-@table("mor", "Thresholds", "Thresholds from 2 % to 8 %, 128×128 blocks")
-def thresholds(results: Results) -> Table:
-    """List losses and fallback at each threshold."""
-    places = _combinations(results, "left-open", "threshold")
-    if not places:
-        return not_planned(results)
-    shares = fallback_shares(tensors(results.of_sweep("left-open")))
-    rows = [
-        TableRow(f"{float(where['recipe.threshold']):.1%}", _row(results, "threshold", shares, where), "%")
-        for where in places
-    ]
-    return TableResult((*LOSSES, "Tensors in BF16"), tuple(rows), ("Changes from BF16",))
-
-
-@table("mor", "Sub-channel", "Blocks from the whole tensor to 1×128")
-def sub_channel(results: Results) -> Table:
-    """List losses and fallback by size of block."""
-    if not results.has("sub-channel", ONE):
-        return not_planned(results)
-    shares = fallback_shares(tensors(results))
-    arms = ("tensor", "block", "block-64", "channel", "sub-channel")
-    rows = [TableRow(ARMS.title(arm), _row(results, arm, shares), "%") for arm in arms]
-    return TableResult((*LOSSES, "Tensors in BF16"), tuple(rows), ("Changes from BF16",))
 
 
 @table("mor", "Second rounding", "Scalings with and without rounding to BF16 after descaling")
@@ -133,57 +91,10 @@ def second_rounding(results: Results) -> Table:
 
     def cells(arm: str, plain: str) -> tuple[TableCell, ...]:
         pairs = [(arm, BASELINE), (plain, "fp32"), *(() if arm == "block" else ((arm, "block"), (plain, "fp32-gam")))]
-        found = [change(results, VALIDATION, ours, baseline, ONE) for ours, baseline in pairs]
+        found = [change(results, LOSS, ours, baseline, ONE) for ours, baseline in pairs]
         return tuple([*found, BLANK, BLANK][:4])
 
     arms = {"GAM": ("block", "fp32-gam"), "FP32 amax": ("amax", "fp32-amax"), "E8M0": ("e8m0", "fp32-e8m0")}
     rows = tuple(TableRow(title, cells(*names), "%") for title, names in arms.items())
     columns = ("From BF16, rounded to BF16", "From FP32, not rounded", "From GAM, rounded", "From GAM, not rounded")
     return TableResult(columns, rows, ("Changes of validation loss",))
-
-
-@table("mor", "Outlook", "Three types: NVFP4, else E4M3, else BF16")
-def outlook(results: Results) -> Table:
-    """List losses and shares of a mixture that tries NVFP4 first."""
-    if not results.has("outlook", ONE):
-        return not_planned(results)
-    numerics = results.numerics().dropna(subset=["share_0"])
-    shares = [dict(numerics.groupby("id")[f"share_{entry}"].mean()) for entry in range(3)]
-    cells = [change(results, metric, "outlook", where=ONE) for metric in METRICS]
-    cells += [share(results, {str(k): float(v) for k, v in of.items()}, "outlook", where=ONE) for of in shares]
-    columns = (*LOSSES, "In NVFP4", "In E4M3", "In BF16")
-    row = TableRow(ARMS.title("outlook"), tuple(cells), "%")
-    return TableResult(columns, (row,), ("Losses: changes from BF16",))
-
-
-@table("mor", "Families", "Threshold, block and scaling in other families")
-def families(results: Results) -> Table:
-    """List loss and fallback in models of other families."""
-    places = _combinations(results, "families", "mor")
-    if not places:
-        return not_planned(results)
-    one = results.of_sweep("families")
-    shares = fallback_shares(tensors(one))
-    rows = [
-        TableRow(
-            " ".join(where.values()),
-            (
-                cell(paired(one, VALIDATION, "mor", BASELINE, where), PERCENT),
-                cell(sample(one, shares, "mor", where), PERCENT),
-            ),
-            "%",
-        )
-        for where in places
-    ]
-    return TableResult(("Change of validation loss", "Tensors in BF16"), tuple(rows), ("Changes from BF16",))
-
-
-def _row(results: Results, arm: str, shares: Mapping[str, float], where: Where = ONE) -> tuple[TableCell, ...]:
-    changes = [change(results, metric, arm, where=where) for metric in METRICS]
-    return (*changes, share(results, shares, arm, where))
-
-
-def _combinations(results: Results, sweep: str, arm: str) -> Sequence[Mapping[str, str]]:
-    """Return the combinations of the arm's axes; none where the scale does not run it."""
-    members = (m for m in results.members if m.cell.sweep == sweep and m.cell.arm == arm)
-    return [dict(axes) for axes in dict.fromkeys(member.cell.axes for member in members)]

@@ -36,6 +36,7 @@ from fewbits.analysis.studies.mor.tensors import (
     by_id,
     first_windows,
 )
+from fewbits.models.observer import ENTRIES
 
 FLOOR = math.log2(math.e) / 64  # of E4M3, log-uniform magnitudes: 1/32 · 0.5 / ln 2
 LEAST = 0.0005  # a twentieth of a percentage point: two floors differ by less than that (2.17 to 2.25 %)
@@ -66,6 +67,15 @@ def is_other_forward(block: int, part: str, slot: str) -> bool:
 @metric("mor", "fallback_share", SHARE)
 def fallback_share(results: Results) -> Numbers:
     return tensors.fallback_shares(tensors.tensors(results))
+
+
+def _entry(place: int) -> Callable[[Results], Numbers]:
+    """Return how a trial's share of decisions for one entry of its mixture is read."""
+    return lambda results: by_id(results.numerics().groupby("id")[f"share_{place}"].mean().dropna())
+
+
+for _place in range(ENTRIES):
+    metric("mor", f"entry_{_place}_share", SHARE)(_entry(_place))
 
 
 @metric("mor", "fallback_ratio")

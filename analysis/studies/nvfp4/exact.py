@@ -1,4 +1,4 @@
-"""What is true of NVFP4 by construction, asked of our own kernels whenever a report is made (N12, N24 to N26).
+"""What is true of NVFP4 by construction, asked of our own kernels whenever a report is made (N12, N24, N25).
 
 And two findings of our own about the same kernels: that stochastic rounding is biased where a block's scale was rounded
 down (S1), and that the Hadamard transform raises the squared error of tensors with outliers (S2). Values are normal,
@@ -9,7 +9,7 @@ far below what is said.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from itertools import product
 
@@ -19,19 +19,15 @@ from torch import Tensor
 from fewbits.analysis.engine.data import Exact
 from fewbits.analysis.engine.hooks import exact
 from fewbits.analysis.engine.paper import paper
-from fewbits.experiments.config import load_recipe
 from fewbits.kernels.api import fake_quantize
 from fewbits.kernels.packed import encode
 from fewbits.kernels.quantizer import HADAMARD_SIZES, Quantizer
 from fewbits.kernels.reference.elements import values_of
 from fewbits.kernels.reference.rotation import hadamard, hadamard_signs, rotate
-from fewbits.models.networks.presets import MODELS
-from fewbits.models.networks.registry import on_meta
-from fewbits.models.quantize import keep, linear_layers
-from fewbits.models.recipe import Keep
 
 NVFP4, MXFP4 = "e2m1:1x16:nvfp4", "e2m1:1x32:e8m0"
 SIDE = 1024
+SPACING = 2.0**-24  # what FP32 itself rounds by
 E4M3_HALF_STEP = 2.0**-4  # the most that E4M3's nearest rounding moves a normal number, relative to it
 
 
@@ -56,14 +52,14 @@ def rounding_errors(spec: str) -> tuple[float, float]:
 
 
 @exact("nvfp4", "N12")
-def n12() -> dict[str, Exact]:
+def n12() -> Exact:
     found = {name: rounding_errors(spec) for name, spec in (("NVFP4", NVFP4), ("MXFP4", MXFP4))}
     words = (
         f"{name} {stochastic:.4f} beside {nearest:.4f}, {stochastic / nearest:.2f} times"
         for name, (nearest, stochastic) in found.items()
     )
     holds = all(stochastic > nearest for nearest, stochastic in found.values())
-    return {"": Exact(holds, f"relative squared error on normal values, stochastic beside nearest: {'; '.join(words)}")}
+    return Exact(holds, f"relative squared error on normal values, stochastic beside nearest: {'; '.join(words)}")
 
 
 # -------------------------------------------------------------------------------- N24
@@ -73,7 +69,6 @@ def n12() -> dict[str, Exact]:
 class Maxima:
     """How block maxima come back."""
 
-    blocks: int
     share: float  # of all values
     mean: float  # relative error
     most: float
@@ -88,7 +83,7 @@ def maxima(spec: str) -> Maxima:
     every[:, 0] = mantissas
     found = [_errors_at_maxima(x, fake_quantize(x, spec), size) for x in (normal(), every)]
     errors = torch.cat(found)
-    return Maxima(errors.numel(), 1 / size, float(found[0].mean()), float(errors.max()))
+    return Maxima(1 / size, float(found[0].mean()), float(errors.max()))
 
 
 def _cols(spec: str) -> int:
@@ -119,9 +114,7 @@ class Used:
 def used(spec: str) -> Used:
     """The paper's example, its amax 3 + δ, and magnitudes down to nothing."""
     size = _cols(spec)
-    x = (
-        torch.linspace(0, 3.01, 8 * size).reshape(size, 8).t().contiguous()
-    )  # every row the same range, shifted a little
+    x = torch.linspace(0, 3.01, 8 * size).reshape(size, 8).t().contiguous()  # in every row, shifted a little
     x[:, -1] = 3.01
     packed = encode(x, spec)
     codes = torch.stack((packed.codes & 0xF, packed.codes >> 4))
@@ -130,7 +123,7 @@ def used(spec: str) -> Used:
 
 
 @exact("nvfp4", "N24")
-def n24() -> dict[str, Exact]:
+def n24() -> Exact:
     """Near FP8's precision: no further off than E4M3's own nearest rounding may be."""
     least = paper("nvfp4").numbers["near-fp8"].value
     nv, mx, nv_used, mx_used = maxima(NVFP4), maxima(MXFP4), used(NVFP4), used(MXFP4)
@@ -146,35 +139,29 @@ def n24() -> dict[str, Exact]:
         f"{mx.most:.1%} ({mx.mean:.2%}); of a block up to 3 + δ MXFP4 uses {mx_used.binades:.2f} binades, up to "
         f"±{mx_used.magnitudes[-1]:g}, and NVFP4 {nv_used.binades:.2f}, up to ±{nv_used.magnitudes[-1]:g}"
     )
-    return {"": Exact(holds, what, ("of blocks whose scale is a normal E4M3 number",))}
+    return Exact(holds, what, ("of blocks whose scale is a normal E4M3 number",))
 
 
 # -------------------------------------------------------------------------------- N25
 
 
-@dataclass(frozen=True)
-class Product:
-    """A product of rotated operands beside the plain one, as parts of its norm."""
-
-    double: float  # all in FP64
-    single: float  # rotated in FP32 by the kernel that trains, multiplied in FP64
-    spacing: float  # what FP32 itself rounds by
-    cases: int
-
-
 @cache
-def products() -> Product:
-    """As Wgrad has them, summed over tokens; all sizes, with random signs and without."""
+def products() -> tuple[float, float, int]:
+    """Return how far products of rotated operands are from the plain one, as parts of its norm, and of how many cases.
+
+    First all in FP64, then rotated in FP32 by the kernel that trains and multiplied in FP64. Operands are as Wgrad has
+    them, summed over tokens; all sizes, with random signs and without.
+    """
     dy, x = normal(1)[:256, :48].t(), normal(2)[:256, :64].t()
     plain = dy.double() @ x.double().t()
-    double, single, cases = 0.0, 0.0, 0
+    double, single = [], []
     for size, signs in product(HADAMARD_SIZES, ("none", "5")):
         q = Quantizer.parse(f"fp32:rht{size}:signs={signs}")
         a, b = (_in_double(side, q) for side in (dy, x))
-        double = max(double, _apart(a @ b.t(), plain))
+        double.append(_apart(a @ b.t(), plain))
         a, b = (fake_quantize(side.contiguous(), q).double() for side in (dy, x))
-        single, cases = max(single, _apart(a @ b.t(), plain)), cases + 1
-    return Product(double, single, 2.0**-24, cases)
+        single.append(_apart(a @ b.t(), plain))
+    return max(double), max(single), len(double)
 
 
 def _in_double(x: Tensor, q: Quantizer) -> Tensor:
@@ -189,51 +176,14 @@ def _apart(found: Tensor, expected: Tensor) -> float:
 
 
 @exact("nvfp4", "N25")
-def n25() -> dict[str, Exact]:
+def n25() -> Exact:
     """In FP64 to some roundings of it; the kernel's FP32 to no more than a few of FP32's."""
-    found = products()
-    holds = found.double < 2.0**-48 and found.single < 16 * found.spacing
-    return {
-        "": Exact(
-            holds,
-            f"over {found.cases} sizes and signs the products are apart by at most {found.double:.1e} of their norm in "
-            f"FP64, and by {found.single:.1e} where the kernel rotates in FP32, which rounds by {found.spacing:.1e}",
-        )
-    }
-
-
-# -------------------------------------------------------------------------------- N26
-
-
-@dataclass(frozen=True)
-class Kept:
-    kept: int
-    layers: int
-
-    @property
-    def share(self) -> float:
-        return self.kept / self.layers
-
-
-@cache
-def kept(model: str, first: int, last: int) -> Kept:
-    """Linear layers that the recipe leaves in BF16, of a model that takes no memory."""
-    found = list(linear_layers(on_meta(MODELS[model])))
-    recipe = replace(load_recipe("nvfp4"), keep=Keep(first=first, last=last))
-    return Kept(len(keep(recipe, found, 1 + max(layer.block for layer in found))), len(found))
-
-
-@exact("nvfp4", "N26")
-def n26() -> dict[str, Exact]:
-    """The 12B's first two and last eight blocks, the 8B's last eight; to the percent that the paper gives."""
-    found = {"12B": kept("hybrid-12b", 2, 8), "8B": kept("hybrid-8b", 0, 8)}
-    said = {name: paper("nvfp4").numbers[f"kept-{name.lower()}"].value for name in found}
-    holds = all(abs(one.share - said[name]) < 0.005 for name, one in found.items())
-    words = (
-        f"{name} {one.kept} of {one.layers}, {one.share:.1%} (the paper: {said[name]:.0%})"
-        for name, one in found.items()
+    double, single, cases = products()
+    what = (
+        f"over {cases} sizes and signs the products are apart by at most {double:.1e} of their norm in FP64, and by "
+        f"{single:.1e} where the kernel rotates in FP32, which rounds by {SPACING:.1e}"
     )
-    return {"": Exact(holds, "; ".join(words))}
+    return Exact(double < 2.0**-48 and single < 16 * SPACING, what)
 
 
 # -------------------------------------------------------------------------------- findings of our own
@@ -278,7 +228,7 @@ def biases(spec: str) -> Biases:
 
 
 @exact("nvfp4", "S1")
-def s1() -> dict[str, Exact]:
+def s1() -> Exact:
     stochastic, nearest, mx = biases(f"{NVFP4}:stochastic"), biases(NVFP4), biases(f"{MXFP4}:stochastic")
     holds = (
         stochastic.at_maxima.seen
@@ -291,7 +241,7 @@ def s1() -> dict[str, Exact]:
         f"at block maxima {stochastic.at_maxima}, elsewhere {stochastic.elsewhere}; under MXFP4 {mx.at_maxima} and "
         f"{mx.elsewhere}; rounded to nearest NVFP4 has {nearest.at_maxima} and {nearest.elsewhere}"
     )
-    return {"": Exact(holds, what, ("normal values; the ± is a standard error",))}
+    return Exact(holds, what, ("normal values; the ± is a standard error",))
 
 
 @dataclass(frozen=True)
@@ -318,15 +268,12 @@ def turned() -> Turned:
 
 
 @exact("nvfp4", "S2")
-def s2() -> dict[str, Exact]:
+def s2() -> Exact:
     found = turned()
     holds = found.crest[1] < found.crest[0] and found.zeros[1] < found.zeros[0] and found.error[1] > found.error[0]
     what = (
         f"of a block the greatest magnitude over its root mean square {found.crest[0]:.2f} → {found.crest[1]:.2f}, "
         f"zeros {found.zeros[0]:.1%} → {found.zeros[1]:.1%}, squared error {found.error[0]:.4f} → {found.error[1]:.4f}"
     )
-    return {
-        "": Exact(
-            holds, what, ("one normal value in a hundred made twenty times as large; the paper supposes as much",)
-        )
-    }
+    note = "one normal value in a hundred made twenty times as large; the paper supposes as much"
+    return Exact(holds, what, (note,))

@@ -1,4 +1,4 @@
-"""Which weights the GEMMs of a training step read, taken from the step itself (N19).
+"""Which weights the GEMMs of a training step read, taken from the step itself (N19), and which stay in BF16 (N26).
 
 A model is trained for some steps; beside it the dispatcher is watched, and of every GEMM inside a quantized layer its
 second operand is kept: in the forward pass wᵀ of y = x·wᵀ, in the backward pass w of dx = dy·w. Nothing is computed for
@@ -8,7 +8,7 @@ the occasion: these are the tensors that the products were made of, whatever cac
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -18,14 +18,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fewbits.analysis.engine.data import Exact
 from fewbits.analysis.engine.hooks import exact
+from fewbits.analysis.engine.paper import paper
 from fewbits.experiments.config import load_recipe
 from fewbits.kernels.api import fake_quantize
 from fewbits.kernels.quantizer import Quantizer
 from fewbits.models.networks.presets import MODELS
-from fewbits.models.networks.registry import build
-from fewbits.models.quantize import quantize
+from fewbits.models.networks.registry import build, on_meta
+from fewbits.models.quantize import keep, linear_layers, quantize
 from fewbits.models.quantized_linear import QuantizedLinear
-from fewbits.models.recipe import Recipe
+from fewbits.models.recipe import Keep, Recipe
 
 BATCH, LENGTH = 2, 48  # as many tokens together as no side of a weight has, so that operands are told by their shapes
 STEPS, MICRO_BATCHES = 2, 2
@@ -129,7 +130,7 @@ def consistency(weights: str) -> Consistency:
 
 
 @exact("nvfp4", "N19")
-def n19() -> dict[str, Exact]:
+def n19() -> Exact:
     squares, rows = consistency("16x16"), consistency("1x16")
     holds = squares.same == squares.reads == squares.quantized and rows.same == 0 and rows.quantized == rows.reads
     what = (
@@ -138,4 +139,38 @@ def n19() -> dict[str, Exact]:
         f"{rows.same} of {rows.reads}"
     )
     note = f"in 1×16 blocks the two are up to {rows.apart:.1%} of the weight's norm apart"
-    return {"": Exact(holds, what, (note, "what the GEMMs of the training graph read, not what a unit returns"))}
+    return Exact(holds, what, (note, "what the GEMMs of the training graph read, not what a unit returns"))
+
+
+# -------------------------------------------------------------------------------- N26
+
+
+@dataclass(frozen=True)
+class Kept:
+    kept: int
+    layers: int
+
+    @property
+    def share(self) -> float:
+        return self.kept / self.layers
+
+
+@cache
+def kept(model: str, first: int, last: int) -> Kept:
+    """Linear layers that the recipe leaves in BF16, of a model that takes no memory."""
+    found = list(linear_layers(on_meta(MODELS[model])))
+    recipe = replace(load_recipe("nvfp4"), keep=Keep(first=first, last=last))
+    return Kept(len(keep(recipe, found, 1 + max(layer.block for layer in found))), len(found))
+
+
+@exact("nvfp4", "N26")
+def n26() -> Exact:
+    """The 12B's first two and last eight blocks, the 8B's last eight; to the percent that the paper gives."""
+    found = {"12B": kept("hybrid-12b", 2, 8), "8B": kept("hybrid-8b", 0, 8)}
+    said = {name: paper("nvfp4").numbers[f"kept-{name.lower()}"].value for name in found}
+    holds = all(abs(one.share - said[name]) < 0.005 for name, one in found.items())
+    words = (
+        f"{name} {one.kept} of {one.layers}, {one.share:.1%} (the paper: {said[name]:.0%})"
+        for name, one in found.items()
+    )
+    return Exact(holds, "; ".join(words))

@@ -77,21 +77,16 @@ def table_2(results: Results) -> TableResult:
 # -------------------------------------------------------------------------------- architectures
 
 Fact = Callable[[DecoderConfig], str]
-FACTS: Mapping[str, Fact] = {  # by the id of a paper's row
-    "layers": lambda model: f"{model.layers}",
-    "width": lambda model: f"{model.width}",
-    "ffn": lambda model: f"{model.ffn}",
-    "head_dim": lambda model: f"{model.head_dim}",
-    "heads": lambda model: f"{model.heads}",
-    "kv_heads": lambda model: f"{model.kv_heads}",
-    "state": lambda model: f"{model.mamba_state}",
-    "groups": lambda model: f"{model.mamba_groups}",
-}
+ATTRIBUTES = {"state": "mamba_state", "groups": "mamba_groups"}  # of a model; the others are named as the paper's rows
 MORE: Mapping[str, Fact] = {  # further facts of a model
     "Order of blocks": lambda model: model.pattern or f"{model.layers} × attention and FFN",
     "Vocabulary": lambda model: f"{model.vocab:,}",
     "Parameters, M": lambda model: f"{parameters(model) / 1e6:,.1f}",
 }
+
+
+def _attribute(row: str) -> Fact:
+    return lambda model: str(getattr(model, ATTRIBUTES.get(row, row)))
 
 
 def architecture(results: Results, name: str, preset: str, sweep: str) -> TableResult:
@@ -105,7 +100,8 @@ def architecture(results: Results, name: str, preset: str, sweep: str) -> TableR
         return TableCell(Setting(fact(whole)), value, source), TableCell(ours)
 
     rows = [
-        TableRow(row.title, cells(FACTS[row.id], row.values[0], row.source or printed.source)) for row in printed.rows
+        TableRow(row.title, cells(_attribute(row.id), row.values[0], row.source or printed.source))
+        for row in printed.rows
     ]
     rows += [TableRow(title, cells(fact, None, "")) for title, fact in MORE.items()]
     return TableResult((preset, "Trained at this scale"), tuple(rows))

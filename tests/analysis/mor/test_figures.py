@@ -12,11 +12,11 @@ from fewbits.analysis.engine.data import Differences, NoData, NotPlanned
 from fewbits.analysis.engine.frames import Results
 from fewbits.analysis.engine.paper import paper
 from fewbits.analysis.engine.places import sweep_places
-from fewbits.analysis.figures.declared import declared
 from fewbits.analysis.figures.effects import effects_of
 from fewbits.analysis.figures.series import change
 from fewbits.analysis.figures.series import curves as recorded
 from fewbits.analysis.figures.theme import THEMES, WIDTH, svg, theme, themed
+from fewbits.analysis.report.declared import declared
 from fewbits.analysis.report.items import FigureResult, MakeFigure
 from fewbits.analysis.report.registry import Entry, study_registry
 from fewbits.analysis.studies.mor import block_diagram, schematics

@@ -14,10 +14,11 @@ from fewbits.analysis.engine.arms import arm_table
 from fewbits.analysis.engine.data import Differences, NoData, NotPlanned
 from fewbits.analysis.engine.frames import Damaged, Results
 from fewbits.analysis.engine.paper import paper
-from fewbits.analysis.figures.declared import declared
 from fewbits.analysis.figures.effects import EffectsFigure, effects_of
+from fewbits.analysis.figures.series import switches
 from fewbits.analysis.figures.theme import THEMES, WIDTH, svg, themed
-from fewbits.analysis.figures.training import assign_styles, switches
+from fewbits.analysis.figures.training import assign_styles
+from fewbits.analysis.report.declared import declared
 from fewbits.analysis.report.items import FigureResult, MakeFigure
 from fewbits.analysis.report.registry import Entry, study_registry
 from fewbits.analysis.studies.nvfp4 import block_maxima, gradient_errors, mxfp4_tokens, schematics
