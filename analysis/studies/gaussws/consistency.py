@@ -4,6 +4,7 @@ forward and backward (G6), and bytes with what the paper counts (G17)."""
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -65,9 +66,8 @@ def gradients(kind: str, seed: int = 5) -> Gradients:
     largest = _spread(_maxima(w.detach()))  # a constant, as in eq. 4
     ((w.detach().double() + r * largest * torch.exp2(1 - _spread(exact_bits))) * upstream.double()).sum().backward()
     assert exact_bits.grad is not None
-    size = (
-        math.log(2) * (_maxima(w.detach()) * torch.exp2(1 - widths.detach().double())) * _summed((upstream * r).abs())
-    )
+    scale = _maxima(w.detach()) * torch.exp2(1 - widths.detach().double())
+    size = math.log(2) * scale * _by_square((upstream * r).abs(), torch.sum)
     return Gradients(
         math.prod(grid),
         float(((widths.grad - exact_bits.grad).abs() / size).max()),
@@ -102,13 +102,12 @@ def _spread(grid: Tensor) -> Tensor:
     return grid.repeat_interleave(SQUARE, 0)[: SHAPE[0]].repeat_interleave(SQUARE, 1)[:, : SHAPE[1]]
 
 
-def _summed(x: Tensor) -> Tensor:
-    return torch.stack([torch.stack([part.sum() for part in band.split(SQUARE, 1)]) for band in x.split(SQUARE)])
+def _by_square(x: Tensor, reduce: Callable[[Tensor], Tensor]) -> Tensor:
+    return torch.stack([torch.stack([reduce(part) for part in band.split(SQUARE, 1)]) for band in x.split(SQUARE)])
 
 
 def _maxima(w: Tensor) -> Tensor:
-    bands = w.double().abs().split(SQUARE)
-    return torch.stack([torch.stack([part.max() for part in band.split(SQUARE, 1)]) for band in bands])
+    return _by_square(w.double().abs(), torch.max)
 
 
 # -------------------------------------------------------------------------------- G17: bytes

@@ -7,7 +7,6 @@ ragged edges. Numbers are compared to the bit: float32 scales and BF16 values ar
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
@@ -27,24 +26,13 @@ MANTISSA, ONE_TO_TWO = 0x7FFFFF, 0x3F800000  # of a float32's bits: its fraction
 SHAPE = (192, 320)  # of several blocks of each size, with ragged ones at the edges
 
 
-@dataclass(frozen=True)
-class Case:
-    """A tensor with one way of scaling it."""
-
-    name: str
-    x: Tensor
-    quantizer: Quantizer
-
-
 def hard_tensors() -> dict[str, Tensor]:
     g = torch.Generator().manual_seed(0)
     normal = torch.randn(SHAPE, generator=g)
     steps = torch.randint(0, 128, SHAPE, generator=g)  # every BF16 mantissa
     exponents = torch.randint(-100, 100, (SHAPE[0] // 32, SHAPE[1] // 32), generator=g)
     by_block = torch.exp2(exponents.repeat_interleave(32, 0).repeat_interleave(32, 1).float())
-    edges = torch.tensor(
-        [1.0, 1.0078125, 1.75, 1.7421875, 1.9921875]
-    )  # around 448 = 1.75 · 2^8 and 57344 = 1.75 · 2^15
+    edges = torch.tensor([1.0, 1.0078125, 1.75, 1.7421875, 1.9921875])  # around 448 and 57344, 1.75 · 2^8 and · 2^15
     patch = torch.zeros(SHAPE)
     patch[40:50, 200:210] = normal[40:50, 200:210]
     return {
@@ -62,31 +50,27 @@ def hard_tensors() -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class Quantized:
-    case: Case
+    """A tensor with what one way of scaling it makes of it."""
+
+    x: Tensor
     y: Tensor
     stats: QuantStats
     packed: Packed
-
-
-def cases() -> Iterator[Case]:
-    for (name, x), element, block in product(hard_tensors().items(), FORMATS, BLOCKS):
-        yield Case(name, x.bfloat16(), Quantizer(format=element, block=block, scaling="gam"))
+    scales: Tensor  # of blocks
+    group_scales: Tensor
 
 
 @cache
 def quantized() -> list[Quantized]:
     found = []
-    for case in cases():
-        y, stats = fake_quantize(case.x, case.quantizer, stats="block")
-        found.append(Quantized(case, y, stats, encode(case.x, case.quantizer)))
+    for x, element, block in product(hard_tensors().values(), FORMATS, BLOCKS):
+        quantizer, source = Quantizer(format=element, block=block, scaling="gam"), x.bfloat16()
+        y, stats = fake_quantize(source, quantizer, stats="block")
+        packed = encode(source, quantizer)
+        assert packed.scales is not None
+        assert packed.group_scales is not None
+        found.append(Quantized(source, y, stats, packed, packed.scales, packed.group_scales))
     return found
-
-
-def factors(packed: Packed) -> Tensor:
-    """The encode scale of each block, mantissa times power of two, in float64 on the grid of blocks."""
-    assert packed.scales is not None
-    assert packed.group_scales is not None
-    return packed.group_scales.double() * torch.exp2(packed.scales.double() - 127)
 
 
 @dataclass(frozen=True)
@@ -106,21 +90,20 @@ class Scaled:
 def scaled() -> Scaled:
     found = Scaled(0, 0, 0, 0.0, 1.0, 0, 0)
     for one in quantized():
-        case, y, stats, packed = one.case, one.y, one.stats, one.packed
-        top = case.quantizer.format.max
-        assert packed.group_scales is not None
+        top, stats = one.packed.quantizer.format.max, one.stats
         within = stats.amax > top / torch.finfo(torch.float32).max  # else the ideal scale is no float32
-        used = (stats.amax.double() * factors(packed) / top)[within]
+        factors = one.group_scales.double() * torch.exp2(one.scales.double() - 127)  # that encode, of each block
+        used = (stats.amax.double() * factors / top)[within]
         ideal = torch.full_like(stats.amax, top)[within] / stats.amax[within]
-        undecremented = packed.group_scales.double() * torch.exp2(torch.frexp(ideal.double()).exponent - 1.0)
-        greatest = (case.x.abs() == case.x.abs().max()) & within.any()
+        undecremented = one.group_scales.double() * torch.exp2(torch.frexp(ideal.double()).exponent - 1.0)
+        greatest = (one.x.abs() == one.x.abs().max()) & within.any()
         found = Scaled(
             found.cases + 1,
             found.blocks + used.numel(),
             found.saturated + int(stats.saturated.sum()),
             max([found.greatest, *used.tolist()]),
             min([found.least, *used.tolist()]),
-            found.lost_maxima + int((y[greatest] != case.x[greatest]).sum()),
+            found.lost_maxima + int((one.y[greatest] != one.x[greatest]).sum()),
             found.would_saturate + int((undecremented > ideal).sum()),
         )
     return found
@@ -142,14 +125,11 @@ def metadata() -> Metadata:
     blocks, restored, count = 0, 0, 0
     widths, constant = set(), set()
     for one in quantized():
-        packed = one.packed
-        assert packed.scales is not None
-        assert packed.group_scales is not None
-        bits = packed.group_scales.view(torch.int32)
+        bits = one.group_scales.view(torch.int32)
         rebuilt = ((bits & MANTISSA) | ONE_TO_TWO).view(torch.float32)
-        same = torch.equal(decode(replace(packed, group_scales=rebuilt)), one.y)
-        count, blocks, restored = count + 1, blocks + packed.scales.numel(), restored + same
-        widths.add(8 * packed.scales.element_size())
+        same = torch.equal(decode(replace(one.packed, group_scales=rebuilt)), one.y)
+        count, blocks, restored = count + 1, blocks + one.scales.numel(), restored + same
+        widths.add(8 * one.scales.element_size())
         constant |= set((bits & ~MANTISSA).flatten().tolist())
     fraction = MANTISSA.bit_count()
     return Metadata(count, blocks, max(widths), fraction if constant == {ONE_TO_TWO} else 32, restored)

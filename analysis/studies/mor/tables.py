@@ -1,20 +1,41 @@
-"""MoR's Tables 1 to 4: the paper's numbers beside ours."""
+"""MoR's tables: the paper's numbers beside ours (1 to 4); and ours, of what falls back, errs, and rounds a second time.
+
+Changes are of validation loss, in percent, paired by seed.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from functools import partial
+from itertools import product
 
-from fewbits.analysis.engine.arms import BASELINE
+import pandas as pd
+
+from fewbits.analysis.engine.arms import BASELINE, arm_table
+from fewbits.analysis.engine.claims import LOSS
 from fewbits.analysis.engine.frames import Results
 from fewbits.analysis.engine.paper import paper
-from fewbits.analysis.engine.places import trial_ids
-from fewbits.analysis.report.items import TableResult
+from fewbits.analysis.engine.places import Where, not_planned, trial_ids
+from fewbits.analysis.report.items import Setting, Table, TableCell, TableResult, TableRow
 from fewbits.analysis.report.registry import table
-from fewbits.analysis.studies.mor.tensors import ONE, TWO
+from fewbits.analysis.studies.mor.tensors import (
+    FC1,
+    FC2,
+    ONE,
+    OUT,
+    QKV,
+    TWO,
+    fallback_shares,
+    first_windows,
+    largest_accepted,
+    tensors,
+)
+from fewbits.analysis.tables.cells import BLANK, PERCENT, change, share
 from fewbits.analysis.tables.losses import paper_losses
 from fewbits.analysis.tables.settings import UNSTATED, SettingsColumn, settings_table
 from fewbits.analysis.views.numbers import plural
 
+ARMS = arm_table("mor")
 MODEL = "Nemotron-3 8B"
 
 for _name in ("Table 2", "Table 3", "Table 4"):
@@ -28,3 +49,69 @@ def table_1(results: Results) -> TableResult:
     seeds = plural(len(trial_ids(results, BASELINE, ONE)), "seed")
     notes = (f"The paper ran each arm once; ours, with {seeds}",)
     return settings_table(paper("mor").table("Table 1"), columns, UNSTATED, notes)
+
+
+# -------------------------------------------------------------------------------- tensors
+
+KINDS: Mapping[str, Callable[[pd.DataFrame], pd.Series]] = {
+    "All": lambda rows: rows["slot"].notna(),
+    "QKV": lambda rows: rows["part"] == QKV,
+    "Projection": lambda rows: rows["part"] == OUT,
+    "FC1": lambda rows: rows["part"] == FC1,
+    "FC2": lambda rows: rows["part"] == FC2,
+    "Activations": lambda rows: rows["slot"].str.endswith(".x"),
+    "Weights": lambda rows: rows["slot"].str.endswith(".w"),
+    "Gradients": lambda rows: rows["slot"].str.endswith(".dy"),
+    "FC2's activations": lambda rows: (rows["part"] == FC2) & rows["slot"].str.endswith(".x"),
+}
+SUB_TENSOR = ("two-way", "three-way")
+BOUNDED = ("block", "tensor", "channel", "block-64", "threshold-5", "amax", "e8m0", *SUB_TENSOR)
+MIXED = ("tensor", "block", "channel", "block-64", "threshold-5", "amax", "e8m0", *SUB_TENSOR, "sub-channel")
+CONFIGURATIONS: Mapping[str, Where] = {"configuration 1": ONE, "configuration 2": TWO}
+
+
+@table("mor", "Fallbacks", "Tensors in BF16, over whole runs (of sub-tensor arms: blocks)")
+def fallbacks(results: Results) -> TableResult:
+    """List each arm's share of tensors in BF16 by kind of tensor."""
+    rows = tensors(results)
+    shares = {title: fallback_shares(rows[choose(rows)]) for title, choose in KINDS.items()}
+    shares["All, first window"] = fallback_shares(first_windows(rows))
+    best = paper("mor").numbers["fallback-channel-c1"].value * PERCENT
+    made = []
+    for (name, where), arm in product(CONFIGURATIONS.items(), MIXED):
+        if results.has(arm, where):
+            said = best if (arm, where) == ("channel", ONE) else None
+            cells = [share(results, of, arm, where, said if t == "All" else None) for t, of in shares.items()]
+            made.append(TableRow(f"{ARMS.title(arm)}, {name}", tuple(cells), "%"))
+    return TableResult(tuple(shares), tuple(made), ("Each tensor and window counts alike",))
+
+
+@table("mor", "Errors and losses", "The largest error that an arm accepted, and its loss (M19)")
+def errors_and_losses(results: Results) -> TableResult:
+    """List the largest accepted error beside the change of loss."""
+    accepted = largest_accepted(tensors(results))
+    rows = []
+    for arm in BOUNDED:
+        if results.has(arm, ONE):
+            by_blocks = TableCell(Setting("by blocks"))
+            largest = by_blocks if arm in SUB_TENSOR else share(results, accepted, arm, ONE)
+            rows.append(TableRow(ARMS.title(arm), (largest, change(results, LOSS, arm, where=ONE)), "%"))
+    notes = ("Where tensors were refused, the largest accepted error is taken as the threshold",)
+    return TableResult(("Largest error", "Change of validation loss"), tuple(rows), notes)
+
+
+@table("mor", "Second rounding", "Scalings with and without rounding to BF16 after descaling")
+def second_rounding(results: Results) -> Table:
+    """Show that what is descaled by a power of two survives BF16, and what is descaled by another number does not."""
+    if not results.has("fp32", ONE):
+        return not_planned(results)
+
+    def cells(arm: str, plain: str) -> tuple[TableCell, ...]:
+        pairs = [(arm, BASELINE), (plain, "fp32"), *(() if arm == "block" else ((arm, "block"), (plain, "fp32-gam")))]
+        found = [change(results, LOSS, ours, baseline, ONE) for ours, baseline in pairs]
+        return tuple([*found, BLANK, BLANK][:4])
+
+    arms = {"GAM": ("block", "fp32-gam"), "FP32 amax": ("amax", "fp32-amax"), "E8M0": ("e8m0", "fp32-e8m0")}
+    rows = tuple(TableRow(title, cells(*names), "%") for title, names in arms.items())
+    columns = ("From BF16, rounded to BF16", "From FP32, not rounded", "From GAM, rounded", "From GAM, not rounded")
+    return TableResult(columns, rows, ("Changes of validation loss",))

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from fewbits.analysis.engine.data import Differences, NoData, NotPlanned
@@ -25,6 +24,7 @@ from fewbits.analysis.tables.comparing import compare
 from fewbits.sweeps.planning.plan import Plan, plan
 from fewbits.sweeps.planning.sweep import load_sweeps
 from tests.analysis.mor.made import fill
+from tests.analysis.shown_items import reaches_over
 from tests.experiments.data.data_inputs import shared_cache
 
 FIGURES: dict[str, Entry[MakeFigure]] = {entry.id: entry for entry in study_registry("mor").figures}
@@ -78,14 +78,6 @@ def drawn(entry: Entry[MakeFigure], results: Results, theme: str = "light") -> F
     picture = entry.make(results)
     assert isinstance(picture, FigureResult), (entry.id, picture)
     return themed(picture, theme)
-
-
-def reaches_over(figure: Figure) -> bool:
-    """Whether anything drawn lies outside the figure, by half a point or more."""
-    box = figure.get_tightbbox(FigureCanvasAgg(figure).get_renderer())
-    slack = 0.5 / 72
-    beyond = (-box.x0, -box.y0, box.x1 - figure.get_figwidth(), box.y1 - figure.get_figheight())
-    return max(beyond) > slack
 
 
 def test_every_figure_of_the_paper_is_registered() -> None:

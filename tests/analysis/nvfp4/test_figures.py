@@ -7,7 +7,6 @@ from functools import cache
 import numpy as np
 import pytest
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from fewbits.analysis.engine.arms import arm_table
@@ -30,6 +29,7 @@ from fewbits.sweeps.planning.sweep import load_sweeps
 from tests.analysis.nvfp4.made import fill
 from tests.analysis.nvfp4.worlds import PAPER, World
 from tests.analysis.nvfp4.worlds import results as of_world
+from tests.analysis.shown_items import reaches_over
 from tests.experiments.data.data_inputs import shared_cache
 
 FIGURES: dict[str, Entry[MakeFigure]] = {entry.id: entry for entry in study_registry("nvfp4").figures}
@@ -114,13 +114,6 @@ def pictured(name: str, results: Results) -> FigureResult:
 
 def drawn(name: str, results: Results) -> Figure:
     return themed(pictured(name, results), "light")
-
-
-def reaches_over(figure: Figure) -> bool:
-    """Whether anything drawn lies outside the figure, by half a point or more."""
-    box = figure.get_tightbbox(FigureCanvasAgg(figure).get_renderer())
-    beyond = (-box.x0, -box.y0, box.x1 - figure.get_figwidth(), box.y1 - figure.get_figheight())
-    return max(beyond) > 0.5 / 72
 
 
 def line(axes: Axes, colour: int) -> np.ndarray:
