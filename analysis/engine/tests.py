@@ -153,10 +153,10 @@ def _bounds(empty: Finding, comparison: Comparison, data: Differences, found: Es
     part, test = comparison.part, comparison.test
     low = part.low if test == "within" else part.than if test == "above" else None
     high = part.high if test == "within" else part.than if test == "below" else None
-    ends = [(low, Side.ABOVE, Side.BELOW), (high, Side.BELOW, Side.ABOVE)]
-    tested = [(_of_share(end) if _shares(data) else end, *sides) for end, *sides in ends if end is not None]
-    p_for = max(found.p(end, inside) for end, inside, _ in tested)
-    p_against = min(1.0, len(tested) * min(found.p(end, outside) for end, _, outside in tested))
+    inner, outer = (Side.ABOVE, Side.BELOW), (Side.BELOW, Side.ABOVE)  # of the lower bound, of the upper one
+    ends = {end: sides for end, sides in ((low, inner), (high, outer)) if end is not None}
+    p = [[found.p(_of_share(end) if _shares(data) else end, side) for side in sides] for end, sides in ends.items()]
+    p_for, p_against = max(inside for inside, _ in p), min(1.0, len(p) * min(outside for _, outside in p))
 
     def shown(value: float) -> str:
         return f"{value:.2%}" if _shares(data) else f"{value:.4g}"

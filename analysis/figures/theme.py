@@ -55,7 +55,7 @@ class Look:
     """The file theme.yaml: the themes, and the settings of matplotlib that both share."""
 
     themes: tuple[Theme, ...]
-    settings: dict[str, Any]
+    settings: dict[Any, Any]
 
 
 _LOOK = from_dict(Look, yaml.safe_load(Path(__file__).with_name("theme.yaml").read_text("utf-8")))
@@ -139,13 +139,12 @@ def _settings(of: Theme) -> Iterator[None]:
     """Use matplotlib's own defaults with the theme's colours, and restore the user's settings afterwards."""
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
-        matplotlib.rcParams.update(_LOOK.settings)
-        colours = {"figure.facecolor": of.background, "grid.color": of.grid}
+        colours: dict[Any, Any] = {"figure.facecolor": of.background, "grid.color": of.grid}
         colours |= dict.fromkeys(
             ("text.color", "axes.titlecolor", "axes.labelcolor", "xtick.labelcolor", "ytick.labelcolor"), of.text
         )
         colours |= dict.fromkeys(("axes.edgecolor", "xtick.color", "ytick.color"), of.quiet)
-        matplotlib.rcParams.update(colours)
+        matplotlib.rcParams.update(_LOOK.settings | colours)
         yield
 
 

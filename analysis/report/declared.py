@@ -36,7 +36,7 @@ class Declared:
 @cache
 def declared(study: str) -> Declared:
     """Return what a study's files declare; nothing where it has none."""
-    found = {}
+    found: dict[str, object] = {}
     for path in (STUDIES / study / name for name in FILES):
         if path.is_file():
             found |= yaml.safe_load(path.read_text("utf-8"))

@@ -32,7 +32,8 @@ class NoiseRows:
 
 def noise_table(results: Results, study: str, of: Sequence[NoiseRows]) -> Table:
     """Return the floor of every paired difference, and the spread between seeds without pairs."""
-    table, rows, left_out = arm_table(study), [], []
+    table, rows = arm_table(study), []
+    left_out: list[str] = []
     for one in of:
         part = family_places(results, table, one.sweep)
         if part.has(BASELINE, one.where):

@@ -66,7 +66,7 @@ def settings_table(
     for row in printed.rows:
         values = zip(columns, row.values or row.text, strict=True)
         source = row.source or printed.source
-        cells = (column.cell((SETTINGS | column.settings)[row.id], value, source) for column, value in values)
+        cells = (column.cell((SETTINGS | dict(column.settings))[row.id], value, source) for column, value in values)
         rows.append(TableRow(row.title, tuple(cells), row.unit))
     for title, describe in unstated.items():
         rows.append(TableRow(title, tuple(column.cell(describe, None) for column in columns)))

@@ -163,8 +163,9 @@ def numbers(
     """Return a number of each trial's tensors; a model without the parts or blocks that are asked for has none."""
     rows = window(tensors(results)).dropna(subset=[column])
     found = {}
-    for trial, values in rows.groupby(KEY)[column].mean().groupby(level="id"):
-        seen = Seen({(block + 1, part, slot): float(value) for (_, block, part, slot), value in values.items()})
+    for trial, of in rows.groupby(KEY)[column].mean().reset_index().groupby("id"):
+        keys = zip(of["block"] + 1, of["part"], of["slot"], strict=True)
+        seen = Seen(dict(zip(keys, of[column].astype(float), strict=True)))
         try:
             found[str(trial)] = number(seen)
         except (KeyError, ValueError):

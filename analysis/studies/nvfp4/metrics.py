@@ -75,11 +75,11 @@ def gradient_errors(results: Results) -> pd.DataFrame:
 def errors_by_block(results: Results, part: str | None = None) -> dict[str, dict[int, float]]:
     """Return each trial's errors by block: means over its linear layers, or over one kind of them."""
     rows = results.remembered("gradient errors", lambda: gradient_errors(results))
-    means = (rows if part is None else rows[rows["part"] == part]).groupby(["id", "block"])[ERROR].mean()
-    found: dict[str, dict[int, float]] = {}
-    for (trial, block), value in means.items():
-        found.setdefault(str(trial), {})[int(block)] = float(value)
-    return found
+    means = (rows if part is None else rows[rows["part"] == part]).groupby(["id", "block"])[ERROR].mean().reset_index()
+    return {
+        str(trial): dict(zip(of["block"].astype(int), of[ERROR].astype(float), strict=True))
+        for trial, of in means.groupby("id")
+    }
 
 
 @measure("nvfp4", "N1")
