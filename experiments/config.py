@@ -24,6 +24,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fewbits.common.from_dict import from_dict, one_of
+from fewbits.experiments.composed_cache import digest_of_files, load_or_compose
 from fewbits.experiments.composition import ERRORS, compose, nearest_first, parse_override, spelled
 from fewbits.experiments.trial import Runtime, Trial
 from fewbits.models.networks.presets import MODELS
@@ -110,9 +111,15 @@ def _with_values(groups: tuple[str, ...], values: tuple[str, ...]) -> dict[str, 
 def _composed(overrides: tuple[str, ...]) -> DictConfig:
     prepare()
     try:
-        return compose(FOLDER, ROOT, overrides)
+        return load_or_compose(_composed_from(), overrides, lambda: compose(FOLDER, ROOT, overrides))
     except ERRORS as error:
         raise ValueError(in_one_line(error, overrides)) from error
+
+
+@cache
+def _composed_from() -> str:
+    models = {name: dataclasses.asdict(model) for name, model in MODELS.items()}
+    return digest_of_files(FOLDER, models, Recipe().to_dict())
 
 
 def _plain(config: DictConfig, overrides: Sequence[str]) -> dict[str, Any]:

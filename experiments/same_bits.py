@@ -44,7 +44,8 @@ recipes = {name: load_recipe(name).to_dict() for name in names("recipe")}
 print(json.dumps({name: {**recipe, "name": "", "about": ""} for name, recipe in recipes.items()}))
 """
 SHOWN = 20  # lines shown of a list of differences
-COMPARED = ("metrics.parquet", "numerics.parquet", "result.json", "tensors")
+RESULT = "result.json"
+COMPARED = ("metrics.parquet", "numerics.parquet", RESULT, "tensors")
 
 TINY = (
     *("model.layers=2", "data=synthetic", "data.size=65536", "runtime.device=cpu", "training.checkpoint_every=2"),
@@ -307,10 +308,16 @@ def _build_with_counters(folder: Path) -> None:
 
 
 def differing_files(old: Path, new: Path) -> list[str]:
-    """Return the files in which the versions' trials differ, apart from their ids, which depend on the sources."""
+    """Return the files in which the versions' trials differ, apart from their ids, which depend on the sources.
+
+    The new version's results may have more numbers, of an evaluation that the old version did not have: it says nothing
+    about training, and reports treat a stored trial without such a number as one without it.
+    """
     differing = []
     for backend_and_name in sorted({path.relative_to(root) for root in (old, new) for path in root.glob("*/*")}):
         was, now = (_contents(root / backend_and_name) for root in (old, new))
+        if set(was) == set(now) == set(COMPARED):
+            now[RESULT] = {key: value for key, value in now[RESULT].items() if key in was[RESULT]}
         differing += [f"{backend_and_name}: {name}" for name in COMPARED if was.get(name) != now.get(name)]
     return differing
 
@@ -324,17 +331,18 @@ def differing_kernels(old: Version, new: Version) -> list[str]:
     return sorted(differing)
 
 
-def _contents(runs: Path) -> dict[str, bytes]:
+def _contents(runs: Path) -> dict[str, Any]:
     from fewbits.experiments.storage import checkpoints
 
     folders = list(runs.iterdir()) if runs.is_dir() else []
     if len(folders) != 1:
         return {}
     (folder,) = folders
-    result = {key: value for key, value in json.loads((folder / "result.json").read_text()).items() if key != "id"}
+    result = json.loads((folder / RESULT).read_text())
     tensors = checkpoints.steps(folder / "checkpoints")[result["step"]] / checkpoints.TENSORS
     tables = {name: (folder / name).read_bytes() for name in COMPARED if name.endswith(".parquet")}
-    return {**tables, "result.json": json.dumps(result).encode(), "tensors": tensors.read_bytes()}
+    numbers = {key: json.dumps(value) for key, value in result.items() if key != "id"}
+    return {**tables, RESULT: numbers, "tensors": tensors.read_bytes()}
 
 
 def untried_statements(old: Version, new: Version, trials: Mapping[str, Sequence[str]]) -> list[str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-SOURCES = ("kernels", "models", "experiments", "sweeps", "src/fewbits/common", "src/hydra_plugins")
+SOURCES = ("kernels", "models", "experiments", "sweeps", "analysis", "src/fewbits/common", "src/hydra_plugins")
 # fmt: off
 FRAGMENTS = frozenset(
     {

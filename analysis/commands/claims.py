@@ -16,21 +16,27 @@ EXAMPLES = """\
 examples:
   fewbits claims study=mor scale=cpu
   fewbits claims study=mor scale=smoke --json
-  fewbits claims --table > docs/claims.md         what every claim tests, without any results
-  fewbits claims study=mor scale=cpu --spreads    rows of analysis/papers/planning/spreads.yaml, from finished runs
+  fewbits claims --table > docs/claims.md         write the table of all claims and their tests, which needs no results
+  fewbits claims study=mor scale=cpu --spreads    print rows for analysis/papers/planning/spreads.yaml
 """
 HEADS = ("claim", "verdict", "effect", "90 % interval", "repeats", "mde", "margin", "statement")
-RIGHT = ("effect", "repeats", "mde", "margin")  # where numbers are aligned
+RIGHT = ("effect", "repeats", "mde", "margin")  # columns that are aligned to the right
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command."""
+    """Run `fewbits claims`."""
     parser = CommandParser("fewbits claims", __doc__, EXAMPLES)
-    parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="as for `fewbits sweep`")
+    parser.add_argument(
+        "overrides", nargs="*", metavar="OVERRIDE", help="selects the study and scale, as for `fewbits sweep`"
+    )
     parser.add_argument("--runs", metavar="DIR", help="the store (default: runs)")
-    parser.add_argument("--json", action="store_true", help="print verdicts.json of the report instead")
-    parser.add_argument("--table", action="store_true", help="print what every claim tests, without any results")
-    parser.add_argument("--spreads", action="store_true", help="print the measured spreads that --dry-run uses")
+    parser.add_argument("--json", action="store_true", help="print the content of the report's verdicts.json instead")
+    parser.add_argument("--table", action="store_true", help="print all claims and their tests, without results")
+    parser.add_argument(
+        "--spreads",
+        action="store_true",
+        help="print the spreads of finished runs, which `fewbits sweep --dry-run` uses",
+    )
     options = parser.parse_intermixed_args(argv)
     if options.table:
         from fewbits.analysis.engine.claims_table import claims_table
@@ -38,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
         print(claims_table(), end="")
         return 0
     if not options.overrides:
-        parser.error("a study is expected, for example study=mor")
+        parser.error("name a study, for example study=mor")
 
     from fewbits.analysis.report.study_report import read_study
     from fewbits.analysis.views.claims import counts
@@ -49,9 +55,9 @@ def main(argv: Sequence[str]) -> int:
     if options.spreads:
         from fewbits.analysis.engine.preview import spreads_of
 
-        for one in spreads_of(report.study, report.results):
-            values = f"metric: {one.metric}, sd: {one.sd:g}, df: {one.df}"
-            print(f"- {{study: {one.study}, scale: {one.scale}, {values}, source: here}}")
+        for spread in spreads_of(report.study, report.results):
+            values = f"metric: {spread.metric}, sd: {spread.sd:g}, df: {spread.df}"
+            print(f"- {{study: {spread.study}, scale: {spread.scale}, {values}, source: here}}")
         return 0
     if options.json:
         print(json.dumps(report.record(), indent=2, ensure_ascii=False))
@@ -68,13 +74,17 @@ def main(argv: Sequence[str]) -> int:
         if notice not in report.notes:
             print(f"\n{notice}")
     if flags := report.results.flags:
-        print(f"\n{len(flags)} places have no result, the first: {flags[0]}")
+        places = "1 place has" if len(flags) == 1 else f"{len(flags)} places have"
+        print(f"\n{places} no result; the first is {flags[0]}")
     print(f"\n{counts(report.verdicts)}, at {report.size}")
     return 0
 
 
 def _rows(verdict: Verdict) -> Iterator[tuple[str, ...]]:
-    """Yield a line for the claim, its reason, and a line for each of several comparisons."""
+    """Yield a row for the claim, a row with the reason unless it is reproduced, and a row for each comparison.
+
+    A claim with a single comparison shows that in its own row.
+    """
     from fewbits.analysis.engine.findings import Outcome
     from fewbits.analysis.views.claims import view
 

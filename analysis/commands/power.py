@@ -1,15 +1,15 @@
-"""After `fewbits sweep --dry-run`: print what the planned seeds can tell of each claim of the study."""
+"""Print, after `fewbits sweep --dry-run`, the minimum detectable effect of each of the study's claims."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-WORD = "study="
+STUDY = "study="
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print the minimum detectable effects of a study's plan; nothing for a sweep of the user's own."""
-    study = next((word.removeprefix(WORD) for word in argv if word.startswith(WORD)), "")
+    """Print the minimum detectable effects with the planned seeds; print nothing if the study has no claims."""
+    study = next((argument.removeprefix(STUDY) for argument in argv if argument.startswith(STUDY)), "")
 
     from fewbits.analysis.engine.claims import studies_with_claims
 
@@ -21,6 +21,6 @@ def main(argv: Sequence[str]) -> int:
     from fewbits.sweeps.planning.plan import plan
     from fewbits.sweeps.planning.sweep import load_sweeps
 
-    words = in_store([word for word in argv if "=" in word and not word.startswith("-")], None)
-    print("\n" + "\n".join(preview_lines(preview(study, Results(plan(*load_sweeps(words)))))))
+    overrides = in_store([argument for argument in argv if "=" in argument and not argument.startswith("-")], None)
+    print("\n" + "\n".join(preview_lines(preview(study, Results(plan(*load_sweeps(overrides)))))))
     return 0

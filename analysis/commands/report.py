@@ -12,23 +12,27 @@ from fewbits.sweeps.commands.sweep import add_where, in_store, submit_report, sw
 
 EXAMPLES = """\
 examples:
-  fewbits report study=mor scale=cpu                    reports/mor-cpu/index.html
-  fewbits report study=mor scale=cpu seeds=[0,1,2,3,4]  with other seeds
+  fewbits report study=mor scale=cpu                    write reports/mor-cpu/index.html
+  fewbits report study=mor scale=cpu seeds=[0,1,2,3,4]  use other seeds than the scale's
   fewbits report study=mor scale=smoke --sweep          run the missing trials first, as `fewbits sweep` does
-  fewbits report study=mor --compare smoke cpu          scales side by side: reports/mor-smoke-cpu/index.html
-  fewbits report --index                                all reports of the folder: reports/index.html
+  fewbits report study=mor --compare smoke cpu          write reports/mor-smoke-cpu/index.html, scales side by side
+  fewbits report --index                                write reports/index.html, with all reports of the folder
 
-Without --sweep nothing is trained, and the page names the places without a result. Equal results give equal bytes.
-Exit status: 0 the report is complete; 1 it is written, but places have no result; 2 wrong input; 130 interrupted.
+Without --sweep nothing is trained, and the page names the cells of the sweeps that have no result. Equal results give
+equal files.
+Exit status: 0 the report is complete; 1 it is written, but some results are missing; 2 wrong input; 130 interrupted.
 """
 
 
 def main(argv: Sequence[str]) -> int:
+    """Run `fewbits report`."""
     parser = CommandParser("fewbits report", __doc__, EXAMPLES)
-    parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="as for `fewbits sweep`")
+    parser.add_argument(
+        "overrides", nargs="*", metavar="OVERRIDE", help="selects the study and scale, as for `fewbits sweep`"
+    )
     parser.add_argument("--runs", metavar="DIR", help="the store (default: runs)")
-    parser.add_argument("--out", metavar="DIR", default="reports", help="the folder of reports (default: reports)")
-    parser.add_argument("--compare", nargs="+", metavar="SCALE", help="write one page for several scales")
+    parser.add_argument("--out", metavar="DIR", default="reports", help="the folder for reports (default: reports)")
+    parser.add_argument("--compare", nargs="+", metavar="SCALE", help="write one page that compares these scales")
     parser.add_argument("--index", action="store_true", help="write one page with the verdicts of all reports")
     parser.add_argument("--sweep", action="store_true", help="run the missing trials first")
     add_where(parser)
@@ -38,9 +42,9 @@ def main(argv: Sequence[str]) -> int:
             parser.error("--index reads the reports in --out and takes no other option")
         return _index(Path(options.out).expanduser())
     if not options.overrides:
-        parser.error("a study is missing: give study=NAME, or --index")
+        parser.error("name a study (study=NAME), or use --index")
     if options.sweep and options.compare:
-        parser.error("--sweep runs one scale and --compare reads several: run `fewbits sweep` for each")
+        parser.error("--sweep runs one scale, but --compare needs several: run `fewbits sweep` for each scale first")
     if options.like and not options.sweep:
         parser.error("--like needs --sweep: without it nothing is trained")
     overrides, reports = in_store(options.overrides, options.runs), Path(options.out).expanduser()
@@ -48,7 +52,7 @@ def main(argv: Sequence[str]) -> int:
     from fewbits.analysis.report.files import check_place, write_report
     from fewbits.sweeps.planning.lookup import show_notes
 
-    if options.sweep:  # a wrong folder is found before the training
+    if options.sweep:  # so that a folder without write access is an error before the training
         check_place(reports)
     if options.sweep and is_dashboard(options.address):
         return submit_report(overrides, options, reports)
@@ -64,8 +68,9 @@ def main(argv: Sequence[str]) -> int:
     show_notes(report.notes)
     if report.missing:
         count = len(report.missing)
-        what = "1 place has" if count == 1 else f"{count} places have"
-        print(f"fewbits: {what} no result, the first: {report.missing[0]}; the page names all", file=sys.stderr)
+        places = "1 place has" if count == 1 else f"{count} places have"
+        message = f"{places} no result; the first is {report.missing[0]}; the report names all of them"
+        print(f"fewbits: {message}", file=sys.stderr)
     print(report.verdicts)
     print(report.index)
     return swept or (1 if report.missing else 0)

@@ -1,7 +1,7 @@
-"""Compare like with like: two trials of a seed are a pair only if one kind of machine, backend and torch computed both.
+"""Check that trials were computed alike: two trials of a seed are a pair only if machine kind, backend and torch agree.
 
-Elsewhere sums round in another order, which for an arm whose effect is small looks like an effect. What is not alike is
-named, with the command that runs the odd trials again.
+Otherwise their sums round in different orders, and this difference can look like a small effect of an arm. The messages
+name what differs and the command that runs the deviating trials again.
 """
 
 from __future__ import annotations
@@ -18,36 +18,39 @@ NAMES = {
     "kind": "kinds of machine",
     "backend": "backends",
     "torch": "versions of torch",
-    "limits": "limits of instructions",
+    "limits": "instruction limits",
 }
 
-Row = Mapping[str, Any]  # of a place: its id, state, folder, seed, and `computed`
+Row = Mapping[str, Any]  # the row of a place in `Results.trials`; read here: id, state, folder, seed and `computed`
 
 
 def why_not_compared(row: Row, names: tuple[str, str], other: Row, usual: str | None) -> str | None:
-    """Return why two finished trials of a seed are no pair, in a line; None if they are one, or one is not finished.
+    """Return one line that says why two finished trials of a seed are not compared.
 
-    names: what the line calls the two; usual: the kind that computed most trials.
+    Return None if they can be compared, and if one of them is not finished. names: the names of the two trials in the
+    line; usual: the kind that computed most trials.
     """
-    if any(one["state"] not in OVER for one in (row, other)):
+    if any(trial["state"] not in OVER for trial in (row, other)):
         return None
     ours, theirs = row["computed"], other["computed"]
     if row["id"] == other["id"] or alike(ours, theirs):
         return None
     ran = f"{names[0]} ran on {describe(ours, [theirs])}, {names[1]} on {describe(theirs, [ours])}"
-    return f"seed {row['seed']}: {ran}: not compared; {_remedy([ours, theirs], usual)}"
+    return f"seed {row['seed']}: {ran}, so the two are not compared; {_remedy([ours, theirs], usual)}"
 
 
 def usual_kind(rows: Iterable[Row]) -> str | None:
     """Return the kind that computed most of the trials; None if no kind is known."""
     by_trial = {row["id"]: row["computed"] for row in rows}
-    counts = Counter(kind for one in by_trial.values() for kind in kinds_of(one))
+    counts = Counter(kind for computed in by_trial.values() for kind in kinds_of(computed))
     return min(counts, key=lambda kind: (-counts[kind], kind)) if counts else None
 
 
 def unlike_within_seeds(rows: Sequence[Row]) -> list[str]:
-    """Name the kinds, backends and versions of torch that differ within a seed, with the number of trials of each, and
-    the trials whose own parts differ."""
+    """Return lines that name the kinds, backends and versions of torch that differ within a seed.
+
+    Each has the number of its trials. Further lines name the trials that several environments computed in parts.
+    """
     finished = {row["id"]: row for row in rows if row["state"] in OVER}
     usual = usual_kind(finished.values())
     lines = []
@@ -77,19 +80,25 @@ def unlike_within_seeds(rows: Sequence[Row]) -> list[str]:
 
 
 def _values(computed: Computed, at: int) -> set[str]:
-    """Return the values of one part of a run's likenesses. That a run is of unknown kind is said by its kind alone."""
+    """Return the values that a run has of one entry of LIKENESS.
+
+    A run without records counts as of unknown kind; for the other entries it has no value.
+    """
     if not computed:
         return {UNKNOWN} if LIKENESS[at] == "kind" else set()
     return {str(part[at]) for part in computed}
 
 
 def _remedy(unlike: Sequence[Computed], usual: str | None) -> str:
-    """Return what makes these alike: `--like` chooses the kind and today's torch; it does not choose a backend."""
-    parts = [tuple(zip(LIKENESS, part, strict=True)) for one in unlike for part in one]
+    """Return what the user can do to make these runs comparable.
+
+    `--like` runs trials again on the chosen kind, with today's torch; it does not choose a backend.
+    """
+    parts = [tuple(zip(LIKENESS, part, strict=True)) for computed in unlike for part in computed]
     chosen = {tuple(fact for fact in part if fact[0] not in ("backend", "limits")) for part in parts}
     if len(chosen) > 1 or not all(unlike):
-        return f"`fewbits sweep … --like {usual or 'KIND'}` runs the odd ones again"
-    return "move the run folders of the odd backend away, and `fewbits sweep …` runs them again"
+        return f"to run the deviating trials again: `fewbits sweep … --like {usual or 'KIND'}`"
+    return "to run the trials of one backend again: move their run folders away, then `fewbits sweep …`"
 
 
 def _trials(count: int) -> str:

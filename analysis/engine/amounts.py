@@ -1,4 +1,4 @@
-"""Amounts: numbers of parameters and tokens in few letters."""
+"""Format numbers of parameters and tokens briefly."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ UNITS = (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3))
 
 
 def amount(count: float, digits: int = 2) -> str:
-    """Return a large number with its unit: 3.3 M, 134 M, 8.5 B."""
+    """Return a large number with a letter for its power of ten, for example 3.3 M, 134 M or 8.5 B."""
     for unit, size in UNITS:
         if abs(count) >= size:
             value = count / size

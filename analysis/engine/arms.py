@@ -1,7 +1,7 @@
-"""The table of a study's arms, `studies/STUDY/arms.yaml`: what reports call each arm, and which sweeps compare.
+"""The table of a study's arms, `studies/STUDY/arms.yaml`: how reports show each arm, and which sweeps are compared.
 
-A sweep file says how an arm is trained; this table says how tables and figures name and draw it. An arm that the table
-does not have is called by its name. A study without a table has no arms of its own.
+A sweep file says how an arm is trained; this table says how tables and figures name and draw it. Reports show an arm
+that is not in the table by its name. For a study without the file, the table is empty.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from fewbits.common.from_dict import from_dict, one_of
 
 STUDIES = Path(__file__).parents[1] / "studies"
 FILE = "arms.yaml"
-BASELINE = "bf16"  # what arms are compared with, unless the table says otherwise
-AGAIN = "bf16-again"  # A/A: the same mathematics as BF16, its sums rounded in another order
+BASELINE = "bf16"  # the arm that others are compared with, unless the table names another
+AGAIN = "bf16-again"  # for A/A comparisons: the same mathematics as BF16, with sums that round in another order
 
 
 @dataclass(frozen=True)
 class Arm:
-    """An arm as reports show it. Its baseline is the arm that it is compared with; "" where it is with none."""
+    """An arm as reports show it."""
 
     name: str
-    title: str  # in tables
-    label: str = ""  # in figures, short; the title where it is empty
-    style: int | None = None  # place in the figures' list of styles; a figure gives the others those that are free
-    baseline: str = BASELINE
+    title: str  # its name in tables
+    label: str = ""  # its short name in figures; if empty, the title
+    style: int | None = None  # its index in the figures' list of styles; without one, a figure assigns a free style
+    baseline: str = BASELINE  # the arm that it is compared with; "" if it is not compared
 
     @property
     def short(self) -> str:
@@ -39,29 +39,29 @@ class Arm:
 
 @dataclass(frozen=True)
 class Group:
-    """A sweep whose arms the table and the figure of all effects list, `prefix` before their names."""
+    """A sweep whose arms are listed in the table and the figure of all effects."""
 
     sweep: str
-    prefix: str = ""
-    where: dict[str, str] = field(default_factory=dict)  # values of the sweep's axes
+    prefix: str = ""  # stands before the arms' names
+    where: dict[str, str] = field(default_factory=dict)  # selected values of the sweep's axes
 
 
 @dataclass(frozen=True)
 class ArmTable:
     """The arms of a study and the sweeps that they are trained in.
 
-    A family holds sweeps of one model whose arms start from the same trunks, so that an arm of several of its sweeps is
-    one arm and all of them tell how far chance moves a pair. A sweep that no family names is one by itself.
+    A family is a list of sweeps of one model whose arms start from the same trunks. An arm that is in several sweeps of
+    a family counts as one arm. A sweep that is in no family is a family by itself.
     """
 
     study: str
     arms: tuple[Arm, ...] = ()
     groups: tuple[Group, ...] = ()
     families: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    trunks: dict[str, str] = field(default_factory=dict)  # arms that others branch from, with their labels
-    places: dict[str, dict[str, str]] = field(default_factory=dict)  # combinations of axes, by a short name
-    # Ids of the columns of the paper's tables, made of `{arm}` and `{place}`; without `{place}` a table is about the
-    # first place alone.
+    trunks: dict[str, str] = field(default_factory=dict)  # labels of the arms that other arms branch from
+    places: dict[str, dict[str, str]] = field(default_factory=dict)  # combinations of axis values, by a short name
+    # For each of the paper's tables, the pattern of its columns' ids, with `{arm}` and `{place}` (a name in `places`).
+    # A table whose pattern has no `{place}` shows the first place only.
     columns: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -81,31 +81,34 @@ class ArmTable:
         return self.arm(name).short
 
     def family(self, sweep: str) -> tuple[str, ...]:
-        """Return the sweeps that compare with this one, itself among them."""
+        """Return the sweeps of this sweep's family, including itself."""
         return next((sweeps for sweeps in self.families.values() if sweep in sweeps), (sweep,))
 
     def column(self, table: str, arm: str, place: str = "") -> str:
-        """Return the id of the paper's column for an arm in one of the places; "" where the table is not about it."""
+        """Return the id of the column of a paper's table that shows the arm at a place of `places`.
+
+        Return "" if the table does not show this place.
+        """
         pattern = self.columns.get(table, "{arm}")
         if "{place}" not in pattern and place not in ("", *list(self.places)[:1]):
             return ""
         return pattern.format(arm=arm, place=place)
 
     def of_column(self, table: str, column: str) -> tuple[str, dict[str, str]]:
-        """Return the arm and the values of axes that stand in a column of the paper's table."""
+        """Return the arm, and the axis values of its place, that a column of a paper's table shows."""
         for arm, (place, where) in product(self.arms, (self.places or {"": {}}).items()):
             if self.column(table, arm.name, place) == column:
                 return arm.name, where
-        raise ValueError(f"{self.study}, {table}: no arm stands in column {column}; see {FILE}")
+        raise ValueError(f"{self.study}, {table}: no arm of {FILE} belongs to column {column}")
 
     def place(self, where: dict[str, str]) -> str:
-        """Return the short name of a combination of axes."""
+        """Return the short name of a combination of axis values; "" if `places` does not have it."""
         return next((name for name, axes in self.places.items() if axes == where), "")
 
 
 @cache
 def arm_table(study: str) -> ArmTable:
-    """Return the table of a study; an empty one where the study has none."""
+    """Return the table of a study; it is empty if the study has no file."""
     path = STUDIES / study / FILE
     if not path.is_file():
         return ArmTable(study)

@@ -1,8 +1,8 @@
-"""Claims as data: what a paper says, what we test of it, and how a result is judged.
+"""Claims as data: what a paper says, what we test, and how a result is judged.
 
-`papers/claims/STUDY.yaml` holds a study's claims and controls. A claim has one or several parts; a part names a test,
+`papers/claims/STUDY.yaml` has a study's claims and controls. A claim has one or several parts; a part names a test,
 arms, metrics and a margin, and expands to one comparison for each arm, metric and value of an axis (`comparisons`).
-Python hooks (engine/hooks.py) deliver numbers that no result file has; they never make a verdict.
+Python hooks (engine/hooks.py) supply numbers that no result file has; they never make a verdict.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from pathlib import Path
 
 import yaml
 
+from fewbits.analysis.engine import formulas
+from fewbits.analysis.engine.formulas import Place
 from fewbits.analysis.engine.paper import distinct, named
 from fewbits.common.from_dict import from_dict, one_of
 
@@ -25,8 +27,8 @@ ABSENCES = ("contradicts", "not-seen")
 DIRECTIONS = ("higher", "lower")
 NULLS = ("no_worse", "equivalent")
 OWN = ("within", "above", "below")  # tests of an arm's own numbers, without a baseline
-OBSERVED = ("all_above", "all_below")  # of every trial itself, without inference: for controls alone
-EVENTS = ("more", "fewer")  # of an event such as divergence
+OBSERVED = ("all_above", "all_below")  # checks of every trial's number, without inference; only controls use them
+EVENTS = ("more", "fewer")  # tests of how often an event such as divergence occurs
 TESTS = (*DIRECTIONS, *NULLS, *OWN, *OBSERVED, *EVENTS, "exact")
 BASELINE = "bf16"
 LOSS = "validation_loss"
@@ -37,33 +39,33 @@ class Margin:
     """The smallest effect that counts, fixed before the first run."""
 
     value: float
-    relative: bool  # to the baseline's level
+    relative: bool  # the value is a fraction of the baseline's level
     reason: str
 
     def __post_init__(self) -> None:
         if not (0 < self.value < math.inf and self.reason):
-            raise ValueError(f"margin {self.value}: a positive number with its reason is expected")
+            raise ValueError(f"margin {self.value}: a margin is a positive number with a reason")
 
 
 @dataclass(frozen=True)
 class Printed:
-    """What the paper prints of a comparison: cells of a table, or one of the paper's numbers.
+    """The paper's own result of a comparison: cells of a table, one of the paper's numbers, or a value.
 
-    In row, column, baseline and number, `{arm}`, `{baseline}`, `{metric}` and `{value}` (of the axis `each`) stand for
-    those of the comparison.
+    In row, column, baseline and number, the comparison's values replace `{arm}`, `{baseline}`, `{metric}` and `{value}`
+    (of the axis in `each`).
     """
 
     table: str = ""
     row: str = "{metric}"
     column: str = "{arm}"
-    baseline: str = ""  # the column that the change is from; without one the value itself counts
-    number: str = ""  # id of a number, in place of a table
-    value: float | None = None  # a number that the paper's plots or sentences give, in place of both
-    negative: bool = False  # the number is how far the arm lies below its baseline
+    baseline: str = ""  # the baseline's column; without one, the paper's value itself is compared
+    number: str = ""  # the id of one of the paper's numbers, instead of a table
+    value: float | None = None  # a number from the paper's plots or sentences, instead of a table or a number's id
+    negative: bool = False  # the number says how far the arm is below its baseline
 
     def __post_init__(self) -> None:
         if sum((bool(self.table), bool(self.number), self.value is not None)) != 1:
-            raise ValueError("printed: one of table, number and value is expected")
+            raise ValueError("printed: give exactly one of table, number and value")
 
 
 @dataclass(frozen=True)
@@ -71,52 +73,65 @@ class Part:
     """A statement that one test decides, for each of its arms, metrics and values of an axis."""
 
     test: str = ""
-    name: str = ""  # begins the names of its comparisons; arms and metrics are added where there are several
+    name: str = ""  # the start of its comparisons' names; arms and metrics follow if there are several
     arms: tuple[str, ...] = ()
-    chain: tuple[str, ...] = ()  # in place of arms: each is compared with the next
-    baseline: str = ""  # bf16 where empty; a test of an arm's own numbers takes one if its metric is of two trials
+    chain: tuple[str, ...] = ()  # instead of arms: arms of which each is compared with the next
+    # If empty, bf16. A test of an arm's own numbers has a baseline only if its metric is a function of two trials.
+    baseline: str = ""
     metrics: tuple[str, ...] = (LOSS,)
-    data: str = ""  # in place of arms: the name of what the claim's measure hook delivers
-    sweep: str = ""  # where arms of one name are different trials in several sweeps
-    where: dict[str, str] = field(default_factory=dict)  # values of the sweep's axes
-    baseline_where: dict[str, str] | None = None  # where the baseline is looked up, if not in the arm's place
-    each: dict[str, tuple[str, ...]] = field(default_factory=dict)  # one axis, with the values to go through
-    relative: bool = True
+    data: str = ""  # instead of arms: the key of the data in the result of the claim's measure hook
+    formula: str = ""  # instead of arms: a number of several arms of a seed (engine/formulas.py)
+    of: dict[str, str] = field(default_factory=dict)  # the names in the formula, each with its arm
+    sweep: str = ""  # the sweep to compare in; needed if several sweeps have different trials for one arm
+    where: dict[str, str] = field(default_factory=dict)  # selected values of the sweep's axes
+    baseline_where: dict[str, str] | None = None  # the baseline's axis values, if they are not the arm's
+    each: dict[str, tuple[str, ...]] = field(default_factory=dict)  # one axis, with a comparison for each value
+    relative: bool = True  # differences are fractions of the baseline's level
     margin: Margin | None = None
-    low: float | None = None
+    low: float | None = None  # the bounds of `within`
     high: float | None = None
-    than: float | None = None  # of above and below
-    absence: str = ""  # the claim's, where empty
+    than: float | None = None  # the bound of above, below, all_above and all_below
+    absence: str = ""  # if empty, the claim's
     printed: Printed | None = None
-    alone: bool = True  # false: it holds of runs in which nothing happens, so it counts only beside the other parts
-    out_of_reach: str = ""
+    # False if runs in which nothing happens support the part, too: then it counts only together with other parts.
+    alone: bool = True
+    out_of_reach: str = ""  # the reason why no scale of ours can test the part
 
     def __post_init__(self) -> None:
         where = f"part {self.name or ' '.join(self.arms or self.chain) or self.data}"
         if self.out_of_reach:
             if self.test or not self.name:
-                raise ValueError(f"{where}: what is out of reach has a name and no test")
+                raise ValueError(f"{where}: a part that is out of reach needs a name and has no test")
             return
         one_of(f"{where}: test", self.test, TESTS)
         if self.absence:
             one_of(f"{where}: absence", self.absence, ABSENCES)
         if self.test == "exact":
             return
-        if sum((bool(self.arms), bool(self.chain), bool(self.data))) != 1:
-            raise ValueError(f"{where}: one of arms, chain and data is expected")
+        if sum((bool(self.arms), bool(self.chain), bool(self.data), bool(self.formula))) != 1:
+            raise ValueError(f"{where}: give exactly one of arms, chain, data and formula")
+        if self.formula:
+            if not self.name or len(self.metrics) != 1:
+                raise ValueError(f"{where}: a part with a formula needs a name and exactly one metric")
+            formulas.check(self.formula, self.places)
         if self.chain and (len(self.chain) < 2 or self.test not in DIRECTIONS):
-            raise ValueError(f"{where}: a chain has two arms or more, and the test higher or lower")
+            raise ValueError(f"{where}: a chain needs two or more arms and the test {' or '.join(DIRECTIONS)}")
         if self.test == "within" and (self.low is None or self.high is None or not self.low < self.high):
-            raise ValueError(f"{where}: low < high are expected, not {self.low} and {self.high}")
+            raise ValueError(f"{where}: low is {self.low} and high {self.high}; low must be less than high")
         if self.test in ("above", "below", *OBSERVED) and self.than is None:
-            raise ValueError(f"{where}: than, a number, is expected")
+            raise ValueError(f"{where}: test {self.test} needs the number `than`")
         if len(self.each) > 1:
-            raise ValueError(f"{where}: each takes one axis, not {', '.join(self.each)}")
+            raise ValueError(f"{where}: `each` takes one axis, not {len(self.each)} ({', '.join(self.each)})")
+
+    @property
+    def places(self) -> dict[str, Place]:
+        """Return the arm and the metric that each name of the formula stands for."""
+        return {name: Place.parse(text, self.metrics[0]) for name, text in self.of.items()}
 
 
 @dataclass(frozen=True)
 class Stated:
-    """Where the paper saw an outcome."""
+    """The size of the model and the number of tokens with which the paper observed an outcome."""
 
     parameters: float
     tokens: float
@@ -124,17 +139,19 @@ class Stated:
 
 @dataclass(frozen=True)
 class Claim:
+    """A statement of the paper, or a finding of our own, with the tests that decide it."""
+
     id: str
     statement: str  # in our words
     parts: tuple[Part, ...]
-    place: str = ""  # where the paper says it
-    sentence: str = ""  # the paper's own, short; a finding of ours has none
+    place: str = ""  # the place in the paper, such as a section
+    sentence: str = ""  # the paper's sentence, shortened; empty for a finding of our own
     tests: str = ""  # what we test, and how that differs from the sentence
     reach: str = "any"
-    stated: Stated | None = None  # where the paper saw it, if its absence in smaller or shorter runs says nothing
-    absence: str = "not-seen"
-    control: tuple[str, ...] = ()  # all have to pass
-    margin: Margin | None = None  # of parts without one of their own
+    stated: Stated | None = None  # set if absence in smaller or shorter runs than the paper's would say nothing
+    absence: str = "not-seen"  # what an effect shown to be absent means; "contradicts" or "not-seen"
+    control: tuple[str, ...] = ()  # ids of controls, all of which have to pass
+    margin: Margin | None = None  # the margin of parts without one of their own
     caveat: str = ""
     ours: bool = False  # a finding of our own
 
@@ -142,20 +159,18 @@ class Claim:
         one_of(f"{self.id}: reach", self.reach, REACHES)
         one_of(f"{self.id}: absence", self.absence, ABSENCES)
         if not self.parts:
-            raise ValueError(f"{self.id}: one part or more is expected")
+            raise ValueError(f"{self.id}: a claim needs at least one part")
         if not self.ours and not (self.place and self.sentence):
-            raise ValueError(f"{self.id}: a paper's claim has its place and the paper's sentence")
+            raise ValueError(f"{self.id}: a claim of the paper needs `place` and `sentence`")
         if self.reach == "outcome" and self.stated is None and not self.ours:
-            raise ValueError(f"{self.id}: an outcome has its stated parameters and tokens")
+            raise ValueError(f"{self.id}: a claim with reach outcome needs `stated`, with parameters and tokens")
         for part in self.parts:
             if part.test in OBSERVED:
-                raise ValueError(f"{self.id}: {part.test} is not inferred from several seeds; it is for controls alone")
+                raise ValueError(f"{self.id}: {part.test} checks single trials, and only controls may use it")
             if part.test in NULLS and self.margin_of(part) is None:
-                raise ValueError(f"{self.id}: {part.test} needs a margin, of the part or of the claim")
+                raise ValueError(f"{self.id}: {part.test} needs a margin, in the part or in the claim")
             if part.test in NULLS and self.reach == "outcome" and not self.control:
-                raise ValueError(
-                    f"{self.id}: {part.test} shows that nothing changes; a control has to show that a change is seen"
-                )
+                raise ValueError(f"{self.id}: {part.test} needs a control, which shows that these runs detect a change")
 
     def margin_of(self, part: Part) -> Margin | None:
         return part.margin or self.margin
@@ -167,7 +182,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class ControlClaim:
-    """A known effect that a claim's runs have to show before they may decide it."""
+    """A known effect that the runs have to show before they may decide a claim."""
 
     id: str
     title: str
@@ -176,6 +191,8 @@ class ControlClaim:
 
 @dataclass(frozen=True)
 class StudyClaims:
+    """The claims and controls of a study."""
+
     study: str
     claims: tuple[Claim, ...]
     controls: tuple[ControlClaim, ...] = ()
@@ -186,6 +203,8 @@ class StudyClaims:
         for claim in self.claims:
             for control in claim.control:
                 one_of(f"{claim.id}: control", control, names)
+        for name in set(names) - {control for claim in self.claims for control in claim.control}:
+            raise ValueError(f"control {name}: no claim has it")
 
     def claim(self, name: str) -> Claim:
         return named("claim", name, self.claims)
@@ -196,7 +215,7 @@ class StudyClaims:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One test of one arm: what a part expands to."""
+    """One test of one arm, metric and value of an axis; a part expands to comparisons."""
 
     name: str
     part: Part
@@ -206,7 +225,7 @@ class Comparison:
     where: Mapping[str, str] = field(default_factory=dict)
     margin: Margin | None = None
     absence: str = ""
-    value: str = ""  # of the axis `each`
+    value: str = ""  # the value of the part's axis `each`
 
     @property
     def test(self) -> str:
@@ -215,7 +234,7 @@ class Comparison:
 
 @cache
 def load_claims(study: str) -> StudyClaims:
-    """Return the claims and controls of a study."""
+    """Return the claims and controls of a study; raise ValueError if the file is not valid."""
     one_of("study", study, studies_with_claims())
     try:
         return from_dict(StudyClaims, yaml.safe_load((FOLDER / f"{study}.yaml").read_text("utf-8")))
@@ -228,32 +247,37 @@ def studies_with_claims() -> tuple[str, ...]:
 
 
 def comparisons(claim: Claim | ControlClaim) -> tuple[Comparison, ...]:
-    """Return every comparison of a claim, with names that differ; exact parts are named by their hook instead."""
-    found = [one for part in claim.parts for one in _expand(claim, part)]
-    distinct(claim.id, [one.name for one in found])
-    return tuple(found)
+    """Return the comparisons of a claim, which all have different names.
+
+    An exact part has one comparison here; its hook names the findings.
+    """
+    expanded = [comparison for part in claim.parts for comparison in _expand(claim, part)]
+    distinct(claim.id, [comparison.name for comparison in expanded])
+    return tuple(expanded)
 
 
 def _expand(claim: Claim | ControlClaim, part: Part) -> Iterator[Comparison]:
     margin = claim.margin_of(part) if isinstance(claim, Claim) else part.margin
     absence = part.absence or (claim.absence if isinstance(claim, Claim) else "")
     whole = Comparison(part.name or part.data, part, margin=margin, absence=absence)
-    if part.out_of_reach or part.test == "exact" or part.data:
+    if part.out_of_reach or part.test == "exact" or part.data or part.formula:
         yield whole
         return
     baseline = part.baseline if part.test in (*OWN, *OBSERVED) else part.baseline or BASELINE
     pairs = list(pairwise(part.chain)) or [(arm, baseline) for arm in part.arms]
     ((axis, values),) = part.each.items() or [("", ("",))]
     for value, (arm, baseline), metric in product(values, pairs, part.metrics):
-        told = [part.name] if part.name else []
+        name_parts = [part.name] if part.name else []
         if len(pairs) > 1 or not part.name:
-            told.append(f"{arm} {RELATIONS.get(part.test, 'beside')} {baseline}" if baseline else arm)
+            name_parts.append(f"{arm} {RELATIONS.get(part.test, 'beside')} {baseline}" if baseline else arm)
         if len(part.metrics) > 1 or (not part.name and metric != LOSS):
-            told.append(TITLES.get(metric, metric.replace("_", " ")))
+            name_parts.append(TITLES.get(metric, metric.replace("_", " ")))
         if value:
-            told.append(f"{axis} {value}")
+            name_parts.append(f"{axis} {value}")
         where = {**part.where, axis: value} if axis else part.where
-        yield replace(whole, name=", ".join(told), arm=arm, baseline=baseline, metric=metric, where=where, value=value)
+        yield replace(
+            whole, name=", ".join(name_parts), arm=arm, baseline=baseline, metric=metric, where=where, value=value
+        )
 
 
 RELATIONS = {"higher": "above", "lower": "below", "no_worse": "no worse than", "equivalent": "like"}

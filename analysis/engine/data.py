@@ -1,4 +1,4 @@
-"""What runs deliver to a test: differences of pairs, an arm's numbers, counts of events, or why there is nothing."""
+"""The data of a test: differences of pairs, an arm's own numbers, counts of events, or the reason for having none."""
 
 from __future__ import annotations
 
@@ -10,18 +10,21 @@ from fewbits.analysis.engine.statistics import Shared, Spread
 
 @dataclass(frozen=True)
 class Differences:
-    """The differences of one comparison's pairs, or an arm's own numbers, with the trials behind them."""
+    """The differences of a comparison's pairs, or an arm's own numbers, with the ids of the trials that they are from.
 
-    values: tuple[float, ...]  # ours minus baseline, of pairs of which neither diverged
-    relative: bool = False  # to the baseline's level
+    "Ours" is the arm that is compared with the baseline.
+    """
+
+    values: tuple[float, ...]  # ours minus baseline, for the pairs in which neither trial diverged
+    relative: bool = False  # the values are fractions of the baseline's level
     trials: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()  # what is missing or stale
+    notes: tuple[str, ...] = ()  # what is missing or is not compared
     diverged: int = 0  # pairs in which ours diverged and the baseline did not
-    baseline_diverged: int = 0  # the other way round
-    spread: Spread | None = None  # of differences, pooled over more arms than these two
-    shared: Shared | None = None  # the error of the documents that all seeds are evaluated on
-    unit: str = "seed"  # of replication
-    bounds: tuple[float, float] | None = None  # of each value: (0, 1) of shares, (-1, 1) of differences of shares
+    baseline_diverged: int = 0  # pairs in which the baseline diverged and ours did not
+    spread: Spread | None = None  # the spread of differences, pooled over more arms than these two
+    shared: Shared | None = None  # the error from the choice of evaluation documents, which all seeds share
+    unit: str = "seed"  # the unit of replication
+    bounds: tuple[float, float] | None = None  # limits of a value: (0, 1) for shares, (-1, 1) for their differences
 
     @property
     def pairs(self) -> int:
@@ -33,7 +36,7 @@ class Differences:
 
 @dataclass(frozen=True)
 class Events:
-    """In how many trials of ours and of the baseline an event occurred, stratum by stratum."""
+    """Counts of an event in the trials of ours and of the baseline, for each stratum."""
 
     strata: tuple[Stratum, ...]
     trials: tuple[str, ...] = ()
@@ -42,7 +45,7 @@ class Events:
 
 @dataclass(frozen=True)
 class Exact:
-    """What arithmetic or code shows, at any scale."""
+    """The result of a check that arithmetic or code decides, at any scale."""
 
     holds: bool
     detail: str
@@ -51,7 +54,7 @@ class Exact:
 
 @dataclass(frozen=True)
 class NoData:
-    """The reason why there is nothing to test."""
+    """The reason why the planned trials give nothing to test."""
 
     reason: str
     trials: tuple[str, ...] = ()
@@ -59,7 +62,7 @@ class NoData:
 
 @dataclass(frozen=True)
 class NotPlanned:
-    """The scale's sweeps do not have these arms."""
+    """The case that the sweeps of this scale do not have the arms."""
 
     reason: str
 

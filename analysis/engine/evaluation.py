@@ -1,8 +1,9 @@
-"""Validation by document: the error that all seeds share because they are evaluated on the same documents.
+"""Validation losses by document: the error that all seeds share because they are evaluated on the same documents.
 
-A run folder may hold `evaluation.parquet` with a row for each text and document: its number of tokens and mean loss
-in the recipe's own format (`loss`), unquantized (`loss_unquantized`) and with weights cast to their learned widths
-(`loss_cast`). Documents are the clusters; texts are strata. A run without the file has no such share.
+A run folder may have `evaluation.parquet` with a row for each text and document: its number of tokens and its mean loss
+in the recipe's own format (`loss`), unquantized (`loss_unquantized`) and with weights cast to their learned bit widths
+(`loss_cast`). Documents are the clusters and texts the strata of the estimate. For runs without the file, no such error
+is computed.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from fewbits.analysis.engine.statistics import Shared
 
 FILE = "evaluation.parquet"
 LABELS = ("trial", "text", "document", "tokens")
-VALIDATION = "validation"  # the text that validation_loss is of
+VALIDATION = "validation"  # the text on which validation_loss is measured
 
 
 def documents(results: Results) -> pd.DataFrame:
-    """Return a row for each trial and document; empty where no run has written any."""
+    """Return a row for each trial and document; the table is empty if no run folder has the file."""
     frame = results.table_of(FILE)
     if frame.empty:
         return pd.DataFrame(columns=[*LABELS, "loss"])
@@ -38,25 +39,25 @@ def document_error(
     column: str = "loss",
     texts: Iterable[str] = (VALIDATION,),
 ) -> Shared | None:
-    """Return the standard error that other documents of the same kind would give the mean difference of these pairs.
+    """Return the standard error of the pairs' mean difference that comes from the choice of documents.
 
-    pairs: trials, ours and the baseline, of each seed. Differences are averaged over seeds document by document, since
-    all seeds share the documents; the error is that of a ratio estimate (loss over tokens), clustered by document
-    within each text. None with fewer than two documents in a text, or without a pair that has any.
+    pairs: for each seed, the ids of our trial and of the baseline's. Differences are averaged over the seeds document
+    by document, since all seeds share the documents. The error is that of a ratio estimate (loss over tokens),
+    clustered by document within each text. Return None if a text has fewer than two documents, or no pair has any.
     """
     texts = tuple(texts)
     rows = frame[frame["text"].isin(texts)]
     wide = rows.pivot_table(index=["text", "document"], columns="trial", values=column)
     tokens = rows.groupby(["text", "document"])["tokens"].first()
-    there = [(ours, base) for ours, base in pairs if {ours, base} <= set(wide.columns)]
-    if not there:
+    evaluated = [(ours, base) for ours, base in pairs if {ours, base} <= set(wide.columns)]
+    if not evaluated:
         return None
-    changes = pd.concat([wide[ours] - wide[base] for ours, base in there], axis=1).mean(axis=1).dropna()
-    levels = pd.concat([wide[base] for _, base in there], axis=1).mean(axis=1).loc[changes.index]
+    changes = pd.concat([wide[ours] - wide[base] for ours, base in evaluated], axis=1).mean(axis=1).dropna()
+    levels = pd.concat([wide[base] for _, base in evaluated], axis=1).mean(axis=1).loc[changes.index]
     weights = tokens.loc[changes.index].astype(float)
     level = float(np.average(levels, weights=weights)) if relative else 1.0
     mean = float(np.average(changes, weights=weights))
-    # Influence of each document on the weighted mean; of a relative change, on the ratio to the level.
+    # The influence of each document on the weighted mean difference or, if relative, on its ratio to the level.
     influence = weights * ((changes - mean) - (mean / level) * (levels - level) if relative else changes - mean)
     variance, df = 0.0, 0
     for _, part in influence.groupby(level="text"):

@@ -1,4 +1,4 @@
-"""Findings and verdicts as data: what a comparison shows, and what a report says of a claim."""
+"""Findings and verdicts as data: the result of a comparison, and the decision on a claim."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from fewbits.analysis.engine.statistics import Interval
 
 
 class Outcome(StrEnum):
+    """The outcome of a claim's check."""
+
     REPRODUCED = "reproduced"
     IN_PART = "reproduced in part"
     CONTRADICTED = "contradicted"
@@ -24,11 +26,11 @@ class Outcome(StrEnum):
 
 
 class Status(StrEnum):
-    """What one comparison shows."""
+    """The result of one comparison."""
 
     SUPPORTED = "supported"
-    OPPOSED = "opposed"  # shown on the other side
-    ABSENT = "absent"  # shown to be smaller than the margin
+    OPPOSED = "opposed"  # the opposite of the statement is shown
+    ABSENT = "absent"  # the effect is shown to be smaller than the margin
     UNDECIDED = "undecided"
     NOT_RUN = "not run"
     OUT_OF_REACH = "out of reach"
@@ -36,36 +38,37 @@ class Status(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """What one comparison of a claim shows. A p is None where nothing was tested."""
+    """The result of one comparison of a claim. A p value is None if nothing was tested."""
 
     name: str
     status: Status
     reason: str
     test: str = ""
     effect: float | None = None
-    interval: Interval | None = None  # of level 1 - 2 ALPHA
+    interval: Interval | None = None  # at level 1 - 2 ALPHA
     n: int = 0
-    unit: str = "seed"  # of n
+    unit: str = "seed"  # what n counts
     mde: float | None = None  # minimum detectable effect
     margin: float | None = None
-    relative: bool = False  # effect, interval, mde and margin are parts of the baseline's level
-    p_for: float | None = None
-    p_against: float | None = None
-    p_absent: float | None = None  # that the effect is smaller than the margin
-    p_own: float | None = None  # p_for by these pairs alone, where the spread of other arms was used too
+    relative: bool = False  # effect, interval, mde and margin are fractions of the baseline's level
+    p_for: float | None = None  # the p value of the test that supports the statement
+    p_against: float | None = None  # the p value of the test that opposes it
+    p_absent: float | None = None  # the p value of the test that the effect is smaller than the margin
+    p_own: float | None = None  # p_for from these pairs alone, if the pooled spread of other arms was used
     least_p: float = 0.0  # the least p_for that this design can reach
-    absence: str = ""  # what ABSENT means: contradicts or not-seen
-    alone: bool = True  # it says something without the claim's other parts
+    absence: str = ""  # what ABSENT means for the claim: contradicts or not-seen
+    alone: bool = True  # the finding counts without the claim's other parts
     trials: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
     def tested(self) -> bool:
-        return self.p_for is not None
+        """Whether there were data of enough seeds. What holds of every trial is observed and has no p."""
+        return self.p_for is not None or self.status in (Status.SUPPORTED, Status.OPPOSED)
 
     @property
     def underpowered(self) -> bool:
-        """Undecided, and an effect of the margin's size would be missed."""
+        """True if the comparison is undecided and its minimum detectable effect exceeds the margin."""
         undecided = self.status is Status.UNDECIDED
         return undecided and self.mde is not None and bool(self.margin) and self.mde > (self.margin or 0.0)
 
@@ -75,7 +78,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class ControlResult:
-    """Whether a claim's runs show an effect that has to be there."""
+    """The result of a control: whether the runs of a claim show an effect that must be there."""
 
     id: str
     title: str
@@ -83,44 +86,44 @@ class ControlResult:
 
     @property
     def passed(self) -> bool:
-        return all(one.status is Status.SUPPORTED for one in self.findings)
+        return all(finding.status is Status.SUPPORTED for finding in self.findings)
 
     @property
     def tested(self) -> bool:
-        """Else there were no data, or too few seeds."""
-        return all(one.tested or one.status is Status.SUPPORTED for one in self.findings)
+        """Tell whether every part was tested: no data were missing and the seeds were enough."""
+        return all(finding.tested for finding in self.findings)
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a report says of a claim."""
+    """The decision on a claim, with the findings that it rests on."""
 
     claim: Claim
     outcome: Outcome
     reason: str
     findings: tuple[Finding, ...] = ()
     controls: tuple[ControlResult, ...] = ()
-    covered: bool = True  # the runs are as large and as long as where the paper saw it, or that does not matter
-    scale: str = ""  # "3.3 M parameters, 0.33 M tokens"
-    p_for: float | None = None  # that the whole claim holds: the greatest of its parts'
-    p_against: float | None = None  # that a part is contradicted, corrected for their number
-    supported: tuple[str, ...] = ()  # names of parts, after correction
+    covered: bool = True  # the runs are large and long enough to contradict the claim (`judging.covered`)
+    scale: str = ""  # for example "3.3 M parameters, 0.33 M tokens"
+    p_for: float | None = None  # p that the whole claim holds: the greatest p_for of its parts
+    p_against: float | None = None  # p that a part is contradicted, corrected for the number of parts
+    supported: tuple[str, ...] = ()  # names of the parts that are supported after correction
     notes: tuple[str, ...] = ()
 
     @property
     def trials(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(trial for one in self.findings for trial in one.trials))
+        return tuple(dict.fromkeys(trial for finding in self.findings for trial in finding.trials))
 
     @property
     def leading(self) -> Finding | None:
-        """The finding whose effect a summary shows: the one that decides, else the least certain that was tested."""
-        tested = [one for one in self.findings if one.effect is not None]
-        return max(tested, key=lambda one: one.p_for if one.p_for is not None else 1.0, default=None)
+        """The finding whose effect a summary shows: of those with an effect, the one with the greatest p_for."""
+        measured = [finding for finding in self.findings if finding.effect is not None]
+        return max(measured, key=lambda one: one.p_for if one.p_for is not None else 1.0, default=None)
 
     @property
     def underpowered(self) -> bool:
         undecided = self.outcome in (Outcome.INCONCLUSIVE, Outcome.NOT_SEEN)
-        return undecided and any(one.underpowered for one in self.findings)
+        return undecided and any(finding.underpowered for finding in self.findings)
 
     def __str__(self) -> str:
         at = f" at {self.scale}" if self.scale and self.outcome.decided else ""

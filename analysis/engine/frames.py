@@ -1,7 +1,8 @@
-"""Frames: what the store holds of a plan, as tables.
+"""Frames: the trials of a plan and their results in the store, as tables.
 
-One row stands for each place of a sweep, whether or not there is a result: what is missing, running, failed or stale
-is a row that says so. Nothing is read before it is asked for.
+The table of trials has one row for each place, which is a cell of a sweep's grid: an arm, values of its axes and a
+seed. A place without a result (its trial is missing, running, failed or stale) has a row, too, whose state and note say
+so. Files are read when they are first needed.
 """
 
 from __future__ import annotations
@@ -24,19 +25,19 @@ from fewbits.sweeps.planning.plan import Member, Plan
 from fewbits.sweeps.planning.stored_plans import Place, place_of
 from fewbits.sweeps.running import store
 
-EVALUATED = ("validation_loss", "ood_loss", "parameter_norm")  # there from a trial's first evaluation on
-LATE_STEPS = 4  # at least
+EVALUATED = ("validation_loss", "ood_loss", "parameter_norm")  # missing until a trial's first evaluation
+LATE_STEPS = 4  # the least number of steps that `late` takes the mean over
 
 T = TypeVar("T")
 
 
 class Damaged(ValueError):
-    """A file of a trial that cannot be read: nothing is said of the others as if it were not there."""
+    """The error for a trial's file that cannot be read. It ends the analysis: the file never counts as missing."""
 
 
 @dataclass
 class Files:
-    """The tables of run folders, each read once, though several places and parts of a plan share a trial."""
+    """A cache of the tables in run folders: several places and parts of a plan share a trial's tables."""
 
     tables: dict[Path, pd.DataFrame] = field(default_factory=dict)
 
@@ -46,38 +47,38 @@ class Files:
                 self.tables[path] = pd.read_parquet(path)
             except (OSError, ValueError) as error:
                 reason = str(error).partition("\n")[0]
-                raise Damaged(f"{path} is damaged ({reason}): remove its folder, and it is made again") from None
+                raise Damaged(f"{path} is damaged ({reason}): remove its run folder and run the sweep again") from None
         return self.tables[path]
 
 
 @dataclass(frozen=True, eq=False)
 class Results:
-    """What the store holds of a plan, or of some of its sweeps.
+    """The results of a plan, or of some of its sweeps or places, as the store has them.
 
-    The store does not change while a report is made, so everything that is read or computed of it is kept: files in
-    `files`, which the parts of a plan share, and what `remembered` is given in `computed`.
+    The store is expected not to change while a report is made, so files and computed values are cached: files in
+    `files`, which all parts of a plan share, and values of `remembered` in `computed`.
     """
 
     plan: Plan
-    earlier: Mapping[Place, str] = field(default_factory=dict)  # run folders of other trials: `plans.earlier_runs`
+    earlier: Mapping[Place, str] = field(default_factory=dict)  # as `earlier_runs` of stored_plans.py returns them
     files: Files = field(default_factory=Files)
     computed: dict[str, Any] = field(default_factory=dict)
 
     def remembered(self, name: str, make: Callable[[], T]) -> T:
-        """Return what `make` returned for this name at first. Nobody changes it."""
+        """Return the value that is cached by this name; the first call makes it. Callers must not change the value."""
         if name not in self.computed:
             self.computed[name] = make()
         return cast(T, self.computed[name])
 
     def of_sweep(self, name: str) -> Results:
-        """Return the results of one sweep of the plan alone: its arms' names are its own."""
+        """Return the results of one sweep of the plan; sweeps may use one name for different arms."""
         one_of("sweep", name, dict.fromkeys(sweep.name for sweep in self.plan.sweeps))
         sweeps = tuple(sweep for sweep in self.plan.sweeps if sweep.name == name)
         members = tuple(member for member in self.members if member.cell.sweep == name)
         return self.remembered(f"sweep {name}", lambda: self._part(replace(self.plan, sweeps=sweeps, members=members)))
 
     def of_places(self, members: tuple[Member, ...]) -> Results:
-        """Return the results of these places alone; there may be none."""
+        """Return the results of these places only; the list may be empty."""
         return self._part(replace(self.plan, members=members))
 
     def _part(self, plan: Plan) -> Results:
@@ -89,7 +90,7 @@ class Results:
 
     @cached_property
     def trials(self) -> pd.DataFrame:
-        """A row for each place: what it is, how it stands, and every number of its result."""
+        """A table with a row for each place: its labels, the state of its trial and every number of the result."""
         return pd.DataFrame(
             [
                 labels(member) | standing(self.plan.trials[member.id], self.earlier.get(place_of(member), ""))
@@ -99,18 +100,18 @@ class Results:
 
     @cached_property
     def rows(self) -> list[dict[str, Any]]:
-        """The rows of `trials`."""
+        """The rows of `trials` as dictionaries."""
         return cast(list[dict[str, Any]], self.trials.to_dict("records"))
 
     @cached_property
     def scale(self) -> str:
-        """The sizes of what was trained: `3.3 M parameters`."""
+        """The sizes of the models as text, for example `3.3 M parameters`."""
         sizes = sorted({parameters_of(self.plan.trials[member.id].trial.model) for member in self.members})
         return " and ".join(dict.fromkeys(map(amount, sizes))) + " parameters"
 
     @property
     def scale_name(self) -> str:
-        """The scale's name: `cpu`."""
+        """The name of the scale, for example `cpu`."""
         return " and ".join(dict.fromkeys(sweep.scale for sweep in self.plan.sweeps))
 
     @cached_property
@@ -130,7 +131,7 @@ class Results:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """Name the places without a result, one line each: a reader must know them before any number."""
+        """Lines that name the places without a result; reports show them before any number."""
         several = len({row["sweep"] for row in self.rows}) > 1
         return tuple(
             f"{row['sweep'] + ', ' if several else ''}{place_name(row)}: {row['note'] or row['state']}"
@@ -139,7 +140,10 @@ class Results:
         )
 
     def metrics(self) -> list[str]:
-        """Return the numbers that results have."""
+        """Return the names of the numbers in the results."""
+        return self.remembered("metrics", self._metrics)
+
+    def _metrics(self) -> list[str]:
         axes = {axis for member in self.members for axis, _ in member.cell.axes}
         return [str(c) for c in self.trials.columns if c not in {*LABELS, *STANDING, *axes}]
 
@@ -151,14 +155,17 @@ class Results:
         return {str(trial): float(value) for trial, value in zip(done["id"], done[metric], strict=True)}
 
     def has(self, arm: str, where: Mapping[str, str] | None = None) -> bool:
-        """Return whether the arm is run at this scale with these values of axes."""
+        """Tell whether the plan has the arm with these axis values."""
         axes = set((where or {}).items())
         return any(member.cell.arm == arm and axes <= set(member.cell.axes) for member in self.members)
 
     # -------------------------------------------------------------------------------- over steps
 
     def curves(self, metric: str) -> pd.DataFrame:
-        """Labels of each place, state, step, tokens, value; of unfinished trials as far as they have got."""
+        """Return a metric over the steps: a row for each place and step, with labels, state, step, tokens and value.
+
+        Unfinished trials have the rows that they have written so far. Raise ValueError for an unknown metric.
+        """
         frame = self.table_of("metrics.parquet")
         if frame.empty or (metric in EVALUATED and metric not in frame):
             return pd.DataFrame(columns=[*LABELS, "state", "step", "tokens", "value"])
@@ -168,36 +175,39 @@ class Results:
         return frame[[*LABELS, "state", "step", "tokens", "value"]].reset_index(drop=True)
 
     def late(self, metric: str, part: float = 0.1) -> dict[str, float]:
-        """Of each trial, by id, the mean over that last part of its steps, four at least: of one, a loss is noisy."""
+        """Return a metric's mean over the last steps by trial, since the loss of a single step is noisy.
+
+        part: the share of the steps to average over; at least LATE_STEPS steps are.
+        """
         return self.remembered(f"late {metric} {part}", lambda: self._late(metric, part))
 
     def _late(self, metric: str, part: float) -> dict[str, float]:
-        found = {}
+        means = {}
         for key, curve in self.curves(metric).drop_duplicates(["id", "step"]).groupby("id"):
             steps = self.plan.trials[str(key)].trial.training.steps
-            found[str(key)] = float(curve["value"][curve["step"] >= min(steps - LATE_STEPS, steps * (1 - part))].mean())
-        return found
+            means[str(key)] = float(curve["value"][curve["step"] >= min(steps - LATE_STEPS, steps * (1 - part))].mean())
+        return means
 
     def numerics(self) -> pd.DataFrame:
-        """Return what quantization did, by window of steps, layer and slot (see the observer), with places' labels."""
+        """Return statistics of quantization by window of steps, layer and operand slot, with the places' labels."""
         return self.table_of("numerics.parquet")
 
     def table_of(self, name: str) -> pd.DataFrame:
-        """Return a file that run folders have, of all places together, with the places' labels; empty without any."""
+        """Return one table of the run folders' files of this name, with the places' labels; empty if no file exists."""
         return self.remembered(name, lambda: self._joined(name))
 
     def _joined(self, name: str) -> pd.DataFrame:
-        tables, of_tables = [], []
+        tables, table_labels = [], []
         for member in self.members:
             folder = self.plan.trials[member.id].folder
             path = folder.path / name
             if path.is_file():
                 tables.append(self.files.read(path))
-                of_tables.append(labels(member) | {"state": str(store.state(folder))})
+                table_labels.append(labels(member) | {"state": str(store.state(folder))})
         if not tables:
             return pd.DataFrame()
-        of_rows = np.repeat(np.arange(len(tables)), [len(table) for table in tables])
-        labelled = pd.DataFrame(of_tables).take(of_rows).reset_index(drop=True)
+        table_of_row = np.repeat(np.arange(len(tables)), [len(table) for table in tables])
+        labelled = pd.DataFrame(table_labels).take(table_of_row).reset_index(drop=True)
         return pd.concat([pd.concat(tables, ignore_index=True), labelled], axis=1)
 
 

@@ -1,16 +1,20 @@
-"""Python hooks of claims: numbers that no result file has, measured for a study. A hook never makes a verdict.
+"""Python hooks of claims: functions of a study that supply numbers which no result file has. They make no verdicts.
 
+# Return a number for each trial, by id.
 @metric("mor", "fallback_share", bounds=(0, 1))
-def fallback_share(results: Results) -> Mapping[str, float]: …           # a number of each trial, by id
+def fallback_share(results: Results) -> Mapping[str, float]: …
 
+# Return a function of the ids of two trials, our arm's and the baseline's.
 @metric("mor", "norm_distance")
-def norm_distance(results: Results) -> Callable[[str, str], float | None]: …  # of two trials, ours and the baseline
+def norm_distance(results: Results) -> Callable[[str, str], float | None]: …
 
+# Return the results of checks by arithmetic, by the name of the finding.
 @exact("mor", "M1")
-def m1() -> Mapping[str, Exact]: …                                       # what arithmetic shows, part by part, or whole
+def m1() -> Mapping[str, Exact]: …
 
+# Return the data of the claim's parts, by the name that a part gives in `data:`.
 @measure("gaussws", "S1")
-def s1(results: Results) -> Mapping[str, Measured]: …                    # data of parts that name them (`data:`)
+def s1(results: Results) -> Mapping[str, Measured]: …
 """
 
 from __future__ import annotations
@@ -30,6 +34,8 @@ Between = Callable[[str, str], float | None]
 
 @dataclass(frozen=True)
 class MetricHook:
+    """A metric that a study registers."""
+
     name: str
     compute: Callable[[Results], Numbers | Between]
     bounds: tuple[float, float] | None
@@ -37,7 +43,7 @@ class MetricHook:
 
 @dataclass
 class Hooks:
-    """What a study's modules have registered."""
+    """The hooks that a study's modules have registered; claims' hooks by the claim's id."""
 
     metrics: dict[str, MetricHook] = field(default_factory=dict)
     exact: dict[str, Callable[[], Mapping[str, Exact] | Exact]] = field(default_factory=dict)
@@ -49,6 +55,7 @@ F = TypeVar("F", bound=Callable[..., object])
 
 
 def hooks_of(study: str) -> Hooks:
+    """Return the hooks of a study; there may be none."""
     return _HOOKS.setdefault(study, Hooks())
 
 
@@ -60,7 +67,10 @@ def load_hooks(study: str) -> None:
 
 
 def metric(study: str, name: str, bounds: tuple[float, float] | None = None) -> Callable[[F], F]:
-    """Register a number of each trial, or of each pair of trials. bounds: (0, 1) of a share."""
+    """Register a metric: a function of results that returns a number for each trial, or a function of two trials.
+
+    bounds: the limits of its values, for example (0, 1) for a share.
+    """
 
     def register(compute: F) -> F:
         _put(hooks_of(study).metrics, name, MetricHook(name, cast(Callable[[Results], Any], compute), bounds))
@@ -70,7 +80,7 @@ def metric(study: str, name: str, bounds: tuple[float, float] | None = None) -> 
 
 
 def exact(study: str, claim: str) -> Callable[[F], F]:
-    """Register what arithmetic shows of a claim."""
+    """Register a function that checks a claim by arithmetic, without runs."""
 
     def register(compute: F) -> F:
         _put(hooks_of(study).exact, claim, cast(Callable[[], Mapping[str, Exact] | Exact], compute))
@@ -80,7 +90,7 @@ def exact(study: str, claim: str) -> Callable[[F], F]:
 
 
 def measure(study: str, claim: str) -> Callable[[F], F]:
-    """Register data that no pairing of arms gives."""
+    """Register a function that computes data for a claim's parts, for cases that pairs of trials cannot express."""
 
     def register(compute: F) -> F:
         _put(hooks_of(study).measures, claim, cast(Callable[[Results], Mapping[str, Measured]], compute))

@@ -1,4 +1,4 @@
-"""Judge a study: data of every claim and control, findings, and verdicts that are corrected for each other."""
+"""Judge a study: collect the data of every claim and control, test them, and decide all claims together."""
 
 from __future__ import annotations
 
@@ -6,18 +6,21 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from fewbits.analysis.engine.amounts import amount
-from fewbits.analysis.engine.claims import Claim, ControlClaim, comparisons, load_claims
+from fewbits.analysis.engine.claims import Claim, ControlClaim, Part, comparisons, load_claims
 from fewbits.analysis.engine.data import Exact, Measured, NotPlanned
 from fewbits.analysis.engine.findings import ControlResult, Finding, Verdict
+from fewbits.analysis.engine.formulas import evaluate
 from fewbits.analysis.engine.frames import Results
 from fewbits.analysis.engine.hooks import hooks_of, load_hooks
+from fewbits.analysis.engine.pairing import Metric, combined
 from fewbits.analysis.engine.pairs import Numbers, built_in, data_of
 from fewbits.analysis.engine.seeds import shaping
 from fewbits.analysis.engine.tests import judge, judge_exact
 from fewbits.analysis.engine.verdicts import Evidence, conclude
 from fewbits.sweeps.planning.cost import parameters_of, tokens_of
 
-COVERED = 0.5  # of the parameters and of the tokens at which the paper saw an outcome: as many reach as far
+# Runs cover a claim about an outcome if they have at least this share of its stated parameters and of its tokens.
+COVERED = 0.5
 
 
 def judge_study(study: str, results: Results) -> dict[str, Verdict]:
@@ -27,14 +30,15 @@ def judge_study(study: str, results: Results) -> dict[str, Verdict]:
 
 
 def evidence_of(study: str, claim: Claim, results: Results) -> Evidence:
+    """Return the findings on a claim and its controls, and what a reader has to know of the runs behind them."""
     findings = find(study, claim, results)
-    trials = tuple(dict.fromkeys(trial for one in findings for trial in one.trials))
+    trials = tuple(dict.fromkeys(trial for finding in findings for trial in finding.trials))
     training = training_of(results, trials)
     controls = [load_claims(study).control(name) for name in claim.control]
     return Evidence(
         claim,
         findings,
-        tuple(ControlResult(one.id, one.title, find(study, one, results)) for one in controls),
+        tuple(ControlResult(control.id, control.title, find(study, control, results)) for control in controls),
         covered(claim, training),
         str(training) if training else "",
         (*((claim.caveat,) if claim.caveat else ()), *_shaped(study, results, trials)),
@@ -42,11 +46,11 @@ def evidence_of(study: str, claim: Claim, results: Results) -> Evidence:
 
 
 def _shaped(study: str, results: Results, trials: Iterable[str]) -> tuple[str, ...]:
-    """Name the seeds behind a verdict that shaped its design: what they show again is no evidence."""
+    """Return a note for each seed of these trials that shaped the claim's design, and so is no evidence for it."""
     chosen = set(trials)
     seeds = sorted({member.cell.seed for member in results.members if member.id in chosen})
-    found = shaping(study, results.scale_name, seeds)
-    return tuple(f"seed {seed} shaped this design ({by}) and should not judge it" for seed, by in found.items())
+    shaped = shaping(study, results.scale_name, seeds)
+    return tuple(f"seed {seed} shaped this design ({by}) and should not judge it" for seed, by in shaped.items())
 
 
 def find(study: str, claim: Claim | ControlClaim, results: Results) -> tuple[Finding, ...]:
@@ -59,26 +63,39 @@ def _findings(study: str, claim: Claim | ControlClaim, results: Results) -> Iter
     measured: Mapping[str, Measured] | None = None
     for comparison in comparisons(claim):
         if comparison.test == "exact":
-            found = hooks_of(study).exact[claim.id]()
-            parts = {"": found} if isinstance(found, Exact) else found
-            yield from (judge_exact(name, one) for name, one in parts.items())
+            result = hooks_of(study).exact[claim.id]()
+            checks = {"": result} if isinstance(result, Exact) else result
+            yield from (judge_exact(name, check) for name, check in checks.items())
         elif comparison.part.out_of_reach:
             yield judge(comparison, NotPlanned(""))
         elif comparison.part.data:
             if measured is None:
                 measured = hooks_of(study).measures[claim.id](results)
             yield judge(comparison, measured[comparison.part.data])
+        elif comparison.part.formula:
+            yield judge(comparison, formula_data(study, results, comparison.part))
         else:
-            yield judge(comparison, data_of(results, comparison, lambda of, name: resolve(study, of, name)))
+            yield judge(comparison, data_of(results, comparison, lambda scope, name: resolve(study, scope, name)))
+
+
+def formula_data(study: str, results: Results, part: Part) -> Measured:
+    """Return the values of a part's formula, one for each seed."""
+
+    arms: dict[str, tuple[str, str, Metric]] = {}
+    for name, place in part.places.items():
+        metric = resolve(study, results, place.metric).values
+        assert not callable(metric), f"{place.metric} is a metric of two trials; a formula takes numbers of one"
+        arms[name] = (place.sweep, place.arm, metric)
+    return combined(results, arms, lambda values: evaluate(part.formula, values), relative=part.relative)
 
 
 def resolve(study: str, results: Results, name: str) -> Numbers:
-    """Return a metric by name: the study's hooks come first."""
+    """Return a metric by its name: the study's hook if there is one, else a built-in metric."""
     hook = hooks_of(study).metrics.get(name)
     if hook is None:
         return built_in(results, name)
-    found = results.remembered(f"metric {study} {name}", lambda: hook.compute(results))
-    return Numbers(name, found, hook.bounds)
+    values = results.remembered(f"metric {study} {name}", lambda: hook.compute(results))
+    return Numbers(name, values, hook.bounds)
 
 
 # -------------------------------------------------------------------------------- reach
@@ -86,11 +103,11 @@ def resolve(study: str, results: Results, name: str) -> Numbers:
 
 @dataclass(frozen=True)
 class Training:
-    """How much was trained behind a verdict."""
+    """The amount of training in a set of trials. A trial's tokens include those of its trunk before the branch."""
 
-    parameters: tuple[int, ...]  # of each size of model
-    tokens: int  # of the longest line of training, from scratch
-    quantized: float  # the greatest share of a line's tokens that an arm trained itself, after its trunk
+    parameters: tuple[int, ...]  # each size of model once
+    tokens: int  # the tokens of the trial that has most
+    quantized: float  # the greatest share of a trial's tokens that it reads itself, after its trunk
 
     def __str__(self) -> str:
         sizes = " and ".join(dict.fromkeys(map(amount, self.parameters)))
@@ -98,27 +115,30 @@ class Training:
 
 
 def training_of(results: Results, trials: Iterable[str]) -> Training | None:
-    """Return what these trials trained; None of no trial."""
+    """Return the amount of training in these trials; None if none of them is in the plan."""
     planned = results.plan.trials
     chosen = [trial for trial in dict.fromkeys(trials) if trial in planned]
     if not chosen:
         return None
-    lines = [
+    tokens = [
         (planned[trial].earlier_tokens + tokens_of(planned[trial].trial), tokens_of(planned[trial].trial))
         for trial in chosen
     ]
     return Training(
         tuple(sorted({parameters_of(planned[trial].trial.model) for trial in chosen})),
-        max(whole for whole, _ in lines),
-        max((own / whole for whole, own in lines if whole), default=0.0),
+        max(whole for whole, _ in tokens),
+        max((own / whole for whole, own in tokens if whole), default=0.0),
     )
 
 
 def covered(claim: Claim, training: Training | None) -> bool:
-    """Return whether the runs reach as far as the claim's absence would mean something."""
+    """Tell whether the runs are large and long enough to contradict the claim.
+
+    Claims without stated parameters and tokens are covered by any run.
+    """
     if claim.stated is None:
         return True
     if training is None:
         return False
-    sizes = min(training.parameters) >= COVERED * claim.stated.parameters
-    return sizes and training.tokens >= COVERED * claim.stated.tokens
+    large_enough = min(training.parameters) >= COVERED * claim.stated.parameters
+    return large_enough and training.tokens >= COVERED * claim.stated.tokens

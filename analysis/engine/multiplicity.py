@@ -1,4 +1,4 @@
-"""Events in strata, tested exactly; and the correction of many tests at once, which leaves out what cannot succeed."""
+"""Exact tests of events in strata, and Holm's correction of many tests, without those that cannot succeed."""
 
 from __future__ import annotations
 
@@ -11,20 +11,23 @@ from fewbits.analysis.engine.statistics import ALPHA
 
 @dataclass(frozen=True)
 class Stratum:
-    """Trials of two arms under one condition (a learning rate, say), and in how many of them the event occurred."""
+    """Counts of the trials of two arms under one condition (such as a learning rate), and of those with the event."""
 
     name: str
-    ours: int
-    of_ours: int
-    theirs: int
-    of_theirs: int
+    ours: int  # our arm's trials with the event
+    of_ours: int  # all trials of our arm
+    theirs: int  # the baseline's trials with the event
+    of_theirs: int  # all trials of the baseline
 
     def __post_init__(self) -> None:
         if not (0 <= self.ours <= self.of_ours and 0 <= self.theirs <= self.of_theirs):
             raise ValueError(f"{self.name}: {self.ours} of {self.of_ours} and {self.theirs} of {self.of_theirs}")
 
     def ways(self) -> list[int]:
-        """Return, for each number of ours, in how many ways the stratum's events fall so among its trials."""
+        """Return in how many ways the stratum's events can be distributed over its trials.
+
+        Item k of the list counts the ways in which k of the events are in trials of ours.
+        """
         events = self.ours + self.theirs
         return [
             math.comb(self.of_ours, k) * math.comb(self.of_theirs, events - k) if events >= k else 0
@@ -34,17 +37,20 @@ class Stratum:
 
 @dataclass(frozen=True)
 class EventTest:
-    more: float  # p that the event is more frequent in ours
-    fewer: float
-    least_more: float  # the least p that as many events could have given
-    least_fewer: float
+    """One-sided p values of an exact test of events."""
+
+    more: float  # for: the event is more frequent in ours
+    fewer: float  # for: it is less frequent in ours
+    least_more: float  # the least `more` that is possible with this number of events
+    least_fewer: float  # the least possible `fewer`
 
 
 def compare_events(strata: Sequence[Stratum]) -> EventTest:
-    """Return the exact test, conditional on the number of events in each stratum (Fisher's with one stratum).
+    """Return the exact test that is conditional on the number of events in each stratum (with one, Fisher's test).
 
-    Strata are summed, so that conditions in which every trial or none has the event cost nothing, and three seeds at
-    three rates can succeed where three seeds at one cannot.
+    The statistic is the number of events in ours over all strata. So strata in which all trials or none have the event
+    do not weaken the test, and three seeds at each of three learning rates can give a significant result where three
+    seeds at one learning rate cannot.
     """
     ways = [1]
     for stratum in strata:
@@ -53,7 +59,7 @@ def compare_events(strata: Sequence[Stratum]) -> EventTest:
     ours = sum(stratum.ours for stratum in strata)
     possible = [k for k, count in enumerate(ways) if count]
     return EventTest(
-        sum(ways[ours:]) / total,  # of integers, so that one in twenty is 0.05 exactly
+        sum(ways[ours:]) / total,  # a quotient of integers, so that 1 of 20 gives exactly 0.05
         sum(ways[: ours + 1]) / total,
         ways[possible[-1]] / total,
         ways[possible[0]] / total,
@@ -61,22 +67,23 @@ def compare_events(strata: Sequence[Stratum]) -> EventTest:
 
 
 def _convolve(a: Sequence[int], b: Sequence[int]) -> list[int]:
-    found = [0] * (len(a) + len(b) - 1)
+    sums = [0] * (len(a) + len(b) - 1)
     for i, x in enumerate(a):
         for j, y in enumerate(b):
-            found[i + j] += x * y
-    return found
+            sums[i + j] += x * y
+    return sums
 
 
 def holm(p: Sequence[float], least: Sequence[float] | None = None, alpha: float = ALPHA) -> list[float]:
-    """Return p corrected by Holm so that a false finding among all of them is no likelier than alpha; in place.
+    """Return the p values after Holm's correction, in their order.
 
-    least: the least p that each test can reach. Tests that cannot reach alpha / k, where k tests can, are left out
-    (Tarone), and their corrected p is 1: an exact test of few events does not cost the others power.
+    The probability of any false finding among all tests is then at most alpha. least: the least p that each test can
+    reach. Tests that cannot reach alpha / k, for the least k such that at most k tests can, are left out (Tarone), and
+    their corrected p is 1. So an exact test of few events does not cost the others power.
     """
     for place, value in enumerate(p):
         if not 0 <= value <= 1:
-            raise ValueError(f"p[{place}] is {value}: a number from 0 to 1 is expected")
+            raise ValueError(f"p[{place}] is {value}, but must be a number from 0 to 1")
     family = _testable(least, alpha) if least is not None else list(range(len(p)))
     corrected, highest = [1.0] * len(p), 0.0
     for rank, place in enumerate(sorted(family, key=lambda i: p[i])):

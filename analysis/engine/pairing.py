@@ -1,26 +1,26 @@
-"""Pairing: differences of an arm and its baseline, seed by seed, and an arm's own numbers.
+"""Pair an arm's trials with its baseline's, seed by seed, and take their differences; or take an arm's own numbers.
 
-A pair is two finished trials of a seed that one kind of machine computed. What is missing, diverged or not alike is
-counted or named; it is never left out quietly.
+A pair is two finished trials of a seed that were computed alike (engine/alike.py). Pairs in which one trial diverged
+are counted, and a note names every other pair that is left out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import pandas as pd
 
 from fewbits.analysis.engine.alike import why_not_compared
-from fewbits.analysis.engine.data import Differences, NoData
+from fewbits.analysis.engine.data import Differences, NoData, NotPlanned
 from fewbits.analysis.engine.frames import Results
 from fewbits.analysis.engine.rows import Row, place_name, treatment
 from fewbits.analysis.engine.statistics import differences
 from fewbits.common.from_dict import one_of
 from fewbits.sweeps.running.store import OVER, State
 
-Metric = str | Mapping[str, float]  # a number of result.json, `ood_cloze.accuracy` say; or one of each trial's, by id
-Between = Callable[[str, str], float | None]  # of the arm's trial and the baseline's, by id
-Where = Mapping[str, str]  # values of axes
+Metric = str | Mapping[str, float]  # the name of a number in result.json (`ood_cloze.accuracy`), or numbers by trial id
+Between = Callable[[str, str], float | None]  # a function of the ids of the arm's trial and the baseline's
+Where = Mapping[str, str]  # selected values of axes
 
 
 def paired(
@@ -33,50 +33,108 @@ def paired(
     baseline_where: Where | None = None,
     relative: bool = True,
 ) -> Differences | NoData:
-    """Return arm minus baseline, seed by seed; a baseline that leaves axes out is shared by all of their values.
+    """Return the differences arm minus baseline, one for each seed.
 
-    metric: a function takes both trials, and its value is the difference. where: values of axes, as many as it takes to
-    leave one combination, since the seeds alone replicate. baseline_where: the baseline's, where it stands elsewhere.
+    metric: if it is a function of two trials, its value is the difference. where: axis values of the arm that leave one
+    combination, since only seeds are replicates. baseline_where: axis values of the baseline; without them, a trial is
+    paired with the baseline's trial whose axes have the same values. A baseline without some of the axes is compared
+    with all of their values.
     """
     rows = arm_rows(results, arm, where)
     others = arm_rows(results, baseline, baseline_where, shared=baseline_where is None)
-    found, used, notes = [], [], []
+    values, used, notes = [], [], []
     ours_diverged = baseline_diverged = 0
     for row in rows:
-        fitting = [o for o in others if o["seed"] == row["seed"]]
+        matches = [other for other in others if other["seed"] == row["seed"]]
         if baseline_where is None:
-            fitting = [o for o in fitting if set(o["axes"]) <= set(row["axes"])]
-        if len(fitting) != 1:
-            notes.append(f"{place_name(row)}: {len(fitting) or 'no'} places of {baseline} to pair it with")
+            matches = [other for other in matches if set(other["axes"]) <= set(row["axes"])]
+        if len(matches) != 1:
+            notes.append(f"{place_name(row)}: {len(matches) or 'no'} trials of {baseline} match it; one is needed")
             continue
-        (other,) = fitting
+        (other,) = matches
         used += [row["id"], other["id"]]
         names = (treatment(row["arm"], row["axes"]), treatment(other["arm"], other["axes"]))
         if unlike := why_not_compared(row, names, other, results.usual_kind):
             notes.append(unlike)
             continue
-        diverged = [one["state"] == State.DIVERGED for one in (row, other)]
+        diverged = [trial["state"] == State.DIVERGED for trial in (row, other)]
         if all(diverged):
             notes.append(f"{place_name(row)}: both diverged")
-        elif any(diverged) and all(one["state"] in OVER for one in (row, other)):
+        elif any(diverged) and all(trial["state"] in OVER for trial in (row, other)):
             ours_diverged += diverged[0]
             baseline_diverged += diverged[1]
-        elif unfinished := [_unfinished(one) for one in (row, other) if one["state"] != State.DONE]:
+        elif unfinished := [_unfinished(trial) for trial in (row, other) if trial["state"] != State.DONE]:
             notes += unfinished
-        elif isinstance(one := _difference(results, row, other, metric, relative), str):
-            notes.append(one)
+        elif isinstance(difference := _difference(results, row, other, metric, relative), str):
+            notes.append(difference)
         else:
-            found.append(one)
-    trials, told = tuple(dict.fromkeys(used)), tuple(dict.fromkeys(notes))
-    if not found and not ours_diverged and not baseline_diverged:
+            values.append(difference)
+    trials = tuple(dict.fromkeys(used))
+    if not values and not ours_diverged and not baseline_diverged:
         return NoData("; ".join(notes), trials)
     return Differences(
-        tuple(found), relative, trials, told, diverged=ours_diverged, baseline_diverged=baseline_diverged
+        tuple(values),
+        relative,
+        trials,
+        tuple(dict.fromkeys(notes)),
+        diverged=ours_diverged,
+        baseline_diverged=baseline_diverged,
     )
 
 
+def combined(
+    results: Results,
+    arms: Mapping[str, tuple[str, str, Metric]],
+    combine: Callable[[Mapping[str, float]], float],
+    *,
+    relative: bool = True,
+) -> Differences | NoData | NotPlanned:
+    """Return a number of several trials of a seed, such as the interaction of two choices, seed by seed.
+
+    arms: the sweep, the arm and the metric of each name; combine: takes the numbers by name, and raises ValueError if
+    they have no result. A seed counts if all of its trials are done and one kind of machine computed them; for any
+    other seed a reason is named.
+    """
+    by_name = {
+        name: {row["seed"]: row for row in results.rows if (row["sweep"], row["arm"]) == (sweep, arm)}
+        for name, (sweep, arm, _) in arms.items()
+    }
+    if not all(by_name.values()):
+        return NotPlanned(f"not run at this scale ({results.scale_name})")
+    for _, _, metric in arms.values():
+        if isinstance(metric, str) and metric not in results.metrics():
+            return NoData(f"no trial has recorded {metric}")
+    values: list[float] = []
+    notes: list[str] = []
+    for seed in sorted(set.intersection(*map(set, by_name.values()))):
+        rows = {name: by_seed[seed] for name, by_seed in by_name.items()}
+        numbers = {name: number(results, row, arms[name][2]) for name, row in rows.items()}
+        reasons = [reason for reason in numbers.values() if isinstance(reason, str)]
+        if reasons := reasons or _unlike(results, list(rows.values())):
+            notes += reasons
+            continue
+        try:
+            values.append(combine({name: float(value) for name, value in numbers.items()}))
+        except ValueError as error:
+            notes.append(f"seed {seed}: {error}")
+    trials = tuple(dict.fromkeys(row["id"] for by_seed in by_name.values() for row in by_seed.values()))
+    unique_notes = tuple(dict.fromkeys(notes))
+    if not values:
+        return NoData("; ".join(unique_notes) or "no seed has ended in every arm", trials)
+    return Differences(tuple(values), relative, trials, unique_notes)
+
+
+def _unlike(results: Results, rows: Sequence[Row]) -> list[str]:
+    """Return why the first of these trials is not compared with each of the others."""
+    first, *others = rows
+    names = [treatment(row["arm"], row["axes"]) for row in rows]
+    pairs = zip(others, names[1:], strict=True)
+    reasons = (why_not_compared(first, (names[0], name), other, results.usual_kind) for other, name in pairs)
+    return [reason for reason in reasons if reason]
+
+
 def sample(results: Results, metric: Metric, arm: str, where: Where | None = None) -> Differences | NoData:
-    """Return the arm's own numbers, one of each seed: for shares and levels, which no baseline is taken from."""
+    """Return the arm's own numbers, one for each seed, for metrics such as shares that need no baseline."""
     rows = arm_rows(results, arm, where)
     values = [number(results, row, metric) for row in rows]
     notes = tuple(value for value in values if isinstance(value, str))
@@ -86,20 +144,24 @@ def sample(results: Results, metric: Metric, arm: str, where: Where | None = Non
 
 
 def arm_rows(results: Results, arm: str, where: Where | None = None, *, shared: bool = False) -> list[Row]:
-    """Return the rows of an arm, each trial once. shared: of several combinations of axes, as a baseline may have."""
+    """Return the rows of an arm, with each trial once.
+
+    Raise ValueError unless the axis values in `where` leave one combination of the arm's axes. shared: allow several
+    combinations, as for a baseline.
+    """
     one_of("arm", arm, dict.fromkeys(member.cell.arm for member in results.members))
     chosen = set((where or {}).items())
     rows = {row["id"]: row for row in results.rows if row["arm"] == arm and chosen <= set(row["axes"])}
     combinations = list(dict.fromkeys(row["axes"] for row in rows.values()))
     if len(combinations) == 1 or shared:
         return list(rows.values())
-    named = " ".join(f"{axis}={value}" for axis, value in (where or {}).items()) or "nothing"
-    there = "; ".join(" ".join(f"{a}={v}" for a, v in c) for c in combinations)
-    raise ValueError(f"arm {arm}, of its axes {named} chosen: {there or 'no place'} is left, and one is expected")
+    chosen_axes = " ".join(f"{axis}={value}" for axis, value in (where or {}).items()) or "no axis values"
+    left = "; ".join(" ".join(f"{axis}={value}" for axis, value in combination) for combination in combinations)
+    raise ValueError(f"arm {arm} with {chosen_axes}: expected one combination of its axes, not {left or 'none'}")
 
 
 def number(results: Results, row: Row, metric: Metric) -> float | str:
-    """Return the number of a finished trial, or why there is none."""
+    """Return the number of a finished trial, or as text the reason why there is none."""
     if row["state"] != State.DONE:
         return _unfinished(row)
     if isinstance(metric, str):
@@ -112,8 +174,8 @@ def number(results: Results, row: Row, metric: Metric) -> float | str:
 
 def _difference(results: Results, row: Row, other: Row, metric: Metric | Between, relative: bool) -> float | str:
     if callable(metric):
-        found = metric(row["id"], other["id"])
-        return f"{place_name(row)}: no number" if found is None else found
+        difference = metric(row["id"], other["id"])
+        return f"{place_name(row)}: no number" if difference is None else difference
     ours, theirs = number(results, row, metric), number(results, other, metric)
     if isinstance(ours, str) or isinstance(theirs, str):
         return "; ".join(value for value in (ours, theirs) if isinstance(value, str))
@@ -121,4 +183,5 @@ def _difference(results: Results, row: Row, other: Row, metric: Metric | Between
 
 
 def _unfinished(row: Row) -> str:
-    return f"{place_name(row)}: {row['note'] or row['state']}"
+    why = row["state"] if row["state"] in OVER else row["note"] or row["state"]
+    return f"{place_name(row)}: {why}"

@@ -1,7 +1,7 @@
-"""From a comparison of a claim to the numbers of its trials: in which sweep, by which metric, with which spread.
+"""Get the data of a claim's comparison: choose the sweep, resolve the metric, pair the trials, pool the spread.
 
-Which sweep: the one that the part names, else the first that has both arms, else all of the results. The pooled spread
-of a pair is that of all arms of its kinds that start as the baseline does, in whatever sweep they stand.
+Arms are compared in the sweep that the part names, else in the first sweep that has both arms, else over all sweeps.
+The pooled spread is that of all arms of the same kinds that start as the baseline does, in any sweep.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from fewbits.analysis.engine.statistics import Shared
 from fewbits.sweeps.planning.plan import Member
 
 UNQUANTIZED = "validation_loss_unquantized"  # the same weights, evaluated without quantizers
-LATE = "@late"  # of a curve: its mean over the last tenth of the steps
-DOCUMENTS = {LOSS: "loss", UNQUANTIZED: "loss_unquantized", "validation_loss_cast": "loss_cast"}  # by document
+LATE = "@late"  # the end of a metric's name that stands for a curve's mean over the last tenth of the steps
+# The losses that are also known by document, with their columns in evaluation.parquet.
+DOCUMENTS = {LOSS: "loss", UNQUANTIZED: "loss_unquantized", "validation_loss_cast": "loss_cast"}
 LOSSES = ("loss", "loss_max", "ood_loss", *DOCUMENTS)
 
 
 @dataclass(frozen=True)
 class Numbers:
-    """A metric, resolved: a result's field or numbers by trial, or a function of two trials."""
+    """A metric with its values: the name of a field of the results, numbers by trial, or a function of two trials."""
 
     name: str
     values: Metric | Between
@@ -38,12 +39,12 @@ class Numbers:
 
 
 def built_in(results: Results, name: str) -> Numbers:
-    """Return a metric that needs no hook: a field of results, or the late mean of a curve."""
+    """Return a metric that needs no hook: a field of the results, or a curve's mean over the last steps."""
     return Numbers(name, results.late(name.removesuffix(LATE)) if name.endswith(LATE) else name)
 
 
 def data_of(results: Results, comparison: Comparison, numbers: Callable[[Results, str], Numbers]) -> Measured:
-    """Return the data of a comparison of arms. numbers: resolves a metric's name."""
+    """Return the data of a comparison of arms. numbers: the function that resolves a metric's name."""
     part, arm, baseline, where = comparison.part, comparison.arm, comparison.baseline, comparison.where
     base_where = part.baseline_where
     arms = (arm, baseline) if baseline else (arm,)
@@ -56,50 +57,55 @@ def data_of(results: Results, comparison: Comparison, numbers: Callable[[Results
         return NoData(f"no trial has recorded {comparison.metric}")
     if not baseline:
         assert not callable(values)
-        found = sample(scope, values, arm, where)
-        return replace(found, bounds=bounds) if isinstance(found, Differences) else found
-    found = paired(scope, values, arm, baseline, where, baseline_where=base_where, relative=part.relative)
-    if isinstance(found, NoData):
-        return found
-    if not metric.is_loss:  # that a trial diverged says nothing of its shares or errors
-        found = replace(found, diverged=0, baseline_diverged=0)
+        own = sample(scope, values, arm, where)
+        return replace(own, bounds=bounds) if isinstance(own, Differences) else own
+    data = paired(scope, values, arm, baseline, where, baseline_where=base_where, relative=part.relative)
+    if isinstance(data, NoData):
+        return data
+    if not metric.is_loss:  # divergence is a statement about the loss, not about shares or errors
+        data = replace(data, diverged=0, baseline_diverged=0)
     if bounds is not None:
-        found = replace(found, bounds=bounds if callable(values) else (bounds[0] - bounds[1], bounds[1] - bounds[0]))
-    if not any(found.values) or not part.relative or callable(values) or base_where is not None:
-        return found
+        data = replace(data, bounds=bounds if callable(values) else (bounds[0] - bounds[1], bounds[1] - bounds[0]))
+    if not any(data.values) or not part.relative or callable(values) or base_where is not None:
+        return data
     pools = pools_of(results, scope, values, baseline, where)
     names = [name for one in arms for name in treatments(members_of(scope, one, where))]
-    return replace(found, spread=pools.of(*names) if pools else None, shared=_documents(scope, comparison))
+    return replace(data, spread=pools.of(*names) if pools else None, shared=_documents(scope, comparison))
 
 
 def scope_of(
     results: Results, arms: tuple[str, ...], sweep: str = "", where: Where | None = None, base: Where | None = None
 ) -> Results | None:
-    """Return the sweep in which these arms are compared; None where this scale has no such sweep."""
+    """Return the results in which to compare these arms: of one sweep, or all; None if the plan lacks one of the arms.
+
+    sweep: the sweep to use. where: axis values of the first arm; base: those of the others.
+    """
     first, others = arms[0], arms[1:]
 
-    def has_all(one: Results) -> bool:
-        return one.has(first, where) and all(one.has(arm, base) for arm in others)
+    def has_all(scope: Results) -> bool:
+        return scope.has(first, where) and all(scope.has(arm, base) for arm in others)
 
     names = dict.fromkeys(member.cell.sweep for member in results.members)
     for name in names if not sweep else [sweep] if sweep in names else []:
-        if has_all(one := results.of_sweep(name)):
-            return one
+        if has_all(scope := results.of_sweep(name)):
+            return scope
     return results if not sweep and has_all(results) else None
 
 
 def members_of(results: Results, arm: str, where: Where | None = None) -> tuple[Member, ...]:
-    """Return an arm's places; those of a baseline that leaves axes out count in all of their values."""
+    """Return the places of an arm with these axis values or, if there are none, its places without axes."""
     axes = set((where or {}).items())
-    there = [m for m in results.members if m.cell.arm == arm]
-    return tuple(m for m in there if axes <= set(m.cell.axes)) or tuple(m for m in there if not m.cell.axes)
+    members = [member for member in results.members if member.cell.arm == arm]
+    return tuple(member for member in members if axes <= set(member.cell.axes)) or tuple(
+        member for member in members if not member.cell.axes
+    )
 
 
 def _documents(scope: Results, comparison: Comparison) -> Shared | None:
-    """Return the error of the documents that all seeds are evaluated on; None of a metric or run without them."""
+    """Return the error from the choice of documents; None for metrics and runs without losses by document."""
     column = DOCUMENTS.get(comparison.metric)
     frame = scope.remembered("documents", lambda: documents(scope))
-    if column is None or column not in frame:
+    if column is None or frame.empty or column not in frame:
         return None
     ours, base = (
         {m.cell.seed: m.id for m in members_of(scope, arm, comparison.where)}

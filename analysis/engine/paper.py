@@ -1,6 +1,7 @@
-"""A paper as data: its numbers with their sources, and its tables and figures in our words and its order.
+"""A paper as data, from `papers/STUDY.yaml`: its numbers with their sources, and its tables and figures in its order.
 
-`papers/STUDY.yaml` holds it. Nothing of it is computed; what is lost in the paper is null there and None here.
+Titles and captions are in our words. No number is computed; a number that is missing from the paper's text as we have
+it is null in the file and None here.
 """
 
 from __future__ import annotations
@@ -22,35 +23,41 @@ FIGURES = ("schematic", "curves", "heat map", "bars", "points")
 
 @dataclass(frozen=True)
 class Column:
+    """A column of a paper's table."""
+
     id: str
     title: str
-    group: str = ""  # several columns' common head
+    group: str = ""  # the common head of several columns
     baseline: str | None = None  # the column that this one is compared with
 
     @property
     def heading(self) -> str:
-        """Whole, by itself; tables show it in two parts again."""
+        """Group and title as one text, which views/tables.py splits again for the head of a table."""
         return f"{self.group}: {self.title}" if self.group else self.title
 
 
 @dataclass(frozen=True)
 class Row:
-    id: str  # the metric's name in our results, where we have it
+    """A row of a paper's table."""
+
+    id: str  # the metric's name in our results, if they have it
     title: str
     unit: str = ""
     better: str = ""
     values: tuple[float | None, ...] = ()
-    text: tuple[str, ...] = ()  # in place of values
-    source: str = ""  # the table's, where empty
+    text: tuple[str, ...] = ()  # the cells of a row without numbers, instead of values
+    source: str = ""  # if empty, the table's
 
     def __post_init__(self) -> None:
         one_of(f"row {self.id}: better", self.better, BETTER)
         if bool(self.values) == bool(self.text):
-            raise ValueError(f"row {self.id}: either values or text is expected")
+            raise ValueError(f"row {self.id}: give either values or text")
 
 
 @dataclass(frozen=True)
 class Table:
+    """A table of a paper."""
+
     id: str
     title: str
     source: str
@@ -64,18 +71,22 @@ class Table:
             if column.baseline is not None:
                 one_of(f"{self.id}: baseline of {column.id}:", column.baseline, [c.id for c in self.columns])
         for row in self.rows:
-            if len(row.values or row.text) != len(self.columns):
-                found = len(row.values or row.text)
-                raise ValueError(f"{self.id}, {row.id}: {found} values in {len(self.columns)} columns")
+            count = len(row.values or row.text)
+            if count != len(self.columns):
+                raise ValueError(f"{self.id}, {row.id}: {count} values in {len(self.columns)} columns")
 
     def value(self, row: str, column: str) -> float | None:
+        """Return a cell's number; None if the paper's text lacks it, or the row has text."""
         one_of(f"{self.id}: row", row, [r.id for r in self.rows])
         one_of(f"{self.id}: column", column, [c.id for c in self.columns])
         (values,) = (r.values for r in self.rows if r.id == row)
         return values[[c.id for c in self.columns].index(column)] if values else None
 
     def change(self, row: str, column: str) -> float | None:
-        """Relative to the column's baseline; None for a baseline itself and for what is lost."""
+        """Return a cell's change from its column's baseline, as a fraction; None if one of the numbers is missing.
+
+        A column without a baseline has no changes, so None is returned for it, too.
+        """
         (baseline,) = (c.baseline for c in self.columns if c.id == column)
         value, base = self.value(row, column), self.value(row, baseline) if baseline else None
         return None if value is None or base is None else (value - base) / abs(base)
@@ -83,24 +94,28 @@ class Table:
 
 @dataclass(frozen=True)
 class Figure:
+    """A figure of a paper."""
+
     id: str
     title: str
     kind: str
     caption: str
     x: str = ""
-    y: tuple[str, ...] = ()  # of each panel
+    y: tuple[str, ...] = ()  # the y axis of each panel
     series: tuple[str, ...] = ()
-    finals: str | None = None  # the table that holds the curves' last values
+    finals: str | None = None  # the table that has the curves' last values
     source: str = "printed"
 
     def __post_init__(self) -> None:
         one_of(f"{self.id}: kind", self.kind, FIGURES)
         if self.kind != "schematic" and not (self.x and self.y):
-            raise ValueError(f"{self.id}: a {self.kind} has axes, x and y are expected")
+            raise ValueError(f"{self.id}: a figure of kind {self.kind} needs its axes, x and y")
 
 
 @dataclass(frozen=True)
 class Number:
+    """A number that a paper gives outside of its tables."""
+
     value: float
     source: str
     about: str
@@ -109,16 +124,18 @@ class Number:
 
 @dataclass(frozen=True)
 class Paper:
+    """The numbers, tables and figures of a paper."""
+
     study: str
     arxiv: str
-    sources: dict[str, str]  # tags that say where a number is from, with their meaning
+    sources: dict[str, str]  # the tags that say where a number is from, each with its meaning
     tables: tuple[Table, ...]
     figures: tuple[Figure, ...]
     numbers: dict[str, Number] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for what in (self.tables, self.figures):
-            distinct(self.study, [thing.id for thing in what])
+        for items in (self.tables, self.figures):
+            distinct(self.study, [item.id for item in items])
         tagged = [(t.id, t.source) for t in self.tables] + [(f.id, f.source) for f in self.figures]
         tagged += [(f"{t.id}, {r.id}", r.source or t.source) for t in self.tables for r in t.rows]
         for where, tag in [*tagged, *((name, number.source) for name, number in self.numbers.items())]:
@@ -144,7 +161,7 @@ T = TypeVar("T", bound=HasId)
 
 @cache
 def paper(study: str) -> Paper:
-    """The paper of a study."""
+    """Return the paper of a study; raise ValueError if its file is not valid."""
     one_of("paper", study, sorted(path.stem for path in FOLDER.glob("*.yaml")))
     try:
         return from_dict(Paper, yaml.safe_load((FOLDER / f"{study}.yaml").read_text("utf-8")))
@@ -152,14 +169,14 @@ def paper(study: str) -> Paper:
         raise ValueError(f"{study}.yaml: {error}") from None
 
 
-def named(what: str, name: str, things: Sequence[T]) -> T:
-    """Return the thing of this id; ValueError names the valid ones."""
-    one_of(what, name, [thing.id for thing in things])
-    return next(thing for thing in things if thing.id == name)
+def named(kind: str, name: str, items: Sequence[T]) -> T:
+    """Return the item with this id; ValueError names the valid ids."""
+    one_of(kind, name, [item.id for item in items])
+    return next(item for item in items if item.id == name)
 
 
 def distinct(where: str, names: Sequence[str]) -> None:
-    """Raise ValueError where a name is there twice."""
+    """Raise ValueError if a name occurs more than once."""
     for name in names:
         if names.count(name) > 1:
-            raise ValueError(f"{where}: {name} is there twice")
+            raise ValueError(f"{where}: there are several entries with the name {name!r}")

@@ -1,4 +1,4 @@
-"""Places: the part of a plan that a figure or table is about, one sweep or the sweeps that compare with it."""
+"""Select the part of a plan that a figure or table shows: the places of one sweep, or of a family of sweeps."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from fewbits.analysis.engine.arms import ArmTable
 from fewbits.analysis.engine.data import NotPlanned
 from fewbits.analysis.engine.frames import Results
 
-Where = Mapping[str, str]  # values of a sweep's axes
+Where = Mapping[str, str]  # selected values of a sweep's axes
 ANYWHERE: Where = {}
 
 
 def not_planned(results: Results) -> NotPlanned:
-    """Return what stands in place of arms that this scale leaves out."""
+    """Return the value that says that arms are not run at this scale."""
     return NotPlanned(f"not run at this scale ({results.scale_name})")
 
 
 def sweep_places(results: Results, sweep: str, where: Where = ANYWHERE) -> Results | NotPlanned:
-    """Return the places of one sweep with these values of its axes; trunks that have no axes are among them."""
-    if sweep not in {one.name for one in results.plan.sweeps}:
+    """Return the places of one sweep with these axis values, including places without axes, such as trunks."""
+    if sweep not in {planned.name for planned in results.plan.sweeps}:
         return not_planned(results)
-    one = results.of_sweep(sweep)
+    part = results.of_sweep(sweep)
     axes = set(where.items())
-    members = tuple(m for m in one.members if not m.cell.axes or axes <= set(m.cell.axes))
+    members = tuple(m for m in part.members if not m.cell.axes or axes <= set(m.cell.axes))
     if not members:
         return not_planned(results)
-    return results.remembered(f"places {sweep} {sorted(axes)}", lambda: one.of_places(members)) if axes else one
+    return results.remembered(f"places {sweep} {sorted(axes)}", lambda: part.of_places(members)) if axes else part
 
 
 def family_places(results: Results, table: ArmTable, sweep: str) -> Results:
-    """Return the places of all sweeps that compare with this one; of none where the scale leaves them out."""
+    """Return the places of all sweeps in the sweep's family; without places if the scale has none of them."""
     sweeps = table.family(sweep)
     return results.remembered(
         f"places of {', '.join(sweeps)}",
@@ -39,6 +39,6 @@ def family_places(results: Results, table: ArmTable, sweep: str) -> Results:
 
 
 def trial_ids(results: Results, arm: str, where: Where = ANYWHERE) -> dict[int, str]:
-    """Return the ids of an arm's trials by seed; none where it is not run."""
+    """Return the ids of an arm's trials by seed; empty if the plan does not have the arm."""
     axes = set(where.items())
     return {m.cell.seed: m.id for m in results.members if m.cell.arm == arm and axes <= set(m.cell.axes)}

@@ -1,7 +1,7 @@
-"""Pooled spreads: how far pairs of a relative difference spread over seeds, from all arms that start alike.
+"""Pool the spread over seeds of relative differences between arms that start alike.
 
-They start as the baseline does: as long, at the same rates, of the same model, from the same parents. Arms of different
-kinds are not pooled: the coarser what forward passes read, the further chance moves a run.
+Arms start alike if they have the same model, optimizer, schedule, number of steps, trunks and kind of machine. Only
+arms of one kind are pooled, since chance moves a run further, the coarser the formats in its forward passes.
 """
 
 from __future__ import annotations
@@ -19,25 +19,29 @@ from fewbits.models.recipe import Recipe, Slot
 from fewbits.sweeps.planning.plan import Member
 from fewbits.sweeps.running.machine_kinds import is_mixed
 
-COARSE = 8  # bits of a format: with fewer, arms spread further
-OUTLIERS = ("bad-arm",)  # controls that are worse on purpose: no part of a pool
+COARSE = 8  # the number of bits that separates two kinds of arms: with fewer, arms spread further
+OUTLIERS = ("bad-arm",)  # control arms that are worse on purpose, and are not pooled
+
+Start = tuple[object, ...]  # what arms that start alike share
 
 
 def pools_of(results: Results, scope: Results, metric: Metric, baseline: str, where: Where) -> Pools | None:
-    """Return the pools of all results, of arms that start as the baseline of this scope does; None with one seed."""
+    """Return a pool for each kind, from the arms in all results that start as the baseline does in `scope`.
+
+    Return None if there are fewer than two seeds.
+    """
     key = metric if isinstance(metric, str) else str(sorted(metric.items()))
-    sweeps = sorted({member.cell.sweep for member in scope.members})
-    name = f"pools {key} {baseline} {sorted(where.items())} {sweeps}"
-    return results.remembered(name, lambda: _pools(results, scope, metric, baseline, where))
+    starts = {_start(results, row) for row in scope.rows if row["arm"] == baseline}
+    name = f"pools {key} {sorted(where.items())} {sorted(map(str, starts))}"
+    return results.remembered(name, lambda: _pools(results, starts, metric, where))
 
 
 def treatments(members: Iterable[Member]) -> list[str]:
-    """Return the names that these places have in a pool."""
+    """Return the names by which a pool knows the arms of these places."""
     return [f"{member.cell.sweep}/{treatment(member.cell.arm, member.cell.axes)}" for member in members]
 
 
-def _pools(results: Results, scope: Results, metric: Metric, baseline: str, where: Where) -> Pools | None:
-    starts = {_start(results, row) for row in scope.rows if row["arm"] == baseline}
+def _pools(results: Results, starts: set[Start], metric: Metric, where: Where) -> Pools | None:
     logs: dict[str, dict[int, float]] = {}
     kinds: dict[str, str] = {}
     for row in results.rows:
@@ -49,19 +53,20 @@ def _pools(results: Results, scope: Results, metric: Metric, baseline: str, wher
             logs.setdefault(name, {})[row["seed"]] = math.log(value)
             kinds[name] = kind(results.plan.trials[row["id"]].trial.recipe)
     sets = Counter(frozenset(one) for one in logs.values())
-    seeds = max(sets, key=lambda one: (len(one), sets[one]), default=frozenset())  # most, and of most arms
-    whole = {name: [one[seed] for seed in sorted(seeds)] for name, one in logs.items() if one.keys() == seeds}
-    return pooled_by_kind(whole, kinds) if len(seeds) > 1 else None
+    # The largest set of seeds and, of several, the one that most arms have.
+    seeds = max(sets, key=lambda one: (len(one), sets[one]), default=frozenset())
+    complete = {name: [one[seed] for seed in sorted(seeds)] for name, one in logs.items() if one.keys() == seeds}
+    return pooled_by_kind(complete, kinds) if len(seeds) > 1 else None
 
 
-def _start(results: Results, row: Row) -> tuple[object, ...]:
+def _start(results: Results, row: Row) -> Start:
     planned = results.plan.trials[row["id"]]
     trained = (planned.trial.optimizer, planned.trial.schedule, planned.parent)
     return row["seed"], row["model"], row["steps"], row["computed"], *trained
 
 
 def kind(recipe: Recipe) -> str:
-    """Return the kind of an arm, by what its forward passes read."""
+    """Return the kind of an arm, which depends on the formats that its forward passes read."""
     if recipe.sampler.kind != "none":
         return "sampled weights"
     forward = min(_bits(recipe.operands["fprop.x"]), _bits(recipe.operands["fprop.w"]))
@@ -69,7 +74,7 @@ def kind(recipe: Recipe) -> str:
 
 
 def _bits(slot: Slot) -> float:
-    """Return the bits of the coarsest format that the slot may take."""
+    """Return the bits of the coarsest format that the operand slot may use; infinity if it is not quantized."""
     if slot.spec is None:
         return math.inf
     return min(q.format.bits for q in (slot.spec.quantizers if isinstance(slot.spec, Mixture) else (slot.spec,)))

@@ -1,4 +1,4 @@
-"""Power of the paired t-test, one-sided at ALPHA: the effect that some seeds detect, the seeds that an effect takes."""
+"""Power of the paired t-test, one-sided at ALPHA: the effect that some seeds detect, the seeds that an effect needs."""
 
 from __future__ import annotations
 
@@ -11,32 +11,35 @@ from scipy import optimize, special, stats
 
 from fewbits.analysis.engine.statistics import ALPHA, CAUTION, Array, Estimate, positive
 
-POWER = 0.80
-MOST_SEEDS = 200  # beyond which a design is only called too small
+POWER = 0.80  # the probability with which a minimum detectable effect is detected
+MOST_SEEDS = 200  # if a design needs more seeds, messages do not say how many
 
 
 def power(effect: float, sd: float, n: int, df: int | None = None) -> float:
-    """Return how often the test of n pairs finds a true mean difference.
+    """Return the probability that the test of n pairs detects a true mean difference, exactly, by the noncentral t.
 
-    df: with which the spread is known, where more than these pairs tell it.
+    df: the degrees of freedom of the spread, if it is known from more than these pairs.
     """
     if n < 2:
-        raise ValueError(f"n {n}: a test needs 2 pairs or more")
+        raise ValueError(f"n {n}: a test needs at least 2 pairs")
     positive("sd", sd)
     df = n - 1 if df is None else df
     estimates, weight = _chi(df)
-    return _found(abs(effect) / sd, n, float(stats.t.isf(ALPHA, df)) * estimates, weight)
+    return _detected(abs(effect) / sd, n, float(stats.t.isf(ALPHA, df)) * estimates, weight)
 
 
 def minimum_detectable_effect(sd: float, n: int, df: int | None = None) -> float:
-    """Return the true mean difference that n pairs find four times of five, given the spread of paired differences."""
+    """Return the true mean difference that n pairs detect with probability POWER.
+
+    sd: the measured spread of paired differences. df: its degrees of freedom, if more than these pairs determine it.
+    """
     return sd * _effect_in_spreads(n, n - 1 if df is None else df)
 
 
 def required_n(sd: float, effect: float, most: int = 10_000, each: float = 1.0) -> int | None:
-    """Return the fewest pairs that find such an effect four times of five; None where more than `most`.
+    """Return the fewest pairs that detect the effect with probability POWER; None if more than `most` are needed.
 
-    each: degrees of freedom that every pair after the first brings, more than one where other arms share the seeds.
+    each: the degrees of freedom that every pair after the first adds; more than one if the spread is pooled over arms.
     """
     positive("effect", effect)
 
@@ -48,7 +51,7 @@ def required_n(sd: float, effect: float, most: int = 10_000, each: float = 1.0) 
         if high == most:
             return None
         low, high = high + 1, min(high * 2, most)
-    while low < high:  # the detectable effect shrinks with n
+    while low < high:  # bisection: the detected effect decreases with n
         middle = (low + high) // 2
         if detected(middle) > effect:
             low = middle + 1
@@ -57,28 +60,30 @@ def required_n(sd: float, effect: float, most: int = 10_000, each: float = 1.0) 
     return high
 
 
-def detectable(found: Estimate) -> float | None:
-    """Return the smallest true effect that one side of this estimate's test finds four times of five.
+def detectable(estimated: Estimate) -> float | None:
+    """Return the smallest true effect that the one-sided test of this estimate detects with probability POWER.
 
-    None where all values are equal: their signs are tested, and a size means nothing to that test.
+    Return None if all values are equal: then their signs are tested, and that test does not depend on a size.
     """
-    if not found.error:
+    if not estimated.error:
         return None
-    return minimum_detectable_effect(found.error * math.sqrt(found.n), found.n, max(1, int(found.df)))
+    return minimum_detectable_effect(estimated.error * math.sqrt(estimated.n), estimated.n, max(1, int(estimated.df)))
 
 
-def seeds_needed(found: Estimate, margin: float) -> int | None:
-    """Return the fewest seeds that detect an effect of the margin's size; None for more than MOST_SEEDS."""
-    if not found.error:
-        return found.n
-    return required_n(found.error * math.sqrt(found.n), margin, MOST_SEEDS, max(1.0, found.df / (found.n - 1)))
+def seeds_needed(estimated: Estimate, margin: float) -> int | None:
+    """Return the fewest seeds that detect an effect of the margin's size; None if more than MOST_SEEDS are needed."""
+    if not estimated.error:
+        return estimated.n
+    each = max(1.0, estimated.df / (estimated.n - 1))
+    return required_n(estimated.error * math.sqrt(estimated.n), margin, MOST_SEEDS, each)
 
 
 def planned_effect(sd: float, df: int, n: int) -> float | None:
-    """Return the true effect that n planned pairs detect four times of five, given a spread from earlier runs.
+    """Return the true effect that a one-sided test of n planned pairs detects with probability POWER.
 
-    It takes account of the rule of `statistics.estimate`: the spread is widened, and where chance makes a pair's own
-    spread larger than that, its own n - 1 degrees of freedom decide.
+    sd, df: the pooled spread of earlier runs. The rule of `statistics.estimate` applies: the pooled spread is widened,
+    and if the pairs' own spread happens to be larger, it is used with its n - 1 degrees of freedom. Return None if n
+    is less than 2.
     """
     return None if n < 2 else sd * _planned_in_spreads(n, max(df, n - 1))
 
@@ -86,17 +91,18 @@ def planned_effect(sd: float, df: int, n: int) -> float | None:
 # -------------------------------------------------------------------------------- details
 
 
-def _found(effect: float, n: int, critical: Array, weight: Array) -> float:
-    """Return P((Z + shift) / S > t) over estimates S of the spread: scipy's own is NaN for few pairs and large effects.
+def _detected(effect: float, n: int, critical: Array, weight: Array) -> float:
+    """Return the probability that n pairs detect an effect, in units of the true spread.
 
-    critical: the least mean in standard errors that is found, for each S; weight: how likely each S is.
+    critical: the least detected mean, in true standard errors, for each estimate of the spread; weight: the estimates'
+    probabilities. scipy's noncentral t is NaN for few pairs and large effects.
     """
     return float(weight @ special.ndtr(effect * math.sqrt(n) - critical))
 
 
 @cache
 def _chi(df: int) -> tuple[Array, Array]:
-    """Return the estimates of a spread of 1, and how likely they are, by Gauss-Legendre."""
+    """Return values of chi / √df, the estimate of a spread of 1, and their weights in Gauss-Legendre quadrature."""
     nodes, weights = np.polynomial.legendre.leggauss(200)
     low, high = stats.chi.ppf(1e-13, df), stats.chi.isf(1e-13, df)
     values = low + (high - low) * (nodes + 1) / 2
@@ -105,20 +111,20 @@ def _chi(df: int) -> tuple[Array, Array]:
 
 @cache
 def _effect_in_spreads(n: int, df: int) -> float:
-    return _solved(lambda effect: power(effect, 1.0, n, df))
+    return _effect_of(lambda effect: power(effect, 1.0, n, df))
 
 
 @cache
 def _planned_in_spreads(n: int, df: int) -> float:
-    own, weight = _chi(n - 1)  # a pair's own spread, beside a true one of 1
+    own, weight = _chi(n - 1)  # the distribution of the pairs' own spread if the true spread is 1
     pooled = float(stats.t.isf(ALPHA, df)) * CAUTION
     critical = np.where(own <= CAUTION, pooled, float(stats.t.isf(ALPHA, n - 1)) * own)
-    return _solved(lambda effect: _found(effect, n, critical, weight))
+    return _effect_of(lambda effect: _detected(effect, n, critical, weight))
 
 
-def _solved(chance: Callable[[float], float]) -> float:
-    """Return the effect that is found with the chance POWER."""
+def _effect_of(probability: Callable[[float], float]) -> float:
+    """Return the effect that is detected with probability POWER."""
     high = 1.0
-    while chance(high) < POWER:
+    while probability(high) < POWER:
         high *= 2
-    return float(optimize.brentq(lambda effect: chance(effect) - POWER, 0.0, high))
+    return float(optimize.brentq(lambda effect: probability(effect) - POWER, 0.0, high))

@@ -1,7 +1,7 @@
-"""What a planned run can tell, before it runs: the minimum detectable effect of each claim, from measured spreads.
+"""Preview a planned study: compute the minimum detectable effect of each comparison from spreads of earlier runs.
 
-A claim cannot be decided by the planned seeds where fewer than two are planned, where the smallest effect that a null's
-design detects exceeds its margin, or where the paper's own effect, less the margin, is smaller than that.
+The planned seeds cannot decide a comparison if there are fewer than two; or, for a null, if the minimum detectable
+effect exceeds the margin; or, for a stated direction, if it exceeds the paper's own effect minus the margin.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FILE = Path(__file__).parents[1] / "papers" / "planning" / "spreads.yaml"
 
 @dataclass(frozen=True)
 class MeasuredSpread:
-    """The spread of a metric's differences between arms, at one scale of a study."""
+    """The measured spread over seeds of a metric's differences between arms, at one scale of a study."""
 
     study: str
     scale: str
@@ -42,15 +42,15 @@ class MeasuredSpread:
 
 @dataclass(frozen=True)
 class Preview:
-    """What one comparison of a claim can tell with the planned seeds."""
+    """The power of one comparison of a claim with the planned seeds."""
 
     claim: str
     comparison: Comparison
     seeds: int
-    mde: float | None  # None without a measured spread
+    mde: float | None  # minimum detectable effect; None if no spread is stored
     margin: float | None
     printed: float | None  # the paper's own effect
-    reason: str = ""  # why it cannot be decided; empty where it can, or where that is unknown
+    reason: str = ""  # why it cannot be decided; empty if it can be, or if that is unknown
 
     @property
     def undecidable(self) -> bool:
@@ -59,46 +59,49 @@ class Preview:
 
 @cache
 def measured_spreads() -> tuple[MeasuredSpread, ...]:
-    return tuple(from_dict(MeasuredSpread, one, FILE.name) for one in yaml.safe_load(FILE.read_text("utf-8")))
+    """Return the spreads that are stored in papers/planning/spreads.yaml."""
+    return tuple(from_dict(MeasuredSpread, entry, FILE.name) for entry in yaml.safe_load(FILE.read_text("utf-8")))
 
 
 def preview(study: str, results: Results) -> tuple[Preview, ...]:
-    """Return what the planned seeds can tell of every comparison of arms that the plan trains."""
-    spreads = {one.metric: one for one in measured_spreads() if (one.study, one.scale) == (study, results.scale_name)}
-    found = []
+    """Return a preview of every comparison whose arms are in the plan."""
+    at_scale = (study, results.scale_name)
+    spreads = {spread.metric: spread for spread in measured_spreads() if (spread.study, spread.scale) == at_scale}
+    previews = []
     for claim in load_claims(study).claims:
-        for one in comparisons(claim):
-            if (seeds := _planned_seeds(results, one)) is not None:
-                found.append(_preview(study, claim.id, one, seeds, spreads.get(one.metric)))
-    return tuple(found)
+        for comparison in comparisons(claim):
+            if (seeds := _planned_seeds(results, comparison)) is not None:
+                spread = spreads.get(comparison.metric)
+                previews.append(_preview(study, claim.id, comparison, seeds, spread))
+    return tuple(previews)
 
 
 def spreads_of(study: str, results: Results) -> tuple[MeasuredSpread, ...]:
-    """Return the median spread of each metric over the comparisons of finished runs, to be stored."""
+    """Return the median spread of each metric over the comparisons of finished runs, to be stored in spreads.yaml."""
     load_hooks(study)
-    found: dict[str, list[tuple[float, int]]] = {}
+    by_metric: dict[str, list[tuple[float, int]]] = {}
     for claim in load_claims(study).claims:
-        for one in comparisons(claim):
-            if _planned_seeds(results, one) is None or one.test not in (*DIRECTIONS, *NULLS):
+        for comparison in comparisons(claim):
+            if _planned_seeds(results, comparison) is None or comparison.test not in (*DIRECTIONS, *NULLS):
                 continue
-            data = data_of(results, one, lambda of, name: resolve(study, of, name))
+            data = data_of(results, comparison, lambda scope, name: resolve(study, scope, name))
             spread = spread_of(data) if isinstance(data, Differences) else None
             if spread is not None and spread.sd:
-                found.setdefault(one.metric, []).append((spread.sd, spread.df))
+                by_metric.setdefault(comparison.metric, []).append((spread.sd, spread.df))
     return tuple(
         MeasuredSpread(
             study,
             results.scale_name,
             metric,
-            float(f"{median(sd for sd, _ in all_of):.3g}"),
-            int(median(df for _, df in all_of)),
+            float(f"{median(sd for sd, _ in spreads):.3g}"),
+            int(median(df for _, df in spreads)),
         )
-        for metric, all_of in found.items()
+        for metric, spreads in by_metric.items()
     )
 
 
 def _planned_seeds(results: Results, comparison: Comparison) -> int | None:
-    """Return how many seeds the plan has of both arms; None where it does not have them."""
+    """Return the number of seeds that the plan has of both arms; None if an arm is not in the plan."""
     if not comparison.arm:
         return None
     arms = (comparison.arm, comparison.baseline) if comparison.baseline else (comparison.arm,)
@@ -113,25 +116,30 @@ def _planned_seeds(results: Results, comparison: Comparison) -> int | None:
     return len(set.intersection(*seeds))
 
 
-def _preview(study: str, claim: str, one: Comparison, seeds: int, spread: MeasuredSpread | None) -> Preview:
-    margin = one.margin.value if one.margin else None
-    printed = printed_effect(study, one)
+def _preview(study: str, claim: str, comparison: Comparison, seeds: int, spread: MeasuredSpread | None) -> Preview:
+    margin = comparison.margin.value if comparison.margin else None
+    printed = printed_effect(study, comparison)
+    beyond = abs(printed or 0.0) - (margin or 0.0)
     mde = None
-    if spread is not None and one.test in (*DIRECTIONS, *NULLS):
+    if spread is not None and comparison.test in (*DIRECTIONS, *NULLS):
         mde = planned_effect(spread.sd, spread.df, seeds)
     reason = ""
     if seeds < 2:
-        reason = "one seed has no interval"
-    elif mde is not None and one.test in NULLS and margin is not None and mde > margin:
-        reason = f"detects {_shown(one, mde)}, above the margin of {_shown(one, margin)}"
-    elif mde is not None and one.test in DIRECTIONS and printed is not None and mde > abs(printed) - (margin or 0.0):
-        beyond = abs(printed) - (margin or 0.0)
-        reason = f"detects {_shown(one, mde)}, above what the paper prints beyond the margin, {_shown(one, beyond)}"
-    return Preview(claim, one, seeds, mde, margin, printed, reason)
+        reason = "an interval needs at least two seeds"
+    elif mde is not None and comparison.test in NULLS and margin is not None and mde > margin:
+        reason = (
+            f"minimum detectable effect {_shown(comparison, mde)}, above the margin of {_shown(comparison, margin)}"
+        )
+    elif mde is not None and comparison.test in DIRECTIONS and printed is not None and mde > beyond:
+        reason = (
+            f"minimum detectable effect {_shown(comparison, mde)}, above the paper's own effect minus the margin, "
+            f"{_shown(comparison, beyond)}"
+        )
+    return Preview(claim, comparison, seeds, mde, margin, printed, reason)
 
 
 def printed_effect(study: str, comparison: Comparison) -> float | None:
-    """Return what the paper prints of a comparison, on the comparison's own scale; None where it prints nothing."""
+    """Return the paper's own effect for a comparison, in the comparison's units; None if the paper prints none."""
     printed = comparison.part.printed
     if printed is None:
         return None
@@ -159,19 +167,22 @@ def _shown(comparison: Comparison, value: float) -> str:
     return f"{100 * value:.3g} %" if comparison.part.relative else f"{value:.3g}"
 
 
-def preview_lines(found: Iterable[Preview]) -> list[str]:
-    """Return the preview as text: a line for each claim with a known spread, then the claims that cannot be decided."""
-    found = list(found)
-    lines = ["minimum detectable effect of each claim (80 % power, one side at 5 %, before correction for all claims):"]
-    for claim in dict.fromkeys(one.claim for one in found):
-        known = [one for one in found if one.claim == claim and one.mde is not None]
+def preview_lines(previews: Iterable[Preview]) -> list[str]:
+    """Return the previews as lines: one for each claim with a known spread, then one for each undecidable claim."""
+    previews = list(previews)
+    lines = ["minimum detectable effect of each claim (power 80 %, one-sided at 5 %, before correction over claims):"]
+    for claim in dict.fromkeys(one.claim for one in previews):
+        known = [one for one in previews if one.claim == claim and one.mde is not None]
         if known:
             worst = max(known, key=lambda one: one.mde or 0.0)
             margin = f", margin {_shown(worst.comparison, worst.margin)}" if worst.margin else ""
             lines.append(f"  {claim:4} {_shown(worst.comparison, worst.mde or 0.0)}{margin}, {worst.seeds} seeds")
     if len(lines) == 1:
-        lines = ["minimum detectable effects: no spread is stored for this study and scale (fewbits claims --spreads)"]
-    undecidable = {one.claim: one for one in found if one.undecidable}
+        lines = [
+            "minimum detectable effects are not known: analysis/papers/planning/spreads.yaml has no spread for this "
+            "study and scale; to print the spreads of finished runs: fewbits claims … --spreads"
+        ]
+    undecidable = {one.claim: one for one in previews if one.undecidable}
     if undecidable:
         lines.append("claims that the planned seeds cannot decide, or only in part:")
         lines += [f"  {name:4} {one.comparison.name}: {one.reason}" for name, one in undecidable.items()]

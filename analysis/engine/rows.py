@@ -1,4 +1,4 @@
-"""Rows: what the table of places says of one: its labels, how its trial stands, and every number of its result."""
+"""Make the rows of the table of trials: a place's labels, the state of its trial, and every number of the result."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from fewbits.sweeps.planning.plan import Member, Planned
 from fewbits.sweeps.running import store
 from fewbits.sweeps.running.machine_kinds import computed
 
-LABELS = ("study", "scale", "sweep", "arm", "axes", "seed", "id")  # of a place; each axis has a column of its own too
+LABELS = ("study", "scale", "sweep", "arm", "axes", "seed", "id")  # the labels of a place; each axis is a column, too
 STANDING = ("folder", "state", "step", "steps", "stale", "note", "model", "parameters", "recipe", "computed")
 OTHER_CODE = "computed by other code than today's"
-_NO_NUMBERS = ("id", "name", "status", "step", "evaluated")  # of result.json
+_NO_NUMBERS = ("id", "name", "status", "step", "evaluated")  # entries of result.json that are not measured numbers
 
 Row = Mapping[str, Any]
 
 
 def labels(member: Member) -> dict[str, Any]:
-    """Return what a place is."""
+    """Return the labels of a place, and the values of its axes."""
     cell = member.cell
-    found = {
+    columns = {
         "study": member.study,
         "scale": member.scale,
         "sweep": cell.sweep,
@@ -31,11 +31,14 @@ def labels(member: Member) -> dict[str, Any]:
         "seed": cell.seed,
         "id": member.id,
     }
-    return found | {axis: value for axis, value in cell.axes if axis not in found}
+    return columns | {axis: value for axis, value in cell.axes if axis not in columns}
 
 
 def standing(planned: Planned, old: str) -> dict[str, Any]:
-    """Return how a trial stands and every number of its result. old: a run folder of the same place with another id."""
+    """Return the state of a trial and every number of its result.
+
+    old: the name of the run folder of another trial that a stored plan had at this place, or "".
+    """
     state = store.state(planned.folder)
     over = state in store.OVER
     result = (planned.folder.result() or {}) if over else {}
@@ -49,7 +52,7 @@ def standing(planned: Planned, old: str) -> dict[str, Any]:
     elif state is store.State.PLANNED:
         note = "missing: not run, or not to its end"
     model = planned.trial.model
-    found = {
+    columns = {
         "folder": str(planned.folder.path),
         "state": str(state),
         "step": int(result.get("step", store.reached(planned.folder))),
@@ -61,7 +64,7 @@ def standing(planned: Planned, old: str) -> dict[str, Any]:
         "recipe": planned.trial.recipe.name,
         "computed": computed(planned.folder),
     }
-    return found | dict(_numbers({k: v for k, v in result.items() if k not in _NO_NUMBERS}))
+    return columns | dict(_numbers({k: v for k, v in result.items() if k not in _NO_NUMBERS}))
 
 
 def _numbers(value: Mapping[str, Any], where: str = "") -> Iterator[tuple[str, float]]:
@@ -73,10 +76,10 @@ def _numbers(value: Mapping[str, Any], where: str = "") -> Iterator[tuple[str, f
 
 
 def treatment(arm: str | None, axes: Iterable[tuple[str, str]]) -> str:
-    """Return an arm in one combination of its axes, whatever the seed."""
+    """Return the name of an arm with one combination of axis values, without the seed."""
     return str(arm) + "".join(f", {axis} {value}" for axis, value in axes)
 
 
 def place_name(row: Row) -> str:
-    """Return a place in words: arm, axes and seed."""
+    """Return the name of a place: arm, axis values and seed."""
     return f"{treatment(row['arm'] or row['sweep'], row['axes'])}, seed {row['seed']}"

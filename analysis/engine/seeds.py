@@ -1,4 +1,4 @@
-"""The ledger of seeds, papers/planning/seeds.yaml: which seeds shaped a design, so that they never judge it."""
+"""Read papers/planning/seeds.yaml, which lists the seeds that shaped a design and therefore must not judge it."""
 
 from __future__ import annotations
 
@@ -16,13 +16,15 @@ FILE = Path(__file__).parents[1] / "papers" / "planning" / "seeds.yaml"
 
 @dataclass(frozen=True)
 class Shaped:
+    """Seeds that shaped a design."""
+
     seeds: tuple[int, ...]
-    by: str  # the run in which they did
+    by: str  # the run that used them
 
 
 @dataclass(frozen=True)
 class Design:
-    """Scales of a study that share one design."""
+    """The scales of a study that share one design, with the seeds that shaped it."""
 
     study: str
     scales: tuple[str, ...]
@@ -31,13 +33,14 @@ class Design:
 
 @cache
 def ledger() -> tuple[Design, ...]:
-    return tuple(from_dict(Design, one, FILE.name) for one in yaml.safe_load(FILE.read_text("utf-8")))
+    """Return the designs of the file."""
+    return tuple(from_dict(Design, entry, FILE.name) for entry in yaml.safe_load(FILE.read_text("utf-8")))
 
 
 def shaping(study: str, scale: str, seeds: Iterable[int]) -> dict[int, str]:
-    """Return those of the seeds that shaped the design of this scale, with the run in which they did."""
-    found = {}
+    """Return those of the seeds that shaped the design of this scale, each with the run that used it."""
+    runs = {}
     for design in ledger():
         if design.study == study and scale in design.scales:
-            found.update({seed: one.by for one in design.shaped for seed in one.seeds})
-    return {seed: found[seed] for seed in seeds if seed in found}
+            runs.update({seed: shaped.by for shaped in design.shaped for seed in shaped.seeds})
+    return {seed: runs[seed] for seed in seeds if seed in runs}

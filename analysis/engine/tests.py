@@ -1,14 +1,17 @@
-"""From data to a finding: what one comparison shows. Pure functions, no mention of any study.
+"""Test the data of one comparison, which gives a finding. The functions are pure and the same for all studies.
 
-* `higher`, `lower` (margin m, which may be 0): SUPPORTED where the effect is shown to exceed m in that direction,
-  OPPOSED where it is shown on the other side of 0, ABSENT where it is shown to be smaller than m.
-* `no_worse`, `equivalent` (m > 0): SUPPORTED where the effect is shown to be smaller than m and the design detects an
-  effect of that size; OPPOSED where it is shown to exceed m. A null is never ABSENT.
-* `within`, `above`, `below`: an arm's own numbers beside one or two bounds. Shares are tested as arcsin √share.
-* `more`, `fewer`: how often an event occurs, by an exact test over strata.
+* `higher`, `lower` (margin m, which may be 0): SUPPORTED if the effect significantly exceeds m in that direction,
+  OPPOSED if it significantly has the other sign, ABSENT if it is significantly smaller than m.
+* `no_worse`, `equivalent` (m > 0): SUPPORTED if the effect is significantly smaller than m and the design detects an
+  effect of that size; OPPOSED if the effect significantly exceeds m. A null is never ABSENT.
+* `within`, `above`, `below`: an arm's own numbers are compared with one or two bounds. Shares are tested as
+  arcsin √share.
+* `more`, `fewer`: an exact test over strata of how often an event occurs.
+* `all_above`, `all_below`: every number is on that side of the bound; nothing is inferred.
 
-Every p is one-sided at ALPHA; two-sided statements take the worse side, or double the better one. Pairs that diverged
-have no difference: where there are any, the exact test of how often each arm diverged decides.
+Every p value is one-sided and compared with ALPHA. For a two-sided statement it is the worse of the two sides' p values
+or twice the better one. Pairs in which a trial diverged have no difference: if there are any, an exact test of how
+often each arm diverged decides.
 """
 
 from __future__ import annotations
@@ -24,11 +27,11 @@ from fewbits.analysis.engine.power import MOST_SEEDS, detectable, seeds_needed
 from fewbits.analysis.engine.statistics import ALPHA, Estimate, Interval, Side, Spread, estimate
 
 LEVEL = 1 - 2 * ALPHA
-INACTIVE = "both arms have the same bits in every pair: the mechanism was not active"
+INACTIVE = "both arms have exactly the same numbers in every pair: the mechanism was not active"
 
 
 def judge(comparison: Comparison, data: Measured) -> Finding:
-    """Return what the data show of one comparison."""
+    """Return the finding of one comparison with its data."""
     empty = Finding(
         comparison.name,
         Status.UNDECIDED,
@@ -47,13 +50,15 @@ def judge(comparison: Comparison, data: Measured) -> Finding:
     empty = replace(empty, trials=data.trials, notes=data.notes)
     if isinstance(data, Events):
         if comparison.test not in EVENTS:
-            raise ValueError(f"{comparison.name}: events are tested by {' or '.join(EVENTS)}, not {comparison.test}")
+            raise ValueError(
+                f"{comparison.name}: test {comparison.test} of events; valid values are {', '.join(EVENTS)}"
+            )
         return _events(empty, data.strata, comparison.test == "more")
     return _numbers(replace(empty, relative=data.relative, n=data.pairs, unit=data.unit), comparison, data)
 
 
 def judge_exact(name: str, data: Exact) -> Finding:
-    """Return the finding of arithmetic, which needs no test."""
+    """Return the finding of a check by arithmetic, which needs no statistical test."""
     status = Status.SUPPORTED if data.holds else Status.OPPOSED
     return Finding(name, status, data.detail, "exact", notes=data.notes)
 
@@ -72,91 +77,95 @@ def _numbers(empty: Finding, comparison: Comparison, data: Differences) -> Findi
     if data.pairs < 2:
         effect = data.values[0] if data.values else None
         shown = "" if effect is None else data.shown(effect) if paired else f"{effect:.4g}"
-        reason = f"one seed ({shown}): no interval" if shown else "no data: no pair is complete"
+        reason = f"one seed ({shown}) gives no interval" if shown else "no data: no pair is complete"
         return replace(empty, effect=effect, reason=reason)
     if data.diverged or data.baseline_diverged:
         strata = (Stratum("", data.diverged, data.pairs, data.baseline_diverged, data.pairs),)
         return _events(empty, strata, test == "higher", null=test == "equivalent", diverged=True)
     if paired and not any(data.values):
         return replace(empty, effect=0.0, reason=INACTIVE)
-    found = estimate(_transformed(data), data.spread, data.shared)
-    alone = estimate(_transformed(data), None, data.shared)
-    assert found is not None
-    assert alone is not None
-    empty = replace(empty, effect=sum(data.values) / len(data.values), interval=_interval(found, data))
+    estimated = estimate(_transformed(data), data.spread, data.shared)
+    own = estimate(_transformed(data), None, data.shared)
+    assert estimated is not None
+    assert own is not None
+    empty = replace(empty, effect=sum(data.values) / len(data.values), interval=_interval(estimated, data))
     if paired or not _shares(data):
-        empty = replace(empty, mde=detectable(found))
-    if not found.error:
-        empty = replace(empty, least_p=0.5**found.n)
+        empty = replace(empty, mde=detectable(estimated))
+    if not estimated.error:
+        empty = replace(empty, least_p=0.5**estimated.n)
     if test in DIRECTIONS:
-        return _direction(empty, data, found, alone, 1 if test == "higher" else -1)
+        return _direction(empty, data, estimated, own, 1 if test == "higher" else -1)
     if test in NULLS:
-        return _null(empty, data, found, alone, two_sided=test == "equivalent")
-    return _bounds(empty, comparison, data, found)
+        return _null(empty, data, estimated, own, two_sided=test == "equivalent")
+    return _bounds(empty, comparison, data, estimated)
 
 
-def _direction(empty: Finding, data: Differences, found: Estimate, alone: Estimate, sign: int) -> Finding:
+def _direction(empty: Finding, data: Differences, estimated: Estimate, own: Estimate, sign: int) -> Finding:
     margin = empty.margin or 0.0
     towards, away = (Side.ABOVE, Side.BELOW) if sign > 0 else (Side.BELOW, Side.ABOVE)
-    p_for, p_against = found.p(sign * margin, towards), found.p(0.0, away)
-    p_absent = found.p(sign * margin, away) if margin else None
+    p_for, p_against = estimated.p(sign * margin, towards), estimated.p(0.0, away)
+    p_absent = estimated.p(sign * margin, away) if margin else None
     stated = f"stated to be {'higher' if sign > 0 else 'lower'}" + (f" by {data.shown(margin)[1:]}" if margin else "")
     assert empty.effect is not None
     start = f"{data.shown(empty.effect)}, {stated}"
     if p_for <= ALPHA:
         status, reason = Status.SUPPORTED, start
     elif p_against <= ALPHA:
-        status, reason = Status.OPPOSED, f"{start}: shown on the other side of 0"
+        status, reason = Status.OPPOSED, f"{start}: significant, but with the other sign"
     elif p_absent is not None and p_absent <= ALPHA:
-        status, reason = Status.ABSENT, f"{start}: shown to be smaller than that"
+        status, reason = Status.ABSENT, f"{start}: significantly smaller than that"
     else:
-        status, reason = Status.UNDECIDED, f"{start}: the interval holds both"
-    p_own = None if found.own else alone.p(sign * margin, towards)
+        status, reason = Status.UNDECIDED, f"{start}: the interval includes values for and against it"
+    p_own = None if estimated.own else own.p(sign * margin, towards)
     return replace(
         empty, status=status, reason=reason, p_for=p_for, p_against=p_against, p_absent=p_absent, p_own=p_own
     )
 
 
-def _null(empty: Finding, data: Differences, found: Estimate, alone: Estimate, *, two_sided: bool) -> Finding:
+def _null(empty: Finding, data: Differences, estimated: Estimate, own: Estimate, *, two_sided: bool) -> Finding:
     margin = empty.margin
     assert margin is not None
     assert empty.effect is not None
 
-    def smaller(one: Estimate) -> float:
-        upper = one.p(margin, Side.BELOW)
-        return max(upper, one.p(-margin, Side.ABOVE)) if two_sided else upper
+    def smaller(estimate: Estimate) -> float:
+        upper = estimate.p(margin, Side.BELOW)
+        return max(upper, estimate.p(-margin, Side.ABOVE)) if two_sided else upper
 
-    p_for, p_against = smaller(found), found.p(margin, Side.ABOVE)
+    p_for, p_against = smaller(estimated), estimated.p(margin, Side.ABOVE)
     if two_sided:
-        p_against = min(1.0, 2 * min(p_against, found.p(-margin, Side.BELOW)))
+        p_against = min(1.0, 2 * min(p_against, estimated.p(-margin, Side.BELOW)))
     bound = data.shown(margin).replace("+", "±") if two_sided else data.shown(margin)
-    reason = f"{data.shown(empty.effect)} beside a margin of {bound}"
+    reason = f"{data.shown(empty.effect)}, with a margin of {bound}"
     status = Status.UNDECIDED
     if p_against <= ALPHA:
         status = Status.OPPOSED
     elif empty.mde is not None and empty.mde > margin:
-        needed = seeds_needed(found, margin)
+        needed = seeds_needed(estimated, margin)
         enough = f"about {needed}" if needed else f"more than {MOST_SEEDS}"
         reason = (
-            f"underpowered: {found.n} seeds detect a difference of {data.shown(empty.mde)[1:]}, above the margin of "
-            f"{data.shown(margin)[1:]}; {enough} would detect the margin ({data.shown(empty.effect)})"
+            f"underpowered: {estimated.n} seeds detect a difference of {data.shown(empty.mde)[1:]}, which exceeds the "
+            f"margin of {data.shown(margin)[1:]}; {enough} seeds would detect one of the margin's size (measured: "
+            f"{data.shown(empty.effect)})"
         )
     elif p_for <= ALPHA:
         status = Status.SUPPORTED
     else:
-        reason += ": the interval holds both"
-    p_own = None if found.own else smaller(alone)
+        reason += ": the interval includes values on both sides of it"
+    p_own = None if estimated.own else smaller(own)
     return replace(empty, status=status, reason=reason, p_for=p_for, p_against=p_against, p_own=p_own)
 
 
-def _bounds(empty: Finding, comparison: Comparison, data: Differences, found: Estimate) -> Finding:
+def _bounds(empty: Finding, comparison: Comparison, data: Differences, estimated: Estimate) -> Finding:
     part, test = comparison.part, comparison.test
     low = part.low if test == "within" else part.than if test == "above" else None
     high = part.high if test == "within" else part.than if test == "below" else None
-    inner, outer = (Side.ABOVE, Side.BELOW), (Side.BELOW, Side.ABOVE)  # of the lower bound, of the upper one
-    ends = {end: sides for end, sides in ((low, inner), (high, outer)) if end is not None}
-    p = [[found.p(_of_share(end) if _shares(data) else end, side) for side in sides] for end, sides in ends.items()]
-    p_for, p_against = max(inside for inside, _ in p), min(1.0, len(p) * min(outside for _, outside in p))
+    inside, outside = [], []
+    for bound, inner, outer in ((low, Side.ABOVE, Side.BELOW), (high, Side.BELOW, Side.ABOVE)):
+        if bound is not None:
+            against = _arcsine(bound) if _shares(data) else bound
+            inside.append(estimated.p(against, inner))
+            outside.append(estimated.p(against, outer))
+    p_for, p_against = max(inside), min(1.0, len(outside) * min(outside))
 
     def shown(value: float) -> str:
         return f"{value:.2%}" if _shares(data) else f"{value:.4g}"
@@ -169,13 +178,13 @@ def _bounds(empty: Finding, comparison: Comparison, data: Differences, found: Es
     reason = f"{shown(empty.effect)}, stated to be {stated}"
     status = Status.SUPPORTED if p_for <= ALPHA else Status.OPPOSED if p_against <= ALPHA else Status.UNDECIDED
     if status is Status.UNDECIDED:
-        equal = "" if found.error else f" ({found.n} equal values: p {empty.least_p:.3g} at best)"
-        reason += f": the interval holds both{equal}"
+        equal = "" if estimated.error else f" ({estimated.n} equal values: p is at least {empty.least_p:.3g})"
+        reason += f": the interval includes values for and against it{equal}"
     return replace(empty, status=status, reason=reason, p_for=p_for, p_against=p_against)
 
 
 def _observed(empty: Finding, comparison: Comparison, data: Differences) -> Finding:
-    """Return whether every trial lies on that side of the bound: a fact of these runs, not of seeds to come."""
+    """Return whether every trial's number is on that side of the bound; nothing is inferred for other seeds."""
     than = comparison.part.than
     assert than is not None
     if not data.values:
@@ -192,11 +201,11 @@ def _observed(empty: Finding, comparison: Comparison, data: Differences) -> Find
 
 
 def _transformed(data: Differences) -> list[float]:
-    """Return shares of one arm on the scale on which their spread does not depend on their size."""
-    return [_of_share(value) for value in data.values] if _shares(data) else list(data.values)
+    """Return the values to test: shares as arcsin √share, whose spread does not depend on their size."""
+    return [_arcsine(value) for value in data.values] if _shares(data) else list(data.values)
 
 
-def _of_share(value: float) -> float:
+def _arcsine(value: float) -> float:
     return math.asin(math.sqrt(min(1.0, max(0.0, value))))
 
 
@@ -204,15 +213,15 @@ def _shares(data: Differences) -> bool:
     return data.bounds == (0.0, 1.0)
 
 
-def _interval(found: Estimate, data: Differences) -> Interval:
-    one = found.interval(LEVEL)
+def _interval(estimated: Estimate, data: Differences) -> Interval:
+    interval = estimated.interval(LEVEL)
     if _shares(data):
-        low, high = (math.sin(min(math.pi / 2, max(0.0, end))) ** 2 for end in (one.low, one.high))
+        low, high = (math.sin(min(math.pi / 2, max(0.0, end))) ** 2 for end in (interval.low, interval.high))
         return Interval(low, high, LEVEL)
     if data.bounds is None:
-        return one
+        return interval
     low, high = data.bounds
-    return Interval(max(low, one.low), min(high, one.high), LEVEL)
+    return Interval(max(low, interval.low), min(high, interval.high), LEVEL)
 
 
 # -------------------------------------------------------------------------------- events
@@ -221,20 +230,20 @@ def _interval(found: Estimate, data: Differences) -> Interval:
 def _events(
     empty: Finding, strata: tuple[Stratum, ...], more: bool, *, null: bool = False, diverged: bool = False
 ) -> Finding:
-    ours, of_ours = sum(one.ours for one in strata), sum(one.of_ours for one in strata)
-    theirs, of_theirs = sum(one.theirs for one in strata), sum(one.of_theirs for one in strata)
+    ours, of_ours = sum(stratum.ours for stratum in strata), sum(stratum.of_ours for stratum in strata)
+    theirs, of_theirs = sum(stratum.theirs for stratum in strata), sum(stratum.of_theirs for stratum in strata)
     if not of_ours or not of_theirs:
-        return replace(empty, reason="no data: no trial has ended")
-    found = compare_events(strata)
-    p_for, p_against = (found.more, found.fewer) if more else (found.fewer, found.more)
-    least = found.least_more if more else found.least_fewer
+        return replace(empty, reason="no data: an arm has no finished trial")
+    test = compare_events(strata)
+    p_for, p_against = (test.more, test.fewer) if more else (test.fewer, test.more)
+    least = test.least_more if more else test.least_fewer
     if null:
-        p_for, p_against, least = 1.0, min(1.0, 2 * min(found.more, found.fewer)), 1.0
+        p_for, p_against, least = 1.0, min(1.0, 2 * min(test.more, test.fewer)), 1.0
     status = Status.SUPPORTED if p_for <= ALPHA else Status.OPPOSED if p_against <= ALPHA else Status.UNDECIDED
     what = "diverged in" if diverged else "the event occurred in"
     reason = f"{what} {ours} of {of_ours} trials of ours and {theirs} of {of_theirs} of the baseline (exact test)"
     if status is Status.UNDECIDED and least > ALPHA:
-        reason += f"; as many events cannot show it (p {least:.2g} at best)"
+        reason += f"; so few events cannot be significant (p is at least {least:.2g})"
     return replace(
         empty,
         status=status,
@@ -250,6 +259,6 @@ def _events(
 
 
 def spread_of(data: Differences) -> Spread | None:
-    """Return the spread that a test of these data uses."""
-    found = estimate(_transformed(data), data.spread, data.shared) if data.values else None
-    return None if found is None else found.spread
+    """Return the spread that a test of these data uses; None for fewer than two values."""
+    estimated = estimate(_transformed(data), data.spread, data.shared) if data.values else None
+    return None if estimated is None else estimated.spread

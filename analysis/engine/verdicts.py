@@ -1,8 +1,8 @@
-"""Verdicts: from the findings of a claim's parts to what a report says of the claim.
+"""Decide claims: combine the findings of a claim's parts to a verdict, with a correction over all claims of a report.
 
-`reproduced` needs every part; `contradicted` needs runs that cover where the paper saw it; an effect shown to be absent
-elsewhere is `not seen at this scale`, which counts as undecided. A control that failed, or was not tested, makes any
-decision inconclusive.
+`reproduced` needs every part. `contradicted` needs runs that cover the size and length at which the paper saw the
+effect. In other runs, an effect that is shown to be absent is `not seen at this scale`, which counts as undecided. A
+control that failed or was not tested makes any decision inconclusive.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fewbits.analysis.engine.findings import ControlResult, Finding, Outcome, St
 from fewbits.analysis.engine.multiplicity import holm
 from fewbits.analysis.engine.statistics import ALPHA
 
-MOST_REASONS = 3  # of a verdict that a report spells out
+MOST_REASONS = 3  # a verdict with many reasons gives this many in full
 
 
 # -------------------------------------------------------------------------------- one claim
@@ -24,7 +24,7 @@ MOST_REASONS = 3  # of a verdict that a report spells out
 
 @dataclass(frozen=True)
 class Evidence:
-    """What the runs show of a claim, before claims are corrected for each other."""
+    """The findings on a claim and its controls, before the correction over all claims."""
 
     claim: Claim
     findings: tuple[Finding, ...]
@@ -35,47 +35,47 @@ class Evidence:
 
     @property
     def p_for(self) -> float | None:
-        """Return p that the claim holds whole, the worst of its parts'; None where that cannot be decided."""
-        if any(one.status in (Status.NOT_RUN, Status.OUT_OF_REACH) for one in self.findings):
+        """The p value that the whole claim holds, which is the greatest of its parts'; None if it cannot be decided."""
+        if any(finding.status in (Status.NOT_RUN, Status.OUT_OF_REACH) for finding in self.findings):
             return None
-        return max((one.p_for for one in self.findings if one.p_for is not None), default=None)
+        return max((finding.p_for for finding in self.findings if finding.p_for is not None), default=None)
 
     @property
     def least_p(self) -> float:
-        return max((one.least_p for one in self.findings), default=0.0)
+        return max((finding.least_p for finding in self.findings), default=0.0)
 
     @property
     def p_against(self) -> float | None:
-        """Return p that a part is contradicted, corrected for their number; None where the runs do not reach so far."""
+        """The p value that a part is contradicted, corrected for the number of parts; None if it cannot be decided."""
         if not self.covered:
             return None
-        found = [p for one in self.findings if (p := _p_contradicts(one)) is not None]
-        return min(1.0, len(found) * min(found)) if found else None
+        values = [p for finding in self.findings if (p := _p_contradicts(finding)) is not None]
+        return min(1.0, len(values) * min(values)) if values else None
 
     @property
     def contradicting(self) -> tuple[Finding, ...]:
-        return tuple(one for one in self.findings if self.covered and _contradicts(one))
+        return tuple(finding for finding in self.findings if self.covered and _contradicts(finding))
 
     @property
     def has_parts(self) -> bool:
         return len(self.findings) > 1
 
 
-def _contradicts(one: Finding) -> bool:
-    return one.status is Status.OPPOSED or (one.status is Status.ABSENT and one.absence == "contradicts")
+def _contradicts(finding: Finding) -> bool:
+    return finding.status is Status.OPPOSED or (finding.status is Status.ABSENT and finding.absence == "contradicts")
 
 
-def _p_contradicts(one: Finding) -> float | None:
-    if one.absence == "contradicts" and one.p_absent is not None:
-        return one.p_absent  # whatever is on the other side of 0 is smaller than the margin, too
-    return one.p_against
+def _p_contradicts(finding: Finding) -> float | None:
+    if finding.absence == "contradicts" and finding.p_absent is not None:
+        return finding.p_absent  # this includes effects with the other sign, which are smaller than the margin, too
+    return finding.p_against
 
 
 # -------------------------------------------------------------------------------- all claims of a report
 
 
 def conclude(evidence: Mapping[str, Evidence], alpha: float = ALPHA) -> dict[str, Verdict]:
-    """Return the verdicts of a report. Three families are corrected, each by Holm at alpha (`FAMILIES`)."""
+    """Return the verdicts of a report. The p values are corrected within three families, as FAMILIES says."""
     whole = {name: (p, one.least_p) for name, one in evidence.items() if (p := one.p_for) is not None}
     parts = {
         (name, part.name): (p, part.least_p)
@@ -87,7 +87,7 @@ def conclude(evidence: Mapping[str, Evidence], alpha: float = ALPHA) -> dict[str
     against = {name: one.p_against for name, one in evidence.items() if one.p_against is not None}
     whole_p, parts_p = _corrected(whole), _corrected(parts)
     against_p = _corrected({name: (p, 0.0) for name, p in against.items()})
-    found = {}
+    verdicts = {}
     for name, one in evidence.items():
         kept = {
             part.name
@@ -96,108 +96,120 @@ def conclude(evidence: Mapping[str, Evidence], alpha: float = ALPHA) -> dict[str
             and (part.p_for is None or not one.has_parts or parts_p[name, part.name] <= alpha)
         }
         family = Family(whole_p.get(name, 0.0), len(whole), against_p.get(name, 0.0), len(against), frozenset(kept))
-        found[name] = _controlled(_decide(one, family, alpha), one)
-    return found
+        verdicts[name] = _controlled(_decide(one, family, alpha), one)
+    return verdicts
 
 
 K = TypeVar("K")
 
 
 def _corrected(family: Mapping[K, tuple[float, float]]) -> dict[K, float]:
-    """Return the corrected p of tests, given each one's p and the least that it can reach."""
+    """Return the corrected p of each test, given its p and the least p that it can reach."""
     p = holm([p for p, _ in family.values()], [least for _, least in family.values()])
     return dict(zip(family, p, strict=True))
 
 
 FAMILIES = (
-    "claims that hold whole (the worst p of a claim's parts), claims that are contradicted (the best p of its parts, "
-    "times their number), and single parts of claims with several; each family is corrected by Holm's method at 5 %, "
-    "without the tests that cannot reach it (Tarone). Controls are not corrected."
+    "that whole claims hold (the greatest p of a claim's parts), that claims are contradicted (the least p of its "
+    "parts, times their number), and that single parts hold (of claims with several parts). Each family is corrected "
+    "by Holm's method at 5 %, without the tests that cannot reach it (Tarone). Controls are not corrected."
 )
 
 
 @dataclass(frozen=True)
 class Family:
-    """A claim's corrected p beside the others'."""
+    """The corrected p values of a claim, with the sizes of the families."""
 
     p_for: float
-    claims_for: int
+    claims_for: int  # the number of claims that p_for is corrected for
     p_against: float
-    claims_against: int
-    kept: frozenset[str]  # parts that survive
+    claims_against: int  # the number of claims that p_against is corrected for
+    kept: frozenset[str]  # parts that are supported after correction
 
 
-def _decide(one: Evidence, family: Family, alpha: float) -> Verdict:
-    statuses = {part.status for part in one.findings}
+def _decide(evidence: Evidence, family: Family, alpha: float) -> Verdict:
+    statuses = {part.status for part in evidence.findings}
     verdict = Verdict(
-        one.claim,
+        evidence.claim,
         Outcome.INCONCLUSIVE,
         "",
-        one.findings,
-        one.controls,
-        one.covered,
-        one.scale,
-        one.p_for,
-        one.p_against,
-        tuple(part.name for part in one.findings if part.name in family.kept),
-        one.notes,
+        evidence.findings,
+        evidence.controls,
+        evidence.covered,
+        evidence.scale,
+        evidence.p_for,
+        evidence.p_against,
+        tuple(part.name for part in evidence.findings if part.name in family.kept),
+        evidence.notes,
     )
     if statuses == {Status.OUT_OF_REACH}:
-        return replace(verdict, outcome=Outcome.OUT_OF_REACH, reason=one.findings[0].reason)
+        return replace(verdict, outcome=Outcome.OUT_OF_REACH, reason=evidence.findings[0].reason)
     if statuses <= {Status.OUT_OF_REACH, Status.NOT_RUN}:
-        ours = next(part for part in one.findings if part.status is Status.NOT_RUN)
+        ours = next(part for part in evidence.findings if part.status is Status.NOT_RUN)
         return replace(verdict, outcome=Outcome.NOT_RUN, reason=ours.reason)
-    if wrong := one.contradicting:
-        certain = any(part.p_against is None for part in wrong)  # by arithmetic
+    if wrong := evidence.contradicting:
+        certain = any(part.p_against is None for part in wrong)  # arithmetic decides it, without a p value
         if certain or family.p_against <= alpha:
             return replace(verdict, outcome=Outcome.CONTRADICTED, reason=_reasons(wrong), supported=())
         reason = (
-            f"alone contradicted (p {one.p_against:.2g}), not among {family.claims_against} claims tested together "
-            f"(Holm: p {family.p_against:.2g}); {_reasons(wrong)}"
+            f"contradicted before correction (p {evidence.p_against:.2g}), but not after correction over "
+            f"{family.claims_against} claims (Holm: p {family.p_against:.2g}); {_reasons(wrong)}"
         )
         return replace(verdict, reason=reason)
     if statuses == {Status.SUPPORTED} and family.p_for <= alpha:
-        reason = one.findings[0].reason if len(one.findings) == 1 else f"all {len(one.findings)} parts"
+        reason = (
+            evidence.findings[0].reason
+            if len(evidence.findings) == 1
+            else f"all {len(evidence.findings)} parts are supported"
+        )
         return replace(verdict, outcome=Outcome.REPRODUCED, reason=reason)
-    saying = [part for part in one.findings if part.alone and part.name in family.kept]
-    if one.has_parts and saying:
-        others = tuple(part for part in one.findings if part.name not in family.kept)
-        reason = f"{'; '.join(verdict.supported)}. Not: {_reasons(others)}"
+    telling = [part for part in evidence.findings if part.alone and part.name in family.kept]
+    if evidence.has_parts and telling:
+        others = tuple(part for part in evidence.findings if part.name not in family.kept)
+        reason = f"supported: {'; '.join(verdict.supported)}. Not supported: {_reasons(others)}"
         return replace(verdict, outcome=Outcome.IN_PART, reason=reason)
-    holding = [part for part in one.findings if part.alone and part.status is Status.SUPPORTED]
+    holding = [part for part in evidence.findings if part.alone and part.status is Status.SUPPORTED]
     if holding:
-        reason = f"alone supported (p {holding[0].p_for or 0.0:.2g}), not after correction"
+        reason = f"supported before correction (p {holding[0].p_for or 0.0:.2g}), but not after correction"
         if statuses == {Status.SUPPORTED}:
-            reason += f" among {family.claims_for} claims (Holm: p {family.p_for:.2g})"
+            reason += f" over {family.claims_for} claims (Holm: p {family.p_for:.2g})"
         return replace(verdict, reason=f"{reason}; {_reasons(tuple(holding))}", supported=())
-    unseen = tuple(part for part in one.findings if part.status in (Status.OPPOSED, Status.ABSENT))
+    unseen = tuple(part for part in evidence.findings if part.status in (Status.OPPOSED, Status.ABSENT))
     if unseen:
         return replace(verdict, outcome=Outcome.NOT_SEEN, reason=_reasons(unseen), supported=())
-    undecided = tuple(part for part in one.findings if part.status is Status.UNDECIDED)
-    return replace(verdict, reason=_reasons(undecided), supported=())
+    return replace(verdict, reason=_why_undecided(evidence.findings), supported=())
 
 
-def _controlled(verdict: Verdict, one: Evidence) -> Verdict:
-    """Return the verdict, inconclusive if the runs do not show that they would have found an effect."""
+def _why_undecided(parts: tuple[Finding, ...]) -> str:
+    if undecided := tuple(part for part in parts if part.status is Status.UNDECIDED):
+        return _reasons(undecided)
+    supported = tuple(part for part in parts if part.status is Status.SUPPORTED)
+    others = tuple(part for part in parts if part not in supported)
+    names = "; ".join(part.name for part in supported)
+    return f"supported, but without the other parts this says nothing: {names}. Not supported: {_reasons(others)}"
+
+
+def _controlled(verdict: Verdict, evidence: Evidence) -> Verdict:
+    """Return the verdict; make it inconclusive if no control shows that the runs would have detected an effect."""
     if not verdict.outcome.decided and verdict.outcome is not Outcome.NOT_SEEN:
         return verdict
-    failed = [control for control in one.controls if not control.passed]
-    if verdict.outcome is Outcome.NOT_SEEN and not one.controls:
+    failed = [control for control in evidence.controls if not control.passed]
+    if verdict.outcome is Outcome.NOT_SEEN and not evidence.controls:
         reason = f"no control shows that the mechanism was active; {verdict.reason}"
         return replace(verdict, outcome=Outcome.INCONCLUSIVE, reason=reason, supported=())
     if not failed:
         return verdict
-    told = "; ".join(
+    failures = "; ".join(
         f"control {control.id} {'failed' if control.tested else 'was not tested'} ({control.title}: "
         f"{_reasons(tuple(part for part in control.findings if part.status is not Status.SUPPORTED))})"
         for control in failed
     )
-    reason = f"{told}; without it: {verdict.outcome}, {verdict.reason}"
+    reason = f"{failures}; without the control the verdict would be: {verdict.outcome}, {verdict.reason}"
     return replace(verdict, outcome=Outcome.INCONCLUSIVE, reason=reason, supported=())
 
 
 def _reasons(parts: tuple[Finding, ...]) -> str:
-    """Return the reasons of these parts; of many, the first ones and the number of the others."""
+    """Return the reasons of these parts as text; if there are many, the first ones and the number of the others."""
     if len(parts) == 1 and not parts[0].name:
         return parts[0].reason
     shown = parts if len(parts) <= MOST_REASONS + 1 else parts[:MOST_REASONS]

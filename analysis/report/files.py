@@ -1,9 +1,9 @@
-"""A report as files: the notebook of a study, executed, as a page, with all that it shows beside it.
+"""Write a report: the executed notebook of a study as a page, with its tables, figures and verdicts as files.
 
     REPORTS/STUDY-SCALE/index.html  STUDY.ipynb  verdicts.json  tables/*.csv|tex  figures/*.svg|png  made-of.json
 
-The folder is there whole or not at all: it is made under another name, and then takes the place of the one before it.
-Equal results of equal code give equal bytes, so where nothing has changed since (see `fingerprint`) nothing is done.
+The folder is written under another name and then replaces the previous one, so a report is never incomplete. Equal
+results and equal code give equal files, so a report is not written again if neither has changed (see `fingerprint`).
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ INDEX = "index.html"
 
 @dataclass(frozen=True)
 class Written:
-    """A report that was written, or was there already."""
+    """A report that was written, or that existed already."""
 
     index: Path
-    verdicts: str  # how many of each outcome
-    missing: tuple[str, ...]  # places without a result
-    notes: tuple[str, ...] = ()  # about the plan that was read
+    verdicts: str  # the number of verdicts of each outcome, as text
+    missing: tuple[str, ...]  # a line for each place without a result
+    notes: tuple[str, ...] = ()  # notes on the plan that was read
 
 
 def write_report(overrides: Sequence[str], reports: Path) -> Written:
-    """Write the report of the study that the overrides name, as `fewbits sweep` takes them."""
+    """Write the report of the study that the overrides select; they are those of `fewbits sweep`."""
     planned = read_study(overrides)
     folder, digest = reports / planned.name, made_of(planned.results, (*planned.overrides, planned.changed))
     if not unchanged(folder, digest):
@@ -54,18 +54,18 @@ def write_report(overrides: Sequence[str], reports: Path) -> Written:
 def _files(study: str, overrides: Sequence[str]) -> dict[str, str | bytes]:
     notebooks = {path.stem: path for path in sorted(NOTEBOOKS.glob("*.py"))}
     one_of("study with a report", study, notebooks)
-    done = execute(notebooks[study], {"overrides": list(overrides)})
-    report: StudyReport = done.names[study]
-    if left := list(report.unshown()):
-        raise ValueError(f"the notebook of {study} does not show {', '.join(left)}")
+    executed = execute(notebooks[study], {"overrides": list(overrides)})
+    report: StudyReport = executed.names[study]
+    if unshown := list(report.unshown()):
+        raise ValueError(f"the notebook of {study} does not show {', '.join(unshown)}; add a cell for each")
     title = f"{STUDIES[study].title}: scale {report.scale}"
     foot = Markup(
-        'The code of every number is in <a href="{0}.ipynb">{0}.ipynb</a>; verdicts, tables and figures are files '
-        "beside this page."
+        'The notebook <a href="{0}.ipynb">{0}.ipynb</a> has the code behind every number. Verdicts, tables and figures '
+        "are also files in this page's folder."
     ).format(study)
     return {
-        INDEX: page(done.notebook, title, foot),
-        f"{study}.ipynb": _notebook(done.notebook),
+        INDEX: page(executed.notebook, title, foot),
+        f"{study}.ipynb": _notebook(executed.notebook),
         "verdicts.json": to_json(report.record()),
         **_tables(report),
         **_figures(report),
@@ -73,19 +73,23 @@ def _files(study: str, overrides: Sequence[str]) -> dict[str, str | bytes]:
 
 
 def check_place(reports: Path) -> None:
-    """Raise ValueError where no report can be written."""
+    """Create the folder for reports if necessary; raise ValueError if no file can be written there."""
     try:
         reports.mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=reports):
             pass
     except OSError as error:
-        raise ValueError(f"--out {reports}: {error.strerror}: no report can be written there") from None
+        raise ValueError(f"--out {reports}: no report can be written there: {error.strerror}") from None
 
 
 def replace_folder(folder: Path, make: Callable[[], Mapping[str, str | bytes]], made_of: str) -> None:
-    """Replace a report's folder by the files that `make` returns, which takes a while: the place is checked before."""
+    """Replace a report's folder by the files that `make` returns.
+
+    `make` takes a while, so the folder is checked first. Raise ValueError if it has files but is not a report's, or
+    cannot be written. made_of: the digest to record.
+    """
     if folder.exists() and any(folder.iterdir()) and not (folder / INDEX).is_file():
-        raise ValueError(f"{folder} is no report and is not replaced; choose another folder with --out")
+        raise ValueError(f"{folder} is no report, so it is not replaced; choose another folder with --out")
     check_place(folder.parent)
     contents = {name: text.encode() if isinstance(text, str) else text for name, text in make().items()}
     contents[MADE_OF] = record(made_of, contents)
@@ -106,7 +110,7 @@ def _notebook(notebook: object) -> str:
 
 
 def to_json(record: object) -> str:
-    """Return a record as JSON, the same text for the same record."""
+    """Return a record as JSON; equal records give equal text."""
     return json.dumps(record, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 

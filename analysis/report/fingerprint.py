@@ -1,7 +1,7 @@
-"""The digest of all that a report depends on: code, packages that compute or draw, and every byte of the results.
+"""Compute a digest of everything that a report depends on: code, versions of packages, and the files of the results.
 
-A report whose digest is today's, and whose files are as they were written, would come out the same and is not made
-again. Checkpoints, too large to be read each time, enter by name, size and time.
+If the digest is equal and the report's files are unchanged, a new report would be equal, so it is not written again.
+Checkpoints are too large to be read each time; their names, sizes and modification times are hashed instead.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ROOT = Path(__file__).resolve().parents[2]
 
 
 def made_of(results: Results, overrides: tuple[str, ...]) -> str:
-    """Return the digest of a report of these results."""
+    """Return the digest of a report on these results with these overrides."""
     parts = {
         "overrides": overrides,
         "code": sources(SOURCES),
@@ -39,43 +39,43 @@ def made_of(results: Results, overrides: tuple[str, ...]) -> str:
 
 
 def sources(folders: tuple[str, ...]) -> str:
-    """Return a digest of the folders' code and data."""
-    found = hashlib.sha256()
+    """Return the digest of the source and data files in these packages."""
+    total = hashlib.sha256()
     for name in folders:
         for path in sorted(path for path in (_ROOT / name).rglob("*") if path.suffix in CODE):
-            found.update(f"{path.relative_to(_ROOT).as_posix()} {digest(path.read_bytes())}\n".encode())
-    return found.hexdigest()
+            total.update(f"{path.relative_to(_ROOT).as_posix()} {digest(path.read_bytes())}\n".encode())
+    return total.hexdigest()
 
 
 def unchanged(folder: Path, made_of: str) -> bool:
-    """Tell whether the report in a folder has this digest and is whole."""
+    """Tell whether the folder has a report with this digest, and its files are as they were written."""
     try:
         record = json.loads((folder / MADE_OF).read_text("utf-8"))
         return record["made of"] == made_of and all(
-            digest((folder / name).read_bytes()) == was for name, was in record["files"].items()
+            digest((folder / name).read_bytes()) == written for name, written in record["files"].items()
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
 
 
 def record(made_of: str, files: Mapping[str, bytes]) -> bytes:
-    """Return the record that `unchanged` compares with."""
-    found = {"made of": made_of, "files": {name: digest(content) for name, content in files.items()}}
-    return (json.dumps(found, indent=2) + "\n").encode()
+    """Return the content of the file `made-of.json`, which `unchanged` reads."""
+    entries = {"made of": made_of, "files": {name: digest(content) for name, content in files.items()}}
+    return (json.dumps(entries, indent=2) + "\n").encode()
 
 
 def digest(content: bytes) -> str:
-    """Return the digest of a file."""
+    """Return the digest of a file's content."""
     return hashlib.sha256(content).hexdigest()
 
 
 def _contents(folder: Path) -> dict[str, str]:
-    found = {}
+    contents = {}
     for path in sorted(folder.rglob("*")):
         if path.is_file() and path.name not in NEVER_READ:
             if path.parent == folder:
-                found[path.name] = digest(path.read_bytes())
+                contents[path.name] = digest(path.read_bytes())
             else:
                 stat = path.stat()
-                found[path.relative_to(folder).as_posix()] = f"{stat.st_size} {stat.st_mtime_ns}"
-    return found
+                contents[path.relative_to(folder).as_posix()] = f"{stat.st_size} {stat.st_mtime_ns}"
+    return contents

@@ -1,6 +1,6 @@
-"""The page of all papers: what each report in a folder says of its claims, scales side by side.
+"""Write the page of all papers: the verdicts of all reports in a folder, with the scales of a study side by side.
 
-Made of the reports' verdicts.json alone, so that it says what they say, and of the claims' data today.
+The verdicts are read from the reports' verdicts.json, so that page and reports agree; the claims are those of today.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from fewbits.sweeps.planning.studies import STUDIES
 
 TITLE = "Pre-training in few bits: what was reproduced"
 ABOUT = (
-    "Each claim of each paper, as far as our runs decide it. A verdict holds at the scale that it was reached at; what "
-    "holds at one need not hold at the next. The reports have the reasons, tables, figures and trials."
+    "Our verdict on each claim of each paper. A verdict is valid for its scale; it may differ at another scale. The "
+    "reports have the reasons, tables, figures and trials."
 )
 
 
@@ -39,7 +39,7 @@ class Report:
     scale: str
     size: str
     folder: str
-    flags: int
+    flags: int  # the number of its warnings
     verdicts: Mapping[str, Verdict]
 
     @property
@@ -52,17 +52,17 @@ class Report:
 
 
 def write_index(reports: Path) -> Path:
-    """Write the page of all reports in a folder."""
-    found = [report for path in sorted(reports.glob(f"*/{INDEX}")) if (report := _read(path)) is not None]
-    if not found:
-        raise ValueError(f"no report in {reports}; `fewbits report` writes one")
+    """Write the page of all reports in a folder; raise ValueError if there are none."""
+    found_reports = [report for path in sorted(reports.glob(f"*/{INDEX}")) if (report := _read(path)) is not None]
+    if not found_reports:
+        raise ValueError(f"no report in {reports}; to write one: fewbits report study=NAME scale=NAME")
     index = reports / INDEX
-    write_atomically(index, _page(found).encode())
+    write_atomically(index, _page(found_reports).encode())
     return index
 
 
 def _read(page: Path) -> Report | None:
-    """Return the report of a page; None for pages of several scales."""
+    """Return the report of a page; None for a page that compares several scales."""
     file = page.with_name("verdicts.json")
     try:
         record = json.loads(file.read_text("utf-8"))
@@ -72,7 +72,7 @@ def _read(page: Path) -> Report | None:
         flags = sum(len(record[key]) for key in ("notices", "flags", "mixed"))
         return Report(record["study"], record["scale"], record["size"], page.parent.name, flags, verdicts)
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ValueError(f"{file} cannot be read ({error}); write that report again, or remove it") from None
+        raise ValueError(f"{file} cannot be read ({error}); write that report again, or remove its folder") from None
 
 
 def restored(record: Mapping[str, Any]) -> Verdict:
@@ -87,25 +87,25 @@ def _restored(findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
     return tuple(replace(finding, status=Status(finding.status)) for finding in findings)
 
 
-def _page(found: list[Report]) -> str:
-    studies = [study for study in STUDIES if any(report.study == study for report in found)]
-    shown = []
-    for study in studies:
-        ours = [report for report in found if report.study == study]
-        columns = [Column(report.scale, report.size.partition(";")[0], report.verdicts, report.link) for report in ours]
-        of = STUDIES[study]
-        shown.append(
+def _page(reports: list[Report]) -> str:
+    names = [study for study in STUDIES if any(report.study == study for report in reports)]
+    sections = []
+    for name in names:
+        own = [report for report in reports if report.study == name]
+        columns = [Column(report.scale, report.size.partition(";")[0], report.verdicts, report.link) for report in own]
+        study = STUDIES[name]
+        sections.append(
             {
-                "title": of.title,
-                "arxiv": of.arxiv,
-                "about": of.about,
-                "reports": ours,
-                "table": scales_table(_claims(study), columns),
+                "title": study.title,
+                "arxiv": study.arxiv,
+                "about": study.about,
+                "reports": own,
+                "table": scales_table(_claims(name), columns),
             }
         )
     header = render("header", kicker="fewbits", title=TITLE, arxiv="", about=ABOUT, tally="")
-    body = render("index", style=style(), header=header, studies=shown)
-    return document(TITLE, body, [STUDIES[study].title for study in studies], ABOUT)
+    body = render("index", style=style(), header=header, studies=sections)
+    return document(TITLE, body, [STUDIES[name].title for name in names], ABOUT)
 
 
 def _claims(study: str) -> tuple[Claim, ...]:

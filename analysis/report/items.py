@@ -1,4 +1,4 @@
-"""Typed results of tables and figures, with the trials behind every number or the reason why there is none."""
+"""The types of tables and figures: every number has the trials behind it, or there is the reason for its absence."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ class OutOfReach:
 
 @dataclass(frozen=True)
 class Setting:
-    """Not measured but chosen: a word or a number of the trials' own configs."""
+    """The text of a cell that is not a measured number: a setting from the trials' configs, or a remark."""
 
     text: str
     trials: tuple[str, ...] = ()
-    assumed: bool = False  # the paper does not say it
+    assumed: bool = False  # the paper does not state the setting
 
 
 @dataclass(frozen=True)
 class Value:
-    """A number of ours: the mean over seeds, with what it comes from."""
+    """A measured number: the mean over seeds, with the trials that it is from."""
 
     mean: float
     interval: Interval | None = None  # None with one seed
@@ -50,16 +50,16 @@ class Value:
             return data
         if not data.values:
             return NoData(f"{data.diverged or data.baseline_diverged} pairs diverged", data.trials)
-        found = estimate(data.values, data.spread, data.shared)
+        estimated = estimate(data.values, data.spread, data.shared)
         notes = data.notes
         if data.diverged or data.baseline_diverged:
             notes += (f"diverged: {data.diverged} of ours, {data.baseline_diverged} of the baseline",)
-        if found is None:
+        if estimated is None:
             return Value(data.values[0], None, 1, data.trials, notes)
-        return Value(found.mean, found.interval(LEVEL), found.n, data.trials, notes)
+        return Value(estimated.mean, estimated.interval(LEVEL), estimated.n, data.trials, notes)
 
     def times(self, factor: float) -> Value:
-        """Return the number in another unit, for example in percent."""
+        """Return the number and its interval in another unit, such as percent."""
         interval = self.interval and Interval(
             self.interval.low * factor, self.interval.high * factor, self.interval.level
         )
@@ -71,7 +71,7 @@ Ours = Value | Setting | Missing
 
 
 def why_missing(ours: Missing) -> str:
-    """Return in words why there is no number."""
+    """Return the text that says why there is no number."""
     if isinstance(ours, NotPlanned):
         return ours.reason
     return f"{'out of reach' if isinstance(ours, OutOfReach) else 'no data'}: {ours.reason}"
@@ -79,16 +79,16 @@ def why_missing(ours: Missing) -> str:
 
 @dataclass(frozen=True)
 class TableCell:
-    """The paper's number and ours."""
+    """A cell of a table, with the paper's number and ours."""
 
     ours: Ours
-    paper: float | str | None = None  # None: the paper has none, or it is lost
-    source: str = ""  # of the paper's number
-    comparable: bool = True  # losses of other models on other data are not: their difference would mean nothing
+    paper: float | str | None = None  # None if the paper has no number, or its text as we have it lacks it
+    source: str = ""  # the source of the paper's number
+    comparable: bool = True  # false for losses, which depend on model and data; then no difference is shown
 
     @property
     def difference(self) -> float | None:
-        """Ours less the paper's."""
+        """Our number minus the paper's; None if they cannot be compared."""
         if isinstance(self.ours, Value) and isinstance(self.paper, float) and self.comparable:
             return self.ours.mean - self.paper
         return None
@@ -100,6 +100,8 @@ class TableCell:
 
 @dataclass(frozen=True)
 class TableRow:
+    """A row of a table, for one metric."""
+
     title: str
     cells: tuple[TableCell, ...]
     unit: str = ""
@@ -107,7 +109,7 @@ class TableRow:
 
 @dataclass(frozen=True)
 class TableResult:
-    """Rows and columns as in the paper; each cell has the paper's number, ours and the difference."""
+    """A table with rows and columns as in the paper."""
 
     columns: tuple[str, ...]
     rows: tuple[TableRow, ...]
@@ -123,16 +125,19 @@ class TableResult:
         return tuple(dict.fromkeys(t for row in self.rows for cell in row.cells for t in cell.trials))
 
     def frame(self) -> pd.DataFrame:
-        """Return a row per metric; per column the paper's number, ours, difference, interval and seeds."""
+        """Return the table as a frame: a row for each metric and, for each column of the table, six columns.
+
+        These are the paper's number, ours, the difference, both ends of the interval and the number of seeds.
+        """
         return pd.DataFrame([_record(row, self.columns) for row in self.rows])
 
 
 @dataclass(frozen=True)
 class FigureResult:
-    """A figure that is drawn when it is asked for."""
+    """A figure as the function that draws it."""
 
     draw: Callable[[], Figure]
-    trials: tuple[str, ...] = ()  # a schematic has none
+    trials: tuple[str, ...] = ()  # empty for a schematic
     notes: tuple[str, ...] = ()
 
 

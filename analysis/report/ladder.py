@@ -1,4 +1,4 @@
-"""The scale ladder: what several scales show of each claim, side by side, on one page."""
+"""Write the scale ladder: one page with the verdicts at several scales side by side."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from fewbits.analysis.views.claims import counts, tally
 from fewbits.analysis.views.html import render, style
 from fewbits.sweeps.planning.studies import STUDIES
 
-ABOUT = "The same claims, judged at each scale by itself. What holds at one need not hold at the next."
+ABOUT = "Each scale is judged by itself. A verdict is valid for its scale; it may differ at another scale."
 
 
 def write_ladder(overrides: Sequence[str], scales: Sequence[str], reports: Path) -> Written:
-    """Write the page of the study that the overrides name, at each of the scales."""
+    """Write the page that compares these scales of the study that the overrides select."""
     if len(scales) < 2 or len(set(scales)) != len(scales):
-        raise ValueError(f"--compare {' '.join(scales)}: two scales or more are expected, each once")
-    if given := [override for override in overrides if override.startswith("scale=")]:
-        raise ValueError(f"{given[0]} and --compare {' '.join(scales)}: give scales once")
-    found = {scale: read_study((*overrides, f"scale={scale}")) for scale in scales}
-    folder = reports / "-".join((found[scales[0]].study, *scales))
-    digests = [made_of(report.results, (*report.overrides, report.changed)) for report in found.values()]
-    replace_folder(folder, lambda: _files(found), " ".join(digests))
-    missing = tuple(f"{scale}: {flag}" for scale, report in found.items() for flag in report.results.flags)
-    verdicts = "; ".join(f"{scale}: {counts(report.verdicts)}" for scale, report in found.items())
-    notes = tuple(f"{scale}: {note}" for scale, report in found.items() for note in report.notes)
+        raise ValueError(f"--compare {' '.join(scales)}: give two scales or more, each once")
+    if chosen := [override for override in overrides if override.startswith("scale=")]:
+        raise ValueError(f"{chosen[0]} and --compare {' '.join(scales)}: give the scales only once, to --compare")
+    reports_by_scale = {scale: read_study((*overrides, f"scale={scale}")) for scale in scales}
+    folder = reports / "-".join((reports_by_scale[scales[0]].study, *scales))
+    digests = [made_of(report.results, (*report.overrides, report.changed)) for report in reports_by_scale.values()]
+    replace_folder(folder, lambda: _files(reports_by_scale), " ".join(digests))
+    missing = tuple(f"{scale}: {flag}" for scale, report in reports_by_scale.items() for flag in report.results.flags)
+    verdicts = "; ".join(f"{scale}: {counts(report.verdicts)}" for scale, report in reports_by_scale.items())
+    notes = tuple(f"{scale}: {note}" for scale, report in reports_by_scale.items() for note in report.notes)
     return Written(folder / INDEX, verdicts, missing, notes)
 
 
-def _files(found: Mapping[str, StudyReport]) -> dict[str, str]:
-    record = {scale: report.record() for scale, report in found.items()}
-    return {INDEX: _page(found), "verdicts.json": to_json(record)}
+def _files(reports: Mapping[str, StudyReport]) -> dict[str, str]:
+    record = {scale: report.record() for scale, report in reports.items()}
+    return {INDEX: _page(reports), "verdicts.json": to_json(record)}
 
 
-def _page(found: Mapping[str, StudyReport]) -> str:
-    first = next(iter(found.values()))
+def _page(reports: Mapping[str, StudyReport]) -> str:
+    first = next(iter(reports.values()))
     title = STUDIES[first.study].title
     claims = [verdict.claim for verdict in first.verdicts.values()]
     body = render(
@@ -53,13 +53,13 @@ def _page(found: Mapping[str, StudyReport]) -> str:
                 "tally": tally(report.verdicts.values()),
                 "flags": [*report.origin.notices, *report.results.flags, *report.origin.mixed],
             }
-            for scale, report in found.items()
+            for scale, report in reports.items()
         ],
         table=scales_table(
-            claims, [Column(scale, report.results.scale, report.verdicts) for scale, report in found.items()]
+            claims, [Column(scale, report.results.scale, report.verdicts) for scale, report in reports.items()]
         ),
         reasons=[
-            (claim, [(scale, str(report.verdicts[claim.id])) for scale, report in found.items()]) for claim in claims
+            (claim, [(scale, str(report.verdicts[claim.id])) for scale, report in reports.items()]) for claim in claims
         ],
     )
-    return document(f"{title}: scales {', '.join(found)}", body, ["Claims", "Reasons"], ABOUT)
+    return document(f"{title}: scales {', '.join(reports)}", body, ["Claims", "Reasons"], ABOUT)

@@ -1,8 +1,8 @@
 """Execute a notebook in percent format in this process.
 
-A kernel of its own would take two seconds to start and import torch once more, so the cells run here as Jupyter runs
-them: in one namespace, in order, each showing the value of its last expression. The same cells give the same bytes, as
-neither time nor machine is recorded. An error in a cell is raised to the caller.
+A separate kernel would take two seconds to start and import torch again, so the cells run here as in Jupyter: in one
+namespace, in order, and each shows the value of its last expression. Equal cells give equal files, since neither the
+time nor the machine is recorded. An error in a cell is raised to the caller.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from nbformat import NotebookNode
 
-PARAMETERS = "parameters"  # tag of the cell whose values a caller may replace
+PARAMETERS = "parameters"  # the tag of the cell whose values a caller can replace
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Executed:
 
 
 def execute(source: Path, parameters: Mapping[str, Any]) -> Executed:
-    """Execute a notebook. parameters: literals that replace those of the cell tagged `parameters`."""
+    """Execute a notebook. parameters: the values of all variables in the cell with the tag `parameters`."""
     import jupytext
 
     notebook = jupytext.read(source)
@@ -48,12 +48,12 @@ def execute(source: Path, parameters: Mapping[str, Any]) -> Executed:
 
 
 def _replace(notebook: NotebookNode, source: Path, parameters: Mapping[str, Any]) -> None:
-    found = [cell for cell in notebook.cells if PARAMETERS in cell.metadata.get("tags", [])]
-    if len(found) != 1:
-        raise ValueError(f"{source}: {len(found)} cells are tagged {PARAMETERS}, and one is expected")
-    (cell,) = found
+    tagged = [cell for cell in notebook.cells if PARAMETERS in cell.metadata.get("tags", [])]
+    if len(tagged) != 1:
+        raise ValueError(f"{source}: {len(tagged)} cells have the tag {PARAMETERS}; exactly one must have it")
+    (cell,) = tagged
     if set(parameters) != {node.id for node in ast.walk(ast.parse(cell.source)) if isinstance(node, ast.Name)}:
-        raise ValueError(f"{source}: its parameters are not {', '.join(parameters)}")
+        raise ValueError(f"{source}: the cell {PARAMETERS} must set exactly {', '.join(parameters)}")
     cell.source = "\n".join(f"{name} = {value!r}" for name, value in parameters.items())
 
 

@@ -1,6 +1,6 @@
-"""An executed notebook as one HTML page that needs nothing beside it: no script, no font, no picture from elsewhere.
+"""Turn an executed notebook into one self-contained HTML page, without scripts and without external fonts or images.
 
-What is shown is prose and results; the code of the cells is in the notebook beside the page.
+The page has the notebook's prose and results, without the code of its cells.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
 
 
 def page(notebook: NotebookNode, title: str, foot: str) -> str:
-    """Return the notebook's page."""
+    """Return the page of an executed notebook. foot: the text at the end of the page."""
     contents: list[str] = []
     body = Markup().join(_parts(notebook, contents))
     return document(title, body, contents, foot)
 
 
 def document(title: str, body: Markup, contents: list[str], foot: str) -> str:
-    """Return a page. contents: the names of its parts, each of which is a heading."""
+    """Return an HTML page. contents: the headings in the body that the table of contents lists."""
     return str(render("page", title=title, body=body, contents=contents, foot=foot)) + "\n"
 
 
 def _parts(notebook: NotebookNode, contents: list[str]) -> Iterator[Markup]:
-    """Yield what each cell shows, and add the headings to contents."""
+    """Yield the HTML of each cell's text or outputs, and append the second-level headings to `contents`."""
     from markdown_it import MarkdownIt
 
     markdown = MarkdownIt("commonmark").enable("table")

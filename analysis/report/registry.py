@@ -1,4 +1,4 @@
-"""The tables and figures of a study, each a function of results, in the order of the paper.
+"""The registry of a study's tables and figures, each of which is a function of the results.
 
     @table("mor", "Table 2")
     def table_2(results: Results) -> Table: …
@@ -6,9 +6,9 @@
     @figure("mor", "Figure 5")
     def figure_5(results: Results) -> Picture: …
 
-The paper's data file says what the paper says of each. Those of our own are registered with a title; they come after
-the paper's and are marked as ours. What `figures.yaml` and `tables.yaml` declare needs no function. Claims are data
-(engine/claims.py).
+Titles of the paper's tables and figures come from the paper's data file. Our own are registered with a title; they come
+after the paper's and are marked as ours. Tables and figures that `tables.yaml` and `figures.yaml` declare need no
+function. Claims are not registered but data (engine/claims.py).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Entry(Generic[M]):
 
     id: str
     title: str
-    of_paper: bool  # else a finding of our own
+    of_paper: bool  # false for a table or figure of our own
     make: M
 
 
@@ -48,38 +48,38 @@ class StudyRegistry:
 
     @property
     def tables(self) -> list[Entry[MakeTable]]:
-        """The paper's tables in its order, then ours in that of their registration."""
+        """The paper's tables in its order, then our own in the order of registration."""
         return [self._tables[name] for name in self.table_ids if name in self._tables]
 
     @property
     def figures(self) -> list[Entry[MakeFigure]]:
-        """The paper's figures in its order, then ours in that of their registration."""
+        """The paper's figures in its order, then our own in the order of registration."""
         return [self._figures[name] for name in self.figure_ids if name in self._figures]
 
     @property
     def table_ids(self) -> list[str]:
-        """Ids of the paper's tables, made or not, and of ours."""
+        """The ids of the paper's tables, registered or not, and of our own."""
         return list(dict.fromkeys([*(table.id for table in paper(self.study).tables), *self._tables]))
 
     @property
     def figure_ids(self) -> list[str]:
-        """Ids of the paper's figures, made or not, and of ours."""
+        """The ids of the paper's figures, registered or not, and of our own."""
         return list(dict.fromkeys([*(figure.id for figure in paper(self.study).figures), *self._figures]))
 
     @property
     def missing(self) -> list[str]:
-        """Ids of what the paper has and nothing makes."""
+        """The ids of the paper's tables and figures for which nothing is registered."""
         names = [*self.table_ids, *self.figure_ids]
         return [name for name in names if name not in self._tables and name not in self._figures]
 
     def add_table(self, name: str, make: MakeTable, title: str | None = None) -> None:
-        """Register a table of the paper, or of our own where a title is given."""
+        """Register a table of the paper or, with a title, of our own."""
         printed = paper(self.study).table(name).title if title is None else title
         self._check(self._tables, name)
         self._tables[name] = Entry(name, printed, title is None, make)
 
     def add_figure(self, name: str, make: MakeFigure, title: str | None = None) -> None:
-        """Register a figure of the paper, or of our own where a title is given."""
+        """Register a figure of the paper or, with a title, of our own."""
         printed = paper(self.study).figure(name).title if title is None else title
         self._check(self._figures, name)
         self._figures[name] = Entry(name, printed, title is None, make)
@@ -93,14 +93,17 @@ _REGISTRIES: dict[str, StudyRegistry] = {}
 
 
 def study_registry(study: str) -> StudyRegistry:
-    """Return the registry of a study, with all that its modules and its data file register."""
-    found = _registry(study)
-    load(found)
-    return found
+    """Return the registry of a study, with everything that its modules and its `figures.yaml` register."""
+    registry = _registry(study)
+    load(registry)
+    return registry
 
 
 def load(registry: StudyRegistry) -> None:
-    """Import the study's modules, which register themselves, and register its declared figures; once."""
+    """Import the study's modules, which register their functions, and register its declared tables and figures.
+
+    A second call changes nothing.
+    """
     from fewbits.analysis.report.declared import declared_figures, declared_tables
 
     for path in sorted((FOLDER / registry.study).glob("*.py")):
@@ -115,7 +118,7 @@ def load(registry: StudyRegistry) -> None:
 
 
 def table(study: str, name: str, title: str | None = None) -> Callable[[MakeTable], MakeTable]:
-    """Register a function that makes a table of the paper, or of our own where a title is given."""
+    """Register the decorated function as a table of the paper or, with a title, of our own."""
 
     def register(make: MakeTable) -> MakeTable:
         _registry(study).add_table(name, make, title)
@@ -125,7 +128,7 @@ def table(study: str, name: str, title: str | None = None) -> Callable[[MakeTabl
 
 
 def figure(study: str, name: str, title: str | None = None) -> Callable[[MakeFigure], MakeFigure]:
-    """Register a function that makes a figure of the paper, or of our own where a title is given."""
+    """Register the decorated function as a figure of the paper or, with a title, of our own."""
 
     def register(make: MakeFigure) -> MakeFigure:
         _registry(study).add_figure(name, make, title)

@@ -1,4 +1,4 @@
-"""Verdicts at several scales, side by side: a cell for each claim and scale."""
+"""Make the table of verdicts at several scales, with a cell for each claim and scale."""
 
 from __future__ import annotations
 
@@ -15,23 +15,25 @@ from fewbits.analysis.views.html import render
 
 @dataclass(frozen=True)
 class Column:
-    """The verdicts of one scale; `link` is the report that has them in full."""
+    """The verdicts of one scale."""
 
     name: str
-    remark: str
+    remark: str  # the text beside the name in the head of the column
     verdicts: Mapping[str, Verdict]
-    link: str = ""
+    link: str = ""  # the address of the report with the full verdicts
 
 
 @dataclass(frozen=True)
 class Cell:
+    """The verdict on a claim at one scale."""
+
     badge: Markup
-    finding: FindingView | None
-    link: str
+    finding: FindingView | None  # the finding whose effect is shown
+    link: str  # the address of the claim in the report
 
 
 def scales_table(claims: Sequence[Claim], columns: Sequence[Column]) -> Markup:
-    """Return the table of these claims."""
+    """Return the table with a row for each claim and a column for each scale."""
     rows = [(claim, [_cell(claim, column) for column in columns]) for claim in claims]
     return render("scales", columns=[(column.name, column.remark) for column in columns], rows=rows)
 

@@ -1,4 +1,4 @@
-"""Items as a notebook shows them: a table, a figure or claims, as HTML with the data behind it."""
+"""The items that a notebook shows: a table, a figure or claims, as HTML with the data behind it."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from fewbits.analysis.views.html import Html
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-PIXELS = 120  # of an inch of a figure, where there is room
+PIXELS = 120  # the width on the page, per inch of the figure, if there is room
 
 
 @dataclass(frozen=True, repr=False)
 class TableItem(Html):
-    """A table: `frame` has its numbers, `result` these with their trials."""
+    """A table: `frame` has the numbers, `result` also the trials behind them."""
 
     result: Table | None = None
 
     @property
     def frame(self) -> pd.DataFrame:
-        """A row per metric; per column the paper's number, ours, difference, interval and seeds."""
+        """The table's numbers as `TableResult.frame` returns them; empty if there is no table."""
         return self.result.frame() if isinstance(self.result, TableResult) else pd.DataFrame()
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """A figure as files."""
+    """A drawn figure as the contents of files."""
 
-    light: str  # SVG
-    dark: str
-    png: bytes  # light
-    width: float  # inches
+    light: str  # SVG in the light theme
+    dark: str  # SVG in the dark theme
+    png: bytes  # in the light theme
+    width: float  # in inches
 
     @property
     def pixels(self) -> int:
@@ -54,15 +54,15 @@ class Drawing:
 
 @dataclass(frozen=True, repr=False)
 class FigureItem(Html):
-    """A figure: `figure` is matplotlib's, `drawing` the report's files."""
+    """A figure: `figure` is a figure of matplotlib, `drawing` has the contents of the report's files."""
 
     result: Picture | None = None
     drawing: Drawing | None = None
 
     @property
     def figure(self) -> Figure:
-        """The figure in the light theme, drawn anew."""
-        from fewbits.analysis.figures.theme import themed  # matplotlib takes its time
+        """The figure of matplotlib in the light theme; each access draws a new one."""
+        from fewbits.analysis.figures.theme import themed  # imported here because matplotlib is slow to import
 
         if not isinstance(self.result, FigureResult):
             raise ValueError(f"{self.name} has no data: {'' if self.result is None else why_missing(self.result)}")
@@ -77,7 +77,7 @@ class ClaimsItem(Html):
 
     @property
     def frame(self) -> pd.DataFrame:
-        """A row for each comparison: claim, verdict, what it shows, effect, interval, seeds, p."""
+        """A table with a row for each comparison, with its verdict, status, effect, interval, n, margin and p."""
         rows = [
             {
                 "claim": verdict.claim.id,
@@ -100,7 +100,7 @@ class ClaimsItem(Html):
 
 def draw(result: FigureResult) -> Drawing:
     """Draw a figure in both themes."""
-    from fewbits.analysis.figures.theme import png, svg, themed  # matplotlib takes its time
+    from fewbits.analysis.figures.theme import png, svg, themed  # imported here because matplotlib is slow to import
 
     light, dark = themed(result, "light"), themed(result, "dark")
     return Drawing(svg(light), svg(dark), png(light), float(light.get_figwidth()))

@@ -1,12 +1,12 @@
-"""A study at one scale, as its notebook calls it, item by item, in the order of the paper.
+"""The report of a study at one scale, with the functions that its notebook calls for each item.
 
     mor = read_study(["study=mor", "scale=cpu"])
     mor.table("Table 2").frame          # a DataFrame; in Jupyter the item shows the table of the report
     mor.figure("Figure 5").figure       # a matplotlib Figure
     mor.claims("M3", "M4", "M5").frame
 
-Everything is made once; the report's files are written from what the notebook has shown. What a store has no data for
-is said in words, and so is what nothing makes yet.
+The report's files are written from the items that the notebook has shown. An item without data in the store, or
+without a function that makes it, shows a text that says so.
 """
 
 from __future__ import annotations
@@ -38,7 +38,10 @@ from fewbits.sweeps.planning.studies import STUDIES
 
 
 def read_study(overrides: Sequence[str]) -> StudyReport:
-    """Return the study that the overrides name, as for `fewbits sweep`; a sweep file names it by `study: mor`."""
+    """Return the report of the study that the overrides select; they are those of `fewbits sweep`.
+
+    A sweep file of the user's own names its study in the key `study`. Raise ValueError for an unknown study.
+    """
     found = find_plan(overrides)
     sweeps = found.plan.sweeps
     studies = sorted({sweep.study for sweep in sweeps})
@@ -60,9 +63,9 @@ class StudyReport:
     scale: str
     overrides: tuple[str, ...]
     results: Results
-    changed: str = ""  # how the sweep's definition differs from that of the plan which is read
-    notes: tuple[str, ...] = ()  # what a command prints about the plan
-    tables: dict[str, TableItem] = field(default_factory=dict)  # what has been shown
+    changed: str = ""  # how the sweep's definition differs from that in the stored plan
+    notes: tuple[str, ...] = ()  # notes on the plan that a command prints
+    tables: dict[str, TableItem] = field(default_factory=dict)  # the tables that have been shown
     figures: dict[str, FigureItem] = field(default_factory=dict)
     shown_claims: list[str] = field(default_factory=list)
 
@@ -97,18 +100,18 @@ class StudyReport:
 
     @property
     def size(self) -> str:
-        """The amount of training, and how much of it was in an arm's own recipe."""
-        whole = training_of(self.results, self.results.plan.trials)
-        if whole is None:
+        """The amount of training, and the greatest share of a quantized run's tokens that its own recipe trained."""
+        total = training_of(self.results, self.results.plan.trials)
+        if total is None:
             return self.results.scale
         own = training_of(self.results, self._quantized())
         share = (
-            f"up to {own.quantized:.0%} of a quantized run's tokens in its own recipe" if own else "nothing quantized"
+            f"up to {own.quantized:.0%} of a quantized run's tokens in its own recipe" if own else "no quantized run"
         )
-        return f"{whole}; {share}"
+        return f"{total}; {share}"
 
     def _quantized(self) -> Iterator[str]:
-        """Yield the trials of arms that quantize something; trunks that others branch from are left out."""
+        """Yield the ids of the trials that quantize something, without trunks, from which others branch."""
         trunks = {planned.parent for planned in self.results.plan.trials.values()}
         for trial, planned in self.results.plan.trials.items():
             recipe = planned.trial.recipe
@@ -116,17 +119,17 @@ class StudyReport:
             if trial not in trunks and (operands or recipe.sampler.kind != "none"):
                 yield trial
 
-    # -------------------------------------------------------------------------------- what opens a report
+    # -------------------------------------------------------------------------------- the start of a report
 
     def opening(self) -> Html:
-        """Return the title with the tally of verdicts, and what a reader has to know before any number."""
-        of = STUDIES[self.study]
+        """Return the title with the number of verdicts of each outcome, and the warnings to read before any number."""
+        study = STUDIES[self.study]
         head = render(
             "header",
             kicker="fewbits report",
-            title=of.title,
-            arxiv=of.arxiv,
-            about=f"Scale {self.scale}: {self.size}. Compared with the paper's own runs.",
+            title=study.title,
+            arxiv=study.arxiv,
+            about=f"Scale {self.scale}: {self.size}. Our runs are compared with the paper's.",
             tally=claims.tally(self.verdicts.values()),
         )
         return Html(style() + head + self.origin.flags(), "title")
@@ -147,7 +150,7 @@ class StudyReport:
         return self.figure(name) if name in self.registry.figure_ids else self.claims(name)
 
     def table(self, name: str) -> TableItem:
-        """Return a table by id."""
+        """Return a table by its id; if nothing makes it, an item that says so."""
         entry = next((entry for entry in self.registry.tables if entry.id == name), None)
         if entry is None:
             return TableItem(self._absent(name), name)
@@ -163,7 +166,7 @@ class StudyReport:
         return item
 
     def figure(self, name: str) -> FigureItem:
-        """Return a figure by id."""
+        """Return a figure by its id; if nothing makes it, an item that says so."""
         entry = next((entry for entry in self.registry.figures if entry.id == name), None)
         if entry is None:
             return FigureItem(self._absent(name), name)
@@ -178,18 +181,18 @@ class StudyReport:
         return item
 
     def claims(self, *names: str) -> ClaimsItem:
-        """Return claims in full; without names, all of them."""
+        """Return claims in full, with their verdicts; without names, all claims."""
         names = names or tuple(self.verdicts)
-        found = [self.verdicts[name] for name in names if name in self.verdicts]
-        self.shown_claims += [verdict.claim.id for verdict in found]
+        verdicts = [self.verdicts[name] for name in names if name in self.verdicts]
+        self.shown_claims += [verdict.claim.id for verdict in verdicts]
         cards = [
             claims.card(self.verdicts[name], self.trials) if name in self.verdicts else self._absent(name)
             for name in names
         ]
-        return ClaimsItem(Markup().join(cards), f"claims {', '.join(names)}", tuple(found))
+        return ClaimsItem(Markup().join(cards), f"claims {', '.join(names)}", tuple(verdicts))
 
     def own(self) -> Html:
-        """Return tables, figures and claims of ours that no cell has shown yet."""
+        """Return the tables, figures and claims of our own that no earlier cell has shown."""
         parts = [self.table(e.id).text for e in self.registry.tables if not e.of_paper and e.id not in self.tables]
         parts += [self.figure(e.id).text for e in self.registry.figures if not e.of_paper and e.id not in self.figures]
         ours = [claim.id for claim in self._claims() if claim.ours and claim.id not in self.shown_claims]
@@ -204,34 +207,34 @@ class StudyReport:
         return self._framed(entry.id, title=entry.title, ours=not entry.of_paper, missing=missing, **values)
 
     def _absent(self, name: str) -> Markup:
-        return self._framed(name, missing=f"{name}: fewbits does not make this one yet.")
+        return self._framed(name, missing=f"{name}: fewbits does not make this item yet.")
 
     def _framed(self, name: str, **values: object) -> Markup:
         empty = {"title": "", "ours": False, "caption": "", "source": "", "body": "", "picture": None}
         return render("item", name=name, trials=self.trials, **(empty | {"notes": (), "ids": ()} | values))
 
-    # -------------------------------------------------------------------------------- what closes a report
+    # -------------------------------------------------------------------------------- the end of a report
 
     def remarks(self) -> Html:
-        """Return what stands out among the verdicts, by rule."""
+        """Return the remarks on verdicts; fixed rules choose them."""
         return Html(remarks.remarks(self.verdicts), "remarks")
 
     def not_printed(self) -> Html:
-        """Return which of the paper's numbers are inferred or lost."""
-        return Html(remarks.not_printed(self.paper), "what is inferred or lost")
+        """Return the list of the paper's numbers that are inferred or missing."""
+        return Html(remarks.not_printed(self.paper), "numbers that the paper does not print")
 
     def unreached(self) -> Html:
-        """Return the claims out of reach."""
+        """Return the claims that are out of reach, with the reasons."""
         return Html(remarks.unreached(self.verdicts), "out of reach")
 
     def provenance(self) -> Html:
-        """Return where the numbers come from, and all trials."""
+        """Return the table of code, data and machines behind the numbers, and the table of all trials."""
         return Html(self.origin.table() + trials.trial_table(self.trials), "provenance")
 
     # -------------------------------------------------------------------------------- for programs
 
     def unshown(self) -> Iterator[str]:
-        """Yield what is registered and has not been shown by the notebook."""
+        """Yield the ids of the registered tables and figures and of the claims that the notebook has not shown."""
         yield from (entry.id for entry in self.registry.tables if entry.id not in self.tables)
         yield from (entry.id for entry in self.registry.figures if entry.id not in self.figures)
         yield from (claim.id for claim in self._claims() if claim.id not in self.shown_claims)

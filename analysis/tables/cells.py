@@ -1,4 +1,4 @@
-"""Cells of tables: an arm's number, its change from a baseline in percent, or its spread, each with its trials."""
+"""Make cells of tables: an arm's number, its change from a baseline in percent, or its spread, with its trials."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ UNKNOWN = TableCell(Setting("not known"))
 def level(
     results: Results, metric: Metric, arm: str, where: Where = ANYWHERE, paper: float | None = None, source: str = ""
 ) -> TableCell:
-    """Return a loss: of other data and another tokenizer than the paper's, so that the two levels do not compare."""
+    """Return a loss beside the paper's, without their difference, since data and tokenizer are not the paper's."""
     return cell(own_numbers(results, metric, arm, where), paper=paper, source=source, comparable=False)
 
 
@@ -36,14 +36,14 @@ def change(
     paper: float | None = None,
     source: str = "",
 ) -> TableCell:
-    """Return a change in percent of the baseline."""
+    """Return the arm's change from the baseline, in percent of the baseline."""
     return cell(compare(results, metric, arm, baseline, where, sweep), PERCENT, paper, source)
 
 
 def share(
     results: Results, shares: Mapping[str, float], arm: str, where: Where = ANYWHERE, paper: float | None = None
 ) -> TableCell:
-    """Return a share in percent. shares: by trial."""
+    """Return an arm's share in percent. shares: the share of each trial, by its id."""
     return cell(own_numbers(results, shares, arm, where), PERCENT, paper, "inferred" if paper is not None else "")
 
 
@@ -54,13 +54,13 @@ def cell(
     source: str = "",
     comparable: bool = True,
 ) -> TableCell:
-    """Return the mean of the data, times a factor."""
+    """Return the mean of the data times a factor, beside the paper's number."""
     ours = data if isinstance(data, NotPlanned) else Value.of(data)
     return TableCell(ours.times(factor) if isinstance(ours, Value) else ours, paper, source, comparable)
 
 
 def spread(data: Data | NotPlanned, factor: float = PERCENT) -> TableCell:
-    """Return the standard deviation over seeds."""
+    """Return the data's standard deviation over seeds, times a factor."""
     if not isinstance(data, Differences) or len(data.values) < 2:
         return cell(data) if not isinstance(data, Differences) else TableCell(Setting("one seed", data.trials))
     sd = summary(data.values).sd

@@ -1,7 +1,7 @@
-"""Comparisons for tables and figures: an arm beside its baseline, or its own numbers, as verdicts see them.
+"""Compare an arm with its baseline for tables and figures, with the same data and spreads as verdicts.
 
-A metric is a field of results (`validation_loss`), a curve's mean over its last steps (`loss@late`), or numbers of our
-own by trial.
+A metric is a field of the results (`validation_loss`), a curve's mean over its last steps (`loss@late`), or a mapping
+from trial ids to numbers.
 """
 
 from __future__ import annotations
@@ -20,35 +20,35 @@ from fewbits.analysis.engine.statistics import Pools
 def compare(
     results: Results, metric: Metric, arm: str, baseline: str = BASELINE, where: Where = ANYWHERE, sweep: str = ""
 ) -> Data | NotPlanned:
-    """Return the arm less its baseline, relative to that; their spread is that of all arms that start alike.
+    """Return the relative differences of the arm from its baseline, with the spread pooled over arms that start alike.
 
-    sweep: the sweep to compare in; without one, the first that has both arms.
+    sweep: the sweep to compare in; without it, the first sweep that has both arms.
     """
     part = Part("lower", arms=(arm,), baseline=baseline, sweep=sweep, where=dict(where))
     name = metric if isinstance(metric, str) else "numbers"
-    found = data_of(results, Comparison("", part, arm, baseline, name, where), lambda of, _: resolve(of, metric))
-    assert isinstance(found, Differences | NoData | NotPlanned)
-    return found
+    data = data_of(results, Comparison("", part, arm, baseline, name, where), lambda scope, _: resolve(scope, metric))
+    assert isinstance(data, Differences | NoData | NotPlanned)
+    return data
 
 
 def own_numbers(results: Results, metric: Metric, arm: str, where: Where = ANYWHERE) -> Data | NotPlanned:
-    """Return the arm's numbers themselves, one of each seed."""
+    """Return the arm's own numbers, one for each seed."""
     scope = scope_of(results, (arm,), where=where)
     return not_planned(results) if scope is None else sample(scope, _values(scope, metric), arm, where)
 
 
 def pools(results: Results, metric: Metric, baseline: str = BASELINE, where: Where = ANYWHERE) -> Pools | None:
-    """Return how far pairs spread, kind by kind, of all arms that start as the baseline does."""
+    """Return the pooled spreads of pairs, by kind, from all arms that start as the baseline does."""
     scope = scope_of(results, (baseline,), where=where)
     return None if scope is None else pools_of(results, scope, _values(results, metric), baseline, where)
 
 
 def resolve(results: Results, metric: Metric) -> Numbers:
-    """Return the numbers of a metric."""
+    """Return a metric with its values."""
     return built_in(results, metric) if isinstance(metric, str) else Numbers("numbers", metric)
 
 
 def _values(results: Results, metric: Metric) -> Metric:
-    found = resolve(results, metric).values
-    assert not callable(found)
-    return found
+    values = resolve(results, metric).values
+    assert not callable(values)
+    return values

@@ -1,9 +1,9 @@
-"""Tables of losses and scores: a paper's numbers beside ours.
+"""Make tables of losses and scores with a paper's numbers beside ours.
 
-Levels of loss depend on their data, tokenizer and model: ours and a paper's do not compare, and no difference is shown.
-What compares is each arm's change from a baseline, so every loss has a second row with it in percent, ours paired seed
-by seed. Question answering is out of reach of models this small; loss on text of another kind, and a cloze task where
-the scale asks for one, stand in.
+Losses depend on data, tokenizer and model, so our losses and the paper's cannot be compared, and their difference is
+not shown. The changes from a baseline can be compared: every loss has a second row with them in percent, ours paired
+seed by seed. Question answering is out of reach for our small models; it is replaced by the loss on text of another
+kind and, if the scale has one, a cloze task.
 """
 
 from __future__ import annotations
@@ -26,35 +26,37 @@ STAND_INS = {
     "Cloze on other text": "ood_cloze.accuracy",
 }
 NOTES = (
-    "Losses are of other models, data and tokens than the paper's, so levels do not compare. Changes do: each is the "
-    "arm's from BF16 in the same configuration, ours paired by seed; ± is a 95 % interval",
-    "Training losses are means over the last tenth of the steps, the same batches in all arms of a seed",
+    "Our losses are from other models, data and numbers of tokens than the paper's, so only changes can be compared. "
+    "Each is the arm's change from BF16 in the same configuration; ours is paired by seed, and ± is a 95 % interval",
+    "Training losses are means over the last tenth of the steps; all arms of a seed have the same batches",
 )
 
 
 @dataclass(frozen=True)
 class LossColumn:
-    """An arm of ours, and the paper's column beside it."""
+    """A column of a table: an arm of ours with the paper's column for it."""
 
     title: str
     arm: str
     where: Where = field(default_factory=dict)
     baseline: str | None = None  # the arm that it is compared with
-    printed: str | None = None  # id of the paper's column; None: ours alone
-    part: Results | None = None  # where the arm is run, if not where the others are
+    printed: str | None = None  # id of the paper's column; None if the paper has none
+    part: Results | None = None  # the results that have the arm, if they are not those of the other columns
 
-    def level(self, results: Results, metric: Metric, said: float | None = None, source: str = "") -> TableCell:
-        return level(self.part or results, metric, self.arm, self.where, said, source)
+    def level(self, results: Results, metric: Metric, paper: float | None = None, source: str = "") -> TableCell:
+        """Return the arm's metric beside the paper's number."""
+        return level(self.part or results, metric, self.arm, self.where, paper, source)
 
-    def change(self, results: Results, metric: Metric, said: float | None = None, source: str = "") -> TableCell:
+    def change(self, results: Results, metric: Metric, paper: float | None = None, source: str = "") -> TableCell:
+        """Return the arm's change from its baseline, in percent, beside the paper's; blank without a baseline."""
         if self.baseline is None:
             return BLANK
         part = self.part or results
-        return change(part, metric, self.arm, self.baseline, self.where, paper=said, source=source)
+        return change(part, metric, self.arm, self.baseline, self.where, paper=paper, source=source)
 
 
 def paper_losses(results: Results, study: str, name: str, notes: Sequence[str] = NOTES) -> TableResult:
-    """Return a table of the paper whose columns are arms of the study's table of arms."""
+    """Return the paper's table with our numbers, if its columns belong to arms of the study's table of arms."""
     table, printed = arm_table(study), paper(study).table(name)
     columns = []
     for column in printed.columns:
@@ -73,18 +75,21 @@ def loss_table(
     baseline: str = "BF16",
     stand_ins: Mapping[str, str] = STAND_INS,
 ) -> TableResult:
-    """Return the paper's losses and scores beside ours. baseline: its name in titles; stand_ins: metrics by title."""
+    """Return a table of the paper's losses and scores beside ours.
+
+    baseline: the baseline's name in titles. stand_ins: our metrics instead of question answering, by title.
+    """
     metrics = {"loss": "loss@late", "validation_loss": "validation_loss"}
     rows: list[TableRow] = []
     for row in (row for row in printed.rows if row.id in metrics):
         source = row.source or printed.source
         levels, changes = [], []
         for column in columns:
-            said = change_said = None
+            value = value_change = None
             if column.printed is not None:
-                said, change_said = printed.value(row.id, column.printed), printed.change(row.id, column.printed)
-            levels.append(column.level(results, metrics[row.id], said, source))
-            in_percent = None if change_said is None else PERCENT * change_said
+                value, value_change = printed.value(row.id, column.printed), printed.change(row.id, column.printed)
+            levels.append(column.level(results, metrics[row.id], value, source))
+            in_percent = None if value_change is None else PERCENT * value_change
             changes.append(column.change(results, metrics[row.id], in_percent, source))
         rows.append(TableRow(row.title, tuple(levels), row.unit))
         rows.append(TableRow(f"{row.title}, change from {baseline}", tuple(changes), "%"))
@@ -100,7 +105,7 @@ def loss_table(
 def _stand_in(
     results: Results, title: str, metric: str, columns: Sequence[LossColumn], baseline: str
 ) -> Iterator[TableRow]:
-    """Yield rows of ours alone; none where this scale's trials have no such number."""
+    """Yield the rows of a metric that only we have; none if this scale's trials do not have it."""
     if metric in results.metrics():
         unit = "nats" if "loss" in metric else "of 1"
         levels = tuple(column.level(results, metric) for column in columns)

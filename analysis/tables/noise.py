@@ -1,6 +1,6 @@
-"""The table of noise of every study: how far trials differ that should be the same.
+"""Make the table of noise, which every study has: differences between trials that should be equal.
 
-Changes are of losses, in percent, paired by seed.
+The numbers are relative changes of losses in percent, paired by seed.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from fewbits.analysis.tables.comparing import compare, own_numbers, pools
 
 @dataclass(frozen=True)
 class NoiseRows:
-    """A family whose noise is shown: arms that should be the same, each with its baseline."""
+    """A family whose noise is shown: pairs of arms that should be equal."""
 
     sweep: str
-    name: str = ""  # before the titles of its rows
-    pairs: dict[str, str] = field(default_factory=lambda: {AGAIN: BASELINE})
+    name: str = ""  # the start of its rows' titles
+    pairs: dict[str, str] = field(default_factory=lambda: {AGAIN: BASELINE})  # arms, each with its baseline
     where: dict[str, str] = field(default_factory=dict)
 
 
 def noise_table(results: Results, study: str, of: Sequence[NoiseRows]) -> Table:
-    """Return the floor of every paired difference, and the spread between seeds without pairs."""
+    """Return the table of noise: differences of arms that should be equal, and spreads of single arms and of pairs."""
     table, rows = arm_table(study), []
     left_out: list[str] = []
-    for one in of:
-        part = family_places(results, table, one.sweep)
-        if part.has(BASELINE, one.where):
-            known = {metric: pools(part, metric, BASELINE, one.where) for metric in LOSSES.values()}
-            start = f"{one.name}: " if one.name else ""
-            rows += [replace(row, title=start + row.title) for row in _rows(part, table, one, list(known.values()))]
+    for family in of:
+        part = family_places(results, table, family.sweep)
+        if part.has(BASELINE, family.where):
+            known = {metric: pools(part, metric, BASELINE, family.where) for metric in LOSSES.values()}
+            start = f"{family.name}: " if family.name else ""
+            rows += [replace(row, title=start + row.title) for row in _rows(part, table, family, list(known.values()))]
             left_out += _left_out(known[VALIDATION])
     notes = ("Spreads are standard deviations", *dict.fromkeys(left_out))
     return TableResult(tuple(LOSSES), tuple(rows), notes) if rows else not_planned(results)
@@ -48,10 +48,10 @@ def noise_table(results: Results, study: str, of: Sequence[NoiseRows]) -> Table:
 def _rows(part: Results, table: ArmTable, of: NoiseRows, known: Sequence[Pools | None]) -> Iterator[TableRow]:
     for arm, baseline in of.pairs.items():
         data = [compare(part, metric, arm, baseline, of.where) for metric in LOSSES.values()]
-        yield TableRow(f"{table.title(arm)} less {table.title(baseline)}", tuple(cell(d, PERCENT) for d in data), "%")
-        yield TableRow(
-            "its spread over seeds" if of.name else "    its spread over seeds", tuple(map(spread, data)), "%"
-        )
+        title = f"{table.title(arm)} minus {table.title(baseline)}"
+        yield TableRow(title, tuple(cell(one, PERCENT) for one in data), "%")
+        title = "its spread over seeds" if of.name else "    its spread over seeds"
+        yield TableRow(title, tuple(map(spread, data)), "%")
     levels = tuple(_level_spread(own_numbers(part, metric, BASELINE, of.where)) for metric in LOSSES.values())
     yield TableRow("Spread of BF16 itself over seeds", levels, "%")
     kinds = dict.fromkeys(kind for one in known if one is not None for kind in one.of_kinds)
@@ -60,18 +60,18 @@ def _rows(part: Results, table: ArmTable, of: NoiseRows, known: Sequence[Pools |
         yield TableRow(title, tuple(_pooled_spread(one, kind) for one in known), "%")
 
 
-def _pooled_spread(found: Pools | None, kind: str) -> TableCell:
-    if found is None or kind not in found.of_kinds:
-        return TableCell(Setting("not known: one arm, or one seed"))
-    one = found.of_kinds[kind].spread
-    return TableCell(Setting(f"{PERCENT * one.sd:.3f} (df {one.df})"))
+def _pooled_spread(pools: Pools | None, kind: str) -> TableCell:
+    if pools is None or kind not in pools.of_kinds:
+        return TableCell(Setting("not known: only one arm or one seed"))
+    pooled = pools.of_kinds[kind].spread
+    return TableCell(Setting(f"{PERCENT * pooled.sd:.3f} (df {pooled.df})"))
 
 
-def _left_out(found: Pools | None) -> tuple[str, ...]:
-    if found is None or not found.unlike:
+def _left_out(pools: Pools | None) -> tuple[str, ...]:
+    if pools is None or not pools.unlike:
         return ()
-    names = "; ".join(sorted(found.unlike))
-    return (f"Not pooled for validation loss, as their own spread is greater than chance makes it: {names}",)
+    names = "; ".join(sorted(pools.unlike))
+    return (f"Not pooled for the validation loss, because their own spread is significantly greater: {names}",)
 
 
 def _level_spread(data: Data | NotPlanned) -> TableCell:

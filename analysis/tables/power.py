@@ -1,4 +1,4 @@
-"""The table of power: what each comparison of losses that claims rest on can detect."""
+"""Make the table of power: the effect that each comparison of losses behind a claim can detect."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ from fewbits.analysis.tables.comparing import resolve
 COLUMNS = ("Change, %", "Spread over seeds, %", "Minimum detectable effect, %", "Margin", "Seeds for the margin")
 NOTES = (
     "80 % power, one-sided test at 5 %",
-    "From the spread of a pair, pooled over all arms of its kind that start alike; from the pair's own where an arm is "
-    "the only one of its kind or spreads further than it",
+    "The spread of a pair is pooled over all arms of its kind that start alike; it is the pair's own if an arm is the "
+    "only one of its kind, or if the pair's own spread is larger",
 )
 
 
 def power_table(results: Results, study: str) -> TableResult:
-    """Return a row for each comparison of validation losses; claims that rest on the same one share it."""
+    """Return a table with a row for each comparison of validation losses; claims with the same comparison share it."""
     table = arm_table(study)
     rows: dict[tuple[str, float], tuple[tuple[str, ...], Data]] = {}
-    for claim, one in _loss_comparisons(study):
-        data = data_of(results, one, resolve)
-        if not isinstance(data, Differences | NoData) or one.margin is None:
+    for claim, comparison in _loss_comparisons(study):
+        data = data_of(results, comparison, resolve)
+        if not isinstance(data, Differences | NoData) or comparison.margin is None:
             continue
-        key = (_title(table, one), one.margin.value)
+        key = (_title(table, comparison), comparison.margin.value)
         claims, _ = rows.get(key, ((), data))
         rows[key] = ((*claims, claim), data)
     made = [
@@ -50,26 +50,31 @@ def power_table(results: Results, study: str) -> TableResult:
 
 
 def _cells(data: Data, margin: float) -> tuple[TableCell, ...]:
-    stated = TableCell(Setting(f"{margin:.2%}"))
-    known = None
+    margin_cell = TableCell(Setting(f"{margin:.2%}"))
+    estimated = None
     if isinstance(data, Differences) and data.values:
-        known = estimate(data.values, data.spread, data.shared)
-    if known is None:
-        return cell(data, PERCENT), spread(data), UNKNOWN, stated, UNKNOWN
-    least, seeds = detectable(known), seeds_needed(known, margin)
-    found = UNKNOWN if least is None else TableCell(Value(PERCENT * least, None, known.n, data.trials))
+        estimated = estimate(data.values, data.spread, data.shared)
+    if estimated is None:
+        return cell(data, PERCENT), spread(data), UNKNOWN, margin_cell, UNKNOWN
+    least, seeds = detectable(estimated), seeds_needed(estimated, margin)
+    detected = UNKNOWN if least is None else TableCell(Value(PERCENT * least, None, estimated.n, data.trials))
     needed = TableCell(Setting("more than 200" if seeds is None else str(seeds), data.trials))
-    return cell(data, PERCENT), spread(data), found, stated, needed
+    return cell(data, PERCENT), spread(data), detected, margin_cell, needed
 
 
 def _loss_comparisons(study: str) -> Iterator[tuple[str, Comparison]]:
     for claim in load_claims(study).claims if study in studies_with_claims() else ():
-        for one in comparisons(claim):
-            if one.test in (*DIRECTIONS, *NULLS) and one.metric == LOSS and one.arm and one.part.relative:
-                yield claim.id, one
+        for comparison in comparisons(claim):
+            if (
+                comparison.test in (*DIRECTIONS, *NULLS)
+                and comparison.metric == LOSS
+                and comparison.arm
+                and comparison.part.relative
+            ):
+                yield claim.id, comparison
 
 
-def _title(table: ArmTable, one: Comparison) -> str:
-    place = ", ".join(f"{axis} {value}" for axis, value in one.where.items())
-    title = f"{table.title(one.arm)} less {table.title(one.baseline)}"
-    return ", ".join(filter(None, (title, place, one.part.sweep)))
+def _title(table: ArmTable, comparison: Comparison) -> str:
+    place = ", ".join(f"{axis} {value}" for axis, value in comparison.where.items())
+    title = f"{table.title(comparison.arm)} minus {table.title(comparison.baseline)}"
+    return ", ".join(filter(None, (title, place, comparison.part.sweep)))

@@ -1,4 +1,4 @@
-"""Tables of settings: a paper's hyper-parameters beside those of our trials, read from the trials' own configs."""
+"""Describe settings for tables: our trials' hyper-parameters, read from their configs, beside the paper's."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fewbits.sweeps.planning.cost import tokens_of, work_of
 
 @dataclass(frozen=True)
 class Lineage:
-    """The trials that lead to a result: a trunk, if there is one, and the arm."""
+    """The trials that lead to a result: the trunks, if there are any, then the arm's own trial."""
 
     trials: tuple[Trial, ...]
 
@@ -102,7 +102,8 @@ def _optimizer(line: Lineage) -> str:
     return f"{o.kind}, β {o.beta1:g} and {o.beta2:g}, weight decay {o.weight_decay:g}, gradients clipped at {o.clip:g}"
 
 
-SETTINGS: dict[str, Describe] = {  # by the id of a paper's row
+# Settings by the id of the row in a paper's table.
+SETTINGS: dict[str, Describe] = {
     "data": lambda line: f"{line.arm.data.kind}, {line.arm.data.tokenizer}",
     "tokens": lambda line: number(sum(map(tokens_of, line.trials))),
     "schedule": _schedule,
@@ -110,7 +111,8 @@ SETTINGS: dict[str, Describe] = {  # by the id of a paper's row
     "final": _final_rate,
     "batch": lambda line: f"{line.arm.training.batch:,}",
 }
-UNSTATED: dict[str, Describe] = {  # what papers leave out
+# Settings that papers do not state, by the title of our row.
+UNSTATED: dict[str, Describe] = {
     "Sequence": lambda line: f"{line.arm.training.length:,} tokens",
     "Warm-up": _warmup,
     "Optimizer": _optimizer,

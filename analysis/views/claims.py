@@ -1,4 +1,4 @@
-"""Claims and their verdicts: the tables at the top of a report, and each claim in full where the paper makes it."""
+"""Render claims and verdicts as HTML: the summary at the top of a report, and each claim in full."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from fewbits.analysis.engine.claims import OWN, Claim, Margin
+from fewbits.analysis.engine.claims import OWN, Claim
 from fewbits.analysis.engine.findings import ControlResult, Finding, Outcome, Status, Verdict
 from fewbits.analysis.engine.verdicts import FAMILIES
 from fewbits.analysis.views.html import render
 from fewbits.analysis.views.numbers import bounds, effect, number, p_value, plural, size
 from fewbits.analysis.views.trials import Trials
 
-SIGNS: dict[str, str] = {  # told apart without colour
+# Signs that distinguish outcomes without colour.
+SIGNS: dict[str, str] = {
     Outcome.REPRODUCED: "✓",
     Outcome.IN_PART: "◐",
     Outcome.CONTRADICTED: "✗",
@@ -28,20 +29,25 @@ SIGNS: dict[str, str] = {  # told apart without colour
     Status.ABSENT: "∅",
     Status.UNDECIDED: "?",
 }
-GROUPS = {  # by reach
-    "any": ("Exact claims", "Arithmetic and code decide them, at any scale."),
-    "mechanism": ("Mechanism claims", "About tensors of a trained network: any network that has what they speak of."),
+# Titles and descriptions of the groups of claims, by reach.
+GROUPS = {
+    "any": ("Exact claims", "These are decided by arithmetic or code, at any scale."),
+    "mechanism": (
+        "Mechanism claims",
+        "These are about tensors of a trained network. Any network with the mechanism in question can decide them.",
+    ),
     "outcome": (
         "Training claims",
-        "About losses at a stated size and number of tokens. Only runs at least half as large contradict them.",
+        "These are about losses at a stated number of parameters and tokens. Only runs with at least half of both can "
+        "contradict them.",
     ),
 }
-FEW = 4  # comparisons that a summary shows one by one
+FEW = 4  # a summary shows up to this many comparisons one by one
 
 
 @dataclass(frozen=True)
 class ClaimGroup:
-    """The claims of one reach."""
+    """The claims of one reach, with the group's title and description."""
 
     title: str
     about: str
@@ -50,7 +56,7 @@ class ClaimGroup:
 
 @dataclass(frozen=True)
 class FindingView:
-    """One comparison, in words."""
+    """A finding as text for display."""
 
     name: str
     badge: Markup
@@ -73,27 +79,29 @@ def badge(outcome: Outcome | Status) -> Markup:
 
 
 def counts(verdicts: Mapping[str, Verdict]) -> str:
-    """Return the tally in words: `9 reproduced, 2 contradicted, …`."""
-    found = Counter(verdict.outcome for verdict in verdicts.values())
-    return ", ".join(f"{found[outcome]} {outcome}" for outcome in Outcome)
+    """Return the number of verdicts of each outcome as text, for example `9 reproduced, 2 contradicted, …`."""
+    numbers = Counter(verdict.outcome for verdict in verdicts.values())
+    return ", ".join(f"{numbers[outcome]} {outcome}" for outcome in Outcome)
 
 
 def tally(verdicts: Iterable[Verdict], *, zeros: bool = True) -> Markup:
-    """Return how many verdicts there are of each outcome; zeros: of those that none has, too."""
-    found = Counter(verdict.outcome for verdict in verdicts)
-    return render("tally", counts=[(found[one], badge(one)) for one in Outcome if zeros or found[one]])
+    """Return the number of verdicts of each outcome. zeros: include outcomes that no verdict has."""
+    numbers = Counter(verdict.outcome for verdict in verdicts)
+    return render(
+        "tally", counts=[(numbers[outcome], badge(outcome)) for outcome in Outcome if zeros or numbers[outcome]]
+    )
 
 
 def rules() -> Markup:
-    """Return how claims are judged."""
+    """Return the text that says how claims are judged."""
     return render("rules", families=FAMILIES)
 
 
 def groups(verdicts: Mapping[str, Verdict]) -> list[ClaimGroup]:
     """Return the claims by reach: exact, mechanism, training."""
     claims = [verdict.claim for verdict in verdicts.values()]
-    found = [(text, tuple(claim for claim in claims if claim.reach == reach)) for reach, text in GROUPS.items()]
-    return [ClaimGroup(*text, those) for text, those in found if those]
+    by_reach = [(text, tuple(claim for claim in claims if claim.reach == reach)) for reach, text in GROUPS.items()]
+    return [ClaimGroup(*text, members) for text, members in by_reach if members]
 
 
 def summary(verdicts: Mapping[str, Verdict]) -> Markup:
@@ -126,7 +134,7 @@ def _row(verdict: Verdict) -> dict[str, object]:
 
 
 def card(verdict: Verdict, trials: Trials) -> Markup:
-    """Return one claim in full."""
+    """Return one claim in full, with its verdict, findings and controls."""
     claim, leading = verdict.claim, verdict.leading
     stated = claim.stated
     return render(
@@ -150,10 +158,10 @@ def card(verdict: Verdict, trials: Trials) -> Markup:
 
 
 def view(finding: Finding) -> FindingView:
-    """Return a finding in words."""
+    """Return a finding as text for display."""
     interval, sign = finding.interval, finding.test not in OWN
     half = (interval.high - interval.low) / 2 if interval else None
-    p_own = f", from its own pairs {p_value(finding.p_own)}" if finding.p_own is not None else ""
+    p_own = f"; with the pair's own spread {p_value(finding.p_own)}" if finding.p_own is not None else ""
     return FindingView(
         finding.name,
         badge(finding.status),
@@ -170,26 +178,24 @@ def view(finding: Finding) -> FindingView:
 
 
 def control_state(control: ControlResult) -> str:
-    """Return whether a control passed, in words."""
+    """Return the result of a control as text."""
     return "✓ passed" if control.passed else "✗ failed" if control.tested else "? not tested"
 
 
 def _margins(claim: Claim) -> list[str]:
     """Return the margins of a claim and of its parts, each with its reason."""
-    found: dict[Margin, None] = {}
-    for part in claim.parts:
-        if (margin := claim.margin_of(part)) is not None:
-            found[margin] = None
-    return [f"{size(margin.value, margin.relative)}: {margin.reason}" for margin in found]
+    margins = dict.fromkeys(margin for part in claim.parts if (margin := claim.margin_of(part)) is not None)
+    return [f"{size(margin.value, margin.relative)}: {margin.reason}" for margin in margins]
 
 
 # -------------------------------------------------------------------------------- an interval as a picture
 
-WIDTH, HEIGHT, REACH = 120.0, 16.0, 2.5  # REACH: margins on either side of zero
+WIDTH, HEIGHT = 120.0, 16.0
+REACH = 2.5  # the picture shows this many margins on either side of zero
 
 
 def glyph(finding: Finding) -> Markup:
-    """Return the interval beside zero and the margin, drawn in the colour of the text."""
+    """Return a small picture of the interval with zero and the margin; empty without an interval."""
     if finding.effect is None or finding.interval is None:
         return Markup()
     low, high = finding.interval.low, finding.interval.high
@@ -214,5 +220,5 @@ def glyph(finding: Finding) -> Markup:
         mean=x(finding.effect),
         band=(x(-margin), x(margin)) if margin else None,
         beyond=(low < first, high > last),
-        title=shown + (f", shaded: within the margin of {size(margin, finding.relative)}" if margin else ""),
+        title=shown + (f"; the shaded band is the margin, ± {size(margin, finding.relative)}" if margin else ""),
     )

@@ -1,4 +1,4 @@
-"""HTML: Jinja templates with autoescape; what a notebook's cell shows, here and in Jupyter."""
+"""Render Jinja templates with autoescape, and wrap HTML so that notebook cells can show it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TEMPLATES = Path(__file__).with_name("templates")
 
 @dataclass(frozen=True, repr=False)
 class Html:
-    """HTML with a name, which a terminal shows in its place."""
+    """HTML that a notebook shows; a terminal shows its name instead."""
 
     text: Markup
     name: str
@@ -29,12 +29,12 @@ class Html:
 
 
 def render(template: str, **values: object) -> Markup:
-    """Return a template with these values; text in them is escaped."""
+    """Return the rendered template; text in the values is escaped, Markup is not."""
     return Markup(_environment().get_template(f"{template}.html").render(**values))
 
 
 def style() -> Markup:
-    """Return the style sheet of all pages as an element."""
+    """Return the style sheet of all pages as an HTML element."""
     return Markup(f"<style>{(TEMPLATES / 'style.css').read_text('utf-8')}</style>")
 
 

@@ -1,4 +1,4 @@
-"""Numbers and names as people read them."""
+"""Format numbers and names for readers."""
 
 from __future__ import annotations
 
@@ -11,59 +11,59 @@ RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def anchor(name: str) -> str:
-    """Return a name as ids of a page and names of files have it: `Table 2` is table-2."""
+    """Return a name in the form for HTML ids and file names, for example `table-2` for `Table 2`."""
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
-def plural(count: int, what: str) -> str:
-    """Return a count with its noun."""
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+def plural(count: int, noun: str) -> str:
+    """Return a count with its noun, with an s unless the count is 1."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def sentence(text: str) -> str:
-    """Return a text with a capital at its beginning and a stop at its end."""
+    """Return the text with a capital at the start and, unless it ends a sentence, a full stop at the end."""
     text = text[:1].upper() + text[1:]
     return text if text.endswith((".", "!", "?")) else f"{text}."
 
 
 def decimals(value: float, error: float | None = None) -> int:
-    """Return how many decimals show two digits of the error; without one, five of the value."""
+    """Return the number of decimals that shows two digits of the error or, without an error, five of the value."""
     size, digits = (abs(error), 2) if error else (abs(value), 5)
     return max(0, min(8, digits - 1 - math.floor(math.log10(size)))) if size > 0 else 0
 
 
 def number(value: float, places: int | None = None, *, sign: bool = False) -> str:
-    """Return a number with so many decimals; a large one as a power of ten."""
+    """Return a number with this many decimals; from a million on, three digits and a power of ten."""
     places = decimals(value) if places is None else places
     if abs(value) >= 1e6:
         mantissa, _, exponent = f"{value:{'+' if sign else ''}.3g}".partition("e")
         text = f"{mantissa} × 10{str(int(exponent)).translate(RAISED)}" if exponent else f"{value:,.0f}"
     else:
-        value = round(value, places) + 0.0  # no minus before a zero
+        value = round(value, places) + 0.0  # turns -0.0 into 0.0
         text = f"{value:{'+' if sign else ''},.{places}f}"
     return text.replace("-", MINUS).replace(",", THIN)
 
 
 def effect(value: float, error: float | None, relative: bool, *, sign: bool = True) -> str:
-    """Return an effect, in percent where it is relative. A level, for example a share, has no sign."""
+    """Return an effect, in percent if it is relative. sign: show a plus sign; not for levels such as shares."""
     factor = 100 if relative else 1
     places = decimals(value * factor, error * factor if error else abs(value * factor) / 10 or None)
     return number(value * factor, places, sign=sign) + (f"{THIN}%" if relative else "")
 
 
 def bounds(low: float, high: float, relative: bool, *, sign: bool = True) -> str:
-    """Return an interval, in percent where it is relative."""
+    """Return an interval, in percent if it is relative."""
     factor = 100 if relative else 1
     places = decimals(0.0, (high - low) / 2 * factor)
     return f"[{number(low * factor, places, sign=sign)}, {number(high * factor, places, sign=sign)}]"
 
 
 def size(value: float, relative: bool) -> str:
-    """Return a margin or a minimum detectable effect: two digits, without a sign."""
+    """Return a margin or a minimum detectable effect with two digits, in percent if it is relative."""
     factor = 100 if relative else 1
     return number(value * factor, decimals(0.0, value * factor)) + (f"{THIN}%" if relative else "")
 
 
 def p_value(p: float | None) -> str:
-    """Return a p value in two digits."""
+    """Return a p value with two digits; empty if there is none."""
     return "" if p is None else number(p, min(6, decimals(0.0, p))) if p >= 1e-6 else "< 10⁻⁶"

@@ -1,4 +1,4 @@
-"""The origin of a report's numbers: code, data, machines and time, and what of that a reader has to know first."""
+"""Show the origin of a report's numbers: code, data and machines, and the warnings that a reader has to know first."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from fewbits.sweeps.planning.plan import Planned
 from fewbits.sweeps.running import store
 
 PACKAGES = ("torch", "numpy", "scipy", "pandas", "matplotlib")
-SHOWN = 8  # flags of a kind, before the others are folded away
+SHOWN = 8  # a page shows this many missing places and folds the others away
 
 
 @dataclass(frozen=True)
@@ -35,55 +35,60 @@ class Provenance:
     """The origin of a study's results."""
 
     results: Results
-    overrides: Sequence[str]  # of the sweep
-    changed: str = ""  # how the sweep's definition differs from that of the plan which is read
+    overrides: Sequence[str]  # the overrides that selected the sweeps
+    changed: str = ""  # how the sweep's definition differs from that in the stored plan
 
     @cached_property
     def finished(self) -> list[tuple[Planned, dict[str, Any]]]:
-        """Trials with a result, and their records of provenance."""
-        trials = self.results.plan.trials.values()
-        return [(one, one.folder.provenance() or {}) for one in trials if store.state(one.folder) in store.OVER]
+        """The trials with a result, each with its provenance.json."""
+        return [
+            (planned, planned.folder.provenance() or {})
+            for planned in self.results.plan.trials.values()
+            if store.state(planned.folder) in store.OVER
+        ]
 
     def values(self, key: str) -> Counter[str]:
-        """Return the values of one key of the records, with the number of trials of each."""
-        return Counter(str(made[key]) for _, made in self.finished if made.get(key) is not None)
+        """Return the values of one key of the trials' provenance, with the number of trials that have each."""
+        return Counter(str(record[key]) for _, record in self.finished if record.get(key) is not None)
 
     @property
     def _same_sources(self) -> bool:
-        return len({json.dumps(made.get("sources"), sort_keys=True) for _, made in self.finished}) == 1
+        return len({json.dumps(record.get("sources"), sort_keys=True) for _, record in self.finished}) == 1
 
     @property
     def notices(self) -> list[str]:
-        """Lines that say where the results are not what today's code and definition would give."""
-        other = [(one, made) for one, made in self.finished if not computed_by_todays_sources(made)]
+        """Lines that say that today's code or sweep definition may give other results than the shown ones."""
+        other = [(planned, record) for planned, record in self.finished if not computed_by_todays_sources(record)]
         if not other:
             return [self.changed] if self.changed else []
-        commits = sorted({str(made["git"])[:10] for _, made in other if made.get("git")})
+        commits = sorted({str(record["git"])[:10] for _, record in other if record.get("git")})
         named = f" (commit{'s' if len(commits) > 1 else ''} {', '.join(commits)})" if commits else ""
         trials, were = plural(len(self.finished), "trial"), "was" if len(other) == 1 else "were"
         line = f"{len(other)} of {trials} {were} computed by code that differs from today's{named}"
-        explain = f"`fewbits explain {other[0][0].id[:HASH]}` shows the difference"
+        explain = f"to show the difference for one: `fewbits explain {other[0][0].id[:HASH]}`"
         return [*([self.changed] if self.changed else []), f"{line}; {explain}"]
 
     @property
     def mixed(self) -> list[str]:
-        """Lines that say what the trials do not have in common, though they should, or what cannot be reproduced."""
-        found = []
+        """Lines that name differences in how the trials were computed, and trials from uncommitted code."""
+        lines = []
         commits = self.values("git")
         if len(commits) > 1:
             each = ", ".join(f"{value[:10]} ({plural(count, 'trial')})" for value, count in commits.items())
-            found.append(f"{len(commits)} commits: {each}" + ("; their sources are the same" * self._same_sources))
+            lines.append(f"{len(commits)} commits: {each}" + ("; their sources are the same" * self._same_sources))
         if dirty := self.values("git_dirty")["True"]:
-            found.append(f"{plural(dirty, 'trial')} computed from a working tree with uncommitted changes")
-        return found + unlike_within_seeds(self.results.rows)
+            were = "was" if dirty == 1 else "were"
+            lines.append(f"{plural(dirty, 'trial')} {were} computed from a working tree with uncommitted changes")
+        return lines + unlike_within_seeds(self.results.rows)
 
     def of_environments(self, key: str) -> str:
         """Return the values of one key of the environments that computed the trials."""
-        values = {str(one[key]) for _, made in self.finished for one in environments(made) if one.get(key) is not None}
+        records = (environment for _, record in self.finished for environment in environments(record))
+        values = {str(environment[key]) for environment in records if environment.get(key) is not None}
         return ", ".join(sorted(values)) or "unknown"
 
     def rows(self) -> Iterator[tuple[str, str, bool]]:
-        """Yield names and values, and whether a value is code."""
+        """Yield the rows of the table: name, value, and whether to show the value as code."""
         trials, members = self.results.plan.trials, self.results.members
         overrides = " ".join(map(_as_typed, self.overrides))
         yield "Reproduce with", f"fewbits sweep {overrides}", True
@@ -91,14 +96,14 @@ class Provenance:
         sweeps = ", ".join(dict.fromkeys(member.cell.sweep for member in members))
         yield "Trials", f"{len(self.finished)} of {len(trials)} finished, in {len(members)} places of {sweeps}", False
         yield "Seeds", ", ".join(map(str, sorted({member.cell.seed for member in members}))), False
-        models = ", ".join(sorted({t.trial.model.name for t in trials.values()}))
+        models = ", ".join(sorted({planned.trial.model.name for planned in trials.values()}))
         yield "Models", f"{models}: {self.results.scale}", False
-        tokens, work = (sum(of(one.trial) for one, _ in self.finished) for of in (tokens_of, work_of))
-        yield "Training", f"{number(tokens)} tokens, {work:.2g} FLOPs, all trials together", False
+        tokens, work = (sum(amount(done.trial) for done, _ in self.finished) for amount in (tokens_of, work_of))
+        yield "Training", f"{number(tokens)} tokens and {work:.2g} FLOPs in all finished trials", False
         made_of = next(iter(trials.values())).made_of
-        yield "Fingerprint of the sources that compute", made_of["numerics"][0][:16], True
-        yield "Sources of the analysis", sources(("analysis",))[:16], True
-        for name, data in sorted({(one.trial.data.kind, one.made_of["data"]) for one in trials.values()}):
+        yield "Fingerprint of the training code", made_of["numerics"][0][:16], True
+        yield "Fingerprint of the analysis", sources(("analysis",))[:16], True
+        for name, data in sorted({(trial.trial.data.kind, trial.made_of["data"]) for trial in trials.values()}):
             yield f"Data: {name}", data[:16], True
         yield "Commits", ", ".join(value[:10] for value in sorted(self.values("git"))) or "unknown", False
         yield "Kinds of machine", self.of_environments("kind"), False
@@ -107,14 +112,14 @@ class Provenance:
         yield "Torch of the trials", self.of_environments("torch"), False
         yield "fewbits", __version__, False
         yield "Python of the trials", self.of_environments("python"), False
-        yield "Packages now", ", ".join(f"{name} {version(name)}" for name in PACKAGES), False
+        yield "Packages of the analysis", ", ".join(f"{name} {version(name)}" for name in PACKAGES), False
 
     def table(self) -> Markup:
-        """Return the rows as a table."""
+        """Return the rows as an HTML table."""
         return render("provenance", rows=self.rows())
 
     def flags(self) -> Markup:
-        """Return what a reader has to know before any number."""
+        """Return the warnings that a reader has to know before any number."""
         return render(
             "flags",
             notices=self.notices,
@@ -126,7 +131,7 @@ class Provenance:
 
 
 def _as_typed(override: str) -> str:
-    """Return an override as one types it."""
+    """Return an override as a user types it in a shell; the store becomes the option `--runs`."""
     key, _, value = override.partition("=")
     if key != "runtime.runs":
         return shlex.quote(override)

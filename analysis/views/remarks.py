@@ -1,4 +1,4 @@
-"""Remarks on verdicts, found by rule, so that nothing is picked and nothing left out."""
+"""Choose remarks on verdicts by fixed rules, so that no result is selected or left out by hand."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from fewbits.analysis.views.claims import view
 from fewbits.analysis.views.html import render
 from fewbits.analysis.views.numbers import sentence, size
 
-Find = Callable[[Verdict], Iterator[str]]
+Find = Callable[[Verdict], Iterator[str]]  # yields the remarks of one kind on a verdict
 
 
 def remarks(verdicts: Mapping[str, Verdict]) -> Markup:
-    """Return what stands out among the verdicts, by kind."""
+    """Return the remarks on the verdicts, by kind; see KINDS."""
     sections = [(title, _merged(verdicts, find)) for title, find in KINDS.items()]
-    return render("discussion", sections=[(title, found) for title, found in sections if found])
+    return render("discussion", sections=[(title, items) for title, items in sections if items])
 
 
 def unreached(verdicts: Mapping[str, Verdict]) -> Markup:
-    """Return the claims that no scale of ours decides, with the reasons."""
-    found = _merged(verdicts, _out_of_reach)
-    return render("remarks", sections=[("", found)] if found else [])
+    """Return the claims that no scale of ours can decide, with the reasons."""
+    reasons = _merged(verdicts, _out_of_reach)
+    return render("remarks", sections=[("", reasons)] if reasons else [])
 
 
 def not_printed(own: Paper) -> Markup:
-    """Return what the paper's text does not print, and what we take in its place."""
+    """Return the list of the paper's numbers that its text does not print, each with the source of our value."""
     items = []
     for table in own.tables:
         for row in table.rows:
@@ -41,12 +41,12 @@ def not_printed(own: Paper) -> Markup:
 
 
 def _merged(verdicts: Mapping[str, Verdict], find: Find) -> list[tuple[list[str], str]]:
-    """Return each remark once, with the claims that it is about."""
-    found: dict[str, list[str]] = {}
+    """Return each different remark once, with the claims that it is about."""
+    claims_by_text: dict[str, list[str]] = {}
     for name, verdict in verdicts.items():
         for text in find(verdict):
-            found.setdefault(text, []).append(name)
-    return [(list(dict.fromkeys(claims)), text) for text, claims in found.items()]
+            claims_by_text.setdefault(text, []).append(name)
+    return [(list(dict.fromkeys(claims)), text) for text, claims in claims_by_text.items()]
 
 
 def _contradicted(verdict: Verdict) -> Iterator[str]:
@@ -61,9 +61,9 @@ def _not_seen(verdict: Verdict) -> Iterator[str]:
 
 def _other_effects(verdict: Verdict) -> Iterator[str]:
     for part in _compared(verdict):
-        there = part.interval is not None and not part.interval.low <= 0 <= part.interval.high
-        if part.status is Status.UNDECIDED and there:
-            yield f"{_measured(part)} is not zero, and does not decide the claim either."
+        significant = part.interval is not None and not part.interval.low <= 0 <= part.interval.high
+        if part.status is Status.UNDECIDED and significant:
+            yield f"{_measured(part)} differs from zero, but does not decide the claim."
 
 
 def _large(verdict: Verdict) -> Iterator[str]:
@@ -83,8 +83,8 @@ def _underpowered(verdict: Verdict) -> Iterator[str]:
         if part.underpowered:
             assert part.mde is not None
             assert part.margin is not None
-            found, margin = size(part.mde, part.relative), size(part.margin, part.relative)
-            yield f"{part.name}: {part.n} seeds detect {found}, and the margin is {margin}."
+            detected, margin = size(part.mde, part.relative), size(part.margin, part.relative)
+            yield f"{part.name}: {part.n} seeds detect an effect of {detected}, but the margin is {margin}."
 
 
 def _out_of_reach(verdict: Verdict) -> Iterator[str]:
@@ -105,7 +105,7 @@ KINDS: Mapping[str, Find] = {
 
 
 def _compared(verdict: Verdict) -> Iterator[Finding]:
-    """Yield comparisons of arms: neither arithmetic nor an arm's own numbers."""
+    """Yield the findings that compare arms, without arithmetic and tests of an arm's own numbers."""
     yield from (part for part in verdict.findings if part.test not in (*OWN, "exact"))
 
 

@@ -1,4 +1,4 @@
-"""A table of a study as HTML and as LaTeX: of each metric the paper's number, ours, and the difference."""
+"""Render a table as HTML and as LaTeX: each row has lines with the paper's numbers, ours, and the differences."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ from fewbits.analysis.views.numbers import decimals, number
 from fewbits.analysis.views.trials import Trials
 
 LINES = ("paper", "ours", "difference")
-PRINTED = 4  # decimals that a paper prints at most; what is computed from them has no more
+PRINTED = 4  # papers print at most this many decimals, so numbers computed from theirs have no more
 
 
 @dataclass(frozen=True)
 class CellView:
-    """A cell of a line: its text, its spread or a remark, and what a pointer shows."""
+    """A cell of a line."""
 
     text: str
-    small: str = ""
-    title: str | None = None
-    kind: str = "number"
-    span: int = 1
+    small: str = ""  # the half width of the interval, or a remark
+    title: str | None = None  # the tooltip
+    kind: str = "number"  # the CSS class
+    span: int = 1  # the number of columns
 
 
 @dataclass(frozen=True)
 class LineView:
-    """A line of a row: the paper's, ours, or the difference."""
+    """A line of a row: the paper's numbers, ours, or the differences."""
 
-    what: str
+    what: str  # one of LINES
     cells: tuple[CellView, ...]
 
 
@@ -60,13 +60,13 @@ def table_html(result: TableResult, trials: Trials) -> Markup:
 
 
 def _unreached(result: TableResult) -> tuple[str, ...]:
-    """Return why rows are out of reach, once for all of them."""
-    found = (cell.ours for row in result.rows for cell in row.cells)
-    return tuple(dict.fromkeys(f"Out of reach: {ours.reason}" for ours in found if isinstance(ours, OutOfReach)))
+    """Return a note for each reason why cells are out of reach."""
+    numbers = (cell.ours for row in result.rows for cell in row.cells)
+    return tuple(dict.fromkeys(f"Out of reach: {ours.reason}" for ours in numbers if isinstance(ours, OutOfReach)))
 
 
 def _split(columns: tuple[str, ...]) -> list[tuple[str, str, str]] | None:
-    """Return the columns in parts where all are called `group: name`."""
+    """Return each column's title in parts if all have the form `group: name` and share groups; else None."""
     parts = [column.partition(": ") for column in columns]
     grouped = all(name for _, _, name in parts) and len({group for group, _, _ in parts}) < len(parts)
     return parts if grouped else None
@@ -83,18 +83,18 @@ def _heads(columns: tuple[str, ...]) -> list[str]:
 
 
 def _lines(row: TableRow, trials: Trials) -> list[LineView]:
-    """Return the lines of a row that have a text."""
-    found = []
+    """Return our line of a row, and the other lines that have any text."""
+    lines = []
     for line in LINES:
-        if line == "ours" and (one := _same(row)) is not None:
-            found.append(LineView(line, (one,)))
+        if line == "ours" and (merged := _same(row)) is not None:
+            lines.append(LineView(line, (merged,)))
         elif line == "ours" or any(_text(line, row, cell) for cell in row.cells):
-            found.append(LineView(line, tuple(_cell(line, row, cell, trials) for cell in row.cells)))
-    return found
+            lines.append(LineView(line, tuple(_cell(line, row, cell, trials) for cell in row.cells)))
+    return lines
 
 
 def _same(row: TableRow) -> CellView | None:
-    """Return one cell for all of them, where no number is there for the same reason."""
+    """Return one cell for the whole line if all numbers are missing for the same reason; else None."""
     missing = [cell.ours for cell in row.cells if isinstance(cell.ours, Missing)]
     if len(missing) < len(row.cells) or len({why_missing(ours) for ours in missing}) != 1:
         return None
@@ -129,18 +129,18 @@ def _text(line: str, row: TableRow, cell: TableCell) -> str:
 
 
 def _briefly(ours: Missing) -> str:
-    """Return why there is no number, for a row that has others."""
+    """Return a short reason for a missing number, for a row that has other numbers."""
     return {NoData: "no data", NotPlanned: "not run", OutOfReach: "out of reach"}[type(ours)]
 
 
 def _counted(row: TableRow) -> bool:
-    """Tell whether all numbers are whole and none has an interval."""
-    ours = [cell.ours for cell in row.cells if isinstance(cell.ours, Value)]
-    return all(one.interval is None and float(one.mean).is_integer() for one in ours)
+    """Tell whether all our numbers are whole and none has an interval."""
+    values = [cell.ours for cell in row.cells if isinstance(cell.ours, Value)]
+    return all(value.interval is None and float(value.mean).is_integer() for value in values)
 
 
 def _printed(row: TableRow) -> int:
-    """Return the decimals of the row's numbers in the paper, zeros at their ends among them."""
+    """Return the number of decimals with which the paper's numbers of the row are shown, at most PRINTED."""
     texts = (f"{cell.paper:.10g}" for cell in row.cells if isinstance(cell.paper, float))
     return min(PRINTED, max(len(text.partition(".")[2]) if "e" not in text else 0 for text in texts))
 
@@ -153,25 +153,25 @@ def _half(ours: Value) -> str:
 
 
 def _title(ours: Value, trials: Trials) -> str:
-    """Return what a pointer shows: everything behind the number."""
-    seeds = f"mean of {ours.n} seeds" if ours.n > 1 else "one seed: no interval"
-    if not ours.trials:
-        seeds = f"{ours.n} turns, timed" if ours.n else "computed"  # nothing was trained for it
+    """Return the tooltip of a number: its seeds, notes and trials."""
+    seeds = f"mean of {ours.n} seeds" if ours.n > 1 else "one seed, which gives no interval"
+    if not ours.trials:  # no trial was trained for this number
+        seeds = f"timed {ours.n} times" if ours.n else "computed"
     level = f", ± {ours.interval.level:.0%} interval" if ours.interval else ""
     names = ", ".join(trials[key].folder for key in ours.trials if key in trials)
     return "; ".join(filter(None, [f"{seeds}{level}", *ours.notes, names]))
 
 
 def _behind(result: TableResult) -> list[tuple[str, tuple[str, ...]]]:
-    """Return the places of numbers with the trials that they come from."""
-    found: dict[tuple[str, ...], dict[str, list[str]]] = {}
+    """Return which trials are behind which numbers: the names of cells, with the ids of their trials."""
+    cells_by_trials: dict[tuple[str, ...], dict[str, list[str]]] = {}
     for row in result.rows:
         for column, cell in zip(result.columns, row.cells, strict=True):
             if cell.trials:
-                found.setdefault(cell.trials, {}).setdefault(column, []).append(row.title)
+                cells_by_trials.setdefault(cell.trials, {}).setdefault(column, []).append(row.title)
     return [
-        ("; ".join(f"{column}: {', '.join(rows)}" for column, rows in places.items()), ids)
-        for ids, places in found.items()
+        ("; ".join(f"{column}: {', '.join(rows)}" for column, rows in cells.items()), ids)
+        for ids, cells in cells_by_trials.items()
     ]
 
 
@@ -179,7 +179,7 @@ def _behind(result: TableResult) -> list[tuple[str, tuple[str, ...]]]:
 
 
 def latex(result: TableResult, caption: str) -> str:
-    """Return the table for booktabs, with the lines of the page."""
+    """Return the table as LaTeX with booktabs, with the same lines as in HTML."""
     rows = []
     for row in result.rows:
         for i, line in enumerate(one for one in LINES if one == "ours" or any(_text(one, row, c) for c in row.cells)):

@@ -1,4 +1,4 @@
-"""The trials behind numbers: each has a row in the report's last table, and a link there from every number it is in."""
+"""Describe the trials behind a report's numbers, which link to the rows of the report's last table, of all trials."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from fewbits.experiments.storage.run_folder import HASH
 
 @dataclass(frozen=True)
 class Trial:
-    """A trial as the report names it: by the first of its places."""
+    """A trial as a report shows it, with the name of its first place."""
 
     id: str
-    name: str  # block, configuration 1, seed 0
+    name: str  # for example "block, configuration 1, seed 0"
     folder: str
-    places: tuple[str, ...]  # with the sweeps
+    places: tuple[str, ...]  # its places, with the names of their sweeps
     state: str
     step: str
     loss: str
@@ -37,12 +37,12 @@ Trials = Mapping[str, Trial]
 
 
 def trials_of(results: Results) -> dict[str, Trial]:
-    """Return all trials of a plan by id."""
-    found: dict[str, Trial] = {}
+    """Return all trials of the results by id."""
+    trials: dict[str, Trial] = {}
     for key, rows in results.trials.groupby("id", sort=False):
         row = rows.iloc[0]
         loss = row.get("validation_loss")
-        found[str(key)] = Trial(
+        trials[str(key)] = Trial(
             id=str(key),
             name=_place(row),
             folder=Path(row["folder"]).name,
@@ -52,11 +52,11 @@ def trials_of(results: Results) -> dict[str, Trial]:
             loss="" if loss is None or pd.isna(loss) else number(float(loss), 4),
             note=str(row["note"]),
         )
-    return found
+    return trials
 
 
 def trial_table(trials: Trials) -> Markup:
-    """Return the table of all trials, which links lead to."""
+    """Return the table of all trials, with an anchor for links in each row."""
     return render("trials", trials=trials.values())
 
 

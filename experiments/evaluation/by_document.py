@@ -49,7 +49,7 @@ def evaluate_documents(
                     loss for rows in token_losses(model, inputs, targets, batch) for row in rows for loss in row
                 ]
         grouped = frame.groupby("document", sort=True)
-        table = grouped.agg(lambda values: math.fsum(values) / len(values))
+        table = grouped.agg(_mean)
         table.insert(0, "tokens", grouped.size())
         table.insert(0, "text", split)
         frames.append(table.reset_index())
@@ -66,6 +66,10 @@ def means(frame: pd.DataFrame) -> dict[str, float]:
                 values: Any = rows[column].to_numpy(np.float64)
                 losses[f"{text}_{column}"] = math.fsum(weights * values) / math.fsum(weights)
     return losses
+
+
+def _mean(losses: pd.Series) -> float:
+    return math.fsum(losses) / len(losses)
 
 
 def _formats(quantization: Quantization) -> Iterator[tuple[str, AbstractContextManager[None]]]:

@@ -68,6 +68,7 @@ NOT_COMPUTING = {
     "common.locks": "locks files against other processes",
     "common.store_folder": "checks the store's path",
     "common.from_dict": "fills configuration classes; the id holds their values",
+    "kernels.api": "checks arguments of operators; of a trial, only the extra evaluation calls it",
     "models.learned_widths": _EXTRA,
     "models.networks.presets": "lists models; the id holds the values of the one that trains",
     "common.atomic": _FILES,

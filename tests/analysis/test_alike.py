@@ -14,6 +14,7 @@ from fewbits.analysis.engine.pairing import paired
 from fewbits.analysis.views.provenance import Provenance
 from fewbits.sweeps.planning.plan import Plan
 from fewbits.sweeps.running.store import State
+from tests.messages import names
 
 Planner = Callable[..., Plan]
 USUAL = {"recipe.threshold": "0.045"}
@@ -62,15 +63,9 @@ def test_a_pair_across_kinds_is_not_compared_and_says_what_mends_it(planned: Pla
     assert isinstance(found, Differences)
     assert len(found.values) == 1
     (note,) = found.notes
-    assert note == (
-        f"seed 1: mor, recipe.threshold 0.045 ran on {kind}, bf16 on intel-amx2: not compared; "
-        f"`fewbits sweep … --like {kind}` runs the odd ones again"
-    )
-    kinds = f"{kind} (3 trials), intel-amx2 (1 trial)" if kind < "intel" else f"intel-amx2 (1 trial), {kind} (3 trials)"
-    assert mixed(plan) == [
-        f"2 kinds of machine within seed 1: {kinds}; pairs across them are not compared; "
-        f"`fewbits sweep … --like {kind}` runs the odd ones again"
-    ]
+    assert names(note, "seed 1", "mor, recipe.threshold 0.045", kind, "bf16 on intel-amx2", f"--like {kind}")
+    (line,) = mixed(plan)
+    assert names(line, "seed 1", f"{kind} (3 trials)", "intel-amx2 (1 trial)", f"--like {kind}")
 
 
 def test_no_pair_left_is_no_data_with_the_reasons(planned: Planner) -> None:
@@ -91,9 +86,7 @@ def test_divergence_beside_another_kind_is_no_event(planned: Planner) -> None:
     assert found.diverged == 1
 
 
-@pytest.mark.parametrize(
-    ("key", "mended"), [("torch", "`fewbits sweep … --like "), ("backend", "move the run folders of the odd backend")]
-)
+@pytest.mark.parametrize(("key", "mended"), [("torch", "`fewbits sweep … --like "), ("backend", "run folders away")])
 def test_torch_and_backends_are_named_and_kept_apart(planned: Planner, key: str, mended: str) -> None:
     plan = planned()
     recompute(plan, "bf16", 0, **{key: "another"})

@@ -150,7 +150,7 @@ def test_mistakes_in_a_paper_are_named() -> None:
         from_dict(Paper, data)
     data = yaml.safe_load((FOLDER / "mor.yaml").read_text("utf-8"))
     data["tables"][1]["id"] = "Table 1"
-    with pytest.raises(ValueError, match="mor: Table 1 is there twice"):
+    with pytest.raises(ValueError, match=naming("mor", "Table 1")):
         from_dict(Paper, data)
     data = yaml.safe_load((FOLDER / "mor.yaml").read_text("utf-8"))
     data["numbers"]["threshold"]["source"] = "guessed"

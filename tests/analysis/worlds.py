@@ -1,14 +1,15 @@
 """Run folders of trials that nobody trained: a plan's, with results whose truth is known.
 
-Differences between arms are exact: of three seeds the noise is -1, 0 and +1 times its size, in an order of each arm's
-own, so that means are what the world says and spreads are its noise. Arms that are the same trials are one arm, by the
-name that the plan has first.
+Differences between arms are exact: of three seeds the noise is -1, 0 and +1 times its size, in an order and of a size
+of each arm's own, so that means are what the world says, spreads are its noise, and no two arms are equal. Arms that
+are the same trials are one arm, by the name that the plan has first.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -33,6 +34,8 @@ class World:
 
     effect: Mapping[str, float] = field(default_factory=dict)  # of an arm, on every loss; relative
     elsewhere: Mapping[str, float] = field(default_factory=dict)  # on the out-of-domain loss, in its place
+    unquantized: Mapping[str, float] = field(default_factory=dict)  # on the loss evaluated in BF16, in its place
+    maximum: Mapping[str, float] = field(default_factory=dict)  # on the largest loss of a micro-batch, in its place
     norm: Mapping[str, float] = field(default_factory=dict)  # on the parameter norm halfway
     noise: float = 1e-5  # of losses, between arms
     noises: Mapping[str, float] = field(default_factory=dict)  # of arms that have another
@@ -42,6 +45,10 @@ class World:
     def numerics(self, of: Plan, member: Member) -> list[dict[str, Any]]:
         """What the observer saw of this trial, a row for each window, layer and slot."""
         return []
+
+    def further(self, of: Plan, member: Member, unquantized: float) -> dict[str, float]:
+        """Return numbers of the result that only this study's trials have; unquantized: the loss evaluated in BF16."""
+        return {}
 
 
 def planned(study: str, folder: Path, cache_folder: Path, *words: str) -> Plan:
@@ -86,18 +93,23 @@ def _write(of: Plan, member: Member, names: list[str], path: Path, world: World)
     def said(what: Mapping[str, float], otherwise: float) -> float:
         return next((what[name] for name in names if name in what), otherwise)
 
-    effect, noise = said(world.effect, 0.0), said(world.noises, world.noise) * wave(arm, seed)
-    loss = (2.0 + 0.1 * seed) * (1 + effect + noise)
+    effect, noise = said(world.effect, 0.0), said(world.noises, world.noise) * wave(arm, seed) * size(arm)
+    level = 2.0 + 0.1 * seed
+    loss = level * (1 + effect + noise)
+    maximum = 1.05 * level * (1 + said(world.maximum, effect) + noise)
+    unquantized = 1.1 * level * (1 + said(world.unquantized, effect) + noise)
     other = 3.0 * (1 + said(world.elsewhere, effect) + noise)
     norms = (30.0, 35.0 * (1 + said(world.norm, 0.0) + noise), 40.0)
     result = {"id": of.trials[member.id].folder.id, "name": path.name, "status": "done", "step": steps}
-    numbers = {"loss": loss, "validation_loss": 1.1 * loss, "ood_loss": other, "parameter_norm": norms[-1]}
+    numbers = {"loss": loss, "loss_max": maximum, "validation_loss": 1.1 * loss, "ood_loss": other}
+    numbers |= {"parameter_norm": norms[-1], "validation_loss_unquantized": unquantized}
+    numbers |= world.further(of, member, unquantized)
     if world.diverged & set(names):
         result |= {"status": "diverged", "step": steps // 2}
         numbers = {"loss": 9.0}
     path.mkdir(parents=True, exist_ok=True)
     (path / "result.json").write_text(json.dumps(result | numbers))
-    curve = (_begun(of, member.id), steps, loss, other, norms)
+    curve = (_begun(of, member.id), steps, loss, maximum, other, norms)
     if _is_new(path / "metrics.parquet", curve):
         _metrics(*curve).to_parquet(path / "metrics.parquet")
     if _is_new(path / "numerics.parquet", rows := world.numerics(of, member)):
@@ -117,9 +129,12 @@ def _begun(of: Plan, trial: str) -> int:
     return 0 if planned.parent is None else _begun(of, planned.parent) + (planned.trial.branch.step or 0)
 
 
-def _metrics(begun: int, steps: int, loss: float, other: float, norms: tuple[float, float, float]) -> DataFrame:
+def _metrics(
+    begun: int, steps: int, loss: float, maximum: float, other: float, norms: tuple[float, float, float]
+) -> DataFrame:
     at = np.linspace(0, steps - 1, STEPS).astype(int)
-    curve = {"step": at, "tokens": (begun + at + 1) * 2048, "loss": loss + (steps - 1 - at) / steps}
+    falling = (steps - 1 - at) / steps
+    curve = {"step": at, "tokens": (begun + at + 1) * 2048, "loss": loss + falling, "loss_max": maximum + falling}
     evaluated = {key: [np.nan] * STEPS for key in ("validation_loss", "ood_loss", "parameter_norm")}
     for place, norm in zip((0, STEPS // 2, STEPS - 1), norms, strict=True):
         evaluated["parameter_norm"][place] = norm
@@ -135,3 +150,9 @@ def _order(name: str) -> int:
 def wave(name: str, seed: int) -> float:
     """-1, 0, 1 over three seeds, the baseline without any."""
     return 0.0 if name in QUIET else float((seed + _order(name)) % 3 - 1)
+
+
+@cache
+def size(name: str) -> float:
+    """Return how large an arm's noise is beside the others': 1 to 1.1, and of no two the same."""
+    return 1 + zlib.crc32(name.encode()) % 1000 / 10_000

@@ -86,19 +86,19 @@ def test_settings_are_those_of_the_trials_and_assumed_where_the_paper_is_silent(
 
 def test_noise_is_what_pairs_and_seeds_differ_by(found: Results) -> None:
     made = table("Noise", found)
-    assert mean(cell(made, "BF16, errors of E4M3 recorded less BF16", "Validation loss")) == 0.0
-    again = "BF16 again (micro-batches of 2) less BF16"
+    assert mean(cell(made, "BF16, errors of E4M3 recorded minus BF16", "Validation loss")) == 0.0
+    again = "BF16 again (micro-batches of 2) minus BF16"
     assert mean(cell(made, again, "Validation loss")) == pytest.approx(0.01, rel=1e-3)
     seeds = cell(made, "Spread of BF16 itself over seeds", "Validation loss")
     assert mean(seeds) == pytest.approx(100 * 0.1 / 2.1)
     assert isinstance(
-        cell(made, "Block again (micro-batches of 2) less Block 128×128", "Training loss").ours, NotPlanned
+        cell(made, "Block again (micro-batches of 2) minus Block 128×128", "Training loss").ours, NotPlanned
     )
 
 
 def test_power_lists_the_comparisons_of_losses_that_claims_rest_on(found: Results, cpu: Plan) -> None:
     made = table("Power", found)
-    quiet = next(row.title for row in made.rows if "Two-way less BF16" in row.title and "M17" in row.title)
+    quiet = next(row.title for row in made.rows if "Two-way minus BF16" in row.title and "M17" in row.title)
     assert mean(cell(made, quiet, "Minimum detectable effect, %")) < 0.01
     assert text(cell(made, quiet, "Seeds for the margin")) == "2"
     loud = table("Power", results(cpu, World(noise=0.004)))

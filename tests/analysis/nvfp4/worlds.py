@@ -29,7 +29,7 @@ class World(worlds.World):
         return [
             {"step": step, "layer": f"blocks.{block - 1}.{part}", "block": block - 1, "part": part, "slot": "weight"}
             | {
-                "gradient_error": self.gradients(block, part) + self.wobble * wave(part, member.cell.seed)
+                "gradient_error": self.gradients(block, part) + self.wobble * wave(f"{block} {part}", member.cell.seed)
                 if end
                 else 0.9
             }

@@ -267,7 +267,8 @@ trial, runtime = load_trial(sys.argv[1:])
 run(trial, runtime)
 print(*(name.removeprefix("fewbits.") for name in sys.modules if name.startswith("fewbits.")))
 """
-COMPOSING = {"experiments.composition", "experiments.config"}  # their result is the resolved config, which is in the id
+# The result of these modules is the resolved config, which is in the id.
+COMPOSING = {"experiments.composed_cache", "experiments.composition", "experiments.config"}
 
 
 def test_every_module_that_a_trial_loads_is_listed(cache: Path, tmp_path: Path) -> None:

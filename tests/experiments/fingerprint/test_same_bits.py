@@ -12,6 +12,7 @@ from fewbits.experiments import same_bits
 from fewbits.experiments.fingerprint.changed_lines import Statement, only_in_first, read_sources, untried
 from fewbits.experiments.fingerprint.numerics import ROOT
 from fewbits.experiments.same_bits import Version, prove
+from fewbits.experiments.storage import checkpoints
 from tests.effort import DEEP
 from tests.experiments.trial_inputs import TINY
 
@@ -258,3 +259,39 @@ def test_equal_sources_need_no_proof(old: Version, tmp_path: Path) -> None:
 def test_a_version_without_the_command_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no-such-commit"):
         same_bits.unpack("no-such-commit", tmp_path / "old")
+
+
+def kept_run(runs: Path, result: dict[str, float], weight: float = 1.0) -> None:
+    """Write what `differing_files` reads of a finished trial."""
+    folder = runs / "run-0"
+    checkpoint = folder / "checkpoints" / "step-00000002"
+    checkpoint.mkdir(parents=True)
+    (folder / "result.json").write_text(json.dumps({"id": str(runs), "step": 2} | result))
+    for name in ("metrics.parquet", "numerics.parquet"):
+        (folder / name).write_bytes(b"table")
+    (checkpoint / checkpoints.TENSORS).write_bytes(str(weight).encode())
+
+
+@pytest.mark.parametrize(
+    ("result", "weight", "differs"),
+    [
+        ({"loss": 1.0}, 1.0, []),
+        ({"loss": 1.0, "loss_unquantized": 2.0}, 1.0, []),
+        ({"loss": 1.5}, 1.0, ["cpu/bf16: result.json"]),
+        ({"other": 1.0}, 1.0, ["cpu/bf16: result.json"]),
+        ({"loss": 1.0}, 2.0, ["cpu/bf16: tensors"]),
+    ],
+)
+def test_a_result_may_gain_numbers_but_not_change_any(
+    result: dict[str, float], weight: float, differs: list[str], tmp_path: Path
+) -> None:
+    kept_run(tmp_path / "old" / "cpu" / "bf16", {"loss": 1.0})
+    kept_run(tmp_path / "new" / "cpu" / "bf16", result, weight)
+    assert same_bits.differing_files(tmp_path / "old", tmp_path / "new") == differs
+
+
+@pytest.mark.parametrize("only", ["old", "new"])
+def test_a_trial_that_only_one_version_has_differs(only: str, tmp_path: Path) -> None:
+    kept_run(tmp_path / only / "cpu" / "bf16", {"loss": 1.0})
+    differing = same_bits.differing_files(tmp_path / "old", tmp_path / "new")
+    assert differing == [f"cpu/bf16: {name}" for name in same_bits.COMPARED]

@@ -1,0 +1,233 @@
+"""Verdicts of GaussWS on trials whose truth is known: true, false, absent at this scale, too noisy, without control."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+
+import pytest
+
+from fewbits.analysis.engine.claims import load_claims
+from fewbits.analysis.engine.data import Exact
+from fewbits.analysis.engine.findings import Outcome, Status, Verdict
+from fewbits.analysis.engine.frames import Results
+from fewbits.analysis.engine.hooks import hooks_of, load_hooks
+from fewbits.analysis.engine.judging import evidence_of
+from fewbits.analysis.engine.verdicts import conclude
+from fewbits.sweeps.planning.plan import Plan
+from tests.analysis.gaussws.worlds import PAPER, World, benches, forget_benches, results
+
+REPRODUCED, IN_PART, CONTRADICTED = Outcome.REPRODUCED, Outcome.IN_PART, Outcome.CONTRADICTED
+NOT_SEEN, INCONCLUSIVE, OUT_OF_REACH = Outcome.NOT_SEEN, Outcome.INCONCLUSIVE, Outcome.OUT_OF_REACH
+CLAIMS = load_claims("gaussws").claims
+EXACT = tuple(c.id for c in CLAIMS if any(part.test == "exact" for part in c.parts))
+UNREACHED = ("G7", "G10", "G11", "G14")
+TIMED = ("G16", "G18")
+TRAINED = tuple(c.id for c in CLAIMS if c.id not in (*EXACT, *TIMED))
+TABLE_1 = ("llama2-134m", "llama2-1b")
+SWEEPS = ("gpt2", "gpt2-mini", "llama2", "llama2-mini")
+SEEN = {"gpt2/diffq": 0.01}  # what a control has to see
+
+
+def judged(plan: Plan, world: World, *names: str, covered: bool = False) -> dict[str, Verdict]:
+    """Return verdicts of the claims about trials, or of some of them. covered: as if the runs were the paper's size."""
+    return verdicts(results(plan, world), names or TRAINED, covered=covered)
+
+
+def verdicts(found: Results, names: Iterable[str], *, covered: bool = False) -> dict[str, Verdict]:
+    load_hooks("gaussws")
+    claims = load_claims("gaussws")
+    evidence = {name: evidence_of("gaussws", claims.claim(name), found) for name in names}
+    return conclude({name: replace(one, covered=True) for name, one in evidence.items()} if covered else evidence)
+
+
+def joined(one: Plan, other: Plan) -> Plan:
+    """Return a plan of the sweeps of both."""
+    return Plan((*one.sweeps, *other.sweeps), (*one.members, *other.members), {**one.trials, **other.trials})
+
+
+def outcomes(found: Mapping[str, Verdict]) -> dict[str, Outcome]:
+    return {name: one.outcome for name, one in found.items()}
+
+
+def changed(effect: Mapping[str, float]) -> World:
+    return replace(PAPER, effect={**PAPER.effect, **effect})
+
+
+@pytest.fixture(scope="module")
+def compared(cpu: Plan) -> Plan:
+    """The sweeps whose arms claims compare: without those of single parts and of induced instability."""
+    members = tuple(member for member in cpu.members if member.cell.sweep in SWEEPS)
+    return Plan(tuple(sweep for sweep in cpu.sweeps if sweep.name in SWEEPS), members, cpu.trials)
+
+
+@pytest.fixture
+def timed(compared: Plan) -> Iterator[Plan]:
+    """The plan, in whose store nothing is left of what a test has timed."""
+    yield compared
+    forget_benches(compared)
+
+
+# -------------------------------------------------------------------------------- trials
+
+
+def test_where_all_is_as_the_paper_says_every_claim_about_trials_is_reproduced(compared: Plan) -> None:
+    found = judged(compared, PAPER)
+    expected = dict.fromkeys(TRAINED, REPRODUCED) | dict.fromkeys(UNREACHED, OUT_OF_REACH)
+    expected |= {"G8": IN_PART, "G12": IN_PART}  # what takes 30 B tokens is out of reach
+    expected |= {"G15": INCONCLUSIVE}  # the families are not compared at this scale
+    assert {name: (one.outcome, one.reason) for name, one in found.items() if one.outcome is not expected[name]} == {}
+    assert found["G12"].supported == ("no interaction",)
+    assert len(found["G8"].supported) == 2
+
+
+def test_families_are_compared_where_gpt_2_has_no_penalty_either(compared: Plan, varied_widths: Plan) -> None:
+    both = joined(compared, varied_widths)
+    assert judged(both, replace(PAPER, to_nine=0.998), "G15")["G15"].outcome is REPRODUCED
+    narrower = judged(both, replace(PAPER, to_nine=0.998, bits={"widths": 4.5, "llama2": 5.0}), "G15")["G15"]
+    assert narrower.outcome is NOT_SEEN, "of far longer runs"
+    assert [one.status for one in narrower.findings][:1] == [Status.OPPOSED]
+
+
+def test_widths_of_a_trial_that_diverged_are_not_those_of_its_end(compared: Plan, varied_widths: Plan) -> None:
+    gone = replace(PAPER, diverged=frozenset({"lambda-0"}))
+    families, *_ = judged(joined(compared, varied_widths), gone, "G15")["G15"].findings
+    assert (families.status, families.effect) == (Status.UNDECIDED, None)
+    assert "lambda-0" in families.reason
+    assert "diverged" in families.reason
+
+
+def test_shares_that_say_nothing_alone_do_not_decide(compared: Plan) -> None:
+    one = judged(compared, replace(PAPER, to_nine=0.998), "G15")["G15"]
+    assert {part.status for part in one.findings} == {Status.SUPPORTED, Status.NOT_RUN}
+    assert one.outcome is INCONCLUSIVE
+    assert "up to 9 bits in GPT-2" in one.reason
+    assert "not run at this scale" in one.reason
+
+
+def test_where_nothing_happens_nulls_hold_and_effects_are_not_seen_at_this_scale(compared: Plan) -> None:
+    found = judged(compared, World(effect=SEEN, cast=1e-5))
+    assert outcomes(found) == (
+        {"G9": REPRODUCED, "G12": IN_PART, "G19": REPRODUCED, "G13": NOT_SEEN, "G20": NOT_SEEN}
+        | {"G8": IN_PART, "G15": INCONCLUSIVE}  # G8 at the rate at which the control has an effect
+        | dict.fromkeys(UNREACHED, OUT_OF_REACH)
+    )
+    assert [one.status for one in found["G8"].findings] == [Status.SUPPORTED, Status.ABSENT, Status.OUT_OF_REACH]
+
+
+OPPOSITE = replace(
+    changed(
+        {"gpt2/gaussws": 0.02, "gaussws-low": 0.02, "gpt2-mini/adam-mini-gaussws": 0.05}
+        | {"llama2/bf16": 0.0, "llama2/diffq": 0.002, "llama2/gaussws": 0.01}
+        | {"llama2-mini/adam-mini": 0.0, "llama2-mini/adam-mini-gaussws": 0.03}
+    ),
+    to_nine=0.9,
+    cast=0.02,
+)
+
+
+@pytest.mark.parametrize(("covered", "outcome"), [(False, NOT_SEEN), (True, CONTRADICTED)])
+def test_the_opposite_is_contradicted_where_runs_reach_so_far_and_not_seen_elsewhere(
+    compared: Plan, covered: bool, outcome: Outcome
+) -> None:
+    expected = dict.fromkeys(TRAINED, outcome) | dict.fromkeys(UNREACHED, OUT_OF_REACH)
+    assert outcomes(judged(compared, OPPOSITE, covered=covered)) == expected
+
+
+def test_the_largest_loss_of_a_micro_batch_is_judged_apart(compared: Plan) -> None:
+    one = judged(compared, replace(PAPER, maximum={"llama2/bf16": 0.0}), "G13")["G13"]
+    assert one.outcome is IN_PART
+    assert [part.status for part in one.findings] == [
+        Status.SUPPORTED,
+        Status.OPPOSED,
+        Status.SUPPORTED,
+        Status.SUPPORTED,
+    ]
+
+
+def test_too_much_noise_is_inconclusive_and_says_what_it_would_have_detected(compared: Plan) -> None:
+    names = ("G9", "G12", "G13", "G20")
+    found = judged(compared, World(effect={"gpt2/diffq": 5.0}, noise=0.05), *names)
+    for name, one in found.items():
+        assert one.outcome is INCONCLUSIVE, name
+        assert all(control.passed for control in one.controls), name
+        assert one.underpowered, name
+    for name in ("G9", "G12"):
+        first, *_ = found[name].findings
+        assert first.mde is not None
+        assert first.shown(first.mde)[1:] in first.reason
+
+
+def test_nothing_is_decided_where_controls_find_nothing(compared: Plan) -> None:
+    silent = replace(changed({"gpt2/diffq": 0.002}), spread={"gpt2": 0.0, "llama2": 0.0})
+    for name, one in judged(compared, silent).items():
+        if one.claim.control:
+            assert one.outcome is INCONCLUSIVE, name
+            assert tuple(control.id for control in one.controls if not control.passed) == one.claim.control, name
+            assert name == "G15" or all(f"control {control} failed" in one.reason for control in one.claim.control)
+
+
+def test_one_control_that_finds_nothing_concerns_its_claims_alone(compared: Plan) -> None:
+    found = judged(compared, replace(PAPER, spread={"llama2": 0.0}), "G9", "G13", "G20")
+    assert outcomes(found) == {"G9": REPRODUCED, "G13": INCONCLUSIVE, "G20": INCONCLUSIVE}
+
+
+def test_a_missing_trial_is_named_and_the_other_seeds_count(compared: Plan) -> None:
+    missing = frozenset({("adam-mini-gaussws", 1), ("gpt2/gaussws", 2)})
+    found = judged(compared, replace(PAPER, missing=missing), "G9", "G12", "G20")
+    assert [found[name].findings[0].n for name in ("G9", "G12", "G20")] == [2, 1, 2]
+    assert "adam-mini-gaussws, seed 1" in found["G20"].findings[0].notes[0]
+    assert len(found["G12"].findings[0].notes) == 2
+    assert found["G12"].outcome is INCONCLUSIVE
+
+
+def test_one_seed_decides_nothing(compared: Plan) -> None:
+    arms = {str(member.cell.arm) for member in compared.members}
+    one_seed = replace(PAPER, missing=frozenset((arm, seed) for arm in arms for seed in (1, 2)))
+    assert set(outcomes(judged(compared, one_seed)).values()) == {INCONCLUSIVE, OUT_OF_REACH}
+
+
+# -------------------------------------------------------------------------------- timings and arithmetic
+
+
+@pytest.mark.parametrize(
+    ("box_muller", "torch", "outcome"), [(4.0, 12.0, REPRODUCED), (0.9, 12.0, CONTRADICTED), (4.0, 2.0, CONTRADICTED)]
+)
+def test_generators_are_judged_turn_by_turn(timed: Plan, box_muller: float, torch: float, outcome: Outcome) -> None:
+    benches(timed, box_muller=box_muller, torch=torch)
+    assert verdicts(Results(timed), TIMED)["G18"].outcome is outcome
+
+
+@pytest.mark.parametrize(
+    ("ours", "diffq", "outcome"),
+    [(1.03, 1.2, REPRODUCED), (1.25, 1.5, CONTRADICTED), (1.03, 1.05, CONTRADICTED), (0.99, 1.2, CONTRADICTED)],
+)
+def test_throughput_is_judged_beside_the_papers_numbers(
+    timed: Plan, ours: float, diffq: float, outcome: Outcome
+) -> None:
+    benches(timed, kind="cuda", models=TABLE_1, ours=ours, diffq=diffq)
+    assert verdicts(Results(timed), TIMED)["G16"].outcome is outcome
+
+
+def test_throughput_is_judged_on_a_gpu_and_of_the_papers_models_alone(timed: Plan) -> None:
+    benches(timed, models=TABLE_1)
+    assert verdicts(Results(timed), TIMED)["G16"].outcome is Outcome.NOT_RUN
+    benches(timed, kind="cuda", models=("gpt2-nano",))
+    assert verdicts(Results(timed), TIMED)["G16"].outcome is Outcome.NOT_RUN
+
+
+def test_a_busy_machine_decides_nothing(timed: Plan) -> None:
+    benches(timed, kind="cuda", models=TABLE_1, box_muller=0.5, ours=2.0, others=0.5)
+    for name, one in verdicts(Results(timed), TIMED).items():
+        assert one.outcome is INCONCLUSIVE, name
+        assert "disturbed" in one.reason, name
+
+
+@pytest.mark.parametrize("holds", [True, False])
+def test_exact_claims_are_decided_without_any_trial(
+    compared: Plan, holds: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What arithmetic shows of each is tested in test_theory.py; here it is given."""
+    load_hooks("gaussws")
+    assert set(hooks_of("gaussws").exact) == set(EXACT)
+    for name in EXACT:
+        monkeypatch.setitem(hooks_of("gaussws").exact, name, lambda: {"": Exact(holds, "computed")})
+    assert set(outcomes(verdicts(Results(compared), EXACT)).values()) == {REPRODUCED if holds else CONTRADICTED}

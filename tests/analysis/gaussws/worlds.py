@@ -1,0 +1,131 @@
+"""Worlds of GaussWS's sweeps: what is true of bit widths, of weights that are cast to their formats, and of timings."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from fewbits.models.networks.decoder import DecoderConfig
+from fewbits.models.networks.registry import on_meta
+from fewbits.models.observer import TIERS
+from fewbits.sweeps.planning.plan import Member, Plan
+from tests.analysis import worlds
+from tests.analysis.worlds import results, size, wave
+
+__all__ = ["PAPER", "World", "benches", "forget_benches", "results"]
+
+OPTIMIZERS, RECIPES = ("adamw", "adam-mini"), ("bf16", "gaussws", "diffq")
+TURNS = 5
+
+
+@dataclass
+class World(worlds.World):
+    bits: Mapping[str, float] = field(default_factory=dict)  # mean width at the end, by sweep; else 5
+    spread: Mapping[str, float] = field(default_factory=dict)  # of widths in a layer, by sweep; else 0.2
+    to_nine: float = 1.0  # share of parameters up to nine bits
+    wobble: float = 1e-3  # of widths, between seeds, and of shares below 1
+    cast: float = 0.001  # how far the loss rises with weights cast to their formats; relative
+
+    def numerics(self, of: Plan, member: Member) -> list[dict[str, Any]]:
+        """Widths by layer, halfway and at the end."""
+        trial, cell = of.trials[member.id].trial, member.cell
+        sampler = trial.recipe.sampler
+        if sampler.kind == "none":
+            return []
+        end = self.bits.get(cell.sweep, 5.0)
+        chance = self.wobble * wave(str(cell.arm), cell.seed) * size(str(cell.arm))
+        to_nine = min(1.0, self.to_nine + chance) if self.to_nine < 1 else 1.0
+        rows = []
+        for part, step in ((0.5, trial.training.steps // 2 - 1), (1.0, trial.training.steps - 1)):
+            mean = sampler.init + part * (end - sampler.init) + chance
+            widths = {"bits_mean": mean, "bits_std": self.spread.get(cell.sweep, 0.2)}
+            widths |= {"bits_min": mean - 1, "bits_max": mean + 1}
+            widths |= {f"bits_to_{tier}": to_nine if tier == 9 else 1.0 for tier in TIERS}
+            rows += [{"step": step, "slot": "weight", **layer, **widths} for layer in _layers(trial.model)]
+        return rows
+
+    def further(self, of: Plan, member: Member, unquantized: float) -> dict[str, float]:
+        if of.trials[member.id].trial.recipe.sampler.kind == "none":
+            return {}
+        return {"validation_loss_cast": unquantized * (1 + self.cast * (1 + 0.01 * (member.cell.seed % 3)))}
+
+
+PAPER = World(
+    effect={"gpt2/gaussws": 0.001, "gpt2/diffq": 0.01, "gaussws-low": 0.001, "diffq-low": 0.01}
+    | {"gpt2-mini/adam-mini": 0.01, "gpt2-mini/adam-mini-gaussws": 0.0112, "gpt2-mini/adam-mini-diffq": 0.02}
+    | {"llama2/bf16": 0.004, "llama2/diffq": 0.002, "llama2/gaussws": 0.0}
+    | {"llama2-mini/adam-mini": 0.02, "llama2-mini/adam-mini-gaussws": 0.004},
+    bits={"gpt2": 6.5, "widths": 6.5, "llama2": 5.0},
+)
+
+
+@cache
+def _layers(model: DecoderConfig) -> list[dict[str, Any]]:
+    modules = on_meta(model).named_modules()
+    names = [name for name, module in modules if isinstance(module, nn.Linear) and name.startswith("blocks.")]
+    return [{"layer": name, "block": int(name.split(".")[1]), "part": _part(name.split(".")[-1])} for name in names]
+
+
+def _part(name: str) -> str:
+    return "qkv" if name in "qkv" else name.replace("gate", "up")
+
+
+# -------------------------------------------------------------------------------- benches
+
+
+def benches(
+    plan: Plan,
+    *,
+    kind: str = "cpu",
+    ours: float = 1.05,
+    diffq: float = 1.2,
+    models: tuple[str, ...] = ("gpt2-nano",),
+    box_muller: float = 4.0,
+    torch: float = 12.0,
+    others: float = 0.0,
+) -> None:
+    """Times of plain BF16 are 1 s, others as many; of the bitwise generator 1 ms, others as many times longer.
+
+    others: the share of the machine that other processes used in each turn.
+    """
+    folder = _folder(plan)
+    folder.mkdir(parents=True, exist_ok=True)
+    machine = {"processor": "a processor", "device": "of a test", "load": 0.0}
+    longer = dict(zip(RECIPES, (1.0, ours, diffq), strict=True))
+    rows = [
+        {"optimizer": o, "variant": r, "memory": 2**30} | _turns(s, r, others)
+        for o in OPTIMIZERS
+        for r, s in longer.items()
+    ]
+    found = [{"model": name, "batch": 1, "length": 1000, "rows": rows} for name in models]
+    (folder / f"train-{kind}.json").write_text(json.dumps({"machine": machine, "turns": TURNS, "models": found}))
+    arms = {"bitwise": 1e-3, "box-muller": 1e-3 * box_muller, "torch": 1e-3 * torch}
+    timed = [
+        {"rows": 64, "cols": cols, "what": what, "arm": arm, "elements": 64 * cols} | _turns(s, arm, others)
+        for cols in (32, 64)
+        for what in ("generator", "forward")
+        for arm, s in arms.items()
+    ]
+    (folder / f"generators-{kind}.json").write_text(json.dumps({"machine": machine, "turns": TURNS, "timed": timed}))
+
+
+def _turns(seconds: float, arm: str, others: float) -> dict[str, list[float]]:
+    """Return an arm's times; the median is exact."""
+    middle = TURNS // 2
+    times = [seconds * (1 + 0.001 * (turn - middle) * len(arm)) for turn in range(TURNS)]
+    return {"seconds": times, "others": [others] * TURNS}
+
+
+def forget_benches(plan: Plan) -> None:
+    for path in _folder(plan).glob("*.json"):
+        path.unlink()
+
+
+def _folder(plan: Plan) -> Path:
+    return Path(next(iter(plan.trials.values())).folder.path.parent / "bench")

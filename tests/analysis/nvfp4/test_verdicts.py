@@ -1,0 +1,173 @@
+"""Verdicts of NVFP4 on trials whose truth is known: true, false, absent at this scale, too noisy, without control."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+import pytest
+
+from fewbits.analysis.engine.claims import load_claims
+from fewbits.analysis.engine.data import Exact
+from fewbits.analysis.engine.findings import Finding, Outcome, Status, Verdict
+from fewbits.analysis.engine.frames import Results
+from fewbits.analysis.engine.hooks import hooks_of, load_hooks
+from fewbits.analysis.engine.judging import evidence_of
+from fewbits.analysis.engine.verdicts import conclude
+from fewbits.sweeps.planning.plan import Plan
+from tests.analysis.nvfp4.worlds import BAD, PAPER, World, results
+
+REPRODUCED, IN_PART, CONTRADICTED = Outcome.REPRODUCED, Outcome.IN_PART, Outcome.CONTRADICTED
+NOT_SEEN, INCONCLUSIVE, OUT_OF_REACH = Outcome.NOT_SEEN, Outcome.INCONCLUSIVE, Outcome.OUT_OF_REACH
+EXACT = tuple(c.id for c in load_claims("nvfp4").claims if any(part.test == "exact" for part in c.parts))
+TRAINED = tuple(c.id for c in load_claims("nvfp4").claims if c.id not in EXACT)
+UNREACHED = ("N2", "N5", "N11", "N15")
+NULLS = ("N10", "N14", "N16")
+CONTROLS = BAD | {"layers/nvfp4-base": 0.04, "no-rht": 0.02}  # what controls have to see
+STOCHASTIC = ("sr-gradients", "sr-backward", "sr-activations", "sr-weights")
+NULL = World(effect=CONTROLS | dict.fromkeys(STOCHASTIC, -0.01), gradients=lambda block, part: 0.12)
+
+
+def judged(plan: Plan, world: World, *names: str, covered: bool = False) -> dict[str, Verdict]:
+    """Return verdicts of the claims about trials, or of some of them. covered: as if the runs were the paper's size."""
+    return verdicts(results(plan, world), names or TRAINED, covered=covered)
+
+
+def verdicts(found: Results, names: Iterable[str], *, covered: bool = False) -> dict[str, Verdict]:
+    load_hooks("nvfp4")
+    claims = load_claims("nvfp4")
+    evidence = {name: evidence_of("nvfp4", claims.claim(name), found) for name in names}
+    return conclude({name: replace(one, covered=True) for name, one in evidence.items()} if covered else evidence)
+
+
+def outcomes(found: Mapping[str, Verdict]) -> dict[str, Outcome]:
+    return {name: one.outcome for name, one in found.items()}
+
+
+def changed(effect: Mapping[str, float]) -> World:
+    return replace(PAPER, effect={**PAPER.effect, **effect})
+
+
+def part(verdict: Verdict, name: str) -> Finding:
+    return next(one for one in verdict.findings if one.name == name)
+
+
+def test_where_all_is_as_the_paper_says_every_claim_about_trials_is_reproduced(cpu: Plan) -> None:
+    found = judged(cpu, PAPER)
+    expected = dict.fromkeys(TRAINED, REPRODUCED) | dict.fromkeys(UNREACHED, OUT_OF_REACH)
+    expected["N18"] = IN_PART  # with a part that no run here can have
+    assert {name: (one.outcome, one.reason) for name, one in found.items() if one.outcome is not expected[name]} == {}
+    assert [one.status for one in found["N18"].findings if one.name not in found["N18"].supported] == [
+        Status.OUT_OF_REACH
+    ]
+
+
+def test_where_nothing_happens_nulls_hold_and_effects_are_not_seen_at_this_scale(cpu: Plan) -> None:
+    found = judged(cpu, NULL)
+    assert outcomes(found) == (
+        dict.fromkeys(NULLS, REPRODUCED)
+        | dict.fromkeys(("N3", "N4", "N6", "N9", "N13", "N17", "N18", "N20"), NOT_SEEN)
+        | {"N1": IN_PART}  # the bound alone: the gap does not widen
+        | {"N7": CONTRADICTED}  # of tensors, at any scale
+        | {"N8": NOT_SEEN, "N21": INCONCLUSIVE, "F1": IN_PART}
+        | dict.fromkeys(("N22", "N23"), INCONCLUSIVE)  # where there is no gap, there is nothing to restore
+        | dict.fromkeys(UNREACHED, OUT_OF_REACH)
+    )
+    assert found["N1"].supported == ("before the decay",)
+
+
+def test_in_runs_as_large_as_the_papers_an_absence_contradicts_what_says_so(cpu: Plan) -> None:
+    absent = ("N3", "N4", "N6", "N8", "N9", "N13", "N17", "N18", "N20")
+    expected = dict.fromkeys(absent, CONTRADICTED) | dict.fromkeys(("N3", "N4", "N8", "N13"), NOT_SEEN)
+    assert outcomes(judged(cpu, NULL, *absent, covered=True)) == expected
+
+
+OPPOSITE = replace(
+    changed(
+        {"nvfp4-trunk": 0.02, "base-whole": -0.01, "first-4": 0.005}
+        | dict.fromkeys(("long-no-sr", "long-no-rht", "long-no-2d"), 0.011)
+        | {"with-2d": 0.025, "no-sr": 0.03, "recipe/nvfp4": 0.04, "hybrid/nvfp4": 0.02, "no-rht": 0.06}
+        | {"sr-activations": 0.01, "sr-weights": 0.01, "sr-backward": 0.03}
+        | {"rht-wgrad": 0.025, "rht-fprop": 0.015, "rht-dgrad": 0.015}
+        | {"weights-same": 0.025, "weights-squares": 0.025, "activations-same": 0.006}
+        | {"mxfp4-1.00": 0.03, "mxfp4-1.25": 0.005, "mxfp4-1.50": 0.02}
+        | {"switch-both": 0.007, "switch-late": 0.014, "switch-forward": 0.02, "switch-backward": 0.004}
+    ),
+    gradients=lambda block, part: 0.3 if block < 3 else 0.12,
+)
+
+
+def test_the_opposite_is_contradicted_where_runs_reach_so_far_and_not_seen_elsewhere(cpu: Plan) -> None:
+    expected = dict.fromkeys(TRAINED, NOT_SEEN) | dict.fromkeys(UNREACHED, OUT_OF_REACH)
+    expected |= {"N7": CONTRADICTED, "F1": CONTRADICTED}  # a mechanism, and a finding of our own
+    expected |= {"N22": IN_PART}  # its control is a part of it
+    assert outcomes(judged(cpu, OPPOSITE)) == expected
+    covered = dict.fromkeys(TRAINED, CONTRADICTED) | dict.fromkeys(UNREACHED, OUT_OF_REACH)
+    assert outcomes(judged(cpu, OPPOSITE, covered=True)) == covered
+
+
+def test_too_much_noise_is_inconclusive_and_says_what_it_would_have_detected(cpu: Plan) -> None:
+    loud = {"bad-arm": 5.0, "layers/nvfp4-base": 5.0, "kept": 1.0, "no-rht": 5.0, "mxfp4-1.00": 5.0}
+    names = (*NULLS, "N3", "N4", "N6", "N9", "N17", "N18", "N20")
+    found = judged(cpu, World(effect=loud, noise=0.01, noises={"base-whole": 0.05}), *names)
+    for name, one in found.items():
+        assert one.outcome is INCONCLUSIVE, name
+        assert all(control.passed for control in one.controls), name
+        assert one.underpowered, name
+    for one in (finding for name in NULLS for finding in found[name].findings):
+        assert one.mde is not None
+        assert one.shown(one.mde)[1:] in one.reason
+
+
+def test_nothing_is_decided_where_controls_find_nothing(cpu: Plan) -> None:
+    silent = dict.fromkeys(BAD, 0.0) | {"mxfp4-1.50": 0.0, "kept": 0.017, "no-rht": 0.01, "nvfp4-long": 0.001}
+    for name, one in judged(cpu, changed(silent)).items():
+        if one.claim.control:
+            assert one.outcome is INCONCLUSIVE, name
+            assert tuple(control.id for control in one.controls if not control.passed) == one.claim.control, name
+
+
+def test_one_control_that_finds_nothing_concerns_its_claims_alone(cpu: Plan) -> None:
+    found = judged(cpu, changed({"hybrid/bad-arm": 0.0}), "N9", "N20")
+    assert outcomes(found) == {"N9": REPRODUCED, "N20": INCONCLUSIVE}
+    assert "control bad-arm-hybrid failed" in found["N20"].reason
+    untested = judged(cpu, replace(PAPER, missing=frozenset(("hybrid/bad-arm", seed) for seed in range(3))), "N20")
+    assert "control bad-arm-hybrid was not tested" in untested["N20"].reason
+
+
+def test_what_a_switch_gains_by_the_format_of_its_evaluation_is_no_gain(cpu: Plan) -> None:
+    found = judged(cpu, replace(PAPER, unquantized={"nvfp4-long": 0.001, "long-no-sr": 0.001}), "N4", "N22", "N23")
+    assert outcomes(found) == {"N4": IN_PART, "N22": INCONCLUSIVE, "N23": INCONCLUSIVE}
+    assert "long-no-sr above nvfp4-long, validation loss" in found["N4"].supported
+    assert "long-no-sr above nvfp4-long, validation loss, unquantized" not in found["N4"].supported
+    assert "control switch-gains failed" in found["N22"].reason
+
+
+def test_divergence_is_worse_than_any_loss_and_three_seeds_of_it_are_too_few_among_many_claims(cpu: Plan) -> None:
+    found = judged(cpu, replace(PAPER, diverged=frozenset({"base-whole", "sr-weights"})))
+    assert {one.status for one in found["N3"].findings} == {Status.SUPPORTED}
+    assert (found["N3"].outcome, found["N9"].outcome) == (INCONCLUSIVE, IN_PART)
+    assert not any(name.startswith("sr-weights") for name in found["N9"].supported)
+
+
+def test_a_missing_trial_is_named_and_the_other_seeds_count(cpu: Plan) -> None:
+    found = judged(cpu, replace(PAPER, missing=frozenset({("sr-backward", 2), ("nvfp4-long", 1)})), "N1", "N10")
+    for one in (part(found["N1"], "wider after the decay"), *found["N10"].findings):
+        assert one.n == 2
+        assert len(one.notes) == 1
+    assert "sr-backward, seed 2" in found["N10"].findings[0].notes[0]
+
+
+def test_one_seed_decides_nothing(cpu: Plan) -> None:
+    arms = {str(member.cell.arm) for member in cpu.members}
+    one_seed = replace(PAPER, missing=frozenset((arm, seed) for arm in arms for seed in (1, 2)))
+    assert set(outcomes(judged(cpu, one_seed)).values()) == {INCONCLUSIVE, OUT_OF_REACH}
+
+
+@pytest.mark.parametrize("holds", [True, False])
+def test_exact_claims_are_decided_without_any_trial(cpu: Plan, holds: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What arithmetic shows of each is tested in test_arithmetic.py; here it is given."""
+    load_hooks("nvfp4")
+    assert set(hooks_of("nvfp4").exact) == set(EXACT)
+    for name in EXACT:
+        monkeypatch.setitem(hooks_of("nvfp4").exact, name, lambda: {"": Exact(holds, "computed")})
+    found = verdicts(Results(cpu), EXACT)
+    assert set(outcomes(found).values()) == {REPRODUCED if holds else CONTRADICTED}

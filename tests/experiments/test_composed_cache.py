@@ -1,0 +1,80 @@
+"""Test that a config from the cache is the one that Hydra composes."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from fewbits.experiments import config as configs
+from fewbits.experiments.composed_cache import digest_of_files, load_or_compose
+from fewbits.experiments.composition import compose
+
+CHOICES = [(), ("model=hybrid-nano", "recipe=nvfp4"), ("recipe=mor/block", "optimizer=adam-mini", "scale=smoke")]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("FEWBITS_CACHE", str(tmp_path))
+    return tmp_path / "composed"
+
+
+def hydra_composes(choice: tuple[str, ...]) -> Callable[[], DictConfig]:
+    configs.prepare()
+    return lambda: compose(configs.FOLDER, configs.ROOT, choice)
+
+
+def nothing_composes() -> DictConfig:
+    raise AssertionError("it is in the cache")
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_a_cached_config_is_the_composed_one(choice: tuple[str, ...], folder: Path) -> None:
+    composed = load_or_compose("digest", choice, hydra_composes(choice))
+    cached = load_or_compose("digest", choice, nothing_composes)
+    assert cached == composed == hydra_composes(choice)()
+    assert OmegaConf.to_container(cached, resolve=True) == OmegaConf.to_container(composed, resolve=True)
+    with pytest.raises(OmegaConfBaseException):
+        OmegaConf.update(cached, "training.no_such_key", 1)
+
+
+def test_other_overrides_and_other_sources_are_other_configs(folder: Path) -> None:
+    load_or_compose("digest", (), hydra_composes(()))
+    for digest, choice in (("digest", ("model=gpt2-nano",)), ("other", ())):
+        with pytest.raises(AssertionError, match="in the cache"):
+            load_or_compose(digest, choice, nothing_composes)
+
+
+def test_the_digest_follows_every_file_its_name_and_the_models(tmp_path: Path) -> None:
+    (tmp_path / "group").mkdir()
+    file = tmp_path / "group" / "a.yaml"
+    digests = set()
+    for text in ("x: 1\n", "x: 2\n"):
+        file.write_text(text)
+        digests.add(digest_of_files(tmp_path, {"nano": 1}))
+    digests.add(digest_of_files(tmp_path, {"nano": 2}))
+    file.rename(tmp_path / "a.yaml")
+    digests.add(digest_of_files(tmp_path, {"nano": 2}))
+    assert len(digests) == 4
+
+
+@pytest.mark.parametrize("damage", ["", "{", "[1]", "null", '"text"'])
+def test_a_damaged_file_is_composed_again(damage: str, folder: Path) -> None:
+    composed = load_or_compose("digest", (), hydra_composes(()))
+    (file,) = folder.iterdir()
+    file.write_text(damage)
+    assert load_or_compose("digest", (), hydra_composes(())) == composed
+    assert json.loads(file.read_text())["seed"] == composed.seed
+
+
+def test_a_config_that_json_would_change_is_not_cached(folder: Path) -> None:
+    assert load_or_compose("digest", (), lambda: OmegaConf.create({1: "one"}))[1] == "one"
+    assert not folder.exists()
+
+
+def test_a_cache_that_cannot_be_written_costs_only_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("FEWBITS_CACHE", str(tmp_path / "file"))
+    assert load_or_compose("digest", (), hydra_composes(())).seed == 0
