@@ -1,7 +1,7 @@
-"""Series of arms over training: the mean over seeds with its band, and the change from a baseline, pair by pair.
+"""Series of arms over training: means over seeds with bands, and paired changes from a baseline.
 
-Only steps that all of an arm's seeds have are shown, as a mean whose seeds come and go jumps for no reason of its own.
-Seeds that diverged are left out, unless all did; figures name them in their notes.
+A series has only the steps that all of the arm's seeds have, because a mean would jump where a seed is missing. Seeds
+that diverged are left out unless all did; figures name them in their notes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fewbits.analysis.engine.statistics import ALPHA, Summary, summary
 from fewbits.analysis.figures.theme import Array
 from fewbits.sweeps.running.store import State
 
-POINTS = 25  # to which a curve of every step is averaged
+POINTS = 25  # the points to which a curve with a value at every step is averaged
 COLUMNS = ["arm", "seed", "id", "state", "step", "tokens", "value"]
 Band = tuple[Array, Array]
 
@@ -29,8 +29,8 @@ class Metric:
     name: str
     title: str
     unit: str
-    every_step: bool = False  # averaged over steps, or it could not be read
-    of_micro_batches: bool = False  # so A/A, whose micro-batches have another size, has another one
+    every_step: bool = False  # has a value at every step, so it is averaged over steps to be readable
+    of_micro_batches: bool = False  # depends on the size of micro-batches, which is another one in A/A runs
 
 
 METRICS = {
@@ -47,17 +47,19 @@ METRICS = {
 
 @dataclass(frozen=True)
 class Series:
-    """A mean over tokens. The band reaches from the least to the greatest seed of a level; of a change it is the 90 %
-    interval."""
+    """A mean over seeds at numbers of tokens.
+
+    The band of a level is the range of the seeds; that of a change is the 90 % interval.
+    """
 
     tokens: Array
     mean: Array
-    band: Band | None  # none with one seed
+    band: Band | None  # None for one seed
     trials: tuple[str, ...]
 
 
 def curves(results: Results, metric: str) -> pd.DataFrame:
-    """Return the curves of a metric; an empty table where no trial has recorded it yet."""
+    """Return the curves of a metric; the table is empty if no trial has recorded it yet."""
     try:
         frame = results.curves(metric)
     except Damaged:
@@ -68,7 +70,7 @@ def curves(results: Results, metric: str) -> pd.DataFrame:
 
 
 def recorded(results: Results, metric: Metric) -> pd.DataFrame:
-    """Return the curves of a metric, averaged over steps where it has every step; read once."""
+    """Return the curves of a metric, averaged over steps if it has a value at every step; the table is cached."""
 
     def read() -> pd.DataFrame:
         frame = curves(results, metric.name)
@@ -78,7 +80,10 @@ def recorded(results: Results, metric: Metric) -> pd.DataFrame:
 
 
 def smoothed(frame: pd.DataFrame, results: Results) -> pd.DataFrame:
-    """Return means over as many steps as leave POINTS of a whole trial. A trial may be that of several arms."""
+    """Return the curves as means over so many steps that a complete trial has POINTS of them.
+
+    Several arms may have the same trial; each keeps its curve.
+    """
     parts = []
     for (trial, _), one in frame.drop_duplicates(["id", "arm", "step"]).groupby(["id", "arm"], sort=False):
         width = max(1, results.plan.trials[str(trial)].trial.training.steps // POINTS)
@@ -89,7 +94,7 @@ def smoothed(frame: pd.DataFrame, results: Results) -> pd.DataFrame:
 
 
 def level(frame: pd.DataFrame, arm: str) -> Series | None:
-    """Return the arm's own numbers; None where it has none."""
+    """Return the arm's own numbers; None if it has none."""
     table = _tokens_by_seeds(frame, arm)
     if table.empty:
         return None
@@ -99,7 +104,7 @@ def level(frame: pd.DataFrame, arm: str) -> Series | None:
 
 
 def change(frame: pd.DataFrame, arm: str, baseline: str) -> Series | None:
-    """Return the change relative to the baseline of the same seed at the same step; None where there is no pair."""
+    """Return the arm's change relative to the baseline of the same seed at the same step; None if there is no pair."""
     ours, theirs = _tokens_by_seeds(frame, arm), _tokens_by_seeds(frame, baseline)
     seeds = [seed for seed in ours.columns if seed in theirs.columns]
     steps = ours.index.intersection(theirs.index)
@@ -112,7 +117,7 @@ def change(frame: pd.DataFrame, arm: str, baseline: str) -> Series | None:
 
 
 def thinned(series: Series | None) -> Series | None:
-    """Return means of so many points that POINTS of them are left, without a band."""
+    """Return the series without its band, averaged to about POINTS points."""
     if series is None:
         return None
     width = max(1, series.tokens.size // POINTS)
@@ -135,7 +140,7 @@ def band_of(found: Sequence[Summary]) -> Band | None:
 
 
 def switches(part: Results, arms: Sequence[str]) -> tuple[float, ...]:
-    """Return the tokens after which the recipes of these arms switch, in order."""
+    """Return the numbers of tokens after which these arms' recipes switch, in ascending order."""
     found: set[float] = set()
     frame = curves(part, "loss")
     for trial, steps in frame[frame["arm"].isin(list(arms))].groupby("id"):
@@ -159,7 +164,7 @@ def trials_of(frame: pd.DataFrame, arm: str) -> tuple[str, ...]:
 
 
 def _tokens_by_seeds(frame: pd.DataFrame, arm: str) -> pd.DataFrame:
-    """Return a table of the steps that every seed has."""
+    """Return a table with a row for each number of tokens that every seed has, and a column for each seed."""
     rows = frame[frame["arm"] == arm]
     whole = rows[rows["state"] != str(State.DIVERGED)]
     return (

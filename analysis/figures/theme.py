@@ -1,9 +1,9 @@
-"""The look of all figures: one width, two themes, seven styles of series, and SVG and PNG files.
+"""The appearance of all figures: one width, two themes, seven styles of series, and SVG and PNG files.
 
-A figure is drawn when it is asked for, once for each theme: `themed` calls its `draw` while the theme's colours are in
-force, so that the helpers here and matplotlib's own defaults take them from it. Nothing of pyplot is used and no
-setting outlives a call. Figures are WIDTH inches wide with letters of at least SMALL points, which can still be read
-when a telephone shows them 360 pixels wide.
+A figure is drawn on request, once for each theme: `themed` calls its `draw` while the theme is in force, so that our
+helpers and matplotlib's defaults use the theme's colours. pyplot is not used, and no setting of matplotlib stays
+changed after a call. Figures are WIDTH inches wide with letters of at least SMALL points, which can still be read if a
+telephone shows them 360 pixels wide.
 
 Series differ in colour, dashes and markers. The colours are Okabe and Ito's, darker on white and lighter on black.
 """
@@ -32,7 +32,7 @@ from fewbits.common.from_dict import from_dict, one_of
 Array = NDArray[np.float64]
 
 WIDTH = 5.6  # inches
-TEXT, SMALL = 9.0, 8.2  # points, as in theme.yaml; SMALL is 7.3 of 360 pixels
+TEXT, SMALL = 9.0, 8.2  # points, as in theme.yaml; SMALL is 7.3 pixels in a figure 360 pixels wide
 # Fonts of browsers; positions are measured with DejaVu Sans, which is wider than all of them.
 FONTS = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 
@@ -42,12 +42,12 @@ class Theme:
     name: str
     background: str
     text: str
-    quiet: str  # of spines, ticks and notes
+    quiet: str  # the colour of spines, ticks and notes
     grid: str
     series: tuple[str, ...]
     formats: tuple[str, str, str]  # fills of E4M3, E5M2 and BF16
-    shades: tuple[str, str, str]  # of a heat map's cells, from little to everything
-    line: str  # of lines that have to be seen above a heat map
+    shades: tuple[str, str, str]  # fills of a heat map's cells, from a small share to 1
+    line: str  # the colour of lines that are visible on a heat map
 
 
 @dataclass(frozen=True)
@@ -65,10 +65,10 @@ _THEME: ContextVar[Theme] = ContextVar("theme", default=THEMES["light"])
 
 @dataclass(frozen=True)
 class Style:
-    """The look of a series. Its colour is one of the theme's series, or the name of another colour of the theme."""
+    """The appearance of a series. colour: an index into the theme's `series`, or the name of another of its colours."""
 
     colour: int | str
-    dashes: tuple[float, ...] = ()  # none: a solid line
+    dashes: tuple[float, ...] = ()  # a solid line if empty
     marker: str = "o"
 
     @property
@@ -76,8 +76,8 @@ class Style:
         return theme().series[self.colour] if isinstance(self.colour, int) else str(getattr(theme(), self.colour))
 
 
-BASELINE = Style("text")  # what others are compared with
-NOISE = Style("text", (1, 1.6), "x")  # how far trials differ that should be the same
+BASELINE = Style("text")  # the style of the baseline
+NOISE = Style("text", (1, 1.6), "x")  # the style of A/A: trials that should be equal
 QUIET = Style("quiet")
 STYLES = (
     Style(0, (5, 1.4), "s"),
@@ -99,7 +99,7 @@ def theme() -> Theme:
 
 
 def themed(picture: FigureResult, name: str) -> Figure:
-    """Return the figure, drawn in the theme of that name; what would be drawn later would not know the theme."""
+    """Draw a figure with its final layout in the theme with this name, which is in force only during this call."""
     one_of("theme", name, THEMES)
     token = _THEME.set(THEMES[name])
     try:
@@ -152,10 +152,10 @@ def _settings(of: Theme) -> Iterator[None]:
 
 
 def shades() -> LinearSegmentedColormap:
-    """Return the colours from a share of nothing, which can already be seen, to a share of everything."""
+    """Return the colours of shares from 0, which is already visible, to 1."""
     return LinearSegmentedColormap.from_list("shares", list(theme().shades))
 
 
 def ink(fill: tuple[float, float, float, float]) -> str:
-    """Return the colour of letters that can be read on a fill."""
+    """Return a text colour that is readable on this fill."""
     return "#1b1f24" if np.dot(fill[:3], (0.3, 0.59, 0.11)) > 0.5 else "#ffffff"

@@ -1,7 +1,7 @@
-"""Figures of training: each arm's level beside its change from a baseline, seed by seed, a row of panels per metric.
+"""Figures of training: for each metric a panel of the arms' curves and a panel of their paired changes from a baseline.
 
-Arms differ by a tenth of a percent, so the changes stand beside the curves. The paper's last numbers, where it prints
-them, are hollow marks: of a model and a training far larger than ours.
+The changes have their own panel because arms differ by a tenth of a percent. If the paper prints last numbers, they are
+hollow marks; they are from a much larger model and a much longer training than ours.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from fewbits.common.from_dict import one_of
 
 @dataclass(frozen=True)
 class ArmCurves:
-    """Arms of one sweep beside their baseline: a row of panels for each metric. Declared in figures.yaml."""
+    """Arms of one sweep with their baseline, as figures.yaml declares them: a row of panels for each metric."""
 
     sweep: str
     arms: tuple[str, ...]
     baseline: str = BASELINE
-    name: str = ""  # written beside the rows, where a figure has several
+    name: str = ""  # the label of the rows, if a figure has rows of several sweeps
     metrics: tuple[str, ...] = ("loss", "validation_loss")
     where: dict[str, str] = field(default_factory=dict)
-    labels: dict[str, str] = field(default_factory=dict)  # in place of those of the table of arms
-    table: str = ""  # of the paper, with the last numbers of its arms
-    paper: dict[str, str] = field(default_factory=dict)  # arms with the paper's number of their last change
-    noise: bool = True  # whether A/A is shown, which has the optimizer and rate of plain BF16
+    labels: dict[str, str] = field(default_factory=dict)  # labels of arms instead of those in the table of arms
+    table: str = ""  # the paper's table with the last numbers of the arms
+    paper: dict[str, str] = field(default_factory=dict)  # the id of the paper's number for an arm's last change
+    noise: bool = True  # whether A/A is shown, whose optimizer and learning rate are those of plain BF16
 
     def __post_init__(self) -> None:
         for metric in self.metrics:
@@ -67,7 +67,7 @@ class ArmCurves:
 
 @dataclass(frozen=True)
 class TrainingFigure:
-    """A figure of nothing but such rows; one of our own has a title."""
+    """A figure that consists of rows of ArmCurves. title: only for a figure of our own."""
 
     id: str
     rows: tuple[ArmCurves, ...]
@@ -77,24 +77,24 @@ class TrainingFigure:
 
 @dataclass(frozen=True)
 class Shown:
-    """Arms of one sweep with one metric, as the store has them."""
+    """The results of arms of one sweep for one metric."""
 
     part: Results
     of: ArmCurves
     metric: Metric
     table: ArmTable
     styles: Mapping[str, Style]  # by label
-    again: Results | None = None  # the places of A/A
+    again: Results | None = None  # the results with the A/A trials
 
     @cached_property
     def levels(self) -> dict[str, Series]:
-        """The arms' own numbers; those of trunks are among them."""
+        """The own numbers of the arms and of their trunks."""
         frame = series.recorded(self.part, self.metric)
         return _there({name: series.level(frame, name) for name in (*self.of.all_arms, *self.trunks)})
 
     @cached_property
     def changes(self) -> dict[str, Series]:
-        """Changes from the baseline; A/A's from BF16, and those of other trunks from the first."""
+        """The changes of arms from the baseline, of A/A from BF16, and of further trunks from the first one."""
         frame = series.recorded(self.part, self.metric)
         changes = {arm: series.change(frame, arm, self.of.baseline) for arm in self.of.arms}
         for trunk in self.trunks[1:]:
@@ -172,7 +172,7 @@ class Shown:
         ]
 
     def _trunks(self, found: Mapping[str, Series]) -> list[Line]:
-        """Return the trunks' lines; each trunk of the study has one style in all rows of a figure."""
+        """Return the trunks' lines. A trunk has the same style in all rows of a figure."""
         styles = {name: Style("quiet", (4, 2)) if i else QUIET for i, name in enumerate(self.table.trunks)}
         return [
             self._line(found[name], styles[name], self.table.trunks[name], secondary=True)
@@ -181,7 +181,7 @@ class Shown:
         ]
 
     def _line(self, found: Series, style: Style, label: str, *, secondary: bool = False) -> Line:
-        apart = not self.metric.every_step and style.colour != "quiet"  # else points follow each other too closely
+        apart = not self.metric.every_step and style.colour != "quiet"  # otherwise points are too close to each other
         return Line(found.tokens, found.mean, style, label, found.band, None, apart, secondary)
 
 
@@ -204,7 +204,7 @@ def training_figure(results: Results, study: str, of: TrainingFigure) -> Picture
 
 
 def show_rows(results: Results, study: str, rows: Sequence[ArmCurves]) -> list[Shown]:
-    """Return the rows that this scale runs, one for each metric. What is labelled alike in a figure is drawn alike."""
+    """Return the rows that this scale runs, one for each metric. Arms with equal labels have equal styles."""
     table, found = arm_table(study), []
     styles = assign_styles(table, rows)
     for row in rows:
@@ -216,7 +216,7 @@ def show_rows(results: Results, study: str, rows: Sequence[ArmCurves]) -> list[S
 
 
 def panels_of(shown: Sequence[Shown]) -> list[list[Panel]]:
-    """Return two panels for each row; only the last of panels that share their axis names it."""
+    """Return two panels for each row. If rows share their x axis, only the last one labels it."""
     shared = _share_axis(shown)
     labels = ["" if shared and row is not shown[-1] else "tokens" for row in shown]
     return [[row.level_panel(label), row.change_panel(label)] for row, label in zip(shown, labels, strict=True)]
@@ -227,16 +227,16 @@ def _share_axis(shown: Sequence[Shown]) -> bool:
 
 
 def assign_styles(table: ArmTable, rows: Sequence[ArmCurves]) -> dict[str, Style]:
-    """Return a style for each label of a figure: that of the table of arms, or the next that is free."""
+    """Return a style for each label of a figure: the one in the table of arms, else the next unused one."""
     labels = {row.label(table, arm): table.arm(arm).style for row in rows for arm in row.arms}
     free = iter(i for i in range(len(STYLES)) if i not in labels.values())
     if len(labels) > len(STYLES):
-        raise ValueError(f"{len(labels)} arms in one figure: {len(STYLES)} styles can be told apart")
+        raise ValueError(f"{len(labels)} arms in one figure; at most {len(STYLES)} have different styles")
     return {label: STYLES[next(free) if place is None else place] for label, place in labels.items()}
 
 
 def noise_places(results: Results, table: ArmTable, row: ArmCurves) -> Results | None:
-    """Return where A/A is run with the row's model and axes; None where it is not, or not shown."""
+    """Return the results with A/A trials for the row's model and axes; None if there are none or they are not shown."""
     for sweep in table.family(row.sweep) if row.noise else ():
         part = sweep_places(results, sweep, row.where)
         if isinstance(part, Results) and part.has(AGAIN):
@@ -253,7 +253,7 @@ def trials_of(shown: Sequence[Shown]) -> tuple[str, ...]:
 
 
 def notes_of(shown: Sequence[Shown]) -> tuple[str, ...]:
-    """Return what panels do not say themselves: what bands are, which seeds diverged, which arms have no data."""
+    """Return notes on what bands show, which seeds diverged and which arms have no data."""
     ids = set(trials_of(shown))
     seeds = {member.cell.seed for row in shown for member in row.part.members if member.id in ids}
     if len(seeds) == 1:
@@ -261,26 +261,26 @@ def notes_of(shown: Sequence[Shown]) -> tuple[str, ...]:
     else:
         notes = [
             "Left: mean and range of seeds. Right: mean of the seeds' paired changes and its 90 % interval, from these "
-            "pairs alone. Points of one step are drawn side by side."
+            "pairs only. Points of one step are drawn side by side."
         ]
     if any(row.metric.every_step for row in shown):
         notes.append(f"The training loss is averaged over steps to {series.POINTS} points of each curve.")
     if any(row.paper_changes for row in shown):
-        notes.append("The paper's last numbers are hollow marks at the right; arrows where they are far beyond ours.")
+        notes.append("The paper's last numbers are hollow marks at the right, or arrows if they are far from ours.")
     for row in shown:
         beside = f"{row.of.name}: " if row.of.name else ""
         there = {arm for other in shown if other.of is row.of for arm in other.drawn}
         missing = [row.of.label(row.table, arm) for arm in row.of.all_arms if arm not in there]
         gone = [
             *series.diverged(row.part, row.of.all_arms),
-            *([f"No data of {', '.join(missing)}."] if missing else []),
+            *([f"No data for {', '.join(missing)}."] if missing else []),
         ]
         notes += [beside + note for note in gone]
     return tuple(dict.fromkeys(notes))
 
 
 def left_out(results: Results, rows: Sequence[ArmCurves]) -> tuple[str, ...]:
-    """Return a note that names the rows which this scale does not run."""
+    """Return a note that names the rows that this scale does not run, if there are any."""
     missing = [
         row.name or row.sweep for row in rows if isinstance(sweep_places(results, row.sweep, row.where), NotPlanned)
     ]

@@ -1,4 +1,4 @@
-"""Numbers of GaussWS's trials that claims compare: what became of bit widths."""
+"""Metrics of GaussWS's trials that claims compare: bit widths at the end of training."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ SHARE = (0.0, 1.0)
 
 @metric("gaussws", "width_spread")
 def width_spread(results: Results) -> Mapping[str, float]:
-    """Return how far widths spread within a trial at its end, in bits, over all squares of all layers.
+    """Return the standard deviation of each trial's widths at its end, in bits, over all squares of all layers.
 
-    All widths begin alike and decay alike, so that decay alone, which moves them by almost two bits, leaves this at 0.
+    All widths have the same initial value and the same decay. So this is 0 without gradients, although decay moves the
+    widths by almost two bits.
     """
     return {trial: one.spread for trial, one in finals(results).items()}
 
@@ -26,7 +27,7 @@ def mean_width(results: Results) -> Mapping[str, float]:
 
 
 def _up_to(tier: int) -> Callable[[Results], Mapping[str, float]]:
-    """Return how a trial's share of parameters of so many bits or fewer is read."""
+    """Return the metric that is the share of a trial's parameters with widths of at most `tier` bits."""
     return lambda results: {trial: one.tiers[tier] for trial, one in finals(results).items()}
 
 

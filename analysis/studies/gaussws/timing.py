@@ -1,4 +1,4 @@
-"""Table 1 and Figure 6: what was timed on the device at hand, with the paper's A100 beside."""
+"""Table 1 and Figure 6: timings on the present device, with the paper's timings on an A100."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from fewbits.analysis.tables.cells import BLANK, PERCENT
 from fewbits.kernels.bench.generators import BITWISE, BOX_MULLER, TORCH
 
 GIB, THOUSAND = 2**30, 1e3
-COLUMNS = {  # of Table 1: optimizer and recipe
+COLUMNS = {  # the columns of Table 1, each with its optimizer and recipe
     f"{optimizer}{f'-{recipe}' if recipe != PLAIN else ''}": (optimizer, recipe)
     for optimizer in ("adamw", "adam-mini")
     for recipe in (PLAIN, "gaussws", "diffq")
 }
-MEASURED = "what `fewbits bench train --store` measured last in this store; the paper's numbers are of an A100-40G"
+MEASURED = "the last measurements of `fewbits bench train --store` in this store; the paper's are from an A100-40G"
 
 
 @table("gaussws", "Table 1")
@@ -57,9 +57,10 @@ def table_1(results: Results) -> Table:
     notes = (
         f"Ours: {MEASURED}",
         f"{found.device}; {steps}",
-        "Overhead: the share of throughput that is lost, the median over turns with its 95 % interval. Its mean over "
-        "models is 1 less the geometric mean of what is left, as the paper's numbers have it; ours is over those timed",
-        "Memory: on a CPU, tensors at the peak of a step, counted; the memory of the paper's runs is a GPU's",
+        "Overhead: the share of throughput that is lost, as the median over turns with its 95 % interval. The mean "
+        "overhead is 1 minus the geometric mean of the models' throughput ratios, as in the paper; ours covers the "
+        "timed models",
+        "Memory: on a CPU, the counted bytes of tensors at the peak of a step; the paper's is a GPU's memory",
     )
     return TableResult(tuple(column.heading for column in printed.columns), tuple(rows), notes)
 
@@ -77,13 +78,13 @@ def _measured(arms: Arms, what: str, place: tuple[str, str]) -> Value | None:
 
 
 def _mean_overhead(found: Bench[str], place: tuple[str, str]) -> Value | None:
-    """Return 1 less the geometric mean of throughput ratios, as the paper computes it."""
+    """Return 1 minus the geometric mean of the models' throughput ratios, as the paper computes it."""
     kept = [1 - lost[0] for arms in found.timed.values() if (lost := overhead(arms, *place)) is not None]
     return Value(1 - math.prod(kept) ** (1 / len(kept)), None, len(kept)).times(PERCENT) if kept else None
 
 
 def _own_rows(found: Bench[str], name: str) -> list[TableRow]:
-    """Return the rows of a model that the paper does not have."""
+    """Return rows for a model that the paper's table does not have."""
     titles = {"speed": (name, "10³ tokens/s"), "overhead": (f"Overhead of {name}", "%"), "memory": (name, "GiB")}
     rows = []
     for what, (title, unit) in titles.items():
@@ -100,7 +101,7 @@ TITLES = {"generator": "noise alone", "forward": "w + R · 2^(1−b) · max|w|"}
 
 @figure("gaussws", "Figure 6")
 def figure_6(results: Results) -> Picture:
-    """Show how many elements a second each generator makes."""
+    """Show how many elements per second each generator computes."""
     found = benches.generators(results)
     if found is None:
         return NoData("not measured; run `fewbits bench kernels --generators --store`, or `make reproduce-gaussws`")
@@ -117,9 +118,10 @@ def figure_6(results: Results) -> Picture:
         return bar_figure(shapes, speeds, dict(zip(GENERATORS.values(), STYLES, strict=False)))
 
     notes = (
-        f"{found.device}. Arms took turns; medians.",
-        "The paper's figure is of the second kind, on GPUs, and its shapes are in its plot alone: ours go from its "
-        "text's smallest weights to its largest. Box–Muller in the second needs a compiler that fuses it, on a GPU."
-        + (" torch is given part of the larger matrices." if found.kind == "cpu" else ""),
+        f"{found.device}. Medians over turns, in each of which every arm was timed.",
+        "The paper's figure shows the second panel's quantity on GPUs. Its shapes are only in the plot; ours range "
+        "from the smallest to the largest weights in its text. In the second panel, Box–Muller needs a compiler that "
+        "fuses it, so it is there on GPUs only."
+        + (" For the larger matrices, torch is timed on a part of the elements." if found.kind == "cpu" else ""),
     )
     return FigureResult(draw, (), notes)

@@ -1,7 +1,7 @@
-"""Bit widths: where each layer's end, how they develop, and how many parameters need how many bits.
+"""Bit widths over training: by layer, and for whole models with the shares of parameters up to some widths.
 
-Each 32x32 square has a width; the observer keeps mean, spread, extremes and the shares up to 5, 9 and 12 bits of every
-layer. Layers count by their parameters.
+Each 32x32 square of a weight has a width. For each layer the observer records the mean, spread and extremes of the
+widths and the shares up to 5, 9 and 12 bits. In numbers of a whole model, layers are weighted by their parameters.
 """
 
 from __future__ import annotations
@@ -25,21 +25,24 @@ from fewbits.models.observer import TIERS
 from fewbits.sweeps.running.store import State
 
 OURS = "gaussws"
-FAMILIES = {"GPT-2": "gpt2", "Llama 2": "llama2"}  # with their sweeps
+FAMILIES = {"GPT-2": "gpt2", "Llama 2": "llama2"}  # families of models, each with its sweep
 COLUMNS = ("bits_mean", "bits_std", "bits_min", "bits_max", *(f"bits_to_{tier}" for tier in TIERS))
 
 
 @dataclass(frozen=True)
 class Final:
-    """The widths of a trial at its end, all layers together."""
+    """The widths of a whole model at the end of a trial."""
 
     mean: float
     spread: float  # standard deviation over all squares of all layers
-    tiers: dict[int, float]  # share of parameters up to so many bits
+    tiers: dict[int, float]  # for each number of bits in TIERS, the share of parameters with at most that width
 
 
 def recorded(results: Results) -> pd.DataFrame:
-    """Return each window's widths by layer, in the model's order, with a layer's number of parameters."""
+    """Return a table of widths with a row for each window and layer, in the model's order.
+
+    size: the layer's number of parameters.
+    """
     return results.remembered("bit widths", lambda: _recorded(results))
 
 
@@ -58,19 +61,19 @@ def _recorded(results: Results) -> pd.DataFrame:
 
 @cache
 def _layers(config: DecoderConfig) -> dict[str, tuple[int, int]]:
-    """Return the place of each linear layer in the model, and the number of its weights."""
+    """Return the position of each linear layer in the model and the number of its weights."""
     modules = on_meta(config).named_modules()
     linear = [(name, m) for name, m in modules if isinstance(m, nn.Linear) and name.startswith("blocks.")]
     return {name: (place, module.weight.numel()) for place, (name, module) in enumerate(linear)}
 
 
 def at_the_end(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the last windows of trials that are done: where others stopped is not their end."""
+    """Return the last windows of trials that are done; the last window of other trials is not the end of training."""
     return last_windows(rows[rows["state"] == State.DONE])
 
 
 def finals(results: Results) -> dict[str, Final]:
-    """Return the widths at the end of each trial that is done."""
+    """Return the widths at the end of each trial that is done, by its id."""
     ended = at_the_end(recorded(results)).drop_duplicates(["id", "layer"])
     return {str(trial): _final(rows) for trial, rows in ended.groupby("id")}
 
@@ -83,7 +86,7 @@ def _final(rows: pd.DataFrame) -> Final:
 
 
 def by_decay_alone(trial: Trial) -> float:
-    """Return where weight decay takes the widths, were there no gradients."""
+    """Return the final width that weight decay alone gives, without gradients."""
     optimizer, steps = trial.optimizer, trial.training.steps
     decay = optimizer.weight_decay if optimizer.bits_weight_decay is None else optimizer.bits_weight_decay
     rate = optimizer.lr * optimizer.bits_lr_ratio
@@ -93,13 +96,13 @@ def by_decay_alone(trial: Trial) -> float:
 
 
 def families(results: Results) -> dict[str, Results]:
-    """Return the families that this scale runs, each with its sampled arm."""
+    """Return the results of each family that this scale runs with the arm `gaussws`."""
     found = {name: sweep_places(results, sweep) for name, sweep in FAMILIES.items()}
     return {name: part for name, part in found.items() if isinstance(part, Results) and part.has(OURS)}
 
 
 def final_of(results: Results, arm: str) -> Final | None:
-    """Return means over an arm's seeds; None where none has ended."""
+    """Return the means over the seeds of an arm; None if no trial of it is done."""
     ended = finals(results)
     of_arm = [ended[key] for key in trial_ids(results, arm).values() if key in ended]
     if not of_arm:

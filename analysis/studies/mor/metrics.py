@@ -1,9 +1,9 @@
-"""Numbers of MoR's trials that claims compare: what falls back, which tensors err, and how parameter norms part.
+"""Metrics of MoR's trials that claims compare: shares of fallbacks, errors of tensors, distances of parameter norms.
 
-Errors are those of E4M3 before the decision. They are judged by their excess over E4M3's floor, 2.25 %: the mean
-relative error of values that are all in the normal range, which no scale can lower (facts 1.0). Ratios of excesses say
-how much more one tensor departs from the floor than another; LEAST keeps two tensors at the floor at a ratio of 1.
-Blocks are counted from 1; `up` is the paper's FC1 and `down` its FC2.
+Errors are those of E4M3 before the decision. Metrics use their excess over E4M3's floor, 2.25 %: the mean relative
+error of values that are all in the normal range, which no scale can lower (facts 1.0). A ratio of excesses says how
+much farther from the floor one tensor is than another. Blocks are counted from 1; `up` is the paper's FC1 and `down`
+its FC2.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from fewbits.analysis.studies.mor.tensors import (
 )
 from fewbits.models.observer import ENTRIES
 
-FLOOR = math.log2(math.e) / 64  # of E4M3, log-uniform magnitudes: 1/32 · 0.5 / ln 2
-LEAST = 0.0005  # a twentieth of a percentage point: two floors differ by less than that (2.17 to 2.25 %)
-FLUSHED = (THRESHOLD - FLOOR) / (1 - FLOOR)  # share of values flushed to zero that alone lifts the error to it
-PAPERS_BLOCKS, NOTHING_AFTER = 32, 9  # M12: of as many blocks, none falls back after this one
-FEW = 2  # first blocks that Figure 18 shows
+FLOOR = math.log2(math.e) / 64  # E4M3's mean relative error for log-uniform magnitudes: 1/32 · 0.5 / ln 2
+LEAST = 0.0005  # added to each excess, so that two tensors at the floor (2.17 to 2.25 %) have a ratio near 1
+FLUSHED = (THRESHOLD - FLOOR) / (1 - FLOOR)  # the share of values flushed to zero that raises the floor to THRESHOLD
+PAPERS_BLOCKS, NOTHING_AFTER = 32, 9  # M12: the paper's model has 32 blocks, and none falls back after the ninth
+FEW = 2  # the number of first blocks in Figure 18
 SHARE = (0.0, 1.0)
 
 Numbers = Mapping[str, float]
@@ -70,7 +70,7 @@ def fallback_share(results: Results) -> Numbers:
 
 
 def _entry(place: int) -> Callable[[Results], Numbers]:
-    """Return how a trial's share of decisions for one entry of its mixture is read."""
+    """Return the metric that is a trial's share of decisions for the mixture's entry at this place."""
     return lambda results: by_id(results.numerics().groupby("id")[f"share_{place}"].mean().dropna())
 
 
@@ -80,7 +80,7 @@ for _place in range(ENTRIES):
 
 @metric("mor", "fallback_ratio")
 def fallback_ratio(results: Results) -> Between:
-    """Return how the first trial's share of tensors in BF16 relates to the second's."""
+    """Return the ratio of our trial's share of tensors in BF16 to the baseline's."""
     shares = tensors.fallback_shares(tensors.tensors(results))
 
     def ratio(ours: str, baseline: str) -> float | None:
@@ -102,16 +102,16 @@ def mean_error(results: Results) -> Numbers:
 
 @metric("mor", "explained_by_flushing", SHARE)
 def explained_by_flushing(results: Results) -> Numbers:
-    """Return the share of tensors for which flushed values alone say whether the error exceeds the threshold.
+    """Return the share of tensors for which the share of flushed values predicts whether the error exceeds THRESHOLD.
 
-    A value that is flushed to zero has an error of 100 %, so a share of FLUSHED of them lifts a tensor from E4M3's
-    floor to the threshold. Only trials count in which some tensors exceed it and some do not, by windows.
+    A value that is flushed to zero has an error of 100 %, so a share of FLUSHED raises a tensor's error from E4M3's
+    floor to the threshold. A trial has this metric only if some of its tensors exceed the threshold and some do not.
     """
     found = {}
     for trial, seen in tensors.tensors(results).dropna(subset=["flushed"]).groupby("id"):
         exceeds, flushes = seen["error"] > THRESHOLD, seen["flushed"] > FLUSHED
         if exceeds.any() and not exceeds.all():
-            # Each class counts alike, so that a few tensors among many that do not fall back are not outvoted.
+            # Both classes have equal weight, since only few tensors exceed the threshold.
             found[str(trial)] = fmean((float((flushes[exceeds]).mean()), float((~flushes[~exceeds]).mean())))
     return found
 
@@ -121,8 +121,10 @@ def explained_by_flushing(results: Results) -> Numbers:
 
 @metric("mor", "norm_distance")
 def norm_distance(results: Results) -> Between:
-    """Return how far two trials' parameter norms part at most, as a share of the range that the second covers over its
-    whole line of training: what a reader sees of two curves in one plot."""
+    """Return the greatest distance of two trials' parameter norms, relative to the range of the baseline's norm.
+
+    The range includes the baseline's trunk, so the metric is what a reader sees of two curves in one plot.
+    """
     frame = results.curves("parameter_norm").drop_duplicates(["id", "step"])
     curves = {str(trial): curve.set_index("step")["value"] for trial, curve in frame.groupby("id")}
 
@@ -155,7 +157,7 @@ def _ratio(above: float, below: float) -> float:
 
 
 def early(seen: Seen) -> list[int]:
-    """Return as large a part of our first blocks as 9 are of the paper's 32."""
+    """Return our first blocks, in the same proportion to all blocks as 9 to the paper's 32."""
     return seen.blocks[: max(1, round(len(seen.blocks) * NOTHING_AFTER / PAPERS_BLOCKS))]
 
 
@@ -168,13 +170,19 @@ def _gradients(seen: Seen, block: int) -> float:
 
 
 def last_gradients(seen: Seen) -> float:
-    """Block 1, which is said to stand out, is no measure for the last block."""
+    """Return the ratio of the last block's gradients to the highest of the others.
+
+    Block 1 is left out because the paper says that it stands out, too.
+    """
     *others, end = seen.blocks
     return _ratio(_gradients(seen, end), max(_gradients(seen, block) for block in others[1:]))
 
 
 def gradients_by_part(seen: Seen) -> float:
-    """All blocks but the last, of which the paper says that all gradients are high."""
+    """Return the ratio of gradients of qkv and FC1 to those of the others, without the last block.
+
+    The paper says that all gradients of the last block are high.
+    """
     before = seen.blocks[:-1]
 
     def mean(*parts: str) -> float:
@@ -184,7 +192,7 @@ def gradients_by_part(seen: Seen) -> float:
 
 
 def directions(seen: Seen) -> float:
-    """The geometric mean, over gradients, of the worse direction's excess over the better one's."""
+    """Return the geometric mean over gradients of the ratio of the worse direction's excess to the better one's."""
     pairs = [(seen.of(b, p, DY), seen.of(b, p, DY_COLUMNS)) for b, p in product(seen.blocks, PARTS)]
     return float(np.exp(np.mean([abs(math.log(_ratio(*pair))) for pair in pairs])))
 
@@ -218,8 +226,11 @@ _register("fc2_input_least_fallback", lambda s: min(s.of(b, FC2, X) for b in s.b
 
 
 def _over_training(name: str, part: str, slot: str, blocks: Callable[[Seen], list[int]]) -> None:
-    """Register the least growth of a tensor over these blocks: its excess at the end of a trial over that in the first
-    window of its line, which is the trunk's where arms branch."""
+    """Register the least growth of a tensor's excess over these blocks.
+
+    The growth is the ratio of the excess at the end of a trial to that in the first window of the trial or, if it has a
+    trunk, of the trunk.
+    """
 
     def by_block(seen: Seen) -> dict[int, float]:
         return {block: seen.of(block, part, slot) for block in blocks(seen)}
@@ -235,7 +246,7 @@ def _over_training(name: str, part: str, slot: str, blocks: Callable[[Seen], lis
 
 
 def _at_start(name: str, part: str, slot: str) -> None:
-    """Register block 1's error in the first window of a trial's line."""
+    """Register block 1's error in the first window of a trial or, if it has a trunk, of the trunk."""
 
     @metric("mor", name)
     def start(results: Results) -> Numbers:

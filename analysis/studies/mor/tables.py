@@ -1,6 +1,6 @@
-"""MoR's tables: the paper's numbers beside ours (1 to 4); and ours, of what falls back, errs, and rounds a second time.
+"""MoR's tables: Tables 1 to 4 compare the paper's numbers with ours; three of our own show fallbacks, errors, rounding.
 
-Changes are of validation loss, in percent, paired by seed.
+Changes are changes of the validation loss in percent, paired by seed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ for _name in ("Table 2", "Table 3", "Table 4"):
 
 @table("mor", "Table 1")
 def table_1(results: Results) -> TableResult:
-    """Compare the settings: ours are those of the BF16 arms' own configs."""
+    """Compare the paper's settings with those in the configs of our BF16 arms."""
     columns = [SettingsColumn(MODEL, results, BASELINE, where) for where in (ONE, TWO)]
     seeds = plural(len(trial_ids(results, BASELINE, ONE)), "seed")
     notes = (f"The paper ran each arm once; ours, with {seeds}",)
@@ -70,9 +70,9 @@ MIXED = ("tensor", "block", "channel", "block-64", "threshold-5", "amax", "e8m0"
 CONFIGURATIONS: Mapping[str, Where] = {"configuration 1": ONE, "configuration 2": TWO}
 
 
-@table("mor", "Fallbacks", "Tensors in BF16, over whole runs (of sub-tensor arms: blocks)")
+@table("mor", "Fallbacks", "Tensors in BF16 over whole runs (blocks in sub-tensor arms)")
 def fallbacks(results: Results) -> TableResult:
-    """List each arm's share of tensors in BF16 by kind of tensor."""
+    """Return the table of each arm's share of tensors in BF16, by kind of tensor."""
     rows = tensors(results)
     shares = {title: fallback_shares(rows[choose(rows)]) for title, choose in KINDS.items()}
     shares["All, first window"] = fallback_shares(first_windows(rows))
@@ -83,12 +83,12 @@ def fallbacks(results: Results) -> TableResult:
             said = best if (arm, where) == ("channel", ONE) else None
             cells = [share(results, of, arm, where, said if t == "All" else None) for t, of in shares.items()]
             made.append(TableRow(f"{ARMS.title(arm)}, {name}", tuple(cells), "%"))
-    return TableResult(tuple(shares), tuple(made), ("Each tensor and window counts alike",))
+    return TableResult(tuple(shares), tuple(made), ("All tensors and windows have equal weight",))
 
 
 @table("mor", "Errors and losses", "The largest error that an arm accepted, and its loss (M19)")
 def errors_and_losses(results: Results) -> TableResult:
-    """List the largest accepted error beside the change of loss."""
+    """Return the table of each arm's largest accepted error and its change of the validation loss."""
     accepted = largest_accepted(tensors(results))
     rows = []
     for arm in BOUNDED:
@@ -96,13 +96,16 @@ def errors_and_losses(results: Results) -> TableResult:
             by_blocks = TableCell(Setting("by blocks"))
             largest = by_blocks if arm in SUB_TENSOR else share(results, accepted, arm, ONE)
             rows.append(TableRow(ARMS.title(arm), (largest, change(results, LOSS, arm, where=ONE)), "%"))
-    notes = ("Where tensors were refused, the largest accepted error is taken as the threshold",)
+    notes = ("If tensors were refused, the threshold is shown as the largest accepted error",)
     return TableResult(("Largest error", "Change of validation loss"), tuple(rows), notes)
 
 
 @table("mor", "Second rounding", "Scalings with and without rounding to BF16 after descaling")
 def second_rounding(results: Results) -> Table:
-    """Show that what is descaled by a power of two survives BF16, and what is descaled by another number does not."""
+    """Return the table of changes by scaling, with and without rounding to BF16 after descaling.
+
+    Dividing by a power of two is exact in BF16; dividing by another scale needs a second rounding.
+    """
     if not results.has("fp32", ONE):
         return not_planned(results)
 
@@ -114,4 +117,4 @@ def second_rounding(results: Results) -> Table:
     arms = {"GAM": ("block", "fp32-gam"), "FP32 amax": ("amax", "fp32-amax"), "E8M0": ("e8m0", "fp32-e8m0")}
     rows = tuple(TableRow(title, cells(*names), "%") for title, names in arms.items())
     columns = ("From BF16, rounded to BF16", "From FP32, not rounded", "From GAM, rounded", "From GAM, not rounded")
-    return TableResult(columns, rows, ("Changes of validation loss",))
+    return TableResult(columns, rows, ("Changes of the validation loss",))

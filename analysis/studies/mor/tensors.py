@@ -1,9 +1,9 @@
-"""What the observer recorded of MoR's tensors: errors, their histograms, and decisions for BF16.
+"""The observer's records of MoR's tensors: errors, their histograms, and decisions for BF16.
 
-A tensor is one row of the heat maps: a part of a block (qkv, out, up, down) and a slot. Where one decision serves both
-directions of a tensor the trial has three slots of it; where each direction has its own (channel), six. In the paper's
-words up is FC1 and down is FC2. The BF16 trunk and the arm `watched` quantize nothing; what 128x128 blocks would have
-decided is read off their errors.
+A tensor is a part of a block (qkv, out, up, down) with a slot, and a row of the heat maps. A part has three slots if
+one decision is for both directions of a tensor, and six if each direction has its own (channel). The paper calls up FC1
+and down FC2. The BF16 trunk and the arm `watched` quantize nothing; their recorded errors show what 128x128 blocks
+would have decided.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fewbits.models.observer import BINS, ENTRIES
 QKV, OUT, FC1, FC2 = "qkv", "out", "up", "down"
 PARTS = (QKV, OUT, FC1, FC2)
 TITLES = {QKV: "linear_qkv", OUT: "linear_proj", FC1: "fc1", FC2: "fc2", "in": "in_proj"}  # the paper's names
-X, W, DY = "fprop.x", "fprop.w", "dgrad.dy"  # activation, weight, gradient; by rows, if each direction has its own
+X, W, DY = "fprop.x", "fprop.w", "dgrad.dy"  # activation, weight, gradient; their rows, if directions are separate
 X_COLUMNS, W_COLUMNS, DY_COLUMNS = "wgrad.x", "dgrad.w", "wgrad.dy"
 FORWARD = (X, W, X_COLUMNS, W_COLUMNS)
 KEY = ["id", "block", "part", "slot"]
@@ -41,8 +41,9 @@ T = TypeVar("T")
 def observed(results: Results) -> pd.DataFrame:
     """Return a row for each window, tensor and place.
 
-    fallback: the share of decisions for the mixture's last entry, BF16; of sub-tensor arms, of blocks. limit: the error
-    below which the first entry is taken, where that is a number. Blocks are counted from 0.
+    fallback: the share of decisions for the mixture's last entry, BF16; in sub-tensor arms, decisions are for blocks.
+    limit: the error below which the first entry is taken, if the mixture's test has such a limit. Blocks are counted
+    from 0.
     """
     return results.remembered("observed", lambda: _observed(results))
 
@@ -64,7 +65,7 @@ def _observed(results: Results) -> pd.DataFrame:
 
 @cache
 def high(spelled: str) -> int | None:
-    """Return the place of BF16 in a mixture, its last entry; None of what is no mixture."""
+    """Return the index of a mixture's last entry, BF16; None if the text is no mixture."""
     return min(len(Mixture.parse(spelled).entries), ENTRIES) - 1 if "|" in spelled else None
 
 
@@ -75,7 +76,7 @@ def _limit(spelled: str) -> float:
 
 
 def decisions(results: Results) -> pd.DataFrame:
-    """Return what mixtures decided, and what they would have decided of arms that record errors alone."""
+    """Return the rows with decisions; for arms that only record errors, the decisions that Block would have made."""
     frame = observed(results).dropna(subset=["fallback"]).copy()
     watched = frame["arm"].isin((TRUNK, WATCHED))
     above = EDGES[:-1] > THRESHOLD - 1e-9
@@ -85,18 +86,21 @@ def decisions(results: Results) -> pd.DataFrame:
 
 
 def fallback_over_steps(results: Results) -> pd.DataFrame:
-    """Return the share of decisions for BF16 by trial and window as `value`, and the line's step as `tokens`."""
+    """Return the share of decisions for BF16 by trial and window.
+
+    The columns are those of curves: `value` is the share and `tokens` the step, counted from the trunk's start.
+    """
     by = ["arm", "seed", "id", "state", "line_step"]
     return share(decisions(results), by).rename(columns={"line_step": "tokens"})
 
 
 def share(frame: pd.DataFrame, by: list[str]) -> pd.DataFrame:
-    """Return the fallback of each group as `value`: every tensor and window counts alike."""
+    """Return the mean fallback of each group as `value`; all tensors and windows have equal weight."""
     return frame.groupby(by, sort=False)["fallback"].mean().rename("value").reset_index()
 
 
 def counts(frame: pd.DataFrame) -> np.ndarray:
-    """Return the sum of the histograms over all seeds and layers of the table."""
+    """Return the sum of the histograms in the table."""
     histograms = [np.asarray(h, float) for h in frame["histogram"]]
     return np.sum(histograms, axis=0) if histograms else np.zeros(len(BINS) - 1)
 
@@ -105,7 +109,7 @@ def counts(frame: pd.DataFrame) -> np.ndarray:
 
 
 def tensors(results: Results) -> pd.DataFrame:
-    """Return the rows of each trial once, though it may stand in several places."""
+    """Return the rows of `observed` with each trial only once, even if it has several places."""
     return observed(results).drop_duplicates([*KEY, "step"])
 
 
@@ -115,23 +119,27 @@ def first_windows(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def fallback_shares(rows: pd.DataFrame) -> dict[str, float]:
-    """Return each trial's share of tensors in BF16, each tensor and window alike; of sub-tensor arms, of blocks."""
+    """Return each trial's share of tensors in BF16, or of blocks in sub-tensor arms.
+
+    All tensors and windows have equal weight.
+    """
     return by_id(rows.dropna(subset=["fallback"]).groupby("id")["fallback"].mean())
 
 
 def below(rows: pd.DataFrame, threshold: float) -> dict[str, float]:
-    """Return each trial's share of mini-batches' tensors whose error is below an edge of the histogram's bins."""
+    """Return each trial's share of errors below a threshold, which has to be an edge of the histograms' bins."""
     edges = np.flatnonzero(np.isclose(BINS, threshold))
     if len(edges) != 1:
-        raise ValueError(f"threshold {threshold}: an edge of the histogram is expected, a multiple of {BINS[1]}")
+        raise ValueError(f"threshold {threshold}: expected an edge of the histogram's bins, a multiple of {BINS[1]}")
     under = [sum(counts[: edges[0]]) / sum(counts) for counts in rows["histogram"]]
     return by_id(pd.Series(under, index=rows["id"], dtype=float).groupby(level=0).mean())
 
 
 def largest_accepted(rows: pd.DataFrame) -> dict[str, float]:
-    """Return, of each trial whose test is a number, the greatest error of a tensor that was quantized all the same.
+    """Return the greatest error that each trial accepted, for trials whose mixture has a limit.
 
-    Where a tensor's worst mini-batch was refused, what was accepted lies below the limit: that is taken.
+    If a tensor's greatest error exceeds the limit, the errors accepted in other mini-batches are below the limit, and
+    the limit itself is taken.
     """
     taken = rows[(rows["share_0"] > 0) & rows["limit"].notna()]
     return by_id(taken[["error_max", "limit"]].min(axis=1).groupby(taken["id"]).max())
@@ -139,7 +147,7 @@ def largest_accepted(rows: pd.DataFrame) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Seen:
-    """A number of each tensor of one trial, such as its mean relative error. Blocks are counted from 1."""
+    """A number for each tensor of one trial, such as its mean relative error. Blocks are counted from 1."""
 
     values: dict[tuple[int, str, str], float]  # by block, part and slot
 
@@ -160,7 +168,11 @@ def numbers(
     column: str = "error",
     window: Callable[[pd.DataFrame], pd.DataFrame] = last_windows,
 ) -> dict[str, T]:
-    """Return a number of each trial's tensors; a model without the parts or blocks that are asked for has none."""
+    """Return a number for each trial, computed from its tensors.
+
+    number: the function that computes it; trials whose models lack a part or block that it needs are left out. column:
+    the column of `tensors` that it gets; window: chooses the windows.
+    """
     rows = window(tensors(results)).dropna(subset=[column])
     found = {}
     for trial, of in rows.groupby(KEY)[column].mean().reset_index().groupby("id"):
@@ -174,5 +186,5 @@ def numbers(
 
 
 def by_id(values: pd.Series) -> dict[str, float]:
-    """Return a series by trial as a dictionary."""
+    """Return a series with trial ids as its index as a dictionary."""
     return {str(key): float(value) for key, value in values.items()}

@@ -1,4 +1,4 @@
-"""Figure B: what falls back at which threshold, and what that changes."""
+"""Figure B: the share of fallbacks and the change of validation loss over the threshold."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from fewbits.analysis.studies.mor.tensors import THRESHOLD, fallback_shares, ten
 from fewbits.kernels.quantizer import Mixture
 
 AXIS = "recipe.threshold"
-BLOCKS = ("128x128", "tensor", "channel")  # in the order of colours
-SCALINGS = {"gam": "GAM", "amax": "FP32 amax", "e8m0": "E8M0"}  # in the order of dashes and markers
-Values = Mapping[float, Sequence[float]]  # by threshold, one of each seed
+BLOCKS = ("128x128", "tensor", "channel")  # blocks in the order of colours
+SCALINGS = {"gam": "GAM", "amax": "FP32 amax", "e8m0": "E8M0"}  # scalings in the order of dashes and markers
+Values = Mapping[float, Sequence[float]]  # numbers by threshold, one for each seed
 
 
 @dataclass(frozen=True)
 class Threshold:
-    """One arm over thresholds, the values of its other axes fixed."""
+    """One arm at several thresholds, with fixed values of its other axes."""
 
     sweep: str
     arm: str
@@ -39,7 +39,7 @@ class Threshold:
     model: str
     block: str
     scaling: str
-    spelled: Mapping[float, str]  # the axis's values, by threshold
+    spelled: Mapping[float, str]  # the axis's values as text, by threshold
 
     @property
     def label(self) -> str:
@@ -52,20 +52,20 @@ class Threshold:
         return replace(STYLES[like], colour=colour)
 
     def values(self, measure: Callable[[Where], Data]) -> Values:
-        """Return the numbers of each threshold that has any."""
+        """Return the numbers at each threshold that has any. measure: returns the data for values of the arm's axes."""
         found = {x: measure({**dict(self.rest), AXIS: text}) for x, text in self.spelled.items()}
         return {x: data.values for x, data in found.items() if isinstance(data, Differences) and data.values}
 
     def line(self, values: Values) -> Line:
-        """Return the mean at each threshold, with an interval where there are seeds."""
+        """Return the mean at each threshold, with an interval if there are several seeds."""
         x = [value for value in self.spelled if value in values]
         found = [summary(values[value], 1 - 2 * ALPHA) for value in x]
         return Line(np.array(x), means_of(found), self.style, self.label, band_of(found), points=True)
 
 
-@figure("mor", "Figure B", "Thresholds: what falls back, and what it changes")
+@figure("mor", "Figure B", "Thresholds: share of fallbacks and change of loss")
 def thresholds(results: Results) -> Picture:
-    """Show the share of decisions for BF16 and the change of validation loss over the threshold."""
+    """Show the share of decisions for BF16 and the change of validation loss at each threshold."""
     arms = _arms(results)
     if not arms:
         return not_planned(results)
@@ -81,7 +81,7 @@ def thresholds(results: Results) -> Picture:
 
     shares, changes = [share_of(arm) for arm in arms], [change_of(arm) for arm in arms]
     if not any((*shares, *changes)):
-        return NoData("no trial of a threshold has ended")
+        return NoData("no trial with a threshold is finished")
     models = list(dict.fromkeys(arm.model for arm in arms))
 
     def row(found: Sequence[Values], make: Callable[[int, str, tuple[Line, ...]], Panel]) -> list[Panel]:
@@ -104,7 +104,9 @@ def thresholds(results: Results) -> Picture:
         return curve_figure([row(shares, above), row(changes, below)], height=4.4, sharex=True, sharey="row")
 
     trials = tuple(dict.fromkeys(m.id for m in results.members if AXIS in dict(m.cell.axes)))
-    return FigureResult(draw, trials, ("Means over seeds with 90 % intervals. Colour: block; dashes: scaling.",))
+    return FigureResult(
+        draw, trials, ("Means over seeds with 90 % intervals. Colours stand for blocks, dashes for scalings.",)
+    )
 
 
 PAPERS = Rule(THRESHOLD, label="the paper's, 4.5 %", upright=True)

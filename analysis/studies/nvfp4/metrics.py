@@ -1,4 +1,4 @@
-"""Numbers of NVFP4's trials that claims compare: the gap to BF16 around the decay, and where gradients err."""
+"""Metrics of NVFP4's trials that claims compare: losses before the decay, and errors of gradients by block."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from fewbits.analysis.engine.hooks import metric
 
 LOSS = "validation_loss"
 ARM, TRUNK = "nvfp4-trunk", "trunk"
-LAST_PART = 5  # the last fifth of the blocks: as many as four are of the paper's twenty
+LAST_PART = 5  # the last fifth of the blocks, as four of the paper's twenty
 ERROR = "gradient_error"
 
 
 @metric("nvfp4", "last_gradient_errors")
 def last_gradient_errors(results: Results) -> Mapping[str, float]:
-    """Return how far the last fifth of the blocks lies above the others: relative errors of weight gradients."""
+    """Return the mean relative error of weight gradients in the last fifth of the blocks minus that in the others."""
     found = {}
     for trial, blocks in errors_by_block(results).items():
         values = [blocks[block] for block in sorted(blocks)]
@@ -29,10 +29,11 @@ def last_gradient_errors(results: Results) -> Mapping[str, float]:
 
 
 def gradient_errors(results: Results) -> pd.DataFrame:
-    """Return a row for each linear layer, of each trial's last window in which its gradients were measured.
+    """Return a row for each linear layer in the last window of each trial in which gradients were measured.
 
-    The error is the norm of the gradient's error over that of the gradient, with one layer's own operands quantized and
-    not: Wgrad's output from its inputs being in few bits, in the paper's words. Blocks are counted from 1.
+    The error is the norm of the difference between the gradients with and without quantization of this layer's
+    operands, relative to the norm of the gradient. The paper describes it as the error of Wgrad's output that comes
+    from quantizing its inputs. Blocks are counted from 1.
     """
     numerics, columns = results.numerics(), ["id", "block", "part", ERROR]
     if numerics.empty or ERROR not in numerics:
@@ -42,7 +43,7 @@ def gradient_errors(results: Results) -> pd.DataFrame:
 
 
 def errors_by_block(results: Results, part: str | None = None) -> dict[str, dict[int, float]]:
-    """Return each trial's errors by block: means over its linear layers, or over one kind of them."""
+    """Return each trial's errors by block, as means over the block's linear layers. part: only layers of this part."""
     rows = results.remembered("gradient errors", lambda: gradient_errors(results))
     means = (rows if part is None else rows[rows["part"] == part]).groupby(["id", "block"])[ERROR].mean().reset_index()
     return {
@@ -53,7 +54,7 @@ def errors_by_block(results: Results, part: str | None = None) -> dict[str, dict
 
 @metric("nvfp4", "loss_before_decay")
 def loss_before_decay(results: Results) -> Mapping[str, float]:
-    """Return the last loss of the runs that leave BF16 before the decay, and the trunk's loss after as many tokens."""
+    """Return the last loss of runs that leave BF16 before the decay, and the trunk's loss after as many tokens."""
     curves = results.curves(LOSS).drop_duplicates(["id", "tokens"])
     ends = last_windows(curves[curves["arm"] == ARM])
     trunks = curves[curves["arm"] == TRUNK].merge(ends[["seed", "tokens"]], on=["seed", "tokens"])
