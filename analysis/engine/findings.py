@@ -63,7 +63,7 @@ class Finding:
 
     @property
     def tested(self) -> bool:
-        """Whether there were data of enough seeds. What holds of every trial is observed and has no p."""
+        """True if there were data of enough seeds; checks without inference have no p value but count, too."""
         return self.p_for is not None or self.status in (Status.SUPPORTED, Status.OPPOSED)
 
     @property

@@ -60,7 +60,7 @@ def hooks_of(study: str) -> Hooks:
 
 
 def load_hooks(study: str) -> None:
-    """Import the modules of a study's folder that register hooks, if it has any; the others are tables and figures."""
+    """Import the modules with the hooks of a study's claims, if there are any; others define tables and figures."""
     for pattern in ("metrics*.py", "exact*.py"):
         for path in sorted((FOLDER / study).glob(pattern)):
             import_module(f"fewbits.analysis.studies.{study}.{path.stem}")

@@ -28,7 +28,7 @@ class EffectsFigure:
     """The figure of all arms of a study, as figures.yaml declares it. The arms are those of the study's sweeps."""
 
     id: str
-    title: str = "Every arm's effect beside the noise"
+    title: str = "Effects of all arms, and the noise"
     margins: tuple[str, ...] = ()  # claims whose margins are drawn
     paper: dict[str, str] = field(default_factory=dict)  # the id of the paper's number for a change, by SWEEP/ARM
     notes: tuple[str, ...] = ()
@@ -80,8 +80,8 @@ def effects_of(results: Results, study: str, of: EffectsFigure) -> list[Effect]:
             seen.add(trials)
             data = compare(results, LOSS, name, arm.baseline, group.where, group.sweep)
             if not isinstance(data, NotPlanned):
-                said = _paper_change(table, of, group, name)
-                found.append(Effect(group.prefix + arm.short, name, group.sweep + group.prefix, data, said))
+                printed = _paper_change(table, of, group, name)
+                found.append(Effect(group.prefix + arm.short, name, group.sweep + group.prefix, data, printed))
     return found
 
 

@@ -106,15 +106,15 @@ def themed(picture: FigureResult, name: str) -> Figure:
         with _settings(THEMES[name]):
             figure = picture.draw()
             figure.draw_without_rendering()
-            figure.set_layout_engine("none")  # it is laid out by now, which takes longer than all the rest
+            figure.set_layout_engine("none")  # the layout, which takes most of the time, is done
             return figure
     finally:
         _THEME.reset(token)
 
 
 def svg(figure: Figure) -> str:
-    """Return the figure as one `<svg>` element whose text is text: the same bytes for the same figure."""
-    # Each theme has its own ids: both may be in one page, and clip paths of what is hidden do not clip
+    """Return the figure as one `<svg>` element with text instead of paths; equal figures give equal bytes."""
+    # Each theme has its own ids, since a page may have both and clip paths of hidden elements do not clip
     salt = to_hex(figure.get_facecolor())
     with _settings(THEMES["light"]), matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": salt}):
         buffer = io.StringIO()

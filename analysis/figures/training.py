@@ -123,8 +123,8 @@ class Shown:
 
     @property
     def paper_changes(self) -> dict[str, float]:
-        said = {arm: self.of.paper_change(self.table, self.metric.name, arm) for arm in self.of.arms}
-        return {arm: value for arm, value in said.items() if value is not None}
+        changes = {arm: self.of.paper_change(self.table, self.metric.name, arm) for arm in self.of.arms}
+        return {arm: value for arm, value in changes.items() if value is not None}
 
     def style(self, arm: str) -> Style:
         return BASELINE_STYLE if arm == self.of.baseline else self.styles[self.of.label(self.table, arm)]

@@ -1,4 +1,4 @@
-"""Tables and figures as data: `studies/STUDY/{figures,tables}.yaml` declare those that need no code of their own."""
+"""Make the tables and figures that `studies/STUDY/figures.yaml` and `tables.yaml` declare as data."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FILES = ("figures.yaml", "tables.yaml")
 
 @dataclass(frozen=True)
 class Declared:
-    """What the files of a study declare."""
+    """The tables and figures that the files of a study declare."""
 
     training: tuple[TrainingFigure, ...] = ()
     ood: tuple[OodFigure, ...] = ()
@@ -35,7 +35,7 @@ class Declared:
 
 @cache
 def declared(study: str) -> Declared:
-    """Return what a study's files declare; nothing where it has none."""
+    """Return the declared tables and figures of a study; there are none if it has no files."""
     found: dict[str, object] = {}
     for path in (STUDIES / study / name for name in FILES):
         if path.is_file():
@@ -47,7 +47,7 @@ def declared(study: str) -> Declared:
 
 
 def declared_figures(study: str) -> Iterator[tuple[str, str | None, MakeFigure]]:
-    """Yield the id, the title where the figure is not the paper's, and the function that makes it."""
+    """Yield each figure as its id, its title (None for a figure of the paper) and the function that makes it."""
     found = declared(study)
     for training in found.training:
         yield training.id, training.title, partial(training_figure, study=study, of=training)
@@ -58,12 +58,15 @@ def declared_figures(study: str) -> Iterator[tuple[str, str | None, MakeFigure]]
 
 
 def declared_tables(study: str) -> Iterator[tuple[str, str, MakeTable]]:
-    """Yield the id, the title and the function of tables of our own; power, of every study that has claims."""
+    """Yield each table as its id, its title and the function that makes it; all are our own.
+
+    The table of power needs no declaration: every study with claims has it.
+    """
     found = declared(study)
     if found.noise:
-        title = "How far trials differ that should be the same"
+        title = "Differences between trials that should be equal"
         yield "Noise", title, partial(noise_table, study=study, of=found.noise)
     if study in studies_with_claims():
-        yield "Power", "What each comparison of losses can detect", partial(power_table, study=study)
+        yield "Power", "Effects that comparisons of losses can detect", partial(power_table, study=study)
     for one in found.arms:
         yield one.id, one.title, partial(arms_table, study=study, of=one)

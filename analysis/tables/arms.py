@@ -20,7 +20,7 @@ LOSSES = {"Training loss": f"loss{LATE}", "Validation loss": "validation_loss", 
 
 @dataclass(frozen=True)
 class ArmsColumn:
-    """A number of each arm: its own, shares in percent, or its change from a baseline in percent of that."""
+    """A number of each arm: its own (in percent if it is a share) or, with a baseline, its change in percent."""
 
     title: str
     metric: str
@@ -29,19 +29,19 @@ class ArmsColumn:
 
 @dataclass(frozen=True)
 class ArmsTable:
-    """A table of all arms of some sweeps, or of those that it names, in every combination of their axes."""
+    """A table with a row for each combination of axis values of some arms. Declared in tables.yaml."""
 
     id: str
     title: str
-    sweeps: tuple[str, ...]  # the first names the family that they are compared in
-    arms: tuple[str, ...] = ()
-    needs: str = ""  # the arm without which there is no table; the baseline of losses, where empty
+    sweeps: tuple[str, ...]  # the sweeps with the arms, which are compared in the family of the first sweep
+    arms: tuple[str, ...] = ()  # if empty, all arms of the sweeps
+    needs: str = ""  # the arm without which there is no table; if empty, the baseline of losses
     where: dict[str, str] = field(default_factory=dict)
-    losses: str = ""  # the baseline of three columns of losses, or none
-    losses_title: str = "{}"  # of their columns
+    losses: str = ""  # the baseline of three columns of losses; if empty, there are no such columns
+    losses_title: str = "{}"  # the pattern of their titles, with the loss's name
     columns: tuple[ArmsColumn, ...] = ()
-    row: str = ""  # in place of arms' titles: a pattern for the values of axes
-    titles: dict[str, str] = field(default_factory=dict)  # of arms, in place of those of the table of arms
+    row: str = ""  # a pattern with the values of axes, for titles of rows instead of the arms' titles
+    titles: dict[str, str] = field(default_factory=dict)  # titles of arms instead of those in the table of arms
     unit: str = "%"
     notes: tuple[str, ...] = ()
 
@@ -52,7 +52,7 @@ class ArmsTable:
 
 
 def arms_table(results: Results, study: str, of: ArmsTable) -> Table:
-    """Return the table. Arms that are the same trials have one row, that of the first; trunks have none."""
+    """Return the table. Arms with the same trials have one row, that of the first; trunks have none."""
     load_hooks(study)
     table, rows = arm_table(study), []
     part = family_places(results, table, of.sweeps[0])
@@ -68,12 +68,14 @@ def arms_table(results: Results, study: str, of: ArmsTable) -> Table:
         uneven |= bool(of.losses) and cells[0] is BLANK
         title = of.row.format(*map(_number, where.values())) if of.row else of.titles.get(arm, table.title(arm))
         rows.append(TableRow(title, tuple(cells), of.unit))
-    notes = ("Training loss, a mean over the last tenth of a run, is blank where runs are not as long",)
+    notes = (
+        "The training loss, a mean over the last tenth of a run, is blank for arms whose runs have another length",
+    )
     return TableResult(tuple(c.title for c in of.all_columns), tuple(rows), (*of.notes, *(notes if uneven else ())))
 
 
 def _places(results: Results, table: ArmTable, of: ArmsTable) -> Iterator[tuple[str, Where]]:
-    """Yield the arms with the values of their axes, in the table's order or else in that of the sweeps."""
+    """Yield the arms with their axis values, in the order of `arms` or, if that is empty, of the sweeps."""
     members = [m for sweep in of.sweeps for m in results.members if m.cell.sweep == sweep]
     there = dict.fromkeys((str(m.cell.arm), m.cell.axes) for m in members if set(of.where.items()) <= set(m.cell.axes))
     for arm in of.arms or dict.fromkeys(arm for arm, _ in there if arm not in table.trunks):

@@ -33,16 +33,19 @@ Describe = Callable[[Lineage], str]
 
 @dataclass(frozen=True)
 class SettingsColumn:
-    """An arm of ours beside a column of the paper's table."""
+    """An arm of ours that is compared with a column of the paper's table."""
 
-    model: str  # the paper's
-    part: Results | NotPlanned  # where the arm is run
+    model: str  # the name of the paper's model
+    part: Results | NotPlanned  # the results that have the arm
     arm: str
     where: Where = field(default_factory=dict)
-    settings: Mapping[str, Describe] = field(default_factory=dict)  # beside SETTINGS
+    settings: Mapping[str, Describe] = field(default_factory=dict)  # additions to SETTINGS
 
     def cell(self, describe: Describe, value: float | str | None, source: str = "") -> TableCell:
-        """Return a setting of the arm's first seed; one that the paper does not state is assumed."""
+        """Return the cell of a setting, from the trial of the arm's first seed.
+
+        value: the paper's setting; if it is None, ours is marked as assumed.
+        """
         if isinstance(self.part, NotPlanned):
             return TableCell(self.part, value, source, comparable=False)
         trials = tuple(trial_ids(self.part, self.arm, self.where).values())
@@ -53,7 +56,7 @@ class SettingsColumn:
 
 
 def _line(results: Results, trial: str) -> tuple[Trial, ...]:
-    """Return the trial after its parents."""
+    """Return the trials of a lineage: the trial's parents, then the trial itself."""
     planned = results.plan.trials[trial]
     return (*(() if planned.parent is None else _line(results, planned.parent)), planned.trial)
 
@@ -61,7 +64,10 @@ def _line(results: Results, trial: str) -> tuple[Trial, ...]:
 def settings_table(
     printed: PaperTable, columns: Sequence[SettingsColumn], unstated: Mapping[str, Describe], notes: Sequence[str]
 ) -> TableResult:
-    """Return the paper's settings beside those of our trials' own configs, and those that it leaves out."""
+    """Return a table of the paper's settings and those in the configs of our trials.
+
+    unstated: settings that the paper does not state, by the title of their row.
+    """
     rows = [TableRow("Model", tuple(column.cell(model, column.model, printed.source) for column in columns))]
     for row in printed.rows:
         values = zip(columns, row.values or row.text, strict=True)
@@ -73,7 +79,7 @@ def settings_table(
     return TableResult(
         tuple(column.title for column in printed.columns),
         tuple(rows),
-        (*notes, "Assumed: what the paper does not state"),
+        (*notes, "Assumed: the paper does not state the setting"),
     )
 
 

@@ -44,7 +44,7 @@ class Timed:
 
     @property
     def quiet(self) -> tuple[bool, ...]:
-        """Whether other processes used little of the machine, for each turn; False if their use was not measured."""
+        """True for each turn in which other processes used little of the machine; False if that was not measured."""
         shares = self.others or (None,) * len(self.seconds)
         return tuple(share is not None and share <= QUIET for share in shares)
 

@@ -153,10 +153,10 @@ def added(name: str, recipe: str, batch: int, length: int) -> float:
 def papers_bytes() -> dict[str, float]:
     """Return the bytes that GaussWS adds under AdamW in Table 1, per parameter that it samples, by row of the table."""
     models = {"134m": "llama2-134m", "1b": "llama2-1b", "3b": "llama2-3b", "70b": "llama2-70b-4l"}
-    said = paper("gaussws").table("Table 1")
+    printed = paper("gaussws").table("Table 1")
     found = {}
     for row, name in models.items():
-        plain, ours = (said.value(f"memory-{row}", column) for column in ("adamw", "adamw-gaussws"))
+        plain, ours = (printed.value(f"memory-{row}", column) for column in ("adamw", "adamw-gaussws"))
         assert plain is not None
         assert ours is not None
         found[row] = (ours - plain) * GIB / linear_parameters(model(name))

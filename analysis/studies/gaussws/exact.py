@@ -16,13 +16,13 @@ CHANCE = 18.5  # χ² with four degrees of freedom exceeds this with a probabili
 
 @exact("gaussws", "G1")
 def g1() -> Exact:
-    found, said, drawn = theory.generated(), theory.equation_10(), theory.drawn()
-    holds = found == said and not drawn.different and sum(r * p for r, p in found.items()) == 0
+    found, stated, drawn = theory.generated(), theory.equation_10(), theory.drawn()
+    holds = found == stated and not drawn.different and sum(r * p for r, p in found.items()) == 0
     counts = ", ".join(
         f"{r:+d}: {int(p * theory.PATTERNS):,}" if r else f"0: {int(p * theory.PATTERNS):,}" for r, p in found.items()
     )
     variance = float(sum(r * r * p for r, p in found.items()))
-    agree = "exactly the probabilities of eq. 10" if found == said else "not the probabilities of eq. 10"
+    agree = "exactly the probabilities of eq. 10" if found == stated else "not the probabilities of eq. 10"
     what = (
         f"counts of R over all {theory.PATTERNS:,} patterns of the generator's bits: {counts}; {agree}, "
         f"mean {float(sum(r * p for r, p in found.items())):g}; "
@@ -97,7 +97,7 @@ def g3() -> Exact:
         for after in (False, True)
     )
     cells = [pair for row in theory.table_c1_rows().values() for pair in row]
-    same = sum(ours == said for ours, said in cells)
+    same = sum(ours == printed for ours, printed in cells)
     lost, gone = sum(one.lost for one in small), sum(one.weights + one.sampled for one in flows)
     what = (
         f"{lost or 'none'} of {sum(one.cases for one in small):,} small weights above the cut-off are lost; with "

@@ -92,5 +92,5 @@ def _chosen(choose: Callable[[Iterable[float]], float], pairs: Iterable[Pair], t
 
 def _printed(column: str) -> list[float]:
     """Return the shares of throughput that the models lose according to this column of Table 1."""
-    said = [paper("gaussws").table("Table 1").value(f"overhead-{size}", column) for size in MODELS]
-    return [value / 100 for value in said if value is not None]
+    printed = [paper("gaussws").table("Table 1").value(f"overhead-{size}", column) for size in MODELS]
+    return [value / 100 for value in printed if value is not None]

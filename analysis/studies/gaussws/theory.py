@@ -70,8 +70,8 @@ def drawn(elements: int = 1 << 18, seed: int = 1) -> Drawn:
     found = noise("gaussian", elements, seed)
     expected = reference_noise.unpack_noise(reference_noise.gaussian_noise(elements, seed, "cpu"), elements)
     counts = torch.bincount(found.long() + 2, minlength=5).double()
-    said = torch.tensor([float(p) * elements for p in equation_10().values()], dtype=torch.float64)
-    return Drawn(elements, int((found != expected).sum()), float(((counts - said) ** 2 / said).sum()))
+    stated = torch.tensor([float(p) * elements for p in equation_10().values()], dtype=torch.float64)
+    return Drawn(elements, int((found != expected).sum()), float(((counts - stated) ** 2 / stated).sum()))
 
 
 def noise(kind: str, count: int, seed: int) -> Tensor:
@@ -161,7 +161,7 @@ class Sampled:
 
     @property
     def defined(self) -> bool:
-        """Whether the kernel's ŵ equals the definition's to the bit."""
+        """True if the kernel's ŵ equals the definition's to the bit."""
         return torch.equal(self.kernel, sampled(self.w, self.r, self.scale))
 
     @property

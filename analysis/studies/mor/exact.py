@@ -117,7 +117,7 @@ class Metadata:
     blocks: int
     exponent_bits: int  # the bits that are stored for each block
     mantissa_bits: int  # the bits of a group's scale that vary; the others of its 32 are the same in every tensor
-    restored: int  # cases whose values codes, exponents and these mantissa bits determine exactly
+    restored: int  # cases whose values follow exactly from codes, exponents and these mantissa bits
 
 
 @cache
@@ -173,7 +173,7 @@ def m2() -> dict[str, Exact]:
         ),
         "23 bits a tensor": Exact(
             found.mantissa_bits == 23 and found.restored == found.cases,
-            f"{found.mantissa_bits} bits of the group's scale vary; with these alone, {found.restored} of {found.cases} "
+            f"{found.mantissa_bits} bits of the group's scale vary; with only these, {found.restored} of {found.cases} "
             "hard cases are restored to the bit",
         ),
     }

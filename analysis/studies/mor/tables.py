@@ -80,8 +80,8 @@ def fallbacks(results: Results) -> TableResult:
     made = []
     for (name, where), arm in product(CONFIGURATIONS.items(), MIXED):
         if results.has(arm, where):
-            said = best if (arm, where) == ("channel", ONE) else None
-            cells = [share(results, of, arm, where, said if t == "All" else None) for t, of in shares.items()]
+            printed = best if (arm, where) == ("channel", ONE) else None
+            cells = [share(results, of, arm, where, printed if t == "All" else None) for t, of in shares.items()]
             made.append(TableRow(f"{ARMS.title(arm)}, {name}", tuple(cells), "%"))
     return TableResult(tuple(shares), tuple(made), ("All tensors and windows have equal weight",))
 

@@ -204,7 +204,7 @@ class Bias:
 
     @property
     def seen(self) -> bool:
-        """Whether the mean differs from zero by more than five standard errors."""
+        """True if the mean differs from zero by more than five standard errors."""
         return abs(self.mean) > 5 * self.error
 
     def __str__(self) -> str:

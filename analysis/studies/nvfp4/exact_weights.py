@@ -44,7 +44,7 @@ class Read:
 
     @property
     def same(self) -> bool:
-        """Whether both passes read the same bits."""
+        """True if both passes read the same bits."""
         return torch.equal(self.forward.view(torch.int16), self.backward.view(torch.int16))
 
     @property
@@ -179,10 +179,10 @@ def n26() -> Exact:
     The 12B model keeps its first two and last eight blocks, the 8B model its last eight.
     """
     found = {"12B": kept("hybrid-12b", 2, 8), "8B": kept("hybrid-8b", 0, 8)}
-    said = {name: paper("nvfp4").numbers[f"kept-{name.lower()}"].value for name in found}
-    holds = all(abs(one.share - said[name]) < 0.005 for name, one in found.items())
+    stated = {name: paper("nvfp4").numbers[f"kept-{name.lower()}"].value for name in found}
+    holds = all(abs(one.share - stated[name]) < 0.005 for name, one in found.items())
     words = (
-        f"{name} {one.kept} of {one.layers}, {one.share:.1%} (the paper: {said[name]:.0%})"
+        f"{name} {one.kept} of {one.layers}, {one.share:.1%} (the paper: {stated[name]:.0%})"
         for name, one in found.items()
     )
     return Exact(holds, "; ".join(words))

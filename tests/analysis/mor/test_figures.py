@@ -121,15 +121,14 @@ def test_one_seed_a_diverged_arm_and_a_missing_one_are_drawn_and_said(empty: Pla
     assert isinstance(figure_17, NoData)
     assert "Tensor" in figure_17.reason
     figure_18 = FIGURES["Figure 18"].make(results)
-    assert figure_18 == NoData("no trial of Channel is done, with its errors recorded"), (
-        "its last window is not the end"
-    )
+    assert isinstance(figure_18, NoData), "its last window is not the end"
+    assert "Channel" in figure_18.reason
     for name in ("Figure 1", "Figure 5", "Figure 7", "Figure 10", "Figure 12", "Figure A"):
         assert not reaches_over(drawn(FIGURES[name], results))
     figure_5 = FIGURES["Figure 5"].make(results)
     assert isinstance(figure_5, FigureResult)
     assert any("channel, seed 0: diverged at step 25" in note for note in figure_5.notes)
-    assert any("No data of Tensor" in note for note in figure_5.notes)
+    assert any("No data" in note and "Tensor" in note for note in figure_5.notes)
     assert legend_of("Figure A", results)[:2] == ["ours, one seed", "the paper's"]
     assert not any("A/A" in words for words in legend_of("Figure A", results)), "which has no interval to shade"
 
