@@ -54,10 +54,7 @@ def is_verb(word: str) -> bool:
 
 def files() -> list[Path]:
     package = ROOT / "src" / "fewbits"
-    return [
-        *package.glob("*.py"),
-        *(file for name in SOURCES for file in sorted((ROOT / name).rglob("*.py")) if "studies" not in file.parts),
-    ]
+    return [*package.glob("*.py"), *(file for name in SOURCES for file in sorted((ROOT / name).rglob("*.py")))]
 
 
 @pytest.mark.parametrize("file", files(), ids=lambda file: file.relative_to(ROOT).as_posix())

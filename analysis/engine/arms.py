@@ -13,6 +13,7 @@ from pathlib import Path
 
 import yaml
 
+from fewbits.analysis.engine.paper import distinct
 from fewbits.common.from_dict import from_dict, one_of
 
 STUDIES = Path(__file__).parents[1] / "studies"
@@ -65,9 +66,7 @@ class ArmTable:
 
     def __post_init__(self) -> None:
         names = [arm.name for arm in self.arms]
-        for name in names:
-            if names.count(name) > 1:
-                raise ValueError(f"{self.study}: there are several arms with the name {name}")
+        distinct(f"{self.study}, arms", names)
         for arm in self.arms:
             if arm.baseline not in (BASELINE, ""):
                 one_of(f"{self.study}, arm {arm.name}: baseline", arm.baseline, names)

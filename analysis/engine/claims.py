@@ -8,7 +8,7 @@ Python hooks (engine/hooks.py) supply numbers that no result file has; they neve
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import pairwise, product
@@ -18,6 +18,7 @@ import yaml
 
 from fewbits.analysis.engine import formulas
 from fewbits.analysis.engine.formulas import Place
+from fewbits.analysis.engine.paper import distinct, named
 from fewbits.common.from_dict import from_dict, one_of
 
 FOLDER = Path(__file__).parents[1] / "papers" / "claims"
@@ -198,7 +199,7 @@ class StudyClaims:
 
     def __post_init__(self) -> None:
         names = [one.id for one in self.controls]
-        _distinct([*(one.id for one in self.claims), *names])
+        distinct(self.study, [*(one.id for one in self.claims), *names])
         for claim in self.claims:
             for control in claim.control:
                 one_of(f"{claim.id}: control", control, names)
@@ -206,12 +207,10 @@ class StudyClaims:
             raise ValueError(f"control {name}: no claim has it")
 
     def claim(self, name: str) -> Claim:
-        one_of("claim", name, [claim.id for claim in self.claims])
-        return next(claim for claim in self.claims if claim.id == name)
+        return named("claim", name, self.claims)
 
     def control(self, name: str) -> ControlClaim:
-        one_of("control", name, [control.id for control in self.controls])
-        return next(control for control in self.controls if control.id == name)
+        return named("control", name, self.controls)
 
 
 @dataclass(frozen=True)
@@ -253,7 +252,7 @@ def comparisons(claim: Claim | ControlClaim) -> tuple[Comparison, ...]:
     An exact part has one comparison here; its hook names the findings.
     """
     expanded = [comparison for part in claim.parts for comparison in _expand(claim, part)]
-    _distinct(comparison.name for comparison in expanded)
+    distinct(claim.id, [comparison.name for comparison in expanded])
     return tuple(expanded)
 
 
@@ -288,10 +287,3 @@ TITLES = {
     "loss@late": "training loss",
     "ood_loss": "loss on other text",
 }
-
-
-def _distinct(names: Iterable[str]) -> None:
-    names = list(names)
-    for name in names:
-        if names.count(name) > 1:
-            raise ValueError(f"there are several entries with the name {name!r}")

@@ -63,7 +63,7 @@ class Finding:
 
     @property
     def tested(self) -> bool:
-        """True if there were data of enough seeds. What holds of every trial is observed and has no p value."""
+        """True if there were data of enough seeds, also for a check without inference, which has no p value."""
         return self.p_for is not None or self.status in (Status.SUPPORTED, Status.OPPOSED)
 
     @property

@@ -1,10 +1,10 @@
-"""A number of several arms of one seed, by a formula that the data of a claim states: a ratio of costs, an interaction.
+"""Formulas in the data of claims, for numbers of several arms of one seed: a ratio of costs, an interaction.
 
     formula: (mxfp4 - bf16) / (nvfp4 - bf16)
     of: {mxfp4: recipe/mxfp4, nvfp4: recipe/nvfp4, bf16: recipe/bf16}
 
 Each name stands for a metric of one arm, written `SWEEP/ARM`, or `SWEEP/ARM METRIC` for another metric than the part's.
-A quotient whose denominator is not positive is no number: a share of a cost means nothing where there is no cost.
+A quotient whose denominator is not positive has no value: without a cost, a share of that cost means nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _OPERATORS: dict[type[ast.operator], Callable[[float, float], float]] = {
 
 
 class NotANumber(ValueError):
-    """The formula has no value for these numbers."""
+    """The error of a formula that has no value for these numbers."""
 
 
 @dataclass(frozen=True)
@@ -38,12 +38,12 @@ class Place:
         place, _, own = text.partition(" ")
         sweep, slash, arm = place.partition("/")
         if not (sweep and slash and arm):
-            raise ValueError(f"{text!r}: SWEEP/ARM is expected, perhaps with a metric after a space")
+            raise ValueError(f"{text!r}: expected SWEEP/ARM or SWEEP/ARM METRIC")
         return cls(sweep, arm, own or metric)
 
 
 def check(formula: str, names: Mapping[str, object]) -> None:
-    """Raise ValueError if the formula is not made of these names, numbers, + - * / and parentheses."""
+    """Raise ValueError unless the formula uses all of these names, and else only numbers, + - * / and parentheses."""
     evaluate(formula, dict.fromkeys(names, 1.0), strict=False)
     used = {node.id for node in ast.walk(ast.parse(formula, mode="eval")) if isinstance(node, ast.Name)}
     if unused := set(names) - used:
@@ -51,7 +51,7 @@ def check(formula: str, names: Mapping[str, object]) -> None:
 
 
 def evaluate(formula: str, values: Mapping[str, float], *, strict: bool = True) -> float:
-    """Return the formula's value; raise NotANumber where it divides by a number that is not positive."""
+    """Return the formula's value; if strict, raise NotANumber if it divides by a number that is not positive."""
 
     def value(node: ast.expr) -> float:
         match node:
@@ -62,7 +62,7 @@ def evaluate(formula: str, values: Mapping[str, float], *, strict: bool = True) 
             case ast.BinOp(left=left, op=ast.Div(), right=right):
                 denominator = value(right)
                 if strict and denominator <= 0:
-                    raise NotANumber(f"{ast.unparse(right)} is {denominator:.4g}, and nothing is a share of that")
+                    raise NotANumber(f"{ast.unparse(right)} is {denominator:.4g}; a divisor must be positive")
                 return value(left) / denominator if denominator else 0.0
             case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
                 return _OPERATORS[type(op)](value(left), value(right))

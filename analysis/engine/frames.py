@@ -115,6 +115,16 @@ class Results:
         return " and ".join(dict.fromkeys(sweep.scale for sweep in self.plan.sweeps))
 
     @cached_property
+    def starts(self) -> dict[str, int]:
+        """The step of the whole line at which each trial begins: 0, or the step of its parent's checkpoint."""
+
+        def start(trial: str) -> int:
+            planned = self.plan.trials[trial]
+            return 0 if planned.parent is None else start(planned.parent) + (planned.trial.branch.step or 0)
+
+        return {member.id: start(member.id) for member in self.members}
+
+    @cached_property
     def usual_kind(self) -> str | None:
         """The kind of machine that computed most of these trials."""
         return usual_kind(self.rows)
@@ -136,6 +146,13 @@ class Results:
     def _metrics(self) -> list[str]:
         axes = {axis for member in self.members for axis, _ in member.cell.axes}
         return [str(c) for c in self.trials.columns if c not in {*LABELS, *STANDING, *axes}]
+
+    def numbers(self, metric: str) -> dict[str, float]:
+        """Return a number of every trial that is done, by id."""
+        if metric not in self.trials:
+            return {}
+        done = self.trials[self.trials["state"] == store.State.DONE].dropna(subset=[metric])
+        return {str(trial): float(value) for trial, value in zip(done["id"], done[metric], strict=True)}
 
     def has(self, arm: str, where: Mapping[str, str] | None = None) -> bool:
         """Tell whether the plan has the arm with these axis values."""
@@ -192,3 +209,8 @@ class Results:
         table_of_row = np.repeat(np.arange(len(tables)), [len(table) for table in tables])
         labelled = pd.DataFrame(table_labels).take(table_of_row).reset_index(drop=True)
         return pd.concat([pd.concat(tables, ignore_index=True), labelled], axis=1)
+
+
+def last_windows(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the last window of each trial."""
+    return rows[rows["step"] == rows.groupby("id")["step"].transform("max")]

@@ -21,8 +21,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any, TypeVar, cast
 
+from fewbits.analysis.engine.arms import STUDIES as FOLDER
 from fewbits.analysis.engine.data import Exact, Measured
 from fewbits.analysis.engine.frames import Results
 
@@ -44,7 +46,7 @@ class Hooks:
     """The hooks that a study's modules have registered; claims' hooks by the claim's id."""
 
     metrics: dict[str, MetricHook] = field(default_factory=dict)
-    exact: dict[str, Callable[[], Mapping[str, Exact]]] = field(default_factory=dict)
+    exact: dict[str, Callable[[], Mapping[str, Exact] | Exact]] = field(default_factory=dict)
     measures: dict[str, Callable[[Results], Mapping[str, Measured]]] = field(default_factory=dict)
 
 
@@ -55,6 +57,13 @@ F = TypeVar("F", bound=Callable[..., object])
 def hooks_of(study: str) -> Hooks:
     """Return the hooks of a study; there may be none."""
     return _HOOKS.setdefault(study, Hooks())
+
+
+def load_hooks(study: str) -> None:
+    """Import the modules with the hooks of a study's claims, if there are any; others define tables and figures."""
+    for pattern in ("metrics*.py", "exact*.py"):
+        for path in sorted((FOLDER / study).glob(pattern)):
+            import_module(f"fewbits.analysis.studies.{study}.{path.stem}")
 
 
 def metric(study: str, name: str, bounds: tuple[float, float] | None = None) -> Callable[[F], F]:
@@ -74,7 +83,7 @@ def exact(study: str, claim: str) -> Callable[[F], F]:
     """Register a function that checks a claim by arithmetic, without runs."""
 
     def register(compute: F) -> F:
-        _put(hooks_of(study).exact, claim, cast(Callable[[], Mapping[str, Exact]], compute))
+        _put(hooks_of(study).exact, claim, cast(Callable[[], Mapping[str, Exact] | Exact], compute))
         return compute
 
     return register

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 
 from fewbits.analysis.engine.amounts import amount
 from fewbits.analysis.engine.claims import Claim, ControlClaim, Part, comparisons, load_claims
-from fewbits.analysis.engine.data import Measured, NotPlanned
+from fewbits.analysis.engine.data import Exact, Measured, NotPlanned
 from fewbits.analysis.engine.findings import ControlResult, Finding, Verdict
 from fewbits.analysis.engine.formulas import evaluate
 from fewbits.analysis.engine.frames import Results
-from fewbits.analysis.engine.hooks import hooks_of
-from fewbits.analysis.engine.loading import load_hooks
+from fewbits.analysis.engine.hooks import hooks_of, load_hooks
 from fewbits.analysis.engine.pairing import Metric, combined
 from fewbits.analysis.engine.pairs import Numbers, built_in, data_of
 from fewbits.analysis.engine.seeds import shaping
@@ -64,7 +63,8 @@ def _findings(study: str, claim: Claim | ControlClaim, results: Results) -> Iter
     measured: Mapping[str, Measured] | None = None
     for comparison in comparisons(claim):
         if comparison.test == "exact":
-            checks = hooks_of(study).exact[claim.id]()
+            result = hooks_of(study).exact[claim.id]()
+            checks = {"": result} if isinstance(result, Exact) else result
             yield from (judge_exact(name, check) for name, check in checks.items())
         elif comparison.part.out_of_reach:
             yield judge(comparison, NotPlanned(""))

@@ -6,11 +6,11 @@ it is null in the file and None here.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import yaml
 
@@ -65,8 +65,8 @@ class Table:
     rows: tuple[Row, ...]
 
     def __post_init__(self) -> None:
-        _different(self.id, [c.id for c in self.columns])
-        _different(self.id, [r.id for r in self.rows])
+        distinct(self.id, [c.id for c in self.columns])
+        distinct(self.id, [r.id for r in self.rows])
         for column in self.columns:
             if column.baseline is not None:
                 one_of(f"{self.id}: baseline of {column.id}:", column.baseline, [c.id for c in self.columns])
@@ -135,7 +135,7 @@ class Paper:
 
     def __post_init__(self) -> None:
         for items in (self.tables, self.figures):
-            _different(self.study, [item.id for item in items])
+            distinct(self.study, [item.id for item in items])
         tagged = [(t.id, t.source) for t in self.tables] + [(f.id, f.source) for f in self.figures]
         tagged += [(f"{t.id}, {r.id}", r.source or t.source) for t in self.tables for r in t.rows]
         for where, tag in [*tagged, *((name, number.source) for name, number in self.numbers.items())]:
@@ -145,13 +145,18 @@ class Paper:
                 one_of(f"{figure.id}: finals", figure.finals, [t.id for t in self.tables])
 
     def table(self, name: str) -> Table:
-        return _named("table", name, self.tables)
+        return named("table", name, self.tables)
 
     def figure(self, name: str) -> Figure:
-        return _named("figure", name, self.figures)
+        return named("figure", name, self.figures)
 
 
-T = TypeVar("T", Table, Figure)
+class HasId(Protocol):
+    @property
+    def id(self) -> str: ...
+
+
+T = TypeVar("T", bound=HasId)
 
 
 @cache
@@ -164,13 +169,14 @@ def paper(study: str) -> Paper:
         raise ValueError(f"{study}.yaml: {error}") from None
 
 
-def _named(kind: str, name: str, items: tuple[T, ...]) -> T:
+def named(kind: str, name: str, items: Sequence[T]) -> T:
+    """Return the item with this id; ValueError names the valid ids."""
     one_of(kind, name, [item.id for item in items])
     return next(item for item in items if item.id == name)
 
 
-def _different(where: str, names: Iterable[str]) -> None:
-    names = list(names)
+def distinct(where: str, names: Sequence[str]) -> None:
+    """Raise ValueError if a name occurs more than once."""
     for name in names:
         if names.count(name) > 1:
-            raise ValueError(f"{where}: there are several entries with the id {name!r}")
+            raise ValueError(f"{where}: there are several entries with the name {name!r}")

@@ -1,84 +1,50 @@
-"""Power of the paired t-test: the effect that a number of seeds detects, and the seeds that an effect needs."""
+"""Power of the paired t-test, one-sided at ALPHA: the effect that some seeds detect, the seeds that an effect needs."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import cache
 
 import numpy as np
 from scipy import optimize, special, stats
 
-from fewbits.analysis.engine.statistics import ALPHA, CAUTION, Array, Estimate, fraction, positive
+from fewbits.analysis.engine.statistics import ALPHA, CAUTION, Array, Estimate, positive
 
 POWER = 0.80  # the probability with which a minimum detectable effect is detected
+MOST_SEEDS = 200  # if a design needs more seeds, messages do not say how many
 
 
-def power(effect: float, sd: float, n: int, alpha: float = ALPHA, sides: int = 2, df: int | None = None) -> float:
-    """Return the probability that a paired t-test detects a true mean difference, exactly, by the noncentral t.
+def power(effect: float, sd: float, n: int, df: int | None = None) -> float:
+    """Return the probability that the test of n pairs detects a true mean difference, exactly, by the noncentral t.
 
     df: the degrees of freedom of the spread, if it is known from more than these pairs.
     """
-    _design(n, alpha, sides)
+    if n < 2:
+        raise ValueError(f"n {n}: a test needs at least 2 pairs")
     positive("sd", sd)
     df = n - 1 if df is None else df
-    shift, critical = abs(effect) / sd * math.sqrt(n), float(stats.t.isf(alpha / sides, df))
-    other = _noncentral_tail(critical, df, -shift) if sides == 2 else 0.0
-    return _noncentral_tail(critical, df, shift) + other
+    estimates, weight = _chi(df)
+    return _detected(abs(effect) / sd, n, float(stats.t.isf(ALPHA, df)) * estimates, weight)
 
 
-def _noncentral_tail(critical: float, df: int, shift: float) -> float:
-    """Return P((Z + shift) / S > critical) with S = chi / √df, since scipy's is NaN for few pairs and large effects."""
-    scale, weight = _chi(df)
-    return float(weight @ special.ndtr(shift - critical * scale))
-
-
-@cache
-def _chi(df: int) -> tuple[Array, Array]:
-    """Return values of chi / √df, the estimate of a spread of 1, and their weights in Gauss-Legendre quadrature."""
-    nodes, weights = np.polynomial.legendre.leggauss(200)
-    low, high = stats.chi.ppf(1e-13, df), stats.chi.isf(1e-13, df)
-    values = low + (high - low) * (nodes + 1) / 2
-    return values / math.sqrt(df), weights * (high - low) / 2 * stats.chi.pdf(values, df)
-
-
-def minimum_detectable_effect(
-    sd: float | None, n: int, alpha: float = ALPHA, chance: float = POWER, sides: int = 2, df: int | None = None
-) -> float | None:
-    """Return the true mean difference that n pairs detect with probability `chance`; None if it is not known.
+def minimum_detectable_effect(sd: float, n: int, df: int | None = None) -> float:
+    """Return the true mean difference that n pairs detect with probability POWER.
 
     sd: the measured spread of paired differences. df: its degrees of freedom, if more than these pairs determine it.
     """
-    fraction("power", chance)
-    if n < 2 or sd is None:
-        return None
-    return sd * _effect_in_spreads(n, alpha, chance, sides, n - 1 if df is None else df)
+    return sd * _effect_in_spreads(n, n - 1 if df is None else df)
 
 
-@cache
-def _effect_in_spreads(n: int, alpha: float, chance: float, sides: int, df: int) -> float:
-    high = 1.0
-    while power(high, 1.0, n, alpha, sides, df) < chance:
-        high *= 2
-    return float(optimize.brentq(lambda effect: power(effect, 1.0, n, alpha, sides, df) - chance, 0.0, high))
-
-
-def required_n(
-    sd: float,
-    effect: float,
-    alpha: float = ALPHA,
-    chance: float = POWER,
-    sides: int = 2,
-    most: int = 10_000,
-    each: float = 1.0,
-) -> int | None:
-    """Return the fewest pairs that detect the effect with probability `chance`; None if more than `most` are needed.
+def required_n(sd: float, effect: float, most: int = 10_000, each: float = 1.0) -> int | None:
+    """Return the fewest pairs that detect the effect with probability POWER; None if more than `most` are needed.
 
     each: the degrees of freedom that every pair after the first adds; more than one if the spread is pooled over arms.
     """
     positive("effect", effect)
 
     def detected(n: int) -> float:
-        return sd * _effect_in_spreads(n, alpha, chance, sides, max(1, round(each * (n - 1))))
+        return minimum_detectable_effect(sd, n, max(1, round(each * (n - 1))))
 
     low, high = 2, 2
     while detected(high) > effect:
@@ -94,14 +60,6 @@ def required_n(
     return high
 
 
-def _design(n: int, alpha: float, sides: int) -> None:
-    fraction("alpha", alpha)
-    if n < 2:
-        raise ValueError(f"n {n}: a test needs at least 2 pairs")
-    if sides not in (1, 2):
-        raise ValueError(f"sides {sides}: valid values are 1 and 2")
-
-
 def detectable(estimated: Estimate) -> float | None:
     """Return the smallest true effect that the one-sided test of this estimate detects with probability POWER.
 
@@ -109,46 +67,64 @@ def detectable(estimated: Estimate) -> float | None:
     """
     if not estimated.error:
         return None
-    return minimum_detectable_effect(
-        estimated.error * math.sqrt(estimated.n), estimated.n, sides=1, df=max(1, int(estimated.df))
-    )
+    return minimum_detectable_effect(estimated.error * math.sqrt(estimated.n), estimated.n, max(1, int(estimated.df)))
 
 
-def seeds_needed(estimated: Estimate, margin: float, most: int = 200) -> int | None:
-    """Return the fewest seeds that detect an effect of the margin's size; None if more than `most` are needed."""
+def seeds_needed(estimated: Estimate, margin: float) -> int | None:
+    """Return the fewest seeds that detect an effect of the margin's size; None if more than MOST_SEEDS are needed."""
     if not estimated.error:
         return estimated.n
-    return required_n(
-        estimated.error * math.sqrt(estimated.n),
-        margin,
-        sides=1,
-        most=most,
-        each=max(1.0, estimated.df / (estimated.n - 1)),
-    )
+    each = max(1.0, estimated.df / (estimated.n - 1))
+    return required_n(estimated.error * math.sqrt(estimated.n), margin, MOST_SEEDS, each)
 
 
-def planned_effect(sd: float, df: int, n: int, alpha: float = ALPHA, chance: float = POWER) -> float | None:
-    """Return the true effect that a one-sided test of n planned pairs detects with probability `chance`.
+def planned_effect(sd: float, df: int, n: int) -> float | None:
+    """Return the true effect that a one-sided test of n planned pairs detects with probability POWER.
 
     sd, df: the pooled spread of earlier runs. The rule of `statistics.estimate` applies: the pooled spread is widened,
     and if the pairs' own spread happens to be larger, it is used with its n - 1 degrees of freedom. Return None if n
     is less than 2.
     """
-    if n < 2:
-        return None
-    return sd * _planned_in_spreads(n, max(df, n - 1), alpha, chance)
+    return None if n < 2 else sd * _planned_in_spreads(n, max(df, n - 1))
+
+
+# -------------------------------------------------------------------------------- details
+
+
+def _detected(effect: float, n: int, critical: Array, weight: Array) -> float:
+    """Return the probability that n pairs detect an effect, in units of the true spread.
+
+    critical: the least detected mean, in true standard errors, for each estimate of the spread; weight: the estimates'
+    probabilities. scipy's noncentral t is NaN for few pairs and large effects.
+    """
+    return float(weight @ special.ndtr(effect * math.sqrt(n) - critical))
 
 
 @cache
-def _planned_in_spreads(n: int, df: int, alpha: float, chance: float) -> float:
+def _chi(df: int) -> tuple[Array, Array]:
+    """Return values of chi / √df, the estimate of a spread of 1, and their weights in Gauss-Legendre quadrature."""
+    nodes, weights = np.polynomial.legendre.leggauss(200)
+    low, high = stats.chi.ppf(1e-13, df), stats.chi.isf(1e-13, df)
+    values = low + (high - low) * (nodes + 1) / 2
+    return values / math.sqrt(df), weights * (high - low) / 2 * stats.chi.pdf(values, df)
+
+
+@cache
+def _effect_in_spreads(n: int, df: int) -> float:
+    return _effect_of(lambda effect: power(effect, 1.0, n, df))
+
+
+@cache
+def _planned_in_spreads(n: int, df: int) -> float:
     own, weight = _chi(n - 1)  # the distribution of the pairs' own spread if the true spread is 1
-    pooled = float(stats.t.isf(alpha, df)) * CAUTION
-    critical = np.where(own <= CAUTION, pooled, float(stats.t.isf(alpha, n - 1)) * own)
+    pooled = float(stats.t.isf(ALPHA, df)) * CAUTION
+    critical = np.where(own <= CAUTION, pooled, float(stats.t.isf(ALPHA, n - 1)) * own)
+    return _effect_of(lambda effect: _detected(effect, n, critical, weight))
 
-    def excess_power(effect: float) -> float:
-        return float(weight @ special.ndtr(effect * math.sqrt(n) - critical)) - chance
 
+def _effect_of(probability: Callable[[float], float]) -> float:
+    """Return the effect that is detected with probability POWER."""
     high = 1.0
-    while excess_power(high) < 0:
+    while probability(high) < POWER:
         high *= 2
-    return float(optimize.brentq(excess_power, 0.0, high))
+    return float(optimize.brentq(lambda effect: probability(effect) - POWER, 0.0, high))

@@ -17,11 +17,11 @@ import yaml
 from fewbits.analysis.engine.claims import DIRECTIONS, NULLS, Comparison, comparisons, load_claims
 from fewbits.analysis.engine.data import Differences
 from fewbits.analysis.engine.frames import Results
+from fewbits.analysis.engine.hooks import load_hooks
 from fewbits.analysis.engine.judging import resolve
-from fewbits.analysis.engine.loading import load_hooks
-from fewbits.analysis.engine.pairs import data_of, members_of, scope_of
+from fewbits.analysis.engine.pairs import LATE, data_of, members_of, scope_of
+from fewbits.analysis.engine.paper import paper
 from fewbits.analysis.engine.power import planned_effect
-from fewbits.analysis.engine.printed import printed_effect
 from fewbits.analysis.engine.tests import spread_of
 from fewbits.common.from_dict import from_dict
 
@@ -136,6 +136,31 @@ def _preview(study: str, claim: str, comparison: Comparison, seeds: int, spread:
             f"{_shown(comparison, beyond)}"
         )
     return Preview(claim, comparison, seeds, mde, margin, printed, reason)
+
+
+def printed_effect(study: str, comparison: Comparison) -> float | None:
+    """Return the paper's own effect for a comparison, in the comparison's units; None if the paper prints none."""
+    printed = comparison.part.printed
+    if printed is None:
+        return None
+    names = {
+        "arm": comparison.arm,
+        "baseline": comparison.baseline,
+        "metric": comparison.metric.removesuffix(LATE),
+        "value": comparison.value,
+    }
+    source = paper(study)
+    if printed.number or printed.value is not None:
+        value = source.numbers[printed.number.format(**names)].value if printed.number else printed.value
+        return -value if printed.negative and value is not None else value
+    table, row, column = source.table(printed.table), printed.row.format(**names), printed.column.format(**names)
+    value = table.value(row, column)
+    if value is None or not printed.baseline:
+        return value
+    base = table.value(row, printed.baseline.format(**names))
+    if base is None:
+        return None
+    return (value - base) / abs(base) if comparison.part.relative else value - base
 
 
 def _shown(comparison: Comparison, value: float) -> str:

@@ -33,7 +33,6 @@ CAUTION = 1.25  # `estimate` multiplies a pooled spread by this factor
 class Side(StrEnum):
     """The alternative hypothesis of a test."""
 
-    BOTH = "two-sided"
     ABOVE = "greater"
     BELOW = "less"
 
@@ -46,9 +45,6 @@ class Interval:
     high: float
     level: float
 
-    def within(self, low: float, high: float) -> bool:
-        return low < self.low and self.high < high
-
 
 @dataclass(frozen=True)
 class Spread:
@@ -60,17 +56,11 @@ class Spread:
 
 @dataclass(frozen=True)
 class Summary:
-    """The mean of a sample, with its error and interval; these are None for a single value."""
+    """The mean of a sample, with the spread of its values and its interval; these are None for a single value."""
 
-    n: int
     mean: float
-    spread: Spread | None  # the spread of the values
-    error: float | None  # standard error of the mean
+    sd: float | None  # the spread of the values
     interval: Interval | None  # interval of the mean
-
-    @property
-    def sd(self) -> float | None:
-        return self.spread.sd if self.spread else None
 
 
 # -------------------------------------------------------------------------------- samples and pairs
@@ -105,20 +95,12 @@ def differences(ours: ArrayLike, baseline: ArrayLike, *, relative: bool = False)
     return (a - b) / np.abs(b)
 
 
-def summary(values: ArrayLike, level: float = LEVEL, spread: Spread | None = None) -> Summary:
-    """Return the mean with its standard error and Student's t interval.
-
-    spread: the spread to use if it is known from more than these values.
-    """
-    x = checked(values)
-    mean = float(x.mean())
-    if spread is None:
-        if x.size == 1:
-            return Summary(1, mean, None, None, None)
-        spread = Spread(float(x.std(ddof=1)) if np.ptp(x) else 0.0, x.size - 1)
-    error = spread.sd / math.sqrt(x.size)
-    half = float(stats.t.ppf((1 + fraction("level", level)) / 2, spread.df)) * error
-    return Summary(x.size, mean, spread, error, Interval(mean - half, mean + half, level))
+def summary(values: ArrayLike, level: float = LEVEL) -> Summary:
+    """Return the mean with the spread of the values and Student's t interval."""
+    estimated = estimate(values)
+    if estimated is None:
+        return Summary(float(checked(values)[0]), None, None)
+    return Summary(estimated.mean, estimated.spread.sd, estimated.interval(level))
 
 
 def median_interval(values: ArrayLike, level: float = LEVEL) -> Interval | None:
@@ -137,10 +119,6 @@ class Pooled:
     unlike: frozenset[str]  # arms that are left out because their own spread is significantly greater
     means: tuple[float, ...]  # the mean over the arms, for each seed
     distinct: int  # the number of arms that are not equal to another in every seed
-
-    def of(self, *arms: str) -> Spread | None:
-        """Return the spread of a difference between these arms; None if one of them is not in the pool."""
-        return self.spread if self.arms.issuperset(arms) else None
 
 
 @dataclass(frozen=True)
@@ -261,8 +239,6 @@ class Estimate:
     def p(self, against: float, side: Side) -> float:
         """Return the p value of the hypothesis that the true mean is `against`, for the alternative `side`."""
         distance = self.mean - against
-        if side is Side.BOTH:
-            return min(1.0, 2 * min(self.p(against, Side.ABOVE), self.p(against, Side.BELOW)))
         if side is Side.BELOW:
             distance = -distance
         if not self.error:  # all values are equal: an exact test of their signs
@@ -295,24 +271,6 @@ def estimate(values: ArrayLike, pooled: Spread | None = None, shared: Shared | N
         total = sum(part for part, _ in parts)
         error, df = math.sqrt(total), total**2 / sum(part**2 / part_df for part, part_df in parts)
     return Estimate(x.size, float(x.mean()), use, error, df, use is own)
-
-
-# -------------------------------------------------------------------------------- ratios
-
-
-def ratio(ours: ArrayLike, baseline: ArrayLike, level: float = LEVEL) -> tuple[float, Interval | None]:
-    """Return the geometric mean of ours / baseline over pairs, with its interval: Student's t on the logarithms.
-
-    Logarithms are used because errors, throughputs and losses of arms differ by factors. Swapping the two arms inverts
-    the result, the interval never contains 0, and it is finite with few pairs, unlike Fieller's.
-    """
-    a, b = checked(ours, "ours"), checked(baseline, "baseline")
-    for name, values in (("ours", a), ("baseline", b)):
-        for place in np.flatnonzero(values <= 0):
-            raise ValueError(f"{name}[{place}] is {values[place]}, but a ratio needs positive numbers")
-    s = summary(differences(np.log(a), np.log(b)), level)
-    interval = s.interval and Interval(math.exp(s.interval.low), math.exp(s.interval.high), level)
-    return math.exp(s.mean), interval
 
 
 # -------------------------------------------------------------------------------- details

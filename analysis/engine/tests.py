@@ -23,11 +23,10 @@ from fewbits.analysis.engine.claims import DIRECTIONS, EVENTS, NULLS, OBSERVED, 
 from fewbits.analysis.engine.data import Differences, Events, Exact, Measured, NoData, NotPlanned
 from fewbits.analysis.engine.findings import Finding, Status
 from fewbits.analysis.engine.multiplicity import Stratum, compare_events
-from fewbits.analysis.engine.power import detectable, seeds_needed
+from fewbits.analysis.engine.power import MOST_SEEDS, detectable, seeds_needed
 from fewbits.analysis.engine.statistics import ALPHA, Estimate, Interval, Side, Spread, estimate
 
 LEVEL = 1 - 2 * ALPHA
-MOST_SEEDS = 200  # if a design needs more seeds, the message does not say how many
 INACTIVE = "both arms have exactly the same numbers in every pair: the mechanism was not active"
 
 
@@ -141,7 +140,7 @@ def _null(empty: Finding, data: Differences, estimated: Estimate, own: Estimate,
     if p_against <= ALPHA:
         status = Status.OPPOSED
     elif empty.mde is not None and empty.mde > margin:
-        needed = seeds_needed(estimated, margin, MOST_SEEDS)
+        needed = seeds_needed(estimated, margin)
         enough = f"about {needed}" if needed else f"more than {MOST_SEEDS}"
         reason = (
             f"underpowered: {estimated.n} seeds detect a difference of {data.shown(empty.mde)[1:]}, which exceeds the "
@@ -157,18 +156,15 @@ def _null(empty: Finding, data: Differences, estimated: Estimate, own: Estimate,
 
 
 def _bounds(empty: Finding, comparison: Comparison, data: Differences, estimated: Estimate) -> Finding:
-    part = comparison.part
-    low = part.low if comparison.test == "within" else part.than if comparison.test == "above" else None
-    high = part.high if comparison.test == "within" else part.than if comparison.test == "below" else None
+    part, test = comparison.part, comparison.test
+    low = part.low if test == "within" else part.than if test == "above" else None
+    high = part.high if test == "within" else part.than if test == "below" else None
     inside, outside = [], []
-    if low is not None:
-        at = _arcsine(low) if _shares(data) else low
-        inside.append(estimated.p(at, Side.ABOVE))
-        outside.append(estimated.p(at, Side.BELOW))
-    if high is not None:
-        at = _arcsine(high) if _shares(data) else high
-        inside.append(estimated.p(at, Side.BELOW))
-        outside.append(estimated.p(at, Side.ABOVE))
+    for bound, inner, outer in ((low, Side.ABOVE, Side.BELOW), (high, Side.BELOW, Side.ABOVE)):
+        if bound is not None:
+            against = _arcsine(bound) if _shares(data) else bound
+            inside.append(estimated.p(against, inner))
+            outside.append(estimated.p(against, outer))
     p_for, p_against = max(inside), min(1.0, len(outside) * min(outside))
 
     def shown(value: float) -> str:

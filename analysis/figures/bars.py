@@ -1,7 +1,7 @@
-"""The figure of bars and of effects: a row for each estimate with its interval, or groups of upright bars.
+"""Draw estimates with their intervals, one in each row, or groups of upright bars.
 
-Rows are read from above; the paper's number is a hollow mark in the same row. What lies beyond the axis is an arrow at
-its edge.
+The first row is at the top; the paper's number is a hollow mark in the same row. A number beyond the axis's range is an
+arrow at the edge.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class Estimate:
     """A number with its interval and the paper's number."""
 
     label: str
-    mean: float | None  # None: there is none, and the text says why
+    mean: float | None  # None if there is no number; the text says why
     interval: Interval | None = None
     paper: float | None = None
-    text: str = ""  # right of the panel
-    group: str = ""  # rows of different groups are set apart
+    text: str = ""  # shown to the right of the panel
+    group: str = ""  # a line separates rows of different groups
     style: Style = BASELINE
 
     @property
@@ -43,7 +43,7 @@ class Estimate:
 def effects_figure(
     rows: Sequence[Estimate], margins: Sequence[float], noise: Interval | None, label: str, reach: float
 ) -> Figure:
-    """Draw changes with their intervals beside zero, the margins and the noise. reach: half of the axis."""
+    """Draw changes with their intervals, and zero, the margins and the noise. reach: half the length of the axis."""
     figure, ((axes,),) = panels(1, 1, 1.15 + 0.21 * len(rows))
     axes.set(xlim=(-reach, reach), ylim=(len(rows) - 0.4, -0.6))
     for value in (*margins, *(-margin for margin in margins)):
@@ -64,7 +64,7 @@ def effects_figure(
 
 
 def draw_estimate(axes: Axes, y: float, row: Estimate, reach: float | None = None) -> None:
-    """Draw one row: ours filled, the paper's hollow, arrows for what lies beyond `reach`."""
+    """Draw one row: our mark is filled, the paper's is hollow, and numbers beyond `reach` are arrows."""
     far = np.inf if reach is None else reach
     if row.paper is not None:
         beyond = abs(row.paper) > far
@@ -84,7 +84,7 @@ def draw_estimate(axes: Axes, y: float, row: Estimate, reach: float | None = Non
 
 
 def draw_estimates(axes: Axes, title: str, rows: Sequence[Estimate]) -> None:
-    """Draw a panel of numbers, in percent, that have no common zero."""
+    """Draw a panel of percentages without a line at zero."""
     axes.set_title(title)
     for y, row in enumerate(rows):
         draw_estimate(axes, y, row)
@@ -99,7 +99,10 @@ def draw_estimates(axes: Axes, title: str, rows: Sequence[Estimate]) -> None:
 def bar_figure(
     groups: Sequence[str], panels_of: Mapping[str, Mapping[str, Sequence[float]]], styles: Mapping[str, Style]
 ) -> Figure:
-    """Draw panels of bars in groups: of each panel's title, of each series, a number for each group; NaN: none."""
+    """Draw panels of grouped bars.
+
+    panels_of: by the panel's title and the series' name, a number for each group; NaN leaves the bar out.
+    """
     figure, grid = panels(len(panels_of), 1, 2.3 * len(panels_of), sharex=True)
     for (axes,), (title, found) in zip(grid, panels_of.items(), strict=True):
         for i, (name, values) in enumerate(found.items()):

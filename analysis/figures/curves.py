@@ -1,8 +1,8 @@
-"""The figure of curves: panels of lines over tokens, steps or any other number.
+"""Draw curves: panels of lines over tokens, steps or any other number.
 
-A line is a mean over seeds with its band; where it has few points, each is marked and has a bar. Lines that end at the
-same place are drawn side by side. The paper's last numbers are hollow marks right of a panel, and arrows where they
-would make the panel several times as high.
+A line is a mean over seeds with its band; if it has few points, each has a mark and an error bar. Points of several
+lines at the same x can be drawn side by side. The paper's last numbers are hollow marks to the right of a panel, or
+arrows if the panel would have to be several times as high to include them.
 """
 
 from __future__ import annotations
@@ -31,27 +31,27 @@ from fewbits.analysis.figures.panels import (
 from fewbits.analysis.figures.theme import Array, Style, theme
 from fewbits.common.from_dict import one_of
 
-FEW = 12  # points, up to which each is marked
-FARTHEST = 4.0  # times: how much higher the paper's numbers may make a panel
+FEW = 12  # lines with at most so many points have a mark at each
+FARTHEST = 4.0  # the factor by which the paper's numbers may extend the range of a panel
 LEAST = 1e-5  # half of the smallest range of changes that a panel shows
-ROW = 1.62  # inches of a row of panels
+ROW = 1.62  # the height of a row of panels in inches
 AXES = ("number", "tokens", "percent", "change")
 WEIGHTS = {"quiet": 0.8, "text": 1.0, "line": 1.0}  # widths of reference lines by their colour
 
 
 @dataclass(frozen=True)
 class Line:
-    """A series. With a `label` it is in the legend, after all others where it is `secondary`."""
+    """A series. It is in the legend if it has a `label`, after all others if it is `secondary`."""
 
     x: Array
     y: Array
     style: Style
     label: str = ""
     band: tuple[Array, Array] | None = None
-    points: bool | None = None  # whether each point is marked; None: where there are few
-    side_by_side: bool = False  # points are moved aside, so that those of other lines at the same place can be seen
+    points: bool | None = None  # whether each point is marked; None: if there are few
+    side_by_side: bool = False  # points are shifted so that they do not hide points of other lines at the same x
     secondary: bool = False
-    hollow: bool = False  # large open marks, of the paper
+    hollow: bool = False  # large open marks, for numbers of the paper
     width: float | None = None
 
     @property
@@ -61,7 +61,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Rule:
-    """A straight line across a panel, or upright; `colour` is one of the theme's."""
+    """A horizontal or upright line across a panel; `colour` is one of the theme's."""
 
     value: float
     colour: str = "quiet"
@@ -72,7 +72,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class PaperMark:
-    """A number of the paper: a hollow mark right of the panel, in the style of the arm that it is of."""
+    """A number of the paper: a hollow mark to the right of the panel, in the style of its arm."""
 
     value: float
     style: Style
@@ -91,8 +91,8 @@ class Panel:
     x_axis: str = "number"
     y_axis: str = "number"
     y_limits: tuple[float | None, float | None] = (None, None)
-    branches_at: float | None = None  # the x from which arms branch: what lies far before it is left out
-    empty: str = ""  # the reason in place of lines
+    branches_at: float | None = None  # the x at which arms branch; most of a long trunk before it is left out
+    empty: str = ""  # if there are no lines, the reason
 
     def __post_init__(self) -> None:
         one_of("axis", self.x_axis, AXES)
@@ -107,7 +107,7 @@ def curve_figure(
     paper: str = "the paper's last",
     **options: Any,
 ) -> Figure:
-    """Draw a grid of panels under one legend of so many columns. options: those of Figure.subplots."""
+    """Draw a grid of panels under a common legend. columns: of the legend; options: those of Figure.subplots."""
     height = 0.45 + ROW * len(rows) if height is None else height
     figure, grid = panels(len(rows), max(map(len, rows)), height, **options)
     pairs = [pair for axes, row in zip(grid, rows, strict=True) for pair in zip(axes, row, strict=True)]
@@ -120,7 +120,7 @@ def curve_figure(
 
 
 def keys(shown: Sequence[Panel], paper: str = "the paper's last") -> list[Artist]:
-    """Return the legend's entries of these panels: each series once, reference lines, and the paper's numbers."""
+    """Return the legend's entries for these panels: each series once, reference lines, and the paper's numbers."""
     lines = [line for panel in shown for line in panel.lines if line.label]
     lines.sort(key=lambda line: line.secondary)
     entries = dict.fromkeys((line.label, line.style, line.width) for line in lines)
@@ -198,7 +198,7 @@ def _draw_line(axes: Axes, line: Line) -> None:
         axes.vlines(line.x, *line.band, color=line.style.shade, linewidth=1.1, transform=place)
     elif line.band is not None:
         axes.fill_between(line.x, *line.band, color=line.style.shade, alpha=0.13, linewidth=0)
-    if line.marked:  # what is moved aside does not move the axes' limits by itself
+    if line.marked:  # shifted points do not extend the limits of the axes by themselves
         edges = (line.y, *(line.band or ()))
         axes.update_datalim(np.column_stack([np.tile(line.x, len(edges)), np.concatenate(edges)]))
         axes.autoscale_view()
@@ -230,7 +230,7 @@ def _draw_paper_marks(axes: Axes, marks: Sequence[PaperMark]) -> None:
 
 
 def _leave_out_long_trunk(axes: Axes, panel: Panel) -> None:
-    """Show of a trunk no more than three times the length of the branches."""
+    """Limit the shown part of a trunk to three times the length of the branches."""
     assert panel.branches_at is not None
     last = max(float(line.x[-1]) for line in panel.lines)
     left = panel.branches_at - 3 * (last - panel.branches_at)

@@ -1,4 +1,4 @@
-"""Drawings: schematics made of boxes, arrows and words, placed by points from the lower left corner."""
+"""Draw schematics of boxes, arrows and text; coordinates are in points from the lower left corner."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from matplotlib.patches import FancyArrowPatch, Rectangle
 
 from fewbits.analysis.figures.theme import SMALL, TEXT, WIDTH, theme
 
-POINTS = 72 * WIDTH  # width of a drawing
-FORMATS = ("E4M3", "E5M2", "BF16")  # that a theme has fills for
+POINTS = 72 * WIDTH  # the width of a drawing
+FORMATS = ("E4M3", "E5M2", "BF16")  # the formats for which themes have fills
 E4M3, E5M2, BF16 = range(3)
 
 
 class Drawing:
-    """A figure of this height, in points, to draw in."""
+    """A figure to draw in. height: in points."""
 
     def __init__(self, height: float) -> None:
         self.figure = Figure(figsize=(WIDTH, height / 72))
@@ -38,7 +38,7 @@ class Drawing:
         color: str = "",
         **options: Any,
     ) -> None:
-        """Write words whose left, center or right is at x and whose middle is at y."""
+        """Write text at x, y. at: left, center or right, the part of the text that is at x; its middle is at y."""
         ink = color or (theme().quiet if quiet else theme().text)
         options = {"va": "center", "weight": "bold" if bold else "normal"} | options
         self.axes.text(x, y, words, ha=at, color=ink, fontsize=size, **options)
@@ -56,7 +56,7 @@ class Drawing:
         line: float = 0.9,
         **options: Any,
     ) -> None:
-        """Draw a rectangle from its lower left corner, with words in its middle. edge: one of the theme's colours."""
+        """Draw a rectangle with text in its middle. x, y: its lower left corner; edge: one of the theme's colours."""
         colour = getattr(theme(), edge) if edge else "none"
         width_of_line = line if edge else 0
         self.axes.add_patch(
@@ -76,11 +76,11 @@ class Drawing:
         )
 
     def line(self, xs: Sequence[float], ys: Sequence[float]) -> None:
-        """Draw a quiet line through these points."""
+        """Draw a line in the theme's quiet colour through these points."""
         self.axes.plot(xs, ys, color=theme().quiet, linewidth=0.8)
 
     def format_key(self, formats: Sequence[int], y: float) -> None:
-        """Draw what the fills of formats mean."""
+        """Draw a legend of the formats' fills."""
         for i, one in enumerate(formats):
             self.box(10 + 62 * i, y - 5, 12, 10, fill=theme().formats[one])
             self.text(27 + 62 * i, y, FORMATS[one])

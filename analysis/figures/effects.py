@@ -1,4 +1,4 @@
-"""The figure of effects: every arm's change of validation loss beside the noise, the margins and the paper's number."""
+"""The figure of effects: each arm's change of validation loss, with the noise, the margins and the paper's number."""
 
 from __future__ import annotations
 
@@ -15,23 +15,22 @@ from fewbits.analysis.engine.frames import Results
 from fewbits.analysis.engine.paper import paper
 from fewbits.analysis.engine.places import not_planned, sweep_places, trial_ids
 from fewbits.analysis.engine.statistics import ALPHA, estimate
-from fewbits.analysis.figures import series
 from fewbits.analysis.figures.bars import Estimate, effects_figure
 from fewbits.analysis.report.items import FigureResult, Picture
 from fewbits.analysis.tables.comparing import compare
 
 LOSS = "validation_loss"
-FAR = 4.0  # times the median effect: controls are further off and get an arrow
+FAR = 4.0  # effects beyond so many times the median effect, such as controls', do not extend the axis
 
 
 @dataclass(frozen=True)
 class EffectsFigure:
-    """The figure of all arms of a study. Declared in figures.yaml; the arms are those of the sweeps themselves."""
+    """The figure of all arms of a study, as figures.yaml declares it. The arms are those of the study's sweeps."""
 
     id: str
-    title: str = "Every arm's effect beside the noise"
+    title: str = "Effects of all arms, and the noise"
     margins: tuple[str, ...] = ()  # claims whose margins are drawn
-    paper: dict[str, str] = field(default_factory=dict)  # sweep/arm, with the paper's number of its change
+    paper: dict[str, str] = field(default_factory=dict)  # the id of the paper's number for a change, by SWEEP/ARM
     notes: tuple[str, ...] = ()
 
 
@@ -47,7 +46,7 @@ class Effect:
 
     @property
     def estimate(self) -> Estimate:
-        """The row of the figure."""
+        """The arm's row of the figure."""
         if not isinstance(self.data, Differences) or not self.data.values:
             diverged = isinstance(self.data, Differences) and self.data.diverged
             return Estimate(self.label, None, None, self.paper, f"{diverged} diverged" if diverged else "no data")
@@ -62,7 +61,7 @@ class Effect:
 def effects_of(results: Results, study: str, of: EffectsFigure) -> list[Effect]:
     """Return the effects of all arms that this scale runs and that are trained as long as their baseline.
 
-    Trials that stand in several sweeps count once.
+    If several sweeps have the same trials, the first counts.
     """
     table, found = arm_table(study), []
     seen: set[tuple[str, ...]] = set()
@@ -81,8 +80,8 @@ def effects_of(results: Results, study: str, of: EffectsFigure) -> list[Effect]:
             seen.add(trials)
             data = compare(results, LOSS, name, arm.baseline, group.where, group.sweep)
             if not isinstance(data, NotPlanned):
-                said = _paper_change(table, of, group, name)
-                found.append(Effect(group.prefix + arm.short, name, group.sweep + group.prefix, data, said))
+                printed = _paper_change(table, of, group, name)
+                found.append(Effect(group.prefix + arm.short, name, group.sweep + group.prefix, data, printed))
     return found
 
 
@@ -93,7 +92,7 @@ def effects_picture(results: Results, study: str, of: EffectsFigure) -> Picture:
         return not_planned(results)
     rows = [effect.estimate for effect in found]
     if all(row.mean is None for row in rows):
-        return NoData("no pair of an arm and its baseline has ended")
+        return NoData("no pair of trials of an arm and its baseline is finished")
     noise = next((row.interval for row, effect in zip(rows, found, strict=True) if effect.arm == AGAIN), None)
     margins = sorted({_margin(study, claim) for claim in of.margins})
     reach = 1.15 * max([*margins[: len(margins) // 2 + 1], *_usual(rows)])
@@ -104,8 +103,8 @@ def effects_picture(results: Results, study: str, of: EffectsFigure) -> Picture:
 
     reasons = (one.data.reason if isinstance(one.data, NoData) else "" for one in found)
     notes = (
-        "Each arm less its baseline of the same seed at the end of training, relative to the baseline; the paper has "
-        "one run of each arm. Arrows and triangles at an edge lie beyond it.",
+        "Each arm minus its baseline of the same seed at the end of training, relative to the baseline; the paper has "
+        "one run of each arm. Arrows and triangles at an edge stand for numbers beyond it.",
         *of.notes,
         *dict.fromkeys(filter(None, reasons)),
         *dict.fromkeys(note for one in found if isinstance(one.data, Differences) for note in one.data.notes),
@@ -114,10 +113,9 @@ def effects_picture(results: Results, study: str, of: EffectsFigure) -> Picture:
 
 
 def _ends(part: Results, arm: str) -> set[int]:
-    """Return the steps of the whole line after which an arm ends."""
-    starts = series.starts(part)
+    """Return the steps after which an arm's trials end, counted from the start of their trunk."""
     trials = trial_ids(part, arm).values()
-    return {starts[trial] + part.plan.trials[trial].trial.training.steps for trial in trials}
+    return {part.starts[trial] + part.plan.trials[trial].trial.training.steps for trial in trials}
 
 
 def _arms(part: Results) -> list[str]:
@@ -141,7 +139,7 @@ def _margin(study: str, name: str) -> float:
 
 
 def _usual(rows: Sequence[Estimate]) -> list[float]:
-    """Return how far those effects reach that are no more than FAR times their median."""
+    """Return the sizes, and the ends of intervals, of the effects that are not beyond FAR times the median effect."""
     sizes = [abs(row.mean) for row in rows if row.mean is not None]
     most = FAR * float(np.median(sizes))
     ends = [max(map(abs, row.ends)) for row in rows if row.mean is not None and row.ends and abs(row.mean) <= most]

@@ -1,4 +1,4 @@
-"""The heat map: rows and columns of shaded cells, with a number in each, or as histograms with a threshold line."""
+"""Draw heat maps: rows of shaded cells with numbers in them, or histograms as rows with a line at a threshold."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from matplotlib.transforms import blended_transform_factory
 from fewbits.analysis.figures.panels import legend, line_key, panels, rows_of_labels
 from fewbits.analysis.figures.theme import SMALL, Array, Style, ink, shades, theme
 
-ROW = 0.155  # inches of a row of a histogram
-NUMBERED_ROW = 0.2  # of a row of numbers
-MARGIN = 0.02  # of a cell at its sides, as a part of its width
-APART = 0.6  # cells between the last, open bin of a histogram and the bin before it
+ROW = 0.155  # the height of a histogram's row in inches
+NUMBERED_ROW = 0.2  # the height of a row of numbers
+MARGIN = 0.02  # the gap at each side of a cell, as a fraction of its width
+APART = 0.6  # the gap before the last, open bin of a histogram, in cells
 
 
 @dataclass(frozen=True)
 class HeatRow:
-    """A row's label and its values; NaN and 0 are left empty. Rows of one `group` are bracketed."""
+    """A row's label and its values; cells of NaN and 0 are empty. The name of a `group` is beside its rows."""
 
     label: str
     values: Array
@@ -41,9 +41,9 @@ class HeatMap:
     title: str = ""
     x_label: str = ""
     most: float = 1.0
-    spell: Callable[[float], str] | None = None  # the text in a cell
-    open_bin: bool = False  # the last column is apart from the others
-    threshold: float | None = None  # a line across, in columns
+    spell: Callable[[float], str] | None = None  # returns the text in a cell
+    open_bin: bool = False  # whether a gap separates the last column from the others
+    threshold: float | None = None  # the position of an upright line, in columns
     columns_above: bool = False
 
 
@@ -55,9 +55,9 @@ def histogram_row(label: str, counts: Array, group: str = "") -> HeatRow:
 def heat_map_figure(
     maps: Sequence[HeatMap], *, key: str = "", threshold: str = "", beside: bool = False, room: float = 0.0
 ) -> Figure:
-    """Draw heat maps below each other, or beside each other with the labels of the first.
+    """Draw heat maps below each other, or with `beside` side by side with labels at the first only.
 
-    key, threshold: what the shades and the line mean; room: further height, in inches.
+    key, threshold: the meaning of the shades and of the line; room: additional height in inches.
     """
     numbered = maps[0].spell is not None
     sizes = [len(one.rows) for one in maps]
@@ -118,7 +118,10 @@ def draw_heat_map(axes: Axes, of: HeatMap, *, labels: bool = True) -> None:
 
 
 def _mark_groups(axes: Axes, rows: Sequence[HeatRow], labels: bool) -> None:
-    """Draw a line between groups and each group's name beside its rows, upright; its last word where rows are few."""
+    """Draw a line between groups, and each group's name upright beside its rows.
+
+    If a name is longer than its rows are high, write only the last word of each name, horizontally.
+    """
     starts = [i for i, row in enumerate(rows) if i == 0 or row.group != rows[i - 1].group]
     longest = max(len(row.label) for row in rows)
     beside = blended_transform_factory(axes.transAxes, axes.transData)

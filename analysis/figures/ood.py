@@ -1,7 +1,7 @@
-"""Figures in place of task scores: arms on text of another kind, with the paper's last scores beside.
+"""Figures that replace the paper's figures of task scores: losses on out-of-domain text, with the paper's last scores.
 
-Task scores need models of billions of parameters. Our models show whether an arm that fits its own text as well as the
-baseline does so on other text too, which is what a divergence of loss and downstream scores is about.
+Task scores need models of billions of parameters. Our models can show whether an arm that is as good as its baseline on
+text like its training data is as good on other text, which is what task scores would show beyond the loss.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ CLOZE = ("ood_cloze.accuracy", "validation_cloze.accuracy")
 
 @dataclass(frozen=True)
 class OodFigure:
-    """Rows of arms with the loss on other text, our cloze task and the paper's last score. Declared in figures.yaml."""
+    """Rows of arms with out-of-domain loss, our cloze task and the paper's last score, as declared in figures.yaml."""
 
     id: str
-    score: str  # of the paper, as readers know it
-    row: str  # of the paper's tables, which holds the score
+    score: str  # the usual name of the paper's score
+    row: str  # the row of the paper's tables with the score
     rows: tuple[ArmCurves, ...]
     notes: tuple[str, ...] = field(default=())
 
@@ -65,7 +65,7 @@ def ood_figure(results: Results, study: str, of: OodFigure) -> Picture:
             if narrow:
                 draw_estimates(axes[1], "Cloze, %", [_estimate(ours, arm, cloze[row.name]) for arm in row.all_arms])
                 axes[0].locator_params(axis="x", nbins=2)
-            if scores[row.name] in drawn:  # the numbers of a row above
+            if scores[row.name] in drawn:  # a row above shows the same numbers
                 axes[-1].set_axis_off()
                 continue
             drawn.append(scores[row.name])
@@ -76,20 +76,20 @@ def ood_figure(results: Results, study: str, of: OodFigure) -> Picture:
         legend(figure, [*entries, paper_key()])
         return figure
 
-    note = f"{of.score} needs models of billions of parameters: the loss on text of another kind stands in its place."
+    note = f"{of.score} needs models of billions of parameters; the loss on out-of-domain text replaces it."
     notes = (note, *notes_of(list(shown.values()))[1:], *of.notes, *left_out(results, of.rows))
     return FigureResult(draw, trials_of(list(shown.values())), notes)
 
 
 def _scores(study: str, of: OodFigure, row: ArmCurves) -> dict[str, float]:
-    """Return the paper's last scores as parts of 1."""
+    """Return the paper's last scores as fractions."""
     table, printed = arm_table(study), paper(study).table(row.table)
     values = {arm: printed.value(of.row, table.column(printed.id, arm, table.place(row.where))) for arm in row.all_arms}
     return {arm: value / 100 for arm, value in values.items() if value is not None}
 
 
 def _cloze(row: Shown) -> dict[str, tuple[float, ...]]:
-    """Return the last accuracies of our four-way cloze task, seed by seed; nothing where the scale has none."""
+    """Return the final accuracies of our four-way cloze task by arm, one for each seed; empty if there are none."""
     metric = next((name for name in CLOZE if name in row.part.metrics()), None)
     if metric is None:
         return {}

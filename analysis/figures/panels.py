@@ -1,4 +1,4 @@
-"""Parts that figures share: a grid of panels, its legend, formats of axes, and the reason in an empty panel."""
+"""Helpers of all figures: grids of panels, legends, number formats of axes, and reasons in empty panels."""
 
 from __future__ import annotations
 
@@ -14,44 +14,44 @@ from matplotlib.ticker import FuncFormatter
 
 from fewbits.analysis.figures.theme import SMALL, WIDTH, Style, theme
 
-PLACEHOLDER = 32  # letters of a line
+PLACEHOLDER = 32  # characters in a line of a placeholder's text
 
 
 def panels(rows: int, columns: int, height: float, **options: Any) -> tuple[Figure, list[list[Axes]]]:
-    """Return a figure of this height in inches and its panels, row by row. options: those of Figure.subplots."""
+    """Return a figure and the rows of its panels. height: in inches; options: those of Figure.subplots."""
     figure = Figure(figsize=(WIDTH, height), layout="constrained")
     grid = figure.subplots(rows, columns, squeeze=False, **options)
-    for axes in grid.flat:  # a fixed number of ticks: one that depends on the room there is would move the layout
+    for axes in grid.flat:  # a number of ticks that depends on the space would change the layout
         axes.locator_params(nbins=5)
     return figure, [list(row) for row in grid]
 
 
 def line_key(label: str, style: Style, width: float | None = None) -> Line2D:
-    """Return the legend's entry of a series."""
+    """Return the legend's entry for a series."""
     dashes: Any = style.dashes or (None, None)
     marker = style.marker if width is None else ""
     return Line2D([], [], color=style.shade, dashes=dashes, marker=marker, label=label, linewidth=width)
 
 
 def rule_key(label: str, dashes: tuple[float, ...] = ()) -> Line2D:
-    """Return the legend's entry of a reference line."""
+    """Return the legend's entry for a reference line."""
     pattern: Any = dashes or (None, None)
     return Line2D([], [], color=theme().quiet, linewidth=0.9, dashes=pattern, label=label)
 
 
 def paper_key(label: str = "the paper's") -> Line2D:
-    """Return the legend's entry of the paper's numbers, which are hollow marks."""
+    """Return the legend's entry for the paper's numbers, which are hollow marks."""
     return Line2D([], [], linestyle="", marker="o", markerfacecolor="none", markeredgecolor=theme().quiet, label=label)
 
 
 def legend(figure: Figure, keys: Sequence[Artist], columns: int = 3) -> None:
-    """Put the legend above all panels."""
+    """Add a legend above all panels, unless it has no entries."""
     if keys:
         figure.legend(handles=list(keys), loc="outside upper left", ncols=min(columns, len(keys)), borderpad=0.1)
 
 
 def placeholder(axes: Axes, reason: str) -> None:
-    """Write into a panel without data why there are none."""
+    """Write the reason into a panel without data."""
     axes.grid(False)
     axes.set(xticks=[], yticks=[])
     lines = fill(reason, PLACEHOLDER)
@@ -60,14 +60,14 @@ def placeholder(axes: Axes, reason: str) -> None:
 
 
 def rows_of_labels(axes: Axes, labels: Sequence[str]) -> None:
-    """Name the rows of a panel from above, without ticks and without a grid."""
+    """Label the rows of a panel, without ticks and grid; row i is at y = i."""
     axes.set_yticks(range(len(labels)), list(labels))
     axes.tick_params(axis="y", length=0)
     axes.grid(False)
 
 
 def percent(digits: int | None = None, *, signed: bool = False) -> FuncFormatter:
-    """Return a format of shares as percent, without more digits than needed; the axis's label says %."""
+    """Return a formatter of fractions as percent, without trailing zeros; the label of the axis has the % sign."""
 
     def spell(value: float, _: object) -> str:
         text = f"{100 * value:.{5 if digits is None else digits}f}"
@@ -79,7 +79,7 @@ def percent(digits: int | None = None, *, signed: bool = False) -> FuncFormatter
 
 
 def counted(value: float, _: object = None) -> str:
-    """Return a large number in few letters: 300 k, 1.2 M."""
+    """Return a large number as short text, such as 300 k or 1.2 M."""
     for unit, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if abs(value) >= size:
             return f"{value / size:.4g} {unit}"

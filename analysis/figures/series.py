@@ -1,7 +1,7 @@
-"""Series of arms over training: the mean over seeds with its band, and the change from a baseline, pair by pair.
+"""Series of arms over training: means over seeds with bands, and paired changes from a baseline.
 
-Only steps that all of an arm's seeds have are shown, as a mean whose seeds come and go jumps for no reason of its own.
-Seeds that diverged are left out, unless all did; figures name them in their notes.
+A series has only the steps that all of the arm's seeds have, because a mean would jump where a seed is missing. Seeds
+that diverged are left out unless all did; figures name them in their notes.
 """
 
 from __future__ import annotations
@@ -17,24 +17,49 @@ from fewbits.analysis.engine.statistics import ALPHA, Summary, summary
 from fewbits.analysis.figures.theme import Array
 from fewbits.sweeps.running.store import State
 
-POINTS = 25  # to which a curve of every step is averaged
+POINTS = 25  # the points to which a curve with a value at every step is averaged
 COLUMNS = ["arm", "seed", "id", "state", "step", "tokens", "value"]
 Band = tuple[Array, Array]
 
 
 @dataclass(frozen=True)
+class Metric:
+    """A number that curves show."""
+
+    name: str
+    title: str
+    unit: str
+    every_step: bool = False  # has a value at every step, so it is averaged over steps to be readable
+    of_micro_batches: bool = False  # depends on the size of micro-batches, which is another one in A/A runs
+
+
+METRICS = {
+    metric.name: metric
+    for metric in (
+        Metric("loss", "Training loss", "nats", every_step=True),
+        Metric("loss_max", "Maximum loss", "nats", every_step=True, of_micro_batches=True),
+        Metric("validation_loss", "Validation loss", "nats"),
+        Metric("ood_loss", "Out-of-domain loss", "nats"),
+        Metric("parameter_norm", "Parameter norm", "L2"),
+    )
+}
+
+
+@dataclass(frozen=True)
 class Series:
-    """A mean over tokens. The band reaches from the least to the greatest seed of a level; of a change it is the 90 %
-    interval."""
+    """A mean over seeds at numbers of tokens.
+
+    The band of a level is the range of the seeds; that of a change is the 90 % interval.
+    """
 
     tokens: Array
     mean: Array
-    band: Band | None  # none with one seed
+    band: Band | None  # None for one seed
     trials: tuple[str, ...]
 
 
 def curves(results: Results, metric: str) -> pd.DataFrame:
-    """Return the curves of a metric; an empty table where no trial has recorded it yet."""
+    """Return the curves of a metric; the table is empty if no trial has recorded it yet."""
     try:
         frame = results.curves(metric)
     except Damaged:
@@ -44,8 +69,21 @@ def curves(results: Results, metric: str) -> pd.DataFrame:
     return frame[np.isfinite(frame["value"].astype(float))]
 
 
+def recorded(results: Results, metric: Metric) -> pd.DataFrame:
+    """Return the curves of a metric, averaged over steps if it has a value at every step; the table is cached."""
+
+    def read() -> pd.DataFrame:
+        frame = curves(results, metric.name)
+        return smoothed(frame, results) if metric.every_step else frame
+
+    return results.remembered(f"curves {metric.name}", read)
+
+
 def smoothed(frame: pd.DataFrame, results: Results) -> pd.DataFrame:
-    """Return means over as many steps as leave POINTS of a whole trial. A trial may be that of several arms."""
+    """Return the curves as means over so many steps that a complete trial has POINTS of them.
+
+    Several arms may have the same trial; each keeps its curve.
+    """
     parts = []
     for (trial, _), one in frame.drop_duplicates(["id", "arm", "step"]).groupby(["id", "arm"], sort=False):
         width = max(1, results.plan.trials[str(trial)].trial.training.steps // POINTS)
@@ -56,7 +94,7 @@ def smoothed(frame: pd.DataFrame, results: Results) -> pd.DataFrame:
 
 
 def level(frame: pd.DataFrame, arm: str) -> Series | None:
-    """Return the arm's own numbers; None where it has none."""
+    """Return the arm's own numbers; None if it has none."""
     table = _tokens_by_seeds(frame, arm)
     if table.empty:
         return None
@@ -66,7 +104,7 @@ def level(frame: pd.DataFrame, arm: str) -> Series | None:
 
 
 def change(frame: pd.DataFrame, arm: str, baseline: str) -> Series | None:
-    """Return the change relative to the baseline of the same seed at the same step; None where there is no pair."""
+    """Return the arm's change relative to the baseline of the same seed at the same step; None if there is no pair."""
     ours, theirs = _tokens_by_seeds(frame, arm), _tokens_by_seeds(frame, baseline)
     seeds = [seed for seed in ours.columns if seed in theirs.columns]
     steps = ours.index.intersection(theirs.index)
@@ -79,7 +117,7 @@ def change(frame: pd.DataFrame, arm: str, baseline: str) -> Series | None:
 
 
 def thinned(series: Series | None) -> Series | None:
-    """Return means of so many points that POINTS of them are left, without a band."""
+    """Return the series without its band, averaged to about POINTS points."""
     if series is None:
         return None
     width = max(1, series.tokens.size // POINTS)
@@ -101,14 +139,16 @@ def band_of(found: Sequence[Summary]) -> Band | None:
     return np.array([i.low for i in intervals]), np.array([i.high for i in intervals])
 
 
-def starts(results: Results) -> dict[str, int]:
-    """Return the step of the whole line at which each trial begins: 0, or the step of its parent's checkpoint."""
-
-    def start(trial: str) -> int:
-        planned = results.plan.trials[trial]
-        return 0 if planned.parent is None else start(planned.parent) + (planned.trial.branch.step or 0)
-
-    return {member.id: start(member.id) for member in results.members}
+def switches(part: Results, arms: Sequence[str]) -> tuple[float, ...]:
+    """Return the numbers of tokens after which these arms' recipes switch, in ascending order."""
+    found: set[float] = set()
+    frame = curves(part, "loss")
+    for trial, steps in frame[frame["arm"].isin(list(arms))].groupby("id"):
+        of = part.plan.trials[str(trial)].trial
+        before = steps[steps["step"] < of.recipe.switch.at * of.training.steps]
+        if of.recipe.switches and len(before) < len(steps):
+            found.add(float(before["tokens"].max()))
+    return tuple(sorted(found))
 
 
 def diverged(results: Results, arms: Sequence[str]) -> tuple[str, ...]:
@@ -124,7 +164,7 @@ def trials_of(frame: pd.DataFrame, arm: str) -> tuple[str, ...]:
 
 
 def _tokens_by_seeds(frame: pd.DataFrame, arm: str) -> pd.DataFrame:
-    """Return a table of the steps that every seed has."""
+    """Return a table with a row for each number of tokens that every seed has, and a column for each seed."""
     rows = frame[frame["arm"] == arm]
     whole = rows[rows["state"] != str(State.DIVERGED)]
     return (

@@ -1,9 +1,9 @@
-"""The look of all figures: one width, two themes, seven styles of series, and SVG and PNG files.
+"""The appearance of all figures: one width, two themes, seven styles of series, and SVG and PNG files.
 
-A figure is drawn when it is asked for, once for each theme: `themed` calls its `draw` while the theme's colours are in
-force, so that the helpers here and matplotlib's own defaults take them from it. Nothing of pyplot is used and no
-setting outlives a call. Figures are WIDTH inches wide with letters of at least SMALL points, which can still be read
-when a telephone shows them 360 pixels wide.
+A figure is drawn on request, once for each theme: `themed` calls its `draw` while the theme is in force, so that our
+helpers and matplotlib's defaults use the theme's colours. pyplot is not used, and no setting of matplotlib stays
+changed after a call. Figures are WIDTH inches wide with letters of at least SMALL points, which can still be read if a
+telephone shows them 360 pixels wide.
 
 Series differ in colour, dashes and markers. The colours are Okabe and Ito's, darker on white and lighter on black.
 """
@@ -16,20 +16,23 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import matplotlib
 import numpy as np
+import yaml
 from matplotlib.colors import LinearSegmentedColormap, to_hex
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from fewbits.analysis.report.items import FigureResult
-from fewbits.common.from_dict import one_of
+from fewbits.common.from_dict import from_dict, one_of
 
 Array = NDArray[np.float64]
 
 WIDTH = 5.6  # inches
-TEXT, SMALL = 9.0, 8.2  # points; SMALL is 7.3 of 360 pixels
+TEXT, SMALL = 9.0, 8.2  # points, as in theme.yaml; SMALL is 7.3 pixels in a figure 360 pixels wide
 # Fonts of browsers; positions are measured with DejaVu Sans, which is wider than all of them.
 FONTS = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 
@@ -39,50 +42,33 @@ class Theme:
     name: str
     background: str
     text: str
-    quiet: str  # of spines, ticks and notes
+    quiet: str  # the colour of spines, ticks and notes
     grid: str
     series: tuple[str, ...]
     formats: tuple[str, str, str]  # fills of E4M3, E5M2 and BF16
-    shades: tuple[str, str, str]  # of a heat map's cells, from little to everything
-    line: str  # of lines that have to be seen above a heat map
+    shades: tuple[str, str, str]  # fills of a heat map's cells, from a small share to 1
+    line: str  # the colour of lines that are visible on a heat map
 
 
-THEMES = {
-    theme.name: theme
-    for theme in (
-        Theme(
-            name="light",
-            background="#ffffff",
-            text="#1b1f24",
-            quiet="#59636e",
-            grid="#e4e7eb",
-            series=("#0072b2", "#d55e00", "#00805d", "#a9508a", "#8a6a00", "#3a3fb5", "#b3123a"),
-            formats=("#cfe5f4", "#fbdcc0", "#9aa3ad"),
-            shades=("#dbe9f6", "#4292c6", "#08306b"),
-            line="#d55e00",
-        ),
-        Theme(
-            name="dark",
-            background="#14171a",
-            text="#e8eaed",
-            quiet="#a3abb4",
-            grid="#2b3138",
-            series=("#56b4e9", "#f5853f", "#2cc79a", "#e39ac3", "#e6c229", "#a6a8ff", "#ff8a9a"),
-            formats=("#1d4965", "#74430f", "#59616a"),
-            shades=("#17324a", "#3c86c0", "#d6ecff"),
-            line="#f5853f",
-        ),
-    )
-}
+@dataclass(frozen=True)
+class Look:
+    """The file theme.yaml: the themes, and the settings of matplotlib that both share."""
+
+    themes: tuple[Theme, ...]
+    settings: dict[Any, Any]
+
+
+_LOOK = from_dict(Look, yaml.safe_load(Path(__file__).with_name("theme.yaml").read_text("utf-8")))
+THEMES = {theme.name: theme for theme in _LOOK.themes}
 _THEME: ContextVar[Theme] = ContextVar("theme", default=THEMES["light"])
 
 
 @dataclass(frozen=True)
 class Style:
-    """The look of a series. Its colour is one of the theme's series, or the name of another colour of the theme."""
+    """The appearance of a series. colour: an index into the theme's `series`, or the name of another of its colours."""
 
     colour: int | str
-    dashes: tuple[float, ...] = ()  # none: a solid line
+    dashes: tuple[float, ...] = ()  # a solid line if empty
     marker: str = "o"
 
     @property
@@ -90,8 +76,8 @@ class Style:
         return theme().series[self.colour] if isinstance(self.colour, int) else str(getattr(theme(), self.colour))
 
 
-BASELINE = Style("text")  # what others are compared with
-NOISE = Style("text", (1, 1.6), "x")  # how far trials differ that should be the same
+BASELINE = Style("text")  # the style of the baseline
+NOISE = Style("text", (1, 1.6), "x")  # the style of A/A: trials that should be equal
 QUIET = Style("quiet")
 STYLES = (
     Style(0, (5, 1.4), "s"),
@@ -113,22 +99,22 @@ def theme() -> Theme:
 
 
 def themed(picture: FigureResult, name: str) -> Figure:
-    """Return the figure, drawn in the theme of that name; what would be drawn later would not know the theme."""
+    """Draw a figure with its final layout in the theme with this name, which is in force only during this call."""
     one_of("theme", name, THEMES)
     token = _THEME.set(THEMES[name])
     try:
         with _settings(THEMES[name]):
             figure = picture.draw()
             figure.draw_without_rendering()
-            figure.set_layout_engine("none")  # it is laid out by now, which takes longer than all the rest
+            figure.set_layout_engine("none")  # the layout, which takes most of the time, is done
             return figure
     finally:
         _THEME.reset(token)
 
 
 def svg(figure: Figure) -> str:
-    """Return the figure as one `<svg>` element whose text is text: the same bytes for the same figure."""
-    # Each theme has its own ids: both may be in one page, and clip paths of what is hidden do not clip
+    """Return the figure as one `<svg>` element with text instead of paths; equal figures give equal bytes."""
+    # Each theme has its own ids, since a page may have both and clip paths of hidden elements do not clip
     salt = to_hex(figure.get_facecolor())
     with _settings(THEMES["light"]), matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": salt}):
         buffer = io.StringIO()
@@ -153,47 +139,12 @@ def _settings(of: Theme) -> Iterator[None]:
     """Use matplotlib's own defaults with the theme's colours, and restore the user's settings afterwards."""
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
-        matplotlib.rcParams.update(
-            {
-                "font.family": "DejaVu Sans",
-                "font.size": TEXT,
-                "text.hinting": "none",  # so that text is as wide at one resolution as it is at another
-                "axes.titlesize": TEXT,
-                "axes.titleweight": "bold",
-                "axes.titlelocation": "left",
-                "axes.labelsize": SMALL,
-                "xtick.labelsize": SMALL,
-                "ytick.labelsize": SMALL,
-                "legend.fontsize": SMALL,
-                "figure.facecolor": of.background,
-                "axes.facecolor": "none",
-                "savefig.facecolor": "auto",
-                "text.color": of.text,
-                "axes.titlecolor": of.text,
-                "axes.labelcolor": of.text,
-                "axes.edgecolor": of.quiet,
-                "xtick.color": of.quiet,
-                "ytick.color": of.quiet,
-                "xtick.labelcolor": of.text,
-                "ytick.labelcolor": of.text,
-                "grid.color": of.grid,
-                "grid.linewidth": 0.7,
-                "axes.grid": True,
-                "axes.axisbelow": True,
-                "axes.linewidth": 0.7,
-                "axes.spines.top": False,
-                "axes.spines.right": False,
-                "xtick.major.size": 3,
-                "ytick.major.size": 3,
-                "lines.linewidth": 1.3,
-                "lines.markersize": 4,
-                "legend.frameon": False,
-                "legend.handlelength": 2.6,
-                "legend.columnspacing": 1.4,
-                "figure.constrained_layout.h_pad": 0.05,
-                "figure.constrained_layout.w_pad": 0.05,
-            }
+        colours: dict[Any, Any] = {"figure.facecolor": of.background, "grid.color": of.grid}
+        colours |= dict.fromkeys(
+            ("text.color", "axes.titlecolor", "axes.labelcolor", "xtick.labelcolor", "ytick.labelcolor"), of.text
         )
+        colours |= dict.fromkeys(("axes.edgecolor", "xtick.color", "ytick.color"), of.quiet)
+        matplotlib.rcParams.update(_LOOK.settings | colours)
         yield
 
 
@@ -201,10 +152,10 @@ def _settings(of: Theme) -> Iterator[None]:
 
 
 def shades() -> LinearSegmentedColormap:
-    """Return the colours from a share of nothing, which can already be seen, to a share of everything."""
+    """Return the colours of shares from 0, which is already visible, to 1."""
     return LinearSegmentedColormap.from_list("shares", list(theme().shades))
 
 
 def ink(fill: tuple[float, float, float, float]) -> str:
-    """Return the colour of letters that can be read on a fill."""
+    """Return a text colour that is readable on this fill."""
     return "#1b1f24" if np.dot(fill[:3], (0.3, 0.59, 0.11)) > 0.5 else "#ffffff"

@@ -1,16 +1,15 @@
-"""Figures of training: each arm's level beside its change from a baseline, seed by seed, a row of panels per metric.
+"""Figures of training: for each metric a panel of the arms' curves and a panel of their paired changes from a baseline.
 
-Arms differ by a tenth of a percent, so the changes stand beside the curves. The paper's last numbers, where it prints
-them, are hollow marks: of a model and a training far larger than ours.
+The changes have their own panel because arms differ by a tenth of a percent. If the paper prints last numbers, they are
+hollow marks; they are from a much larger model and a much longer training than ours.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-import pandas as pd
 from matplotlib.figure import Figure
 
 from fewbits.analysis.engine.arms import AGAIN, BASELINE, ArmTable, arm_table
@@ -20,7 +19,7 @@ from fewbits.analysis.engine.paper import paper
 from fewbits.analysis.engine.places import not_planned, sweep_places
 from fewbits.analysis.figures import series
 from fewbits.analysis.figures.curves import Line, Panel, PaperMark, Rule, curve_figure
-from fewbits.analysis.figures.series import Series
+from fewbits.analysis.figures.series import METRICS, Metric, Series
 from fewbits.analysis.figures.theme import BASELINE as BASELINE_STYLE
 from fewbits.analysis.figures.theme import NOISE, QUIET, STYLES, Style
 from fewbits.analysis.report.items import FigureResult, Picture
@@ -28,42 +27,19 @@ from fewbits.common.from_dict import one_of
 
 
 @dataclass(frozen=True)
-class Metric:
-    """A number that curves show."""
-
-    name: str
-    title: str
-    unit: str
-    every_step: bool = False  # averaged over steps, or it could not be read
-    of_micro_batches: bool = False  # so A/A, whose micro-batches have another size, has another one
-
-
-METRICS = {
-    metric.name: metric
-    for metric in (
-        Metric("loss", "Training loss", "nats", every_step=True),
-        Metric("loss_max", "Maximum loss", "nats", every_step=True, of_micro_batches=True),
-        Metric("validation_loss", "Validation loss", "nats"),
-        Metric("ood_loss", "Out-of-domain loss", "nats"),
-        Metric("parameter_norm", "Parameter norm", "L2"),
-    )
-}
-
-
-@dataclass(frozen=True)
 class ArmCurves:
-    """Arms of one sweep beside their baseline: a row of panels for each metric. Declared in figures.yaml."""
+    """Arms of one sweep with their baseline, as figures.yaml declares them: a row of panels for each metric."""
 
     sweep: str
     arms: tuple[str, ...]
     baseline: str = BASELINE
-    name: str = ""  # written beside the rows, where a figure has several
+    name: str = ""  # the label of the rows, if a figure has rows of several sweeps
     metrics: tuple[str, ...] = ("loss", "validation_loss")
     where: dict[str, str] = field(default_factory=dict)
-    labels: dict[str, str] = field(default_factory=dict)  # in place of those of the table of arms
-    table: str = ""  # of the paper, with the last numbers of its arms
-    paper: dict[str, str] = field(default_factory=dict)  # arms with the paper's number of their last change
-    noise: bool = True  # whether A/A is shown, which has the optimizer and rate of plain BF16
+    labels: dict[str, str] = field(default_factory=dict)  # labels of arms instead of those in the table of arms
+    table: str = ""  # the paper's table with the last numbers of the arms
+    paper: dict[str, str] = field(default_factory=dict)  # the id of the paper's number for an arm's last change
+    noise: bool = True  # whether A/A is shown, whose optimizer and learning rate are those of plain BF16
 
     def __post_init__(self) -> None:
         for metric in self.metrics:
@@ -91,40 +67,41 @@ class ArmCurves:
 
 @dataclass(frozen=True)
 class TrainingFigure:
-    """A figure of nothing but such rows."""
+    """A figure that consists of rows of ArmCurves. title: only for a figure of our own."""
 
     id: str
     rows: tuple[ArmCurves, ...]
     notes: tuple[str, ...] = ()
+    title: str | None = None
 
 
 @dataclass(frozen=True)
 class Shown:
-    """Arms of one sweep with one metric, as the store has them."""
+    """The results of arms of one sweep for one metric."""
 
     part: Results
     of: ArmCurves
     metric: Metric
     table: ArmTable
     styles: Mapping[str, Style]  # by label
-    again: Results | None = None  # the places of A/A
+    again: Results | None = None  # the results with the A/A trials
 
     @cached_property
     def levels(self) -> dict[str, Series]:
-        """The arms' own numbers; those of trunks are among them."""
-        frame = _recorded(self.part, self.metric)
+        """The own numbers of the arms and of their trunks."""
+        frame = series.recorded(self.part, self.metric)
         return _there({name: series.level(frame, name) for name in (*self.of.all_arms, *self.trunks)})
 
     @cached_property
     def changes(self) -> dict[str, Series]:
-        """Changes from the baseline; A/A's from BF16, and those of other trunks from the first."""
-        frame = _recorded(self.part, self.metric)
+        """The changes of arms from the baseline, of A/A from BF16, and of further trunks from the first one."""
+        frame = series.recorded(self.part, self.metric)
         changes = {arm: series.change(frame, arm, self.of.baseline) for arm in self.of.arms}
         for trunk in self.trunks[1:]:
             exact = series.curves(self.part, self.metric.name)
             changes[trunk] = series.thinned(series.change(exact, trunk, self.trunks[0]))
         if self.again is not None and not self.metric.of_micro_batches:
-            changes[AGAIN] = series.change(_recorded(self.again, self.metric), AGAIN, BASELINE)
+            changes[AGAIN] = series.change(series.recorded(self.again, self.metric), AGAIN, BASELINE)
         return _there(changes)
 
     @cached_property
@@ -146,8 +123,8 @@ class Shown:
 
     @property
     def paper_changes(self) -> dict[str, float]:
-        said = {arm: self.of.paper_change(self.table, self.metric.name, arm) for arm in self.of.arms}
-        return {arm: value for arm, value in said.items() if value is not None}
+        changes = {arm: self.of.paper_change(self.table, self.metric.name, arm) for arm in self.of.arms}
+        return {arm: value for arm, value in changes.items() if value is not None}
 
     def style(self, arm: str) -> Style:
         return BASELINE_STYLE if arm == self.of.baseline else self.styles[self.of.label(self.table, arm)]
@@ -172,7 +149,7 @@ class Shown:
             lines.append(self._line(self.changes[AGAIN], NOISE, self.table.label(AGAIN), secondary=True))
         lines += self._arms(self.changes)
         upright = tuple(
-            Rule(tokens, "line", upright=True, dashes=(1.5, 1.5)) for tokens in switches(self.part, self.of.arms)
+            Rule(tokens, "line", upright=True, dashes=(1.5, 1.5)) for tokens in series.switches(self.part, self.of.arms)
         )
         label = self.of.label(self.table, self.of.baseline)
         return Panel(
@@ -195,7 +172,7 @@ class Shown:
         ]
 
     def _trunks(self, found: Mapping[str, Series]) -> list[Line]:
-        """Return the trunks' lines; each trunk of the study has one style in all rows of a figure."""
+        """Return the trunks' lines. A trunk has the same style in all rows of a figure."""
         styles = {name: Style("quiet", (4, 2)) if i else QUIET for i, name in enumerate(self.table.trunks)}
         return [
             self._line(found[name], styles[name], self.table.trunks[name], secondary=True)
@@ -204,7 +181,7 @@ class Shown:
         ]
 
     def _line(self, found: Series, style: Style, label: str, *, secondary: bool = False) -> Line:
-        apart = not self.metric.every_step and style.colour != "quiet"  # else points follow each other too closely
+        apart = not self.metric.every_step and style.colour != "quiet"  # otherwise points are too close to each other
         return Line(found.tokens, found.mean, style, label, found.band, None, apart, secondary)
 
 
@@ -227,7 +204,7 @@ def training_figure(results: Results, study: str, of: TrainingFigure) -> Picture
 
 
 def show_rows(results: Results, study: str, rows: Sequence[ArmCurves]) -> list[Shown]:
-    """Return the rows that this scale runs, one for each metric. What is labelled alike in a figure is drawn alike."""
+    """Return the rows that this scale runs, one for each metric. Arms with equal labels have equal styles."""
     table, found = arm_table(study), []
     styles = assign_styles(table, rows)
     for row in rows:
@@ -239,7 +216,7 @@ def show_rows(results: Results, study: str, rows: Sequence[ArmCurves]) -> list[S
 
 
 def panels_of(shown: Sequence[Shown]) -> list[list[Panel]]:
-    """Return two panels for each row; only the last of panels that share their axis names it."""
+    """Return two panels for each row. If rows share their x axis, only the last one labels it."""
     shared = _share_axis(shown)
     labels = ["" if shared and row is not shown[-1] else "tokens" for row in shown]
     return [[row.level_panel(label), row.change_panel(label)] for row, label in zip(shown, labels, strict=True)]
@@ -250,33 +227,21 @@ def _share_axis(shown: Sequence[Shown]) -> bool:
 
 
 def assign_styles(table: ArmTable, rows: Sequence[ArmCurves]) -> dict[str, Style]:
-    """Return a style for each label of a figure: that of the table of arms, or the next that is free."""
+    """Return a style for each label of a figure: the one in the table of arms, else the next unused one."""
     labels = {row.label(table, arm): table.arm(arm).style for row in rows for arm in row.arms}
     free = iter(i for i in range(len(STYLES)) if i not in labels.values())
     if len(labels) > len(STYLES):
-        raise ValueError(f"{len(labels)} arms in one figure: {len(STYLES)} styles can be told apart")
+        raise ValueError(f"{len(labels)} arms in one figure; at most {len(STYLES)} have different styles")
     return {label: STYLES[next(free) if place is None else place] for label, place in labels.items()}
 
 
 def noise_places(results: Results, table: ArmTable, row: ArmCurves) -> Results | None:
-    """Return where A/A is run with the row's model and axes; None where it is not, or not shown."""
+    """Return the results with A/A trials for the row's model and axes; None if there are none or they are not shown."""
     for sweep in table.family(row.sweep) if row.noise else ():
         part = sweep_places(results, sweep, row.where)
         if isinstance(part, Results) and part.has(AGAIN):
             return part
     return None
-
-
-def switches(part: Results, arms: Collection[str]) -> tuple[float, ...]:
-    """Return the tokens after which the recipes of these arms switch, in order."""
-    found: set[float] = set()
-    frame = series.curves(part, "loss")
-    for trial, steps in frame[frame["arm"].isin(list(arms))].groupby("id"):
-        of = part.plan.trials[str(trial)].trial
-        before = steps[steps["step"] < of.recipe.switch.at * of.training.steps]
-        if of.recipe.switches and len(before) < len(steps):
-            found.add(float(before["tokens"].max()))
-    return tuple(sorted(found))
 
 
 # -------------------------------------------------------------------------------- notes
@@ -288,7 +253,7 @@ def trials_of(shown: Sequence[Shown]) -> tuple[str, ...]:
 
 
 def notes_of(shown: Sequence[Shown]) -> tuple[str, ...]:
-    """Return what panels do not say themselves: what bands are, which seeds diverged, which arms have no data."""
+    """Return notes on what bands show, which seeds diverged and which arms have no data."""
     ids = set(trials_of(shown))
     seeds = {member.cell.seed for row in shown for member in row.part.members if member.id in ids}
     if len(seeds) == 1:
@@ -296,38 +261,30 @@ def notes_of(shown: Sequence[Shown]) -> tuple[str, ...]:
     else:
         notes = [
             "Left: mean and range of seeds. Right: mean of the seeds' paired changes and its 90 % interval, from these "
-            "pairs alone. Points of one step are drawn side by side."
+            "pairs only. Points of one step are drawn side by side."
         ]
     if any(row.metric.every_step for row in shown):
         notes.append(f"The training loss is averaged over steps to {series.POINTS} points of each curve.")
     if any(row.paper_changes for row in shown):
-        notes.append("The paper's last numbers are hollow marks at the right; arrows where they are far beyond ours.")
+        notes.append("The paper's last numbers are hollow marks at the right, or arrows if they are far from ours.")
     for row in shown:
         beside = f"{row.of.name}: " if row.of.name else ""
         there = {arm for other in shown if other.of is row.of for arm in other.drawn}
         missing = [row.of.label(row.table, arm) for arm in row.of.all_arms if arm not in there]
         gone = [
             *series.diverged(row.part, row.of.all_arms),
-            *([f"No data of {', '.join(missing)}."] if missing else []),
+            *([f"No data for {', '.join(missing)}."] if missing else []),
         ]
         notes += [beside + note for note in gone]
     return tuple(dict.fromkeys(notes))
 
 
 def left_out(results: Results, rows: Sequence[ArmCurves]) -> tuple[str, ...]:
-    """Return a note that names the rows which this scale does not run."""
+    """Return a note that names the rows that this scale does not run, if there are any."""
     missing = [
         row.name or row.sweep for row in rows if isinstance(sweep_places(results, row.sweep, row.where), NotPlanned)
     ]
     return (f"Not run at this scale: {', '.join(dict.fromkeys(missing))}.",) if missing else ()
-
-
-def _recorded(part: Results, metric: Metric) -> pd.DataFrame:
-    def read() -> pd.DataFrame:
-        frame = series.curves(part, metric.name)
-        return series.smoothed(frame, part) if metric.every_step else frame
-
-    return part.remembered(f"curves {metric.name}", read)
 
 
 def _there(found: Mapping[str, Series | None]) -> dict[str, Series]:

@@ -1,15 +1,3 @@
-# ---
-# jupyter:
-#   jupytext:
-#     text_representation:
-#       extension: .py
-#       format_name: percent
-#   kernelspec:
-#     display_name: Python 3
-#     language: python
-#     name: python3
-# ---
-
 # %%
 from fewbits.analysis.report.study_report import read_study
 
@@ -18,62 +6,45 @@ overrides = ["study=mor", "scale=smoke"]
 
 # %%
 mor = read_study(overrides)
-mor.title()
-
-# %%
-mor.flags()
+mor.opening()
 
 # %% [markdown]
 # ## Verdicts
 
 # %%
-mor.rules()
-
-# %%
 mor.summary()
 
 # %% [markdown]
-# ## What was done
+# ## Method and runs
 #
-# MoR trains with 8-bit matrix products wherever these are accurate enough. Before each product of a linear layer, the
-# tensors that enter it are cast to E4M3 and back. Where the mean relative error stays below a threshold the cast is
-# kept; elsewhere the tensor stays in BF16. The decision is made anew for every tensor in every mini-batch, or, in the
+# MoR computes matrix products in 8 bits where that is accurate enough. Before each product of a linear layer, its
+# operand tensors are cast to E4M3 and back. If a tensor's mean relative error is below a threshold, the product uses
+# the cast; otherwise the tensor stays in BF16. The decision is made for every tensor in every mini-batch or, in the
 # variants of the paper's last part, for every block of a tensor.
 #
 # The paper trains a model of 8 B parameters on 1 T tokens, once for each arm. Here its recipes train small models of
 # the same family (squared ReLU, partial rotary embeddings, untied embeddings) on text that every machine has. Arms
-# branch from a common trunk that was trained in BF16, one for each seed, and anneal to a learning rate of zero, so that
-# only the recipe differs between them and rounding cannot decide when a model leaves a plateau. The verdicts state
-# what such runs show of the paper, and which claims are out of their reach.
+# branch from a common trunk that was trained in BF16, one for each seed, and the learning rate decays to zero. So only
+# the recipe differs between arms, and rounding cannot decide when a model leaves a plateau of the loss. The verdicts
+# state what such runs show about the paper, and which claims are out of their reach.
 #
 # ## The method
 #
-# Each block has one scale, built so that nothing saturates: all blocks of a tensor share the mantissa of the tensor's
-# own scale, and each has an exponent of its own (GAM). The figures of this part are drawn from the kernels that train.
+# Each block has a scale with which nothing saturates. All blocks of a tensor share the mantissa of the tensor's scale,
+# and each block has its own exponent (GAM). The figures of this part show results of the kernels that are used in
+# training.
 
 # %%
-mor.figure("Figure 1")
-
-# %%
-mor.figure("Figure 2")
-
-# %%
-mor.figure("Figure 3")
-
-# %%
-mor.figure("Figure 4")
-
-# %%
-mor.claims("M1", "M2", "M21")
+mor.show("Figure 1", "Figure 2", "Figure 3", "Figure 4", "M1", "M2", "M21")
 
 # %% [markdown]
 # ## Set-up
 #
-# Configuration 2 has better data and a larger batch than configuration 1. Ours differ in the same way, as far as that
-# is possible without a network: other sources, and half as many sequences again.
+# Configuration 2 has better data and a larger batch than configuration 1. Our configurations differ in the same way, as
+# far as that is possible without a network: other sources of text, and batches with half as many sequences again.
 
 # %%
-mor.table("Table 1")
+mor.show("Table 1")
 
 # %% [markdown]
 # ## One decision for each tensor
@@ -82,143 +53,75 @@ mor.table("Table 1")
 # axis of the dot product. The threshold is 4.5 % for all three.
 
 # %%
-mor.table("Table 2")
-
-# %%
-mor.figure("Figure 5")
-
-# %%
-mor.figure("Figure 6")
+mor.show("Table 2", "Figure 5", "Figure 6")
 
 # %% [markdown]
-# Models of this size answer no questions. In place of MMLU they are evaluated on text of another kind than they were
-# trained on; the paper's last scores stand beside.
+# Models of this size cannot answer questions. Instead of MMLU, figures show their loss on text of another kind than the
+# training text, together with the paper's last scores.
 
 # %%
-mor.figure("Figure 7")
-
-# %%
-mor.claims("M3", "M4", "M5")
+mor.show("Figure 7", "M3", "M4", "M5")
 
 # %% [markdown]
 # ## Block size, threshold and scaling
 #
-# Each arm changes one thing of the 128×128 arm.
+# Each arm changes one setting of the 128×128 arm.
 
 # %%
-mor.table("Table 3")
-
-# %%
-mor.figure("Figure 8")
-
-# %%
-mor.figure("Figure 9")
-
-# %%
-mor.claims("M6", "M7", "M8", "M23")
+mor.show("Table 3", "Figure 8", "Figure 9", "M6", "M7", "M8", "M23")
 
 # %% [markdown]
-# ## What falls back to BF16
+# ## Tensors that fall back to BF16
 #
-# A row of a heat map is a tensor; a column is a range of its relative error, the last one open; the shade is the share
-# of the mini-batches whose error lay there; the line is the threshold.
+# A row of a heat map is a tensor and a column is a range of its relative error; the last range is open. The shade is
+# the share of mini-batches whose error is in that range, and the line is the threshold.
 
 # %%
-mor.figure("Figure 10")
+mor.show("Figure 10", "M9", "M10", "M22", "Figure 11", "Figure 12", "M11", "Figure 13", "Figure 14")
 
 # %%
-mor.claims("M9", "M10", "M22")
-
-# %%
-mor.figure("Figure 11")
-
-# %%
-mor.figure("Figure 12")
-
-# %%
-mor.claims("M11")
-
-# %%
-mor.figure("Figure 13")
-
-# %%
-mor.figure("Figure 14")
-
-# %%
-mor.figure("Figure 15")
-
-# %%
-mor.claims("M12")
-
-# %%
-mor.figure("Figure 16")
-
-# %%
-mor.claims("M13", "M14")
-
-# %%
-mor.figure("Figure 17")
-
-# %%
-mor.figure("Figure 18")
-
-# %%
-mor.figure("Figure 19")
-
-# %%
-mor.claims("M15", "M16")
+mor.show("Figure 15", "M12", "Figure 16", "M13", "M14", "Figure 17", "Figure 18", "Figure 19", "M15", "M16")
 
 # %% [markdown]
 # ## One decision for each block
 #
-# Two-way: a block is E4M3 where that errs less than E5M2 would, else BF16. Three-way: where E4M3 does not, E5M2 takes
-# the block if its magnitudes span no more than E5M2's normal numbers, else BF16.
+# Two-way: a block is cast to E4M3 if its error is less than it would be in E5M2; otherwise it stays in BF16. Three-way:
+# if E4M3's error is not the lesser one, the block is cast to E5M2, provided that its magnitudes are in a range no wider
+# than that of E5M2's normal numbers; otherwise it stays in BF16.
 
 # %%
-mor.table("Table 4")
-
-# %%
-mor.figure("Figure 20")
-
-# %%
-mor.figure("Figure 21")
-
-# %%
-mor.claims("M17", "M18")
+mor.show("Table 4", "Figure 20", "Figure 21", "M17", "M18")
 
 # %% [markdown]
-# ## What the paper concludes
+# ## The paper's conclusions
 #
-# A bounded relative error suffices; and how the bound was chosen.
+# The claims that a bounded relative error is sufficient, and on how the bound was chosen.
 
 # %%
-mor.claims("M19", "M20")
+mor.show("M19", "M20")
 
 # %% [markdown]
 # ## Findings of our own
 #
-# What the paper left open, and how much noise the runs of this report have.
+# Results on settings that the paper leaves open, and the noise of the runs of this report.
 
 # %%
 mor.own()
 
 # %% [markdown]
 # ## Discussion
-#
-# Listed by rule, so that nothing is picked: contradicted claims and those not seen at this scale, effects that are not
-# the stated ones, effects beyond the margin where none was stated, controls that failed, and comparisons with too few
-# seeds. Margins stay as they were fixed.
 
 # %%
 mor.remarks()
 
 # %% [markdown]
-# ## What is assumed
+# ## Assumptions
 #
-# The paper does not state learning rates, warm-up, optimizer and the length of its sequences; ours are settings in the
-# configs of each scale. We infer that a tensor's error is the sum of its elements' relative errors divided by the
-# number of elements that are not zero, and that E8M0 scales are rounded so that nothing saturates. Bins of the heat
-# maps are ours: half a percent wide, up to ten percent. These of the paper's own numbers are not printed:
+# The paper does not state learning rates, warm-up, optimizer and the length of its sequences; ours are in the configs
+# of each scale. We infer that a tensor's error is the sum of its elements' relative errors divided by the number of
+# elements that are not zero, and that E8M0 scales are rounded so that nothing saturates. We chose the bins of the heat
+# maps: half a percent wide, up to ten percent. The following numbers of the paper are missing from its text as we have
+# it:
 
 # %%
 mor.not_printed()
@@ -234,9 +137,3 @@ mor.unreached()
 
 # %%
 mor.provenance()
-
-# %% [markdown]
-# ### Trials
-
-# %%
-mor.trial_table()

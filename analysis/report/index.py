@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from markupsafe import Markup
+
 from fewbits.analysis.engine.claims import Claim, load_claims, studies_with_claims
 from fewbits.analysis.engine.findings import Finding, Outcome, Status, Verdict
 from fewbits.analysis.report.files import INDEX
@@ -43,6 +45,10 @@ class Report:
     @property
     def link(self) -> str:
         return f"{self.folder}/{INDEX}"
+
+    @property
+    def tally(self) -> Markup:
+        return tally(self.verdicts.values())
 
 
 def write_index(reports: Path) -> Path:
@@ -93,16 +99,7 @@ def _page(reports: list[Report]) -> str:
                 "title": study.title,
                 "arxiv": study.arxiv,
                 "about": study.about,
-                "reports": [
-                    {
-                        "link": report.link,
-                        "scale": report.scale,
-                        "size": report.size,
-                        "flags": report.flags,
-                        "tally": tally(report.verdicts.values()),
-                    }
-                    for report in own
-                ],
+                "reports": own,
                 "table": scales_table(_claims(name), columns),
             }
         )

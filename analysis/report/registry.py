@@ -7,13 +7,13 @@
     def figure_5(results: Results) -> Picture: …
 
 Titles of the paper's tables and figures come from the paper's data file. Our own are registered with a title; they come
-after the paper's and are marked as ours. Figures that `figures.yaml` declares need no function. Claims are not
-registered but data (engine/claims.py).
+after the paper's and are marked as ours. Tables and figures that `tables.yaml` and `figures.yaml` declare need no
+function. Claims are not registered but data (engine/claims.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Generic, TypeVar
@@ -42,26 +42,35 @@ class StudyRegistry:
     """The tables and figures of one study."""
 
     study: str
+    loaded: bool = False
     _tables: dict[str, Entry[MakeTable]] = field(default_factory=dict)
     _figures: dict[str, Entry[MakeFigure]] = field(default_factory=dict)
 
     @property
     def tables(self) -> list[Entry[MakeTable]]:
         """The paper's tables in its order, then our own in the order of registration."""
-        return list(_in_order(self._tables, [table.id for table in paper(self.study).tables]))
+        return [self._tables[name] for name in self.table_ids if name in self._tables]
 
     @property
     def figures(self) -> list[Entry[MakeFigure]]:
         """The paper's figures in its order, then our own in the order of registration."""
-        return list(_in_order(self._figures, [figure.id for figure in paper(self.study).figures]))
+        return [self._figures[name] for name in self.figure_ids if name in self._figures]
+
+    @property
+    def table_ids(self) -> list[str]:
+        """The ids of the paper's tables, registered or not, and of our own."""
+        return list(dict.fromkeys([*(table.id for table in paper(self.study).tables), *self._tables]))
+
+    @property
+    def figure_ids(self) -> list[str]:
+        """The ids of the paper's figures, registered or not, and of our own."""
+        return list(dict.fromkeys([*(figure.id for figure in paper(self.study).figures), *self._figures]))
 
     @property
     def missing(self) -> list[str]:
         """The ids of the paper's tables and figures for which nothing is registered."""
-        printed = paper(self.study)
-        registered = {*(entry.id for entry in self.tables), *(entry.id for entry in self.figures)}
-        names = [*(table.id for table in printed.tables), *(figure.id for figure in printed.figures)]
-        return [name for name in names if name not in registered]
+        names = [*self.table_ids, *self.figure_ids]
+        return [name for name in names if name not in self._tables and name not in self._figures]
 
     def add_table(self, name: str, make: MakeTable, title: str | None = None) -> None:
         """Register a table of the paper or, with a title, of our own."""
@@ -91,18 +100,21 @@ def study_registry(study: str) -> StudyRegistry:
 
 
 def load(registry: StudyRegistry) -> None:
-    """Import the study's modules, which register their functions, and register its declared figures.
+    """Import the study's modules, which register their functions, and register its declared tables and figures.
 
     A second call changes nothing.
     """
-    from fewbits.analysis.figures.declared import declared_figures
+    from fewbits.analysis.report.declared import declared_figures, declared_tables
 
     for path in sorted((FOLDER / registry.study).glob("*.py")):
         import_module(f"fewbits.analysis.studies.{registry.study}.{path.stem}")
-    registered = {entry.id for entry in registry.figures}
-    for name, title, make in declared_figures(registry.study):
-        if name not in registered:
-            registry.add_figure(name, make, title)
+    if registry.loaded:
+        return
+    registry.loaded = True
+    for name, made, table in declared_tables(registry.study):
+        registry.add_table(name, table, made)
+    for name, title, figure in declared_figures(registry.study):
+        registry.add_figure(name, figure, title)
 
 
 def table(study: str, name: str, title: str | None = None) -> Callable[[MakeTable], MakeTable]:
@@ -128,8 +140,3 @@ def figure(study: str, name: str, title: str | None = None) -> Callable[[MakeFig
 def _registry(study: str) -> StudyRegistry:
     one_of("study", study, STUDIES)
     return _REGISTRIES.setdefault(study, StudyRegistry(study))
-
-
-def _in_order(entries: dict[str, Entry[M]], order: list[str]) -> Iterator[Entry[M]]:
-    yield from (entries[name] for name in order if name in entries)
-    yield from (entry for name, entry in entries.items() if name not in order)

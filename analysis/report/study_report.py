@@ -15,6 +15,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 from markupsafe import Markup
 
@@ -24,8 +25,8 @@ from fewbits.analysis.engine.frames import Results
 from fewbits.analysis.engine.judging import judge_study, training_of
 from fewbits.analysis.engine.paper import Paper, paper
 from fewbits.analysis.engine.verdicts import FAMILIES
-from fewbits.analysis.report.items import FigureResult, TableResult, why_missing
-from fewbits.analysis.report.registry import StudyRegistry, study_registry
+from fewbits.analysis.report.items import FigureResult, Picture, Table, TableResult, why_missing
+from fewbits.analysis.report.registry import Entry, StudyRegistry, study_registry
 from fewbits.analysis.report.shown import ClaimsItem, FigureItem, TableItem, draw
 from fewbits.analysis.views import claims, remarks, trials
 from fewbits.analysis.views.html import Html, render, style
@@ -120,8 +121,8 @@ class StudyReport:
 
     # -------------------------------------------------------------------------------- the start of a report
 
-    def title(self) -> Html:
-        """Return the title with the number of verdicts of each outcome."""
+    def opening(self) -> Html:
+        """Return the title with the number of verdicts of each outcome, and the warnings to read before any number."""
         study = STUDIES[self.study]
         head = render(
             "header",
@@ -131,21 +132,22 @@ class StudyReport:
             about=f"Scale {self.scale}: {self.size}. Our runs are compared with the paper's.",
             tally=claims.tally(self.verdicts.values()),
         )
-        return Html(style() + head, "title")
-
-    def flags(self) -> Html:
-        """Return the warnings that a reader has to know before any number."""
-        return Html(self.origin.flags(), "flags")
-
-    def rules(self) -> Html:
-        """Return the text that says how claims are judged."""
-        return Html(claims.rules(), "how claims are judged")
+        return Html(style() + head + self.origin.flags(), "title")
 
     def summary(self) -> Html:
-        """Return the verdicts by group: exact, mechanism and training claims."""
-        return Html(claims.summary(self.verdicts), "summary of the verdicts")
+        """Return how claims are judged, and the verdicts by group: exact, mechanism and training claims."""
+        return Html(claims.rules() + claims.summary(self.verdicts), "summary of the verdicts")
 
     # -------------------------------------------------------------------------------- items
+
+    def show(self, *names: str) -> Html:
+        """Return tables, figures and claims by id, one below the other."""
+        return Html(Markup().join(self._shown(name).text for name in names), ", ".join(names))
+
+    def _shown(self, name: str) -> Html:
+        if name in self.registry.table_ids:
+            return self.table(name)
+        return self.figure(name) if name in self.registry.figure_ids else self.claims(name)
 
     def table(self, name: str) -> TableItem:
         """Return a table by its id; if nothing makes it, an item that says so."""
@@ -154,13 +156,10 @@ class StudyReport:
             return TableItem(self._absent(name), name)
         result = entry.make(self.results)
         printed = self.paper.table(name) if entry.of_paper else None
-        source = self.paper.sources[printed.source] if printed else ""
         html = self._item(
-            entry.id,
-            entry.title,
-            ours=not entry.of_paper,
-            source=source,
-            missing="" if isinstance(result, TableResult) else why_missing(result),
+            entry,
+            result,
+            source=self.paper.sources[printed.source] if printed else "",
             body=table_html(result, self.trials) if isinstance(result, TableResult) else "",
         )
         self.tables[name] = item = TableItem(html, name, result)
@@ -172,17 +171,12 @@ class StudyReport:
         if entry is None:
             return FigureItem(self._absent(name), name)
         result = entry.make(self.results)
-        drawing = draw(result) if isinstance(result, FigureResult) else None
-        html = self._item(
-            entry.id,
-            entry.title,
-            ours=not entry.of_paper,
-            caption=self.paper.figure(name).caption if entry.of_paper else "",
-            missing="" if isinstance(result, FigureResult) else why_missing(result),
-            picture=drawing,
-            notes=result.notes if isinstance(result, FigureResult) else (),
-            ids=result.trials if isinstance(result, FigureResult) else (),
-        )
+        caption = self.paper.figure(name).caption if entry.of_paper else ""
+        if isinstance(result, FigureResult):
+            drawing = draw(result)
+            html = self._item(entry, result, caption=caption, picture=drawing, notes=result.notes, ids=result.trials)
+        else:
+            drawing, html = None, self._item(entry, result, caption=caption)
         self.figures[name] = item = FigureItem(html, name, result, drawing)
         return item
 
@@ -208,12 +202,16 @@ class StudyReport:
     def _claims(self) -> Iterator[Claim]:
         yield from (verdict.claim for verdict in self.verdicts.values())
 
-    def _item(self, name: str, title: str, **values: object) -> Markup:
-        empty = {"caption": "", "source": "", "missing": "", "body": "", "picture": None, "notes": (), "ids": ()}
-        return render("item", name=name, title=title, trials=self.trials, **(empty | values))
+    def _item(self, entry: Entry[Any], result: Table | Picture, **values: object) -> Markup:
+        missing = "" if isinstance(result, TableResult | FigureResult) else why_missing(result)
+        return self._framed(entry.id, title=entry.title, ours=not entry.of_paper, missing=missing, **values)
 
     def _absent(self, name: str) -> Markup:
-        return self._item(name, "", ours=False, missing=f"{name}: fewbits does not make this item yet.")
+        return self._framed(name, missing=f"{name}: fewbits does not make this item yet.")
+
+    def _framed(self, name: str, **values: object) -> Markup:
+        empty = {"title": "", "ours": False, "caption": "", "source": "", "body": "", "picture": None}
+        return render("item", name=name, trials=self.trials, **(empty | {"notes": (), "ids": ()} | values))
 
     # -------------------------------------------------------------------------------- the end of a report
 
@@ -230,12 +228,8 @@ class StudyReport:
         return Html(remarks.unreached(self.verdicts), "out of reach")
 
     def provenance(self) -> Html:
-        """Return the table of code, data and machines behind the numbers."""
-        return Html(self.origin.table(), "provenance")
-
-    def trial_table(self) -> Html:
-        """Return the table of all trials."""
-        return Html(trials.trial_table(self.trials), "trials")
+        """Return the table of code, data and machines behind the numbers, and the table of all trials."""
+        return Html(self.origin.table() + trials.trial_table(self.trials), "provenance")
 
     # -------------------------------------------------------------------------------- for programs
 

@@ -1,47 +1,63 @@
-"""Make the tables that every study has: differences between arms that should be equal, and all arms beside BF16.
+"""Make the table of noise, which every study has: differences between trials that should be equal.
 
 The numbers are relative changes of losses in percent, paired by seed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
-from fewbits.analysis.engine.arms import AGAIN, BASELINE, ArmTable
+from fewbits.analysis.engine.arms import AGAIN, BASELINE, ArmTable, arm_table
+from fewbits.analysis.engine.claims import LOSS as VALIDATION
 from fewbits.analysis.engine.data import Data, Differences, NotPlanned
 from fewbits.analysis.engine.frames import Results
-from fewbits.analysis.engine.places import ANYWHERE, Where, not_planned, trial_ids
+from fewbits.analysis.engine.places import family_places, not_planned
 from fewbits.analysis.engine.statistics import Pools, summary
 from fewbits.analysis.report.items import Setting, Table, TableCell, TableResult, TableRow
-from fewbits.analysis.tables.cells import BLANK, PERCENT, cell, change, spread
+from fewbits.analysis.tables.arms import LOSSES
+from fewbits.analysis.tables.cells import PERCENT, cell, spread
 from fewbits.analysis.tables.comparing import compare, own_numbers, pools
 
-VALIDATION = "validation_loss"
-LOSSES = ("Training loss", "Validation loss", "Loss on other text")
-METRICS = ("loss@late", VALIDATION, "ood_loss")  # the metric of each entry of LOSSES
+
+@dataclass(frozen=True)
+class NoiseRows:
+    """A family whose noise is shown: pairs of arms that should be equal."""
+
+    sweep: str
+    name: str = ""  # the start of its rows' titles
+    pairs: dict[str, str] = field(default_factory=lambda: {AGAIN: BASELINE})  # arms, each with its baseline
+    where: dict[str, str] = field(default_factory=dict)
 
 
-def noise_table(
-    results: Results, table: ArmTable, pairs: Iterable[tuple[str, str]] = ((AGAIN, BASELINE),), where: Where = ANYWHERE
-) -> TableResult:
-    """Return the table of noise: differences of arms that should be equal, and spreads of single arms and of pairs.
+def noise_table(results: Results, study: str, of: Sequence[NoiseRows]) -> Table:
+    """Return the table of noise: differences of arms that should be equal, and spreads of single arms and of pairs."""
+    table, rows = arm_table(study), []
+    left_out: list[str] = []
+    for family in of:
+        part = family_places(results, table, family.sweep)
+        if part.has(BASELINE, family.where):
+            known = {metric: pools(part, metric, BASELINE, family.where) for metric in LOSSES.values()}
+            start = f"{family.name}: " if family.name else ""
+            rows += [replace(row, title=start + row.title) for row in _rows(part, table, family, list(known.values()))]
+            left_out += _left_out(known[VALIDATION])
+    notes = ("Spreads are standard deviations", *dict.fromkeys(left_out))
+    return TableResult(tuple(LOSSES), tuple(rows), notes) if rows else not_planned(results)
 
-    pairs: arms that should be equal, each with its baseline.
-    """
-    rows = []
-    for arm, baseline in pairs:
-        data = [compare(results, metric, arm, baseline, where) for metric in METRICS]
+
+def _rows(part: Results, table: ArmTable, of: NoiseRows, known: Sequence[Pools | None]) -> Iterator[TableRow]:
+    for arm, baseline in of.pairs.items():
+        data = [compare(part, metric, arm, baseline, of.where) for metric in LOSSES.values()]
         title = f"{table.title(arm)} minus {table.title(baseline)}"
-        rows.append(TableRow(title, tuple(cell(one, PERCENT) for one in data), "%"))
-        rows.append(TableRow("    its spread over seeds", tuple(map(spread, data)), "%"))
-    levels = tuple(_level_spread(own_numbers(results, metric, BASELINE, where)) for metric in METRICS)
-    rows.append(TableRow("Spread of BF16 itself over seeds", levels, "%"))
-    known = [pools(results, metric, BASELINE, where) for metric in METRICS]
+        yield TableRow(title, tuple(cell(one, PERCENT) for one in data), "%")
+        title = "its spread over seeds" if of.name else "    its spread over seeds"
+        yield TableRow(title, tuple(map(spread, data)), "%")
+    levels = tuple(_level_spread(own_numbers(part, metric, BASELINE, of.where)) for metric in LOSSES.values())
+    yield TableRow("Spread of BF16 itself over seeds", levels, "%")
     kinds = dict.fromkeys(kind for one in known if one is not None for kind in one.of_kinds)
     for kind in kinds or [""]:
         title = f"Spread of a pair, {kind}" if len(kinds) > 1 else "Spread of a pair, pooled over arms"
-        rows.append(TableRow(title, tuple(_pooled_spread(one, kind) for one in known), "%"))
-    return TableResult(LOSSES, tuple(rows), ("Spreads are standard deviations", *_left_out(known[1])))
+        yield TableRow(title, tuple(_pooled_spread(one, kind) for one in known), "%")
 
 
 def _pooled_spread(pools: Pools | None, kind: str) -> TableCell:
@@ -62,46 +78,3 @@ def _level_spread(data: Data | NotPlanned) -> TableCell:
     if not isinstance(data, Differences):
         return cell(data)
     return spread(data, PERCENT / abs(summary(data.values).mean))
-
-
-# -------------------------------------------------------------------------------- every arm
-
-
-def arms_table(
-    results: Results, table: ArmTable, arms: Sequence[str], *, whole: str, title: str, baseline: str = BASELINE
-) -> Table:
-    """Return a table with the change of every loss from the baseline, and of the validation loss from the arm `whole`.
-
-    title: the name of `whole` in the head of its column. Arms with the same trials have one row, with the first arm's
-    title.
-    """
-    if not results.has(baseline):
-        return not_planned(results)
-    rows, seen = [], {tuple(trial_ids(results, baseline).values())}
-    lengths = {arm: _steps(results, arm) for arm in (*arms, baseline)}
-    for arm in arms:
-        trials = tuple(trial_ids(results, arm).values())
-        if trials in seen or arm in table.trunks:
-            continue
-        seen.add(trials)
-        cells = [change(results, metric, arm, baseline) for metric in METRICS]
-        if lengths[arm] != lengths[baseline]:
-            cells[0] = BLANK
-        cells.append(BLANK if arm == whole else change(results, VALIDATION, arm, whole))
-        rows.append(TableRow(table.title(arm), tuple(cells), "%"))
-    notes = (
-        "The training loss, a mean over the last tenth of a run, is blank for arms whose runs have another length",
-    )
-    uneven = any(length != lengths[baseline] for arm, length in lengths.items() if arm not in table.trunks)
-    columns = (*(f"{name}, from BF16" for name in LOSSES), f"Validation loss, from {title}")
-    return TableResult(columns, tuple(rows), notes if uneven else ())
-
-
-def sweep_arms(results: Results, *sweeps: str) -> list[str]:
-    """Return the arms of these sweeps in their order, each once."""
-    arms = (str(m.cell.arm) for sweep in sweeps for m in results.members if m.cell.sweep == sweep)
-    return list(dict.fromkeys(arms))
-
-
-def _steps(results: Results, arm: str) -> set[int]:
-    return {results.plan.trials[trial].trial.training.steps for trial in trial_ids(results, arm).values()}

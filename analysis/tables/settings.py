@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from fewbits.analysis.engine.data import NotPlanned
 from fewbits.analysis.engine.frames import Results
-from fewbits.analysis.engine.places import ANYWHERE, Where, not_planned, trial_ids
-from fewbits.analysis.report.items import Setting
+from fewbits.analysis.engine.paper import Table as PaperTable
+from fewbits.analysis.engine.places import Where, not_planned, trial_ids
+from fewbits.analysis.report.items import Setting, TableCell, TableResult, TableRow
 from fewbits.analysis.views.numbers import number
 from fewbits.experiments.optimization.schedules import factor
 from fewbits.experiments.trial import Trial
@@ -26,38 +27,65 @@ class Lineage:
     def arm(self) -> Trial:
         return self.trials[-1]
 
-    @staticmethod
-    def of(results: Results, trial: str) -> Lineage:
-        """Return the lineage of the trial with this id."""
-        planned = results.plan.trials[trial]
-        trials = [planned.trial]
-        while planned.parent is not None:
-            planned = results.plan.trials[planned.parent]
-            trials.append(planned.trial)
-        return Lineage(tuple(reversed(trials)))
-
 
 Describe = Callable[[Lineage], str]
 
 
-def setting(
-    results: Results, arm: str, describe: Describe, where: Where = ANYWHERE, *, assumed: bool = False
-) -> Setting | NotPlanned:
-    """Return a setting of the arm, from the trial of its first seed. assumed: the paper does not state the setting."""
-    ids = list(trial_ids(results, arm, where).values())
-    if not ids:
-        return not_planned(results)
-    return Setting(describe(Lineage.of(results, ids[0])), tuple(ids), assumed)
+@dataclass(frozen=True)
+class SettingsColumn:
+    """An arm of ours that is compared with a column of the paper's table."""
+
+    model: str  # the name of the paper's model
+    part: Results | NotPlanned  # the results that have the arm
+    arm: str
+    where: Where = field(default_factory=dict)
+    settings: Mapping[str, Describe] = field(default_factory=dict)  # additions to SETTINGS
+
+    def cell(self, describe: Describe, value: float | str | None, source: str = "") -> TableCell:
+        """Return the cell of a setting, from the trial of the arm's first seed.
+
+        value: the paper's setting; if it is None, ours is marked as assumed.
+        """
+        if isinstance(self.part, NotPlanned):
+            return TableCell(self.part, value, source, comparable=False)
+        trials = tuple(trial_ids(self.part, self.arm, self.where).values())
+        if not trials:
+            return TableCell(not_planned(self.part), value, source, comparable=False)
+        ours = Setting(describe(Lineage(_line(self.part, trials[0]))), trials, assumed=value is None)
+        return TableCell(ours, value, source, comparable=False)
+
+
+def _line(results: Results, trial: str) -> tuple[Trial, ...]:
+    """Return the trials of a lineage: the trial's parents, then the trial itself."""
+    planned = results.plan.trials[trial]
+    return (*(() if planned.parent is None else _line(results, planned.parent)), planned.trial)
+
+
+def settings_table(
+    printed: PaperTable, columns: Sequence[SettingsColumn], unstated: Mapping[str, Describe], notes: Sequence[str]
+) -> TableResult:
+    """Return a table of the paper's settings and those in the configs of our trials.
+
+    unstated: settings that the paper does not state, by the title of their row.
+    """
+    rows = [TableRow("Model", tuple(column.cell(model, column.model, printed.source) for column in columns))]
+    for row in printed.rows:
+        values = zip(columns, row.values or row.text, strict=True)
+        source = row.source or printed.source
+        cells = (column.cell((SETTINGS | dict(column.settings))[row.id], value, source) for column, value in values)
+        rows.append(TableRow(row.title, tuple(cells), row.unit))
+    for title, describe in unstated.items():
+        rows.append(TableRow(title, tuple(column.cell(describe, None) for column in columns)))
+    return TableResult(
+        tuple(column.title for column in printed.columns),
+        tuple(rows),
+        (*notes, "Assumed: the paper does not state the setting"),
+    )
 
 
 def model(line: Lineage) -> str:
     """Return the name and size of the model."""
     return f"{line.arm.model.name}, {parameters(line.arm.model) / 1e6:,.1f} M parameters"
-
-
-def flops(line: Lineage) -> str:
-    """Return the floating-point operations of the arm and its trunks."""
-    return number(float(f"{sum(map(work_of, line.trials)):.2g}"))
 
 
 def _schedule(line: Lineage) -> str:
@@ -94,4 +122,5 @@ UNSTATED: dict[str, Describe] = {
     "Sequence": lambda line: f"{line.arm.training.length:,} tokens",
     "Warm-up": _warmup,
     "Optimizer": _optimizer,
+    "FLOPs of one arm": lambda line: number(float(f"{sum(map(work_of, line.trials)):.2g}")),
 }

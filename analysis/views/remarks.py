@@ -19,7 +19,7 @@ Find = Callable[[Verdict], Iterator[str]]  # yields the remarks of one kind on a
 def remarks(verdicts: Mapping[str, Verdict]) -> Markup:
     """Return the remarks on the verdicts, by kind; see KINDS."""
     sections = [(title, _merged(verdicts, find)) for title, find in KINDS.items()]
-    return render("remarks", sections=[(title, items) for title, items in sections if items])
+    return render("discussion", sections=[(title, items) for title, items in sections if items])
 
 
 def unreached(verdicts: Mapping[str, Verdict]) -> Markup:

@@ -1,43 +1,42 @@
-"""Timings that `fewbits bench` stored beside the trials: training and generators, every single time, by device.
+"""Read the timings of training and generators that `fewbits bench` stored beside the trials, one file for each device.
 
     fewbits bench train --model gpt2-nano,llama2-nano --recipes gaussws,diffq --optimizers adamw,adam-mini --store runs
     fewbits bench kernels --generators --store runs
 
-Turns are the unit: whatever else the machine does affects all arms of a turn alike. They show how well timing resolves
-a ratio on one device, and nothing about other devices.
+The arms of one turn are timed one after the other, so other work of the machine affects all of them alike, and arms
+are compared turn by turn. The spread over turns shows how precise a ratio is on this device, not on others.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from fewbits.analysis.engine.frames import Damaged, Results
 from fewbits.analysis.engine.statistics import Interval, median_interval
 
 FOLDER = "bench"
-DEVICES = ("cuda", "cpu")  # the first that was measured is shown
+DEVICES = ("cuda", "cpu")  # reports show the first one with measurements
 PLAIN = "bf16"
-QUIET = 0.05  # of the processors, for other processes
+QUIET = 0.05  # the share of the processors that other processes may use in a quiet turn
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Timed:
-    """An arm's single times, of so many elements or tokens each."""
+    """The times of an arm, one for each turn, and the number of elements or tokens that each processes."""
 
     amount: int
     seconds: tuple[float, ...]
     others: tuple[float | None, ...] = ()  # the share of the processors that other processes used, turn by turn
-    memory: int | None = None  # bytes, of training
+    memory: int | None = None  # bytes at the peak of a training step
 
     def __post_init__(self) -> None:
         if not (self.amount > 0 and self.seconds and all(s > 0 for s in self.seconds)):
-            raise ValueError(f"{self.amount} in {list(self.seconds)} s: positive numbers are expected")
+            raise ValueError(f"amount {self.amount}, seconds {list(self.seconds)}: all must be positive")
 
     @property
     def speed(self) -> float:
@@ -45,71 +44,69 @@ class Timed:
 
     @property
     def quiet(self) -> tuple[bool, ...]:
-        """Whether other processes used little of the machine, turn by turn; in none where that was not measured."""
+        """True for each turn in which other processes used little of the machine; False if that was not measured."""
         shares = self.others or (None,) * len(self.seconds)
         return tuple(share is not None and share <= QUIET for share in shares)
 
     def longer_than(self, other: Timed) -> tuple[float, ...]:
-        """Time for the same amount, as a part of the other's, less one; turn by turn."""
+        """Return by which fraction this arm takes longer than the other for the same amount, for each turn."""
         mine = (s / self.amount for s in self.seconds)
         return tuple(a / b - 1 for a, b in zip(mine, (s / other.amount for s in other.seconds), strict=True))
 
 
-@dataclass(frozen=True)
-class Training:
-    device: str
-    kind: str
-    models: dict[str, dict[tuple[str, str], Timed]]  # by name; of each by optimizer and recipe
+Arms = Mapping[tuple[str, str], Timed]  # by optimizer and recipe, or by timed operation and generator
 
 
 @dataclass(frozen=True)
-class Generators:
+class Bench(Generic[T]):
+    """The timings of one device: the arms of each model, by name, or of each matrix, by shape."""
+
     device: str
     kind: str
-    shapes: dict[tuple[int, int], dict[tuple[str, str], Timed]]  # of each by what and arm
+    timed: Mapping[T, Arms]
 
 
-def training(results: Results) -> Training | None:
-    for kind in DEVICES:
-        if (found := _read(results, f"train-{kind}.json", _training)) is not None:
-            return Training(found[0], kind, found[1])
-    return None
+def training(results: Results) -> Bench[str] | None:
+    """Return the times of training steps, by model; None if they were not measured."""
+    return _first(results, "train", _training)
 
 
-def _training(found: dict[str, Any]) -> dict[str, dict[tuple[str, str], Timed]]:
+def generators(results: Results) -> Bench[tuple[int, int]] | None:
+    """Return the times of generators, by shape; None if they were not measured."""
+    return _first(results, "generators", _generators)
+
+
+def _training(found: dict[str, Any]) -> dict[str, Arms]:
     return {
         one["model"]: {
-            (row["optimizer"], row["variant"]): Timed(
-                one["batch"] * one["length"], tuple(row["seconds"]), tuple(row.get("others", ())), row["memory"]
-            )
+            (row["optimizer"], row["variant"]): _timed(row, one["batch"] * one["length"], row["memory"])
             for row in one["rows"]
         }
         for one in found["models"]
     }
 
 
-def generators(results: Results) -> Generators | None:
-    for kind in DEVICES:
-        if (found := _read(results, f"generators-{kind}.json", _generators)) is not None:
-            return Generators(found[0], kind, found[1])
-    return None
-
-
-def _generators(found: dict[str, Any]) -> dict[tuple[int, int], dict[tuple[str, str], Timed]]:
+def _generators(found: dict[str, Any]) -> dict[tuple[int, int], Arms]:
     shapes: dict[tuple[int, int], dict[tuple[str, str], Timed]] = {}
     for one in found["timed"]:
-        arms = shapes.setdefault((one["rows"], one["cols"]), {})
-        arms[one["what"], one["arm"]] = Timed(one["elements"], tuple(one["seconds"]), tuple(one.get("others", ())))
-    return shapes
+        shapes.setdefault((one["rows"], one["cols"]), {})[one["what"], one["arm"]] = _timed(one, one["elements"])
+    return dict(shapes)
+
+
+def _timed(row: dict[str, Any], amount: int, memory: int | None = None) -> Timed:
+    return Timed(amount, tuple(row["seconds"]), tuple(row.get("others", ())), memory)
 
 
 def lost(ours: Timed, plain: Timed) -> tuple[float, ...]:
-    """Return the shares of throughput that are lost, turn by turn."""
+    """Return the share of plain throughput that our arm loses, for each turn."""
     return tuple(1 - 1 / (1 + longer) for longer in ours.longer_than(plain))
 
 
-def overhead(ours: Timed, plain: Timed) -> tuple[float, Interval | None]:
-    """Return the share of throughput that is lost, the median over turns, with its 95 % interval."""
+def overhead(arms: Arms, optimizer: str, recipe: str) -> tuple[float, Interval | None] | None:
+    """Return the share of plain BF16's throughput that the recipe loses: the median over turns, its 95 % interval."""
+    ours, plain = arms.get((optimizer, recipe)), arms.get((optimizer, PLAIN))
+    if recipe == PLAIN or ours is None or plain is None:
+        return None
     shares = lost(ours, plain)
     return median(shares), median_interval(shares)
 
@@ -119,28 +116,29 @@ def _where(found: dict[str, Any]) -> str:
     processor = machine.get("processor") or machine.get("cpu") or ""
     device = str(machine["device"])
     named = device if processor in device else f"{processor}, {device}"
-    return f"{named}; {found['turns']} turns, load {machine['load']:.1f} when it began"
+    return f"{named}; {found['turns']} turns, load average {machine['load']:.1f} at the start"
 
 
-def _read(
-    results: Results, name: str, make: Callable[[dict[str, Any]], dict[T, dict[tuple[str, str], Timed]]]
-) -> tuple[str, dict[T, dict[tuple[str, str], Timed]]] | None:
-    """Return where it was measured, and the times by model or shape."""
-    store = next((planned.folder.path.parent for planned in results.plan.trials.values()), None)
-    path = None if store is None else Path(store) / FOLDER / name
-    if path is None or not path.is_file():
-        return None
-    try:
-        found: dict[str, Any] = json.loads(path.read_text("utf-8"))
-        where, measured = _where(found), make(found)
-        for of in measured.values():
-            for first in {first for first, _ in of}:  # what is compared turn by turn; a slow kind has fewer turns
-                if len({len(one.seconds) for (kind, _), one in of.items() if kind == first}) != 1:
-                    raise ValueError(f"arms of {first} did not take as many turns as each other")
-            if not of:
-                raise ValueError("no arm was measured")
-        if not measured:
-            raise ValueError("nothing was measured")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise Damaged(f"{path} is damaged ({type(error).__name__}: {error}): delete it, and measure again") from None
-    return where, measured
+def _first(results: Results, name: str, read: Callable[[dict[str, Any]], Mapping[T, Arms]]) -> Bench[T] | None:
+    """Return the timings of the first device in DEVICES that has any."""
+    stores = [planned.folder.path.parent for planned in results.plan.trials.values()]
+    for path, kind in ((store / FOLDER / f"{name}-{kind}.json", kind) for store in stores[:1] for kind in DEVICES):
+        if path.is_file():
+            try:
+                found: dict[str, Any] = json.loads(path.read_text("utf-8"))
+                return Bench(_where(found), kind, _checked(read(found)))
+            except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+                reason = f"{type(error).__name__}: {error}"
+                raise Damaged(f"{path} is damaged ({reason}): delete the file and measure again") from None
+    return None
+
+
+def _checked(measured: Mapping[T, Arms]) -> Mapping[T, Arms]:
+    """Return the timings; raise ValueError unless arms that are compared turn by turn have the same number of turns."""
+    if not measured or not all(measured.values()):
+        raise ValueError("there are no timings")
+    for arms in measured.values():
+        for first in {first for first, _ in arms}:  # a slow operation has fewer turns than the others
+            if len({len(one.seconds) for (kind, _), one in arms.items() if kind == first}) != 1:
+                raise ValueError(f"arms of {first} have different numbers of turns")
+    return measured

@@ -1,9 +1,13 @@
-"""What must agree in GaussWS, asked of our own kernels: both sides of a transposed weight (G5), noise and gradients of
-forward and backward (G6), and bytes with what the paper counts (G17)."""
+"""Check our kernels of GaussWS for consistency.
+
+The checks concern a weight and its transpose (G5), noise and gradients of the forward and the backward pass (G6), and
+the bytes that the paper counts (G17).
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -18,7 +22,7 @@ from fewbits.kernels.noise import gaussian_noise, sample_weight, uniform_noise
 from fewbits.models.networks.registry import linear_parameters, model
 
 KINDS = {"gaussws": "gaussian", "diffq": "uniform"}
-INT4 = "e1m2"  # one bit of exponent makes an even grid: 0, ±1 … ±7 steps
+INT4 = "e1m2"  # with one exponent bit the grid is uniform: 0, ±1 … ±7 steps
 SHAPE = (3 * SQUARE + 5, 2 * SQUARE + 9)  # squares at the edges are smaller
 GIB = 2**30
 
@@ -31,7 +35,7 @@ def weights(seed: int = 0, shape: tuple[int, int] = SHAPE) -> Tensor:
 
 
 def parted(w: Tensor, block: str, grid: str = INT4) -> int:
-    """Elements that differ between forward, quantized along rows, and backward, along columns: the transpose."""
+    """Return the number of elements that differ between a weight and its transpose, both quantized in such blocks."""
     there = fake_quantize(w, f"{grid}:{block}:amax")
     back = fake_quantize(w.T.contiguous(), f"{grid}:{block}:amax").T
     return int((there != back).sum())
@@ -42,15 +46,16 @@ def parted(w: Tensor, block: str, grid: str = INT4) -> int:
 
 @dataclass(frozen=True)
 class Gradients:
-    """Of bit widths and weights, the kernel's beside automatic differentiation in float64."""
+    """The kernel's gradients compared with automatic differentiation in float64."""
 
     squares: int
-    bits: float  # greatest difference, as a part of −ln 2 · s · Σ|g·R|, where rounding is measured from
+    bits: float  # greatest difference of a bit width's gradient, relative to ln 2 · s · Σ|g·R|, the scale of rounding
     weights: float  # greatest difference of ∂L/∂w from ∂L/∂ŵ
-    redrawn: bool  # R in backward is R in forward, element by element
+    redrawn: bool  # whether the backward pass has the forward pass's R, in each element
 
 
 def gradients(kind: str, seed: int = 5) -> Gradients:
+    """Compare the gradients of the kernel and of eq. 3 in float64, for random weights, widths and output gradients."""
     w = weights(seed).requires_grad_()
     grid = tuple(-(-n // SQUARE) for n in SHAPE)
     widths = torch.linspace(3, 9, math.prod(grid)).view(grid).requires_grad_()
@@ -65,9 +70,8 @@ def gradients(kind: str, seed: int = 5) -> Gradients:
     largest = _spread(_maxima(w.detach()))  # a constant, as in eq. 4
     ((w.detach().double() + r * largest * torch.exp2(1 - _spread(exact_bits))) * upstream.double()).sum().backward()
     assert exact_bits.grad is not None
-    size = (
-        math.log(2) * (_maxima(w.detach()) * torch.exp2(1 - widths.detach().double())) * _summed((upstream * r).abs())
-    )
+    scale = _maxima(w.detach()) * torch.exp2(1 - widths.detach().double())
+    size = math.log(2) * scale * _by_square((upstream * r).abs(), torch.sum)
     return Gradients(
         math.prod(grid),
         float(((widths.grad - exact_bits.grad).abs() / size).max()),
@@ -77,11 +81,13 @@ def gradients(kind: str, seed: int = 5) -> Gradients:
 
 
 def _redrawn(w: Tensor, widths: Tensor, seed: int, kind: str) -> bool:
-    """Each element's R of backward, read off the gradient where that element alone has one, beside R of forward: for
-    one element of every square at a time, on their diagonals."""
+    """Tell whether the backward pass draws the same R as the forward pass, in elements on the squares' diagonals.
+
+    If only one element of a square has an output gradient, the gradient of the square's width gives that element's R.
+    """
     forward = noise(kind, w.numel(), seed).view(SHAPE)
     scale = _maxima(w) * torch.exp2(1 - widths.double())
-    for place in range(5):  # the least side that a square has here
+    for place in range(5):  # the squares at the lower edge have only 5 rows
         asked = torch.zeros(SHAPE)
         asked[place::SQUARE, place::SQUARE] = 1
         bits = widths.clone().requires_grad_()
@@ -102,13 +108,12 @@ def _spread(grid: Tensor) -> Tensor:
     return grid.repeat_interleave(SQUARE, 0)[: SHAPE[0]].repeat_interleave(SQUARE, 1)[:, : SHAPE[1]]
 
 
-def _summed(x: Tensor) -> Tensor:
-    return torch.stack([torch.stack([part.sum() for part in band.split(SQUARE, 1)]) for band in x.split(SQUARE)])
+def _by_square(x: Tensor, reduce: Callable[[Tensor], Tensor]) -> Tensor:
+    return torch.stack([torch.stack([reduce(part) for part in band.split(SQUARE, 1)]) for band in x.split(SQUARE)])
 
 
 def _maxima(w: Tensor) -> Tensor:
-    bands = w.double().abs().split(SQUARE)
-    return torch.stack([torch.stack([part.max() for part in band.split(SQUARE, 1)]) for band in bands])
+    return _by_square(w.double().abs(), torch.max)
 
 
 # -------------------------------------------------------------------------------- G17: bytes
@@ -116,10 +121,10 @@ def _maxima(w: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Bytes:
-    """Of a weight, in bytes for each of its elements."""
+    """The bytes that tensors take for each element of a weight."""
 
     sampled: float  # ŵ
-    noise: dict[str, float]  # R by method, as it is generated
+    noise: dict[str, float]  # R as it is generated, by method
     widths: float  # bit widths in float32
 
 
@@ -134,7 +139,7 @@ def bytes_each(shape: tuple[int, int] = (1024, 1024)) -> Bytes:
 
 
 def added(name: str, recipe: str, batch: int, length: int) -> float:
-    """Bytes that the recipe adds to a training step's peak, for each weight that it samples: counted, not estimated."""
+    """Return the bytes that the recipe adds to the counted peak memory of a training step, per sampled weight."""
     config = replace(model(name), layers=1)
     text = torch.zeros(batch, length + 1, dtype=torch.long)
     peaks = []
@@ -146,12 +151,12 @@ def added(name: str, recipe: str, batch: int, length: int) -> float:
 
 
 def papers_bytes() -> dict[str, float]:
-    """What GaussWS adds in Table 1 under AdamW, for each parameter that it samples: by model."""
+    """Return the bytes that GaussWS adds under AdamW in Table 1, per parameter that it samples, by row of the table."""
     models = {"134m": "llama2-134m", "1b": "llama2-1b", "3b": "llama2-3b", "70b": "llama2-70b-4l"}
-    said = paper("gaussws").table("Table 1")
+    printed = paper("gaussws").table("Table 1")
     found = {}
     for row, name in models.items():
-        plain, ours = (said.value(f"memory-{row}", column) for column in ("adamw", "adamw-gaussws"))
+        plain, ours = (printed.value(f"memory-{row}", column) for column in ("adamw", "adamw-gaussws"))
         assert plain is not None
         assert ours is not None
         found[row] = (ours - plain) * GIB / linear_parameters(model(name))

@@ -1,4 +1,4 @@
-"""Claims that arithmetic decides at any scale, asked of our own kernels whenever a report is made: G1 to G6, G17."""
+"""Check claims that arithmetic decides at any scale with our own kernels, whenever a report is made: G1 to G6, G17."""
 
 from __future__ import annotations
 
@@ -10,36 +10,36 @@ from fewbits.analysis.studies.gaussws import consistency, theory
 from fewbits.analysis.studies.gaussws.consistency import KINDS
 from fewbits.analysis.studies.gaussws.theory import Swallowed
 
-ROUNDED = 1e-6  # of a gradient that is summed in float32, beside float64
-CHANCE = 18.5  # χ² with four degrees of freedom is above it once in a thousand
+ROUNDED = 1e-6  # the greatest relative error of a gradient that is summed in float32 instead of float64
+CHANCE = 18.5  # χ² with four degrees of freedom exceeds this with a probability of 0.001
 
 
 @exact("gaussws", "G1")
-def g1() -> dict[str, Exact]:
-    found, said, drawn = theory.generated(), theory.equation_10(), theory.drawn()
-    holds = found == said and not drawn.different and sum(r * p for r, p in found.items()) == 0
+def g1() -> Exact:
+    found, stated, drawn = theory.generated(), theory.equation_10(), theory.drawn()
+    holds = found == stated and not drawn.different and sum(r * p for r, p in found.items()) == 0
     counts = ", ".join(
         f"{r:+d}: {int(p * theory.PATTERNS):,}" if r else f"0: {int(p * theory.PATTERNS):,}" for r, p in found.items()
     )
     variance = float(sum(r * r * p for r, p in found.items()))
-    agree = "eq. 10 to the last one" if found == said else "not eq. 10"
+    agree = "exactly the probabilities of eq. 10" if found == stated else "not the probabilities of eq. 10"
     what = (
-        f"of all {theory.PATTERNS:,} patterns of the generator's bits {counts}; {agree}, "
+        f"counts of R over all {theory.PATTERNS:,} patterns of the generator's bits: {counts}; {agree}, "
         f"mean {float(sum(r * p for r, p in found.items())):g}; "
-        f"of {drawn.elements:,} elements that the kernel drew {drawn.different or 'none'} is another"
+        f"{drawn.different or 'none'} of {drawn.elements:,} elements that the kernel drew differ from the reference's"
     )
     notes = (
-        f"their counts are {'within' if drawn.chi_square < CHANCE else 'beyond'} chance (χ² {drawn.chi_square:.1f}, "
-        "4 degrees of freedom)",
-        f"variance {variance:.4f}, where round(N(0, 1) / 2) has 0.3254; eq. 10 holds if Pr(±2), where Pr(±1) is "
-        "computed, is of both signs together",
+        f"the counts of drawn elements are {'consistent' if drawn.chi_square < CHANCE else 'not consistent'} with eq. "
+        f"10 (χ² {drawn.chi_square:.1f}, 4 degrees of freedom)",
+        f"the variance is {variance:.4f}; that of round(N(0, 1) / 2) is 0.3254. Eq. 10 holds if the Pr(±2) in the "
+        "formula of Pr(±1) is the probability of both signs together",
     )
-    return {"": Exact(holds, what, notes)}
+    return Exact(holds, what, notes)
 
 
 @exact("gaussws", "G2")
-def g2() -> dict[str, Exact]:
-    """Lemma 1 for BF16: what a cast swallows just below the widths it names, and at them."""
+def g2() -> Exact:
+    """Check Lemma 1 for BF16 by counting the noise that a cast swallows below the widths of the lemma, and at them."""
     below = [_lost(bits) for bits in (3, 4, 5, 6, 7, 8, 8.5, 8.99)]
     uniform = [_lost(bits, *theory.UNIFORM_4_BITS) for bits in (3, 4, 4.5, 4.99)]
     ends = _lost(9), _lost(5, *theory.UNIFORM_4_BITS)
@@ -49,12 +49,12 @@ def g2() -> dict[str, Exact]:
     kept = not any(one.lost for one in (*below, *uniform))
     holds = kept and all(by_kernel) and all(one.lost for one in ends)
     what = (
-        f"of {sum(one.cases for one in below):,} cases below 9 bits {_none(below)} lost, {first} 9; of 4-bit "
-        f"uniform noise {_none(uniform)} of {sum(one.cases for one in uniform):,} below 5, {first_uniform} 5; "
-        f"the kernel {'agrees' if all(by_kernel) else 'does not agree'}"
+        f"of {sum(one.cases for one in below):,} cases below 9 bits {_none(below)} lost, and {first} 9 bits; of "
+        f"{sum(one.cases for one in uniform):,} cases of 4-bit uniform noise below 5 bits {_none(uniform)} lost, and "
+        f"{first_uniform} 5 bits; the kernel {'agrees' if all(by_kernel) else 'does not agree'}"
     )
     whole = {float(bits): theory.by_kernel(bits, "uniform").swallowed.share for bits in (4, 6, 8)}
-    return {"": Exact(holds, what, (*_boundaries(), _of_16_bits(whole)))}
+    return Exact(holds, what, (*_boundaries(), _of_16_bits(whole)))
 
 
 def _lost(bits: float, *magnitudes: float) -> Swallowed:
@@ -68,27 +68,27 @@ def _none(found: Sequence[Swallowed]) -> str:
 
 
 def _boundaries() -> tuple[str, ...]:
-    """Both readings of Lemma 1, and what happens at the width it excludes."""
+    """Return notes on both readings of Lemma 1, and on the width that it excludes."""
     at_nine, beside = theory.swallowed(9), {bits: theory.swallowed(bits, beside_grid=True) for bits in (8, 8.5, 8.99)}
     words = ", ".join(
         f"{one.share:.2%} at {bits:g}" if one.lost else f"none at {bits:g}" for bits, one in beside.items()
     )
     return (
-        f"at 9 bits {at_nine.lost:,} of {at_nine.cases:,} is lost: noise of half a step on a maximum that is a "
-        "power of two, a tie",
-        f"weights beside BF16's grid, as FP32 masters are, keep all noise up to 8 bits only (b < m + 1 + τ): of those "
-        f"in the upper {theory.BINADES} binades lost are {words}",
+        f"at 9 bits noise is lost in {at_nine.lost:,} of {at_nine.cases:,} cases, which are ties: the maximum is a "
+        "power of two, so noise is half a step",
+        "weights between the points of BF16's grid, such as FP32 master weights, keep all noise only up to 8 bits "
+        f"(b < m + 1 + τ): in the upper {theory.BINADES} binades the share of lost noise is {words}",
     )
 
 
 def _of_16_bits(shares: Mapping[float, float]) -> str:
     words = ", ".join(f"{share:.1%} at {bits:g} bits" for bits, share in shares.items())
-    return f"DiffQ's noise as it is trained with here, of 16 bits, loses {words}"
+    return f"of DiffQ's noise of 16 bits, which is used in training here, the cast swallows {words}"
 
 
 @exact("gaussws", "G3")
-def g3() -> dict[str, Exact]:
-    widths = list(theory.widths())
+def g3() -> Exact:
+    widths = theory.WIDTHS
     small = [theory.drowned(bits, 0, magnitude) for bits in (3, 4, 4.3, 5.7, 6, 9) for magnitude in (1.0, 2.0)]
     flows = [theory.underflows(bits) for bits in widths]
     fits = all(
@@ -97,28 +97,28 @@ def g3() -> dict[str, Exact]:
         for after in (False, True)
     )
     cells = [pair for row in theory.table_c1_rows().values() for pair in row]
-    same = sum(ours == said for ours, said in cells)
+    same = sum(ours == printed for ours, printed in cells)
     lost, gone = sum(one.lost for one in small), sum(one.weights + one.sampled for one in flows)
     what = (
-        f"of {sum(one.cases for one in small):,} small weights above the cut-off {lost or 'none'} is lost; with "
-        f"Proposition 3's exponents {gone or 'none'} of the kernel's {2 * sum(one.values for one in flows):,} values "
-        f"becomes zero, and {'no' if fits else 'not all'} exponents need be wider; {same} of {len(cells)} entries of "
-        "Table C.1 are the same"
+        f"{lost or 'none'} of {sum(one.cases for one in small):,} small weights above the cut-off are lost; with "
+        f"Proposition 3's exponent bits {gone or 'none'} of the kernel's {2 * sum(one.values for one in flows):,} "
+        f"values become zero, and a search finds {'the same' if fits else 'other'} exponent bits; {same} of "
+        f"{len(cells)} entries of Table C.1 are the same"
     )
     lower = [theory.drowned(5.7, -1, magnitude).share for magnitude in (1.0, 2.0)]
     ties = [theory.least_mantissa_bits(bits, ties=True) for bits in (3, 8)]
     notes = (
-        f"one binade below Lemma 2's cut-off {lower[0]:.0%} is lost for |R| = 1 and {lower[1]:.0%} for |R| = 2, which "
-        "its proof leaves out",
-        "Table C.1's mantissas, b − 2, are the very width that Lemma 1 excludes: noise is swallowed by ties where a "
-        f"block's maximum is a power of two; keeping that, too, takes {ties[0]} bits instead of 1 at b = 3, {ties[1]} "
-        "instead of 6 at b = 8",
+        f"one binade below Lemma 2's cut-off {lower[0]:.0%} of the weights are lost for |R| = 1 and {lower[1]:.0%} for "
+        "|R| = 2, which the lemma's proof leaves out",
+        "with Table C.1's mantissa bits, b − 2, the width is exactly the one that Lemma 1 excludes: if a block's "
+        f"maximum is a power of two, ties swallow noise; to keep it, too, takes {ties[0]} bits instead of 1 at b = 3 "
+        f"and {ties[1]} instead of 6 at b = 8",
     )
-    return {"": Exact(not lost and not gone and fits and same == len(cells), what, notes)}
+    return Exact(not lost and not gone and fits and same == len(cells), what, notes)
 
 
 @exact("gaussws", "G4")
-def g4() -> dict[str, Exact]:
+def g4() -> Exact:
     found = [theory.masked(bits) for bits in (3, 4, 6, 9)]
     weights, noisy = sum(one.weights for one in found), sum(one.noisy for one in found)
     gone, without = sum(one.masked for one in found), sum(one.masked_without_noise for one in found)
@@ -126,59 +126,58 @@ def g4() -> dict[str, Exact]:
     bound = 1 - theory.generated()[0]
     holds = kept and gone <= noisy and not without and float(bound) <= 0.317
     what = (
-        f"of {weights:,} weights below the cut-off {gone / weights:.1%} are masked, {without or 'none'} of them "
-        f"without noise, which {noisy / weights:.1%} have; the others "
-        f"{'come out as they are' if kept else 'are changed, too'}"
+        f"of {weights:,} weights below the cut-off {noisy / weights:.1%} have noise and {gone / weights:.1%} are "
+        f"masked, {without or 'none'} of them without noise; the others are {'unchanged' if kept else 'changed, too'}"
     )
     notes = (
-        f"noise is not zero with a probability of {float(bound):.4f} as generated; 0.317 is the ideal distribution's",
+        f"generated noise is not zero with a probability of {float(bound):.4f}; for the ideal distribution it is 0.317",
     )
-    return {"": Exact(holds, what, notes)}
+    return Exact(holds, what, notes)
 
 
 @exact("gaussws", "G5")
-def g5() -> dict[str, Exact]:
+def g5() -> Exact:
     w = consistency.weights()
     squares = {block: consistency.parted(w, block) for block in ("32x32", "16x16", "2x2")}
     vectors = {block: consistency.parted(w, block) for block in ("1x32", "1x16", "1x2")}
     what = "; ".join(
-        f"{block}: {f'{count / w.numel():.1%} of values differ' if count else 'the same both ways'}"
+        f"{block}: {f'{count / w.numel():.1%} of values differ' if count else 'all values are the same'}"
         for block, count in (squares | vectors).items()
     )
-    return {"": Exact(not any(squares.values()) and all(vectors.values()), f"in INT4, {what}")}
+    return Exact(not any(squares.values()) and all(vectors.values()), f"a weight and its transpose in INT4: {what}")
 
 
 @exact("gaussws", "G6")
-def g6() -> dict[str, Exact]:
+def g6() -> Exact:
     found = {method: consistency.gradients(kind) for method, kind in KINDS.items()}
     holds = all(one.bits < ROUNDED and one.weights == 0 and one.redrawn for one in found.values())
     what = "; ".join(
-        f"{method}: within {one.bits:.0e} of automatic differentiation on {one.squares} squares, ragged ones among them"
+        f"{method}: ∂L/∂b is within {one.bits:.0e} of automatic differentiation on {one.squares} squares, some ragged"
         for method, one in found.items()
     )
     off = max(one.weights for one in found.values())
-    passed = f"∂L/∂w is up to {off:.1e} off ∂L/∂ŵ" if off else "∂L/∂w is ∂L/∂ŵ to the bit"
+    passed = f"∂L/∂w differs from ∂L/∂ŵ by up to {off:.1e}" if off else "∂L/∂w equals ∂L/∂ŵ to the bit"
     drawn = (
-        "the noise drawn again in backward is forward's"
+        "the backward pass draws the same noise as the forward pass"
         if all(one.redrawn for one in found.values())
-        else ("the noise of backward is another")
+        else "the backward pass draws other noise than the forward pass"
     )
-    return {"": Exact(holds, f"{what}; {passed}; {drawn}")}
+    return Exact(holds, f"{what}; {passed}; {drawn}")
 
 
 @exact("gaussws", "G17")
-def g17() -> dict[str, Exact]:
+def g17() -> Exact:
     each = consistency.bytes_each()
     holds = each.sampled == 2 and each.noise == {"gaussws": 0.5, "diffq": 2.0}
     what = (
-        f"a weight: {each.sampled:g} bytes for ŵ, {each.noise['gaussws']:g} for GaussWS's noise, "
-        f"{each.noise['diffq']:g} for DiffQ's; bit widths take {each.widths:.4f} more"
+        f"bytes per weight: {each.sampled:g} for ŵ, {each.noise['gaussws']:g} for GaussWS's noise, "
+        f"{each.noise['diffq']:g} for DiffQ's noise; bit widths take {each.widths:.4f} more"
     )
     few, many = (consistency.added("llama2-nano", "gaussws", *size) for size in ((1, 8), (4, 256)))
     printed = ", ".join(f"{value:.2f} ({name.upper()})" for name, value in consistency.papers_bytes().items())
     notes = (
-        f"the paper's own Table 1 adds, for each sampled weight, {printed}",
-        f"counted in our training: {few:.3f} bytes a weight where the optimizer's step is the peak, {many:.3f} where "
-        "the backward pass is, for which plain BF16 keeps copies of its FP32 weights, too",
+        f"bytes that Table 1 of the paper adds per sampled weight: {printed}",
+        f"counted in our training: {few:.3f} bytes per weight if memory peaks in the optimizer's step and {many:.3f} "
+        "if it peaks in the backward pass, for which plain BF16 keeps BF16 copies of its FP32 weights, too",
     )
-    return {"": Exact(holds, what, notes)}
+    return Exact(holds, what, notes)

@@ -1,7 +1,7 @@
-"""Figures 2, D.1 and C, drawn from the kernels themselves: small matrices from fixed seeds, every number computed anew.
+"""Figures 2, D.1 and C: our kernels' results on small matrices from fixed seeds, computed whenever they are drawn.
 
-The paper does not give its matrices; what they show does not depend on them. INT4 is the even grid of 0, ±1 … ±7 steps
-(E1M2), a block's largest magnitude at 7.
+The paper does not give its matrices, but the figures' message does not depend on them. INT4 is the uniform grid of 0,
+±1 … ±7 steps (E1M2); a block's largest magnitude is at 7.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Blocks = tuple[int, int]
 
 @dataclass(frozen=True)
 class Shown:
-    """A matrix with its title; blocks are outlined and marked cells filled."""
+    """A matrix to draw. Its blocks are outlined, and marked cells are filled."""
 
     title: str
     values: Tensor
@@ -51,9 +51,9 @@ class Noisy:
     """One matrix before and after noise and cast."""
 
     w: Tensor
-    noise: Tensor  # that backward sees
+    noise: Tensor  # as the backward pass uses it
     cast: Tensor  # Q(w + noise)
-    effective: Tensor  # what is left of the noise: Q(w + noise) − Q(w)
+    effective: Tensor  # the noise after the cast: Q(w + noise) − Q(w)
 
     @property
     def swallowed(self) -> Tensor:
@@ -61,7 +61,7 @@ class Noisy:
 
 
 def noisy(kind: str) -> Noisy:
-    """Return ŵ of the kernel in float32, then cast to INT4 on the grids of w's own blocks."""
+    """Return a matrix with the kernel's noise in float32, and the cast to INT4 with the steps of w's blocks."""
     w = weights(SEED, (SIDE, SIDE))
     bits = torch.full((SIDE // BLOCK, SIDE // BLOCK), BITS)
     drawn: Literal["gaussian", "uniform"] = "gaussian" if kind == "gaussian" else "uniform"
@@ -69,7 +69,7 @@ def noisy(kind: str) -> Noisy:
     step = _maxima(w) / 7
 
     def cast(x: Tensor) -> Tensor:
-        return fake_quantize(x / step * 0.5, INT4) * 2 * step  # E1M2's own steps are halves
+        return fake_quantize(x / step * 0.5, INT4) * 2 * step  # E1M2 itself has steps of 0.5
 
     return Noisy(w, sampled - w, cast(sampled), cast(sampled) - cast(w))
 
@@ -81,7 +81,7 @@ def _maxima(w: Tensor) -> Tensor:
 
 @figure("gaussws", "Figure 2")
 def figure_2(results: Results) -> Picture:
-    """Show the noise that backward sees beside the noise that is left after a cast to INT4."""
+    """Show the noise that the backward pass uses and the noise that is left after a cast to INT4."""
     found = {"U(−½, ½)": noisy("uniform"), "GaussWS": noisy("gaussian")}
     squares = (BLOCK, BLOCK)
     rows = [
@@ -94,12 +94,12 @@ def figure_2(results: Results) -> Picture:
         for name, one in found.items()
     ]
     counts = "; ".join(
-        f"{name}: {int(one.swallowed.sum())} of {int((one.noise != 0).sum())} that are not zero are swallowed"
+        f"{name}: the cast swallows {int(one.swallowed.sum())} of {int((one.noise != 0).sum())} nonzero values of noise"
         for name, one in found.items()
     )
     notes = (
-        f"{counts} (marked). The second row is ours: rounded normal noise on the same matrix.",
-        f"A 4×4 normal matrix from a fixed seed, blocks of 2×2, {BITS:g} bits; the paper's own values are not known.",
+        f"{counts} (marked). The second row is our addition: rounded normal noise on the same matrix.",
+        f"A 4×4 normal matrix from a fixed seed, blocks of 2×2, {BITS:g} bits; the paper's values are not known.",
     )
     return FigureResult(lambda: draw_matrices(rows), (), notes)
 
@@ -109,7 +109,7 @@ def figure_2(results: Results) -> Picture:
 
 @figure("gaussws", "Figure D.1")
 def figure_d1(results: Results) -> Picture:
-    """Show that blocks of vectors quantize a weight differently in forward and backward, and squares do not."""
+    """Show that vector blocks quantize a weight differently in the two passes, and square blocks do not."""
     w = weights(SEED + 1, (SIDE, SIDE))
     kinds: tuple[tuple[str, Blocks], ...] = (("vectors of 2", (1, BLOCK)), ("squares of 2", (BLOCK, BLOCK)))
     rows, differing = [], []
@@ -126,21 +126,21 @@ def figure_d1(results: Results) -> Picture:
         )
         differing.append(f"{name}: {int((forward != backward).sum())} of {w.numel()} values differ")
     notes = (
-        f"{'; '.join(differing)}. The second row is ours: squares of the same matrix.",
-        "A 4×4 normal matrix from a fixed seed, INT4, FP32 scales (assumed); the paper's own values are not known.",
+        f"{'; '.join(differing)}. The second row is our addition: square blocks of the same matrix.",
+        "A 4×4 normal matrix from a fixed seed, in INT4 with FP32 scales (assumed); the paper's values are not known.",
     )
     return FigureResult(lambda: draw_matrices(rows), (), notes)
 
 
 # -------------------------------------------------------------------------------- Figure 1's schematic
 
-WEIGHT, WIDTH_BITS, DRAWS = 0.62, 5.0, 1 << 16  # in units of its block's maximum
+WEIGHT, WIDTH_BITS, DRAWS = 0.62, 5.0, 1 << 16  # the weight is a fraction of its block's maximum
 SEEN = (WEIGHT - 0.2, WEIGHT + 0.2)
 
 
-@figure("gaussws", "Figure C", "Where sampling takes a weight, among what BF16 and FP6 hold (Figure 1, left)")
+@figure("gaussws", "Figure C", "Values that sampling gives to a weight, and the values of FP6 (Figure 1, left)")
 def figure_c(results: Results) -> Picture:
-    """Show one weight, drawn many times by the kernels: its noise, and where ŵ lies."""
+    """Show the kernels' noise and ŵ over many draws for one weight."""
     values = {name: noise(kind, DRAWS, SEED).numpy() for name, kind in (("GaussWS", "gaussian"), ("DiffQ", "uniform"))}
     step = 2.0 ** (1 - WIDTH_BITS)
     form = Format.parse("e3m2")
@@ -164,8 +164,8 @@ def figure_c(results: Results) -> Picture:
         return drawn
 
     notes = (
-        f"{DRAWS:,} draws of one weight (upright line); dashed: what FP6 E3M2 holds. Rounded normal noise keeps the "
-        "weight in seven draws of ten, and else moves it by whole multiples of 2^(1−b) of the maximum.",
+        f"{DRAWS:,} draws for one weight (solid line); dashed lines: values of FP6 E3M2. Rounded normal noise leaves "
+        "the weight as it is in seven draws of ten, and else moves it by integer multiples of 2^(1−b) · max.",
     )
     return FigureResult(draw, (), notes)
 
@@ -197,7 +197,7 @@ def _matrix(drawing: Drawing, left: float, top: float, of: Shown) -> None:
 
 
 def _spelled(value: float) -> str:
-    """Return a number in few letters: .36, −1.04, .004."""
+    """Return a number as short text, such as .36, −1.04 or .004."""
     if value == 0:
         return "0"
     text = f"{value:.2f}" if abs(value) >= 0.005 else f"{value:.0e}" if abs(value) < 5e-4 else f"{value:.3f}"

@@ -1,4 +1,4 @@
-"""GaussWS's Tables B.1, C.1 and E.1; Table 1 is among what was timed (timing.py)."""
+"""GaussWS's Tables B.1, C.1 and E.1. Table 1 is in timing.py."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from fewbits.analysis.engine.arms import BASELINE
 from fewbits.analysis.engine.data import NotPlanned
 from fewbits.analysis.engine.frames import Results
-from fewbits.analysis.engine.paper import paper
+from fewbits.analysis.engine.paper import Column, paper
 from fewbits.analysis.engine.places import not_planned, sweep_places, trial_ids
 from fewbits.analysis.report.items import Ours, OutOfReach, Setting, TableCell, TableResult, TableRow, Value
 from fewbits.analysis.report.registry import table
@@ -16,22 +16,22 @@ from fewbits.analysis.studies.gaussws.stability import RATES, all_ended
 from fewbits.analysis.studies.gaussws.widths import OURS
 from fewbits.analysis.tables.cells import PERCENT, cell
 from fewbits.analysis.tables.comparing import compare
-from fewbits.analysis.tables.settings import Lineage, model, setting
+from fewbits.analysis.tables.settings import Describe, Lineage, SettingsColumn, settings_table
 from fewbits.analysis.views.numbers import number
 from fewbits.sweeps.planning.cost import tokens_of
 
 # -------------------------------------------------------------------------------- Table B.1
 
 NOT_OURS = {
-    "fqt": OutOfReach("the MoR and NVFP4 studies are of it"),
-    "nipq": OutOfReach("not tested, nor by the paper"),
+    "fqt": OutOfReach("the subject of the MoR and NVFP4 studies"),
+    "nipq": OutOfReach("tested neither here nor in the paper"),
 }
 ARMS = {"bf16": BASELINE, "gaussws": OURS, "diffq": "diffq"}
 
 
 @table("gaussws", "Table B.1")
 def table_b1(results: Results) -> TableResult:
-    """Put what was measured beside the paper's words."""
+    """Compare our measurements with the words of the paper's table."""
     printed = paper("gaussws").table("Table B.1")
     measure: dict[str, Callable[[Results, str], Ours]] = {
         "throughput": _throughput,
@@ -47,9 +47,9 @@ def table_b1(results: Results) -> TableResult:
             cells.append(TableCell(ours, words, printed.source))
         rows.append(TableRow(row.title, tuple(cells)))
     notes = (
-        "Throughput: the share of BF16's that is lost, of the models timed, under AdamW",
-        "Stability: seeds that leave the trunk's level under induced instability, ours, at 3, 10 and 30 times the rate",
-        "Accuracy: GPT-2's change of validation loss from BF16",
+        "Throughput: the share of BF16's throughput that the timed models lose under AdamW",
+        "Stability: seeds that leave the trunk's level at 3, 10 and 30 times its learning rate (Table A)",
+        "Accuracy: the change of GPT-2's validation loss from BF16",
     )
     return TableResult(tuple(column.title for column in printed.columns), tuple(rows), notes)
 
@@ -60,11 +60,11 @@ def _throughput(results: Results, arm: str) -> Ours:
         return not_planned(results)
     if arm == BASELINE:
         return Setting("0 %, by definition")
-    words = []
-    for name, of in found.models.items():
-        timed, plain = of.get(("adamw", arm)), of.get(("adamw", benches.PLAIN))
-        if timed is not None and plain is not None:
-            words.append(f"{benches.overhead(timed, plain)[0]:.1%} ({name})")
+    words = [
+        f"{lost[0]:.1%} ({name})"
+        for name, arms in found.timed.items()
+        if (lost := benches.overhead(arms, "adamw", arm)) is not None
+    ]
     return Setting(", ".join(words)) if words else not_planned(results)
 
 
@@ -90,28 +90,29 @@ def _accuracy(results: Results, arm: str) -> Ours:
 
 
 def _flexibility(results: Results, arm: str) -> Ours:
-    return Setting("none" if arm == BASELINE else "a width learned for each 32×32")
+    return Setting("none" if arm == BASELINE else "a learned width for each 32×32 square")
 
 
 # -------------------------------------------------------------------------------- Table C.1
 
-TIES = "Mantissa of ŵ, ties kept too (ours)"
+TIES = "Mantissa of ŵ that keeps ties, too (ours)"
 
 
 @table("gaussws", "Table C.1")
 def table_c1(results: Results) -> TableResult:
-    """Put the bits that were found by search beside the paper's."""
+    """Compare the bits that a search finds with the paper's."""
     printed = paper("gaussws").table("Table C.1")
     found = theory.table_c1_rows()
     rows = [
         TableRow(row.title, tuple(_entry(ours, theirs, printed.source) for ours, theirs in found[row.id]), row.unit)
         for row in printed.rows
     ]
-    ties = tuple(_entry(float(theory.least_mantissa_bits(bits, ties=True)), None, "") for bits in theory.widths())
+    ties = tuple(_entry(float(theory.least_mantissa_bits(bits, ties=True)), None, "") for bits in theory.WIDTHS)
     notes = (
-        "Ours are found, not computed from Proposition 3: the fewest bits of exponent whose least step is the one "
-        "needed, and the fewest of mantissa with which a cast swallows no noise, whatever the weight and the maximum",
-        "Noise on a maximum that is a power of two is half a step at b − 2 bits, a tie: keeping it takes one bit more",
+        "Ours are found by search, not computed from Proposition 3: the fewest exponent bits that reach the least step "
+        "needed, and the fewest mantissa bits with which a cast swallows no noise, for any weight and maximum",
+        "With b − 2 mantissa bits, noise in a block whose maximum is a power of two is half a step, a tie; to keep it "
+        "takes one bit more",
     )
     return TableResult(tuple(column.title for column in printed.columns), (*rows, TableRow(TIES, ties, "bits")), notes)
 
@@ -122,8 +123,11 @@ def _entry(ours: float | str, theirs: float | str | None, source: str) -> TableC
 
 # -------------------------------------------------------------------------------- Table E.1
 
-SWEEPS = {"gpt2-124m": "gpt2", "llama2-134m": "llama2", "llama2-1b": "large"}  # columns, with the sweeps of ours
-Describe = Callable[[Lineage], str]
+SWEEPS = {
+    "gpt2-124m": "gpt2",
+    "llama2-134m": "llama2",
+    "llama2-1b": "large",
+}  # columns of the paper's table, each with our sweep
 SETTINGS: dict[str, Describe] = {
     "length": lambda line: f"{line.arm.training.length:,}",
     "local": lambda line: f"{line.arm.training.micro_batch:,}",
@@ -135,7 +139,7 @@ SETTINGS: dict[str, Describe] = {
     "lambda": lambda line: f"{line.arm.recipe.sampler.penalty:g}",
 }
 UNSTATED: dict[str, Describe] = {
-    "Learning rate of b_i": lambda line: f"{line.arm.optimizer.bits_lr_ratio:g} × that of weights",
+    "Learning rate of b_i": lambda line: f"{line.arm.optimizer.bits_lr_ratio:g} × the weights' rate",
     "Weight decay of b_i": lambda line: f"{_bits_decay(line):g}",
     "Optimizer": lambda line: (
         f"β {line.arm.optimizer.beta1:g} and {line.arm.optimizer.beta2:g}, ε "
@@ -144,14 +148,16 @@ UNSTATED: dict[str, Describe] = {
 }
 
 
-def _settings(part: Results | NotPlanned) -> dict[str, Describe]:
-    """Return how settings are read; a batch is divided among as many processes as the plan gives a trial."""
+def _column(results: Results, column: Column) -> SettingsColumn:
+    """Return our column. The number of ranks is that which the plan gives the arm's trials."""
+    part = sweep_places(results, SWEEPS[column.id])
     trials = [] if isinstance(part, NotPlanned) else [part.plan.trials[name] for name in trial_ids(part, OURS).values()]
     ranks = max((planned.resources.ranks for planned in trials), default=1)
-    return SETTINGS | {
+    settings = SETTINGS | {
         "accumulation": lambda line: f"{line.arm.training.batch // line.arm.training.micro_batch // ranks:,}",
         "ranks": lambda _: f"{ranks:,}",
     }
+    return SettingsColumn(column.title, part, OURS, settings=settings)
 
 
 def _bits_decay(line: Lineage) -> float:
@@ -161,25 +167,7 @@ def _bits_decay(line: Lineage) -> float:
 
 @table("gaussws", "Table E.1")
 def table_e1(results: Results) -> TableResult:
-    """Compare the settings: ours are those of the GaussWS arms' own configs."""
+    """Compare the paper's settings with those in the configs of our GaussWS arms."""
     printed = paper("gaussws").table("Table E.1")
-    parts = {column.id: sweep_places(results, SWEEPS[column.id]) for column in printed.columns}
-    settings = {name: _settings(part) for name, part in parts.items()}
-
-    def ours(column: str, describe: Describe, *, assumed: bool = False) -> Ours:
-        part = parts[column]
-        return part if isinstance(part, NotPlanned) else setting(part, OURS, describe, assumed=assumed)
-
-    rows = [TableRow("Model", tuple(TableCell(ours(c.id, model), c.title, printed.source) for c in printed.columns))]
-    for row in printed.rows:
-        values = row.values or row.text
-        cells = (
-            TableCell(ours(column.id, settings[column.id][row.id]), value, printed.source, comparable=False)
-            for column, value in zip(printed.columns, values, strict=True)
-        )
-        rows.append(TableRow(row.title, tuple(cells), row.unit))
-    for title, describe in UNSTATED.items():
-        cells = (TableCell(ours(column.id, describe, assumed=True)) for column in printed.columns)
-        rows.append(TableRow(title, tuple(cells)))
-    notes = ("Steps of a trunk and of a branch are shown as a sum", "Assumed: what the paper does not state")
-    return TableResult(tuple(column.title for column in printed.columns), tuple(rows), notes)
+    columns = [_column(results, column) for column in printed.columns]
+    return settings_table(printed, columns, UNSTATED, ("A sum of steps is the trunk's steps plus the branch's",))

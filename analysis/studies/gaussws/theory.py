@@ -1,17 +1,18 @@
-"""What GaussWS's theory says of noise and casts, asked of our own kernels whenever a report is made (G1 to G4).
+"""Check GaussWS's theory of noise and casts with our own kernels, whenever a report is made (G1 to G4).
 
-Rounding sees mantissas alone, so that cases can be counted out: every mantissa of a block's maximum beside every
+Rounding depends on mantissas only, so all cases can be enumerated: every mantissa of a block's maximum with every
 mantissa of a weight, in all binades that matter. ŵ = cast(w + R · 2^(1−b) · max|w|) is computed by its definition for
-chosen R, and by the kernel for the R of a seed; where both are there they are the same bits.
+chosen R and by the kernel for the R of a seed; for the same R, both have to give the same bits.
 
-What the paper leaves to the reader is asked both ways (facts 1.3.5): weights that lie on the cast's grid or beside it
-(Lemma 1), and blocks whose maximum is a power of two, where noise is exactly half a step and ties decide (Table C.1).
+Where the paper leaves two readings open, both are checked (facts 1.3.5): weights may lie on the cast's grid or between
+its points (Lemma 1), and blocks' maxima may be powers of two, for which noise is exactly half a step and ties decide
+(Table C.1).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
@@ -27,17 +28,18 @@ from fewbits.kernels.reference import noise as reference_noise
 
 BF16_MANTISSA = 7
 SQUARE = 32
-PATTERNS = 1 << 16  # of the 16 bits that an element of R is made of
-UNIFORM_4_BITS = tuple(k / 16 for k in range(1, 9))  # magnitudes of U(−½, ½) in 4 bits: τ = −4
-MAXIMA = 128  # mantissas of blocks' maxima, at most: all of BF16's
-BINADES = 4  # of weights, from the maximum's own down: the others' steps are finer, and lose nothing that these keep
+PATTERNS = 1 << 16  # the patterns of the 16 random bits from which an element of R is computed
+UNIFORM_4_BITS = tuple(k / 16 for k in range(1, 9))  # the magnitudes that U(−½, ½) has in 4 bits: τ = −4
+MAXIMA = 128  # the number of mantissas of blocks' maxima that are tried, at most: all of BF16's
+WIDTHS = range(3, 14)  # the bit widths of Table C.1
+BINADES = 4  # binades of weights, from the maximum's down; lower ones have finer steps and swallow no more noise
 
 
 # -------------------------------------------------------------------------------- eq. 10
 
 
 def equation_10() -> dict[int, Fraction]:
-    """Pr(R). What is printed without a sign inside Pr(±1) is the probability of both signs."""
+    """Return Pr(R) by eq. 10. Inside Pr(±1), the paper prints a probability without a sign: that of both signs."""
     two = Fraction(3, 4) / 2**9
     one = Fraction(3, 4) ** 2 / 4 * (1 - 2 * two)
     return {-2: two, -1: one, 0: 1 - 2 * (one + two), 1: one, 2: two}
@@ -45,32 +47,35 @@ def equation_10() -> dict[int, Fraction]:
 
 @cache
 def generated() -> dict[int, Fraction]:
-    """Pr(R) of the generator: a count over every pattern of its 16 bits."""
+    """Return Pr(R) of the generator, counted over all patterns of its 16 random bits."""
     number = torch.arange(PATTERNS)
     nibbles = reference_noise.gaussian_nibbles([number >> bit & 1 for bit in range(16)])
-    values = reference_noise.unpack_noise(nibbles, 8 * PATTERNS)[::8]  # one element to a word here
+    values = reference_noise.unpack_noise(nibbles, 8 * PATTERNS)[
+        ::8
+    ]  # only the first element of each word is a pattern
     return {value: Fraction(int((values == value).sum()), PATTERNS) for value in range(-2, 3)}
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """What the kernel draws, beside the generator by definition."""
+    """The R that the kernel draws, compared with the reference generator and with eq. 10."""
 
     elements: int
-    different: int
-    chi_square: float  # of counts beside eq. 10's, 4 degrees of freedom
+    different: int  # elements that differ from the reference's
+    chi_square: float  # of the counts against eq. 10, with 4 degrees of freedom
 
 
 def drawn(elements: int = 1 << 18, seed: int = 1) -> Drawn:
+    """Compare the kernel's R for one seed with the reference generator's and with eq. 10."""
     found = noise("gaussian", elements, seed)
     expected = reference_noise.unpack_noise(reference_noise.gaussian_noise(elements, seed, "cpu"), elements)
     counts = torch.bincount(found.long() + 2, minlength=5).double()
-    said = torch.tensor([float(p) * elements for p in equation_10().values()], dtype=torch.float64)
-    return Drawn(elements, int((found != expected).sum()), float(((counts - said) ** 2 / said).sum()))
+    stated = torch.tensor([float(p) * elements for p in equation_10().values()], dtype=torch.float64)
+    return Drawn(elements, int((found != expected).sum()), float(((counts - stated) ** 2 / stated).sum()))
 
 
 def noise(kind: str, count: int, seed: int) -> Tensor:
-    """R of the kernel, as float32."""
+    """Return the kernel's R as float32."""
     if kind == "gaussian":
         return unpack_noise(gaussian_noise(count, seed), count).float()
     return uniform_noise(count, seed).float()
@@ -80,32 +85,38 @@ def noise(kind: str, count: int, seed: int) -> Tensor:
 
 
 def cast(x: Tensor, mantissa: int) -> Tensor:
-    """To that many bits of mantissa and BF16's exponents."""
+    """Cast to a format with this number of mantissa bits and BF16's exponents."""
     return fake_quantize(x, f"e8m{mantissa}")
 
 
 def sampled(w: Tensor, r: Tensor | float, scale: Tensor, mantissa: int = BF16_MANTISSA) -> Tensor:
-    """ŵ by definition (eq. 3), after its cast."""
+    """Return ŵ by its definition (eq. 3), after the cast."""
     return cast(w + r * scale, mantissa)
 
 
 def scales(bits: float, maxima: Tensor) -> Tensor:
-    """Of noise: as the kernel has bit widths, in float32."""
+    """Return the factors of the noise; the bit width is rounded to float32, as in the kernel."""
     exact = 1 - torch.tensor(bits, dtype=torch.float32).double()
     return torch.exp2(exact).float() * maxima
 
 
 def mantissas(count: int, steps: int) -> Tensor:
-    """From 1 to below 2, on a grid of that many steps; `count` of them where there are more, the first among them."""
+    """Return mantissas from 1 to below 2 on a grid of `steps` steps: all, or `count` of them, which include 1."""
     return 1 + torch.linspace(0, steps - 1, min(count, steps)).round() / steps
 
 
 @dataclass(frozen=True)
 class Swallowed:
-    """Noise that is not zero and that a cast makes nothing of: fp(ŵ) = fp(w)."""
+    """Counts of cases with noise that is not zero, and of those in which it has no effect after the cast."""
 
-    lost: int
+    lost: int  # cases without an effect, such as fp(ŵ) = fp(w)
     cases: int
+
+    @staticmethod
+    def of(same: Iterable[Tensor]) -> Swallowed:
+        """Count the cases; `same` is true in those without an effect."""
+        counts = [(int(one.sum()), one.numel()) for one in same]
+        return Swallowed(sum(lost for lost, _ in counts), sum(cases for _, cases in counts))
 
     @property
     def share(self) -> float:
@@ -120,56 +131,55 @@ def swallowed(
     beside_grid: bool = False,
     ties: bool = True,
 ) -> Swallowed:
-    """Over all mantissas of maximum and weight, all binades, both signs, for |R| = magnitude.
+    """Count the cases in which the cast swallows noise with |R| = magnitude: fp(ŵ) = fp(w).
 
-    beside_grid: weights lie on sixteenths of a step, as FP32 masters may. ties: maxima are powers of two, too.
+    The cases are all mantissas of the maximum and of the weight, in all binades, with both signs of R. beside_grid:
+    weights also lie on sixteenths of a step, as FP32 master weights may. ties: maxima may be powers of two.
     """
     steps = 1 << mantissa
     maxima = mantissas(MAXIMA, steps)[0 if ties else 1 :, None]
     weights = mantissas(steps, steps)
     if beside_grid:
         weights = (weights + torch.arange(-7, 9)[:, None] / (16 * steps)).flatten()
-    lost = cases = 0
+    found = []
     for binade in range(BINADES if mantissa <= BF16_MANTISSA else 1):
         w = weights * 2.0**-binade
         within = w <= maxima
         for r in (magnitude, -magnitude):
-            same = sampled(w, r, scales(bits, maxima), mantissa) == cast(w, mantissa)
-            lost, cases = lost + int((same & within).sum()), cases + int(within.sum())
-    return Swallowed(lost, cases)
-
-
-# -------------------------------------------------------------------------------- the kernel's own ŵ
+            found.append((sampled(w, r, scales(bits, maxima), mantissa) == cast(w, mantissa))[within])
+    return Swallowed.of(found)
 
 
 @dataclass(frozen=True)
 class Sampled:
-    """Squares whose maxima have every mantissa of BF16, and ŵ that the kernel made of them."""
+    """Squares whose maxima have all mantissas of BF16, and the ŵ that the kernel computes from them."""
 
     w: Tensor
-    scale: Tensor  # of each element's square
+    scale: Tensor  # the factor of the noise in each element's square
     r: Tensor
     kernel: Tensor  # ŵ in BF16, as float32
 
     @property
     def defined(self) -> bool:
-        """Whether the kernel's bits are the definition's."""
+        """True if the kernel's ŵ equals the definition's to the bit."""
         return torch.equal(self.kernel, sampled(self.w, self.r, self.scale))
 
     @property
     def swallowed(self) -> Swallowed:
-        noisy = self.r != 0
-        return Swallowed(int((self.kernel == self.w)[noisy].sum()), int(noisy.sum()))
+        return Swallowed.of([(self.kernel == self.w)[self.r != 0]])
 
 
 def by_kernel(bits: float, kind: str, *, exponents: tuple[int, int] = (-12, 1), seed: int = 1) -> Sampled:
-    """Weights on BF16's grid in those binades below their square's maximum, signs at random, for the R of a seed."""
+    """Sample random BF16 weights with the kernel, for the R of a seed.
+
+    exponents: the range of the weights' exponents, whose end is excluded; the squares' maxima have exponent 0. Weights
+    above their square's maximum are halved.
+    """
     g = torch.Generator().manual_seed(seed)
-    shape = (SQUARE, SQUARE * MAXIMA)
-    maxima = mantissas(MAXIMA, 1 << BF16_MANTISSA).repeat_interleave(SQUARE)[None].expand(shape)
-    w = (1 + torch.randint(0, 1 << BF16_MANTISSA, shape, generator=g) / (1 << BF16_MANTISSA)) * torch.exp2(
-        torch.randint(*exponents, shape, generator=g).float()
-    )
+    shape, steps = (SQUARE, SQUARE * MAXIMA), 1 << BF16_MANTISSA
+    maxima = mantissas(MAXIMA, steps).repeat_interleave(SQUARE)[None].expand(shape)
+    w = 1 + torch.randint(0, steps, shape, generator=g) / steps
+    w = w * torch.exp2(torch.randint(*exponents, shape, generator=g).float())
     w = torch.where(w <= maxima, w, w / 2) * (torch.randint(0, 2, shape, generator=g) * 2 - 1)
     w[0, ::SQUARE] = maxima[0, ::SQUARE]
     widths = torch.full((1, MAXIMA), float(bits))
@@ -180,63 +190,64 @@ def by_kernel(bits: float, kind: str, *, exponents: tuple[int, int] = (-12, 1), 
 # -------------------------------------------------------------------------------- Lemma 2: weights that noise swallows
 
 
-def cutoff(bits: float, maximum: float, mantissa: int = BF16_MANTISSA, tau: int = 0) -> int:
-    """Lemma 2: the exponent above which small weights survive in a block of that maximum (eq. 8)."""
-    return math.floor(tau + 2 - bits + math.log2(maximum)) - mantissa
+def cutoff(bits: float, maximum: float) -> int:
+    """Return Lemma 2's cut-off: the exponent above which small weights survive in a block with this maximum (eq. 8)."""
+    return math.floor(2 - bits + math.log2(maximum)) - BF16_MANTISSA
 
 
 def drowned(bits: float, above: int = 0, magnitude: float = 1.0) -> Swallowed:
-    """Small weights that make no difference to BF16 noise: those of the binade `above` the cut-off, in every mantissa,
-    beside maxima of every mantissa and noise of both signs."""
+    """Count the cases in which a small weight has no effect: BF16 rounds noise with and without it to the same value.
+
+    above: the number of binades by which the weights are above the cut-off. The cases are the small weights and maxima
+    of all mantissas, with noise of both signs.
+    """
     maxima = mantissas(MAXIMA, 1 << BF16_MANTISSA)
     exponents = torch.tensor([float(cutoff(bits, float(m)) + above) for m in maxima])
-    small = torch.exp2(exponents)[:, None] * (
-        mantissas(MAXIMA, 1 << BF16_MANTISSA) + 2.0**-8
-    )  # ξ > the cut-off: strictly
+    small = torch.exp2(exponents)[:, None] * (maxima + 2.0**-8)  # strictly above the cut-off
     scale = scales(bits, maxima)[:, None]
-    lost = cases = 0
-    for r in (magnitude, -magnitude):
-        same = sampled(small, r, scale) == sampled(torch.zeros_like(small), r, scale)
-        lost, cases = lost + int(same.sum()), cases + same.numel()
-    return Swallowed(lost, cases)
+    found = [sampled(small, r, scale) == sampled(torch.zeros_like(small), r, scale) for r in (magnitude, -magnitude)]
+    return Swallowed.of(found)
 
 
 # -------------------------------------------------------------------------------- Proposition 3, Table C.1
 
 
-def exponent_bits(bits: int, *, after_noise: bool, tau: int = 0) -> int:
-    """As Proposition 3 has it: of w, or of ŵ."""
-    return math.ceil(math.log2(-tau + bits + (3 if after_noise else 1)))
+def exponent_bits(bits: int, *, after_noise: bool) -> int:
+    """Return the exponent bits by Proposition 3: those of w, or with after_noise those of ŵ."""
+    return math.ceil(math.log2(bits + (3 if after_noise else 1)))
 
 
 def least_exponent_bits(bits: int, *, after_noise: bool) -> int:
-    """The fewest whose format, its top binade where the greatest value lies, reaches down to the least step that
-    Proposition 3 speaks of: the cut-off's for w, noise's own for ŵ. One field is for zero and subnormals, one for
-    infinities and NaN."""
+    """Return the fewest exponent bits, found by search, with which a format reaches from the maximum to the least step.
+
+    The format's top binade is that of the greatest value. The least step is the one of Proposition 3: that of the
+    cut-off for w, and with after_noise that of the noise for ŵ. One value of the exponent field is for zero and
+    subnormals, one for infinities and NaN.
+    """
     top, least = (1, 1 - bits - BF16_MANTISSA) if after_noise else (0, cutoff(bits, 1.0))
     for width in range(2, 9):
         grid = _ieee(width)
         if math.ldexp(grid.min_subnormal, top - grid.emax) <= 2.0**least:
             return width
-    raise ValueError(f"{bits} bits: no exponent of 8 bits or fewer reaches that far")
+    raise ValueError(f"bit width {bits}: no format with 8 exponent bits or fewer reaches the least step")
 
 
 def least_mantissa_bits(bits: int, *, ties: bool) -> int:
-    """The fewest with which no noise is swallowed; without ties, where blocks' maxima are no powers of two."""
+    """Return the fewest mantissa bits with which no noise is swallowed. ties: blocks' maxima may be powers of two."""
     return next(m for m in range(1, 24) if not swallowed(bits, mantissa=m, ties=ties).lost)
 
 
 @dataclass(frozen=True)
 class Underflows:
-    """Values that are not zero and become it in a format of Proposition 3's width."""
+    """Counts of nonzero values that become zero in a format with Proposition 3's exponent bits."""
 
-    weights: int
-    sampled: int
-    values: int
+    weights: int  # weights that become zero
+    sampled: int  # values of ŵ that become zero
+    values: int  # all weights, or all values of ŵ
 
 
 def underflows(bits: int) -> Underflows:
-    """Of the kernel's ŵ, of weights above the cut-off as Proposition 3 assumes."""
+    """Count underflows of random weights above the cut-off, as Proposition 3 assumes, and of the kernel's ŵ of them."""
     found = by_kernel(bits, "gaussian", exponents=(cutoff(bits, 1.0) + 1, 1))
     counts = []
     for values, after_noise in ((found.w, False), (found.kernel, True)):
@@ -250,41 +261,41 @@ def _ieee(exponent: int) -> Format:
     return Format.parse(f"e{exponent}m{BF16_MANTISSA}ieee")
 
 
-FORMATS = {  # today's, as Table C.1 spells them, with what they have at most
-    "FP4 E2M1": "e2m1",
-    "FP6 E2M3": "e2m3",
-    "FP6 E3M2": "e3m2",
-    "FP8 E4M3": "e4m3",
-    "FP8 E3M4": "e3m4",
-    "FP8 E5M2": "e5m2",
-    "BF16": "bf16",
-    "FP16": "fp16",
-    "FP32": "fp32",
-}
+FORMATS = (
+    "e2m1",
+    "e2m3",
+    "e3m2",
+    "e4m3",
+    "e3m4",
+    "e5m2",
+    "bf16",
+    "fp16",
+    "fp32",
+)  # the formats of today's hardware in Table C.1
 
 
 def formats_for(exponent: int, mantissa: int) -> tuple[str, ...]:
-    """The narrowest of today's formats that have as many bits of both."""
-    grids = {name: Format.parse(spelling) for name, spelling in FORMATS.items()}
-    fit = {n: g.bits for n, g in grids.items() if g.exponent_bits >= exponent and g.mantissa_bits >= mantissa}
-    return tuple(name for name, width in fit.items() if width == min(fit.values()))
-
-
-# -------------------------------------------------------------------------------- Proposition 4
+    """Return the narrowest of FORMATS with at least these exponent and mantissa bits, named as in Table C.1."""
+    grids = map(Format.parse, FORMATS)
+    fit = [grid for grid in grids if grid.exponent_bits >= exponent and grid.mantissa_bits >= mantissa]
+    narrowest = min(grid.bits for grid in fit)
+    names = {grid: str(grid).upper() for grid in fit if grid.bits == narrowest}
+    return tuple(name if "FP" in name or "BF" in name else f"FP{grid.bits} {name}" for grid, name in names.items())
 
 
 @dataclass(frozen=True)
 class Masked:
-    """Weights below the cut-off under the kernel's noise."""
+    """Counts of weights below the cut-off under the kernel's noise."""
 
-    weights: int
-    noisy: int  # whose R is not zero
-    masked: int  # that made no difference
-    masked_without_noise: int
-    kept: int  # of those whose R is zero: came out as they are, in BF16
+    weights: int  # all of them
+    noisy: int  # those whose R is not zero
+    masked: int  # those without an effect on ŵ
+    masked_without_noise: int  # those without an effect although their R is zero
+    kept: int  # those whose R is zero and whose ŵ is the weight itself
 
 
 def masked(bits: float) -> Masked:
+    """Count the weights below the cut-off that noise masks."""
     low = cutoff(bits, 1.0)
     found = by_kernel(bits, "gaussian", exponents=(low - 6, low - 1))
     small = found.w.abs() < torch.exp2(torch.tensor(float(low)))
@@ -294,34 +305,21 @@ def masked(bits: float) -> Masked:
     return Masked(int(small.sum()), int(noisy.sum()), int(gone.sum()), int((gone & ~noisy).sum()), int(kept.sum()))
 
 
-def widths() -> Iterator[int]:
-    """Table C.1's."""
-    yield from range(3, 14)
-
-
-# -------------------------------------------------------------------------------- Table C.1
-
-
 def table_c1_rows() -> dict[str, list[tuple[float | str, float | str]]]:
-    """Return Table C.1's rows, ours beside the paper's: bits that were searched for, not computed from its formulas."""
-    printed = {row.id: row for row in paper("gaussws").table("Table C.1").rows}
-    bit_widths = list(widths())
-    mantissas = [least_mantissa_bits(bits, ties=False) for bits in bit_widths]
-    sampled = [least_exponent_bits(bits, after_noise=True) for bits in bit_widths]
-    formats = [", ".join(formats_for(e, m)) for e, m in zip(sampled, mantissas, strict=True)]
+    """Return the rows of Table C.1 as pairs of our value, which a search finds, and the paper's."""
+    mantissa = [least_mantissa_bits(bits, ties=False) for bits in WIDTHS]
+    sampled = [least_exponent_bits(bits, after_noise=True) for bits in WIDTHS]
     ours: dict[str, list[float | str]] = {
-        "exponent": [float(least_exponent_bits(bits, after_noise=False)) for bits in bit_widths],
+        "exponent": [float(least_exponent_bits(bits, after_noise=False)) for bits in WIDTHS],
         "exponent-sampled": [*map(float, sampled)],
-        "mantissa-sampled": [*map(float, mantissas)],
-        "format": [*formats],
+        "mantissa-sampled": [*map(float, mantissa)],
+        "format": [", ".join(formats_for(e, m)) for e, m in zip(sampled, mantissa, strict=True)],
     }
-    theirs = {name: [_plain(v) for v in printed[name].values or printed[name].text] for name in ours}
-    return {name: list(zip(values, theirs[name], strict=True)) for name, values in ours.items()}
+    printed = {row.id: [_plain(v) for v in row.values or row.text] for row in paper("gaussws").table("Table C.1").rows}
+    return {name: list(zip(values, printed[name], strict=True)) for name, values in ours.items()}
 
 
 def _plain(value: float | str | None) -> float | str:
-    """Spell "FP8 E4M3, E3M4" as "FP8 E4M3, FP8 E3M4"."""
-    if isinstance(value, str) and value.startswith("FP8"):
-        return value.replace(", ", ", FP8 ")
+    """Return a value of the paper with "FP8 E4M3, E3M4" written out as "FP8 E4M3, FP8 E3M4"."""
     assert value is not None
-    return value
+    return value.replace("FP8 E4M3, E3M4", "FP8 E4M3, FP8 E3M4") if isinstance(value, str) else value

@@ -1,4 +1,4 @@
-"""Table 1 and Figure 6: what was timed on the device at hand, with the paper's A100 beside."""
+"""Table 1 and Figure 6: timings on the present device, with the paper's timings on an A100."""
 
 from __future__ import annotations
 
@@ -11,24 +11,23 @@ from fewbits.analysis.engine.data import NoData
 from fewbits.analysis.engine.frames import Results
 from fewbits.analysis.engine.paper import paper
 from fewbits.analysis.engine.places import not_planned
-from fewbits.analysis.engine.statistics import Interval
 from fewbits.analysis.figures.bars import bar_figure
 from fewbits.analysis.figures.theme import STYLES
 from fewbits.analysis.report.items import FigureResult, Picture, Table, TableCell, TableResult, TableRow, Value
 from fewbits.analysis.report.registry import figure, table
 from fewbits.analysis.studies.gaussws import benches
-from fewbits.analysis.studies.gaussws.benches import PLAIN, Timed, Training, overhead
+from fewbits.analysis.studies.gaussws.benches import PLAIN, Arms, Bench, overhead
 from fewbits.analysis.studies.gaussws.metrics_timing import MODELS
 from fewbits.analysis.tables.cells import BLANK, PERCENT
 from fewbits.kernels.bench.generators import BITWISE, BOX_MULLER, TORCH
 
 GIB, THOUSAND = 2**30, 1e3
-COLUMNS = {  # of Table 1: optimizer and recipe
+COLUMNS = {  # the columns of Table 1, each with its optimizer and recipe
     f"{optimizer}{f'-{recipe}' if recipe != PLAIN else ''}": (optimizer, recipe)
     for optimizer in ("adamw", "adam-mini")
     for recipe in (PLAIN, "gaussws", "diffq")
 }
-MEASURED = "what `fewbits bench train --store` measured last in this store; the paper's numbers are of an A100-40G"
+MEASURED = "the last measurements of `fewbits bench train --store` in this store; the paper's are from an A100-40G"
 
 
 @table("gaussws", "Table 1")
@@ -47,55 +46,49 @@ def table_1(results: Results) -> Table:
             if what == "overhead" and not size:
                 ours = _mean_overhead(found, place)
             else:
-                ours = _measured(found.models.get(MODELS.get(size, ""), {}), what, place)
+                ours = _measured(found.timed.get(MODELS.get(size, ""), {}), what, place)
             blank = value is None and ours is None
             cells.append(BLANK if blank else TableCell(ours or missing, value, printed.source, comparable=False))
         rows.append(TableRow(row.title, tuple(cells), row.unit))
-    rows += [row for name in found.models if name not in MODELS.values() for row in _own_rows(found, name)]
+    rows += [row for name in found.timed if name not in MODELS.values() for row in _own_rows(found, name)]
     steps = ", ".join(
-        f"{name} in steps of {next(iter(of.values())).amount:,} tokens" for name, of in found.models.items()
+        f"{name} in steps of {next(iter(of.values())).amount:,} tokens" for name, of in found.timed.items()
     )
     notes = (
         f"Ours: {MEASURED}",
         f"{found.device}; {steps}",
-        "Overhead: the share of throughput that is lost, the median over turns with its 95 % interval. Its mean over "
-        "models is 1 less the geometric mean of what is left, as the paper's numbers have it; ours is over those timed",
-        "Memory: on a CPU, tensors at the peak of a step, counted; the memory of the paper's runs is a GPU's",
+        "Overhead: the share of throughput that is lost, as the median over turns with its 95 % interval. The mean "
+        "overhead is 1 minus the geometric mean of the models' throughput ratios, as in the paper; ours covers the "
+        "timed models",
+        "Memory: on a CPU, the counted bytes of tensors at the peak of a step; the paper's is a GPU's memory",
     )
     return TableResult(tuple(column.heading for column in printed.columns), tuple(rows), notes)
 
 
-def _measured(of: dict[tuple[str, str], Timed], what: str, place: tuple[str, str]) -> Value | None:
-    timed, plain = of.get(place), of.get((place[0], PLAIN))
+def _measured(arms: Arms, what: str, place: tuple[str, str]) -> Value | None:
+    timed = arms.get(place)
     if timed is None:
         return None
     if what == "speed":
         return Value(timed.speed / THOUSAND, None, len(timed.seconds))
     if what == "memory":
         return None if timed.memory is None else Value(timed.memory / GIB)
-    if plain is None or place[1] == PLAIN:
-        return None
-    share, within = overhead(timed, plain)
-    interval = within and Interval(PERCENT * within.low, PERCENT * within.high, within.level)
-    return Value(PERCENT * share, interval, len(timed.seconds))
+    lost = overhead(arms, *place)
+    return None if lost is None else Value(*lost, len(timed.seconds)).times(PERCENT)
 
 
-def _mean_overhead(found: Training, place: tuple[str, str]) -> Value | None:
-    """Return 1 less the geometric mean of throughput ratios, as the paper computes it."""
-    kept = []
-    for of in found.models.values():
-        timed, plain = of.get(place), of.get((place[0], PLAIN))
-        if timed is not None and plain is not None and place[1] != PLAIN:
-            kept.append(1 - overhead(timed, plain)[0])
-    return Value(PERCENT * (1 - math.prod(kept) ** (1 / len(kept))), None, len(kept)) if kept else None
+def _mean_overhead(found: Bench[str], place: tuple[str, str]) -> Value | None:
+    """Return 1 minus the geometric mean of the models' throughput ratios, as the paper computes it."""
+    kept = [1 - lost[0] for arms in found.timed.values() if (lost := overhead(arms, *place)) is not None]
+    return Value(1 - math.prod(kept) ** (1 / len(kept)), None, len(kept)).times(PERCENT) if kept else None
 
 
-def _own_rows(found: Training, name: str) -> list[TableRow]:
-    """Return the rows of a model that the paper does not have."""
+def _own_rows(found: Bench[str], name: str) -> list[TableRow]:
+    """Return rows for a model that the paper's table does not have."""
     titles = {"speed": (name, "10³ tokens/s"), "overhead": (f"Overhead of {name}", "%"), "memory": (name, "GiB")}
     rows = []
     for what, (title, unit) in titles.items():
-        cells = [_measured(found.models[name], what, place) for place in COLUMNS.values()]
+        cells = [_measured(found.timed[name], what, place) for place in COLUMNS.values()]
         rows.append(TableRow(f"{title} (ours)", tuple(BLANK if v is None else TableCell(v) for v in cells), unit))
     return rows
 
@@ -108,16 +101,16 @@ TITLES = {"generator": "noise alone", "forward": "w + R · 2^(1−b) · max|w|"}
 
 @figure("gaussws", "Figure 6")
 def figure_6(results: Results) -> Picture:
-    """Show how many elements a second each generator makes."""
+    """Show how many elements per second each generator computes."""
     found = benches.generators(results)
     if found is None:
         return NoData("not measured; run `fewbits bench kernels --generators --store`, or `make reproduce-gaussws`")
 
     def draw() -> Figure:
-        shapes = [f"{rows}\n×{columns}" for rows, columns in found.shapes]
+        shapes = [f"{rows}\n×{columns}" for rows, columns in found.timed]
         speeds = {
             f"{title}: 10⁹ elements/s": {
-                name: [of[what, arm].speed / 1e9 if (what, arm) in of else np.nan for of in found.shapes.values()]
+                name: [of[what, arm].speed / 1e9 if (what, arm) in of else np.nan for of in found.timed.values()]
                 for arm, name in GENERATORS.items()
             }
             for what, title in TITLES.items()
@@ -125,9 +118,10 @@ def figure_6(results: Results) -> Picture:
         return bar_figure(shapes, speeds, dict(zip(GENERATORS.values(), STYLES, strict=False)))
 
     notes = (
-        f"{found.device}. Arms took turns; medians.",
-        "The paper's figure is of the second kind, on GPUs, and its shapes are in its plot alone: ours go from its "
-        "text's smallest weights to its largest. Box–Muller in the second needs a compiler that fuses it, on a GPU."
-        + (" torch is given part of the larger matrices." if found.kind == "cpu" else ""),
+        f"{found.device}. Medians over turns, in each of which every arm was timed.",
+        "The paper's figure shows the second panel's quantity on GPUs. Its shapes are only in the plot; ours range "
+        "from the smallest to the largest weights in its text. In the second panel, Box–Muller needs a compiler that "
+        "fuses it, so it is there on GPUs only."
+        + (" For the larger matrices, torch is timed on a part of the elements." if found.kind == "cpu" else ""),
     )
     return FigureResult(draw, (), notes)

@@ -1,4 +1,4 @@
-"""Figure 5: each layer's bit widths at the end; and Figure D, ours: how they develop."""
+"""Figure 5, each layer's bit widths at the end, and Figure D, of our own, the bit widths over training."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from fewbits.analysis.report.registry import figure
 from fewbits.analysis.studies.gaussws.widths import OURS, at_the_end, by_decay_alone, families, final_of, recorded
 from fewbits.models.observer import TIERS
 
-PARTS = {"qkv": 0, "out": 1, "up": 2, "down": 3}  # places in the list of styles
+PARTS = {"qkv": 0, "out": 1, "up": 2, "down": 3}  # parts of a block with their places in STYLES
 DOTTED = (1, 2)
 
 
 @figure("gaussws", "Figure 5")
 def figure_5(results: Results) -> Picture:
-    """Show mean, spread and extremes of each layer over seeds, and the tiers' shares of all parameters."""
+    """Show mean, spread and extremes of each layer's widths, and the shares of parameters up to each tier."""
     there = families(results)
     ended = {name: _of_ours(at_the_end(recorded(part))) for name, part in there.items()}
     ended = {name: rows for name, rows in ended.items() if not rows.empty}
@@ -43,14 +43,14 @@ def figure_5(results: Results) -> Picture:
             axes.axhline(alone, color=theme().quiet, linewidth=0.9, dashes=DOTTED)
         grid[-1][0].set_xlabel("block")
         mean = Line2D([], [], color=theme().line, marker="o", mfc=theme().text, label="mean ± spread")
-        extremes = Line2D([], [], color=theme().text, linewidth=1, label="least, greatest of a layer")
+        extremes = Line2D([], [], color=theme().text, linewidth=1, label="least and greatest of a layer")
         legend(drawn, [mean, extremes, rule_key("by decay alone", DOTTED)])
         return drawn
 
     notes = (
-        "Layers in the order of the model, block by block (upright lines): qkv, out, up, down in GPT-2, q, k, v, out, "
-        "gate, up, down in Llama 2. Means over seeds; extremes are of all seeds. Right: the share of parameters up to "
-        "5, 9 and 12 bits, the widths that FP8 E3M4, BF16 and FP16 hold.",
+        "Layers are in the order of the model; upright lines separate blocks. The layers of a block are qkv, out, up "
+        "and down in GPT-2, and q, k, v, out, gate, up and down in Llama 2. Means are over seeds, extremes over all "
+        "seeds. Right: the shares of parameters up to 5, 9 and 12 bits, the widths that FP8 E3M4, BF16 and FP16 hold.",
     )
     return FigureResult(draw, _ids(ended), notes)
 
@@ -85,14 +85,14 @@ def _draw_layers(axes: Axes, rows: pd.DataFrame) -> None:
 
 
 def _write_tiers(axes: Axes, part: Results) -> None:
-    """Write the share of parameters up to each tier, right of the panel."""
+    """Write the share of parameters up to each tier to the right of the panel."""
     if (found := final_of(part, OURS)) is not None:
         for tier in TIERS:
             words = f"≤ {tier}: {100 * found.tiers[tier]:.4g} %"
             axes.text(1.01, tier, words, transform=axes.get_yaxis_transform(), va="center", fontsize=SMALL)
 
 
-@figure("gaussws", "Figure D", "How bit widths develop, by part")
+@figure("gaussws", "Figure D", "Bit widths over training, by part of a block")
 def figure_d(results: Results) -> Picture:
     """Show the mean width of each part and the shares of parameters over steps."""
     found = {name: _of_ours(recorded(part)) for name, part in families(results).items()}
@@ -107,7 +107,7 @@ def figure_d(results: Results) -> Picture:
         ]
         return curve_figure(rows, height=0.45 + 1.6 * len(there), columns=6, sharex="row")
 
-    notes = ("Means over seeds and blocks; layers count by their parameters on the right.",)
+    notes = ("Means over seeds and blocks. On the right, layers are weighted by their parameters.",)
     return FigureResult(draw, _ids(there), notes)
 
 

@@ -1,7 +1,7 @@
-"""Bit widths: where each layer's end, how they develop, and how many parameters need how many bits.
+"""Bit widths over training: by layer, and for whole models with the shares of parameters up to some widths.
 
-Each 32x32 square has a width; the observer keeps mean, spread, extremes and the shares up to 5, 9 and 12 bits of every
-layer. Layers count by their parameters.
+Each 32x32 square of a weight has a width. For each layer the observer records the mean, spread and extremes of the
+widths and the shares up to 5, 9 and 12 bits. In numbers of a whole model, layers are weighted by their parameters.
 """
 
 from __future__ import annotations
@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from statistics import fmean
 
+import numpy as np
 import pandas as pd
 from torch import nn
 
-from fewbits.analysis.engine.frames import Results
+from fewbits.analysis.engine.frames import Results, last_windows
 from fewbits.analysis.engine.places import sweep_places, trial_ids
 from fewbits.experiments.optimization.schedules import factor
 from fewbits.experiments.trial import Trial
@@ -24,21 +25,24 @@ from fewbits.models.observer import TIERS
 from fewbits.sweeps.running.store import State
 
 OURS = "gaussws"
-FAMILIES = {"GPT-2": "gpt2", "Llama 2": "llama2"}  # with their sweeps
+FAMILIES = {"GPT-2": "gpt2", "Llama 2": "llama2"}  # families of models, each with its sweep
 COLUMNS = ("bits_mean", "bits_std", "bits_min", "bits_max", *(f"bits_to_{tier}" for tier in TIERS))
 
 
 @dataclass(frozen=True)
 class Final:
-    """The widths of a trial at its end, all layers together."""
+    """The widths of a whole model at the end of a trial."""
 
     mean: float
-    moved: float  # root of the mean square of their distances from where they began
-    tiers: dict[int, float]  # share of parameters up to so many bits
+    spread: float  # standard deviation over all squares of all layers
+    tiers: dict[int, float]  # for each number of bits in TIERS, the share of parameters with at most that width
 
 
 def recorded(results: Results) -> pd.DataFrame:
-    """Return each window's widths by layer, in the model's order, with a layer's number of parameters."""
+    """Return a table of widths with a row for each window and layer, in the model's order.
+
+    size: the layer's number of parameters.
+    """
     return results.remembered("bit widths", lambda: _recorded(results))
 
 
@@ -47,52 +51,42 @@ def _recorded(results: Results) -> pd.DataFrame:
     if frame.empty or "bits_mean" not in frame:
         return pd.DataFrame(columns=["id", "arm", "seed", "state", "step", "place", "part", "block", "size", *COLUMNS])
     frame = frame[frame["bits_mean"].notna()].drop_duplicates(["id", "step", "layer"])
-    sizes = [_sizes(results.plan.trials[str(key)].trial.model).get(str(layer), 0) for key, layer in _keys(frame)]
-    places = [_order(results.plan.trials[str(key)].trial.model).get(str(layer), 0) for key, layer in _keys(frame)]
-    return frame.assign(size=sizes, place=places).sort_values(["id", "step", "place"])
-
-
-def _keys(frame: pd.DataFrame) -> list[tuple[Any, Any]]:
-    return list(zip(frame["id"], frame["layer"], strict=True))
-
-
-@cache
-def _sizes(config: DecoderConfig) -> dict[str, int]:
-    return {name: module.weight.numel() for name, module in on_meta(config).named_modules() if _linear(module, name)}
-
-
-def _linear(module: nn.Module, name: str) -> bool:
-    return isinstance(module, nn.Linear) and name.startswith("blocks.")
+    layers = [
+        _layers(results.plan.trials[str(trial)].trial.model).get(str(layer), (0, 0))
+        for trial, layer in zip(frame["id"], frame["layer"], strict=True)
+    ]
+    frame = frame.assign(place=[place for place, _ in layers], size=[size for _, size in layers])
+    return frame.sort_values(["id", "step", "place"])
 
 
 @cache
-def _order(config: DecoderConfig) -> dict[str, int]:
-    return {name: place for place, name in enumerate(_sizes(config))}
+def _layers(config: DecoderConfig) -> dict[str, tuple[int, int]]:
+    """Return the position of each linear layer in the model and the number of its weights."""
+    modules = on_meta(config).named_modules()
+    linear = [(name, m) for name, m in modules if isinstance(m, nn.Linear) and name.startswith("blocks.")]
+    return {name: (place, module.weight.numel()) for place, (name, module) in enumerate(linear)}
 
 
 def at_the_end(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the last windows of trials that are done: where others stopped is not their end."""
-    done = rows[rows["state"] == State.DONE]
-    return done[done["step"] == done.groupby("id")["step"].transform("max")]
+    """Return the last windows of trials that are done; the last window of other trials is not the end of training."""
+    return last_windows(rows[rows["state"] == State.DONE])
 
 
 def finals(results: Results) -> dict[str, Final]:
-    """Return the widths at the end of each trial that is done."""
-    found = {}
-    for key, last in at_the_end(recorded(results)).groupby("id"):
-        weights = last["size"] / last["size"].sum()
-        begun = results.plan.trials[str(key)].trial.recipe.sampler.init
-        away = last["bits_std"] ** 2 + (last["bits_mean"] - begun) ** 2
-        found[str(key)] = Final(
-            float((weights * last["bits_mean"]).sum()),
-            math.sqrt(float((weights * away).sum())),
-            {tier: float((weights * last[f"bits_to_{tier}"]).sum()) for tier in TIERS},
-        )
-    return found
+    """Return the widths at the end of each trial that is done, by its id."""
+    ended = at_the_end(recorded(results)).drop_duplicates(["id", "layer"])
+    return {str(trial): _final(rows) for trial, rows in ended.groupby("id")}
+
+
+def _final(rows: pd.DataFrame) -> Final:
+    mean = float(np.average(rows["bits_mean"], weights=rows["size"]))
+    variance = np.average(rows["bits_std"] ** 2 + (rows["bits_mean"] - mean) ** 2, weights=rows["size"])
+    tiers = {tier: float(np.average(rows[f"bits_to_{tier}"], weights=rows["size"])) for tier in TIERS}
+    return Final(mean, float(np.sqrt(variance)), tiers)
 
 
 def by_decay_alone(trial: Trial) -> float:
-    """Return where weight decay takes the widths, were there no gradients."""
+    """Return the final width that weight decay alone gives, without gradients."""
     optimizer, steps = trial.optimizer, trial.training.steps
     decay = optimizer.weight_decay if optimizer.bits_weight_decay is None else optimizer.bits_weight_decay
     rate = optimizer.lr * optimizer.bits_lr_ratio
@@ -102,20 +96,16 @@ def by_decay_alone(trial: Trial) -> float:
 
 
 def families(results: Results) -> dict[str, Results]:
-    """Return the families that this scale runs, each with its sampled arm."""
+    """Return the results of each family that this scale runs with the arm `gaussws`."""
     found = {name: sweep_places(results, sweep) for name, sweep in FAMILIES.items()}
     return {name: part for name, part in found.items() if isinstance(part, Results) and part.has(OURS)}
 
 
 def final_of(results: Results, arm: str) -> Final | None:
-    """Return means over an arm's seeds; None where none has ended."""
+    """Return the means over the seeds of an arm; None if no trial of it is done."""
     ended = finals(results)
-    found = [ended[key] for key in trial_ids(results, arm).values() if key in ended]
-    if not found:
+    of_arm = [ended[key] for key in trial_ids(results, arm).values() if key in ended]
+    if not of_arm:
         return None
-    count = len(found)
-    return Final(
-        sum(one.mean for one in found) / count,
-        sum(one.moved for one in found) / count,
-        {tier: sum(one.tiers[tier] for one in found) / count for tier in TIERS},
-    )
+    tiers = {tier: fmean(one.tiers[tier] for one in of_arm) for tier in TIERS}
+    return Final(fmean(one.mean for one in of_arm), fmean(one.spread for one in of_arm), tiers)

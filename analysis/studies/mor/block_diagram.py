@@ -1,4 +1,4 @@
-"""Figure 1: one transformer block of the model that was trained, with what its runs decided of each tensor."""
+"""Figure 1: one transformer block of the trained model, with the decisions of its runs for each tensor."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from matplotlib.figure import Figure
 from torch import nn
 
 from fewbits.analysis.engine.data import NotPlanned
-from fewbits.analysis.engine.frames import Results
+from fewbits.analysis.engine.frames import Results, last_windows
 from fewbits.analysis.engine.places import sweep_places
 from fewbits.analysis.figures.drawing import BF16, E4M3, TEXT, Drawing
 from fewbits.analysis.figures.theme import theme
 from fewbits.analysis.report.items import FigureResult, Picture
 from fewbits.analysis.report.registry import figure
-from fewbits.analysis.studies.mor.decisions import ONE, PARTS, at_end, decisions, share
 from fewbits.analysis.studies.mor.heat_maps import GRADIENT, INPUT, WEIGHT
+from fewbits.analysis.studies.mor.tensors import ONE, TITLES, decisions, share
 from fewbits.experiments.config import load_recipe
 from fewbits.models.networks.decoder import DecoderConfig
 from fewbits.models.networks.layers import Linear
@@ -26,19 +26,19 @@ from fewbits.models.networks.registry import on_meta
 
 BETWEEN = {"attention": "causal attention", "relu2": "squared ReLU", "gelu": "GELU", "swiglu": "SiLU × gate"}
 TENSORS = ((184.0, "input x", INPUT), (257.0, "weight w", WEIGHT), (330.0, "gradient dy", GRADIENT))
-STEP = 25.0  # height of a layer's row
+STEP = 25.0  # the height of a layer's row
 LEFT, WIDTH = 22.0, 150.0
 CHIP = 68.0
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A step of a block, from top to bottom: a linear layer, or what lies between."""
+    """A step of a block, from top to bottom: a linear layer or another operation."""
 
     words: str
-    part: str | None = None  # of a linear layer
+    part: str | None = None  # the part's name, of a linear layer only
     shape: str = ""
-    joins: bool = False  # the residual stream
+    joins: bool = False  # whether it adds the branch's output to the residual stream
 
 
 @figure("mor", "Figure 1")
@@ -48,7 +48,7 @@ def figure_1(results: Results) -> Picture:
     if isinstance(part, NotPlanned):
         return part
     frame = decisions(part)
-    frame = at_end(frame[frame["arm"] == "block"])
+    frame = last_windows(frame[frame["arm"] == "block"])
     layer = 0
     if not frame.empty:
         shares = share(frame, ["block"])
@@ -67,7 +67,7 @@ def figure_1(results: Results) -> Picture:
         for i, one in enumerate(layers):
             y = drawing.height - 46 - STEP * i
             _draw_layer(drawing, one, y, of, first=i == 0)
-            if one.joins:  # the residual stream passes from above the norm to where the branch's output is added
+            if one.joins:  # draw the residual stream, from above the norm to the addition of the branch's output
                 start = y + STEP * (i - branch) + 13
                 drawing.line([LEFT + WIDTH / 2, 8, 8, LEFT + WIDTH / 2 - 6], [start, start, y, y])
                 branch = i + 1
@@ -75,15 +75,15 @@ def figure_1(results: Results) -> Picture:
 
     recipe = load_recipe("mor/block").fprop.x
     notes = (
-        f"Layer {layer + 1} of {model.name}, under {recipe}: mean relative error in E4M3 and, where not every "
-        "mini-batch decided alike, the share that stayed in BF16. "
-        + ("Last window of Block, the layer that fell back most." if len(of) else "No run has decided anything yet."),
+        f"Layer {layer + 1} of {model.name} with {recipe}: mean relative error in E4M3 and, if the decisions of "
+        "mini-batches differ, the share that stayed in BF16. "
+        + ("Last window of Block; the layer with most fallbacks." if len(of) else "No run has recorded decisions yet."),
     )
     return FigureResult(draw, tuple(dict.fromkeys(of["id"])), notes)
 
 
 def block_layers(config: DecoderConfig, layer: int) -> Iterator[Layer]:
-    """Yield the steps of the model's own block."""
+    """Yield the steps of a block of this model. layer: the block's index."""
     block = on_meta(config).blocks[layer]
     assert isinstance(block, nn.Module)
     for branch in block.branches:  # type: ignore[union-attr]
@@ -93,7 +93,7 @@ def block_layers(config: DecoderConfig, layer: int) -> Iterator[Layer]:
             if i == len(linears) - 1:
                 yield Layer(BETWEEN[branch if branch in BETWEEN else config.activation])
             shape = f"{linear.in_features} → {linear.out_features}"
-            yield Layer(PARTS[str(linear.part)], str(linear.part), shape)
+            yield Layer(TITLES[str(linear.part)], str(linear.part), shape)
         yield Layer("+", joins=True)
 
 
@@ -114,7 +114,7 @@ def _draw_layer(drawing: Drawing, layer: Layer, y: float, frame: pd.DataFrame, *
 
 
 def _draw_decision(drawing: Drawing, x: float, y: float, rows: pd.DataFrame) -> None:
-    """Draw a tensor's error on the fills of the formats that its mini-batches took."""
+    """Draw a tensor's error in a box with the fills of the formats that its mini-batches took."""
     if rows.empty:
         drawing.box(x, y - 9, CHIP, 18, edge="grid")
         return

@@ -1,13 +1,12 @@
-"""Check what is true of GAM's scales by construction, with our own kernels, whenever a report is made (M1, M2, M21).
+"""Check what GAM's scales guarantee by construction with our own kernels, whenever a report is made (M1, M2, M21).
 
-The tensors are BF16, as MoR's are, and made to be hard: blocks' mantissas just below and above the group's, where a
-scale that is rounded the wrong way saturates; magnitudes at both ends of BF16's range; heavy tails; blocks of zeros;
-ragged edges. Numbers are compared to the bit: float32 scales and BF16 values are exact in float64.
+The tensors are BF16, as in MoR, and chosen as hard cases: blocks' mantissas just below and above the group's, where a
+scale that is rounded in the wrong direction saturates; magnitudes at both ends of BF16's range; heavy tails; blocks of
+zeros; ragged edges. Numbers are compared to the bit: float32 scales and BF16 values are exact in float64.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
@@ -23,17 +22,8 @@ from fewbits.kernels.quantizer import Quantizer
 
 FORMATS = ("e4m3", "e5m2")
 BLOCKS = ("tensor", "channel", "128x128", "64x64", "1x128")
-MANTISSA, ONE_TO_TWO = 0x7FFFFF, 0x3F800000  # of a float32's bits: its fraction; sign and exponent of 1 to 2
-SHAPE = (192, 320)  # of several blocks of each size, with ragged ones at the edges
-
-
-@dataclass(frozen=True)
-class Case:
-    """A tensor with one way of scaling it."""
-
-    name: str
-    x: Tensor
-    quantizer: Quantizer
+MANTISSA, ONE_TO_TWO = 0x7FFFFF, 0x3F800000  # a float32's fraction bits; the sign and exponent bits of [1, 2)
+SHAPE = (192, 320)  # several blocks of each size, some of them ragged
 
 
 def hard_tensors() -> dict[str, Tensor]:
@@ -42,9 +32,7 @@ def hard_tensors() -> dict[str, Tensor]:
     steps = torch.randint(0, 128, SHAPE, generator=g)  # every BF16 mantissa
     exponents = torch.randint(-100, 100, (SHAPE[0] // 32, SHAPE[1] // 32), generator=g)
     by_block = torch.exp2(exponents.repeat_interleave(32, 0).repeat_interleave(32, 1).float())
-    edges = torch.tensor(
-        [1.0, 1.0078125, 1.75, 1.7421875, 1.9921875]
-    )  # around 448 = 1.75 · 2^8 and 57344 = 1.75 · 2^15
+    edges = torch.tensor([1.0, 1.0078125, 1.75, 1.7421875, 1.9921875])  # 1.75 is the mantissa of 448 and 57344
     patch = torch.zeros(SHAPE)
     patch[40:50, 200:210] = normal[40:50, 200:210]
     return {
@@ -62,65 +50,60 @@ def hard_tensors() -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class Quantized:
-    case: Case
+    """A tensor and its quantization with one format and block."""
+
+    x: Tensor
     y: Tensor
     stats: QuantStats
     packed: Packed
-
-
-def cases() -> Iterator[Case]:
-    for (name, x), element, block in product(hard_tensors().items(), FORMATS, BLOCKS):
-        yield Case(name, x.bfloat16(), Quantizer(format=element, block=block, scaling="gam"))
+    scales: Tensor  # the blocks' scales
+    group_scales: Tensor
 
 
 @cache
 def quantized() -> list[Quantized]:
     found = []
-    for case in cases():
-        y, stats = fake_quantize(case.x, case.quantizer, stats="block")
-        found.append(Quantized(case, y, stats, encode(case.x, case.quantizer)))
+    for x, element, block in product(hard_tensors().values(), FORMATS, BLOCKS):
+        quantizer, source = Quantizer(format=element, block=block, scaling="gam"), x.bfloat16()
+        y, stats = fake_quantize(source, quantizer, stats="block")
+        packed = encode(source, quantizer)
+        assert packed.scales is not None
+        assert packed.group_scales is not None
+        found.append(Quantized(source, y, stats, packed, packed.scales, packed.group_scales))
     return found
-
-
-def factors(packed: Packed) -> Tensor:
-    """The encode scale of each block, mantissa times power of two, in float64 on the grid of blocks."""
-    assert packed.scales is not None
-    assert packed.group_scales is not None
-    return packed.group_scales.double() * torch.exp2(packed.scales.double() - 127)
 
 
 @dataclass(frozen=True)
 class Scaled:
-    """What M1 speaks of, over all cases."""
+    """The quantities of M1 over all cases; scaled magnitudes are relative to the format's maximum."""
 
     cases: int
     blocks: int
-    saturated: int  # elements
-    greatest: float  # scaled magnitude, as a part of the format's maximum
-    least: float  # greatest scaled magnitude of a block that is not zero, likewise
-    lost_maxima: int  # elements of a tensor's greatest magnitude that did not come back to the bit
-    would_saturate: int  # blocks, if exponents were not rounded down where the group's mantissa is greater
+    saturated: int  # saturated elements
+    greatest: float  # the greatest scaled magnitude
+    least: float  # the least of the blocks' greatest scaled magnitudes, of blocks that are not zero
+    lost_maxima: int  # elements with a tensor's greatest magnitude that quantization changes
+    would_saturate: int  # blocks that would saturate if exponents were not rounded down for a greater group mantissa
 
 
 @cache
 def scaled() -> Scaled:
     found = Scaled(0, 0, 0, 0.0, 1.0, 0, 0)
     for one in quantized():
-        case, y, stats, packed = one.case, one.y, one.stats, one.packed
-        top = case.quantizer.format.max
-        assert packed.group_scales is not None
-        within = stats.amax > top / torch.finfo(torch.float32).max  # else the ideal scale is no float32
-        used = (stats.amax.double() * factors(packed) / top)[within]
+        top, stats = one.packed.quantizer.format.max, one.stats
+        within = stats.amax > top / torch.finfo(torch.float32).max  # otherwise float32 cannot hold the ideal scale
+        factors = one.group_scales.double() * torch.exp2(one.scales.double() - 127)  # each block's encoding factor
+        used = (stats.amax.double() * factors / top)[within]
         ideal = torch.full_like(stats.amax, top)[within] / stats.amax[within]
-        undecremented = packed.group_scales.double() * torch.exp2(torch.frexp(ideal.double()).exponent - 1.0)
-        greatest = (case.x.abs() == case.x.abs().max()) & within.any()
+        undecremented = one.group_scales.double() * torch.exp2(torch.frexp(ideal.double()).exponent - 1.0)
+        greatest = (one.x.abs() == one.x.abs().max()) & within.any()
         found = Scaled(
             found.cases + 1,
             found.blocks + used.numel(),
             found.saturated + int(stats.saturated.sum()),
             max([found.greatest, *used.tolist()]),
             min([found.least, *used.tolist()]),
-            found.lost_maxima + int((y[greatest] != case.x[greatest]).sum()),
+            found.lost_maxima + int((one.y[greatest] != one.x[greatest]).sum()),
             found.would_saturate + int((undecremented > ideal).sum()),
         )
     return found
@@ -128,13 +111,13 @@ def scaled() -> Scaled:
 
 @dataclass(frozen=True)
 class Metadata:
-    """What M2 speaks of, over all cases."""
+    """The quantities of M2 over all cases."""
 
     cases: int
     blocks: int
-    exponent_bits: int  # stored for each block
-    mantissa_bits: int  # of a group's scale that vary: the others of its 32 are the same in every tensor
-    restored: int  # cases whose values follow to the bit from codes, exponents and these mantissa bits alone
+    exponent_bits: int  # the bits that are stored for each block
+    mantissa_bits: int  # the bits of a group's scale that vary; the others of its 32 are the same in every tensor
+    restored: int  # cases whose values follow exactly from codes, exponents and these mantissa bits
 
 
 @cache
@@ -142,14 +125,11 @@ def metadata() -> Metadata:
     blocks, restored, count = 0, 0, 0
     widths, constant = set(), set()
     for one in quantized():
-        packed = one.packed
-        assert packed.scales is not None
-        assert packed.group_scales is not None
-        bits = packed.group_scales.view(torch.int32)
+        bits = one.group_scales.view(torch.int32)
         rebuilt = ((bits & MANTISSA) | ONE_TO_TWO).view(torch.float32)
-        same = torch.equal(decode(replace(packed, group_scales=rebuilt)), one.y)
-        count, blocks, restored = count + 1, blocks + packed.scales.numel(), restored + same
-        widths.add(8 * packed.scales.element_size())
+        same = torch.equal(decode(replace(one.packed, group_scales=rebuilt)), one.y)
+        count, blocks, restored = count + 1, blocks + one.scales.numel(), restored + same
+        widths.add(8 * one.scales.element_size())
         constant |= set((bits & ~MANTISSA).flatten().tolist())
     fraction = MANTISSA.bit_count()
     return Metadata(count, blocks, max(widths), fraction if constant == {ONE_TO_TWO} else 32, restored)
@@ -161,23 +141,25 @@ def metadata() -> Metadata:
 @exact("mor", "M1")
 def m1() -> dict[str, Exact]:
     found = scaled()
-    rounding = 1 + 2.0**-22  # the ideal scale and its product with a magnitude are each rounded once to float32
-    blocks = f"of {found.blocks:,} blocks of {found.cases} hard cases"
+    rounding = 1 + 2.0**-22  # float32 rounds twice: the ideal scale and its product with a magnitude
+    blocks = f"{found.blocks:,} blocks of {found.cases} hard cases"
     notes = (
-        f"without rounding exponents down {found.would_saturate:,} of these blocks would saturate",
-        "tensors whose greatest magnitude is below the format's maximum / 3.4e38 are beyond what FP32 scales reach: "
-        "nothing saturates there either, but precision is lost",
+        f"if exponents were not rounded down, {found.would_saturate:,} of these blocks would saturate",
+        "tensors whose greatest magnitude is below the format's maximum / 3.4e38 are out of the range of FP32 scales: "
+        "they do not saturate either, but lose precision",
     )
     return {
         "nothing saturates": Exact(
-            not found.saturated and found.greatest <= rounding, f"{blocks} {found.saturated or 'none'} saturates", notes
+            not found.saturated and found.greatest <= rounding,
+            f"{found.saturated or 'no'} elements saturate in {blocks}",
+            notes,
         ),
         "blocks use more than half of the range": Exact(
             found.least > 0.5,
-            f"blocks' greatest magnitudes lie between {found.least:.4f} and {found.greatest:.4f} of the maximum",
+            f"blocks' greatest magnitudes are between {found.least:.4f} and {found.greatest:.4f} times the maximum",
         ),
         "a tensor's greatest magnitude keeps its precision": Exact(
-            not found.lost_maxima, f"{found.lost_maxima or 'none'} of them does not come back to the bit"
+            not found.lost_maxima, f"quantization changes {found.lost_maxima or 'none'} of them"
         ),
     }
 
@@ -186,23 +168,25 @@ def m1() -> dict[str, Exact]:
 def m2() -> dict[str, Exact]:
     found = metadata()
     return {
-        "8 bits a block": Exact(found.exponent_bits == 8, f"{found.exponent_bits} bits measured in packed tensors"),
+        "8 bits a block": Exact(
+            found.exponent_bits == 8, f"packed tensors have {found.exponent_bits} bits for each block"
+        ),
         "23 bits a tensor": Exact(
             found.mantissa_bits == 23 and found.restored == found.cases,
-            f"{found.mantissa_bits} bits of the group's scale vary; {found.restored} of {found.cases} hard cases "
-            "follow to the bit from these alone",
+            f"{found.mantissa_bits} bits of the group's scale vary; with only these, {found.restored} of {found.cases} "
+            "hard cases are restored to the bit",
         ),
     }
 
 
 @dataclass(frozen=True)
 class Grouped:
-    """One mantissa for a whole tensor beside one for each row of blocks, over many tensors."""
+    """One mantissa for a whole tensor compared with one for each row of blocks."""
 
     tensors: int
     worse: int  # tensors whose error is greater with smaller groups
-    error: tuple[float, float]  # mean absolute error over the mean magnitude: whole tensor, rows of blocks
-    bits: tuple[float, float]  # of scales, for each block
+    error: tuple[float, float]  # mean relative error with one mantissa for the tensor, and for each row of blocks
+    bits: tuple[float, float]  # bits of scales for each block, likewise
 
 
 WHOLE = Quantizer(format="e4m3", block="64x64", scaling="gam")
@@ -211,7 +195,7 @@ GROUPINGS = (WHOLE, replace(WHOLE, group="row"))  # a mantissa for the whole ten
 
 @cache
 def grouped(count: int = 24) -> Grouped:
-    """Compare both groups on heavy-tailed tensors, whose values an encode scale too small flushes to zero."""
+    """Compare both groupings on heavy-tailed tensors, where too small encoding scales flush values to zero."""
     g = torch.Generator().manual_seed(1)
     sums, worse, bits = [0.0, 0.0], 0, [0.0, 0.0]
     for _ in range(count):
@@ -236,7 +220,7 @@ def m21() -> dict[str, Exact]:
     return {
         "smaller groups take more bits": Exact(
             found.bits[1] > found.bits[0],
-            f"{found.bits[0]:.2f} bits of scales a block with one group, {found.bits[1]:.2f} with one for each row",
+            f"scales take {found.bits[0]:.2f} bits per block with one group, {found.bits[1]:.2f} with a group per row",
         ),
         "smaller groups err less": Exact(
             found.error[1] < found.error[0] and not found.worse,

@@ -1,4 +1,4 @@
-"""Figure 10: how often tensors fall back to BF16 over training; Figure C: which tensors do, and in which layers."""
+"""Figure 10, the share of tensors that fall back to BF16 over training, and Figure C, the share by tensor and layer."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ from fewbits.analysis.figures.heat_map import HeatMap, HeatRow, heat_map_figure
 from fewbits.analysis.figures.theme import QUIET, STYLES, Style
 from fewbits.analysis.report.items import FigureResult, Picture
 from fewbits.analysis.report.registry import figure
-from fewbits.analysis.studies.mor.decisions import (
+from fewbits.analysis.studies.mor.tensors import (
     ONE,
     PARTS,
+    TITLES,
     TRUNK,
     TWO,
     WATCHED,
@@ -32,7 +33,7 @@ from fewbits.analysis.studies.mor.decisions import (
 ARMS = ("block", "tensor", "channel")
 OBSERVED = "BF16 run: block's error ≥ 4.5 %"
 KINDS = {"x": "input", "w": "weight", "dy": "grad"}
-COLUMNS = {  # arms of Figure C, with short names
+COLUMNS = {  # the arms of Figure C and their short names
     "tensor": "Tensor",
     "block": "Block",
     "block-64": "64×64",
@@ -57,7 +58,7 @@ def style(arm: str) -> Style:
 
 @figure("mor", "Figure 10")
 def figure_10(results: Results) -> Picture:
-    """Show the share of decisions for BF16, window by window, before and after arms branch from the trunk."""
+    """Show the share of decisions for BF16 in each window, before and after arms branch from the trunk."""
     parts = {"Configuration 1": ONE, "Configuration 2": TWO}
     found = {name: sweep_places(results, "partitions", where) for name, where in parts.items()}
     shares = {name: fallback_over_steps(part) for name, part in found.items() if isinstance(part, Results)}
@@ -73,8 +74,8 @@ def figure_10(results: Results) -> Picture:
         return curve_figure(rows, height=0.5 + sum(heights), columns=2, paper=key, height_ratios=heights)
 
     notes = (
-        "A decision covers a tensor of a mini-batch; under channel each direction has its own. "
-        "Before the branch: what Block would have decided, from the errors recorded along the BF16 trunk.",
+        "A decision is for one tensor in one mini-batch; under Channel each direction has its own. Before the branch: "
+        "the decisions that Block would have made, from errors that were recorded along the BF16 trunk.",
     )
     return FigureResult(draw, tuple(dict.fromkeys(i for frame in shares.values() for i in frame["id"])), notes)
 
@@ -113,7 +114,7 @@ def _shares_panel(name: str, frame: pd.DataFrame) -> Panel:
 
 @figure("mor", "Figure C", "Where tensors fall back")
 def fallback_by_layer(results: Results) -> Picture:
-    """Show the share of decisions for BF16 of every arm, by linear layer and tensor, and by layer."""
+    """Show each arm's share of decisions for BF16 by linear layer and tensor, and by layer."""
     found: dict[str, pd.DataFrame] = {}
     for sweep in ("partitions", "ablations", "sub-tensor"):
         part = sweep_places(results, sweep, ONE)
@@ -128,8 +129,8 @@ def fallback_by_layer(results: Results) -> Picture:
     of_tensor = {arm: rows.groupby(["part", "kind"])["fallback"].mean().to_dict() for arm, rows in found.items()}
     of_layer = {arm: rows.groupby("block")["fallback"].mean().to_dict() for arm, rows in found.items()}
     tensors = tuple(
-        HeatRow(f"{PARTS[part]} {kind}", np.array([of_tensor[arm].get((part, kind), math.nan) for arm in arms]))
-        for part in list(PARTS)[:4]
+        HeatRow(f"{TITLES[part]} {kind}", np.array([of_tensor[arm].get((part, kind), math.nan) for arm in arms]))
+        for part in PARTS
         for kind in KINDS.values()
     )
     by_layer = tuple(
@@ -147,8 +148,8 @@ def fallback_by_layer(results: Results) -> Picture:
         )
 
     notes = (
-        "Share of decisions for BF16, in percent, mean over the branch and seeds; configuration 1. Empty: none. "
-        "Two- and three-way decide block by block, the others tensor by tensor.",
+        "Share of decisions for BF16 in percent, mean over the branch and seeds; configuration 1. Empty cells: no "
+        "fallback. Two- and three-way decide for each block, the other arms for each tensor.",
     )
     return FigureResult(draw, tuple(dict.fromkeys(i for rows in found.values() for i in rows["id"])), notes)
 

@@ -1,9 +1,9 @@
-"""Figures 11 to 19: histograms of the mean relative error that E4M3 makes of each tensor, a count for each mini-batch.
+"""Figures 11 to 19: histograms of each tensor's mean relative error in E4M3, with one count for each mini-batch.
 
-Rows are named as in the paper: layers from 1, `linear_qkv`, `linear_proj`, `fc1`, `fc2`, and of each its input, weight
-and gradient. Where rows and columns are quantized apart, a tensor has two: its rows are the vectors that the forward
-product (of a gradient: that for the input) sums over, its columns those of the product that comes later. Counts are
-summed over seeds.
+Rows of the maps have the paper's names: layers from 1, `linear_qkv`, `linear_proj`, `fc1` and `fc2`, each with its
+input, weight and gradient. If a tensor's rows and columns are quantized separately, the map has a row for each. "Rows"
+are the vectors that the first product with the tensor sums over: Fprop for inputs and weights, Dgrad for gradients.
+"Columns" are those of the later product. Counts are summed over seeds.
 """
 
 from __future__ import annotations
@@ -19,20 +19,19 @@ from matplotlib.figure import Figure
 
 from fewbits.analysis.engine.arms import arm_table
 from fewbits.analysis.engine.data import NoData, NotPlanned
-from fewbits.analysis.engine.frames import Results
+from fewbits.analysis.engine.frames import Results, last_windows
 from fewbits.analysis.engine.places import Where, not_planned, sweep_places
 from fewbits.analysis.figures.heat_map import HeatMap, HeatRow, heat_map_figure, histogram_row
 from fewbits.analysis.figures.theme import SMALL, theme
 from fewbits.analysis.report.items import FigureResult, Picture
 from fewbits.analysis.report.registry import figure
-from fewbits.analysis.studies.mor.decisions import (
+from fewbits.analysis.studies.mor.tensors import (
     EDGES,
     ONE,
-    PARTS,
     THRESHOLD,
+    TITLES,
     TRUNK,
     TWO,
-    at_end,
     counts,
     decisions,
 )
@@ -66,7 +65,7 @@ GRADIENTS_APART = (Kind("grad rows", "dgrad.dy"), Kind("grad columns", "wgrad.dy
 
 @dataclass(frozen=True)
 class ErrorMap:
-    """A figure of the last window of an arm: kinds of tensors of every linear layer of some transformer layers."""
+    """A figure of an arm's last window. layers: the function that chooses layers of the model by their number."""
 
     id: str
     arm: str
@@ -76,12 +75,12 @@ class ErrorMap:
 
 
 def ends(layers: int, each: int) -> list[int]:
-    """Return so many first and so many last layers."""
+    """Return the indices of the first and the last `each` layers."""
     return list(range(layers)) if layers <= 2 * each else [*range(each), *range(layers - each, layers)]
 
 
 def spaced(layers: int, most: int) -> list[int]:
-    """Return the first, the last, and layers evenly between."""
+    """Return the indices of at most `most` evenly spaced layers, with the first and the last."""
     return sorted({round(i) for i in np.linspace(0, layers - 1, min(most, layers))})
 
 
@@ -110,7 +109,7 @@ for _one in MAPS:
 
 @figure("mor", "Figure 11")
 def annotated(results: Results) -> Picture:
-    """Explain how to read the heat maps, on the first rows of Figures 12 and 13."""
+    """Show the first rows of Figures 12 and 13 with annotations that explain heat maps."""
     frame = _last(results, "block", ONE)
     if not isinstance(frame, pd.DataFrame):
         return frame
@@ -138,7 +137,7 @@ def annotated(results: Results) -> Picture:
 
 @figure("mor", "Figure 14")
 def over_steps(results: Results) -> Picture:
-    """Show layer 1 from window to window: along the BF16 trunk, where errors are recorded, and on under Block."""
+    """Show three tensors of layer 1 in each window, first along the BF16 trunk, then under Block."""
     part = sweep_places(results, "partitions", ONE)
     if isinstance(part, NotPlanned):
         return part
@@ -163,13 +162,13 @@ def over_steps(results: Results) -> Picture:
         drawn.axes[0].annotate("step", (0, 1), (-4, 4), textcoords="offset points", **options)
         return drawn
 
-    notes = ("Layer 1. Along the trunk nothing is quantized; the errors are those that E4M3 would have made.",)
+    notes = ("Layer 1. The trunk quantizes nothing; its errors are those that E4M3 would have.",)
     return FigureResult(draw, _ids(frame), notes + _seeds(frame))
 
 
 @figure("mor", "Figure 17")
 def beside_block(results: Results) -> Picture:
-    """Show the tensors that the paper names, in all layers, under tensor and under block partition."""
+    """Show the tensors that the paper names under tensor and under block partition, in up to eight layers."""
     frames = {arm: _last(results, arm, ONE) for arm in ("tensor", "block")}
     first = frames["tensor"]
     if not isinstance(first, pd.DataFrame):
@@ -194,7 +193,7 @@ def beside_block(results: Results) -> Picture:
         ]
         return draw_histograms(maps, beside=True)
 
-    notes = (_when(first, "tensor"), "The same tensors under block partition stand beside them.")
+    notes = (_when(first, "tensor"), "The right panel has the same tensors under block partition.")
     return FigureResult(draw, tuple(i for frame in found.values() for i in _ids(frame)), notes)
 
 
@@ -206,16 +205,16 @@ def _map(rows: Sequence[HeatRow], title: str = "") -> HeatMap:
 
 
 def _last(results: Results, arm: str, where: Where) -> pd.DataFrame | NoData | NotPlanned:
-    """Return the arm's numerics of the last window of training, which trials that are not done have not seen."""
+    """Return the arm's decisions in the last window of training, from trials that are done."""
     part = sweep_places(results, "partitions", where)
     if isinstance(part, NotPlanned):
         return part
     if not part.has(arm):
         return not_planned(results)
     frame = decisions(part)
-    frame = at_end(frame[(frame["arm"] == arm) & (frame["state"] == State.DONE)])
+    frame = last_windows(frame[(frame["arm"] == arm) & (frame["state"] == State.DONE)])
     label = arm_table("mor").label(arm)
-    return NoData(f"no trial of {label} is done, with its errors recorded") if frame.empty else frame
+    return NoData(f"no trial of {label} is done and has recorded errors") if frame.empty else frame
 
 
 def _rows(
@@ -224,10 +223,10 @@ def _rows(
     found = []
     for layer in layers:
         of = frame[frame["block"] == layer]
-        for part in parts or [p for p in PARTS if p in set(of["part"])]:
+        for part in parts or [p for p in TITLES if p in set(of["part"])]:
             for kind in kinds:
                 rows = of[(of["part"] == part) & (of["slot"] == kind.slot)]
-                found.append(histogram_row(f"{PARTS[part]} {kind.label}", counts(rows), f"layer {layer + 1}"))
+                found.append(histogram_row(f"{TITLES[part]} {kind.label}", counts(rows), f"layer {layer + 1}"))
     return found
 
 
@@ -247,4 +246,4 @@ def _seeds(frame: pd.DataFrame) -> tuple[str, ...]:
 def _when(frame: pd.DataFrame, arm: str) -> str:
     batches = int(frame.groupby(["layer", "slot"])["batches"].sum().max())
     (seeds,) = _seeds(frame)
-    return f"{arm_table('mor').label(arm)}, the last window: {batches} mini-batches a row. {seeds}"
+    return f"{arm_table('mor').label(arm)}, the last window: {batches} mini-batches per row. {seeds}"

@@ -1,9 +1,9 @@
-"""Numbers of MoR's trials that claims compare: what falls back, which tensors err, and how parameter norms part.
+"""Metrics of MoR's trials that claims compare: shares of fallbacks, errors of tensors, distances of parameter norms.
 
-Errors are those of E4M3 before the decision. They are judged by their excess over E4M3's floor, 2.25 %: the mean
-relative error of values that are all in the normal range, which no scale can lower (facts 1.0). Ratios of excesses say
-how much more one tensor departs from the floor than another; LEAST keeps two tensors at the floor at a ratio of 1.
-Blocks are counted from 1; `up` is the paper's FC1 and `down` its FC2.
+Errors are those of E4M3 before the decision. Metrics use their excess over E4M3's floor, 2.25 %: the mean relative
+error of values that are all in the normal range, which no scale can lower (facts 1.0). A ratio of excesses says how
+much farther from the floor one tensor is than another. Blocks are counted from 1; `up` is the paper's FC1 and `down`
+its FC2.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ from statistics import fmean
 import numpy as np
 import pandas as pd
 
-from fewbits.analysis.engine.frames import Results
+from fewbits.analysis.engine.frames import Results, last_windows
 from fewbits.analysis.engine.hooks import Between, metric
-from fewbits.analysis.engine.paper import paper
 from fewbits.analysis.studies.mor import tensors
 from fewbits.analysis.studies.mor.tensors import (
     DY,
@@ -29,21 +28,21 @@ from fewbits.analysis.studies.mor.tensors import (
     OUT,
     PARTS,
     QKV,
+    THRESHOLD,
     X_COLUMNS,
     Seen,
     W,
     X,
-    first,
-    last,
-    looked_at,
+    by_id,
+    first_windows,
 )
+from fewbits.models.observer import ENTRIES
 
-FLOOR = math.log2(math.e) / 64  # of E4M3, log-uniform magnitudes: 1/32 · 0.5 / ln 2
-LEAST = 0.0005  # a twentieth of a percentage point: two floors differ by less than that (2.17 to 2.25 %)
-THRESHOLD = paper("mor").numbers["threshold"].value
-FLUSHED = (THRESHOLD - FLOOR) / (1 - FLOOR)  # share of values flushed to zero that alone lifts the error to it
-PAPERS_BLOCKS, NOTHING_AFTER = 32, 9  # M12: of as many blocks, none falls back after this one
-FEW = 2  # first blocks that Figure 18 shows
+FLOOR = math.log2(math.e) / 64  # E4M3's mean relative error for log-uniform magnitudes: 1/32 · 0.5 / ln 2
+LEAST = 0.0005  # added to each excess, so that two tensors at the floor (2.17 to 2.25 %) have a ratio near 1
+FLUSHED = (THRESHOLD - FLOOR) / (1 - FLOOR)  # the share of values flushed to zero that raises the floor to THRESHOLD
+PAPERS_BLOCKS, NOTHING_AFTER = 32, 9  # M12: the paper's model has 32 blocks, and none falls back after the ninth
+FEW = 2  # the number of first blocks in Figure 18
 SHARE = (0.0, 1.0)
 
 Numbers = Mapping[str, float]
@@ -67,13 +66,22 @@ def is_other_forward(block: int, part: str, slot: str) -> bool:
 
 @metric("mor", "fallback_share", SHARE)
 def fallback_share(results: Results) -> Numbers:
-    return tensors.fallback_shares(looked_at(results))
+    return tensors.fallback_shares(tensors.tensors(results))
+
+
+def _entry(place: int) -> Callable[[Results], Numbers]:
+    """Return the metric that is a trial's share of decisions for the mixture's entry at this place."""
+    return lambda results: by_id(results.numerics().groupby("id")[f"share_{place}"].mean().dropna())
+
+
+for _place in range(ENTRIES):
+    metric("mor", f"entry_{_place}_share", SHARE)(_entry(_place))
 
 
 @metric("mor", "fallback_ratio")
 def fallback_ratio(results: Results) -> Between:
-    """Return how the first trial's share of tensors in BF16 relates to the second's."""
-    shares = tensors.fallback_shares(looked_at(results))
+    """Return the ratio of our trial's share of tensors in BF16 to the baseline's."""
+    shares = tensors.fallback_shares(tensors.tensors(results))
 
     def ratio(ours: str, baseline: str) -> float | None:
         return shares[ours] / shares[baseline] if {ours, baseline} <= set(shares) and shares[baseline] else None
@@ -83,29 +91,27 @@ def fallback_ratio(results: Results) -> Between:
 
 @metric("mor", "below_threshold", SHARE)
 def below_threshold(results: Results) -> Numbers:
-    return tensors.below(last(looked_at(results)), THRESHOLD)
+    return tensors.below(last_windows(tensors.tensors(results)), THRESHOLD)
 
 
 @metric("mor", "mean_error")
 def mean_error(results: Results) -> Numbers:
     """Return each trial's mean relative error over all tensors and windows."""
-    means = looked_at(results).groupby("id")["error"].mean()
-    return {str(trial): float(value) for trial, value in means.items()}
+    return by_id(tensors.tensors(results).groupby("id")["error"].mean())
 
 
 @metric("mor", "explained_by_flushing", SHARE)
 def explained_by_flushing(results: Results) -> Numbers:
-    """Return the share of tensors for which flushed values alone say whether the error exceeds the threshold.
+    """Return the share of tensors for which the share of flushed values predicts whether the error exceeds THRESHOLD.
 
-    A value that is flushed to zero has an error of 100 %, so a share of FLUSHED of them lifts a tensor from E4M3's
-    floor to the threshold. Only trials count in which some tensors exceed it and some do not, by windows.
+    A value that is flushed to zero has an error of 100 %, so a share of FLUSHED raises a tensor's error from E4M3's
+    floor to the threshold. A trial has this metric only if some of its tensors exceed the threshold and some do not.
     """
-    rows = looked_at(results)
     found = {}
-    for trial, seen in rows.dropna(subset=["flushed"]).groupby("id"):
+    for trial, seen in tensors.tensors(results).dropna(subset=["flushed"]).groupby("id"):
         exceeds, flushes = seen["error"] > THRESHOLD, seen["flushed"] > FLUSHED
         if exceeds.any() and not exceeds.all():
-            # Each class counts alike, so that a few tensors among many that do not fall back are not outvoted.
+            # Both classes have equal weight, since only few tensors exceed the threshold.
             found[str(trial)] = fmean((float((flushes[exceeds]).mean()), float((~flushes[~exceeds]).mean())))
     return found
 
@@ -115,8 +121,10 @@ def explained_by_flushing(results: Results) -> Numbers:
 
 @metric("mor", "norm_distance")
 def norm_distance(results: Results) -> Between:
-    """Return how far two trials' parameter norms part at most, as a share of the range that the second covers over its
-    whole line of training: what a reader sees of two curves in one plot."""
+    """Return the greatest distance of two trials' parameter norms, relative to the range of the baseline's norm.
+
+    The range includes the baseline's trunk, so the metric is what a reader sees of two curves in one plot.
+    """
     frame = results.curves("parameter_norm").drop_duplicates(["id", "step"])
     curves = {str(trial): curve.set_index("step")["value"] for trial, curve in frame.groupby("id")}
 
@@ -149,7 +157,7 @@ def _ratio(above: float, below: float) -> float:
 
 
 def early(seen: Seen) -> list[int]:
-    """Return as large a part of our first blocks as 9 are of the paper's 32."""
+    """Return our first blocks, in the same proportion to all blocks as 9 to the paper's 32."""
     return seen.blocks[: max(1, round(len(seen.blocks) * NOTHING_AFTER / PAPERS_BLOCKS))]
 
 
@@ -162,13 +170,19 @@ def _gradients(seen: Seen, block: int) -> float:
 
 
 def last_gradients(seen: Seen) -> float:
-    """Block 1, which is said to stand out, is no measure for the last block."""
+    """Return the ratio of the last block's gradients to the highest of the others.
+
+    Block 1 is left out because the paper says that it stands out, too.
+    """
     *others, end = seen.blocks
     return _ratio(_gradients(seen, end), max(_gradients(seen, block) for block in others[1:]))
 
 
 def gradients_by_part(seen: Seen) -> float:
-    """All blocks but the last, of which the paper says that all gradients are high."""
+    """Return the ratio of gradients of qkv and FC1 to those of the others, without the last block.
+
+    The paper says that all gradients of the last block are high.
+    """
     before = seen.blocks[:-1]
 
     def mean(*parts: str) -> float:
@@ -178,7 +192,7 @@ def gradients_by_part(seen: Seen) -> float:
 
 
 def directions(seen: Seen) -> float:
-    """The geometric mean, over gradients, of the worse direction's excess over the better one's."""
+    """Return the geometric mean over gradients of the ratio of the worse direction's excess to the better one's."""
     pairs = [(seen.of(b, p, DY), seen.of(b, p, DY_COLUMNS)) for b, p in product(seen.blocks, PARTS)]
     return float(np.exp(np.mean([abs(math.log(_ratio(*pair))) for pair in pairs])))
 
@@ -211,37 +225,33 @@ _register("fc2_input_least_fallback", lambda s: min(s.of(b, FC2, X) for b in s.b
 # -------------------------------------------------------------------------------- errors over training
 
 
-def _over_training(part: str, slot: str, blocks: Callable[[Seen], list[int]]) -> Callable[[Results], Numbers]:
-    """Return how the least growth of a tensor over these blocks is measured: its excess at the end of a trial over that
-    in the first window of its line, which is the trunk's where arms branch."""
+def _over_training(name: str, part: str, slot: str, blocks: Callable[[Seen], list[int]]) -> None:
+    """Register the least growth of a tensor's excess over these blocks.
+
+    The growth is the ratio of the excess at the end of a trial to that in the first window of the trial or, if it has a
+    trunk, of the trunk.
+    """
 
     def by_block(seen: Seen) -> dict[int, float]:
         return {block: seen.of(block, part, slot) for block in blocks(seen)}
 
+    @metric("mor", name)
     def growth(results: Results) -> Numbers:
-        begin = _in_window(results, by_block, first)
-        end = _in_window(results, by_block, last)
+        begin = tensors.numbers(results, by_block, window=first_windows)
         found = {}
-        for trial, errors in end.items():
-            start = begin.get(_root(results, trial))
-            if start:
+        for trial, errors in tensors.numbers(results, by_block).items():
+            if start := begin.get(_root(results, trial)):
                 found[trial] = min(_ratio(errors[block], start[block]) for block in errors if block in start)
         return found
 
-    return growth
 
+def _at_start(name: str, part: str, slot: str) -> None:
+    """Register block 1's error in the first window of a trial or, if it has a trunk, of the trunk."""
 
-def _in_window(
-    results: Results, number: Callable[[Seen], dict[int, float]], window: Callable[[pd.DataFrame], pd.DataFrame]
-) -> dict[str, dict[int, float]]:
-    rows = window(looked_at(results))
-    found = {}
-    for trial, errors in rows.groupby(tensors.KEY)["error"].mean().groupby(level="id"):
-        try:
-            found[str(trial)] = number(Seen(errors.droplevel("id")))
-        except (KeyError, ValueError):
-            continue
-    return found
+    @metric("mor", name)
+    def start(results: Results) -> Numbers:
+        begin = tensors.numbers(results, lambda seen: seen.of(1, part, slot), window=first_windows)
+        return {member.id: begin[root] for member in results.members if (root := _root(results, member.id)) in begin}
 
 
 def _root(results: Results, trial: str) -> str:
@@ -249,23 +259,9 @@ def _root(results: Results, trial: str) -> str:
     return trial if parent is None else _root(results, parent)
 
 
-def _at_start(part: str, slot: str) -> Callable[[Results], Numbers]:
-    """Return how block 1's error in the first window of a trial's line is measured."""
-
-    def start(results: Results) -> Numbers:
-        begin = _in_window(results, lambda seen: {1: seen.of(1, part, slot)}, first)
-        return {member.id: begin[root][1] for member in results.members if (root := _root(results, member.id)) in begin}
-
-    return start
-
-
-def _block_1(seen: Seen) -> list[int]:
-    return [1]
-
-
-metric("mor", "fc2_input_growth")(_over_training(FC2, X, _block_1))
-metric("mor", "fc1_gradient_growth")(_over_training(FC1, DY, _block_1))
-metric("mor", "fc2_input_growth_everywhere")(_over_training(FC2, X, lambda seen: seen.blocks))
-metric("mor", "fc2_input_start")(_at_start(FC2, X))
-metric("mor", "fc1_gradient_start")(_at_start(FC1, DY))
+_over_training("fc2_input_growth", FC2, X, lambda seen: [1])
+_over_training("fc1_gradient_growth", FC1, DY, lambda seen: [1])
+_over_training("fc2_input_growth_everywhere", FC2, X, lambda seen: seen.blocks)
+_at_start("fc2_input_start", FC2, X)
+_at_start("fc1_gradient_start", FC1, DY)
 _register("fc1_gradient_block_1", lambda seen: seen.of(1, FC1, DY))

@@ -1,7 +1,7 @@
-"""Figures 2 to 4, drawn from the kernels themselves: every number in them is what they compute when it is drawn.
+"""Figures 2 to 4: our kernels' results on small tensors from fixed seeds, computed whenever they are drawn.
 
-The tensors are small and made here from fixed seeds. Their magnitudes are normal in their logarithm (heavy tails), as
-only then there is something to decide; nothing of them was trained.
+The tensors are random, not trained. Their magnitudes are log-normal (heavy tails), because otherwise all decisions
+would be the same.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fewbits.analysis.figures.drawing import BF16, E4M3, E5M2, FORMATS, POINTS, 
 from fewbits.analysis.figures.theme import shades, theme
 from fewbits.analysis.report.items import FigureResult, Picture
 from fewbits.analysis.report.registry import figure
-from fewbits.analysis.studies.mor.decisions import THRESHOLD
+from fewbits.analysis.studies.mor.tensors import THRESHOLD
 from fewbits.experiments.config import load_recipe
 from fewbits.kernels.api import fake_quantize, mix
 from fewbits.kernels.packed import encode
@@ -30,14 +30,14 @@ SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 # -------------------------------------------------------------------------------- Figure 2
 
-SIDE = 88.0  # of a map, in points
-MAPS = (8.0, 108.0, 208.0, 308.0)  # left edges
+SIDE = 88.0  # the side of a map in points
+MAPS = (8.0, 108.0, 208.0, 308.0)  # the left edges of maps
 HEADS = ("log |x|", "scale over m", "error of E4M3", "one decision")
 
 
 @figure("mor", "Figure 2")
 def figure_2(results: Results) -> Picture:
-    """Show GAM on one small tensor under three partitions: exponents, errors, one decision each."""
+    """Show GAM on one small tensor under three partitions: the exponents, the errors and the decision of each."""
     x = heavy_tailed(8, 8, deviation=4.0, seed=0)
     partitions = {"tensor": "tensor", "block, 4×4": "4x4", "channel": "channel"}
 
@@ -55,14 +55,13 @@ def figure_2(results: Results) -> Picture:
         return drawing.figure
 
     notes = (
-        "An 8×8 tensor made for this figure, 64 magnitudes normal in their logarithm; the larger, the stronger its "
-        "colour.",
+        "An 8×8 tensor made for this figure, with log-normal magnitudes; larger magnitudes have a stronger colour.",
     )
     return FigureResult(draw, (), notes)
 
 
 def group_scale(x: Tensor) -> tuple[float, float, int]:
-    """Return the largest magnitude, and GAM's mantissa with the exponent of the whole tensor's own scale."""
+    """Return the largest magnitude, GAM's mantissa, and the exponent of the scale of the whole tensor."""
     packed = encode(x, "e4m3:tensor:gam")
     assert packed.group_scales is not None
     assert packed.scales is not None
@@ -103,7 +102,7 @@ def _partition(drawing: Drawing, x: Tensor, name: str, block: str, top: float) -
 
 @figure("mor", "Figure 3")
 def figure_3(results: Results) -> Picture:
-    """Show three-way decisions on the blocks of two tensors, and the types in which their product is computed."""
+    """Show three-way decisions for the blocks of two tensors, and the types in which their product is computed."""
     mixture = Mixture.parse(load_recipe("mor/three-way").fprop.x)
     rows, inner, columns = 3, 4, 3
     a = choices(rows, inner, mixture, seed=1)
@@ -130,20 +129,21 @@ def figure_3(results: Results) -> Picture:
             drawing.box(right + j * size, below - (i + 1) * size, size, size, edge="text", line=1.1)
         drawing.text(left + size * inner / 2, below + 8, "A: 3×4 blocks", at="center", quiet=True)
         drawing.text(right - 8, top - size * inner / 2, "B: 4×3 blocks", at="right", quiet=True)
-        words = "A·B: four block products each, in the higher type"
+        words = "A·B: four block products in each, in the higher type"
         drawing.text(POINTS - 110, below - size * rows - 11, words, at="center", quiet=True)
         return drawing.figure
 
     parts = ", ".join(f"{(promoted == i).mean():.0%} in {name}" for i, name in enumerate(FORMATS))
     notes = (
-        f"Decided by {mixture} on tensors made for this figure, of 128×128 blocks whose magnitudes spread differently.",
-        f"Of the {promoted.size} block products {parts}.",
+        f"Decisions of {mixture} for tensors made for this figure, whose 128×128 blocks have magnitudes of different "
+        "spreads.",
+        f"Shares of the {promoted.size} block products: {parts}.",
     )
     return FigureResult(draw, (), notes)
 
 
 def choices(rows: int, columns: int, mixture: Mixture, seed: int) -> np.ndarray:
-    """Return the mixture's choice for each 128×128 block of a tensor whose blocks' magnitudes spread differently."""
+    """Return the mixture's choice for each 128×128 block of a tensor; magnitudes in blocks have different spreads."""
     generator = torch.Generator().manual_seed(seed)
     spread = 2.4 + 1.4 * torch.randn(rows, columns, generator=generator)
     deviation = spread.abs().repeat_interleave(128, 0).repeat_interleave(128, 1)
@@ -163,24 +163,24 @@ STATIONS = (
     "error before, %",
     "error after, %",
 )
-FP32, AGAIN = 4, 5  # places of the last two values
+FP32, AGAIN = 4, 5  # the stations of the values before and after the second rounding
 
 
 @dataclass(frozen=True)
 class Flow:
-    """Three values at each station of fake quantization, in words."""
+    """Three values as text at each station of fake quantization."""
 
     scale: float
     stations: tuple[tuple[str, ...], ...]
 
     def moved(self, value: int) -> bool:
-        """Tell whether rounding to BF16 on the way back moved a value."""
+        """Tell whether the second rounding to BF16 changed a value."""
         return self.stations[FP32][value] != self.stations[AGAIN][value]
 
 
 @figure("mor", "Figure 4")
 def figure_4(results: Results) -> Picture:
-    """Show values on their way through fake quantization, under GAM's scales and under powers of two."""
+    """Show values at each step of fake quantization, with GAM's scales and with powers of two."""
     x = heavy_tailed(2, 4, deviation=2.0, seed=3)
     flows = {name: flow(x, f"e4m3:1x4:{scaling}") for name, scaling in (("GAM", "gam"), ("E8M0", "e8m0"))}
 
@@ -209,19 +209,19 @@ def figure_4(results: Results) -> Picture:
 
     moved = sum(map(flows["GAM"].moved, range(3)))
     notes = (
-        "Three values of a small block. Powers of two give E4M3's values back exactly; GAM's mantissa makes numbers of "
-        f"more bits than BF16 has, so they are rounded once more on the way back ({moved} of 3 here).",
+        "Three values of a small block. Dividing E4M3's values by a power of two is exact in BF16. Dividing by GAM's "
+        f"scale gives numbers with more bits than BF16 has, which are rounded once more ({moved} of 3 change here).",
     )
     return FigureResult(draw, (), notes)
 
 
 def flow(x: Tensor, spelling: str) -> Flow:
-    """Return the second row's first three values, of the block without the tensor's maximum, at every station."""
+    """Return the first three values of the second row at every station; the tensor's maximum is not in that row."""
     quantizer = Quantizer.parse(spelling)
     packed = encode(x, quantizer)
     assert packed.scales is not None
     code = int(packed.scales.flatten()[1])
-    # GAM stores the exponent of the factor that encodes, E8M0 that of the one that decodes
+    # GAM stores the exponent of the encoding factor, E8M0 that of the decoding factor
     scale = (
         2.0 ** (code - 127) * float(packed.group_scales[0]) if packed.group_scales is not None else 2.0 ** (127 - code)
     )

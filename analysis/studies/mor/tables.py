@@ -1,20 +1,41 @@
-"""MoR's Tables 1 to 4: the paper's numbers beside ours."""
+"""MoR's tables: Tables 1 to 4 compare the paper's numbers with ours; three of our own show fallbacks, errors, rounding.
+
+Changes are changes of the validation loss in percent, paired by seed.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from functools import partial
+from itertools import product
 
-from fewbits.analysis.engine.arms import BASELINE
+import pandas as pd
+
+from fewbits.analysis.engine.arms import BASELINE, arm_table
+from fewbits.analysis.engine.claims import LOSS
 from fewbits.analysis.engine.frames import Results
 from fewbits.analysis.engine.paper import paper
-from fewbits.analysis.engine.places import trial_ids
-from fewbits.analysis.report.items import TableCell, TableResult, TableRow
+from fewbits.analysis.engine.places import Where, not_planned, trial_ids
+from fewbits.analysis.report.items import Setting, Table, TableCell, TableResult, TableRow
 from fewbits.analysis.report.registry import table
-from fewbits.analysis.studies.mor.decisions import ONE, TWO
+from fewbits.analysis.studies.mor.tensors import (
+    FC1,
+    FC2,
+    ONE,
+    OUT,
+    QKV,
+    TWO,
+    fallback_shares,
+    first_windows,
+    largest_accepted,
+    tensors,
+)
+from fewbits.analysis.tables.cells import BLANK, PERCENT, change, share
 from fewbits.analysis.tables.losses import paper_losses
-from fewbits.analysis.tables.settings import SETTINGS, UNSTATED, Describe, flops, model, setting
+from fewbits.analysis.tables.settings import UNSTATED, SettingsColumn, settings_table
 from fewbits.analysis.views.numbers import plural
 
+ARMS = arm_table("mor")
 MODEL = "Nemotron-3 8B"
 
 for _name in ("Table 2", "Table 3", "Table 4"):
@@ -23,24 +44,77 @@ for _name in ("Table 2", "Table 3", "Table 4"):
 
 @table("mor", "Table 1")
 def table_1(results: Results) -> TableResult:
-    """Compare the settings: ours are those of the BF16 arms' own configs."""
-    printed = paper("mor").table("Table 1")
-
-    def cells(describe: Describe, of_paper: tuple[float | str | None, ...], source: str) -> tuple[TableCell, ...]:
-        return tuple(
-            TableCell(
-                setting(results, BASELINE, describe, where, assumed=value is None), value, source, comparable=False
-            )
-            for where, value in zip((ONE, TWO), of_paper, strict=True)
-        )
-
-    rows = [TableRow("Model", cells(model, (MODEL, MODEL), printed.source))]
-    rows += [
-        TableRow(row.title, cells(SETTINGS[row.id], row.values or row.text, row.source or printed.source), row.unit)
-        for row in printed.rows
-    ]
-    rows += [TableRow(title, cells(describe, (None, None), "lost")) for title, describe in UNSTATED.items()]
-    rows.append(TableRow("FLOPs of one arm", cells(flops, (None, None), "lost")))
+    """Compare the paper's settings with those in the configs of our BF16 arms."""
+    columns = [SettingsColumn(MODEL, results, BASELINE, where) for where in (ONE, TWO)]
     seeds = plural(len(trial_ids(results, BASELINE, ONE)), "seed")
-    notes = (f"The paper ran each arm once; ours, with {seeds}", "Assumed: what the paper does not state")
-    return TableResult(tuple(column.title for column in printed.columns), tuple(rows), notes)
+    notes = (f"The paper ran each arm once; ours, with {seeds}",)
+    return settings_table(paper("mor").table("Table 1"), columns, UNSTATED, notes)
+
+
+# -------------------------------------------------------------------------------- tensors
+
+KINDS: Mapping[str, Callable[[pd.DataFrame], pd.Series]] = {
+    "All": lambda rows: rows["slot"].notna(),
+    "QKV": lambda rows: rows["part"] == QKV,
+    "Projection": lambda rows: rows["part"] == OUT,
+    "FC1": lambda rows: rows["part"] == FC1,
+    "FC2": lambda rows: rows["part"] == FC2,
+    "Activations": lambda rows: rows["slot"].str.endswith(".x"),
+    "Weights": lambda rows: rows["slot"].str.endswith(".w"),
+    "Gradients": lambda rows: rows["slot"].str.endswith(".dy"),
+    "FC2's activations": lambda rows: (rows["part"] == FC2) & rows["slot"].str.endswith(".x"),
+}
+SUB_TENSOR = ("two-way", "three-way")
+BOUNDED = ("block", "tensor", "channel", "block-64", "threshold-5", "amax", "e8m0", *SUB_TENSOR)
+MIXED = ("tensor", "block", "channel", "block-64", "threshold-5", "amax", "e8m0", *SUB_TENSOR, "sub-channel")
+CONFIGURATIONS: Mapping[str, Where] = {"configuration 1": ONE, "configuration 2": TWO}
+
+
+@table("mor", "Fallbacks", "Tensors in BF16 over whole runs (blocks in sub-tensor arms)")
+def fallbacks(results: Results) -> TableResult:
+    """Return the table of each arm's share of tensors in BF16, by kind of tensor."""
+    rows = tensors(results)
+    shares = {title: fallback_shares(rows[choose(rows)]) for title, choose in KINDS.items()}
+    shares["All, first window"] = fallback_shares(first_windows(rows))
+    best = paper("mor").numbers["fallback-channel-c1"].value * PERCENT
+    made = []
+    for (name, where), arm in product(CONFIGURATIONS.items(), MIXED):
+        if results.has(arm, where):
+            printed = best if (arm, where) == ("channel", ONE) else None
+            cells = [share(results, of, arm, where, printed if t == "All" else None) for t, of in shares.items()]
+            made.append(TableRow(f"{ARMS.title(arm)}, {name}", tuple(cells), "%"))
+    return TableResult(tuple(shares), tuple(made), ("All tensors and windows have equal weight",))
+
+
+@table("mor", "Errors and losses", "The largest error that an arm accepted, and its loss (M19)")
+def errors_and_losses(results: Results) -> TableResult:
+    """Return the table of each arm's largest accepted error and its change of the validation loss."""
+    accepted = largest_accepted(tensors(results))
+    rows = []
+    for arm in BOUNDED:
+        if results.has(arm, ONE):
+            by_blocks = TableCell(Setting("by blocks"))
+            largest = by_blocks if arm in SUB_TENSOR else share(results, accepted, arm, ONE)
+            rows.append(TableRow(ARMS.title(arm), (largest, change(results, LOSS, arm, where=ONE)), "%"))
+    notes = ("If tensors were refused, the threshold is shown as the largest accepted error",)
+    return TableResult(("Largest error", "Change of validation loss"), tuple(rows), notes)
+
+
+@table("mor", "Second rounding", "Scalings with and without rounding to BF16 after descaling")
+def second_rounding(results: Results) -> Table:
+    """Return the table of changes by scaling, with and without rounding to BF16 after descaling.
+
+    Dividing by a power of two is exact in BF16; dividing by another scale needs a second rounding.
+    """
+    if not results.has("fp32", ONE):
+        return not_planned(results)
+
+    def cells(arm: str, plain: str) -> tuple[TableCell, ...]:
+        pairs = [(arm, BASELINE), (plain, "fp32"), *(() if arm == "block" else ((arm, "block"), (plain, "fp32-gam")))]
+        found = [change(results, LOSS, ours, baseline, ONE) for ours, baseline in pairs]
+        return tuple([*found, BLANK, BLANK][:4])
+
+    arms = {"GAM": ("block", "fp32-gam"), "FP32 amax": ("amax", "fp32-amax"), "E8M0": ("e8m0", "fp32-e8m0")}
+    rows = tuple(TableRow(title, cells(*names), "%") for title, names in arms.items())
+    columns = ("From BF16, rounded to BF16", "From FP32, not rounded", "From GAM, rounded", "From GAM, not rounded")
+    return TableResult(columns, rows, ("Changes of the validation loss",))

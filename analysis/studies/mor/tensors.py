@@ -1,8 +1,9 @@
-"""What the observer saw of MoR's tensors, as tables by trial, block, part and slot.
+"""The observer's records of MoR's tensors: errors, their histograms, and decisions for BF16.
 
-A tensor is one row of the heat maps: a part of a block (qkv, out, up, down) and a slot. Where one decision serves both
-directions of a tensor the trial has the three slots SHARED of it; where each direction has its own (channel), six.
-In the paper's words up is FC1 and down is FC2; blocks are counted from 1.
+A tensor is a part of a block (qkv, out, up, down) with a slot, and a row of the heat maps. A part has three slots if
+one decision is for both directions of a tensor, and six if each direction has its own (channel). The paper calls up FC1
+and down FC2. The BF16 trunk and the arm `watched` quantize nothing; their recorded errors show what 128x128 blocks
+would have decided.
 """
 
 from __future__ import annotations
@@ -10,144 +11,180 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import cast
+from typing import TypeVar
 
 import numpy as np
 import pandas as pd
 
-from fewbits.analysis.engine.frames import Results
+from fewbits.analysis.engine.frames import Results, last_windows
+from fewbits.analysis.engine.paper import paper
 from fewbits.kernels.quantizer import ErrorBelow, Mixture
-from fewbits.models.observer import BINS
+from fewbits.models.observer import BINS, ENTRIES
 
 QKV, OUT, FC1, FC2 = "qkv", "out", "up", "down"
 PARTS = (QKV, OUT, FC1, FC2)
-X, W, DY = (
-    "fprop.x",
-    "fprop.w",
-    "dgrad.dy",
-)  # activation, weight and gradient; by rows, where each direction has its own
+TITLES = {QKV: "linear_qkv", OUT: "linear_proj", FC1: "fc1", FC2: "fc2", "in": "in_proj"}  # the paper's names
+X, W, DY = "fprop.x", "fprop.w", "dgrad.dy"  # activation, weight, gradient; their rows, if directions are separate
 X_COLUMNS, W_COLUMNS, DY_COLUMNS = "wgrad.x", "dgrad.w", "wgrad.dy"
-COLUMNS = {X: X_COLUMNS, W: W_COLUMNS, DY: DY_COLUMNS}
 FORWARD = (X, W, X_COLUMNS, W_COLUMNS)
 KEY = ["id", "block", "part", "slot"]
+THRESHOLD = paper("mor").numbers["threshold"].value
+EDGES = np.append(np.arange(0, len(BINS) - 1) * 0.005, np.inf)
+TRUNK, WATCHED = "trunk", "watched"
+ONE, TWO = {"configuration": "1"}, {"configuration": "2"}
+COLUMNS = [*KEY, "arm", "seed", "state", "step", "line_step", "layer", "batches", "error", "error_max", "histogram"]
+NUMBERS = ["flushed", "share_0", "fallback", "limit"]
+
+T = TypeVar("T")
+
+
+def observed(results: Results) -> pd.DataFrame:
+    """Return a row for each window, tensor and place.
+
+    fallback: the share of decisions for the mixture's last entry, BF16; in sub-tensor arms, decisions are for blocks.
+    limit: the error below which the first entry is taken, if the mixture's test has such a limit. Blocks are counted
+    from 0.
+    """
+    return results.remembered("observed", lambda: _observed(results))
+
+
+def _observed(results: Results) -> pd.DataFrame:
+    numerics = results.numerics()
+    if numerics.empty or "error" not in numerics:
+        return pd.DataFrame(columns=[*COLUMNS, *NUMBERS])
+    rows = numerics[numerics["error"].notna()].copy()
+    spelled = rows["quantizer"].fillna("")
+    shares = rows[[f"share_{i}" for i in range(ENTRIES)]].to_numpy(float)
+    rows["fallback"] = [
+        np.nan if (last := high(text)) is None else taken[last] for text, taken in zip(spelled, shares, strict=True)
+    ]
+    rows["limit"] = spelled.map(_limit)
+    rows["line_step"] = rows["step"] + 1 + rows["id"].map(results.starts)
+    return rows.reindex(columns=[*COLUMNS, *NUMBERS])
 
 
 @cache
 def high(spelled: str) -> int | None:
-    """Which entry of a mixture is BF16; None for what is no mixture with one."""
-    if " | " not in spelled:
-        return None
-    formats = [str(entry.quantizer.format) for entry in Mixture.parse(spelled).entries]
-    return formats.index("bf16") if "bf16" in formats else None
+    """Return the index of a mixture's last entry, BF16; None if the text is no mixture."""
+    return min(len(Mixture.parse(spelled).entries), ENTRIES) - 1 if "|" in spelled else None
 
 
 @cache
-def accepts_below(spelled: str) -> float:
-    """The error up to which a mixture's first entry is taken; NaN where that is no number."""
-    test = Mixture.parse(spelled).entries[0].test if " | " in spelled else None
+def _limit(spelled: str) -> float:
+    test = Mixture.parse(spelled).entries[0].test if "|" in spelled else None
     return test.threshold if isinstance(test, ErrorBelow) else float("nan")
 
 
-def looked_at(results: Results) -> pd.DataFrame:
-    """A row for each window, tensor and trial: its errors, and the share of its decisions that were BF16."""
-    return results.remembered("looked at", lambda: _looked_at(results))
+def decisions(results: Results) -> pd.DataFrame:
+    """Return the rows with decisions; for arms that only record errors, the decisions that Block would have made."""
+    frame = observed(results).dropna(subset=["fallback"]).copy()
+    watched = frame["arm"].isin((TRUNK, WATCHED))
+    above = EDGES[:-1] > THRESHOLD - 1e-9
+    exceeding = [float(np.asarray(h)[above].sum() / max(np.sum(h), 1)) for h in frame.loc[watched, "histogram"]]
+    frame.loc[watched, "fallback"] = exceeding
+    return frame
 
 
-def _looked_at(results: Results) -> pd.DataFrame:
-    numerics = results.numerics()
-    columns = [
-        *KEY,
-        "step",
-        "quantizer",
-        "batches",
-        "error",
-        "error_max",
-        "histogram",
-        "fallback",
-        "fp8",
-        "limit",
-        "flushed",
-    ]
-    if numerics.empty:
-        return pd.DataFrame(columns=columns)
-    rows = numerics[numerics["error"].notna()].drop_duplicates([*KEY, "step"]).copy()
-    rows["block"] = rows["block"] + 1
-    rows["limit"] = [accepts_below(spelled) for spelled in rows["quantizer"]]
-    shares = ("share_0", "share_1", "share_2", "share_3")
-    taken = rows.reindex(columns=list(shares)).to_numpy(float)
-    which = [high(spelled) for spelled in rows["quantizer"]]
-    rows["fallback"] = [np.nan if place is None else taken[i, min(place, 3)] for i, place in enumerate(which)]
-    rows["fp8"] = taken[:, 0]
-    return rows.reindex(columns=columns).reset_index(drop=True)
+def fallback_over_steps(results: Results) -> pd.DataFrame:
+    """Return the share of decisions for BF16 by trial and window.
+
+    The columns are those of curves: `value` is the share and `tokens` the step, counted from the trunk's start.
+    """
+    by = ["arm", "seed", "id", "state", "line_step"]
+    return share(decisions(results), by).rename(columns={"line_step": "tokens"})
 
 
-def first(rows: pd.DataFrame) -> pd.DataFrame:
-    """Of each trial its first window."""
+def share(frame: pd.DataFrame, by: list[str]) -> pd.DataFrame:
+    """Return the mean fallback of each group as `value`; all tensors and windows have equal weight."""
+    return frame.groupby(by, sort=False)["fallback"].mean().rename("value").reset_index()
+
+
+def counts(frame: pd.DataFrame) -> np.ndarray:
+    """Return the sum of the histograms in the table."""
+    histograms = [np.asarray(h, float) for h in frame["histogram"]]
+    return np.sum(histograms, axis=0) if histograms else np.zeros(len(BINS) - 1)
+
+
+# -------------------------------------------------------------------------------- numbers of each trial
+
+
+def tensors(results: Results) -> pd.DataFrame:
+    """Return the rows of `observed` with each trial only once, even if it has several places."""
+    return observed(results).drop_duplicates([*KEY, "step"])
+
+
+def first_windows(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the first window of each trial."""
     return rows[rows["step"] == rows.groupby("id")["step"].transform("min")]
 
 
-def last(rows: pd.DataFrame) -> pd.DataFrame:
-    """Of each trial its last window: the end of training, as in the paper's heat maps."""
-    return rows[rows["step"] == rows.groupby("id")["step"].transform("max")]
-
-
 def fallback_shares(rows: pd.DataFrame) -> dict[str, float]:
-    """Of each trial: the share of tensors in BF16, each tensor and window alike; of sub-tensor arms, of blocks."""
-    return _by_id(rows.dropna(subset=["fallback"]).groupby("id")["fallback"].mean())
+    """Return each trial's share of tensors in BF16, or of blocks in sub-tensor arms.
+
+    All tensors and windows have equal weight.
+    """
+    return by_id(rows.dropna(subset=["fallback"]).groupby("id")["fallback"].mean())
 
 
 def below(rows: pd.DataFrame, threshold: float) -> dict[str, float]:
-    """Of each trial: the share of mini-batches' tensors whose error is below an edge of the histogram's bins."""
+    """Return each trial's share of errors below a threshold, which has to be an edge of the histograms' bins."""
     edges = np.flatnonzero(np.isclose(BINS, threshold))
     if len(edges) != 1:
-        raise ValueError(f"threshold {threshold}: an edge of the histogram is expected, a multiple of {BINS[1]}")
+        raise ValueError(f"threshold {threshold}: expected an edge of the histogram's bins, a multiple of {BINS[1]}")
     under = [sum(counts[: edges[0]]) / sum(counts) for counts in rows["histogram"]]
-    return _by_id(pd.Series(under, index=rows["id"], dtype=float).groupby(level=0).mean())
+    return by_id(pd.Series(under, index=rows["id"], dtype=float).groupby(level=0).mean())
 
 
 def largest_accepted(rows: pd.DataFrame) -> dict[str, float]:
-    """Of each trial whose test is a number: the greatest error of a tensor that was quantized all the same.
+    """Return the greatest error that each trial accepted, for trials whose mixture has a limit.
 
-    Where a tensor's worst mini-batch was refused, what was accepted lies below the limit: that is taken.
+    If a tensor's greatest error exceeds the limit, the errors accepted in other mini-batches are below the limit, and
+    the limit itself is taken.
     """
-    taken = rows[(rows["fp8"] > 0) & rows["limit"].notna()]
-    greatest = taken[["error_max", "limit"]].min(axis=1)
-    return _by_id(greatest.groupby(taken["id"]).max())
+    taken = rows[(rows["share_0"] > 0) & rows["limit"].notna()]
+    return by_id(taken[["error_max", "limit"]].min(axis=1).groupby(taken["id"]).max())
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What one trial's tensors have of something: their mean relative errors, or shares in BF16."""
+    """A number for each tensor of one trial, such as its mean relative error. Blocks are counted from 1."""
 
-    values: pd.Series  # by block, part and slot
+    values: dict[tuple[int, str, str], float]  # by block, part and slot
 
     @property
     def blocks(self) -> list[int]:
-        return sorted(set(self.values.index.get_level_values("block")))
+        return sorted({block for block, _, _ in self.values})
 
     def of(self, block: int, part: str, slot: str) -> float:
-        return float(self.values.loc[(block, part, slot)])
+        return self.values[block, part, slot]
 
     def greatest(self, where: Callable[[int, str, str], bool]) -> float:
-        return float(max(value for key, value in self.values.items() if where(*cast(tuple[int, str, str], key))))
+        return max(value for key, value in self.values.items() if where(*key))
 
 
 def numbers(
     results: Results,
-    number: Callable[[Seen], float],
+    number: Callable[[Seen], T],
     column: str = "error",
-    window: Callable[[pd.DataFrame], pd.DataFrame] = last,
-) -> dict[str, float]:
-    """The same by trial; one whose model has not the parts or the blocks that are asked for has none."""
-    rows = window(looked_at(results)).dropna(subset=[column])
+    window: Callable[[pd.DataFrame], pd.DataFrame] = last_windows,
+) -> dict[str, T]:
+    """Return a number for each trial, computed from its tensors.
+
+    number: the function that computes it; trials whose models lack a part or block that it needs are left out. column:
+    the column of `tensors` that it gets; window: chooses the windows.
+    """
+    rows = window(tensors(results)).dropna(subset=[column])
     found = {}
-    for key, seen in rows.groupby(KEY)[column].mean().groupby(level="id"):
+    for trial, of in rows.groupby(KEY)[column].mean().reset_index().groupby("id"):
+        keys = zip(of["block"] + 1, of["part"], of["slot"], strict=True)
+        seen = Seen(dict(zip(keys, of[column].astype(float), strict=True)))
         try:
-            found[str(key)] = number(Seen(seen.droplevel("id")))
+            found[str(trial)] = number(seen)
         except (KeyError, ValueError):
             continue
     return found
 
 
-def _by_id(found: pd.Series) -> dict[str, float]:
-    return {str(key): float(value) for key, value in found.items()}
+def by_id(values: pd.Series) -> dict[str, float]:
+    """Return a series with trial ids as its index as a dictionary."""
+    return {str(key): float(value) for key, value in values.items()}

@@ -1,4 +1,4 @@
-"""Figure B: what falls back at which threshold, and what that changes."""
+"""Figure B: the share of fallbacks and the change of validation loss over the threshold."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import pandas as pd
 from matplotlib.figure import Figure
 
 from fewbits.analysis.engine.arms import BASELINE
-from fewbits.analysis.engine.data import Differences, NoData
+from fewbits.analysis.engine.claims import LOSS
+from fewbits.analysis.engine.data import Data, Differences, NoData
 from fewbits.analysis.engine.frames import Results
-from fewbits.analysis.engine.pairing import paired
+from fewbits.analysis.engine.pairing import Where, paired, sample
 from fewbits.analysis.engine.places import not_planned
 from fewbits.analysis.engine.statistics import ALPHA, summary
 from fewbits.analysis.figures.curves import Line, Panel, Rule, curve_figure
@@ -20,18 +20,18 @@ from fewbits.analysis.figures.series import band_of, means_of
 from fewbits.analysis.figures.theme import STYLES, Style
 from fewbits.analysis.report.items import FigureResult, Picture
 from fewbits.analysis.report.registry import figure
-from fewbits.analysis.studies.mor.decisions import THRESHOLD, decisions, share
+from fewbits.analysis.studies.mor.tensors import THRESHOLD, fallback_shares, tensors
 from fewbits.kernels.quantizer import Mixture
 
 AXIS = "recipe.threshold"
-BLOCKS = ("128x128", "tensor", "channel")  # in the order of colours
-SCALINGS = {"gam": "GAM", "amax": "FP32 amax", "e8m0": "E8M0"}  # in the order of dashes and markers
-Values = Mapping[float, Sequence[float]]  # by threshold, one of each seed
+BLOCKS = ("128x128", "tensor", "channel")  # blocks in the order of colours
+SCALINGS = {"gam": "GAM", "amax": "FP32 amax", "e8m0": "E8M0"}  # scalings in the order of dashes and markers
+Values = Mapping[float, Sequence[float]]  # numbers by threshold, one for each seed
 
 
 @dataclass(frozen=True)
 class Threshold:
-    """One arm over thresholds, the values of its other axes fixed."""
+    """One arm at several thresholds, with fixed values of its other axes."""
 
     sweep: str
     arm: str
@@ -39,8 +39,7 @@ class Threshold:
     model: str
     block: str
     scaling: str
-    trials: Mapping[float, tuple[str, ...]]  # ids by threshold
-    spelled: Mapping[float, str]  # the axis's values
+    spelled: Mapping[float, str]  # the axis's values as text, by threshold
 
     @property
     def label(self) -> str:
@@ -52,25 +51,37 @@ class Threshold:
         like = list(SCALINGS).index(self.scaling) if self.scaling in SCALINGS else len(SCALINGS)
         return replace(STYLES[like], colour=colour)
 
+    def values(self, measure: Callable[[Where], Data]) -> Values:
+        """Return the numbers at each threshold that has any. measure: returns the data for values of the arm's axes."""
+        found = {x: measure({**dict(self.rest), AXIS: text}) for x, text in self.spelled.items()}
+        return {x: data.values for x, data in found.items() if isinstance(data, Differences) and data.values}
+
     def line(self, values: Values) -> Line:
-        """Return the mean at each threshold, with an interval where there are seeds."""
-        x = [value for value in self.trials if value in values]
+        """Return the mean at each threshold, with an interval if there are several seeds."""
+        x = [value for value in self.spelled if value in values]
         found = [summary(values[value], 1 - 2 * ALPHA) for value in x]
         return Line(np.array(x), means_of(found), self.style, self.label, band_of(found), points=True)
 
 
-@figure("mor", "Figure B", "Thresholds: what falls back, and what it changes")
+@figure("mor", "Figure B", "Thresholds: share of fallbacks and change of loss")
 def thresholds(results: Results) -> Picture:
-    """Show the share of decisions for BF16 and the change of validation loss over the threshold."""
+    """Show the share of decisions for BF16 and the change of validation loss at each threshold."""
     arms = _arms(results)
     if not arms:
         return not_planned(results)
     parts = {name: results.of_sweep(name) for name in {arm.sweep for arm in arms}}
-    frames = {name: decisions(part) for name, part in parts.items()}
-    shares = [_fallback(arm, frames[arm.sweep]) for arm in arms]
-    changes = [_changes(arm, parts[arm.sweep]) for arm in arms]
+    fallback = {name: fallback_shares(tensors(part)) for name, part in parts.items()}
+
+    def share_of(arm: Threshold) -> Values:
+        return arm.values(lambda where: sample(parts[arm.sweep], fallback[arm.sweep], arm.arm, where))
+
+    def change_of(arm: Threshold) -> Values:
+        part = parts[arm.sweep]
+        return arm.values(lambda where: paired(part, LOSS, arm.arm, BASELINE, where)) if part.has(BASELINE) else {}
+
+    shares, changes = [share_of(arm) for arm in arms], [change_of(arm) for arm in arms]
     if not any((*shares, *changes)):
-        return NoData("no trial of a threshold has ended")
+        return NoData("no trial with a threshold is finished")
     models = list(dict.fromkeys(arm.model for arm in arms))
 
     def row(found: Sequence[Values], make: Callable[[int, str, tuple[Line, ...]], Panel]) -> list[Panel]:
@@ -92,42 +103,28 @@ def thresholds(results: Results) -> Picture:
     def draw() -> Figure:
         return curve_figure([row(shares, above), row(changes, below)], height=4.4, sharex=True, sharey="row")
 
-    trials = tuple(dict.fromkeys(i for arm in arms for ids in arm.trials.values() for i in ids))
-    return FigureResult(draw, trials, ("Means over seeds with 90 % intervals. Colour: block; dashes: scaling.",))
+    trials = tuple(dict.fromkeys(m.id for m in results.members if AXIS in dict(m.cell.axes)))
+    return FigureResult(
+        draw, trials, ("Means over seeds with 90 % intervals. Colours stand for blocks, dashes for scalings.",)
+    )
 
 
 PAPERS = Rule(THRESHOLD, label="the paper's, 4.5 %", upright=True)
 
 
 def _arms(results: Results) -> list[Threshold]:
-    found: dict[tuple[str, str, tuple[tuple[str, str], ...]], dict[str, list[str]]] = {}
+    found: dict[tuple[str, str, tuple[tuple[str, str], ...]], dict[str, str]] = {}
     for member in results.members:
         axes = dict(member.cell.axes)
         if AXIS in axes:
             threshold = axes.pop(AXIS)
-            key = (member.cell.sweep, str(member.cell.arm), tuple(axes.items()))
-            found.setdefault(key, {}).setdefault(threshold, []).append(member.id)
+            found.setdefault((member.cell.sweep, str(member.cell.arm), tuple(axes.items())), {})[threshold] = member.id
     arms = []
-    for (sweep, arm, rest), ids in found.items():
-        spelled = dict(sorted((float(text), text) for text in ids))
-        trial = results.plan.trials[ids[next(iter(ids))][0]].trial
+    for (sweep, arm, rest), trials in found.items():
+        trial = results.plan.trials[next(iter(trials.values()))].trial
         quantizer = Mixture.parse(trial.recipe.fprop.x).entries[0].quantizer
-        trials = {x: tuple(ids[text]) for x, text in spelled.items()}
-        block, scaling = str(quantizer.block), str(quantizer.scaling)
-        arms.append(Threshold(sweep, arm, rest, trial.model.name, block, scaling, trials, spelled))
+        spelled = dict(sorted((float(text), text) for text in trials))
+        arms.append(
+            Threshold(sweep, arm, rest, trial.model.name, str(quantizer.block), str(quantizer.scaling), spelled)
+        )
     return arms
-
-
-def _fallback(arm: Threshold, frame: pd.DataFrame) -> Values:
-    values = share(frame, ["id"]).set_index("id")["value"] if len(frame) else pd.Series(dtype=float)
-    found = {x: [float(values[i]) for i in ids if i in values.index] for x, ids in arm.trials.items()}
-    return {x: numbers for x, numbers in found.items() if numbers}
-
-
-def _changes(arm: Threshold, part: Results) -> Values:
-    found = {}
-    for x, text in arm.spelled.items() if part.has(BASELINE) else ():
-        pairs = paired(part, "validation_loss", arm.arm, BASELINE, where={**dict(arm.rest), AXIS: text})
-        if isinstance(pairs, Differences) and pairs.values:
-            found[x] = pairs.values
-    return found

@@ -1,8 +1,8 @@
-"""Figure C: what becomes of a block's greatest value, computed by the kernels themselves.
+"""Figure C: error and bias of a block's greatest value, computed with our kernels.
 
-A block's scale is rounded too, to E4M3 or to a power of two. Rounded up, it leaves the top of E2M1's grid unused;
-rounded down, the block's greatest value is clipped to 6, and stochastic rounding, which is unbiased everywhere else,
-has a bias there. Where between two powers of two the greatest value lies decides which.
+A block's scale is rounded, too: to E4M3 or to a power of two. If it is rounded up, the top of E2M1's grid is unused. If
+it is rounded down, the block's greatest value is clipped to 6; there stochastic rounding has a bias, and nowhere else.
+The direction depends on the position of the greatest value between two powers of two.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fewbits.analysis.report.registry import figure
 from fewbits.kernels.api import fake_quantize
 from fewbits.kernels.quantizer import Quantizer
 
-PLACES, BLOCKS = 128, 1024  # of the greatest value in its binade; blocks for each of them
+PLACES, BLOCKS = 128, 1024  # positions of the greatest value in its binade; blocks for each position
 SEED = 5
 
 
@@ -45,20 +45,20 @@ KINDS = (
 
 @dataclass(frozen=True)
 class Maxima:
-    """Means over blocks, as parts of the greatest value, by its place in the binade."""
+    """Means over blocks, relative to the greatest value, for each of its positions in the binade."""
 
-    error: Array  # of rounding to nearest, its magnitude
-    bias: Array  # of stochastic rounding
+    error: Array  # the magnitude of the error of rounding to nearest
+    bias: Array  # the mean error of stochastic rounding
 
 
 def places() -> Tensor:
-    """Return the greatest values, as parts of a power of two: over one binade."""
+    """Return the greatest values: positions evenly spaced, in logarithm, from 1 to 2."""
     return torch.exp2((torch.arange(PLACES) + 0.5) / PLACES)
 
 
 @cache
 def maxima(spelled: str) -> Maxima:
-    """Quantize blocks of normal values, scaled so that the greatest magnitude of each is where it is wanted."""
+    """Quantize blocks of normal values, scaled so that each block's greatest value is the one wanted."""
     q = Quantizer.parse(spelled)
     width = q.block.cols
     assert width is not None
@@ -67,7 +67,7 @@ def maxima(spelled: str) -> Maxima:
     wanted = places()[:, None, None]
     greatest = x.abs().argmax(-1, keepdim=True)
     x = x / x.gather(-1, greatest) * wanted
-    # a tensor's greatest value that is none of theirs: 448 times a power of two, so that no two blocks' scales are its
+    # a further row has the tensor's greatest value, so that the tensor's scale does not depend on the blocks
     x = torch.cat([x.view(-1, width), torch.full((1, width), 16.0)])
 
     def relative(spec: Quantizer | str) -> Tensor:
@@ -80,7 +80,7 @@ def maxima(spelled: str) -> Maxima:
 
 @figure("nvfp4", "Figure C", "The greatest value of a block")
 def figure_c(results: Results) -> Picture:
-    """Show its error when rounded to nearest, and its bias when rounded stochastically."""
+    """Show the greatest value's error if rounded to nearest, and its bias if rounded stochastically."""
     found = {kind: maxima(kind.spelled) for kind in KINDS}
 
     def draw() -> Figure:
@@ -100,8 +100,8 @@ def figure_c(results: Results) -> Picture:
 
     each = "; ".join(f"{kind.label} {_mean(one.error)} and {_mean(one.bias)}" for kind, one in found.items())
     notes = (
-        f"Computed by the kernels on {BLOCKS} blocks of normal values for each of {PLACES} places in a binade. Means "
-        f"over the binade, error and bias: {each}.",
+        f"Computed by the kernels on {BLOCKS} blocks of normal values for each of {PLACES} positions in a binade. Mean "
+        f"error and mean bias over the binade: {each}.",
     )
     return FigureResult(draw, (), notes)
 

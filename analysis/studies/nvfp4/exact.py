@@ -1,15 +1,15 @@
-"""What is true of NVFP4 by construction, asked of our own kernels whenever a report is made (N12, N24 to N26).
+"""Check what is true of NVFP4 by construction with our own kernels, whenever a report is made (N12, N24, N25).
 
-And two findings of our own about the same kernels: that stochastic rounding is biased where a block's scale was rounded
-down (S1), and that the Hadamard transform raises the squared error of tensors with outliers (S2). Values are normal,
-from a fixed seed, unless another tensor is said; what is drawn is averaged over so many values that its own error is
-far below what is said.
+Two findings of our own are about the same kernels: stochastic rounding is biased where a block's scale was rounded down
+(S1), and the Hadamard transform raises the squared error of tensors with outliers (S2). Unless a check names another
+tensor, values are normal, from a fixed seed. Random results are averaged over so many values that their own errors are
+negligible.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from itertools import product
 
@@ -19,20 +19,16 @@ from torch import Tensor
 from fewbits.analysis.engine.data import Exact
 from fewbits.analysis.engine.hooks import exact
 from fewbits.analysis.engine.paper import paper
-from fewbits.experiments.config import load_recipe
 from fewbits.kernels.api import fake_quantize
 from fewbits.kernels.packed import encode
 from fewbits.kernels.quantizer import HADAMARD_SIZES, Quantizer
 from fewbits.kernels.reference.elements import values_of
 from fewbits.kernels.reference.rotation import hadamard, hadamard_signs, rotate
-from fewbits.models.networks.presets import MODELS
-from fewbits.models.networks.registry import on_meta
-from fewbits.models.quantize import keep, linear_layers
-from fewbits.models.recipe import Keep
 
 NVFP4, MXFP4 = "e2m1:1x16:nvfp4", "e2m1:1x32:e8m0"
 SIDE = 1024
-E4M3_HALF_STEP = 2.0**-4  # the most that E4M3's nearest rounding moves a normal number, relative to it
+SPACING = 2.0**-24  # the greatest relative error of rounding to FP32
+E4M3_HALF_STEP = 2.0**-4  # the greatest relative error of rounding a normal number to E4M3
 
 
 @cache
@@ -41,7 +37,7 @@ def normal(seed: int = 0) -> Tensor:
 
 
 def squared_error(x: Tensor, y: Tensor) -> float:
-    """Relative to the mean square of x."""
+    """Return the squared error of y relative to the sum of squares of x."""
     return float((x.double() - y.double()).square().sum() / x.double().square().sum())
 
 
@@ -50,20 +46,22 @@ def squared_error(x: Tensor, y: Tensor) -> float:
 
 @cache
 def rounding_errors(spec: str) -> tuple[float, float]:
-    """The relative squared error to nearest, and stochastically."""
+    """Return the relative squared errors of rounding to nearest and of stochastic rounding."""
     x = normal()
     return squared_error(x, fake_quantize(x, spec)), squared_error(x, fake_quantize(x, f"{spec}:stochastic", seed=1))
 
 
 @exact("nvfp4", "N12")
-def n12() -> dict[str, Exact]:
+def n12() -> Exact:
     found = {name: rounding_errors(spec) for name, spec in (("NVFP4", NVFP4), ("MXFP4", MXFP4))}
     words = (
-        f"{name} {stochastic:.4f} beside {nearest:.4f}, {stochastic / nearest:.2f} times"
+        f"{name} {stochastic:.4f} and {nearest:.4f}, a ratio of {stochastic / nearest:.2f}"
         for name, (nearest, stochastic) in found.items()
     )
     holds = all(stochastic > nearest for nearest, stochastic in found.values())
-    return {"": Exact(holds, f"relative squared error on normal values, stochastic beside nearest: {'; '.join(words)}")}
+    return Exact(
+        holds, f"relative squared errors of normal values, rounded stochastically and to nearest: {'; '.join(words)}"
+    )
 
 
 # -------------------------------------------------------------------------------- N24
@@ -71,24 +69,26 @@ def n12() -> dict[str, Exact]:
 
 @dataclass(frozen=True)
 class Maxima:
-    """How block maxima come back."""
+    """Relative errors of blocks' greatest values after quantization."""
 
-    blocks: int
-    share: float  # of all values
-    mean: float  # relative error
-    most: float
+    share: float  # the share of these values among all values
+    mean: float  # the mean error
+    most: float  # the greatest error
 
 
 @cache
 def maxima(spec: str) -> Maxima:
-    """Of normal values, and of blocks whose greatest magnitude is each of BF16's 128 mantissas."""
+    """Return the errors of blocks' greatest values.
+
+    The mean is that of normal values; the greatest is also over blocks whose greatest values have all BF16 mantissas.
+    """
     size = _cols(spec)
     mantissas = 1 + torch.arange(128.0) / 128
     every = torch.ones(128, 1) * 0.01 * mantissas[:, None] * torch.ones(1, size)
     every[:, 0] = mantissas
     found = [_errors_at_maxima(x, fake_quantize(x, spec), size) for x in (normal(), every)]
     errors = torch.cat(found)
-    return Maxima(errors.numel(), 1 / size, float(found[0].mean()), float(errors.max()))
+    return Maxima(1 / size, float(found[0].mean()), float(errors.max()))
 
 
 def _cols(spec: str) -> int:
@@ -105,23 +105,21 @@ def _errors_at_maxima(x: Tensor, y: Tensor, size: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Used:
-    """Of E2M1's grid in a block whose greatest magnitude is a little above 3 times a power of two."""
+    """The part of E2M1's grid that a block uses if its greatest magnitude is slightly above 3 times a power of two."""
 
-    magnitudes: tuple[float, ...]  # that codes stand for, before the scale
+    magnitudes: tuple[float, ...]  # the magnitudes of the codes in use, without the scale, in ascending order
 
     @property
     def binades(self) -> float:
-        """From the least to the greatest that is not zero."""
+        """The binades from the least nonzero magnitude to the greatest."""
         return math.log2(self.magnitudes[-1] / min(m for m in self.magnitudes if m))
 
 
 @cache
 def used(spec: str) -> Used:
-    """The paper's example, its amax 3 + δ, and magnitudes down to nothing."""
+    """Return the part of E2M1's grid in use for the paper's example, values from 0 to an amax of 3 + δ."""
     size = _cols(spec)
-    x = (
-        torch.linspace(0, 3.01, 8 * size).reshape(size, 8).t().contiguous()
-    )  # every row the same range, shifted a little
+    x = torch.linspace(0, 3.01, 8 * size).reshape(size, 8).t().contiguous()  # slightly different values in each row
     x[:, -1] = 3.01
     packed = encode(x, spec)
     codes = torch.stack((packed.codes & 0xF, packed.codes >> 4))
@@ -130,8 +128,8 @@ def used(spec: str) -> Used:
 
 
 @exact("nvfp4", "N24")
-def n24() -> dict[str, Exact]:
-    """Near FP8's precision: no further off than E4M3's own nearest rounding may be."""
+def n24() -> Exact:
+    """Check that blocks' greatest values have errors near FP8's: no greater than rounding to E4M3 may have."""
     least = paper("nvfp4").numbers["near-fp8"].value
     nv, mx, nv_used, mx_used = maxima(NVFP4), maxima(MXFP4), used(NVFP4), used(MXFP4)
     holds = (
@@ -141,44 +139,39 @@ def n24() -> dict[str, Exact]:
         and mx_used.magnitudes[-1] == 3.0
     )
     what = (
-        f"one value in {round(1 / nv.share)}, its block's greatest, comes back within {nv.most:.2%} ({nv.mean:.2%} on "
-        f"average, on normal values), where E4M3 itself may be {E4M3_HALF_STEP:.2%} off; under MXFP4 within "
-        f"{mx.most:.1%} ({mx.mean:.2%}); of a block up to 3 + δ MXFP4 uses {mx_used.binades:.2f} binades, up to "
-        f"±{mx_used.magnitudes[-1]:g}, and NVFP4 {nv_used.binades:.2f}, up to ±{nv_used.magnitudes[-1]:g}"
+        f"the greatest value of a block, one in {round(1 / nv.share)}, has an error of at most {nv.most:.2%} "
+        f"({nv.mean:.2%} on average for normal values), E4M3 itself of at most {E4M3_HALF_STEP:.2%}, MXFP4 of at most "
+        f"{mx.most:.1%} ({mx.mean:.2%} on average); for a block up to 3 + δ MXFP4 uses {mx_used.binades:.2f} binades, "
+        f"up to ±{mx_used.magnitudes[-1]:g}, and NVFP4 {nv_used.binades:.2f}, up to ±{nv_used.magnitudes[-1]:g}"
     )
-    return {"": Exact(holds, what, ("of blocks whose scale is a normal E4M3 number",))}
+    return Exact(holds, what, ("for blocks whose scale is a normal E4M3 number",))
 
 
 # -------------------------------------------------------------------------------- N25
 
 
-@dataclass(frozen=True)
-class Product:
-    """A product of rotated operands beside the plain one, as parts of its norm."""
-
-    double: float  # all in FP64
-    single: float  # rotated in FP32 by the kernel that trains, multiplied in FP64
-    spacing: float  # what FP32 itself rounds by
-    cases: int
-
-
 @cache
-def products() -> Product:
-    """As Wgrad has them, summed over tokens; all sizes, with random signs and without."""
+def products() -> tuple[float, float, int]:
+    """Return the greatest distances between products of rotated operands and the plain product, with their number.
+
+    Distances are relative to the norm of the plain product. The first is that of operands rotated in FP64, the second
+    of operands that the training kernel rotates in FP32; products are computed in FP64. Operands are those of Wgrad,
+    summed over tokens. The cases are all sizes, with and without random signs.
+    """
     dy, x = normal(1)[:256, :48].t(), normal(2)[:256, :64].t()
     plain = dy.double() @ x.double().t()
-    double, single, cases = 0.0, 0.0, 0
+    double, single = [], []
     for size, signs in product(HADAMARD_SIZES, ("none", "5")):
         q = Quantizer.parse(f"fp32:rht{size}:signs={signs}")
         a, b = (_in_double(side, q) for side in (dy, x))
-        double = max(double, _apart(a @ b.t(), plain))
+        double.append(_apart(a @ b.t(), plain))
         a, b = (fake_quantize(side.contiguous(), q).double() for side in (dy, x))
-        single, cases = max(single, _apart(a @ b.t(), plain)), cases + 1
-    return Product(double, single, 2.0**-24, cases)
+        single.append(_apart(a @ b.t(), plain))
+    return max(double), max(single), len(double)
 
 
 def _in_double(x: Tensor, q: Quantizer) -> Tensor:
-    """Rows turned chunk by chunk, as the kernel turns them in FP32."""
+    """Rotate the rows in chunks in FP64, as the kernel does in FP32."""
     assert q.hadamard is not None
     signs = hadamard_signs(q, x.device)[: q.hadamard].double()
     return hadamard(x.double().unflatten(1, (-1, q.hadamard)) * signs).flatten(1)
@@ -189,51 +182,14 @@ def _apart(found: Tensor, expected: Tensor) -> float:
 
 
 @exact("nvfp4", "N25")
-def n25() -> dict[str, Exact]:
-    """In FP64 to some roundings of it; the kernel's FP32 to no more than a few of FP32's."""
-    found = products()
-    holds = found.double < 2.0**-48 and found.single < 16 * found.spacing
-    return {
-        "": Exact(
-            holds,
-            f"over {found.cases} sizes and signs the products are apart by at most {found.double:.1e} of their norm in "
-            f"FP64, and by {found.single:.1e} where the kernel rotates in FP32, which rounds by {found.spacing:.1e}",
-        )
-    }
-
-
-# -------------------------------------------------------------------------------- N26
-
-
-@dataclass(frozen=True)
-class Kept:
-    kept: int
-    layers: int
-
-    @property
-    def share(self) -> float:
-        return self.kept / self.layers
-
-
-@cache
-def kept(model: str, first: int, last: int) -> Kept:
-    """Linear layers that the recipe leaves in BF16, of a model that takes no memory."""
-    found = list(linear_layers(on_meta(MODELS[model])))
-    recipe = replace(load_recipe("nvfp4"), keep=Keep(first=first, last=last))
-    return Kept(len(keep(recipe, found, 1 + max(layer.block for layer in found))), len(found))
-
-
-@exact("nvfp4", "N26")
-def n26() -> dict[str, Exact]:
-    """The 12B's first two and last eight blocks, the 8B's last eight; to the percent that the paper gives."""
-    found = {"12B": kept("hybrid-12b", 2, 8), "8B": kept("hybrid-8b", 0, 8)}
-    said = {name: paper("nvfp4").numbers[f"kept-{name.lower()}"].value for name in found}
-    holds = all(abs(one.share - said[name]) < 0.005 for name, one in found.items())
-    words = (
-        f"{name} {one.kept} of {one.layers}, {one.share:.1%} (the paper: {said[name]:.0%})"
-        for name, one in found.items()
+def n25() -> Exact:
+    """Check that rotation keeps the product: in FP64 and in the kernel's FP32 up to a few roundings."""
+    double, single, cases = products()
+    what = (
+        f"in {cases} cases of sizes and signs the products differ by at most {double:.1e} of their norm in FP64, and "
+        f"by {single:.1e} if the kernel rotates in FP32, whose rounding error is up to {SPACING:.1e}"
     )
-    return {"": Exact(holds, "; ".join(words))}
+    return Exact(double < 2.0**-48 and single < 16 * SPACING, what)
 
 
 # -------------------------------------------------------------------------------- findings of our own
@@ -241,14 +197,14 @@ def n26() -> dict[str, Exact]:
 
 @dataclass(frozen=True)
 class Bias:
-    """Mean signed relative error, away from zero positive, with its standard error."""
+    """A mean relative error, positive away from zero, with its standard error."""
 
     mean: float
     error: float
 
     @property
     def seen(self) -> bool:
-        """Beyond five standard errors."""
+        """True if the mean differs from zero by more than five standard errors."""
         return abs(self.mean) > 5 * self.error
 
     def __str__(self) -> str:
@@ -257,8 +213,8 @@ class Bias:
 
 @dataclass(frozen=True)
 class Biases:
-    at_maxima: Bias  # of blocks
-    elsewhere: Bias  # of all other values, weighted by their magnitude
+    at_maxima: Bias  # the bias of blocks' greatest values
+    elsewhere: Bias  # the bias of all other values, weighted by their magnitude
 
 
 @cache
@@ -278,7 +234,7 @@ def biases(spec: str) -> Biases:
 
 
 @exact("nvfp4", "S1")
-def s1() -> dict[str, Exact]:
+def s1() -> Exact:
     stochastic, nearest, mx = biases(f"{NVFP4}:stochastic"), biases(NVFP4), biases(f"{MXFP4}:stochastic")
     holds = (
         stochastic.at_maxima.seen
@@ -288,24 +244,25 @@ def s1() -> dict[str, Exact]:
         and not mx.elsewhere.seen
     )
     what = (
-        f"at block maxima {stochastic.at_maxima}, elsewhere {stochastic.elsewhere}; under MXFP4 {mx.at_maxima} and "
-        f"{mx.elsewhere}; rounded to nearest NVFP4 has {nearest.at_maxima} and {nearest.elsewhere}"
+        f"the bias is {stochastic.at_maxima} for blocks' greatest values and {stochastic.elsewhere} for others; with "
+        f"MXFP4 {mx.at_maxima} and {mx.elsewhere}; with NVFP4 rounded to nearest {nearest.at_maxima} and "
+        f"{nearest.elsewhere}"
     )
-    return {"": Exact(holds, what, ("normal values; the ± is a standard error",))}
+    return Exact(holds, what, ("for normal values; ± is a standard error",))
 
 
 @dataclass(frozen=True)
 class Turned:
-    """What the transform does to a tensor with outliers, before it and after."""
+    """Quantities of a tensor with outliers, without the transform and with it."""
 
-    crest: tuple[float, float]  # a block's greatest magnitude over its root mean square, on average
-    zeros: tuple[float, float]  # share of values
-    error: tuple[float, float]  # relative, squared
+    crest: tuple[float, float]  # the mean over blocks of the greatest magnitude over the root mean square
+    zeros: tuple[float, float]  # the share of values that become zero
+    error: tuple[float, float]  # the relative squared error
 
 
 @cache
 def turned() -> Turned:
-    """One value in a hundred twenty times as large."""
+    """Quantize a tensor with and without the transform; one value in a hundred is made twenty times as large."""
     x = normal(3)
     x = torch.where(torch.rand(x.shape, generator=torch.Generator().manual_seed(4)) < 0.01, 20 * x, x)
     plain, q = Quantizer.parse(NVFP4), Quantizer.parse(f"{NVFP4}:rht16")
@@ -318,15 +275,13 @@ def turned() -> Turned:
 
 
 @exact("nvfp4", "S2")
-def s2() -> dict[str, Exact]:
+def s2() -> Exact:
     found = turned()
     holds = found.crest[1] < found.crest[0] and found.zeros[1] < found.zeros[0] and found.error[1] > found.error[0]
     what = (
-        f"of a block the greatest magnitude over its root mean square {found.crest[0]:.2f} → {found.crest[1]:.2f}, "
-        f"zeros {found.zeros[0]:.1%} → {found.zeros[1]:.1%}, squared error {found.error[0]:.4f} → {found.error[1]:.4f}"
+        "the transform changes blocks' greatest magnitude over their root mean square from "
+        f"{found.crest[0]:.2f} to {found.crest[1]:.2f}, the share of zeros from {found.zeros[0]:.1%} to "
+        f"{found.zeros[1]:.1%} and the squared error from {found.error[0]:.4f} to {found.error[1]:.4f}"
     )
-    return {
-        "": Exact(
-            holds, what, ("one normal value in a hundred made twenty times as large; the paper supposes as much",)
-        )
-    }
+    note = "one in a hundred normal values is made twenty times as large"
+    return Exact(holds, what, (note,))

@@ -1,14 +1,14 @@
-"""Which weights the GEMMs of a training step read, taken from the step itself (N19).
+"""Check which weights the GEMMs of training steps read (N19), and how many layers stay in BF16 (N26).
 
-A model is trained for some steps; beside it the dispatcher is watched, and of every GEMM inside a quantized layer its
-second operand is kept: in the forward pass wᵀ of y = x·wᵀ, in the backward pass w of dx = dy·w. Nothing is computed for
-the occasion: these are the tensors that the products were made of, whatever cache, cast or view they came through.
+A model is trained for some steps, while a dispatch mode records the second operand of every GEMM inside a quantized
+layer: in the forward pass wᵀ of y = x·wᵀ, in the backward pass w of dx = dy·w. So these are the very tensors that the
+products were computed from, after all caches, casts and views; nothing is computed again for the check.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -18,43 +18,44 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fewbits.analysis.engine.data import Exact
 from fewbits.analysis.engine.hooks import exact
+from fewbits.analysis.engine.paper import paper
 from fewbits.experiments.config import load_recipe
 from fewbits.kernels.api import fake_quantize
 from fewbits.kernels.quantizer import Quantizer
 from fewbits.models.networks.presets import MODELS
-from fewbits.models.networks.registry import build
-from fewbits.models.quantize import quantize
+from fewbits.models.networks.registry import build, on_meta
+from fewbits.models.quantize import keep, linear_layers, quantize
 from fewbits.models.quantized_linear import QuantizedLinear
-from fewbits.models.recipe import Recipe
+from fewbits.models.recipe import Keep, Recipe
 
-BATCH, LENGTH = 2, 48  # as many tokens together as no side of a weight has, so that operands are told by their shapes
+BATCH, LENGTH = 2, 48  # no weight has a side of 2 · 48, so shapes distinguish weights from activations
 STEPS, MICRO_BATCHES = 2, 2
 GEMMS = ("aten::mm", "aten::addmm", "fewbits::matmul_fp32")
 
 
 @dataclass(frozen=True)
 class Read:
-    """The weight of one layer as two GEMMs of one micro-batch read it."""
+    """The weight of one layer as both passes of one micro-batch read it."""
 
     layer: str
     forward: Tensor
     backward: Tensor
-    master: Tensor  # in FP32, at that moment
+    master: Tensor  # the FP32 weight at that moment
 
     @property
     def same(self) -> bool:
-        """To the bit."""
+        """True if both passes read the same bits."""
         return torch.equal(self.forward.view(torch.int16), self.backward.view(torch.int16))
 
     @property
     def apart(self) -> float:
-        """The norm of their difference, as a part of the weight's."""
+        """The norm of the difference between the passes' weights, relative to the norm of the FP32 weight."""
         difference = torch.linalg.vector_norm(self.forward.double() - self.backward.double())
         return float(difference / torch.linalg.vector_norm(self.master.double()))
 
 
 class _Watch(TorchDispatchMode):
-    """Second operands of GEMMs while a layer is at work."""
+    """A dispatch mode that records the second operands of GEMMs inside quantized layers."""
 
     def __init__(self, layers: Sequence[QuantizedLinear]) -> None:
         super().__init__()
@@ -84,14 +85,17 @@ class _Watch(TorchDispatchMode):
     def _saw(self, layer: QuantizedLinear, backward: bool, operand: Tensor) -> None:
         if not backward:
             self._forward[layer.name] = operand.t().clone()
-        elif operand.shape == layer.weight.shape:  # else it is the activation, of Wgrad
+        elif operand.shape == layer.weight.shape:  # otherwise it is the activation in Wgrad
             self.reads.append(
                 Read(layer.name, self._forward.pop(layer.name), operand.clone(), layer.weight.detach().clone())
             )
 
 
 def weights_read(recipe: Recipe, model: str = "nemotron-nano", *, autocast: bool) -> list[Read]:
-    """Of some steps of training: in autocast to BF16, or, as trials are trained, with a residual stream in BF16."""
+    """Train for some steps and return the weights that the GEMMs read.
+
+    autocast: train with autocast to BF16; otherwise with a residual stream in BF16, as trials do.
+    """
     torch.manual_seed(0)
     decoder = build(MODELS[model], seed=0, compute_dtype=torch.float32 if autocast else torch.bfloat16)
     quantization = quantize(decoder, recipe, seed=0)
@@ -110,12 +114,12 @@ def weights_read(recipe: Recipe, model: str = "nemotron-nano", *, autocast: bool
 
 @dataclass(frozen=True)
 class Consistency:
-    """Over all reads of one way of cutting weights into blocks."""
+    """Counts of reads for one block of weights."""
 
     reads: int
-    same: int
-    quantized: int  # whose forward weight is the kernel's own answer to the FP32 weight in BF16
-    apart: float  # the greatest
+    same: int  # reads with the same bits in both passes
+    quantized: int  # reads whose forward weight is the kernel's quantization of the FP32 weight in BF16
+    apart: float  # the greatest relative difference between the passes' weights
 
 
 @cache
@@ -129,13 +133,56 @@ def consistency(weights: str) -> Consistency:
 
 
 @exact("nvfp4", "N19")
-def n19() -> dict[str, Exact]:
+def n19() -> Exact:
     squares, rows = consistency("16x16"), consistency("1x16")
     holds = squares.same == squares.reads == squares.quantized and rows.same == 0 and rows.quantized == rows.reads
     what = (
-        f"in {STEPS} steps of training, in autocast and not, on both families' small models, {squares.same} of "
-        f"{squares.reads} weights in 16×16 blocks were the same to the bit in both passes, and of those in 1×16 blocks "
-        f"{rows.same} of {rows.reads}"
+        f"in {STEPS} training steps, with and without autocast, of small models of both families, both passes read the "
+        f"same bits of {squares.same} of {squares.reads} weights in 16×16 blocks and of {rows.same} of {rows.reads} "
+        "weights in 1×16 blocks"
     )
-    note = f"in 1×16 blocks the two are up to {rows.apart:.1%} of the weight's norm apart"
-    return {"": Exact(holds, what, (note, "what the GEMMs of the training graph read, not what a unit returns"))}
+    note = f"in 1×16 blocks the passes' weights differ by up to {rows.apart:.1%} of the weight's norm"
+    return Exact(
+        holds,
+        what,
+        (note, "these are the operands of the GEMMs in training, not results of a kernel called for the check"),
+    )
+
+
+# -------------------------------------------------------------------------------- N26
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The number of linear layers that stay in BF16, and of all linear layers."""
+
+    kept: int
+    layers: int
+
+    @property
+    def share(self) -> float:
+        return self.kept / self.layers
+
+
+@cache
+def kept(model: str, first: int, last: int) -> Kept:
+    """Count the linear layers of a model that the recipe keeps in BF16. first, last: the numbers of kept blocks."""
+    found = list(linear_layers(on_meta(MODELS[model])))
+    recipe = replace(load_recipe("nvfp4"), keep=Keep(first=first, last=last))
+    return Kept(len(keep(recipe, found, 1 + max(layer.block for layer in found))), len(found))
+
+
+@exact("nvfp4", "N26")
+def n26() -> Exact:
+    """Check the paper's shares of kept layers, which it gives in whole percent.
+
+    The 12B model keeps its first two and last eight blocks, the 8B model its last eight.
+    """
+    found = {"12B": kept("hybrid-12b", 2, 8), "8B": kept("hybrid-8b", 0, 8)}
+    stated = {name: paper("nvfp4").numbers[f"kept-{name.lower()}"].value for name in found}
+    holds = all(abs(one.share - stated[name]) < 0.005 for name, one in found.items())
+    words = (
+        f"{name} {one.kept} of {one.layers}, {one.share:.1%} (the paper: {stated[name]:.0%})"
+        for name, one in found.items()
+    )
+    return Exact(holds, "; ".join(words))

@@ -1,8 +1,4 @@
-"""Relative errors of weight gradients under quantization, as the observer measured them (N7, Figure B).
-
-It is the norm of the error over that of the gradient, with one layer's own operands quantized and not: Wgrad's output
-from its inputs being in few bits, in the paper's words. Blocks are counted from 1.
-"""
+"""The observer's relative errors of weight gradients under quantization, as a table and as Figure B (N7)."""
 
 from __future__ import annotations
 
@@ -10,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import pandas as pd
 from matplotlib.figure import Figure
 
 from fewbits.analysis.engine.arms import arm_table
@@ -20,49 +15,22 @@ from fewbits.analysis.engine.places import family_places, not_planned
 from fewbits.analysis.figures.heat_map import HeatMap, HeatRow, heat_map_figure
 from fewbits.analysis.report.items import FigureResult, Picture, Table, TableCell, TableResult, TableRow
 from fewbits.analysis.report.registry import figure, table
+from fewbits.analysis.studies.nvfp4.metrics import ERROR, errors_by_block, gradient_errors
 from fewbits.analysis.tables.cells import PERCENT, cell
 from fewbits.analysis.tables.comparing import own_numbers
 from fewbits.sweeps.running.store import State
 
-ERROR = "gradient_error"
-PARTS = {"in": "in", "qkv": "QKV", "out": "out", "up": "up", "down": "down"}  # from a block's input to its output
+PARTS = {"in": "in", "qkv": "QKV", "out": "out", "up": "up", "down": "down"}  # parts in their order in a block
 KINDS = {"All": None, "QKV": "qkv", "Projection": "out", "FC1": "up", "FC2": "down"}
 
 
-def measured(results: Results) -> pd.DataFrame:
-    """Return a row for each linear layer, of each trial's last window in which its gradients were measured."""
-    return results.remembered("gradient errors", lambda: _measured(results))
-
-
-def _measured(results: Results) -> pd.DataFrame:
-    numerics = results.numerics()
-    columns = ["id", "block", "part", ERROR]
-    if numerics.empty or ERROR not in numerics:
-        return pd.DataFrame(columns=columns)
-    rows = numerics.dropna(subset=[ERROR]).drop_duplicates(["id", "step", "block", "part", "layer"])
-    last = rows[rows["step"] == rows.groupby("id")["step"].transform("max")]
-    return last.assign(block=last["block"] + 1)[columns]
-
-
-def by_block(results: Results, part: str | None = None) -> Mapping[str, Mapping[int, float]]:
-    """Return each trial's errors by block: means over its linear layers, or over one kind of them."""
-    rows = measured(results)
-    if part is not None:
-        rows = rows[rows["part"] == part]
-    found: dict[str, dict[int, float]] = {}
-    means = rows.groupby(["id", "block"])[ERROR].mean().reset_index()
-    for trial, block, value in zip(means["id"], means["block"], means[ERROR], strict=True):
-        found.setdefault(str(trial), {})[int(block)] = float(value)
-    return found
-
-
-@table("nvfp4", "Gradient errors", "Relative error of weight gradients by block, of 20, in plain NVFP4 (N7)")
-def gradient_errors(results: Results) -> Table:
-    """List the errors by block and kind of layer."""
+@table("nvfp4", "Gradient errors", "Relative error of weight gradients by block in plain NVFP4, 20 blocks (N7)")
+def errors_table(results: Results) -> Table:
+    """Return the table of errors by block and kind of layer."""
     of, arm = family_places(results, arm_table("nvfp4"), "layers"), "nvfp4-base"
     if not of.has(arm):
         return not_planned(results)
-    found = {title: by_block(of, kind) for title, kind in KINDS.items()}
+    found = {title: errors_by_block(of, kind) for title, kind in KINDS.items()}
     count = max((block for trial in found["All"].values() for block in trial), default=0)
 
     def error(by_trial: Mapping[str, Mapping[int, float]], block: int) -> TableCell:
@@ -73,7 +41,7 @@ def gradient_errors(results: Results) -> Table:
         TableRow(f"Block {block}", tuple(error(by_trial, block) for by_trial in found.values()), "%")
         for block in range(1, count + 1)
     )
-    notes = ("The norm of the error over that of the gradient, one layer's own operands quantized and not",)
+    notes = ("The norm of the error over the norm of the gradient, with and without one layer's operands quantized",)
     return TableResult(tuple(KINDS), rows, notes)
 
 
@@ -82,7 +50,7 @@ def gradient_errors(results: Results) -> Table:
 
 @dataclass(frozen=True)
 class Shown:
-    """An arm of a sweep, in a panel of its own."""
+    """An arm of a sweep, which has its own panel."""
 
     sweep: str
     arm: str
@@ -114,7 +82,7 @@ class Errors:
         return list(range(1, 1 + max(block for _, block in self.of)))
 
     def heat_map(self, title: str, most: float, x_label: str) -> HeatMap:
-        """Return the panel; a layer that stays in high precision has no cell."""
+        """Return the panel's heat map; the cell of a layer that stays in high precision is empty."""
         rows = (
             HeatRow(PARTS[part], np.array([self.of.get((part, block), 0.0) for block in self.blocks]))
             for part in self.parts
@@ -123,15 +91,15 @@ class Errors:
 
 
 def errors_of(results: Results, shown: Shown) -> Errors | NoData | NotPlanned:
-    """Return the errors of the arm's trials that are done."""
+    """Return the mean errors over the arm's trials that are done."""
     of = family_places(results, arm_table("nvfp4"), shown.sweep)
     if not of.has(shown.arm):
         return not_planned(results)
     trials = of.trials[(of.trials["arm"] == shown.arm) & (of.trials["state"] == State.DONE)]
-    rows = measured(of)
+    rows = gradient_errors(of)
     rows = rows[rows["id"].isin(trials["id"])]
     if rows.empty:
-        return NoData(f"no trial of {shown.arm} is done, with its gradients measured")
+        return NoData(f"no trial of {shown.arm} is done and has measured gradients")
     means = rows.groupby(["part", "block"], as_index=False)[ERROR].mean()
     places = zip(means["part"].astype(str), means["block"].astype(int), strict=True)
     found = dict(zip(places, means[ERROR].astype(float), strict=True))
@@ -140,7 +108,7 @@ def errors_of(results: Results, shown: Shown) -> Errors | NoData | NotPlanned:
 
 @figure("nvfp4", "Figure B", "Where weight gradients err most")
 def gradients(results: Results) -> Picture:
-    """Show a cell for each linear layer; the larger its gradient's error, the stronger its colour."""
+    """Show a cell for each linear layer; a larger error of its weight gradient has a stronger colour."""
     found = {shown: errors_of(results, shown) for shown in PANELS}
     there = {shown: one for shown, one in found.items() if isinstance(one, Errors)}
     if not there:
@@ -154,9 +122,9 @@ def gradients(results: Results) -> Picture:
 
     seeds = sorted({one.seeds for one in there.values()})
     notes: tuple[str, ...] = (
-        "Norm of the error over the norm of the gradient, in percent, each linear layer's own operands quantized and "
-        f"not; last window of training, mean over {' or '.join(map(str, seeds))} seed{'s' * (seeds != [1])}. Empty: "
-        "the layer stays in high precision.",
+        "Norm of the error over the norm of the gradient in percent, with and without each linear layer's operands "
+        f"quantized; last window of training, mean over {' or '.join(map(str, seeds))} seed{'s' * (seeds != [1])}. "
+        "Empty cells: the layer stays in high precision.",
     )
     notes += tuple(f"{shown.title}: {one.reason}." for shown, one in found.items() if isinstance(one, NoData))
     return FigureResult(draw, tuple(dict.fromkeys(trial for one in there.values() for trial in one.trials)), notes)

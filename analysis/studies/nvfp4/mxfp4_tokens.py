@@ -1,4 +1,4 @@
-"""Figure 6: NVFP4 beside MXFP4, and how many more tokens MXFP4 takes to NVFP4's loss."""
+"""Figure 6: NVFP4 compared with MXFP4, and the tokens that MXFP4 needs to reach NVFP4's loss."""
 
 from __future__ import annotations
 
@@ -31,37 +31,37 @@ SWEEP, NVFP4 = "scratch", "nvfp4-whole"
 MXFP4 = ("mxfp4-1.00", "mxfp4-1.25", "mxfp4-1.36", "mxfp4-1.50")
 FINAL = "validation_loss"
 TITLES = ("Final validation loss, nats", "Change from NVFP4, %")
-TOKENS = "tokens of MXFP4, NVFP4's = 1"
+TOKENS = "tokens of MXFP4 (NVFP4 = 1)"
 
 
 @dataclass(frozen=True)
 class Longer:
-    """MXFP4 trained for longer, beside NVFP4: of seeds that have ended in all arms."""
+    """Longer trainings in MXFP4 compared with NVFP4, over the seeds that are finished in all arms."""
 
-    times: tuple[float, ...]  # MXFP4's tokens over NVFP4's, in order
-    levels: tuple[Summary, ...]  # final validation loss at each
-    changes: tuple[Summary, ...]  # from NVFP4's, relative, seed by seed
-    nvfp4: Summary
-    crossings: tuple[float, ...]  # where a seed's changes pass zero, of seeds that do so
-    already: int  # seeds in which as many tokens as NVFP4's are enough
+    times: tuple[float, ...]  # MXFP4's tokens over NVFP4's, in ascending order
+    levels: tuple[Summary, ...]  # the final validation losses of MXFP4
+    changes: tuple[Summary, ...]  # their relative changes from NVFP4's of the same seed
+    nvfp4: Summary  # the final validation loss of NVFP4
+    crossings: tuple[float, ...]  # for seeds whose changes cross zero, the interpolated number of tokens
+    already: int  # the number of seeds for which NVFP4's number of tokens is enough
     seeds: int
     trials: tuple[str, ...]
 
 
 def longer(results: Results) -> Longer | NoData | NotPlanned:
-    """Return MXFP4's losses at each number of tokens."""
+    """Return the comparison of NVFP4 with MXFP4 at each number of tokens."""
     part = sweep_places(results, SWEEP)
     if isinstance(part, NotPlanned):
         return part
     done = part.trials[part.trials["state"] == State.DONE]
     if FINAL not in done or not {NVFP4, *MXFP4[:1]} <= set(done["arm"]):
-        return NoData("no NVFP4 and MXFP4 of the sweep scratch have ended")
+        return NoData("the sweep scratch has no finished trials of NVFP4 and MXFP4")
     tokens = part.curves("loss").groupby("arm")["tokens"].max()
     losses = done.pivot_table(index="seed", columns="arm", values=FINAL)
     arms = [arm for arm in MXFP4 if arm in losses]
     table = losses[[NVFP4, *arms]].dropna()
     if table.empty:
-        return NoData("no seed of the sweep scratch has ended in every arm")
+        return NoData("no seed of the sweep scratch is finished in all arms")
     changes = table[arms].sub(table[NVFP4], axis=0).div(table[NVFP4].abs(), axis=0)
     times = tuple(float(tokens[arm] / tokens[NVFP4]) for arm in arms)
     where = [crossing(times, row) for row in changes.to_numpy(float).tolist()]
@@ -78,7 +78,7 @@ def longer(results: Results) -> Longer | NoData | NotPlanned:
 
 
 def crossing(times: Sequence[float], changes: Sequence[float]) -> float | None:
-    """Return where changes first pass from above zero to it or below, on straight lines between them."""
+    """Return where the changes, interpolated linearly, first reach zero from above; None if they do not."""
     for (t, a), (u, b) in pairwise(zip(times, changes, strict=True)):
         if a > 0 >= b:
             return t + (u - t) * a / (a - b)
@@ -87,12 +87,12 @@ def crossing(times: Sequence[float], changes: Sequence[float]) -> float | None:
 
 @figure("nvfp4", "Figure 6")
 def figure_6(results: Results) -> Picture:
-    """Show losses and their changes, and below them those of longer trainings in MXFP4."""
+    """Show losses and their changes, and in the last row those of longer trainings in MXFP4."""
     above, below = show_rows(results, "nvfp4", ROWS), longer(results)
     if not above and isinstance(below, NotPlanned):
         return below
     if not any(row.drawn for row in above) and not isinstance(below, Longer):
-        return NoData("no curve of NVFP4 and MXFP4")
+        return NoData("no curves of NVFP4 and MXFP4")
 
     def draw() -> Figure:
         last = _longer_panels(below, above[0].style("nvfp4") if above else STYLES[0])
@@ -127,12 +127,12 @@ def _longer_panels(of: Longer | NoData | NotPlanned, nvfp4: Style) -> list[Panel
 
 def _in_words(of: Longer | NoData | NotPlanned) -> str:
     if not isinstance(of, Longer):
-        return f"MXFP4 for longer: {why_missing(of)}."
-    found = "its runs do not meet NVFP4's loss"
+        return f"Longer training in MXFP4: {why_missing(of)}."
+    found = "its runs do not reach NVFP4's loss"
     if of.crossings:
-        found = f"it meets NVFP4's loss at {np.mean(of.crossings):.3g} times the tokens, on straight lines between runs"
+        found = f"it reaches NVFP4's loss at {np.mean(of.crossings):.3g} times the tokens, interpolated linearly"
         found += f", in {len(of.crossings)} of {of.seeds} seeds" if len(of.crossings) < of.seeds else ""
     if of.already:
-        met = f"in {of.already} of {of.seeds} seeds it is not above NVFP4's loss with as many tokens"
+        met = f"in {of.already} of {of.seeds} seeds it is not above NVFP4's loss with the same number of tokens"
         found = f"{found}; {met}" if of.crossings or of.already < of.seeds else met
-    return f"MXFP4 for longer: {found}; in the paper at 1.36 times, the ring."
+    return f"Longer training in MXFP4: {found}; the ring marks the paper's result, 1.36 times."

@@ -1,7 +1,7 @@
-"""Figures 1 and 5: a matrix in NVFP4, as our own `encode` gives it, and a linear layer as the recipe has it.
+"""Figures 1 and 5: a matrix in NVFP4 as our `encode` returns it, and a linear layer as the recipe defines it.
 
-Every number and every word is read off the kernels and the recipe when the figure is drawn, so that neither can show
-what they do not do. The matrix is made here from a fixed seed; nothing of it was trained.
+Numbers and descriptions come from the kernels and the recipe whenever the figures are drawn, so the figures cannot
+differ from them. The matrix is random, from a fixed seed, not trained.
 """
 
 from __future__ import annotations
@@ -34,29 +34,29 @@ ROWS, COLUMNS, BLOCK = 16, 32, 16
 # -------------------------------------------------------------------------------- Figure 1
 
 CELL, GAP, LEFT = 10.6, 4.0, 4.0
-SCALES = LEFT + COLUMNS * CELL + GAP + 2  # left edge of the block scales
+SCALES = LEFT + COLUMNS * CELL + GAP + 2  # the left edge of the block scales
 
 
 @dataclass(frozen=True)
 class Matrix:
-    """A matrix and what is stored of it."""
+    """A matrix and its encoding."""
 
     x: Tensor
     packed: Packed
 
     @property
     def codes(self) -> np.ndarray:
-        """Codes of four bits, the sign first."""
+        """The codes of four bits; the first is the sign."""
         return unpack(self.packed.codes, 4, COLUMNS).numpy()
 
     @property
     def values(self) -> np.ndarray:
-        """The values of the codes in E2M1."""
+        """The E2M1 values of the codes, without scales."""
         return _decoded(self.codes, self.packed.quantizer.format)
 
     @property
     def scales(self) -> np.ndarray:
-        """One E4M3 value for each block."""
+        """The blocks' scales, which are E4M3 values."""
         assert self.packed.scales is not None
         return _decoded(self.packed.scales.numpy(), Format.parse("e4m3"))
 
@@ -67,7 +67,7 @@ class Matrix:
 
     @property
     def greatest(self) -> np.ndarray:
-        """The column of the first greatest magnitude of each row and block."""
+        """The column of the greatest magnitude in each block, by row and block; the first one of equals."""
         magnitudes = self.x.float().abs().view(ROWS, -1, BLOCK)
         return (magnitudes.argmax(-1) + torch.arange(0, COLUMNS, BLOCK)).numpy()
 
@@ -78,7 +78,7 @@ def _decoded(codes: np.ndarray, of: Format) -> np.ndarray:
 
 @cache
 def matrix() -> Matrix:
-    """Return normal values whose blocks differ in size, as activations' do."""
+    """Return a matrix of normal values whose blocks differ in magnitude, as those of activations do."""
     generator = torch.Generator().manual_seed(3)
     x = torch.randn(ROWS, COLUMNS, generator=generator)
     size = torch.exp2(-3 * torch.rand(ROWS, COLUMNS // BLOCK, generator=generator))
@@ -107,9 +107,9 @@ def figure_1(results: Results) -> Picture:
 
     exact = int((np.abs(of.values).reshape(ROWS, -1, BLOCK).max(-1) == 6).sum())
     notes = (
-        f"Made by {SPELLED} of a matrix of normal values in blocks of unlike sizes: {8 * of.packed.nbytes} bits, "
-        f"{of.packed.bits_per_element:.4g} for each element; 4.5 of a large tensor. Framed: the greatest of its block, "
-        f"which becomes ±6 in {exact} of {of.scales.size} blocks.",
+        f"A matrix of normal values, with blocks of different magnitudes, encoded by {SPELLED}: {8 * of.packed.nbytes} "
+        f"bits, {of.packed.bits_per_element:.4g} per element (4.5 for a large tensor). Framed: the greatest value of a "
+        f"block, which becomes ±6 in {exact} of {of.scales.size} blocks.",
     )
     return FigureResult(draw, (), notes)
 
@@ -123,7 +123,7 @@ def _head(drawing: Drawing, y: float, of: Matrix) -> None:
 
 
 def _code(drawing: Drawing, corner: tuple[float, float], code: int, value: float, *, framed: bool = False) -> None:
-    """Draw one hexadecimal digit, on the shade of its magnitude."""
+    """Draw a code as a hexadecimal digit in a box shaded by its magnitude."""
     fill = shades()(abs(value) / 6)
     inset, edge = (0.7, "line") if framed else (0.0, "")
     x, y = corner
@@ -132,7 +132,7 @@ def _code(drawing: Drawing, corner: tuple[float, float], code: int, value: float
 
 
 def _values_of_codes(drawing: Drawing, y: float, element: Format) -> None:
-    """Draw what the sixteen digits stand for."""
+    """Draw a legend of the values of the sixteen codes."""
     width = (POINTS - 2 * LEFT) / 8
     for code in range(8):
         x, value = LEFT + code * width, element.decode(code)
@@ -143,7 +143,7 @@ def _values_of_codes(drawing: Drawing, y: float, element: Format) -> None:
 
 
 def _one_block(drawing: Drawing, y: float, of: Matrix) -> None:
-    """Draw a block from its values to codes and back."""
+    """Draw the scaled values of a block, their codes and the decoded values."""
     row, width = 0, (POINTS - 2 * LEFT) / BLOCK
     scale = float(of.scales[row, 0])
     x = of.x[row, :BLOCK].float().numpy()
@@ -164,21 +164,21 @@ def _one_block(drawing: Drawing, y: float, of: Matrix) -> None:
 
 # -------------------------------------------------------------------------------- Figure 5
 
-BAND = 78.0  # height of a product's part
-TRANSFORM, ELEMENTS, ROUNDING = 44.0, 116.0, 234.0  # left edges of what an operand is put through
+BAND = 78.0  # the height of a product's part
+TRANSFORM, ELEMENTS, ROUNDING = 44.0, 116.0, 234.0  # left edges of the boxes of an operand's processing
 PRODUCT, RESULT = 308.0, 366.0
 DIMENSIONS = {"x": ("tokens", "inputs"), "w": ("outputs", "inputs"), "dy": ("tokens", "outputs")}
 
 
 @dataclass(frozen=True)
 class Operand:
-    """One tensor on its way into one product, in words."""
+    """The processing of one operand of a product, as text."""
 
     tensor: str
     transform: str = ""
-    elements: str = ""  # "" where it stays as it is
+    elements: str = ""  # the format and block; empty if the operand is not quantized
     rounding: str = ""
-    same: bool = False  # the very values that the product before reads of this tensor
+    same: bool = False  # whether the values are those of the same tensor in the product before
 
 
 @dataclass(frozen=True)
@@ -191,9 +191,9 @@ class Product:
 
 
 def products(recipe: Recipe, dtype: str) -> tuple[Product, ...]:
-    """Return the three products of a linear layer; operands are ordered so that the same tensors are neighbours.
+    """Return the three products of a linear layer; equal tensors are neighbours in the order of operands.
 
-    dtype: that the model computes in.
+    dtype: the dtype in which the model computes.
     """
     o = recipe.operands
     last = dtype if recipe.wgrad.output == "compute" else recipe.wgrad.output
@@ -236,14 +236,14 @@ def figure_5(results: Results) -> Picture:
         return drawing.figure
 
     notes = (
-        f"Drawn from the recipe {recipe.name}, scales {_scalings(recipe)}. {_kept(recipe)} Blocks of one row lie along "
-        "the dimension that is named, which their product sums over.",
+        f"Drawn from the recipe {recipe.name}, with scales {_scalings(recipe)}. {_kept(recipe)} Blocks of one row are "
+        "along the named dimension, over which their product sums.",
     )
     return FigureResult(draw, (), notes)
 
 
 def recipe_of(plan: Plan) -> tuple[Recipe, str]:
-    """Return recipe and dtype of the arm `nvfp4` of the sweep `recipe`; without it, those of the config tree."""
+    """Return the recipe and dtype of the arm `nvfp4` in the sweep `recipe`; without that arm, the recipe's defaults."""
     for member in plan.members:
         if (member.cell.sweep, member.cell.arm) == ("recipe", "nvfp4"):
             trial = plan.trials[member.id].trial
@@ -264,7 +264,7 @@ def _product(drawing: Drawing, product: Product, top: float) -> None:
 
 
 def _operand_line(drawing: Drawing, operand: Operand, y: float) -> None:
-    """Draw a tensor, and an arrow through the boxes of what is done to it."""
+    """Draw an operand and an arrow through the boxes of its processing."""
     fills = theme().formats
     drawing.text(20, y, operand.tensor, at="center", bold=True, size=TEXT)
     drawing.arrow((32, y), (PRODUCT, y))
@@ -288,7 +288,7 @@ def _scalings(recipe: Recipe) -> str:
 
 
 def _kept(recipe: Recipe) -> str:
-    """Return which blocks stay in high precision, in words."""
+    """Return a sentence that says which blocks stay in high precision."""
     keep = recipe.keep
     ends = [f"the {name} {n}" for name, n in (("first", keep.first), ("last", keep.last)) if n]
     return f"Blocks that stay {keep.by}: {' and '.join(ends)}." if ends else "No block stays high."

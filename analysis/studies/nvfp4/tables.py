@@ -1,7 +1,8 @@
-"""NVFP4's Tables 1 to 5: the paper's numbers beside ours.
+"""NVFP4's Tables 1 to 5: the paper's numbers and ours.
 
-Speed-ups are of tensor cores, and what is trained here computes in BF16 and FP32: ours are the bits that formats take,
-counted in the kernels' own encodings. Task scores need models of billions of parameters; losses stand in.
+The paper's speed-ups are those of tensor cores, but our training emulates formats in BF16 and FP32. Instead of
+speed-ups, ours are the bits that formats take in the kernels' encodings. Task scores need models of billions of
+parameters; losses replace them.
 """
 
 from __future__ import annotations
@@ -23,25 +24,25 @@ from fewbits.models.networks.decoder import DecoderConfig
 from fewbits.models.networks.presets import MODELS
 from fewbits.models.networks.registry import parameters
 
-SPEED = OutOfReach("formats are emulated in BF16 and FP32, no tensor core computes in them")
-ENCODINGS = {  # of Table 1's rows; either element format of a row takes as many bits
+SPEED = OutOfReach("formats are emulated in BF16 and FP32, so no tensor core computes in them")
+ENCODINGS = {  # an encoding for each row of Table 1; both element formats of a row take the same number of bits
     "mxfp8": "e4m3:1x32:e8m0",
     "mxfp6": "e3m2:1x32:e8m0",
     "mxfp4": "e2m1:1x32:e8m0",
     "nvfp4": "e2m1:1x16:nvfp4",
 }
-SIDE = 1024  # of the matrix that is encoded
+SIDE = 1024  # the side of the encoded matrix
 
 
 @cache
 def bits(spec: str) -> float:
-    """Return the bits that an element takes in memory, scales included."""
+    """Return the bits that an element takes in memory, including its part of the scales."""
     return encode(torch.zeros(SIDE, SIDE), spec).bits_per_element
 
 
 @table("nvfp4", "Table 1")
 def table_1(results: Results) -> TableResult:
-    """Compare the paper's speed-ups with the bits of our encodings."""
+    """Return the paper's speed-ups and the bits of our encodings."""
     printed = paper("nvfp4").table("Table 1")
     rows = []
     for row in printed.rows:
@@ -49,14 +50,14 @@ def table_1(results: Results) -> TableResult:
         cells = [TableCell(SPEED, value, row.source or printed.source) for value in row.values]
         cells += [TableCell(Setting(f"{each:.4g}")), TableCell(Setting(f"{16 / each:.2f}"))]
         rows.append(TableRow(row.title, tuple(cells)))
-    columns = (*(f"{column.title}, ×" for column in printed.columns), "Bits per element", "BF16's over these")
-    notes = (f"Bits are counted in the packed encoding of a matrix of {SIDE}×{SIDE}, all scales included",)
+    columns = (*(f"{column.title}, ×" for column in printed.columns), "Bits per element", "BF16's 16 bits over these")
+    notes = (f"Bits are counted in the packed encoding of a {SIDE}×{SIDE} matrix, including all scales",)
     return TableResult(columns, tuple(rows), notes)
 
 
 @table("nvfp4", "Table 2")
 def table_2(results: Results) -> TableResult:
-    """Compare the paper's scores with our hybrids, the family of its 12B model, and our transformers."""
+    """Compare the paper's scores with our hybrids, which are of the family of its 12B model, and our transformers."""
     columns = []
     for title, sweep, ids in (("Hybrid", "hybrid", ("fp8", "nvfp4")), ("Transformer", "recipe", (None, None))):
         part = family_places(results, arm_table("nvfp4"), sweep)
@@ -66,8 +67,9 @@ def table_2(results: Results) -> TableResult:
             LossColumn(f"{title}: BF16", BASELINE, baseline="fp8", part=part),
         ]
     notes = (
-        "The paper's task scores are of its 12B model after 10 T tokens. Losses of ours are of other models, data and "
-        "tokens: what compares is each arm's change from FP8, paired by seed; ± is a 95 % interval",
+        "The paper's task scores are those of its 12B model after 10 T tokens. Our losses are those of other models, "
+        "data and numbers of tokens, so only each arm's change from FP8, paired by seed, can be compared; ± is a 95 % "
+        "interval",
     )
     stand_ins = {"Validation loss": "validation_loss", **STAND_INS}
     printed = paper("nvfp4").table("Table 2")
@@ -77,25 +79,20 @@ def table_2(results: Results) -> TableResult:
 # -------------------------------------------------------------------------------- architectures
 
 Fact = Callable[[DecoderConfig], str]
-FACTS: Mapping[str, Fact] = {  # by the id of a paper's row
-    "layers": lambda model: f"{model.layers}",
-    "width": lambda model: f"{model.width}",
-    "ffn": lambda model: f"{model.ffn}",
-    "head_dim": lambda model: f"{model.head_dim}",
-    "heads": lambda model: f"{model.heads}",
-    "kv_heads": lambda model: f"{model.kv_heads}",
-    "state": lambda model: f"{model.mamba_state}",
-    "groups": lambda model: f"{model.mamba_groups}",
-}
-MORE: Mapping[str, Fact] = {  # further facts of a model
+ATTRIBUTES = {"state": "mamba_state", "groups": "mamba_groups"}  # configs' names, if not those of the paper's rows
+MORE: Mapping[str, Fact] = {  # facts of a model that the paper's tables do not have
     "Order of blocks": lambda model: model.pattern or f"{model.layers} × attention and FFN",
     "Vocabulary": lambda model: f"{model.vocab:,}",
     "Parameters, M": lambda model: f"{parameters(model) / 1e6:,.1f}",
 }
 
 
+def _attribute(row: str) -> Fact:
+    return lambda model: str(getattr(model, ATTRIBUTES.get(row, row)))
+
+
 def architecture(results: Results, name: str, preset: str, sweep: str) -> TableResult:
-    """Compare the paper's model with our preset of that name, and with what was trained in its place."""
+    """Compare the paper's model with our preset of it, and with the model that was trained at this scale."""
     printed, whole = paper("nvfp4").table(name), MODELS[preset]
     trials = tuple(trial_ids(family_places(results, arm_table("nvfp4"), sweep), BASELINE).values())
     trained = results.plan.trials[trials[0]].trial.model if trials else None
@@ -105,7 +102,8 @@ def architecture(results: Results, name: str, preset: str, sweep: str) -> TableR
         return TableCell(Setting(fact(whole)), value, source), TableCell(ours)
 
     rows = [
-        TableRow(row.title, cells(FACTS[row.id], row.values[0], row.source or printed.source)) for row in printed.rows
+        TableRow(row.title, cells(_attribute(row.id), row.values[0], row.source or printed.source))
+        for row in printed.rows
     ]
     rows += [TableRow(title, cells(fact, None, "")) for title, fact in MORE.items()]
     return TableResult((preset, "Trained at this scale"), tuple(rows))

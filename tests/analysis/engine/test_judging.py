@@ -7,8 +7,8 @@ import pytest
 from fewbits.analysis.engine.claims import load_claims, studies_with_claims
 from fewbits.analysis.engine.findings import Status
 from fewbits.analysis.engine.frames import Results
+from fewbits.analysis.engine.hooks import load_hooks
 from fewbits.analysis.engine.judging import evidence_of
-from fewbits.analysis.engine.loading import load_hooks
 from fewbits.analysis.engine.preview import preview, preview_lines
 from fewbits.analysis.engine.verdicts import conclude
 from fewbits.sweeps.planning.plan import plan

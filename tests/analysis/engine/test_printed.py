@@ -2,9 +2,18 @@
 
 import pytest
 
-from fewbits.analysis.engine.claims import Claim, Comparison, comparisons, load_claims, studies_with_claims
+from fewbits.analysis.engine.claims import (
+    DIRECTIONS,
+    NULLS,
+    Claim,
+    Comparison,
+    comparisons,
+    load_claims,
+    studies_with_claims,
+)
+from fewbits.analysis.engine.data import Differences
 from fewbits.analysis.engine.findings import Outcome, Status
-from fewbits.analysis.engine.printed import printed_data
+from fewbits.analysis.engine.preview import printed_effect
 from fewbits.analysis.engine.tests import judge
 from fewbits.analysis.engine.verdicts import Evidence, conclude
 
@@ -15,6 +24,16 @@ PRINTED = [
     for comparison in comparisons(claim)
     if comparison.part.printed is not None
 ]
+
+
+SEEDS = 20  # enough for a test of signs
+
+
+def printed_data(study: str, comparison: Comparison) -> Differences | None:
+    """Return the printed number as many equal pairs, an effect with no spread; None where the paper prints nothing."""
+    effect = printed_effect(study, comparison)
+    paired = comparison.test in (*DIRECTIONS, *NULLS)
+    return None if effect is None else Differences((effect,) * SEEDS, relative=paired and comparison.part.relative)
 
 
 @pytest.mark.parametrize(("study", "claim", "comparison"), PRINTED)

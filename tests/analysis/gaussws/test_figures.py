@@ -99,7 +99,7 @@ def test_layers_count_by_their_parameters_and_tiers_are_shares_of_them(cpu: Plan
     assert isinstance(one, widths.Final)
     assert one.mean == pytest.approx(7.0, abs=1e-6)
     assert one.tiers == pytest.approx({5: 1.0, 9: 0.75, 12: 1.0})
-    assert one.moved == pytest.approx((1.0**2 + 0.2**2) ** 0.5, abs=1e-3)
+    assert one.spread == pytest.approx(0.2, abs=1e-6)
 
 
 def test_decay_alone_is_the_papers_own_arithmetic(cpu: Plan) -> None:

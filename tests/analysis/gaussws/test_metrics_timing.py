@@ -11,7 +11,7 @@ from fewbits.analysis.engine.findings import Status
 from fewbits.analysis.engine.frames import Results
 from fewbits.analysis.engine.tests import judge
 from fewbits.analysis.studies.gaussws import benches, metrics_timing
-from fewbits.analysis.studies.gaussws.benches import Generators, Timed, Training
+from fewbits.analysis.studies.gaussws.benches import Bench, Timed
 from fewbits.sweeps.planning.plan import Plan
 
 EMPTY = Results(Plan((), (), {}))
@@ -23,9 +23,11 @@ def timed(seconds: float, others: tuple[float | None, ...] = STILL) -> Timed:
     return Timed(1000, tuple(seconds * (1 + 0.001 * (turn % 3)) for turn in range(8)), others)
 
 
-def generators(box_muller: Mapping[tuple[int, int], float], others: tuple[float | None, ...] = STILL) -> Generators:
+def generators(
+    box_muller: Mapping[tuple[int, int], float], others: tuple[float | None, ...] = STILL
+) -> Bench[tuple[int, int]]:
     arms = {"bitwise": 1.0, "torch": 4.0}
-    return Generators(
+    return Bench(
         "a GPU",
         "cuda",
         {
@@ -35,7 +37,7 @@ def generators(box_muller: Mapping[tuple[int, int], float], others: tuple[float 
     )
 
 
-def measured(monkeypatch: pytest.MonkeyPatch, found: Generators | None) -> Mapping[str, Measured]:
+def measured(monkeypatch: pytest.MonkeyPatch, found: Bench[tuple[int, int]] | None) -> Mapping[str, Measured]:
     monkeypatch.setattr(benches, "generators", lambda _: found)
     return metrics_timing.generators(EMPTY)
 
@@ -75,7 +77,7 @@ def test_training_beside_the_papers_overheads(monkeypatch: pytest.MonkeyPatch) -
     def training(gaussws: float, kind: str = "cuda") -> Mapping[str, Measured]:
         steps = {"bf16": 1.0, "gaussws": gaussws, "diffq": 1.25}
         models = {"llama2-134m": {("adamw", recipe): timed(s) for recipe, s in steps.items()}}
-        monkeypatch.setattr(benches, "training", lambda _: Training("a device", kind, models))
+        monkeypatch.setattr(benches, "training", lambda _: Bench("a device", kind, models))
         return metrics_timing.training(EMPTY)
 
     assert set(statuses("G16", training(1.03))) == {Status.SUPPORTED}

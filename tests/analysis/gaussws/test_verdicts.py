@@ -9,9 +9,8 @@ from fewbits.analysis.engine.claims import load_claims
 from fewbits.analysis.engine.data import Exact
 from fewbits.analysis.engine.findings import Outcome, Status, Verdict
 from fewbits.analysis.engine.frames import Results
-from fewbits.analysis.engine.hooks import hooks_of
+from fewbits.analysis.engine.hooks import hooks_of, load_hooks
 from fewbits.analysis.engine.judging import evidence_of
-from fewbits.analysis.engine.loading import load_hooks
 from fewbits.analysis.engine.verdicts import conclude
 from fewbits.sweeps.planning.plan import Plan
 from tests.analysis.gaussws.worlds import PAPER, World, benches, forget_benches, results

@@ -5,26 +5,26 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from fewbits.analysis.engine.data import Differences, NoData, NotPlanned
 from fewbits.analysis.engine.frames import Results
 from fewbits.analysis.engine.paper import paper
 from fewbits.analysis.engine.places import sweep_places
-from fewbits.analysis.figures.declared import declared
 from fewbits.analysis.figures.effects import effects_of
 from fewbits.analysis.figures.series import change
 from fewbits.analysis.figures.series import curves as recorded
 from fewbits.analysis.figures.theme import THEMES, WIDTH, svg, theme, themed
+from fewbits.analysis.report.declared import declared
 from fewbits.analysis.report.items import FigureResult, MakeFigure
 from fewbits.analysis.report.registry import Entry, study_registry
 from fewbits.analysis.studies.mor import block_diagram, schematics
-from fewbits.analysis.studies.mor.decisions import ONE, PARTS
+from fewbits.analysis.studies.mor.tensors import ONE, TITLES
 from fewbits.analysis.tables.comparing import compare
 from fewbits.sweeps.planning.plan import Plan, plan
 from fewbits.sweeps.planning.sweep import load_sweeps
 from tests.analysis.mor.made import fill
+from tests.analysis.shown_items import reaches_over
 from tests.experiments.data.data_inputs import shared_cache
 
 FIGURES: dict[str, Entry[MakeFigure]] = {entry.id: entry for entry in study_registry("mor").figures}
@@ -80,14 +80,6 @@ def drawn(entry: Entry[MakeFigure], results: Results, theme: str = "light") -> F
     return themed(picture, theme)
 
 
-def reaches_over(figure: Figure) -> bool:
-    """Whether anything drawn lies outside the figure, by half a point or more."""
-    box = figure.get_tightbbox(FigureCanvasAgg(figure).get_renderer())
-    slack = 0.5 / 72
-    beyond = (-box.x0, -box.y0, box.x1 - figure.get_figwidth(), box.y1 - figure.get_figheight())
-    return max(beyond) > slack
-
-
 def test_every_figure_of_the_paper_is_registered() -> None:
     assert {figure.id for figure in paper("mor").figures} <= set(FIGURES)
 
@@ -129,15 +121,14 @@ def test_one_seed_a_diverged_arm_and_a_missing_one_are_drawn_and_said(empty: Pla
     assert isinstance(figure_17, NoData)
     assert "Tensor" in figure_17.reason
     figure_18 = FIGURES["Figure 18"].make(results)
-    assert figure_18 == NoData("no trial of Channel is done, with its errors recorded"), (
-        "its last window is not the end"
-    )
+    assert isinstance(figure_18, NoData), "its last window is not the end"
+    assert "Channel" in figure_18.reason
     for name in ("Figure 1", "Figure 5", "Figure 7", "Figure 10", "Figure 12", "Figure A"):
         assert not reaches_over(drawn(FIGURES[name], results))
     figure_5 = FIGURES["Figure 5"].make(results)
     assert isinstance(figure_5, FigureResult)
     assert any("channel, seed 0: diverged at step 25" in note for note in figure_5.notes)
-    assert any("No data of Tensor" in note for note in figure_5.notes)
+    assert any("No data" in note and "Tensor" in note for note in figure_5.notes)
     assert legend_of("Figure A", results)[:2] == ["ours, one seed", "the paper's"]
     assert not any("A/A" in words for words in legend_of("Figure A", results)), "which has no interval to shade"
 
@@ -175,7 +166,7 @@ def test_a_heat_map_has_a_row_for_each_tensor_named_as_in_the_paper(made: Result
     axes = drawn(FIGURES["Figure 12"], made).axes[0]
     rows = [label.get_text() for label in axes.get_yticklabels()]
     assert len(rows) == 6 * 4 * 2
-    assert rows[:8] == [f"{layer} {kind}" for layer in PARTS.values() for kind in ("input", "weight")][:8]
+    assert rows[:8] == [f"{layer} {kind}" for layer in TITLES.values() for kind in ("input", "weight")][:8]
     apart = drawn(FIGURES["Figure 18"], made).axes[0]
     assert len(apart.get_yticklabels()) == 2 * 4 * 2 * 2
 

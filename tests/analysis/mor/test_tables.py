@@ -1,18 +1,21 @@
 """MoR's tables on trials whose truth is known: the paper's numbers beside ours, changes in percent, no gap unsaid."""
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
 from fewbits.analysis.engine.data import Differences, NoData, NotPlanned
 from fewbits.analysis.engine.frames import Results
 from fewbits.analysis.engine.paper import paper
-from fewbits.analysis.report.items import OutOfReach, Setting, TableCell, TableResult, Value
+from fewbits.analysis.report.items import OutOfReach, Setting, TableResult, Value
 from fewbits.analysis.report.registry import study_registry
-from fewbits.analysis.studies.mor.decisions import ONE
+from fewbits.analysis.studies.mor.tensors import ONE
 from fewbits.analysis.tables.comparing import compare, pools
 from fewbits.sweeps.planning.plan import Plan
+from tests.analysis import shown_items
 from tests.analysis.mor.worlds import FLOOR, World, results
+from tests.analysis.shown_items import cell, mean, text
 
 EFFECT = {"block": 0.002, "two-way": -0.003, "bad-arm": 0.05, "bf16-again": 0.0001}
 
@@ -22,27 +25,7 @@ def found(cpu: Plan) -> Results:
     return results(cpu, World(effect=EFFECT, fallback=lambda arm, c, block, part, slot, end: 0.2 * (part == "down")))
 
 
-def table(name: str, of: Results) -> TableResult:
-    (entry,) = (entry for entry in study_registry("mor").tables if entry.id == name)
-    made = entry.make(of)
-    assert isinstance(made, TableResult)
-    made.frame()
-    return made
-
-
-def cell(made: TableResult, row: str, column: str) -> TableCell:
-    (found,) = (r for r in made.rows if r.title == row)
-    return found.cells[made.columns.index(column)]
-
-
-def mean(of: TableCell) -> float:
-    assert isinstance(of.ours, Value)
-    return of.ours.mean
-
-
-def text(of: TableCell) -> str:
-    assert isinstance(of.ours, Setting)
-    return of.ours.text
+table = partial(shown_items.table, "mor")
 
 
 def test_every_table_of_the_paper_is_there() -> None:

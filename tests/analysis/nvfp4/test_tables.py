@@ -2,18 +2,21 @@
 
 import re
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
 from fewbits.analysis.engine.data import Differences, NotPlanned
 from fewbits.analysis.engine.frames import Results
 from fewbits.analysis.engine.paper import paper
-from fewbits.analysis.report.items import OutOfReach, Setting, TableCell, TableResult, Value
+from fewbits.analysis.report.items import OutOfReach, Setting, TableResult, Value
 from fewbits.analysis.report.registry import study_registry
 from fewbits.analysis.tables.comparing import compare
 from fewbits.analysis.views.tables import table_html as html
 from fewbits.sweeps.planning.plan import Plan
+from tests.analysis import shown_items
 from tests.analysis.nvfp4.worlds import PAPER, World, results
+from tests.analysis.shown_items import cell, mean, text
 
 
 @pytest.fixture(scope="module")
@@ -21,27 +24,7 @@ def found(cpu: Plan) -> Results:
     return results(cpu, PAPER)
 
 
-def table(name: str, of: Results) -> TableResult:
-    (entry,) = (entry for entry in study_registry("nvfp4").tables if entry.id == name)
-    made = entry.make(of)
-    assert isinstance(made, TableResult)
-    made.frame()
-    return made
-
-
-def cell(made: TableResult, row: str, column: str) -> TableCell:
-    (found,) = (r for r in made.rows if r.title == row)
-    return found.cells[made.columns.index(column)]
-
-
-def mean(of: TableCell) -> float:
-    assert isinstance(of.ours, Value), of.ours
-    return of.ours.mean
-
-
-def text(of: TableCell) -> str:
-    assert isinstance(of.ours, Setting)
-    return of.ours.text
+table = partial(shown_items.table, "nvfp4")
 
 
 def test_every_table_of_the_paper_is_there() -> None:

@@ -26,7 +26,7 @@ def shown(*verdicts: Verdict) -> str:
 
 
 def test_what_is_as_stated_is_no_remark() -> None:
-    assert shown(verdict("M1", Outcome.REPRODUCED, FINDING)).strip() == "<p>None.</p>"
+    assert shown(verdict("M1", Outcome.REPRODUCED, FINDING)).strip().endswith("</div>\n<p>None.</p>")
 
 
 def test_contradicted_claims_come_first_then_what_was_not_seen() -> None:

@@ -1,0 +1,72 @@
+"""Make the tables and figures that `studies/STUDY/figures.yaml` and `tables.yaml` declare as data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache, partial
+
+import yaml
+
+from fewbits.analysis.engine.arms import STUDIES
+from fewbits.analysis.engine.claims import studies_with_claims
+from fewbits.analysis.figures.effects import EffectsFigure, effects_picture
+from fewbits.analysis.figures.ood import OodFigure, ood_figure
+from fewbits.analysis.figures.training import TrainingFigure, training_figure
+from fewbits.analysis.report.items import MakeFigure, MakeTable
+from fewbits.analysis.tables.arms import ArmsTable, arms_table
+from fewbits.analysis.tables.noise import NoiseRows, noise_table
+from fewbits.analysis.tables.power import power_table
+from fewbits.common.from_dict import from_dict
+
+FILES = ("figures.yaml", "tables.yaml")
+
+
+@dataclass(frozen=True)
+class Declared:
+    """The tables and figures that the files of a study declare."""
+
+    training: tuple[TrainingFigure, ...] = ()
+    ood: tuple[OodFigure, ...] = ()
+    effects: EffectsFigure | None = None
+    noise: tuple[NoiseRows, ...] = ()
+    arms: tuple[ArmsTable, ...] = ()
+
+
+@cache
+def declared(study: str) -> Declared:
+    """Return the declared tables and figures of a study; there are none if it has no files."""
+    found: dict[str, object] = {}
+    for path in (STUDIES / study / name for name in FILES):
+        if path.is_file():
+            found |= yaml.safe_load(path.read_text("utf-8"))
+    try:
+        return from_dict(Declared, found)
+    except ValueError as error:
+        raise ValueError(f"{study}/{' or '.join(FILES)}: {error}") from None
+
+
+def declared_figures(study: str) -> Iterator[tuple[str, str | None, MakeFigure]]:
+    """Yield each figure as its id, its title (None for a figure of the paper) and the function that makes it."""
+    found = declared(study)
+    for training in found.training:
+        yield training.id, training.title, partial(training_figure, study=study, of=training)
+    for ood in found.ood:
+        yield ood.id, None, partial(ood_figure, study=study, of=ood)
+    if found.effects is not None:
+        yield found.effects.id, found.effects.title, partial(effects_picture, study=study, of=found.effects)
+
+
+def declared_tables(study: str) -> Iterator[tuple[str, str, MakeTable]]:
+    """Yield each table as its id, its title and the function that makes it; all are our own.
+
+    The table of power needs no declaration: every study with claims has it.
+    """
+    found = declared(study)
+    if found.noise:
+        title = "Differences between trials that should be equal"
+        yield "Noise", title, partial(noise_table, study=study, of=found.noise)
+    if study in studies_with_claims():
+        yield "Power", "Effects that comparisons of losses can detect", partial(power_table, study=study)
+    for one in found.arms:
+        yield one.id, one.title, partial(arms_table, study=study, of=one)
