@@ -224,7 +224,7 @@ def test_a_refactoring_with_the_same_bits_is_declared_equal(
     assert (pair["old"], pair["new"]) == (old.description["fingerprint"], new.description["fingerprint"])
     assert pair["old"] != pair["new"]
     assert (pair["device"], pair["instruction_set"]) == ("cpu", new.description["instruction_set"])
-    assert "equal on cpu" in capsys.readouterr().out
+    assert "fingerprint/equal_bits.json" in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("few_calls")
