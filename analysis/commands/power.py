@@ -9,18 +9,19 @@ STUDY = "study="
 
 def main(argv: Sequence[str]) -> int:
     """Print the minimum detectable effects with the planned seeds; print nothing if the study has no claims."""
-    study = next((argument.removeprefix(STUDY) for argument in argv if argument.startswith(STUDY)), "")
+    from fewbits.sweeps.commands.sweep import in_store, parse
+
+    options = parse(argv)
+    study = next((text.removeprefix(STUDY) for text in options.overrides if text.startswith(STUDY)), "")
 
     from fewbits.analysis.engine.claims import studies_with_claims
 
-    if study not in studies_with_claims() or "--json" in argv:
+    if study not in studies_with_claims():
         return 0
     from fewbits.analysis.engine.frames import Results
     from fewbits.analysis.engine.preview import preview, preview_lines
-    from fewbits.sweeps.commands.sweep import in_store
-    from fewbits.sweeps.planning.plan import plan
-    from fewbits.sweeps.planning.sweep import load_sweeps
+    from fewbits.sweeps.planning.outline import plan_without_missing_data
 
-    overrides = in_store([argument for argument in argv if "=" in argument and not argument.startswith("-")], None)
-    print("\n" + "\n".join(preview_lines(preview(study, Results(plan(*load_sweeps(overrides)))))))
+    planned = plan_without_missing_data(in_store(options.overrides, options.runs))
+    print("\n" + "\n".join(preview_lines(preview(study, Results(planned)))))
     return 0

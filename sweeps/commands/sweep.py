@@ -28,6 +28,13 @@ Exit status: 0 all trials have ended; 1 some failed, which are named; 2 wrong in
 
 
 def main(argv: Sequence[str]) -> int:
+    options = parse(argv)
+    overrides = in_store(options.overrides, options.runs)
+    return _dry_run(overrides, options) if options.dry_run else sweep(overrides, options)
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """Return the command line's overrides and options."""
     parser = CommandParser("fewbits sweep", __doc__, EXAMPLES)
     parser.add_argument(
         "overrides",
@@ -39,9 +46,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--trials", action="store_true", help="with --dry-run: list each trial of a large sweep, too")
     add_where(parser)
     parser.add_argument("--runs", metavar="DIR", help="the store (default: runs); on a cluster, shared by its nodes")
-    options = parser.parse_intermixed_args(argv)
-    overrides = in_store(options.overrides, options.runs)
-    return _dry_run(overrides, options) if options.dry_run else sweep(overrides, options)
+    return parser.parse_intermixed_args(argv)
 
 
 def sweep(overrides: Sequence[str], options: argparse.Namespace) -> int:
@@ -65,18 +70,10 @@ def _dry_run(overrides: Sequence[str], options: argparse.Namespace) -> int:
         return _submit(overrides, options)
 
     from fewbits.sweeps.commands.dry_run import print_plan
-    from fewbits.sweeps.planning.outline import missing_data
-    from fewbits.sweeps.planning.plan import plan
+    from fewbits.sweeps.planning.outline import plan_without_missing_data
     from fewbits.sweeps.planning.replacing import find_unlike
-    from fewbits.sweeps.planning.sweep import load_sweeps
 
-    sweeps, extra = load_sweeps(overrides)
-    try:
-        planned = plan(sweeps, extra)
-    except ValueError:
-        planned = plan(sweeps, extra, with_data=False)
-        if not missing_data(planned):
-            raise
+    planned = plan_without_missing_data(overrides)
     again = find_unlike(planned, options.like, options.address) if options.like else {}
     print_plan(planned, options.parallel, options.backend, options.trials, again)
     return 0

@@ -20,8 +20,8 @@ from fewbits.models.recipe import Sampler
 from fewbits.sweeps.planning.cost import parameters_of, tokens_of, work_of
 from fewbits.sweeps.planning.data import check_repeats, missing_folder, training_tokens
 from fewbits.sweeps.planning.expand import spell
-from fewbits.sweeps.planning.plan import Plan, Planned
-from fewbits.sweeps.planning.sweep import SEED
+from fewbits.sweeps.planning.plan import Plan, Planned, plan
+from fewbits.sweeps.planning.sweep import SEED, load_sweeps
 
 DOCUMENTS = 10_000_000  # documents: the smallest part of a collection to prepare
 SPARE = 0.1  # extra share of tokens, since the published numbers of tokens are estimates
@@ -48,6 +48,18 @@ SETTINGS: dict[
 
 
 Missing = Mapping[Path, Sequence[Planned]]  # the folders of data that do not exist here, with the trials that read them
+
+
+def plan_without_missing_data(overrides: Sequence[str]) -> Plan:
+    """Return the plan; if data are missing here, from the config overrides alone, as `--dry-run` shows it."""
+    sweeps, extra = load_sweeps(overrides)
+    try:
+        return plan(sweeps, extra)
+    except ValueError:
+        planned = plan(sweeps, extra, with_data=False)
+        if not missing_data(planned):
+            raise
+        return planned
 
 
 def missing_data(plan: Plan) -> dict[Path, list[Planned]]:
