@@ -42,7 +42,7 @@ def test_mors_own_runs_are_listed_with_what_the_paper_states_and_what_is_assumed
     assert tables <= {place.split()[0].removeprefix("arm=") for _, place in found}
     assert any(row.startswith(f"{MARK} assumed") for row in rows)
     assert "16 trials: 16 planned" in rows
-    assert rows[-1].endswith(": data/nemotron-4-sample, data/nemotron-h")
+    assert any(row.endswith(": data/nemotron-4-sample, data/nemotron-h") for row in rows)
     assert not list(tmp_path.iterdir()), "nothing is written"
 
 
@@ -62,7 +62,7 @@ def test_data_that_are_prepared_into_the_cache_are_named_where_they_are_missing(
     assert cli.main(["sweep", "study=gaussws", "scale=paper", f"runtime.cache={cache}", "--dry-run"]) == 0
     rows = capsys.readouterr().out.splitlines()
     assert any(row.endswith(f": {cache / 'openwebtext'}, {cache / 'c4'}") for row in rows)
-    web, c4 = (row.partition("    #")[0] for row in rows[-2:])
+    web, c4 = (row.partition("    #")[0] for row in rows if row.startswith("fewbits data prepare"))
     assert web == f"fewbits data prepare openwebtext --out {cache / 'openwebtext'}"
     assert c4 == f"fewbits data prepare c4 --out {cache / 'c4'}", "all of it"
     gaussws = next(row for row in rows if "arm=gaussws-8-6" in row and row.startswith("llama2"))
