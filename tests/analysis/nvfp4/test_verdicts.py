@@ -112,9 +112,9 @@ def test_too_much_noise_is_inconclusive_and_says_what_it_would_have_detected(cpu
         assert one.outcome is INCONCLUSIVE, name
         assert all(control.passed for control in one.controls), name
         assert one.underpowered, name
-    for one in (finding for name in NULLS for finding in found[name].findings):
-        assert one.mde is not None
-        assert one.shown(one.mde)[1:] in one.reason
+    for finding in (finding for name in NULLS for finding in found[name].findings):
+        assert finding.mde is not None
+        assert finding.shown(finding.mde)[1:] in finding.reason
 
 
 def test_nothing_is_decided_where_controls_find_nothing(cpu: Plan) -> None:
