@@ -94,5 +94,5 @@ def _rows(verdict: Verdict) -> Iterator[tuple[str, ...]]:
             finding.repeats,
             finding.mde,
             finding.margin,
-            f"· {one.name}",
+            f"· {one.heading}",
         )

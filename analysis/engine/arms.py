@@ -27,7 +27,7 @@ class Arm:
 
     name: str
     title: str  # in tables
-    label: str = ""  # in figures, short; the title where it is empty
+    label: str = ""  # in figures and comparisons, short; the title where it is empty
     style: int | None = None  # place in the figures' list of styles; a figure gives the others those that are free
     baseline: str = BASELINE
 
@@ -80,6 +80,10 @@ class ArmTable:
 
     def label(self, name: str) -> str:
         return self.arm(name).short
+
+    def prefix(self, sweep: str) -> str:
+        """Return what stands before the names of a sweep's arms, whatever the values of its axes."""
+        return next((group.prefix for group in self.groups if group.sweep == sweep and not group.where), "")
 
     def family(self, sweep: str) -> tuple[str, ...]:
         """Return the sweeps that compare with this one, itself among them."""

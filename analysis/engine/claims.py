@@ -16,6 +16,7 @@ from pathlib import Path
 
 import yaml
 
+from fewbits.analysis.engine.arms import ArmTable
 from fewbits.common.from_dict import from_dict, one_of
 
 FOLDER = Path(__file__).parents[1] / "papers" / "claims"
@@ -201,8 +202,9 @@ class StudyClaims:
 class Comparison:
     """One test of one arm: what a part expands to."""
 
-    name: str
+    name: str  # the key, with the ids of arms
     part: Part
+    title: str = ""  # the name with the labels of arms, for readers
     arm: str = ""
     baseline: str = ""
     metric: str = ""
@@ -230,17 +232,22 @@ def studies_with_claims() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in FOLDER.glob("*.yaml")))
 
 
-def comparisons(claim: Claim | ControlClaim) -> tuple[Comparison, ...]:
-    """Return every comparison of a claim, with names that differ; exact parts are named by their hook instead."""
-    found = [one for part in claim.parts for one in _expand(claim, part)]
+def comparisons(claim: Claim | ControlClaim, arms: ArmTable | None = None) -> tuple[Comparison, ...]:
+    """Return every comparison of a claim, with names that differ; exact parts are named by their hook instead.
+
+    arms: the study's, whose labels stand in the titles; without it these are the names.
+    """
+    found = [one for part in claim.parts for one in _expand(claim, part, arms or ArmTable(""))]
     _distinct(one.name for one in found)
+    _distinct(one.title for one in found)
     return tuple(found)
 
 
-def _expand(claim: Claim | ControlClaim, part: Part) -> Iterator[Comparison]:
+def _expand(claim: Claim | ControlClaim, part: Part, table: ArmTable) -> Iterator[Comparison]:
     margin = claim.margin_of(part) if isinstance(claim, Claim) else part.margin
     absence = part.absence or (claim.absence if isinstance(claim, Claim) else "")
-    whole = Comparison(part.name or part.data, part, margin=margin, absence=absence)
+    name = part.name or part.data
+    whole = Comparison(name, part, name, margin=margin, absence=absence)
     if part.out_of_reach or part.test == "exact" or part.data:
         yield whole
         return
@@ -248,15 +255,30 @@ def _expand(claim: Claim | ControlClaim, part: Part) -> Iterator[Comparison]:
     pairs = list(pairwise(part.chain)) or [(arm, baseline) for arm in part.arms]
     ((axis, values),) = part.each.items() or [("", ("",))]
     for value, (arm, baseline), metric in product(values, pairs, part.metrics):
-        told = [part.name] if part.name else []
+        names, titles = ([part.name], [part.name]) if part.name else ([], [])
         if len(pairs) > 1 or not part.name:
-            told.append(f"{arm} {RELATIONS.get(part.test, 'beside')} {baseline}" if baseline else arm)
+            names.append(_relation(part, arm, baseline))
+            shown = _relation(part, table.label(arm), table.label(baseline) if baseline else "")
+            titles.append(f"{table.prefix(part.sweep)}{shown}")
+        rest = []
         if len(part.metrics) > 1 or (not part.name and metric != LOSS):
-            told.append(TITLES.get(metric, metric.replace("_", " ")))
+            rest.append(TITLES.get(metric, metric.replace("_", " ")))
         if value:
-            told.append(f"{axis} {value}")
-        where = {**part.where, axis: value} if axis else part.where
-        yield replace(whole, name=", ".join(told), arm=arm, baseline=baseline, metric=metric, where=where, value=value)
+            rest.append(f"{axis} {value}")
+        yield replace(
+            whole,
+            name=", ".join((*names, *rest)),
+            title=", ".join((*titles, *rest)),
+            arm=arm,
+            baseline=baseline,
+            metric=metric,
+            where={**part.where, axis: value} if axis else part.where,
+            value=value,
+        )
+
+
+def _relation(part: Part, arm: str, baseline: str) -> str:
+    return f"{arm} {RELATIONS.get(part.test, 'beside')} {baseline}" if baseline else arm
 
 
 RELATIONS = {"higher": "above", "lower": "below", "no_worse": "no worse than", "equivalent": "like"}
@@ -264,6 +286,7 @@ TITLES = {
     LOSS: "validation loss",
     f"{LOSS}_unquantized": "validation loss, unquantized",
     "loss@late": "training loss",
+    "loss_max@late": "largest training loss",
     "ood_loss": "loss on other text",
 }
 

@@ -38,7 +38,7 @@ class Status(StrEnum):
 class Finding:
     """What one comparison of a claim shows. A p is None where nothing was tested."""
 
-    name: str
+    name: str  # the key, with the ids of arms
     status: Status
     reason: str
     test: str = ""
@@ -56,8 +56,14 @@ class Finding:
     least_p: float = 0.0  # the least p_for that this design can reach
     absence: str = ""  # what ABSENT means: contradicts or not-seen
     alone: bool = True  # it says something without the claim's other parts
+    title: str = ""  # the name with the labels of arms
     trials: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+
+    @property
+    def heading(self) -> str:
+        """What readers see in place of the name."""
+        return self.title or self.name
 
     @property
     def tested(self) -> bool:

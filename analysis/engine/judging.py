@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from fewbits.analysis.engine.amounts import amount
+from fewbits.analysis.engine.arms import arm_table
 from fewbits.analysis.engine.claims import Claim, ControlClaim, comparisons, load_claims
 from fewbits.analysis.engine.data import Measured, NotPlanned
 from fewbits.analysis.engine.findings import ControlResult, Finding, Verdict
@@ -58,7 +59,7 @@ def find(study: str, claim: Claim | ControlClaim, results: Results) -> tuple[Fin
 
 def _findings(study: str, claim: Claim | ControlClaim, results: Results) -> Iterable[Finding]:
     measured: Mapping[str, Measured] | None = None
-    for comparison in comparisons(claim):
+    for comparison in comparisons(claim, arm_table(study)):
         if comparison.test == "exact":
             yield from (judge_exact(name, one) for name, one in hooks_of(study).exact[claim.id]().items())
         elif comparison.part.out_of_reach:

@@ -14,6 +14,7 @@ from statistics import median
 
 import yaml
 
+from fewbits.analysis.engine.arms import arm_table
 from fewbits.analysis.engine.claims import DIRECTIONS, NULLS, Comparison, comparisons, load_claims
 from fewbits.analysis.engine.data import Differences
 from fewbits.analysis.engine.frames import Results
@@ -67,7 +68,7 @@ def preview(study: str, results: Results) -> tuple[Preview, ...]:
     spreads = {one.metric: one for one in measured_spreads() if (one.study, one.scale) == (study, results.scale_name)}
     found = []
     for claim in load_claims(study).claims:
-        for one in comparisons(claim):
+        for one in comparisons(claim, arm_table(study)):
             if (seeds := _planned_seeds(results, one)) is not None:
                 found.append(_preview(study, claim.id, one, seeds, spreads.get(one.metric)))
     return tuple(found)
@@ -149,5 +150,5 @@ def preview_lines(found: Iterable[Preview]) -> list[str]:
     undecidable = {one.claim: one for one in found if one.undecidable}
     if undecidable:
         lines.append("claims that the planned seeds cannot decide, or only in part:")
-        lines += [f"  {name:4} {one.comparison.name}: {one.reason}" for name, one in undecidable.items()]
+        lines += [f"  {name:4} {one.comparison.title}: {one.reason}" for name, one in undecidable.items()]
     return lines

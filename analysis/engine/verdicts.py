@@ -162,7 +162,8 @@ def _decide(one: Evidence, family: Family, alpha: float) -> Verdict:
     saying = [part for part in one.findings if part.alone and part.name in family.kept]
     if one.has_parts and saying:
         others = tuple(part for part in one.findings if part.name not in family.kept)
-        reason = f"{'; '.join(verdict.supported)}. Not: {_reasons(others)}"
+        held = "; ".join(part.heading for part in one.findings if part.name in family.kept)
+        reason = f"{held}. Not: {_reasons(others)}"
         return replace(verdict, outcome=Outcome.IN_PART, reason=reason)
     holding = [part for part in one.findings if part.alone and part.status is Status.SUPPORTED]
     if holding:
@@ -181,7 +182,7 @@ def _why_undecided(parts: tuple[Finding, ...]) -> str:
         return _reasons(undecided)
     supported = tuple(part for part in parts if part.status is Status.SUPPORTED)
     others = tuple(part for part in parts if part not in supported)
-    names = "; ".join(part.name for part in supported)
+    names = "; ".join(part.heading for part in supported)
     return f"supported, but without the other parts this says nothing: {names}. Not: {_reasons(others)}"
 
 
@@ -210,4 +211,4 @@ def _reasons(parts: tuple[Finding, ...]) -> str:
         return parts[0].reason
     shown = parts if len(parts) <= MOST_REASONS + 1 else parts[:MOST_REASONS]
     others = f"; and {len(parts) - len(shown)} more" if len(shown) < len(parts) else ""
-    return "; ".join(f"{part.name}: {part.reason}" for part in shown) + others
+    return "; ".join(f"{part.heading}: {part.reason}" for part in shown) + others

@@ -26,7 +26,7 @@ def compare(
     """
     part = Part("lower", arms=(arm,), baseline=baseline, sweep=sweep, where=dict(where))
     name = metric if isinstance(metric, str) else "numbers"
-    found = data_of(results, Comparison("", part, arm, baseline, name, where), lambda of, _: resolve(of, metric))
+    found = data_of(results, Comparison("", part, "", arm, baseline, name, where), lambda of, _: resolve(of, metric))
     assert isinstance(found, Differences | NoData | NotPlanned)
     return found
 

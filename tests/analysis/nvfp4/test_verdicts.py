@@ -113,9 +113,9 @@ def test_too_much_noise_is_inconclusive_and_says_what_it_would_have_detected(cpu
         assert one.outcome is INCONCLUSIVE, name
         assert all(control.passed for control in one.controls), name
         assert one.underpowered, name
-    for one in (finding for name in NULLS for finding in found[name].findings):
-        assert one.mde is not None
-        assert one.shown(one.mde)[1:] in one.reason
+    for finding in (one for name in NULLS for one in found[name].findings):
+        assert finding.mde is not None
+        assert finding.shown(finding.mde)[1:] in finding.reason
 
 
 def test_nothing_is_decided_where_controls_find_nothing(cpu: Plan) -> None:
@@ -137,6 +137,7 @@ def test_one_control_that_finds_nothing_concerns_its_claims_alone(cpu: Plan) -> 
 def test_what_a_switch_gains_by_the_format_of_its_evaluation_is_no_gain(cpu: Plan) -> None:
     found = judged(cpu, replace(PAPER, unquantized={"nvfp4-long": 0.001, "long-no-sr": 0.001}), "N4", "N22", "N23")
     assert outcomes(found) == {"N4": IN_PART, "N22": INCONCLUSIVE, "N23": INCONCLUSIVE}
+    assert "switch: no stochastic above NVFP4, validation loss" in found["N4"].reason
     assert "long-no-sr above nvfp4-long, validation loss" in found["N4"].supported
     assert "long-no-sr above nvfp4-long, validation loss, unquantized" not in found["N4"].supported
     assert "control switch-gains failed" in found["N22"].reason
