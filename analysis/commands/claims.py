@@ -104,5 +104,5 @@ def _rows(verdict: Verdict) -> Iterator[tuple[str, ...]]:
             finding.repeats,
             finding.mde,
             finding.margin,
-            f"· {one.name}",
+            f"· {one.heading}",
         )

@@ -28,7 +28,7 @@ class Arm:
 
     name: str
     title: str  # its name in tables
-    label: str = ""  # its short name in figures; if empty, the title
+    label: str = ""  # its short name in figures and comparisons; if empty, the title
     style: int | None = None  # its index in the figures' list of styles; without one, a figure assigns a free style
     baseline: str = BASELINE  # the arm that it is compared with; "" if it is not compared
 
@@ -79,6 +79,10 @@ class ArmTable:
 
     def label(self, name: str) -> str:
         return self.arm(name).short
+
+    def prefix(self, sweep: str) -> str:
+        """Return the text that precedes the labels of a sweep's arms, for all values of its axes."""
+        return next((group.prefix for group in self.groups if group.sweep == sweep and not group.where), "")
 
     def family(self, sweep: str) -> tuple[str, ...]:
         """Return the sweeps of this sweep's family, including itself."""

@@ -17,6 +17,7 @@ from pathlib import Path
 import yaml
 
 from fewbits.analysis.engine import formulas
+from fewbits.analysis.engine.arms import ArmTable
 from fewbits.analysis.engine.formulas import Place
 from fewbits.analysis.engine.paper import distinct, named
 from fewbits.common.from_dict import from_dict, one_of
@@ -217,8 +218,9 @@ class StudyClaims:
 class Comparison:
     """One test of one arm, metric and value of an axis; a part expands to comparisons."""
 
-    name: str
+    name: str  # the key, with the ids of arms
     part: Part
+    title: str = ""  # the name with the labels of arms, for readers
     arm: str = ""
     baseline: str = ""
     metric: str = ""
@@ -246,20 +248,23 @@ def studies_with_claims() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in FOLDER.glob("*.yaml")))
 
 
-def comparisons(claim: Claim | ControlClaim) -> tuple[Comparison, ...]:
+def comparisons(claim: Claim | ControlClaim, arms: ArmTable | None = None) -> tuple[Comparison, ...]:
     """Return the comparisons of a claim, which all have different names.
 
-    An exact part has one comparison here; its hook names the findings.
+    An exact part has one comparison here; its hook names the findings. arms: the study's arms, whose labels stand in
+    the titles; without them, a title is the name.
     """
-    expanded = [comparison for part in claim.parts for comparison in _expand(claim, part)]
+    expanded = [comparison for part in claim.parts for comparison in _expand(claim, part, arms or ArmTable(""))]
     distinct(claim.id, [comparison.name for comparison in expanded])
+    distinct(claim.id, [comparison.title for comparison in expanded])
     return tuple(expanded)
 
 
-def _expand(claim: Claim | ControlClaim, part: Part) -> Iterator[Comparison]:
+def _expand(claim: Claim | ControlClaim, part: Part, table: ArmTable) -> Iterator[Comparison]:
     margin = claim.margin_of(part) if isinstance(claim, Claim) else part.margin
     absence = part.absence or (claim.absence if isinstance(claim, Claim) else "")
-    whole = Comparison(part.name or part.data, part, margin=margin, absence=absence)
+    name = part.name or part.data
+    whole = Comparison(name, part, name, margin=margin, absence=absence)
     if part.out_of_reach or part.test == "exact" or part.data or part.formula:
         yield whole
         return
@@ -267,17 +272,30 @@ def _expand(claim: Claim | ControlClaim, part: Part) -> Iterator[Comparison]:
     pairs = list(pairwise(part.chain)) or [(arm, baseline) for arm in part.arms]
     ((axis, values),) = part.each.items() or [("", ("",))]
     for value, (arm, baseline), metric in product(values, pairs, part.metrics):
-        name_parts = [part.name] if part.name else []
+        names, titles = ([part.name], [part.name]) if part.name else ([], [])
         if len(pairs) > 1 or not part.name:
-            name_parts.append(f"{arm} {RELATIONS.get(part.test, 'beside')} {baseline}" if baseline else arm)
+            names.append(_relation(part, arm, baseline))
+            shown = _relation(part, table.label(arm), table.label(baseline) if baseline else "")
+            titles.append(f"{table.prefix(part.sweep)}{shown}")
+        rest = []
         if len(part.metrics) > 1 or (not part.name and metric != LOSS):
-            name_parts.append(TITLES.get(metric, metric.replace("_", " ")))
+            rest.append(TITLES.get(metric, metric.replace("_", " ")))
         if value:
-            name_parts.append(f"{axis} {value}")
-        where = {**part.where, axis: value} if axis else part.where
+            rest.append(f"{axis} {value}")
         yield replace(
-            whole, name=", ".join(name_parts), arm=arm, baseline=baseline, metric=metric, where=where, value=value
+            whole,
+            name=", ".join((*names, *rest)),
+            title=", ".join((*titles, *rest)),
+            arm=arm,
+            baseline=baseline,
+            metric=metric,
+            where={**part.where, axis: value} if axis else part.where,
+            value=value,
         )
+
+
+def _relation(part: Part, arm: str, baseline: str) -> str:
+    return f"{arm} {RELATIONS.get(part.test, 'beside')} {baseline}" if baseline else arm
 
 
 RELATIONS = {"higher": "above", "lower": "below", "no_worse": "no worse than", "equivalent": "like"}
@@ -285,5 +303,6 @@ TITLES = {
     LOSS: "validation loss",
     f"{LOSS}_unquantized": "validation loss, unquantized",
     "loss@late": "training loss",
+    "loss_max@late": "largest training loss",
     "ood_loss": "loss on other text",
 }

@@ -40,7 +40,7 @@ class Status(StrEnum):
 class Finding:
     """The result of one comparison of a claim. A p value is None if nothing was tested."""
 
-    name: str
+    name: str  # the key, with the ids of arms
     status: Status
     reason: str
     test: str = ""
@@ -58,8 +58,14 @@ class Finding:
     least_p: float = 0.0  # the least p_for that this design can reach
     absence: str = ""  # what ABSENT means for the claim: contradicts or not-seen
     alone: bool = True  # the finding counts without the claim's other parts
+    title: str = ""  # the name with the labels of arms
     trials: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+
+    @property
+    def heading(self) -> str:
+        """Return what readers see instead of the name."""
+        return self.title or self.name
 
     @property
     def tested(self) -> bool:

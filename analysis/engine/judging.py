@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from fewbits.analysis.engine.amounts import amount
+from fewbits.analysis.engine.arms import arm_table
 from fewbits.analysis.engine.claims import Claim, ControlClaim, Part, comparisons, load_claims
 from fewbits.analysis.engine.data import Exact, Measured, NotPlanned
 from fewbits.analysis.engine.findings import ControlResult, Finding, Verdict
@@ -61,7 +62,7 @@ def find(study: str, claim: Claim | ControlClaim, results: Results) -> tuple[Fin
 
 def _findings(study: str, claim: Claim | ControlClaim, results: Results) -> Iterable[Finding]:
     measured: Mapping[str, Measured] | None = None
-    for comparison in comparisons(claim):
+    for comparison in comparisons(claim, arm_table(study)):
         if comparison.test == "exact":
             result = hooks_of(study).exact[claim.id]()
             checks = {"": result} if isinstance(result, Exact) else result

@@ -14,6 +14,7 @@ from statistics import median
 
 import yaml
 
+from fewbits.analysis.engine.arms import arm_table
 from fewbits.analysis.engine.claims import DIRECTIONS, NULLS, Comparison, comparisons, load_claims
 from fewbits.analysis.engine.data import Differences
 from fewbits.analysis.engine.frames import Results
@@ -69,7 +70,7 @@ def preview(study: str, results: Results) -> tuple[Preview, ...]:
     spreads = {spread.metric: spread for spread in measured_spreads() if (spread.study, spread.scale) == at_scale}
     previews = []
     for claim in load_claims(study).claims:
-        for comparison in comparisons(claim):
+        for comparison in comparisons(claim, arm_table(study)):
             if (seeds := _planned_seeds(results, comparison)) is not None:
                 spread = spreads.get(comparison.metric)
                 previews.append(_preview(study, claim.id, comparison, seeds, spread))
@@ -185,5 +186,5 @@ def preview_lines(previews: Iterable[Preview]) -> list[str]:
     undecidable = {one.claim: one for one in previews if one.undecidable}
     if undecidable:
         lines.append("claims that the planned seeds cannot decide, or only in part:")
-        lines += [f"  {name:4} {one.comparison.name}: {one.reason}" for name, one in undecidable.items()]
+        lines += [f"  {name:4} {one.comparison.title}: {one.reason}" for name, one in undecidable.items()]
     return lines

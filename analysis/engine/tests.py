@@ -40,6 +40,7 @@ def judge(comparison: Comparison, data: Measured) -> Finding:
         margin=comparison.margin.value if comparison.margin else None,
         absence=comparison.absence,
         alone=comparison.part.alone,
+        title=comparison.title,
     )
     if comparison.part.out_of_reach:
         return replace(empty, status=Status.OUT_OF_REACH, reason=comparison.part.out_of_reach, margin=None)

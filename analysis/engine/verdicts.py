@@ -166,7 +166,8 @@ def _decide(evidence: Evidence, family: Family, alpha: float) -> Verdict:
     telling = [part for part in evidence.findings if part.alone and part.name in family.kept]
     if evidence.has_parts and telling:
         others = tuple(part for part in evidence.findings if part.name not in family.kept)
-        reason = f"supported: {'; '.join(verdict.supported)}. Not supported: {_reasons(others)}"
+        held = "; ".join(part.heading for part in evidence.findings if part.name in family.kept)
+        reason = f"supported: {held}. Not supported: {_reasons(others)}"
         return replace(verdict, outcome=Outcome.IN_PART, reason=reason)
     holding = [part for part in evidence.findings if part.alone and part.status is Status.SUPPORTED]
     if holding:
@@ -185,7 +186,7 @@ def _why_undecided(parts: tuple[Finding, ...]) -> str:
         return _reasons(undecided)
     supported = tuple(part for part in parts if part.status is Status.SUPPORTED)
     others = tuple(part for part in parts if part not in supported)
-    names = "; ".join(part.name for part in supported)
+    names = "; ".join(part.heading for part in supported)
     return f"supported, but without the other parts this says nothing: {names}. Not supported: {_reasons(others)}"
 
 
@@ -214,4 +215,4 @@ def _reasons(parts: tuple[Finding, ...]) -> str:
         return parts[0].reason
     shown = parts if len(parts) <= MOST_REASONS + 1 else parts[:MOST_REASONS]
     others = f"; and {len(parts) - len(shown)} more" if len(shown) < len(parts) else ""
-    return "; ".join(f"{part.name}: {part.reason}" for part in shown) + others
+    return "; ".join(f"{part.heading}: {part.reason}" for part in shown) + others

@@ -82,7 +82,7 @@ class ClaimsItem(Html):
             {
                 "claim": verdict.claim.id,
                 "verdict": str(verdict.outcome),
-                "comparison": one.name,
+                "comparison": one.heading,
                 "shows": str(one.status),
                 "effect": one.effect,
                 "low": one.interval.low if one.interval else None,

@@ -26,7 +26,9 @@ def compare(
     """
     part = Part("lower", arms=(arm,), baseline=baseline, sweep=sweep, where=dict(where))
     name = metric if isinstance(metric, str) else "numbers"
-    data = data_of(results, Comparison("", part, arm, baseline, name, where), lambda scope, _: resolve(scope, metric))
+    data = data_of(
+        results, Comparison("", part, "", arm, baseline, name, where), lambda scope, _: resolve(scope, metric)
+    )
     assert isinstance(data, Differences | NoData | NotPlanned)
     return data
 

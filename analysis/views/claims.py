@@ -163,7 +163,7 @@ def view(finding: Finding) -> FindingView:
     half = (interval.high - interval.low) / 2 if interval else None
     p_own = f"; with the pair's own spread {p_value(finding.p_own)}" if finding.p_own is not None else ""
     return FindingView(
-        finding.name,
+        finding.heading,
         badge(finding.status),
         effect(finding.effect, half, finding.relative, sign=sign) if finding.effect is not None else "",
         bounds(interval.low, interval.high, finding.relative, sign=sign) if interval else "",

@@ -84,13 +84,13 @@ def _underpowered(verdict: Verdict) -> Iterator[str]:
             assert part.mde is not None
             assert part.margin is not None
             detected, margin = size(part.mde, part.relative), size(part.margin, part.relative)
-            yield f"{part.name}: {part.n} seeds detect an effect of {detected}, but the margin is {margin}."
+            yield f"{part.heading}: {part.n} seeds detect an effect of {detected}, but the margin is {margin}."
 
 
 def _out_of_reach(verdict: Verdict) -> Iterator[str]:
     for part in verdict.findings:
         if part.status is Status.OUT_OF_REACH:
-            name = f"{part.name}: " if len(verdict.findings) > 1 else ""
+            name = f"{part.heading}: " if len(verdict.findings) > 1 else ""
             yield f"{verdict.claim.statement} {sentence(name + part.reason)}"
 
 
@@ -111,4 +111,4 @@ def _compared(verdict: Verdict) -> Iterator[Finding]:
 
 def _measured(part: Finding) -> str:
     shown = view(part)
-    return " ".join(filter(None, (f"{part.name}:", shown.effect, shown.bounds)))
+    return " ".join(filter(None, (f"{part.heading}:", shown.effect, shown.bounds)))

@@ -1,5 +1,6 @@
 """Verdicts of GaussWS on trials whose truth is known: true, false, absent at this scale, too noisy, without control."""
 
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
@@ -23,7 +24,8 @@ UNREACHED = ("G7", "G10", "G11", "G14")
 TIMED = ("G16", "G18")
 TRAINED = tuple(c.id for c in CLAIMS if c.id not in (*EXACT, *TIMED))
 TABLE_1 = ("llama2-134m", "llama2-1b")
-SWEEPS = ("gpt2", "gpt2-mini", "llama2", "llama2-mini")
+MINI = "llama2-mini"
+SWEEPS = ("gpt2", "gpt2-mini", "llama2", MINI)
 SEEN = {"gpt2/diffq": 0.01}  # what a control has to see
 
 
@@ -177,6 +179,19 @@ def test_a_missing_trial_is_named_and_the_other_seeds_count(compared: Plan) -> N
     assert "adam-mini-gaussws, seed 1" in found["G20"].findings[0].notes[0]
     assert len(found["G12"].findings[0].notes) == 2
     assert found["G12"].outcome is INCONCLUSIVE
+
+
+def test_a_seed_that_unlike_machines_computed_is_named_and_the_others_count(compared: Plan) -> None:
+    results(compared, PAPER)
+    (member,) = (m for m in compared.members if (m.cell.arm, m.cell.seed, m.cell.sweep) == ("adam-mini", 1, MINI))
+    provenance = compared.trials[member.id].folder.path / "provenance.json"
+    provenance.write_text(json.dumps({"segments": [{"step": 0, "environment": {"kind": "intel-amx2"}}]}))
+    try:
+        (one,) = verdicts(Results(compared), ["G20"])["G20"].findings
+    finally:
+        provenance.unlink()
+    assert one.n == 2
+    assert "adam-mini on intel-amx2: not compared" in one.notes[0]
 
 
 def test_one_seed_decides_nothing(compared: Plan) -> None:
