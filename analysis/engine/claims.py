@@ -251,8 +251,8 @@ def studies_with_claims() -> tuple[str, ...]:
 def comparisons(claim: Claim | ControlClaim, arms: ArmTable | None = None) -> tuple[Comparison, ...]:
     """Return the comparisons of a claim, which all have different names.
 
-    An exact part has one comparison here; its hook names the findings. arms: the study's arms, whose labels stand in
-    the titles; without them, a title is the name.
+    A part that arithmetic decides (`test: exact`) gives a single comparison; the Python function that checks it names
+    its findings later. arms: the study's arms, whose labels stand in the titles; without them, a title is the name.
     """
     expanded = [comparison for part in claim.parts for comparison in _expand(claim, part, arms or ArmTable(""))]
     distinct(claim.id, [comparison.name for comparison in expanded])

@@ -78,7 +78,7 @@ class Results:
         return self.remembered(f"sweep {name}", lambda: self._part(replace(self.plan, sweeps=sweeps, members=members)))
 
     def of_places(self, members: tuple[Member, ...]) -> Results:
-        """Return the results of these places only; the list may be empty."""
+        """Return the results of these places only; without any place, results without rows."""
         return self._part(replace(self.plan, members=members))
 
     def _part(self, plan: Plan) -> Results:

@@ -157,7 +157,9 @@ def arm_rows(results: Results, arm: str, where: Where | None = None, *, shared: 
         return list(rows.values())
     chosen_axes = " ".join(f"{axis}={value}" for axis, value in (where or {}).items()) or "no axis values"
     left = "; ".join(" ".join(f"{axis}={value}" for axis, value in combination) for combination in combinations)
-    raise ValueError(f"arm {arm} with {chosen_axes}: expected one combination of its axes, not {left or 'none'}")
+    raise ValueError(
+        f"arm {arm} with {chosen_axes}: choose axis values that leave one combination; these leave {left or 'none'}"
+    )
 
 
 def number(results: Results, row: Row, metric: Metric) -> float | str:

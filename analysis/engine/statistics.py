@@ -112,7 +112,7 @@ def median_interval(values: ArrayLike, level: float = LEVEL) -> Interval | None:
 
 @dataclass(frozen=True)
 class Pooled:
-    """A pool of arms: the spread over seeds of the difference between any two of them."""
+    """The pooled spread, over seeds, of the difference between any two arms of a group."""
 
     spread: Spread
     arms: frozenset[str]

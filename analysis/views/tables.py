@@ -29,7 +29,7 @@ PRINTED = 4  # papers print at most this many decimals, so numbers computed from
 
 @dataclass(frozen=True)
 class CellView:
-    """A cell of a line."""
+    """One cell of a displayed table."""
 
     text: str
     small: str = ""  # the half width of the interval, or a remark

@@ -229,7 +229,7 @@ def _statement(file: str, line: int, last: int, node: ast.AST) -> Statement:
 
 
 def _cpp(file: str, text: str) -> Iterator[Statement]:
-    """Yield a statement for each line but includes and lines of brackets; some of them have no compiled code."""
+    """Yield a statement for each line, except #include and bracket lines. Some statements have no compiled code."""
     lines: dict[int, list[str]] = {}
     for line, token in tokens(text):
         if token != "end of directive":

@@ -85,7 +85,7 @@ def _gpu_cells(m: Measured) -> dict[str, str]:
 
 
 def _peer_lines(bench: Bench) -> list[str]:
-    """Return a line for each peer: its version, its temporary memory, and the number of cases timed on fewer rows."""
+    """Return a line for each other library: version, temporary memory, number of cases with fewer rows than ours."""
     lines = []
     for name, version in bench.peers.items():
         compared = [m.peers[name] for m in bench.measured if name in m.peers]
