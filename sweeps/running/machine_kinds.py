@@ -59,7 +59,7 @@ def kind(folder: RunFolder) -> str | None:
 
 
 def describe(one: Computed, beside: Collection[Computed] = ()) -> str:
-    """Return, as text, the kinds of machine that computed run `one`, and its other differences from the runs `beside`."""
+    """Return the kinds of machine that computed run `one` as text, with its differences from the runs `beside`."""
     if not one:
         return UNKNOWN
     parts = [part for run in (one, *beside) for part in run]
