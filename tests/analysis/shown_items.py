@@ -32,7 +32,7 @@ def text(of: TableCell) -> str:
 
 
 def reaches_over(figure: Figure) -> bool:
-    """Whether anything drawn lies outside the figure, by half a point or more."""
+    """Tell whether anything drawn lies outside the figure by half a point or more."""
     box = figure.get_tightbbox(FigureCanvasAgg(figure).get_renderer())
     beyond = (-box.x0, -box.y0, box.x1 - figure.get_figwidth(), box.y1 - figure.get_figheight())
     return max(beyond) > 0.5 / 72

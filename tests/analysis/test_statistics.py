@@ -137,7 +137,7 @@ def test_equivalence_at_a_level_is_an_interval_within_the_margin() -> None:
 
 @pytest.mark.parametrize("n", [2, 3, 6])
 def test_equivalence_is_wrongly_found_no_oftener_than_its_level(n: int) -> None:
-    """At the margin itself, where that is likeliest, and with little noise: the level itself."""
+    """An effect as large as the margin is mistaken most often; with little noise, at the rate of the level itself."""
     generator = np.random.default_rng(n)
     p = [equivalence(row, 1.0) for row in generator.normal(1.0, 0.05, (2000, n))]
     rate = float(np.mean([value is not None and value < 0.05 for value in p]))
@@ -288,7 +288,7 @@ def kinds_of(arms: Mapping[str, object]) -> dict[str, str]:
 
 
 def quiet_and_loud(quiet: int, loud: int) -> dict[str, list[float]]:
-    """On the same seeds; the loud ones part ten times as far."""
+    """Return values of quiet and loud arms on the same seeds; loud arms spread ten times as far."""
     generator = np.random.default_rng(6)
     levels = generator.normal(0, 50, 4)
     sizes = {"quiet": (quiet, 1.0), "loud": (loud, 10.0)}

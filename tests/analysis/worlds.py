@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 import shutil
 import zlib
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,12 @@ from typing import Any
 import numpy as np
 from pandas import DataFrame
 
+from fewbits.analysis.engine.claims import load_claims
+from fewbits.analysis.engine.findings import Verdict
 from fewbits.analysis.engine.frames import Results
+from fewbits.analysis.engine.hooks import load_hooks
+from fewbits.analysis.engine.judging import evidence_of
+from fewbits.analysis.engine.verdicts import conclude
 from fewbits.sweeps.planning.plan import Member, Plan, plan
 from fewbits.sweeps.planning.sweep import load_sweeps
 
@@ -30,7 +35,7 @@ QUIET = ("bf16", "watched")  # what others are compared with
 
 @dataclass
 class World:
-    """What is true. An arm is named alone, with one of its axes' values (arm@value), or with its sweep (sweep/arm)."""
+    """The truth about a plan. An arm's key is its name, its name with a value of an axis (arm@value), or sweep/arm."""
 
     effect: Mapping[str, float] = field(default_factory=dict)  # of an arm, on every loss; relative
     elsewhere: Mapping[str, float] = field(default_factory=dict)  # on the out-of-domain loss, in its place
@@ -43,7 +48,7 @@ class World:
     missing: frozenset[tuple[str, int]] = frozenset()  # arms and seeds
 
     def numerics(self, of: Plan, member: Member) -> list[dict[str, Any]]:
-        """What the observer saw of this trial, a row for each window, layer and slot."""
+        """Return the observer's rows for this trial: one for each window, layer and slot."""
         return []
 
     def further(self, of: Plan, member: Member, unquantized: float) -> dict[str, float]:
@@ -78,7 +83,7 @@ _LAST: list[tuple[Plan, World, Results]] = []
 
 
 def _names(member: Member) -> list[str]:
-    """From the most exact on."""
+    """Return the keys of an arm, the most specific first."""
     arm = member.cell.arm
     return [f"{member.cell.sweep}/{arm}", *(f"{arm}@{value}" for _, value in member.cell.axes), str(arm)]
 
@@ -156,3 +161,11 @@ def wave(name: str, seed: int) -> float:
 def size(name: str) -> float:
     """Return how large an arm's noise is beside the others': 1 to 1.1, and of no two the same."""
     return 1 + zlib.crc32(name.encode()) % 1000 / 10_000
+
+
+def verdicts(study: str, found: Results, names: Iterable[str], *, covered: bool = False) -> dict[str, Verdict]:
+    """Return verdicts of some claims of a study. covered: as if the runs had the paper's size."""
+    load_hooks(study)
+    claims = load_claims(study)
+    evidence = {name: evidence_of(study, claims.claim(name), found) for name in names}
+    return conclude({name: replace(one, covered=True) for name, one in evidence.items()} if covered else evidence)

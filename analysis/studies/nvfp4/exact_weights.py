@@ -1,4 +1,4 @@
-"""Check which weights the GEMMs of training steps read (N19), and how many layers stay in BF16 (N26).
+"""Check which weights the GEMMs of training steps read (N19).
 
 A model is trained for some steps, while a dispatch mode records the second operand of every GEMM inside a quantized
 layer: in the forward pass wᵀ of y = x·wᵀ, in the backward pass w of dx = dy·w. So these are the very tensors that the
@@ -8,7 +8,7 @@ products were computed from, after all caches, casts and views; nothing is compu
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -18,15 +18,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fewbits.analysis.engine.data import Exact
 from fewbits.analysis.engine.hooks import exact
-from fewbits.analysis.engine.paper import paper
 from fewbits.experiments.config import load_recipe
 from fewbits.kernels.api import fake_quantize
 from fewbits.kernels.quantizer import Quantizer
 from fewbits.models.networks.presets import MODELS
-from fewbits.models.networks.registry import build, on_meta
-from fewbits.models.quantize import keep, linear_layers, quantize
+from fewbits.models.networks.registry import build
+from fewbits.models.quantize import quantize
 from fewbits.models.quantized_linear import QuantizedLinear
-from fewbits.models.recipe import Keep, Recipe
+from fewbits.models.recipe import Recipe
 
 BATCH, LENGTH = 2, 48  # no weight has a side of 2 · 48, so shapes distinguish weights from activations
 STEPS, MICRO_BATCHES = 2, 2
@@ -147,42 +146,3 @@ def n19() -> Exact:
         what,
         (note, "these are the operands of the GEMMs in training, not results of a kernel called for the check"),
     )
-
-
-# -------------------------------------------------------------------------------- N26
-
-
-@dataclass(frozen=True)
-class Kept:
-    """The number of linear layers that stay in BF16, and of all linear layers."""
-
-    kept: int
-    layers: int
-
-    @property
-    def share(self) -> float:
-        return self.kept / self.layers
-
-
-@cache
-def kept(model: str, first: int, last: int) -> Kept:
-    """Count the linear layers of a model that the recipe keeps in BF16. first, last: the numbers of kept blocks."""
-    found = list(linear_layers(on_meta(MODELS[model])))
-    recipe = replace(load_recipe("nvfp4"), keep=Keep(first=first, last=last))
-    return Kept(len(keep(recipe, found, 1 + max(layer.block for layer in found))), len(found))
-
-
-@exact("nvfp4", "N26")
-def n26() -> Exact:
-    """Check the paper's shares of kept layers, which it gives in whole percent.
-
-    The 12B model keeps its first two and last eight blocks, the 8B model its last eight.
-    """
-    found = {"12B": kept("hybrid-12b", 2, 8), "8B": kept("hybrid-8b", 0, 8)}
-    stated = {name: paper("nvfp4").numbers[f"kept-{name.lower()}"].value for name in found}
-    holds = all(abs(one.share - stated[name]) < 0.005 for name, one in found.items())
-    words = (
-        f"{name} {one.kept} of {one.layers}, {one.share:.1%} (the paper: {stated[name]:.0%})"
-        for name, one in found.items()
-    )
-    return Exact(holds, "; ".join(words))

@@ -65,7 +65,7 @@ def test_what_widths_depend_on_is_told_where_it_is_run(made: Results, varied_wid
 
 
 def test_without_results_there_is_a_word_in_place_of_each(made: Results) -> None:
-    """Of a plan whose trials have not run: nothing is drawn, and no number is made up."""
+    """If no trial has run, nothing is drawn and no number is made up."""
     empty = results(made.plan, World(missing=frozenset((str(m.cell.arm), m.cell.seed) for m in made.members)))
     for name in FIGURES.keys() - OF_KERNELS - {"Figure 6"}:
         assert isinstance(FIGURES[name](empty), NoData | NotPlanned), name

@@ -11,9 +11,8 @@ from fewbits.analysis.engine.data import Exact
 from fewbits.analysis.engine.findings import Outcome, Status, Verdict
 from fewbits.analysis.engine.frames import Results
 from fewbits.analysis.engine.hooks import hooks_of, load_hooks
-from fewbits.analysis.engine.judging import evidence_of
-from fewbits.analysis.engine.verdicts import conclude
 from fewbits.sweeps.planning.plan import Plan
+from tests.analysis import worlds
 from tests.analysis.gaussws.worlds import PAPER, World, benches, forget_benches, results
 
 REPRODUCED, IN_PART, CONTRADICTED = Outcome.REPRODUCED, Outcome.IN_PART, Outcome.CONTRADICTED
@@ -35,10 +34,7 @@ def judged(plan: Plan, world: World, *names: str, covered: bool = False) -> dict
 
 
 def verdicts(found: Results, names: Iterable[str], *, covered: bool = False) -> dict[str, Verdict]:
-    load_hooks("gaussws")
-    claims = load_claims("gaussws")
-    evidence = {name: evidence_of("gaussws", claims.claim(name), found) for name in names}
-    return conclude({name: replace(one, covered=True) for name, one in evidence.items()} if covered else evidence)
+    return worlds.verdicts("gaussws", found, names, covered=covered)
 
 
 def joined(one: Plan, other: Plan) -> Plan:
@@ -240,7 +236,7 @@ def test_a_busy_machine_decides_nothing(timed: Plan) -> None:
 def test_exact_claims_are_decided_without_any_trial(
     compared: Plan, holds: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What arithmetic shows of each is tested in test_theory.py; here it is given."""
+    """The results of the arithmetic are given here; test_theory.py tests how they are computed."""
     load_hooks("gaussws")
     assert set(hooks_of("gaussws").exact) == set(EXACT)
     for name in EXACT:

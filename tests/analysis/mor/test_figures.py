@@ -47,7 +47,7 @@ def study(folder: Path, cache: Path, *words: str) -> Plan:
 
 @pytest.fixture(scope="module")
 def every(tmp_path_factory: pytest.TempPathFactory) -> Plan:
-    """All sweeps and both configurations, two seeds, with results."""
+    """Return all sweeps and both configurations with two seeds and made-up results."""
     folder, cache = tmp_path_factory.mktemp("made"), shared_cache(tmp_path_factory)
     whole = study(folder, cache, "scale=cpu-full", "seeds=[0,1]")
     fill(whole)
@@ -61,14 +61,14 @@ def made(every: Plan) -> Results:
 
 @pytest.fixture(scope="module")
 def smoke(tmp_path_factory: pytest.TempPathFactory) -> Plan:
-    """One seed and one configuration, without results."""
+    """Return a plan of one seed and one configuration, without results."""
     folder, cache = tmp_path_factory.mktemp("smoke"), shared_cache(tmp_path_factory)
     return study(folder / "runs", cache, "scale=smoke")
 
 
 @pytest.fixture
 def empty(smoke: Plan) -> Plan:
-    """Its folders as they were before anything was run."""
+    """Return the smoke plan after removal of all results."""
     for planned in smoke.trials.values():
         shutil.rmtree(planned.folder.path, ignore_errors=True)
     return smoke

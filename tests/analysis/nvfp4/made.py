@@ -26,8 +26,11 @@ def fill(
     without: Collection[tuple[str, str]] = (),
     diverged: Collection[tuple[str, str]] = (),
 ) -> None:
-    """Results of every trial. effects: of (sweep, arm), on losses, relative; without, diverged: what has no result, and
-    what ends half-way."""
+    """Store a result for every trial of the plan.
+
+    effects: relative changes of the losses, by (sweep, arm). without: (sweep, arm) that have no result. diverged: those
+    that end half-way.
+    """
     places: dict[str, set[tuple[str, str]]] = {}
     for member in plan.members:
         places.setdefault(member.id, set()).add((member.cell.sweep, str(member.cell.arm)))

@@ -1,4 +1,4 @@
-"""What is true by construction is asked of kernels and of a training step, and found wrong where it is made wrong."""
+"""Test the claims that hold by construction, on kernels and on training steps; broken kernels and steps must fail."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -8,6 +8,7 @@ import pytest
 from torch import Tensor
 
 from fewbits.analysis.studies.nvfp4 import exact as arithmetic
+from fewbits.analysis.studies.nvfp4 import exact_layers
 from fewbits.analysis.studies.nvfp4 import exact_weights as weights_read
 from fewbits.kernels.api import fake_quantize
 from fewbits.models.operand_pair import OperandPair
@@ -25,7 +26,7 @@ COMPUTED = (
 
 @pytest.fixture(autouse=True)
 def _afresh(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Nothing that broken kernels left, and nothing from before they were broken."""
+    """Clear cached results before and after a test that breaks kernels."""
     broken = "monkeypatch" in request.fixturenames
     for one in COMPUTED * broken:
         one.cache_clear()
@@ -35,7 +36,7 @@ def _afresh(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def test_the_numbers_are_those_that_are_known() -> None:
-    """Computed once by other code, from other values (facts 1.2.1 and 1.6)."""
+    """The expected numbers were computed once by other code from other values."""
     assert arithmetic.rounding_errors(arithmetic.NVFP4) == pytest.approx((0.00905, 0.01886), rel=0.01)
     assert arithmetic.rounding_errors(arithmetic.MXFP4) == pytest.approx((0.01332, 0.02710), rel=0.01)
     assert arithmetic.maxima(arithmetic.NVFP4).mean == pytest.approx(0.0226, rel=0.05)
@@ -47,19 +48,19 @@ def test_the_numbers_are_those_that_are_known() -> None:
 
 
 def test_what_the_paper_says_by_construction_holds() -> None:
-    for claim in (arithmetic.n12, arithmetic.n24, arithmetic.n25, weights_read.n26, arithmetic.s1, arithmetic.s2):
+    for claim in (arithmetic.n12, arithmetic.n24, arithmetic.n25, exact_layers.n26, arithmetic.s1, arithmetic.s2):
         found = claim()
         assert found.holds, found
 
 
 def test_layers_that_stay_in_bf16_are_counted_in_the_models_themselves() -> None:
-    assert (weights_read.kept("hybrid-12b", 2, 8).kept, weights_read.kept("hybrid-12b", 2, 8).layers) == (20, 124)
-    assert (weights_read.kept("hybrid-8b", 0, 8).kept, weights_read.kept("hybrid-8b", 0, 8).layers) == (16, 104)
+    assert (exact_layers.kept("hybrid-12b", 2, 8).kept, exact_layers.kept("hybrid-12b", 2, 8).layers) == (20, 124)
+    assert (exact_layers.kept("hybrid-8b", 0, 8).kept, exact_layers.kept("hybrid-8b", 0, 8).layers) == (16, 104)
 
 
 def test_another_share_of_layers_in_bf16_contradicts_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weights_read, "kept", lambda model, first, last: weights_read.Kept(18, 104))
-    assert not weights_read.n26().holds
+    monkeypatch.setattr(exact_layers, "kept", lambda model, first, last: exact_layers.Kept(18, 104))
+    assert not exact_layers.n26().holds
 
 
 def test_kernels_that_are_wrong_contradict_it(monkeypatch: pytest.MonkeyPatch) -> None:

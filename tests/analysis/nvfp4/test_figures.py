@@ -52,7 +52,7 @@ EFFECTS = {
 
 @pytest.fixture(scope="module")
 def planned(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Plan]:
-    """By words; each with a store of its own, empty."""
+    """Return a function that plans NVFP4 with these overrides in a new empty store."""
     cache = shared_cache(tmp_path_factory)
 
     def of(*words: str) -> Plan:
@@ -76,7 +76,7 @@ def planned(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Plan]:
 
 @pytest.fixture(scope="module")
 def made(planned: Callable[..., Plan]) -> Results:
-    """Every sweep of two seeds, with results."""
+    """Return every sweep with two seeds and made-up results."""
     of = planned("seeds=[0,1]")
     fill(of, EFFECTS)
     return Results(of)
@@ -89,7 +89,7 @@ def one_seed(planned: Callable[..., Plan]) -> Plan:
 
 @pytest.fixture
 def empty(one_seed: Plan) -> Plan:
-    """One seed, its folders as they were before anything was run."""
+    """Return a plan of one seed without any results."""
     for trial in one_seed.trials.values():
         shutil.rmtree(trial.folder.path, ignore_errors=True)
     return one_seed
@@ -97,13 +97,13 @@ def empty(one_seed: Plan) -> Plan:
 
 @pytest.fixture(scope="module")
 def pictures(made: Results) -> Callable[[str], FigureResult]:
-    """Of them, each made once."""
+    """Return a function that makes the figure of this name from these results, once."""
     return cache(lambda name: pictured(name, made))
 
 
 @pytest.fixture(scope="module")
 def light(pictures: Callable[[str], FigureResult]) -> Draw:
-    """Drawn once."""
+    """Return a function that draws the figure of this name in the light theme, once."""
     return cache(lambda name: themed(pictures(name), "light"))
 
 

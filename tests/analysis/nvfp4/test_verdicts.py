@@ -10,9 +10,8 @@ from fewbits.analysis.engine.data import Exact
 from fewbits.analysis.engine.findings import Finding, Outcome, Status, Verdict
 from fewbits.analysis.engine.frames import Results
 from fewbits.analysis.engine.hooks import hooks_of, load_hooks
-from fewbits.analysis.engine.judging import evidence_of
-from fewbits.analysis.engine.verdicts import conclude
 from fewbits.sweeps.planning.plan import Plan
+from tests.analysis import worlds
 from tests.analysis.nvfp4.worlds import BAD, PAPER, World, results
 
 REPRODUCED, IN_PART, CONTRADICTED = Outcome.REPRODUCED, Outcome.IN_PART, Outcome.CONTRADICTED
@@ -32,10 +31,7 @@ def judged(plan: Plan, world: World, *names: str, covered: bool = False) -> dict
 
 
 def verdicts(found: Results, names: Iterable[str], *, covered: bool = False) -> dict[str, Verdict]:
-    load_hooks("nvfp4")
-    claims = load_claims("nvfp4")
-    evidence = {name: evidence_of("nvfp4", claims.claim(name), found) for name in names}
-    return conclude({name: replace(one, covered=True) for name, one in evidence.items()} if covered else evidence)
+    return worlds.verdicts("nvfp4", found, names, covered=covered)
 
 
 def outcomes(found: Mapping[str, Verdict]) -> dict[str, Outcome]:
@@ -165,7 +161,7 @@ def test_one_seed_decides_nothing(cpu: Plan) -> None:
 
 @pytest.mark.parametrize("holds", [True, False])
 def test_exact_claims_are_decided_without_any_trial(cpu: Plan, holds: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What arithmetic shows of each is tested in test_arithmetic.py; here it is given."""
+    """The results of the arithmetic are given here; test_arithmetic.py tests how they are computed."""
     load_hooks("nvfp4")
     assert set(hooks_of("nvfp4").exact) == set(EXACT)
     for name in EXACT:

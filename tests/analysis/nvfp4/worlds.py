@@ -21,7 +21,7 @@ class World(worlds.World):
     wobble: float = 1e-5  # of these, between seeds
 
     def numerics(self, of: Plan, member: Member) -> list[dict[str, Any]]:
-        """Of plain NVFP4 on 20 blocks, in two windows; in the first one nothing is as it is in the end."""
+        """Return errors for plain NVFP4 on 20 blocks, in two windows; the first window's differ."""
         if self.gradients is None or (member.cell.sweep, member.cell.arm) != ("layers", "nvfp4-base"):
             return []
         steps = of.trials[member.id].trial.training.steps

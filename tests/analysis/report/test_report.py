@@ -73,7 +73,7 @@ def test_the_page_needs_nothing_beside_it(original: Made) -> None:
 
 
 def test_markup_in_names_notes_and_failures_is_text(made: Made, tmp_path: Path) -> None:
-    """Of an arm, a sweep's about, a bundle of words, and the reason and log of a trial that failed."""
+    """The markup is in an arm's and a sweep's `about`, in overrides, and in the reason and log of a failed trial."""
     attack = "</td></details></style>\"'><script>alert('{}')</script><img src=x onerror=alert(1)>"
     data = yaml.safe_load(made.file.read_text())
     data |= {"about": attack.format("about"), "zipped": [{"extra": {attack.format("axis"): ["training.steps=4"]}}]}

@@ -1,0 +1,51 @@
+"""Count the linear layers that stay in BF16 in the paper's models (N26)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cache
+
+from fewbits.analysis.engine.data import Exact
+from fewbits.analysis.engine.hooks import exact
+from fewbits.analysis.engine.paper import paper
+from fewbits.experiments.config import load_recipe
+from fewbits.models.networks.presets import MODELS
+from fewbits.models.networks.registry import on_meta
+from fewbits.models.quantize import keep, linear_layers
+from fewbits.models.recipe import Keep
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The number of linear layers that stay in BF16, and of all linear layers."""
+
+    kept: int
+    layers: int
+
+    @property
+    def share(self) -> float:
+        return self.kept / self.layers
+
+
+@cache
+def kept(model: str, first: int, last: int) -> Kept:
+    """Count the linear layers of a model that the recipe keeps in BF16. first, last: the numbers of kept blocks."""
+    found = list(linear_layers(on_meta(MODELS[model])))
+    recipe = replace(load_recipe("nvfp4"), keep=Keep(first=first, last=last))
+    return Kept(len(keep(recipe, found, 1 + max(layer.block for layer in found))), len(found))
+
+
+@exact("nvfp4", "N26")
+def n26() -> Exact:
+    """Check the paper's shares of kept layers, which it gives in whole percent.
+
+    The 12B model keeps its first two and last eight blocks, the 8B model its last eight.
+    """
+    found = {"12B": kept("hybrid-12b", 2, 8), "8B": kept("hybrid-8b", 0, 8)}
+    stated = {name: paper("nvfp4").numbers[f"kept-{name.lower()}"].value for name in found}
+    holds = all(abs(one.share - stated[name]) < 0.005 for name, one in found.items())
+    words = (
+        f"{name} {one.kept} of {one.layers}, {one.share:.1%} (the paper: {stated[name]:.0%})"
+        for name, one in found.items()
+    )
+    return Exact(holds, "; ".join(words))
