@@ -64,8 +64,11 @@ TARGETS = {
         ("-c", CHECKS_THE_SYNTAX),
     ),
     "verdicts": Target(
-        ("analysis/verdicts.py", "analysis/statistics.py", "analysis/effects.py"),
-        ("tests/analysis/test_verdicts.py", "tests/analysis/test_statistics.py"),
+        tuple(
+            f"analysis/engine/{name}.py"
+            for name in ("judging", "multiplicity", "pairing", "pooling", "power", "statistics", "tests", "verdicts")
+        ),
+        ("tests/analysis/test_statistics.py", "tests/analysis/engine"),
     ),
 }
 

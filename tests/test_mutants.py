@@ -3,6 +3,7 @@
 import pytest
 
 from tests.mutants import mutants
+from tests.mutate import ROOT, TARGETS
 
 
 def changes(file: str, text: str) -> list[tuple[str, str]]:
@@ -53,3 +54,9 @@ def test_a_mutant_differs_at_its_line_alone() -> None:
     first, *_, last = mutants("a.py", text)
     assert (first.line, first.of(text)) == (1, "a = 2\nb = a + 2\n")
     assert (last.line, last.of(text)) == (2, "a = 1\nb = a + 1\n")
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_a_target_names_sources_and_tests_that_exist(name: str) -> None:
+    for path in (*TARGETS[name].files, *TARGETS[name].tests):
+        assert list(ROOT.glob(path)), path
