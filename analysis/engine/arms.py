@@ -58,6 +58,7 @@ class ArmTable:
     arms: tuple[Arm, ...] = ()
     groups: tuple[Group, ...] = ()
     families: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    lists: dict[str, tuple[str, ...]] = field(default_factory=dict)  # arms that a table or figure of the study lists
     trunks: dict[str, str] = field(default_factory=dict)  # labels of the arms that other arms branch from
     places: dict[str, dict[str, str]] = field(default_factory=dict)  # combinations of axis values, by a short name
     # For each of the paper's tables, the pattern of its columns' ids, with `{arm}` and `{place}` (a name in `places`).
@@ -67,6 +68,9 @@ class ArmTable:
     def __post_init__(self) -> None:
         names = [arm.name for arm in self.arms]
         distinct(f"{self.study}, arms", names)
+        for name, listed in self.lists.items():
+            for arm_name in listed:
+                one_of(f"{self.study}, lists, {name}", arm_name, names)
         for arm in self.arms:
             if arm.baseline not in (BASELINE, ""):
                 one_of(f"{self.study}, arm {arm.name}: baseline", arm.baseline, names)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,7 @@ from fewbits.analysis.figures.theme import SMALL, Array, Style, ink, shades, the
 ROW = 0.155  # the height of a histogram's row in inches
 NUMBERED_ROW = 0.2  # the height of a row of numbers
 MARGIN = 0.02  # the gap at each side of a cell, as a fraction of its width
+WRAPPED = 8  # characters of a line of a column label above the map
 APART = 0.6  # the gap before the last, open bin of a histogram, in cells
 
 
@@ -105,6 +107,8 @@ def draw_heat_map(axes: Axes, of: HeatMap, *, labels: bool = True) -> None:
         axes.axhline(y - 0.5, color=theme().grid, linewidth=0.6, zorder=0)
     ticks = {left + 0.5 * bool(of.spell or (of.open_bin and left == lefts[-1])): i for i, left in enumerate(lefts)}
     shown = {place: of.columns[i] for place, i in ticks.items() if of.columns[i]}
+    if of.columns_above:
+        shown = {place: textwrap.fill(label, WRAPPED, break_long_words=False) for place, label in shown.items()}
     axes.set_xticks(list(shown), list(shown.values()))
     if of.open_bin:
         axes.axvline(lefts[-1] - APART / 2, color=theme().quiet, linewidth=0.8, dashes=(1, 2), zorder=1)

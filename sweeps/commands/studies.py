@@ -18,7 +18,8 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print a list of JSON objects")
     options = parser.parse_args(argv)
     if options.json:
-        print(json.dumps([dataclasses.asdict(study) for study in STUDIES.values()], indent=2))
+        studies = [{**dataclasses.asdict(study), "recipes": study.recipes} for study in STUDIES.values()]
+        print(json.dumps(studies, indent=2))
     else:
         print("\n\n".join(map(_entry, STUDIES.values())))
     return 0

@@ -33,17 +33,6 @@ from fewbits.analysis.studies.mor.tensors import (
 ARMS = ("block", "tensor", "channel")
 OBSERVED = "BF16 run: block's error ≥ 4.5 %"
 KINDS = {"x": "input", "w": "weight", "dy": "grad"}
-COLUMNS = {  # the arms of Figure C and their short names
-    "tensor": "Tensor",
-    "block": "Block",
-    "block-64": "64×64",
-    "channel": "Channel",
-    "threshold-5": "Th. 5 %",
-    "amax": "amax",
-    "e8m0": "E8M0",
-    "two-way": "2-way",
-    "three-way": "3-way",
-}
 
 
 def style(arm: str) -> Style:
@@ -119,12 +108,12 @@ def fallback_by_layer(results: Results) -> Picture:
     for sweep in ("partitions", "ablations", "sub-tensor"):
         part = sweep_places(results, sweep, ONE)
         frame = decisions(part) if isinstance(part, Results) else pd.DataFrame(columns=["arm"])
-        for arm in COLUMNS:
+        for arm in arm_table("mor").lists["mixtures"]:
             if arm not in found and len(rows := frame[frame["arm"] == arm]):
                 found[arm] = rows.assign(kind=rows["slot"].str.split(".").str[1].map(KINDS))
     if not found:
         return NoData("no decision was recorded")
-    arms = [arm for arm in COLUMNS if arm in found]
+    arms = [arm for arm in arm_table("mor").lists["mixtures"] if arm in found]
     layers = sorted({int(layer) for rows in found.values() for layer in rows["block"].unique()})
     of_tensor = {arm: rows.groupby(["part", "kind"])["fallback"].mean().to_dict() for arm, rows in found.items()}
     of_layer = {arm: rows.groupby("block")["fallback"].mean().to_dict() for arm, rows in found.items()}
@@ -139,7 +128,7 @@ def fallback_by_layer(results: Results) -> Picture:
     )
 
     def draw() -> Figure:
-        names = tuple(COLUMNS[arm] for arm in arms)
+        names = tuple(map(arm_table("mor").label, arms))
         return heat_map_figure(
             [
                 HeatMap(tensors, names, "Decisions for BF16, %", spell=_in_percent, columns_above=True),

@@ -64,9 +64,7 @@ KINDS: Mapping[str, Callable[[pd.DataFrame], pd.Series]] = {
     "Gradients": lambda rows: rows["slot"].str.endswith(".dy"),
     "FC2's activations": lambda rows: (rows["part"] == FC2) & rows["slot"].str.endswith(".x"),
 }
-SUB_TENSOR = ("two-way", "three-way")
-BOUNDED = ("block", "tensor", "channel", "block-64", "threshold-5", "amax", "e8m0", *SUB_TENSOR)
-MIXED = ("tensor", "block", "channel", "block-64", "threshold-5", "amax", "e8m0", *SUB_TENSOR, "sub-channel")
+MIXTURES, BY_BLOCKS = ARMS.lists["mixtures"], ARMS.lists["by blocks"]
 CONFIGURATIONS: Mapping[str, Where] = {"configuration 1": ONE, "configuration 2": TWO}
 
 
@@ -78,7 +76,7 @@ def fallbacks(results: Results) -> TableResult:
     shares["All, first window"] = fallback_shares(first_windows(rows))
     best = paper("mor").numbers["fallback-channel-c1"].value * PERCENT
     made = []
-    for (name, where), arm in product(CONFIGURATIONS.items(), MIXED):
+    for (name, where), arm in product(CONFIGURATIONS.items(), MIXTURES):
         if results.has(arm, where):
             printed = best if (arm, where) == ("channel", ONE) else None
             cells = [share(results, of, arm, where, printed if t == "All" else None) for t, of in shares.items()]
@@ -91,10 +89,10 @@ def errors_and_losses(results: Results) -> TableResult:
     """Return the table of each arm's largest accepted error and its change of the validation loss."""
     accepted = largest_accepted(tensors(results))
     rows = []
-    for arm in BOUNDED:
+    for arm in MIXTURES:
         if results.has(arm, ONE):
             by_blocks = TableCell(Setting("by blocks"))
-            largest = by_blocks if arm in SUB_TENSOR else share(results, accepted, arm, ONE)
+            largest = by_blocks if arm in BY_BLOCKS else share(results, accepted, arm, ONE)
             rows.append(TableRow(ARMS.title(arm), (largest, change(results, LOSS, arm, where=ONE)), "%"))
     notes = ("If tensors were refused, the threshold is shown as the largest accepted error",)
     return TableResult(("Largest error", "Change of validation loss"), tuple(rows), notes)

@@ -15,7 +15,12 @@ from fewbits.sweeps.planning.studies import STUDIES, Study
 def test_a_study_names_recipes_of_the_tree_and_its_baseline(study: Study) -> None:
     assert set(study.recipes) <= set(names("recipe"))
     assert len(set(study.recipes)) == len(study.recipes)
-    assert "bf16" in study.recipes
+    assert study.recipes[0] == "bf16"
+
+
+def test_a_study_names_the_recipes_of_its_sweeps() -> None:
+    assert {"mor/tensor", "mor/three-way", "e2m1-tensor"} < set(STUDIES["mor"].recipes)
+    assert {"gaussws", "diffq"} < set(STUDIES["gaussws"].recipes)
 
 
 def test_studies_are_told_apart() -> None:
