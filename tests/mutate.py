@@ -27,6 +27,12 @@ from tests.mutants import Mutant, mutants
 ROOT = Path(__file__).resolve().parents[1]
 WRITTEN = ROOT / "docs" / "measured" / "mutation.md"
 KILLED, SURVIVED, SAME, NOT_COMPILED = "killed", "survived", "same library", "does not compile"
+HEAD = """\
+# Mutation testing, measured
+
+A mutant is the sources with one small mistake; it is killed if a test fails (`make mutate`, tests/mutate.py). Targets
+are measured one by one, so their commits differ.
+"""
 PATIENCE = 4  # a mutant may take this many times as long as the tests took without one
 
 
@@ -68,7 +74,7 @@ TARGETS = {
             f"analysis/engine/{name}.py"
             for name in ("judging", "multiplicity", "pairing", "pooling", "power", "statistics", "tests", "verdicts")
         ),
-        ("tests/analysis/test_statistics.py", "tests/analysis/engine"),
+        ("tests/analysis/test_statistics.py", "tests/analysis/engine", "tests/analysis/test_frames.py"),
     ),
 }
 
@@ -166,7 +172,9 @@ def measure(name: str, target: Target, sample: int, seed: int) -> list[str]:
     judged = counts[KILLED] + counts[SURVIVED]
     which = "all" if len(chosen) == len(found) else f"a sample of {len(chosen)} (seed {seed}) of"
     share = f"**{counts[KILLED]} of {judged} killed ({counts[KILLED] / judged:.0%})**" if judged else "none judged"
-    lines = [f"## {name}", "", f"{which} {len(found)} mutants of {', '.join(target.files)}: {share}; "]
+    commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True)
+    lines = [f"## {name}", "", f"Commit {commit.stdout.strip()}, {time.strftime('%Y-%m-%d')}, {_machine()}.", ""]
+    lines += [f"{which} {len(found)} mutants of {', '.join(target.files)}: {share}; "]
     lines[-1] += f"{counts[SAME]} compiled to the same library, {counts[NOT_COMPILED]} did not compile."
     lines += [f"Tests: {', '.join(target.tests)}.", ""]
     if survivors := [mutant for mutant, outcome in outcomes.items() if outcome == SURVIVED]:
@@ -197,19 +205,22 @@ def main(argv: Sequence[str]) -> int:
     options = parser.parse_args(argv)
     if unknown := set(options.targets) - set(TARGETS):
         parser.error(f"no target {', '.join(sorted(unknown))}: valid values are {', '.join(TARGETS)}")
-    sections: list[str] = []
     for name in options.targets or TARGETS:
         target = TARGETS[name]
         target = replace(target, files=tuple(options.files or target.files), tests=tuple(options.tests or target.tests))
-        sections += measure(name, target, options.sample, options.seed)
-    print("\n".join(sections))
-    if options.write:
-        commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True)
-        head = ["# Mutation testing, measured", ""]
-        head += [f"Commit {commit.stdout.strip()}, {time.strftime('%Y-%m-%d')}, {_machine()}; `make mutate`.", ""]
-        head += ["A mutant is the sources with one small mistake; it is killed if a test fails (tests/mutate.py).", ""]
-        WRITTEN.write_text("\n".join([*head, *sections]))
+        section = measure(name, target, options.sample, options.seed)
+        print("\n".join(section))
+        if options.write:
+            WRITTEN.write_text(with_section(WRITTEN.read_text() if WRITTEN.exists() else HEAD, name, section))
     return 0
+
+
+def with_section(page: str, name: str, section: list[str]) -> str:
+    """Return the page with this section in place of an earlier one of the same name, or at the end."""
+    before, *sections = page.split("\n## ")
+    kept = {text.partition("\n")[0]: text.rstrip() for text in sections}
+    kept[name] = "\n".join(section).removeprefix("## ").rstrip()
+    return "\n\n## ".join([before.rstrip(), *kept.values()]) + "\n"
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.mutants import mutants
-from tests.mutate import ROOT, TARGETS
+from tests.mutate import HEAD, ROOT, TARGETS, with_section
 
 
 def changes(file: str, text: str) -> list[tuple[str, str]]:
@@ -60,3 +60,10 @@ def test_a_mutant_differs_at_its_line_alone() -> None:
 def test_a_target_names_sources_and_tests_that_exist(name: str) -> None:
     for path in (*TARGETS[name].files, *TARGETS[name].tests):
         assert list(ROOT.glob(path)), path
+
+
+def test_a_section_replaces_the_earlier_one_of_its_target_alone() -> None:
+    page = HEAD
+    for name, text in (("a", "1"), ("b", "2"), ("a", "3")):
+        page = with_section(page, name, [f"## {name}", "", text, ""])
+    assert page == f"{HEAD.rstrip()}\n\n## a\n\n3\n\n## b\n\n2\n"

@@ -12,7 +12,7 @@ import pytest
 from fewbits.analysis.engine.data import Differences, NoData
 from fewbits.analysis.engine.frames import Results
 from fewbits.analysis.engine.pairing import paired, sample
-from fewbits.analysis.engine.pooling import kind
+from fewbits.analysis.engine.pooling import kind, pools_of
 from fewbits.analysis.engine.rows import LABELS
 from fewbits.analysis.figures import series
 from fewbits.models.recipe import Recipe
@@ -184,6 +184,21 @@ def test_results_say_how_big_the_models_are(planned: Planner) -> None:
         results.of_sweep("big")
     assert results.has("mor")
     assert not results.has("fp8")
+
+
+def test_arms_that_start_alike_are_pooled_where_they_are_compared(planned: Planner) -> None:
+    results = Results(planned())
+    everywhere = pools_of(results, results, "validation_loss", "bf16", {})
+    assert everywhere is not None
+    assert {name.partition("/")[2] for name in everywhere.arms | everywhere.unlike} == {
+        *("bf16", f"mor, {AXIS} 0.0001", f"mor, {AXIS} 0.045"),
+    }
+    assert pools_of(results, results, "validation_loss", "bf16", USUAL) is None, "one arm alone has no pool"
+    shutil.rmtree(folder_of(results, "mor", 1))
+    results = Results(planned())
+    rest = pools_of(results, results, "validation_loss", "bf16", {})
+    assert rest is not None
+    assert {name.partition("/")[2] for name in rest.arms} == {"bf16", f"mor, {AXIS} 0.045"}, "an arm without a seed"
 
 
 @pytest.mark.parametrize(

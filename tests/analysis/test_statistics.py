@@ -12,8 +12,9 @@ from numpy.typing import ArrayLike
 from scipy import stats
 
 from fewbits.analysis.engine.multiplicity import Stratum, compare_events, holm
-from fewbits.analysis.engine.power import minimum_detectable_effect, power, required_n
+from fewbits.analysis.engine.power import minimum_detectable_effect, planned_effect, power, required_n
 from fewbits.analysis.engine.statistics import (
+    ALPHA,
     Interval,
     Side,
     Spread,
@@ -397,3 +398,14 @@ def test_the_interval_of_a_median_is_of_order_statistics_and_holds_it_as_often_a
     rng = np.random.default_rng(0)
     draws = [median_interval(rng.standard_cauchy(20)) for _ in range(2000)]
     assert np.mean([one is not None and one.low <= 0 <= one.high for one in draws]) == pytest.approx(0.958, abs=0.012)
+
+
+def test_a_planned_effect_is_detected_as_often_as_it_says() -> None:
+    """With the spread of earlier runs, and the pairs' own where that is larger, as `estimate` does it."""
+    effect = planned_effect(1.0, 20, 3)
+    assert effect is not None
+    values = effect + np.random.default_rng(0).standard_normal((10_000, 3))
+    estimates = [estimate(row, Spread(1.0, 20)) for row in values]
+    detected = np.mean([one is not None and one.p(0.0, Side.ABOVE) <= ALPHA for one in estimates])
+    assert detected == pytest.approx(0.80, abs=0.012)
+    assert planned_effect(1.0, 20, 1) is None

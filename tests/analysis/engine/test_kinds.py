@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import numpy as np
 import pytest
 
-from fewbits.analysis.engine.claims import Claim, Comparison, Margin, Part, Stated, comparisons
+from fewbits.analysis.engine.claims import Claim, Comparison, ControlClaim, Margin, Part, Stated, comparisons
 from fewbits.analysis.engine.data import Differences, Events
 from fewbits.analysis.engine.findings import ControlResult, Finding, Outcome, Status
 from fewbits.analysis.engine.multiplicity import Stratum, compare_events, holm
@@ -55,6 +55,8 @@ def found(test: str, mean: float, spread: float, seeds: int = 5) -> Status:
         ("equivalent", 0.01, FEW, OPPOSED),
         ("equivalent", -0.01, FEW, OPPOSED),
         ("equivalent", 0.001, MANY, UNDECIDED),
+        ("equivalent", 0.0049, FEW, UNDECIDED),
+        ("equivalent", -0.0049, FEW, UNDECIDED),
         ("within", 0.5, FEW, SUPPORTED),
         ("within", 0.7, FEW, OPPOSED),
         ("within", 0.5, 0.5, UNDECIDED),
@@ -94,6 +96,11 @@ def test_pairs_of_the_same_bits_say_that_nothing_was_active() -> None:
         assert "not active" in one.reason
 
 
+def test_one_pair_of_the_same_bits_among_others_is_a_value_like_any() -> None:
+    one = judge(part("no_worse"), Differences((0.0, 0.0005, -0.0005, 0.0002), relative=True))
+    assert one.status is SUPPORTED
+
+
 def test_intervals_of_shares_stay_between_0_and_1() -> None:
     one = judge(part("above"), Differences((0.97, 1.0, 0.99), bounds=(0.0, 1.0)))
     assert one.interval is not None
@@ -105,6 +112,24 @@ def test_divergence_is_worse_than_any_loss() -> None:
     assert judge(part("higher"), data).status is SUPPORTED
     assert judge(part("no_worse"), data).status is OPPOSED
     assert judge(part("lower"), data).status is OPPOSED
+
+
+@pytest.mark.parametrize(
+    ("test", "values", "status"),
+    [
+        ("all_above", (0.6, 0.7), SUPPORTED),
+        ("all_above", (0.4, 0.7), OPPOSED),
+        ("all_above", (0.5, 0.7), OPPOSED),
+        ("all_below", (0.4, 0.3), SUPPORTED),
+        ("all_below", (0.4, 0.7), OPPOSED),
+        ("all_below", (0.6,), OPPOSED),
+    ],
+)
+def test_an_observation_holds_if_every_trial_is_beyond_the_bound(
+    test: str, values: tuple[float, ...], status: Status
+) -> None:
+    (one,) = comparisons(ControlClaim("C", "", (Part(test, arms=("a",), than=0.5),)))
+    assert judge(one, Differences(values)).status is status
 
 
 # -------------------------------------------------------------------------------- events
@@ -232,6 +257,17 @@ def test_a_verdict_says_no_more_than_its_parts(
     findings: list[Finding], covered: bool, controls: list[Status], expected: Outcome
 ) -> None:
     assert outcome(*findings, covered=covered, controls=controls) is expected
+
+
+def test_a_whole_claim_is_as_uncertain_as_its_weakest_part() -> None:
+    parts = finding(SUPPORTED, p=1e-6), finding(SUPPORTED, "other", p=0.04)
+    assert Evidence(claim(), parts).p_for == 0.04
+    assert Evidence(claim(), (*parts, NOT_RUN)).p_for is None
+
+
+def test_a_p_value_at_the_level_decides() -> None:
+    """Three of three events beside none of three have exactly this p value, and no smaller one is possible."""
+    assert outcome(finding(SUPPORTED, p=0.05)) is Outcome.REPRODUCED
 
 
 def test_many_claims_together_take_a_smaller_p() -> None:
