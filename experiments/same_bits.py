@@ -17,12 +17,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import hashlib
-import io
 import json
 import os
 import subprocess
 import sys
-import tarfile
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -32,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from fewbits.common.atomic import write_json
+from fewbits.experiments.commits import commit_name, unpack
 from fewbits.experiments.fingerprint.changed_lines import Statement, only_in_first, read_sources, untried
 from fewbits.experiments.fingerprint.equal_bits import EqualPair, add_pairs
 from fewbits.experiments.fingerprint.numerics import ROOT, computing_files, numerics_fingerprint
@@ -103,6 +102,8 @@ def main(argv: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory() as folder:
         old = Path(folder, "old")
         unpack(options.against, old)
+        if not (old / "experiments" / "same_bits.py").is_file():
+            raise ValueError(f"--against {options.against}: that version has no same_bits.py, so it cannot be compared")
         versions = Version(old, Path(folder, "of-old")), Version(ROOT, Path(folder, "of-new"))
         return prove(*versions, commit_name(options.against), reviewed=options.reviewed)
 
@@ -218,24 +219,6 @@ def description() -> dict[str, Any]:
         "instruction_set": instruction_set(),
         "torch": str(torch.__version__),
     }
-
-
-def unpack(commit: str, folder: Path) -> None:
-    """Write the files of a commit into a new folder."""
-    done = subprocess.run(["git", "archive", commit], cwd=ROOT, capture_output=True)
-    if done.returncode:
-        raise ValueError(f"--against {commit}: {done.stderr.decode().strip()}")
-    folder.mkdir(parents=True)
-    with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
-        archive.extractall(folder, filter="tar")
-    if not (folder / "experiments" / "same_bits.py").is_file():
-        raise ValueError(f"--against {commit}: that version does not have same_bits.py yet, so it cannot be compared")
-
-
-def commit_name(commit: str) -> str:
-    """Return the full hash of a commit."""
-    done = subprocess.run(["git", "rev-parse", commit], cwd=ROOT, capture_output=True, text=True, check=True)
-    return done.stdout.strip()
 
 
 # ------------------------------------------------------------------------------------------------ in each version

@@ -1,8 +1,9 @@
 """Measure what recipes cost in training (`fewbits bench train`): tokens/s relative to plain BF16.
 
 A step is a forward and a backward pass, gradient clipping and the optimizer's update. Plain BF16 and the recipes take
-turns in one process, one step each. `--store` writes the time of every step and a description of the machine into the
-store, where a study's report finds them.
+turns in one process, one step each. The products of all linear layers alone take turns with them: no step in BF16 can
+be faster. `--against` compares the steps with those of another commit. `--store` writes the time of every step and a
+description of the machine into the store, where a study's report finds them.
 """
 
 from __future__ import annotations
@@ -26,17 +27,21 @@ examples:
   fewbits bench train
   fewbits bench train --model llama2-nano --recipes gaussws,diffq --steps 20
   fewbits bench train --device cuda --model gpt2-124m --batch 12 --length 1024
+  fewbits bench train --against HEAD~1 --recipes nvfp4
   fewbits bench train --model gpt2-nano,llama2-nano --recipes gaussws,diffq --optimizers adamw,adam-mini --store runs
 
-Columns: ms per step; tokens/s; share: tokens/s divided by those of plain BF16; memory: MiB of tensors at a step's peak,
-parameters and optimizer included; observed: tokens/s with the observer divided by those without it; eager: the
-share when the same quantizers run as plain torch operators (the reference backend)."""
+Columns: ms per step; products: ms divided by those of the products of all linear layers in BF16; tokens/s; share:
+tokens/s divided by those of plain BF16; memory: MiB of tensors at a step's peak, parameters and optimizer included;
+observed: tokens/s with the observer divided by those without it; eager: the share when the same quantizers run as
+plain torch operators (the reference backend)."""
 RECIPES = "mor/block,nvfp4,gaussws"
-COLUMNS = ("recipe", "ms", "tokens/s", "share", "memory", "observed", "eager")
+COLUMNS = ("recipe", "ms", "products", "tokens/s", "share", "memory", "observed", "eager")
 
 
 def main(argv: Sequence[str]) -> int:
     options = _options(argv)
+    if options.against:
+        return _compare_commits(options)
     from fewbits.experiments.bench.train import Settings, first_layers, measure
     from fewbits.experiments.config import load_recipe
     from fewbits.experiments.devices import choose
@@ -73,11 +78,13 @@ def main(argv: Sequence[str]) -> int:
 def _show(result: ModelResult, device: str) -> None:
     several = len({row.optimizer for row in result.rows}) > 1
     tokens = f"{result.batch} x {result.length} tokens a step"
-    print(f"{result.model}, {result.layers} blocks, {result.parameters:,} parameters, {tokens}, {device}\n")
+    print(f"{result.model}, {result.layers} blocks, {result.parameters:,} parameters, {tokens}, {device}")
+    print(f"the products of all linear layers in BF16: {result.gemm_milliseconds:.1f} ms a step\n")
     rows = [
         (
             f"{row.variant}, {row.optimizer}" if several else row.variant,
             f"{row.milliseconds:.1f}",
+            f"{row.milliseconds / result.gemm_milliseconds:.2f}",
             f"{row.tokens_per_second:,.0f}",
             f"{row.share:.3f}",
             f"{row.memory / 2**20:.1f}",
@@ -86,6 +93,31 @@ def _show(result: ModelResult, device: str) -> None:
         for row in result.rows
     ]
     print_table(COLUMNS, rows, right=COLUMNS[1:])
+
+
+def _compare_commits(options: argparse.Namespace) -> int:
+    from fewbits.experiments.bench.against import compare
+    from fewbits.kernels.backends.processor import processor_name
+    from fewbits.kernels.bench.measure import warn_if_busy
+
+    given = ("model", "layers", "recipes", "optimizers", "device", "threads", "batch", "length", "steps")
+    both = [text for name in given if (value := getattr(options, name)) for text in (f"--{name}", str(value))]
+    warn_if_busy()
+    changes = compare(options.against, [*both, "--eager", "0", "--no-observer"], options.rounds)
+    if options.json:
+        print(json.dumps([asdict(change) for change in changes], indent=2))
+        return 0
+    rows = [
+        (
+            *(change.model, change.variant, change.optimizer),
+            *(f"{change.milliseconds:.1f}", f"{change.other_milliseconds:.1f}"),
+            *(f"{change.speed.median:.2f}", f"{change.speed.low:.2f} to {change.speed.high:.2f}"),
+        )
+        for change in changes
+    ]
+    print(f"{processor_name()}, {options.rounds} rounds of {options.steps} steps\n")
+    print_table(("model", "recipe", "optimizer", "ms", f"ms of {options.against}", "faster", "range"), rows)
+    return 0
 
 
 def _options(argv: Sequence[str]) -> argparse.Namespace:
@@ -102,9 +134,13 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--eager", type=int, default=2, metavar="TURNS", help="timed steps with the reference backend (0: none)"
     )
+    parser.add_argument("--against", metavar="COMMIT", help="compare the steps with those of another commit")
+    parser.add_argument("--rounds", type=positive, default=5, help="rounds of --against, in which both commits run")
     parser.add_argument("--no-observer", action="store_true", help="do not time the recipes with the observer")
     parser.add_argument("--json", action="store_true", help="print JSON")
     results.add_options(parser)
     options = parser.parse_args(argv)
     results.check_options(options, "bench train")
+    if options.against and options.store is not None:
+        raise ValueError("bench train: --store cannot be combined with --against")
     return options

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from fewbits.common import terminal
+from fewbits.experiments.bench.products import LinearProducts
 from fewbits.experiments.bench.step import Step
 from fewbits.kernels.bench.measure import OtherProcesses, Ratio, seconds, take_turns
 from fewbits.models.networks.decoder import DecoderConfig
@@ -66,6 +67,7 @@ class ModelResult:
     linear_parameters: int
     batch: int
     length: int
+    gemm_milliseconds: float  # of all linear layers' products in plain BF16: the least that a step takes
     rows: list[Row]
 
 
@@ -79,9 +81,11 @@ def measure(
     """Time plain BF16 and each recipe, with each of the optimizers."""
     shape = settings.batch, settings.length + 1
     tokens = torch.randint(0, config.vocab, shape, generator=torch.Generator().manual_seed(0)).to(device)
-    rows = [row for optimizer in optimizers for row in _compare(config, recipes, optimizer, tokens, settings)]
+    gemms = LinearProducts(config, settings.batch * settings.length, device)
+    measured = [_compare(config, recipes, optimizer, tokens, gemms, settings) for optimizer in optimizers]
     sizes = (config.layers, parameters(config), linear_parameters(config), settings.batch, settings.length)
-    return ModelResult(config.name, *sizes, rows)
+    gemm_seconds = median(time for times, _ in measured for time in times)
+    return ModelResult(config.name, *sizes, 1e3 * gemm_seconds, [row for _, rows in measured for row in rows])
 
 
 def first_layers(config: DecoderConfig, layers: int | None) -> DecoderConfig:
@@ -90,20 +94,30 @@ def first_layers(config: DecoderConfig, layers: int | None) -> DecoderConfig:
 
 
 def _compare(
-    config: DecoderConfig, recipes: Mapping[str, Recipe], optimizer: str, batch: Tensor, settings: Settings
-) -> list[Row]:
+    config: DecoderConfig,
+    recipes: Mapping[str, Recipe],
+    optimizer: str,
+    batch: Tensor,
+    gemms: LinearProducts,
+    settings: Settings,
+) -> tuple[list[float], list[Row]]:
+    """Return the seconds of the products in each turn, and the results of each variant."""
     variants: dict[str, Recipe | None] = {PLAIN: None, **recipes}
     steps = {name: Step(config, recipe, optimizer, batch) for name, recipe in variants.items()}
     observed: dict[str, Step] = {}
     if settings.observer:
         observed = {f"{n} observed": Step(config, r, optimizer, batch, observed=True) for n, r in recipes.items()}
     others = OtherProcesses()
-    times = _in_turns({**steps, **observed}, settings.steps, others)
+    device = batch.device.type
+    gemm_times, *times_of_steps = _in_turns(
+        [gemms, *steps.values(), *observed.values()], device, settings.steps, others
+    )
+    times = dict(zip((*steps, *observed), times_of_steps, strict=True))
     slow: dict[str, list[float]] = {}
     if settings.eager:
         with _reference():
-            slow = _in_turns(steps, settings.eager)
-    return [
+            slow = dict(zip(steps, _in_turns(list(steps.values()), device, settings.eager), strict=True))
+    rows = [
         Row(
             variant=name,
             optimizer=optimizer,
@@ -118,6 +132,7 @@ def _compare(
         )
         for name, step in steps.items()
     ]
+    return gemm_times, rows
 
 
 def _speed(ours: list[float], theirs: list[float]) -> float:
@@ -125,17 +140,19 @@ def _speed(ours: list[float], theirs: list[float]) -> float:
     return Ratio.of(theirs, ours).median
 
 
-def _in_turns(steps: Mapping[str, Step], turns: int, others: OtherProcesses | None = None) -> dict[str, list[float]]:
-    """Run the steps in turns; return, for each name, the seconds that its step took in every turn."""
+def _in_turns(
+    calls: Sequence[Callable[[], None]], device: str, turns: int, others: OtherProcesses | None = None
+) -> list[list[float]]:
+    """Make the calls in turns; return, for each of them, the seconds that it took in every turn."""
 
-    def timed(step: Step) -> float:
-        terminal.show(f"step {step.number + 1}")
-        return seconds(step, step.inputs.device.type)
+    def timed(call: Callable[[], None], number: int) -> float:
+        terminal.show(f"timing {number} of {len(calls)}")
+        return seconds(call, device)
 
-    timers = [partial(timed, step) for step in steps.values()]
+    timers = [partial(timed, call, number) for number, call in enumerate(calls, 1)]
     times = take_turns(timers, turns, untimed=UNTIMED, patience=math.inf, others=others)
     terminal.clear()
-    return dict(zip(steps, times, strict=True))
+    return times
 
 
 @contextmanager

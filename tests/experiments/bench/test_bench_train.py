@@ -9,12 +9,15 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from fewbits import cli
+from fewbits.experiments.bench.against import changes
+from fewbits.experiments.bench.products import LinearProducts
 from fewbits.experiments.bench.step import Step, peak_bytes
 from fewbits.experiments.config import load_recipe
 from fewbits.kernels.products import WIDENS
-from fewbits.models.networks.registry import model, parameters
+from fewbits.models.networks.registry import linear_parameters, model, parameters
 
 SMALL = "--layers 1 --batch 1 --length 8 --steps 1 --eager 0 --no-observer --device cpu"
 
@@ -95,3 +98,38 @@ def test_once_measures_what_a_store_has_not_and_leaves_the_rest(
 def test_wrong_names_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert bench(f"{SMALL} --optimizers sgd") == 2
     assert "adamw" in capsys.readouterr().err
+
+
+def test_products_of_the_linear_layers_are_timed_beside_the_steps(kept: dict[str, Any]) -> None:
+    assert all(one["gemm_milliseconds"] > 0 for one in kept["models"])
+
+
+def test_the_products_are_three_of_every_linear_layer() -> None:
+    config = model("llama2-nano")
+    products = LinearProducts(config, 4, torch.device("cpu"))
+    with FlopCounterMode(display=False) as counter:
+        products()
+    weights = linear_parameters(config) + config.vocab * config.width
+    assert counter.get_total_flops() == 3 * 2 * 4 * weights
+
+
+def test_a_commit_is_compared_in_rounds(capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench(f"{SMALL} --model gpt2-nano --recipes mor/block --against HEAD --rounds 2 --json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [(one["model"], one["variant"]) for one in found] == [("gpt2-nano", "bf16"), ("gpt2-nano", "mor/block")]
+    assert all(0 < one["speed"]["low"] <= one["speed"]["median"] <= one["speed"]["high"] for one in found)
+
+
+def test_a_change_is_the_ratio_within_each_round() -> None:
+    key, gone = ("m", "bf16", "adamw"), ("m", "gone", "adamw")
+    ((change),) = changes([({key: 1.0}, {key: 2.0, gone: 1.0}), ({key: 10.0}, {key: 30.0}), ({key: 5.0}, {key: 5.0})])
+    assert (change.milliseconds, change.other_milliseconds) == (5.0, 5.0)
+    assert (change.speed.median, change.speed.low, change.speed.high) == (2.0, 1.0, 3.0)
+
+
+@pytest.mark.parametrize("arguments", ["--against no-such-commit", "--against HEAD --store runs"])
+def test_a_comparison_that_is_impossible_is_one_line(arguments: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench(f"{SMALL} {arguments}") == 2
+    error = capsys.readouterr().err
+    assert "--against" in error
+    assert "Traceback" not in error

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from fewbits.experiments import same_bits
+from fewbits.experiments.commits import unpack
 from fewbits.experiments.fingerprint.changed_lines import Statement, only_in_first, read_sources, untried
 from fewbits.experiments.fingerprint.numerics import ROOT
 from fewbits.experiments.same_bits import Version, prove
@@ -261,7 +262,7 @@ def test_equal_sources_need_no_proof(old: Version, tmp_path: Path) -> None:
 
 def test_a_version_without_the_command_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no-such-commit"):
-        same_bits.unpack("no-such-commit", tmp_path / "old")
+        unpack("no-such-commit", tmp_path / "old")
 
 
 def kept_run(runs: Path, result: dict[str, float], weight: float = 1.0) -> None:

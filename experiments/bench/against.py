@@ -1,0 +1,77 @@
+"""Time the training steps of this checkout and of another commit in turns (`fewbits bench train --against COMMIT`).
+
+The commit is unpacked into a temporary folder. In each round both checkouts run `fewbits bench train` in a process
+of its own, in the opposite order of the round before. Only the public command line of the commit is used, so that
+commits with other modules can be compared. A ratio is computed within a round, so that a change in the machine's speed
+between rounds does not affect it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from fewbits.experiments.commits import unpack
+from fewbits.experiments.fingerprint.numerics import ROOT
+from fewbits.kernels.bench.measure import Ratio
+
+ROUNDS = 5
+
+Key = tuple[str, str, str]  # model, recipe, optimizer
+
+
+@dataclass(frozen=True)
+class Change:
+    """The times of a step in both commits, and by how much this checkout is faster."""
+
+    model: str
+    variant: str
+    optimizer: str
+    milliseconds: float
+    other_milliseconds: float
+    speed: Ratio  # the other commit's time divided by this checkout's, over the rounds
+
+
+def compare(commit: str, arguments: Sequence[str], rounds: int = ROUNDS) -> list[Change]:
+    """Run `fewbits bench train` with these arguments in both checkouts, in rounds."""
+    times: list[tuple[dict[Key, float], dict[Key, float]]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        other = Path(folder) / "checkout"
+        unpack(commit, other)
+        for number in range(rounds):
+            print(f"fewbits: round {number + 1} of {rounds}", file=sys.stderr, flush=True)
+            both = {root: _milliseconds(root, arguments) for root in ((ROOT, other), (other, ROOT))[number % 2]}
+            times.append((both[ROOT], both[other]))
+    return changes(times)
+
+
+def changes(times: Sequence[tuple[dict[Key, float], dict[Key, float]]]) -> list[Change]:
+    """Return the changes of the steps that both commits measured. times: for each round, ours and the other's."""
+    result = []
+    for key in times[0][0]:
+        if key in times[0][1]:
+            ours, theirs = [ours[key] for ours, _ in times], [theirs[key] for _, theirs in times]
+            result.append(Change(*key, median(ours), median(theirs), Ratio.of(theirs, ours)))
+    return result
+
+
+def _milliseconds(root: Path, arguments: Sequence[str]) -> dict[Key, float]:
+    """Run the benchmark of a checkout; return the milliseconds of each step."""
+    command = [sys.executable, "-m", "fewbits.cli", "bench", "train", *arguments, "--json"]
+    environment = {**os.environ, "PYTHONPATH": str(root / "src")}
+    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)
+    if done.returncode:
+        version = "this checkout" if root == ROOT else "the other commit"
+        raise ValueError(f"--against: {version} failed: {done.stderr.strip().rpartition(chr(10))[2]}")
+    return {
+        (one["model"], row["variant"], row["optimizer"]): row["milliseconds"]
+        for one in json.loads(done.stdout)
+        for row in one["rows"]
+    }

@@ -1,0 +1,40 @@
+"""Run the matrix products of a model's linear layers without the rest of a training step.
+
+Their time is the least that a step in BF16 can take on a machine, so it says how much of a step the rest takes.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from fewbits.kernels.products import matmul
+from fewbits.models.networks.decoder import DecoderConfig
+from fewbits.models.networks.layers import Linear
+from fewbits.models.networks.registry import on_meta
+
+
+class LinearProducts:
+    """The three products of each linear layer, of blocks and head, in BF16 with random operands.
+
+    Layers of the same shape use the same operands.
+    """
+
+    def __init__(self, config: DecoderConfig, tokens: int, device: torch.device) -> None:
+        layers = [module for module in on_meta(config).modules() if isinstance(module, Linear)]
+        self.shapes = [(layer.out_features, layer.in_features) for layer in layers]
+        generator = torch.Generator().manual_seed(0)
+
+        def operand(rows: int, columns: int) -> torch.Tensor:
+            return torch.randn(rows, columns, generator=generator).to(device, torch.bfloat16)
+
+        self.operands = {
+            (out, width): (operand(tokens, width), operand(out, width), operand(tokens, out))
+            for out, width in dict.fromkeys(self.shapes)
+        }
+
+    def __call__(self) -> None:
+        for shape in self.shapes:
+            x, w, dy = self.operands[shape]
+            matmul(x, w.t())
+            matmul(dy, w)
+            matmul(dy.t(), x)

@@ -1,0 +1,29 @@
+"""Unpack other commits of this repository, to compare them with the checkout."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import tarfile
+from pathlib import Path
+
+from fewbits.experiments.fingerprint.numerics import ROOT
+
+
+def unpack(commit: str, folder: Path) -> None:
+    """Write the files of a commit into a new folder."""
+    try:
+        done = subprocess.run(["git", "archive", commit], cwd=ROOT, capture_output=True)
+    except OSError as error:
+        raise ValueError(f"--against {commit}: git cannot run: {error}") from None
+    if done.returncode:
+        raise ValueError(f"--against {commit}: {done.stderr.decode().strip()}")
+    folder.mkdir(parents=True)
+    with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
+        archive.extractall(folder, filter="tar")
+
+
+def commit_name(commit: str) -> str:
+    """Return the full hash of a commit."""
+    done = subprocess.run(["git", "rev-parse", commit], cwd=ROOT, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
