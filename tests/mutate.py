@@ -70,9 +70,10 @@ TARGETS = {
         ("-c", CHECKS_THE_SYNTAX),
     ),
     "verdicts": Target(
-        tuple(
-            f"analysis/engine/{name}.py"
-            for name in ("judging", "multiplicity", "pairing", "pooling", "power", "statistics", "tests", "verdicts")
+        (
+            "analysis/engine/statistics/*.py",
+            *(f"analysis/engine/claims/{name}.py" for name in ("judging", "tests", "verdicts")),
+            *(f"analysis/engine/results/{name}.py" for name in ("pairing", "pooling")),
         ),
         ("tests/analysis/test_statistics.py", "tests/analysis/engine", "tests/analysis/test_frames.py"),
     ),

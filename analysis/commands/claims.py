@@ -10,7 +10,7 @@ from fewbits.common.arguments import CommandParser
 from fewbits.sweeps.commands.sweep import in_store
 
 if TYPE_CHECKING:
-    from fewbits.analysis.engine.findings import Verdict
+    from fewbits.analysis.engine.claims.findings import Verdict
 
 EXAMPLES = """\
 examples:
@@ -39,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
     )
     options = parser.parse_intermixed_args(argv)
     if options.table:
-        from fewbits.analysis.engine.claims_table import claims_table
+        from fewbits.analysis.engine.claims.table import claims_table
 
         print(claims_table(), end="")
         return 0
@@ -53,7 +53,7 @@ def main(argv: Sequence[str]) -> int:
     report = read_study(in_store(options.overrides, options.runs))
     show_notes(report.notes)
     if options.spreads:
-        from fewbits.analysis.engine.preview import spreads_of
+        from fewbits.analysis.engine.claims.preview import spreads_of
 
         for spread in spreads_of(report.study, report.results):
             values = f"metric: {spread.metric}, sd: {spread.sd:g}, df: {spread.df}"
@@ -85,7 +85,7 @@ def _rows(verdict: Verdict) -> Iterator[tuple[str, ...]]:
 
     A claim with a single comparison shows that in its own row.
     """
-    from fewbits.analysis.engine.findings import Outcome
+    from fewbits.analysis.engine.claims.findings import Outcome
     from fewbits.analysis.views.claims import view
 
     findings = [view(one) for one in verdict.findings]

@@ -14,12 +14,12 @@ def main(argv: Sequence[str]) -> int:
     options = parse(argv)
     study = next((text.removeprefix(STUDY) for text in options.overrides if text.startswith(STUDY)), "")
 
-    from fewbits.analysis.engine.claims import studies_with_claims
+    from fewbits.analysis.engine.claims.schema import studies_with_claims
 
     if study not in studies_with_claims():
         return 0
-    from fewbits.analysis.engine.frames import Results
-    from fewbits.analysis.engine.preview import preview, preview_lines
+    from fewbits.analysis.engine.claims.preview import preview, preview_lines
+    from fewbits.analysis.engine.results.frames import Results
     from fewbits.sweeps.planning.outline import plan_without_missing_data
 
     planned = plan_without_missing_data(in_store(options.overrides, options.runs))

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from fewbits.analysis.engine.statistics import Interval
+from fewbits.analysis.engine.statistics.estimates import Interval
 from fewbits.analysis.figures.panels import legend, panels, paper_key, percent, rows_of_labels, rule_key
 from fewbits.analysis.figures.theme import BASELINE, SMALL, Style, theme
 

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 import numpy as np
 from matplotlib.figure import Figure
 
-from fewbits.analysis.engine.arms import AGAIN, ArmTable, Group, arm_table
-from fewbits.analysis.engine.claims import load_claims
-from fewbits.analysis.engine.data import Data, Differences, NoData, NotPlanned
-from fewbits.analysis.engine.frames import Results
-from fewbits.analysis.engine.paper import paper
-from fewbits.analysis.engine.places import not_planned, sweep_places, trial_ids
-from fewbits.analysis.engine.statistics import ALPHA, estimate
+from fewbits.analysis.engine.claims.schema import load_claims
+from fewbits.analysis.engine.results.arms import AGAIN, ArmTable, Group, arm_table
+from fewbits.analysis.engine.results.data import Data, Differences, NoData, NotPlanned
+from fewbits.analysis.engine.results.frames import Results
+from fewbits.analysis.engine.results.paper import paper
+from fewbits.analysis.engine.results.places import not_planned, sweep_places, trial_ids
+from fewbits.analysis.engine.statistics.estimates import ALPHA, estimate
 from fewbits.analysis.figures.bars import Estimate, effects_figure
 from fewbits.analysis.report.items import FigureResult, Picture
 from fewbits.analysis.tables.comparing import compare

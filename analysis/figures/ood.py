@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 
 from matplotlib.figure import Figure
 
-from fewbits.analysis.engine.arms import arm_table
-from fewbits.analysis.engine.data import Differences, NoData
-from fewbits.analysis.engine.frames import Results
-from fewbits.analysis.engine.pairing import sample
-from fewbits.analysis.engine.paper import paper
-from fewbits.analysis.engine.places import not_planned
-from fewbits.analysis.engine.statistics import ALPHA, summary
+from fewbits.analysis.engine.results.arms import arm_table
+from fewbits.analysis.engine.results.data import Differences, NoData
+from fewbits.analysis.engine.results.frames import Results
+from fewbits.analysis.engine.results.pairing import sample
+from fewbits.analysis.engine.results.paper import paper
+from fewbits.analysis.engine.results.places import not_planned
+from fewbits.analysis.engine.statistics.estimates import ALPHA, summary
 from fewbits.analysis.figures.bars import Estimate, draw_estimates
 from fewbits.analysis.figures.curves import ROW, draw_panel, keys
 from fewbits.analysis.figures.panels import legend, panels, paper_key, placeholder

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from fewbits.analysis.engine.frames import Damaged, Results
-from fewbits.analysis.engine.statistics import ALPHA, Summary, summary
+from fewbits.analysis.engine.results.frames import Damaged, Results
+from fewbits.analysis.engine.statistics.estimates import ALPHA, Summary, summary
 from fewbits.analysis.figures.theme import Array
 from fewbits.sweeps.running.store import State
 

@@ -8,8 +8,8 @@ from functools import cache, partial
 
 import yaml
 
-from fewbits.analysis.engine.arms import STUDIES
-from fewbits.analysis.engine.claims import studies_with_claims
+from fewbits.analysis.engine.claims.schema import studies_with_claims
+from fewbits.analysis.engine.results.arms import STUDIES
 from fewbits.analysis.figures.effects import EffectsFigure, effects_picture
 from fewbits.analysis.figures.ood import OodFigure, ood_figure
 from fewbits.analysis.figures.training import TrainingFigure, training_figure

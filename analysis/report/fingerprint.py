@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 
-from fewbits.analysis.engine.frames import Results
+from fewbits.analysis.engine.results.frames import Results
 from fewbits.sweeps.planning.plan import folders
 
 SOURCES = ("kernels", "models", "experiments", "sweeps", "analysis")

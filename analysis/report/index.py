@@ -13,8 +13,8 @@ from typing import Any
 
 from markupsafe import Markup
 
-from fewbits.analysis.engine.claims import Claim, load_claims, studies_with_claims
-from fewbits.analysis.engine.findings import Finding, Outcome, Status, Verdict
+from fewbits.analysis.engine.claims.findings import Finding, Outcome, Status, Verdict
+from fewbits.analysis.engine.claims.schema import Claim, load_claims, studies_with_claims
 from fewbits.analysis.report.files import INDEX
 from fewbits.analysis.report.page import document
 from fewbits.analysis.report.scales import Column, scales_table

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from fewbits.analysis.engine.data import Differences, NoData, NotPlanned
-from fewbits.analysis.engine.statistics import LEVEL, Interval, estimate
+from fewbits.analysis.engine.results.data import Differences, NoData, NotPlanned
+from fewbits.analysis.engine.statistics.estimates import LEVEL, Interval, estimate
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from fewbits.analysis.engine.frames import Results
+    from fewbits.analysis.engine.results.frames import Results
 
 
 @dataclass(frozen=True)

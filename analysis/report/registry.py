@@ -8,7 +8,7 @@
 
 Titles of the paper's tables and figures come from the paper's data file. Our own are registered with a title; they come
 after the paper's and are marked as ours. Tables and figures that `tables.yaml` and `figures.yaml` declare need no
-function. Claims are not registered but data (engine/claims.py).
+function. Claims are not registered but data (engine/claims/schema.py).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Generic, TypeVar
 
-from fewbits.analysis.engine.arms import STUDIES as FOLDER
-from fewbits.analysis.engine.paper import paper
+from fewbits.analysis.engine.results.arms import STUDIES as FOLDER
+from fewbits.analysis.engine.results.paper import paper
 from fewbits.analysis.report.items import MakeFigure, MakeTable
 from fewbits.common.from_dict import one_of
 from fewbits.sweeps.planning.studies import STUDIES

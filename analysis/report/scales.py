@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from fewbits.analysis.engine.claims import Claim
-from fewbits.analysis.engine.findings import Verdict
+from fewbits.analysis.engine.claims.findings import Verdict
+from fewbits.analysis.engine.claims.schema import Claim
 from fewbits.analysis.views.claims import FindingView, badge, view
 from fewbits.analysis.views.html import render
 

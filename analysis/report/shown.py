@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from fewbits.analysis.engine.findings import Verdict
+from fewbits.analysis.engine.claims.findings import Verdict
 from fewbits.analysis.report.items import FigureResult, Picture, Table, TableResult, why_missing
 from fewbits.analysis.views.html import Html
 

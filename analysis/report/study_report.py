@@ -19,12 +19,12 @@ from typing import Any
 
 from markupsafe import Markup
 
-from fewbits.analysis.engine.claims import Claim, StudyClaims, load_claims, studies_with_claims
-from fewbits.analysis.engine.findings import Verdict
-from fewbits.analysis.engine.frames import Results
-from fewbits.analysis.engine.judging import judge_study, training_of
-from fewbits.analysis.engine.paper import Paper, paper
-from fewbits.analysis.engine.verdicts import FAMILIES
+from fewbits.analysis.engine.claims.findings import Verdict
+from fewbits.analysis.engine.claims.judging import judge_study, training_of
+from fewbits.analysis.engine.claims.schema import Claim, StudyClaims, load_claims, studies_with_claims
+from fewbits.analysis.engine.claims.verdicts import FAMILIES
+from fewbits.analysis.engine.results.frames import Results
+from fewbits.analysis.engine.results.paper import Paper, paper
 from fewbits.analysis.report.items import FigureResult, Picture, Table, TableResult, why_missing
 from fewbits.analysis.report.registry import Entry, StudyRegistry, study_registry
 from fewbits.analysis.report.shown import ClaimsItem, FigureItem, TableItem, draw

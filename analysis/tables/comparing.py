@@ -6,15 +6,15 @@ from trial ids to numbers.
 
 from __future__ import annotations
 
-from fewbits.analysis.engine.arms import BASELINE
-from fewbits.analysis.engine.claims import Comparison, Part
-from fewbits.analysis.engine.data import Data, Differences, NoData, NotPlanned
-from fewbits.analysis.engine.frames import Results
-from fewbits.analysis.engine.pairing import Metric, Where, sample
-from fewbits.analysis.engine.pairs import Numbers, built_in, data_of, scope_of
-from fewbits.analysis.engine.places import ANYWHERE, not_planned
-from fewbits.analysis.engine.pooling import pools_of
-from fewbits.analysis.engine.statistics import Pools
+from fewbits.analysis.engine.claims.pairs import Numbers, built_in, data_of, scope_of
+from fewbits.analysis.engine.claims.schema import Comparison, Part
+from fewbits.analysis.engine.results.arms import BASELINE
+from fewbits.analysis.engine.results.data import Data, Differences, NoData, NotPlanned
+from fewbits.analysis.engine.results.frames import Results
+from fewbits.analysis.engine.results.pairing import Metric, Where, sample
+from fewbits.analysis.engine.results.places import ANYWHERE, not_planned
+from fewbits.analysis.engine.results.pooling import pools_of
+from fewbits.analysis.engine.statistics.estimates import Pools
 
 
 def compare(

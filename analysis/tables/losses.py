@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from fewbits.analysis.engine.arms import arm_table
-from fewbits.analysis.engine.frames import Results
-from fewbits.analysis.engine.pairing import Metric
-from fewbits.analysis.engine.paper import Table, paper
-from fewbits.analysis.engine.places import Where
+from fewbits.analysis.engine.results.arms import arm_table
+from fewbits.analysis.engine.results.frames import Results
+from fewbits.analysis.engine.results.pairing import Metric
+from fewbits.analysis.engine.results.paper import Table, paper
+from fewbits.analysis.engine.results.places import Where
 from fewbits.analysis.report.items import OutOfReach, TableCell, TableResult, TableRow
 from fewbits.analysis.tables.cells import BLANK, PERCENT, change, level
 

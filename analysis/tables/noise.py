@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from fewbits.analysis.engine.arms import AGAIN, BASELINE, ArmTable, arm_table
-from fewbits.analysis.engine.claims import LOSS as VALIDATION
-from fewbits.analysis.engine.data import Data, Differences, NotPlanned
-from fewbits.analysis.engine.frames import Results
-from fewbits.analysis.engine.places import family_places, not_planned
-from fewbits.analysis.engine.statistics import Pools, summary
+from fewbits.analysis.engine.claims.schema import LOSS as VALIDATION
+from fewbits.analysis.engine.results.arms import AGAIN, BASELINE, ArmTable, arm_table
+from fewbits.analysis.engine.results.data import Data, Differences, NotPlanned
+from fewbits.analysis.engine.results.frames import Results
+from fewbits.analysis.engine.results.places import family_places, not_planned
+from fewbits.analysis.engine.statistics.estimates import Pools, summary
 from fewbits.analysis.report.items import Setting, Table, TableCell, TableResult, TableRow
 from fewbits.analysis.tables.arms import LOSSES
 from fewbits.analysis.tables.cells import PERCENT, cell, spread

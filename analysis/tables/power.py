@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fewbits.analysis.engine.arms import ArmTable, arm_table
-from fewbits.analysis.engine.claims import (
+from fewbits.analysis.engine.claims.pairs import data_of
+from fewbits.analysis.engine.claims.schema import (
     DIRECTIONS,
     LOSS,
     NULLS,
@@ -14,11 +14,11 @@ from fewbits.analysis.engine.claims import (
     load_claims,
     studies_with_claims,
 )
-from fewbits.analysis.engine.data import Data, Differences, NoData
-from fewbits.analysis.engine.frames import Results
-from fewbits.analysis.engine.pairs import data_of
-from fewbits.analysis.engine.power import detectable, seeds_needed
-from fewbits.analysis.engine.statistics import estimate
+from fewbits.analysis.engine.results.arms import ArmTable, arm_table
+from fewbits.analysis.engine.results.data import Data, Differences, NoData
+from fewbits.analysis.engine.results.frames import Results
+from fewbits.analysis.engine.statistics.estimates import estimate
+from fewbits.analysis.engine.statistics.power import detectable, seeds_needed
 from fewbits.analysis.report.items import Setting, TableCell, TableResult, TableRow, Value
 from fewbits.analysis.tables.cells import PERCENT, UNKNOWN, cell, spread
 from fewbits.analysis.tables.comparing import resolve

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from fewbits.analysis.engine.data import NotPlanned
-from fewbits.analysis.engine.frames import Results
-from fewbits.analysis.engine.paper import Table as PaperTable
-from fewbits.analysis.engine.places import Where, not_planned, trial_ids
+from fewbits.analysis.engine.results.data import NotPlanned
+from fewbits.analysis.engine.results.frames import Results
+from fewbits.analysis.engine.results.paper import Table as PaperTable
+from fewbits.analysis.engine.results.places import Where, not_planned, trial_ids
 from fewbits.analysis.report.items import Setting, TableCell, TableResult, TableRow
 from fewbits.analysis.views.numbers import number
 from fewbits.experiments.optimization.schedules import factor

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from fewbits.analysis.engine.claims import OWN, Claim
-from fewbits.analysis.engine.findings import ControlResult, Finding, Outcome, Status, Verdict
-from fewbits.analysis.engine.verdicts import FAMILIES
+from fewbits.analysis.engine.claims.findings import ControlResult, Finding, Outcome, Status, Verdict
+from fewbits.analysis.engine.claims.schema import OWN, Claim
+from fewbits.analysis.engine.claims.verdicts import FAMILIES
 from fewbits.analysis.views.html import render
 from fewbits.analysis.views.numbers import bounds, effect, number, p_value, plural, size
 from fewbits.analysis.views.trials import Trials

@@ -15,8 +15,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from markupsafe import Markup
 
 from fewbits import __version__
-from fewbits.analysis.engine.alike import unlike_within_seeds
-from fewbits.analysis.engine.frames import Results
+from fewbits.analysis.engine.results.alike import unlike_within_seeds
+from fewbits.analysis.engine.results.frames import Results
 from fewbits.analysis.report.fingerprint import sources
 from fewbits.analysis.views.html import render
 from fewbits.analysis.views.numbers import number, plural

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Mapping
 
 from markupsafe import Markup
 
-from fewbits.analysis.engine.claims import NULLS, OWN
-from fewbits.analysis.engine.findings import Finding, Outcome, Status, Verdict
-from fewbits.analysis.engine.paper import Paper
+from fewbits.analysis.engine.claims.findings import Finding, Outcome, Status, Verdict
+from fewbits.analysis.engine.claims.schema import NULLS, OWN
+from fewbits.analysis.engine.results.paper import Paper
 from fewbits.analysis.views.claims import view
 from fewbits.analysis.views.html import render
 from fewbits.analysis.views.numbers import sentence, size

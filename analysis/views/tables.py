@@ -8,7 +8,7 @@ from itertools import groupby
 
 from markupsafe import Markup
 
-from fewbits.analysis.engine.data import NoData, NotPlanned
+from fewbits.analysis.engine.results.data import NoData, NotPlanned
 from fewbits.analysis.report.items import (
     Missing,
     OutOfReach,

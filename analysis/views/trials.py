@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 from markupsafe import Markup
 
-from fewbits.analysis.engine.frames import Results
+from fewbits.analysis.engine.results.frames import Results
 from fewbits.analysis.views.html import render
 from fewbits.analysis.views.numbers import number
 from fewbits.experiments.storage.run_folder import HASH

@@ -3,14 +3,14 @@
     python docs/measured/pooling.py > docs/measured/pooling.txt
 
 Arms × seeds of normal noise; one arm spreads `factor` times as far as the others and is compared with another one, of
-the same true mean. The rules are those of analysis/engine/statistics.py (`pooled`, `estimate`), vectorised.
+the same true mean. The rules are those of analysis/engine/statistics/estimates.py (`pooled`, `estimate`), vectorised.
 """
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from fewbits.analysis.engine.statistics import ALPHA, CAUTION
+from fewbits.analysis.engine.statistics.estimates import ALPHA, CAUTION
 
 Array = NDArray[np.float64]
 REPEATS = 8000

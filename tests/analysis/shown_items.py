@@ -3,7 +3,7 @@
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from fewbits.analysis.engine.frames import Results
+from fewbits.analysis.engine.results.frames import Results
 from fewbits.analysis.report.items import Setting, TableCell, TableResult, Value
 from fewbits.analysis.report.registry import study_registry
 

@@ -9,11 +9,11 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from fewbits.analysis.engine.data import Differences, NoData
-from fewbits.analysis.engine.frames import Results
-from fewbits.analysis.engine.pairing import paired, sample
-from fewbits.analysis.engine.pooling import kind, pools_of
-from fewbits.analysis.engine.rows import LABELS
+from fewbits.analysis.engine.results.data import Differences, NoData
+from fewbits.analysis.engine.results.frames import Results
+from fewbits.analysis.engine.results.pairing import paired, sample
+from fewbits.analysis.engine.results.pooling import kind, pools_of
+from fewbits.analysis.engine.results.rows import LABELS
 from fewbits.analysis.figures import series
 from fewbits.models.recipe import Recipe
 from fewbits.sweeps.planning.plan import Plan

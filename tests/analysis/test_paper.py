@@ -5,7 +5,7 @@ import math
 import pytest
 import yaml
 
-from fewbits.analysis.engine.paper import FOLDER, Paper, paper
+from fewbits.analysis.engine.results.paper import FOLDER, Paper, paper
 from fewbits.common.from_dict import from_dict
 from fewbits.models.networks.presets import MODELS
 from fewbits.sweeps.planning.studies import STUDIES

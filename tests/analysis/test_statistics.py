@@ -11,9 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import ArrayLike
 from scipy import stats
 
-from fewbits.analysis.engine.multiplicity import Stratum, compare_events, holm
-from fewbits.analysis.engine.power import minimum_detectable_effect, planned_effect, power, required_n
-from fewbits.analysis.engine.statistics import (
+from fewbits.analysis.engine.statistics.estimates import (
     ALPHA,
     Interval,
     Side,
@@ -26,6 +24,8 @@ from fewbits.analysis.engine.statistics import (
     pooled_by_kind,
     summary,
 )
+from fewbits.analysis.engine.statistics.multiplicity import Stratum, compare_events, holm
+from fewbits.analysis.engine.statistics.power import minimum_detectable_effect, planned_effect, power, required_n
 from tests.messages import naming
 
 FEW = [0.31, 0.12, 0.45, -0.02, 0.27]

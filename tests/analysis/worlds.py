@@ -19,12 +19,12 @@ from typing import Any
 import numpy as np
 from pandas import DataFrame
 
-from fewbits.analysis.engine.claims import load_claims
-from fewbits.analysis.engine.findings import Verdict
-from fewbits.analysis.engine.frames import Results
-from fewbits.analysis.engine.hooks import load_hooks
-from fewbits.analysis.engine.judging import evidence_of
-from fewbits.analysis.engine.verdicts import conclude
+from fewbits.analysis.engine.claims.findings import Verdict
+from fewbits.analysis.engine.claims.hooks import load_hooks
+from fewbits.analysis.engine.claims.judging import evidence_of
+from fewbits.analysis.engine.claims.schema import load_claims
+from fewbits.analysis.engine.claims.verdicts import conclude
+from fewbits.analysis.engine.results.frames import Results
 from fewbits.sweeps.planning.plan import Member, Plan, plan
 from fewbits.sweeps.planning.sweep import load_sweeps
 

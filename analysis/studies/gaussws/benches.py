@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, Generic, TypeVar
 
-from fewbits.analysis.engine.frames import Damaged, Results
-from fewbits.analysis.engine.statistics import Interval, median_interval
+from fewbits.analysis.engine.results.frames import Damaged, Results
+from fewbits.analysis.engine.statistics.estimates import Interval, median_interval
 
 FOLDER = "bench"
 DEVICES = ("cuda", "cpu")  # reports show the first one with measurements

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fewbits.analysis.engine.paper import paper
+from fewbits.analysis.engine.results.paper import paper
 from fewbits.analysis.studies.gaussws.theory import SQUARE, noise
 from fewbits.experiments.bench.step import Step
 from fewbits.experiments.config import load_recipe

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from fewbits.analysis.engine.data import Exact
-from fewbits.analysis.engine.hooks import exact
+from fewbits.analysis.engine.claims.hooks import exact
+from fewbits.analysis.engine.results.data import Exact
 from fewbits.analysis.studies.gaussws import consistency, theory
 from fewbits.analysis.studies.gaussws.consistency import KINDS
 from fewbits.analysis.studies.gaussws.theory import Swallowed

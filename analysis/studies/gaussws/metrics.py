@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from fewbits.analysis.engine.frames import Results
-from fewbits.analysis.engine.hooks import metric
+from fewbits.analysis.engine.claims.hooks import metric
+from fewbits.analysis.engine.results.frames import Results
 from fewbits.analysis.studies.gaussws.widths import finals
 
 SHARE = (0.0, 1.0)

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from fewbits.analysis.engine.data import Differences, Measured, NoData, NotPlanned
-from fewbits.analysis.engine.frames import Results
-from fewbits.analysis.engine.hooks import measure
-from fewbits.analysis.engine.paper import paper
+from fewbits.analysis.engine.claims.hooks import measure
+from fewbits.analysis.engine.results.data import Differences, Measured, NoData, NotPlanned
+from fewbits.analysis.engine.results.frames import Results
+from fewbits.analysis.engine.results.paper import paper
 from fewbits.analysis.studies.gaussws import benches
 from fewbits.analysis.studies.gaussws.benches import PLAIN, QUIET, Timed, lost
 from fewbits.kernels.bench.generators import BITWISE, BOX_MULLER, TORCH

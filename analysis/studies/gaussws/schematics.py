@@ -15,7 +15,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from fewbits.analysis.engine.frames import Results
+from fewbits.analysis.engine.results.frames import Results
 from fewbits.analysis.figures.drawing import POINTS, SMALL, Drawing
 from fewbits.analysis.figures.panels import panels
 from fewbits.analysis.figures.theme import STYLES, theme

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fewbits.analysis.engine.arms import BASELINE, arm_table
-from fewbits.analysis.engine.data import NoData
-from fewbits.analysis.engine.frames import Results
-from fewbits.analysis.engine.places import not_planned, sweep_places, trial_ids
+from fewbits.analysis.engine.results.arms import BASELINE, arm_table
+from fewbits.analysis.engine.results.data import NoData
+from fewbits.analysis.engine.results.frames import Results
+from fewbits.analysis.engine.results.places import not_planned, sweep_places, trial_ids
 from fewbits.analysis.report.items import Setting, Table, TableCell, TableResult, TableRow, Value
 from fewbits.analysis.report.registry import table
 from fewbits.sweeps.running.store import State

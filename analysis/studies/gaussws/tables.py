@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fewbits.analysis.engine.arms import BASELINE
-from fewbits.analysis.engine.data import NotPlanned
-from fewbits.analysis.engine.frames import Results
-from fewbits.analysis.engine.paper import Column, paper
-from fewbits.analysis.engine.places import not_planned, sweep_places, trial_ids
+from fewbits.analysis.engine.results.arms import BASELINE
+from fewbits.analysis.engine.results.data import NotPlanned
+from fewbits.analysis.engine.results.frames import Results
+from fewbits.analysis.engine.results.paper import Column, paper
+from fewbits.analysis.engine.results.places import not_planned, sweep_places, trial_ids
 from fewbits.analysis.report.items import Ours, OutOfReach, Setting, TableCell, TableResult, TableRow, Value
 from fewbits.analysis.report.registry import table
 from fewbits.analysis.studies.gaussws import benches, theory

@@ -20,7 +20,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from fewbits.analysis.engine.paper import paper
+from fewbits.analysis.engine.results.paper import paper
 from fewbits.kernels.api import fake_quantize
 from fewbits.kernels.formats import Format
 from fewbits.kernels.noise import gaussian_noise, sample_weight, uniform_noise, unpack_noise

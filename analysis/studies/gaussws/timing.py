@@ -7,10 +7,10 @@ import math
 import numpy as np
 from matplotlib.figure import Figure
 
-from fewbits.analysis.engine.data import NoData
-from fewbits.analysis.engine.frames import Results
-from fewbits.analysis.engine.paper import paper
-from fewbits.analysis.engine.places import not_planned
+from fewbits.analysis.engine.results.data import NoData
+from fewbits.analysis.engine.results.frames import Results
+from fewbits.analysis.engine.results.paper import paper
+from fewbits.analysis.engine.results.places import not_planned
 from fewbits.analysis.figures.bars import bar_figure
 from fewbits.analysis.figures.theme import STYLES
 from fewbits.analysis.report.items import FigureResult, Picture, Table, TableCell, TableResult, TableRow, Value

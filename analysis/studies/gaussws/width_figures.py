@@ -8,9 +8,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from fewbits.analysis.engine.data import NoData
-from fewbits.analysis.engine.frames import Results
-from fewbits.analysis.engine.places import not_planned, trial_ids
+from fewbits.analysis.engine.results.data import NoData
+from fewbits.analysis.engine.results.frames import Results
+from fewbits.analysis.engine.results.places import not_planned, trial_ids
 from fewbits.analysis.figures.curves import Line, Panel, curve_figure
 from fewbits.analysis.figures.panels import legend, panels, rule_key
 from fewbits.analysis.figures.theme import BASELINE, SMALL, STYLES, theme

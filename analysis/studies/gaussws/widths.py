@@ -15,8 +15,8 @@ import numpy as np
 import pandas as pd
 from torch import nn
 
-from fewbits.analysis.engine.frames import Results, last_windows
-from fewbits.analysis.engine.places import sweep_places, trial_ids
+from fewbits.analysis.engine.results.frames import Results, last_windows
+from fewbits.analysis.engine.results.places import sweep_places, trial_ids
 from fewbits.experiments.optimization.schedules import factor
 from fewbits.experiments.trial import Trial
 from fewbits.models.networks.decoder import DecoderConfig

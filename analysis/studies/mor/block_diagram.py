@@ -10,9 +10,9 @@ import pandas as pd
 from matplotlib.figure import Figure
 from torch import nn
 
-from fewbits.analysis.engine.data import NotPlanned
-from fewbits.analysis.engine.frames import Results, last_windows
-from fewbits.analysis.engine.places import sweep_places
+from fewbits.analysis.engine.results.data import NotPlanned
+from fewbits.analysis.engine.results.frames import Results, last_windows
+from fewbits.analysis.engine.results.places import sweep_places
 from fewbits.analysis.figures.drawing import BF16, E4M3, TEXT, Drawing
 from fewbits.analysis.figures.theme import theme
 from fewbits.analysis.report.items import FigureResult, Picture

@@ -14,8 +14,8 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from fewbits.analysis.engine.data import Exact
-from fewbits.analysis.engine.hooks import exact
+from fewbits.analysis.engine.claims.hooks import exact
+from fewbits.analysis.engine.results.data import Exact
 from fewbits.kernels.api import QuantStats, fake_quantize
 from fewbits.kernels.packed import Packed, decode, encode
 from fewbits.kernels.quantizer import Quantizer

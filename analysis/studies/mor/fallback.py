@@ -8,11 +8,11 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from fewbits.analysis.engine.arms import arm_table
-from fewbits.analysis.engine.data import NoData
-from fewbits.analysis.engine.frames import Results
-from fewbits.analysis.engine.paper import paper
-from fewbits.analysis.engine.places import not_planned, sweep_places
+from fewbits.analysis.engine.results.arms import arm_table
+from fewbits.analysis.engine.results.data import NoData
+from fewbits.analysis.engine.results.frames import Results
+from fewbits.analysis.engine.results.paper import paper
+from fewbits.analysis.engine.results.places import not_planned, sweep_places
 from fewbits.analysis.figures import series
 from fewbits.analysis.figures.curves import Line, Panel, PaperMark, Rule, curve_figure
 from fewbits.analysis.figures.heat_map import HeatMap, HeatRow, heat_map_figure

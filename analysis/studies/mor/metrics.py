@@ -16,8 +16,8 @@ from statistics import fmean
 import numpy as np
 import pandas as pd
 
-from fewbits.analysis.engine.frames import Results, last_windows
-from fewbits.analysis.engine.hooks import Between, metric
+from fewbits.analysis.engine.claims.hooks import Between, metric
+from fewbits.analysis.engine.results.frames import Results, last_windows
 from fewbits.analysis.studies.mor import tensors
 from fewbits.analysis.studies.mor.tensors import (
     DY,

@@ -16,8 +16,8 @@ from typing import TypeVar
 import numpy as np
 import pandas as pd
 
-from fewbits.analysis.engine.frames import Results, last_windows
-from fewbits.analysis.engine.paper import paper
+from fewbits.analysis.engine.results.frames import Results, last_windows
+from fewbits.analysis.engine.results.paper import paper
 from fewbits.kernels.quantizer import ErrorBelow, Mixture
 from fewbits.models.observer import BINS, ENTRIES
 

@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 from matplotlib.figure import Figure
 
-from fewbits.analysis.engine.arms import BASELINE
-from fewbits.analysis.engine.claims import LOSS
-from fewbits.analysis.engine.data import Data, Differences, NoData
-from fewbits.analysis.engine.frames import Results
-from fewbits.analysis.engine.pairing import Where, paired, sample
-from fewbits.analysis.engine.places import not_planned
-from fewbits.analysis.engine.statistics import ALPHA, summary
+from fewbits.analysis.engine.claims.schema import LOSS
+from fewbits.analysis.engine.results.arms import BASELINE
+from fewbits.analysis.engine.results.data import Data, Differences, NoData
+from fewbits.analysis.engine.results.frames import Results
+from fewbits.analysis.engine.results.pairing import Where, paired, sample
+from fewbits.analysis.engine.results.places import not_planned
+from fewbits.analysis.engine.statistics.estimates import ALPHA, summary
 from fewbits.analysis.figures.curves import Line, Panel, Rule, curve_figure
 from fewbits.analysis.figures.series import band_of, means_of
 from fewbits.analysis.figures.theme import STYLES, Style

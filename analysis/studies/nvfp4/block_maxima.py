@@ -14,7 +14,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from fewbits.analysis.engine.frames import Results
+from fewbits.analysis.engine.results.frames import Results
 from fewbits.analysis.figures.curves import Line, Panel, Rule, curve_figure
 from fewbits.analysis.figures.theme import STYLES, Array, Style
 from fewbits.analysis.report.items import FigureResult, Picture

@@ -16,9 +16,9 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from fewbits.analysis.engine.data import Exact
-from fewbits.analysis.engine.hooks import exact
-from fewbits.analysis.engine.paper import paper
+from fewbits.analysis.engine.claims.hooks import exact
+from fewbits.analysis.engine.results.data import Exact
+from fewbits.analysis.engine.results.paper import paper
 from fewbits.kernels.api import fake_quantize
 from fewbits.kernels.packed import encode
 from fewbits.kernels.quantizer import HADAMARD_SIZES, Quantizer

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cache
 
-from fewbits.analysis.engine.data import Exact
-from fewbits.analysis.engine.hooks import exact
-from fewbits.analysis.engine.paper import paper
+from fewbits.analysis.engine.claims.hooks import exact
+from fewbits.analysis.engine.results.data import Exact
+from fewbits.analysis.engine.results.paper import paper
 from fewbits.experiments.config import load_recipe
 from fewbits.models.networks.presets import MODELS
 from fewbits.models.networks.registry import on_meta

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fewbits.analysis.engine.data import Exact
-from fewbits.analysis.engine.hooks import exact
+from fewbits.analysis.engine.claims.hooks import exact
+from fewbits.analysis.engine.results.data import Exact
 from fewbits.experiments.config import load_recipe
 from fewbits.kernels.api import fake_quantize
 from fewbits.kernels.quantizer import Quantizer

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 from matplotlib.figure import Figure
 
-from fewbits.analysis.engine.arms import arm_table
-from fewbits.analysis.engine.data import NoData, NotPlanned
-from fewbits.analysis.engine.frames import Results
-from fewbits.analysis.engine.places import family_places, not_planned
+from fewbits.analysis.engine.results.arms import arm_table
+from fewbits.analysis.engine.results.data import NoData, NotPlanned
+from fewbits.analysis.engine.results.frames import Results
+from fewbits.analysis.engine.results.places import family_places, not_planned
 from fewbits.analysis.figures.heat_map import HeatMap, HeatRow, heat_map_figure
 from fewbits.analysis.report.items import FigureResult, Picture, Table, TableCell, TableResult, TableRow
 from fewbits.analysis.report.registry import figure, table

@@ -7,8 +7,8 @@ from statistics import fmean
 
 import pandas as pd
 
-from fewbits.analysis.engine.frames import Results, last_windows
-from fewbits.analysis.engine.hooks import metric
+from fewbits.analysis.engine.claims.hooks import metric
+from fewbits.analysis.engine.results.frames import Results, last_windows
 
 LOSS = "validation_loss"
 ARM, TRUNK = "nvfp4-trunk", "trunk"

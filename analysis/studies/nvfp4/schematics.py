@@ -14,7 +14,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from fewbits.analysis.engine.frames import Results
+from fewbits.analysis.engine.results.frames import Results
 from fewbits.analysis.figures.drawing import POINTS, TEXT, Drawing
 from fewbits.analysis.figures.theme import ink, shades, theme
 from fewbits.analysis.report.items import FigureResult, Picture

@@ -12,10 +12,10 @@ from functools import cache, partial
 
 import torch
 
-from fewbits.analysis.engine.arms import BASELINE, arm_table
-from fewbits.analysis.engine.frames import Results
-from fewbits.analysis.engine.paper import paper
-from fewbits.analysis.engine.places import family_places, not_planned, trial_ids
+from fewbits.analysis.engine.results.arms import BASELINE, arm_table
+from fewbits.analysis.engine.results.frames import Results
+from fewbits.analysis.engine.results.paper import paper
+from fewbits.analysis.engine.results.places import family_places, not_planned, trial_ids
 from fewbits.analysis.report.items import OutOfReach, Setting, TableCell, TableResult, TableRow
 from fewbits.analysis.report.registry import table
 from fewbits.analysis.tables.losses import STAND_INS, LossColumn, loss_table

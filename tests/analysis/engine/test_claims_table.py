@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from fewbits.analysis.engine.claims import Claim, Part, load_claims, studies_with_claims
-from fewbits.analysis.engine.claims_table import claims_table
+from fewbits.analysis.engine.claims.schema import Claim, Part, load_claims, studies_with_claims
+from fewbits.analysis.engine.claims.table import claims_table
 
 PAGE = Path(__file__).parents[3] / "docs" / "claims.md"
 CLAIMS = [claim for study in studies_with_claims() for claim in load_claims(study).claims]

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fewbits.analysis.engine.evaluation import document_error
+from fewbits.analysis.engine.results.evaluation import document_error
 
 SEEDS = (0, 1, 2)
 PAIRS = [(f"arm{seed}", f"bf16{seed}") for seed in SEEDS]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fewbits.analysis.engine.formulas import NotANumber, Place, check, evaluate
+from fewbits.analysis.engine.claims.formulas import NotANumber, Place, check, evaluate
 
 NUMBERS = {"a": 6.0, "b": 3.0, "c": 1.0}
 

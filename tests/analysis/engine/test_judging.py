@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from fewbits.analysis.engine.claims import load_claims, studies_with_claims
-from fewbits.analysis.engine.findings import Status
-from fewbits.analysis.engine.frames import Results
-from fewbits.analysis.engine.hooks import load_hooks
-from fewbits.analysis.engine.judging import evidence_of
-from fewbits.analysis.engine.preview import preview, preview_lines
-from fewbits.analysis.engine.verdicts import conclude
+from fewbits.analysis.engine.claims.findings import Status
+from fewbits.analysis.engine.claims.hooks import load_hooks
+from fewbits.analysis.engine.claims.judging import evidence_of
+from fewbits.analysis.engine.claims.preview import preview, preview_lines
+from fewbits.analysis.engine.claims.schema import load_claims, studies_with_claims
+from fewbits.analysis.engine.claims.verdicts import conclude
+from fewbits.analysis.engine.results.frames import Results
 from fewbits.sweeps.planning.plan import plan
 from fewbits.sweeps.planning.sweep import load_sweeps
 

@@ -8,13 +8,13 @@ from collections.abc import Iterable
 import numpy as np
 import pytest
 
-from fewbits.analysis.engine.claims import Claim, Comparison, ControlClaim, Margin, Part, Stated, comparisons
-from fewbits.analysis.engine.data import Differences, Events
-from fewbits.analysis.engine.findings import ControlResult, Finding, Outcome, Status
-from fewbits.analysis.engine.multiplicity import Stratum, compare_events, holm
-from fewbits.analysis.engine.statistics import Shared, Side, Spread, estimate
-from fewbits.analysis.engine.tests import judge
-from fewbits.analysis.engine.verdicts import Evidence, conclude
+from fewbits.analysis.engine.claims.findings import ControlResult, Finding, Outcome, Status
+from fewbits.analysis.engine.claims.schema import Claim, Comparison, ControlClaim, Margin, Part, Stated, comparisons
+from fewbits.analysis.engine.claims.tests import judge
+from fewbits.analysis.engine.claims.verdicts import Evidence, conclude
+from fewbits.analysis.engine.results.data import Differences, Events
+from fewbits.analysis.engine.statistics.estimates import Shared, Side, Spread, estimate
+from fewbits.analysis.engine.statistics.multiplicity import Stratum, compare_events, holm
 
 MARGIN = Margin(0.005, True, "for tests")
 SUPPORTED, OPPOSED, ABSENT, UNDECIDED = Status.SUPPORTED, Status.OPPOSED, Status.ABSENT, Status.UNDECIDED

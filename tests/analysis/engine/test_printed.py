@@ -2,7 +2,9 @@
 
 import pytest
 
-from fewbits.analysis.engine.claims import (
+from fewbits.analysis.engine.claims.findings import Outcome, Status
+from fewbits.analysis.engine.claims.preview import printed_effect
+from fewbits.analysis.engine.claims.schema import (
     DIRECTIONS,
     NULLS,
     Claim,
@@ -11,11 +13,9 @@ from fewbits.analysis.engine.claims import (
     load_claims,
     studies_with_claims,
 )
-from fewbits.analysis.engine.data import Differences
-from fewbits.analysis.engine.findings import Outcome, Status
-from fewbits.analysis.engine.preview import printed_effect
-from fewbits.analysis.engine.tests import judge
-from fewbits.analysis.engine.verdicts import Evidence, conclude
+from fewbits.analysis.engine.claims.tests import judge
+from fewbits.analysis.engine.claims.verdicts import Evidence, conclude
+from fewbits.analysis.engine.results.data import Differences
 
 PRINTED = [
     pytest.param(study, claim, comparison, id=f"{claim.id}: {comparison.name}")

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from fewbits.analysis.engine.seeds import ledger, shaping
+from fewbits.analysis.engine.claims.seeds import ledger, shaping
 
 CONFIG = Path(__file__).parents[3] / "sweeps" / "config"
 SCALES = sorted(CONFIG.glob("*/scale/*.yaml"))

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from fewbits.analysis.engine.arms import arm_table
-from fewbits.analysis.engine.claims import (
+from fewbits.analysis.engine.claims.findings import Finding, Status
+from fewbits.analysis.engine.claims.schema import (
     Claim,
     Comparison,
     ControlClaim,
@@ -13,10 +13,10 @@ from fewbits.analysis.engine.claims import (
     load_claims,
     studies_with_claims,
 )
-from fewbits.analysis.engine.data import Differences
-from fewbits.analysis.engine.findings import Finding, Status
-from fewbits.analysis.engine.tests import judge
-from fewbits.analysis.engine.verdicts import Evidence, conclude
+from fewbits.analysis.engine.claims.tests import judge
+from fewbits.analysis.engine.claims.verdicts import Evidence, conclude
+from fewbits.analysis.engine.results.arms import arm_table
+from fewbits.analysis.engine.results.data import Differences
 from fewbits.analysis.views.claims import view
 
 

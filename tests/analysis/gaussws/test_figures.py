@@ -2,10 +2,10 @@
 
 import pytest
 
-from fewbits.analysis.engine.arms import AGAIN
-from fewbits.analysis.engine.data import NoData, NotPlanned
-from fewbits.analysis.engine.frames import Results
-from fewbits.analysis.engine.places import sweep_places
+from fewbits.analysis.engine.results.arms import AGAIN
+from fewbits.analysis.engine.results.data import NoData, NotPlanned
+from fewbits.analysis.engine.results.frames import Results
+from fewbits.analysis.engine.results.places import sweep_places
 from fewbits.analysis.figures.theme import svg, themed
 from fewbits.analysis.figures.training import ArmCurves, show_rows
 from fewbits.analysis.report.items import FigureResult, Setting, TableResult, Value

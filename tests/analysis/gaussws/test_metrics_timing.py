@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from fewbits.analysis.engine.claims import comparisons, load_claims
-from fewbits.analysis.engine.data import Differences, Measured, NoData, NotPlanned
-from fewbits.analysis.engine.findings import Status
-from fewbits.analysis.engine.frames import Results
-from fewbits.analysis.engine.tests import judge
+from fewbits.analysis.engine.claims.findings import Status
+from fewbits.analysis.engine.claims.schema import comparisons, load_claims
+from fewbits.analysis.engine.claims.tests import judge
+from fewbits.analysis.engine.results.data import Differences, Measured, NoData, NotPlanned
+from fewbits.analysis.engine.results.frames import Results
 from fewbits.analysis.studies.gaussws import benches, metrics_timing
 from fewbits.analysis.studies.gaussws.benches import Bench, Timed
 from fewbits.sweeps.planning.plan import Plan

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fewbits.analysis.engine.frames import Results
+from fewbits.analysis.engine.results.frames import Results
 from fewbits.analysis.figures.theme import THEMES, svg, themed
 from fewbits.analysis.report.items import FigureResult
 from fewbits.analysis.studies.gaussws import schematics

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fewbits.analysis.engine.frames import Results
+from fewbits.analysis.engine.results.frames import Results
 from fewbits.analysis.report.items import Setting, TableResult, Value
 from fewbits.analysis.studies.gaussws import consistency, theory
 from fewbits.analysis.studies.gaussws import exact as arithmetic

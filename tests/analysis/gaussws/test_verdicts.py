@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from fewbits.analysis.engine.claims import load_claims
-from fewbits.analysis.engine.data import Exact
-from fewbits.analysis.engine.findings import Outcome, Status, Verdict
-from fewbits.analysis.engine.frames import Results
-from fewbits.analysis.engine.hooks import hooks_of, load_hooks
+from fewbits.analysis.engine.claims.findings import Outcome, Status, Verdict
+from fewbits.analysis.engine.claims.hooks import hooks_of, load_hooks
+from fewbits.analysis.engine.claims.schema import load_claims
+from fewbits.analysis.engine.results.data import Exact
+from fewbits.analysis.engine.results.frames import Results
 from fewbits.sweeps.planning.plan import Plan
 from tests.analysis import worlds
 from tests.analysis.gaussws.worlds import PAPER, World, benches, forget_benches, results

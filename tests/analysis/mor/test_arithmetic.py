@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fewbits.analysis.engine.data import Exact
+from fewbits.analysis.engine.results.data import Exact
 from fewbits.analysis.studies.mor import exact as arithmetic
 from fewbits.kernels.packed import Packed, encode
 

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from fewbits.analysis.engine.data import Differences, NoData, NotPlanned
-from fewbits.analysis.engine.frames import Results
-from fewbits.analysis.engine.paper import paper
-from fewbits.analysis.engine.places import sweep_places
+from fewbits.analysis.engine.results.data import Differences, NoData, NotPlanned
+from fewbits.analysis.engine.results.frames import Results
+from fewbits.analysis.engine.results.paper import paper
+from fewbits.analysis.engine.results.places import sweep_places
 from fewbits.analysis.figures.effects import effects_of
 from fewbits.analysis.figures.series import change
 from fewbits.analysis.figures.series import curves as recorded

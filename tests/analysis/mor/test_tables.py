@@ -5,9 +5,9 @@ from functools import partial
 
 import pytest
 
-from fewbits.analysis.engine.data import Differences, NoData, NotPlanned
-from fewbits.analysis.engine.frames import Results
-from fewbits.analysis.engine.paper import paper
+from fewbits.analysis.engine.results.data import Differences, NoData, NotPlanned
+from fewbits.analysis.engine.results.frames import Results
+from fewbits.analysis.engine.results.paper import paper
 from fewbits.analysis.report.items import OutOfReach, Setting, TableResult, Value
 from fewbits.analysis.report.registry import study_registry
 from fewbits.analysis.studies.mor.tensors import ONE

@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from fewbits.analysis.engine.findings import Outcome, Status, Verdict
-from fewbits.analysis.engine.judging import judge_study
+from fewbits.analysis.engine.claims.findings import Outcome, Status, Verdict
+from fewbits.analysis.engine.claims.judging import judge_study
 from fewbits.sweeps.planning.plan import Plan
 from tests.analysis.mor.worlds import FLOOR, World, results
 

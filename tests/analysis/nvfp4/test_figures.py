@@ -10,10 +10,10 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fewbits.analysis.engine.arms import arm_table
-from fewbits.analysis.engine.data import Differences, NoData, NotPlanned
-from fewbits.analysis.engine.frames import Damaged, Results
-from fewbits.analysis.engine.paper import paper
+from fewbits.analysis.engine.results.arms import arm_table
+from fewbits.analysis.engine.results.data import Differences, NoData, NotPlanned
+from fewbits.analysis.engine.results.frames import Damaged, Results
+from fewbits.analysis.engine.results.paper import paper
 from fewbits.analysis.figures.effects import EffectsFigure, effects_of
 from fewbits.analysis.figures.series import switches
 from fewbits.analysis.figures.theme import THEMES, WIDTH, svg, themed

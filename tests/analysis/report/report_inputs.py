@@ -10,13 +10,13 @@ import pytest
 import yaml
 
 from fewbits import cli
-from fewbits.analysis.engine import judging
-from fewbits.analysis.engine.claims import StudyClaims
-from fewbits.analysis.engine.data import Exact, NotPlanned
-from fewbits.analysis.engine.frames import Results
-from fewbits.analysis.engine.hooks import hooks_of
-from fewbits.analysis.engine.pairing import sample
-from fewbits.analysis.engine.paper import paper
+from fewbits.analysis.engine.claims import judging
+from fewbits.analysis.engine.claims.hooks import hooks_of
+from fewbits.analysis.engine.claims.schema import StudyClaims
+from fewbits.analysis.engine.results.data import Exact, NotPlanned
+from fewbits.analysis.engine.results.frames import Results
+from fewbits.analysis.engine.results.pairing import sample
+from fewbits.analysis.engine.results.paper import paper
 from fewbits.analysis.report import index, registry, study_report
 from fewbits.analysis.report.items import FigureResult, Setting, TableCell, TableResult, TableRow, Value
 from fewbits.analysis.report.registry import StudyRegistry

@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from fewbits.analysis.engine.claims import Claim, Margin, Part
-from fewbits.analysis.engine.findings import ControlResult, Finding, Outcome, Status, Verdict
-from fewbits.analysis.engine.statistics import Interval
+from fewbits.analysis.engine.claims.findings import ControlResult, Finding, Outcome, Status, Verdict
+from fewbits.analysis.engine.claims.schema import Claim, Margin, Part
+from fewbits.analysis.engine.statistics.estimates import Interval
 from fewbits.analysis.views.numbers import bounds, effect, number
 from fewbits.analysis.views.remarks import remarks, unreached
 

@@ -15,9 +15,9 @@ import pytest
 import yaml
 
 from fewbits import cli
-from fewbits.analysis.engine.claims import load_claims
-from fewbits.analysis.engine.judging import judge_study
-from fewbits.analysis.engine.paper import paper
+from fewbits.analysis.engine.claims.judging import judge_study
+from fewbits.analysis.engine.claims.schema import load_claims
+from fewbits.analysis.engine.results.paper import paper
 from fewbits.analysis.report.files import replace_folder
 from fewbits.analysis.report.index import restored
 from fewbits.analysis.report.items import TableResult, Value

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from fewbits.analysis.engine.amounts import amount
-from fewbits.analysis.engine.arms import arm_table
-from fewbits.analysis.engine.claims import Claim, ControlClaim, Part, comparisons, load_claims
-from fewbits.analysis.engine.data import Exact, Measured, NotPlanned
-from fewbits.analysis.engine.findings import ControlResult, Finding, Verdict
-from fewbits.analysis.engine.formulas import evaluate
-from fewbits.analysis.engine.frames import Results
-from fewbits.analysis.engine.hooks import hooks_of, load_hooks
-from fewbits.analysis.engine.pairing import Metric, combined
-from fewbits.analysis.engine.pairs import Numbers, built_in, data_of
-from fewbits.analysis.engine.seeds import shaping
-from fewbits.analysis.engine.tests import judge, judge_exact
-from fewbits.analysis.engine.verdicts import Evidence, conclude
+from fewbits.analysis.engine.claims.findings import ControlResult, Finding, Verdict
+from fewbits.analysis.engine.claims.formulas import evaluate
+from fewbits.analysis.engine.claims.hooks import hooks_of, load_hooks
+from fewbits.analysis.engine.claims.pairs import Numbers, built_in, data_of
+from fewbits.analysis.engine.claims.schema import Claim, ControlClaim, Part, comparisons, load_claims
+from fewbits.analysis.engine.claims.seeds import shaping
+from fewbits.analysis.engine.claims.tests import judge, judge_exact
+from fewbits.analysis.engine.claims.verdicts import Evidence, conclude
+from fewbits.analysis.engine.results.amounts import amount
+from fewbits.analysis.engine.results.arms import arm_table
+from fewbits.analysis.engine.results.data import Exact, Measured, NotPlanned
+from fewbits.analysis.engine.results.frames import Results
+from fewbits.analysis.engine.results.pairing import Metric, combined
 from fewbits.sweeps.planning.cost import parameters_of, tokens_of
 
 # Runs cover a claim about an outcome if they have at least this share of its stated parameters and of its tokens.

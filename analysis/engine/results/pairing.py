@@ -1,7 +1,7 @@
 """Pair an arm's trials with its baseline's, seed by seed, and take their differences; or take an arm's own numbers.
 
-A pair is two finished trials of a seed that were computed alike (engine/alike.py). Pairs in which one trial diverged
-are counted, and a note names every other pair that is left out.
+A pair is two finished trials of a seed that were computed alike (alike.py). Pairs in which one trial diverged are
+counted, and a note names every other pair that is left out.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 import pandas as pd
 
-from fewbits.analysis.engine.alike import why_not_compared
-from fewbits.analysis.engine.data import Differences, NoData, NotPlanned
-from fewbits.analysis.engine.frames import Results
-from fewbits.analysis.engine.rows import Row, place_name, treatment
-from fewbits.analysis.engine.statistics import differences
+from fewbits.analysis.engine.results.alike import why_not_compared
+from fewbits.analysis.engine.results.data import Differences, NoData, NotPlanned
+from fewbits.analysis.engine.results.frames import Results
+from fewbits.analysis.engine.results.rows import Row, place_name, treatment
+from fewbits.analysis.engine.statistics.estimates import differences
 from fewbits.common.from_dict import one_of
 from fewbits.sweeps.running.store import OVER, State
 

@@ -14,19 +14,19 @@ from statistics import median
 
 import yaml
 
-from fewbits.analysis.engine.arms import arm_table
-from fewbits.analysis.engine.claims import DIRECTIONS, NULLS, Comparison, comparisons, load_claims
-from fewbits.analysis.engine.data import Differences
-from fewbits.analysis.engine.frames import Results
-from fewbits.analysis.engine.hooks import load_hooks
-from fewbits.analysis.engine.judging import resolve
-from fewbits.analysis.engine.pairs import LATE, data_of, members_of, scope_of
-from fewbits.analysis.engine.paper import paper
-from fewbits.analysis.engine.power import planned_effect
-from fewbits.analysis.engine.tests import spread_of
+from fewbits.analysis.engine.claims.hooks import load_hooks
+from fewbits.analysis.engine.claims.judging import resolve
+from fewbits.analysis.engine.claims.pairs import LATE, data_of, members_of, scope_of
+from fewbits.analysis.engine.claims.schema import DIRECTIONS, NULLS, Comparison, comparisons, load_claims
+from fewbits.analysis.engine.claims.tests import spread_of
+from fewbits.analysis.engine.results.arms import arm_table
+from fewbits.analysis.engine.results.data import Differences
+from fewbits.analysis.engine.results.frames import Results
+from fewbits.analysis.engine.results.paper import paper
+from fewbits.analysis.engine.statistics.power import planned_effect
 from fewbits.common.from_dict import from_dict
 
-FILE = Path(__file__).parents[1] / "papers" / "planning" / "spreads.yaml"
+FILE = Path(__file__).parents[2] / "papers" / "planning" / "spreads.yaml"
 
 
 @dataclass(frozen=True)

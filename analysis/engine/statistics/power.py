@@ -9,7 +9,7 @@ from functools import cache
 import numpy as np
 from scipy import optimize, special, stats
 
-from fewbits.analysis.engine.statistics import ALPHA, CAUTION, Array, Estimate, positive
+from fewbits.analysis.engine.statistics.estimates import ALPHA, CAUTION, Array, Estimate, positive
 
 POWER = 0.80  # the probability with which a minimum detectable effect is detected
 MOST_SEEDS = 200  # if a design needs more seeds, messages do not say how many

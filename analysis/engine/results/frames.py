@@ -16,9 +16,9 @@ from typing import Any, TypeVar, cast
 import numpy as np
 import pandas as pd
 
-from fewbits.analysis.engine.alike import usual_kind
-from fewbits.analysis.engine.amounts import amount
-from fewbits.analysis.engine.rows import LABELS, STANDING, labels, place_name, standing
+from fewbits.analysis.engine.results.alike import usual_kind
+from fewbits.analysis.engine.results.amounts import amount
+from fewbits.analysis.engine.results.rows import LABELS, STANDING, labels, place_name, standing
 from fewbits.common.from_dict import one_of
 from fewbits.sweeps.planning.cost import parameters_of
 from fewbits.sweeps.planning.plan import Member, Plan

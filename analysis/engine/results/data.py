@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fewbits.analysis.engine.multiplicity import Stratum
-from fewbits.analysis.engine.statistics import Shared, Spread
+from fewbits.analysis.engine.statistics.estimates import Shared, Spread
+from fewbits.analysis.engine.statistics.multiplicity import Stratum
 
 
 @dataclass(frozen=True)

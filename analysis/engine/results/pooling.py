@@ -10,10 +10,10 @@ import math
 from collections import Counter
 from collections.abc import Iterable
 
-from fewbits.analysis.engine.frames import Results
-from fewbits.analysis.engine.pairing import Metric, Where, number
-from fewbits.analysis.engine.rows import Row, treatment
-from fewbits.analysis.engine.statistics import Pools, pooled_by_kind
+from fewbits.analysis.engine.results.frames import Results
+from fewbits.analysis.engine.results.pairing import Metric, Where, number
+from fewbits.analysis.engine.results.rows import Row, treatment
+from fewbits.analysis.engine.statistics.estimates import Pools, pooled_by_kind
 from fewbits.kernels.quantizer import Mixture
 from fewbits.models.recipe import Recipe, Slot
 from fewbits.sweeps.planning.plan import Member

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from fewbits.analysis.engine.claims import Claim
-from fewbits.analysis.engine.statistics import Interval
+from fewbits.analysis.engine.claims.schema import Claim
+from fewbits.analysis.engine.statistics.estimates import Interval
 
 
 class Outcome(StrEnum):

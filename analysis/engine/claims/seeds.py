@@ -11,7 +11,7 @@ import yaml
 
 from fewbits.common.from_dict import from_dict
 
-FILE = Path(__file__).parents[1] / "papers" / "planning" / "seeds.yaml"
+FILE = Path(__file__).parents[2] / "papers" / "planning" / "seeds.yaml"
 
 
 @dataclass(frozen=True)

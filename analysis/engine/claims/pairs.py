@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from fewbits.analysis.engine.claims import LOSS, Comparison
-from fewbits.analysis.engine.data import Differences, Measured, NoData, NotPlanned
-from fewbits.analysis.engine.evaluation import document_error, documents
-from fewbits.analysis.engine.frames import Results
-from fewbits.analysis.engine.pairing import Between, Metric, Where, paired, sample
-from fewbits.analysis.engine.pooling import pools_of, treatments
-from fewbits.analysis.engine.statistics import Shared
+from fewbits.analysis.engine.claims.schema import LOSS, Comparison
+from fewbits.analysis.engine.results.data import Differences, Measured, NoData, NotPlanned
+from fewbits.analysis.engine.results.evaluation import document_error, documents
+from fewbits.analysis.engine.results.frames import Results
+from fewbits.analysis.engine.results.pairing import Between, Metric, Where, paired, sample
+from fewbits.analysis.engine.results.pooling import pools_of, treatments
+from fewbits.analysis.engine.statistics.estimates import Shared
 from fewbits.sweeps.planning.plan import Member
 
 UNQUANTIZED = "validation_loss_unquantized"  # the same weights, evaluated without quantizers

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fewbits.analysis.engine.amounts import amount
-from fewbits.analysis.engine.claims import Claim, Margin, Part, load_claims, studies_with_claims
+from fewbits.analysis.engine.claims.schema import Claim, Margin, Part, load_claims, studies_with_claims
+from fewbits.analysis.engine.results.amounts import amount
 
 HEAD = """\
 # Claims

@@ -2,7 +2,7 @@
 
 `papers/claims/STUDY.yaml` has a study's claims and controls. A claim has one or several parts; a part names a test,
 arms, metrics and a margin, and expands to one comparison for each arm, metric and value of an axis (`comparisons`).
-Python hooks (engine/hooks.py) supply numbers that no result file has; they never make a verdict.
+Python hooks (engine/claims/hooks.py) supply numbers that no result file has; they never make a verdict.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from pathlib import Path
 
 import yaml
 
-from fewbits.analysis.engine import formulas
-from fewbits.analysis.engine.arms import ArmTable
-from fewbits.analysis.engine.formulas import Place
-from fewbits.analysis.engine.paper import distinct, named
+from fewbits.analysis.engine.claims import formulas
+from fewbits.analysis.engine.claims.formulas import Place
+from fewbits.analysis.engine.results.arms import ArmTable
+from fewbits.analysis.engine.results.paper import distinct, named
 from fewbits.common.from_dict import from_dict, one_of
 
-FOLDER = Path(__file__).parents[1] / "papers" / "claims"
+FOLDER = Path(__file__).parents[2] / "papers" / "claims"
 REACHES = ("any", "mechanism", "outcome")
 ABSENCES = ("contradicts", "not-seen")
 DIRECTIONS = ("higher", "lower")
@@ -81,7 +81,7 @@ class Part:
     baseline: str = ""
     metrics: tuple[str, ...] = (LOSS,)
     data: str = ""  # instead of arms: the key of the data in the result of the claim's measure hook
-    formula: str = ""  # instead of arms: a number of several arms of a seed (engine/formulas.py)
+    formula: str = ""  # instead of arms: a number of several arms of a seed (engine/claims/formulas.py)
     of: dict[str, str] = field(default_factory=dict)  # the names in the formula, each with its arm
     sweep: str = ""  # the sweep to compare in; needed if several sweeps have different trials for one arm
     where: dict[str, str] = field(default_factory=dict)  # selected values of the sweep's axes

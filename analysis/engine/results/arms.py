@@ -13,10 +13,10 @@ from pathlib import Path
 
 import yaml
 
-from fewbits.analysis.engine.paper import distinct
+from fewbits.analysis.engine.results.paper import distinct
 from fewbits.common.from_dict import from_dict, one_of
 
-STUDIES = Path(__file__).parents[1] / "studies"
+STUDIES = Path(__file__).parents[2] / "studies"
 FILE = "arms.yaml"
 BASELINE = "bf16"  # the arm that others are compared with, unless the table names another
 AGAIN = "bf16-again"  # for A/A comparisons: the same mathematics as BF16, with sums that round in another order

@@ -16,7 +16,7 @@ import yaml
 
 from fewbits.common.from_dict import from_dict, one_of
 
-FOLDER = Path(__file__).parents[1] / "papers"
+FOLDER = Path(__file__).parents[2] / "papers"
 BETTER = ("", "lower", "higher")
 FIGURES = ("schematic", "curves", "heat map", "bars", "points")
 

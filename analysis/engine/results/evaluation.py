@@ -13,8 +13,8 @@ from collections.abc import Iterable
 import numpy as np
 import pandas as pd
 
-from fewbits.analysis.engine.frames import Results
-from fewbits.analysis.engine.statistics import Shared
+from fewbits.analysis.engine.results.frames import Results
+from fewbits.analysis.engine.statistics.estimates import Shared
 
 FILE = "evaluation.parquet"
 LABELS = ("trial", "text", "document", "tokens")

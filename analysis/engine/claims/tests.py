@@ -19,12 +19,12 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from fewbits.analysis.engine.claims import DIRECTIONS, EVENTS, NULLS, OBSERVED, Comparison
-from fewbits.analysis.engine.data import Differences, Events, Exact, Measured, NoData, NotPlanned
-from fewbits.analysis.engine.findings import Finding, Status
-from fewbits.analysis.engine.multiplicity import Stratum, compare_events
-from fewbits.analysis.engine.power import MOST_SEEDS, detectable, seeds_needed
-from fewbits.analysis.engine.statistics import ALPHA, Estimate, Interval, Side, Spread, estimate
+from fewbits.analysis.engine.claims.findings import Finding, Status
+from fewbits.analysis.engine.claims.schema import DIRECTIONS, EVENTS, NULLS, OBSERVED, Comparison
+from fewbits.analysis.engine.results.data import Differences, Events, Exact, Measured, NoData, NotPlanned
+from fewbits.analysis.engine.statistics.estimates import ALPHA, Estimate, Interval, Side, Spread, estimate
+from fewbits.analysis.engine.statistics.multiplicity import Stratum, compare_events
+from fewbits.analysis.engine.statistics.power import MOST_SEEDS, detectable, seeds_needed
 
 LEVEL = 1 - 2 * ALPHA
 INACTIVE = "both arms have exactly the same numbers in every pair: the mechanism was not active"

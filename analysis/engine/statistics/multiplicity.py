@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fewbits.analysis.engine.statistics import ALPHA
+from fewbits.analysis.engine.statistics.estimates import ALPHA
 
 
 @dataclass(frozen=True)

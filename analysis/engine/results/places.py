@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fewbits.analysis.engine.arms import ArmTable
-from fewbits.analysis.engine.data import NotPlanned
-from fewbits.analysis.engine.frames import Results
+from fewbits.analysis.engine.results.arms import ArmTable
+from fewbits.analysis.engine.results.data import NotPlanned
+from fewbits.analysis.engine.results.frames import Results
 
 Where = Mapping[str, str]  # selected values of a sweep's axes
 ANYWHERE: Where = {}

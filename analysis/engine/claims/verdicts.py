@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from fewbits.analysis.engine.claims import Claim
-from fewbits.analysis.engine.findings import ControlResult, Finding, Outcome, Status, Verdict
-from fewbits.analysis.engine.multiplicity import holm
-from fewbits.analysis.engine.statistics import ALPHA
+from fewbits.analysis.engine.claims.findings import ControlResult, Finding, Outcome, Status, Verdict
+from fewbits.analysis.engine.claims.schema import Claim
+from fewbits.analysis.engine.statistics.estimates import ALPHA
+from fewbits.analysis.engine.statistics.multiplicity import holm
 
 MOST_REASONS = 3  # a verdict with many reasons gives this many in full
 
