@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -158,16 +159,19 @@ def test_a_pipe_whose_reader_has_gone_is_silent(words: list[str]) -> None:
 # doctor
 
 
-def test_doctor_answers_in_half_a_second() -> None:
-    """The kernels are built first, since doctor tests the compiler otherwise."""
+def test_doctor_takes_no_longer_than_some_starts_of_python() -> None:
+    """The kernels are built first, since doctor tests the compiler otherwise. Importing torch takes over 50 starts."""
     if build.compiler():
         build.build()
-    seconds = []
-    for _ in range(5):
-        start = time.perf_counter()
-        fewbits("doctor")
-        seconds.append(time.perf_counter() - start)
-    assert min(seconds) < 0.5
+
+    def seconds(start: Callable[[], object]) -> float:
+        before = time.perf_counter()
+        start()
+        return time.perf_counter() - before
+
+    empty = partial(subprocess.run, [sys.executable, "-c", ""], check=True)
+    ratios = [seconds(partial(fewbits, "doctor")) / seconds(empty) for _ in range(5)]
+    assert min(ratios) < 25
 
 
 @pytest.mark.parametrize("words", [["--help"], ["doctor"]])
