@@ -29,7 +29,7 @@ import torch
 from fewbits.common.redaction import redacted
 from fewbits.experiments.environment import environment
 from fewbits.experiments.fingerprint.equal_bits import equal_fingerprints
-from fewbits.experiments.fingerprint.numerics import numerics_fingerprint, source_digests
+from fewbits.experiments.fingerprint.numerics import ROOT, numerics_fingerprint, source_digests
 from fewbits.experiments.trial import Trial
 
 # Settings that change no number of a trial, by path.
@@ -169,7 +169,7 @@ def provenance(identity: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[st
     """Return the content of provenance.json: the identity, digests of the sources, this machine, and `facts`."""
     return {
         "identity": dict(identity),
-        "sources": source_digests(identity["device"]),  # file by file, to name the one that changed
+        "sources": source_digests(identity["device"], ROOT),  # file by file, to name the one that changed
         "process": os.getpid(),
         **machine(),
         **facts,

@@ -19,8 +19,11 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @cache
-def source_digests(device: str, root: Path = ROOT) -> dict[str, str]:
-    """Return the digest of each source, by its path in the repository, that computes trials on this kind of device."""
+def source_digests(device: str, root: Path) -> dict[str, str]:
+    """Return the digest of each source, by its path in the repository, that computes trials on this kind of device.
+
+    root: the repository. It has no default, because a call without it would be cached apart from a call with it.
+    """
     return {path: file_digest(path, root) for path in computing_files(device, root)}
 
 

@@ -45,7 +45,7 @@ def compared_with_today(path: Path) -> list[str]:
 
     The overrides are those of the newest stored plan that contains the run. If no plan does, compare the sources only.
     """
-    from fewbits.experiments.fingerprint.numerics import source_digests
+    from fewbits.experiments.fingerprint.numerics import ROOT, source_digests
     from fewbits.experiments.identity import all_settings, computed_by_todays_sources
     from fewbits.experiments.storage.run_folder import saved_trial
 
@@ -56,7 +56,7 @@ def compared_with_today(path: Path) -> list[str]:
     if planned := _planned(path, provenance["id"]):
         was, now = _by_plan(*planned)
     if not computed_by_todays_sources(provenance):
-        was, now = was | {"sources": files}, now | {"sources": source_digests(made_of["device"])}
+        was, now = was | {"sources": files}, now | {"sources": source_digests(made_of["device"], ROOT)}
     return differences(was, now)
 
 

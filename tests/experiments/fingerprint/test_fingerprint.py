@@ -25,6 +25,7 @@ from fewbits.experiments.fingerprint.numerics import (
     source_digests,
 )
 from fewbits.experiments.fingerprint.python_source import module_digest
+from fewbits.experiments.identity import provenance
 from tests.experiments.trial_inputs import MOR, overrides
 
 ROOT = numerics.ROOT
@@ -198,6 +199,14 @@ def test_sources_count_on_their_devices_alone() -> None:
     assert {"kernels/csrc/cpu.cpp", "kernels/backends/cpu.py"} <= on_cpu - on_cuda
     assert {"kernels/csrc/quantize.cu", "kernels/backends/device.py"} <= on_cuda - on_cpu
     assert {"kernels/csrc/philox.h", "models/networks/layers.py"} <= on_cpu & on_cuda
+
+
+def test_a_process_digests_each_source_once_for_the_id_and_the_provenance() -> None:
+    """Digesting all of them takes half a second, as long as a tiny trial trains."""
+    source_digests.cache_clear()
+    files = provenance({"device": "cpu", "numerics": [numerics_fingerprint("cpu")]}, {})["sources"]
+    assert list(files) == computing_files("cpu")
+    assert source_digests.cache_info().misses == 1
 
 
 @pytest.mark.parametrize(
