@@ -2,7 +2,8 @@
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +13,18 @@ from fewbits.experiments import same_bits
 from fewbits.experiments.commits import unpack
 from fewbits.experiments.fingerprint.changed_lines import Statement, only_in_first, read_sources, untried
 from fewbits.experiments.fingerprint.numerics import ROOT
-from fewbits.experiments.same_bits import Version, prove
+from fewbits.experiments.same_bits import BACKENDS, Version, prove
 from fewbits.experiments.storage import checkpoints
 from tests.effort import DEEP
 from tests.experiments.trial_inputs import TINY
 
 NARROW = tuple(f"{key}={value}" for key, value in TINY.items() if key.startswith("model."))
-TRIALS = {"one": ("recipe=mor/tensor", *NARROW)}
+SHORT = ("training.length=32", "training.batch=2", "training.micro_batch=1", "evaluation.windows=1")
+TRIALS = {"one": ("recipe=mor/tensor", *NARROW, *SHORT)}
 FEW_CALLS = """
 from fewbits.experiments.fingerprint import kernel_calls
-kernel_calls.FORMATS, kernel_calls.BLOCKS = ("e4m3", "e2m1", "bf16"), ("tensor", "1x16")
+kernel_calls.FORMATS, kernel_calls.BLOCKS = ("e4m3", "bf16"), ("tensor", "1x16")
+kernel_calls.SCALINGS, kernel_calls.OPTIONS = ("gam", "nvfp4"), ("", ":stochastic:rht16:signs=each")
 kernel_calls.main()
 """
 MODULE = """
@@ -175,18 +178,32 @@ def test_moved_statements_are_no_change() -> None:
 # Whole versions
 
 
-@pytest.fixture
-def few_calls(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Call the kernels with a tenth of the quantizers, unless the run is deep."""
-    if not DEEP:
-        script = tmp_path_factory.mktemp("calls") / "few_calls.py"
-        script.write_text(FEW_CALLS)
-        monkeypatch.setattr(same_bits, "KERNEL_CALLS", script)
+class Unchanged(Version):
+    """A version that trains its trials and calls its kernels once for all tests."""
+
+    @cached_property
+    def digests(self) -> dict[str, dict[str, str]]:
+        return {backend: super(Unchanged, self).call_kernels(backend) for backend in BACKENDS}
+
+    def call_kernels(self, backend: str) -> dict[str, str]:
+        return self.digests[backend]
 
 
 @pytest.fixture(scope="module")
-def old(tmp_path_factory: pytest.TempPathFactory) -> Version:
-    return copied(tmp_path_factory.mktemp("old"))
+def few_calls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Call the kernels with a few of the quantizers, unless the run is deep."""
+    with pytest.MonkeyPatch.context() as patch:
+        if not DEEP:
+            script = tmp_path_factory.mktemp("calls") / "few_calls.py"
+            script.write_text(FEW_CALLS)
+            patch.setattr(same_bits, "KERNEL_CALLS", script)
+        yield
+
+
+@pytest.fixture(scope="module")
+def old(tmp_path_factory: pytest.TempPathFactory, few_calls: None) -> Version:
+    version = copied(tmp_path_factory.mktemp("old"))
+    return Unchanged(version.root, version.work)
 
 
 def copied(folder: Path) -> Version:
@@ -209,40 +226,35 @@ def declared(version: Version) -> list[dict[str, Any]]:
     return found
 
 
-@pytest.mark.usefixtures("few_calls")
-def test_a_refactoring_with_the_same_bits_is_declared_equal(
-    old: Version, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_refactoring_is_declared_equal_after_a_review_if_no_trial_executed_a_part_of_it(
+    old: Version, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     new = copied(tmp_path)
-    replace(
-        new,
-        "models/networks/layers.py",
-        "return F.relu(x).square()",
-        "positive = F.relu(x)\n    return positive.square()",
-    )
+    layers = "models/networks/layers.py"
+    replace(new, layers, "return F.relu(x).square()", "positive = F.relu(x)\n    return positive.square()")
     assert prove(old, new, "abc", TRIALS) == 0
     (pair,) = declared(new)
     assert (pair["old"], pair["new"]) == (old.description["fingerprint"], new.description["fingerprint"])
     assert pair["old"] != pair["new"]
     assert (pair["device"], pair["instruction_set"]) == ("cpu", new.description["instruction_set"])
+    assert (pair["untried"], pair["reviewed"]) == (0, "")
     assert "fingerprint/equal_bits.json" in capsys.readouterr().out
 
-
-@pytest.mark.usefixtures("few_calls")
-def test_statements_that_no_trial_executed_need_a_reviewer(
-    old: Version, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    new = copied(tmp_path)
-    replace(new, "models/networks/layers.py", "eps=eps) * weight).to(dtype)", "eps=eps) * weight.float()).to(dtype)")
-    assert prove(old, new, "abc", TRIALS) == 1
-    assert declared(new) == []
+    # No trial executes the next edited statement, so trials and executed lines stay those of the version before.
+    edited = Version(new.root, tmp_path / "edited")
+    shutil.copytree(new.work, edited.work)
+    replace(edited, layers, "eps=eps) * weight).to(dtype)", "eps=eps) * weight.float()).to(dtype)")
+    assert prove(old, edited, "abc", TRIALS) == 1
+    assert declared(edited) == [pair]
+    printed = capsys.readouterr().out
+    assert [line.split()[0] for line in printed.splitlines() if f" {layers}:" in line] == ["old", "new"]
     monkeypatch.delattr(same_bits, "compare")  # what was found is kept
-    assert prove(old, new, "abc", TRIALS, reviewed="weights are float32") == 0
-    (pair,) = declared(new)
-    assert (pair["untried"], pair["reviewed"]) == (2, "weights are float32")  # one in each version
+    assert prove(old, edited, "abc", TRIALS, reviewed="weights are float32") == 0
+    _, reviewed = declared(edited)
+    assert reviewed["new"] == edited.description["fingerprint"] != pair["new"]
+    assert (reviewed["untried"], reviewed["reviewed"]) == (2, "weights are float32")  # one in each version
 
 
-@pytest.mark.usefixtures("few_calls")
 def test_a_changed_rounding_is_refused(old: Version, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     new = copied(tmp_path)
     replace(new, "kernels/reference/elements.py", "steps.round()", "steps.floor()")
