@@ -94,7 +94,7 @@ def resolved(overrides: Sequence[str]) -> dict[str, Any]:
 @cache
 def _reads_seed(groups: tuple[str, ...]) -> bool:
     """Tell whether an interpolation in the composed config may read the seed."""
-    return re.search(r"\$\{[^}]*\bseed\b", OmegaConf.to_yaml(_composed(groups))) is not None
+    return re.search(r"\$\{[^}]*\bseed\b", str(OmegaConf.to_container(_composed(groups)))) is not None
 
 
 @lru_cache(maxsize=256)

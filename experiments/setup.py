@@ -20,7 +20,7 @@ from fewbits.kernels.quantizer import Block, Mixture, Quantizer
 from fewbits.models.networks.presets import MODELS
 from fewbits.models.networks.registry import on_meta
 from fewbits.models.observer import Observer
-from fewbits.models.quantize import keep, linear_layers, quantize
+from fewbits.models.quantize import BlockLinear, keep, linear_layers, quantize
 from fewbits.models.recipe import Slot
 
 ROUND = 64  # vocabularies are padded to a multiple of this
@@ -55,15 +55,19 @@ def check(trial: Trial, ranks: int = 1) -> None:
             "length, another model or, where positions are rotary, a larger model.context"
         )
     phases(trial.schedule, t.steps)
-    quantize(on_meta(trial.model), trial.recipe, observer=Observer(trial.observer))
-    for problem in coincidences(trial):
+    model = on_meta(trial.model)
+    layers = list(linear_layers(model))  # before `quantize`, which replaces them in the model
+    quantize(model, trial.recipe, observer=Observer(trial.observer))
+    for problem in coincidences(trial, layers):
         raise ValueError(problem)
 
 
-def coincidences(trial: Trial) -> Iterator[str]:
-    """Yield a message for each kind of block that covers a whole tensor, so that it acts like the block `tensor`."""
-    recipe, model = trial.recipe, on_meta(trial.model)
-    layers = list(linear_layers(model))
+def coincidences(trial: Trial, layers: Sequence[BlockLinear]) -> Iterator[str]:
+    """Yield a message for each kind of block that covers a whole tensor, so that it acts like the block `tensor`.
+
+    layers: the linear layers of the trial's model.
+    """
+    recipe = trial.recipe
     kept = keep(recipe, layers, trial.model.layers)
     tokens = trial.training.micro_batch * trial.training.length
     seen: set[tuple[Any, ...]] = set()
