@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, cast
@@ -21,6 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from fewbits.common.from_dict import one_of
+from fewbits.experiments.composed_cache import digest_of_texts, load_or_compose
 
 ERRORS = (HydraException, OmegaConfBaseException, YAMLError)
 _BASE, _ROOT = "fewbits_defaults", "fewbits_root"  # names in Hydra's store that `compose_file` uses
@@ -78,14 +79,33 @@ def compose_file(file: Path, base: Mapping[str, Any], overrides: Sequence[str], 
         key = str(parse_override(text).key_or_group).partition(".")[0]
         if key not in base:
             raise ValueError(f"unknown key {key!r}: valid keys are {nearest_first(key, list(base))}")
-    store = ConfigStore.instance()
-    store.store(_BASE, dict(base))
-    store.store(_ROOT, {"defaults": [*defaults, "_self_"]})
+
+    def composed() -> DictConfig:
+        store = ConfigStore.instance()
+        store.store(_BASE, dict(base))
+        store.store(_ROOT, {"defaults": [*defaults, "_self_"]})
+        return compose(file.parent, _ROOT, values)
+
     try:
-        data = OmegaConf.to_container(compose(file.parent, _ROOT, values), resolve=True, throw_on_missing=True)
+        config = _cached(file, [folder / f"{name}.yaml" for name in choice.values()], base, values, composed)
+        data = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     except ERRORS as error:
         raise ValueError(f"{file.name}: {' '.join(str(error).split())}") from error
     return cast(dict[str, Any], data) | choice
+
+
+def _cached(
+    file: Path,
+    included: Sequence[Path],
+    base: Mapping[str, Any],
+    values: Sequence[str],
+    composed: Callable[[], DictConfig],
+) -> DictConfig:
+    """Return the config from the cache; a file with a defaults list of its own may include others, and is composed."""
+    texts = {path.relative_to(file.parent).as_posix(): path.read_text("utf-8") for path in (file, *included)}
+    if any(re.search(r"^[\"']?defaults\b", text, re.MULTILINE) for text in texts.values()):
+        return composed()
+    return load_or_compose(digest_of_texts(texts, file.stem, base), values, composed)
 
 
 def _top_level(file: Path, base: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from omegaconf import DictConfig, OmegaConf
@@ -10,7 +11,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from fewbits.experiments import config as configs
 from fewbits.experiments.composed_cache import digest_of_files, load_or_compose
-from fewbits.experiments.composition import compose
+from fewbits.experiments.composition import compose, compose_file
 
 CHOICES = [(), ("model=hybrid-nano", "recipe=nvfp4"), ("recipe=mor/block", "optimizer=adam-mini", "scale=smoke")]
 
@@ -58,6 +59,42 @@ def test_the_digest_follows_every_file_its_name_and_the_models(tmp_path: Path) -
     file.rename(tmp_path / "a.yaml")
     digests.add(digest_of_files(tmp_path, {"nano": 2}))
     assert len(digests) == 4
+
+
+BASE = {"scale": "small", "steps": 0, "width": 0, "about": ""}
+
+
+@pytest.fixture
+def sweep_file(tmp_path: Path) -> Path:
+    """Return a file that includes a scale."""
+    (tmp_path / "sweep" / "scale").mkdir(parents=True)
+    (tmp_path / "sweep" / "scale" / "small.yaml").write_text("width: 1")
+    (tmp_path / "sweep" / "a.yaml").write_text("steps: 1")
+    return tmp_path / "sweep" / "a.yaml"
+
+
+def test_a_sweep_file_is_composed_once_until_it_its_scale_or_an_override_changes(
+    sweep_file: Path, folder: Path
+) -> None:
+    def composed(*overrides: str) -> dict[str, Any]:
+        return compose_file(sweep_file, BASE, overrides, "scale")
+
+    for _ in range(2):
+        assert composed() == BASE | {"steps": 1, "width": 1}
+        assert len(list(folder.iterdir())) == 1
+    assert composed("steps=3") == BASE | {"steps": 3, "width": 1}
+    sweep_file.write_text("steps: 2")
+    assert composed() == BASE | {"steps": 2, "width": 1}
+    (sweep_file.parent / "scale" / "small.yaml").write_text("width: 2")
+    assert composed() == BASE | {"steps": 2, "width": 2}
+
+
+def test_a_sweep_file_with_a_defaults_list_is_composed_each_time(sweep_file: Path, folder: Path) -> None:
+    sweep_file.write_text("defaults: [other, _self_]\nsteps: 1")
+    for about in ("one", "two"):
+        (sweep_file.parent / "other.yaml").write_text(f"about: {about}")
+        assert compose_file(sweep_file, BASE, [], "scale") == BASE | {"steps": 1, "width": 1, "about": about}
+    assert not folder.exists()
 
 
 @pytest.mark.parametrize("damage", ["", "{", "[1]", "null", '"text"'])
