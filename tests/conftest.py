@@ -18,8 +18,7 @@ from tests.effort import DEEP, load_profile
 load_profile()
 
 STARTS_A_CLUSTER = (
-    "sweeps/cluster/test_machine_kinds_on_ray.py",
-    "sweeps/cluster/test_submit.py",
+    "sweeps/cluster/test_on_cluster.py",
     "sweeps/cluster/test_capacity.py",
     "sweeps/running/test_ray.py",
     "infra/test_slurm.py",

@@ -17,9 +17,9 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event, Thread
 
@@ -38,28 +38,32 @@ AUTOSCALER = {
 
 @dataclass(frozen=True)
 class Head:
-    address: str  # of the dashboard
+    address: str  # of the dashboard, if it has one
     gcs: str  # where drivers and nodes join
     token_file: Path
+    joining: list[Thread] = field(default_factory=list)  # of the nodes that have not joined yet
+
+    def wait_for_nodes(self) -> None:
+        for thread in self.joining:
+            thread.join(PATIENCE)
 
 
 @contextmanager
 def ray_head(
-    cpus: int = 2,
-    workers: int = 0,
-    claiming_cuda: Path | None = None,
+    nodes: Sequence[Mapping[str, str]] = (),
     grows_by: Mapping[str, Mapping[str, float]] | None = None,
 ) -> Iterator[Head]:
-    """Start a head with these CPUs, and worker nodes of one CPU each, all on this machine; end them with the block.
+    """Start a head without CPUs, as on a real cluster, and worker nodes, all on this machine; end them with the block.
 
-    claiming_cuda: a folder for the workers' PYTHONPATH; each worker node then reports a GPU.
-    grows_by: resources of node types, of which an autoscaler starts at most one node each.
+    nodes: environment variables of each worker node. It has one CPU, reports one GPU, and joins within the block.
+    grows_by: resources of node types, of which an autoscaler starts at most one node each. Such a head has no
+        dashboard, whose ten processes take longer to start than all others.
     """
     with marked_environment() as environment, short_folder() as folder:
         token_file = folder / "token"
         token_file.write_text(secrets.token_hex(32))
-        gcs, dashboard, agent, client, *agents = free_ports(4 + workers)
-        command = [ray(), "start", "--head", "--block", f"--port={gcs}", f"--num-cpus={cpus}"]
+        gcs, dashboard, agent, client, *agents = free_ports(4 + len(nodes))
+        command = [ray(), "start", "--head", "--block", f"--port={gcs}", "--num-cpus=0"]
         command += [f"--temp-dir={folder / 'ray'}", f"--dashboard-port={dashboard}"]
         command += ["--dashboard-host=127.0.0.1", "--disable-usage-stats"]
         command += [f"--dashboard-agent-listen-port={agent}", f"--ray-client-server-port={client}"]
@@ -71,18 +75,15 @@ def ray_head(
         if grows_by is not None:
             environment, config = environment | AUTOSCALER, folder / "autoscaler.json"
             config.write_text(json.dumps(autoscaler(grows_by, gcs)))
-            command.append(f"--autoscaling-config={config}")
+            command += [f"--autoscaling-config={config}", "--include-dashboard=false"]
         with (folder / "log").open("wb") as log:
             starting = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
         head = Head(f"http://127.0.0.1:{dashboard}", f"127.0.0.1:{gcs}", token_file)
-        wait_for_dashboard(head, starting, folder / "log")
+        wait_until(lambda: is_up(head, folder / "log", grows_by is None), starting, folder / "log")
         ended = Event()
-        worker = [ray(), "start", "--block", f"--address=127.0.0.1:{gcs}", "--num-cpus=1", *of_each]
+        worker = [ray(), "start", "--block", f"--address=127.0.0.1:{gcs}", "--num-cpus=1", "--num-gpus=1", *of_each]
         worker += ["--disable-usage-stats"]
         environment = environment | {"RAY_AUTH_MODE": "token"}  # without it, a worker does not send its token
-        if claiming_cuda is not None:
-            worker.append("--num-gpus=1")
-            environment |= {"PYTHONPATH": str(claiming_cuda)}
         threads = [
             Thread(
                 target=_join,
@@ -90,15 +91,16 @@ def ray_head(
                     # Each node gets its own folder, as on separate machines: nodes remove the files of a job when
                     # their last worker of that job has ended.
                     [*worker, f"--dashboard-agent-listen-port={port}", f"--temp-dir={folder / str(port)}"],
-                    environment,
+                    {**environment, **node},
                     folder / f"log-{port}",
                     ended,
                 ),
             )
-            for port in agents
+            for port, node in zip(agents, nodes, strict=True)
         ]
         for thread in threads:
             thread.start()
+        head.joining.extend(threads)
         try:
             yield head
         finally:
@@ -148,19 +150,27 @@ def _join(command: list[str], environment: Mapping[str, str], log: Path, ended: 
                 return
 
 
-def wait_for_dashboard(head: Head, starting: "subprocess.Popen[bytes]", log: Path) -> None:
-    """Wait until the dashboard answers, which it does by requiring a token."""
+def wait_until(up: Callable[[], bool], starting: "subprocess.Popen[bytes]", log: Path) -> None:
     give_up = time.monotonic() + PATIENCE
     while time.monotonic() < give_up and starting.poll() is None:
-        try:
-            urllib.request.urlopen(f"{head.address}/api/version", timeout=5)
-        except urllib.error.HTTPError as answer:
-            if answer.code == 401 and b"Ray runtime started" in log.read_bytes():
-                return
-        except OSError:
-            pass
+        if up():
+            return
         time.sleep(0.1)
     raise RuntimeError(f"the head did not come up:\n{log.read_text()}")
+
+
+def is_up(head: Head, log: Path, has_dashboard: bool) -> bool:
+    """Tell whether the head has started and its dashboard answers, which it does by requiring a token."""
+    if b"Ray runtime started" not in log.read_bytes():
+        return False
+    try:
+        if has_dashboard:
+            urllib.request.urlopen(f"{head.address}/api/version", timeout=5)
+    except urllib.error.HTTPError as answer:
+        return answer.code == 401
+    except OSError:
+        return False
+    return not has_dashboard
 
 
 @contextmanager

@@ -42,7 +42,7 @@ def test_an_autoscaler_that_has_no_node_yet_is_believed_about_what_it_can_start(
         ("fits", 120, {"cpus": 1, "gpus": 1}),
         ("too large", 8, {"cpus": 1, "gpus": 4}),
     ]
-    with ray_head(cpus=0, grows_by={"small": {"CPU": 1, "GPU": 1}}) as head:
+    with ray_head(grows_by={"small": {"CPU": 1, "GPU": 1}}) as head:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
         environment |= {**client_environment(head), "RAY_AUTH_MODE": "token", "PYTHONPATH": str(ROOT / "src")}
         command = [sys.executable, "-c", ASK, head.gcs, json.dumps(asked)]

@@ -1,18 +1,9 @@
-"""Test a command as a Ray job on a real head with a token, which these tests start.
-
-Its log and exit status come back, connection errors are handled, and Ctrl-C stops it.
-"""
+"""Test what is checked and sent before a sweep becomes a job on a Ray cluster, and what is fetched afterwards."""
 
 import json
-import os
 import re
-import signal
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
-from threading import Event, Thread
 
 import pytest
 
@@ -23,202 +14,7 @@ from fewbits.experiments.tracking.owner import user
 from fewbits.sweeps.cluster.environment import worker_variables
 from fewbits.sweeps.cluster.report_job import fetch, is_study, report_name
 from fewbits.sweeps.cluster.submit import job_variables, lasting_store, run_job, submit, token
-from tests.messages import names, naming
-from tests.ray_head import Head, client_environment, ray_head
-from tests.sweeps.running.faulty_way import faulty_way
-from tests.sweeps.sweep_inputs import (
-    attempts,
-    folders,
-    holder_of,
-    planned,
-    running,
-    tiny_file,
-)
-
-ROOT = Path(__file__).parents[3]
-STEPS = 12  # enough steps that the trial still runs when its node is killed
-
-
-@pytest.fixture(scope="module")
-def head() -> Iterator[Head]:
-    """Start a head without CPUs for trials, as on a real cluster, and two worker nodes, which join during the tests."""
-    with ray_head(cpus=0, workers=2, claiming_cuda=Path(__file__).with_name("claims_cuda")) as started:
-        yield started
-
-
-@pytest.fixture
-def cluster(head: Head, monkeypatch: pytest.MonkeyPatch) -> Head:
-    """Return the head, with its token in the variable that Ray reads."""
-    for name in [name for name in os.environ if name.startswith("RAY_")]:
-        monkeypatch.delenv(name)
-    for name, value in client_environment(head).items():
-        monkeypatch.setenv(name, value)
-    return head
-
-
-# The job's environment
-
-
-def test_the_shipped_fewbits_runs_on_the_cluster(cluster: Head, capfd: pytest.CaptureFixture[str]) -> None:
-    assert run_job(["python", "-m", "fewbits.cli", "doctor"], cluster.address) == 0
-    shown = capfd.readouterr()
-    (where,) = re.findall(r"^ +fewbits +\S+, (.*)$", shown.out, re.MULTILINE)
-    assert "/working_dir_files/" in where
-    assert where.endswith("/fewbits")
-    assert "Ctrl-C stops it" in shown.err
-
-
-WORKER = """
-import os, ray
-ray.init(address="auto", log_to_driver=False, logging_level="ERROR")
-@ray.remote
-def where():
-    import fewbits.kernels.formats as formats
-    return formats.__file__, os.environ["FEWBITS_BACKEND"], os.environ["MLFLOW_TRACKING_URI"]
-print("worker:", *ray.get(where.remote()))
-"""
-
-
-def test_workers_import_what_was_shipped_and_see_our_variables(
-    cluster: Head, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("FEWBITS_BACKEND", "reference")
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://mlflow.example:5000")
-    assert run_job(["python", "-c", WORKER], cluster.address) == 0
-    (line,) = re.findall(r"^worker: (.*)$", capfd.readouterr().out, re.MULTILINE)
-    where, backend, tracking = line.split()
-    assert re.search(r"/working_dir_files/.*/fewbits/kernels/formats\.py$", where)
-    assert (backend, tracking) == ("reference", "http://mlflow.example:5000")
-
-
-# Errors on the cluster
-
-
-def test_a_status_comes_back_and_each_line_once_though_the_way_is_faulty(
-    cluster: Head, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """The first submit gets HTTP 500 although the job has started, and the first connections for the log are cut."""
-    script = "import sys, time\nfor i in range(60): print('line', i); time.sleep(0.05)\nsys.exit('last words')"
-    with faulty_way(cluster.address) as way:
-        assert run_job(["python", "-c", script], way.address) == 1
-    assert way.refused == 1
-    assert way.cut >= 1
-    shown = capfd.readouterr().out
-    assert re.findall(r"^line (\d+)$", shown, re.MULTILINE) == [str(i) for i in range(60)]
-    assert shown.count("\nlast words\n") == 1
-    assert shown.count("Running entrypoint for job") == 1
-
-
-PATIENT = """
-import signal, sys, time
-def stop(*_):
-    time.sleep(4)  # longer than Ray waits by default
-    print("at a checkpoint")
-    sys.exit(130)
-signal.signal(signal.SIGINT, stop)
-print("running", flush=True)
-time.sleep(600)
-"""
-
-
-def test_ctrl_c_lets_the_job_come_to_its_end(cluster: Head) -> None:
-    imports = "import sys; from fewbits.sweeps.cluster.submit import run_job"
-    script = f"{imports}; sys.exit(run_job(sys.argv[2:], {cluster.address!r}))"
-    command = [sys.executable, "-c", script, "--", "python", "-c", PATIENT]
-    environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
-    with subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as client:
-        assert client.stdout is not None
-        shown = ""
-        while "\nrunning\n" not in shown:
-            line = client.stdout.readline()
-            assert line, client.communicate()
-            shown += line
-        client.send_signal(signal.SIGINT)
-        try:
-            out, err = client.communicate(timeout=60)
-        finally:
-            client.kill()
-    assert client.returncode == 130
-    assert out.endswith("at a checkpoint\n")
-    assert "asked the job to stop" in err
-    assert "Traceback" not in err
-
-
-def test_a_command_that_is_killed_has_the_status_of_its_signal(
-    cluster: Head, capfd: pytest.CaptureFixture[str]
-) -> None:
-    killed = f"import os; os.kill(os.getpid(), {int(signal.SIGKILL)})"
-    assert run_job(["python", "-c", killed], cluster.address) == 128 + signal.SIGKILL
-    assert "ended by signal 9" in capfd.readouterr().err
-
-
-def test_a_cluster_that_stays_out_of_reach_is_given_up_and_the_job_is_not(
-    cluster: Head, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    with faulty_way(cluster.address) as way:
-
-        def cut_the_way_once_the_job_is_watched() -> None:
-            while not way.cut:
-                time.sleep(0.05)
-            monkeypatch.setattr(submit_module, "PATIENCE", 1.0)
-            way.close()
-
-        Thread(target=cut_the_way_once_the_job_is_watched).start()
-        assert run_job(["sleep", "600"], way.address) == 1
-    assert names(capfd.readouterr().err, "unreachable", "1 s")
-
-
-def test_a_sweep_runs_on_the_worker_nodes_and_outlives_one_of_them(
-    cluster: Head, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """The head plans trials for CUDA without CUDA and runs none. The second sweep requests more than any node has."""
-    runs = tmp_path / "runs"
-    file = tiny_file(
-        tmp_path, cache, {"seeds": [0, 1], "overrides": [f"training.steps={STEPS}", "runtime.device=cuda"]}
-    )
-    plan = planned(file, f"runtime.runs={runs}")
-    killed: list[int] = []
-    ended = Event()
-    monkeypatch.setenv("FEWBITS_JOIN_SECONDS", "300")  # long enough for a busy machine
-
-    def kill_the_node_of_the_first_trial() -> None:
-        while not ended.wait(0.05):
-            for pid in filter(None, (holder_of(folder) for folder in running(plan))):
-                killed.append(parent_of(pid))  # the node's raylet
-                os.kill(killed[0], signal.SIGKILL)
-                return
-
-    killer = Thread(target=kill_the_node_of_the_first_trial)
-    killer.start()
-    status = cli.main(["sweep", str(file), "--runs", str(runs), "--address", cluster.address])
-    ended.set()
-    killer.join()
-    shown = capfd.readouterr()
-    assert "MLflow was not updated" not in shown.out
-    assert (status, len(killed)) == (0, 1), f"{shown.out}\n{shown.err}"
-    assert [folder.over for folder in folders(plan)] == [True, True]
-    for folder in folders(plan):
-        provenance = folder.provenance() or {}
-        assert (provenance["id"], provenance["identity"]["device"]) == (folder.id, "cuda")
-    assert cli.main(["status", str(file), "--runs", str(runs)]) == 0
-    assert "2 trials: 2 done" in capfd.readouterr().out
-    assert sorted(attempts(folder) for folder in folders(plan)) == [1, 2]
-    monkeypatch.setenv("FEWBITS_JOIN_SECONDS", "1")
-    greedy = tiny_file(tmp_path, cache, {"resources": {"cpus": 3}}, "greedy")
-    assert cli.main(["sweep", str(greedy), "--runs", str(runs), "--address", cluster.address]) == 2
-    assert re.search(
-        r"fewbits: trial \S+ asks for 1 × \(3 CPUs, 0 GPUs\); the largest of \d nodes has 1 CPUs",
-        capfd.readouterr().out,  # the killed node may be back
-    )
-
-
-def parent_of(process: int) -> int:
-    """Return the process that started this one: of a worker, its node's raylet."""
-    (parent,) = re.findall(r"^PPid:\t(\d+)$", Path(f"/proc/{process}/status").read_text(), re.MULTILINE)
-    return int(parent)
-
+from tests.messages import naming
 
 # Wrong input is one line, and nothing is sent
 
@@ -234,24 +30,6 @@ def test_a_dashboard_that_does_not_answer_is_named() -> None:
     with pytest.raises(ValueError, match=naming("http://127.0.0.1:9")):
         run_job(["true"], "http://127.0.0.1:9")
     assert time.monotonic() - began < 10
-
-
-def test_an_address_is_not_overruled_by_the_environment(cluster: Head, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RAY_ADDRESS", cluster.address)
-    with pytest.raises(ValueError, match=naming("http://127.0.0.1:9")):
-        run_job(["true"], "http://127.0.0.1:9")
-    assert "RAY_API_SERVER_ADDRESS" not in os.environ
-
-
-def test_a_missing_and_a_wrong_token_say_where_to_find_the_right_one(
-    cluster: Head, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("RAY_AUTH_TOKEN", "wrong")
-    with pytest.raises(ValueError, match=naming("RAY_AUTH_TOKEN", "ray get-auth-token")):
-        run_job(["true"], cluster.address)
-    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
-    with pytest.raises(ValueError, match=naming("RAY_AUTH_TOKEN")):
-        run_job(["true"], cluster.address)
 
 
 @pytest.mark.parametrize(

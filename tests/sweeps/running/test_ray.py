@@ -128,7 +128,7 @@ def test_ranks_share_a_placement_group_and_ctrl_c_stops_a_sweep(
     assert both[0] == both[1]
 
 
-@pytest.mark.deep  # test_submit.py asks a cluster for more than it has too
+@pytest.mark.deep  # test_on_cluster.py asks a cluster for more than it has too
 def test_memory_that_this_machine_has_not_is_told(cache: Path, tmp_path: Path, on_ray: dict[str, str]) -> None:
     file = tiny_file(tmp_path, cache, {"resources": {"memory": 1e6}})
     command = started(tmp_path / "out", "sweep", file, "--runs", tmp_path / "runs", environment=on_ray)

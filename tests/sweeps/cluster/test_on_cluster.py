@@ -1,0 +1,312 @@
+"""Test jobs and sweeps on a real Ray cluster with a token: a head without CPUs, and two nodes of different kinds.
+
+All tests share the cluster, since starting it costs more than most of them. The processes of the second node may only
+use SSE4.1, by a setting of oneDNN, so its results differ in their last bits. The last test kills a node.
+"""
+
+import os
+import re
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr
+from dataclasses import dataclass, replace
+from io import StringIO
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any
+
+import pytest
+from ray._private.authentication_test_utils import reset_auth_token_state
+
+import fewbits.sweeps.cluster.submit as submit_module
+from fewbits import cli
+from fewbits.experiments.environment import processor_kind
+from fewbits.kernels.backends.processor import processor_vendor
+from fewbits.sweeps.cluster.submit import run_job
+from fewbits.sweeps.planning.plan import Plan
+from fewbits.sweeps.running import placement
+from fewbits.sweeps.running.machine_kinds import computed, kinds_of
+from tests.messages import names, naming
+from tests.ray_head import Head, client_environment, ray_head
+from tests.sweeps.cluster.faulty_way import faulty_way
+from tests.sweeps.sweep_inputs import attempts, folders, holder_of, planned, running, tiny_file
+
+CLAIMS_CUDA = {"PYTHONPATH": str(Path(__file__).with_name("claims_cuda"))}
+OF_OLD = {"ONEDNN_MAX_CPU_ISA": "SSE41"}
+OURS, OLD = processor_kind(), f"{processor_vendor()}-sse"
+STEPS = 12  # enough steps that the trial still runs when its node is killed
+ARMS: dict[str, Any] = {
+    "seeds": [0, 1],
+    "arms": {"plain": {"overrides": ["recipe=bf16"]}, "noisy": {"overrides": ["recipe=nvfp4"], "parent": "plain"}},
+}
+
+
+@pytest.fixture(scope="module")
+def head() -> Iterator[Head]:
+    """Start the head and the nodes, which join during the tests."""
+    with ray_head(nodes=(CLAIMS_CUDA, CLAIMS_CUDA | OF_OLD)) as started:
+        yield started
+
+
+@pytest.fixture
+def cluster(head: Head, monkeypatch: pytest.MonkeyPatch) -> Head:
+    """Return the head, with its token in the variable that Ray reads."""
+    for name in [name for name in os.environ if name.startswith("RAY_")]:
+        monkeypatch.delenv(name)
+    for name, value in client_environment(head).items():
+        monkeypatch.setenv(name, value)
+    return head
+
+
+# Jobs
+
+WORKER = """
+import os, ray
+import fewbits.cli
+print("driver:", fewbits.cli.__file__)
+ray.init(address="auto", log_to_driver=False, logging_level="ERROR")
+@ray.remote
+def where():
+    import fewbits.kernels.formats as formats
+    return formats.__file__, os.environ["FEWBITS_BACKEND"], os.environ["MLFLOW_TRACKING_URI"]
+print("worker:", *ray.get(where.remote()))
+"""
+
+
+def test_a_job_and_its_workers_import_what_was_shipped_and_workers_see_our_variables(
+    cluster: Head, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FEWBITS_BACKEND", "reference")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://mlflow.example:5000")
+    assert run_job(["python", "-c", WORKER], cluster.address) == 0
+    shown = capfd.readouterr()
+    assert "Ctrl-C stops it" in shown.err
+    (driver,) = re.findall(r"^driver: (.*)$", shown.out, re.MULTILINE)
+    assert re.search(r"/working_dir_files/.*/fewbits/cli\.py$", driver)
+    (line,) = re.findall(r"^worker: (.*)$", shown.out, re.MULTILINE)
+    where, backend, tracking = line.split()
+    assert re.search(r"/working_dir_files/.*/fewbits/kernels/formats\.py$", where)
+    assert (backend, tracking) == ("reference", "http://mlflow.example:5000")
+
+
+KILLED = """
+import os, time
+for i in range(60):
+    print('line', i, flush=True)
+    time.sleep(0.05)
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_each_line_comes_back_once_though_the_way_is_faulty_and_a_killed_command_has_the_status_of_its_signal(
+    cluster: Head, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The first submit gets HTTP 500 although the job has started, and the first connections for the log are cut."""
+    with faulty_way(cluster.address) as way:
+        assert run_job(["python", "-c", KILLED], way.address) == 128 + signal.SIGKILL
+    assert way.refused == 1
+    assert way.cut >= 1
+    shown = capfd.readouterr()
+    assert re.findall(r"^line (\d+)$", shown.out, re.MULTILINE) == [str(i) for i in range(60)]
+    assert shown.out.count("Running entrypoint for job") == 1
+    assert "ended by signal 9" in shown.err
+
+
+PATIENT = """
+import pathlib, signal, sys, time
+def stop(*_):
+    time.sleep(4)  # longer than Ray waits by default
+    print("at a checkpoint")
+    sys.exit(130)
+signal.signal(signal.SIGINT, stop)
+pathlib.Path(sys.argv[1]).touch()
+time.sleep(600)
+"""
+
+
+def test_ctrl_c_lets_the_job_come_to_its_end(cluster: Head, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    def press_ctrl_c_once_the_job_runs() -> None:
+        while not (tmp_path / "runs").exists():
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    Thread(target=press_ctrl_c_once_the_job_runs).start()
+    assert run_job(["python", "-c", PATIENT, str(tmp_path / "runs")], cluster.address) == 130
+    shown = capfd.readouterr()
+    assert shown.out.endswith("at a checkpoint\n")
+    assert "asked the job to stop" in shown.err
+
+
+def test_a_cluster_that_stays_out_of_reach_is_given_up_and_the_job_is_not(
+    cluster: Head, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with faulty_way(cluster.address) as way:
+
+        def cut_the_way_once_the_job_is_watched() -> None:
+            while not way.cut:
+                time.sleep(0.05)
+            monkeypatch.setattr(submit_module, "PATIENCE", 1.0)
+            way.close()
+
+        Thread(target=cut_the_way_once_the_job_is_watched).start()
+        assert run_job(["sleep", "600"], way.address) == 1
+    assert names(capfd.readouterr().err, "unreachable", "1 s")
+
+
+def test_an_address_is_not_overruled_by_the_environment(cluster: Head, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", cluster.address)
+    with pytest.raises(ValueError, match=naming("http://127.0.0.1:9")):
+        run_job(["true"], "http://127.0.0.1:9")
+    assert "RAY_API_SERVER_ADDRESS" not in os.environ
+
+
+def test_a_missing_and_a_wrong_token_say_where_to_find_the_right_one(
+    cluster: Head, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "wrong")
+    with pytest.raises(ValueError, match=naming("RAY_AUTH_TOKEN", "ray get-auth-token")):
+        run_job(["true"], cluster.address)
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    with pytest.raises(ValueError, match=naming("RAY_AUTH_TOKEN")):
+        run_job(["true"], cluster.address)
+
+
+# Sweeps
+
+
+@contextmanager
+def joining(head: Head) -> Iterator[None]:
+    """Let drivers in this process join the cluster in a `with` block: without the mode, Ray does not send the token."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith("RAY_")]:
+            patch.delenv(name)
+        for name, value in client_environment(head).items():
+            patch.setenv(name, value)
+        patch.setenv("RAY_AUTH_MODE", "token")
+        reset_auth_token_state()  # Ray reads the variables once per process, which here asks other clusters too
+        yield
+    reset_auth_token_state()
+
+
+@dataclass(frozen=True)
+class Swept:
+    """A sweep of two seeds, and what its first run logged."""
+
+    head: Head
+    file: Path
+    runs: Path
+    logged: str = ""
+
+    def run(self, *arguments: str) -> int:
+        """Run the sweep with a driver in this process."""
+        with joining(self.head):
+            return cli.main(["sweep", str(self.file), "--runs", str(self.runs), "--address", self.head.gcs, *arguments])
+
+    @property
+    def plan(self) -> Plan:
+        return planned(self.file, f"runtime.runs={self.runs}")
+
+    @property
+    def kinds(self) -> dict[int, set[str]]:
+        """The kinds that computed each seed's trials."""
+        found: dict[int, set[str]] = {}
+        for one in self.plan.trials.values():
+            found.setdefault(one.trial.seed, set()).update(kinds_of(computed(one.folder)))
+        return found
+
+
+@pytest.fixture(scope="module")
+def swept(head: Head, cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Swept:
+    """Run a sweep when both nodes have joined."""
+    folder, logged = tmp_path_factory.mktemp("kinds"), StringIO()
+    sweep = Swept(head, tiny_file(folder, cache, ARMS), folder / "runs")
+    head.wait_for_nodes()
+    with redirect_stderr(logged):
+        assert sweep.run() == 0, logged.getvalue()
+    return replace(sweep, logged=logged.getvalue())
+
+
+of_two_kinds = pytest.mark.skipif(OURS == OLD, reason="this processor has no newer instructions than SSE4.1")
+
+
+@of_two_kinds
+def test_each_seed_keeps_to_one_kind_of_machine(swept: Swept) -> None:
+    assert f"{OURS} (1 trials at a time)" in swept.logged
+    assert sorted(map(sorted, swept.kinds.values())) == [[OURS], [OLD]]
+
+
+def test_more_than_a_node_has_is_refused(
+    head: Head, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FEWBITS_JOIN_SECONDS", "1")
+    greedy = Swept(head, tiny_file(tmp_path, cache, {"resources": {"cpus": 3}}), tmp_path / "runs")
+    assert greedy.run() == 2
+    expected = r"^fewbits: trial \S+ asks for 1 × \(3 CPUs, 0 GPUs\); the largest of 3 nodes has 1 CPUs"
+    assert re.search(expected, capfd.readouterr().err, re.MULTILINE)
+
+
+def test_a_sweep_runs_on_the_worker_nodes_and_outlives_one_of_them(
+    cluster: Head,
+    swept: Swept,
+    cache: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """The head plans trials for CUDA without CUDA and runs none.
+
+    Then a seed's trials continue on the other kind of machine, and --like replaces those of the kind that is lost.
+    """
+    runs = tmp_path / "runs"
+    file = tiny_file(
+        tmp_path, cache, {"seeds": [0, 1], "overrides": [f"training.steps={STEPS}", "runtime.device=cuda"]}
+    )
+    plan = planned(file, f"runtime.runs={runs}")
+    killed: list[bytes] = []  # the environment of the killed node
+    ended = Event()
+
+    def kill_the_node_of_the_first_trial() -> None:
+        while not ended.wait(0.05):
+            for pid in filter(None, (holder_of(folder) for folder in running(plan))):
+                node = parent_of(pid)  # the node's raylet
+                killed.append(Path(f"/proc/{node}/environ").read_bytes())
+                os.kill(node, signal.SIGKILL)
+                return
+
+    killer = Thread(target=kill_the_node_of_the_first_trial)
+    killer.start()
+    status = cli.main(["sweep", str(file), "--runs", str(runs), "--address", cluster.address])
+    ended.set()
+    killer.join()
+    shown = capfd.readouterr()
+    assert "MLflow was not updated" not in shown.out
+    assert (status, len(killed)) == (0, 1), f"{shown.out}\n{shown.err}"
+    assert [folder.over for folder in folders(plan)] == [True, True]
+    for folder in folders(plan):
+        provenance = folder.provenance() or {}
+        assert (provenance["id"], provenance["identity"]["device"]) == (folder.id, "cuda")
+    assert cli.main(["status", str(file), "--runs", str(runs)]) == 0
+    assert "2 trials: 2 done" in capfd.readouterr().out
+    assert sorted(attempts(folder) for folder in folders(plan)) == [1, 2]
+    if OURS == OLD:
+        return
+
+    lost, left = (OLD, OURS) if b"ONEDNN_MAX_CPU_ISA=SSE41" in killed[0] else (OURS, OLD)
+    monkeypatch.setattr(placement, "WAIT", 1.0)
+    (seed,) = (seed for seed, kinds in swept.kinds.items() if kinds == {lost})
+    noisy = next(one.folder for one in swept.plan.trials.values() if one.trial.seed == seed and one.parent)
+    noisy.path.rename(tmp_path / "away")
+    assert swept.run() == 0
+    assert names(capfd.readouterr().err, lost, "1 s", f"runs on {left}")
+    assert swept.kinds == {seed: {lost, left}, 1 - seed: {left}}
+
+    assert swept.run("--like", left) == 0
+    assert swept.kinds == {0: {left}, 1: {left}}
+    assert len(list((swept.runs / "replaced").iterdir())) == 2
+
+
+def parent_of(process: int) -> int:
+    """Return the process that started this one: of a worker, its node's raylet."""
+    (parent,) = re.findall(r"^PPid:\t(\d+)$", Path(f"/proc/{process}/status").read_text(), re.MULTILINE)
+    return int(parent)
