@@ -33,6 +33,7 @@ from fewbits.sweeps.running.worker import Job, Outcome, work
 
 STARTS = 3  # attempts to start Ray here; each has Ray's own limit of 30 seconds, which is short on a busy machine
 QUEUED = 2  # extra tasks in the queue of a cluster that does not grow, so that the next ones start without delay
+LEADER = 5.0  # seconds that rank 0 of a trial has to report its outcome after another rank has failed
 _QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
@@ -165,7 +166,7 @@ class OnRay:
                 outcomes[task] = self._ray.get(task)
             except Exception as error:  # any error of a task, a worker or a node
                 reason = _describe(error)
-        leader = outcomes.get(running.tasks[0])
+        leader = outcomes.get(running.tasks[0]) or (self._late_outcome(running.tasks[0]) if reason else None)
         if leader is None and not reason:
             return None
         if leader is None or leader.kind != "over":
@@ -175,6 +176,17 @@ class OnRay:
 
             remove_placement_group(running.group)
         return Ended(trial, leader, "" if leader else reason)
+
+    def _late_outcome(self, leader: Any) -> Outcome | None:
+        """Return the outcome of rank 0 if it is about to report one that explains why another rank has failed.
+
+        If a trial stops at a checkpoint, rank 0 leaves first, and the others fail because they lose their connections.
+        """
+        with contextlib.suppress(Exception):
+            outcome: Outcome = self._ray.get(leader, timeout=LEADER)
+            if outcome.kind != "failed":
+                return outcome
+        return None
 
     def _end(self, running: _Running) -> None:
         """Cancel the trial's tasks, except finished ones: Ray (2.60) may abort if a task is cancelled as it ends."""
