@@ -79,7 +79,7 @@ def slurm(tmp_path: Path, **programs: str) -> Iterator[dict[str, str]]:
             "PATH": f"{tmp_path}:{environment['PATH']}",
             "SLURM_JOB_ID": job,
             "SLURM_JOB_NODELIST": "node1,node2",
-            "SLURM_CPUS_ON_NODE": "2",
+            "SLURM_CPUS_ON_NODE": "1",
             "SLURM_MEM_PER_NODE": "1000",
             "REQUEUED": str(tmp_path / "requeued"),
         }
@@ -98,7 +98,7 @@ def test_it_runs_the_sweep_on_all_nodes_and_queues_itself_again_when_time_is_up(
     assert " --address 127." not in text
     report = "report study=mor runtime.runs=/shared/runs --sweep --out /shared/reports"
     assert f"words: {report} --address " in text
-    assert "cpus: 4 task: 42" in text
+    assert "cpus: 2 task: 42" in text
     assert "\nat a checkpoint\n" in text
     assert (tmp_path / "requeued").read_text() == f"{os.getpid()}\n"
 

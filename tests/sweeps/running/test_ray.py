@@ -11,10 +11,13 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fewbits import cli
+from fewbits.sweeps.running import store
+from tests.effort import DEEP
 from tests.ray_head import MARK, kill_all, marked, short_folder
 from tests.sweeps.conftest import Undisturbed
 from tests.sweeps.sweep_inputs import (
@@ -63,28 +66,34 @@ def mark_of(environment: dict[str, str]) -> bytes:
     return f"{MARK}={environment[MARK]}".encode()
 
 
+KILLS = 2 if DEEP else 1
+
+
+@pytest.mark.parametrize("finishes_on", ["local", pytest.param("ray", marks=pytest.mark.deep)])
 def test_workers_and_the_driver_are_killed_and_the_same_command_finishes(
-    undisturbed: Undisturbed, tmp_path: Path, on_ray: dict[str, str]
+    finishes_on: str, undisturbed: Undisturbed, tmp_path: Path, on_ray: dict[str, str]
 ) -> None:
     """The results equal those of the local backend without interruption, bit for bit."""
     runs, moments = tmp_path / "runs", random.Random()
     plan = planned(undisturbed.file, f"runtime.runs={runs}", *SOME)
 
-    def command(name: str) -> Command:
-        arguments = ("sweep", undisturbed.file, "--runs", runs, "--parallel", "2", *SOME)
+    def command(name: str, backend: str) -> Command:
+        arguments = ("sweep", undisturbed.file, "--runs", runs, "--backend", backend, "--parallel", "2", *SOME)
         return started(tmp_path / name, *arguments, environment=on_ray)
 
-    first = command("first")
+    first = command("first", "ray")
     try:
         killed: set[int | None] = set()  # a set, since a zombie can be killed again
-        while len(killed) < 2:
+        while len(killed) < KILLS:
             first.until(lambda: any(steps_done(folder) for folder in running(plan)))
             time.sleep(moments.uniform(0, 0.5))
             if at := running(plan):
                 hit = moments.choice(at)
                 pid = holder_of(hit)
+                before = attempts(hit)
                 if kill_worker(hit) and hit.result() is None:
                     killed.add(pid)
+                    first.until(lambda hit=hit, before=before: attempts(hit) > before)  # type: ignore[misc]
         first.until(lambda: bool(running(plan)))
         time.sleep(moments.uniform(0, 1))
     finally:
@@ -93,7 +102,7 @@ def test_workers_and_the_driver_are_killed_and_the_same_command_finishes(
     while running(plan):
         assert time.monotonic() < give_up, running(plan)
         time.sleep(0.1)
-    again = command("again")
+    again = command("again", finishes_on)
     try:
         assert again.end() == 0, again.printed
     finally:
@@ -106,26 +115,30 @@ def test_workers_and_the_driver_are_killed_and_the_same_command_finishes(
 def test_ranks_share_a_placement_group_and_ctrl_c_stops_a_sweep(
     cache: Path, tmp_path: Path, on_ray: dict[str, str]
 ) -> None:
-    """Two ranks under Ray give the bits of two ranks of the local backend."""
-    ranks = {"resources": {"ranks": 2, "cpus": 1}, "overrides": ["training.batch=8", "recipe=nvfp4"]}
-    file = tiny_file(tmp_path, cache, ranks)
-    assert cli.main(["sweep", str(file), "--runs", str(tmp_path / "local"), "--backend", "local"]) == 0
-    long = ("training.steps=100000", "evaluation.every=100000", "seeds=[0,1]")  # in Ray one trial runs and one waits
-    plan = planned(file, f"runtime.runs={tmp_path / 'stopped'}", *long)
-    stopped = started(tmp_path / "out", "sweep", file, "--runs", tmp_path / "stopped", *long, environment=on_ray)
-    done = started(tmp_path / "done", "sweep", file, "--runs", tmp_path / "ray", environment=on_ray)
+    """Two ranks under Ray give the bits of two ranks of the local backend. Then a trial is stopped and others wait."""
+    short: dict[str, Any] = {"resources": {"ranks": 2, "cpus": 1}, "arms": {"short": {}}}
+    short["overrides"] = ["training.batch=8", "recipe=nvfp4"]
+    long = {"overrides": ["training.steps=100000", "evaluation.every=100000"], "parent": "short"}
+    alone = tiny_file(tmp_path, cache, short, "alone")
+    both = tiny_file(tmp_path, cache, short | {"arms": {"short": {}, "long": long}, "seeds": [0, 1]}, "both")
+    assert cli.main(["sweep", str(alone), "--runs", str(tmp_path / "local"), "--backend", "local"]) == 0
+    local, first, plan = (
+        planned(file, f"runtime.runs={tmp_path / name}")
+        for file, name in ((alone, "local"), (alone, "ray"), (both, "ray"))
+    )
+    longs = [one.folder for one in plan.trials.values() if one.parent]
+    command = started(tmp_path / "out", "sweep", both, "--runs", tmp_path / "ray", environment=on_ray)
     try:
-        stopped.until(lambda: any(steps_done(folder) for folder in running(plan)))
-        os.killpg(stopped.pid, signal.SIGINT)
-        assert stopped.end() == 130, stopped.printed
-        assert "Traceback" not in stopped.printed
-        assert not running(plan)
-        assert done.end() == 0, done.printed
+        command.until(lambda: any(map(steps_done, longs)))
+        os.killpg(command.pid, signal.SIGINT)
+        assert command.end() == 130, command.printed
     finally:
-        stopped.kill()
-        done.kill()
-    both = [all_left(planned(file, f"runtime.runs={tmp_path / name}")) for name in ("local", "ray")]
-    assert both[0] == both[1]
+        command.kill()
+    assert "Traceback" not in command.printed
+    assert not running(plan)
+    assert sorted(map(attempts, longs)) == [0, 2]  # each rank is a process
+    assert [store.failure(folder) for folder in longs] == [None, None]
+    assert all_left(first) == all_left(local)
 
 
 @pytest.mark.deep  # test_on_cluster.py asks a cluster for more than it has too
