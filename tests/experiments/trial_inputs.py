@@ -126,13 +126,13 @@ def _newest(folder: Path) -> Path:
 
 def _main(
     argv: list[str],
-    output: str,
+    output: str | None,
     environment: Mapping[str, str],
     file_size: int | None,
     leads: bool,
     folder: str | None,
 ) -> None:
-    """Run `fewbits …` in a new process like the command line, with both streams into one file or terminal."""
+    """Run `fewbits …` in a new process like the command line, with both streams closed or in one file or terminal."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if leads:
         os.setsid()
@@ -140,10 +140,14 @@ def _main(
     if folder is not None:
         os.chdir(folder)
     sys.argv = ["fewbits", *argv]  # provenance contains them
-    stream = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(stream, 1)
-    os.dup2(stream, 2)
-    sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
+    if output is None:
+        os.closerange(1, 3)
+        sys.stdout = sys.stderr = None  # type: ignore[assignment] # as in a process that is started without them
+    else:
+        stream = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(stream, 1)
+        os.dup2(stream, 2)
+        sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
     if file_size is not None:
         import resource
 
@@ -155,7 +159,7 @@ def _main(
 
 def started(
     argv: list[str],
-    output: Path,
+    output: Path | None,
     *,
     environment: Mapping[str, str] | None = None,
     file_size: int | None = None,
@@ -164,10 +168,11 @@ def started(
 ) -> ForkServerProcess:
     """Start `fewbits ARGV` in another process, in this folder if one is given.
 
+    output: the file or terminal of both streams; None: they are closed.
     With leads, it leads a process group that the caller must kill.
     """
     where = None if folder is None else str(folder)
-    arguments = (argv, str(output), dict(environment or {}), file_size, leads, where)
+    arguments = (argv, None if output is None else str(output), dict(environment or {}), file_size, leads, where)
     process = server().Process(target=_main, args=arguments, daemon=not leads)  # a daemon cannot have children
     process.start()
     return process

@@ -85,7 +85,7 @@ class Command:
     """A `fewbits` command in its own process and process group."""
 
     process: ForkServerProcess
-    output: Path
+    output: Path | None  # None: the process has neither stdout nor stderr
 
     @property
     def pid(self) -> int:
@@ -94,7 +94,7 @@ class Command:
 
     @property
     def printed(self) -> str:
-        return self.output.read_text()
+        return self.output.read_text() if self.output else ""
 
     def end(self, patience: float = PATIENCE) -> int:
         self.process.join(patience)
@@ -116,7 +116,7 @@ class Command:
             time.sleep(0.01)
 
 
-def started(output: Path, *arguments: str | Path, environment: Mapping[str, str] | None = None) -> Command:
+def started(output: Path | None, *arguments: str | Path, environment: Mapping[str, str] | None = None) -> Command:
     surroundings = {"PYTHONPATH": str(ROOT / "src"), **(environment or {})}
     process = trial_inputs.started([*map(str, arguments)], output, environment=surroundings, leads=True)
     atexit.register(process.kill)  # otherwise multiprocessing would wait for the process of a failed test

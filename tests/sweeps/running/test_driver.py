@@ -13,6 +13,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +25,7 @@ from fewbits import cli
 from fewbits.experiments.storage.run_folder import RunFolder
 from fewbits.sweeps.planning.plan import Plan
 from fewbits.sweeps.running import store
+from tests.effort import DEEP
 from tests.messages import names
 from tests.sweeps.conftest import Undisturbed
 from tests.sweeps.sweep_inputs import (
@@ -65,49 +69,64 @@ def gone(plan: Plan) -> None:
         time.sleep(0.01)
 
 
+def wait_for_worker(folder: RunFolder) -> int:
+    """Wait until a worker has trained a step of the trial, and return its process id."""
+    give_up = time.monotonic() + PATIENCE
+    while not steps_done(folder) or (worker := holder_of(folder)) is None:
+        assert time.monotonic() < give_up, folder
+        time.sleep(0.01)
+    return worker
+
+
+@contextmanager
+def meanwhile(act: Callable[[], object]) -> Iterator[None]:
+    """Call a function in another thread during a `with` block that runs a driver; raise its error, if any."""
+    with ThreadPoolExecutor(1) as pool:
+        acting = pool.submit(act)
+        yield
+        acting.result()
+
+
 # ------------------------------------------------------------------------------------------------ killed
 
 
-def test_workers_and_the_driver_are_killed_and_the_same_command_finishes(
+KILLS = 2 if DEEP else 1
+
+
+def test_workers_their_server_and_the_driver_are_killed_and_the_same_command_finishes(
     undisturbed: Undisturbed, tmp_path: Path
 ) -> None:
     """The results equal those without interruption bit for bit, and no step of a checkpoint is repeated."""
     runs, moments = tmp_path / "runs", random.Random()
-    plan = planned(undisturbed.file, f"runtime.runs={runs}", *SOME)
-    command = started(tmp_path / "output", "sweep", undisturbed.file, "--runs", runs, *LOCAL, *SOME)
+    plan = plan_of(undisturbed.file, runs)
+    command = started(tmp_path / "output", "sweep", undisturbed.file, "--runs", runs, *LOCAL)
     killed = 0
-    while killed < 2:
+    while killed < KILLS:
         command.until(lambda: any(steps_done(folder) for folder in running(plan)))
         time.sleep(moments.uniform(0, 0.5))
         if at := running(plan):
             hit = moments.choice(at)
-            killed += kill_worker(hit) and hit.result() is None
-    command.until(lambda: bool(running(plan)))
+            before = attempts(hit)
+            if kill_worker(hit) and hit.result() is None:
+                killed += 1
+                command.until(lambda: attempts(hit) > before)  # noqa: B023, called at once
+    workers: list[int] = []
+    command.until(lambda: bool(workers.extend(filter(None, map(holder_of, running(plan)))) or workers))
+    server = int(Path(f"/proc/{workers[0]}/stat").read_text().rpartition(")")[2].split()[1])
+    assert server != command.pid
+    os.kill(server, signal.SIGKILL)
+    command.until(lambda: not {*workers}.intersection(map(holder_of, running(plan))) and bool(running(plan)))
     time.sleep(moments.uniform(0, 1))
     command.kill()
     gone(plan)  # the workers have died with the driver
-    assert sweep(undisturbed.file, runs, *SOME) == 0
-    assert all_left(plan) == undisturbed.of(plan)
-    assert [trained_twice(folder) for folder in folders(plan)] == [[]] * 4
-    assert sum(map(attempts, folders(plan))) >= 4 + killed
+    assert sweep(undisturbed.file, runs) == 0
+    assert all_left(plan) == undisturbed.left
+    assert [trained_twice(folder) for folder in folders(plan)] == [[]] * 8
+    assert sum(map(attempts, folders(plan))) >= 8 + killed
 
 
-def test_the_server_that_forks_workers_is_killed_and_the_sweep_goes_on(
-    undisturbed: Undisturbed, tmp_path: Path
-) -> None:
-    runs = tmp_path / "runs"
-    plan = planned(undisturbed.file, f"runtime.runs={runs}", *SOME)
-    command = started(tmp_path / "output", "sweep", undisturbed.file, "--runs", runs, *LOCAL, *SOME)
-    command.until(lambda: any(steps_done(folder) for folder in running(plan)))
-    worker = next(pid for folder in running(plan) if (pid := holder_of(folder)))
-    server = int(Path(f"/proc/{worker}/stat").read_text().rpartition(")")[2].split()[1])
-    assert server != command.pid
-    os.kill(server, signal.SIGKILL)
-    assert command.end() == 0, command.printed
-    assert all_left(plan) == undisturbed.of(plan)
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+# The next test sends SIGTERM, too.
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.deep)])
 def test_a_stopped_sweep_is_at_checkpoints_and_goes_on(
     number: signal.Signals, undisturbed: Undisturbed, tmp_path: Path
 ) -> None:
@@ -138,7 +157,7 @@ def test_asked_twice_a_sweep_stops_at_once(undisturbed: Undisturbed, tmp_path: P
     command.until(lambda: bool(running(plan)))
     for folder in running(plan):
         os.kill(holder_of(folder) or 0, signal.SIGSTOP)  # it will reach no checkpoint
-    os.kill(command.pid, signal.SIGINT)
+    os.kill(command.pid, signal.SIGTERM)
     command.until(lambda: "Ctrl-C again: stop at once" in command.printed)
     os.kill(command.pid, signal.SIGINT)
     assert command.end() == 130
@@ -283,36 +302,36 @@ def test_what_may_be_deleted_may_be_damaged(
 CRASHES = ("SIGSEGV", "SIGKILL", "memory")
 
 
-def test_crashes_are_told_and_leave_the_others_whole(cache: Path, tmp_path: Path) -> None:
+def test_crashes_are_told_and_leave_the_others_whole(
+    cache: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     runs = tmp_path / "runs"
     arms: dict[str, Any] = {"good": {}} | {
         how: {"overrides": [*LONG, f"optimizer.lr=0.00{1 + at}"]} for at, how in enumerate(CRASHES)
     }
-    arms["memory"]["overrides"].append("training.checkpoint_every=100000")  # its thread could not start without memory
     file = tiny_file(tmp_path, cache, {"arms": arms, "resources": {"attempts": 1}})
     plan = plan_of(file, runs)
     place = {member.cell.arm: plan.trials[member.id].folder for member in plan.members}
-    command = started(tmp_path / "output", "sweep", file, "--runs", runs, *LOCAL, "--parallel", "4")
-    try:
-        for how in CRASHES:
-            command.until(lambda how=how: steps_done(place[how]) > 0)  # type: ignore[misc]
-            worker = holder_of(place[how])
-            assert worker is not None
+
+    def crash() -> None:
+        for how in CRASHES:  # the order in which they start, two at a time
+            worker = wait_for_worker(place[how])
             if how == "memory":
                 resource.prlimit(worker, resource.RLIMIT_AS, (1 << 20, 1 << 20))  # it cannot allocate more
             else:
                 os.kill(worker, getattr(signal, how))
-        assert command.end() == 1
-    finally:
-        command.kill()
-    assert "4 trials: 1 done, 3 failed" in command.printed
+
+    with meanwhile(crash):
+        assert sweep(file, runs, "--parallel", "2") == 1
+    shown = capfd.readouterr()
+    assert "4 trials: 1 done, 3 failed" in shown.out
     expected = {
         "SIGSEGV": "ended by SIGSEGV",
         "SIGKILL": "ended by SIGKILL, possibly for lack of memory",
         "memory": "",
     }  # lack of memory shows in many ways
     for how in CRASHES:
-        (failure,) = [line for line in command.printed.splitlines() if line.startswith(f"failed: {place[how].path}: ")]
+        (failure,) = [line for line in shown.err.splitlines() if line.startswith(f"failed: {place[how].path}: ")]
         assert expected[how] in failure
         assert store.state(place[how]) == "failed"
     assert "Fatal Python error: Segmentation fault" in (place["SIGSEGV"].path / store.LOG).read_text()
@@ -331,16 +350,20 @@ def test_what_this_machine_has_not_is_told(
 
 
 @pytest.mark.parametrize(
-    "closed",
-    [">&- 2>&-", pytest.param(">&-", marks=pytest.mark.deep), pytest.param("2>&-", marks=pytest.mark.deep)],
+    "closed", ["both", *(pytest.param(each, marks=pytest.mark.deep) for each in (">&- 2>&-", ">&-", "2>&-"))]
 )
 def test_a_sweep_needs_no_stdout_and_no_stderr(closed: str, cache: Path, tmp_path: Path) -> None:
+    """In a forked process without both, as Python leaves it to a command that a shell starts so; deep: in a shell."""
     file = tiny_file(tmp_path, cache, {"overrides": ["training.steps=1"]})
     (folder,) = folders(plan_of(file, tmp_path / "runs"))
-    arguments = [sys.executable, "-m", "fewbits.cli", "sweep", file, "--runs", tmp_path / "runs", *LOCAL]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-    command = f"{shlex.join(map(str, arguments))} {closed}"
-    assert subprocess.run(command, shell=True, env=environment, timeout=PATIENCE).returncode == 0
+    arguments = ["sweep", file, "--runs", tmp_path / "runs", *LOCAL]
+    if closed == "both":
+        assert started(None, *arguments).end() == 0
+    else:
+        command = shlex.join(map(str, [sys.executable, "-m", "fewbits.cli", *arguments]))
+        environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+        done = subprocess.run(f"{command} {closed}", shell=True, env=environment, timeout=PATIENCE)
+        assert done.returncode == 0
     assert store.state(folder) == "done"
     assert attempts(folder) == 1
     assert "  step 1/1  loss " in (folder.path / store.LOG).read_text()
@@ -410,9 +433,8 @@ def test_ranks_of_a_trial_are_processes_that_live_and_die_together(cache: Path, 
     assert sweep(file, runs) == 0
     whole = all_left(plan_of(file, runs))
     (folder,) = folders(plan_of(file, tmp_path / "again"))
-    command = started(tmp_path / "output", "sweep", file, "--runs", tmp_path / "again", *LOCAL)
-    command.until(lambda: steps_done(folder) > 0)
-    kill_worker(folder)
-    assert command.end() == 0
+    with meanwhile(lambda: os.kill(wait_for_worker(folder), signal.SIGKILL)):
+        assert sweep(file, tmp_path / "again") == 0
+    assert attempts(folder) == 4
     assert all_left(plan_of(file, tmp_path / "again")) == whole
     assert trained_twice(folder) == []
