@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -48,6 +49,7 @@ class Local:
         self._gpus = list(range(torch.cuda.device_count()))  # GPUs that no trial uses
         self._running: dict[str, _Running] = {}
         self._context = multiprocessing.get_context("forkserver")
+        self._lifeline, self._our_end = self._context.Pipe(duplex=False)  # our end is closed when this process ends
         self._machine: Machine | None = None
 
     def require(self, demands: Sequence[Demand], log: Callable[[str], None]) -> None:
@@ -96,7 +98,7 @@ class Local:
         another one on the next attempt.
         """
         for attempt in range(1, ATTEMPTS + 1):
-            process = self._context.Process(target=_child, args=(job, answer))
+            process = self._context.Process(target=_child, args=(job, answer, self._lifeline))
             try:
                 process.start()
                 break
@@ -136,27 +138,38 @@ class Local:
         for trial in list(self._running):
             self.kill(trial)
             self._ended(trial)
+        self._lifeline.close()
+        self._our_end.close()
 
 
-def _child(job: Job, answer: Connection | None) -> None:
+def _child(job: Job, answer: Connection | None, lifeline: Connection) -> None:
     # Also done in fewbits.sweeps.running.preload, but the fork server may have been started by other code.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _die_with_parent()
+    threading.Thread(target=_die_with_driver, args=(lifeline,), daemon=True).start()
     outcome = work(job)
     if answer is not None:
         answer.send(outcome)
 
 
 def _die_with_parent() -> None:
-    """Make this process end with the fork server, which ends when the driver does.
-
-    Otherwise trials of a killed driver would go on, and the next driver would wait for them.
-    """
+    """Make this process end with the fork server: otherwise the driver could not know that it still runs."""
     server = os.getppid()
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if server == 1 or os.getppid() != server:  # the server has ended already
         os._exit(1)
+
+
+def _die_with_driver(lifeline: Connection) -> None:
+    """Kill this process when the driver has ended.
+
+    Otherwise trials of a killed driver would go on, and the next driver would wait for them: the fork server outlives
+    the driver as long as a worker runs, because multiprocessing gives every worker the pipe that keeps the server alive.
+    """
+    with contextlib.suppress(EOFError, OSError):
+        lifeline.recv_bytes()  # nothing is ever sent
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def meeting_place() -> TCPStore:
