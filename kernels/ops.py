@@ -5,7 +5,6 @@ device. Gradients pass straight through rounding; the gradient of a rotation is 
 """
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,10 +14,9 @@ from fewbits.kernels.backends.choice import backend_for
 from fewbits.kernels.backends.protocol import Noise
 from fewbits.kernels.counts import COUNTS
 from fewbits.kernels.mixing import mix_matrix
+from fewbits.kernels.operators import LIBRARY, define
 from fewbits.kernels.packing import layout
 from fewbits.kernels.quantizer import Block, Mixture, Quantizer, parts_of
-
-_LIBRARY = torch.library.Library("fewbits", "DEF")
 
 
 def matrix(x: Tensor) -> Tensor:
@@ -34,14 +32,6 @@ def like(values: Tensor, x: Tensor) -> Tensor:
 def _shape(x: Tensor) -> tuple[int, int]:
     """Return the shape of `matrix(x)`."""
     return math.prod(x.shape[:-1]), x.shape[-1] if x.dim() else 1
-
-
-def _define(schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> None:
-    name = schema.split("(")[0]
-    _LIBRARY.define(schema)
-    for key in ("CPU", "CUDA"):
-        _LIBRARY.impl(name, run, key)
-    torch.library.register_fake(f"fewbits::{name}", fake, lib=_LIBRARY)
 
 
 # ------------------------------------------------------------------------------------------------ fake quantization
@@ -121,20 +111,20 @@ def _empty(x: Tensor) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
-_define("quantize(Tensor x, str spec, int axis, SymInt seed) -> Tensor", _quantize, lambda x, *_: _empty(x))
-_define("quantize_out(Tensor x, str spec, int axis, SymInt seed, Tensor(a!) out) -> ()", _quantize_out, lambda *_: None)
-_define(
+define("quantize(Tensor x, str spec, int axis, SymInt seed) -> Tensor", _quantize, lambda x, *_: _empty(x))
+define("quantize_out(Tensor x, str spec, int axis, SymInt seed, Tensor(a!) out) -> ()", _quantize_out, lambda *_: None)
+define(
     "quantize_stats(Tensor x, str spec, int axis, SymInt seed, bool per_block) -> (Tensor, Tensor, Tensor)",
     _quantize_stats,
     _quantize_stats_fake,
 )
-_define(
+define(
     "quantize_both(Tensor x, str row, str column, SymInt row_seed, SymInt column_seed) -> (Tensor, Tensor)",
     _quantize_both,
     lambda x, *_: (_empty(x), _empty(x)),
 )
-_define("mix(Tensor x, str spec, int axis, SymInt seed) -> (Tensor, Tensor, Tensor, Tensor)", _mix, _mix_fake)
-_define("unrotate(Tensor grad, str spec, int axis) -> Tensor", _unrotate, lambda grad, *_: _empty(grad))
+define("mix(Tensor x, str spec, int axis, SymInt seed) -> (Tensor, Tensor, Tensor, Tensor)", _mix, _mix_fake)
+define("unrotate(Tensor grad, str spec, int axis) -> Tensor", _unrotate, lambda grad, *_: _empty(grad))
 
 
 def _rotate_back(grad: Tensor | None, spec: str, axis: int) -> Tensor | None:
@@ -165,9 +155,9 @@ for _name, _others in (("quantize", 3), ("quantize_stats", 4), ("mix", 3)):
         f"fewbits::{_name}",
         lambda ctx, grad, *_, others=_others: (_rotate_back(grad, ctx.spec, ctx.axis), *[None] * others),
         setup_context=_keep_spec,
-        lib=_LIBRARY,
+        lib=LIBRARY,
     )
-torch.library.register_autograd("fewbits::quantize_both", _both_backward, setup_context=_keep_specs, lib=_LIBRARY)
+torch.library.register_autograd("fewbits::quantize_both", _both_backward, setup_context=_keep_specs, lib=LIBRARY)
 
 
 # ------------------------------------------------------------------------------------------------ packed storage
@@ -204,8 +194,8 @@ def _decode_fake(
     return codes.new_empty((codes.shape[0], cols), dtype=dtype)
 
 
-_define("encode(Tensor x, str spec, int axis, SymInt seed) -> (Tensor, Tensor, Tensor)", _encode, _encode_fake)
-_define(
+define("encode(Tensor x, str spec, int axis, SymInt seed) -> (Tensor, Tensor, Tensor)", _encode, _encode_fake)
+define(
     "decode(Tensor codes, Tensor scales, Tensor groups, str spec, int axis, SymInt cols, ScalarType dtype) -> Tensor",
     _decode,
     _decode_fake,
@@ -225,12 +215,12 @@ def _sample_weight_backward(grad: Tensor, w: Tensor, bits: Tensor, seed: int, no
     return backend.sample_weight_backward(matrix(grad), matrix(w), bits.contiguous(), seed, noise, block)
 
 
-_define(
+define(
     "sample_weight(Tensor w, Tensor bits, SymInt seed, str noise, int block, ScalarType dtype) -> Tensor",
     _sample_weight,
     lambda w, bits, seed, noise, block, dtype: _empty(w).to(dtype),
 )
-_define(
+define(
     "sample_weight_backward(Tensor grad, Tensor w, Tensor bits, SymInt seed, str noise, int block) -> Tensor",
     _sample_weight_backward,
     lambda grad, w, bits, *_: _empty(bits),
@@ -251,7 +241,7 @@ def _weight_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     return grad.to(w.dtype) if to_w else None, for_bits, None, None, None, None
 
 
-torch.library.register_autograd("fewbits::sample_weight", _weight_backward, setup_context=_keep_weight, lib=_LIBRARY)
+torch.library.register_autograd("fewbits::sample_weight", _weight_backward, setup_context=_keep_weight, lib=LIBRARY)
 
 
 # ------------------------------------------------------------------------------------------------ products
@@ -267,9 +257,9 @@ def _matmul_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     return (grad @ b.t().float()).to(a.dtype) if for_a else None, (a.t().float() @ grad).to(b.dtype) if for_b else None
 
 
-_define(
+define(
     "matmul_fp32(Tensor a, Tensor b) -> Tensor",
     lambda a, b: backend_for(a.device.type).matmul_fp32(a, b),
     lambda a, b: a.new_empty((a.shape[0], b.shape[1]), dtype=torch.float32),
 )
-torch.library.register_autograd("fewbits::matmul_fp32", _matmul_backward, setup_context=_keep_operands, lib=_LIBRARY)
+torch.library.register_autograd("fewbits::matmul_fp32", _matmul_backward, setup_context=_keep_operands, lib=LIBRARY)

@@ -13,6 +13,8 @@ UNITS = (
     "cpu_packed.cpp",
     "cpu_noise.cpp",
     "cpu_gemm.cpp",
+    "cpu_norm.cpp",
+    "cpu_activation.cpp",
 )
 
 # -fno-trapping-math and -fno-math-errno let the compiler vectorise loops with comparisons and roots.

@@ -85,7 +85,7 @@ class Cpu(Compiled):
         out = torch.empty(w.shape, dtype=dtype)
         library().fb_sample_weight(
             *(*_matrix(w), block, bits.data_ptr(), seed, NOISES.index(noise)),
-            *(out.data_ptr(), DTYPES.index(dtype), _threads(w.numel())),
+            *(out.data_ptr(), DTYPES.index(dtype), threads(w.numel())),
         )
         return out
 
@@ -95,7 +95,7 @@ class Cpu(Compiled):
         out = torch.empty_like(bits)
         library().fb_sample_weight_backward(
             *(grad.data_ptr(), DTYPES.index(grad.dtype), *_matrix(w), block, bits.data_ptr(), seed),
-            *(NOISES.index(noise), out.data_ptr(), _threads(w.numel())),
+            *(NOISES.index(noise), out.data_ptr(), threads(w.numel())),
         )
         return out
 
@@ -108,24 +108,24 @@ class Cpu(Compiled):
         out = a.new_empty((m, n), dtype=torch.float32)
         supported = library().fb_matmul_fp32(
             *(a.data_ptr(), a.stride(0), a.stride(1), b.data_ptr(), b.stride(1), b.stride(0), m, n, k),
-            *(out.data_ptr(), _threads(m * n * k // PRODUCTS_PER_ELEMENT)),
+            *(out.data_ptr(), threads(m * n * k // PRODUCTS_PER_ELEMENT)),
         )
         return out if supported else reference.matmul_fp32(a, b)
 
     def _run(self, x: Tensor, *jobs: Job) -> None:
         requests = (_Request * len(jobs))(*(_request(x, job) for job in jobs))
-        library().fb_quantize(*_matrix(x), requests, len(jobs), _threads(x.numel()))
+        library().fb_quantize(*_matrix(x), requests, len(jobs), threads(x.numel()))
 
     def _decode(self, stored: Stored, q: Quantizer, axis: int, out: Tensor) -> None:
         request = _Stored(_quant(q, axis, *out.shape), *map(pointer, stored), q.format.bits)
-        library().fb_decode(ctypes.byref(request), *_matrix(out)[1:], out.data_ptr(), _threads(out.numel()))
+        library().fb_decode(ctypes.byref(request), *_matrix(out)[1:], out.data_ptr(), threads(out.numel()))
 
     def _extent(self, x: Tensor, partition: Part, amax: Tensor, amin: Tensor) -> None:
-        library().fb_extent(*_matrix(x), *partition, amax.data_ptr(), amin.data_ptr(), _threads(x.numel()))
+        library().fb_extent(*_matrix(x), *partition, amax.data_ptr(), amin.data_ptr(), threads(x.numel()))
 
     def _draw(self, noise: Noise, out: Tensor, seed: int) -> None:
         draw, each = (library().fb_gaussian_noise, 8) if noise == "gaussian" else (library().fb_uniform_noise, 1)
-        draw(out.numel(), seed, out.data_ptr(), _threads(each * out.numel()))
+        draw(out.numel(), seed, out.data_ptr(), threads(each * out.numel()))
 
 
 BACKEND = Cpu()
@@ -134,7 +134,7 @@ BACKEND = Cpu()
 def box_muller(count: int, seed: int) -> Tensor:
     """Return round(z / 2) of standard normal z, packed like `gaussian_noise`; the benchmark compares the two."""
     words = torch.empty((count + 7) // 8, dtype=torch.int32)
-    library().fb_box_muller(words.numel(), seed, words.data_ptr(), _threads(count))
+    library().fb_box_muller(words.numel(), seed, words.data_ptr(), threads(count))
     return words
 
 
@@ -176,7 +176,8 @@ def _matrix(x: Tensor) -> tuple[int, int, int, int]:
     return x.data_ptr(), DTYPES.index(x.dtype), x.shape[0], x.shape[1]
 
 
-def _threads(elements: int) -> int:
+def threads(elements: int) -> int:
+    """Return the number of threads for an operation on so many elements."""
     return 1 if elements < SMALL or _forked.is_set() else torch.get_num_threads()
 
 

@@ -17,7 +17,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from fewbits.models.networks.layers import ACTIVATIONS, NORMS, Embedding, Linear, Rope, causal_attention
+from fewbits.models.networks.layers import (
+    ACTIVATIONS,
+    GATED_ACTIVATIONS,
+    NORMS,
+    Embedding,
+    Linear,
+    Rope,
+    causal_attention,
+)
 from fewbits.models.networks.mamba2 import Mamba2
 
 POSITIONS: Final = ("learned", "rope", "none")
@@ -72,7 +80,7 @@ class DecoderConfig:
         A rule may rely on the rules before it, so the caller must stop at the first invalid value.
         """
         names: Mapping[str, Collection[str]] = {
-            "activation": ACTIVATIONS,
+            "activation": (*ACTIVATIONS, *GATED_ACTIVATIONS),
             "norm": NORMS,
             "positions": POSITIONS,
             "init": INITS,
@@ -151,20 +159,20 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """The feed-forward layer down(activation(up(x))), or with a gate down(activation(gate(x))·up(x))."""
+    """The feed-forward layer down(activation(up(x))), or with a gate down(activation(gate(x), up(x)))."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         up = partial(Linear, config.width, config.ffn, part="up", bias=config.bias)
-        self.gate = up() if config.activation == "swiglu" else None
+        self.gate = up() if config.activation in GATED_ACTIVATIONS else None
         self.up = up()
         self.down = Linear(config.ffn, config.width, part="down", bias=config.bias)
-        self.activation = ACTIVATIONS[config.activation]
+        self.activation = config.activation
 
     def forward(self, x: Tensor) -> Tensor:
         if self.gate is None:
-            return self.down(self.activation(self.up(x)))
-        return self.down(self.activation(self.gate(x)) * self.up(x))
+            return self.down(ACTIVATIONS[self.activation](self.up(x)))
+        return self.down(GATED_ACTIVATIONS[self.activation](self.gate(x), self.up(x)))
 
 
 def _mamba2(config: DecoderConfig) -> Mamba2:
@@ -189,7 +197,11 @@ MIXERS: Final[dict[str, tuple[str, Callable[[DecoderConfig, Rope | None], nn.Mod
 
 
 class Block(nn.Module):
-    """Residual branches in sequence, x ← x + mixer(norm(x)). A branch is two modules, such as `ffn_norm` and `ffn`."""
+    """Residual branches in sequence, x ← x + mixer(norm(x)). A branch is two modules, such as `ffn_norm` and `ffn`.
+
+    The sum of a branch is computed with the norm of the next one, so a block receives the last branch of the block
+    before it, and returns its own.
+    """
 
     def __init__(self, config: DecoderConfig, letters: str, rope: Rope | None) -> None:
         super().__init__()
@@ -199,10 +211,17 @@ class Block(nn.Module):
             self.add_module(f"{name}_norm", NORMS[config.norm](config.width, config.norm_eps, config.bias))
             self.add_module(name, mixer(config, rope))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, y: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return the residual stream without the last branch, and that branch; y: the branch to be added to x first."""
         for name in self.branches:
-            x = x + getattr(self, name)(getattr(self, f"{name}_norm")(x))
-        return x
+            norm, mixer = getattr(self, f"{name}_norm"), getattr(self, name)
+            if y is None:
+                normed = norm(x)
+            else:
+                x, normed = norm.add(x, y)
+            y = mixer(normed)
+        assert y is not None  # a block has at least one branch
+        return x, y
 
 
 # ------------------------------------------------------------------------------------------------ the model
@@ -237,10 +256,11 @@ class Decoder(nn.Module):
         x = self.embed(tokens_BT)
         if self.positions is not None:
             x = x + self.positions.weight[:tokens]
-        x = x.to(self.compute_dtype)
-        for block in self.blocks:
-            x = block(x)
-        return self.norm(x)
+        first, *others = self.blocks
+        x, y = first(x.to(self.compute_dtype))
+        for block in others:
+            x, y = block(x, y)
+        return self.norm.add(x, y)[1]
 
     def loss(self, tokens_BT: Tensor, targets_BT: Tensor, reduction: Literal["mean", "none"] = "mean") -> Tensor:
         """Return the cross entropy in nats, in FP32.

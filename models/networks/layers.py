@@ -3,28 +3,26 @@
 Parameters are FP32 master copies. A layer computes in the dtype of its input; norms, softmax and rotations compute
 internally in FP32. No layer draws random numbers: `initialise` fills the parameters, by name, from a seed.
 
-RMSNorm and attention have a second implementation for CPUs, because PyTorch's is slow there. The docstrings of
-`_RmsNorm` and `_unfused_attention` compare their times with PyTorch's (8×256 tokens of width 256 in BF16, forward and
-backward on one core with AVX512-BF16).
+Attention has a second implementation for CPUs, because PyTorch's is slow there. The docstring of `_unfused_attention`
+compares their times (8×256 tokens of width 256 in BF16, forward and backward on one core with AVX512-BF16).
 
 Shape suffixes: B batch, T token, D width, H head, K key and value head, E head's dimension.
 """
 
 from collections.abc import Callable
-from typing import Any, Final, Literal
+from typing import ClassVar, Final, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 
+from fewbits.kernels.layers.activations import squared_relu, swiglu
+from fewbits.kernels.layers.norms import add_norm, norm
 from fewbits.kernels.products import linear, matmul
 
 # GaussWS's names for the linear layers of a block. `in` is Mamba-2's input layer, which fits none of these names;
 # `head` is the model's output head.
 Part = Literal["qkv", "out", "up", "down", "in", "head"]
-Norm = Callable[[int, float, bool], nn.Module]
 UNFUSED_UP_TO: Final = 512  # tokens; for more, the memory of the T×T scores outweighs the gain in speed
 
 
@@ -51,83 +49,56 @@ class Embedding(nn.Embedding):
 # ------------------------------------------------------------------------------------------------ norms
 
 
-class LayerNorm(nn.Module):
-    """A layer norm, weight·(x − mean)/√(var + eps) + bias, in FP32."""
+class Norm(nn.Module):
+    """A norm over the last dimension in FP32, (x − mean)/√(variance + eps)·(weight + offset) + bias."""
+
+    centered: ClassVar[bool] = True  # False: the mean is taken as 0
+    offset: ClassVar[float] = 0.0
 
     def __init__(self, width: int, eps: float, bias: bool) -> None:
         super().__init__()
         self.eps = eps
-        self.weight = nn.Parameter(torch.ones(width))
+        self.weight = nn.Parameter(torch.full((width,), 1.0 - self.offset))
         self.bias = nn.Parameter(torch.zeros(width)) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
-        return _layer_norm(x, self.weight, self.bias, self.eps)
+        return norm(x, self.weight, self.bias, eps=self.eps, centered=self.centered, offset=self.offset)
+
+    def add(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Return s = x + y and the norm of s."""
+        return add_norm(x, y, self.weight, self.bias, eps=self.eps, centered=self.centered, offset=self.offset)
 
 
-class LayerNorm1p(LayerNorm):
+class LayerNorm(Norm):
+    """A layer norm with mean, variance, weight and optional bias."""
+
+
+class LayerNorm1p(Norm):
     """A LayerNorm that multiplies by 1 + weight; weight starts at 0, so weight decay pulls the factor to 1.
 
     It always has a bias, as in Megatron, where "no bias" refers only to linear layers.
     """
 
+    offset = 1.0
+
     def __init__(self, width: int, eps: float, bias: bool) -> None:
         super().__init__(width, eps, bias=True)
-        self.weight = nn.Parameter(torch.zeros(width))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return _layer_norm(x, 1 + self.weight, self.bias, self.eps)
 
 
-class RmsNorm(nn.Module):
-    """An RMS norm, weight·x/√(mean(x²) + eps), in FP32."""
+class RmsNorm(Norm):
+    """An RMS norm, weight·x/√(mean(x²) + eps), which never has a bias."""
+
+    centered = False
 
     def __init__(self, width: int, eps: float, bias: bool = False) -> None:
-        super().__init__()
-        self.eps = eps
-        self.weight = nn.Parameter(torch.ones(width))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return rms_norm(x, self.weight, self.eps, x.dtype)
+        super().__init__(width, eps, bias=False)
 
 
-NORMS: Final[dict[str, Norm]] = {"layernorm": LayerNorm, "layernorm1p": LayerNorm1p, "rmsnorm": RmsNorm}
-
-
-def _layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
-    if x.is_cpu:  # accepts BF16 with FP32 weights, and computes in FP32
-        return F.layer_norm(x, weight.shape, weight, bias, eps)
-    return F.layer_norm(x.float(), weight.shape, weight, bias, eps).to(x.dtype)
-
-
-def rms_norm(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
-    """Normalise x over its last dimension and multiply by weight, in FP32; return the result in `dtype`."""
-    if x.is_cpu:
-        return _RmsNorm.apply(x, weight, eps, dtype)
-    return (F.rms_norm(x.float(), x.shape[-1:], eps=eps) * weight).to(dtype)
-
-
-class _RmsNorm(Function):
-    """An RMS norm for CPUs that takes 1.8 ms; F.rms_norm, a chain of operations in both passes, takes 2.8 ms."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
-        x_FP32 = x.float()
-        inverse = torch.linalg.vector_norm(x_FP32, dim=-1, keepdim=True)
-        inverse.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
-        ctx.save_for_backward(x, weight, inverse)
-        return (x_FP32 * inverse).mul_(weight).to(dtype)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        x, weight, inverse = ctx.saved_tensors
-        normed = x.float() * inverse
-        dy_FP32 = dy.float()  # convert once: operations on two dtypes are slow
-        product = normed * dy_FP32
-        dweight = product.flatten(0, -weight.ndim - 1).sum(0)
-        mean = product.mul_(weight).mean(-1, keepdim=True)
-        dx = (dy_FP32 * weight).sub_(normed.mul_(mean)).mul_(inverse)
-        return dx.to(x.dtype), dweight, None, None
+NORMS: Final[dict[str, Callable[[int, float, bool], Norm]]] = {
+    "layernorm": LayerNorm,
+    "layernorm1p": LayerNorm1p,
+    "rmsnorm": RmsNorm,
+}
 
 
 # ------------------------------------------------------------------------------------------------ positions
@@ -202,12 +173,8 @@ def _unfused_attention(q_BHTE: Tensor, k_BKTE: Tensor, v_BKTE: Tensor, shared: i
 # ------------------------------------------------------------------------------------------------ activations
 
 
-def squared_relu(x: Tensor) -> Tensor:
-    return F.relu(x).square()
-
-
 ACTIVATIONS: Final[dict[str, Callable[[Tensor], Tensor]]] = {
     "gelu": F.gelu,  # exact, as in nanoGPT
-    "swiglu": F.silu,  # applied to the gate, whose result is multiplied by up
     "relu2": squared_relu,
 }
+GATED_ACTIVATIONS: Final[dict[str, Callable[[Tensor, Tensor], Tensor]]] = {"swiglu": swiglu}  # of gate and up

@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from fewbits.models.networks.layers import Linear, rms_norm
+from fewbits.kernels.layers.norms import norm
+from fewbits.models.networks.layers import Linear
 
 CHUNK: Final = 64  # tokens; affects only speed
 
@@ -53,7 +54,8 @@ class Mamba2(nn.Module):
         y_BTHP = ssd(x_BTHP, dt_BTH, -self.A_log.exp(), b_BTGN, c_BTGN) + self.D[:, None] * x_BTHP
 
         gated = (y_BTHP.flatten(2) * F.silu(z.float())).unflatten(-1, (self.groups, -1))
-        normed = rms_norm(gated, self.norm_weight.view(self.groups, -1), self.eps, x.dtype)
+        weight = self.norm_weight.view(self.groups, -1)
+        normed = norm(gated, weight, eps=self.eps, centered=False, dtype=x.dtype)
         return self.out_proj(normed.flatten(2))
 
 

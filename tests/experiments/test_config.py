@@ -259,7 +259,7 @@ MISTAKES = {
     "runtime.tracking=wandb": "runtime.tracking 'wandb'… none, mlflow",
     "runtime.device=tpu": "runtime.device 'tpu'… auto, cpu, cuda",
     "training.dtype=fp16": "training.dtype 'fp16'… bf16, fp32",
-    "model.activation=silu": "activation 'silu' of model 'nemotron-nano'… gelu, swiglu, relu2",
+    "model.activation=silu": "activation 'silu' of model 'nemotron-nano'… gelu, relu2, swiglu",
     "recipe.switch.passes=sideways": "switch.passes 'sideways'… both, forward, backward",
     # keys
     "modle=gpt2-nano": "unknown key 'modle': a trial has model, ",

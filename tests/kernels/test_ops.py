@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fewbits import Mixture, Quantizer, fake_quantize, fake_quantize_both, mix, sample_weight
+from fewbits.kernels.layers import activations, norms  # noqa: F401, registers their operators
 from tests.kernels.inputs import DTYPES, EMPTY, assert_same, generator, make
 
 FP4 = "e2m1:1x16:nvfp4:stochastic:rht16"
@@ -18,6 +19,7 @@ GAM = Quantizer("e4m3", "16x16", "gam")
 ROTATED_MIX = "e4m3:16x16:gam:rht16 @ error<0.02 | bf16:rht16 ; per=block"
 THREE_WAY = Mixture.parse("e4m3:16x16:gam @ error<e5m2:16x16:gam | e5m2:16x16:gam @ spread<normal | bf16 ; per=block")
 X = torch.randn(33, 50, generator=generator(0))
+W = X[0].clone()  # a weight of rows of X
 BITS = torch.full((2, 2), 5.0)
 
 OPERATORS: dict[str, list[tuple[Any, ...]]] = {
@@ -38,9 +40,22 @@ OPERATORS: dict[str, list[tuple[Any, ...]]] = {
     ],
     "sample_weight": [(X, BITS, 3, "gaussian", 32, torch.bfloat16), (X.half(), BITS, 3, "uniform", 32, torch.float32)],
     "sample_weight_backward": [(X, X, BITS, 3, "uniform", 32), (X.bfloat16(), X.half(), BITS, 3, "gaussian", 32)],
+    "norm": [(X, W, None, 0.0, 1e-5, False, torch.bfloat16), (X.bfloat16(), W, X[1], 1.0, 1e-5, True, torch.bfloat16)],
+    "add_norm": [(X, X.t().reshape(33, 50), W, X[1], 1.0, 1e-5, True), (X, X, W, None, 0.0, 1e-5, False)],
+    "norm_backward": [
+        (X, None, X, W, True, X[:, 0], X[:, 1], 0.0, True),
+        (X.bfloat16(), X.bfloat16(), X.bfloat16(), W, False, torch.empty(0), X[:, 1], 1.0, False),
+    ],
+    "squared_relu": [(X,), (X.bfloat16().t(),)],
+    "squared_relu_backward": [(X, X), (X.bfloat16().t(), X.bfloat16().t())],
+    "swiglu": [(X, X), (X.bfloat16().t(), X.bfloat16().t())],
+    "swiglu_backward": [(X, X, X), (X.bfloat16().t(), X.bfloat16().t(), X.bfloat16().t())],
     "matmul_fp32": [(X.bfloat16(), X.bfloat16().t()), (X.bfloat16().t(), X.bfloat16()[:, :7])],
 }
-DIFFERENTIABLE = ("quantize", "quantize_stats", "quantize_both", "mix", "sample_weight", "matmul_fp32")
+DIFFERENTIABLE = (
+    *("quantize", "quantize_stats", "quantize_both", "mix", "sample_weight", "matmul_fp32"),
+    *("norm", "add_norm", "squared_relu", "swiglu"),
+)
 
 
 def test_every_operator_is_checked() -> None:

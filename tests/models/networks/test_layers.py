@@ -14,8 +14,6 @@ from fewbits.models.networks.layers import (
     Linear,
     Rope,
     causal_attention,
-    rms_norm,
-    squared_relu,
 )
 
 EPS = 1e-5
@@ -72,17 +70,6 @@ def test_a_norm_starts_as_the_bare_norm(norm: str) -> None:
     x = normal(2, 7, 48)
     bare = F.rms_norm(x, (48,), eps=EPS) if norm == "rmsnorm" else F.layer_norm(x, (48,), eps=EPS)
     torch.testing.assert_close(NORMS[norm](48, EPS, True)(x), bare)
-
-
-def test_a_grouped_rms_norm_is_one_for_each_group() -> None:
-    x, weight = normal(3, 5, 2, 8), normal(2, 8, seed=1)
-    theirs = torch.stack([F.rms_norm(x[..., g, :], (8,), weight[g], EPS) for g in range(2)], -2)
-    same_with_gradients(rms_norm(x, weight, EPS, torch.float32), theirs, [x, weight], rtol=1e-4, atol=1e-5)
-
-
-def test_squared_relu_and_its_gradient() -> None:
-    x = normal(400)
-    same_with_gradients(squared_relu(x), F.relu(x) ** 2, [x], rtol=0, atol=0)
 
 
 def test_gelu_is_the_exact_one() -> None:

@@ -1,0 +1,80 @@
+// The cross entropy of rows of logits and its gradient, without a float32 copy of the logits.
+//
+// Sums of a row are float32: element i is added to lane i mod 16, in order, and lanes are added as `total` does.
+#include <math.h>
+#include "parallel.h"
+#include "vector.h"
+
+namespace fb {
+namespace {
+
+// Return −log softmax(x)[target] and store log Σ e^x, both rounded once from double.
+template <class T> float entropy_row(const T *x, int64_t cols, int64_t target, float *log_sum) {
+  F32x16 most = all(-INFINITY), sum = {};
+  each_vector(
+      cols, [&](int64_t i, auto lanes) FB_INLINED { most = larger(most, keep(load(x + i, lanes), lanes, -INFINITY)); });
+  const float top = largest(most);
+  each_vector(cols,
+              [&](int64_t i, auto lanes) FB_INLINED { sum += keep(exponential(load(x + i, lanes) - top), lanes); });
+  const double logarithm = log(double(total(sum)));
+  *log_sum = float(double(top) + logarithm);
+  return float((double(top) - double(first(load(x + target, First{1})))) + logarithm);
+}
+
+// dx = (softmax(x) − one hot) · scale; dx may be x.
+template <class T>
+void entropy_row_backward(const T *x, int64_t cols, int64_t target, float log_sum, float scale, T *dx) {
+  const F32x16 right = (exponential(load(x + target, First{1}) - log_sum) - 1.0f) * scale;
+  each_vector(cols, [&](int64_t i, auto lanes)
+                        FB_INLINED { store(dx + i, exponential(load(x + i, lanes) - log_sum) * scale, lanes); });
+  store(dx + target, right, First{1});
+}
+
+template <class T>
+int64_t entropy(const T *x, int64_t rows, int64_t cols, const int64_t *targets, int64_t ignored, float *losses,
+                float *log_sums, int threads) {
+  for (int64_t r = 0; r < rows; r++)
+    if (targets[r] != ignored && (targets[r] < 0 || targets[r] >= cols)) return r;
+  in_parallel(rows, threads, [&](int64_t count) {
+#pragma omp for schedule(static)
+    for (int64_t r = 0; r < count; r++)
+      losses[r] =
+          targets[r] == ignored ? (log_sums[r] = 0.0f) : entropy_row(x + r * cols, cols, targets[r], log_sums + r);
+  });
+  return -1;
+}
+
+template <class T>
+void entropy_backward(const T *x, int64_t rows, int64_t cols, const int64_t *targets, int64_t ignored,
+                      const float *log_sums, const float *scales, T *dx, int threads) {
+  in_parallel(rows, threads, [&](int64_t count) {
+#pragma omp for schedule(static)
+    for (int64_t r = 0; r < count; r++)
+      if (targets[r] == ignored)
+        memset(dx + r * cols, 0, size_t(cols) * sizeof(T));
+      else
+        entropy_row_backward(x + r * cols, cols, targets[r], log_sums[r], scales[r], dx + r * cols);
+  });
+}
+
+}  // namespace
+}  // namespace fb
+
+extern "C" {
+
+// Return the first row whose target is neither a column nor `ignored`, or -1 if there is none. An ignored row has loss
+// 0.
+int64_t fb_entropy(int is_float, const void *x, int64_t rows, int64_t cols, const int64_t *targets, int64_t ignored,
+                   float *losses, float *log_sums, int threads) {
+  return is_float ? fb::entropy((const float *)x, rows, cols, targets, ignored, losses, log_sums, threads)
+                  : fb::entropy((const fb::bf16 *)x, rows, cols, targets, ignored, losses, log_sums, threads);
+}
+// scales: the gradients of the losses. dx may be x.
+void fb_entropy_backward(int is_float, const void *x, int64_t rows, int64_t cols, const int64_t *targets,
+                         int64_t ignored, const float *log_sums, const float *scales, void *dx, int threads) {
+  if (is_float)
+    fb::entropy_backward((const float *)x, rows, cols, targets, ignored, log_sums, scales, (float *)dx, threads);
+  else
+    fb::entropy_backward((const fb::bf16 *)x, rows, cols, targets, ignored, log_sums, scales, (fb::bf16 *)dx, threads);
+}
+}

@@ -1,0 +1,205 @@
+// Vectors of 16 lanes: arithmetic, loads and stores of BF16 and float32, partial vectors at the end of a row, and sums.
+//
+// Every processor computes the same operations in the same order. A vector consists of registers of the processor, one
+// of AVX-512 or two of AVX2, because g++ turns vectors that are longer than a register into scalar code. Products and
+// sums are never fused (see the flags in compilation.py).
+#pragma once
+#include <stdint.h>
+#include <string.h>
+#ifdef __AVX2__
+#include <immintrin.h>
+#endif
+
+namespace fb {
+
+#if defined(__AVX512BW__)
+constexpr int REGISTER = 16;  // lanes
+#elif defined(__AVX2__)
+constexpr int REGISTER = 8;
+#else
+constexpr int REGISTER = 4;
+#endif
+constexpr int LANES = 16, PARTS = LANES / REGISTER;
+
+typedef uint16_t bf16;  // the bits of a BF16 number
+typedef uint16_t U16Part __attribute__((vector_size(2 * REGISTER)));
+template <class T> struct Vector {
+  typedef T Part __attribute__((vector_size(4 * REGISTER)));
+  Part part[PARTS];
+};
+typedef Vector<float> F32x16;
+typedef Vector<int32_t> I32x16;
+typedef Vector<uint32_t> U32x16;
+
+#define FB_INLINE inline __attribute__((always_inline))
+#define FB_INLINED __attribute__((always_inline))  // after the parameters of a lambda
+// Define a function of vectors by an expression of their parts with index p.
+#define FB_BY_PARTS(Result, function, parameters, expression)                            \
+  FB_INLINE Result function parameters {                                                 \
+    Result result;                                                                       \
+    _Pragma("GCC unroll 4") for (int p = 0; p < PARTS; p++) result.part[p] = expression; \
+    return result;                                                                       \
+  }
+#define FB_OPERATOR(T, op)                                                                              \
+  FB_BY_PARTS(Vector<T>, operator op, (const Vector<T> &a, const Vector<T> &b), a.part[p] op b.part[p]) \
+  FB_BY_PARTS(Vector<T>, operator op, (const Vector<T> &a, T b), a.part[p] op b)
+#define FB_COMPARISON(op)                                                                      \
+  FB_BY_PARTS(I32x16, operator op, (const F32x16 &a, const F32x16 &b), a.part[p] op b.part[p]) \
+  FB_BY_PARTS(I32x16, operator op, (const F32x16 &a, float b), a.part[p] op b)
+
+FB_OPERATOR(float, +)
+FB_OPERATOR(float, -)
+FB_OPERATOR(float, *)
+FB_OPERATOR(int32_t, +)
+FB_OPERATOR(int32_t, -)
+FB_OPERATOR(int32_t, &)
+FB_OPERATOR(int32_t, <)
+FB_OPERATOR(int32_t, >>)
+FB_OPERATOR(int32_t, <<)
+FB_OPERATOR(uint32_t, +)
+FB_OPERATOR(uint32_t, &)
+FB_OPERATOR(uint32_t, >>)
+FB_OPERATOR(uint32_t, <<)
+FB_COMPARISON(<)
+FB_COMPARISON(>)
+FB_COMPARISON(!=)
+FB_BY_PARTS(F32x16, operator-, (const F32x16 &a), -a.part[p])
+FB_BY_PARTS(F32x16, operator-, (float a, const F32x16 &b), a - b.part[p])
+FB_BY_PARTS(F32x16, operator/, (float a, const F32x16 &b), a / b.part[p])
+FB_BY_PARTS(F32x16, all, (float v), F32x16::Part{} + v)  // -0 becomes 0
+FB_BY_PARTS(U32x16, bits, (const F32x16 &v), U32x16::Part(v.part[p]))
+FB_BY_PARTS(I32x16, signed_bits, (const F32x16 &v), I32x16::Part(v.part[p]))
+FB_BY_PARTS(F32x16, value, (const U32x16 &v), F32x16::Part(v.part[p]))
+FB_BY_PARTS(F32x16, value, (const I32x16 &v), F32x16::Part(v.part[p]))
+template <class T>
+FB_BY_PARTS(Vector<T>, select, (const I32x16 &which, const Vector<T> &a, const Vector<T> &b),
+            which.part[p] ? a.part[p] : b.part[p])
+FB_INLINE F32x16 &operator+=(F32x16 &a, const F32x16 &b) {
+  return a = a + b;
+}
+FB_INLINE F32x16 larger(const F32x16 &a, const F32x16 &b) { return select(a > b, a, b); }
+
+// The bits of the nearest BF16 numbers, ties to even; a NaN stays a NaN.
+FB_INLINE U32x16 narrow(const F32x16 &v) {
+  U32x16 u = bits(v), nan = U32x16{} + 0x7fc0u;
+  return select(v != v, nan, (u + ((u >> 16u) & 1u) + 0x7fffu) >> 16u);
+}
+FB_INLINE F32x16 widen(const U32x16 &bf16_bits) { return value(bf16_bits << 16u); }
+
+// ------------------------------------------------------------------------------------------------ memory
+
+// Which lanes of a vector exist: all of them, or the first n.
+struct Whole {};
+struct First {
+  int n;
+};
+FB_INLINE F32x16 load(const float *from, Whole = {}) {
+  F32x16 v;
+  for (int p = 0; p < PARTS; p++) memcpy(&v.part[p], from + p * REGISTER, sizeof v.part[p]);
+  return v;
+}
+FB_INLINE F32x16 load(const bf16 *from, Whole = {}) {
+  U32x16 v;
+  for (int p = 0; p < PARTS; p++) {
+#if defined(__AVX2__) && !defined(__AVX512BW__)  // g++ would widen halves of a register
+    v.part[p] = U32x16::Part(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(from + p * REGISTER))));
+#else
+    U16Part part;
+    memcpy(&part, from + p * REGISTER, sizeof part);
+    v.part[p] = __builtin_convertvector(part, U32x16::Part);
+#endif
+  }
+  return widen(v);
+}
+template <class T> FB_INLINE F32x16 load(const T *from, First lanes) {  // the other lanes are 0
+  T some[LANES] = {};
+  memcpy(some, from, size_t(lanes.n) * sizeof(T));
+  return load(some);
+}
+FB_INLINE void store(float *to, const F32x16 &v, Whole = {}) {
+  for (int p = 0; p < PARTS; p++) memcpy(to + p * REGISTER, &v.part[p], sizeof v.part[p]);
+}
+FB_INLINE void store(bf16 *to, const F32x16 &v, Whole = {}) {
+  U32x16 n = narrow(v);
+#if defined(__AVX2__) && !defined(__AVX512BW__)  // g++ would narrow each register by itself
+  __m256i mixed = _mm256_packus_epi32((__m256i)n.part[0], (__m256i)n.part[1]);
+  _mm256_storeu_si256((__m256i *)to, _mm256_permute4x64_epi64(mixed, 0xd8));
+#else
+  for (int p = 0; p < PARTS; p++) {
+    U16Part part = __builtin_convertvector(n.part[p], U16Part);
+    memcpy(to + p * REGISTER, &part, sizeof part);
+  }
+#endif
+}
+template <class T> FB_INLINE void store(T *to, const F32x16 &v, First lanes) {
+  T some[LANES];
+  store(some, v);
+  memcpy(to, some, size_t(lanes.n) * sizeof(T));
+}
+// The value that a load after a store to this type would give.
+FB_INLINE F32x16 rounded(const F32x16 &v, const float *) { return v; }
+FB_INLINE F32x16 rounded(const F32x16 &v, const bf16 *) { return widen(narrow(v)); }
+
+FB_INLINE float first(const F32x16 &v) { return v.part[0][0]; }
+FB_INLINE I32x16 lane_numbers() {
+  constexpr int32_t numbers[LANES] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  I32x16 v;
+  memcpy(&v, numbers, sizeof v);
+  return v;
+}
+FB_INLINE F32x16 keep(const F32x16 &v, Whole, float = 0.0f) { return v; }
+FB_INLINE F32x16 keep(const F32x16 &v, First lanes, float other = 0.0f) {  // the other lanes become `other`
+  return select(lane_numbers() < lanes.n, v, all(other));
+}
+
+// Call f(i, lanes) for each vector that starts at element i of a row of n elements. f has to be FB_INLINED: the
+// variables of a function that is called are in memory.
+template <class F> FB_INLINE void each_vector(int64_t n, F f) {
+  int64_t i = 0;
+  for (; i + LANES <= n; i += LANES) f(i, Whole{});
+  if (i < n) f(i, First{int(n - i)});
+}
+inline int64_t padded(int64_t n) { return (n + LANES - 1) / LANES * LANES; }
+
+// ------------------------------------------------------------------------------------------------ functions
+
+template <int HALF, class F> FB_INLINE void halve(float *lane, F f) {
+  for (int i = 0; i < HALF; i++) lane[i] = f(lane[i], lane[i + HALF]);
+}
+// The sum and the maximum of the lanes: lanes i and i + 8 are combined, then i and i + 4, i + 2, i + 1.
+template <class F> FB_INLINE float combined(const F32x16 &v, F f) {
+  float lane[LANES];
+  store(lane, v);
+  halve<8>(lane, f);
+  halve<4>(lane, f);
+  halve<2>(lane, f);
+  halve<1>(lane, f);
+  return lane[0];
+}
+FB_INLINE float total(const F32x16 &v) {
+  return combined(v, [](float a, float b) { return a + b; });
+}
+FB_INLINE float largest(const F32x16 &v) {
+  return combined(v, [](float a, float b) { return a > b ? a : b; });
+}
+
+// e^x to about 2 units in the last place; 0 and infinity beyond float32, subnormals included. x = n·ln 2 + r, where
+// n·ln 2 is subtracted in two parts, of which the first product is exact; then 2^n is multiplied in two factors, of
+// which only the second can round. reference/functions.py repeats it operation by operation.
+FB_INLINE F32x16 exponential(F32x16 x) {
+  constexpr float MAGIC = 12582912.0f;  // 1.5 · 2^23: added to a small number, it rounds that to an integer
+  x = select(x < -104.0f, all(-104.0f), x);
+  x = select(x > 89.0f, all(89.0f), x);
+  F32x16 shifted = x * 1.44269504f + MAGIC, n = shifted - MAGIC;
+  F32x16 r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+  F32x16 p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = (p * (r * r) + r) + 1.0f;
+  I32x16 exponent = signed_bits(shifted) - 0x4b400000, first = exponent >> 1, second = exponent - first;
+  return (p * value((first + 127) << 23)) * value((second + 127) << 23);
+}
+
+}  // namespace fb

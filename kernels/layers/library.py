@@ -1,0 +1,52 @@
+"""Call the functions of the compiled CPU library that compute layers.
+
+They take BF16 and float32 tensors. The functions in kernels/reference define their results.
+"""
+
+import ctypes
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from fewbits.kernels.backends import cpu
+from fewbits.kernels.backends.choice import backend_for
+
+DTYPES = (torch.bfloat16, torch.float32)  # the position is the flag "is float" of the C++ functions
+
+_POINTER, _SIZE, _WHOLE, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
+_SIGNATURES = {
+    "fb_norm": [_POINTER, _WHOLE, _WHOLE, *[_POINTER] * 6],
+    "fb_norm_backward": [_POINTER, _WHOLE, _WHOLE, *[_POINTER] * 8],
+    "fb_squared_relu": [_WHOLE, _SIZE, *[_POINTER] * 2, _WHOLE],
+    "fb_squared_relu_backward": [_WHOLE, _SIZE, *[_POINTER] * 3, _WHOLE],
+    "fb_swiglu": [_WHOLE, _SIZE, *[_POINTER] * 3, _WHOLE],
+    "fb_swiglu_backward": [_WHOLE, _SIZE, *[_POINTER] * 5, _WHOLE],
+}
+
+
+def is_compiled() -> bool:
+    """Tell whether the compiled library is in use, instead of the reference."""
+    return backend_for("cpu").name == "cpu"
+
+
+@cache
+def library() -> ctypes.CDLL:
+    lib = cpu.library()
+    for name, arguments in _SIGNATURES.items():
+        getattr(lib, name).argtypes = arguments
+        getattr(lib, name).restype = None
+    return lib
+
+
+def takes(*tensors: Tensor) -> bool:
+    """Tell whether the operators compute these tensors; all others are left to torch's own functions."""
+    return all(x.device.type == "cpu" and x.dtype in DTYPES for x in tensors)
+
+
+def is_float(x: Tensor) -> int:
+    return DTYPES.index(x.dtype)
+
+
+def address(x: Tensor | None) -> int | None:
+    return None if x is None else x.data_ptr()

@@ -1,0 +1,218 @@
+"""Normalise rows, with the addition of a residual branch before it: layer norms and RMS norms, for training.
+
+On a CPU one operator reads each tensor once and sums in FP32, also the gradients of weight and bias. (torch's own sums
+them in the dtype of x, and in BF16 they are wrong by several percent.) On other devices torch computes the norm of the
+widened tensor.
+"""
+
+import ctypes
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fewbits.kernels.backends.cpu import threads
+from fewbits.kernels.layers.library import DTYPES, address, is_compiled, is_float, library, takes
+from fewbits.kernels.operators import LIBRARY, define
+from fewbits.kernels.reference import norms as reference
+
+
+def norm(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    eps: float,
+    centered: bool,
+    offset: float = 0.0,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """Return (x − mean)/√(variance + eps)·(weight + offset) + bias over the last dimension, computed in FP32.
+
+    weight, bias: have the shape of the last dimension of x, or of its last two, if rows have weights of their own.
+    centered: False computes an RMS norm, in which the mean is 0. dtype: of the result; None is that of x.
+    """
+    dtype = dtype or x.dtype
+    if _takes(x, weight, bias) and dtype in DTYPES:
+        return torch.ops.fewbits.norm(x, weight, bias, offset, eps, centered, dtype)[0]
+    wide = x if x.dtype == torch.float64 else x.float()
+    factor = (weight + offset if offset else weight).to(wide.dtype)
+    shift = None if bias is None else bias.to(wide.dtype)
+    if centered and weight.dim() == 1:
+        return F.layer_norm(wide, weight.shape, factor, shift, eps).to(dtype)
+    plain = F.layer_norm(wide, wide.shape[-1:], eps=eps) if centered else F.rms_norm(wide, wide.shape[-1:], eps=eps)
+    return (plain * factor if shift is None else plain * factor + shift).to(dtype)
+
+
+def add_norm(
+    x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None = None, *, eps: float, centered: bool, offset: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """Return s = x + y in their dtype, and norm(s)."""
+    if _takes(x, weight, bias) and x.dtype == y.dtype and x.shape == y.shape:
+        s, n, *_ = torch.ops.fewbits.add_norm(x, y, weight, bias, offset, eps, centered)
+        return s, n
+    s = x + y
+    return s, norm(s, weight, bias, eps=eps, centered=centered, offset=offset)
+
+
+def _takes(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    return takes(x) and all(p.dtype == torch.float32 for p in (weight, bias) if p is not None)
+
+
+# ------------------------------------------------------------------------------------------------ operators
+
+
+class _Call(ctypes.Structure):  # NormCall of csrc/cpu_norm.cpp
+    _fields_ = [
+        *[(name, ctypes.c_int64) for name in ("rows", "groups", "width")],
+        *[(name, ctypes.c_void_p) for name in ("weight", "bias")],
+        *[(name, ctypes.c_float) for name in ("offset", "eps")],
+        *[(name, ctypes.c_int32) for name in ("centered", "threads")],
+    ]
+
+
+def _call(x: Tensor, weight: Tensor, bias: Tensor | None, offset: float, eps: float, centered: bool) -> _Call:
+    width = weight.shape[-1]
+    rows, groups = x.numel() // max(weight.numel(), 1), weight.numel() // max(width, 1)
+    return _Call(
+        *(rows, groups, width, address(weight), address(bias), offset, eps, centered), threads=threads(x.numel())
+    )
+
+
+def _contiguous(x: Tensor | None) -> Tensor | None:
+    return None if x is None else x.contiguous()
+
+
+def _norm(
+    x: Tensor, weight: Tensor, bias: Tensor | None, offset: float, eps: float, centered: bool, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    if not is_compiled():
+        return reference.norm(x, weight, bias, offset, eps, centered, dtype)
+    x, weight, bias = x.contiguous(), weight.contiguous(), _contiguous(bias)
+    n, mean, inverse = _norm_fake(x, weight, bias, offset, eps, centered, dtype)
+    call = _call(x, weight, bias, offset, eps, centered)
+    library().fb_norm(
+        *(ctypes.byref(call), is_float(x), is_float(n), x.data_ptr(), None, None),
+        *(n.data_ptr(), mean.data_ptr(), inverse.data_ptr()),
+    )
+    return n, mean, inverse
+
+
+def _norm_fake(
+    x: Tensor, weight: Tensor, bias: Tensor | None, offset: float, eps: float, centered: bool, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    rows = x.shape[:-1]
+    mean = x.new_empty(rows if centered else 0, dtype=torch.float32)
+    return x.new_empty(x.shape, dtype=dtype), mean, x.new_empty(rows, dtype=torch.float32)
+
+
+def _add_norm(
+    x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None, offset: float, eps: float, centered: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    if not is_compiled():
+        s = x + y
+        return s, *reference.norm(s, weight, bias, offset, eps, centered, x.dtype)
+    x, y, weight, bias = x.contiguous(), y.contiguous(), weight.contiguous(), _contiguous(bias)
+    s, n, mean, inverse = _add_norm_fake(x, y, weight, bias, offset, eps, centered)
+    call = _call(x, weight, bias, offset, eps, centered)
+    library().fb_norm(
+        *(ctypes.byref(call), is_float(x), is_float(n), x.data_ptr(), y.data_ptr(), s.data_ptr()),
+        *(n.data_ptr(), mean.data_ptr(), inverse.data_ptr()),
+    )
+    return s, n, mean, inverse
+
+
+def _add_norm_fake(
+    x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None, offset: float, eps: float, centered: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return x.new_empty(x.shape), *_norm_fake(x, weight, bias, offset, eps, centered, x.dtype)
+
+
+def _norm_backward(
+    s: Tensor,
+    ds: Tensor | None,
+    dn: Tensor,
+    weight: Tensor,
+    biased: bool,
+    mean: Tensor,
+    inverse: Tensor,
+    offset: float,
+    centered: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    if not is_compiled():
+        return reference.norm_backward(s, ds, dn, weight, biased, mean, inverse, offset, centered)
+    s, dn, weight, ds = s.contiguous(), dn.contiguous(), weight.contiguous(), _contiguous(ds)
+    dx, dweight, dbias = _norm_backward_fake(s, ds, dn, weight, biased, mean, inverse, offset, centered)
+    call = _call(s, weight, None, offset, 0.0, centered)
+    library().fb_norm_backward(
+        *(ctypes.byref(call), is_float(s), is_float(dn), s.data_ptr(), address(ds), dn.data_ptr(), mean.data_ptr()),
+        *(inverse.data_ptr(), dx.data_ptr(), dweight.data_ptr(), address(dbias) if biased else None),
+    )
+    return dx, dweight, dbias
+
+
+def _norm_backward_fake(
+    s: Tensor, ds: Tensor | None, dn: Tensor, weight: Tensor, biased: bool, *_: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    return s.new_empty(s.shape), weight.new_empty(weight.shape), weight.new_empty(weight.shape if biased else 0)
+
+
+_SETTINGS = "float offset, float eps, bool centered"
+define(
+    f"norm(Tensor x, Tensor weight, Tensor? bias, {_SETTINGS}, ScalarType dtype) -> (Tensor, Tensor, Tensor)",
+    _norm,
+    _norm_fake,
+    devices=("CPU",),
+)
+define(
+    f"add_norm(Tensor x, Tensor y, Tensor weight, Tensor? bias, {_SETTINGS}) -> (Tensor, Tensor, Tensor, Tensor)",
+    _add_norm,
+    _add_norm_fake,
+    devices=("CPU",),
+)
+define(
+    "norm_backward(Tensor s, Tensor? ds, Tensor dn, Tensor weight, bool biased, Tensor mean, Tensor inverse, "
+    "float offset, bool centered) -> (Tensor, Tensor, Tensor)",
+    _norm_backward,
+    _norm_backward_fake,
+    devices=("CPU",),
+)
+
+
+# ------------------------------------------------------------------------------------------------ gradients
+
+
+def _keep_norm(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    x, weight, bias, ctx.offset, _, ctx.centered, _ = inputs
+    ctx.biased = bias is not None
+    ctx.mark_non_differentiable(*output[1:])
+    ctx.save_for_backward(x, weight, *output[1:])
+
+
+def _keep_add_norm(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    _, _, weight, bias, ctx.offset, _, ctx.centered = inputs
+    ctx.biased = bias is not None
+    ctx.mark_non_differentiable(*output[2:])
+    ctx.save_for_backward(output[0], weight, *output[2:])
+
+
+def _gradients(ctx: Any, ds: Tensor | None, dn: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    s, weight, mean, inverse = ctx.saved_tensors
+    dx, dweight, dbias = torch.ops.fewbits.norm_backward(
+        s, ds, dn, weight, ctx.biased, mean, inverse, ctx.offset, ctx.centered
+    )
+    return dx, dweight, dbias if ctx.biased else None
+
+
+def _backward(ctx: Any, dn: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+    return *_gradients(ctx, None, dn), None, None, None, None
+
+
+def _add_backward(ctx: Any, ds: Tensor, dn: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+    dx, dweight, dbias = _gradients(ctx, ds, dn)
+    return dx, dx, dweight, dbias, None, None, None
+
+
+torch.library.register_autograd("fewbits::norm", _backward, setup_context=_keep_norm, lib=LIBRARY)
+torch.library.register_autograd("fewbits::add_norm", _add_backward, setup_context=_keep_add_norm, lib=LIBRARY)

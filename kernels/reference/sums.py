@@ -1,0 +1,40 @@
+"""Define the order of float32 sums of the layers' operators, so that every backend gives the same bits."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+LANES = 16
+BLOCKS = 64  # the most blocks of rows, and the fewest rows in a block
+
+
+def along_rows(x: Tensor) -> Tensor:
+    """Return the sums over the last dimension.
+
+    Element i is added to lane i mod 16, in order; lanes i and i + 8 are added, then i and i + 4, i + 2, i + 1.
+    """
+    lanes = F.pad(x, (0, -x.shape[-1] % LANES)).unflatten(-1, (-1, LANES))
+    sums = torch.zeros_like(lanes[..., 0, :])
+    for vector in lanes.unbind(-2):
+        sums = sums + vector
+    while sums.shape[-1] > 1:
+        low, high = sums.chunk(2, -1)
+        sums = low + high
+    return sums[..., 0]
+
+
+def over_rows(x: Tensor) -> Tensor:
+    """Return the sum of the rows x[0], x[1] and so on.
+
+    The rows are divided into at most 64 blocks of at least 64 rows. A block's rows are added in order, then the blocks.
+    """
+    size = max(BLOCKS, -(-len(x) // BLOCKS))
+    missing = x.new_zeros((-len(x) % size, *x.shape[1:]))
+    blocks = torch.cat((x, missing)).unflatten(0, (-1, size))
+    partial = torch.zeros_like(blocks[:, 0])
+    for row in blocks.unbind(1):
+        partial = partial + row
+    total = torch.zeros_like(x.new_empty(x.shape[1:]))
+    for block in partial:
+        total = total + block
+    return total
