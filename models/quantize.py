@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
+from fewbits.models.networks.layers import Linear
 from fewbits.models.observer import Observer
 from fewbits.models.quantized_linear import BlockLinear, Plan, QuantizedLinear, Shared, StepContext
 from fewbits.models.recipe import PARTS, Operands, Recipe, parts
@@ -114,7 +115,8 @@ def quantize(
     """Replace the linear layers of the model's blocks, in place, by quantized ones with the same parameters.
 
     Create optimizers afterwards, because a sampler adds a parameter `bit_scale` to every layer with noise.
-    keep_weights=False: quantize weights in every forward and backward pass instead of caching them, to save memory.
+    keep_weights=False: quantize and cast weights in every forward and backward pass instead of keeping the results, to
+        save memory.
 
     >>> quantization = quantize(model, Recipe.from_dict({"fprop": {"x": "e4m3:1x128:amax", "w": "e4m3:128x128:amax"}}))
     >>> quantization.attach(model, optimizer)   # or quantization.begin(step) before every forward
@@ -136,6 +138,9 @@ def quantize(
         setattr(model.get_submodule(parent), last, quantized)
         quantization.layers.append(quantized)
     quantization.kept = [layer.name for layer in linears if layer.name in kept]
+    for module in model.modules():  # those outside blocks, such as the head
+        if isinstance(module, Linear):
+            module.keeps_cast = keep_weights
     if observer is not None:
         observer.bind(len(linears))
     return quantization

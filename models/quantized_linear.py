@@ -22,13 +22,13 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from fewbits.kernels.products import linear, matmul, matmul_fp32
 from fewbits.kernels.seeds import derive_seed
 from fewbits.models.operand_pair import OperandPair, Seed, Statistics
 from fewbits.models.recipe import GEMMS, SLOTS, Operands, Recipe, Sampler
 from fewbits.models.untraced import untraced
+from fewbits.models.updates import version
 
 DRAWS = (*SLOTS, "sampler", *GEMMS)  # seeds depend on the index in this tuple; GEMMs name the draws of signs
 NOISE = {"gaussws": "gaussian", "diffq": "uniform"}
@@ -49,22 +49,6 @@ class StepContext:
         return self.step, self.micro_batch, self.rank
 
 
-class _Updates:
-    """A counter of the updates of all optimizers.
-
-    A tensor's version counter misses the updates of fused optimizers, and of those that write to `.data`.
-    """
-
-    count = 0
-
-    @classmethod
-    def add(cls, *_: object) -> None:
-        cls.count += 1
-
-
-register_optimizer_step_post_hook(_Updates.add)
-
-
 @dataclass(frozen=True)
 class _Input:
     """The input that was quantized last."""
@@ -81,7 +65,7 @@ class _Weights:
     """The cached quantized weight, its cache key, and its statistics that are not recorded yet."""
 
     key: tuple[object, ...]
-    source: Tensor  # kept alive, so that no other weight can get the address that the key contains
+    source: Tensor  # kept alive, see `version`
     values: tuple[Tensor, Tensor]
     statistics: list[Statistics]
 
@@ -278,7 +262,7 @@ class QuantizedLinear(nn.Linear):
         """
         w, draws_signs = self.weight, self.plans[context.switched].w.draws_signs
         key = (
-            *(_Updates.count, w._version, w.data_ptr(), dtype, sampled, self.owner[0].watching),
+            *(*version(w), dtype, sampled, self.owner[0].watching),
             *(context.numbers if draws_signs else (context.step,), context.switched),
             None if self.bit_scale is None else self.bit_scale._version,
         )

@@ -55,6 +55,7 @@ COMPUTING = {
     "models.networks.registry": "any",
     "models.operand_pair": "any",
     "models.untraced": "any",
+    "models.updates": "any",
     "experiments.optimization.adam_mini": "any",
     "experiments.data.corpus": "any",
     "experiments.data.order": "any",

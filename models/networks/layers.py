@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from fewbits.kernels.layers.activations import squared_relu, swiglu
 from fewbits.kernels.layers.norms import add_norm, norm
 from fewbits.kernels.products import linear, matmul
+from fewbits.models.updates import KeptCast
 
 # GaussWS's names for the linear layers of a block. `in` is Mamba-2's input layer, which fits none of these names;
 # `head` is the model's output head.
@@ -32,13 +33,15 @@ class Linear(nn.Linear):
     def __init__(self, in_features: int, out_features: int, part: Part, bias: bool = False) -> None:
         super().__init__(in_features, out_features, bias=bias)
         self.part = part
+        self.keeps_cast = True  # False casts the weight in every pass; for sharded weights
+        self._cast = KeptCast()
 
     def reset_parameters(self) -> None:
         """Do nothing: `initialise` fills the parameters."""
 
     def forward(self, x: Tensor) -> Tensor:
         bias = None if self.bias is None else self.bias.to(x.dtype)
-        return linear(x, self.weight.to(x.dtype), bias)
+        return linear(x, self._cast(self.weight, x.dtype) if self.keeps_cast else self.weight.to(x.dtype), bias)
 
 
 class Embedding(nn.Embedding):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fewbits.kernels.api import fake_quantize
 from fewbits.models.networks.decoder import Decoder
 from fewbits.models.networks.presets import MODELS
-from fewbits.models.networks.registry import on_meta
+from fewbits.models.networks.registry import build, on_meta
 from fewbits.models.observer import Observer, ObserverConfig
 from fewbits.models.quantize import Quantization, linear_layers, quantize
 from fewbits.models.quantized_linear import QuantizedLinear
@@ -385,6 +385,14 @@ def test_nothing_holds_a_quantized_weight_that_is_not_kept() -> None:
         return sum(size for place, size in held if place != layer.weight.data_ptr())
 
     assert bytes_held(True) - bytes_held(False) == 48 * 32 * 4
+
+
+@pytest.mark.parametrize("keep_weights", [True, False])
+def test_a_cast_of_the_head_is_held_only_if_weights_are_kept(keep_weights: bool) -> None:
+    model = build(MODELS["gpt2-nano"], seed=1)
+    quantize(model, recipe(E4M3), keep_weights=keep_weights)
+    model(torch.zeros(1, 3, dtype=torch.long))
+    assert (model.head._cast._cast is not None) == keep_weights
 
 
 def test_an_attached_optimizer_counts_steps_and_calls_in_training_between_them() -> None:
