@@ -15,6 +15,7 @@ UNITS = (
     "cpu_gemm.cpp",
     "cpu_norm.cpp",
     "cpu_activation.cpp",
+    "cpu_entropy.cpp",
 )
 
 # -fno-trapping-math and -fno-math-errno let the compiler vectorise loops with comparisons and roots.

@@ -31,17 +31,14 @@ void entropy_row_backward(const T *x, int64_t cols, int64_t target, float log_su
 }
 
 template <class T>
-int64_t entropy(const T *x, int64_t rows, int64_t cols, const int64_t *targets, int64_t ignored, float *losses,
-                float *log_sums, int threads) {
-  for (int64_t r = 0; r < rows; r++)
-    if (targets[r] != ignored && (targets[r] < 0 || targets[r] >= cols)) return r;
+void entropy(const T *x, int64_t rows, int64_t cols, const int64_t *targets, int64_t ignored, float *losses,
+             float *log_sums, int threads) {
   in_parallel(rows, threads, [&](int64_t count) {
 #pragma omp for schedule(static)
     for (int64_t r = 0; r < count; r++)
       losses[r] =
           targets[r] == ignored ? (log_sums[r] = 0.0f) : entropy_row(x + r * cols, cols, targets[r], log_sums + r);
   });
-  return -1;
 }
 
 template <class T>
@@ -62,12 +59,13 @@ void entropy_backward(const T *x, int64_t rows, int64_t cols, const int64_t *tar
 
 extern "C" {
 
-// Return the first row whose target is neither a column nor `ignored`, or -1 if there is none. An ignored row has loss
-// 0.
-int64_t fb_entropy(int is_float, const void *x, int64_t rows, int64_t cols, const int64_t *targets, int64_t ignored,
-                   float *losses, float *log_sums, int threads) {
-  return is_float ? fb::entropy((const float *)x, rows, cols, targets, ignored, losses, log_sums, threads)
-                  : fb::entropy((const fb::bf16 *)x, rows, cols, targets, ignored, losses, log_sums, threads);
+// Every target is a column or `ignored`; the latter rows have loss 0.
+void fb_entropy(int is_float, const void *x, int64_t rows, int64_t cols, const int64_t *targets, int64_t ignored,
+                float *losses, float *log_sums, int threads) {
+  if (is_float)
+    fb::entropy((const float *)x, rows, cols, targets, ignored, losses, log_sums, threads);
+  else
+    fb::entropy((const fb::bf16 *)x, rows, cols, targets, ignored, losses, log_sums, threads);
 }
 // scales: the gradients of the losses. dx may be x.
 void fb_entropy_backward(int is_float, const void *x, int64_t rows, int64_t cols, const int64_t *targets,

@@ -18,6 +18,8 @@ _POINTER, _SIZE, _WHOLE, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int,
 _SIGNATURES = {
     "fb_norm": [_POINTER, _WHOLE, _WHOLE, *[_POINTER] * 6],
     "fb_norm_backward": [_POINTER, _WHOLE, _WHOLE, *[_POINTER] * 8],
+    "fb_entropy": [_WHOLE, _POINTER, _SIZE, _SIZE, _POINTER, _SIZE, _POINTER, _POINTER, _WHOLE],
+    "fb_entropy_backward": [_WHOLE, _POINTER, _SIZE, _SIZE, _POINTER, _SIZE, *[_POINTER] * 3, _WHOLE],
     "fb_squared_relu": [_WHOLE, _SIZE, *[_POINTER] * 2, _WHOLE],
     "fb_squared_relu_backward": [_WHOLE, _SIZE, *[_POINTER] * 3, _WHOLE],
     "fb_swiglu": [_WHOLE, _SIZE, *[_POINTER] * 3, _WHOLE],

@@ -13,10 +13,10 @@ from functools import partial
 from typing import Final, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from fewbits.kernels.layers.cross_entropy import cross_entropy
 from fewbits.models.networks.layers import (
     ACTIVATIONS,
     GATED_ACTIVATIONS,
@@ -284,7 +284,7 @@ class Decoder(nn.Module):
         return losses.sum() / (targets != IGNORED).sum()
 
     def _losses(self, x: Tensor, targets: Tensor) -> Tensor:
-        return F.cross_entropy(self.head(x).float(), targets, reduction="none", ignore_index=IGNORED)
+        return cross_entropy(self.head(x), targets, ignored=IGNORED, overwrite=True)
 
     def _recomputed_losses(self, x: Tensor, targets: Tensor) -> Tensor:
         return checkpoint(self._losses, x, targets, use_reentrant=False, preserve_rng_state=False)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fewbits import Mixture, Quantizer, fake_quantize, fake_quantize_both, mix, sample_weight
-from fewbits.kernels.layers import activations, norms  # noqa: F401, registers their operators
+from fewbits.kernels.layers import activations, cross_entropy, norms  # noqa: F401, registers their operators
 from tests.kernels.inputs import DTYPES, EMPTY, assert_same, generator, make
 
 FP4 = "e2m1:1x16:nvfp4:stochastic:rht16"
@@ -20,6 +20,7 @@ ROTATED_MIX = "e4m3:16x16:gam:rht16 @ error<0.02 | bf16:rht16 ; per=block"
 THREE_WAY = Mixture.parse("e4m3:16x16:gam @ error<e5m2:16x16:gam | e5m2:16x16:gam @ spread<normal | bf16 ; per=block")
 X = torch.randn(33, 50, generator=generator(0))
 W = X[0].clone()  # a weight of rows of X
+TARGETS = torch.arange(33)
 BITS = torch.full((2, 2), 5.0)
 
 OPERATORS: dict[str, list[tuple[Any, ...]]] = {
@@ -50,11 +51,14 @@ OPERATORS: dict[str, list[tuple[Any, ...]]] = {
     "squared_relu_backward": [(X, X), (X.bfloat16().t(), X.bfloat16().t())],
     "swiglu": [(X, X), (X.bfloat16().t(), X.bfloat16().t())],
     "swiglu_backward": [(X, X, X), (X.bfloat16().t(), X.bfloat16().t(), X.bfloat16().t())],
+    "cross_entropy": [(X, TARGETS, -100, False), (X.bfloat16(), TARGETS, 3, False)],
+    "cross_entropy_backward": [(X, TARGETS, X[:, 0], X[:, 1], -100), (X.bfloat16(), TARGETS, X[:, 0], X[:, 1], -100)],
+    "cross_entropy_backward_": [(X.clone(), TARGETS, X[:, 0], X[:, 1], -100)],
     "matmul_fp32": [(X.bfloat16(), X.bfloat16().t()), (X.bfloat16().t(), X.bfloat16()[:, :7])],
 }
 DIFFERENTIABLE = (
     *("quantize", "quantize_stats", "quantize_both", "mix", "sample_weight", "matmul_fp32"),
-    *("norm", "add_norm", "squared_relu", "swiglu"),
+    *("norm", "add_norm", "squared_relu", "swiglu", "cross_entropy"),
 )
 
 

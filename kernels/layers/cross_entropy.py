@@ -1,0 +1,116 @@
+"""Compute the cross entropy of rows of logits without an FP32 copy of them.
+
+The loss is computed in FP32 from the logits in their own dtype, and the gradient is written in that dtype. With
+`overwrite=True` the backward pass writes it over the logits, so that a large vocabulary needs the memory of its logits
+only once. autograd raises an error if something needs them afterwards, for example a second backward pass.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fewbits.kernels.backends.cpu import threads
+from fewbits.kernels.layers.library import is_compiled, is_float, library, takes
+from fewbits.kernels.operators import LIBRARY, define
+from fewbits.kernels.reference import cross_entropy as reference
+
+
+def cross_entropy(logits: Tensor, targets: Tensor, *, ignored: int, overwrite: bool = False) -> Tensor:
+    """Return −log softmax(logits)[target] of each row in FP32; 0 where the target is `ignored`.
+
+    overwrite: the caller does not use the logits later, so the backward pass may replace them by their gradient.
+    """
+    if not takes(logits):
+        return F.cross_entropy(logits.float(), targets, reduction="none", ignore_index=ignored)
+    overwrite = overwrite and logits.is_contiguous() and not torch.compiler.is_compiling()
+    return torch.ops.fewbits.cross_entropy(logits, targets, ignored, overwrite)[0]
+
+
+def _check(targets: Tensor, columns: int, ignored: int) -> None:
+    wrong = targets[(targets != ignored) & ((targets < 0) | (targets >= columns))]
+    if len(wrong):
+        raise IndexError(f"target {int(wrong[0])}: valid targets are 0 to {columns - 1}, and {ignored} for none")
+
+
+def _cross_entropy(logits: Tensor, targets: Tensor, ignored: int, overwrite: bool) -> tuple[Tensor, Tensor]:
+    _check(targets, logits.shape[1], ignored)
+    if not is_compiled():
+        return reference.cross_entropy(logits, targets, ignored)
+    logits, targets = logits.contiguous(), targets.contiguous()
+    losses, log_sums = _fake(logits)
+    library().fb_entropy(
+        *(is_float(logits), logits.data_ptr(), *logits.shape, targets.data_ptr(), ignored),
+        *(losses.data_ptr(), log_sums.data_ptr(), threads(logits.numel())),
+    )
+    return losses, log_sums
+
+
+def _fake(logits: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    losses = logits.new_empty(logits.shape[0], dtype=torch.float32)
+    return losses, torch.empty_like(losses)
+
+
+def _backward_into(dx: Tensor, logits: Tensor, targets: Tensor, log_sums: Tensor, grad: Tensor, ignored: int) -> None:
+    targets, grad = targets.contiguous(), grad.contiguous()
+    library().fb_entropy_backward(
+        *(is_float(logits), logits.data_ptr(), *logits.shape, targets.data_ptr(), ignored),
+        *(log_sums.data_ptr(), grad.data_ptr(), dx.data_ptr(), threads(logits.numel())),
+    )
+
+
+def _backward(logits: Tensor, targets: Tensor, log_sums: Tensor, grad: Tensor, ignored: int) -> Tensor:
+    if not is_compiled():
+        return reference.cross_entropy_backward(logits, targets, log_sums, grad, ignored)
+    logits = logits.contiguous()
+    dx = torch.empty_like(logits)
+    _backward_into(dx, logits, targets, log_sums, grad, ignored)
+    return dx
+
+
+def _backward_in_place(logits: Tensor, targets: Tensor, log_sums: Tensor, grad: Tensor, ignored: int) -> None:
+    if is_compiled() and logits.is_contiguous():
+        _backward_into(logits, logits, targets, log_sums, grad, ignored)
+    else:
+        logits.copy_(_backward(logits, targets, log_sums, grad, ignored))
+
+
+define(
+    "cross_entropy(Tensor logits, Tensor targets, int ignored, bool overwrite) -> (Tensor, Tensor)",
+    _cross_entropy,
+    _fake,
+    devices=("CPU",),
+)
+_ARGUMENTS = "Tensor targets, Tensor log_sums, Tensor grad, int ignored"
+define(
+    f"cross_entropy_backward(Tensor logits, {_ARGUMENTS}) -> Tensor",
+    _backward,
+    lambda logits, *_: logits.new_empty(logits.shape),
+    devices=("CPU",),
+)
+define(
+    f"cross_entropy_backward_(Tensor(a!) logits, {_ARGUMENTS}) -> ()",
+    _backward_in_place,
+    lambda *_: None,
+    devices=("CPU",),
+)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    logits, targets, ctx.ignored, ctx.overwrite = inputs
+    ctx.mark_non_differentiable(output[1])
+    ctx.save_for_backward(logits, targets, output[1])
+
+
+def _gradient(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor, None, None, None]:
+    logits, targets, log_sums = ctx.saved_tensors
+    if ctx.overwrite:
+        torch.ops.fewbits.cross_entropy_backward_(logits, targets, log_sums, grad, ctx.ignored)
+        torch.autograd.graph.increment_version(logits)  # an operator does not; so later uses are errors
+        return logits, None, None, None
+    dx = torch.ops.fewbits.cross_entropy_backward(logits, targets, log_sums, grad, ctx.ignored)
+    return dx, None, None, None
+
+
+torch.library.register_autograd("fewbits::cross_entropy", _gradient, setup_context=_keep, lib=LIBRARY)
