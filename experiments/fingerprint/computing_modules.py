@@ -20,6 +20,7 @@ COMPUTING = {
     "kernels.counts": "any",
     "kernels.formats": "any",
     "kernels.layers.activations": "any",
+    "kernels.layers.attention": "any",
     "kernels.layers.cross_entropy": "any",
     "kernels.layers.library": "any",
     "kernels.layers.norms": "any",
@@ -32,6 +33,7 @@ COMPUTING = {
     "kernels.quantizer": "any",
     "kernels.backends.reference": "any",
     "kernels.reference.activations": "any",
+    "kernels.reference.attention": "any",
     "kernels.reference.cross_entropy": "any",
     "kernels.reference.elements": "any",
     "kernels.reference.functions": "any",
@@ -119,6 +121,7 @@ CPP_ROOTS = {
     "cpu": (
         "cpu.cpp",
         "cpu_activation.cpp",
+        "cpu_attention.cpp",
         "cpu_bf16.cpp",
         "cpu_entropy.cpp",
         "cpu_fp16.cpp",

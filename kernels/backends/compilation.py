@@ -15,6 +15,7 @@ UNITS = (
     "cpu_gemm.cpp",
     "cpu_norm.cpp",
     "cpu_activation.cpp",
+    "cpu_attention.cpp",
     "cpu_entropy.cpp",
 )
 

@@ -30,6 +30,7 @@ template <class T> struct Vector {
 typedef Vector<float> F32x16;
 typedef Vector<int32_t> I32x16;
 typedef Vector<uint32_t> U32x16;
+typedef uint64_t U64Part __attribute__((vector_size(4 * REGISTER)));
 
 #define FB_INLINE inline __attribute__((always_inline))
 #define FB_INLINED __attribute__((always_inline))  // after the parameters of a lambda
@@ -58,6 +59,7 @@ FB_OPERATOR(int32_t, >>)
 FB_OPERATOR(int32_t, <<)
 FB_OPERATOR(uint32_t, +)
 FB_OPERATOR(uint32_t, &)
+FB_OPERATOR(uint32_t, |)
 FB_OPERATOR(uint32_t, >>)
 FB_OPERATOR(uint32_t, <<)
 FB_COMPARISON(<)
@@ -66,7 +68,7 @@ FB_COMPARISON(!=)
 FB_BY_PARTS(F32x16, operator-, (const F32x16 &a), -a.part[p])
 FB_BY_PARTS(F32x16, operator-, (float a, const F32x16 &b), a - b.part[p])
 FB_BY_PARTS(F32x16, operator/, (float a, const F32x16 &b), a / b.part[p])
-FB_BY_PARTS(F32x16, all, (float v), F32x16::Part{} + v)  // -0 becomes 0
+FB_BY_PARTS(F32x16, all, (float v), v - F32x16::Part{})  // v + 0 would turn -0 into 0
 FB_BY_PARTS(U32x16, bits, (const F32x16 &v), U32x16::Part(v.part[p]))
 FB_BY_PARTS(I32x16, signed_bits, (const F32x16 &v), I32x16::Part(v.part[p]))
 FB_BY_PARTS(F32x16, value, (const U32x16 &v), F32x16::Part(v.part[p]))
@@ -74,7 +76,13 @@ FB_BY_PARTS(F32x16, value, (const I32x16 &v), F32x16::Part(v.part[p]))
 template <class T>
 FB_BY_PARTS(Vector<T>, select, (const I32x16 &which, const Vector<T> &a, const Vector<T> &b),
             which.part[p] ? a.part[p] : b.part[p])
-FB_INLINE F32x16 &operator+=(F32x16 &a, const F32x16 &b) {
+// Lanes in pairs (0, 1), (2, 3) and so on: the two lanes of each pair exchanged, and the first or the second one twice.
+FB_BY_PARTS(F32x16, exchanged, (const F32x16 &v), F32x16::Part(U64Part(v.part[p]) >> 32 | U64Part(v.part[p]) << 32))
+    FB_BY_PARTS(F32x16, firsts, (const F32x16 &v),
+                F32x16::Part((U64Part(v.part[p]) & 0xffffffffu) | U64Part(v.part[p]) << 32))
+        FB_BY_PARTS(F32x16, seconds, (const F32x16 &v),
+                    F32x16::Part(U64Part(v.part[p]) >> 32 | (U64Part(v.part[p]) & 0xffffffff00000000u)))
+            FB_INLINE F32x16 &operator+=(F32x16 &a, const F32x16 &b) {
   return a = a + b;
 }
 FB_INLINE F32x16 larger(const F32x16 &a, const F32x16 &b) { return select(a > b, a, b); }
@@ -98,7 +106,7 @@ FB_INLINE F32x16 load(const float *from, Whole = {}) {
   for (int p = 0; p < PARTS; p++) memcpy(&v.part[p], from + p * REGISTER, sizeof v.part[p]);
   return v;
 }
-FB_INLINE F32x16 load(const bf16 *from, Whole = {}) {
+FB_INLINE U32x16 load_bits(const bf16 *from) {
   U32x16 v;
   for (int p = 0; p < PARTS; p++) {
 #if defined(__AVX2__) && !defined(__AVX512BW__)  // g++ would widen halves of a register
@@ -109,14 +117,18 @@ FB_INLINE F32x16 load(const bf16 *from, Whole = {}) {
     v.part[p] = __builtin_convertvector(part, U32x16::Part);
 #endif
   }
-  return widen(v);
+  return v;
 }
+FB_INLINE F32x16 load(const bf16 *from, Whole = {}) { return widen(load_bits(from)); }
 template <class T> FB_INLINE F32x16 load(const T *from, First lanes) {  // the other lanes are 0
   T some[LANES] = {};
   memcpy(some, from, size_t(lanes.n) * sizeof(T));
   return load(some);
 }
 FB_INLINE void store(float *to, const F32x16 &v, Whole = {}) {
+  for (int p = 0; p < PARTS; p++) memcpy(to + p * REGISTER, &v.part[p], sizeof v.part[p]);
+}
+FB_INLINE void store(uint32_t *to, const U32x16 &v) {
   for (int p = 0; p < PARTS; p++) memcpy(to + p * REGISTER, &v.part[p], sizeof v.part[p]);
 }
 FB_INLINE void store(bf16 *to, const F32x16 &v, Whole = {}) {

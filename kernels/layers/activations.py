@@ -3,6 +3,7 @@
 The arithmetic is FP32, rounded once. On devices other than the CPU torch computes the same functions.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,6 +21,11 @@ def squared_relu(x: Tensor) -> Tensor:
     return torch.ops.fewbits.squared_relu(x) if takes(x) else F.relu(x).square()
 
 
+def gelu(x: Tensor) -> Tensor:
+    """Return x·Φ(x), the exact GELU, where Φ is the normal distribution function."""
+    return torch.ops.fewbits.gelu(x) if takes(x) and x.dtype == torch.bfloat16 else F.gelu(x)  # in FP32 torch is faster
+
+
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     """Return gate·sigmoid(gate)·up, for two tensors of the same shape and dtype."""
     if takes(gate, up) and gate.shape == up.shape and gate.dtype == up.dtype:
@@ -27,22 +33,31 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     return F.silu(gate) * up
 
 
-def _squared_relu(x: Tensor) -> Tensor:
-    if not is_compiled():
-        return reference.squared_relu(x)
-    x = x.contiguous()
-    y = torch.empty_like(x)
-    library().fb_squared_relu(is_float(x), x.numel(), x.data_ptr(), y.data_ptr(), threads(x.numel()))
-    return y
+def _of_one(name: str) -> Callable[[Tensor], Tensor]:
+    """Return the function of one operand that the library and the reference call by that name."""
+
+    def run(x: Tensor) -> Tensor:
+        if not is_compiled():
+            return getattr(reference, name)(x)
+        x = x.contiguous()
+        y = torch.empty_like(x)
+        getattr(library(), f"fb_{name}")(is_float(x), x.numel(), x.data_ptr(), y.data_ptr(), threads(x.numel()))
+        return y
+
+    return run
 
 
-def _squared_relu_backward(x: Tensor, dy: Tensor) -> Tensor:
-    if not is_compiled():
-        return reference.squared_relu_backward(x, dy)
-    x, dy = x.contiguous(), dy.contiguous()
-    dx, n = torch.empty_like(x), x.numel()
-    library().fb_squared_relu_backward(is_float(x), n, x.data_ptr(), dy.data_ptr(), dx.data_ptr(), threads(n))
-    return dx
+def _backward_of_one(name: str) -> Callable[[Tensor, Tensor], Tensor]:
+    def run(x: Tensor, dy: Tensor) -> Tensor:
+        if not is_compiled():
+            return getattr(reference, f"{name}_backward")(x, dy)
+        x, dy = x.contiguous(), dy.contiguous()
+        dx, n = torch.empty_like(x), x.numel()
+        call = getattr(library(), f"fb_{name}_backward")
+        call(is_float(x), n, x.data_ptr(), dy.data_ptr(), dx.data_ptr(), threads(n))
+        return dx
+
+    return run
 
 
 def _swiglu(gate: Tensor, up: Tensor) -> Tensor:
@@ -69,8 +84,6 @@ def _empty(x: Tensor, *_: Tensor) -> Tensor:
     return x.new_empty(x.shape)
 
 
-define("squared_relu(Tensor x) -> Tensor", _squared_relu, _empty, devices=("CPU",))
-define("squared_relu_backward(Tensor x, Tensor dy) -> Tensor", _squared_relu_backward, _empty, devices=("CPU",))
 define("swiglu(Tensor gate, Tensor up) -> Tensor", _swiglu, _empty, devices=("CPU",))
 define(
     "swiglu_backward(Tensor gate, Tensor up, Tensor dy) -> (Tensor, Tensor)",
@@ -84,15 +97,18 @@ def _keep(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
     ctx.save_for_backward(*inputs)
 
 
-torch.library.register_autograd(
-    "fewbits::squared_relu",
-    lambda ctx, dy: torch.ops.fewbits.squared_relu_backward(*ctx.saved_tensors, dy),
-    setup_context=_keep,
-    lib=LIBRARY,
-)
-torch.library.register_autograd(
-    "fewbits::swiglu",
-    lambda ctx, dy: torch.ops.fewbits.swiglu_backward(*ctx.saved_tensors, dy),
-    setup_context=_keep,
-    lib=LIBRARY,
-)
+def _differentiate(name: str) -> None:
+    backward = getattr(torch.ops.fewbits, f"{name}_backward")
+    torch.library.register_autograd(
+        f"fewbits::{name}",
+        lambda ctx, dy: backward(*ctx.saved_tensors, dy),
+        setup_context=_keep,
+        lib=LIBRARY,
+    )
+
+
+for _name in ("squared_relu", "gelu"):
+    define(f"{_name}(Tensor x) -> Tensor", _of_one(_name), _empty, devices=("CPU",))
+    define(f"{_name}_backward(Tensor x, Tensor dy) -> Tensor", _backward_of_one(_name), _empty, devices=("CPU",))
+    _differentiate(_name)
+_differentiate("swiglu")

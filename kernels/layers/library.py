@@ -16,6 +16,10 @@ DTYPES = (torch.bfloat16, torch.float32)  # the position is the flag "is float" 
 
 _POINTER, _SIZE, _WHOLE, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
 _SIGNATURES = {
+    "fb_attention": [_POINTER],
+    "fb_attention_backward": [_POINTER],
+    "fb_gelu": [_WHOLE, _SIZE, *[_POINTER] * 2, _WHOLE],
+    "fb_gelu_backward": [_WHOLE, _SIZE, *[_POINTER] * 3, _WHOLE],
     "fb_norm": [_POINTER, _WHOLE, _WHOLE, *[_POINTER] * 6],
     "fb_norm_backward": [_POINTER, _WHOLE, _WHOLE, *[_POINTER] * 8],
     "fb_entropy": [_WHOLE, _POINTER, _SIZE, _SIZE, _POINTER, _SIZE, _POINTER, _POINTER, _WHOLE],

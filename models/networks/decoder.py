@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from fewbits.kernels.layers.attention import causal_attention, fused_causal_attention
 from fewbits.kernels.layers.cross_entropy import cross_entropy
 from fewbits.models.networks.layers import (
     ACTIVATIONS,
@@ -24,7 +25,6 @@ from fewbits.models.networks.layers import (
     Embedding,
     Linear,
     Rope,
-    causal_attention,
 )
 from fewbits.models.networks.mamba2 import Mamba2
 
@@ -147,15 +147,14 @@ class Attention(nn.Module):
         self.rope = rope
 
     def forward(self, x_BTD: Tensor) -> Tensor:
+        turns = None if self.rope is None else self.rope.turns
         if self.fused:
-            heads_BTHE = self.qkv(x_BTD).unflatten(-1, (-1, self.head_dim))
-            qk, v = heads_BTHE.split((self.heads + self.kv_heads, self.kv_heads), 2)
-            q, k = (self.rope(qk) if self.rope else qk).split((self.heads, self.kv_heads), 2)
+            qkv_BTHE = self.qkv(x_BTD).unflatten(-1, (-1, self.head_dim))
+            y_BTHE = fused_causal_attention(qkv_BTHE, self.heads, turns)
         else:
             q, k, v = (linear(x_BTD).unflatten(-1, (-1, self.head_dim)) for linear in (self.q, self.k, self.v))
-            if self.rope:
-                q, k = self.rope(q), self.rope(k)
-        return self.out(causal_attention(q, k, v).flatten(2))
+            y_BTHE = causal_attention(q, k, v, turns)
+        return self.out(y_BTHE.flatten(2))
 
 
 class FeedForward(nn.Module):

@@ -2,29 +2,22 @@
 
 Parameters are FP32 master copies. A layer computes in the dtype of its input; norms, softmax and rotations compute
 internally in FP32. No layer draws random numbers: `initialise` fills the parameters, by name, from a seed.
-
-Attention has a second implementation for CPUs, because PyTorch's is slow there. The docstring of `_unfused_attention`
-compares their times (8×256 tokens of width 256 in BF16, forward and backward on one core with AVX512-BF16).
-
-Shape suffixes: B batch, T token, D width, H head, K key and value head, E head's dimension.
 """
 
 from collections.abc import Callable
 from typing import ClassVar, Final, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fewbits.kernels.layers.activations import squared_relu, swiglu
+from fewbits.kernels.layers.activations import gelu, squared_relu, swiglu
 from fewbits.kernels.layers.norms import add_norm, norm
-from fewbits.kernels.products import linear, matmul
+from fewbits.kernels.products import linear
 from fewbits.models.updates import KeptCast
 
 # GaussWS's names for the linear layers of a block. `in` is Mamba-2's input layer, which fits none of these names;
 # `head` is the model's output head.
 Part = Literal["qkv", "out", "up", "down", "in", "head"]
-UNFUSED_UP_TO: Final = 512  # tokens; for more, the memory of the T×T scores outweighs the gain in speed
 
 
 class Linear(nn.Linear):
@@ -119,7 +112,7 @@ def _turns(rotated: int, theta: float, context: int) -> Tensor:
 
 
 class Rope(nn.Module):
-    """Rotary positions: rotates the first n dimensions of each head, a `fraction` of them all, in pairs.
+    """The angles of rotary positions, which rotate the first n dimensions of each head, a `fraction` of them, in pairs.
 
     In token t, the neighbours (2i, 2i + 1) are rotated by the angle t·θ^(−2i/n), as in Llama's and torchtitan's code.
     Megatron pairs (i, i + n/2) instead, which is the same model with the rows of W_q and W_k in another order within
@@ -138,46 +131,12 @@ class Rope(nn.Module):
             turns = _turns(self.rotated, theta, context).to(device)
         self.register_buffer("turns", turns, persistent=False)
 
-    def forward(self, x_BTHE: Tensor) -> Tensor:
-        turned, kept = x_BTHE.split((self.rotated, x_BTHE.shape[-1] - self.rotated), -1)
-        turns = torch.view_as_complex(self.turns[: x_BTHE.shape[1], None].float())
-        pairs = torch.view_as_complex(turned.float().unflatten(-1, (-1, 2)))
-        turned = torch.view_as_real(pairs * turns).flatten(-2).to(x_BTHE.dtype)
-        return torch.cat((turned, kept), -1) if kept.shape[-1] else turned
-
-
-# ------------------------------------------------------------------------------------------------ attention
-
-
-def causal_attention(q_BTHE: Tensor, k_BTKE: Tensor, v_BTKE: Tensor) -> Tensor:
-    """Return softmax(q·kᵀ/√E)·v of each token over itself and those before it; H/K heads share a key and value head."""
-    q_BHTE, k_BKTE, v_BKTE = (x.transpose(1, 2) for x in (q_BTHE, k_BTKE, v_BTKE))
-    tokens, shared = q_BHTE.shape[2], q_BHTE.shape[1] // k_BKTE.shape[1]
-    if q_BHTE.is_cpu and q_BHTE.dtype == torch.bfloat16 and tokens <= UNFUSED_UP_TO:
-        y_BHTE = _unfused_attention(q_BHTE, k_BKTE, v_BKTE, shared)
-    else:
-        y_BHTE = F.scaled_dot_product_attention(q_BHTE, k_BKTE, v_BKTE, is_causal=True, enable_gqa=shared > 1)
-    return y_BHTE.transpose(1, 2)
-
-
-def _unfused_attention(q_BHTE: Tensor, k_BKTE: Tensor, v_BKTE: Tensor, shared: int) -> Tensor:
-    """Compute attention with scores in BF16, like Megatron's unfused attention, and a softmax that uses FP32 inside.
-
-    It takes 15 ms for 4 heads of 64; the fused kernel takes 31 ms.
-    """
-    if shared > 1:
-        k_BKTE, v_BKTE = (x.repeat_interleave(shared, 1) for x in (k_BKTE, v_BKTE))
-    tokens, size = q_BHTE.shape[-2:]
-    future = torch.full((tokens, tokens), -torch.inf, dtype=q_BHTE.dtype).triu_(1)
-    scores = matmul(q_BHTE * size**-0.5, k_BKTE.mT) + future
-    return matmul(torch.softmax(scores, -1), v_BKTE)
-
 
 # ------------------------------------------------------------------------------------------------ activations
 
 
 ACTIVATIONS: Final[dict[str, Callable[[Tensor], Tensor]]] = {
-    "gelu": F.gelu,  # exact, as in nanoGPT
+    "gelu": gelu,  # exact, as in nanoGPT
     "relu2": squared_relu,
 }
 GATED_ACTIVATIONS: Final[dict[str, Callable[[Tensor, Tensor], Tensor]]] = {"swiglu": swiglu}  # of gate and up

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fewbits import Mixture, Quantizer, fake_quantize, fake_quantize_both, mix, sample_weight
-from fewbits.kernels.layers import activations, cross_entropy, norms  # noqa: F401, registers their operators
+from fewbits.kernels.layers import activations, attention, cross_entropy, norms  # noqa: F401, registers their operators
 from tests.kernels.inputs import DTYPES, EMPTY, assert_same, generator, make
 
 FP4 = "e2m1:1x16:nvfp4:stochastic:rht16"
@@ -21,6 +21,8 @@ THREE_WAY = Mixture.parse("e4m3:16x16:gam @ error<e5m2:16x16:gam | e5m2:16x16:ga
 X = torch.randn(33, 50, generator=generator(0))
 W = X[0].clone()  # a weight of rows of X
 TARGETS = torch.arange(33)
+Q = torch.randn(2, 5, 3, 16, generator=generator(4)).bfloat16()
+TURNS = torch.randn(7, 4, 2, generator=generator(5))
 BITS = torch.full((2, 2), 5.0)
 
 OPERATORS: dict[str, list[tuple[Any, ...]]] = {
@@ -49,8 +51,14 @@ OPERATORS: dict[str, list[tuple[Any, ...]]] = {
     ],
     "squared_relu": [(X,), (X.bfloat16().t(),)],
     "squared_relu_backward": [(X, X), (X.bfloat16().t(), X.bfloat16().t())],
+    "gelu": [(X,), (X.bfloat16().t(),)],
+    "gelu_backward": [(X, X), (X.bfloat16().t(), X.bfloat16().t())],
     "swiglu": [(X, X), (X.bfloat16().t(), X.bfloat16().t())],
     "swiglu_backward": [(X, X, X), (X.bfloat16().t(), X.bfloat16().t(), X.bfloat16().t())],
+    "attention": [(Q, Q, Q, None), (Q, Q[:, :, :1], Q[:, :, 1:2], TURNS)],
+    "attention_backward": [(Q, Q, Q, TURNS, *torch.ops.fewbits.attention(Q, Q, Q, TURNS), Q)],
+    "fused_attention": [(Q, 1, None), (torch.cat((Q, Q), 2), 2, TURNS)],
+    "fused_attention_backward": [(Q, 1, TURNS, *torch.ops.fewbits.fused_attention(Q, 1, TURNS), Q[:, :, :1])],
     "cross_entropy": [(X, TARGETS, -100, False), (X.bfloat16(), TARGETS, 3, False)],
     "cross_entropy_backward": [(X, TARGETS, X[:, 0], X[:, 1], -100), (X.bfloat16(), TARGETS, X[:, 0], X[:, 1], -100)],
     "cross_entropy_backward_": [(X.clone(), TARGETS, X[:, 0], X[:, 1], -100)],
@@ -58,7 +66,8 @@ OPERATORS: dict[str, list[tuple[Any, ...]]] = {
 }
 DIFFERENTIABLE = (
     *("quantize", "quantize_stats", "quantize_both", "mix", "sample_weight", "matmul_fp32"),
-    *("norm", "add_norm", "squared_relu", "swiglu", "cross_entropy"),
+    *("norm", "add_norm", "squared_relu", "gelu", "swiglu", "cross_entropy"),
+    *("attention", "fused_attention"),
 )
 
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fewbits.kernels.layers.activations import squared_relu, swiglu
+from fewbits.kernels.layers.activations import gelu, squared_relu, swiglu
 from fewbits.kernels.layers.library import is_compiled
 from fewbits.kernels.reference import activations as reference
 from fewbits.kernels.reference.functions import exponential
@@ -39,6 +39,8 @@ def test_every_bit_is_that_of_the_definition(count: int, dtype: torch.dtype) -> 
     x, up, dy = (hard(count, seed, dtype) for seed in range(3))
     assert_same(torch.ops.fewbits.squared_relu(x), reference.squared_relu(x))
     assert_same(torch.ops.fewbits.squared_relu_backward(x, dy), reference.squared_relu_backward(x, dy))
+    assert_same(torch.ops.fewbits.gelu(x), reference.gelu(x))
+    assert_same(torch.ops.fewbits.gelu_backward(x, dy), reference.gelu_backward(x, dy))
     assert_same(torch.ops.fewbits.swiglu(x, up), reference.swiglu(x, up))
     for got, want in zip(
         torch.ops.fewbits.swiglu_backward(x, up, dy), reference.swiglu_backward(x, up, dy), strict=True
@@ -58,8 +60,15 @@ def test_the_exponential_is_exact_to_two_units_everywhere() -> None:
     assert got[x.isnan()].isnan().all()
 
 
+def test_gelu_is_exact_also_where_it_is_small() -> None:
+    x = torch.linspace(-12, 12, 100_001)
+    want = x.double() * torch.special.erfc(-x.double() / 2**0.5) / 2
+    assert ((torch.ops.fewbits.gelu(x).double() - want).abs() <= 2e-5 * want.abs() + 1e-36).all()
+
+
 CASES: dict[str, tuple[int, Callable[..., Tensor], Callable[..., Tensor]]] = {
     "squared ReLU": (1, squared_relu, lambda x: F.relu(x).square()),
+    "GELU": (1, gelu, F.gelu),
     "SwiGLU": (2, swiglu, lambda gate, up: F.silu(gate) * up),
 }
 

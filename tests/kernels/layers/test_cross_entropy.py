@@ -74,7 +74,7 @@ def test_logits_that_may_not_be_overwritten_stay_and_another_layout_gives_the_sa
         (dx,) = torch.autograd.grad(cross_entropy(leaf, targets, ignored=IGNORED), leaf, grad)
         assert_same(leaf.detach(), logits)
         results.append(dx)
-    assert_same(*results)
+    assert_same(results[0], results[1])
 
 
 @pytest.mark.parametrize("target", [30, -1, -101])

@@ -88,11 +88,11 @@ def test_gradients_are_those_of_double_precision(dtype: torch.dtype, centered: b
     x, y, ds, dn = (normal(1000, 96, seed=seed, dtype=dtype) for seed in range(4))
     weight, bias = normal(96, seed=5), normal(96, seed=6)
     leaves = [t.requires_grad_() for t in (x, y, weight, bias)]
-    s, n = norms.add_norm(*leaves, eps=EPS, centered=centered, offset=1.0)  # type: ignore[misc]
+    s, n = norms.add_norm(x, y, weight, bias, eps=EPS, centered=centered, offset=1.0)
     grads = torch.autograd.grad((s, n), leaves, (ds, dn))
 
     wide = [t.detach().double().requires_grad_() for t in (s, weight, bias)]
-    want_n = exact(*wide, centered, 1.0)  # type: ignore[misc]
+    want_n = exact(wide[0], wide[1], wide[2], centered, 1.0)
     ds_through_norm, *want = torch.autograd.grad(want_n, wide, dn.double())
     rounding = torch.finfo(dtype).eps / 2
     for got, expected, bound in (

@@ -7,13 +7,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fewbits.kernels.layers.attention import rotate
 from fewbits.models.networks.layers import (
     ACTIVATIONS,
     NORMS,
-    UNFUSED_UP_TO,
     Linear,
     Rope,
-    causal_attention,
 )
 
 EPS = 1e-5
@@ -94,9 +93,9 @@ def test_a_linear_layer_keeps_fp32_and_computes_in_the_dtype_of_its_input() -> N
 
 
 def test_rotated_scores_depend_on_distance_alone() -> None:
-    rope = Rope(head_dim=8, fraction=1.0, theta=100.0, context=20)
+    turns = Rope(head_dim=8, fraction=1.0, theta=100.0, context=20).turns
     q, k = (normal(1, 1, 1, 8, seed=seed).expand(1, 20, 1, 8) for seed in (1, 2))
-    scores = torch.einsum("bqhe,bkhe->qk", rope(q), rope(k))
+    scores = torch.einsum("bqhe,bkhe->qk", rotate(q, turns), rotate(k, turns))
     for distance in range(-19, 20):
         diagonal = scores.diagonal(distance)
         torch.testing.assert_close(diagonal, diagonal[:1].expand_as(diagonal), rtol=1e-4, atol=1e-5)
@@ -107,42 +106,15 @@ def test_neighbours_turn_by_position_times_a_power_of_theta() -> None:
     x = torch.tensor([1.0, 0.0, 1.0, 0.0]).expand(1, 8, 1, 4)
     fast, slow = torch.arange(8.0), torch.arange(8.0) / 10
     expected = torch.stack((fast.cos(), fast.sin(), slow.cos(), slow.sin()), -1)
-    torch.testing.assert_close(rope(x)[0, :, 0], expected)
+    torch.testing.assert_close(rotate(x, rope.turns)[0, :, 0], expected)
 
 
 def test_a_fraction_leaves_the_other_dimensions_alone() -> None:
     x = normal(2, 6, 3, 8)
-    y = Rope(head_dim=8, fraction=0.5, theta=100.0, context=20)(x)
+    y = rotate(x, Rope(head_dim=8, fraction=0.5, theta=100.0, context=20).turns)
     assert torch.equal(y[..., 4:], x[..., 4:])
-    assert torch.equal(y[..., :4], Rope(head_dim=4, fraction=1.0, theta=100.0, context=20)(x[..., :4]))
+    assert torch.equal(y[..., :4], rotate(x[..., :4], Rope(head_dim=4, fraction=1.0, theta=100.0, context=20).turns))
 
 
 def test_rotations_are_no_part_of_the_state() -> None:
     assert not Rope(head_dim=8, fraction=1.0, theta=100.0, context=20).state_dict()
-
-
-# ------------------------------------------------------------------------------------------------ attention
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize(("heads", "kv_heads"), [(2, 2), (4, 2), (2, 1)])
-@pytest.mark.parametrize("tokens", [1, 33, UNFUSED_UP_TO, UNFUSED_UP_TO + 1])
-def test_attention_is_the_softmax_over_tokens_up_to_its_own(
-    tokens: int, heads: int, kv_heads: int, dtype: torch.dtype
-) -> None:
-    inputs = [normal(1, tokens, n, 16, seed=n, dtype=dtype) for n in (heads, kv_heads, kv_heads)]
-    q, k, v = (x.double() for x in inputs)
-    k, v = (x.repeat_interleave(heads // kv_heads, 2) for x in (k, v))
-    scores = torch.einsum("bqhe,bkhe->bhqk", q, k) / 4
-    future = torch.ones(tokens, tokens, dtype=torch.bool).triu(1)
-    exact = torch.einsum("bhqk,bkhe->bqhe", scores.masked_fill(future, -torch.inf).softmax(-1), v)
-
-    ours, exact_FP32 = causal_attention(*inputs), exact.float()
-    assert ours.dtype == dtype
-    cotangent = normal(*exact.shape, seed=99).detach()
-    grads = torch.autograd.grad((ours.float() * cotangent).sum(), inputs)
-    expected = torch.autograd.grad((exact * cotangent).sum(), inputs)
-    tolerance = 1e-5 if dtype == torch.float32 else 2e-2  # relative to the tensor's largest entry
-    for one, other in zip((ours, *grads), (exact_FP32, *expected), strict=True):
-        difference = (one.double() - other.double()).abs().max()
-        assert difference <= tolerance * other.abs().max().clamp(min=1)

@@ -1,0 +1,124 @@
+// The gradients of causal attention, for the query heads that share one key and value head.
+//
+// Scores are transposed here, [key][query], so that the exponentials and the gradients of the scores are left operands
+// of dv = pᵀ·dy and dk = dsᵀ·q as they are. They are computed for KEYS keys and all later queries at a time. The
+// gradient of the queries is summed over these panels of keys, transposed: dqᵀ = kᵀ·ds.
+#pragma once
+#include "attention.h"
+
+namespace fb {
+
+constexpr int64_t KEYS = 64;
+
+struct SharedHeads {
+  const Rows *q, *out, *d_out, *dq;  // one for each query head
+  const float *const *log_sums;      // the same
+  int64_t count;
+  Rows k, v, dk, dv;
+};
+
+template <class P> struct AttentionBackward {
+  typedef typename P::Element T;
+  const HeadSize &h;
+  const int64_t rows = h.rows(), width = h.width(), area = h.area();
+  Arena arena{int64_t(sizeof(T)) * (9 * area + 2 * KEYS * rows + KEYS * BLOCK) +
+              int64_t(sizeof(float)) * (3 * area + 2 * rows + 2 * BLOCK * BLOCK + BLOCK * width) + 64 * 24};
+  T *queries = arena.take<T>(area), *keys = arena.take<T>(area), *values = arena.take<T>(area);
+  T *gradients = arena.take<T>(area);                                               // of the output
+  T *query_columns = arena.take<T>(area), *query_rows = arena.take<T>(area);        // panels
+  T *gradient_columns = arena.take<T>(area), *gradient_rows = arena.take<T>(area);  // panels
+  T *keys_transposed = arena.take<T>(area), *ds_panel = arena.take<T>(KEYS * BLOCK);
+  T *p = arena.take<T>(KEYS * rows), *ds = arena.take<T>(KEYS * rows);  // [key][query]
+  float *dq = arena.take<float>(area), *dk = arena.take<float>(area),
+        *dv = arena.take<float>(area);                                          // dq: [size][query]
+  float *log_sums = arena.take<float>(rows), *inner = arena.take<float>(rows);  // inner: Σ y·dy of each token
+  float *scores = arena.take<float>(BLOCK * BLOCK), *dp = arena.take<float>(BLOCK * BLOCK);
+  float *strip = arena.take<float>(BLOCK * width);
+
+  explicit AttentionBackward(const HeadSize &size) : h(size) {}
+
+  void run(const SharedHeads &heads) {
+    prepare<P>(heads.k, h, true, 1.0f, keys);
+    prepare<P>(heads.v, h, false, 1.0f, values);
+    P::transpose(keys, width, rows, width, keys_transposed, rows);
+    std::fill(dk, dk + area, 0.0f);
+    std::fill(dv, dv + area, 0.0f);
+    for (int64_t i = 0; i < heads.count; i++) {
+      prepare_head(heads.q[i], heads.out[i], heads.d_out[i], heads.log_sums[i]);
+      for (int64_t key = 0; key < rows; key += KEYS) add_keys(key, std::min(KEYS, rows - key));
+      put_queries(heads.dq[i]);
+    }
+    for (int64_t t = 0; t < h.tokens; t++) {
+      put_gradient(dk + t * width, 1.0f, h, true, t, heads.dk[t]);
+      put_gradient(dv + t * width, 1.0f, h, false, t, heads.dv[t]);
+    }
+  }
+
+  void prepare_head(const Rows &q, const Rows &out, const Rows &d_out, const float *sums) {
+    prepare<P>(q, h, true, h.scale(), queries);
+    prepare<P>(d_out, h, false, 1.0f, gradients);
+    for (int64_t t = 0; t < rows; t++) {
+      F32x16 sum = {};
+      if (t < h.tokens)
+        each_vector(h.size, [&](int64_t e, auto lanes)
+                                FB_INLINED { sum += load(out[t] + e, lanes) * load(d_out[t] + e, lanes); });
+      inner[t] = total(sum);
+      log_sums[t] = t < h.tokens ? sums[t] : 0.0f;
+    }
+    pack_all_columns<P>(queries, h, query_columns);
+    pack_all_columns<P>(gradients, h, gradient_columns);
+    pack_all_rows<P>(queries, h, query_rows);
+    pack_all_rows<P>(gradients, h, gradient_rows);
+    std::fill(dq, dq + area, 0.0f);
+  }
+
+  // Add what the keys first … first + count - 1 contribute to all gradients.
+  void add_keys(int64_t first, int64_t count) {
+    for (int64_t query = first; query < rows; query += BLOCK)
+      for (int64_t key = 0; key < count && first + key <= query; key += BLOCK) differentiate(first, key, query);
+    for (int64_t key = 0; key < count; key += BLOCK) {
+      const int64_t from = first + key;  // the first query that reads these keys
+      for (int64_t e = 0; e < width; e += BLOCK) {
+        const int64_t panel = e * rows + from * BLOCK, sums = from * width + e;
+        P::template multiply<true>(p + key * rows + from, rows, gradient_rows + panel, rows - from, dv + sums, width);
+        P::template multiply<true>(ds + key * rows + from, rows, query_rows + panel, rows - from, dk + sums, width);
+      }
+    }
+    for (int64_t query = first; query < rows; query += BLOCK) {
+      const int64_t read = std::min(count, query + BLOCK - first);
+      P::pack_rows(ds + query, rows, read, ds_panel);
+      for (int64_t e = 0; e < width; e += BLOCK)
+        P::template multiply<true>(keys_transposed + e * rows + first, rows, ds_panel, read, dq + e * rows + query,
+                                   rows);
+    }
+  }
+
+  // Compute a block of exponentials p and of the gradients ds = p·(dp − Σ y·dy) of the scores.
+  void differentiate(int64_t first, int64_t key, int64_t query) {
+    const int64_t at = (first + key) * width;
+    const bool diagonal = query == first + key;
+    P::template multiply<false>(keys + at, width, query_columns + query * width, width, scores, BLOCK);
+    P::template multiply<false>(values + at, width, gradient_columns + query * width, width, dp, BLOCK);
+    for (int64_t c = 0; c < BLOCK; c += LANES) {
+      const F32x16 log_sum = load(log_sums + query + c), product = load(inner + query + c);
+      const I32x16 lane = lane_numbers() + int32_t(c);
+      for (int64_t r = 0; r < BLOCK; r++) {
+        F32x16 x = exponential(load(scores + r * BLOCK + c) - log_sum);
+        if (diagonal) x = select(lane < int32_t(r), F32x16{}, x);  // the query is before the key
+        const int64_t to = (key + r) * rows + query + c;
+        P::put(p + to, x);
+        P::put(ds + to, x * (load(dp + r * BLOCK + c) - product));
+      }
+    }
+  }
+
+  void put_queries(const Rows &to) {
+    for (int64_t first = 0; first < h.tokens; first += BLOCK) {
+      transpose((const uint32_t *)(dq + first), rows, width, BLOCK, (uint32_t *)strip, width);
+      for (int64_t t = first; t < std::min(first + BLOCK, h.tokens); t++)
+        put_gradient(strip + (t - first) * width, h.scale(), h, true, t, to[t]);
+    }
+  }
+};
+
+}  // namespace fb

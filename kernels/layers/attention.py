@@ -1,0 +1,223 @@
+"""Compute causal attention with rotary positions, for training.
+
+On a CPU one operator rotates, multiplies and normalises in BF16, block by block, and computes the scores again in the
+backward pass; its gradient of a fused q, k and v is one tensor. Everything else is computed by torch.
+
+Shape suffixes: B batch, T token, H head, K key and value head, E head's dimension.
+"""
+
+import ctypes
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fewbits.kernels.backends.cpu import threads
+from fewbits.kernels.layers.library import address, is_compiled, library
+from fewbits.kernels.operators import LIBRARY, define
+from fewbits.kernels.reference import attention as reference
+
+
+def causal_attention(q_BTHE: Tensor, k_BTKE: Tensor, v_BTKE: Tensor, turns: Tensor | None = None) -> Tensor:
+    """Return softmax(q·kᵀ/√E)·v of each token over itself and those before it; H/K heads share a key and value head.
+
+    turns: the cosines and sines of the angles by which pairs of neighbouring dimensions of q and k are rotated first,
+        [tokens or more, rotated dimensions / 2, 2].
+    """
+    if _takes(q_BTHE, k_BTKE, v_BTKE):
+        return torch.ops.fewbits.attention(q_BTHE, k_BTKE, v_BTKE, turns)[0]
+    if turns is not None:
+        q_BTHE, k_BTKE = rotate(q_BTHE, turns), rotate(k_BTKE, turns)
+    shared = q_BTHE.shape[2] // k_BTKE.shape[2]
+    q, k, v = (x.transpose(1, 2) for x in (q_BTHE, k_BTKE, v_BTKE))
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=shared > 1).transpose(1, 2)
+
+
+def fused_causal_attention(x_BTHE: Tensor, heads: int, turns: Tensor | None = None) -> Tensor:
+    """Return `causal_attention` of one tensor whose heads are first `heads` of q, then those of k, then those of v."""
+    kv_heads = (x_BTHE.shape[2] - heads) // 2
+    if _takes(x_BTHE):
+        return torch.ops.fewbits.fused_attention(x_BTHE, heads, turns)[0]
+    qk, v = x_BTHE.split((heads + kv_heads, kv_heads), 2)
+    q, k = (qk if turns is None else rotate(qk, turns)).split((heads, kv_heads), 2)  # one rotation for both
+    return causal_attention(q, k, v)
+
+
+def rotate(x_BTHE: Tensor, turns: Tensor) -> Tensor:
+    """Rotate pairs of neighbouring dimensions in FP32; dimensions beyond those of `turns` stay as they are."""
+    rotated = 2 * turns.shape[1]
+    turned, kept = x_BTHE.split((rotated, x_BTHE.shape[-1] - rotated), -1)
+    angles = torch.view_as_complex(turns[: x_BTHE.shape[1], None].float())
+    pairs = torch.view_as_complex(turned.float().unflatten(-1, (-1, 2)))
+    turned = torch.view_as_real(pairs * angles).flatten(-2).to(x_BTHE.dtype)
+    return torch.cat((turned, kept), -1) if kept.shape[-1] else turned
+
+
+def _takes(*tensors: Tensor) -> bool:
+    return all(x.device.type == "cpu" and x.dtype == torch.bfloat16 for x in tensors)
+
+
+# ------------------------------------------------------------------------------------------------ calls of the library
+
+
+class _View(ctypes.Structure):  # View of csrc/cpu_attention.cpp
+    _fields_ = [("data", ctypes.c_void_p), *[(name, ctypes.c_int64) for name in ("batch", "token", "head")]]
+
+
+_TENSORS = ("q", "k", "v", "out", "d_out", "dq", "dk", "dv")
+
+
+class _Call(ctypes.Structure):  # AttentionCall
+    _fields_ = [
+        *[(name, ctypes.c_int64) for name in ("batch", "tokens", "heads", "kv_heads", "size", "rotated")],
+        ("turns", ctypes.c_void_p),
+        ("threads", ctypes.c_int64),
+        *[(name, _View) for name in _TENSORS],
+        ("log_sums", ctypes.c_void_p),
+    ]
+
+
+def _call(turns: Tensor | None, log_sums: Tensor, **tensors: Tensor) -> _Call:
+    """Return the arguments of the library's functions; the last dimension of every tensor is contiguous."""
+    (batch, tokens, heads, size), k = tensors["q"].shape, tensors["k"]
+    views = {name: _View(x.data_ptr(), *x.stride()[:3]) for name, x in tensors.items()}
+    return _Call(
+        *(batch, tokens, heads, k.shape[2], size, 0 if turns is None else 2 * turns.shape[1], address(turns)),
+        threads(8 * tokens * log_sums.numel()),
+        **views,
+        log_sums=log_sums.data_ptr(),
+    )
+
+
+def _readable(x: Tensor) -> Tensor:
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _checked(turns: Tensor | None, q: Tensor) -> Tensor | None:
+    """Return turns as the library reads them, after a check of their shape."""
+    if turns is None:
+        return None
+    tokens, size = q.shape[1], q.shape[-1]
+    if turns.dim() != 3 or turns.shape[0] < tokens or 2 * turns.shape[1] > size or turns.shape[2] != 2:
+        raise ValueError(f"turns are {list(turns.shape)}: expected [{tokens} or more, at most {size // 2}, 2]")
+    return turns.float().contiguous()
+
+
+def _run(q: Tensor, k: Tensor, v: Tensor, turns: Tensor | None) -> tuple[Tensor, Tensor]:
+    out, log_sums = _fake(q)
+    if out.numel():
+        q, k, v, turns = _readable(q), _readable(k), _readable(v), _checked(turns, q)
+        library().fb_attention(ctypes.byref(_call(turns, log_sums, q=q, k=k, v=v, out=out)))
+    return out, log_sums
+
+
+def _run_backward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    turns: Tensor | None,
+    saved: tuple[Tensor, Tensor, Tensor],
+    grads: tuple[Tensor, Tensor, Tensor],
+) -> None:
+    """Write the gradients of q, k and v; saved: the result, the log-sums and the gradient of the result."""
+    out, log_sums, d_out = saved
+    if out.numel():
+        turns = _checked(turns, q)
+        q, k, v, d_out = (_readable(x) for x in (q, k, v, d_out))
+        tensors = dict(zip(_TENSORS, (q, k, v, out, d_out, *grads), strict=True))
+        library().fb_attention_backward(ctypes.byref(_call(turns, log_sums, **tensors)))
+
+
+# ------------------------------------------------------------------------------------------------ operators
+
+
+def _attention(q: Tensor, k: Tensor, v: Tensor, turns: Tensor | None) -> tuple[Tensor, Tensor]:
+    return _run(q, k, v, turns) if is_compiled() else reference.attention(q, k, v, turns)
+
+
+def _attention_backward(
+    q: Tensor, k: Tensor, v: Tensor, turns: Tensor | None, out: Tensor, log_sums: Tensor, d_out: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    if not is_compiled():
+        return reference.attention_backward(q, k, v, turns, out, log_sums, d_out)
+    grads = (_empty(q), _empty(k), _empty(v))
+    _run_backward(q, k, v, turns, (out, log_sums, d_out), grads)
+    return grads
+
+
+def _fused_attention(x: Tensor, heads: int, turns: Tensor | None) -> tuple[Tensor, Tensor]:
+    return _attention(*_split(x, heads), turns)
+
+
+def _fused_attention_backward(
+    x: Tensor, heads: int, turns: Tensor | None, out: Tensor, log_sums: Tensor, d_out: Tensor
+) -> Tensor:
+    if not is_compiled():
+        return torch.cat(reference.attention_backward(*_split(x, heads), turns, out, log_sums, d_out), 2)
+    dx = _empty(x)
+    _run_backward(*_split(x, heads), turns, (out, log_sums, d_out), _split(dx, heads))
+    return dx
+
+
+def _split(x: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    kv_heads = (x.shape[2] - heads) // 2
+    q, k, v = x.split((heads, kv_heads, kv_heads), 2)
+    return q, k, v
+
+
+def _empty(x: Tensor) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+def _fake(q: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    batch, tokens, heads = q.shape[:3]
+    return _empty(q), q.new_empty((batch, heads, tokens), dtype=torch.float32)
+
+
+def _fused_fake(x: Tensor, heads: int, turns: Tensor | None) -> tuple[Tensor, Tensor]:
+    batch, tokens, size = *x.shape[:2], x.shape[-1]
+    return x.new_empty((batch, tokens, heads, size)), x.new_empty((batch, heads, tokens), dtype=torch.float32)
+
+
+_SAVED = "Tensor? turns, Tensor out, Tensor log_sums, Tensor d_out"
+define("attention(Tensor q, Tensor k, Tensor v, Tensor? turns) -> (Tensor, Tensor)", _attention, _fake, ("CPU",))
+define(
+    f"attention_backward(Tensor q, Tensor k, Tensor v, {_SAVED}) -> (Tensor, Tensor, Tensor)",
+    _attention_backward,
+    lambda q, k, v, *_: (_empty(q), _empty(k), _empty(v)),
+    ("CPU",),
+)
+define(
+    "fused_attention(Tensor x, int heads, Tensor? turns) -> (Tensor, Tensor)", _fused_attention, _fused_fake, ("CPU",)
+)
+define(
+    f"fused_attention_backward(Tensor x, int heads, {_SAVED}) -> Tensor",
+    _fused_attention_backward,
+    lambda x, *_: _empty(x),
+    ("CPU",),
+)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    ctx.mark_non_differentiable(output[1])
+    ctx.save_for_backward(*inputs, *output)
+
+
+def _backward(ctx: Any, d_out: Tensor, _: Any) -> tuple[Tensor | None, ...]:
+    return *torch.ops.fewbits.attention_backward(*ctx.saved_tensors, d_out), None
+
+
+def _keep_fused(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    x, ctx.heads, turns = inputs
+    ctx.mark_non_differentiable(output[1])
+    ctx.save_for_backward(x, turns, *output)
+
+
+def _fused_backward(ctx: Any, d_out: Tensor, _: Any) -> tuple[Tensor | None, ...]:
+    x, turns, out, log_sums = ctx.saved_tensors
+    return torch.ops.fewbits.fused_attention_backward(x, ctx.heads, turns, out, log_sums, d_out), None, None
+
+
+torch.library.register_autograd("fewbits::attention", _backward, setup_context=_keep, lib=LIBRARY)
+torch.library.register_autograd("fewbits::fused_attention", _fused_backward, setup_context=_keep_fused, lib=LIBRARY)
