@@ -106,9 +106,8 @@ def _checked(turns: Tensor | None, q: Tensor) -> Tensor | None:
 
 def _run(q: Tensor, k: Tensor, v: Tensor, turns: Tensor | None) -> tuple[Tensor, Tensor]:
     out, log_sums = _fake(q)
-    if out.numel():
-        q, k, v, turns = _readable(q), _readable(k), _readable(v), _checked(turns, q)
-        library().fb_attention(ctypes.byref(_call(turns, log_sums, q=q, k=k, v=v, out=out)))
+    q, k, v = _readable(q), _readable(k), _readable(v)
+    library().fb_attention(ctypes.byref(_call(turns, log_sums, q=q, k=k, v=v, out=out)))
     return out, log_sums
 
 
@@ -122,26 +121,29 @@ def _run_backward(
 ) -> None:
     """Write the gradients of q, k and v; saved: the result, the log-sums and the gradient of the result."""
     out, log_sums, d_out = saved
-    if out.numel():
-        turns = _checked(turns, q)
-        q, k, v, d_out = (_readable(x) for x in (q, k, v, d_out))
-        tensors = dict(zip(_TENSORS, (q, k, v, out, d_out, *grads), strict=True))
-        library().fb_attention_backward(ctypes.byref(_call(turns, log_sums, **tensors)))
+    q, k, v, d_out = (_readable(x) for x in (q, k, v, d_out))
+    tensors = dict(zip(_TENSORS, (q, k, v, out, d_out, *grads), strict=True))
+    library().fb_attention_backward(ctypes.byref(_call(turns, log_sums, **tensors)))
 
 
 # ------------------------------------------------------------------------------------------------ operators
 
 
 def _attention(q: Tensor, k: Tensor, v: Tensor, turns: Tensor | None) -> tuple[Tensor, Tensor]:
+    turns = _checked(turns, q)
+    if not q.numel():
+        return _fake(q)
     return _run(q, k, v, turns) if is_compiled() else reference.attention(q, k, v, turns)
 
 
 def _attention_backward(
     q: Tensor, k: Tensor, v: Tensor, turns: Tensor | None, out: Tensor, log_sums: Tensor, d_out: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
+    turns, grads = _checked(turns, q), (_empty(q), _empty(k), _empty(v))
+    if not q.numel():
+        return grads
     if not is_compiled():
         return reference.attention_backward(q, k, v, turns, out, log_sums, d_out)
-    grads = (_empty(q), _empty(k), _empty(v))
     _run_backward(q, k, v, turns, (out, log_sums, d_out), grads)
     return grads
 
@@ -153,9 +155,11 @@ def _fused_attention(x: Tensor, heads: int, turns: Tensor | None) -> tuple[Tenso
 def _fused_attention_backward(
     x: Tensor, heads: int, turns: Tensor | None, out: Tensor, log_sums: Tensor, d_out: Tensor
 ) -> Tensor:
+    turns, dx = _checked(turns, x), _empty(x)
+    if not x.numel():
+        return dx
     if not is_compiled():
         return torch.cat(reference.attention_backward(*_split(x, heads), turns, out, log_sums, d_out), 2)
-    dx = _empty(x)
     _run_backward(*_split(x, heads), turns, (out, log_sums, d_out), _split(dx, heads))
     return dx
 
