@@ -27,11 +27,16 @@ COUNT = 3
 
 # tests/test_portable.py checks that this list is complete.
 FILES = (
+    "kernels/layers/test_activations.py",
+    "kernels/layers/test_attention.py",
+    "kernels/layers/test_cross_entropy.py",
+    "kernels/layers/test_norms.py",
     "kernels/test_noise.py",
     "kernels/test_ops.py",
     "kernels/test_products.py",
     "models/networks/test_decoder.py",
     "models/test_gemm.py",
+    "models/networks/test_gradients.py",
     "models/test_learned_widths.py",
     "models/networks/test_layers.py",
     "models/networks/test_mamba2.py",
@@ -39,6 +44,7 @@ FILES = (
     "models/test_quantize.py",
     "models/test_quantized_linear.py",
     "models/networks/test_registry.py",
+    "models/test_updates.py",
     "models/test_samplers.py",
     "experiments/optimization/test_adam_mini.py",
     "experiments/bench/test_bench_train.py",

@@ -12,11 +12,16 @@ TESTS = portable.ROOT / "tests"
 # Modules whose results depend on the order of sums. Sweeps and reports train too, but their tests compare runs of one
 # processor with each other and assert nothing about losses.
 COMPUTES = {
+    "fewbits.kernels.layers.activations",
+    "fewbits.kernels.layers.attention",
+    "fewbits.kernels.layers.cross_entropy",
+    "fewbits.kernels.layers.norms",
     "fewbits.kernels.products",
     "fewbits.sample_weight",
     "fewbits.models.networks.decoder",
     "fewbits.models.networks.layers",
     "fewbits.models.networks.mamba2",
+    "fewbits.models.networks.registry.build",
     "fewbits.models.quantize",
     "fewbits.models.quantized_linear",
     "fewbits.experiments.optimization.adam_mini",
