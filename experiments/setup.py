@@ -20,7 +20,8 @@ from fewbits.kernels.quantizer import Block, Mixture, Quantizer
 from fewbits.models.networks.presets import MODELS
 from fewbits.models.networks.registry import on_meta
 from fewbits.models.observer import Observer
-from fewbits.models.quantize import BlockLinear, keep, linear_layers, quantize
+from fewbits.models.quantize import keep, linear_layers, quantize
+from fewbits.models.quantized_linear import BlockLinear
 from fewbits.models.recipe import Slot
 
 ROUND = 64  # vocabularies are padded to a multiple of this

@@ -164,8 +164,8 @@ def _die_with_parent() -> None:
 def _die_with_driver(lifeline: Connection) -> None:
     """Kill this process when the driver has ended.
 
-    Otherwise trials of a killed driver would go on, and the next driver would wait for them: the fork server outlives
-    the driver as long as a worker runs, because multiprocessing gives every worker the pipe that keeps the server alive.
+    Otherwise trials of a killed driver would go on, and the next driver would wait for them: multiprocessing gives
+    every worker the pipe that keeps the fork server alive, so the server outlives the driver as long as a worker runs.
     """
     with contextlib.suppress(EOFError, OSError):
         lifeline.recv_bytes()  # nothing is ever sent

@@ -142,7 +142,7 @@ def _main(
     sys.argv = ["fewbits", *argv]  # provenance contains them
     if output is None:
         os.closerange(1, 3)
-        sys.stdout = sys.stderr = None  # type: ignore[assignment] # as in a process that is started without them
+        sys.stdout = sys.stderr = None  # as in a process that is started without them
     else:
         stream = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(stream, 1)
@@ -153,7 +153,8 @@ def _main(
 
         resource.setrlimit(resource.RLIMIT_FSIZE, (file_size, resource.RLIM_INFINITY))
     status = cli.main(argv)
-    sys.stdout.flush()
+    if sys.stdout is not None:
+        sys.stdout.flush()
     os._exit(status)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pandas as pd
 import yaml
@@ -20,6 +20,8 @@ from fewbits.sweeps.planning.sweep import load_sweeps
 from fewbits.sweeps.running import store
 from tests.experiments import trial_inputs
 from tests.experiments.trial_inputs import TINY, left
+
+T = TypeVar("T")
 
 ROOT = Path(__file__).parents[2]
 PATIENCE = 180.0  # seconds for operations that take a few seconds, long enough for busy machines
@@ -107,13 +109,14 @@ class Command:
         self.process.kill()
         self.process.join()
 
-    def until(self, there: Callable[[], bool]) -> None:
-        """Wait for a condition; fail if the command ends before."""
+    def until(self, there: Callable[[], T]) -> T:
+        """Wait until the result is true, and return it; fail if the command ends before."""
         give_up = time.monotonic() + PATIENCE
-        while not there():
+        while not (result := there()):
             assert self.process.exitcode is None, self.printed
             assert time.monotonic() < give_up, self.printed
             time.sleep(0.01)
+        return result
 
 
 def started(output: Path | None, *arguments: str | Path, environment: Mapping[str, str] | None = None) -> Command:

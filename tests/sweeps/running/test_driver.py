@@ -128,15 +128,13 @@ def test_workers_their_server_and_the_driver_are_killed_and_the_same_command_fin
             if kill_worker(hit) and hit.result() is None:
                 killed += 1
                 command.until(lambda: attempts(hit) > before)  # noqa: B023, called at once
-    workers: list[int] = []
-    halted: dict[int, RunFolder] = {}
-    command.until(lambda: bool(workers.extend(filter(None, map(holder_of, running(plan)))) or workers))
+    workers = command.until(lambda: [pid for folder in running(plan) if (pid := holder_of(folder))])
     server = int(Path(f"/proc/{workers[0]}/stat").read_text().rpartition(")")[2].split()[1])
     assert server != command.pid
     os.kill(server, signal.SIGKILL)
     command.until(lambda: not {*workers}.intersection(map(holder_of, running(plan))) and bool(running(plan)))
     time.sleep(moments.uniform(0, 1))
-    command.until(lambda: bool(halted.update(halted_early(plan)) or halted))
+    halted = command.until(lambda: halted_early(plan))
     command.kill()
     for pid in halted:
         send(pid, signal.SIGCONT)
@@ -379,11 +377,11 @@ def test_a_sweep_needs_no_stdout_and_no_stderr(closed: str, cache: Path, tmp_pat
     """In a forked process without both, as Python leaves it to a command that a shell starts so; deep: in a shell."""
     file = tiny_file(tmp_path, cache, {"overrides": ["training.steps=1"]})
     (folder,) = folders(plan_of(file, tmp_path / "runs"))
-    arguments = ["sweep", file, "--runs", tmp_path / "runs", *LOCAL]
+    arguments = ["sweep", str(file), "--runs", str(tmp_path / "runs"), *LOCAL]
     if closed == "both":
         assert started(None, *arguments).end() == 0
     else:
-        command = shlex.join(map(str, [sys.executable, "-m", "fewbits.cli", *arguments]))
+        command = shlex.join([sys.executable, "-m", "fewbits.cli", *arguments])
         environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
         done = subprocess.run(f"{command} {closed}", shell=True, env=environment, timeout=PATIENCE)
         assert done.returncode == 0
