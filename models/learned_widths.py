@@ -47,8 +47,11 @@ def cast(weight: Tensor, bits: Tensor, block: int) -> Tensor:
 
 
 @contextmanager
-def weights_cast(quantization: Quantization) -> Iterator[None]:
-    """Replace sampled weights by their casts until the `with` block ends, for evaluation."""
+def weights_cast(quantization: Quantization, width: int | None = None) -> Iterator[None]:
+    """Replace sampled weights by their casts until the `with` block ends, for evaluation.
+
+    width: the bit width of all weights; None stands for the learned widths.
+    """
     layers = list(sampled_layers(quantization))
     saved = [layer.weight.data for layer in layers]
     try:
@@ -56,7 +59,8 @@ def weights_cast(quantization: Quantization) -> Iterator[None]:
             bits, sampler = layer.bits, layer.sampler
             assert bits is not None
             assert sampler is not None
-            layer.weight.data = cast(layer.weight.data, bits.detach(), sampler.block)
+            widths = bits.detach() if width is None else torch.full_like(bits, width)
+            layer.weight.data = cast(layer.weight.data, widths, sampler.block)
         yield
     finally:
         for layer, weight in zip(layers, saved, strict=True):

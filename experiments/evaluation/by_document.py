@@ -3,12 +3,14 @@
 A claim compares the losses of two arms. Its interval has to cover other text as well as other seeds, and the tokens of
 one document are not independent of each other. So the losses are kept per document, where they can be clustered.
 
-The weights are evaluated up to three times, on the windows that are evaluated during training too:
+The weights are evaluated up to four times, on the windows that are evaluated during training too:
 
 * `loss`: with the recipe's own operands;
 * `loss_unquantized`: with all operands in the compute dtype (BF16 as a rule), which separates the effect of the
   recipe on training from its effect on the evaluation itself;
-* `loss_cast`: sampled layers with weights cast to the formats of their learned bit widths (GaussWS, Table C.1).
+* `loss_cast`: sampled layers with weights cast to the formats of their learned bit widths (GaussWS, Table C.1);
+* `loss_narrow`: sampled layers with all weights cast to the narrowest of these formats, which shows whether the loss
+  would notice a format that is too narrow.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ import pandas as pd
 from fewbits.experiments.data.corpus import Corpus
 from fewbits.experiments.evaluation.loss import token_losses
 from fewbits.experiments.evaluation.protocols import Model
-from fewbits.models.learned_widths import sampled_layers, weights_cast
+from fewbits.models.learned_widths import NARROWEST, sampled_layers, weights_cast
 from fewbits.models.quantize import Quantization, unquantized
 
 LOSS = "loss"
@@ -78,3 +80,4 @@ def _formats(quantization: Quantization) -> Iterator[tuple[str, AbstractContextM
     yield f"{LOSS}_unquantized", unquantized(quantization)
     if any(sampled_layers(quantization)):
         yield f"{LOSS}_cast", weights_cast(quantization)
+        yield f"{LOSS}_narrow", weights_cast(quantization, NARROWEST)

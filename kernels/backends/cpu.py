@@ -69,6 +69,7 @@ def library() -> ctypes.CDLL:
         "fb_sample_weight_backward": [
             *[pointer, whole, pointer, whole, size, size, size, pointer, seed, whole, pointer, whole]
         ],
+        "fb_matmul_order": [],
         "fb_matmul_fp32": [pointer, size, size, pointer, size, size, size, size, size, pointer, whole],
     }
     for entry, arguments in signatures.items():
@@ -100,17 +101,17 @@ class Cpu(Compiled):
         return out
 
     def matmul_fp32(self, a: Tensor, b: Tensor) -> Tensor:
-        """Return a · b summed in FP32; without AVX-512 this is torch's product of the widened operands."""
+        """Return a · b, summed in FP32 in the order that README.md defines for this kind of processor."""
         (m, k), n = a.shape, b.shape[1]
         if 0 in (m, n, k):
             return a.new_zeros((m, n), dtype=torch.float32)
         a, b = (x if 1 in x.stride() else x.contiguous() for x in (a, b))
         out = a.new_empty((m, n), dtype=torch.float32)
-        supported = library().fb_matmul_fp32(
+        library().fb_matmul_fp32(
             *(a.data_ptr(), a.stride(0), a.stride(1), b.data_ptr(), b.stride(1), b.stride(0), m, n, k),
             *(out.data_ptr(), threads(m * n * k // PRODUCTS_PER_ELEMENT)),
         )
-        return out if supported else reference.matmul_fp32(a, b)
+        return out
 
     def _run(self, x: Tensor, *jobs: Job) -> None:
         requests = (_Request * len(jobs))(*(_request(x, job) for job in jobs))

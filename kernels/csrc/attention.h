@@ -20,7 +20,7 @@ struct HeadSize {
   int64_t rows() const { return (tokens + BLOCK - 1) / BLOCK * BLOCK; }
   int64_t width() const { return (size + BLOCK - 1) / BLOCK * BLOCK; }
   int64_t area() const { return rows() * width(); }
-  float scale() const { return 1.0f / sqrtf(float(size)); }
+  float scale() const { return float(1.0 / sqrt(double(size))); }
 };
 struct Rows {  // of one head, in a tensor
   bf16 *data;

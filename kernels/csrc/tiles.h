@@ -1,7 +1,7 @@
 // The instructions of AMX: products of BF16 tiles. A tile of A holds 16 rows of 32 values, a tile of B 16 pairs of
 // rows of 16 columns, a tile of sums 16 x 16 floats. Tiles 0 to 3 hold a block of 32 x 32 sums.
 //
-// Tests replace this file by an emulation in C++ (tests/kernels/layers/emulated_tiles.h), to check the layout of
+// Tests replace this file by an emulation in C++ (tests/kernels/emulated_tiles.h), to check the layout of
 // operands on any processor.
 #pragma once
 #if defined(FB_EMULATED_TILES)

@@ -1,13 +1,26 @@
 """Define causal attention with rotary positions, forward and backward.
 
-The operands of matrix products are BF16 values; products, softmax and rotations are FP32. Backends compute the sums of
-products in another order, so their results differ in the last bits.
+The operands of matrix products are BF16 values; products, softmax and rotations are FP32. Only the order in which
+`product` adds differs between backends: if it is replaced by their order, their results have the same bits.
 
 Shape suffixes: B batch, T token, H head, K key and value head, E head's dimension.
 """
 
+import math
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+
+from fewbits.kernels.reference.functions import exponential
+from fewbits.kernels.reference.sums import along_rows
+
+BLOCK = 32  # backends divide tokens into blocks of this size, and fill the last one with zeros
+
+
+def product(a: Tensor, b: Tensor) -> Tensor:
+    """Return the product of matrices of BF16 values, with FP32 sums."""
+    return a @ b
 
 
 def rotate(x_BTHE: Tensor, turns: Tensor | None, direction: int = 1) -> Tensor:
@@ -31,10 +44,11 @@ def attention(q: Tensor, k: Tensor, v: Tensor, turns: Tensor | None) -> tuple[Te
     q_BHTE, k_BHTE, v_BHTE = _operands(q, k, v, turns)
     scores = _scores(q_BHTE, k_BHTE)
     top = scores.amax(-1, keepdim=True)
-    p = (scores - top).exp()
-    total = p.sum(-1, keepdim=True)
-    y_BHTE = _rounded(p) @ v_BHTE / total
-    return y_BHTE.transpose(1, 2).to(q.dtype).contiguous(), (top + total.log())[..., 0]
+    p = exponential(scores - top)
+    total = along_rows(p)
+    y_BHTE = product(_rounded(p), v_BHTE) * (1 / total)[..., None]
+    log_sums = (top[..., 0].double() + total.double().log()).float()
+    return y_BHTE.transpose(1, 2).to(q.dtype).contiguous(), log_sums
 
 
 def attention_backward(
@@ -43,30 +57,37 @@ def attention_backward(
     """Return the gradients of q, k and v."""
     q_BHTE, k_BHTE, v_BHTE = _operands(q, k, v, turns)
     dy_BHTE = dy.transpose(1, 2).float()
-    p = (_scores(q_BHTE, k_BHTE) - log_sums[..., None]).exp()
-    inner = (y.transpose(1, 2).float() * dy_BHTE).sum(-1, keepdim=True)
-    ds = _rounded(p * (dy_BHTE @ v_BHTE.mT - inner))
-    dq = ds @ k_BHTE * q.shape[-1] ** -0.5
-    dk, dv = (_summed(x, k.shape[2]) for x in (ds.mT @ q_BHTE, _rounded(p).mT @ dy_BHTE))
+    p = exponential(_scores(q_BHTE, k_BHTE) - log_sums[..., None])
+    inner = along_rows(y.transpose(1, 2).float() * dy_BHTE)
+    ds = _rounded(p * (product(dy_BHTE, v_BHTE.mT) - inner[..., None]))
+    dq = product(ds, k_BHTE) * _scale(q)
+    dk, dv = (_summed(x, y, k.shape[2]) for x, y in ((ds, q_BHTE), (_rounded(p), dy_BHTE)))
     dq, dk = (rotate(x.transpose(1, 2), turns, -1) for x in (dq, dk))
     return dq.to(q.dtype), dk.to(k.dtype), dv.transpose(1, 2).to(v.dtype)
 
 
 def _operands(q: Tensor, k: Tensor, v: Tensor, turns: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """Return the scaled queries, the keys and the values, [B, H, T, E], with BF16 values in FP32."""
-    queries = _rounded(_rounded(rotate(q, turns)) * q.shape[-1] ** -0.5)
+    queries = _rounded(_rounded(rotate(q, turns)) * _scale(q))
     shared = q.shape[2] // k.shape[2]
     keys, values = (_rounded(x).repeat_interleave(shared, 2) for x in (rotate(k, turns), v))
     return queries.transpose(1, 2), keys.transpose(1, 2), values.transpose(1, 2)
 
 
+def _scale(q: Tensor) -> float:
+    return 1 / math.sqrt(q.shape[-1])
+
+
 def _scores(q_BHTE: Tensor, k_BHTE: Tensor) -> Tensor:
-    scores = q_BHTE @ k_BHTE.mT
+    scores = product(q_BHTE, k_BHTE.mT)
     return scores.masked_fill(torch.ones_like(scores[0, 0], dtype=torch.bool).triu(1), -torch.inf)
 
 
-def _summed(x_BHTE: Tensor, kv_heads: int) -> Tensor:
-    return x_BHTE.unflatten(1, (kv_heads, -1)).sum(2)
+def _summed(x_BHTT: Tensor, y_BHTE: Tensor, kv_heads: int) -> Tensor:
+    """Return xᵀ · y, summed over tokens and over the heads that share a key and value head."""
+    padding = (0, 0, 0, -x_BHTT.shape[2] % BLOCK)
+    x, y = (F.pad(each, padding).unflatten(1, (kv_heads, -1)).flatten(2, 3) for each in (x_BHTT, y_BHTE))
+    return product(x.mT, y)
 
 
 def _rounded(x: Tensor) -> Tensor:

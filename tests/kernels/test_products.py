@@ -11,12 +11,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from fewbits.kernels.backends import reference
+from fewbits.kernels.backends import cpu, reference
 from fewbits.kernels.backends.choice import backend_for
 from fewbits.kernels.products import matmul_fp32
+from tests.kernels.emulation import library_with_tiles
 from tests.kernels.inputs import assert_same, generator, make
+from tests.kernels.orders import ORDERS, tiles
 
-# Sizes around the kernel's tiles (8 x 32), its transposition (16 pairs) and its blocks (512 deep, 1024 wide).
+# Sizes around tiles (8 x 32 and 32 x 32), the transposition (16 pairs) and blocks (256 and 512 deep, up to 1024 wide).
 SIZES = (1, 2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 47, 64, 97)
 DEPTHS = (1, 2, 3, 16, 31, 32, 33, 101, 511, 512, 513, 1025)
 LONG = ((1030, 40, 70), (40, 1030, 70), (1025, 1057, 33))
@@ -30,7 +32,7 @@ LAYOUTS: dict[str, Layout] = {
     "neither": lambda x: _inside(x.repeat_interleave(2, 1))[:, ::2],
 }
 
-ORDERED = torch.cpu._is_avx512_supported() and backend_for("cpu") is not reference
+ORDERED = backend_for("cpu") is not reference
 exact_order = pytest.mark.skipif(not ORDERED, reason="the product is torch's here, which promises no order")
 
 
@@ -66,10 +68,23 @@ def threads() -> Iterator[Callable[[int], None]]:
     torch.set_num_threads(before)
 
 
+@pytest.fixture(scope="module", params=["library", "tiles"])
+def implementation(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Use this processor's products, or those of emulated AMX tiles."""
+    if request.param == "library":
+        yield request.param
+        return
+    emulated = library_with_tiles("cpu_gemm.cpp", tmp_path_factory.mktemp("tiles"))
+    emulated.fb_matmul_fp32.argtypes = cpu.library().fb_matmul_fp32.argtypes
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cpu, "library", lambda: emulated)
+        yield request.param
+
+
 # Values
 
 
-def test_every_ragged_shape_is_within_the_bound_of_a_float32_sum() -> None:
+def test_every_ragged_shape_is_within_the_bound_of_a_float32_sum(implementation: str) -> None:
     for i, (m, n) in enumerate(product(SIZES, SIZES)):
         k = DEPTHS[i % len(DEPTHS)]
         a, b = pair(m, n, k)
@@ -78,7 +93,7 @@ def test_every_ragged_shape_is_within_the_bound_of_a_float32_sum() -> None:
 
 
 @pytest.mark.parametrize(("left", "right"), list(product(LAYOUTS, LAYOUTS)))
-def test_layouts_change_no_bit(left: str, right: str) -> None:
+def test_layouts_change_no_bit(implementation: str, left: str, right: str) -> None:
     for m, n, k in ((33, 47, 513), (8, 32, 64), (1, 65, 37), (65, 1, 37), (5, 5, 1)):
         a, b = pair(m, n, k)
         got = matmul_fp32(LAYOUTS[left](a), LAYOUTS[right](b))
@@ -147,20 +162,17 @@ def test_an_empty_sum_is_zero(m: int, n: int, k: int) -> None:
 
 
 @exact_order
-def test_products_are_added_in_the_written_order() -> None:
-    """Check the order pair after pair, the odd one first, each rounded; exponents make float64 additions exact."""
-    for m, n, k in ((9, 40, 1), (9, 40, 2), (21, 37, 1025), (3, 70, 600)):
+def test_products_are_added_in_the_written_order(implementation: str) -> None:
+    ordered = ORDERS[cpu.library().fb_matmul_order()]
+    assert (ordered is tiles) >= (implementation == "tiles")
+    for m, n, k in ((9, 40, 1), (9, 40, 2), (21, 37, 1025), (70, 33, 600)):
         g = generator(k)
         a, b = (
             torch.randint(128, 256, shape, generator=g) * 2.0 ** torch.randint(-4, 5, shape, generator=g) * 2.0**-7
             for shape in ((m, k), (k, n))
         )
         a = a * (torch.randint(0, 2, (m, k), generator=g) * 2 - 1)
-        want = torch.zeros(m, n)
-        for first in range(0, k, 2):
-            for at in range(min(first + 1, k - 1), first - 1, -1):
-                want = (want.double() + a[:, at, None].double() * b[at].double()).float()
-        assert_same(matmul_fp32(a.bfloat16(), b.bfloat16()), want)
+        assert_same(matmul_fp32(a.bfloat16(), b.bfloat16()), ordered(a, b))
 
 
 @exact_order

@@ -50,6 +50,8 @@ def test_weights_are_cast_inside_the_context_alone() -> None:
             inside = model(x)
         assert torch.equal(inside, model[0](x) + (cast(weight, torch.full((2, 2), 4.0), 32) - weight).t())
         assert torch.equal(model(x), before)
+        with weights_cast(quantization, 3):
+            assert torch.equal(layer.weight, cast(weight, torch.full((2, 2), 3.0), 32))
     assert torch.equal(layer.weight, weight)
 
 

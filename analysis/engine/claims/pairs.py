@@ -21,7 +21,7 @@ from fewbits.sweeps.planning.plan import Member
 UNQUANTIZED = "validation_loss_unquantized"  # the same weights, evaluated without quantizers
 LATE = "@late"  # the end of a metric's name that stands for a curve's mean over the last tenth of the steps
 # The losses that are also known by document, with their columns in evaluation.parquet.
-DOCUMENTS = {LOSS: "loss", UNQUANTIZED: "loss_unquantized", "validation_loss_cast": "loss_cast"}
+DOCUMENTS = {LOSS: "loss"} | {f"{LOSS}_{form}": f"loss_{form}" for form in ("unquantized", "cast", "narrow")}
 LOSSES = ("loss", "loss_max", "ood_loss", *DOCUMENTS)
 
 

@@ -1,9 +1,9 @@
 """Validation losses by document: the error that all seeds share because they are evaluated on the same documents.
 
 A run folder may have `evaluation.parquet` with a row for each text and document: its number of tokens and its mean loss
-in the recipe's own format (`loss`), unquantized (`loss_unquantized`) and with weights cast to their learned bit widths
-(`loss_cast`). Documents are the clusters and texts the strata of the estimate. For runs without the file, no such error
-is computed.
+in the recipe's own format (`loss`), unquantized (`loss_unquantized`), with weights cast to their learned bit widths
+(`loss_cast`) and with all weights cast to three bits (`loss_narrow`). Documents are the clusters and texts the strata
+of the estimate. For runs without the file, no such error is computed.
 """
 
 from __future__ import annotations

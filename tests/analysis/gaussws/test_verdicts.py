@@ -155,7 +155,7 @@ def test_too_much_noise_is_inconclusive_and_says_what_it_would_have_detected(com
 
 
 def test_nothing_is_decided_where_controls_find_nothing(compared: Plan) -> None:
-    silent = replace(changed({"gpt2/diffq": 0.002}), spread={"gpt2": 0.0, "llama2": 0.0})
+    silent = replace(changed({"gpt2/diffq": 0.002}), spread={"gpt2": 0.0, "llama2": 0.0}, narrow=0.002)
     for name, one in judged(compared, silent).items():
         if one.claim.control:
             assert one.outcome is INCONCLUSIVE, name
@@ -166,6 +166,13 @@ def test_nothing_is_decided_where_controls_find_nothing(compared: Plan) -> None:
 def test_one_control_that_finds_nothing_concerns_its_claims_alone(compared: Plan) -> None:
     found = judged(compared, replace(PAPER, spread={"llama2": 0.0}), "G9", "G13", "G20")
     assert outcomes(found) == {"G9": REPRODUCED, "G13": INCONCLUSIVE, "G20": INCONCLUSIVE}
+
+
+def test_casts_say_nothing_where_three_bits_would_do(compared: Plan) -> None:
+    kept = judged(compared, replace(PAPER, narrow=0.002), "G9", "G19")
+    assert outcomes(kept) == {"G9": REPRODUCED, "G19": INCONCLUSIVE}
+    failed = [control.id for control in kept["G19"].controls if not control.passed]
+    assert failed == ["narrow-costs", "narrow-costs-llama2"]
 
 
 def test_a_missing_trial_is_named_and_the_other_seeds_count(compared: Plan) -> None:

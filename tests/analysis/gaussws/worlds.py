@@ -31,6 +31,7 @@ class World(worlds.World):
     to_nine: float = 1.0  # share of parameters up to nine bits
     wobble: float = 1e-3  # of widths, between seeds, and of shares below 1
     cast: float = 0.001  # how far the loss rises with weights cast to their formats; relative
+    narrow: float = 0.05  # the same with weights cast to three bits
 
     def numerics(self, of: Plan, member: Member) -> list[dict[str, Any]]:
         """Widths by layer, halfway and at the end."""
@@ -53,7 +54,9 @@ class World(worlds.World):
     def further(self, of: Plan, member: Member, unquantized: float) -> dict[str, float]:
         if of.trials[member.id].trial.recipe.sampler.kind == "none":
             return {}
-        return {"validation_loss_cast": unquantized * (1 + self.cast * (1 + 0.01 * (member.cell.seed % 3)))}
+        chance = 1 + 0.01 * (member.cell.seed % 3)
+        rises = {"cast": self.cast, "narrow": self.narrow}
+        return {f"validation_loss_{name}": unquantized * (1 + rise * chance) for name, rise in rises.items()}
 
 
 PAPER = World(

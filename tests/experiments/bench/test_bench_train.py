@@ -16,7 +16,6 @@ from fewbits.experiments.bench.against import changes
 from fewbits.experiments.bench.products import LinearProducts
 from fewbits.experiments.bench.step import Step, peak_bytes
 from fewbits.experiments.config import load_recipe
-from fewbits.kernels.products import WIDENS
 from fewbits.models.networks.registry import linear_parameters, model, parameters
 
 SMALL = "--layers 1 --batch 1 --length 8 --steps 1 --eager 0 --no-observer --device cpu"
@@ -47,19 +46,17 @@ def test_what_is_kept_has_every_model_optimizer_and_recipe_with_each_turn(kept: 
     assert {"git", "processor", "device", "load", "time", "command"} <= set(kept["machine"])
 
 
-def test_adam_mini_takes_less_memory_and_a_sampled_weight_two_bytes_more(kept: dict[str, Any]) -> None:
-    """With so few tokens the memory peak is in the optimizer's step, when plain BF16 copies of weights are freed.
-
-    Where products widen BF16 (a processor below AVX-512), plain BF16 has its peak in a product instead, and the sampled
-    weight adds less than this.
-    """
+def test_adam_mini_takes_less_memory_and_a_sampled_weight_at_most_two_bytes_more(kept: dict[str, Any]) -> None:
+    """Plain BF16 keeps a cast of every weight too, so the difference is smaller where that decides the peak."""
     sampled = 2 + 16 / 1024  # bytes per element: the weight, and its share of bit widths with gradient and moments
     for one in kept["models"]:
         memory = {(row["optimizer"], row["variant"]): row["memory"] for row in one["rows"]}
-        assert memory["adam-mini", "bf16"] < memory["adamw", "bf16"]
-        more = (memory["adamw", "gaussws"] - memory["adamw", "bf16"]) / one["linear_parameters"]
-        assert 0.5 < more < sampled if WIDENS else more == pytest.approx(sampled, abs=0.005)
-        assert memory["adamw", "diffq"] == memory["adamw", "gaussws"]
+        for variant in ("bf16", "gaussws", "diffq"):
+            assert memory["adam-mini", variant] < memory["adamw", variant]
+        for optimizer in ("adamw", "adam-mini"):
+            more = (memory[optimizer, "gaussws"] - memory[optimizer, "bf16"]) / one["linear_parameters"]
+            assert more < sampled + 0.005
+            assert memory[optimizer, "diffq"] == pytest.approx(memory[optimizer, "gaussws"], rel=0.01)
 
 
 def test_memory_is_exact_and_the_same_every_time() -> None:

@@ -53,7 +53,7 @@ def test_documents_add_up_to_the_losses_of_training(evaluated: tuple[pd.DataFram
 
 def test_results_have_the_means_of_the_other_formats(evaluated: tuple[pd.DataFrame, dict[str, float]]) -> None:
     frame, result = evaluated
-    names = {f"{text}_loss_{form}" for text in ("validation", "ood") for form in ("unquantized", "cast")}
+    names = {f"{text}_loss_{form}" for text in ("validation", "ood") for form in ("unquantized", "cast", "narrow")}
     assert set(means(frame)) == names
     for name in names:
         assert result[name] == means(frame)[name]
@@ -64,5 +64,5 @@ def test_a_trial_in_bf16_has_one_loss(cache: Path, tmp_path: Path) -> None:
     folder, result = train(cache, tmp_path, "recipe=bf16", "training.steps=2")
     frame = pd.read_parquet(folder.path / "evaluation.parquet")
     assert (frame["loss"] == frame["loss_unquantized"]).all()
-    assert "loss_cast" not in frame
+    assert not {"loss_cast", "loss_narrow"}.intersection(frame)
     assert result["validation_loss_unquantized"] == pytest.approx(result["validation_loss"], rel=1e-12)

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import ctypes
-import subprocess
 from collections.abc import Iterator
 from itertools import product
-from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
-from fewbits.kernels.backends import build, compilation
+from fewbits.kernels.backends import cpu
 from fewbits.kernels.layers import attention as layer
 from fewbits.kernels.layers.attention import causal_attention, fused_causal_attention
 from fewbits.kernels.layers.library import is_compiled
 from fewbits.kernels.reference import attention as reference
+from tests.kernels.emulation import library_with_tiles
 from tests.kernels.inputs import assert_same, generator
+from tests.kernels.orders import ORDERS, one_by_one, tiles
 
-TILES = Path(__file__).parent / "emulated_tiles.h"
 # Batch, tokens, heads, key and value heads, size of a head, rotated dimensions.
 SHAPES = (
     (1, 1, 1, 1, 16, 16),
@@ -42,14 +40,8 @@ def implementation(request: pytest.FixtureRequest, tmp_path_factory: pytest.Temp
             pytest.skip("compares the compiled library with the reference")
         yield request.param
         return
-    command, target = build.compiler(), tmp_path_factory.mktemp("tiles") / "attention.so"
-    if command is None or not is_compiled():
-        pytest.skip("there is no C++ compiler for the emulation")
-    flags = [*compilation.flags(), f'-DFB_EMULATED_TILES="{TILES}"', "-shared"]
-    source = compilation.SOURCES / "cpu_attention.cpp"
-    subprocess.run([*command, *flags, str(source), "-o", str(target)], check=True)
+    emulated = library_with_tiles("cpu_attention.cpp", tmp_path_factory.mktemp("tiles"))
     with pytest.MonkeyPatch.context() as patch:
-        emulated = ctypes.CDLL(str(target))
         patch.setattr(layer, "library", lambda: emulated)
         patch.setattr(layer, "threads", lambda elements: 1)
         yield request.param
@@ -74,17 +66,18 @@ def error(got: Tensor, want: Tensor) -> float:
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_results_and_gradients_are_those_of_the_definition(implementation: str, shape: tuple[int, ...]) -> None:
-    """Sums in another order differ by units of FP32, which flip the rounding of a few values to BF16."""
+def test_results_and_gradients_are_those_of_the_definition_bit_for_bit(
+    implementation: str, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has_tiles = implementation == "tiles" or ORDERS[cpu.library().fb_matmul_order()] is tiles
+    monkeypatch.setattr(reference, "product", tiles if has_tiles else one_by_one)
     q, k, v, turns, dy = inputs(shape)
-    y, log_sums = torch.ops.fewbits.attention(q, k, v, turns)
-    want, want_sums = reference.attention(q, k, v, turns)
-    assert error(y, want) < 1e-3
-    torch.testing.assert_close(log_sums, want_sums, rtol=1e-5, atol=1e-5)
-    got = torch.ops.fewbits.attention_backward(q, k, v, turns, want, want_sums, dy)
-    for one, other in zip(got, reference.attention_backward(q, k, v, turns, want, want_sums, dy), strict=True):
-        assert one.shape == other.shape
-        assert error(one, other) < 1e-3
+    want = reference.attention(q, k, v, turns)
+    for one, other in zip(torch.ops.fewbits.attention(q, k, v, turns), want, strict=True):
+        assert_same(one, other)
+    got = torch.ops.fewbits.attention_backward(q, k, v, turns, *want, dy)
+    for one, other in zip(got, reference.attention_backward(q, k, v, turns, *want, dy), strict=True):
+        assert_same(one, other)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)

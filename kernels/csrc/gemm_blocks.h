@@ -1,0 +1,71 @@
+// Panels and tiles of gemm.h for the products of 32 x 32 blocks P: VectorBlocks of blocks.h, or TileBlocks of AMX.
+#pragma once
+#include "blocks.h"
+#include "gemm.h"
+
+namespace fb {
+
+template <class P> struct BlockKernel {
+  typedef typename P::Element Element;
+  typedef typename P::Session Session;
+  // 512 deep, a panel of B has 32 KiB in BF16; in float32 the same bytes are half as deep.
+  static constexpr int64_t ROWS = BLOCK, COLS = BLOCK, UNIT = BLOCK;
+  static constexpr int64_t K_BLOCK = 1024 / int64_t(sizeof(Element)), LARGEST_BLOCK = K_BLOCK;
+
+  static void pack_left(const Operand &x, int64_t outers, int64_t ks, Element *to) {
+    const int64_t depth = round_up(ks, UNIT);
+    each_square(x, outers, ks, [&](const Operand &at, int64_t o, int64_t k) {
+      Element square[BLOCK * BLOCK], *rows = to + o * depth + k;
+      if (x.inner == 1) return gather(at, outers - o, ks - k, rows, depth);
+      gather(at, outers - o, ks - k, square, BLOCK);
+      P::transpose(square, BLOCK, BLOCK, BLOCK, rows, depth);
+    });
+  }
+
+  static void pack_right(const Operand &x, int64_t outers, int64_t ks, Element *to) {
+    const int64_t depth = round_up(ks, UNIT);
+    each_square(x, outers, ks, [&](const Operand &at, int64_t o, int64_t k) {
+      Element square[BLOCK * BLOCK], *panel = to + o * depth + k * BLOCK;
+      gather(at, outers - o, ks - k, square, BLOCK);
+      x.inner == 1 ? P::pack_columns(square, BLOCK, BLOCK, panel) : P::pack_rows(square, BLOCK, BLOCK, panel);
+    });
+  }
+
+  static void tile(const Element *left, const Element *right, int64_t depth, float *c, int64_t stride, int64_t rows,
+                   int64_t cols, bool begin) {
+    if (rows >= BLOCK && cols >= BLOCK) return add(left, right, depth, c, stride, begin);
+    float whole[BLOCK * BLOCK] = {};
+    rows = std::min(rows, BLOCK), cols = std::min(cols, BLOCK);
+    if (!begin)
+      for (int64_t r = 0; r < rows; r++) std::copy_n(c + r * stride, cols, whole + r * BLOCK);
+    add(left, right, depth, whole, BLOCK, begin);
+    for (int64_t r = 0; r < rows; r++) std::copy_n(whole + r * BLOCK, cols, c + r * stride);
+  }
+
+ private:
+  static void add(const Element *left, const Element *right, int64_t depth, float *c, int64_t stride, bool begin) {
+    begin ? P::template multiply<false>(left, depth, right, depth, c, stride)
+          : P::template multiply<true>(left, depth, right, depth, c, stride);
+  }
+
+  template <class F> static void each_square(const Operand &x, int64_t outers, int64_t ks, F f) {
+    for (int64_t o = 0; o < outers; o += BLOCK)
+      for (int64_t k = 0; k < ks; k += BLOCK) f(x.from(o, k), o, k);
+  }
+
+  // Copy a square in the order of memory: its rows are those of k if x.outer is 1. What is not in x becomes 0.
+  static void gather(const Operand &x, int64_t outers, int64_t ks, Element *to, int64_t stride) {
+    const bool by_k = x.inner != 1;
+    const int64_t rows = std::min(BLOCK, by_k ? ks : outers), columns = std::min(BLOCK, by_k ? outers : ks);
+    for (int64_t r = 0; r < BLOCK; r++, to += stride) {
+      if (r >= rows || columns < BLOCK) std::fill(to, to + BLOCK, Element(0));
+      if (r < rows) copy(x.data + r * (by_k ? x.inner : x.outer), columns, to);
+    }
+  }
+  static void copy(const bf16 *from, int64_t n, bf16 *to) { memcpy(to, from, size_t(n) * sizeof(bf16)); }
+  static void copy(const bf16 *from, int64_t n, float *to) {
+    each_vector(n, [&](int64_t i, auto lanes) FB_INLINED { store(to + i, load(from + i, lanes)); });
+  }
+};
+
+}  // namespace fb
