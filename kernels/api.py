@@ -84,7 +84,7 @@ def fake_quantize(
     *,
     axis: int = -1,
     seed: int | None = None,
-    out: None = None,
+    out: Tensor | None = None,
     stats: Literal[True, "block"],
 ) -> tuple[Tensor, QuantStats]: ...
 
@@ -117,14 +117,17 @@ def fake_quantize(
     if stats not in (False, True, "block"):
         raise ValueError(f"stats={stats!r}: valid values are False, True and 'block'")
     if out is not None:
-        if stats:
-            raise ValueError("out= and stats= cannot be combined: leave one of them out")
-        _check_out(x, out)
+        _check_result(x, out)
+    if not stats:
+        if out is None:
+            return torch.ops.fewbits.quantize(x, spec, axis, seed)
         torch.ops.fewbits.quantize_out(x, spec, axis, seed, out)
         return out
-    if not stats:
-        return torch.ops.fewbits.quantize(x, spec, axis, seed)
-    values, counts, amax = torch.ops.fewbits.quantize_stats(x, spec, axis, seed, stats == "block")
+    if out is None:
+        values, counts, amax = torch.ops.fewbits.quantize_stats(x, spec, axis, seed, stats == "block")
+    else:
+        values = out
+        counts, amax = torch.ops.fewbits.quantize_stats_out(x, spec, axis, seed, stats == "block", out)
     if stats == "block":
         return values, QuantStats(counts, amax)
     return values, QuantStats(counts.sum((0, 1)), amax.amax() if amax.numel() else amax.new_zeros(()))
@@ -137,31 +140,61 @@ def fake_quantize_both(
     *,
     row_seed: int | None = None,
     column_seed: int | None = None,
+    out: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return x quantized along the last dimension by `row`, and x quantized along axis 0 by `column`.
 
     x is read only once. A linear layer needs both copies if two GEMMs sum over different axes of the operand.
+
+    out: tensors that receive the results instead of new ones. They overlap neither x nor each other.
     """
     check_tensor(x, -1)
-    return torch.ops.fewbits.quantize_both(
-        x, spelling(row, Quantizer), spelling(column, Quantizer), seed_or_unset(row_seed), seed_or_unset(column_seed)
+    arguments = (
+        *(x, spelling(row, Quantizer), spelling(column, Quantizer)),
+        *(seed_or_unset(row_seed), seed_or_unset(column_seed)),
     )
+    if out is None:
+        return torch.ops.fewbits.quantize_both(*arguments)
+    along, down = out
+    _check_result(x, along, apart=True)
+    _check_result(x, down, apart=True)
+    _check_apart(along, down)
+    torch.ops.fewbits.quantize_both_out(*arguments, along, down)
+    return along, down
 
 
 @overload
 def mix(
-    x: Tensor, mixture: Mixture | str, *, axis: int = -1, seed: int | None = None, stats: Literal[False] = False
+    x: Tensor,
+    mixture: Mixture | str,
+    *,
+    axis: int = -1,
+    seed: int | None = None,
+    out: Tensor | None = None,
+    stats: Literal[False] = False,
 ) -> tuple[Tensor, Tensor]: ...
 
 
 @overload
 def mix(
-    x: Tensor, mixture: Mixture | str, *, axis: int = -1, seed: int | None = None, stats: Literal[True]
+    x: Tensor,
+    mixture: Mixture | str,
+    *,
+    axis: int = -1,
+    seed: int | None = None,
+    out: Tensor | None = None,
+    stats: Literal[True],
 ) -> tuple[Tensor, Tensor, QuantStats]: ...
 
 
 def mix(
-    x: Tensor, mixture: Mixture | str, *, axis: int = -1, seed: int | None = None, stats: bool = False
+    x: Tensor,
+    mixture: Mixture | str,
+    *,
+    axis: int = -1,
+    seed: int | None = None,
+    out: Tensor | None = None,
+    stats: bool = False,
 ) -> tuple[Tensor, Tensor] | tuple[Tensor, Tensor, QuantStats]:
     """Quantize each decision block by the first mixture entry whose test it passes; return the values and the choices.
 
@@ -169,6 +202,7 @@ def mix(
     whole tensor. A decision block with a non-finite value gets the last entry. A decision block that the first entry
     represents exactly gets the first entry, if that entry has an error test.
 
+    out: a tensor that receives the values instead of a new one; it does not overlap x, which is read several times.
     stats: True also returns the QuantStats of each decision block. They describe the values of the first entry, even if
         the decision block got another entry.
 
@@ -178,7 +212,12 @@ def mix(
     check_tensor(x, axis)
     if stats not in (False, True):
         raise ValueError(f"stats={stats!r}: valid values are False and True (statistics of each decision block)")
-    values, choice, counts, amax = torch.ops.fewbits.mix(x, spec, axis, seed)
+    if out is None:
+        values, choice, counts, amax = torch.ops.fewbits.mix(x, spec, axis, seed)
+    else:
+        _check_result(x, out, apart=True)
+        values = out
+        choice, counts, amax = torch.ops.fewbits.mix_out(x, spec, axis, seed, out)
     if "per=" not in spec:  # one decision for the tensor
         choice = choice.flatten()[0] if choice.numel() else choice.new_zeros(())
         counts, amax = counts.sum((0, 1)), amax.sum()
@@ -222,15 +261,35 @@ def check_tensor(x: Tensor, axis: int) -> None:
         )
 
 
-def _check_out(x: Tensor, out: Tensor) -> None:
-    if not isinstance(out, Tensor) or out.shape != x.shape or out.dtype != x.dtype or out.device != x.device:
-        actual = f"{tuple(out.shape)} {out.dtype} on {out.device}" if isinstance(out, Tensor) else type(out).__name__
-        raise ValueError(f"out is {actual}: expected {tuple(x.shape)} {x.dtype} on {x.device}, like x")
-    if torch.is_grad_enabled() and (x.requires_grad or out.requires_grad):
-        raise ValueError("out= cannot be used when x or out requires grad: a result written in place has no gradient")
-    if any(stride == 0 and size > 1 for size, stride in zip(out.shape, out.stride(), strict=True)):
-        raise ValueError("out overlaps itself (an expanded tensor): pass one with memory for every element")
+def _check_result(x: Tensor, out: Tensor, *, apart: bool = False) -> None:
+    """Check a tensor for a result of x's shape and dtype. It may be x, unless it has to be `apart` from it."""
+    check_out(out, x.shape, x.dtype, x.device)
+    check_written(out, x)
+    if apart:
+        _check_apart(out, x)
+        return
     if torch.compiler.is_compiling() or x is out:  # the compiler knows its own buffers
         return
     if torch._C._overlaps(x, out) and (x.data_ptr(), x.stride()) != (out.data_ptr(), out.stride()):
         raise ValueError("out overlaps x in memory: pass x itself or a separate tensor")
+
+
+def check_out(out: Tensor, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> None:
+    if not isinstance(out, Tensor) or out.shape != shape or out.dtype != dtype or out.device != device:
+        actual = f"{tuple(out.shape)} {out.dtype} on {out.device}" if isinstance(out, Tensor) else type(out).__name__
+        raise ValueError(f"out is {actual}: expected {tuple(shape)} {dtype} on {device}")
+
+
+def check_written(out: Tensor, *inputs: Tensor) -> None:
+    """Check that a result can be written in place: without a gradient, and to memory for every element."""
+    if torch.is_grad_enabled() and any(x.requires_grad for x in (out, *inputs)):
+        raise ValueError("out= cannot be used when x or out requires grad: a result written in place has no gradient")
+    if any(stride == 0 and size > 1 for size, stride in zip(out.shape, out.stride(), strict=True)):
+        raise ValueError("out overlaps itself (an expanded tensor): pass one with memory for every element")
+
+
+def _check_apart(out: Tensor, other: Tensor) -> None:
+    if torch.compiler.is_compiling():
+        return
+    if out is other or torch._C._overlaps(out, other):
+        raise ValueError("out overlaps x or the other result in memory: pass a separate tensor")

@@ -14,11 +14,14 @@ from fewbits.kernels.quantizer import Entry, ErrorBelow, ErrorBelowOther, Mixtur
 
 
 def mix_matrix(
-    backend: Backend, x: Tensor, mixture: Mixture, axis: int, seed: int
+    backend: Backend, x: Tensor, mixture: Mixture, axis: int, seed: int, out: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the values; and, for each decision block, the index of its entry and the first entry's counts and amax."""
+    """Return the values; and, for each decision block, the index of its entry and the first entry's counts and amax.
+
+    out: the tensor to write the values to; it does not overlap x.
+    """
     partition = mixture.decision_block.resolve(x.shape, axis)
-    out = torch.empty_like(x)
+    out = torch.empty_like(x) if out is None else out
     last = len(mixture.entries) - 1
     _, first_counts, amax = counts = backend.quantize(
         x, mixture.entries[0].quantizer, axis, seed, out=out, want_stats=True, partition=partition

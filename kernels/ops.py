@@ -54,13 +54,17 @@ def _quantize(x: Tensor, spec: str, axis: int, seed: int) -> Tensor:
     return like(values, x)
 
 
+def receives(out: Tensor) -> bool:
+    """Tell whether a backend can write its result into this tensor, of which `matrix` is then a view."""
+    return out.dtype != torch.float64 and out.is_contiguous()
+
+
 def _quantize_out(x: Tensor, spec: str, axis: int, seed: int, out: Tensor) -> None:
-    backend, q = backend_for(x.device.type), Quantizer.parse(spec)
-    seed = _resolve_seed(q, seed)
-    if x.dtype != torch.float64 and out.is_contiguous():
-        backend.quantize(matrix(x), q, axis, seed, out=matrix(out))
-    else:
-        out.copy_(like(backend.quantize(matrix(x), q, axis, seed)[0], x))
+    if not receives(out):
+        out.copy_(_quantize(x, spec, axis, seed))
+        return
+    q = Quantizer.parse(spec)
+    backend_for(x.device.type).quantize(matrix(x), q, axis, _resolve_seed(q, seed), out=matrix(out))
 
 
 def _quantize_stats(x: Tensor, spec: str, axis: int, seed: int, per_block: bool) -> tuple[Tensor, Tensor, Tensor]:
@@ -70,6 +74,21 @@ def _quantize_stats(x: Tensor, spec: str, axis: int, seed: int, per_block: bool)
         m, q, axis, _resolve_seed(q, seed), want_stats=True, partition=partition
     )
     return like(values, x), counts, amax
+
+
+def _quantize_stats_out(
+    x: Tensor, spec: str, axis: int, seed: int, per_block: bool, out: Tensor
+) -> tuple[Tensor, Tensor]:
+    if not receives(out):
+        values, counts, amax = _quantize_stats(x, spec, axis, seed, per_block)
+        out.copy_(values)
+        return counts, amax
+    q, m = Quantizer.parse(spec), matrix(x)
+    partition = q.block.resolve(m.shape, axis) if per_block else None
+    _, counts, amax = backend_for(x.device.type).quantize(
+        m, q, axis, _resolve_seed(q, seed), out=matrix(out), want_stats=True, partition=partition
+    )
+    return counts, amax
 
 
 def _quantize_stats_fake(x: Tensor, spec: str, axis: int, seed: int, per_block: bool) -> tuple[Tensor, Tensor, Tensor]:
@@ -90,12 +109,35 @@ def _quantize_both(x: Tensor, row: str, column: str, row_seed: int, column_seed:
     return like(along, x), like(down, x)
 
 
+def _quantize_both_out(
+    x: Tensor, row: str, column: str, row_seed: int, column_seed: int, along: Tensor, down: Tensor
+) -> None:
+    if not (receives(along) and receives(down)):
+        for out, values in zip((along, down), _quantize_both(x, row, column, row_seed, column_seed), strict=True):
+            out.copy_(values)
+        return
+    r, c = Quantizer.parse(row), Quantizer.parse(column)
+    backend_for(x.device.type).quantize_both(
+        *(matrix(x), r, c, _resolve_seed(r, row_seed), _resolve_seed(c, column_seed)), out=(matrix(along), matrix(down))
+    )
+
+
 def _mix(x: Tensor, spec: str, axis: int, seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     mixture = Mixture.parse(spec)
     values, choice, counts, amax = mix_matrix(
         backend_for(x.device.type), matrix(x), mixture, axis, _resolve_seed(mixture, seed)
     )
     return like(values, x), choice, counts, amax
+
+
+def _mix_out(x: Tensor, spec: str, axis: int, seed: int, out: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    if not receives(out):
+        values, *others = _mix(x, spec, axis, seed)
+        out.copy_(values)
+        return others[0], others[1], others[2]
+    mixture = Mixture.parse(spec)
+    backend, seed = backend_for(x.device.type), _resolve_seed(mixture, seed)
+    return mix_matrix(backend, matrix(x), mixture, axis, seed, out=matrix(out))[1:]
 
 
 def _mix_fake(x: Tensor, spec: str, axis: int, seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -122,6 +164,22 @@ define(
     "quantize_both(Tensor x, str row, str column, SymInt row_seed, SymInt column_seed) -> (Tensor, Tensor)",
     _quantize_both,
     lambda x, *_: (_empty(x), _empty(x)),
+)
+define(
+    "quantize_stats_out(Tensor x, str spec, int axis, SymInt seed, bool per_block, Tensor(a!) out) -> (Tensor, Tensor)",
+    _quantize_stats_out,
+    lambda *arguments: _quantize_stats_fake(*arguments[:-1])[1:],
+)
+define(
+    "quantize_both_out(Tensor x, str row, str column, SymInt row_seed, SymInt column_seed, "
+    "Tensor(a!) along, Tensor(b!) down) -> ()",
+    _quantize_both_out,
+    lambda *_: None,
+)
+define(
+    "mix_out(Tensor x, str spec, int axis, SymInt seed, Tensor(a!) out) -> (Tensor, Tensor, Tensor)",
+    _mix_out,
+    lambda *arguments: _mix_fake(*arguments[:-1])[1:],
 )
 define("mix(Tensor x, str spec, int axis, SymInt seed) -> (Tensor, Tensor, Tensor, Tensor)", _mix, _mix_fake)
 define("unrotate(Tensor grad, str spec, int axis) -> Tensor", _unrotate, lambda grad, *_: _empty(grad))
@@ -175,8 +233,14 @@ def _encode_fake(x: Tensor, spec: str, axis: int, seed: int) -> tuple[Tensor, ..
 def _decode(
     codes: Tensor, scales: Tensor, groups: Tensor, spec: str, axis: int, cols: int, dtype: torch.dtype
 ) -> Tensor:
+    out = _decode_fake(codes, scales, groups, spec, axis, cols, dtype)
+    _decode_out(codes, scales, groups, spec, axis, out)
+    return out
+
+
+def _decode_out(codes: Tensor, scales: Tensor, groups: Tensor, spec: str, axis: int, out: Tensor) -> None:
     """Decode packed tensors after a check of their shapes, dtypes and devices, because they may come from a file."""
-    q, tensors = Quantizer.parse(spec), (codes, scales, groups)
+    q, tensors, cols = Quantizer.parse(spec), (codes, scales, groups), out.shape[1]
     expected = layout(q, axis, codes.shape[0] if codes.dim() else 0, cols)
     for what, t, (size, kind) in zip(("codes", "scales", "group scales"), tensors, expected, strict=True):
         if tuple(t.shape) != size or t.dtype != kind or t.device != codes.device:
@@ -185,13 +249,13 @@ def _decode(
                 " on the device of the codes"
             )
     codes, scales, groups = (t.contiguous() for t in tensors)
-    return backend_for(codes.device.type).decode(codes, scales, groups, q, axis, cols, dtype)
+    backend_for(codes.device.type).decode(codes, scales, groups, q, axis, cols, out.dtype, out=out)
 
 
 def _decode_fake(
     codes: Tensor, scales: Tensor, groups: Tensor, spec: str, axis: int, cols: int, dtype: torch.dtype
 ) -> Tensor:
-    return codes.new_empty((codes.shape[0], cols), dtype=dtype)
+    return codes.new_empty((codes.shape[0] if codes.dim() else 0, cols), dtype=dtype)
 
 
 define("encode(Tensor x, str spec, int axis, SymInt seed) -> (Tensor, Tensor, Tensor)", _encode, _encode_fake)
@@ -199,6 +263,11 @@ define(
     "decode(Tensor codes, Tensor scales, Tensor groups, str spec, int axis, SymInt cols, ScalarType dtype) -> Tensor",
     _decode,
     _decode_fake,
+)
+define(
+    "decode_out(Tensor codes, Tensor scales, Tensor groups, str spec, int axis, Tensor(a!) out) -> ()",
+    _decode_out,
+    lambda *_: None,
 )
 
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fewbits.kernels.api import check_tensor, fake_quantize, seed_or_unset, spelling
+from fewbits.kernels.api import check_out, check_tensor, check_written, fake_quantize, seed_or_unset, spelling
 from fewbits.kernels.formats import Format
-from fewbits.kernels.ops import matrix
+from fewbits.kernels.ops import matrix, receives
 from fewbits.kernels.quantizer import Block, Quantizer
 
 
@@ -76,14 +76,24 @@ def encode(x: Tensor, q: Quantizer | str, *, axis: int = -1, seed: int | None = 
     )
 
 
-def decode(packed: Packed) -> Tensor:
-    """Return the values that `fake_quantize` gives, in the dtype and shape of the tensor that was encoded."""
+def decode(packed: Packed, *, out: Tensor | None = None) -> Tensor:
+    """Return the values that `fake_quantize` gives, in the dtype and shape of the tensor that was encoded.
+
+    out: a tensor of that dtype and shape, on the device of the codes, that receives the result instead of a new one.
+    """
     if not isinstance(packed, Packed):
         raise ValueError(f"decode expects the Packed that encode returns, not {type(packed).__name__}")
     codes, absent = packed.codes, packed.codes.new_empty
     scales = absent((0, 0)) if packed.scales is None else packed.scales
     groups = absent(0, dtype=torch.float32) if packed.group_scales is None else packed.group_scales
+    stored = (codes, scales, groups, packed.quantizer.spelling, packed.axis)
+    if out is not None:
+        check_out(out, packed.shape, packed.dtype, codes.device)
+        check_written(out)
+        if receives(out):
+            torch.ops.fewbits.decode_out(*stored, matrix(out))
+            return out
     cols = packed.shape[-1] if packed.shape else 1
     dtype = torch.float32 if packed.dtype == torch.float64 else packed.dtype
-    values = torch.ops.fewbits.decode(codes, scales, groups, packed.quantizer.spelling, packed.axis, cols, dtype)
-    return values.to(packed.dtype).view(packed.shape)
+    values = torch.ops.fewbits.decode(*stored, cols, dtype).to(packed.dtype).view(packed.shape)
+    return values if out is None else out.copy_(values)

@@ -63,9 +63,16 @@ class Compiled(ABC):
         return job.out, job.counts, job.amax
 
     def quantize_both(
-        self, x: Tensor, row: Quantizer, column: Quantizer, row_seed: int, column_seed: int
+        self,
+        x: Tensor,
+        row: Quantizer,
+        column: Quantizer,
+        row_seed: int,
+        column_seed: int,
+        *,
+        out: tuple[Tensor, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor]:
-        along, down = torch.empty_like(x), torch.empty_like(x)
+        along, down = (torch.empty_like(x), torch.empty_like(x)) if out is None else out
         self._run(x, Job(row, -1, row_seed, along), Job(column, 0, column_seed, down))
         return along, down
 
@@ -75,9 +82,18 @@ class Compiled(ABC):
         return stored
 
     def decode(
-        self, codes: Tensor, scales: Tensor, groups: Tensor, q: Quantizer, axis: int, cols: int, dtype: torch.dtype
+        self,
+        codes: Tensor,
+        scales: Tensor,
+        groups: Tensor,
+        q: Quantizer,
+        axis: int,
+        cols: int,
+        dtype: torch.dtype,
+        *,
+        out: Tensor | None = None,
     ) -> Tensor:
-        out = torch.empty((codes.shape[0], cols), dtype=dtype, device=codes.device)
+        out = torch.empty((codes.shape[0], cols), dtype=dtype, device=codes.device) if out is None else out
         if out.numel():
             self._decode((codes, scales, groups), q, axis, out)
         return out

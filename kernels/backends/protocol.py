@@ -49,15 +49,34 @@ class Backend(Protocol):
         """
 
     def quantize_both(
-        self, x: Tensor, row: Quantizer, column: Quantizer, row_seed: int, column_seed: int
+        self,
+        x: Tensor,
+        row: Quantizer,
+        column: Quantizer,
+        row_seed: int,
+        column_seed: int,
+        *,
+        out: tuple[Tensor, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Return x quantized along axis -1 by the quantizer `row`, and x quantized along axis 0 by `column`."""
+        """Return x quantized along axis -1 by the quantizer `row`, and x quantized along axis 0 by `column`.
+
+        out: the tensors to write the values to; they overlap neither x nor each other.
+        """
 
     def encode(self, x: Tensor, q: Quantizer, axis: int, seed: int) -> Stored:
         """Return x in packed storage. If the format has no NaN and the scaling is `none`, x must be finite."""
 
     def decode(
-        self, codes: Tensor, scales: Tensor, groups: Tensor, q: Quantizer, axis: int, cols: int, dtype: torch.dtype
+        self,
+        codes: Tensor,
+        scales: Tensor,
+        groups: Tensor,
+        q: Quantizer,
+        axis: int,
+        cols: int,
+        dtype: torch.dtype,
+        *,
+        out: Tensor | None = None,
     ) -> Tensor:
         """Return the values [rows, cols] of packed storage; after encode(), they equal the values of quantize()."""
 

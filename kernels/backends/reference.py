@@ -83,9 +83,16 @@ def count(rounded: Rounded, y: Tensor, part: Part) -> Tensor:
 
 
 def quantize_both(
-    x: Tensor, row: Quantizer, column: Quantizer, row_seed: int, column_seed: int
+    x: Tensor,
+    row: Quantizer,
+    column: Quantizer,
+    row_seed: int,
+    column_seed: int,
+    *,
+    out: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    return quantize(x, row, -1, row_seed)[0], quantize(x, column, 0, column_seed)[0]
+    along, down = (None, None) if out is None else out
+    return quantize(x, row, -1, row_seed, out=along)[0], quantize(x, column, 0, column_seed, out=down)[0]
 
 
 def encode(x: Tensor, q: Quantizer, axis: int, seed: int) -> Stored:
@@ -97,11 +104,20 @@ def encode(x: Tensor, q: Quantizer, axis: int, seed: int) -> Stored:
 
 
 def decode(
-    codes: Tensor, scales: Tensor, groups: Tensor, q: Quantizer, axis: int, cols: int, dtype: torch.dtype
+    codes: Tensor,
+    scales: Tensor,
+    groups: Tensor,
+    q: Quantizer,
+    axis: int,
+    cols: int,
+    dtype: torch.dtype,
+    *,
+    out: Tensor | None = None,
 ) -> Tensor:
     table = values_of(torch.arange(1 << q.format.bits, device=codes.device), q.format)
     values = table[unpack(codes, q.format.bits, cols)]  # a lookup is many times faster than computing each element
-    return restore(values, Scales(scale_codes(scales), groups), q, axis, dtype)
+    restored = restore(values, Scales(scale_codes(scales), groups), q, axis, dtype)
+    return restored if out is None else out.copy_(restored)
 
 
 def extent(x: Tensor, partition: Part) -> tuple[Tensor, Tensor]:

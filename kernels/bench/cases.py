@@ -14,7 +14,6 @@ from fewbits.kernels import api, noise, packed
 from fewbits.kernels.backends.choice import backend_for
 from fewbits.kernels.backends.protocol import Backend
 from fewbits.kernels.bench import eager
-from fewbits.kernels.mixing import mix_matrix
 from fewbits.kernels.quantizer import Mixture, Quantizer
 
 Work = Callable[[Tensor], object]
@@ -54,7 +53,7 @@ def quantize(spec: str, axis: int = -1, stats: bool = False, dtype: torch.dtype 
             name,
             accesses,
             fresh=lambda x: api.fake_quantize(x, q, axis=axis, seed=SEED, stats=True),
-            into=lambda x, out: _backend(x).quantize(x, q, axis, SEED, out=out, want_stats=True),
+            into=lambda x, out: api.fake_quantize(x, q, axis=axis, seed=SEED, out=out, stats=True),
             has_out=True,
             dtype=dtype,
             eager=partial(eager.with_error, q=q, axis=axis),
@@ -73,11 +72,17 @@ def quantize(spec: str, axis: int = -1, stats: bool = False, dtype: torch.dtype 
 
 def both_axes(spec: str) -> Case:
     q = Quantizer.parse(spec)
+
+    def into(x: Tensor, out: Tensor) -> object:
+        second = _prepared(x, "second result", lambda: torch.empty_like(x))
+        return api.fake_quantize_both(x, q, q, row_seed=SEED, column_seed=SEED, out=(out, second))
+
     return Case(
         f"both axes {spec}",
         max(_reads(q, axis) for axis in (-1, 0)) + 2,
         fresh=lambda x: api.fake_quantize_both(x, q, q, row_seed=SEED, column_seed=SEED),
-        into=lambda x, out: _backend(x).quantize_both(x, q, q, SEED, SEED),
+        into=into,
+        has_out=True,
         eager=lambda x: (eager.fake_quantize(x, q, -1), eager.fake_quantize(x, q, 0)),
     )
 
@@ -93,7 +98,8 @@ def mix(name: str, spec: str) -> Case:
         name,
         max(_reads(q, -1) for q in mixture.quantizers) + 1,
         fresh=lambda x: api.mix(x, mixture, seed=SEED),
-        into=lambda x, out: mix_matrix(_backend(x), x, mixture, -1, SEED),
+        into=lambda x, out: api.mix(x, mixture, seed=SEED, out=out),
+        has_out=True,
         eager=partial(eager.mix_tensor if mixture.per == "tensor" else eager.mix_blocks, mixture=mixture),
     )
 
@@ -151,9 +157,9 @@ def decode(spec: str) -> Case:
     q = Quantizer.parse(spec)
 
     def call(x: Tensor, out: Tensor | None = None) -> Tensor:
-        return packed.decode(_prepared(x, spec, lambda: packed.encode(x, q, seed=SEED)))
+        return packed.decode(_prepared(x, spec, lambda: packed.encode(x, q, seed=SEED)), out=out)
 
-    return Case(f"decode {spec}", accesses=1, more_bytes=_stored_bytes(q), fresh=call, into=call)
+    return Case(f"decode {spec}", accesses=1, more_bytes=_stored_bytes(q), fresh=call, into=call, has_out=True)
 
 
 def _backend(x: Tensor) -> Backend:

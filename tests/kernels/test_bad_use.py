@@ -12,6 +12,7 @@ import torch
 from fewbits import (
     Mixture,
     Quantizer,
+    decode,
     encode,
     fake_quantize,
     fake_quantize_both,
@@ -25,6 +26,7 @@ from fewbits.kernels.scalings import SCALINGS
 from tests.messages import naming
 
 X = torch.randn(8, 32)
+Y = X.clone()
 BITS = torch.ones(1, 1)
 MIX = "e4m3 @ error<0.1 | bf16"
 SEED = "an integer from 0 to 2^63 - 1"
@@ -137,7 +139,20 @@ CASES: dict[str, tuple[Callable[[], object], str]] = {
         lambda: fake_quantize(X, "e4m3", out=torch.empty(1, 32).expand(8, 32)),
         "out overlaps",
     ),
-    "out and statistics": (lambda: fake_quantize(X, "e4m3", out=X.clone(), stats=_any(True)), "out= and stats="),
+    "out that overlaps, with statistics": (lambda: _overlapping(X.clone(), stats=True), "out overlaps x in memory"),
+    "out of both axes that is x": (lambda: _into_both(Y, Y, Y.clone()), "out overlaps x"),
+    "one out for both axes": (lambda: _into_both(X, Y, Y), "out overlaps x or the other result"),
+    "an out of both axes of another dtype": (lambda: _into_both(X, Y, X.half()), "expected (8, 32) torch.float32"),
+    "out of a mixture that is x": (lambda: mix(Y, MIX, out=Y), "out overlaps x"),
+    "out of a mixture of another shape": (lambda: mix(X, MIX, out=X[:7]), "expected (8, 32) torch.float32 on cpu"),
+    "out of another shape to decode": (
+        lambda: decode(encode(X, "e4m3"), out=torch.empty(32, 8)),
+        "expected (8, 32) torch.float32 on cpu",
+    ),
+    "out that is an expanded tensor to decode": (
+        lambda: decode(encode(X, "e4m3"), out=torch.empty(1, 32).expand(8, 32)),
+        "out overlaps itself",
+    ),
     "out and a gradient": (lambda: fake_quantize(_leaf(), "e4m3", out=X.clone()), "has no gradient"),
     "encoding fp32": (lambda: encode(X, "fp32"), "fp32 has 32 bits: encode supports formats of at most 16"),
     "encoding infinity to e2m1": (lambda: encode(X / 0, "e2m1"), "e2m1 has no code for NaN"),
@@ -170,8 +185,12 @@ def _any(value: object) -> Any:
     return value
 
 
-def _overlapping(x: torch.Tensor) -> torch.Tensor:
-    return fake_quantize(x[:7], "e4m3", out=x[1:])
+def _overlapping(x: torch.Tensor, stats: Any = False) -> object:
+    return fake_quantize(x[:7], "e4m3", out=x[1:], stats=stats)
+
+
+def _into_both(x: torch.Tensor, along: torch.Tensor, down: torch.Tensor) -> object:
+    return fake_quantize_both(x, "e4m3", "e4m3", out=(along, down))
 
 
 def _leaf() -> torch.Tensor:

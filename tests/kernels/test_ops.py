@@ -10,7 +10,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from fewbits import Mixture, Quantizer, fake_quantize, fake_quantize_both, mix, sample_weight
+from fewbits import (
+    Mixture,
+    Quantizer,
+    QuantStats,
+    decode,
+    encode,
+    fake_quantize,
+    fake_quantize_both,
+    mix,
+    sample_weight,
+)
 from fewbits.kernels.layers import activations, attention, cross_entropy, norms  # noqa: F401, registers their operators
 from tests.kernels.inputs import DTYPES, EMPTY, assert_same, generator, make
 
@@ -33,6 +43,19 @@ OPERATORS: dict[str, list[tuple[Any, ...]]] = {
         (X, FP4, -1, 2, False),
         (X.half(), "e5m2", -1, 0, True),
     ],
+    "quantize_stats_out": [
+        (X, "e4m3:16x16:gam", 0, 0, True, torch.empty(33, 50)),
+        (X.t(), FP4, 0, 1, False, torch.empty(33, 50).t()),
+    ],
+    "quantize_both_out": [
+        (X, "e2m1:1x16:nvfp4", FP4, 0, 4, torch.empty(33, 50), torch.empty(33, 50)),
+        (X, "e4m3", FP4, 0, 4, torch.empty(50, 33).t(), torch.empty(33, 50)),
+    ],
+    "mix_out": [
+        (X, "e4m3:16x16:gam @ error<0.02 | bf16 ; per=block", 0, 0, torch.empty(33, 50)),
+        (X, THREE_WAY, -1, 0, torch.empty(50, 33).t()),
+    ],
+    "decode_out": [(*torch.ops.fewbits.encode(X, FP4, -1, 5), FP4, -1, torch.empty(33, 50))],
     "quantize_both": [(X, "e2m1:1x16:nvfp4", FP4, 0, 4)],
     "mix": [(X, "e4m3:16x16:gam @ error<0.02 | bf16 ; per=block", 0, 0), (X, ROTATED_MIX, -1, 0)],
     "unrotate": [(X, "e4m3:rht16", 0), (X.bfloat16(), "e4m3:rht4", -1)],
@@ -101,6 +124,11 @@ COMPILED: dict[str, Callable[[Tensor, int], Any]] = {
     "statistics": lambda x, seed: stats_of(*fake_quantize(x, GAM, stats=True)),
     "of blocks": lambda x, seed: stats_of(*fake_quantize(x, "e4m3:16x16:gam", stats="block")),
     "into out": lambda x, seed: fake_quantize(x, GAM, out=torch.empty_like(x)),
+    "statistics into out": lambda x, seed: stats_of(*fake_quantize(x, GAM, out=torch.empty_like(x), stats=True)),
+    "both axes into out": lambda x, seed: fake_quantize_both(
+        x, "e2m1:1x16:nvfp4", FP4, column_seed=seed, out=(torch.empty_like(x), torch.empty_like(x))
+    ),
+    "mixture into out": lambda x, seed: mix(x, THREE_WAY, out=torch.empty_like(x)),
     "both axes": lambda x, seed: fake_quantize_both(x, "e2m1:1x16:nvfp4", FP4, column_seed=seed),
     "packed and read back": lambda x, seed: torch.ops.fewbits.decode(
         *torch.ops.fewbits.encode(x, FP4, -1, seed), FP4, -1, x.shape[1], x.dtype
@@ -283,6 +311,45 @@ def test_out_receives_the_result_whatever_its_layout(dtype: torch.dtype) -> None
     for source in (x.clone(), x.t().contiguous().t()):
         assert fake_quantize(source, FP4, seed=1, out=source) is source
         assert_same(source, want)
+
+
+def tensors_of(result: Any) -> list[Tensor]:
+    """Return the values of a public function, and its statistics and choices."""
+    parts = result if isinstance(result, tuple) else (result,)
+    return [t for part in parts for t in ((part.counts, part.amax) if isinstance(part, QuantStats) else (part,))]
+
+
+INTO: dict[str, Callable[..., Any]] = {
+    "statistics": lambda x, **out: fake_quantize(x, FP4, seed=1, stats=True, **out),
+    "statistics of blocks": lambda x, **out: fake_quantize(x, GAM, stats="block", **out),
+    "mixture": lambda x, **out: mix(x, THREE_WAY, **out),
+    "mixture of blocks": lambda x, **out: mix(x, "e4m3:4x4:e8m0 @ error<0.03 | bf16 ; per=block", stats=True, **out),
+    "decoded": lambda x, **out: decode(encode(x, FP4, seed=1), **out),
+}
+
+
+@pytest.mark.parametrize("name", INTO)
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float64], ids=str)
+def test_out_receives_the_values_beside_other_results(name: str, dtype: torch.dtype) -> None:
+    x, run = X.to(dtype), INTO[name]
+    want = tensors_of(run(x))
+    for out in (torch.empty(33, 50, dtype=dtype), torch.empty(50, 33, dtype=dtype).t()):
+        got = tensors_of(run(x, out=out))
+        assert got[0] is out
+        for one, other in zip(got, want, strict=True):
+            assert_same(one, other)
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float64], ids=str)
+def test_two_outs_receive_both_axes(dtype: torch.dtype) -> None:
+    x = X.to(dtype)
+    want = fake_quantize_both(x, FP4, GAM, row_seed=1)
+    along, down = torch.empty(33, 50, dtype=dtype), torch.empty(50, 33, dtype=dtype).t()
+    for out in ((along, along.clone()), (along, down)):
+        got = fake_quantize_both(x, FP4, GAM, row_seed=1, out=out)
+        for one, other, result in zip(got, want, out, strict=True):
+            assert one is result
+            assert_same(one, other)
 
 
 def test_inputs_are_left_alone() -> None:
