@@ -13,18 +13,27 @@ namespace {
 constexpr int64_t BATCH = 2048;  // counters
 
 void gaussian(uint64_t first, int64_t words, uint64_t seed, uint32_t *out) {
-  const U32x16 order = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-  for (int64_t i = 0; i < words; i += 16) {
-    U32x16 c0, c1;
-    counters(first + uint64_t(i), order, c0, c1);
-    Words16 r = philox16(c0, c1, NOISE, seed);
-    U32x16 packed = gaussian_word(r.w[0], r.w[1], r.w[2], r.w[3]);
-    if (words - i >= 16) {
+  for (int64_t i = 0; i < words; i += REGISTER) {
+    U32Part w[4];
+    draw_words(first + uint64_t(i), NOISE, seed, w);
+    const U32Part packed = gaussian_word(w[0], w[1], w[2], w[3]);
+    if (words - i >= REGISTER) {
       memcpy(out + i, &packed, sizeof packed);
     } else {
       memcpy(out + i, &packed, size_t(words - i) * 4);
     }
   }
+}
+
+// Unpack the eight values of a word, as `gaussian_value` does: a nibble has no sign if its magnitude is 0.
+FB_INLINE void unpack_word(uint32_t word, float *out) {
+  typedef uint32_t U32x8 __attribute__((vector_size(32)));
+  typedef int32_t I32x8 __attribute__((vector_size(32)));
+  typedef float F32x8 __attribute__((vector_size(32)));
+  const U32x8 nibbles = (U32x8{} + word) >> (U32x8){0, 4, 8, 12, 16, 20, 24, 28};
+  const F32x8 sizes = __builtin_convertvector(I32x8(nibbles & 7), F32x8);
+  const U32x8 values = U32x8(sizes) | (nibbles & 8) << 28;
+  memcpy(out, &values, sizeof values);
 }
 
 // Compute R of elements [first, first + n) as float32. `out` is filled from the multiple of 8 at or before `first`; the
@@ -36,11 +45,8 @@ const float *gaussian_values(uint64_t first, int64_t n, uint64_t seed, std::vect
   words.resize(size_t(count));
   out.resize(size_t(8 * count));
   gaussian(counter, count, seed, words.data());
-  const uint32_t *__restrict from = words.data();
-  float *__restrict to = out.data();
-  for (int64_t i = 0; i < count; i++)
-    for (uint32_t k = 0; k < 8; k++) to[8 * i + k] = gaussian_value(from[i], k);
-  return to + skipped;
+  for (int64_t i = 0; i < count; i++) unpack_word(words[size_t(i)], out.data() + 8 * i);
+  return out.data() + skipped;
 }
 const float *uniform_values(uint64_t first, int64_t n, uint64_t seed, std::vector<float> &out,
                             std::vector<uint16_t> &high) {
@@ -194,25 +200,23 @@ void fb_uniform_noise(int64_t n, uint64_t seed, uint16_t *out, int threads) {
 
 void fb_box_muller(int64_t words, uint64_t seed, uint32_t *out, int threads) {
   fb::in_parallel((words + fb::BATCH - 1) / fb::BATCH, threads, [&](int64_t count) {
-    const fb::U32x16 order = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 #pragma omp for schedule(static)
     for (int64_t i = 0; i < count; i++) {
       int64_t m = std::min(fb::BATCH, words - i * fb::BATCH);
-      for (int64_t k = 0; k < m; k += 16) {  // two Philox outputs, four pairs, give the eight values of a word
-        uint32_t u[8][16], packed[16] = {};
-        for (uint32_t half = 0; half < 2; half++) {
-          fb::U32x16 c0, c1;
-          fb::counters(uint64_t(i * fb::BATCH + k), order, c0, c1);
-          fb::Words16 r = fb::philox16(c0, c1 + (half << 31), fb::NOISE, seed);
-          memcpy(u[4 * half], &r, sizeof r);
+      for (int64_t k = 0; k < m; k += fb::REGISTER) {  // two outputs, four pairs, give the eight values of a word
+        uint32_t u[8][fb::REGISTER], packed[fb::REGISTER] = {};
+        for (uint64_t half = 0; half < 2; half++) {
+          fb::U32Part words_of_half[4];
+          fb::draw_words(uint64_t(i * fb::BATCH + k) | half << 63, fb::NOISE, seed, words_of_half);
+          memcpy(u[4 * half], words_of_half, sizeof words_of_half);
         }
         for (int pair = 0; pair < 4; pair++)
-          for (int lane = 0; lane < 16; lane++) {
+          for (int lane = 0; lane < fb::REGISTER; lane++) {
             float z0, z1;
             fb::box_muller(u[2 * pair][lane], u[2 * pair + 1][lane], &z0, &z1);
             packed[lane] |= fb::nibble(z0) << (8 * pair) | fb::nibble(z1) << (8 * pair + 4);
           }
-        memcpy(out + i * fb::BATCH + k, packed, size_t(std::min<int64_t>(16, m - k)) * 4);
+        memcpy(out + i * fb::BATCH + k, packed, size_t(std::min<int64_t>(fb::REGISTER, m - k)) * 4);
       }
     }
   });

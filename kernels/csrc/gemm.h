@@ -1,9 +1,9 @@
 // C = A · B of BF16 matrices with FP32 sums: the division into blocks, which all implementations share.
 //
 // This is Goto's algorithm. Both operands are packed, a part of the summed dimension at a time, into panels of
-// Kernel::ROWS rows of A and Kernel::COLS columns of B, where Kernel is the implementation for a kind of processor. Each
-// sum adds its products in the order of k for every division into tiles, blocks and threads, so the bits do not depend
-// on that division. Elements beyond the matrices are zeros in panels.
+// Kernel::ROWS rows of A and Kernel::COLS columns of B, where Kernel is the implementation for a kind of processor.
+// Each sum adds its products in the order of k for every division into tiles, blocks and threads, so the bits do not
+// depend on that division. Elements beyond the matrices are zeros in panels.
 #pragma once
 #include <stdint.h>
 #include <algorithm>
@@ -72,7 +72,9 @@ void matmul(const Operand &a, const Operand &b, int64_t M, int64_t N, int64_t K,
   const int64_t m_block = part(M, down, Kernel::ROWS, Kernel::LARGEST_BLOCK);
   const int64_t n_block = part(N, threads / down, Kernel::COLS, Kernel::LARGEST_BLOCK);
   const int64_t across = ceil_div(N, n_block), deepest = std::min(Kernel::K_BLOCK, round_up(K, Kernel::UNIT));
-  auto lines_of = [&](int64_t outers) { return ceil_div(outers * deepest * int64_t(sizeof(Element)), int64_t(sizeof(Line))); };
+  auto lines_of = [&](int64_t outers) {
+    return ceil_div(outers * deepest * int64_t(sizeof(Element)), int64_t(sizeof(Line)));
+  };
   const int64_t left = lines_of(m_block), right = lines_of(n_block);
   in_parallel(ceil_div(M, m_block) * across, threads, [&](int64_t count) {
     typename Kernel::Session session;

@@ -41,8 +41,8 @@ inline __m512 add_products(__m512 sum, __m512i a, __m512i b) {
 }
 
 // The sizes were chosen by measurements on Zen 4, which multiplies one vector of pairs per cycle: 16 vectors of sums
-// hide the latency, the sizes of most layers are multiples of 8 rows, the panel of B stays in the L1 cache and the block
-// of A in L2.
+// hide the latency, the sizes of most layers are multiples of 8 rows, the panel of B stays in the L1 cache and the
+// block of A in L2.
 struct PairKernel {
   typedef uint16_t Element;
   static constexpr int64_t ROWS = 8, VECTORS = 2, COLS = 16 * VECTORS, UNIT = 2, K_BLOCK = 512, LARGEST_BLOCK = 1024;
@@ -93,8 +93,8 @@ struct PairKernel {
                           (uint32_t *)to + i * pairs);
   }
 
-  // Pack pairs first … last - 1 (at most RUN) of one panel. `present` of the panel's WIDTH lines are in the matrix; each
-  // has `ks` elements.
+  // Pack pairs first … last - 1 (at most RUN) of one panel. `present` of the panel's WIDTH lines are in the matrix;
+  // each has `ks` elements.
   template <int64_t WIDTH>
   static void pack_panel(const Operand &x, int64_t present, int64_t ks, int64_t first, int64_t last, uint32_t *out) {
     for (int64_t i = 0; i < WIDTH; i += RUN) {

@@ -3,83 +3,14 @@
 // tests check that they give the same bits.
 #pragma once
 #include <type_traits>
-#ifdef __AVX512F__
-#include <immintrin.h>
-#endif
 #include "element.h"
+#include "random.h"
 
 namespace fb {
 
 constexpr int PIECE = 128;       // elements; their statistics fit 32-bit sums
 constexpr int GROUP = 16;        // columns that share one scale in the fast layout
 constexpr int64_t CHUNK = 1024;  // columns whose scales, random bits or codes are buffered at a time
-
-// Uniform 16-bit variates of elements first … first + count - 1, where first is a multiple of 8. Sixteen Philox
-// counters are computed in parallel; a 4x4 transposition restores the order of their lanes.
-typedef uint32_t U32x16 __attribute__((vector_size(64)));
-typedef int32_t I32x16 __attribute__((vector_size(64)));
-typedef float F32x16 __attribute__((vector_size(64)));
-#ifdef __clang__
-#define FB_SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
-#else
-#define FB_SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (I32x16){__VA_ARGS__})
-#endif
-
-struct Words16 {
-  U32x16 w[4];
-};
-inline __attribute__((always_inline)) void multiply(U32x16 a, uint32_t m, U32x16 &high, U32x16 &low) {
-  typedef uint64_t U64x8 __attribute__((vector_size(64)));
-  U64x8 even = (U64x8)a & 0xffffffffu, odd = (U64x8)a >> 32;
-#ifdef __AVX512F__  // one instruction for 32 x 32 -> 64 bits; the plain product is 64 x 64
-  even = (U64x8)_mm512_maskz_mul_epu32(0xff, (__m512i)a, _mm512_set1_epi64(m));
-  odd = (U64x8)_mm512_maskz_mul_epu32(0xff, (__m512i)odd, _mm512_set1_epi64(m));
-#else
-  even *= m;
-  odd *= m;
-#endif
-  high = (U32x16)((even >> 32) | (odd & 0xffffffff00000000u));
-  low = (U32x16)((even & 0xffffffffu) | (odd << 32));
-}
-inline __attribute__((always_inline)) Words16 philox16(U32x16 c0, U32x16 c1, uint32_t stream, uint64_t seed) {
-  U32x16 c2 = {}, c3 = {};
-  c2 += stream;
-  uint32_t k0 = uint32_t(seed), k1 = uint32_t(seed >> 32);
-  for (int round = 0; round < PHILOX_ROUNDS; round++) {
-    U32x16 h0, l0, h1, l1;
-    multiply(c0, PHILOX_FACTOR_0, h0, l0);
-    multiply(c2, PHILOX_FACTOR_1, h1, l1);
-    c0 = h1 ^ c1 ^ k0;
-    c1 = l1;
-    c2 = h0 ^ c3 ^ k1;
-    c3 = l0;
-    k0 += PHILOX_STEP_0;
-    k1 += PHILOX_STEP_1;
-  }
-  return Words16{{c0, c1, c2, c3}};
-}
-inline void counters(uint64_t first, const U32x16 &order, U32x16 &c0, U32x16 &c1) {
-  c0 = order + uint32_t(first);
-  U32x16 wrapped = (U32x16)(c0 < uint32_t(first)) & 1;  // -1 where true
-  c1 = wrapped + uint32_t(first >> 32);
-}
-inline void fill_high(uint64_t first, int64_t count, uint64_t seed, uint16_t *out, uint32_t stream = ROUND_HIGH) {
-  const U32x16 order = {0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15};
-  for (int64_t i = 0; i < count; i += PIECE) {
-    U32x16 c0, c1;
-    counters((first + uint64_t(i)) >> 3, order, c0, c1);
-    Words16 r = philox16(c0, c1, stream, seed);
-    U32x16 a = FB_SHUFFLE(r.w[0], r.w[1], 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29);
-    U32x16 b = FB_SHUFFLE(r.w[0], r.w[1], 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31);
-    U32x16 c = FB_SHUFFLE(r.w[2], r.w[3], 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29);
-    U32x16 d = FB_SHUFFLE(r.w[2], r.w[3], 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31);
-    U32x16 lines[4] = {FB_SHUFFLE(a, c, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29),
-                       FB_SHUFFLE(a, c, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31),
-                       FB_SHUFFLE(b, d, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29),
-                       FB_SHUFFLE(b, d, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31)};
-    memcpy(out + i, lines, sizeof lines);  // the caller's buffer has room for a whole piece
-  }
-}
 
 // The largest magnitude of each run of 16, as the storage's bits (whose order is the order of magnitudes).
 template <class D> inline void group_maxima(const typename D::Storage *x, int64_t n, typename D::Storage *out) {

@@ -3,24 +3,19 @@
 #include <algorithm>
 #include "hadamard.h"
 #include "memory.h"
+#include "vector.h"
 
 namespace fb {
 
-template <int H> inline F32x16 butterfly16(F32x16 v) {
-  I32x16 flip;
-  for (int i = 0; i < 16; i++) flip[i] = i & H ? int32_t(SIGN) : 0;
-  F32x16 other = FB_SHUFFLE(v, v, 0 ^ H, 1 ^ H, 2 ^ H, 3 ^ H, 4 ^ H, 5 ^ H, 6 ^ H, 7 ^ H, 8 ^ H, 9 ^ H, 10 ^ H, 11 ^ H,
-                            12 ^ H, 13 ^ H, 14 ^ H, 15 ^ H);
-  return other + (F32x16)((I32x16)v ^ flip);
+template <int H> FB_INLINE F32x16 butterfly16(const F32x16 &v) {
+  return crossed<H>(v) + select((lane_numbers() & H) < 1, v, -v);
 }
-inline void butterflies_in_lanes(float *t, int size) {  // on 16 values, size <= 16
-  F32x16 v;
-  memcpy(&v, t, sizeof v);
-  v = butterfly16<1>(v);
+FB_INLINE void butterflies_in_lanes(float *t, int size) {  // on 16 values, size <= 16
+  F32x16 v = butterfly16<1>(load(t));
   if (size > 2) v = butterfly16<2>(v);
   if (size > 4) v = butterfly16<4>(v);
   if (size > 8) v = butterfly16<8>(v);
-  memcpy(t, &v, sizeof v);
+  store(t, v);
 }
 
 template <class D> struct Rotation {
@@ -67,12 +62,12 @@ template <class D> struct Rotation {
       start += piece, in_chunk += piece;
     }
   }
-  // Rotate a chunk of 16 rows, the usual size, for sixteen columns, in registers.
+  // Rotate a chunk of 16 rows, the usual size, for as many columns as a register has lanes.
   void down_sixteen(const Cell<D> *x, int64_t x_stride, Cell<D> *y, int64_t y_stride) const {
-    F32x16 v[16];
+    F32x16::Part v[16];
     for (int k = 0; k < 16; k++) {
-      float line[16];
-      for (int i = 0; i < 16; i++) line[i] = D::widen(x[k * x_stride + i]) * sign_and_factor[k];
+      float line[REGISTER];
+      for (int i = 0; i < REGISTER; i++) line[i] = D::widen(x[k * x_stride + i]) * sign_and_factor[k];
       memcpy(&v[k], line, sizeof line);
     }
 #pragma GCC unroll 4
@@ -80,14 +75,14 @@ template <class D> struct Rotation {
 #pragma GCC unroll 16
       for (int k = 0; k < 16; k++)
         if (!(k & h)) {
-          F32x16 a = v[k], b = v[k + h];
+          F32x16::Part a = v[k], b = v[k + h];
           v[k] = a + b;
           v[k + h] = a - b;
         }
     for (int k = 0; k < 16; k++) {
-      float line[16];
+      float line[REGISTER];
       memcpy(line, &v[k], sizeof line);
-      for (int i = 0; i < 16; i++) y[k * y_stride + i] = D::narrow(line[i]);
+      for (int i = 0; i < REGISTER; i++) y[k * y_stride + i] = D::narrow(line[i]);
     }
   }
   // Rotate `rows` rows of n columns along the columns; `rows` is a multiple of `size` except at the matrix's edge.
@@ -99,7 +94,7 @@ template <class D> struct Rotation {
       int piece = left + in_chunk >= size ? size : largest_power(int(left));
       int64_t c = 0;
       if (size == 16 && piece == 16)
-        for (; c + 16 <= n; c += 16)
+        for (; c + REGISTER <= n; c += REGISTER)
           down_sixteen(x + first * x_stride + c, x_stride, y + first * y_stride + c, y_stride);
       for (; c < n; c += LANE) {
         int width = int(std::min<int64_t>(LANE, n - c));

@@ -159,6 +159,22 @@ FB_INLINE I32x16 lane_numbers() {
   memcpy(&v, numbers, sizeof v);
   return v;
 }
+// The lanes in another order: lane i ^ H becomes lane i.
+template <int H> FB_INLINE F32x16 crossed(const F32x16 &v) {
+  F32x16 result;
+  for (int p = 0; p < PARTS; p++) {
+    if (H >= REGISTER) {
+      result.part[p] = v.part[p ^ (H / REGISTER)];
+    } else {
+#ifdef __clang__
+      for (int i = 0; i < REGISTER; i++) result.part[p][i] = v.part[p][i ^ H];
+#else
+      result.part[p] = __builtin_shuffle(v.part[p], lane_numbers().part[0] ^ H);
+#endif
+    }
+  }
+  return result;
+}
 FB_INLINE F32x16 keep(const F32x16 &v, Whole, float = 0.0f) { return v; }
 FB_INLINE F32x16 keep(const F32x16 &v, First lanes, float other = 0.0f) {  // the other lanes become `other`
   return select(lane_numbers() < lanes.n, v, all(other));

@@ -53,7 +53,7 @@ OPERATORS: dict[str, list[tuple[Any, ...]]] = {
     ],
     "mix_out": [
         (X, "e4m3:16x16:gam @ error<0.02 | bf16 ; per=block", 0, 0, torch.empty(33, 50)),
-        (X, THREE_WAY, -1, 0, torch.empty(50, 33).t()),
+        (X, THREE_WAY.spelling, -1, 0, torch.empty(50, 33).t()),
     ],
     "decode_out": [(*torch.ops.fewbits.encode(X, FP4, -1, 5), FP4, -1, torch.empty(33, 50))],
     "quantize_both": [(X, "e2m1:1x16:nvfp4", FP4, 0, 4)],

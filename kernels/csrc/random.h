@@ -1,0 +1,100 @@
+// Philox's random bits for consecutive counters, on the vector units.
+//
+// A counter has a lane of 64 bits for each of its four words, of which the lower half counts: a product of two lower
+// halves has both of its halves where the next round needs them. Two sets of counters are computed at a time, because a
+// round has to wait for its products.
+#pragma once
+#include "philox.h"
+#include "vector.h"
+
+namespace fb {
+
+typedef U32x16::Part U32Part;
+constexpr int WIDE = REGISTER / 2;  // counters in a register
+
+// The even elements of a and b in turns, and the odd ones.
+#if defined(__AVX512BW__)
+#define FB_EVEN 0, 8, 2, 10, 4, 12, 6, 14
+#define FB_ODD 1, 9, 3, 11, 5, 13, 7, 15
+#elif defined(__AVX2__)
+#define FB_EVEN 0, 4, 2, 6
+#define FB_ODD 1, 5, 3, 7
+#else
+#define FB_EVEN 0, 2
+#define FB_ODD 1, 3
+#endif
+#ifdef __clang__
+FB_INLINE U64Part evens(U64Part a, U64Part b) { return __builtin_shufflevector(a, b, FB_EVEN); }
+FB_INLINE U64Part odds(U64Part a, U64Part b) { return __builtin_shufflevector(a, b, FB_ODD); }
+#else
+FB_INLINE U64Part evens(U64Part a, U64Part b) { return __builtin_shuffle(a, b, (U64Part){FB_EVEN}); }
+FB_INLINE U64Part odds(U64Part a, U64Part b) { return __builtin_shuffle(a, b, (U64Part){FB_ODD}); }
+#endif
+
+FB_INLINE U64Part product_of_lower_halves(U64Part a, U64Part b) {
+#if defined(__AVX512BW__)
+  return U64Part(_mm512_maskz_mul_epu32(0xff, (__m512i)a, (__m512i)b));
+#elif defined(__AVX2__)
+  return U64Part(_mm256_mul_epu32((__m256i)a, (__m256i)b));
+#else
+  return (a & 0xffffffffu) * (b & 0xffffffffu);
+#endif
+}
+
+struct Draws {
+  U64Part word[4];
+  Draws(U64Part counters, uint32_t stream) : word{counters, counters >> 32, U64Part{} + stream, U64Part{}} {}
+  // The words 0 and 1, and the words 2 and 3.
+  U64Part first_two() const { return (word[0] & 0xffffffffu) | word[1] << 32; }
+  U64Part last_two() const { return (word[2] & 0xffffffffu) | word[3] << 32; }
+};
+
+FB_INLINE void philox(Draws (&sets)[2], uint64_t seed) {
+  const U64Part factor0 = U64Part{} + PHILOX_FACTOR_0, factor1 = U64Part{} + PHILOX_FACTOR_1;
+  U64Part key0 = U64Part{} + (seed & 0xffffffffu), key1 = U64Part{} + (seed >> 32);
+#pragma GCC unroll 16
+  for (int round = 0; round < PHILOX_ROUNDS; round++) {
+#pragma GCC unroll 2
+    for (auto &set : sets) {
+      U64Part *c = set.word, p0 = product_of_lower_halves(c[0], factor0), p1 = product_of_lower_halves(c[2], factor1);
+      c[0] = p1 >> 32 ^ c[1] ^ key0;
+      c[1] = p1;
+      c[2] = p0 >> 32 ^ c[3] ^ key1;
+      c[3] = p0;
+    }
+    key0 += PHILOX_STEP_0;
+    key1 += PHILOX_STEP_1;
+  }
+}
+
+FB_INLINE U64Part numbers(int64_t (*number)(int64_t)) {
+  U64Part n = {};
+  for (int i = 0; i < WIDE; i++) n[i] = uint64_t(number(i));
+  return n;
+}
+
+// Compute the four words of REGISTER counters.
+FB_INLINE void draw_words(uint64_t first, uint32_t stream, uint64_t seed, U32Part (&words)[4]) {
+  const U64Part even = numbers([](int64_t i) { return 2 * i; }) + first;
+  Draws sets[2] = {Draws(even, stream), Draws(even + 1, stream)};
+  philox(sets, seed);
+  for (int k = 0; k < 4; k++) words[k] = U32Part((sets[0].word[k] & 0xffffffffu) | sets[1].word[k] << 32);
+}
+
+// Compute the uniform 16-bit variates of elements first … first + count - 1, where first is a multiple of 8. `out` has
+// room for 128 more.
+inline void fill_high(uint64_t first, int64_t count, uint64_t seed, uint16_t *out, uint32_t stream = ROUND_HIGH) {
+  // In an order in which `evens` and `odds` of pairs of words return whole counters in ascending order.
+  const U64Part order = numbers([](int64_t i) { return i / 2 + i % 2 * (WIDE / 2); });
+  for (int64_t i = 0; i < count; i += 16 * WIDE) {
+    const U64Part counters = order + ((first + uint64_t(i)) >> 3);
+    Draws sets[2] = {Draws(counters, stream), Draws(counters + WIDE, stream)};
+    philox(sets, seed);
+    for (int half = 0; half < 2; half++) {
+      const U64Part x = sets[half].first_two(), y = sets[half].last_two(), lines[2] = {evens(x, y), odds(x, y)};
+      memcpy(out + i + 8 * WIDE * half, lines, sizeof lines);
+    }
+  }
+}
+
+}  // namespace fb
