@@ -1,8 +1,12 @@
 """Multiply low-precision matrices with FP32 sums; README.md states what the products guarantee."""
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
 
 from fewbits.kernels import ops  # noqa: F401, registers the operators
 from fewbits.kernels.backends import reference
@@ -25,10 +29,26 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
 
 def linear(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return x · wᵀ + bias as `matmul` does; the bias is added before the sum is rounded."""
-    if _is_widened(x):
+    return _WidenedLinear.apply(x, w, bias) if _is_widened(x) else F.linear(x, w, bias)
+
+
+class _WidenedLinear(Function):
+    """Computes `linear` and its gradients in FP32, and keeps its operands for the backward pass in BF16."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, w)
         with torch.autocast("cpu", enabled=False):
             return F.linear(x.float(), w.float(), None if bias is None else bias.float()).to(torch.bfloat16)
-    return F.linear(x, w, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        x, w = ctx.saved_tensors
+        rows = dy.reshape(-1, dy.shape[-1]).float()
+        dx = torch.mm(rows, w.float()).to(x.dtype).view(x.shape) if ctx.needs_input_grad[0] else None
+        dw = torch.mm(rows.t(), x.reshape(-1, x.shape[-1]).float()).to(w.dtype) if ctx.needs_input_grad[1] else None
+        return dx, dw, rows.sum(0).to(w.dtype) if ctx.needs_input_grad[2] else None
 
 
 def _is_widened(x: Tensor) -> bool:

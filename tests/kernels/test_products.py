@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from fewbits.kernels import products
 from fewbits.kernels.backends import cpu, reference
 from fewbits.kernels.backends.choice import backend_for
 from fewbits.kernels.products import matmul_fp32
@@ -211,6 +212,37 @@ def test_a_forked_child_works_without_the_parents_threads() -> None:
         "raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
+
+
+# In linear layers
+
+
+@pytest.mark.parametrize("shape", [(7,), (5, 7), (2, 3, 7), (0, 7)])
+@pytest.mark.parametrize("biased", [True, False])
+def test_a_widened_linear_layer_is_that_of_float32_and_keeps_its_operands_in_bf16(
+    shape: tuple[int, ...], biased: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(products, "WIDENS", True)
+    g = generator(3)
+    made = (torch.randn(shape, generator=g), torch.randn(4, 7, generator=g), torch.randn(4, generator=g))
+    leaves = [t.bfloat16().requires_grad_() for t in made[: 3 if biased else 2]]
+    wide = [t.detach().float().requires_grad_() for t in leaves]
+    kept: list[Tensor] = []
+
+    def keep(t: Tensor) -> Tensor:
+        kept.append(t)
+        return t
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+        y = products.linear(*leaves)
+    want = torch.nn.functional.linear(*wide)
+    assert_same(y, want.bfloat16())
+    assert {t.dtype for t in kept} == {torch.bfloat16}
+    dy = torch.randn(y.shape, generator=g).bfloat16()
+    for got, expected in zip(
+        torch.autograd.grad(y, leaves, dy), torch.autograd.grad(want, wide, dy.float()), strict=True
+    ):
+        assert_same(got, expected.bfloat16())
 
 
 # As a torch operator
