@@ -23,25 +23,24 @@ def mix_matrix(
     partition = mixture.decision_block.resolve(x.shape, axis)
     out = torch.empty_like(x) if out is None else out
     last = len(mixture.entries) - 1
-    _, first_counts, amax = counts = backend.quantize(
+    _, first_counts, amax = backend.quantize(
         x, mixture.entries[0].quantizer, axis, seed, out=out, want_stats=True, partition=partition
     )
-    choice = torch.full(amax.shape, last, dtype=torch.int8, device=x.device)
-    undecided = torch.ones(amax.shape, dtype=torch.bool, device=x.device)
-    for index, entry in enumerate(mixture.entries):
-        if index and _any_undecided(backend, undecided):
-            counts = backend.quantize(
-                *(x, entry.quantizer, axis, seed),
-                out=out,
-                want_stats=index != last,
-                partition=partition,
-                skip=~undecided,
-            )
-        if index == last or not _any_undecided(backend, undecided):
+    if not last:
+        return out, torch.zeros(amax.shape, dtype=torch.int8, device=x.device), first_counts, amax
+    undecided = ~_passes(backend, x, mixture.entries[0], first_counts, axis, seed, partition, None)
+    choice = undecided.to(torch.int8) * last
+    for index, entry in enumerate(mixture.entries[1:], 1):
+        if not _any_undecided(backend, undecided):
             break
-        accepted = undecided & _passes(backend, x, entry, counts[1], axis, seed, partition, ~undecided)
-        choice.masked_fill_(accepted, index)
-        undecided &= ~accepted
+        skip = ~undecided
+        _, counts, _ = backend.quantize(
+            *(x, entry.quantizer, axis, seed), out=out, want_stats=index != last, partition=partition, skip=skip
+        )
+        if index < last:
+            accepted = undecided & _passes(backend, x, entry, counts, axis, seed, partition, skip)
+            choice.masked_fill_(accepted, index)
+            undecided &= ~accepted
     return out, choice, first_counts, amax
 
 
@@ -53,7 +52,7 @@ def _passes(
     axis: int,
     seed: int,
     partition: Part,
-    skip: Tensor,
+    skip: Tensor | None,
 ) -> Tensor:
     """Return True for the decision blocks that pass the entry's test, which all backends compute exactly."""
     error, finite = counts[..., ERROR], counts[..., LOST] == 0
