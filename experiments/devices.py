@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fewbits.experiments.trial import Runtime
-from fewbits.kernels.backends import cuda
+from fewbits.kernels.backends.gpu import cuda
 
 # Peak dense BF16 FLOP/s by a part of the GPU's name; the utilisation of training (MFU) is relative to it.
 PEAK = {"H200": 989e12, "H100": 989e12, "B200": 2250e12, "A100": 312e12, "RTX 4090": 165e12}

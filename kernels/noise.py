@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 
 from fewbits.kernels.api import check_seed
-from fewbits.kernels.backends import cuda
 from fewbits.kernels.backends.choice import backend_for
+from fewbits.kernels.backends.gpu import cuda
 from fewbits.kernels.backends.protocol import DTYPES, NOISES, Noise
 from fewbits.kernels.quantizer import parts_of
 from fewbits.kernels.reference import noise as reference

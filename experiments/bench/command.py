@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
     from fewbits.experiments.config import load_recipe
     from fewbits.experiments.devices import choose
     from fewbits.experiments.trial import Runtime
-    from fewbits.kernels.backends import cuda
+    from fewbits.kernels.backends.gpu import cuda
     from fewbits.kernels.bench.measure import warn_if_busy
     from fewbits.kernels.bench.results import machine
     from fewbits.models.networks.registry import model

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 # "any": on every device; "cpu" or "cuda": only where trials of that device kind train.
 COMPUTING = {
-    "kernels.backends.calls": "cuda",
+    "kernels.backends.gpu.calls": "cuda",
     "kernels.backends.compiled": "any",
     "kernels.backends.compilation": "cpu",  # the compiler's flags
     "kernels.backends.constants": "any",
     "kernels.backends.cpu": "cpu",
-    "kernels.backends.cuda": "cuda",
-    "kernels.backends.device": "cuda",
+    "kernels.backends.gpu.cuda": "cuda",
+    "kernels.backends.gpu.device": "cuda",
     "kernels.backends.protocol": "any",
-    "kernels.backends.tiles": "cuda",
-    "kernels.backends.variants": "cuda",  # NVRTC's options too
+    "kernels.backends.gpu.tiles": "cuda",
+    "kernels.backends.gpu.variants": "cuda",  # NVRTC's options too
     "kernels.counts": "any",
     "kernels.formats": "any",
     "kernels.layers.activations": "any",
@@ -77,7 +77,7 @@ _FILES = "reads and writes files whose content other modules compute"
 NOT_COMPUTING = {
     "kernels.backends.build": "compiles and caches the CPU library; compilation.py has its sources and flags",
     "kernels.backends.choice": "chooses a backend; which one it was is provenance",
-    "kernels.backends.cubins": "compiles and caches CUDA kernels; variants.py has their constants and options",
+    "kernels.backends.gpu.cubins": "compiles and caches CUDA kernels; variants.py has their constants and options",
     "common.locks": "locks files against other processes",
     "common.store_folder": "checks the store's path",
     "common.from_dict": "fills configuration classes; the id holds their values",

@@ -40,7 +40,7 @@ def _choose(forced: str | None, device_type: str) -> Backend:
 
 
 def _cuda_backend(forced: str | None, device_type: str) -> Backend:
-    from fewbits.kernels.backends import cuda
+    from fewbits.kernels.backends.gpu import cuda
 
     complaint = cuda.complaint()
     if forced and complaint:

@@ -1,6 +1,6 @@
 """Implement what the compiled backends share: allocate the results of a call, and describe the call as jobs.
 
-cpu.py and device.py compute the jobs.
+cpu.py and gpu/device.py compute the jobs.
 """
 
 from abc import ABC, abstractmethod

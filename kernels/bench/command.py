@@ -52,7 +52,7 @@ def prepare(options: argparse.Namespace) -> None:
     """Set torch's number of threads; raise ValueError if the device or the JSON file cannot be used."""
     import torch
 
-    from fewbits.kernels.backends import cuda
+    from fewbits.kernels.backends.gpu import cuda
 
     if options.device == "cuda" and (complaint := cuda.complaint()):
         raise ValueError(f"bench kernels: --device cuda: {complaint}; the only valid device on this machine is cpu")

@@ -197,7 +197,7 @@ def test_every_listed_source_counts_by_its_meaning(copied: Path) -> None:
 def test_sources_count_on_their_devices_alone() -> None:
     on_cpu, on_cuda = set(computing_files("cpu")), set(computing_files("cuda"))
     assert {"kernels/csrc/cpu.cpp", "kernels/backends/cpu.py"} <= on_cpu - on_cuda
-    assert {"kernels/csrc/quantize.cu", "kernels/backends/device.py"} <= on_cuda - on_cpu
+    assert {"kernels/csrc/quantize.cu", "kernels/backends/gpu/device.py"} <= on_cuda - on_cpu
     assert {"kernels/csrc/philox.h", "models/networks/layers.py"} <= on_cpu & on_cuda
 
 
@@ -220,7 +220,7 @@ def test_a_process_digests_each_source_once_for_the_id_and_the_provenance() -> N
         ),
         ("models/networks/layers.py", (r"offset = 1\.0", "offset = 2.0"), {"cpu", "cuda"}),
         ("kernels/csrc/quantize.cu", (r"\breturn\b", "return;;"), {"cuda"}),
-        ("kernels/backends/tiles.py", (r"= (\d+)\n", r"= 1\1\n"), {"cuda"}),
+        ("kernels/backends/gpu/tiles.py", (r"= (\d+)\n", r"= 1\1\n"), {"cuda"}),
         ("kernels/backends/build.py", (r"\Z", "\nOTHERS = 1\n"), set()),
         ("src/fewbits/common/terminal.py", (r"\Z", "\nWIDTH = 1\n"), set()),
         ("experiments/tracking/tracker.py", (r"\Z", "\nWIDTH = 1\n"), set()),

@@ -10,8 +10,8 @@ import torch
 
 from fewbits.kernels.backends import build, compilation
 from fewbits.kernels.backends.constants import flat
-from fewbits.kernels.backends.device import Device
-from fewbits.kernels.backends.variants import DTYPE_NAMES, Variant, spec_of
+from fewbits.kernels.backends.gpu.device import Device
+from fewbits.kernels.backends.gpu.variants import DTYPE_NAMES, Variant, spec_of
 from fewbits.kernels.quantizer import Quantizer
 
 SIMT = Path(__file__).parent / "simt"

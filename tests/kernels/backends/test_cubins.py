@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from fewbits.kernels.backends import cubins
 from fewbits.kernels.backends.build import BuildError
-from fewbits.kernels.backends.variants import OPTIONS
+from fewbits.kernels.backends.gpu import cubins
+from fewbits.kernels.backends.gpu.variants import OPTIONS
 
 KERNEL = 'extern "C" __global__ void run(float *x) { x[0] = x[0] * x[1] + x[2] / x[3]; }\n'
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fewbits import fake_quantize, mix
-from fewbits.kernels.backends import cuda
+from fewbits.kernels.backends.gpu import cuda
 from fewbits.kernels.quantizer import HADAMARD_SIZES, Mixture, Quantizer
 from tests.effort import examples
 from tests.kernels.backends.device_checks import DRAWN, Checks, any_bytes, undecided

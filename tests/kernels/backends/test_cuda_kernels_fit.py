@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from fewbits.common.atomic import write_atomically
-from fewbits.kernels.backends import cubins
 from fewbits.kernels.backends.build import BuildError
-from fewbits.kernels.backends.device import Device
-from fewbits.kernels.backends.variants import Variant
+from fewbits.kernels.backends.gpu import cubins
+from fewbits.kernels.backends.gpu.device import Device
+from fewbits.kernels.backends.gpu.variants import Variant
 from fewbits.kernels.packing import allocate
 from fewbits.kernels.quantizer import Quantizer
 

@@ -5,7 +5,7 @@ import ctypes
 from torch import Tensor
 
 from fewbits.kernels.backends.constants import SIGN_WORDS
-from fewbits.kernels.backends.tiles import Parts, power_of_two_factor
+from fewbits.kernels.backends.gpu.tiles import Parts, power_of_two_factor
 from fewbits.kernels.quantizer import Quantizer
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from fewbits.kernels.backends.build import BuildError, cache_folder, cached
 from fewbits.kernels.backends.compilation import SOURCES
-from fewbits.kernels.backends.variants import OPTIONS
+from fewbits.kernels.backends.gpu.variants import OPTIONS
 
 INSTALL = "pip install nvidia-cuda-nvrtc"
 

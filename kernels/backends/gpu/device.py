@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 
 from fewbits.kernels.backends import reference
-from fewbits.kernels.backends.calls import Call, DecodeCall, Request, WeightCall, aligned, packed_at
 from fewbits.kernels.backends.compiled import Compiled, Job, pointer
 from fewbits.kernels.backends.constants import inf_code, nan_code, sign_words
-from fewbits.kernels.backends.protocol import ABSENT, Noise, Part, Stored
-from fewbits.kernels.backends.tiles import (
+from fewbits.kernels.backends.gpu.calls import Call, DecodeCall, Request, WeightCall, aligned, packed_at
+from fewbits.kernels.backends.gpu.tiles import (
     EDGE,
     MOST,
     THREADS,
@@ -26,7 +25,8 @@ from fewbits.kernels.backends.tiles import (
     tile_count,
     usual_shape,
 )
-from fewbits.kernels.backends.variants import DTYPE_NAMES, Launcher, Spec, Variant, spec_of
+from fewbits.kernels.backends.gpu.variants import DTYPE_NAMES, Launcher, Spec, Variant, spec_of
+from fewbits.kernels.backends.protocol import ABSENT, Noise, Part, Stored
 from fewbits.kernels.quantizer import Quantizer, parts_of
 
 INFINITE = 0x7F800000

@@ -11,8 +11,8 @@ from typing import NamedTuple, Protocol
 import torch
 
 from fewbits.kernels.backends.constants import Grid, Scaling, grid_of, scaling_of
+from fewbits.kernels.backends.gpu.tiles import Shape
 from fewbits.kernels.backends.protocol import DTYPES
-from fewbits.kernels.backends.tiles import Shape
 from fewbits.kernels.quantizer import Quantizer
 
 # -fmad=false keeps the two roundings of a*b+c, as in the reference. Division and subnormals follow IEEE by default; the

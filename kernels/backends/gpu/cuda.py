@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 
-from fewbits.kernels.backends import cubins
 from fewbits.kernels.backends.build import BuildError, cache_folder, open_lock
-from fewbits.kernels.backends.device import Device
+from fewbits.kernels.backends.gpu import cubins
+from fewbits.kernels.backends.gpu.device import Device
+from fewbits.kernels.backends.gpu.variants import Variant
 from fewbits.kernels.backends.protocol import Backend
-from fewbits.kernels.backends.variants import Variant
 
 OLDEST = (8, 0)  # compute capability: bf16 conversion needs Ampere
 
