@@ -14,7 +14,7 @@ NOTES = """\
 All columns except those with × are in %.
 copy   time of out.copy_(x) / time of our kernel, both into memory that was written before, in turns A B A B: median
        and range over {runs} turns (fewer if they take more than {patience:g} s).
-       Statistics, both axes, mix, weights and noise have no public out=: they are timed at the backend, and
+       encode, weights and noise have no public out=: they are timed at the backend, and
        torch is patched to give their results memory that was written before.
 mem    the value of `copy` that memory traffic alone would allow. The traffic counts each element once per read and
        once per write: a scale of the whole tensor needs a second read (67), a second result a second write. It does
